@@ -1,0 +1,55 @@
+"""Compiles the extension where torch can be imported (``--no-build-isolation``); otherwise packs its sources only.
+
+Under build isolation torch is absent on purpose (see pyproject.toml): the extension is then compiled on first use.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).resolve().parent
+
+
+def load_builder() -> ModuleType:
+    """Imports voxelfield/_build.py by path: importing the package itself would need torch."""
+    spec = importlib.util.spec_from_file_location("voxelfield_build", HERE / "voxelfield" / "_build.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def compiled_parts() -> dict[str, Any]:
+    """Returns setup()'s arguments for the compiled modules; none where torch is not importable."""
+    if importlib.util.find_spec("torch") is None:
+        sys.stderr.write(
+            "voxelfield: torch is not importable in this build (build isolation), so the extension is not compiled now; "
+            "it will be on first use, or by `python -m voxelfield.build`. To compile at install: "
+            "pip install --no-build-isolation .\n"
+        )
+        return {}
+    builder = load_builder()
+    return {
+        "ext_modules": builder.extensions(builder.module_names(), sources_relative_to=HERE),
+        "cmdclass": {"build_ext": builder.build_command()},
+        "options": {"bdist_wheel": {"py_limited_api": "cp310"}},
+    }
+
+
+# The extension's sources travel as package data: an installed copy can compile itself.
+SOURCES = {"voxelfield.extension": "extension"}
+SOURCES |= {f"voxelfield.extension.{part}": f"extension/{part}" for part in ("cpu", "cuda")}
+
+setup(
+    packages=[*find_packages(include=["voxelfield", "voxelfield.*"]), *SOURCES],
+    package_dir=SOURCES,
+    package_data={name: ["*.h", "*.cpp", "*.cu", "*.cuh"] for name in SOURCES}
+    | {"voxelfield.datasets": ["manifests/*.json"], "voxelfield": ["py.typed"]},
+    **compiled_parts(),
+)
