@@ -1,0 +1,54 @@
+"""Argument checks shared by the ops: each names the argument, what it is and what was expected."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+def check_tensor(name: str, value: object, shape: tuple[int | str, ...]) -> None:
+    """Raises unless ``value`` is a tensor of the given shape (strings stand for any length)."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
+    fits = value.dim() == len(shape) and all(
+        isinstance(want, str) or got == want for got, want in zip(value.shape, shape, strict=True)
+    )
+    if not fits:
+        wanted = ", ".join(str(s) for s in shape)
+        raise ValueError(f"{name} must have shape ({wanted}), got {tuple(value.shape)}")
+
+
+def check_dtype(name: str, value: Tensor, allowed: tuple[torch.dtype, ...], why: str = "") -> None:
+    """Raises unless the tensor has one of the allowed dtypes."""
+    if value.dtype not in allowed:
+        wanted = " or ".join(str(d).removeprefix("torch.") for d in allowed)
+        raise TypeError(f"{name} must be {wanted}{why}, got {str(value.dtype).removeprefix('torch.')}")
+
+
+def check_same_device(**tensors: Tensor) -> None:
+    """Raises unless all tensors, given by name, are on one device."""
+    (first, reference), *others = tensors.items()
+    for name, value in others:
+        if value.device != reference.device:
+            raise ValueError(
+                f"{name} must be on the device of {first}, {reference.device}, but it is on {value.device}"
+            )
+
+
+def check_points(points: object, source_name: str, source: Tensor) -> None:
+    """Raises unless ``points`` is (N, 3), on the device of ``source`` and of the coordinate dtype that it asks for."""
+    check_tensor("points", points, ("N", 3))
+    assert isinstance(points, Tensor)
+    expected = coordinate_dtype(source.dtype)
+    why = f" for a {str(source.dtype).removeprefix('torch.')} {source_name}"
+    if points.dtype in (torch.float16, torch.bfloat16):
+        why += " (16-bit coordinates cannot tell neighbouring cells apart)"
+    check_dtype("points", points, (expected,), why)
+    check_same_device(**{source_name: source, "points": points})
+
+
+def coordinate_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Returns the dtype of coordinates, and of arithmetic, for features of a dtype."""
+    return torch.float64 if dtype == torch.float64 else torch.float32

@@ -1,0 +1,68 @@
+"""Trilinear interpolation of points that bring the features of their own cell's eight corners."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from voxelfield import _library
+from voxelfield.ops._checks import FLOATING, check_dtype, check_points, check_tensor
+from voxelfield.ops._derivatives import StencilFamily, register_derivatives
+
+
+def trilinear_interpolate(feats: Tensor, points: Tensor) -> Tensor:
+    r"""Interpolates eight corner features at a point inside each cell.
+
+    With :math:`u = (p + 1) / 2` the result is
+    :math:`\sum_{ijk \in \{0,1\}} (u_x \text{ or } 1 - u_x)(u_y \text{ or } 1 - u_y)(u_z \text{ or } 1 - u_z)\; f_{4i+2j+k}`.
+
+    Args:
+        feats: (N, 8, C) features of the corners in binary order: corner ``4*i + 2*j + k`` is the upper one along x, y, z
+            where i, j, k are 1. That is the memory order of a 2x2x2 block of an (X, Y, Z, C) grid. float32, float64,
+            float16 or bfloat16, on CPU or CUDA, of any strides.
+        points: (N, 3) x, y, z in the cell's own coordinates: -1 at the lower, 1 at the upper corner; beyond that the
+            interpolant is continued linearly. On the device of ``feats``, float32 (float64 for float64 ``feats``). A
+            point with a NaN or infinite coordinate yields zeros and receives no gradient.
+
+    Returns:
+        (N, C) in the dtype of ``feats``; the arithmetic is at least float32. Differentiable twice with respect to both.
+
+    Raises:
+        TypeError: An argument is no tensor, or has the wrong dtype.
+        ValueError: An argument has the wrong shape or is on another device.
+    """
+    check_tensor("feats", feats, ("N", 8, "C"))
+    check_dtype("feats", feats, FLOATING)
+    check_points(points, "feats", feats)
+    if points.shape[0] != feats.shape[0]:
+        raise ValueError(
+            f"points must have one row for each of the {feats.shape[0]} cells of feats, got {tuple(points.shape)}"
+        )
+    _library.ensure_loaded(feats.device.type)
+    interpolated: Tensor = torch.ops.voxelfield.interpolate_cells(feats, points, None)
+    return interpolated
+
+
+@_library.when_loaded
+def _register() -> None:
+    @torch.library.register_fake("voxelfield::interpolate_cells")
+    def _(feats: Tensor, points: Tensor, direction: Tensor | None) -> Tensor:
+        return feats.new_empty(points.shape[0], feats.shape[2])
+
+    @torch.library.register_fake("voxelfield::splat_cells")
+    def _(values: Tensor, points: Tensor, direction: Tensor | None) -> Tensor:
+        return values.new_empty(values.shape[0], 8, values.shape[1])
+
+    @torch.library.register_fake("voxelfield::point_gradient_cells")
+    def _(values: Tensor, feats: Tensor, points: Tensor, direction: Tensor | None) -> Tensor:
+        return points.new_empty(points.shape)
+
+    register_derivatives(
+        StencilFamily(
+            gather="interpolate_cells",
+            splat="splat_cells",
+            point_gradient="point_gradient_cells",
+            splat_extra=lambda shape, extra: extra,
+            gather_extra=lambda extra: extra,
+        )
+    )
