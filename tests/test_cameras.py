@@ -1,0 +1,251 @@
+"""Cameras: rays against an independent float64 projection, and the orbit."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from voxelfield.cameras import Cameras, orbit
+
+AABB = torch.tensor([[-1.5, -1.5, -1.5], [1.5, 1.5, 1.5]])
+
+
+def random_rotation(generator):
+    q, r = np.linalg.qr(generator.standard_normal((3, 3)))
+    q = q * np.sign(np.diag(r))
+    q[:, 0] *= np.linalg.det(q)
+    return q
+
+
+def make_cameras(count=6, width=64, height=48, device="cpu"):
+    generator = np.random.default_rng(1)
+    c2w = np.tile(np.eye(4), (count, 1, 1))
+    for pose in c2w:
+        pose[:3, :3] = random_rotation(generator)
+        pose[:3, 3] = generator.uniform(-2, 2, 3)
+    intrinsics = np.stack(
+        [
+            generator.uniform(40, 80, count),
+            generator.uniform(40, 80, count),
+            generator.uniform(25, 40, count),
+            generator.uniform(15, 30, count),
+        ],
+        axis=-1,
+    )
+    return Cameras(
+        torch.tensor(c2w, dtype=torch.float32), torch.tensor(intrinsics, dtype=torch.float32), width, height
+    ).to(device)
+
+
+def project(cameras, camera_index, points):
+    """Project world points to pixels through the inverse pose in float64: the opposite way to Cameras.rays."""
+    pixels, depths = [], []
+    for camera, point in zip(camera_index.tolist(), points.double().cpu().numpy(), strict=True):
+        w2c = np.linalg.inv(cameras.c2w[camera].double().cpu().numpy())
+        fx, fy, cx, cy = cameras.intrinsics[camera].double().cpu().numpy()
+        x, y, z = (w2c @ np.append(point, 1.0))[:3]
+        pixels.append((cx + fx * x / -z, cy - fy * y / -z))
+        depths.append(-z)
+    return torch.tensor(np.array(pixels)), torch.tensor(np.array(depths))
+
+
+def test_points_on_rays_project_back_to_their_pixels(device):
+    cameras = make_cameras(device=device)
+    camera_index = torch.randint(len(cameras), (200,), device=device)
+    pixels = torch.rand(200, 2, device=device) * torch.tensor([64.0, 48.0], device=device)
+    rays = cameras.rays(camera_index, pixels, AABB.to(device))
+    for t in (0.5, 3.0):
+        found, depth = project(cameras, camera_index, rays.origins + t * rays.directions)
+        assert (depth > 0).all(), "the ray runs behind its camera"
+        torch.testing.assert_close(found, pixels.double().cpu(), rtol=0, atol=1e-3)
+
+
+def test_rays_are_unit_and_start_at_the_camera(device):
+    cameras = make_cameras(device=device)
+    camera_index = torch.randint(len(cameras), (50,), device=device)
+    rays = cameras.rays(camera_index, torch.rand(50, 2, device=device) * 48, AABB.to(device))
+    torch.testing.assert_close(rays.directions.norm(dim=-1), torch.ones(50, device=device))
+    assert torch.equal(rays.origins, cameras.c2w[camera_index, :3, 3])
+    assert rays.origins.is_contiguous()
+
+
+def test_the_first_pixel_centre_is_half_a_pixel_in():
+    # 2x2 pixels, 90 degrees wide: the top left centre sees a quarter of the width left of and above the axis.
+    cameras = Cameras(torch.eye(4)[None], torch.tensor([[1.0, 1.0, 1.0, 1.0]]), 2, 2)
+    rays = cameras.image_rays(0, AABB)
+    expected = torch.tensor([[-0.5, 0.5, -1.0], [0.5, 0.5, -1.0], [-0.5, -0.5, -1.0], [0.5, -0.5, -1.0]])
+    torch.testing.assert_close(rays.directions, expected / 1.5**0.5)
+
+
+def test_near_and_far_bound_the_box(device):
+    cameras = make_cameras(device=device)
+    aabb = AABB.to(device) * 0.5
+    camera_index = torch.arange(6, device=device).repeat_interleave(300)
+    rays = cameras.rays(camera_index, torch.rand(1800, 2, device=device) * 48, aabb)
+    hit = rays.far > rays.near
+    assert hit.any()
+    assert not hit.all()
+    middle = rays.origins + rays.directions * (0.5 * (rays.near + rays.far))[:, None]
+    assert ((middle > aabb[0]) & (middle < aabb[1])).all(dim=-1)[hit].all()
+    assert not rays.far[~hit].any()
+
+
+def test_image_rays_go_row_by_row(device):
+    cameras = make_cameras(device=device)
+    rays = cameras.image_rays(2, AABB.to(device))
+    assert len(rays) == 64 * 48
+    row, column = 7, 30
+    single = cameras.rays(
+        torch.tensor([2], device=device),
+        torch.tensor([[column + 0.5, row + 0.5]], device=device),
+        AABB.to(device),
+    )
+    at = row * 64 + column
+    torch.testing.assert_close(rays.directions[at : at + 1], single.directions)
+    torch.testing.assert_close(rays.far[at : at + 1], single.far)
+
+
+def test_no_rays(device):
+    cameras = make_cameras(device=device)
+    rays = cameras.rays(
+        torch.zeros(0, dtype=torch.int64, device=device), torch.zeros(0, 2, device=device), AABB.to(device)
+    )
+    assert len(rays) == 0
+
+
+@pytest.mark.cuda
+def test_casting_rays_never_waits_for_the_device():
+    cameras = make_cameras(device="cuda")
+    camera_index = torch.randint(len(cameras), (64,), device="cuda")
+    pixels, aabb = torch.rand(64, 2, device="cuda"), AABB.cuda()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        cameras.rays(camera_index, pixels, aabb)
+        cameras.image_rays(0, aabb)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("index", [slice(1, 3), [4, 0], torch.tensor([5, 5])])
+def test_cameras_are_indexed_together(index):
+    cameras = make_cameras()
+    chosen = cameras[index]
+    assert len(chosen) == 2
+    assert torch.equal(chosen.c2w, cameras.c2w[index])
+    assert torch.equal(chosen.intrinsics, cameras.intrinsics[index])
+    assert (chosen.width, chosen.height) == (64, 48)
+
+
+def test_cameras_indexed_by_an_empty_list_are_empty():
+    assert len(make_cameras()[[]]) == 0
+
+
+def test_cameras_refuse_an_int_index():
+    with pytest.raises(TypeError, match=r"cameras\[2:3\]"):
+        make_cameras()[2]
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"c2w": torch.eye(4)}, ValueError, r"c2w has shape \(4, 4\): expected \(N, 4, 4\)"),
+        ({"c2w": torch.zeros(2, 3, 4)}, ValueError, r"c2w has shape \(2, 3, 4\)"),
+        ({"c2w": torch.eye(4)[None].double()}, TypeError, r"c2w is torch.float64: expected a float32 tensor"),
+        ({"c2w": [[1.0]]}, TypeError, r"c2w is list: expected a float32 tensor"),
+        ({"intrinsics": torch.zeros(2, 4)}, ValueError, r"intrinsics has shape \(2, 4\): expected \(1, 4\)"),
+        (
+            {"intrinsics": torch.zeros(1, 4, device="meta")},
+            ValueError,
+            r"intrinsics is on meta: expected cpu",
+        ),
+        ({"width": 0}, ValueError, r"width is 0: expected at least 1"),
+        ({"height": 4.0}, TypeError, r"height is float: expected an int"),
+    ],
+)
+def test_cameras_refuse_wrong_fields(changes, error, message):
+    good = {"c2w": torch.eye(4)[None], "intrinsics": torch.ones(1, 4), "width": 4, "height": 4}
+    Cameras(**good)
+    with pytest.raises(error, match=message):
+        Cameras(**{**good, **changes})
+
+
+def test_rays_refuse_wrong_arguments():
+    cameras = make_cameras()
+    index, pixels = torch.zeros(3, dtype=torch.int64), torch.zeros(3, 2)
+    with pytest.raises(TypeError, match=r"camera_index is torch.int32"):
+        cameras.rays(index.int(), pixels, AABB)
+    with pytest.raises(ValueError, match=r"camera_index has shape \(3, 1\)"):
+        cameras.rays(index[:, None], pixels, AABB)
+    with pytest.raises(TypeError, match=r"pixels is torch.int64"):
+        cameras.rays(index, pixels.long(), AABB)
+    with pytest.raises(ValueError, match=r"pixels has shape \(2, 2\): expected \(3, 2\)"):
+        cameras.rays(index, pixels[:2], AABB)
+    for camera in (-1, 6):
+        with pytest.raises(IndexError, match=rf"camera is {camera}: expected 0 <= camera < 6"):
+            cameras.image_rays(camera, AABB)
+
+
+def on_circle(distance, elevation, count=5):
+    c2w = torch.eye(4).repeat(count, 1, 1)
+    azimuth = torch.linspace(0.3, 2.0, count)
+    c2w[:, 0, 3] = distance * math.cos(elevation) * azimuth.cos()
+    c2w[:, 1, 3] = distance * math.cos(elevation) * azimuth.sin()
+    c2w[:, 2, 3] = distance * math.sin(elevation)
+    return Cameras(c2w, torch.tensor([[60.0, 50.0, 31.0, 25.0]]).repeat(count, 1), 64, 48)
+
+
+def test_orbit_keeps_distance_elevation_and_intrinsics(device):
+    target = torch.tensor([0.5, -1.0, 0.25])
+    cameras = on_circle(4.0, 0.6)
+    cameras.c2w[:, :3, 3] += target
+    path = orbit(cameras.to(device), target.to(device), 8)
+    assert len(path) == 8
+    assert path.c2w.device.type == device.type
+    arm = (path.c2w[:, :3, 3].cpu() - target).double()
+    torch.testing.assert_close(arm.norm(dim=-1), torch.full((8,), 4.0).double())
+    torch.testing.assert_close(arm[:, 2], torch.full((8,), 4.0 * math.sin(0.6)).double())
+    steps = torch.atan2(arm[:, 1], arm[:, 0]).diff().remainder(2 * math.pi)
+    torch.testing.assert_close(steps, torch.full((7,), math.pi / 4).double())
+    torch.testing.assert_close(path.intrinsics.cpu(), cameras.intrinsics[:1].expand(8, 4))
+    assert (path.width, path.height) == (64, 48)
+
+
+def test_orbit_takes_the_means():
+    mixed = Cameras(
+        torch.cat([on_circle(2.0, 0.2, 1).c2w, on_circle(4.0, 0.6, 1).c2w]),
+        torch.ones(2, 4),
+        width=8,
+        height=8,
+    )
+    arm = orbit(mixed, torch.zeros(3), 3).c2w[:, :3, 3]
+    torch.testing.assert_close(arm.norm(dim=-1), torch.full((3,), 3.0))
+    torch.testing.assert_close(arm[:, 2], torch.full((3,), 3.0 * math.sin(0.4)))
+
+
+@pytest.mark.parametrize("elevation", [0.0, 0.7, -0.5, math.pi / 2])
+def test_orbit_looks_at_the_target_upright(elevation):
+    target = torch.tensor([0.1, 0.2, 0.3])
+    cameras = on_circle(3.0, elevation)
+    cameras.c2w[:, :3, 3] += target
+    path = orbit(cameras, target, 7)
+    rotation = path.c2w[:, :3, :3]
+    torch.testing.assert_close(rotation @ rotation.mT, torch.eye(3).expand(7, 3, 3))
+    torch.testing.assert_close(torch.linalg.det(rotation), torch.ones(7))
+    pixels, depth = project(path, torch.arange(7), target.expand(7, 3))
+    torch.testing.assert_close(pixels, torch.tensor([[31.0, 25.0]]).double().expand(7, 2), rtol=0, atol=1e-4)
+    torch.testing.assert_close(depth, torch.full((7,), 3.0).double())
+    assert torch.equal(path.c2w[:, 2, 0], torch.zeros(7)), "the horizon is tilted"
+    assert (path.c2w[:, 2, 1] > -1e-6).all(), "upside down"
+
+
+def test_orbit_refuses_wrong_arguments():
+    cameras = make_cameras()
+    with pytest.raises(ValueError, match="cameras is empty"):
+        orbit(cameras[:0], torch.zeros(3), 4)
+    with pytest.raises(ValueError, match="frames is 0"):
+        orbit(cameras, torch.zeros(3), 0)
+    with pytest.raises(ValueError, match=r"target has shape \(1, 3\)"):
+        orbit(cameras, torch.zeros(1, 3), 4)

@@ -1,0 +1,177 @@
+"""Rays, packed samples and the ray-box intersection."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from voxelfield.rays import Rays, RaySamples, intersect_aabb
+
+AABB = torch.tensor([[-1.0, -2.0, -3.0], [1.0, 2.0, 3.0]])
+
+
+def make_rays(count=5, device="cpu"):
+    directions = torch.nn.functional.normalize(torch.randn(count, 3, device=device), dim=-1)
+    near, far = torch.rand(2, count, device=device).sort(dim=0)[0]
+    return Rays(torch.randn(count, 3, device=device), directions, near, far)
+
+
+def one(origin, direction, aabb=AABB):
+    near, far = intersect_aabb(torch.tensor([origin]), torch.tensor([direction]), aabb)
+    return near.item(), far.item()
+
+
+@pytest.mark.parametrize(
+    ("origin", "direction", "expected"),
+    [
+        pytest.param((-3.0, 0.0, 0.0), (1.0, 0.0, 0.0), (2.0, 4.0), id="through"),
+        pytest.param((3.0, 0.5, 0.5), (-1.0, 0.0, 0.0), (2.0, 4.0), id="through backwards"),
+        pytest.param((0.0, 0.0, 0.0), (0.0, 0.0, 1.0), (0.0, 3.0), id="starts inside"),
+        pytest.param((-1.0, 0.0, 0.0), (1.0, 0.0, 0.0), (0.0, 2.0), id="starts on the face, goes in"),
+        pytest.param((1.0, 0.0, 0.0), (1.0, 0.0, 0.0), (0.0, 0.0), id="starts on the face, goes out"),
+        pytest.param((3.0, 0.0, 0.0), (1.0, 0.0, 0.0), (0.0, 0.0), id="box behind"),
+        pytest.param((-3.0, 2.5, 0.0), (1.0, 0.0, 0.0), (0.0, 0.0), id="parallel, beside"),
+        pytest.param((-3.0, -2.5, 0.0), (1.0, -0.0, 0.0), (0.0, 0.0), id="parallel, beside, minus zero"),
+        pytest.param((-3.0, 2.0, 0.0), (1.0, 0.0, 0.0), (2.0, 4.0), id="parallel, in the high face"),
+        pytest.param((-3.0, -2.0, 0.0), (1.0, -0.0, 0.0), (2.0, 4.0), id="parallel, in the low face"),
+        pytest.param((-3.0, -2.0, 3.0), (1.0, 0.0, 0.0), (2.0, 4.0), id="along an edge"),
+        pytest.param((-3.0, 5.0, 0.0), (0.6, 0.8, 0.0), (0.0, 0.0), id="oblique miss"),
+        pytest.param((-2.0, 1.0, 0.0), (1.0, 1.0, 0.0), (0.0, 0.0), id="touches an edge only"),
+        pytest.param((-5.0, 0.0, 0.0), (2.0, 0.0, 0.0), (2.0, 3.0), id="units of the direction's length"),
+        pytest.param((0.0, 0.0, 0.0), (0.0, 0.0, 0.0), (0.0, 0.0), id="no direction"),
+        pytest.param((float("nan"),) * 3, (1.0, 0.0, 0.0), (0.0, 0.0), id="NaN"),
+    ],
+)
+def test_intersection_of_known_rays(origin, direction, expected):
+    assert one(origin, direction) == pytest.approx(expected)
+
+
+def test_intersection_bounds_exactly_the_inside(device):
+    origins = torch.randn(4000, 3, dtype=torch.float64, device=device) * 3
+    directions = torch.nn.functional.normalize(torch.randn_like(origins), dim=-1)
+    directions[::5, 0] = 0.0
+    directions[::7, 2] = -0.0
+    aabb = AABB.to(device, torch.float64)
+    near, far = intersect_aabb(origins, directions, aabb)
+    hit = far > near
+    assert 0.1 < hit.double().mean() < 0.9
+
+    def inside(t):
+        points = origins[:, None] + t[..., None] * directions[:, None]
+        return ((points > aabb[0]) & (points < aabb[1])).all(dim=-1)
+
+    fractions = torch.linspace(1e-6, 1 - 1e-6, 9, dtype=torch.float64, device=device)
+    assert inside(near[:, None] + fractions * (far - near)[:, None])[hit].all()
+    beyond = far[:, None] + torch.logspace(-6, 2, 200, dtype=torch.float64, device=device)
+    assert not inside(beyond).any()
+    before = near[:, None] * torch.linspace(0, 1 - 1e-6, 200, dtype=torch.float64, device=device)
+    assert not inside(before)[near > 0].any()
+    anywhere = torch.linspace(0, 30, 500, dtype=torch.float64, device=device).expand(4000, -1)
+    assert not inside(anywhere)[~hit].any()
+
+
+def test_intersection_of_no_rays(device):
+    near, far = intersect_aabb(*torch.zeros(2, 0, 3, device=device), AABB.to(device))
+    assert near.shape == far.shape == (0,)
+
+
+def test_intersection_leaves_its_arguments_alone():
+    origins, directions, aabb = torch.randn(4, 3), torch.randn(4, 3), AABB.clone()
+    copies = origins.clone(), directions.clone()
+    intersect_aabb(origins, directions, aabb)
+    assert torch.equal(origins, copies[0])
+    assert torch.equal(directions, copies[1])
+    assert torch.equal(aabb, AABB)
+
+
+def test_intersection_refuses_wrong_arguments():
+    points = torch.zeros(4, 3)
+    with pytest.raises(ValueError, match=r"directions has shape \(3, 3\): expected \(4, 3\)"):
+        intersect_aabb(points, points[:3], AABB)
+    with pytest.raises(ValueError, match=r"aabb has shape \(6,\): expected \(2, 3\)"):
+        intersect_aabb(points, points, AABB.flatten())
+    with pytest.raises(TypeError, match=r"aabb is torch\.float64: expected torch\.float32"):
+        intersect_aabb(points, points, AABB.double())
+    with pytest.raises(TypeError, match=r"origins is torch\.int64"):
+        intersect_aabb(points.long(), points, AABB)
+    with pytest.raises(TypeError, match=r"origins is list"):
+        intersect_aabb([[0.0] * 3], points, AABB)
+
+
+def test_rays_are_indexed_together(device):
+    rays = make_rays(device=device)
+    assert len(rays) == 5
+    for index in (slice(1, 4), torch.tensor([3, 0, 3], device=device), torch.arange(5, device=device) > 2):
+        chosen = rays[index]
+        assert len(chosen) == 3 if not isinstance(index, torch.Tensor) or index.dtype != torch.bool else 2
+        for name in ("origins", "directions", "near", "far"):
+            assert torch.equal(getattr(chosen, name), getattr(rays, name)[index])
+
+
+def test_rays_move_together(device):
+    rays = make_rays().to(device)
+    moved = (rays.origins, rays.directions, rays.near, rays.far)
+    assert {tensor.device.type for tensor in moved} == {torch.device(device).type}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "error", "message"),
+    [
+        ("origins", torch.zeros(5, 2), ValueError, r"Rays.origins has shape \(5, 2\): expected \(any, 3\)"),
+        (
+            "directions",
+            torch.zeros(4, 3),
+            ValueError,
+            r"directions has shape \(4, 3\): expected \(5, 3\)",
+        ),
+        ("near", torch.zeros(5, 1), ValueError, r"Rays.near has shape \(5, 1\): expected \(5\)"),
+        ("far", torch.zeros(5, device="meta"), ValueError, r"Rays.far is on meta: expected cpu"),
+        ("far", torch.zeros(5).double(), TypeError, r"Rays.far is torch.float64: expected torch.float32"),
+        ("near", 0.0, TypeError, r"Rays.near is float: expected a torch.Tensor"),
+    ],
+)
+def test_rays_refuse_wrong_fields(name, value, error, message):
+    good = {
+        "origins": torch.zeros(5, 3),
+        "directions": torch.zeros(5, 3),
+        "near": torch.zeros(5),
+        "far": torch.zeros(5),
+    }
+    Rays(**good)
+    with pytest.raises(error, match=message):
+        Rays(**{**good, name: value})
+
+
+def samples(**changes):
+    fields = {
+        "positions": torch.zeros(3, 3),
+        "t": torch.zeros(3),
+        "dt": torch.zeros(3),
+        "ray_index": torch.tensor([0, 2, 2]),
+        "ray_offsets": torch.tensor([0, 1, 1, 3]),
+    }
+    return RaySamples(**{**fields, **changes})
+
+
+def test_samples_count_rays_without_samples():
+    assert len(samples()) == 3
+    assert samples().num_rays == 3
+
+
+def test_samples_may_be_none_at_all():
+    none = torch.zeros(0)
+    empty = RaySamples(torch.zeros(0, 3), none, none, none.long(), torch.zeros(1).long())
+    assert len(empty) == empty.num_rays == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"dt": torch.zeros(2)}, ValueError, r"RaySamples.dt has shape \(2,\): expected \(3\)"),
+        ({"ray_index": torch.zeros(3).int()}, TypeError, r"RaySamples.ray_index is torch.int32"),
+        ({"ray_offsets": torch.zeros(0).long()}, ValueError, r"RaySamples.ray_offsets has no entry"),
+    ],
+)
+def test_samples_refuse_wrong_fields(changes, error, message):
+    with pytest.raises(error, match=message):
+        samples(**changes)

@@ -1,0 +1,165 @@
+"""Pinhole cameras: poses and intrinsics, and the rays through their pixels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from voxelfield.rays import Rays, intersect_aabb
+
+
+@dataclass(frozen=True, eq=False)
+class Cameras:
+    """Pinhole cameras of one image size.
+
+    Args:
+        c2w: `(N, 4, 4)` float32, camera to world; OpenGL/Blender camera axes (x right, y up, looking along
+            -z).
+        intrinsics: `(N, 4)` float32, `fx, fy, cx, cy` in pixels, same device.
+        width: image width in pixels.
+        height: image height in pixels.
+
+    Raises:
+        TypeError: a tensor is not float32, or a size is not an int.
+        ValueError: a tensor has another shape or device, or a size is below 1.
+    """
+
+    c2w: Tensor
+    intrinsics: Tensor
+    width: int
+    height: int
+
+    def __post_init__(self) -> None:
+        for name, tensor in (("c2w", self.c2w), ("intrinsics", self.intrinsics)):
+            if not isinstance(tensor, Tensor) or tensor.dtype != torch.float32:
+                found = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+                raise TypeError(f"Cameras.{name} is {found}: expected a float32 tensor")
+        if self.c2w.dim() != 3 or self.c2w.shape[1:] != (4, 4):
+            raise ValueError(f"Cameras.c2w has shape {tuple(self.c2w.shape)}: expected (N, 4, 4)")
+        if self.intrinsics.shape != (len(self), 4):
+            raise ValueError(f"Cameras.intrinsics has shape {tuple(self.intrinsics.shape)}: expected ({len(self)}, 4)")
+        if self.intrinsics.device != self.c2w.device:
+            raise ValueError(f"Cameras.intrinsics is on {self.intrinsics.device}: expected {self.c2w.device}, like c2w")
+        for name, size in (("width", self.width), ("height", self.height)):
+            if not isinstance(size, int):
+                raise TypeError(f"Cameras.{name} is {type(size).__name__}: expected an int")
+            if size < 1:
+                raise ValueError(f"Cameras.{name} is {size}: expected at least 1")
+
+    def __len__(self) -> int:
+        return self.c2w.shape[0]
+
+    def __getitem__(self, index: slice | Sequence[int] | Tensor) -> Cameras:
+        if isinstance(index, int):
+            raise TypeError(f"Cameras index is the int {index}: use cameras[{index}:{index + 1}] or [[{index}]]")
+        chosen = index if isinstance(index, slice | Tensor) else torch.tensor(index, dtype=torch.int64)
+        return Cameras(self.c2w[chosen], self.intrinsics[chosen], self.width, self.height)
+
+    def to(self, device: torch.device | str) -> Cameras:
+        """Return the same cameras on `device`."""
+        return Cameras(self.c2w.to(device), self.intrinsics.to(device), self.width, self.height)
+
+    def rays(self, camera_index: Tensor, pixels: Tensor, aabb: Tensor) -> Rays:
+        """Cast one ray through each given image point.
+
+        Never waits for the device, so indices are not checked on CUDA beyond what indexing itself asserts.
+
+        Args:
+            camera_index: `(R,)` int64, on the cameras' device.
+            pixels: `(R, 2)` float32, x (column) and y (row) in pixels; the first pixel's centre is (0.5,
+                0.5).
+            aabb: `(2, 3)` float32, low and high corner in world units; bounds `near` and `far`.
+
+        Returns:
+            Rays in the world frame, unit directions, `near == far == 0` where the box is missed.
+
+        Raises:
+            TypeError: an argument has another dtype.
+            ValueError: an argument has another shape or device.
+        """
+        if camera_index.dtype != torch.int64:
+            raise TypeError(f"camera_index is {camera_index.dtype}: expected torch.int64")
+        if camera_index.dim() != 1:
+            raise ValueError(f"camera_index has shape {tuple(camera_index.shape)}: expected (R,)")
+        if pixels.dtype != torch.float32:
+            raise TypeError(f"pixels is {pixels.dtype}: expected torch.float32")
+        if pixels.shape != (camera_index.shape[0], 2):
+            raise ValueError(
+                f"pixels has shape {tuple(pixels.shape)}: expected ({camera_index.shape[0]}, 2), like camera_index"
+            )
+        pose = self.c2w.index_select(0, camera_index)
+        intrinsics = self.intrinsics.index_select(0, camera_index)
+        offset = (pixels - intrinsics[:, 2:]).div_(intrinsics[:, :2])
+        right, up, backward, origins = pose[:, :3].unbind(-1)
+        # Sums of products and no matmul: with TF32 switched on, a matmul would bend rays by a tenth of a
+        # pixel.
+        directions = torch.addcmul(-backward, right, offset[:, :1]).addcmul_(up, offset[:, 1:], value=-1.0)
+        directions = F.normalize(directions, dim=-1)
+        origins = origins.contiguous()
+        return Rays(origins, directions, *intersect_aabb(origins, directions, aabb))
+
+    def image_rays(self, camera: int, aabb: Tensor) -> Rays:
+        """Cast one ray through the centre of every pixel of one camera.
+
+        Args:
+            camera: index of the camera, 0 to N - 1.
+            aabb: `(2, 3)` float32, low and high corner in world units, on the cameras' device.
+
+        Returns:
+            `height * width` rays, row by row from the top left pixel.
+
+        Raises:
+            IndexError: there is no such camera.
+        """
+        if not 0 <= camera < len(self):
+            raise IndexError(f"camera is {camera}: expected 0 <= camera < {len(self)}")
+        device = self.c2w.device
+        columns = torch.arange(self.width, device=device, dtype=torch.float32).add_(0.5)
+        rows = torch.arange(self.height, device=device, dtype=torch.float32).add_(0.5)
+        y, x = torch.meshgrid(rows, columns, indexing="ij")
+        pixels = torch.stack((x, y), dim=-1).view(-1, 2)
+        camera_index = torch.full((pixels.shape[0],), camera, dtype=torch.int64, device=device)
+        return self.rays(camera_index, pixels, aabb)
+
+
+def orbit(cameras: Cameras, target: Tensor, frames: int) -> Cameras:
+    """Lay cameras on a circle about the world's z axis, all looking at one point.
+
+    Args:
+        cameras: sets the circle: its mean distance from `target` and mean elevation above it. The image size
+            and the first camera's intrinsics are kept.
+        target: `(3,)` point to look at, world frame.
+        frames: number of cameras, evenly spaced; the last one lies one step before the first.
+
+    Returns:
+        `frames` cameras on the device of `cameras`, upright (world z points up in the image).
+
+    Raises:
+        ValueError: there are no cameras, `frames` is below 1, or `target` has another shape.
+    """
+    if len(cameras) == 0:
+        raise ValueError("cameras is empty: expected at least one to take the circle from")
+    if frames < 1:
+        raise ValueError(f"frames is {frames}: expected at least 1")
+    if target.shape != (3,):
+        raise ValueError(f"target has shape {tuple(target.shape)}: expected (3,)")
+    device = cameras.c2w.device
+    centre = target.to(device, torch.float64)
+    arm = cameras.c2w[:, :3, 3].double() - centre
+    distance = arm.norm(dim=-1).mean()
+    elevation = torch.atan2(arm[:, 2], arm[:, :2].norm(dim=-1)).mean().expand(frames)
+    azimuth = torch.arange(frames, device=device, dtype=torch.float64) * (2.0 * math.pi / frames)
+    # Spherical coordinates give the frame in closed form, so looking straight down is no special case.
+    zero = torch.zeros_like(azimuth)
+    right = torch.stack((-azimuth.sin(), azimuth.cos(), zero), dim=-1)
+    backward = torch.stack((elevation.cos() * azimuth.cos(), elevation.cos() * azimuth.sin(), elevation.sin()), dim=-1)
+    up = torch.linalg.cross(backward, right)
+    c2w = torch.eye(4, device=device, dtype=torch.float64).repeat(frames, 1, 1)
+    c2w[:, :3] = torch.stack((right, up, backward, centre + distance * backward), dim=-1)
+    intrinsics = cameras.intrinsics[:1].expand(frames, 4).contiguous()
+    return Cameras(c2w.float(), intrinsics, cameras.width, cameras.height)

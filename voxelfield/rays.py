@@ -1,0 +1,148 @@
+"""Rays, packed samples along them, and where a ray crosses a box."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Rays:
+    """A batch of rays, each with the stretch of it that is worth sampling.
+
+    Args:
+        origins: `(R, 3)` float32, world frame.
+        directions: `(R, 3)` float32, world frame, unit length (not checked: that would wait for the device).
+        near: `(R,)` float32, world units along the ray.
+        far: `(R,)` float32, world units along the ray. `near == far` marks a ray with nothing to sample.
+
+    Raises:
+        TypeError: a field is not a float32 tensor.
+        ValueError: a field has another shape, or the fields lie on several devices.
+    """
+
+    origins: Tensor
+    directions: Tensor
+    near: Tensor
+    far: Tensor
+
+    def __post_init__(self) -> None:
+        _check("Rays.origins", self.origins, (None, 3), torch.float32)
+        count, device = self.origins.shape[0], self.origins.device
+        _check("Rays.directions", self.directions, (count, 3), torch.float32, device)
+        _check("Rays.near", self.near, (count,), torch.float32, device)
+        _check("Rays.far", self.far, (count,), torch.float32, device)
+
+    def __len__(self) -> int:
+        return self.origins.shape[0]
+
+    def __getitem__(self, index: slice | Tensor) -> Rays:
+        return Rays(self.origins[index], self.directions[index], self.near[index], self.far[index])
+
+    def to(self, device: torch.device | str) -> Rays:
+        """Return the same rays on `device`."""
+        return Rays(*(getattr(self, field.name).to(device) for field in fields(self)))
+
+
+@dataclass(frozen=True, eq=False)
+class RaySamples:
+    """Samples of many rays, packed end to end: no padding, rays may have none.
+
+    The samples of ray `r` are `ray_offsets[r]:ray_offsets[r + 1]` (CSR), front to back.
+
+    Args:
+        positions: `(M, 3)` float32, world frame.
+        t: `(M,)` float32, world units along the ray.
+        dt: `(M,)` float32, length of the interval each sample stands for, world units.
+        ray_index: `(M,)` int64, the ray of each sample.
+        ray_offsets: `(R + 1,)` int64, starting with 0 and ending with M.
+
+    Raises:
+        TypeError: a field is not a tensor of the dtype above.
+        ValueError: a field has another shape, or the fields lie on several devices.
+    """
+
+    positions: Tensor
+    t: Tensor
+    dt: Tensor
+    ray_index: Tensor
+    ray_offsets: Tensor
+
+    def __post_init__(self) -> None:
+        _check("RaySamples.positions", self.positions, (None, 3), torch.float32)
+        count, device = self.positions.shape[0], self.positions.device
+        _check("RaySamples.t", self.t, (count,), torch.float32, device)
+        _check("RaySamples.dt", self.dt, (count,), torch.float32, device)
+        _check("RaySamples.ray_index", self.ray_index, (count,), torch.int64, device)
+        _check("RaySamples.ray_offsets", self.ray_offsets, (None,), torch.int64, device)
+        if self.ray_offsets.shape[0] == 0:
+            raise ValueError("RaySamples.ray_offsets has no entry: expected (R + 1,), so at least one")
+
+    def __len__(self) -> int:
+        return self.positions.shape[0]
+
+    @property
+    def num_rays(self) -> int:
+        """Number of rays R, those without samples included."""
+        return self.ray_offsets.shape[0] - 1
+
+
+def intersect_aabb(origins: Tensor, directions: Tensor, aabb: Tensor) -> tuple[Tensor, Tensor]:
+    """Find the stretch of each ray inside an axis-aligned box.
+
+    The slab method of Kay and Kajiya, "Ray Tracing Complex Scenes", SIGGRAPH 1986, section 2. The box is
+    closed: a ray that runs exactly in one of its faces counts as inside. Not differentiable in a useful way.
+
+    Args:
+        origins: `(R, 3)` float32 or float64, world frame.
+        directions: `(R, 3)`, same dtype and device, any length but zero; exact zeros in one or two components
+            are fine.
+        aabb: `(2, 3)`, same dtype and device, rows low and high corner, world frame.
+
+    Returns:
+        `near (R,)` and `far (R,)` in units of the direction's length, `0 <= near <= far`. A ray that starts
+        inside has `near == 0`. One that misses the box, only touches it, or has it behind, has both at 0.
+
+    Raises:
+        TypeError: an argument is not a floating tensor, or the dtypes differ.
+        ValueError: an argument has another shape or device.
+    """
+    dtype = origins.dtype if isinstance(origins, Tensor) and origins.is_floating_point() else torch.float32
+    _check("origins", origins, (None, 3), dtype)
+    _check("directions", directions, (origins.shape[0], 3), dtype, origins.device)
+    _check("aabb", aabb, (2, 3), dtype, origins.device)
+    low = (aabb[0] - origins).div_(directions)
+    high = (aabb[1] - origins).div_(directions)
+    # Parallel to a slab, the division gives infinities of the right signs; only an origin exactly on its face
+    # gives 0 / 0, which must not bound the ray. minimum and maximum keep the NaN; it is replaced after them.
+    inf = float("inf")
+    enter = torch.minimum(low, high).nan_to_num_(nan=-inf, posinf=inf, neginf=-inf)
+    leave = torch.maximum(low, high).nan_to_num_(nan=inf, posinf=inf, neginf=-inf)
+    near = enter.amax(dim=-1).clamp_(min=0.0)
+    far = leave.amin(dim=-1)
+    # No real ray stays in a finite box for ever: an infinite far comes from NaN or from a zero direction.
+    missed = ~((far > near) & (far < inf))
+    return near.masked_fill_(missed, 0.0), far.masked_fill_(missed, 0.0)
+
+
+def _check(
+    name: str,
+    tensor: Tensor,
+    shape: tuple[int | None, ...],
+    dtype: torch.dtype,
+    device: torch.device | None = None,
+) -> None:
+    """Compare host-side metadata only, so that checking never waits for the device. None matches any size."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} is {type(tensor).__name__}: expected a torch.Tensor")
+    if tensor.dtype != dtype:
+        raise TypeError(f"{name} is {tensor.dtype}: expected {dtype}")
+    if tensor.dim() != len(shape) or any(
+        want is not None and have != want for have, want in zip(tensor.shape, shape, strict=True)
+    ):
+        expected = ", ".join("any" if size is None else str(size) for size in shape)
+        raise ValueError(f"{name} has shape {tuple(tensor.shape)}: expected ({expected})")
+    if device is not None and tensor.device != device:
+        raise ValueError(f"{name} is on {tensor.device}: expected {device}, like the other tensors")
