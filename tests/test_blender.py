@@ -1,0 +1,356 @@
+"""The Blender loader, on the bundled Lego views and on scenes written here."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from voxelfield.cameras import Cameras
+from voxelfield.datasets.blender import area_average, available_splits, downscale_to_fit, load_blender
+from voxelfield.datasets.scene import Scene, Split
+
+LEGO = Path(__file__).parent / "fixtures" / "lego"
+POSE = np.eye(4).tolist()
+
+
+def write_split(folder, split="train", images=2, size=(6, 4), mode="RGBA", suffix=".png", **meta):
+    """Write a random split of `size` (width, height); return what its images hold, as RGBA."""
+    generator = np.random.default_rng(len(split))
+    content = {"camera_angle_x": 0.8, "frames": [], **meta}
+    truth = []
+    (folder / split).mkdir(parents=True, exist_ok=True)
+    for index in range(images):
+        pixels = generator.integers(0, 256, (size[1], size[0], 4), dtype=np.uint8)
+        image = Image.fromarray(pixels).convert(mode)
+        image.save(folder / split / f"r_{index}{suffix}")
+        truth.append(np.asarray(image.convert("RGBA")))
+        content["frames"].append({"file_path": f"./{split}/r_{index}", "transform_matrix": POSE})
+    (folder / f"transforms_{split}.json").write_text(json.dumps(content))
+    return torch.from_numpy(np.stack(truth))
+
+
+def edit(folder, change, split="train"):
+    file = folder / f"transforms_{split}.json"
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+
+
+@pytest.fixture
+def scene(tmp_path):
+    folder = tmp_path / "toy"
+    write_split(folder, "train")
+    write_split(folder, "test", images=1)
+    return folder
+
+
+def one_line(error):
+    message = str(error.value)
+    assert "\n" not in message
+    return message
+
+
+def test_lego_as_bundled():
+    scene = load_blender(LEGO)
+    assert scene.name == "lego"
+    assert list(scene.splits) == ["train", "test"]
+    assert scene.train.images.shape == (24, 100, 100, 4)
+    assert scene.test.images.shape == (4, 100, 100, 4)
+    assert scene.train.names[:2] == ("r_0", "r_4")
+    assert scene.aabb.tolist() == [[-1.5] * 3, [1.5] * 3]
+    focal = 50 / math.tan(0.6911112070083618 / 2)
+    torch.testing.assert_close(scene.train.cameras.intrinsics[5], torch.tensor([focal, focal, 50.0, 50.0]))
+    # NeRF-synthetic puts every camera at this distance.
+    torch.testing.assert_close(
+        scene.train.cameras.c2w[:, :3, 3].norm(dim=-1), torch.full((24,), 4.0311), rtol=1e-4, atol=0
+    )
+
+
+def test_lego_is_where_its_cameras_look():
+    """Pixels that show the bulldozer belong to rays that pass near the origin, in every view."""
+    for split in load_blender(LEGO).splits.values():
+        box = torch.tensor([[-0.7, -1.3, -0.6], [0.7, 1.3, 1.2]])
+        for index in range(len(split)):
+            rays = split.cameras.image_rays(index, box)
+            opaque = split.images[index, ..., 3].flatten() > 128
+            assert 0.05 < opaque.float().mean() < 0.6
+            assert (rays.far > rays.near)[opaque].float().mean() > 0.99
+
+
+def test_fixture_stays_small():
+    assert sum(file.stat().st_size for file in LEGO.rglob("*") if file.is_file()) < 400_000
+
+
+def test_pixels_and_poses_are_read_as_they_are(tmp_path):
+    truth = write_split(tmp_path, images=3, size=(7, 5))
+    pose = np.arange(16, dtype=np.float64).reshape(4, 4)
+    edit(tmp_path, lambda content: content["frames"][1].update(transform_matrix=pose.tolist()))
+    scene = load_blender(tmp_path, splits=["train"])
+    assert torch.equal(scene.train.images, truth)
+    assert (scene.train.cameras.width, scene.train.cameras.height) == (7, 5)
+    assert torch.equal(scene.train.cameras.c2w[1], torch.from_numpy(pose).float())
+    focal = 3.5 / math.tan(0.4)
+    torch.testing.assert_close(scene.train.cameras.intrinsics[0], torch.tensor([focal, focal, 3.5, 2.5]))
+
+
+@pytest.mark.parametrize(("mode", "suffix"), [("RGB", ".png"), ("L", ".png"), ("RGB", ".jpg")])
+def test_images_without_alpha_are_opaque(tmp_path, mode, suffix):
+    write_split(tmp_path, mode=mode, suffix=suffix)
+    for index in range(2):
+        edit(tmp_path, lambda content, i=index: content["frames"][i].update(file_path=f"train/r_{i}{suffix}"))
+    images = load_blender(tmp_path, splits=["train"]).train.images
+    assert (images[..., 3] == 255).all()
+    with Image.open(tmp_path / "train" / f"r_1{suffix}") as image:
+        assert torch.equal(images[1, ..., :3], torch.from_numpy(np.array(image.convert("RGB"))))
+
+
+def test_a_dot_in_a_name_is_no_suffix(scene):
+    (scene / "train" / "r_0.png").rename(scene / "train" / "view_0.5.png")
+    edit(scene, lambda content: content["frames"][0].update(file_path="train/view_0.5"))
+    assert load_blender(scene).train.names == ("view_0.5", "r_1")
+
+
+def test_intrinsics_in_pixels(tmp_path):
+    write_split(tmp_path, fl_x=9.0, fl_y=8.0, cx=2.5, cy=1.5, w=6, h=4)
+    edit(tmp_path, lambda content: content.pop("camera_angle_x"))
+    edit(tmp_path, lambda content: content["frames"][1].update(fl_x=10.0))
+    intrinsics = load_blender(tmp_path, splits=["train"]).train.cameras.intrinsics
+    assert intrinsics.tolist() == [[9.0, 8.0, 2.5, 1.5], [10.0, 8.0, 2.5, 1.5]]
+    halved = load_blender(tmp_path, splits=["train"], downscale=2).train.cameras
+    assert halved.intrinsics.tolist() == [[4.5, 4.0, 1.25, 0.75], [5.0, 4.0, 1.25, 0.75]]
+    assert (halved.width, halved.height) == (3, 2)
+
+
+def test_only_the_splits_asked_for_are_read(scene):
+    (scene / "transforms_val.json").write_text("not JSON")
+    assert list(load_blender(scene).splits) == ["train", "test"]
+    assert list(load_blender(scene, splits=["test"]).splits) == ["test"]
+    with pytest.raises(ValueError, match=r"transforms_val\.json: not valid JSON"):
+        load_blender(scene, splits=["val"])
+
+
+def test_available_splits_are_those_with_a_json(scene, tmp_path):
+    assert available_splits(scene) == ("train", "test")
+    write_split(scene, "val")
+    assert available_splits(scene) == ("train", "val", "test")
+    assert available_splits(tmp_path / "nowhere") == ()
+
+
+def test_a_split_that_was_not_loaded(scene):
+    loaded = load_blender(scene)
+    assert loaded.split("test") is loaded.test
+    with pytest.raises(ValueError, match="'toy' has no split 'val' loaded: expected one of train, test"):
+        loaded.split("val")
+
+
+def test_aabb_is_taken(scene):
+    assert load_blender(scene, aabb=[[-1, -2, -3], [1, 2, 3]]).aabb.tolist() == [[-1, -2, -3], [1, 2, 3]]
+    assert load_blender(scene, aabb=torch.tensor([[0.0] * 3, [1.0] * 3]).double()).aabb.dtype == torch.float32
+
+
+def reference_average(image, factor):
+    """Average blocks one by one in float64, in premultiplied colour."""
+    height, width = image.shape[0] // factor, image.shape[1] // factor
+    result = np.zeros((height, width, 4))
+    for y in range(height):
+        for x in range(width):
+            block = image[y * factor : (y + 1) * factor, x * factor : (x + 1) * factor]
+            block = block.reshape(-1, 4).astype(float)
+            alpha = block[:, 3].sum()
+            result[y, x, 3] = block[:, 3].mean()
+            if alpha:
+                result[y, x, :3] = (block[:, :3] * block[:, 3:]).sum(axis=0) / alpha
+    return result
+
+
+@pytest.mark.parametrize("factor", [1, 2, 3, 4])
+def test_area_average_matches_the_plain_sum(factor):
+    image = np.random.default_rng(0).integers(0, 256, (12, 24, 4), dtype=np.uint8)
+    image[:6, :6, 3] = 0
+    averaged = area_average(image, factor)
+    assert averaged.dtype == np.uint8
+    assert np.abs(averaged - reference_average(image, factor)).max() <= 0.5 + 1e-9
+
+
+def test_area_average_ignores_the_colour_of_transparent_pixels():
+    image = np.array([[[200, 100, 50, 255], [0, 255, 0, 0]]] * 2, dtype=np.uint8)
+    assert area_average(image, 2).tolist() == [[[200, 100, 50, 128]]]
+    assert area_average(np.full((2, 2, 4), (9, 9, 9, 0), dtype=np.uint8), 2).tolist() == [[[0, 0, 0, 0]]]
+
+
+def test_area_average_does_not_overflow():
+    assert (area_average(np.full((256, 256, 4), 255, dtype=np.uint8), 256) == 255).all()
+
+
+def test_downscale_averages(tmp_path):
+    truth = write_split(tmp_path, size=(8, 4))
+    images = load_blender(tmp_path, splits=["train"], downscale=2).train.images
+    assert images.shape == (2, 2, 4, 4)
+    assert np.abs(images[1].numpy() - reference_average(truth[1].numpy(), 2)).max() <= 0.5 + 1e-9
+
+
+def test_folder_missing(tmp_path):
+    with pytest.raises(FileNotFoundError) as error:
+        load_blender(tmp_path / "nowhere")
+    assert "nowhere: no such folder" in one_line(error)
+
+
+def test_split_json_missing(scene):
+    with pytest.raises(FileNotFoundError) as error:
+        load_blender(scene, splits=["train", "val"])
+    assert "transforms_val.json: no such file (splits of this scene: train, test)" in one_line(error)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"frames": [', r"not valid JSON \(Expecting value: line 1 column 13"),
+        ("[]", r"holds a list: expected an object"),
+        ("{}", r"key 'frames' is missing"),
+        ('{"frames": []}', r"'frames' is empty"),
+        ('{"frames": 3}', r"'frames' is int: expected a list"),
+        ('{"frames": [3]}', r"frame 0 is a int: expected an object"),
+        ('{"frames": [{"transform_matrix": []}]}', r"key 'file_path' is missing in frame 0"),
+        ('{"frames": [{"file_path": "a"}]}', r"key 'transform_matrix' is missing in frame 0"),
+        ('{"frames": [{"file_path": 1, "transform_matrix": []}]}', r"'file_path' of frame 0 is 1"),
+        ("\xff", r"not valid JSON"),
+    ],
+)
+def test_bad_json(scene, text, message):
+    (scene / "transforms_train.json").write_text(text, encoding="latin-1")
+    with pytest.raises(ValueError, match=r"transforms_train\.json: " + message) as error:
+        load_blender(scene)
+    one_line(error)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "message"),
+    [
+        (POSE[:3], r"has shape \(3, 4\): expected \(4, 4\)"),
+        ([*POSE[:3], [0.0, 0.0, float("nan"), 1.0]], "has an entry that is not finite"),
+        ([*POSE[:3], [0.0, 1.0]], "is not a 4x4 matrix of numbers"),
+        ("eye", "is not a 4x4 matrix of numbers"),
+        (None, "is not a 4x4 matrix of numbers"),
+    ],
+)
+def test_bad_matrix(scene, matrix, message):
+    edit(scene, lambda content: content["frames"][1].update(transform_matrix=matrix))
+    with pytest.raises(ValueError, match=rf"'transform_matrix' of \./train/r_1 {message}") as error:
+        load_blender(scene)
+    assert "transforms_train.json" in one_line(error)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"camera_angle_x": None}, "key 'camera_angle_x' is missing"),
+        ({"camera_angle_x": "wide"}, "'camera_angle_x' is 'wide': expected a finite number"),
+        ({"camera_angle_x": float("nan")}, "'camera_angle_x' is nan"),
+        ({"camera_angle_x": 40.0}, "'camera_angle_x' is 40.0: expected radians between 0 and pi"),
+        ({"fl_x": -3.0}, "focal lengths are -3.0 and -3.0 pixels: expected both above 0"),
+        ({"w": 12}, "'w' is 12: expected 6, as the images are 6x4"),
+        ({"h": 5}, "'h' is 5: expected 4"),
+        ({"k1": 0.1}, "lens distortion k1=0.1"),
+    ],
+)
+def test_bad_intrinsics(scene, change, message):
+    edit(scene, lambda content: content.update(change))
+    with pytest.raises(ValueError, match=message) as error:
+        load_blender(scene)
+    assert "transforms_train.json" in one_line(error)
+
+
+def test_missing_image(scene, caplog):
+    (scene / "train" / "r_0.png").unlink()
+    with pytest.raises(FileNotFoundError) as error:
+        load_blender(scene)
+    assert "1 of 2 images are missing, the first is" in one_line(error)
+    assert str(scene / "train" / "r_0.png") in one_line(error)
+    with caplog.at_level(logging.WARNING):
+        train = load_blender(scene, missing_images="skip").train
+    assert train.names == ("r_1",)
+    assert "1 of 2 images are missing" in caplog.text
+
+
+def test_skipping_every_image_is_an_error(scene):
+    for file in (scene / "train").iterdir():
+        file.unlink()
+    with pytest.raises(FileNotFoundError, match="2 of 2 images are missing"):
+        load_blender(scene, missing_images="skip")
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("damage", ["text", "truncated", "empty"])
+def test_unreadable_image(scene, which, damage):
+    file = scene / "train" / f"r_{which}.png"
+    content = file.read_bytes()
+    file.write_bytes({"text": b"no image", "truncated": content[: len(content) // 2], "empty": b""}[damage])
+    with pytest.raises(ValueError, match=rf"r_{which}\.png: unreadable image \(.+\)") as error:
+        load_blender(scene)
+    one_line(error)
+
+
+def test_sixteen_bit_images_are_refused(scene):
+    Image.fromarray(np.full((4, 6), 40000, dtype=np.uint16)).save(scene / "train" / "r_1.png")
+    with pytest.raises(ValueError, match=r"r_1\.png: unreadable image \(pixel mode I;16, expected 8 bits"):
+        load_blender(scene)
+
+
+def test_images_of_several_sizes(scene):
+    Image.new("RGBA", (5, 4)).save(scene / "train" / "r_1.png")
+    with pytest.raises(ValueError, match=r"r_1\.png: size is 5x4: expected 6x4, like .*r_0\.png") as error:
+        load_blender(scene)
+    one_line(error)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"downscale": 0}, "downscale is 0"),
+        ({"downscale": 4}, "downscale=4 does not divide the size 6x4"),
+        ({"missing_images": "ignore"}, "missing_images is 'ignore'"),
+        ({"aabb": [[0, 0, 0]]}, r"aabb has shape \(1, 3\)"),
+        ({"aabb": [[0, 0, 0], [1, 1, 0]]}, "the low one below the high one"),
+    ],
+)
+def test_bad_arguments(scene, arguments, message):
+    with pytest.raises(ValueError, match=message) as error:
+        load_blender(scene, **arguments)
+    one_line(error)
+
+
+def test_split_and_scene_refuse_what_does_not_fit():
+    cameras = Cameras(torch.eye(4)[None], torch.ones(1, 4), 3, 2)
+    images = torch.zeros(1, 2, 3, 4, dtype=torch.uint8)
+    assert len(Split(images, cameras, ("a",))) == 1
+    with pytest.raises(TypeError, match=r"images is torch\.float32"):
+        Split(images.float(), cameras, ("a",))
+    with pytest.raises(ValueError, match=r"images has shape \(1, 3, 2, 4\): expected \(1, 2, 3, 4\)"):
+        Split(images.transpose(1, 2), cameras, ("a",))
+    with pytest.raises(ValueError, match=r"names has 2 names: expected 1"):
+        Split(images, cameras, ("a", "b"))
+    with pytest.raises(TypeError, match=r"aabb is torch\.float64"):
+        Scene("s", torch.zeros(2, 3).double(), {})
+    with pytest.raises(ValueError, match=r"aabb has shape \(3, 2\)"):
+        Scene("s", torch.zeros(3, 2), {})
+    with pytest.raises(ValueError, match="no split 'train' loaded: expected one of none"):
+        _ = Scene("s", torch.zeros(2, 3), {}).train
+
+
+@pytest.mark.parametrize(("size", "max_size", "factor"), [((800, 800), 200, 4), ((6, 4), 6, 1), ((6, 4), 3, 2)])
+def test_downscale_to_fit(tmp_path, size, max_size, factor):
+    write_split(tmp_path, size=size, images=1)
+    assert downscale_to_fit(tmp_path, max_size) == factor
+
+
+def test_downscale_to_fit_needs_a_whole_factor(tmp_path):
+    write_split(tmp_path, size=(7, 5), images=1)
+    with pytest.raises(ValueError, match="no whole factor shrinks 7x5 to at most 4"):
+        downscale_to_fit(tmp_path, 4)

@@ -1,0 +1,289 @@
+"""Downloads, from archives served by a local HTTP server."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import io
+import logging
+import re
+import threading
+import zipfile
+
+import pytest
+
+from voxelfield import download as module
+from voxelfield.datasets.locate import SceneNotFoundError, find_scene
+from voxelfield.download import DownloadError, Manifest, download, load_manifest, main
+
+FILES = {
+    "train/r_0.png": b"first" * 1000,
+    "train/r_1.png": b"second" * 1000,
+    "test/r_0.png": b"third" * 1000,
+    "test/r_1.png": b"fourth" * 1000,
+    "transforms_test.json": b'{"frames": []}',
+    "transforms_train.json": b'{"frames": [1]}',
+}
+WRONG = b"wrong"
+
+
+def sha256(content):
+    return hashlib.sha256(content).hexdigest()
+
+
+def zipped(files, prefix=""):
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for path, content in files.items():
+            archive.writestr(prefix + path, content)
+    return buffer.getvalue()
+
+
+def manifest(*archives):
+    hashes = {path: sha256(content) for path, content in FILES.items()}
+    return Manifest("toy", "CC0", "nobody", archives, hashes)
+
+
+class Server:
+    """Serves `pages` and remembers which were asked for."""
+
+    def __init__(self):
+        self.pages = {}
+        self.requests = []
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                name = self.path.lstrip("/")
+                outer.requests.append(name)
+                if name not in outer.pages:
+                    self.send_error(404)
+                    return
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(outer.pages[name])))
+                self.end_headers()
+                self.wfile.write(outer.pages[name])
+
+            def log_message(self, *arguments):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True)
+        self.thread.start()
+
+    def url(self, name):
+        return f"http://127.0.0.1:{self.server.server_port}/{name}"
+
+    def close(self):
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+
+@pytest.fixture
+def server(monkeypatch):
+    for variable in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(variable, "127.0.0.1")
+    running = Server()
+    yield running
+    running.close()
+
+
+def files_below(folder):
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize("prefix", ["", "toy/", "nerf_synthetic/toy/", "./", "a b/c/"])
+def test_the_scene_may_lie_anywhere_in_the_archive(server, tmp_path, prefix):
+    server.pages["toy.zip"] = zipped(FILES, prefix)
+    folder = download("toy", tmp_path, manifest=manifest(server.url("toy.zip")))
+    assert folder == tmp_path / "toy"
+    assert files_below(tmp_path) == {f"toy/{path}": content for path, content in FILES.items()}
+
+
+def test_the_right_one_of_several_scenes_is_taken(server, tmp_path):
+    paths = [*FILES, "__MACOSX/._r_0.png"]
+    decoys = {f"all/{name}/{path}": WRONG for name in ("chair", "zoo") for path in paths}
+    right = {f"all/toy/{path}": content for path, content in FILES.items()}
+    server.pages["all.zip"] = zipped({**decoys, **right})
+    download("toy", tmp_path, manifest=manifest(server.url("all.zip")))
+    assert files_below(tmp_path / "toy") == FILES
+
+
+def test_a_second_call_fetches_nothing(server, tmp_path, caplog):
+    server.pages["toy.zip"] = zipped(FILES)
+    plan = manifest(server.url("toy.zip"))
+    download("toy", tmp_path, manifest=plan)
+    with caplog.at_level(logging.INFO):
+        assert download("toy", tmp_path, manifest=plan) == tmp_path / "toy"
+    assert server.requests == ["toy.zip"]
+    assert "all 6 files are there and verified, nothing to fetch" in caplog.text
+
+
+def test_files_in_place_are_kept_and_wrong_ones_replaced(server, tmp_path, caplog):
+    server.pages["toy.zip"] = zipped(FILES)
+    (tmp_path / "toy" / "train").mkdir(parents=True)
+    kept, wrong = tmp_path / "toy" / "train" / "r_0.png", tmp_path / "toy" / "train" / "r_1.png"
+    kept.write_bytes(FILES["train/r_0.png"])
+    wrong.write_bytes(WRONG)
+    own = tmp_path / "toy" / "notes.txt"
+    own.write_text("mine")
+    before = kept.stat()
+    with caplog.at_level(logging.INFO):
+        download("toy", tmp_path, manifest=manifest(server.url("toy.zip")))
+    assert (kept.stat().st_ino, kept.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
+    assert files_below(tmp_path / "toy") == {**FILES, "notes.txt": b"mine"}
+    assert "files that differ from the manifest get replaced (1): train/r_1.png" in caplog.text
+    assert "for 5 of 6 files" in caplog.text
+
+
+def test_the_first_archive_that_answers_is_taken(server, tmp_path, caplog):
+    server.pages["good.zip"] = zipped(FILES)
+    plan = manifest(server.url("gone.zip"), server.url("good.zip"), server.url("never.zip"))
+    download("toy", tmp_path, manifest=plan)
+    assert server.requests == ["gone.zip", "good.zip"]
+    assert files_below(tmp_path / "toy") == FILES
+    assert "404" in caplog.text
+
+
+def test_given_urls_replace_the_manifests(server, tmp_path):
+    server.pages["mine.zip"] = zipped(FILES)
+    download("toy", tmp_path, [server.url("mine.zip")], manifest=manifest(server.url("public.zip")))
+    assert server.requests == ["mine.zip"]
+
+
+def test_a_wrong_file_is_named_and_taken_from_the_next_archive(server, tmp_path, caplog):
+    server.pages["bad.zip"] = zipped({**FILES, "train/r_1.png": WRONG})
+    lacking = {"train/r_1.png": FILES["train/r_1.png"], "transforms_test.json": WRONG}
+    server.pages["good.zip"] = zipped(lacking)
+    server.pages["rest.zip"] = zipped(FILES)
+    plan = manifest(*(server.url(f"{name}.zip") for name in ("bad", "good", "rest")))
+    with caplog.at_level(logging.INFO):
+        download("toy", tmp_path, manifest=plan)
+    assert files_below(tmp_path) == {f"toy/{path}": content for path, content in FILES.items()}
+    expected, found = sha256(FILES["train/r_1.png"]), sha256(WRONG)
+    assert f"train/r_1.png: expected SHA-256 {expected}, found {found}" in caplog.text
+    assert [int(count) for count in re.findall(r"for (\d) of 6 files", caplog.text)] == [6, 3, 2]
+
+
+@pytest.mark.parametrize("path", list(FILES))
+@pytest.mark.parametrize("fault", ["wrong", "missing", "damaged"])
+def test_a_partial_scene_never_looks_complete(server, tmp_path, path, fault):
+    files = {**FILES, path: WRONG}
+    if fault == "missing":
+        del files[path]
+    content = zipped({**FILES, path: FILES[path]} if fault == "damaged" else files)
+    if fault == "damaged":
+        at = content.index(FILES[path])
+        content = content[:at] + b"#" + content[at + 1 :]
+    server.pages["bad.zip"] = content
+    with pytest.raises(DownloadError) as error:
+        download("toy", tmp_path, manifest=manifest(server.url("bad.zip")))
+    reasons = {
+        "wrong": sha256(WRONG),
+        "missing": "not in the archive",
+        "damaged": "unreadable data (Bad CRC-32",
+    }
+    assert f"{path}: " in str(error.value)
+    assert reasons[fault] in str(error.value)
+    if fault != "missing":
+        assert sha256(FILES[path]) in str(error.value)
+    left = files_below(tmp_path)
+    assert not any(name.endswith((".json", ".part", ".zip")) for name in left)
+    assert all(content == FILES[name.removeprefix("toy/")] for name, content in left.items())
+    with pytest.raises(SceneNotFoundError):
+        find_scene("toy", tmp_path)
+
+
+def test_the_last_error_lists_every_archive_with_its_reason(server, tmp_path):
+    server.pages["text.zip"] = b"<html>no zip</html>"
+    server.pages["cut.zip"] = zipped(FILES)[:-30]
+    server.pages["empty.zip"] = zipped({})
+    names = ["gone.zip", "text.zip", "cut.zip", "empty.zip"]
+    closed = "http://127.0.0.1:9/closed.zip"
+    with pytest.raises(DownloadError) as error:
+        download("toy", tmp_path, manifest=manifest(*map(server.url, names), closed))
+    lines = str(error.value).splitlines()
+    assert lines[0] == f"scene 'toy' could not be fetched into {tmp_path / 'toy'}. Tried:"
+    reasons = dict(zip([*map(server.url, names), closed], lines[1:], strict=True))
+    assert all(line.startswith(f"  {url}: ") for url, line in reasons.items())
+    assert "404" in reasons[server.url("gone.zip")]
+    assert "not a zip archive" in reasons[server.url("text.zip")]
+    assert "not a zip archive" in reasons[server.url("cut.zip")]
+    assert "wrong or missing files (4): train/r_0.png: not in the archive" in reasons[server.url("empty.zip")]
+    assert "and 1 more" in reasons[server.url("empty.zip")]
+    assert "refused" in reasons[closed]
+    assert files_below(tmp_path) == {}
+
+
+def test_an_interruption_leaves_only_whole_verified_files(server, tmp_path, monkeypatch):
+    server.pages["toy.zip"] = zipped(FILES)
+    stage = module._stage
+    calls = []
+
+    def interrupted(archive, member, members, part, expected):
+        calls.append(member)
+        if len(calls) == 3:
+            part.write_bytes(b"half")
+            raise KeyboardInterrupt
+        return stage(archive, member, members, part, expected)
+
+    (tmp_path / "toy" / "test").mkdir(parents=True)
+    monkeypatch.setattr(module, "_stage", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        download("toy", tmp_path, manifest=manifest(server.url("toy.zip")))
+    whole = ("train/r_0.png", "train/r_1.png")
+    assert files_below(tmp_path) == {f"toy/{path}": FILES[path] for path in whole}
+    monkeypatch.undo()
+    download("toy", tmp_path, manifest=manifest(server.url("toy.zip")))
+    assert files_below(tmp_path / "toy") == FILES
+
+
+def test_no_archive_to_try(tmp_path):
+    with pytest.raises(DownloadError, match="no archive to try"):
+        download("toy", tmp_path, [], manifest=manifest())
+
+
+def test_unknown_scene(tmp_path):
+    with pytest.raises(ValueError, match="scene 'chair' has no download: expected one of lego"):
+        download("chair", tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_pooch_missing(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "pooch", None)
+    with pytest.raises(ModuleNotFoundError, match=r"pip install \"voxelfield\[train\]\""):
+        download("toy", tmp_path, ["http://127.0.0.1:9/toy.zip"], manifest=manifest())
+
+
+def test_lego_manifest():
+    lego = load_manifest("lego")
+    assert lego.archives == (
+        "https://cseweb.ucsd.edu/~viscomp/projects/LF/papers/ECCV20/nerf/nerf_example_data.zip",
+        "https://huggingface.co/datasets/jkulhanek/nerfbaselines-data/resolve/main/blender/lego.zip",
+    )
+    train = {f"train/r_{index}.png" for index in range(100)}
+    test = {f"test/r_{index}.png" for index in range(200)}
+    assert set(lego.files) == train | test | {"transforms_train.json", "transforms_test.json"}
+    assert all(re.fullmatch(r"[0-9a-f]{64}", digest) for digest in lego.files.values())
+    assert len(set(lego.files.values())) == len(lego.files)
+    assert lego.licence == "CC-BY-NC"
+    assert "Heinzelnisse" in lego.credit
+
+
+def test_command_line(server, tmp_path, monkeypatch, caplog):
+    server.pages["toy.zip"] = zipped(FILES)
+    monkeypatch.setattr(module, "load_manifest", lambda name: manifest(server.url("public.zip")))
+    caplog.set_level(logging.INFO)
+    assert main(["toy", "--root", str(tmp_path)]) == 1
+    assert "could not be fetched" in caplog.text
+    urls = ["--url", server.url("gone.zip"), "--url", server.url("toy.zip")]
+    assert main(["toy", "--root", str(tmp_path), *urls]) == 0
+    assert server.requests == ["public.zip", "gone.zip", "toy.zip"]
+    assert files_below(tmp_path / "toy") == FILES
+    assert "all 6 files verified" in caplog.text
+
+
+def test_command_line_refuses_an_unknown_scene(tmp_path, caplog):
+    assert main(["chair", "--root", str(tmp_path)]) == 1
+    assert "scene 'chair' has no download" in caplog.text

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import os
+import stat
+
+import pytest
+
+from voxelfield.files import atomic_path, atomic_write
+
+
+def test_content_replaces_the_previous_file(tmp_path):
+    path = tmp_path / "folder" / "file.json"
+    for content in (b"first, longer", b"second"):
+        with atomic_write(path) as file:
+            file.write(content)
+        assert path.read_bytes() == content
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+def test_failure_keeps_the_previous_file_and_leaves_nothing(tmp_path, error):
+    path = tmp_path / "file.json"
+    path.write_bytes(b"previous")
+
+    def write_half():
+        with atomic_write(path) as file:
+            file.write(b"half")
+            file.flush()
+            raise error
+
+    with pytest.raises(error):
+        write_half()
+    assert path.read_bytes() == b"previous"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_nothing_is_visible_before_the_end(tmp_path):
+    path = tmp_path / "file.json"
+    with atomic_write(path) as file:
+        file.write(b"half")
+        file.flush()
+        assert not path.exists()
+        assert all(other.name.startswith(".") for other in tmp_path.iterdir())
+    assert path.read_bytes() == b"half"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="POSIX permissions")
+def test_permissions_follow_the_umask(tmp_path):
+    previous = os.umask(0o022)
+    try:
+        with atomic_write(tmp_path / "file") as file:
+            file.write(b"x")
+    finally:
+        os.umask(previous)
+    assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o644
+
+
+def test_a_relative_path_without_folder_works(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with atomic_write("file") as file:
+        file.write(b"x")
+    assert (tmp_path / "file").read_bytes() == b"x"
+
+
+def test_atomic_path_keeps_the_suffix_and_wants_a_file(tmp_path):
+    path = tmp_path / "video.mp4"
+    with atomic_path(path) as temporary:
+        assert temporary.parent == path.parent
+        assert temporary.suffix == ".mp4"
+        temporary.write_bytes(b"x")
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(FileNotFoundError), atomic_path(path):
+        pass
+    assert path.read_bytes() == b"x"

@@ -1,0 +1,92 @@
+"""Finding a scene's folder, and the message when it is nowhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from voxelfield import download
+from voxelfield.datasets.locate import SceneNotFoundError, downloadable_scenes, find_scene
+
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+@pytest.fixture(autouse=True)
+def _no_variable(monkeypatch):
+    monkeypatch.delenv("VOXELFIELD_DATA", raising=False)
+
+
+def make_scene(root, name="toy"):
+    (root / name).mkdir(parents=True)
+    (root / name / "transforms_train.json").write_text("{}")
+    return root / name
+
+
+def test_root_comes_before_the_variable(tmp_path, monkeypatch):
+    monkeypatch.setenv("VOXELFIELD_DATA", str(tmp_path / "shared"))
+    elsewhere = make_scene(tmp_path / "shared")
+    assert find_scene("toy", tmp_path / "data") == elsewhere
+    here = make_scene(tmp_path / "data")
+    assert find_scene("toy", tmp_path / "data") == here
+
+
+def test_root_defaults_to_data_in_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    make_scene(tmp_path / "data")
+    assert find_scene("toy") == Path("data/toy")
+
+
+def test_the_bundled_lego_is_found():
+    assert find_scene("lego", FIXTURES) == FIXTURES / "lego"
+
+
+def test_message_for_a_scene_with_a_download(tmp_path, monkeypatch):
+    monkeypatch.setenv("VOXELFIELD_DATA", str(tmp_path / "shared"))
+    root = tmp_path / "my data"
+    with pytest.raises(SceneNotFoundError) as error:
+        find_scene("lego", root)
+    message = str(error.value)
+    assert message.startswith("scene 'lego' not found")
+    assert str(root / "lego") in message
+    assert str(tmp_path / "shared" / "lego") in message
+    assert f"`python -m voxelfield.download lego --root '{root}'`" in message
+    assert "data.download=true" in message
+    assert "scene=bricks needs no download" in message
+    assert isinstance(error.value, FileNotFoundError)
+
+
+def test_message_for_a_scene_without_a_download(tmp_path):
+    with pytest.raises(SceneNotFoundError) as error:
+        find_scene("toy", tmp_path, download=True)
+    message = str(error.value)
+    assert "($VOXELFIELD_DATA is not set)" in message
+    assert "no download (those that have: lego)" in message
+    assert "python -m voxelfield.download" not in message
+    assert "data.download" not in message
+    assert "scene=bricks needs no download" in message
+
+
+def test_message_for_a_folder_that_holds_no_scene(tmp_path):
+    (tmp_path / "lego" / "train").mkdir(parents=True)
+    with pytest.raises(SceneNotFoundError, match=r"lego \(exists, but holds no transforms\*\.json\)"):
+        find_scene("lego", tmp_path)
+
+
+def test_download_is_called_only_for_a_scene_that_is_nowhere(tmp_path, monkeypatch):
+    calls = []
+
+    def fake(name, root):
+        calls.append((name, root))
+        return make_scene(root, name)
+
+    monkeypatch.setattr(download, "download", fake)
+    assert find_scene("lego", tmp_path, download=True) == tmp_path / "lego"
+    assert find_scene("lego", tmp_path, download=True) == tmp_path / "lego"
+    assert calls == [("lego", tmp_path)]
+
+
+def test_every_downloadable_scene_has_a_readable_manifest():
+    assert downloadable_scenes() == ("lego",)
+    for name in downloadable_scenes():
+        assert download.load_manifest(name).name == name

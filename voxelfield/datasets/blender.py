@@ -1,0 +1,284 @@
+"""Loader of the NeRF-synthetic (Blender) layout.
+
+A scene is a folder with `transforms_train.json`, `transforms_test.json` and maybe `transforms_val.json`. Each
+lists frames (`file_path`, `transform_matrix`) and the horizontal field of view `camera_angle_x` in radians,
+or `fl_x`, `fl_y`, `cx`, `cy`, `w`, `h` in pixels, for the whole file or for a frame. Format: Mildenhall et
+al., "NeRF", ECCV 2020.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+from collections import ChainMap
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from torch import Tensor
+
+from voxelfield.cameras import Cameras
+from voxelfield.datasets.scene import Scene, Split
+
+SPLITS = ("train", "val", "test")
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
+DEFAULT_AABB = ((-1.5, -1.5, -1.5), (1.5, 1.5, 1.5))
+
+logger = logging.getLogger(__name__)
+
+
+def load_blender(
+    folder: Path | str,
+    *,
+    splits: Sequence[str] = ("train", "test"),
+    downscale: int = 1,
+    missing_images: Literal["error", "skip"] = "error",
+    aabb: Tensor | Sequence[Sequence[float]] = DEFAULT_AABB,
+) -> Scene:
+    """Load a scene in the NeRF-synthetic layout. Only the splits asked for are read.
+
+    Args:
+        folder: the scene's folder; its name becomes the scene's.
+        splits: which of train, val and test to load; each needs its `transforms_<split>.json`.
+        downscale: whole factor to shrink images by, averaging areas; must divide width and height.
+        missing_images: "error" refuses a split that lacks a listed image, "skip" leaves such frames out and
+            warns.
+        aabb: `(2, 3)` low and high corner of the scene in world units.
+
+    Returns:
+        The scene, on the CPU. Images are RGBA with straight alpha; those without alpha are opaque.
+
+    Raises:
+        FileNotFoundError: the folder, a split's json or an image is missing.
+        ValueError: an argument, a json file or an image is not as described above; the message is one line
+            and names the file.
+    """
+    folder = Path(folder)
+    if downscale < 1:
+        raise ValueError(f"downscale is {downscale}: expected a whole number of at least 1")
+    if missing_images not in ("error", "skip"):
+        raise ValueError(f"missing_images is '{missing_images}': expected 'error' or 'skip'")
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder}: no such folder: expected a scene with transforms_train.json in it")
+    box = _box(aabb)
+    loaded = {name: _load_split(folder, name, downscale, missing_images) for name in splits}
+    return Scene(name=folder.resolve().name, aabb=box, splits=loaded)
+
+
+def available_splits(folder: Path | str) -> tuple[str, ...]:
+    """List the splits whose `transforms_<split>.json` exists, in the order train, val, test."""
+    return tuple(name for name in SPLITS if _split_file(Path(folder), name).is_file())
+
+
+def downscale_to_fit(folder: Path | str, max_size: int, split: str = "train") -> int:
+    """Find the smallest `downscale` for :func:`load_blender` that brings a scene's images to a size.
+
+    Args:
+        folder: the scene's folder.
+        max_size: longest image side wanted, in pixels.
+        split: the split whose first image present is measured.
+
+    Returns:
+        The smallest whole factor that divides both sides and leaves neither longer than `max_size`.
+
+    Raises:
+        FileNotFoundError: the split's json is missing, or all its images are.
+        ValueError: the json or the image is unreadable, or no factor divides both sides to fit.
+    """
+    file = _split_file(Path(folder), split)
+    paths = [_image_path(Path(folder), frame["file_path"]) for frame in _frames(file, _read_json(Path(folder), file))]
+    present = next((path for path in paths if path.is_file()), None)
+    if present is None:
+        raise FileNotFoundError(f"{file}: {len(paths)} of {len(paths)} images are missing, the first is {paths[0]}")
+    height, width = _decode(present).shape[:2]
+    for factor in range(1, min(width, height) + 1):
+        if max(width, height) <= max_size * factor and width % factor == 0 and height % factor == 0:
+            return factor
+    raise ValueError(f"{present}: no whole factor shrinks {width}x{height} to at most {max_size} pixels a side")
+
+
+def area_average(image: npt.NDArray[np.uint8], factor: int) -> npt.NDArray[np.uint8]:
+    """Shrink an RGBA image by averaging `factor` x `factor` blocks, weighting colours by their alpha.
+
+    Transparent pixels have no say in the colour of the block, so silhouettes get no dark or stray fringe.
+
+    Args:
+        image: `(H, W, 4)` uint8 RGBA, straight alpha; `factor` divides H and W.
+        factor: 1 to 256.
+
+    Returns:
+        `(H / factor, W / factor, 4)` uint8, straight alpha, rounded to nearest; black where fully
+        transparent.
+
+    Raises:
+        ValueError: `factor` is out of range or does not divide the size.
+    """
+    height, width = image.shape[:2]
+    if not 1 <= factor <= 256:
+        raise ValueError(f"factor is {factor}: expected 1 to 256")
+    if height % factor or width % factor:
+        raise ValueError(f"factor {factor} does not divide the image size {width}x{height}")
+    # uint32 is exact: 255 * 255 * 256 * 256 is still below 2**32.
+    alpha = image[..., 3:].astype(np.uint32)
+    weighted = np.concatenate((image[..., :3] * alpha, alpha), axis=-1)
+    rows = weighted.reshape(height // factor, factor, width, 4).sum(axis=1, dtype=np.uint32)
+    sums = rows.reshape(height // factor, width // factor, factor, 4).sum(axis=2, dtype=np.uint32)
+    total = sums[..., 3:]
+    # The halves round to nearest; in 64 bits, since the largest sum leaves no room for them.
+    rgb = (sums[..., :3].astype(np.uint64) + total // 2) // np.maximum(total, 1)
+    mean_alpha = (total + factor * factor // 2) // (factor * factor)
+    return np.concatenate((rgb, mean_alpha), axis=-1).astype(np.uint8)
+
+
+def _load_split(folder: Path, name: str, downscale: int, missing_images: str) -> Split:
+    file = _split_file(folder, name)
+    meta = _read_json(folder, file)
+    frames = _frames(file, meta)
+    paths = [_image_path(folder, frame["file_path"]) for frame in frames]
+    missing = [path for path in paths if not path.is_file()]
+    if missing:
+        lack = f"{len(missing)} of {len(paths)} images are missing, the first is {missing[0]}"
+        if missing_images == "error" or len(missing) == len(paths):
+            raise FileNotFoundError(f"{file}: {lack}")
+        logger.warning("%s: %s; their frames are left out", file, lack)
+        absent = set(missing)
+        frames = [frame for frame, path in zip(frames, paths, strict=True) if path not in absent]
+        paths = [path for path in paths if path not in absent]
+    c2w = torch.stack([_matrix(file, frame) for frame in frames])
+    images = _read_images(paths, downscale)
+    height, width = images.shape[1:3]
+    intrinsics = [_intrinsics(file, ChainMap(frame, meta), width * downscale, height * downscale) for frame in frames]
+    cameras = Cameras(c2w, torch.tensor(intrinsics, dtype=torch.float64).div(downscale).float(), width, height)
+    return Split(images, cameras, tuple(path.stem for path in paths))
+
+
+def _split_file(folder: Path, name: str) -> Path:
+    return folder / f"transforms_{name}.json"
+
+
+def _box(aabb: Tensor | Sequence[Sequence[float]]) -> Tensor:
+    box = torch.as_tensor(aabb, dtype=torch.float32, device="cpu")
+    if box.shape != (2, 3):
+        raise ValueError(f"aabb has shape {tuple(box.shape)}: expected (2, 3), low and high corner")
+    if not (box.isfinite().all() and (box[0] < box[1]).all()):
+        raise ValueError(f"aabb is {box.tolist()}: expected finite corners, the low one below the high one")
+    return box
+
+
+def _read_json(folder: Path, file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        there = ", ".join(available_splits(folder)) or "none"
+        raise FileNotFoundError(f"{file}: no such file (splits of this scene: {there})")
+    try:
+        meta = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file}: not valid JSON ({error})") from error
+    if not isinstance(meta, dict):
+        raise ValueError(f"{file}: holds a {type(meta).__name__}: expected an object with 'frames'")
+    for term in ("k1", "k2", "k3", "k4", "p1", "p2"):
+        if meta.get(term):
+            raise ValueError(f"{file}: lens distortion {term}={meta[term]}: this loader reads pinhole cameras only")
+    return meta
+
+
+def _frames(file: Path, meta: Mapping[str, Any]) -> list[dict[str, Any]]:
+    if "frames" not in meta:
+        raise ValueError(f"{file}: key 'frames' is missing")
+    frames = meta["frames"]
+    if not isinstance(frames, list) or not frames:
+        raise ValueError(f"{file}: 'frames' is {'empty' if frames == [] else type(frames).__name__}: expected a list")
+    for index, frame in enumerate(frames):
+        if not isinstance(frame, dict):
+            raise ValueError(f"{file}: frame {index} is a {type(frame).__name__}: expected an object")
+        for key in ("file_path", "transform_matrix"):
+            if key not in frame:
+                raise ValueError(f"{file}: key '{key}' is missing in frame {index}")
+        if not isinstance(frame["file_path"], str) or not frame["file_path"]:
+            raise ValueError(f"{file}: 'file_path' of frame {index} is {frame['file_path']!r}: expected a path")
+    return frames
+
+
+def _image_path(folder: Path, file_path: str) -> Path:
+    path = folder / file_path
+    # Only known suffixes count: in "view_0.5" the ".5" belongs to the name.
+    return path if path.suffix.lower() in IMAGE_SUFFIXES else path.with_name(path.name + ".png")
+
+
+def _matrix(file: Path, frame: Mapping[str, Any]) -> Tensor:
+    where = f"{file}: 'transform_matrix' of {frame['file_path']}"
+    try:
+        matrix = torch.tensor(frame["transform_matrix"], dtype=torch.float32)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{where} is not a 4x4 matrix of numbers") from error
+    if matrix.shape != (4, 4):
+        raise ValueError(f"{where} has shape {tuple(matrix.shape)}: expected (4, 4)")
+    if not matrix.isfinite().all():
+        raise ValueError(f"{where} has an entry that is not finite")
+    return matrix
+
+
+def _number(file: Path, meta: Mapping[str, Any], key: str, default: float | None = None) -> float:
+    value = meta.get(key, default)
+    if value is None:
+        raise ValueError(f"{file}: key '{key}' is missing")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{file}: '{key}' is {value!r}: expected a finite number")
+    return float(value)
+
+
+def _intrinsics(file: Path, meta: Mapping[str, Any], width: int, height: int) -> tuple[float, ...]:
+    for key, size in (("w", width), ("h", height)):
+        if _number(file, meta, key, size) != size:
+            raise ValueError(f"{file}: '{key}' is {meta[key]}: expected {size}, as the images are {width}x{height}")
+    if "fl_x" in meta:
+        focal = _number(file, meta, "fl_x")
+    else:
+        angle = _number(file, meta, "camera_angle_x")
+        if not 0.0 < angle < math.pi:
+            raise ValueError(f"{file}: 'camera_angle_x' is {angle}: expected radians between 0 and pi")
+        focal = 0.5 * width / math.tan(0.5 * angle)
+    focal_y = _number(file, meta, "fl_y", focal)
+    if focal <= 0.0 or focal_y <= 0.0:
+        raise ValueError(f"{file}: focal lengths are {focal} and {focal_y} pixels: expected both above 0")
+    return focal, focal_y, _number(file, meta, "cx", width / 2), _number(file, meta, "cy", height / 2)
+
+
+def _read_images(paths: Sequence[Path], downscale: int) -> Tensor:
+    first = _decode(paths[0])
+    height, width = first.shape[:2]
+    if height % downscale or width % downscale:
+        raise ValueError(f"downscale={downscale} does not divide the size {width}x{height} of {paths[0]}")
+    images = np.empty((len(paths), height // downscale, width // downscale, 4), dtype=np.uint8)
+
+    def fill(index: int) -> None:
+        image = _decode(paths[index])
+        if image.shape != first.shape:
+            size = f"{image.shape[1]}x{image.shape[0]}"
+            raise ValueError(f"{paths[index]}: size is {size}: expected {width}x{height}, like {paths[0]}")
+        images[index] = image if downscale == 1 else area_average(image, downscale)
+
+    # Pillow releases the GIL while it decodes, so threads are enough and nothing is copied between processes.
+    with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
+        for _ in pool.map(fill, range(len(paths))):
+            pass
+    return torch.from_numpy(images)
+
+
+def _decode(path: Path) -> npt.NDArray[np.uint8]:
+    try:
+        with Image.open(path) as image:
+            # Pillow would clip these to 255 instead of scaling them.
+            if image.mode.startswith(("I", "F")):
+                raise ValueError(f"pixel mode {image.mode}, expected 8 bits a channel")
+            return np.asarray(image.convert("RGBA"))
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        # Pillow's own words for an unidentified file repeat the path.
+        reason = "not an image" if isinstance(error, Image.UnidentifiedImageError) else str(error)
+        raise ValueError(f"{path}: unreadable image ({reason})") from error

@@ -1,0 +1,75 @@
+"""Where scenes lie on disk, and what to say when one does not."""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+
+DATA_VARIABLE = "VOXELFIELD_DATA"
+BUNDLED_SCENE = "bricks"
+_MANIFESTS = Path(__file__).parent / "manifests"
+
+
+class SceneNotFoundError(FileNotFoundError):
+    """A scene is in none of the places where scenes are looked for."""
+
+
+def find_scene(name: str, root: Path | str = "data", *, download: bool = False) -> Path:
+    """Find a scene's folder: first `root/name`, then `$VOXELFIELD_DATA/name`.
+
+    A folder counts when it holds a `transforms*.json`; downloads write that last, so an interrupted one never
+    counts.
+
+    Args:
+        name: the scene's name.
+        root: folder of scenes (`data.root`), relative to the working directory or absolute.
+        download: if the scene is nowhere and has a public archive, fetch it into `root`.
+
+    Returns:
+        The scene's folder.
+
+    Raises:
+        SceneNotFoundError: the scene is nowhere; the message says where it was looked for and how to get it.
+        DownloadError: `download` is set and no archive gave the scene.
+    """
+    root = Path(root)
+    folders = [root / name]
+    elsewhere = os.environ.get(DATA_VARIABLE)
+    if elsewhere:
+        folders.append(Path(elsewhere) / name)
+    for folder in folders:
+        if any(folder.glob("transforms*.json")):
+            return folder
+    if download and manifest_path(name).is_file():
+        # Imported here: `python -m voxelfield.download` would otherwise find itself imported already.
+        from voxelfield.download import download as fetch
+
+        return fetch(name, root)
+    looked = [
+        f"  {folder.resolve()}" + (" (exists, but holds no transforms*.json)" if folder.is_dir() else "")
+        for folder in folders
+    ]
+    if not elsewhere:
+        looked.append(f"  (${DATA_VARIABLE} is not set)")
+    raise SceneNotFoundError("\n".join([f"scene '{name}' not found. Looked in:", *looked, *_advice(name, root)]))
+
+
+def manifest_path(name: str) -> Path:
+    """Return where the download manifest of a scene is, if it has one."""
+    return _MANIFESTS / f"{name}.json"
+
+
+def downloadable_scenes() -> tuple[str, ...]:
+    """List the scenes that `python -m voxelfield.download` can fetch."""
+    return tuple(sorted(path.stem for path in _MANIFESTS.glob("*.json")))
+
+
+def _advice(name: str, root: Path) -> list[str]:
+    if manifest_path(name).is_file():
+        command = f"python -m voxelfield.download {name} --root {shlex.quote(str(root))}"
+        fetch = f"Fetch it with `{command}`, or pass data.download=true to fetch it now."
+    else:
+        fetch = f"It has no download (those that have: {', '.join(downloadable_scenes())})."
+    bundled = [] if name == BUNDLED_SCENE else [f"scene={BUNDLED_SCENE} needs no download."]
+    return [fetch, *bundled]

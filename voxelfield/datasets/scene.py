@@ -1,0 +1,89 @@
+"""What every loader returns: images with their cameras, by split, and the box they show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from voxelfield.cameras import Cameras
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """Images and the cameras that took them.
+
+    Args:
+        images: `(N, H, W, 4)` uint8 on the CPU, RGBA with straight (not premultiplied) alpha.
+        cameras: N cameras of width W and height H.
+        names: N names, for file names and logs.
+
+    Raises:
+        TypeError: `images` is not uint8.
+        ValueError: the shapes, sizes or counts disagree.
+    """
+
+    images: Tensor
+    cameras: Cameras
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if self.images.dtype != torch.uint8:
+            raise TypeError(f"Split.images is {self.images.dtype}: expected torch.uint8")
+        expected = (len(self.cameras), self.cameras.height, self.cameras.width, 4)
+        if self.images.shape != expected:
+            raise ValueError(
+                f"Split.images has shape {tuple(self.images.shape)}: expected {expected}, as the cameras say"
+            )
+        if len(self.names) != len(self.cameras):
+            raise ValueError(f"Split.names has {len(self.names)} names: expected {len(self.cameras)}, one a camera")
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """A scene as loaded.
+
+    Args:
+        name: its name, as in `scene=`.
+        aabb: `(2, 3)` float32, low and high corner of what matters, world frame.
+        splits: the loaded splits by name.
+
+    Raises:
+        TypeError: `aabb` is not float32.
+        ValueError: `aabb` has another shape.
+    """
+
+    name: str
+    aabb: Tensor
+    splits: dict[str, Split]
+
+    def __post_init__(self) -> None:
+        if self.aabb.dtype != torch.float32:
+            raise TypeError(f"Scene.aabb is {self.aabb.dtype}: expected torch.float32")
+        if self.aabb.shape != (2, 3):
+            raise ValueError(f"Scene.aabb has shape {tuple(self.aabb.shape)}: expected (2, 3)")
+
+    def split(self, name: str) -> Split:
+        """Return one split.
+
+        Raises:
+            ValueError: it was not loaded; the message lists those that were.
+        """
+        if name not in self.splits:
+            loaded = ", ".join(self.splits) or "none"
+            raise ValueError(f"scene '{self.name}' has no split '{name}' loaded: expected one of {loaded}")
+        return self.splits[name]
+
+    @property
+    def train(self) -> Split:
+        """The training split."""
+        return self.split("train")
+
+    @property
+    def test(self) -> Split:
+        """The test split."""
+        return self.split("test")

@@ -1,0 +1,247 @@
+"""Fetch public scenes: `python -m voxelfield.download lego [--root data] [--url URL ...]`.
+
+Every file is checked against a SHA-256 from the scene's manifest. Files that are already there and right are
+kept, and when all are, nothing is fetched. The files that make a folder count as a scene are put in place
+last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import logging
+import os
+import sys
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from voxelfield.datasets.locate import downloadable_scenes, manifest_path
+
+_CHUNK = 1 << 20
+_SHOWN = 3
+
+logger = logging.getLogger(__name__)
+
+
+class DownloadError(RuntimeError):
+    """No archive gave a complete and correct scene."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a complete scene consists of and where it can be had.
+
+    Args:
+        name: the scene's name, and its folder's.
+        licence: licence of the data.
+        credit: whom to credit.
+        archives: URLs of zip archives, in the order to try.
+        files: path inside the scene's folder -> SHA-256 in hexadecimal.
+    """
+
+    name: str
+    licence: str
+    credit: str
+    archives: tuple[str, ...]
+    files: Mapping[str, str]
+
+
+def load_manifest(name: str) -> Manifest:
+    """Read the manifest of a scene that voxelfield can fetch.
+
+    Raises:
+        ValueError: there is none; the message lists those there are.
+    """
+    path = manifest_path(name)
+    if not path.is_file():
+        raise ValueError(f"scene '{name}' has no download: expected one of {', '.join(downloadable_scenes())}")
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return Manifest(**{**content, "archives": tuple(content["archives"])})
+
+
+def download(
+    name: str,
+    root: Path | str = "data",
+    urls: Sequence[str] | None = None,
+    *,
+    manifest: Manifest | None = None,
+) -> Path:
+    """Complete the scene `root/name` from the first archive that answers and is right.
+
+    Archives are zip files in which the scene may lie under any folder. Files in place whose hash is wrong are
+    replaced.
+
+    Args:
+        name: the scene's name.
+        root: folder of scenes; created if missing.
+        urls: archives to try, in order, instead of the manifest's.
+        manifest: what to fetch, instead of the manifest that voxelfield has for `name`.
+
+    Returns:
+        The scene's folder, every file of the manifest verified.
+
+    Raises:
+        ValueError: the scene has no manifest.
+        ModuleNotFoundError: pooch is not installed.
+        DownloadError: no archive gave the scene; the message lists each with its reason.
+    """
+    manifest = manifest or load_manifest(name)
+    root = Path(root)
+    folder = root / manifest.name
+    wanted = _unverified(folder, manifest.files)
+    if not wanted:
+        logger.info("%s: all %d files are there and verified, nothing to fetch", folder, len(manifest.files))
+        return folder
+    replaced = [path for path in wanted if (folder / path).exists()]
+    if replaced:
+        logger.warning("%s: files that differ from the manifest get replaced (%d): %s", folder, *_summary(replaced))
+    logger.info("%s: %s; licence %s", manifest.name, manifest.credit, manifest.licence)
+    root.mkdir(parents=True, exist_ok=True)
+    reasons = []
+    for url in urls if urls is not None else manifest.archives:
+        logger.info("fetching %s for %d of %d files", url, len(wanted), len(manifest.files))
+        with tempfile.TemporaryDirectory(prefix=f".{manifest.name}-", dir=root) as scratch:
+            reason = _complete_from(url, Path(scratch), folder, manifest, wanted)
+        if not reason:
+            logger.info("%s: all %d files verified", folder, len(manifest.files))
+            return folder
+        logger.warning("%s: %s", url, reason)
+        reasons.append(f"  {url}: {reason}")
+        wanted = _unverified(folder, manifest.files)
+    tried = "\n".join(reasons) or "  no archive to try"
+    raise DownloadError(f"scene '{manifest.name}' could not be fetched into {folder}. Tried:\n{tried}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m voxelfield.download", description="Fetch a public scene.")
+    parser.add_argument("scene", help=f"one of: {', '.join(downloadable_scenes())}")
+    parser.add_argument("--root", type=Path, default=Path("data"), help="folder of scenes (default: data)")
+    parser.add_argument("--url", action="append", help="zip archive to try instead of the public ones; may be repeated")
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        download(arguments.scene, arguments.root, arguments.url)
+    except (DownloadError, ModuleNotFoundError, OSError, ValueError) as error:
+        logger.error("%s", error)
+        return 1
+    return 0
+
+
+def _complete_from(url: str, scratch: Path, folder: Path, manifest: Manifest, wanted: Sequence[str]) -> str:
+    """Fetch one archive and take the wanted files from it; return why that failed, or an empty string."""
+    try:
+        archive = _fetch(url, scratch)
+        with zipfile.ZipFile(archive) as opened:
+            problems = _extract(opened, folder, manifest, wanted)
+    except zipfile.BadZipFile as error:
+        return f"not a zip archive ({error})"
+    except (OSError, ValueError) as error:
+        return str(error) or type(error).__name__
+    if not problems:
+        return ""
+    count, listed = _summary(problems)
+    return f"wrong or missing files ({count}): {listed}"
+
+
+def _fetch(url: str, scratch: Path) -> Path:
+    try:
+        import pooch
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError('downloads need pooch: pip install "voxelfield[train]"') from error
+    # Its info line advises to paste a hash of the archive into the code; here every file has one.
+    pooch.get_logger().setLevel(logging.WARNING)
+    return Path(pooch.retrieve(url, known_hash=None, fname="archive.zip", path=scratch, progressbar=True))
+
+
+def _extract(archive: zipfile.ZipFile, folder: Path, manifest: Manifest, wanted: Sequence[str]) -> list[str]:
+    """Put the wanted files in place that the archive has right; return what is wrong with the others."""
+    members = set(archive.namelist())
+    prefix = _prefix(members, manifest)
+    images = [path for path in wanted if not path.endswith(".json")]
+    index = [path for path in wanted if path.endswith(".json")]
+    problems: list[str] = []
+    # Image by image, but the json files, which make the folder count as a scene, together and after all else.
+    for group in [*([path] for path in images), index]:
+        if group is index and problems:
+            break
+        staged: list[tuple[Path, Path]] = []
+        try:
+            for path in group:
+                target = folder / path
+                part = target.with_name(f".{target.name}.{os.getpid()}.part")
+                staged.append((part, target))
+                if problem := _stage(archive, prefix + path, members, part, manifest.files[path]):
+                    problems.append(f"{path}: {problem}")
+            if not (group is index and problems):
+                for part, target in staged:
+                    if part.exists():
+                        part.replace(target)
+        finally:
+            for part, _ in staged:
+                part.unlink(missing_ok=True)
+    return problems
+
+
+def _stage(archive: zipfile.ZipFile, member: str, members: set[str], part: Path, expected: str) -> str:
+    """Write one member to `part` if its hash is right; return what is wrong, or an empty string."""
+    if member not in members:
+        return "not in the archive"
+    part.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with archive.open(member) as source, part.open("wb") as sink:
+            found = _sha256(source, sink)
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:
+        found = f"unreadable data ({error})"
+    if found == expected:
+        return ""
+    part.unlink()
+    return f"expected SHA-256 {expected}, found {found}"
+
+
+def _prefix(members: set[str], manifest: Manifest) -> str:
+    """Find the folder inside the archive that holds most of the scene, preferring one of the scene's name."""
+    counts: dict[str, int] = {}
+    for member in members:
+        for depth in range(member.count("/") + 1):
+            parts = member.split("/", depth)
+            if parts[-1] in manifest.files:
+                prefix = member[: len(member) - len(parts[-1])]
+                counts[prefix] = counts.get(prefix, 0) + 1
+    named = f"/{manifest.name}/"
+    return max(counts, key=lambda prefix: (f"/{prefix}".endswith(named), counts[prefix], prefix), default="")
+
+
+def _unverified(folder: Path, files: Mapping[str, str]) -> list[str]:
+    return [path for path, expected in files.items() if not _matches(folder / path, expected)]
+
+
+def _matches(path: Path, expected: str) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as source:
+        return _sha256(source) == expected
+
+
+def _sha256(source: IO[bytes], sink: IO[bytes] | None = None) -> str:
+    digest = hashlib.sha256()
+    while chunk := source.read(_CHUNK):
+        digest.update(chunk)
+        if sink is not None:
+            sink.write(chunk)
+    return digest.hexdigest()
+
+
+def _summary(lines: Sequence[str]) -> tuple[int, str]:
+    more = f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
+    return len(lines), "; ".join(lines[:_SHOWN]) + more
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,67 @@
+"""Files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+
+@contextlib.contextmanager
+def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; move it onto `path` if the block succeeds.
+
+    For writers that open the file themselves, such as ffmpeg. The temporary name is hidden (leading dot),
+    keeps the suffix of `path` and lies in the same directory, so the move is one atomic rename. Whatever ends
+    the block early, including Ctrl-C, leaves the previous `path` as it was and removes the temporary file.
+    The data and the rename are on disk when the block returns, so a later power loss cannot bring back a
+    truncated file.
+
+    Args:
+        path: Final path. Its parent directory is created if needed. A symbolic link is replaced, not
+            followed.
+
+    Yields:
+        A path that does not exist yet; the block must create a file there.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.stem}.{secrets.token_hex(4)}.tmp{path.suffix}")
+    try:
+        yield temporary
+        _sync(temporary)
+        # Unlike Path.rename, replace overwrites an existing file on every platform.
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    _sync(path.parent)
+
+
+@contextlib.contextmanager
+def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Open a binary file whose content replaces `path` if the block succeeds; see `atomic_path`.
+
+    Args:
+        path: Final path. Its parent directory is created if needed. A symbolic link is replaced, not
+            followed.
+
+    Yields:
+        A writable binary file with the usual permissions of a new file (umask).
+    """
+    # The builtin open, not tempfile: tempfile's files are readable by their owner only, and would stay so.
+    with atomic_path(path) as temporary, temporary.open("xb") as file:
+        yield file
+
+
+def _sync(path: Path) -> None:
+    """Flush a file's data, or a directory's entries, to the disk."""
+    if os.name != "posix":  # Windows opens no directories and syncs only files opened for writing
+        return
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
