@@ -19,7 +19,8 @@ HERE = Path(__file__).resolve().parent
 def load_builder() -> ModuleType:
     """Imports voxelfield/_build.py by path: importing the package itself would need torch."""
     spec = importlib.util.spec_from_file_location("voxelfield_build", HERE / "voxelfield" / "_build.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -29,8 +30,8 @@ def compiled_parts() -> dict[str, Any]:
     """Returns setup()'s arguments for the compiled modules; none where torch is not importable."""
     if importlib.util.find_spec("torch") is None:
         sys.stderr.write(
-            "voxelfield: torch is not importable in this build (build isolation), so the extension is not compiled now; "
-            "it will be on first use, or by `python -m voxelfield.build`. To compile at install: "
+            "voxelfield: torch is not importable in this build (build isolation), so the extension is not compiled "
+            "now; it will be on first use, or by `python -m voxelfield.build`. To compile at install: "
             "pip install --no-build-isolation .\n"
         )
         return {}

@@ -1,8 +1,8 @@
 """Compiling the extension: the one builder behind ``setup.py``, just-in-time builds and ``python -m voxelfield.build``.
 
-The extension is two modules with LibTorch's stable ABI and Python's limited API, so that one binary serves every torch
-from 2.10 and every Python from 3.10: ``_C`` (operator schemas and CPU kernels) and ``_C_cuda`` (CUDA kernels). The second
-needs nvcc but neither a GPU nor a CUDA build of torch.
+The extension is two modules with LibTorch's stable ABI and Python's limited API, so that one binary serves every
+torch from 2.10 and every Python from 3.10: ``_C`` (operator schemas and CPU kernels) and ``_C_cuda`` (CUDA kernels).
+The second needs nvcc but neither a GPU nor a CUDA build of torch.
 """
 
 from __future__ import annotations
@@ -66,9 +66,7 @@ def find_cuda_home() -> Path | None:
     if nvcc is None:
         return None
     # nvcc on the PATH may be a link or a wrapper script; only nvcc itself knows its toolkit.
-    plan = subprocess.run(
-        [nvcc, "--dryrun", "-x", "cu", os.devnull], capture_output=True, text=True, check=False
-    )
+    plan = subprocess.run([nvcc, "--dryrun", "-x", "cu", os.devnull], capture_output=True, text=True, check=False)
     top = re.search(r"^#\$ TOP=(.+)$", plan.stderr, re.MULTILINE)
     return Path(top[1].strip()).resolve() if top else Path(nvcc).resolve().parent.parent
 
@@ -83,9 +81,7 @@ def module_names() -> list[str]:
     if find_cuda_home() is not None:
         return [CPU_MODULE, CUDA_MODULE]
     if wish == "1":
-        raise FileNotFoundError(
-            "VOXELFIELD_CUDA=1 but no nvcc: it is not on the PATH, and CUDA_HOME is not set"
-        )
+        raise FileNotFoundError("VOXELFIELD_CUDA=1 but no nvcc: it is not on the PATH, and CUDA_HOME is not set")
     logger.warning("no nvcc on the PATH and no CUDA_HOME: building the CPU half only")
     return [CPU_MODULE]
 
@@ -107,11 +103,7 @@ def extensions(names: Iterable[str], sources_relative_to: Path | None = None) ->
         root = root.relative_to(sources_relative_to)
     define = [_TORCH_TARGET, f"-DVOXELFIELD_SOURCE_DIGEST={source_digest()}"]
     windows = os.name == "nt"
-    cxx = (
-        [*define, "/O2", "/openmp:experimental"]
-        if windows
-        else [*define, "-O3", "-g0", "-fopenmp-simd", "-Wall"]
-    )
+    cxx = [*define, "/O2", "/openmp:experimental"] if windows else [*define, "-O3", "-g0", "-fopenmp-simd", "-Wall"]
     # --no-as-needed keeps libtorch.so among the needed libraries: on a CUDA build of torch it brings libtorch_cuda,
     # which holds the stream symbol that the CUDA module looks up. After the libraries the flag would do nothing.
     link = [] if windows else ["-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10"]
@@ -130,9 +122,7 @@ def extensions(names: Iterable[str], sources_relative_to: Path | None = None) ->
                 str(p) for p in (home / "lib64", home / "lib", home / "lib" / "x64") if p.is_dir()
             ]
             common["libraries"] = ["cudart"]
-        described.append(
-            cpp_extension.CppExtension(f"voxelfield.{name}", [str(s) for s in sources], **common)
-        )
+        described.append(cpp_extension.CppExtension(f"voxelfield.{name}", [str(s) for s in sources], **common))
     return described
 
 
@@ -178,7 +168,7 @@ def build(names: Iterable[str], directory: Path) -> list[Path]:
         command.ensure_finalized()
         command.run()
         for module in sorted(Path(scratch, "voxelfield").iterdir()):
-            os.replace(module, directory / module.name)
+            module.replace(directory / module.name)
             built.append(directory / module.name)
     return built
 

@@ -1,4 +1,7 @@
-"""Finding, building and loading the compiled modules. Importing voxelfield does none of it; the first use of an op does."""
+"""Finding, building and loading the compiled modules.
+
+Importing voxelfield does none of it; the first use of an op does.
+"""
 
 from __future__ import annotations
 
@@ -47,9 +50,7 @@ def ensure_loaded(device_type: str) -> bool:
     if device_type == "meta":
         device_type = "cpu"  # shapes come from the fake kernels, which need the schemas only
     if device_type not in {"cpu", "cuda"}:
-        raise NotImplementedError(
-            f"voxelfield has kernels for cpu and cuda tensors, got a tensor on {device_type!r}"
-        )
+        raise NotImplementedError(f"voxelfield has kernels for cpu and cuda tensors, got a tensor on {device_type!r}")
     with _lock:
         _ensure_module(_build.CPU_MODULE)
         if device_type == "cuda":
@@ -144,6 +145,6 @@ def _check_cuda(name: str, path: Path) -> None:
     theirs = int((torch.version.cuda or "0").split(".")[0])
     if ours != theirs:
         raise RuntimeError(
-            f"{path} was compiled by CUDA {ours}, but this torch ({torch.__version__}) runs CUDA {theirs or 'not at all'}; "
-            f"compile it again with nvcc {theirs}.x: `python -m voxelfield.build`"
+            f"{path} was compiled by CUDA {ours}, but this torch ({torch.__version__}) runs CUDA "
+            f"{theirs or 'not at all'}; compile it again with nvcc {theirs}.x: `python -m voxelfield.build`"
         )

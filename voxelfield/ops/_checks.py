@@ -27,14 +27,10 @@ def check_dtype(name: str, value: Tensor, allowed: tuple[torch.dtype, ...], why:
         raise TypeError(f"{name} must be {wanted}{why}, got {str(value.dtype).removeprefix('torch.')}")
 
 
-def check_same_device(**tensors: Tensor) -> None:
-    """Raises unless all tensors, given by name, are on one device."""
-    (first, reference), *others = tensors.items()
-    for name, value in others:
-        if value.device != reference.device:
-            raise ValueError(
-                f"{name} must be on the device of {first}, {reference.device}, but it is on {value.device}"
-            )
+def check_same_device(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
+    """Raises unless both tensors are on one device."""
+    if value.device != other.device:
+        raise ValueError(f"{name} must be on the device of {other_name}, {other.device}, but it is on {value.device}")
 
 
 def check_points(points: object, source_name: str, source: Tensor) -> None:
@@ -46,7 +42,7 @@ def check_points(points: object, source_name: str, source: Tensor) -> None:
     if points.dtype in (torch.float16, torch.bfloat16):
         why += " (16-bit coordinates cannot tell neighbouring cells apart)"
     check_dtype("points", points, (expected,), why)
-    check_same_device(**{source_name: source, "points": points})
+    check_same_device("points", points, source_name, source)
 
 
 def coordinate_dtype(dtype: torch.dtype) -> torch.dtype:

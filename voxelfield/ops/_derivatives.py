@@ -1,10 +1,11 @@
-"""Derivatives of the stencil ops, written once for grids and for cells.
+r"""Derivatives of the stencil ops, written once for grids and for cells.
 
-Write :math:`S(f, p) = \\sum_k w_k(p) f_k` for sampling. Its adjoint in the features is a splat
-:math:`S^*(v, p)_k = \\sum w_k(p) v`, its gradient in the point is :math:`P(v, f, p)_a = \\sum_k \\partial_a w_k(p)
-\\langle v, f_k \\rangle`. Replacing the weights :math:`w_k` by their derivative along a direction :math:`d`,
-:math:`\\sum_a d_a \\partial_a w_k`, gives :math:`S_d, S^*_d, P_d`. The weights depend on nothing but the point, so
-first and second derivatives of all of them are again one of these six: the table below is complete up to second order.
+Write :math:`S(f, p) = \sum_k w_k(p) f_k` for sampling. Its adjoint in the features is a splat
+:math:`S^*(v, p)_k = \sum w_k(p) v`, its gradient in the point is :math:`P(v, f, p)_a = \sum_k \partial_a w_k(p)
+\langle v, f_k \rangle`. Replacing the weights :math:`w_k` by their derivative along a direction :math:`d`,
+:math:`\sum_a d_a \partial_a w_k`, gives :math:`S_d, S^*_d, P_d`. The weights depend on nothing but the point, so
+first and second derivatives of all of them are again one of these six: the table below is complete up to second
+order.
 """
 
 from __future__ import annotations
@@ -75,9 +76,7 @@ def register_derivatives(family: StencilFamily) -> None:
 
     def point_gradient_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         if ctx.directional:
-            raise NotImplementedError(
-                "trilinear sampling is differentiable twice; a third derivative was asked for"
-            )
+            raise NotImplementedError("trilinear sampling is differentiable twice; a third derivative was asked for")
         values, source, points = ctx.saved_tensors
         needs, extra = ctx.needs_input_grad, ctx.extra
         splat_extra = family.splat_extra(source.shape, extra)

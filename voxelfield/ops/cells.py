@@ -14,12 +14,13 @@ def trilinear_interpolate(feats: Tensor, points: Tensor) -> Tensor:
     r"""Interpolates eight corner features at a point inside each cell.
 
     With :math:`u = (p + 1) / 2` the result is
-    :math:`\sum_{ijk \in \{0,1\}} (u_x \text{ or } 1 - u_x)(u_y \text{ or } 1 - u_y)(u_z \text{ or } 1 - u_z)\; f_{4i+2j+k}`.
+    :math:`\sum_{ijk \in \{0,1\}} w_i(u_x)\, w_j(u_y)\, w_k(u_z)\; f_{4i+2j+k}` where :math:`w_1(u) = u` and
+    :math:`w_0(u) = 1 - u`.
 
     Args:
-        feats: (N, 8, C) features of the corners in binary order: corner ``4*i + 2*j + k`` is the upper one along x, y, z
-            where i, j, k are 1. That is the memory order of a 2x2x2 block of an (X, Y, Z, C) grid. float32, float64,
-            float16 or bfloat16, on CPU or CUDA, of any strides.
+        feats: (N, 8, C) features of the corners in binary order: corner ``4*i + 2*j + k`` is the upper one along
+            x, y, z where i, j, k are 1. That is the memory order of a 2x2x2 block of an (X, Y, Z, C) grid. float32,
+            float64, float16 or bfloat16, on CPU or CUDA, of any strides.
         points: (N, 3) x, y, z in the cell's own coordinates: -1 at the lower, 1 at the upper corner; beyond that the
             interpolant is continued linearly. On the device of ``feats``, float32 (float64 for float64 ``feats``). A
             point with a NaN or infinite coordinate yields zeros and receives no gradient.

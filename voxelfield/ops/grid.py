@@ -58,9 +58,7 @@ def _register() -> None:
         return grid.new_empty(points.shape[0], grid.shape[3])
 
     @torch.library.register_fake("voxelfield::splat_trilinear")
-    def _(
-        values: Tensor, points: Tensor, direction: Tensor | None, resolution: list[int], padding: int
-    ) -> Tensor:
+    def _(values: Tensor, points: Tensor, direction: Tensor | None, resolution: list[int], padding: int) -> Tensor:
         return values.new_empty(*resolution, values.shape[1])
 
     @torch.library.register_fake("voxelfield::point_gradient_trilinear")

@@ -1,0 +1,176 @@
+"""From interpolated features to density and colour: spherical harmonics, or a shallow network."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+MAX_SH_DEGREE = 3
+
+
+def spherical_harmonics(directions: Tensor, degree: int) -> Tensor:
+    """Evaluates the real spherical harmonics basis.
+
+    Orthonormal over the sphere, with the Condon-Shortley phase, in the order l = 0..degree, m = -l..l (Sloan 2008,
+    appendix A2; the convention of Plenoxels and of 3D Gaussian Splatting).
+
+    Args:
+        directions: (..., 3) floating point, unit length, world frame.
+        degree: Highest band, 0 to 3.
+
+    Returns:
+        (..., (degree + 1)**2) in the dtype of ``directions``; differentiable.
+
+    Raises:
+        ValueError: ``degree`` is outside 0..3, or the last dimension is not 3.
+    """
+    if not 0 <= degree <= MAX_SH_DEGREE:
+        raise ValueError(f"degree must lie in 0..{MAX_SH_DEGREE}, got {degree}")
+    if directions.shape[-1] != 3:
+        raise ValueError(f"directions must have shape (..., 3), got {tuple(directions.shape)}")
+    x, y, z = directions.unbind(-1)
+    bands = [torch.full_like(x, 0.5 / math.sqrt(math.pi))]
+    if degree >= 1:
+        c = math.sqrt(3 / (4 * math.pi))
+        bands += [-c * y, c * z, -c * x]
+    if degree >= 2:
+        xx, yy, zz = x * x, y * y, z * z
+        c = 0.5 * math.sqrt(15 / math.pi)
+        bands += [
+            c * x * y,
+            -c * y * z,
+            0.25 * math.sqrt(5 / math.pi) * (3 * zz - 1),
+            -c * x * z,
+            0.5 * c * (xx - yy),
+        ]
+    if degree >= 3:
+        c0, c1, c2 = math.sqrt(35 / (2 * math.pi)) / 4, math.sqrt(105 / math.pi) / 2, math.sqrt(21 / (2 * math.pi)) / 4
+        bands += [
+            -c0 * y * (3 * xx - yy),
+            c1 * x * y * z,
+            -c2 * y * (5 * zz - 1),
+            math.sqrt(7 / math.pi) / 4 * z * (5 * zz - 3),
+            -c2 * x * (5 * zz - 1),
+            c1 / 2 * z * (xx - yy),
+            -c0 * x * (xx - 3 * yy),
+        ]
+    return torch.stack(bands, dim=-1)
+
+
+class DensityActivation(nn.Module):
+    r"""Softplus density, applied after interpolation so that a surface can be sharper than a voxel.
+
+    :math:`\sigma = s \cdot \log(1 + e^{x + b})` with :math:`b` such that :math:`x = 0` gives the initial density (Sun
+    et al. 2022, DirectVoxGO, eq. 4 and 9).
+
+    Args:
+        scale: Density per unit of feature where it is high, per world unit of length.
+        initial: Density of a zero feature, per world unit; small, so that space starts nearly empty.
+
+    Raises:
+        ValueError: ``scale`` or ``initial`` is not positive.
+    """
+
+    def __init__(self, scale: float, initial: float) -> None:
+        super().__init__()
+        if not (scale > 0 and initial > 0):
+            raise ValueError(f"scale and initial must be positive, got {scale} and {initial}")
+        self.scale = scale
+        self.shift = math.log(math.expm1(initial / scale))
+
+    def forward(self, raw: Tensor) -> Tensor:
+        """Maps raw features (...) to densities (...) >= 0, float32, per world unit."""
+        return self.scale * F.softplus(raw.float() + self.shift)
+
+    def extra_repr(self) -> str:
+        """Shows the settings in ``print(module)``."""
+        return f"scale={self.scale}, shift={self.shift:.3f}"
+
+
+class Decoder(Protocol):
+    """What a field needs of a decoder. Channel 0 of the features is the raw density; the rest is the decoder's own."""
+
+    channels: int
+
+    def density(self, features: Tensor) -> Tensor:
+        """Maps features (..., channels), or their first channel alone (..., 1), to densities (...)."""
+
+    def rgb(self, features: Tensor, directions: Tensor) -> Tensor:
+        """Maps features (M, channels) and unit viewing directions (M, 3) to colours (M, 3) in [0, 1]."""
+
+
+class SHDecoder(nn.Module):
+    """View-dependent colour as spherical harmonics whose coefficients are the features (Plenoxels, section 3.1).
+
+    Channels: raw density, then for red, green and blue the coefficients of every basis function. No parameters.
+
+    Args:
+        degree: SH degree, 0 to 3.
+        density: Settings of :class:`DensityActivation`.
+    """
+
+    def __init__(self, degree: int, density: DensityActivation) -> None:
+        super().__init__()
+        if not 0 <= degree <= MAX_SH_DEGREE:
+            raise ValueError(f"degree must lie in 0..{MAX_SH_DEGREE}, got {degree}")
+        self.degree = degree
+        self.activation = density
+        self.channels = 1 + 3 * (degree + 1) ** 2
+
+    def density(self, features: Tensor) -> Tensor:
+        """See :class:`Decoder`."""
+        density: Tensor = self.activation(features[..., 0])
+        return density
+
+    def rgb(self, features: Tensor, directions: Tensor) -> Tensor:
+        """See :class:`Decoder`; the sigmoid keeps colours in range."""
+        basis = spherical_harmonics(directions, self.degree)
+        coefficients = features[:, 1:].float().unflatten(-1, (3, -1))
+        return torch.sigmoid((coefficients * basis[:, None]).sum(-1))
+
+
+class MLPDecoder(nn.Module):
+    """View-dependent colour by a shallow network on the features and the viewing direction.
+
+    The direction enters through its spherical harmonics, as in Instant-NGP (Mueller et al. 2022, section 4.1); the
+    features enter as they are, as in DirectVoxGO (section 5.2).
+
+    Args:
+        features: Channels for colour, beside the one for density.
+        width: Width of the hidden layers.
+        hidden: Number of hidden layers.
+        view_degree: SH degree of the direction's encoding, 0 to 3.
+        density: Settings of :class:`DensityActivation`.
+    """
+
+    def __init__(self, features: int, width: int, hidden: int, view_degree: int, density: DensityActivation) -> None:
+        super().__init__()
+        for name, value in (("features", features), ("width", width), ("hidden", hidden)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        self.view_degree = view_degree
+        self.activation = density
+        self.channels = 1 + features
+        widths = [features + (view_degree + 1) ** 2, *([width] * hidden)]
+        layers: list[nn.Module] = []
+        for fan_in, fan_out in pairwise(widths):
+            layers += [nn.Linear(fan_in, fan_out), nn.ReLU(inplace=True)]
+        output = nn.Linear(width, 3)
+        nn.init.zeros_(output.bias)
+        self.network = nn.Sequential(*layers, output)
+
+    def density(self, features: Tensor) -> Tensor:
+        """See :class:`Decoder`."""
+        density: Tensor = self.activation(features[..., 0])
+        return density
+
+    def rgb(self, features: Tensor, directions: Tensor) -> Tensor:
+        """See :class:`Decoder`; runs in the autocast dtype, if any, up to the sigmoid."""
+        view = spherical_harmonics(directions, self.view_degree)
+        inputs = torch.cat((features[:, 1:], view.to(features.dtype)), dim=-1)
+        return torch.sigmoid(self.network(inputs).float())

@@ -1,0 +1,134 @@
+"""Emission and absorption along packed rays."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from voxelfield import _library
+from voxelfield.ops._checks import check_dtype, check_same_device, check_tensor
+
+
+class Composite(NamedTuple):
+    """What :func:`composite` returns: per ray, and the weight of each sample."""
+
+    rgb: Tensor
+    opacity: Tensor
+    depth: Tensor
+    weights: Tensor
+
+
+def composite(
+    density: Tensor, rgb: Tensor, t: Tensor, dt: Tensor, ray_offsets: Tensor, *, min_transmittance: float = 1e-4
+) -> Composite:
+    r"""Composites samples along each ray, front to back.
+
+    :math:`T_i = \exp(-\sum_{j<i} \sigma_j \delta_j)`, :math:`w_i = T_i (1 - e^{-\sigma_i \delta_i})`,
+    :math:`C = \sum_i w_i c_i` (Mildenhall et al. 2020, eq. 3). A sample with :math:`T_i` below ``min_transmittance``
+    and all behind it count for nothing and receive no gradient.
+
+    Args:
+        density: (M,) float32 or float64, non-negative, per world unit of length; differentiable.
+        rgb: (M, 3) colours, dtype of ``density``; differentiable.
+        t: (M,) distance of each sample, dtype of ``density``; not differentiable.
+        dt: (M,) length that each sample stands for, dtype of ``density``; not differentiable.
+        ray_offsets: (R + 1,) int64: the samples of ray r are ``ray_offsets[r]:ray_offsets[r + 1]``, near to far.
+        min_transmittance: Where a ray stops; 0 never stops.
+
+    Returns:
+        rgb (R, 3) without any background, opacity (R,) :math:`\sum w_i`, depth (R,) :math:`\sum w_i t_i` (divide by
+        opacity for the mean distance) and weights (M,). A ray without samples is all zeros.
+
+    Raises:
+        TypeError: An argument is no tensor, or has the wrong dtype.
+        ValueError: An argument has the wrong shape or device.
+    """
+    _check(density, dt, ray_offsets)
+    for name, value, shape in (("rgb", rgb, (density.shape[0], 3)), ("t", t, (density.shape[0],))):
+        check_tensor(name, value, shape)
+        check_dtype(name, value, (density.dtype,), " as density is")
+        check_same_device(name, value, "density", density)
+    return Composite(*torch.ops.voxelfield.composite(density, rgb, t, dt, ray_offsets, min_transmittance))
+
+
+def ray_weights(density: Tensor, dt: Tensor, ray_offsets: Tensor, *, min_transmittance: float = 1e-4) -> Tensor:
+    """Returns the weights (M,) of :func:`composite` alone, without gradient: which samples can be seen at all.
+
+    Args:
+        density: As for :func:`composite`.
+        dt: As for :func:`composite`.
+        ray_offsets: As for :func:`composite`.
+        min_transmittance: As for :func:`composite`.
+
+    Raises:
+        TypeError: An argument is no tensor, or has the wrong dtype.
+        ValueError: An argument has the wrong shape or device.
+    """
+    _check(density, dt, ray_offsets)
+    with torch.no_grad():
+        weights: Tensor = torch.ops.voxelfield.ray_weights(density, dt, ray_offsets, min_transmittance)
+    return weights
+
+
+def _check(density: Tensor, dt: Tensor, ray_offsets: Tensor) -> None:
+    check_tensor("density", density, ("M",))
+    check_dtype("density", density, (torch.float32, torch.float64))
+    check_tensor("dt", dt, (density.shape[0],))
+    check_dtype("dt", dt, (density.dtype,), " as density is")
+    check_tensor("ray_offsets", ray_offsets, ("R + 1",))
+    check_dtype("ray_offsets", ray_offsets, (torch.int64,))
+    if ray_offsets.shape[0] == 0:
+        raise ValueError("ray_offsets must have R + 1 entries, at least one, got none")
+    check_same_device("dt", dt, "density", density)
+    check_same_device("ray_offsets", ray_offsets, "density", density)
+    _library.ensure_loaded(density.device.type)
+
+
+@_library.when_loaded
+def _register() -> None:
+    @torch.library.register_fake("voxelfield::ray_weights")
+    def _(density: Tensor, dt: Tensor, ray_offsets: Tensor, min_transmittance: float) -> Tensor:
+        return density.new_empty(density.shape)
+
+    @torch.library.register_fake("voxelfield::composite")
+    def _(
+        density: Tensor, rgb: Tensor, t: Tensor, dt: Tensor, ray_offsets: Tensor, min_transmittance: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        rays = ray_offsets.shape[0] - 1
+        return (
+            density.new_empty(rays, 3),
+            density.new_empty(rays),
+            density.new_empty(rays),
+            density.new_empty(density.shape),
+        )
+
+    @torch.library.register_fake("voxelfield::composite_backward")
+    def _(
+        grad_rgb: Tensor,
+        grad_opacity: Tensor,
+        grad_depth: Tensor,
+        grad_weights: Tensor,
+        density: Tensor,
+        rgb: Tensor,
+        t: Tensor,
+        dt: Tensor,
+        ray_offsets: Tensor,
+        min_transmittance: float,
+    ) -> tuple[Tensor, Tensor]:
+        return density.new_empty(density.shape), rgb.new_empty(rgb.shape)
+
+    def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        *tensors, ctx.min_transmittance = inputs
+        ctx.save_for_backward(*tensors)
+
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        d_density, d_rgb = torch.ops.voxelfield.composite_backward(*grads, *ctx.saved_tensors, ctx.min_transmittance)
+        return d_density, d_rgb, None, None, None, None
+
+    def refuse(ctx: Any, *grads: Tensor) -> None:
+        raise NotImplementedError("compositing is differentiable once; a second derivative was asked for")
+
+    torch.library.register_autograd("voxelfield::composite", backward, setup_context=save)
+    torch.library.register_autograd("voxelfield::composite_backward", refuse)

@@ -1,0 +1,173 @@
+"""From rays and a field to colour, opacity and depth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from voxelfield import ops
+from voxelfield.cameras import Cameras
+from voxelfield.fields import RadianceField
+from voxelfield.occupancy import OccupancyGrid
+from voxelfield.rays import Rays, RaySamples
+
+
+@dataclass(frozen=True)
+class RenderSettings:
+    """How finely rays are sampled, and what is too faint to matter.
+
+    Attributes:
+        step: Distance between samples, world units.
+        min_transmittance: A ray stops where less light than this gets through.
+        min_weight: Samples whose share of their pixel is below this are dropped before colour is evaluated.
+    """
+
+    step: float
+    min_transmittance: float = 1e-4
+    min_weight: float = 1e-4
+
+
+@dataclass(frozen=True, eq=False)
+class Rendering:
+    """Rendered rays.
+
+    Attributes:
+        rgb: (R, 3) emitted colour, without background.
+        opacity: (R,) in [0, 1].
+        depth: (R,) opacity-weighted distance along the ray, world units; divide by opacity for the mean.
+        samples: The M samples whose colour was evaluated.
+        weights: (M,) their share of their pixel.
+        sample_rgb: (M, 3) their colours.
+        marched: Number of samples placed in occupied space, before faint ones were dropped.
+    """
+
+    rgb: Tensor
+    opacity: Tensor
+    depth: Tensor
+    samples: RaySamples
+    weights: Tensor
+    sample_rgb: Tensor
+    marched: int
+
+    def over(self, background: Tensor) -> Tensor:
+        """Composites over a background (3,) or (R, 3), giving (R, 3)."""
+        return self.rgb + (1 - self.opacity)[:, None] * background
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """One rendered image.
+
+    Attributes:
+        rgb: (H, W, 3) float32, composited over the background, nominally in [0, 1].
+        opacity: (H, W) float32 in [0, 1].
+        depth: (H, W) float32, mean distance along the ray where there is matter, world units.
+    """
+
+    rgb: Tensor
+    opacity: Tensor
+    depth: Tensor
+
+
+def march(rays: Rays, occupancy: OccupancyGrid, step: float, jitter: bool = False) -> RaySamples:
+    """Places samples along rays wherever space is occupied.
+
+    Args:
+        rays: R rays.
+        occupancy: What is occupied, on the rays' device.
+        step: Distance between samples, world units.
+        jitter: Shift each ray's samples by a random part of a step, from torch's global generator.
+
+    Returns:
+        The samples, packed; none at all is valid.
+    """
+    offset = torch.rand_like(rays.near) if jitter else None
+    positions, t, ray_index, ray_offsets = ops.march_rays(
+        rays.origins, rays.directions, rays.near, rays.far, occupancy.occupied, occupancy.aabb, step, offset
+    )
+    return RaySamples(positions, t, torch.full_like(t, step), ray_index, ray_offsets)
+
+
+def select(samples: RaySamples, keep: Tensor) -> RaySamples:
+    """Returns the samples for which ``keep`` (M,) bool holds, still packed by ray."""
+    before = torch.zeros(len(samples) + 1, dtype=torch.int64, device=keep.device)
+    torch.cumsum(keep, 0, out=before[1:])
+    index = keep.nonzero()[:, 0]
+    return RaySamples(
+        samples.positions[index],
+        samples.t[index],
+        samples.dt[index],
+        samples.ray_index[index],
+        before[samples.ray_offsets],
+    )
+
+
+def render(
+    field: RadianceField, rays: Rays, occupancy: OccupancyGrid, settings: RenderSettings, jitter: bool = False
+) -> Rendering:
+    """Renders rays through a field: march, drop what cannot be seen, evaluate, composite.
+
+    Visibility is judged first and without gradient, so that colour, and the backward pass, are spent on samples that
+    show. Differentiable with respect to the field.
+
+    Args:
+        field: The field, on the rays' device.
+        rays: R rays.
+        occupancy: Where to sample.
+        settings: How to sample.
+        jitter: As for :func:`march`; on while training.
+
+    Returns:
+        One colour, opacity and depth per ray.
+    """
+    samples = march(rays, occupancy, settings.step, jitter)
+    marched = len(samples)
+    if settings.min_weight > 0:
+        with torch.no_grad():
+            density = field.decoder.density(field.grid(samples.positions))
+            weights = ops.ray_weights(
+                density, samples.dt, samples.ray_offsets, min_transmittance=settings.min_transmittance
+            )
+        samples = select(samples, weights > settings.min_weight)
+    density, rgb = field(samples.positions, rays.directions[samples.ray_index])
+    composite = ops.composite(
+        density, rgb, samples.t, samples.dt, samples.ray_offsets, min_transmittance=settings.min_transmittance
+    )
+    return Rendering(composite.rgb, composite.opacity, composite.depth, samples, composite.weights, rgb, marched)
+
+
+@torch.no_grad()
+def render_view(
+    field: RadianceField,
+    cameras: Cameras,
+    camera: int,
+    occupancy: OccupancyGrid,
+    settings: RenderSettings,
+    background: Tensor,
+    chunk: int,
+) -> View:
+    """Renders one camera's whole image.
+
+    Args:
+        field: The field.
+        cameras: Cameras on the field's device.
+        camera: Which of them.
+        occupancy: Where to sample.
+        settings: How to sample.
+        background: (3,) colour behind the scene, on the field's device.
+        chunk: Rays at once, to bound memory.
+
+    Returns:
+        The image, on the field's device.
+    """
+    rays = cameras.image_rays(camera, field.grid.aabb)
+    rgb, opacity, depth = [], [], []
+    for first in range(0, len(rays), chunk):
+        part = render(field, rays[first : first + chunk], occupancy, settings)
+        rgb.append(part.over(background))
+        opacity.append(part.opacity)
+        depth.append(part.depth / part.opacity.clamp(min=1e-6))
+    size = (cameras.height, cameras.width)
+    return View(torch.cat(rgb).view(*size, 3), torch.cat(opacity).view(size), torch.cat(depth).view(size))
