@@ -1,0 +1,247 @@
+from __future__ import annotations
+
+import errno
+import os
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import voxelfield.training.checkpoint as checkpoint
+from voxelfield.training.checkpoint import (
+    FORMAT,
+    CheckpointError,
+    checkpoint_path,
+    load_checkpoint,
+    resolve_checkpoint,
+    save_checkpoint,
+)
+
+
+@pytest.fixture
+def trained():
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    model(torch.randn(5, 3)).sum().backward()
+    optimizer.step()
+    return model, optimizer
+
+
+def _state(model, optimizer, step=7):
+    return {
+        "step": step,
+        "model": model.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "rng": torch.get_rng_state(),
+        "config": {"scene": {"name": "lego"}, "sizes": [16, 31], "none": None},
+    }
+
+
+def test_a_run_resumes_bit_for_bit(tmp_path, trained):
+    model, optimizer = trained
+    save_checkpoint(tmp_path / "last.pt", _state(model, optimizer))
+    state = load_checkpoint(tmp_path / "last.pt")
+    assert state["format"] == FORMAT
+    assert isinstance(state["voxelfield"], str)
+    assert state["step"] == 7
+    assert state["config"] == {"scene": {"name": "lego"}, "sizes": [16, 31], "none": None}
+
+    other = torch.nn.Linear(3, 2)
+    other.load_state_dict(state["model"])
+    other_optimizer = torch.optim.Adam(other.parameters(), lr=0.5)
+    other_optimizer.load_state_dict(state["optimizer"])
+    for one, its_optimizer in ((model, optimizer), (other, other_optimizer)):
+        torch.set_rng_state(state["rng"])
+        its_optimizer.zero_grad()
+        one(torch.randn(5, 3)).sum().backward()
+        its_optimizer.step()
+    assert torch.equal(model.weight, other.weight)
+
+
+def test_tensors_go_to_the_device(tmp_path, device):
+    save_checkpoint(tmp_path / "last.pt", {"grid": torch.ones(2, 3, device=device)})
+    assert load_checkpoint(tmp_path / "last.pt", device)["grid"].device.type == torch.device(device).type
+    assert load_checkpoint(tmp_path / "last.pt")["grid"].device.type == "cpu"
+
+
+class _FailingFile:
+    """Passes on a number of writes, then fails as a full disk or an interrupt would."""
+
+    def __init__(self, file, error, writes):
+        self.file, self.error, self.writes = file, error, writes
+
+    def write(self, data):
+        self.writes -= 1
+        if self.writes < 0:
+            raise self.error
+        return self.file.write(data)
+
+    def flush(self):
+        self.file.flush()
+
+
+@pytest.mark.parametrize("writes", [0, 3, 8])
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
+def test_failure_keeps_the_previous_checkpoint(tmp_path, monkeypatch, error, writes):
+    path = tmp_path / "last.pt"
+    save_checkpoint(path, {"step": 1})
+    save = torch.save
+    monkeypatch.setattr(torch, "save", lambda state, file: save(state, _FailingFile(file, error, writes)))
+    with pytest.raises(type(error)) as caught:
+        save_checkpoint(path, {"step": 2, "grid": torch.zeros(100_000)})
+    assert caught.value is error
+    assert list(tmp_path.iterdir()) == [path]
+    assert load_checkpoint(path)["step"] == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_named(tmp_path, monkeypatch):
+    save = torch.save
+
+    def save_to_full_disk(state, file):
+        with Path("/dev/full").open("wb") as full:
+            save(state, full)
+
+    monkeypatch.setattr(torch, "save", save_to_full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        save_checkpoint(tmp_path / "last.pt", {"grid": torch.zeros(100_000)})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_errors_of_torch_pass_through(tmp_path, monkeypatch):
+    def fail(state, file):
+        raise RuntimeError("unrelated")
+
+    monkeypatch.setattr(torch, "save", fail)
+    with pytest.raises(RuntimeError, match="unrelated"):
+        save_checkpoint(tmp_path / "last.pt", {"step": 1})
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        ({"config": {"root": Path("data")}}, r"state\['config'\]\['root'\]"),
+        ({"loss": np.float64(0.5)}, r"state\['loss'\]"),
+        ({"history": [1.0, np.zeros(3)]}, r"state\['history'\]\[1\]"),
+        ({Path("x"): 1}, "a key of state"),
+    ],
+)
+def test_values_that_would_not_load_are_refused(tmp_path, value, name):
+    with pytest.raises(TypeError, match=name):
+        save_checkpoint(tmp_path / "last.pt", value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_accepted_type_loads(tmp_path):
+    state = {
+        "plain": [None, True, 1, 0.5, 1j, "text", b"bytes", (1, 2), {3, 4}],
+        "torch": [torch.Size([1, 2]), torch.float16, torch.device("cpu"), torch.nn.Parameter(torch.ones(1))],
+        "ordered": OrderedDict(a=1),
+    }
+    save_checkpoint(tmp_path / "last.pt", state)
+    loaded = load_checkpoint(tmp_path / "last.pt")
+    assert loaded["plain"] == state["plain"]
+    assert loaded["torch"] == state["torch"]
+    assert loaded["ordered"] == state["ordered"]
+
+
+def test_reserved_keys_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"\['format'\]"):
+        save_checkpoint(tmp_path / "last.pt", {"format": 3})
+
+
+def test_a_directory_means_its_newest_step(tmp_path):
+    for step in (500, 10_000_000, 9_000_000):
+        save_checkpoint(checkpoint_path(tmp_path, step), {"step": step})
+    (tmp_path / "checkpoint_best.pt").write_bytes(b"not numbered")
+    (tmp_path / "checkpoint_99999999.pt.bak").write_bytes(b"not a checkpoint's name")
+    assert resolve_checkpoint(tmp_path) == checkpoint_path(tmp_path, 10_000_000)
+    assert load_checkpoint(tmp_path)["step"] == 10_000_000
+
+
+def test_a_directory_without_numbers_means_last(tmp_path):
+    save_checkpoint(tmp_path / "last.pt", {"step": 4})
+    assert load_checkpoint(tmp_path)["step"] == 4
+    save_checkpoint(checkpoint_path(tmp_path, 5), {"step": 5})
+    assert load_checkpoint(tmp_path)["step"] == 5
+
+
+def test_a_missing_file_lists_what_is_there(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"checkpoints in .*: none$"):
+        load_checkpoint(tmp_path / "last.pt")
+    with pytest.raises(FileNotFoundError, match=r"expected checkpoint_<step>\.pt or last\.pt"):
+        load_checkpoint(tmp_path)
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        load_checkpoint(tmp_path / "nowhere" / "last.pt")
+    for step in (9, 10):
+        save_checkpoint(checkpoint_path(tmp_path, step), {})
+    save_checkpoint(tmp_path / "last.pt", {})
+    with pytest.raises(FileNotFoundError, match=r"last\.pt, checkpoint_0000009\.pt, checkpoint_0000010\.pt$"):
+        load_checkpoint(tmp_path / "checkpoint_11.pt")
+
+
+@pytest.mark.parametrize("kept", [0, 10, 0.5, 0.99])
+def test_a_truncated_file_is_named_so(tmp_path, kept):
+    path = tmp_path / "last.pt"
+    save_checkpoint(path, {"grid": torch.zeros(10_000)})
+    size = kept if isinstance(kept, int) else int(kept * path.stat().st_size)
+    os.truncate(path, size)
+    with pytest.raises(CheckpointError, match=rf"truncated or damaged \({size} bytes\)") as caught:
+        load_checkpoint(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_damaged_inside_is_named_so(tmp_path):
+    path = tmp_path / "last.pt"
+    save_checkpoint(path, {"grid": torch.arange(10_000)})
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match="damaged"):
+        load_checkpoint(path)
+
+
+class _Foreign:
+    """Something that only an unsafe load could restore."""
+
+
+@pytest.mark.parametrize("kind", ["text", "zip", "tensor", "dict", "object", "future-like"])
+def test_foreign_files_are_named_so(tmp_path, kind):
+    path = tmp_path / "foreign.pt"
+    if kind == "text":
+        path.write_text("hello")
+    elif kind == "zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("readme.txt", "hello")
+    else:
+        torch.save(
+            {
+                "tensor": torch.ones(1),
+                "dict": {"state_dict": {}},
+                "object": {"format": 1, "voxelfield": _Foreign()},
+                "future-like": {"format": "1", "voxelfield": "0"},
+            }[kind],
+            path,
+        )
+    with pytest.raises(CheckpointError, match="not a voxelfield checkpoint") as caught:
+        load_checkpoint(path)
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_newer_format_asks_for_an_upgrade(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "FORMAT", FORMAT + 1)
+    save_checkpoint(tmp_path / "last.pt", {})
+    monkeypatch.undo()
+    with pytest.raises(CheckpointError, match=rf"format {FORMAT + 1}.*up to format {FORMAT}: upgrade"):
+        load_checkpoint(tmp_path / "last.pt")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_an_absent_device_is_not_taken_for_damage(tmp_path):
+    save_checkpoint(tmp_path / "last.pt", {"grid": torch.ones(1)})
+    with pytest.raises(RuntimeError, match=r"(?i)cuda"):
+        load_checkpoint(tmp_path / "last.pt", "cuda")

@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from voxelfield.cameras import Cameras
+from voxelfield.datasets.scene import Split
+from voxelfield.training.evaluation import View, evaluate_split, write_metrics, write_video
+from voxelfield.training.images import composite_background
+from voxelfield.training.metrics import psnr, ssim
+
+WHITE = torch.ones(3)
+METRICS = {"psnr": 31.5, "ssim": 0.95, "train_seconds": 12, "steps": 100, "device": "cpu", "views": 3}
+
+
+@pytest.fixture
+def split():
+    height, width, count = 12, 16, 3
+    cameras = Cameras(
+        c2w=torch.eye(4).expand(count, 4, 4).contiguous(),
+        intrinsics=torch.tensor([20.0, 20.0, 8.0, 6.0]).expand(count, 4).contiguous(),
+        width=width,
+        height=height,
+    )
+    images = torch.randint(0, 256, (count, height, width, 4), dtype=torch.uint8)
+    return Split(images=images, cameras=cameras, names=("r_0", "r_1.5", "test/r_2"))
+
+
+def _renderer(split, device="cpu", offsets=(0.1, 0.01, 0.02), background=WHITE):
+    """Render the truth, off by a constant for each view (downwards where it would leave [0, 1])."""
+
+    def render(cameras, index):
+        assert cameras is split.cameras
+        truth = composite_background(split.images[index], background).to(device)
+        rgb = torch.where(truth > 0.5, truth - offsets[index], truth + offsets[index])
+        return View(rgb=rgb, opacity=torch.ones_like(rgb[..., 0]), depth=torch.ones_like(rgb[..., 0]))
+
+    return render
+
+
+def test_means_are_over_the_views(split, device):
+    result = evaluate_split(_renderer(split, device), split, WHITE, None, progress=False)
+    assert result.names == split.names
+    expected = [-20 * math.log10(offset) for offset in (0.1, 0.01, 0.02)]
+    assert result.psnr_per_view == pytest.approx(expected, abs=1e-3)
+    assert result.psnr == pytest.approx(sum(expected) / 3, abs=1e-3)
+    truth = composite_background(split.images[1], WHITE)
+    rgb = _renderer(split)(split.cameras, 1).rgb
+    assert result.ssim_per_view[1] == pytest.approx(ssim(rgb, truth).item(), abs=1e-6)
+    assert result.ssim == pytest.approx(sum(result.ssim_per_view) / 3)
+
+
+def test_the_background_is_part_of_the_truth(split):
+    background = torch.tensor([0.2, 0.0, 0.7])
+    same = evaluate_split(_renderer(split, background=background), split, background, None, progress=False)
+    assert same.psnr_per_view[0] == pytest.approx(20, abs=1e-3)
+    other = evaluate_split(_renderer(split, background=background), split, WHITE, None, progress=False)
+    assert other.psnr_per_view[0] < 15
+
+
+def test_views_are_chosen_and_named(split, tmp_path):
+    result = evaluate_split(_renderer(split), split, WHITE, tmp_path, views=[2, 0], progress=False)
+    assert result.names == ("test/r_2", "r_0")
+    assert result.psnr_per_view == pytest.approx([-20 * math.log10(0.02), 20], abs=1e-3)
+    written = {file.relative_to(tmp_path).as_posix() for file in tmp_path.rglob("*.png")}
+    assert written == {"test/r_2.png", "r_0.png"}
+
+
+def test_pictures_are_rounded_and_metrics_are_not(split, tmp_path):
+    def render(cameras, index):
+        truth = composite_background(split.images[index], WHITE)
+        rgb = truth + 0.3 / 255
+        return View(rgb=rgb, opacity=rgb[..., 0], depth=rgb[..., 0])
+
+    split.images[..., :3].clamp_(max=250)
+    split.images[..., 3] = 255
+    result = evaluate_split(render, split, WHITE, tmp_path, progress=False)
+    assert result.psnr_per_view == pytest.approx([-20 * math.log10(0.3 / 255)] * 3, abs=0.01)
+    with Image.open(tmp_path / "r_1.5.png") as image:
+        assert np.array_equal(np.asarray(image), split.images[1, ..., :3].numpy())
+
+
+def test_renders_are_clamped_before_they_are_judged(split):
+    split.images[:] = 255
+
+    def render(cameras, index):
+        rgb = torch.full((12, 16, 3), 1.5)
+        rgb[0] = 0.9
+        return View(rgb=rgb, opacity=rgb[..., 0], depth=rgb[..., 0])
+
+    result = evaluate_split(render, split, WHITE, None, progress=False)
+    clamped = render(None, 0).rgb.clamp(max=1)
+    assert result.psnr_per_view[0] == pytest.approx(psnr(clamped, torch.ones(12, 16, 3)).item())
+
+
+def test_no_gradient_is_recorded(split):
+    parameter = torch.tensor(0.5, requires_grad=True)
+
+    def render(cameras, index):
+        rgb = parameter * torch.ones(12, 16, 3)
+        assert not rgb.requires_grad
+        return View(rgb=rgb, opacity=rgb[..., 0], depth=rgb[..., 0])
+
+    evaluate_split(render, split, WHITE, None, progress=False)
+
+
+def test_failures_are_named(split, tmp_path):
+    with pytest.raises(ValueError, match="at least one view"):
+        evaluate_split(_renderer(split), split, WHITE, None, views=[])
+    for index in (3, -1):
+        with pytest.raises(ValueError, match=rf"\[0, 3\), got {index}"):
+            evaluate_split(_renderer(split), split, WHITE, None, views=[index])
+
+    def wrong_size(cameras, index):
+        return View(torch.zeros(16, 12, 3), torch.zeros(16, 12), torch.zeros(16, 12))
+
+    with pytest.raises(ValueError, match=r"'r_0' must have shape \(12, 16, 3\), got \(16, 12, 3\)"):
+        evaluate_split(wrong_size, split, WHITE, None, progress=False)
+
+    def diverged(cameras, index):
+        rgb = torch.zeros(12, 16, 3)
+        rgb[0, 0] = math.nan
+        rgb[0, 1, 2] = math.inf
+        return View(rgb, rgb[..., 0], rgb[..., 0])
+
+    with pytest.raises(FloatingPointError, match="'r_0' holds 2 pixels"):
+        evaluate_split(diverged, split, WHITE, None, progress=False)
+
+
+@pytest.mark.parametrize("name", ["../outside", "/outside", "a/../../outside"])
+def test_pictures_stay_in_the_folder(split, tmp_path, name):
+    hostile = Split(images=split.images[:1], cameras=split.cameras[:1], names=(name,))
+
+    def render(cameras, index):
+        return View(torch.zeros(12, 16, 3), torch.zeros(12, 16), torch.zeros(12, 16))
+
+    with pytest.raises(ValueError, match="relative path"):
+        evaluate_split(render, hostile, WHITE, tmp_path / "pictures", progress=False)
+    assert list(tmp_path.rglob("*.png")) == []
+
+
+def test_metrics_file_is_sorted_json(tmp_path):
+    path = tmp_path / "run" / "metrics.json"
+    write_metrics(path, {**METRICS, "per_view": {"psnr": [31.0, 32.0]}})
+    text = path.read_text()
+    loaded = json.loads(text)
+    assert loaded == {**METRICS, "per_view": {"psnr": [31.0, 32.0]}}
+    assert list(loaded) == sorted(loaded)
+    assert text.endswith("}\n")
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("key", sorted(METRICS))
+def test_every_required_metric_is_required(tmp_path, key):
+    incomplete = {name: value for name, value in METRICS.items() if name != key}
+    with pytest.raises(ValueError, match=rf"lacks \['{key}'\]"):
+        write_metrics(tmp_path / "metrics.json", incomplete)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"psnr": "31"}, TypeError, "'psnr'.* must be int or float"),
+        ({"psnr": torch.tensor(31.0)}, TypeError, "'psnr'"),
+        ({"steps": 1.5}, TypeError, "'steps'.* must be int"),
+        ({"views": True}, TypeError, "'views'"),
+        ({"device": torch.device("cpu")}, TypeError, "'device'.* must be str"),
+        ({"psnr": math.inf}, ValueError, "'psnr'.* must be finite"),
+        ({"extra": math.nan}, ValueError, "'extra'.* must be finite"),
+        ({"extra": [math.nan]}, ValueError, "(?i)json"),
+        ({"extra": torch.tensor(1)}, TypeError, "Tensor"),
+    ],
+)
+def test_wrong_metrics_leave_the_previous_file(tmp_path, changed, error, message):
+    path = tmp_path / "metrics.json"
+    write_metrics(path, METRICS)
+    with pytest.raises(error, match=message):
+        write_metrics(path, {**METRICS, **changed})
+    assert json.loads(path.read_text()) == METRICS
+
+
+def _frames(height, width, count=6):
+    gradient = np.linspace(0, 255, width, dtype=np.uint8)[None, :, None]
+    return [np.broadcast_to(gradient, (height, width, 3)) // (index + 1) for index in range(count)]
+
+
+@pytest.mark.parametrize(("height", "width"), [(48, 64), (47, 63)])
+def test_video_holds_the_frames(tmp_path, height, width):
+    imageio = pytest.importorskip("imageio.v2")
+    pytest.importorskip("imageio_ffmpeg")
+    path = tmp_path / "run" / "orbit.mp4"
+    frames = _frames(height, width)
+    write_video(path, iter(frames), fps=12)
+    assert list(path.parent.iterdir()) == [path]
+    with imageio.get_reader(path) as reader:
+        information = reader.get_meta_data()
+        decoded = list(reader.iter_data())
+    assert information["codec"] == "h264"
+    assert information["pix_fmt"].startswith("yuv420p")
+    assert information["fps"] == 12
+    assert len(decoded) == len(frames)
+    for frame, expected in zip(decoded, frames, strict=True):
+        assert frame.shape == (height + height % 2, width + width % 2, 3)
+        error = np.abs(frame[:height, :width].astype(int) - expected)
+        assert error.mean() < 4
+
+
+def test_video_fails_whole(tmp_path):
+    pytest.importorskip("imageio_ffmpeg")
+    path = tmp_path / "orbit.mp4"
+    path.write_bytes(b"previous")
+    with pytest.raises(ValueError, match="at least one frame"):
+        write_video(path, [])
+    with pytest.raises(TypeError, match=r"frames\[1\] must be uint8, got float32"):
+        write_video(path, [_frames(48, 64)[0], np.zeros((48, 64, 3), np.float32)])
+    with pytest.raises(ValueError, match=r"frames\[1\] must have shape \(48, 64, 3\), got \(48, 32, 3\)"):
+        write_video(path, [_frames(48, 64)[0], _frames(48, 32)[0]])
+    with pytest.raises(ValueError, match=r"frames\[0\] must have shape \(H, W, 3\)"):
+        write_video(path, [np.zeros((48, 64), np.uint8)])
+
+    def interrupted():
+        yield _frames(48, 64)[0]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_video(path, interrupted())
+    assert path.read_bytes() == b"previous"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_missing_plugin_says_how_to_get_it(tmp_path, monkeypatch):
+    find = importlib.util.find_spec
+
+    def find_all_but_ffmpeg(name, *rest):
+        return None if name == "imageio_ffmpeg" else find(name, *rest)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find_all_but_ffmpeg)
+    with pytest.raises(ImportError, match=r"pip install 'imageio\[ffmpeg\]'"):
+        write_video(tmp_path / "orbit.mp4", _frames(48, 64))

@@ -1,0 +1,1 @@
+"""Fitting a radiance field to photographs."""

@@ -1,0 +1,195 @@
+"""Checkpoints: files that appear whole, load without running code, and say what is wrong with them."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import zipfile
+from collections import OrderedDict
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from voxelfield.files import atomic_write
+
+FORMAT = 1
+"""Layout version of the files written here. Raise it when an older voxelfield could not resume from them."""
+
+_LAST = "last.pt"
+_NUMBERED = re.compile(r"checkpoint_(\d+)\.pt")
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
+
+
+class CheckpointError(ValueError):
+    """A file is no usable voxelfield checkpoint; the message names the file and the reason in one line."""
+
+
+def checkpoint_path(directory: Path, step: int) -> Path:
+    """Return the name under which `resolve_checkpoint` finds the checkpoint of a step.
+
+    Args:
+        directory: Run directory.
+        step: Number of optimizer steps taken, not negative.
+
+    Returns:
+        `directory/checkpoint_<step>.pt`, the step padded to 7 digits so that listings sort.
+    """
+    return directory / f"checkpoint_{step:07d}.pt"
+
+
+def resolve_checkpoint(path: Path) -> Path:
+    """Turn the value of `resume=` into the file it means.
+
+    Args:
+        path: A checkpoint, or a run directory. A directory stands for its `checkpoint_<step>.pt` with the
+            largest step, or its `last.pt` if there is no numbered one.
+
+    Returns:
+        An existing file.
+
+    Raises:
+        FileNotFoundError: If there is none; the message lists the checkpoints that the folder does hold.
+    """
+    path = Path(path)
+    if path.is_file():
+        return path
+    if path.is_dir():
+        found = _checkpoints(path)
+        if not found:
+            raise FileNotFoundError(f"no checkpoint in {path}: expected checkpoint_<step>.pt or {_LAST}")
+        return found[-1]
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"no checkpoint {path}: the folder {path.parent} does not exist")
+    names = ", ".join(file.name for file in _checkpoints(path.parent)) or "none"
+    raise FileNotFoundError(f"no checkpoint {path}: checkpoints in {path.parent}: {names}")
+
+
+def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
+    """Write a checkpoint atomically.
+
+    The file replaces `path` only once it is complete and on disk: a full disk or Ctrl-C leaves the previous
+    checkpoint intact and no temporary file behind.
+
+    Args:
+        path: File to write; its parent directory is created if needed.
+        state: Nested dicts, lists and tuples of tensors (any device) and plain Python values. The keys
+            `format` and `voxelfield` (the writer's version) are added.
+
+    Raises:
+        TypeError: If a value is of a type that a safe load would refuse, for example a Path or a NumPy
+            scalar.
+        ValueError: If `state` already holds one of the added keys.
+        OSError: If the file cannot be written.
+    """
+    added = {"format": FORMAT, "voxelfield": _version()}
+    taken = sorted(added.keys() & state.keys())
+    if taken:
+        raise ValueError(f"state must not hold the keys {taken}: save_checkpoint adds them")
+    _check_loadable(state, "state")
+    try:
+        with atomic_write(path) as file:
+            torch.save({**added, **state}, file)
+    except RuntimeError as error:
+        # torch finishes its archive while an exception from the file passes through, fails at that too, and
+        # reports only "unexpected pos"; the user needs the full disk or the Ctrl-C behind it.
+        if isinstance(error.__context__, (OSError, KeyboardInterrupt)):
+            raise error.__context__ from None
+        raise
+
+
+def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
+    """Load a checkpoint without executing code from it (`torch.load(weights_only=True)`).
+
+    Args:
+        path: A checkpoint or a run directory, see `resolve_checkpoint`.
+        device: Where its tensors go.
+
+    Returns:
+        The saved state, including the keys `format` and `voxelfield`.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        CheckpointError: If the file is truncated or damaged, is no voxelfield checkpoint, or has a newer
+            format.
+    """
+    path = resolve_checkpoint(path)
+    _check_archive(path)
+    try:
+        state = torch.load(path, map_location=device, weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{path} is not a voxelfield checkpoint: it holds objects other than tensors and plain values"
+        ) from error
+    except (RuntimeError, ValueError) as error:
+        # Of RuntimeErrors only the archive reader's speak of the file; an absent or full device must stay visible.
+        if isinstance(error, RuntimeError) and "PytorchStreamReader" not in str(error):
+            raise
+        raise _damaged(path) from error
+    if not isinstance(state, dict) or "voxelfield" not in state or not isinstance(state.get("format"), int):
+        raise CheckpointError(f"{path} is not a voxelfield checkpoint: it lacks the keys 'format' and 'voxelfield'")
+    if state["format"] > FORMAT:
+        raise CheckpointError(
+            f"{path} has format {state['format']}, written by voxelfield {state['voxelfield']}; "
+            f"this version ({_version()}) reads up to format {FORMAT}: upgrade voxelfield"
+        )
+    return state
+
+
+def _checkpoints(directory: Path) -> list[Path]:
+    """List a directory's checkpoints, the newest last."""
+    matches = [(_NUMBERED.fullmatch(file.name), file) for file in directory.iterdir() if file.is_file()]
+    numbered = sorted((int(match[1]), file) for match, file in matches if match)
+    last = directory / _LAST
+    return ([last] if last.is_file() else []) + [file for _, file in numbered]
+
+
+def _check_archive(path: Path) -> None:
+    """Tell a truncated or damaged checkpoint from a file that never was one, which torch.load does not."""
+    with path.open("rb") as file:
+        start = file.read(4)
+    if start not in (b"PK\x03\x04", b""):
+        raise CheckpointError(f"{path} is not a voxelfield checkpoint: it is no torch archive")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = archive.namelist()
+            # torch.load ignores the checksums: flipped bits would become weights
+            damaged = archive.testzip()
+    except Exception as error:  # broken headers end in anything from EOFError to UnicodeDecodeError
+        raise _damaged(path) from error
+    if damaged is not None:
+        raise _damaged(path)
+    if not any(name.endswith("/data.pkl") for name in names):
+        raise CheckpointError(f"{path} is not a voxelfield checkpoint: it is a zip file of another kind")
+
+
+def _damaged(path: Path) -> CheckpointError:
+    size = path.stat().st_size
+    return CheckpointError(f"{path} is truncated or damaged ({size} bytes): use an earlier checkpoint")
+
+
+def _check_loadable(value: object, name: str) -> None:
+    """Refuse at save time what `weights_only` would refuse at load time, when it is too late."""
+    # Exact types: subclasses such as np.float64 or an IntEnum pickle as themselves, not as the plain type.
+    if type(value) in (dict, OrderedDict):
+        assert isinstance(value, dict)
+        for key, item in value.items():
+            _check_loadable(key, f"a key of {name}")
+            _check_loadable(item, f"{name}[{key!r}]")
+    elif type(value) in (list, tuple, set):
+        assert isinstance(value, (list, tuple, set))
+        for index, item in enumerate(value):
+            _check_loadable(item, f"{name}[{index}]")
+    elif type(value) not in (torch.Tensor, torch.nn.Parameter, *_PLAIN):
+        raise TypeError(
+            f"{name} is a {type(value).__module__}.{type(value).__qualname__}: "
+            "a checkpoint holds tensors and plain Python values only"
+        )
+
+
+def _version() -> str:
+    try:
+        return metadata.version("voxelfield")
+    except metadata.PackageNotFoundError:  # used from a source tree that is not installed
+        return "unknown"

@@ -1,0 +1,195 @@
+"""What a training run can be told, with types; the values live in ``configs/``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+
+
+@dataclass
+class StageConfig:
+    """One stage of the coarse-to-fine schedule.
+
+    Attributes:
+        step: First step of the stage.
+        resolution: Cube root of the number of voxels; voxels are cubes, so a flat box gets fewer along its short axes.
+        crop: Cut the box down to occupied space first.
+    """
+
+    step: int = MISSING
+    resolution: int = MISSING
+    crop: bool = False
+
+
+@dataclass
+class OccupancyConfig:
+    """Skipping of empty space.
+
+    Attributes:
+        resolution: Cells along each axis.
+        start: Step of the first update; until then everything counts as occupied.
+        every: Steps between updates.
+        threshold: Opacity of one sample from which a cell counts as occupied.
+    """
+
+    resolution: int = MISSING
+    start: int = MISSING
+    every: int = MISSING
+    threshold: float = MISSING
+
+
+@dataclass
+class RenderConfig:
+    """Sampling of rays; see :class:`voxelfield.rendering.RenderSettings`.
+
+    Attributes:
+        voxels_per_step: Distance between samples, in voxels.
+        min_transmittance: Where a ray stops.
+        min_weight: Below which a sample is dropped.
+    """
+
+    voxels_per_step: float = MISSING
+    min_transmittance: float = MISSING
+    min_weight: float = MISSING
+
+
+@dataclass
+class LossConfig:
+    """Weights of the loss terms; see :mod:`voxelfield.training.losses`.
+
+    Attributes:
+        sample_rgb: Colour error of single samples.
+        opacity_entropy: Undecided pixels.
+        sparsity: Density of samples.
+        tv_density: Total variation of the raw density.
+        tv_color: Total variation of the colour features.
+        tv_every: Steps between applications of total variation (each weighted for all of them).
+        tv_until: First step without total variation.
+    """
+
+    sample_rgb: float = MISSING
+    opacity_entropy: float = MISSING
+    sparsity: float = MISSING
+    tv_density: float = MISSING
+    tv_color: float = MISSING
+    tv_every: int = MISSING
+    tv_until: int = MISSING
+
+
+@dataclass
+class EvaluationConfig:
+    """The final evaluation.
+
+    Attributes:
+        views: Number of test views, evenly spread over the split; null means all.
+        save_images: Write each rendered view as PNG.
+        video_frames: Frames of the orbit video; 0 writes none.
+    """
+
+    views: int | None = None
+    save_images: bool = True
+    video_frames: int = 0
+
+
+@dataclass
+class TrainerConfig:
+    """The training loop.
+
+    Attributes:
+        steps: Number of optimizer steps.
+        image_size: Longest image side after downscaling by a whole factor; null keeps images as they are.
+        background: What transparent pixels are trained against: ``random`` (per ray), ``white`` or ``black``.
+        evaluation_background: What test views are composited over.
+        max_rays: Rays per step at most.
+        samples: Ray samples per step that the number of rays is adapted to.
+        chunk: Rays rendered at once when no gradient is needed.
+        precision: ``float32``, ``bfloat16`` or ``float16`` for the decoder (the grid stays float32).
+        stages: Coarse-to-fine schedule; the first stage starts at step 0.
+        log_every: Steps between scalars.
+        preview_every: Steps between rendered previews; 0 for none.
+        preview_views: Number of fixed test views in a preview.
+        checkpoint_every: Steps between checkpoints; 0 keeps the last one only.
+    """
+
+    steps: int = MISSING
+    image_size: int | None = None
+    background: str = MISSING
+    evaluation_background: str = MISSING
+    max_rays: int = MISSING
+    samples: int = MISSING
+    chunk: int = MISSING
+    precision: str = MISSING
+    stages: list[StageConfig] = field(default_factory=list)
+    occupancy: OccupancyConfig = field(default_factory=OccupancyConfig)
+    render: RenderConfig = field(default_factory=RenderConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    log_every: int = MISSING
+    preview_every: int = MISSING
+    preview_views: int = MISSING
+    checkpoint_every: int = MISSING
+
+    def __post_init__(self) -> None:
+        _choice("trainer.background", self.background, ("random", "white", "black"))
+        _choice("trainer.evaluation_background", self.evaluation_background, ("white", "black"))
+        _choice("trainer.precision", self.precision, ("float32", "bfloat16", "float16"))
+        for name in ("steps", "max_rays", "samples", "chunk", "log_every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"trainer.{name} must be at least 1, got {getattr(self, name)}")
+        steps = [stage.step for stage in self.stages]
+        if not steps or steps[0] != 0 or steps != sorted(set(steps)):
+            raise ValueError(f"trainer.stages must start at step 0 and have rising steps, got steps {steps}")
+        if min(stage.resolution for stage in self.stages) < 2:
+            raise ValueError("trainer.stages must have resolutions of at least 2")
+
+
+@dataclass
+class OptimizerConfig:
+    """Adam.
+
+    Attributes:
+        grid_lr: Learning rate of grids.
+        network_lr: Learning rate of everything else.
+        final_lr: Share of the learning rates that is left after the last step (exponential decay).
+        betas: Adam's averaging constants.
+        eps: Adam's floor on the root of the second moment.
+    """
+
+    grid_lr: float = MISSING
+    network_lr: float = MISSING
+    final_lr: float = MISSING
+    betas: tuple[float, float] = (0.9, 0.99)
+    eps: float = 1e-15
+
+
+Config = TypeVar("Config")
+
+
+def parse(schema: type[Config], values: DictConfig, name: str) -> Config:
+    """Checks a part of the composed configuration against its dataclass.
+
+    Args:
+        schema: One of this module's dataclasses.
+        values: That part of the configuration.
+        name: Where it stands, for messages.
+
+    Returns:
+        An instance of ``schema``.
+
+    Raises:
+        ValueError: A key is unknown, missing or has the wrong type or value.
+    """
+    try:
+        merged: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), values))
+    except Exception as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"configuration of {name}: {reason}") from error
+    assert isinstance(merged, schema)
+    return merged
+
+
+def _choice(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise ValueError(f"{name} must be one of {', '.join(allowed)}, got {value!r}")

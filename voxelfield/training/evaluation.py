@@ -1,0 +1,201 @@
+"""Judging a trained field: rendered views against ground truth, metrics file, video."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tqdm import tqdm
+
+from voxelfield.files import atomic_path, atomic_write
+from voxelfield.rendering import View
+from voxelfield.training.images import composite_background, save_png
+from voxelfield.training.metrics import psnr, ssim
+
+if TYPE_CHECKING:
+    from voxelfield.cameras import Cameras
+    from voxelfield.datasets.scene import Split
+
+REQUIRED_METRICS = ("psnr", "ssim", "train_seconds", "steps", "device", "views")
+"""Keys that every metrics.json holds."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Quality over the views of a split.
+
+    Attributes:
+        names: Names of the views, in the order they were rendered.
+        psnr_per_view: PSNR of each view in dB.
+        ssim_per_view: SSIM of each view.
+    """
+
+    names: tuple[str, ...]
+    psnr_per_view: tuple[float, ...]
+    ssim_per_view: tuple[float, ...]
+
+    @property
+    def psnr(self) -> float:
+        """Mean of the views' PSNR in dB, not the PSNR of the mean error: the convention of NeRF papers."""
+        return math.fsum(self.psnr_per_view) / len(self.psnr_per_view)
+
+    @property
+    def ssim(self) -> float:
+        """Mean of the views' SSIM."""
+        return math.fsum(self.ssim_per_view) / len(self.ssim_per_view)
+
+
+@torch.no_grad()
+def evaluate_split(
+    render_view: Callable[[Cameras, int], View],
+    split: Split,
+    background: torch.Tensor,
+    output: Path | None,
+    *,
+    views: Sequence[int] | None = None,
+    progress: bool = True,
+) -> Evaluation:
+    """Render views of a split and compare them with the ground truth.
+
+    Metrics are computed on the rendered image clamped to [0, 1] but not rounded to 8 bits. The ground truth
+    is composited over `background` exactly as training targets are.
+
+    Args:
+        render_view: Called with the split's cameras and a camera index; renders that view on any device.
+        split: Images (N, H, W, 4) uint8 with straight alpha, cameras and names.
+        background: (3,) floating point in [0, 1]; the colour that `render_view` composites over.
+        output: Directory that receives `<view name>.png` (8-bit RGB), or None to write nothing.
+        views: Indices of the views to judge, in [0, N); None means all.
+        progress: Show a progress bar if the standard error stream is a terminal.
+
+    Returns:
+        Metrics per view and their means.
+
+    Raises:
+        ValueError: If there is no view to judge, an index is out of range, a view's name would leave
+            `output`, or a rendered image has another size than its ground truth.
+        FloatingPointError: If a rendered image holds NaN or infinity.
+    """
+    indices = range(len(split.names)) if views is None else views
+    if len(indices) == 0:
+        raise ValueError("views must name at least one view: there is nothing to evaluate")
+    for index in indices:
+        if not 0 <= index < len(split.names):
+            raise ValueError(f"views must lie in [0, {len(split.names)}), got {index}")
+    scores: list[torch.Tensor] = []
+    # tqdm takes None as "only on a terminal"
+    for index in tqdm(indices, desc="evaluate", unit="view", leave=False, disable=None if progress else True):
+        name = split.names[index]
+        rgb = render_view(split.cameras, index).rgb
+        if not rgb.isfinite().all():
+            bad = int((~rgb.isfinite()).any(dim=-1).sum())
+            raise FloatingPointError(f"rendered view {name!r} holds {bad} pixels that are NaN or infinite")
+        truth = composite_background(split.images[index].to(rgb.device), background)
+        if rgb.shape != truth.shape:
+            raise ValueError(f"rendered view {name!r} must have shape {tuple(truth.shape)}, got {tuple(rgb.shape)}")
+        rgb = rgb.clamp(0, 1)
+        # Left on the device: reading each number back at once would stall the next view's launch.
+        scores.append(torch.stack((psnr(rgb, truth), ssim(rgb, truth))))
+        if output is not None:
+            save_png(output / _file_name(name), rgb)
+    psnr_per_view, ssim_per_view = torch.stack(scores).cpu().to(torch.float64).unbind(dim=1)
+    return Evaluation(
+        names=tuple(split.names[index] for index in indices),
+        psnr_per_view=tuple(psnr_per_view.tolist()),
+        ssim_per_view=tuple(ssim_per_view.tolist()),
+    )
+
+
+def write_metrics(path: Path, metrics: Mapping[str, Any]) -> None:
+    """Write a run's metrics.json atomically, keys sorted.
+
+    Args:
+        path: File to write; its parent directory is created if needed.
+        metrics: JSON values (numbers, strings, lists, mappings), at least `psnr` (dB), `ssim`,
+            `train_seconds`, `steps`, `device` (str) and `views` (number of views judged).
+
+    Raises:
+        ValueError: If a required key is missing or a number is NaN or infinite, which JSON cannot express.
+        TypeError: If a required key has the wrong type or a value is no JSON value, for example a tensor.
+    """
+    missing = [key for key in REQUIRED_METRICS if key not in metrics]
+    if missing:
+        raise ValueError(f"metrics lacks {missing}; required are {list(REQUIRED_METRICS)}")
+    for keys, kinds in (
+        (("psnr", "ssim", "train_seconds"), (int, float)),
+        (("steps", "views"), (int,)),
+        (("device",), (str,)),
+    ):
+        for key in keys:
+            if not isinstance(metrics[key], kinds) or isinstance(metrics[key], bool):
+                expected = " or ".join(kind.__name__ for kind in kinds)
+                raise TypeError(f"metrics[{key!r}] must be {expected}, got {metrics[key]!r}")
+    for key, value in metrics.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"metrics[{key!r}] must be finite, got {value}")
+    text = json.dumps(dict(metrics), indent=2, sort_keys=True, allow_nan=False) + "\n"
+    with atomic_write(path) as file:
+        file.write(text.encode())
+
+
+def write_video(path: Path, frames: Iterable[npt.NDArray[np.uint8]], fps: int = 30) -> None:
+    """Encode frames as H.264 video (yuv420p, which every browser and player decodes).
+
+    An odd height or width is padded by repeating the last row or column, since yuv420p halves the colour
+    resolution; no frame is rescaled. The file appears when the last frame is encoded, and not at all on
+    failure.
+
+    Args:
+        path: File to write, usually `*.mp4`; its parent directory is created if needed.
+        frames: (H, W, 3) uint8 arrays of one size; consumed one at a time.
+        fps: Frames per second.
+
+    Raises:
+        ImportError: If imageio or its ffmpeg plugin is not installed.
+        TypeError: If a frame is not uint8.
+        ValueError: If there is no frame, or a frame has another shape than (H, W, 3) or than the first.
+    """
+    if importlib.util.find_spec("imageio") is None or importlib.util.find_spec("imageio_ffmpeg") is None:
+        raise ImportError("write_video needs imageio with ffmpeg: pip install 'imageio[ffmpeg]'")
+    import imageio.v2 as imageio
+
+    first: tuple[int, ...] | None = None
+    with atomic_path(path) as temporary, contextlib.ExitStack() as cleanup:
+        # macro_block_size=1: the plugin's own way to an even size is to rescale the image
+        writer: Any = imageio.get_writer(
+            temporary,
+            format="FFMPEG",
+            fps=fps,
+            codec="libx264",
+            pixelformat="yuv420p",
+            quality=8,
+            macro_block_size=1,
+        )
+        cleanup.callback(writer.close)
+        for index, frame in enumerate(frames):
+            if frame.dtype != np.uint8:
+                raise TypeError(f"frames[{index}] must be uint8, got {frame.dtype}")
+            if frame.ndim != 3 or frame.shape[-1] != 3 or (first is not None and frame.shape != first):
+                raise ValueError(f"frames[{index}] must have shape {first or '(H, W, 3)'}, got {frame.shape}")
+            first = frame.shape
+            height, width, _ = frame.shape
+            writer.append_data(np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge"))
+        if first is None:
+            raise ValueError("frames must hold at least one frame")
+
+
+def _file_name(view: str) -> str:
+    """Name a view's picture; a name may hold subfolders but not lead out of the output folder."""
+    parts = PurePosixPath(view)
+    if parts.is_absolute() or ".." in parts.parts or not parts.name:
+        raise ValueError(f"view name must be a relative path without '..', got {view!r}")
+    return f"{view}.png"

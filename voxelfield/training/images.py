@@ -1,0 +1,103 @@
+"""Pixel conversions shared by training, evaluation and logging."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+
+def composite_background(rgba: torch.Tensor, background: torch.Tensor) -> torch.Tensor:
+    """Composite straight-alpha 8-bit colours over a constant background.
+
+    Computes `alpha * rgb + (1 - alpha) * background` with all values scaled to [0, 1]. Training targets and
+    evaluation ground truth both come from here, so they agree.
+
+    Args:
+        rgba: (..., 4) uint8, straight (not premultiplied) alpha, any device.
+        background: (3,) floating point in [0, 1], any device.
+
+    Returns:
+        (..., 3) float32 in [0, 1] on the device of `rgba`.
+
+    Raises:
+        TypeError: If `rgba` is not uint8 or `background` is not floating point.
+        ValueError: If a shape is wrong.
+    """
+    if rgba.dtype != torch.uint8:
+        raise TypeError(f"rgba must be uint8, got {rgba.dtype}")
+    if rgba.ndim < 1 or rgba.shape[-1] != 4:
+        raise ValueError(f"rgba must have shape (..., 4), got {tuple(rgba.shape)}")
+    if not background.is_floating_point():
+        raise TypeError(f"background must be floating point, got {background.dtype}")
+    if background.shape != (3,):
+        raise ValueError(f"background must have shape (3,), got {tuple(background.shape)}")
+    scaled = rgba.to(torch.float32) / 255
+    # lerp is exact at both ends: opaque pixels keep their colour, empty ones are the background to the bit.
+    return torch.lerp(background.to(scaled), scaled[..., :3], scaled[..., 3:])
+
+
+def to_uint8(rgb: torch.Tensor) -> torch.Tensor:
+    """Quantise colours to 8 bits by rounding; values outside [0, 1] are clamped.
+
+    Args:
+        rgb: Floating-point tensor of any shape, nominally in [0, 1], any device.
+
+    Returns:
+        uint8 tensor of the same shape on the same device.
+
+    Raises:
+        TypeError: If `rgb` is not floating point.
+    """
+    if not rgb.is_floating_point():
+        raise TypeError(f"rgb must be floating point, got {rgb.dtype}")
+    # At least float32: float16 and bfloat16 cannot tell all 256 levels apart once scaled.
+    scaled = rgb.detach().to(torch.promote_types(rgb.dtype, torch.float32)).nan_to_num()
+    return (scaled.clamp(0, 1) * 255).round().to(torch.uint8)
+
+
+def save_png(path: Path, rgb: torch.Tensor) -> None:
+    """Write an image as 8-bit RGB PNG.
+
+    Args:
+        path: File to write; its parent directory is created if needed.
+        rgb: (H, W, 3) floating point, nominally in [0, 1], any device; rounded as `to_uint8` does.
+
+    Raises:
+        ValueError: If `rgb` has another shape.
+    """
+    if rgb.ndim != 3 or rgb.shape[-1] != 3:
+        raise ValueError(f"rgb must have shape (H, W, 3), got {tuple(rgb.shape)}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(to_uint8(rgb).cpu().numpy()).save(path, format="PNG")
+
+
+# Ascending powers of the value; one row for each of red, green and blue.
+_TURBO = (
+    (0.13572138, 4.61539260, -42.66032258, 132.13108234, -152.94239396, 59.28637943),
+    (0.09140261, 2.19418839, 4.84296658, -14.18503333, 4.27729857, 2.82956604),
+    (0.10667330, 12.64194608, -60.58204836, 110.36276771, -89.90310912, 27.34824973),
+)
+
+
+def turbo(values: torch.Tensor) -> torch.Tensor:
+    """Map values to colours of the Turbo map: dark blue (0), green (0.5), dark red (1).
+
+    The degree-5 polynomial fit of A. Mikhailov and R. Du to Mikhailov's table ("Turbo, An Improved Rainbow
+    Colormap for Visualization", Google AI Blog, 2019; coefficients Apache-2.0).
+
+    Args:
+        values: (...) floating point; values outside [0, 1] are clamped.
+
+    Returns:
+        (..., 3) RGB in [0, 1], same dtype and device.
+    """
+    values = values.clamp(0, 1)
+    channels = []
+    for coefficients in _TURBO:
+        channel = torch.zeros_like(values)
+        for coefficient in reversed(coefficients):
+            channel = channel * values + coefficient
+        channels.append(channel)
+    return torch.stack(channels, dim=-1).clamp(0, 1)

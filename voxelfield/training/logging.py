@@ -1,0 +1,342 @@
+"""Watching a run: TensorBoard, comparison pictures, progress."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol, TextIO
+
+import torch
+from tqdm import tqdm
+
+from voxelfield.training.images import to_uint8, turbo
+
+_log = logging.getLogger(__name__)
+
+ERROR_MAXIMUM = 0.25
+"""Mean absolute colour error that `comparison_panel` draws in the last colour of its map."""
+
+_CHARTS = {
+    "voxelfield": {
+        "loss terms": ["Multiline", [r"loss/.*"]],
+        "PSNR": ["Multiline", [r"train/psnr", r"test/psnr"]],
+    }
+}
+
+
+class RunLogger(Protocol):
+    """Where a run reports to. Implementations must accept calls in any order until `close`."""
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Record numbers by tag, for example `loss/rgb`, `train/psnr`, `test/psnr`."""
+
+    def images(self, step: int, tag: str, image: torch.Tensor) -> None:
+        """Record a picture: (H, W, 3) floating point, nominally in [0, 1], any device."""
+
+    def text(self, tag: str, text: str) -> None:
+        """Record a text (Markdown), for example the composed configuration."""
+
+    def hyperparameters(self, config: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+        """Record the configuration with the final metrics; called once, at the end of a run."""
+
+    def close(self) -> None:
+        """Write out what is pending; further calls to other methods are errors."""
+
+
+class NullLogger:
+    """Records nothing: `logger=none`."""
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Do nothing."""
+
+    def images(self, step: int, tag: str, image: torch.Tensor) -> None:
+        """Do nothing."""
+
+    def text(self, tag: str, text: str) -> None:
+        """Do nothing."""
+
+    def hyperparameters(self, config: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class TensorBoardLogger:
+    """Writes TensorBoard event files.
+
+    The Custom Scalars tab shows all `loss/...` tags in one chart and `train/psnr` with `test/psnr` in
+    another.
+
+    Args:
+        directory: Run directory; created if needed.
+        purge_step: When resuming, the first step that will be logged again. TensorBoard then hides what an
+            interrupted earlier run logged from that step on.
+
+    Raises:
+        ImportError: If TensorBoard is not installed.
+    """
+
+    def __init__(self, directory: Path, purge_step: int | None = None) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ImportError(
+                "TensorBoardLogger needs tensorboard: pip install 'voxelfield[train]', or choose logger=none"
+            ) from error
+        self._writer = SummaryWriter(str(directory), purge_step=purge_step)
+        self._writer.add_custom_scalars(_CHARTS)
+        self._step = 0
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Record numbers by tag.
+
+        Args:
+            step: Number of optimizer steps taken.
+            values: Numbers by tag; a slash in a tag groups charts.
+        """
+        self._step = max(self._step, step)
+        for tag, value in values.items():
+            self._writer.add_scalar(tag, value, step)
+
+    def images(self, step: int, tag: str, image: torch.Tensor) -> None:
+        """Record a picture.
+
+        Args:
+            step: Number of optimizer steps taken.
+            tag: Name of the picture; the same tag at several steps gives a slider.
+            image: (H, W, 3) floating point, nominally in [0, 1], any device. Rounded to 8 bits.
+        """
+        self._writer.add_image(tag, to_uint8(image).cpu(), step, dataformats="HWC")
+
+    def text(self, tag: str, text: str) -> None:
+        """Record a text.
+
+        Args:
+            tag: Name of the text.
+            text: Markdown.
+        """
+        self._writer.add_text(tag, text)
+
+    def hyperparameters(self, config: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+        """Record the row of this run in the HParams tab; call once, at the end.
+
+        Args:
+            config: Configuration, possibly nested; see `flatten_config`.
+            metrics: Final numbers by name; recorded as the scalars `final/<name>` at the last logged step.
+        """
+        from torch.utils.tensorboard.summary import hparams
+
+        # TensorBoard's table knows no booleans (torch writes them as 0 and 1): spell them as the YAML does.
+        columns = {
+            key: str(value).lower() if isinstance(value, bool) else value
+            for key, value in flatten_config(config).items()
+        }
+        finals = {f"final/{name}": value for name, value in metrics.items()}
+        # Not SummaryWriter.add_hparams: it opens a second event file in a subfolder, and the run shows twice.
+        file_writer = self._writer._get_file_writer()
+        for summary in hparams(columns, finals):
+            file_writer.add_summary(summary)
+        self.scalars(self._step, finals)
+
+    def close(self) -> None:
+        """Write out what is pending and close the event file."""
+        self._writer.close()
+
+
+def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, int | float | str | bool]:
+    """Flatten a configuration to one level of plain values.
+
+    Args:
+        config: Nested mapping.
+        prefix: Put before each key.
+
+    Returns:
+        `{"model.channels": 4, ...}`: nested keys joined by dots, None as "null", any other value that is not
+        int, float, str or bool by its `str`.
+    """
+    flat: dict[str, int | float | str | bool] = {}
+    for key, value in config.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            flat.update(flatten_config(value, f"{name}."))
+        elif value is None:
+            flat[name] = "null"
+        else:
+            flat[name] = value if isinstance(value, (int, float, str, bool)) else str(value)
+    return flat
+
+
+def comparison_panel(
+    rgb: torch.Tensor,
+    truth: torch.Tensor,
+    depth: torch.Tensor,
+    opacity: torch.Tensor,
+    near_far: tuple[float, float] | None = None,
+) -> torch.Tensor:
+    """Lay out render, truth, error and depth side by side.
+
+    The error is the absolute difference, averaged over the channels, in Turbo colours from 0 to the fixed
+    `ERROR_MAXIMUM`, so panels of different steps and views compare. Depth is in Turbo colours from near
+    (blue) to far (red); pixels with opacity of at most 0.5 are white.
+
+    Args:
+        rgb: (H, W, 3) floating point, nominally in [0, 1].
+        truth: (H, W, 3) floating point in [0, 1], same device.
+        depth: (H, W) world units, same device.
+        opacity: (H, W) in [0, 1], same device.
+        near_far: Depths of the first and last colour. None takes the 1st and 99th percentile over the pixels
+            with opacity above 0.5.
+
+    Returns:
+        (H, 4 * W, 3) float32 in [0, 1] on the device of `rgb`, detached.
+
+    Raises:
+        ValueError: If a shape does not fit or `near_far` is not increasing.
+    """
+    if rgb.ndim != 3 or rgb.shape[-1] != 3:
+        raise ValueError(f"rgb must have shape (H, W, 3), got {tuple(rgb.shape)}")
+    for name, image, shape in (
+        ("truth", truth, rgb.shape),
+        ("depth", depth, rgb.shape[:2]),
+        ("opacity", opacity, rgb.shape[:2]),
+    ):
+        if image.shape != shape:
+            raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(image.shape)}")
+    if near_far is not None and not near_far[0] < near_far[1]:
+        raise ValueError(f"near_far must be increasing, got {near_far}")
+    rgb, truth, depth = (image.detach().to(torch.float32) for image in (rgb, truth, depth))
+    error = (rgb - truth).abs().mean(dim=-1) / ERROR_MAXIMUM
+    filled = (opacity.detach() > 0.5) & depth.isfinite()
+    low, high = _depth_range(depth[filled]) if near_far is None else near_far
+    # the floor keeps a flat wall from dividing by zero
+    scaled = (depth - low) / max(high - low, 1e-6)
+    depth_rgb = torch.where(filled.unsqueeze(-1), turbo(scaled), torch.ones_like(rgb))
+    return torch.cat((rgb.clamp(0, 1), truth.clamp(0, 1), turbo(error), depth_rgb), dim=1)
+
+
+def _depth_range(depths: torch.Tensor) -> tuple[float, float]:
+    """Return the 1st and 99th percentile; sorts, as torch.quantile refuses more than 2**24 values."""
+    if depths.numel() == 0:
+        return 0.0, 1.0
+    ordered = depths.sort().values
+    last = len(ordered) - 1
+    return float(ordered[round(0.01 * last)]), float(ordered[round(0.99 * last)])
+
+
+class Progress:
+    """Progress of a run: step, PSNR, rays per second, time left.
+
+    On a terminal it draws a tqdm bar; elsewhere (batch systems, log files) it logs a line now and then
+    instead of control characters. Updates between two displays cost a clock reading, so `update` may be
+    called every step.
+
+    Args:
+        total: Number of steps of the whole run.
+        initial: Steps done before, when resuming.
+        stream: Where the bar goes, standard error by default; decides whether this is a terminal.
+        interval: Seconds between two displays; None means 0.5 on a terminal, else 10.
+        clock: Source of seconds.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        initial: int = 0,
+        *,
+        stream: TextIO | None = None,
+        interval: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        stream = sys.stderr if stream is None else stream
+        terminal = stream.isatty()
+        self._total = total
+        self._clock = clock
+        self._interval = interval if interval is not None else (0.5 if terminal else 10.0)
+        self._first = self._step = initial
+        self._started = self._shown = clock()
+        self._rays = 0
+        self._bar = (
+            tqdm(
+                total=total,
+                initial=initial,
+                file=stream,
+                desc="train",
+                dynamic_ncols=True,
+                # this class limits the rate, so that PSNR is fetched from the device only for a display
+                mininterval=0,
+                miniters=1,
+                bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt}{postfix}",
+            )
+            if terminal
+            else None
+        )
+
+    def update(self, step: int, *, psnr: torch.Tensor | float | None = None, rays: int = 0) -> None:
+        """Report that a step is done; display it if a display is due or it is the last step.
+
+        Args:
+            step: Steps done so far, including earlier runs.
+            psnr: Training PSNR in dB. A tensor is read (and its device waited for) only when displayed.
+            rays: Rays rendered since the previous call.
+        """
+        self._step = step
+        self._rays += rays
+        now = self._clock()
+        elapsed = now - self._shown
+        if elapsed < self._interval and step < self._total:
+            return
+        fields = [] if psnr is None else [f"PSNR {float(psnr):.2f} dB"]
+        if self._rays and elapsed > 0:
+            fields.append(f"{_short(self._rays / elapsed)} rays/s")
+        done = step - self._first
+        if done > 0:
+            fields.append(f"ETA {tqdm.format_interval((now - self._started) / done * (self._total - step))}")
+        if self._bar is None:
+            share = 100 * step / self._total if self._total else 100.0
+            _log.info("%s", ", ".join([f"step {step}/{self._total} ({share:.0f} %)", *fields]))
+        else:
+            self._bar.set_postfix_str(", ".join(fields), refresh=False)
+            self._bar.update(step - self._bar.n)
+        # read again: fetching a tensor's value may have waited for the device
+        self._shown = self._clock()
+        self._rays = 0
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stop the clock and take the bar off the screen for a block, such as an evaluation between steps."""
+        began = self._clock()
+        if self._bar is not None:
+            self._bar.clear()
+        try:
+            yield
+        finally:
+            pause = self._clock() - began
+            self._started += pause
+            self._shown += pause
+            if self._bar is not None:
+                self._bar.refresh()
+
+    def close(self) -> None:
+        """Finish the bar, leaving its last state on the screen."""
+        if self._bar is not None:
+            self._bar.update(self._step - self._bar.n)
+            self._bar.close()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def _short(number: float) -> str:
+    """Write 3120000 as 3.1M."""
+    for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= factor:
+            return f"{number / factor:.1f}{letter}"
+    return f"{number:.0f}"

@@ -1,0 +1,96 @@
+"""Image quality as the field reports it: PSNR and SSIM."""
+
+from __future__ import annotations
+
+import torch
+from torchmetrics.functional.image import structural_similarity_index_measure
+
+WINDOW = 11
+"""Side in pixels of the Gaussian window of `ssim`; torchmetrics derives the same from sigma 1.5."""
+
+
+def mse_to_psnr(mse: torch.Tensor) -> torch.Tensor:
+    """Convert a mean squared error of values in [0, 1] to a peak signal-to-noise ratio.
+
+    `-10 * log10(mse)`, as NeRF (Mildenhall et al., 2020) reports it: the peak is 1.
+
+    Args:
+        mse: Floating-point tensor of any shape, not negative.
+
+    Returns:
+        PSNR in dB, same shape; infinite where `mse` is zero.
+    """
+    return -10 * torch.log10(mse)
+
+
+def psnr(prediction: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+    """Peak signal-to-noise ratio over all elements.
+
+    Args:
+        prediction: Floating-point tensor of any shape, values in [0, 1]. Not clamped here.
+        truth: Same shape and device, floating point.
+
+    Returns:
+        Scalar in dB on the same device; infinite when the two are equal. Half precision is evaluated in
+        float32.
+
+    Raises:
+        TypeError: If an argument is not floating point.
+        ValueError: If the shapes differ or the tensors are empty.
+    """
+    prediction, truth = _check_pair(prediction, truth)
+    return mse_to_psnr((prediction - truth).square().mean())
+
+
+def ssim(prediction: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+    """Structural similarity of two images (Wang et al., 2004, Eq. 13).
+
+    The settings of NeRF papers: Gaussian window of 11x11 pixels with sigma 1.5, K1 = 0.01, K2 = 0.03, data
+    range 1, mean over channels and over the windows that lie fully inside the image.
+
+    Args:
+        prediction: (H, W, 3) floating point in [0, 1], both sides at least 11 pixels. Not clamped here.
+        truth: (H, W, 3) floating point on the same device.
+
+    Returns:
+        Scalar in [-1, 1], float32, on the same device.
+
+    Raises:
+        TypeError: If an argument is not floating point.
+        ValueError: If the shapes differ or no 11x11 window fits.
+    """
+    prediction, truth = _check_pair(prediction, truth)
+    if prediction.ndim != 3 or prediction.shape[-1] != 3 or min(prediction.shape[:2]) < WINDOW:
+        raise ValueError(f"prediction must have shape (H, W, 3), H, W >= {WINDOW}, got {tuple(prediction.shape)}")
+    # float64: cuDNN would run float32 convolutions in TF32, too coarse for the variances as differences of
+    # moments.
+    first, second = (image.to(torch.float64).movedim(-1, 0).unsqueeze(0) for image in (prediction, truth))
+    _, similarity = structural_similarity_index_measure(
+        first,
+        second,
+        gaussian_kernel=True,
+        sigma=1.5,
+        k1=0.01,
+        k2=0.03,
+        data_range=1.0,
+        return_full_image=True,
+    )
+    # torchmetrics also places windows on the border, over reflected pixels, and whether its mean counts them
+    # depends on its version; the field's SSIM (tf.image.ssim, jaxnerf) has whole windows only.
+    border = WINDOW // 2
+    return similarity[..., border:-border, border:-border].mean().to(torch.float32)
+
+
+def _check_pair(prediction: torch.Tensor, truth: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Validate two images and raise them to at least float32."""
+    for name, image in (("prediction", prediction), ("truth", truth)):
+        if not image.is_floating_point():
+            raise TypeError(f"{name} must be floating point with values in [0, 1], got {image.dtype}")
+    if prediction.shape != truth.shape:
+        raise ValueError(
+            f"prediction and truth must agree in shape, got {tuple(prediction.shape)}, {tuple(truth.shape)}"
+        )
+    if prediction.numel() == 0:
+        raise ValueError(f"prediction must not be empty, got shape {tuple(prediction.shape)}")
+    dtype = torch.promote_types(torch.promote_types(prediction.dtype, truth.dtype), torch.float32)
+    return prediction.to(dtype), truth.to(dtype)

@@ -1,0 +1,28 @@
+"""Adam over grids and networks."""
+
+from __future__ import annotations
+
+import torch
+
+from voxelfield.fields import RadianceField
+from voxelfield.training.config import OptimizerConfig
+
+
+def make_optimizer(field: RadianceField, config: OptimizerConfig) -> torch.optim.Adam:
+    """Returns Adam with one group for the grid and one for the decoder's network, if it has one.
+
+    Each group remembers its undecayed rate as ``base_lr``.
+    """
+    groups = [{"params": [field.grid.features], "lr": config.grid_lr}]
+    if network := list(field.decoder.parameters()):
+        groups.append({"params": network, "lr": config.network_lr})
+    optimizer = torch.optim.Adam(groups, betas=config.betas, eps=config.eps, fused=True)
+    for group in optimizer.param_groups:
+        group["base_lr"] = group["lr"]
+    return optimizer
+
+
+def scale_learning_rates(optimizer: torch.optim.Optimizer, factor: float) -> None:
+    """Sets every group's learning rate to a multiple of its undecayed one."""
+    for group in optimizer.param_groups:
+        group["lr"] = group["base_lr"] * factor

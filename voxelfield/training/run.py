@@ -1,0 +1,218 @@
+"""One run from configuration to results: load, build, fit, evaluate, write."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from voxelfield.cameras import orbit
+from voxelfield.datasets.blender import downscale_to_fit, load_blender
+from voxelfield.datasets.locate import find_scene
+from voxelfield.datasets.scene import Scene, Split
+from voxelfield.decoders import DensityActivation, MLPDecoder, SHDecoder
+from voxelfield.fields import RadianceField
+from voxelfield.grids import VoxelGrid
+from voxelfield.training.checkpoint import load_checkpoint, resolve_checkpoint
+from voxelfield.training.config import OptimizerConfig, TrainerConfig, parse
+from voxelfield.training.evaluation import Evaluation, evaluate_split, write_metrics, write_video
+from voxelfield.training.images import composite_background, to_uint8
+from voxelfield.training.logging import NullLogger, RunLogger, TensorBoardLogger, comparison_panel, flatten_config
+from voxelfield.training.metrics import psnr
+from voxelfield.training.schedules import cubic_voxels
+from voxelfield.training.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+
+def run(config: DictConfig, run_directory: Path, root: Path) -> dict[str, Any] | None:
+    """Trains and evaluates as configured.
+
+    Args:
+        config: The composed configuration (``configs/train.yaml``).
+        run_directory: Receives checkpoints, logs, pictures and ``metrics.json``.
+        root: Folder that relative paths in the configuration start from.
+
+    Returns:
+        What was written to ``metrics.json``, or None if training was interrupted.
+
+    Raises:
+        ValueError: The configuration does not make sense; the message names the key.
+        FileNotFoundError: The scene or the checkpoint is not there.
+    """
+    trainer_config = parse(TrainerConfig, config.trainer, "trainer")
+    optimizer_config = parse(OptimizerConfig, config.optimizer, "optimizer")
+    device = choose_device(config.device)
+    torch.manual_seed(config.seed)
+    checkpoint = None
+    if config.resume is not None:
+        checkpoint = load_checkpoint(resolve_checkpoint(root / config.resume), device)
+    scene = load_scene(config, trainer_config, root)
+    field = build_field(config.model, scene, trainer_config).to(device)
+    saved_config: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
+    first_step = 0 if checkpoint is None else checkpoint["step"]
+    log = build_logger(config.logger.name, run_directory, first_step)
+    log.text("config", f"```yaml\n{OmegaConf.to_yaml(config, resolve=True)}```")
+    trainer = Trainer(field, scene.train, trainer_config, optimizer_config, log, run_directory, saved_config)
+    if checkpoint is not None:
+        trainer.restore(checkpoint)
+        logger.info("resumed at step %d", trainer.step)
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+    finished = trainer.fit(lambda step: preview(trainer, scene.test, log, step))
+    if not finished:
+        log.close()
+        logger.warning("stopped after step %d; continue with resume=%s", trainer.step, run_directory)
+        return None
+    metrics = finish(trainer, scene, trainer_config, log, run_directory)
+    final = {name: metrics[name] for name in ("psnr", "ssim", "train_seconds")}
+    log.hyperparameters(flatten_config(saved_config), final)
+    log.close()
+    return metrics
+
+
+def choose_device(wish: str) -> torch.device:
+    """Returns the device for ``auto`` (CUDA if there is one), or the one named.
+
+    Raises:
+        ValueError: A CUDA device is asked for where there is none.
+    """
+    if wish == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(wish)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device={wish}, but torch {torch.__version__} finds no CUDA device; use device=cpu")
+    return device
+
+
+def load_scene(config: DictConfig, trainer: TrainerConfig, root: Path) -> Scene:
+    """Finds and loads the configured scene, downloading it first if ``data.download`` is set.
+
+    Images are downscaled by the smallest whole factor that fits ``trainer.image_size``.
+    """
+    folder = find_scene(config.scene.name, root / config.data.root, download=config.data.download)
+    scene = load_blender(
+        folder,
+        splits=("train", "test"),
+        downscale=1 if trainer.image_size is None else downscale_to_fit(folder, trainer.image_size),
+        missing_images=config.data.missing_images,
+        aabb=torch.tensor(OmegaConf.to_container(config.scene.aabb), dtype=torch.float32),
+    )
+    for split_name, split in scene.splits.items():
+        height, width = split.images.shape[1:3]
+        logger.info("%s: %d %s views, %d x %d", scene.name, len(split), split_name, width, height)
+    return scene
+
+
+def build_field(model: DictConfig, scene: Scene, trainer: TrainerConfig) -> RadianceField:
+    """Builds the configured field at the first stage's resolution.
+
+    Raises:
+        ValueError: ``model.kind`` is unknown, or a setting does not fit.
+    """
+    density = DensityActivation(model.density.scale, model.density.initial)
+    decoder: SHDecoder | MLPDecoder
+    if model.kind == "sh":
+        decoder = SHDecoder(model.degree, density)
+    elif model.kind == "mlp":
+        decoder = MLPDecoder(model.features, model.width, model.hidden, model.view_degree, density)
+    else:
+        raise ValueError(f"model.kind must be sh or mlp, got {model.kind!r}")
+    resolution = cubic_voxels(scene.aabb, trainer.stages[0].resolution)
+    grid = VoxelGrid(resolution, decoder.channels, scene.aabb, init_std=model.init_std)
+    with torch.no_grad():
+        grid.features[..., 0] = 0  # density starts even: noise would be mistaken for matter
+    return RadianceField(grid, decoder)
+
+
+def build_logger(name: str, run_directory: Path, first_step: int) -> RunLogger:
+    """Returns the configured logger; what an interrupted run logged from ``first_step`` on is superseded."""
+    if name == "tensorboard":
+        return TensorBoardLogger(run_directory, purge_step=first_step if first_step > 0 else None)
+    if name == "none":
+        return NullLogger()
+    raise ValueError(f"logger.name must be tensorboard or none, got {name!r}")
+
+
+def spread(count: int, total: int) -> list[int]:
+    """Returns ``count`` indices spread evenly over ``range(total)``, or all of them if there are no more."""
+    return [index * total // count for index in range(count)] if count < total else list(range(total))
+
+
+def preview(trainer: Trainer, split: Split, log: RunLogger, step: int) -> None:
+    """Logs render | truth | error | depth and the PSNR at fixed views."""
+    scores = []
+    for index in spread(trainer.config.preview_views, len(split)):
+        view = trainer.render_view(split.cameras, index)
+        background = _background(trainer)
+        truth = composite_background(split.images[index].to(trainer.device), background)
+        scores.append(float(psnr(view.rgb.clamp(0, 1), truth)))
+        panel = comparison_panel(view.rgb, truth, view.depth, view.opacity)
+        log.images(step, f"test/{split.names[index]}", panel)
+    mean = math.fsum(scores) / len(scores)
+    log.scalars(step, {"test/psnr": mean})
+    logger.info("step %d: PSNR %.2f dB over %d test views", step, mean, len(scores))
+
+
+def finish(
+    trainer: Trainer, scene: Scene, config: TrainerConfig, log: RunLogger, run_directory: Path
+) -> dict[str, Any]:
+    """Evaluates the test split; writes pictures, ``metrics.json`` and the orbit video, and returns the metrics."""
+    wish = config.evaluation
+    test = scene.test
+    views = spread(len(test) if wish.views is None else wish.views, len(test))
+    logger.info("evaluating %d of %d test views", len(views), len(test))
+    peak = torch.cuda.max_memory_allocated(trainer.device) / 2**30 if trainer.device.type == "cuda" else None
+    evaluation = evaluate_split(
+        trainer.render_view,
+        test,
+        _background(trainer),
+        run_directory / "test" if wish.save_images else None,
+        views=views,
+    )
+    metrics = describe(trainer, scene, evaluation)
+    if peak is not None:
+        metrics["peak_gpu_gib"] = peak
+    write_metrics(run_directory / "metrics.json", metrics)
+    log.scalars(trainer.step, {"test/psnr": evaluation.psnr, "test/ssim": evaluation.ssim})
+    logger.info("PSNR %.2f dB, SSIM %.4f over %d test views", evaluation.psnr, evaluation.ssim, len(views))
+    if wish.video_frames > 0:
+        write_video(run_directory / "orbit.mp4", orbit_frames(trainer, scene, wish.video_frames))
+    return metrics
+
+
+def describe(trainer: Trainer, scene: Scene, evaluation: Evaluation) -> dict[str, Any]:
+    """Returns the content of ``metrics.json``."""
+    device = trainer.device
+    return {
+        "scene": scene.name,
+        "psnr": evaluation.psnr,
+        "ssim": evaluation.ssim,
+        "views": len(evaluation.names),
+        "train_seconds": trainer.train_seconds,
+        "steps": trainer.step,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "resolution": list(trainer.field.grid.resolution),
+        "psnr_per_view": dict(zip(evaluation.names, evaluation.psnr_per_view, strict=True)),
+        "ssim_per_view": dict(zip(evaluation.names, evaluation.ssim_per_view, strict=True)),
+    }
+
+
+def orbit_frames(trainer: Trainer, scene: Scene, frames: int) -> Iterator[npt.NDArray[np.uint8]]:
+    """Renders a circle around the field's box, frame by frame."""
+    target: Sequence[float] = trainer.field.grid.aabb.mean(dim=0).tolist()
+    cameras = orbit(scene.train.cameras, torch.tensor(target), frames)
+    for index in range(frames):
+        yield to_uint8(trainer.render_view(cameras, index).rgb).cpu().numpy()
+
+
+def _background(trainer: Trainer) -> torch.Tensor:
+    value = 1.0 if trainer.config.evaluation_background == "white" else 0.0
+    return torch.full((3,), value, device=trainer.device)
