@@ -1,0 +1,630 @@
+"""VoxelGrid: trainable features on the vertices of a regular grid that fills an axis-aligned box."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from voxelfield import ops
+from voxelfield.ops._checks import FLOATING, coordinate_dtype
+from voxelfield.ops.grid import PADDINGS, Padding
+
+__all__ = ["VoxelGrid"]
+
+# Elements of a temporary (64 MiB of float32): whole-grid passes work slab by slab, so that what they need
+# beside their input and output stays this small for any grid.
+_SLAB_ELEMENTS = 1 << 24
+
+# Fraction of a cell: a crop face this close to a vertex counts as lying on it. Far above the rounding of
+# float32 world coordinates, far below anything visible.
+_SNAP_TOLERANCE = 1e-3
+
+
+class VoxelGrid(nn.Module):
+    """Trainable features on a regular grid of vertices, read by trilinear interpolation at world positions.
+
+    Vertices are spread evenly over the box with the first and the last one of every axis on the box's faces
+    (``align_corners=True`` of :func:`torch.nn.functional.grid_sample`). An axis with a single vertex is
+    constant. The index order is x, y, z everywhere.
+
+    The grid knows nothing of rays, densities or colours: it is a function from a position to ``channels``
+    numbers, differentiable (twice) in its features and in the position.
+
+    Dtypes: ``.half()``, ``.bfloat16()`` and ``.double()`` convert the features only. The box stays float32
+    and positions stay float32 (float64 if given so), because 16-bit coordinates cannot address the cells of a
+    large grid.
+
+    Args:
+        resolution: Number of vertices along x, y and z; a single int means the same along all three. At least
+            1.
+        channels: Number C of features per vertex. At least 1.
+        aabb: Axis-aligned box in world units as ``((low_x, low_y, low_z), (high_x, high_y, high_z))``, or a
+            tensor of shape ``(2, 3)``. Stored as float32.
+        padding: What a position outside the box reads: ``"border"`` the nearest point of the box; ``"zeros"``
+            features that fade to zero within one cell of the box.
+        init_std: Standard deviation of the normal distribution that the features start from.
+        fill: Mean of that distribution; with ``init_std=0`` the constant value of all features.
+        dtype: Type of the features: float32, float64, float16 or bfloat16.
+        device: Where the features and the box live.
+
+    Attributes:
+        features: Parameter of shape ``(X, Y, Z, C)``, channels last.
+        aabb: Buffer of shape ``(2, 3)``, float32, world units.
+
+    Raises:
+        TypeError: If ``resolution`` or ``channels`` is not integer, or ``dtype`` is not one of the four.
+        ValueError: If a size is below 1, ``padding`` is unknown, or ``aabb`` is not a finite box with
+            low < high along every axis.
+
+    Example:
+        >>> grid = VoxelGrid(resolution=64, channels=12, aabb=((-1, -1, -1), (1, 1, 1)))
+        >>> grid(torch.zeros(5, 7, 3)).shape
+        torch.Size([5, 7, 12])
+    """
+
+    features: nn.Parameter
+    aabb: Tensor
+
+    def __init__(
+        self,
+        resolution: int | Sequence[int],
+        channels: int,
+        aabb: Sequence[Sequence[float]] | Tensor,
+        *,
+        padding: Padding = "border",
+        init_std: float = 0.0,
+        fill: float = 0.0,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        shape = (*_parse_resolution(resolution), _parse_size("channels", channels))
+        if dtype not in FLOATING:
+            raise TypeError(f"dtype must be float32, float64, float16 or bfloat16, got {dtype}")
+        if padding not in PADDINGS:
+            raise ValueError(f"padding must be 'border' or 'zeros', got {padding!r}")
+        if not (math.isfinite(init_std) and init_std >= 0):
+            raise ValueError(f"init_std must be finite and not negative, got {init_std}")
+        self.padding: Padding = padding
+        self.init_std = init_std
+        self.fill = fill
+        self.features = nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
+        self.register_buffer("aabb", _parse_aabb(aabb).to(self.features.device))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the features anew from the normal distribution given at construction."""
+        with torch.no_grad():
+            if self.init_std == 0:
+                self.features.fill_(self.fill)
+            else:
+                self.features.normal_(self.fill, self.init_std)
+
+    # ---------------------------------------------------------------------------------------------- geometry
+
+    @property
+    def resolution(self) -> tuple[int, int, int]:
+        """Number of vertices along x, y and z."""
+        x, y, z, _ = self.features.shape
+        return x, y, z
+
+    @property
+    def channels(self) -> int:
+        """Number of features per vertex."""
+        return self.features.shape[-1]
+
+    @property
+    def voxel_size(self) -> Tensor:
+        """Distance between neighbouring vertices along x, y and z: ``(3,)`` float32, world units.
+
+        Along an axis with a single vertex it is the extent of the box.
+        """
+        cells = [max(size - 1, 1) for size in self.resolution]
+        return (self.aabb[1] - self.aabb[0]) / torch.tensor(cells, device=self.aabb.device)
+
+    def vertices(self) -> Tensor:
+        """Positions of the vertices.
+
+        Returns:
+            ``(X, Y, Z, 3)`` float32 world positions. The outermost vertices lie exactly on the faces of the
+            box; the vertex of an axis with a single one lies in the middle.
+        """
+        low, high = self.aabb
+        axes = []
+        for axis, size in enumerate(self.resolution):
+            index = torch.arange(size, device=self.aabb.device, dtype=torch.float32)
+            fraction = index / (size - 1) if size > 1 else torch.full_like(index, 0.5)
+            axes.append(torch.lerp(low[axis], high[axis], fraction))
+        return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)
+
+    def to_unit(self, points: Tensor) -> Tensor:
+        """Map world positions to the unit cube that the functions in ``voxelfield.ops`` work in.
+
+        Args:
+            points: ``(..., 3)`` world positions, float32 or float64, on the grid's device.
+
+        Returns:
+            ``(..., 3)`` in the dtype of ``points``: 0 at the low and 1 at the high face (both exactly),
+            beyond them outside the box. Differentiable.
+
+        Raises:
+            TypeError: If ``points`` is not a float32 or float64 tensor.
+            ValueError: If its last dimension is not 3, or it is on another device.
+        """
+        self._check_world("points", points)
+        low, high = self.aabb.to(points.dtype)
+        return (points - low) / (high - low)
+
+    def contains(self, points: Tensor) -> Tensor:
+        """Tell which positions lie in the box, faces included.
+
+        Args:
+            points: ``(..., 3)`` world positions, float32 or float64, on the grid's device.
+
+        Returns:
+            ``(...)`` bool; False for positions that are not finite.
+
+        Raises:
+            TypeError: If ``points`` is not a float32 or float64 tensor.
+            ValueError: If its last dimension is not 3, or it is on another device.
+        """
+        self._check_world("points", points)
+        low, high = self.aabb
+        return ((points >= low) & (points <= high)).all(dim=-1)
+
+    # ---------------------------------------------------------------------------------------------- sampling
+
+    def forward(self, points: Tensor) -> Tensor:
+        """Interpolate the features at world positions.
+
+        Args:
+            points: ``(..., 3)`` world positions, float32 or float64, on the grid's device; any leading shape,
+                empty ones included. Positions that are not finite read zeros and receive no gradient.
+
+        Returns:
+            ``(..., C)`` in the dtype of the grid; the arithmetic is float64 for a float64 grid and float32
+            otherwise. Outside the box ``padding`` decides.
+
+        Raises:
+            TypeError: If ``points`` is not a float32 or float64 tensor. 16-bit positions are refused: float16
+                has 11 significant bits, too few to tell the cells of a grid apart, let alone positions inside
+                one.
+            ValueError: If its last dimension is not 3, or it is on another device.
+        """
+        return self._sample(self.to_unit(self._promote(points)))
+
+    def sample_rays(self, origins: Tensor, directions: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+        """Interpolate the features along rays, at ``origins + t * directions``.
+
+        Args:
+            origins: ``(R, 3)`` world positions, float32 or float64, on the grid's device.
+            directions: ``(R, 3)`` world directions, of any length.
+            t: ``(R, S)`` distances along the rays, in units of the directions' length.
+
+        Returns:
+            features: ``(R, S, C)`` in the dtype of the grid. Samples outside the box are zero and receive no
+                gradient, whatever the grid's ``padding``.
+            inside: ``(R, S)`` bool, whether the sample lies in the box, faces included.
+
+        Raises:
+            TypeError: If an argument is not a float32 or float64 tensor.
+            ValueError: If the shapes do not fit together, or an argument is on another device.
+        """
+        self._check_world("origins", origins)
+        self._check_world("directions", directions)
+        self._check_coordinates("t", t)
+        if origins.dim() != 2 or directions.shape != origins.shape or t.shape[:-1] != origins.shape[:1]:
+            raise ValueError(
+                "expected origins (R, 3), directions (R, 3) and t (R, S), got "
+                f"{tuple(origins.shape)}, {tuple(directions.shape)} and {tuple(t.shape)}"
+            )
+        origins, directions, t = self._promote(origins), self._promote(directions), self._promote(t)
+        points = origins[:, None] + t[..., None] * directions[:, None]
+        inside = self.contains(points)
+        # The op reads zeros and scatters nothing at positions that are not finite, which is cheaper than
+        # masking its result: samples outside then cost no memory traffic in either pass.
+        unit = self.to_unit(points).masked_fill(~inside[..., None], math.nan)
+        return self._sample(unit), inside
+
+    def _sample(self, unit: Tensor) -> Tensor:
+        """Interpolate at positions ``(..., 3)`` in the unit cube."""
+        rows = unit.reshape(-1, 3).to(coordinate_dtype(self.features.dtype))
+        values = ops.sample_trilinear(self.features, rows, padding=self.padding)
+        return values.reshape(*unit.shape[:-1], self.channels)
+
+    def _promote(self, values: Tensor) -> Tensor:
+        # Before the mapping to the unit cube, so that a float64 grid gets float64 coordinates, not rounded
+        # ones.
+        double = self.features.dtype == torch.float64 and isinstance(values, Tensor) and _is_real(values)
+        return values.double() if double else values
+
+    def _check_world(self, name: str, points: Tensor) -> None:
+        self._check_coordinates(name, points)
+        if points.dim() == 0 or points.shape[-1] != 3:
+            raise ValueError(f"{name} must have shape (..., 3), got {tuple(points.shape)}")
+
+    def _check_coordinates(self, name: str, values: Tensor) -> None:
+        if not isinstance(values, Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, got {type(values).__name__}")
+        if values.dtype in (torch.float16, torch.bfloat16):
+            raise TypeError(
+                f"{name} must be float32 or float64, got {values.dtype}: 16-bit coordinates are too inexact "
+                "to address the cells of a grid. The features may be 16-bit, the positions may not (under "
+                "autocast, compute them outside of it)"
+            )
+        if not _is_real(values):
+            raise TypeError(f"{name} must be float32 or float64, got {values.dtype}")
+        if values.device != self.aabb.device:
+            raise ValueError(f"{name} must be on the grid's device {self.aabb.device}, got {values.device}")
+
+    # ------------------------------------------------------------------------------------- changing the grid
+
+    def upsample(self, resolution: int | Sequence[int], optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Resample the features to another resolution over the same box, and the optimizer's state with them.
+
+        New vertex i of R' sits at the old coordinate ``i * (R - 1) / (R' - 1)``, computed in integers, and is
+        interpolated trilinearly. Where the new vertices contain the old ones (R' - 1 a multiple of R - 1, as
+        in R -> 2R - 1) the old values are kept bit for bit and the field as a function of position is
+        the same, up to the rounding of the new values. A lower resolution is valid too; it picks points,
+        without smoothing. The arithmetic is at least float32, and beside the old and the new tensor only a
+        small temporary is allocated.
+
+        The Parameter object stays the same, so optimizers and modules that hold it need not be told; its
+        ``grad`` is dropped. ``DistributedDataParallel`` sizes its buckets once: wrap the model again
+        afterwards.
+
+        Args:
+            resolution: New number of vertices along x, y and z, or one int for all three.
+            optimizer: The optimizer that trains this grid, if any: every tensor in its state that is shaped
+                like the features (the moments of Adam, the momentum of SGD) is resampled likewise. Step
+                counts are kept.
+
+        Raises:
+            TypeError: If ``resolution`` is not integer.
+            ValueError: If a size is below 1; if the optimizer does not train this grid, or has state for it
+                that has another shape and cannot be carried over. Nothing has changed then.
+        """
+        target = _parse_resolution(resolution)
+        self._transform(lambda values: _resample(values, target), optimizer)
+
+    def crop(self, aabb: Sequence[Sequence[float]] | Tensor, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Cut the grid down to the whole cells that a box touches, and the optimizer's state with it.
+
+        The box is clamped to the present one and then grown outwards to whole vertices, so nothing is
+        resampled: the kept features are bit-identical and the field inside is the same. A face within a
+        thousandth of a cell of a vertex counts as lying on it. Axes with a single vertex keep their extent.
+        Everything said under :meth:`upsample` on the Parameter, its ``grad`` and the optimizer holds here
+        too.
+
+        Args:
+            aabb: Box to keep, in world units, as ``((low_x, low_y, low_z), (high_x, high_y, high_z))`` or
+                ``(2, 3)``.
+            optimizer: The optimizer that trains this grid, if any.
+
+        Raises:
+            ValueError: If ``aabb`` is not a finite box with low < high, or does not overlap the present one;
+                if the optimizer does not train this grid or its state cannot be carried over. Nothing has
+                changed then.
+        """
+        wanted_low, wanted_high = _parse_aabb(aabb).tolist()
+        present_low, present_high = self.aabb.tolist()
+        new_low, new_high = list(present_low), list(present_high)
+        cuts: list[slice] = []
+        for axis, size in enumerate(self.resolution):
+            low, high = present_low[axis], present_high[axis]
+            if wanted_low[axis] >= high or wanted_high[axis] <= low:
+                raise ValueError(
+                    f"aabb must overlap the grid's box, got {(wanted_low, wanted_high)} for a grid over "
+                    f"{(present_low, present_high)}: they are apart along {'xyz'[axis]}"
+                )
+            first, last = _touched_vertices(low, high, size, wanted_low[axis], wanted_high[axis])
+            cuts.append(slice(first, last + 1))
+            # Faces that stay keep their exact value, so that cropping twice to the same box changes nothing.
+            if first > 0:
+                new_low[axis] = low + first * (high - low) / (size - 1)
+            if last < size - 1:
+                new_high[axis] = low + last * (high - low) / (size - 1)
+        self._transform(lambda values: values[tuple(cuts)].clone(), optimizer)
+        self.aabb.copy_(torch.tensor([new_low, new_high]))
+
+    def _transform(self, function: Callable[[Tensor], Tensor], optimizer: torch.optim.Optimizer | None) -> None:
+        """Replace the features, and the optimizer's state for them, by ``function`` of each."""
+        state, shaped = _migratable_state(self.features, optimizer) if optimizer is not None else ({}, [])
+        with torch.no_grad():
+            self._set_features(function(self.features.detach()))
+            for key in shaped:
+                state[key] = function(state[key])
+
+    def _set_features(self, values: Tensor) -> None:
+        """Give the Parameter other values, of any shape, without changing its identity."""
+        parameter = self.features
+        parameter.grad = None
+        # While a graph of an earlier step is still referenced (a loss kept for logging is enough), autograd
+        # reuses the Parameter's gradient accumulator, which remembers the old shape, and the next backward
+        # fails. It discards the accumulator when the dtype changes, hence the detour.
+        other = torch.float32 if values.dtype != torch.float32 else torch.float64
+        parameter.data = torch.empty(0, dtype=other, device=values.device)
+        parameter.data = values
+
+    # ---------------------------------------------------------------------------------------- regularisation
+
+    def total_variation(self, weights: Sequence[float] | None = None, *, channels: slice | None = None) -> Tensor:
+        r"""Mean squared difference between neighbouring vertices.
+
+        .. math:: \sum_{a \in \{x, y, z\}} \frac{w_a}{N_a} \sum_{v, c} (f_{v + e_a, c} - f_{v, c})^2
+
+        where N_a counts pairs times channels. Each axis is thus a mean over its own pairs, whatever the
+        resolution and the number of channels; border vertices are not padded. Differences are per cell, not
+        per world unit: pass ``1 / grid.voxel_size**2`` (scaled to taste) as weights for squared slopes. An
+        axis with a single vertex adds 0.
+
+        This is the total variation loss of Plenoxels (Fridovich-Keil et al. 2022) without its square root,
+        which couples the axes and has no derivative where the grid is flat. The gradient is computed in
+        closed form and slab by slab, so that beside the gradient itself only a small temporary is allocated.
+
+        Args:
+            weights: Three weights for x, y and z; all 1 if None.
+            channels: Channels to take into account; all if None. Lets density and colour be smoothed
+                differently.
+
+        Returns:
+            Scalar, float64 for a float64 grid and float32 otherwise. Differentiable (twice) in the features.
+
+        Raises:
+            ValueError: If there are not three finite weights, or ``channels`` selects none.
+        """
+        factors = (1.0, 1.0, 1.0) if weights is None else tuple(float(weight) for weight in weights)
+        if len(factors) != 3 or not all(math.isfinite(factor) for factor in factors):
+            raise ValueError(f"weights must be three finite numbers, for x, y and z, got {weights!r}")
+        values = self.features if channels is None else self.features[..., channels]
+        if values.shape[-1] == 0:
+            raise ValueError(f"channels must select at least one of {self.channels} channels, got {channels!r}")
+        scales = tuple(
+            factor * size / ((size - 1) * values.numel()) if size > 1 else 0.0
+            for factor, size in zip(factors, self.resolution, strict=True)
+        )
+        return _SquaredDifferences.apply(values, scales)
+
+    # -------------------------------------------------------------------------------------------- conversion
+
+    @classmethod
+    def from_grid_sample_layout(
+        cls, volume: Tensor, aabb: Sequence[Sequence[float]] | Tensor, *, padding: Padding = "border"
+    ) -> VoxelGrid:
+        """Build a grid from a volume laid out for :func:`torch.nn.functional.grid_sample`.
+
+        That function reads ``(1, C, D, H, W)`` at coordinates (x, y, z) in [-1, 1], where x runs along W, y
+        along H and z along D, that is, backwards through the shape. The grid is a copy of
+        ``volume[0].permute(3, 2, 1, 0)``, so X = W, Y = H, Z = D, and reads the same values there as
+        ``F.grid_sample`` with ``align_corners=True``.
+
+        Args:
+            volume: ``(1, C, D, H, W)``, of a dtype that a grid can have.
+            aabb: Box in world units that the volume fills, outermost vertices on its faces.
+            padding: As of the class.
+
+        Returns:
+            A grid with the volume's dtype and device, and its own copy of the values.
+
+        Raises:
+            TypeError: If ``volume`` is not a tensor of a supported dtype.
+            ValueError: If it does not have shape ``(1, C, D, H, W)``.
+        """
+        if not isinstance(volume, Tensor):
+            raise TypeError(f"volume must be a torch.Tensor, got {type(volume).__name__}")
+        if volume.dim() != 5 or volume.shape[0] != 1:
+            raise ValueError(f"volume must have shape (1, C, D, H, W), got {tuple(volume.shape)}")
+        _, channels, depth, height, width = volume.shape
+        grid = cls((width, height, depth), channels, aabb, padding=padding, dtype=volume.dtype, device=volume.device)
+        with torch.no_grad():
+            grid.features.copy_(volume[0].permute(3, 2, 1, 0))
+        return grid
+
+    def to_grid_sample_layout(self) -> Tensor:
+        """View the features as :func:`torch.nn.functional.grid_sample` wants them.
+
+        Returns:
+            ``(1, C, Z, Y, X)``, a view on the features (not contiguous, differentiable). ``F.grid_sample``
+            with ``align_corners=True`` at ``2 * grid.to_unit(points) - 1`` reads the same values from it.
+        """
+        return self.features.permute(3, 2, 1, 0)[None]
+
+    # ------------------------------------------------------------------------------------ how modules behave
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> VoxelGrid:
+        geometry = self.aabb
+        super()._apply(fn, recurse)
+        if self.aabb.dtype != geometry.dtype:
+            self.aabb = geometry.to(self.aabb.device)
+        return self
+
+    def _load_from_state_dict(
+        self,
+        state_dict: dict[str, Any],
+        prefix: str,
+        local_metadata: dict[str, Any],
+        strict: bool,
+        missing_keys: list[str],
+        unexpected_keys: list[str],
+        error_msgs: list[str],
+    ) -> None:
+        """Adopt the saved resolution and box: they are results of training, not settings of the code."""
+        key = prefix + "features"
+        saved = state_dict.get(key)
+        if isinstance(saved, Tensor) and saved.dim() == 4 and saved.shape != self.features.shape:
+            if saved.shape[-1] == self.channels:
+                self._set_features(self.features.new_empty(saved.shape))
+            else:
+                error_msgs.append(
+                    f"{key}: the checkpoint has {saved.shape[-1]} channels, this grid {self.channels}; a "
+                    "grid adopts a saved resolution and box, but the model sets its number of channels."
+                )
+        super()._load_from_state_dict(
+            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
+        )
+        self.aabb = self.aabb.float()
+
+    def extra_repr(self) -> str:
+        """Describe the grid in one line, for ``print(module)``."""
+        parts = [f"resolution={self.resolution}", f"channels={self.channels}", f"padding={self.padding!r}"]
+        if not self.aabb.is_meta:
+            low, high = (", ".join(f"{value:.6g}" for value in corner) for corner in self.aabb.tolist())
+            parts.insert(2, f"aabb=(({low}), ({high}))")
+        return ", ".join(parts)
+
+
+# -------------------------------------------------------------------------------------------------- arguments
+
+
+def _parse_size(name: str, value: Any) -> int:
+    try:
+        size = operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} must be integer, got {value!r}") from None
+    if size < 1 or isinstance(value, bool):
+        raise ValueError(f"{name} must be at least 1, got {value!r}")
+    return size
+
+
+def _parse_resolution(resolution: int | Sequence[int]) -> tuple[int, int, int]:
+    try:
+        sizes: tuple[Any, ...] = tuple(resolution)  # type: ignore[arg-type]
+    except TypeError:
+        sizes = (resolution,) * 3
+    if len(sizes) != 3:
+        raise ValueError(f"resolution must be one int, or three for x, y and z, got {resolution!r}")
+    x, y, z = (_parse_size("resolution", size) for size in sizes)
+    return x, y, z
+
+
+def _parse_aabb(aabb: Sequence[Sequence[float]] | Tensor) -> Tensor:
+    try:
+        box = torch.as_tensor(aabb, dtype=torch.float32, device="cpu").detach().clone()
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"aabb must be two corners of three numbers each, got {aabb!r}") from error
+    if box.shape != (2, 3):
+        raise ValueError(f"aabb must have shape (2, 3), low corner first, got shape {tuple(box.shape)}")
+    if not (box.isfinite().all() and (box[0] < box[1]).all()):
+        raise ValueError(f"aabb must be finite with low < high along every axis, got {box.tolist()}")
+    return box
+
+
+def _is_real(values: Tensor) -> bool:
+    return values.dtype in (torch.float32, torch.float64)
+
+
+# --------------------------------------------------------------------------------------- resampling, state
+
+
+def _touched_vertices(low: float, high: float, size: int, wanted_low: float, wanted_high: float) -> tuple[int, int]:
+    """First and last vertex of the cells that an interval touches, along an axis of vertices low to high."""
+    if size == 1:
+        return 0, 0
+    cell = (high - low) / (size - 1)
+    first = max(math.floor((wanted_low - low) / cell + _SNAP_TOLERANCE), 0)
+    last = min(math.ceil((wanted_high - low) / cell - _SNAP_TOLERANCE), size - 1)
+    # An interval within the tolerance of one vertex would snap to that vertex alone; keep a cell.
+    first = min(first, size - 2)
+    return first, max(last, first + 1)
+
+
+def _resample(values: Tensor, resolution: tuple[int, int, int]) -> Tensor:
+    """Trilinear resampling of ``(X, Y, Z, C)`` to other numbers of vertices, outermost vertices fixed."""
+    _, y, z, channels = values.shape
+    new_x, new_y, new_z = resolution
+    result = values.new_empty((*resolution, channels))
+    row = max(y * z, new_y * z, new_y * new_z) * channels
+    for rows in _slabs(new_x, row):
+        slab = _resample_axis(values, 0, torch.arange(rows.start, rows.stop), new_x)
+        slab = _resample_axis(slab, 1, torch.arange(new_y), new_y)
+        slab = _resample_axis(slab, 2, torch.arange(new_z), new_z)
+        result[rows] = slab
+    return result
+
+
+def _resample_axis(values: Tensor, axis: int, index: Tensor, new_size: int) -> Tensor:
+    """Values at the new vertices ``index`` of ``new_size`` along one axis, in the dtype of the arithmetic."""
+    size, dtype = values.shape[axis], coordinate_dtype(values.dtype)
+    if new_size > 1:
+        position, unit = index * (size - 1), new_size - 1
+    else:
+        # A single vertex stands for the whole extent: take the middle.
+        position, unit = torch.tensor([size - 1]), 2
+    lower = position // unit
+    upper = (lower + 1).clamp(max=size - 1)
+    weight = ((position % unit).to(dtype) / unit).reshape([-1 if d == axis else 1 for d in range(4)])
+    below = values.index_select(axis, lower.to(values.device)).to(dtype)
+    above = values.index_select(axis, upper.to(values.device)).to(dtype)
+    return below.lerp_(above, weight.to(values.device))
+
+
+def _slabs(rows: int, row_elements: int) -> Iterator[slice]:
+    step = max(_SLAB_ELEMENTS // max(row_elements, 1), 1)
+    for start in range(0, rows, step):
+        yield slice(start, min(start + step, rows))
+
+
+def _migratable_state(parameter: nn.Parameter, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], list[str]]:
+    """The optimizer's state for a parameter, and which of its entries change shape with the parameter."""
+    if not any(held is parameter for group in optimizer.param_groups for held in group["params"]):
+        raise ValueError("optimizer must hold this grid's features in one of its parameter groups, but does not")
+    if parameter not in optimizer.state:
+        return {}, []
+    state = optimizer.state[parameter]
+    shaped = []
+    for key, value in state.items():
+        follows = isinstance(value, Tensor) and value.shape == parameter.shape
+        if not isinstance(value, Tensor) or (value.numel() == 1 and not follows):
+            continue
+        if not follows or not value.is_floating_point():
+            raise ValueError(
+                f"optimizer: {type(optimizer).__name__} keeps {key!r} as {value.dtype} of shape "
+                f"{tuple(value.shape)}, which cannot follow features of shape {tuple(parameter.shape)}. "
+                "Drop it first, with `del optimizer.state[grid.features]`, to let this grid's optimization "
+                "start afresh"
+            )
+        shaped.append(key)
+    return state, shaped
+
+
+class _SquaredDifferences(torch.autograd.Function):
+    """Sum over the axes of ``scales[axis]`` times the summed squared differences of neighbours along it."""
+
+    @staticmethod
+    def forward(values: Tensor, scales: tuple[float, float, float]) -> Tensor:
+        dtype = coordinate_dtype(values.dtype)
+        total = torch.zeros((), dtype=dtype, device=values.device)
+        for rows in _slabs(values.shape[0], values[0].numel()):
+            # One row beyond the slab belongs to its last pairs along x.
+            slab = values[rows.start : rows.stop + 1].to(dtype)
+            for axis, scale in enumerate(scales):
+                block = slab if axis == 0 else slab[: rows.stop - rows.start]
+                total += scale * block.diff(dim=axis).square_().sum()
+        return total
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, tuple[float, float, float]], output: Tensor) -> None:
+        values, ctx.scales = inputs
+        ctx.save_for_backward(values)
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
+        (values,) = ctx.saved_tensors
+        dtype = coordinate_dtype(values.dtype)
+        result = torch.empty_like(values)
+        for rows in _slabs(values.shape[0], values[0].numel()):
+            first = max(rows.start - 1, 0)
+            slab = values[first : rows.stop + 1].to(dtype)
+            grad = torch.zeros_like(slab)
+            for axis, scale in enumerate(ctx.scales):
+                pairs = slab.shape[axis] - 1
+                slope = slab.diff(dim=axis) * (2 * scale)
+                grad.narrow(axis, 1, pairs).add_(slope)
+                grad.narrow(axis, 0, pairs).sub_(slope)
+            result[rows] = grad[rows.start - first : rows.stop - first] * grad_output
+        return result, None
