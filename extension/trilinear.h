@@ -126,10 +126,9 @@ struct GridLocator {
         moves = u > T(0) && u < scale;
         const T clamped = u > T(0) ? (u < scale ? u : scale) : T(0);
         if (!s.empty) lower = static_cast<int64_t>(clamped);
-        if (lower >= last) lower = last > 0 ? last - 1 : 0;
         upper = lower < last ? lower + 1 : last;
         fraction = clamped - T(lower);
-      } else if (u > T(-1) && u < scale + T(1) && !s.empty) {
+      } else if (u >= T(-1) && u < scale + T(1) && !s.empty) {
         const T cell = std::floor(u);
         const int64_t i = static_cast<int64_t>(cell);
         fraction = u - cell;

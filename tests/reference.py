@@ -1,0 +1,129 @@
+"""Slow, plain PyTorch versions of what the library computes, to compare against.
+
+Written for clarity and in the caller's precision (pass float64). They share no code with the library; gradients of any
+order come from autograd.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import torch
+from torch import Tensor
+
+# Three orders of a cell's corners (i, j, k along x, y, z) that published descriptions of the (N, 8, F) op use.
+CORNER_ORDERS = {
+    "4i+2j+k": lambda i, j, k: 4 * i + 2 * j + k,
+    "4i+j+2k": lambda i, j, k: 4 * i + j + 2 * k,
+    "i+2j+4k": lambda i, j, k: i + 2 * j + 4 * k,
+}
+
+SIDES = list(itertools.product((0, 1), repeat=3))
+
+
+def sample_grid(grid: Tensor, points: Tensor, padding: str = "border") -> Tensor:
+    """Samples (X, Y, Z, C) at (N, 3) in the unit cube, as `F.grid_sample` with align_corners does in both paddings."""
+    finite = torch.isfinite(points).all(dim=1)
+    last = points.new_tensor([size - 1 for size in grid.shape[:3]])
+    u = torch.where(finite[:, None], points, points.new_zeros(())) * last
+    if padding == "border":
+        # At and beyond the faces the coordinate stands still: the value of the face, no gradient.
+        u = torch.where((u > 0) & (u < last), u, u.clamp(min=0).minimum(last).detach())
+    else:
+        # Nothing lies further out than this; it keeps the conversion to an integer defined.
+        u = u.maximum(torch.full_like(last, -2)).minimum(last + 2)
+    lower = u.detach().floor()
+    fraction = u - lower
+    total = grid.new_zeros(points.shape[0], grid.shape[3])
+    for sides in SIDES:
+        side = points.new_tensor(sides)
+        vertex = lower + side
+        exists = ((vertex >= 0) & (vertex <= last)).all(dim=1) & finite
+        weight = torch.where(side == 1, fraction, 1 - fraction).prod(dim=1)
+        x, y, z = vertex.maximum(torch.zeros_like(last)).minimum(last).long().unbind(dim=1)
+        total = total + torch.where(exists[:, None], weight[:, None] * grid[x, y, z], grid.new_zeros(()))
+    return total
+
+
+def interpolate_cells(feats: Tensor, points: Tensor, order: str = "4i+2j+k") -> Tensor:
+    """The published trilinear formula on feats (N, 8, F) and points (N, 3) in [-1, 1], for any order of the corners."""
+    u, v, w = ((points + 1) / 2).unbind(dim=1)
+    total = feats.new_zeros(feats.shape[0], feats.shape[2])
+    for i, j, k in SIDES:
+        weight = (u if i else 1 - u) * (v if j else 1 - v) * (w if k else 1 - w)
+        total = total + weight[:, None] * feats[:, CORNER_ORDERS[order](i, j, k)]
+    return total
+
+
+def composite(
+    density: Tensor, rgb: Tensor, t: Tensor, dt: Tensor, ray_offsets: Tensor, min_transmittance: float = 0.0
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Emission and absorption, one ray and one sample after the other: rgb (R, 3), opacity, depth (R,), weights (M,).
+
+    A sample that less than `min_transmittance` of the light reaches, and all behind it, count for nothing.
+    """
+    rgbs, opacities, depths, weights = [], [], [], []
+    for first, last in itertools.pairwise(ray_offsets.tolist()):
+        transmittance = density.new_ones(())
+        color, opacity, depth = rgb.new_zeros(3), density.new_zeros(()), density.new_zeros(())
+        stopped = False
+        for m in range(first, last):
+            stopped = stopped or transmittance.item() < min_transmittance
+            if stopped:
+                weights.append(density.new_zeros(()))
+                continue
+            passing = torch.exp(-density[m] * dt[m])
+            weight = transmittance * (1 - passing)
+            transmittance = transmittance * passing
+            color = color + weight * rgb[m]
+            opacity = opacity + weight
+            depth = depth + weight * t[m]
+            weights.append(weight)
+        rgbs.append(color)
+        opacities.append(opacity)
+        depths.append(depth)
+
+    def stack(values: list[Tensor], *shape: int) -> Tensor:
+        return torch.stack(values) if values else density.new_zeros(0, *shape)
+
+    return stack(rgbs, 3), stack(opacities), stack(depths), stack(weights)
+
+
+def march(
+    origins: Tensor,
+    directions: Tensor,
+    near: Tensor,
+    far: Tensor,
+    occupied: Tensor,
+    aabb: Tensor,
+    step: float,
+    offset: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Tests every lattice position of every ray: positions (M, 3), t (M,), ray_index (M,), ray_offsets (R + 1,).
+
+    A position outside the box belongs to the nearest cell. Ours tells cells apart in float32: compare where no position
+    lies within rounding of a cell's face, or of `far`.
+    """
+    cells = origins.new_tensor(occupied.shape)
+    positions, distances, ray_index, ray_offsets = [], [], [], [0]
+    for ray in range(origins.shape[0]):
+        for k in range(max(math.ceil((far[ray] - near[ray]).item() / step) + 1, 0)):
+            t = near[ray] + (k + offset[ray]) * step
+            if t >= far[ray]:
+                break
+            position = origins[ray] + t * directions[ray]
+            cell = ((position - aabb[0]) / (aabb[1] - aabb[0]) * cells).floor()
+            x, y, z = cell.clamp(min=0).minimum(cells - 1).long().tolist()
+            if occupied[x, y, z]:
+                positions.append(position)
+                distances.append(t)
+                ray_index.append(ray)
+        ray_offsets.append(len(positions))
+    whole = {"dtype": torch.int64, "device": origins.device}
+    return (
+        torch.stack(positions) if positions else origins.new_zeros(0, 3),
+        torch.stack(distances) if distances else origins.new_zeros(0),
+        torch.tensor(ray_index, **whole),
+        torch.tensor(ray_offsets, **whole),
+    )

@@ -1,0 +1,406 @@
+"""trilinear_interpolate and the three per-cell ops beneath it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from op_testing import CHANNELS, DTYPES, LAYOUTS, OpRecorder, saved_for_backward
+from reference import CORNER_ORDERS, SIDES, interpolate_cells
+from tolerances import arithmetic, assert_matches
+
+from voxelfield import _library
+from voxelfield.ops import sample_trilinear, trilinear_interpolate
+
+NON_FINITE = [float("nan"), float("inf"), -float("inf")]
+
+
+def make(device, dtype=torch.float64, channels=3, count=40):
+    """Cells, and points inside and beyond them: the interpolant is continued linearly, smooth everywhere."""
+    feats = torch.randn(count, 8, channels, device=device, dtype=dtype)
+    return feats, torch.rand(count, 3, device=device, dtype=arithmetic(dtype)) * 4 - 2
+
+
+def value_and_gradients(interpolate, feats, points, grad):
+    feats, points = feats.detach().requires_grad_(), points.detach().requires_grad_()
+    value = interpolate(feats, points)
+    return value.detach(), *torch.autograd.grad(value, (feats, points), grad)
+
+
+def assert_all_match(actual, expected):
+    for name, a, e in zip(("value", "feature gradient", "point gradient"), actual, expected, strict=True):
+        assert_matches(a, e.double(), name)
+
+
+# --- values and first derivatives
+
+
+@pytest.mark.parametrize("channels", [*CHANNELS, 256, 1027, 1100])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_value_and_gradients_match_reference(device, dtype, channels):
+    feats, points = make(device, dtype, channels)
+    grad = torch.randn(len(points), channels, device=device, dtype=dtype)
+    actual = value_and_gradients(trilinear_interpolate, feats, points, grad)
+    assert [x.dtype for x in actual] == [dtype, dtype, points.dtype]
+    expected = value_and_gradients(interpolate_cells, feats.double(), points.double(), grad.double())
+    assert_all_match(actual, expected)
+
+
+def test_many_cells(device):
+    feats, points = make(device, channels=2, count=20_000)
+    grad = torch.randn(len(points), 2, device=device, dtype=torch.float64)
+    actual = value_and_gradients(trilinear_interpolate, feats, points, grad)
+    assert_all_match(actual, value_and_gradients(interpolate_cells, feats, points, grad))
+
+
+def test_far_beyond_the_cell_the_interpolant_is_continued(device):
+    feats, _ = make(device, channels=1, count=8)
+    points = torch.eye(3, device=device, dtype=torch.float64).repeat(3, 1)[:8] * 1e6
+    assert_matches(trilinear_interpolate(feats, points), interpolate_cells(feats, points))
+
+
+# --- the order of the corners
+
+
+def test_corner_order_is_binary(device):
+    # Corner 4i + 2j + k holds its own number: at that corner, the number comes out.
+    feats = torch.arange(8.0, device=device).view(1, 8, 1)
+    for i, j, k in SIDES:
+        point = torch.tensor([[2.0 * i - 1, 2.0 * j - 1, 2.0 * k - 1]], device=device)
+        assert trilinear_interpolate(feats, point).item() == 4 * i + 2 * j + k
+
+
+@pytest.mark.parametrize("order", CORNER_ORDERS)
+def test_published_orders_differ_by_a_permutation(device, order):
+    feats, points = make(device)
+    theirs = interpolate_cells(feats, points, order)
+    # Ours[4i + 2j + k] is theirs[number(i, j, k)].
+    permutation = {
+        "4i+2j+k": [0, 1, 2, 3, 4, 5, 6, 7],
+        "4i+j+2k": [0, 2, 1, 3, 4, 6, 5, 7],
+        "i+2j+4k": [0, 4, 2, 6, 1, 5, 3, 7],
+    }[order]
+    assert permutation == [CORNER_ORDERS[order](i, j, k) for i, j, k in SIDES]
+    assert_matches(trilinear_interpolate(feats[:, permutation], points), theirs)
+    if order != "4i+2j+k":
+        assert not torch.allclose(trilinear_interpolate(feats, points), theirs)
+
+
+def test_corner_order_is_a_grid_s_memory_order(device):
+    grid = torch.randn(2, 2, 2, 3, device=device, dtype=torch.float64)
+    unit = torch.rand(10, 3, device=device, dtype=torch.float64)
+    feats = grid.view(1, 8, 3).expand(10, 8, 3)
+    assert_matches(trilinear_interpolate(feats, unit * 2 - 1), sample_trilinear(grid, unit))
+
+
+# --- derivatives
+
+
+def test_gradcheck_and_gradgradcheck(device):
+    feats, points = make(device, channels=2, count=5)
+    inputs = (feats.requires_grad_(), points.requires_grad_())
+    assert torch.autograd.gradcheck(trilinear_interpolate, inputs)
+    assert torch.autograd.gradgradcheck(trilinear_interpolate, inputs)
+
+
+@pytest.mark.parametrize("channels", [1, 4, 28])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gradient_penalty_matches_reference(device, dtype, channels):
+    feats, points = make(device, dtype, channels)
+    weight = torch.randn(len(points), channels, device=device, dtype=dtype)
+
+    def penalty_gradients(interpolate, f, p, w):
+        f, p = f.detach().requires_grad_(), p.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(interpolate(f, p), p, w, create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), (f, p))
+
+    actual = penalty_gradients(trilinear_interpolate, feats, points, weight)
+    expected = penalty_gradients(interpolate_cells, feats.double(), points.double(), weight.double())
+    for name, a, e in zip(("feats", "points"), actual, expected, strict=True):
+        assert_matches(a, e, name)
+
+
+def test_third_derivative_is_refused(device):
+    feats, points = make(device)
+    points.requires_grad_()
+    (first,) = torch.autograd.grad(trilinear_interpolate(feats, points).square().sum(), points, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), points, create_graph=True)
+    with pytest.raises(NotImplementedError, match="third derivative"):
+        torch.autograd.grad(second.sum(), points)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        (("feats",), ["splat_cells"]),
+        (("points",), ["point_gradient_cells"]),
+        (("feats", "points"), ["splat_cells", "point_gradient_cells"]),
+    ],
+    ids=str,
+)
+def test_only_requested_gradients_are_computed(device, wanted, expected):
+    inputs = dict(zip(("feats", "points"), make(device), strict=True))
+    for name in wanted:
+        inputs[name].requires_grad_()
+    with saved_for_backward() as saved:
+        value = trilinear_interpolate(**inputs)
+    assert (inputs["feats"].data_ptr() in saved) == ("points" in wanted)
+    with OpRecorder() as recorder:
+        value.sum().backward()
+    assert sorted(recorder.names) == sorted(expected)
+    assert [name for name in inputs if inputs[name].grad is not None] == list(wanted)
+
+
+# --- registration: schemas, fakes, autograd, compile
+
+
+def raw_calls(device):
+    """Arguments of the three ops, with and without direction."""
+    _library.ensure_loaded(device.type)
+    feats, points = make(device, count=6)
+    direction = torch.randn_like(points)
+    values = torch.randn(len(points), feats.shape[-1], device=device, dtype=feats.dtype)
+    for d in (None, direction):
+        yield "interpolate_cells", (feats, points, d)
+        yield "splat_cells", (values, points, d)
+        yield "point_gradient_cells", (values, feats, points, d)
+
+
+@pytest.mark.parametrize("call", range(6))
+@pytest.mark.parametrize("differentiable", [False, True])
+def test_opcheck(device, call, differentiable):
+    name, arguments = list(raw_calls(device))[call]
+    directional_gradient = name == "point_gradient_cells" and arguments[3] is not None
+    if differentiable and not directional_gradient:  # its derivative would be the third, which is refused
+        arguments = tuple(a.requires_grad_() if isinstance(a, torch.Tensor) else a for a in arguments)
+    torch.library.opcheck(getattr(torch.ops.voxelfield, name).default, arguments)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiles_whole_with_any_number_of_cells(device, backend):
+    torch.compiler.reset()
+
+    def loss(feats, points):
+        return trilinear_interpolate(feats * 2, points * 0.5).square().sum()
+
+    compiled = torch.compile(loss, fullgraph=True, backend=backend, dynamic=True)
+    # 11 is none of the sizes of the cells: the compiler takes equal sizes for one and the same.
+    for stance, count in (("default", 11), ("fail_on_recompile", 19), ("fail_on_recompile", 64)):
+        feats, points = make(device, count=count)
+        feats.requires_grad_()
+        points.requires_grad_()
+        expected = loss(feats, points)
+        with torch.compiler.set_stance(stance):
+            value = compiled(feats, points)
+        assert_matches(value.detach(), expected.detach())
+        gradients = torch.autograd.grad(value, (feats, points))
+        for a, e in zip(gradients, torch.autograd.grad(expected, (feats, points)), strict=True):
+            assert_matches(a, e)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_autocast_leaves_the_dtype_alone(device, dtype):
+    feats, points = make(device, dtype)
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        value = trilinear_interpolate(feats, points)
+    assert value.dtype == dtype
+    assert torch.equal(value, trilinear_interpolate(feats, points))
+
+
+def test_meta_tensors_give_shapes():
+    feats, points = torch.empty(6, 8, 5, device="meta", dtype=torch.half), torch.empty(6, 3, device="meta")
+    value = trilinear_interpolate(feats, points)
+    assert (value.shape, value.dtype, value.device.type) == ((6, 5), torch.half, "meta")
+
+
+# --- empty, strided and non-finite input
+
+
+@pytest.mark.parametrize(("count", "channels"), [(0, 3), (4, 0), (0, 0)])
+def test_empty_input(device, count, channels):
+    feats, points = make(device, torch.float32, channels, count)
+    feats.requires_grad_()
+    points.requires_grad_()
+    value = trilinear_interpolate(feats, points)
+    assert value.shape == (count, channels)
+    gradients = torch.autograd.grad(value.sum(), (feats, points), create_graph=True)
+    for x, gradient in zip((feats, points), gradients, strict=True):
+        assert gradient.shape == x.shape
+        assert not gradient.any()
+    second = torch.autograd.grad(gradients[1].sum(), (feats, points), allow_unused=True)
+    assert all(x is None or not x.any() for x in second)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("which", ["feats", "points", "grad"])
+def test_any_memory_layout(device, which, layout, dtype):
+    feats, points = make(device, dtype, channels=8)
+    inputs = {"feats": feats, "points": points, "grad": torch.randn(len(points), 8, device=device, dtype=dtype)}
+    expected = {name: x.double() for name, x in inputs.items()}
+    inputs[which] = LAYOUTS[layout](inputs[which])
+    assert torch.equal(inputs[which].double(), expected[which])
+    actual = value_and_gradients(trilinear_interpolate, *inputs.values())
+    assert_all_match(actual, value_and_gradients(interpolate_cells, *expected.values()))
+
+
+def test_expanded_inputs(device):
+    feats = torch.randn(1, 8, 1, device=device, dtype=torch.float64).expand(7, 8, 5)
+    points = torch.tensor([[0.3, 0.8, -0.1]], device=device, dtype=torch.float64).expand(7, 3)
+    grad = torch.ones((), device=device, dtype=torch.float64).expand(7, 5)
+    actual = value_and_gradients(trilinear_interpolate, feats, points, grad)
+    assert_all_match(actual, value_and_gradients(interpolate_cells, feats, points, grad))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_non_finite_points_read_and_write_nothing(device, dtype):
+    bad = torch.zeros(9, 3, device=device, dtype=arithmetic(dtype))
+    for row in range(9):
+        bad[row, row % 3] = NON_FINITE[row // 3]
+    # Were any corner read, or any value of the incoming gradient used, NaN would show.
+    feats = torch.full((9, 8, 4), float("nan"), device=device, dtype=dtype)
+    grad = torch.full((9, 4), float("nan"), device=device, dtype=dtype)
+    for result in value_and_gradients(trilinear_interpolate, feats, bad, grad):
+        assert torch.equal(result, torch.zeros_like(result))
+
+
+def test_non_finite_points_and_features_leave_their_neighbours_alone(device):
+    feats, points = make(device)
+    points[::4, 1] = float("nan")
+    feats[1::4, 3, 2] = float("nan")
+    grad = torch.randn(len(points), 3, device=device, dtype=torch.float64)
+    clean = torch.ones(len(points), dtype=torch.bool, device=device)
+    clean[::4] = clean[1::4] = False
+    actual = value_and_gradients(trilinear_interpolate, feats, points, grad)
+    expected = value_and_gradients(interpolate_cells, feats, points, grad)
+    assert_all_match([x[clean] for x in actual], [x[clean] for x in expected])
+    for result in actual:
+        assert not result[::4].any()
+    assert torch.equal(actual[0][1::4].isnan().any(dim=0), torch.tensor([False, False, True], device=device))
+
+
+# --- malformed input
+
+
+def tensors(feats=(5, 8, 4), points=(5, 3), feats_dtype=torch.float32, points_dtype=torch.float32):
+    return torch.zeros(feats, dtype=feats_dtype), torch.zeros(points, dtype=points_dtype)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        pytest.param(tensors(feats=(5, 3, 4)), ValueError, r"feats .*\(N, 8, C\).*\(5, 3, 4\)", id="3 corners"),
+        pytest.param(tensors(feats=(5, 4, 8)), ValueError, "feats .*shape", id="corners last"),
+        pytest.param(tensors(feats=(5, 8)), ValueError, "feats .*shape", id="2-D feats"),
+        pytest.param(tensors(points=(5, 4)), ValueError, r"points .*\(N, 3\).*\(5, 4\)", id="(N, F) points"),
+        pytest.param(tensors(points=(5, 1, 3)), ValueError, "points .*shape", id="3-D points"),
+        pytest.param(tensors(points=(4, 3)), ValueError, r"points .*5 cells of feats.*\(4, 3\)", id="fewer points"),
+        pytest.param(tensors(points=(1, 3)), ValueError, "points .*5 cells of feats", id="no broadcasting"),
+        pytest.param(tensors(feats_dtype=torch.int32), TypeError, "feats .*int32", id="int feats"),
+        pytest.param(tensors(points_dtype=torch.int64), TypeError, "points .*float32.*int64", id="int points"),
+        pytest.param(tensors(points_dtype=torch.half), TypeError, "points .*float32.*float16", id="half points"),
+        pytest.param(tensors(points_dtype=torch.float64), TypeError, "points .*float32.*float64", id="double points"),
+        pytest.param(tensors(feats_dtype=torch.float64), TypeError, "points .*float64.*float32", id="double feats"),
+        pytest.param(
+            tensors(feats_dtype=torch.bfloat16, points_dtype=torch.bfloat16), TypeError, "points .*16", id="all half"
+        ),
+        pytest.param((tensors()[0].tolist(), tensors()[1]), TypeError, "feats .*list", id="list as feats"),
+        pytest.param((tensors()[0], tensors()[1].numpy()), TypeError, "points .*ndarray", id="array as points"),
+        pytest.param((None, tensors()[1]), TypeError, "feats .*NoneType", id="None as feats"),
+        pytest.param((tensors()[0].to("meta"), tensors()[1]), ValueError, "points .*meta.*cpu", id="feats elsewhere"),
+        pytest.param((tensors()[0], tensors()[1].to("meta")), ValueError, "points .*cpu.*meta", id="points elsewhere"),
+    ],
+)
+def test_malformed_input_is_explained(arguments, error, message):
+    with pytest.raises(error, match=message):
+        trilinear_interpolate(*arguments)
+
+
+def raw_mistakes(device):
+    feats, points = (x.to(device) for x in tensors())
+    values = torch.zeros(5, 4, device=device)
+    yield "interpolate_cells", (feats[:, :3], points, None)
+    yield "interpolate_cells", (feats[0], points, None)
+    yield "interpolate_cells", (feats[:4], points, None)
+    yield "interpolate_cells", (feats, points[:, :2], None)
+    yield "interpolate_cells", (feats, points.double(), None)
+    yield "interpolate_cells", (feats.long(), points, None)
+    yield "interpolate_cells", (feats, points, points[:4])
+    yield "splat_cells", (values[:4], points, None)
+    yield "splat_cells", (feats, points, None)
+    yield "splat_cells", (values[:, 0], points, None)
+    yield "splat_cells", (values, points, points[:, :2])
+    yield "point_gradient_cells", (values[:, :2], feats, points, None)
+    yield "point_gradient_cells", (values[:4], feats, points, None)
+    yield "point_gradient_cells", (values.half(), feats, points, None)
+    yield "point_gradient_cells", (values, feats[:, :7], points, None)
+    yield "point_gradient_cells", (values, feats, points, points[0])
+
+
+@pytest.mark.parametrize("mistake", range(16))
+def test_raw_ops_refuse_what_does_not_fit(device, mistake):
+    _library.ensure_loaded(device.type)
+    name, arguments = list(raw_mistakes(device))[mistake]
+    with pytest.raises(RuntimeError):
+        getattr(torch.ops.voxelfield, name)(*arguments)
+
+
+def test_raw_mistakes_are_all_tried():
+    assert len(list(raw_mistakes(torch.device("cpu")))) == 16
+
+
+# --- CUDA only
+
+
+@pytest.mark.cuda
+def test_cpu_and_cuda_do_not_mix():
+    feats, points = tensors()
+    with pytest.raises(ValueError, match=r"points .*cuda:0.*cpu"):
+        trilinear_interpolate(feats.cuda(), points)
+    with pytest.raises(ValueError, match=r"points .*cpu.*cuda:0"):
+        trilinear_interpolate(feats, points.cuda())
+    _library.ensure_loaded("cuda")
+    with pytest.raises(RuntimeError):
+        torch.ops.voxelfield.interpolate_cells(feats, points.cuda(), None)
+
+
+@pytest.mark.cuda
+def test_runs_on_the_current_stream():
+    inputs = (*make("cuda", count=1000), torch.randn(1000, 3, device="cuda", dtype=torch.float64))
+    expected = value_and_gradients(trilinear_interpolate, *inputs)
+    late = [torch.zeros_like(x) for x in inputs]
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        # Work on any other stream would read the zeros.
+        torch.cuda._sleep(100_000_000)
+        for target, source in zip(late, inputs, strict=True):
+            target.copy_(source)
+        actual = value_and_gradients(trilinear_interpolate, *late)
+    stream.synchronize()
+    assert_all_match(actual, expected)
+
+
+@pytest.mark.cuda
+def test_captured_in_a_cuda_graph():
+    feats, points = make("cuda", count=1000)
+    feats.requires_grad_()
+    points.requires_grad_()
+    grad = torch.randn(1000, 3, device="cuda", dtype=torch.float64)
+
+    def step():
+        value = trilinear_interpolate(feats, points)
+        return value.detach(), *torch.autograd.grad(value, (feats, points), grad)
+
+    warmup = torch.cuda.Stream()
+    warmup.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(warmup):
+        step()
+    torch.cuda.current_stream().wait_stream(warmup)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    with torch.no_grad():
+        feats.copy_(torch.randn_like(feats))
+        points.copy_(torch.rand_like(points) * 4 - 2)
+    graph.replay()
+    assert_all_match(captured, value_and_gradients(interpolate_cells, feats, points, grad))

@@ -1,0 +1,603 @@
+"""sample_trilinear and the three grid ops beneath it."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from op_testing import CHANNELS, DTYPES, LAYOUTS, OpRecorder, saved_for_backward, threads
+from reference import sample_grid
+from tolerances import arithmetic, assert_matches
+from torch.nn import functional as F
+
+from voxelfield import _library
+from voxelfield.ops import sample_trilinear
+from voxelfield.ops.grid import PADDINGS
+
+RESOLUTION = (5, 4, 7)
+NON_FINITE = [float("nan"), float("inf"), -float("inf")]
+
+both_paddings = pytest.mark.parametrize("padding", ["border", "zeros"])
+
+
+def points_off_faces(count, device, dtype=torch.float64, resolution=RESOLUTION):
+    """Points in cells from two below the grid to two above, at least a tenth of a cell from any face.
+
+    There the op is smooth, and a rounded coordinate stays in its cell. The eight corners of the surroundings come up.
+    """
+    last = torch.tensor([max(size - 1, 1) for size in resolution], device=device)
+    cells = torch.rand(count, 3, device=device) * (last + 4) - 2
+    return ((cells.floor() + 0.1 + 0.8 * torch.rand(count, 3, device=device)) / last).to(dtype)
+
+
+def make(device, dtype=torch.float64, channels=3, count=40, resolution=RESOLUTION):
+    grid = torch.randn(*resolution, channels, device=device, dtype=dtype)
+    return grid, points_off_faces(count, device, arithmetic(dtype), resolution)
+
+
+def value_and_gradients(sample, grid, points, grad):
+    grid, points = grid.detach().requires_grad_(), points.detach().requires_grad_()
+    value = sample(grid, points)
+    return value.detach(), *torch.autograd.grad(value, (grid, points), grad)
+
+
+def assert_all_match(actual, expected):
+    for name, a, e in zip(("value", "grid gradient", "point gradient"), actual, expected, strict=True):
+        assert_matches(a, e.double(), name)
+
+
+def by_grid_sample(grid, points, padding):
+    """The same through F.grid_sample: axes reversed, [0, 1] to [-1, 1]."""
+    volume = grid.permute(3, 2, 1, 0)[None]
+    where = (points * 2 - 1)[None, None, None]
+    sampled = F.grid_sample(volume, where, mode="bilinear", padding_mode=padding, align_corners=True)
+    return sampled[0, :, 0, 0].T
+
+
+# --- values and first derivatives
+
+
+@both_paddings
+@pytest.mark.parametrize("channels", CHANNELS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_value_and_gradients_match_reference(device, dtype, channels, padding):
+    grid, points = make(device, dtype, channels)
+    grad = torch.randn(len(points), channels, device=device, dtype=dtype)
+    actual = value_and_gradients(lambda g, p: sample_trilinear(g, p, padding=padding), grid, points, grad)
+    expected = value_and_gradients(
+        lambda g, p: sample_grid(g, p, padding), grid.double(), points.double(), grad.double()
+    )
+    assert [x.dtype for x in actual] == [dtype, dtype, points.dtype]
+    assert_all_match(actual, expected)
+
+
+@pytest.mark.parametrize("channels", [1027, 1100])
+def test_more_channels_than_a_block_has_threads(device, channels):
+    grid, points = make(device, torch.float32, channels, resolution=(3, 2, 2))
+    grad = torch.randn(len(points), channels, device=device)
+    actual = value_and_gradients(sample_trilinear, grid, points, grad)
+    assert_all_match(actual, value_and_gradients(sample_grid, grid.double(), points.double(), grad.double()))
+
+
+@pytest.mark.parametrize("resolution", [(300, 3, 2), (2, 3, 40)])
+def test_many_points_on_long_and_short_grids(device, resolution):
+    grid, points = make(device, channels=2, count=20_000, resolution=resolution)
+    grad = torch.randn(len(points), 2, device=device, dtype=torch.float64)
+    actual = value_and_gradients(sample_trilinear, grid, points, grad)
+    assert_all_match(actual, value_and_gradients(sample_grid, grid, points, grad))
+
+
+def test_many_terms_of_a_16_bit_gradient_are_not_lost(device):
+    # 4096 + 1 == 4096 in float16 and 256 + 1 == 256 in bfloat16: sums kept in the grid's dtype would stall.
+    points = torch.zeros(5000, 3, device=device)
+    for dtype in (torch.float16, torch.bfloat16):
+        grid = torch.zeros(2, 2, 2, 1, device=device, dtype=dtype, requires_grad=True)
+        sample_trilinear(grid, points).sum().backward()
+        torch.testing.assert_close(grid.grad[0, 0, 0, 0].item(), 5000.0, rtol=torch.finfo(dtype).eps, atol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_vertices_are_reproduced_exactly(device, dtype):
+    resolution = (5, 3, 9)  # spacings that are powers of two: no coordinate is rounded
+    grid = torch.randn(*resolution, 3, device=device, dtype=dtype)
+    index = torch.cartesian_prod(*(torch.arange(size, device=device) for size in resolution))
+    points = (index / (torch.tensor(resolution, device=device) - 1)).to(arithmetic(dtype))
+    for padding in PADDINGS:
+        assert torch.equal(sample_trilinear(grid, points, padding=padding), grid.flatten(0, 2))
+
+
+# --- agreement with F.grid_sample
+
+
+def special_coordinates(size):
+    """Coordinates in units of vertices: on vertices, on, inside and beyond both faces, far out; as unit coordinates.
+
+    All but the huge ones are dyadic and `size - 1` is a power of two: neither side rounds, so both see the same point.
+    """
+    if size == 1:
+        return [-2.0, -0.5, 0.0, 0.5, 1.0, 3.0, -1e30, 1e30]
+    last, tiny = size - 1, 2.0**-16
+    inside = [*range(size), *(i + 0.5 for i in range(last)), tiny, last - tiny]
+    outside = [-tiny, last + tiny, -0.5, last + 0.5, tiny - 1, last + 1 - tiny, last + 1, -1 - tiny, -1.5, last + 1.5]
+    return [*(u / last for u in inside + outside), -7.0, 9.0, -1e30, 1e30]
+
+
+@both_paddings
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("resolution", [(5, 3, 2), (2, 5, 3), (1, 3, 2), (3, 2, 1), (2, 1, 1), (1, 1, 1)], ids=str)
+def test_agrees_with_grid_sample_in_all_special_places(device, resolution, dtype, padding):
+    grid = torch.randn(*resolution, 2, device=device, dtype=dtype)
+    coordinates = [torch.tensor(special_coordinates(size), device=device, dtype=dtype) for size in resolution]
+    points = torch.cartesian_prod(*coordinates)
+    grad = torch.randn(len(points), 2, device=device, dtype=dtype)
+    actual = value_and_gradients(lambda g, p: sample_trilinear(g, p, padding=padding), grid, points, grad)
+    expected = value_and_gradients(lambda g, p: by_grid_sample(g, p, padding), grid, points, grad)
+    assert_all_match(actual, expected)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_agrees_with_grid_sample_exactly_one_cell_below_under_zeros(device, axis):
+    # The value has just reached zero here; the slope is the one of the cell above, as at every other vertex.
+    grid = torch.randn(5, 5, 5, 2, device=device, dtype=torch.float64)
+    points = torch.full((1, 3), 0.6, device=device, dtype=torch.float64)
+    points[0, axis] = -0.25
+    grad = torch.ones(1, 2, device=device, dtype=torch.float64)
+    actual = value_and_gradients(lambda g, p: sample_trilinear(g, p, padding="zeros"), grid, points, grad)
+    assert_all_match(actual, value_and_gradients(lambda g, p: by_grid_sample(g, p, "zeros"), grid, points, grad))
+
+
+@both_paddings
+def test_reference_agrees_with_grid_sample(device, padding):
+    grid, points = make(device, count=500)
+    grad = torch.randn(len(points), 3, device=device, dtype=torch.float64)
+    expected = value_and_gradients(lambda g, p: by_grid_sample(g, p, padding), grid, points, grad)
+    assert_all_match(value_and_gradients(lambda g, p: sample_grid(g, p, padding), grid, points, grad), expected)
+
+
+# --- derivatives
+
+
+@both_paddings
+@pytest.mark.parametrize("resolution", [(3, 4, 2), (1, 3, 2)], ids=str)
+def test_gradcheck_and_gradgradcheck(device, resolution, padding):
+    grid, points = make(device, channels=2, count=8, resolution=resolution)
+    inputs = (grid.requires_grad_(), points.requires_grad_())
+
+    def sample(g, p):
+        return sample_trilinear(g, p, padding=padding)
+
+    # CUDA sums a grid's gradient in no fixed order.
+    assert torch.autograd.gradcheck(sample, inputs, nondet_tol=1e-12)
+    assert torch.autograd.gradgradcheck(sample, inputs, nondet_tol=1e-12)
+
+
+@both_paddings
+@pytest.mark.parametrize("channels", [1, 4, 28])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gradient_penalty_matches_reference(device, dtype, channels, padding):
+    grid, points = make(device, dtype, channels)
+    weight = torch.randn(len(points), channels, device=device, dtype=dtype)
+
+    def penalty_gradients(sample, g, p, w):
+        g, p = g.detach().requires_grad_(), p.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(sample(g, p, padding=padding), p, w, create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), (g, p))
+
+    actual = penalty_gradients(sample_trilinear, grid, points, weight)
+    expected = penalty_gradients(sample_grid, grid.double(), points.double(), weight.double())
+    for name, a, e in zip(("grid", "points"), actual, expected, strict=True):
+        assert_matches(a, e, name)
+
+
+def test_third_derivative_is_refused(device):
+    grid, points = make(device)
+    points.requires_grad_()
+    (first,) = torch.autograd.grad(sample_trilinear(grid, points).square().sum(), points, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), points, create_graph=True)
+    with pytest.raises(NotImplementedError, match="third derivative"):
+        torch.autograd.grad(second.sum(), points)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "expected"),
+    [
+        (("grid",), ["splat_trilinear"]),
+        (("points",), ["point_gradient_trilinear"]),
+        (("grid", "points"), ["splat_trilinear", "point_gradient_trilinear"]),
+    ],
+    ids=str,
+)
+def test_only_requested_gradients_are_computed(device, wanted, expected):
+    inputs = dict(zip(("grid", "points"), make(device), strict=True))
+    for name in wanted:
+        inputs[name].requires_grad_()
+    with saved_for_backward() as saved:
+        value = sample_trilinear(**inputs)
+    # A grid is large, and only the gradient in the points needs it.
+    assert (inputs["grid"].data_ptr() in saved) == ("points" in wanted)
+    with OpRecorder() as recorder:
+        value.sum().backward()
+    assert sorted(recorder.names) == sorted(expected)
+    assert [name for name in inputs if inputs[name].grad is not None] == list(wanted)
+
+
+def test_nothing_is_kept_without_gradients(device):
+    with saved_for_backward() as saved:
+        value = sample_trilinear(*make(device))
+    assert not saved
+    assert not value.requires_grad
+
+
+def test_cpu_gradient_is_the_same_bits_for_any_number_of_threads():
+    for resolution, dtype in itertools.product([(33, 5, 6), (2, 3, 3)], [torch.float32, torch.bfloat16]):
+        grid, points = make("cpu", dtype, channels=3, count=50_000, resolution=resolution)
+        grad = torch.randn(len(points), 3, dtype=dtype)
+        results = []
+        for count in (1, 2):
+            with threads(count):
+                results.append(value_and_gradients(sample_trilinear, grid, points, grad))
+        for one, two in zip(*results, strict=True):
+            assert torch.equal(one, two)
+
+
+# --- registration: schemas, fakes, autograd, compile
+
+
+def raw_calls(device, padding):
+    """Arguments of the three ops, with and without direction."""
+    _library.ensure_loaded(device.type)
+    grid, points = make(device, count=6)
+    direction = torch.randn_like(points)
+    values = torch.randn(len(points), grid.shape[-1], device=device, dtype=grid.dtype)
+    code = PADDINGS[padding]
+    for d in (None, direction):
+        yield "sample_trilinear", (grid, points, d, code)
+        yield "splat_trilinear", (values, points, d, list(grid.shape[:3]), code)
+        yield "point_gradient_trilinear", (values, grid, points, d, code)
+
+
+@both_paddings
+@pytest.mark.parametrize("call", range(6))
+@pytest.mark.parametrize("differentiable", [False, True])
+def test_opcheck(device, call, padding, differentiable):
+    name, arguments = list(raw_calls(device, padding))[call]
+    directional_gradient = name == "point_gradient_trilinear" and arguments[3] is not None
+    if differentiable and not directional_gradient:  # its derivative would be the third, which is refused
+        arguments = tuple(a.requires_grad_() if isinstance(a, torch.Tensor) else a for a in arguments)
+    torch.library.opcheck(getattr(torch.ops.voxelfield, name).default, arguments)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiles_whole_with_any_number_of_points(device, backend):
+    torch.compiler.reset()
+
+    def loss(grid, points):
+        return sample_trilinear(grid * 2, points * 0.5, padding="zeros").square().sum()
+
+    compiled = torch.compile(loss, fullgraph=True, backend=backend, dynamic=True)
+    # 11 is none of the sizes of the grid: the compiler takes equal sizes for one and the same.
+    for stance, count in (("default", 11), ("fail_on_recompile", 19), ("fail_on_recompile", 64)):
+        grid, points = make(device, count=count)
+        grid.requires_grad_()
+        points.requires_grad_()
+        expected = loss(grid, points)
+        with torch.compiler.set_stance(stance):
+            value = compiled(grid, points)
+        assert_matches(value.detach(), expected.detach())
+        gradients = torch.autograd.grad(value, (grid, points))
+        for a, e in zip(gradients, torch.autograd.grad(expected, (grid, points)), strict=True):
+            assert_matches(a, e)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_autocast_leaves_the_dtype_alone(device, dtype):
+    grid, points = make(device, dtype)
+    grid.requires_grad_()
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        value = sample_trilinear(grid, points)
+    assert value.dtype == dtype
+    assert torch.equal(value, sample_trilinear(grid, points))
+    value.sum().backward()
+    assert grid.grad.dtype == dtype
+
+
+def test_meta_tensors_give_shapes():
+    grid, points = torch.empty(2, 3, 4, 5, device="meta", dtype=torch.half), torch.empty(6, 3, device="meta")
+    value = sample_trilinear(grid, points)
+    assert (value.shape, value.dtype, value.device.type) == ((6, 5), torch.half, "meta")
+
+
+# --- empty, strided and non-finite input
+
+
+@both_paddings
+@pytest.mark.parametrize(("count", "channels"), [(0, 3), (4, 0), (0, 0)])
+def test_empty_input(device, count, channels, padding):
+    grid, points = make(device, torch.float32, channels, count)
+    grid.requires_grad_()
+    points.requires_grad_()
+    value = sample_trilinear(grid, points, padding=padding)
+    assert value.shape == (count, channels)
+    gradients = torch.autograd.grad(value.sum(), (grid, points), create_graph=True)
+    for x, gradient in zip((grid, points), gradients, strict=True):
+        assert gradient.shape == x.shape
+        assert not gradient.any()
+    second = torch.autograd.grad(gradients[1].sum(), (grid, points), allow_unused=True)
+    assert all(x is None or not x.any() for x in second)
+
+
+@both_paddings
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("which", ["grid", "points", "grad"])
+def test_any_memory_layout(device, which, layout, dtype, padding):
+    grid, points = make(device, dtype, channels=8)
+    inputs = {"grid": grid, "points": points, "grad": torch.randn(len(points), 8, device=device, dtype=dtype)}
+    expected = {name: x.double() for name, x in inputs.items()}
+    inputs[which] = LAYOUTS[layout](inputs[which])
+    assert torch.equal(inputs[which].double(), expected[which])
+    actual = value_and_gradients(lambda g, p: sample_trilinear(g, p, padding=padding), *inputs.values())
+    assert_all_match(actual, value_and_gradients(lambda g, p: sample_grid(g, p, padding), *expected.values()))
+
+
+def test_expanded_inputs(device):
+    grid = torch.randn(3, 1, 2, 1, device=device, dtype=torch.float64).expand(3, 4, 2, 5)
+    points = torch.tensor([[0.3, 0.8, 0.1]], device=device, dtype=torch.float64).expand(7, 3)
+    grad = torch.ones((), device=device, dtype=torch.float64).expand(7, 5)
+    actual = value_and_gradients(sample_trilinear, grid, points, grad)
+    assert_all_match(actual, value_and_gradients(sample_grid, grid, points, grad))
+
+
+def test_gradient_arrives_at_the_base_of_a_view(device):
+    base = torch.randn(3, 4, 7, 5, device=device, dtype=torch.float64, requires_grad=True)
+    _, points = make(device)
+    sample_trilinear(base.permute(3, 1, 2, 0), points).sum().backward()
+    expected = base.detach().clone().requires_grad_()
+    sample_grid(expected.permute(3, 1, 2, 0), points).sum().backward()
+    assert_matches(base.grad, expected.grad)
+
+
+@both_paddings
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_non_finite_points_read_and_write_nothing(device, dtype, padding):
+    bad = torch.tensor(
+        [[*(value if a == axis else 0.4 for a in range(3))] for value in NON_FINITE for axis in range(3)]
+        + [list(p) for p in itertools.permutations(NON_FINITE)],
+        device=device,
+        dtype=arithmetic(dtype),
+    )
+    # Were any vertex read, or any value of the incoming gradient used, NaN would show.
+    grid = torch.full((4, 3, 2, 4), float("nan"), device=device, dtype=dtype)
+    grad = torch.full((len(bad), 4), float("nan"), device=device, dtype=dtype)
+    results = value_and_gradients(lambda g, p: sample_trilinear(g, p, padding=padding), grid, bad, grad)
+    for result in results:
+        assert torch.equal(result, torch.zeros_like(result))
+
+
+def test_second_derivative_at_non_finite_points_is_zero(device):
+    grid, points = make(device)
+    points[::2, 1] = float("nan")
+    grid.requires_grad_()
+    points.requires_grad_()
+    (slope,) = torch.autograd.grad(sample_trilinear(grid, points).square().sum(), points, create_graph=True)
+    gradients = torch.autograd.grad(slope.square().sum(), (grid, points))
+    assert gradients[0].isfinite().all()
+    assert gradients[1].isfinite().all()
+    assert not gradients[1][::2].any()
+
+
+@both_paddings
+def test_non_finite_points_leave_their_neighbours_alone(device, padding):
+    grid, points = make(device, count=300)
+    bad = torch.arange(0, 300, 3, device=device)
+    points[bad, bad % 3] = torch.tensor(NON_FINITE, device=device, dtype=points.dtype).repeat(34)[: len(bad)]
+    grad = torch.randn(len(points), 3, device=device, dtype=torch.float64)
+    actual = value_and_gradients(lambda g, p: sample_trilinear(g, p, padding=padding), grid, points, grad)
+    assert_all_match(actual, value_and_gradients(lambda g, p: sample_grid(g, p, padding), grid, points, grad))
+    assert not actual[0][bad].any()
+
+
+@both_paddings
+def test_nan_in_the_grid_stays_in_its_cells(device, padding):
+    grid, points = make(device, count=300)
+    grid[2, 1, 3] = float("nan")
+    touched = sample_grid(grid, points, padding).isnan().any(dim=1)
+    assert 0 < touched.sum() < 300
+    value = sample_trilinear(grid, points, padding=padding)
+    assert torch.equal(value.isnan().any(dim=1), touched)
+    assert_matches(value[~touched], sample_grid(grid, points, padding)[~touched])
+
+
+@both_paddings
+@pytest.mark.parametrize("huge", [1e30, 3e38])
+def test_huge_finite_points_are_merely_outside(device, huge, padding):
+    grid = torch.randn(*RESOLUTION, 3, device=device)
+    points = torch.tensor([[huge, 0.0, 0.0], [0.0, -huge, 0.0], [huge, -huge, huge]], device=device)
+    value = sample_trilinear(grid, points, padding=padding)
+    vertices = torch.stack([grid[-1, 0, 0], grid[0, 0, 0], grid[-1, 0, -1]])
+    assert torch.equal(value, vertices if padding == "border" else torch.zeros_like(vertices))
+
+
+@pytest.mark.parametrize("beyond", [0.0, 0.5])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_agrees_with_grid_sample_at_the_upper_face_of_an_infinite_inside(device, axis, beyond):
+    # The last layer is weighted by one and no other is read. (At the lower face both meet 0 * inf from the second.)
+    grid = torch.randn(5, 5, 5, 2, device=device, dtype=torch.float64)
+    grid.transpose(0, axis)[1:4] = float("inf")
+    points = torch.full((1, 3), 0.6, device=device, dtype=torch.float64)
+    points[0, axis] = 1 + beyond
+    expected = by_grid_sample(grid, points, "border")
+    assert expected.isfinite().all()
+    assert_matches(sample_trilinear(grid, points), expected)
+
+
+# --- malformed input
+
+
+def tensors(grid=(2, 2, 2, 3), points=(5, 3), grid_dtype=torch.float32, points_dtype=torch.float32):
+    return torch.zeros(grid, dtype=grid_dtype), torch.zeros(points, dtype=points_dtype)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        pytest.param(tensors(grid=(2, 2, 2)), ValueError, r"grid .*\(X, Y, Z, C\).*\(2, 2, 2\)", id="3-D grid"),
+        pytest.param(tensors(grid=(1, 3, 2, 2, 2)), ValueError, "grid .*shape", id="grid of grid_sample's layout"),
+        pytest.param(tensors(grid=(0, 2, 2, 3)), ValueError, "grid .*vertex", id="no vertex along x"),
+        pytest.param(tensors(grid=(2, 2, 0, 3)), ValueError, "grid .*vertex", id="no vertex along z"),
+        pytest.param(tensors(points=(5, 2)), ValueError, r"points .*\(N, 3\).*\(5, 2\)", id="2-D points"),
+        pytest.param(tensors(points=(3,)), ValueError, "points .*shape", id="one bare point"),
+        pytest.param(tensors(points=(4, 5, 3)), ValueError, "points .*shape", id="batched points"),
+        pytest.param(tensors(grid_dtype=torch.int64), TypeError, "grid .*int64", id="int grid"),
+        pytest.param(tensors(grid_dtype=torch.complex64), TypeError, "grid .*complex64", id="complex grid"),
+        pytest.param(tensors(points_dtype=torch.int64), TypeError, "points .*float32.*int64", id="int points"),
+        pytest.param(tensors(points_dtype=torch.half), TypeError, "points .*float32.*float16", id="half points"),
+        pytest.param(tensors(points_dtype=torch.float64), TypeError, "points .*float32.*float64", id="double points"),
+        pytest.param(tensors(grid_dtype=torch.float64), TypeError, "points .*float64.*float32", id="double grid"),
+        pytest.param(
+            tensors(grid_dtype=torch.half, points_dtype=torch.half), TypeError, "points .*float32.*16", id="all half"
+        ),
+        pytest.param((tensors()[0].tolist(), tensors()[1]), TypeError, "grid .*list", id="list as grid"),
+        pytest.param((tensors()[0], tensors()[1].numpy()), TypeError, "points .*ndarray", id="array as points"),
+        pytest.param((tensors()[0], None), TypeError, "points .*NoneType", id="None as points"),
+        pytest.param((tensors()[0].to("meta"), tensors()[1]), ValueError, "points .*meta.*cpu", id="grid elsewhere"),
+        pytest.param((tensors()[0], tensors()[1].to("meta")), ValueError, "points .*cpu.*meta", id="points elsewhere"),
+    ],
+)
+def test_malformed_input_is_explained(arguments, error, message):
+    with pytest.raises(error, match=message):
+        sample_trilinear(*arguments)
+
+
+@pytest.mark.parametrize("padding", ["reflection", "Border", "", None, 0])
+def test_unknown_padding_is_explained(padding):
+    with pytest.raises(ValueError, match=r"padding must be one of \['border', 'zeros'\]"):
+        sample_trilinear(*tensors(), padding=padding)
+
+
+def raw_mistakes(device):
+    grid, points = (x.to(device) for x in tensors())
+    values, double = torch.zeros(5, 3, device=device), points.double()
+    yield "sample_trilinear", (grid[0], points, None, 0)
+    yield "sample_trilinear", (grid[:, :0], points, None, 0)
+    yield "sample_trilinear", (grid, points[:, :2], None, 0)
+    yield "sample_trilinear", (grid, points[0], None, 0)
+    yield "sample_trilinear", (grid, double, None, 0)
+    yield "sample_trilinear", (grid.long(), points, None, 0)
+    yield "sample_trilinear", (grid, points, points[:4], 0)
+    yield "sample_trilinear", (grid, points, double, 0)
+    yield "splat_trilinear", (values[:4], points, None, [2, 2, 2], 0)
+    yield "splat_trilinear", (values[0], points, None, [2, 2, 2], 0)
+    yield "splat_trilinear", (values, points, None, [2, 2], 0)
+    yield "splat_trilinear", (values, points, None, [2, 2, -2], 0)
+    yield "splat_trilinear", (values, points, points[:, :2], [2, 2, 2], 0)
+    yield "point_gradient_trilinear", (values[:, :2], grid, points, None, 0)
+    yield "point_gradient_trilinear", (values[:4], grid, points, None, 0)
+    yield "point_gradient_trilinear", (values.double(), grid, points, None, 0)
+    yield "point_gradient_trilinear", (values, grid[0], points, None, 0)
+    yield "point_gradient_trilinear", (values, grid, points, points[0], 0)
+
+
+@pytest.mark.parametrize("mistake", range(18))
+def test_raw_ops_refuse_what_does_not_fit(device, mistake):
+    _library.ensure_loaded(device.type)
+    name, arguments = list(raw_mistakes(device))[mistake]
+    with pytest.raises(RuntimeError, match=r"must|expected|new_zeros"):
+        getattr(torch.ops.voxelfield, name)(*arguments)
+
+
+def test_raw_mistakes_are_all_tried():
+    assert len(list(raw_mistakes(torch.device("cpu")))) == 18
+
+
+# --- CUDA only
+
+
+@pytest.mark.cuda
+def test_cpu_and_cuda_do_not_mix():
+    grid, points = tensors()
+    with pytest.raises(ValueError, match=r"points .*cuda:0.*cpu"):
+        sample_trilinear(grid.cuda(), points)
+    with pytest.raises(ValueError, match=r"points .*cpu.*cuda:0"):
+        sample_trilinear(grid, points.cuda())
+    _library.ensure_loaded("cuda")
+    with pytest.raises(RuntimeError):
+        torch.ops.voxelfield.sample_trilinear(grid.cuda(), points, None, 0)
+
+
+@pytest.mark.cuda
+def test_runs_on_the_current_stream():
+    grid, points = make("cuda", count=1000)
+    grad = torch.randn(1000, 3, device="cuda", dtype=torch.float64)
+    expected = value_and_gradients(sample_trilinear, grid, points, grad)
+    late_grid, late_points, late_grad = (torch.zeros_like(x) for x in (grid, points, grad))
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        # Work on any other stream would read the zeros.
+        torch.cuda._sleep(100_000_000)
+        late_grid.copy_(grid)
+        late_points.copy_(points)
+        late_grad.copy_(grad)
+        actual = value_and_gradients(sample_trilinear, late_grid, late_points, late_grad)
+    stream.synchronize()
+    assert_all_match(actual, expected)
+
+
+@pytest.mark.cuda
+def test_a_second_device_is_used_as_such():
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two CUDA devices")
+    grid, points = make(torch.device("cuda:1"))
+    grad = torch.randn(len(points), 3, device="cuda:1", dtype=torch.float64)
+    with torch.cuda.device(0):
+        actual = value_and_gradients(sample_trilinear, grid, points, grad)
+    assert all(x.device == grid.device for x in actual)
+    assert_all_match(actual, value_and_gradients(sample_grid, grid, points, grad))
+
+
+@pytest.mark.cuda
+def test_captured_in_a_cuda_graph():
+    grid, points = make("cuda", count=1000)
+    grid.requires_grad_()
+    points.requires_grad_()
+    grad = torch.randn(1000, 3, device="cuda", dtype=torch.float64)
+
+    def step():
+        value = sample_trilinear(grid, points)
+        return value.detach(), *torch.autograd.grad(value, (grid, points), grad)
+
+    warmup = torch.cuda.Stream()
+    warmup.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(warmup):
+        step()
+    torch.cuda.current_stream().wait_stream(warmup)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    with torch.no_grad():
+        grid.copy_(torch.randn_like(grid))
+        points.copy_(points_off_faces(1000, "cuda"))
+    graph.replay()
+    assert_all_match(captured, value_and_gradients(sample_grid, grid, points, grad))
+
+
+@pytest.mark.cuda
+@pytest.mark.slow
+def test_compiles_to_cuda_graphs():
+    torch.compiler.reset()
+
+    def loss(grid, points):
+        return sample_trilinear(grid * 2, points * 0.5).square().sum()
+
+    compiled = torch.compile(loss, fullgraph=True, mode="reduce-overhead")
+    for _ in range(4):  # warm-up, recording, then replays with fresh data
+        grid, points = make("cuda", count=64)
+        grid.requires_grad_()
+        torch.compiler.cudagraph_mark_step_begin()
+        value = compiled(grid, points)
+        (gradient,) = torch.autograd.grad(value, grid)
+        expected = loss(grid, points)
+        assert_matches(value.detach().clone(), expected.detach())
+        assert_matches(gradient.clone(), torch.autograd.grad(expected, grid)[0])
