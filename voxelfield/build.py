@@ -19,12 +19,8 @@ HALVES = {"cpu": _build.CPU_MODULE, "cuda": _build.CUDA_MODULE}
 def main(arguments: list[str] | None = None) -> None:
     """Parses the command line and builds."""
     parser = argparse.ArgumentParser(prog="python -m voxelfield.build", description=__doc__)
-    parser.add_argument(
-        "--out", type=Path, help="folder for the modules (default: where just-in-time builds go)"
-    )
-    parser.add_argument(
-        "--only", choices=sorted(HALVES), help="one half (default: CPU, and CUDA where nvcc is found)"
-    )
+    parser.add_argument("--out", type=Path, help="folder for the modules (default: where just-in-time builds go)")
+    parser.add_argument("--only", choices=sorted(HALVES), help="one half (default: CPU, and CUDA where nvcc is found)")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     names = [HALVES[options.only]] if options.only else _build.module_names()

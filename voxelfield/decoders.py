@@ -100,8 +100,11 @@ class Decoder(Protocol):
     def density(self, features: Tensor) -> Tensor:
         """Maps features (..., channels), or their first channel alone (..., 1), to densities (...)."""
 
-    def rgb(self, features: Tensor, directions: Tensor) -> Tensor:
-        """Maps features (M, channels) and unit viewing directions (M, 3) to colours (M, 3) in [0, 1]."""
+    def encode_view(self, directions: Tensor) -> Tensor:
+        """Maps unit viewing directions (R, 3) to what ``rgb`` reads of them (R, K); once a ray, not once a sample."""
+
+    def rgb(self, features: Tensor, view: Tensor) -> Tensor:
+        """Maps features (M, channels) and encoded viewing directions (M, K) to colours (M, 3) in [0, 1]."""
 
 
 class SHDecoder(nn.Module):
@@ -127,11 +130,14 @@ class SHDecoder(nn.Module):
         density: Tensor = self.activation(features[..., 0])
         return density
 
-    def rgb(self, features: Tensor, directions: Tensor) -> Tensor:
+    def encode_view(self, directions: Tensor) -> Tensor:
+        """See :class:`Decoder`: the basis functions."""
+        return spherical_harmonics(directions, self.degree)
+
+    def rgb(self, features: Tensor, view: Tensor) -> Tensor:
         """See :class:`Decoder`; the sigmoid keeps colours in range."""
-        basis = spherical_harmonics(directions, self.degree)
         coefficients = features[:, 1:].float().unflatten(-1, (3, -1))
-        return torch.sigmoid((coefficients * basis[:, None]).sum(-1))
+        return torch.sigmoid((coefficients * view[:, None]).sum(-1))
 
 
 class MLPDecoder(nn.Module):
@@ -169,8 +175,11 @@ class MLPDecoder(nn.Module):
         density: Tensor = self.activation(features[..., 0])
         return density
 
-    def rgb(self, features: Tensor, directions: Tensor) -> Tensor:
+    def encode_view(self, directions: Tensor) -> Tensor:
+        """See :class:`Decoder`: spherical harmonics."""
+        return spherical_harmonics(directions, self.view_degree)
+
+    def rgb(self, features: Tensor, view: Tensor) -> Tensor:
         """See :class:`Decoder`; runs in the autocast dtype, if any, up to the sigmoid."""
-        view = spherical_harmonics(directions, self.view_degree)
         inputs = torch.cat((features[:, 1:], view.to(features.dtype)), dim=-1)
         return torch.sigmoid(self.network(inputs).float())

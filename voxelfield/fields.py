@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from voxelfield.decoders import MLPDecoder, SHDecoder
 from voxelfield.grids import VoxelGrid
+from voxelfield.rays import RaySamples
 
 
 class RadianceField(nn.Module):
@@ -37,7 +38,21 @@ class RadianceField(nn.Module):
             density (M,), per world unit, and rgb (M, 3) in [0, 1]; float32.
         """
         features = self.grid(points)
-        return self.decoder.density(features), self.decoder.rgb(features, directions)
+        return self.decoder.density(features), self.decoder.rgb(features, self.decoder.encode_view(directions))
+
+    def sample(self, samples: RaySamples, directions: Tensor) -> tuple[Tensor, Tensor]:
+        """Evaluates the field at packed ray samples, encoding each ray's direction once.
+
+        Args:
+            samples: M samples of R rays.
+            directions: (R, 3) the rays' unit directions.
+
+        Returns:
+            density (M,), per world unit, and rgb (M, 3) in [0, 1]; float32.
+        """
+        features = self.grid(samples.positions)
+        view = self.decoder.encode_view(directions)[samples.ray_index]
+        return self.decoder.density(features), self.decoder.rgb(features, view)
 
     def vertex_density(self) -> Tensor:
         """Returns the densities (X, Y, Z) at the grid's vertices."""

@@ -131,7 +131,7 @@ def render(
                 density, samples.dt, samples.ray_offsets, min_transmittance=settings.min_transmittance
             )
         samples = select(samples, weights > settings.min_weight)
-    density, rgb = field(samples.positions, rays.directions[samples.ray_index])
+    density, rgb = field.sample(samples, rays.directions)
     composite = ops.composite(
         density, rgb, samples.t, samples.dt, samples.ray_offsets, min_transmittance=settings.min_transmittance
     )
