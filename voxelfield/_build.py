@@ -26,8 +26,8 @@ PACKAGE = Path(__file__).resolve().parent
 
 # LibTorch symbols newer than 2.10 stay out, so that the binary loads there and on everything later.
 _TORCH_TARGET = "-DTORCH_TARGET_VERSION=0x020a000000000000"
-# Machine code for the architectures in use, and PTX of the newest for those to come.
-_DEFAULT_ARCHITECTURES = "7.5;8.0;8.6;8.9;9.0;10.0;12.0+PTX"
+# Machine code for the architectures in use; the newest that nvcc knows also as PTX, for those to come.
+_ARCHITECTURES = ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
 
 
 def source_root() -> Path:
@@ -135,8 +135,16 @@ def _enable_nvcc(cpp_extension: Any) -> Path:
         raise FileNotFoundError("compiling the CUDA half needs nvcc: put it on the PATH or set CUDA_HOME")
     cpp_extension.CUDA_HOME = str(home)
     if not torch.cuda.is_available():
-        os.environ.setdefault("TORCH_CUDA_ARCH_LIST", _DEFAULT_ARCHITECTURES)
+        os.environ.setdefault("TORCH_CUDA_ARCH_LIST", _architectures(home))
     return home
+
+
+def _architectures(home: Path) -> str:
+    """Returns those of the architectures in use that a toolkit's nvcc can compile for, as TORCH_CUDA_ARCH_LIST."""
+    nvcc = home / "bin" / "nvcc"
+    known = subprocess.run([nvcc, "--list-gpu-arch"], capture_output=True, text=True, check=True).stdout.split()
+    usable = [arch for arch in _ARCHITECTURES if f"compute_{arch.replace('.', '')}" in known]
+    return ";".join(usable) + "+PTX"
 
 
 def build_command() -> Any:

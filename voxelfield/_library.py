@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
-import os
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from filelock import AcquireReturnProxy, FileLock, Timeout
 
 from voxelfield import _build
 
@@ -103,14 +103,26 @@ def _find(name: str) -> Path | None:
     return None
 
 
-def _build_just_in_time(name: str) -> Path:
-    from filelock import FileLock
+def _acquire(lock: FileLock, half: str) -> AcquireReturnProxy:
+    try:
+        return lock.acquire(timeout=0)
+    except Timeout:
+        logger.warning("voxelfield: another process is compiling the %s kernels; waiting for it", half)
+        return lock.acquire()
 
+
+def _build_just_in_time(name: str) -> Path:
     directory = _build.cache_directory()
-    directory.mkdir(parents=True, exist_ok=True)
     half = "CUDA" if name == _build.CUDA_MODULE else "CPU"
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RuntimeError(
+            f"no prebuilt {half} kernels fit, and the folder to compile them into cannot be made ({error}); set "
+            "TORCH_EXTENSIONS_DIR to a folder that can be written"
+        ) from error
     # The operating system drops this lock when its holder dies, so that no stale lock can stop a later build.
-    with FileLock(directory / f"{name}.lock"):
+    with _acquire(FileLock(directory / f"{name}.lock"), half):
         if (ready := _find(name)) is not None:
             return ready
         logger.warning(
@@ -119,17 +131,19 @@ def _build_just_in_time(name: str) -> Path:
             directory,
         )
         started = time.monotonic()
-        command = [sys.executable, "-m", "voxelfield.build", "--only", half.lower(), "--out", str(directory)]
-        search = [str(_build.PACKAGE.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(search)}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        # The builder sees the packages that this process sees, whatever lies in the working directory.
+        search = [str(_build.PACKAGE.parent), *sys.path]
+        start = f"import sys; sys.path[:] = {search!r}; from voxelfield.build import main; main()"
+        command = [sys.executable, "-c", start, "--only", half.lower(), "--out", str(directory)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         ready = _find(name) if done.returncode == 0 else None
         if ready is None:
-            output = (done.stdout + done.stderr).strip().splitlines()
+            # ninja passes the compilers' words on to stdout; stderr ends a traceback with what went wrong in Python.
+            output = done.stdout.strip().splitlines()[-30:] + done.stderr.strip().splitlines()[-1:]
             raise RuntimeError(
                 f"voxelfield could not compile its {half} kernels (exit status {done.returncode}). The end of the "
                 "compiler's output:\n  "
-                + "\n  ".join(output[-30:])
+                + "\n  ".join(output)
                 + f"\nNeeded: {'nvcc (PATH or CUDA_HOME) and ' if half == 'CUDA' else ''}a C++17 compiler (CXX) and "
                 f"ninja. Once that is mended, `{Path(sys.executable).name} -m voxelfield.build` shows the whole build."
             )
@@ -146,5 +160,6 @@ def _check_cuda(name: str, path: Path) -> None:
     if ours != theirs:
         raise RuntimeError(
             f"{path} was compiled by CUDA {ours}, but this torch ({torch.__version__}) runs CUDA "
-            f"{theirs or 'not at all'}; compile it again with nvcc {theirs}.x: `python -m voxelfield.build`"
+            f"{theirs or 'not at all'}; compile it again with that CUDA's nvcc: "
+            f"`python -m voxelfield.build --only cuda --out {path.parent}`"
         )

@@ -29,8 +29,7 @@ def spherical_harmonics(directions: Tensor, degree: int) -> Tensor:
     Raises:
         ValueError: ``degree`` is outside 0..3, or the last dimension is not 3.
     """
-    if not 0 <= degree <= MAX_SH_DEGREE:
-        raise ValueError(f"degree must lie in 0..{MAX_SH_DEGREE}, got {degree}")
+    _check_degree("degree", degree)
     if directions.shape[-1] != 3:
         raise ValueError(f"directions must have shape (..., 3), got {tuple(directions.shape)}")
     x, y, z = directions.unbind(-1)
@@ -119,8 +118,7 @@ class SHDecoder(nn.Module):
 
     def __init__(self, degree: int, density: DensityActivation) -> None:
         super().__init__()
-        if not 0 <= degree <= MAX_SH_DEGREE:
-            raise ValueError(f"degree must lie in 0..{MAX_SH_DEGREE}, got {degree}")
+        _check_degree("degree", degree)
         self.degree = degree
         self.activation = density
         self.channels = 1 + 3 * (degree + 1) ** 2
@@ -136,7 +134,7 @@ class SHDecoder(nn.Module):
 
     def rgb(self, features: Tensor, view: Tensor) -> Tensor:
         """See :class:`Decoder`; the sigmoid keeps colours in range."""
-        coefficients = features[:, 1:].float().unflatten(-1, (3, -1))
+        coefficients = features[:, 1:].float().unflatten(-1, (3, (self.degree + 1) ** 2))
         return torch.sigmoid((coefficients * view[:, None]).sum(-1))
 
 
@@ -159,6 +157,7 @@ class MLPDecoder(nn.Module):
         for name, value in (("features", features), ("width", width), ("hidden", hidden)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
+        _check_degree("view_degree", view_degree)
         self.view_degree = view_degree
         self.activation = density
         self.channels = 1 + features
@@ -183,3 +182,8 @@ class MLPDecoder(nn.Module):
         """See :class:`Decoder`; runs in the autocast dtype, if any, up to the sigmoid."""
         inputs = torch.cat((features[:, 1:], view.to(features.dtype)), dim=-1)
         return torch.sigmoid(self.network(inputs).float())
+
+
+def _check_degree(name: str, degree: int) -> None:
+    if not 0 <= degree <= MAX_SH_DEGREE:
+        raise ValueError(f"{name} must lie in 0..{MAX_SH_DEGREE}, got {degree}")

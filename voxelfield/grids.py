@@ -364,8 +364,7 @@ class VoxelGrid(nn.Module):
         axis with a single vertex adds 0.
 
         This is the total variation loss of Plenoxels (Fridovich-Keil et al. 2022) without its square root,
-        which couples the axes and has no derivative where the grid is flat. The gradient is computed in
-        closed form and slab by slab, so that beside the gradient itself only a small temporary is allocated.
+        which couples the axes and has no derivative where the grid is flat.
 
         Args:
             weights: Three weights for x, y and z; all 1 if None.
@@ -388,7 +387,9 @@ class VoxelGrid(nn.Module):
             factor * size / ((size - 1) * values.numel()) if size > 1 else 0.0
             for factor, size in zip(factors, self.resolution, strict=True)
         )
-        return _SquaredDifferences.apply(values, scales)
+        values = values.to(coordinate_dtype(values.dtype))
+        terms = (scale * values.diff(dim=axis).square().sum() for axis, scale in enumerate(scales))
+        return torch.stack(list(terms)).sum()
 
     # -------------------------------------------------------------------------------------------- conversion
 
@@ -590,41 +591,3 @@ def _migratable_state(parameter: nn.Parameter, optimizer: torch.optim.Optimizer)
             )
         shaped.append(key)
     return state, shaped
-
-
-class _SquaredDifferences(torch.autograd.Function):
-    """Sum over the axes of ``scales[axis]`` times the summed squared differences of neighbours along it."""
-
-    @staticmethod
-    def forward(values: Tensor, scales: tuple[float, float, float]) -> Tensor:
-        dtype = coordinate_dtype(values.dtype)
-        total = torch.zeros((), dtype=dtype, device=values.device)
-        for rows in _slabs(values.shape[0], values[0].numel()):
-            # One row beyond the slab belongs to its last pairs along x.
-            slab = values[rows.start : rows.stop + 1].to(dtype)
-            for axis, scale in enumerate(scales):
-                block = slab if axis == 0 else slab[: rows.stop - rows.start]
-                total += scale * block.diff(dim=axis).square_().sum()
-        return total
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, tuple[float, float, float]], output: Tensor) -> None:
-        values, ctx.scales = inputs
-        ctx.save_for_backward(values)
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
-        (values,) = ctx.saved_tensors
-        dtype = coordinate_dtype(values.dtype)
-        result = torch.empty_like(values)
-        for rows in _slabs(values.shape[0], values[0].numel()):
-            first = max(rows.start - 1, 0)
-            slab = values[first : rows.stop + 1].to(dtype)
-            grad = torch.zeros_like(slab)
-            for axis, scale in enumerate(ctx.scales):
-                pairs = slab.shape[axis] - 1
-                slope = slab.diff(dim=axis) * (2 * scale)
-                grad.narrow(axis, 1, pairs).add_(slope)
-                grad.narrow(axis, 0, pairs).sub_(slope)
-            result[rows] = grad[rows.start - first : rows.stop - first] * grad_output
-        return result, None

@@ -87,8 +87,9 @@ class OccupancyGrid(nn.Module):
         return torch.stack((lower + low * (upper - lower), lower + high * (upper - lower)))
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> OccupancyGrid:
+        geometry = self.aabb
         super()._apply(fn, recurse)
-        self.aabb = self.aabb.float()  # .half() must not blur geometry
+        self.aabb = geometry.to(self.aabb.device)  # .half() must not blur geometry
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:

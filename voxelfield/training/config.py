@@ -135,9 +135,15 @@ class TrainerConfig:
         _choice("trainer.background", self.background, ("random", "white", "black"))
         _choice("trainer.evaluation_background", self.evaluation_background, ("white", "black"))
         _choice("trainer.precision", self.precision, ("float32", "bfloat16", "float16"))
-        for name in ("steps", "max_rays", "samples", "chunk", "log_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"trainer.{name} must be at least 1, got {getattr(self, name)}")
+        counts = {name: getattr(self, name) for name in ("steps", "max_rays", "samples", "chunk", "log_every")}
+        counts |= {"occupancy.every": self.occupancy.every, "loss.tv_every": self.loss.tv_every}
+        if self.preview_every > 0:
+            counts["preview_views"] = self.preview_views
+        if self.evaluation.views is not None:
+            counts["evaluation.views"] = self.evaluation.views
+        for name, count in counts.items():
+            if count < 1:
+                raise ValueError(f"trainer.{name} must be at least 1, got {count}")
         steps = [stage.step for stage in self.stages]
         if not steps or steps[0] != 0 or steps != sorted(set(steps)):
             raise ValueError(f"trainer.stages must start at step 0 and have rising steps, got steps {steps}")
@@ -147,7 +153,7 @@ class TrainerConfig:
 
 @dataclass
 class OptimizerConfig:
-    """Adam.
+    """AdamW.
 
     Attributes:
         grid_lr: Learning rate of grids.
@@ -155,6 +161,7 @@ class OptimizerConfig:
         final_lr: Share of the learning rates that is left after the last step (exponential decay).
         betas: Adam's averaging constants.
         eps: Adam's floor on the root of the second moment.
+        grid_decay: Decoupled weight decay of grids (Loshchilov and Hutter 2019): what no ray holds up sinks to empty.
     """
 
     grid_lr: float = MISSING
@@ -162,6 +169,14 @@ class OptimizerConfig:
     final_lr: float = MISSING
     betas: tuple[float, float] = (0.9, 0.99)
     eps: float = 1e-15
+    grid_decay: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("grid_lr", "network_lr", "final_lr"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"optimizer.{name} must be positive, got {getattr(self, name)}")
+        if len(self.betas) != 2:
+            raise ValueError(f"optimizer.betas must be two numbers, got {list(self.betas)}")
 
 
 Config = TypeVar("Config")
@@ -184,7 +199,9 @@ def parse(schema: type[Config], values: DictConfig, name: str) -> Config:
     try:
         merged: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), values))
     except Exception as error:
-        reason = str(error).splitlines()[0]
+        # OmegaConf names the key in a later line of its message, if at all.
+        key = getattr(error, "full_key", None)
+        reason = f"{key}: {str(error).splitlines()[0]}" if key else str(error).splitlines()[0]
         raise ValueError(f"configuration of {name}: {reason}") from error
     assert isinstance(merged, schema)
     return merged

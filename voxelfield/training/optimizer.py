@@ -1,4 +1,4 @@
-"""Adam over grids and networks."""
+"""AdamW over grids and networks."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from voxelfield.fields import RadianceField
 from voxelfield.training.config import OptimizerConfig
 
 
-def make_optimizer(field: RadianceField, config: OptimizerConfig) -> torch.optim.Adam:
-    """Returns Adam with one group for the grid and one for the decoder's network, if it has one.
+def make_optimizer(field: RadianceField, config: OptimizerConfig) -> torch.optim.AdamW:
+    """Returns AdamW with one group for the grid and one for the decoder's network, if it has one.
 
     Each group remembers its undecayed rate as ``base_lr``.
     """
-    groups = [{"params": [field.grid.features], "lr": config.grid_lr}]
+    groups = [{"params": [field.grid.features], "lr": config.grid_lr, "weight_decay": config.grid_decay}]
     if network := list(field.decoder.parameters()):
-        groups.append({"params": network, "lr": config.network_lr})
-    optimizer = torch.optim.Adam(groups, betas=config.betas, eps=config.eps, fused=True)
+        groups.append({"params": network, "lr": config.network_lr, "weight_decay": 0.0})
+    optimizer = torch.optim.AdamW(groups, betas=config.betas, eps=config.eps, fused=True)
     for group in optimizer.param_groups:
         group["base_lr"] = group["lr"]
     return optimizer

@@ -1,0 +1,206 @@
+"""What every benchmark shares: timing, the machine's copy bandwidth, its description, and the printed table."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import platform
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# A clone that was never installed can run its benchmarks too; an installed package comes first.
+if importlib.util.find_spec("voxelfield") is None:
+    sys.path.append(str(Path(__file__).resolve().parent.parent))
+
+Call = Callable[[], object]
+
+_CALLS_PER_BATCH = 10
+_SLEEP_CYCLES_PER_SECOND = 2_000_000_000
+_CPU_CACHE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to measure one thing: as many repeats as fit into ``seconds``, within the two bounds."""
+
+    seconds: float
+    least: int
+    most: int = 200
+
+    def repeats(self, estimate: float) -> int:
+        """Returns the number of repeats for a call of about ``estimate`` seconds."""
+        return max(self.least, min(self.most, int(self.seconds / max(estimate, 1e-9))))
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds of one call: median, 10th and 90th percentile, and what the host spends to enqueue it."""
+
+    median: float
+    low: float
+    high: float
+    host: float
+    repeats: int
+
+
+def effort(device: torch.device, quick: bool) -> Effort:
+    """Returns the effort of a full or a quick run."""
+    if device.type == "cuda":
+        return Effort(seconds=0.05, least=5) if quick else Effort(seconds=0.2, least=20)
+    return Effort(seconds=0.1, least=1) if quick else Effort(seconds=0.7, least=3)
+
+
+def measure(calls: Sequence[Call], device: torch.device, how: Effort) -> Timing:
+    """Times calls that do the same work on different inputs, in turn, so that no input waits in the cache.
+
+    On CUDA each call lies between two events. The device is kept busy while calls are enqueued in small batches, so
+    that the events see the device's own time; the host's time to enqueue a call is reported beside it.
+
+    Args:
+        calls: One callable for each input set; what it returns is freed outside the timed region.
+        device: Where the work runs.
+        how: Number of repeats.
+
+    Returns:
+        The statistics over all repeats.
+    """
+    times, host = _cuda_times(calls, how) if device.type == "cuda" else _cpu_times(calls, how)
+    ordered = sorted(times)
+    low, high = (ordered[round(q * (len(ordered) - 1))] for q in (0.1, 0.9))
+    return Timing(statistics.median(ordered), low, high, host, len(ordered))
+
+
+def _cpu_times(calls: Sequence[Call], how: Effort) -> tuple[list[float], float]:
+    def timed(call: Call) -> float:
+        started = time.perf_counter()
+        result = call()
+        elapsed = time.perf_counter() - started
+        del result
+        return elapsed
+
+    first = timed(calls[0])
+    repeats = how.repeats(first)
+    # A second warm-up costs little where calls are short, and long calls do not need it.
+    estimate = min(first, timed(calls[-1])) if repeats > how.least else first
+    times = [1e3 * timed(calls[i % len(calls)]) for i in range(how.repeats(estimate))]
+    return times, statistics.median(times)
+
+
+def _cuda_times(calls: Sequence[Call], how: Effort) -> tuple[list[float], float]:
+    for call in calls:
+        call()
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    for i in range(_CALLS_PER_BATCH):
+        calls[i % len(calls)]()
+    host = (time.perf_counter() - started) / _CALLS_PER_BATCH
+    torch.cuda.synchronize()
+    estimate = (time.perf_counter() - started) / _CALLS_PER_BATCH
+
+    head_start = int(min(1.5 * host * _CALLS_PER_BATCH, 0.05) * _SLEEP_CYCLES_PER_SECOND)
+    pairs = []
+    for i in range(how.repeats(estimate)):
+        if i % _CALLS_PER_BATCH == 0:
+            torch.cuda.synchronize()
+            torch.cuda._sleep(head_start)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        calls[i % len(calls)]()
+        end.record()
+        pairs.append((begin, end))
+    torch.cuda.synchronize()
+    return [begin.elapsed_time(end) for begin, end in pairs], 1e3 * host
+
+
+def copy_bandwidth(device: torch.device) -> float:
+    """Returns the bytes per second, read plus written, of a large copy within the device's memory.
+
+    It is a ceiling, so a fast copy counts (the 10th percentile), not the typical one.
+    """
+    size = (1 << 30) if device.type == "cuda" else (1 << 28)
+    source = torch.rand(size // 4, device=device)
+    target = torch.rand_like(source)
+    how = Effort(seconds=1.0, least=20) if device.type == "cuda" else Effort(seconds=0.5, least=5)
+    timing = measure([lambda: target.copy_(source), lambda: source.copy_(target)], device, how)
+    return 2 * size / (timing.low * 1e-3)
+
+
+def input_sets(bytes_per_set: int, device: torch.device) -> int:
+    """Returns how many input sets to rotate among so that they exceed the last-level cache several times over."""
+    cache = _CPU_CACHE_BYTES
+    if device.type == "cuda":
+        cache = torch.cuda.get_device_properties(device).L2_cache_size
+    return max(2, min(32, math.ceil(3 * cache / max(bytes_per_set, 1))))
+
+
+def granule(device: torch.device) -> int:
+    """Returns the bytes that memory moves at once: a sector of the GPU's L2, a cache line of the CPU."""
+    return 32 if device.type == "cuda" else 64
+
+
+def relative_error(value: Tensor, reference: Tensor) -> float:
+    """Returns ``|value - reference| / |reference|`` in the Euclidean norm (NaN if either holds one)."""
+    return float(torch.dist(value, reference) / torch.linalg.vector_norm(reference))
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """Describes hardware and software: processor, threads, GPU, driver, versions of Python, torch and CUDA."""
+    described: dict[str, Any] = {
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "gpu": None,
+        "driver": None,
+    }
+    if device.type == "cuda":
+        described["gpu"] = torch.cuda.get_device_name(device)
+        described["driver"] = _driver_version()
+    return described
+
+
+def _cpu_name() -> str:
+    info = Path("/proc/cpuinfo")
+    named = re.search(r"model name\s*:\s*(.+)", info.read_text()) if info.is_file() else None
+    return named[1] if named else platform.processor()
+
+
+def _driver_version() -> str | None:
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(query, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return answer.stdout.strip().splitlines()[0]
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Formats rows under a header in aligned columns, the first column to the left."""
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+
+    def line(cells: Sequence[str]) -> str:
+        first, *others = (cell.rjust(width) for cell, width in zip(cells, widths, strict=True))
+        return "  ".join([first.strip().ljust(widths[0]), *others])
+
+    return "\n".join([line(header), "  ".join("-" * width for width in widths), *map(line, rows)])
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Writes figures to a file, creating its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1, default=asdict) + "\n")

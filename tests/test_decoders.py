@@ -1,0 +1,302 @@
+"""Spherical harmonics, the density activation and the two decoders."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from voxelfield.decoders import DensityActivation, MLPDecoder, SHDecoder, spherical_harmonics
+
+DEGREES = [0, 1, 2, 3]
+SCALE, INITIAL = 25.0, 0.1
+
+
+def density():
+    return DensityActivation(scale=SCALE, initial=INITIAL)
+
+
+def unit_directions(count, dtype=torch.float32, device="cpu"):
+    return torch.nn.functional.normalize(torch.randn(count, 3, dtype=torch.float64), dim=-1).to(device, dtype)
+
+
+def legendre(band, order, x):
+    """Associated Legendre function with the Condon-Shortley phase, by the recurrence in the band."""
+    value = (-1) ** order * math.prod(range(1, 2 * order, 2)) * (1 - x * x) ** (order / 2)
+    previous = torch.zeros_like(x)
+    for n in range(order + 1, band + 1):
+        value, previous = ((2 * n - 1) * x * value - (n + order - 1) * previous) / (n - order), value
+    return value
+
+
+def harmonics(directions, degree):
+    """The same basis in spherical coordinates: normalised Legendre functions of the height, waves of the azimuth."""
+    x, y, z = directions.unbind(-1)
+    azimuth = torch.atan2(y, x)
+    basis = []
+    for band in range(degree + 1):
+        for m in range(-band, band + 1):
+            order = abs(m)
+            norm = math.sqrt(
+                (2 * band + 1) / (4 * math.pi) * math.factorial(band - order) / math.factorial(band + order)
+            )
+            wave = torch.sin(order * azimuth) if m < 0 else torch.cos(order * azimuth)
+            basis.append((math.sqrt(2) if m else 1) * norm * wave * legendre(band, order, z))
+    return torch.stack(basis, dim=-1)
+
+
+def sphere_quadrature(bands):
+    """Directions and weights that integrate products of two harmonics below a band exactly."""
+    index = torch.arange(1, bands, dtype=torch.float64)
+    off_diagonal = index / torch.sqrt(4 * index * index - 1)
+    # Golub and Welsch (1969): Gauss-Legendre nodes and weights are eigenvalues and eigenvectors of this matrix.
+    nodes, vectors = torch.linalg.eigh(torch.diag(off_diagonal, 1) + torch.diag(off_diagonal, -1))
+    azimuth = torch.arange(2 * bands, dtype=torch.float64) * math.pi / bands
+    z, a = torch.meshgrid(nodes, azimuth, indexing="ij")
+    radius = torch.sqrt(1 - z * z)
+    directions = torch.stack((radius * a.cos(), radius * a.sin(), z), dim=-1).flatten(0, 1)
+    weights = (2 * vectors[0].square())[:, None].expand_as(z).flatten() * math.pi / bands
+    return directions, weights
+
+
+# --- spherical harmonics
+
+
+@pytest.mark.parametrize("degree", DEGREES)
+def test_harmonics_are_orthonormal_over_the_sphere(degree):
+    directions, weights = sphere_quadrature(degree + 2)
+    assert weights.sum().item() == pytest.approx(4 * math.pi)
+    basis = spherical_harmonics(directions, degree)
+    gram = basis.T @ (weights[:, None] * basis)
+    torch.testing.assert_close(gram, torch.eye((degree + 1) ** 2, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("degree", DEGREES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_harmonics_have_the_documented_order_and_signs(device, degree, dtype):
+    directions = unit_directions(200, torch.float64)
+    basis = spherical_harmonics(directions.to(device, dtype), degree)
+    assert basis.shape == (200, (degree + 1) ** 2)
+    assert basis.dtype == dtype
+    tolerance = 16 * torch.finfo(dtype).eps
+    torch.testing.assert_close(basis.cpu().double(), harmonics(directions, degree), rtol=0, atol=tolerance)
+
+
+def test_first_band_is_minus_y_z_minus_x():
+    c = math.sqrt(3 / (4 * math.pi))
+    expected = c * torch.tensor([[0, 0, -1], [-1, 0, 0], [0, 1, 0]])
+    torch.testing.assert_close(spherical_harmonics(torch.eye(3), 1)[:, 1:], expected)
+
+
+def test_lower_bands_do_not_depend_on_the_degree():
+    directions = unit_directions(20)
+    all_bands = spherical_harmonics(directions, 3)
+    for degree in DEGREES:
+        assert torch.equal(spherical_harmonics(directions, degree), all_bands[:, : (degree + 1) ** 2])
+
+
+@pytest.mark.parametrize("shape", [(3,), (0, 3), (2, 5, 3)], ids=str)
+def test_harmonics_keep_leading_dimensions(shape):
+    directions = torch.randn(shape)
+    basis = spherical_harmonics(directions, 2)
+    assert basis.shape == (*shape[:-1], 9)
+    torch.testing.assert_close(basis.reshape(-1, 9), spherical_harmonics(directions.reshape(-1, 3), 2))
+
+
+def test_harmonics_are_differentiable():
+    directions = unit_directions(6, torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(lambda d: spherical_harmonics(d, 3), directions)
+
+
+def test_harmonics_refuse_wrong_arguments():
+    for degree in (-1, 4):
+        with pytest.raises(ValueError, match=rf"degree must lie in 0\.\.3, got {degree}"):
+            spherical_harmonics(torch.zeros(2, 3), degree)
+    with pytest.raises(ValueError, match=r"directions must have shape \(\.\.\., 3\), got \(3, 2\)"):
+        spherical_harmonics(torch.zeros(3, 2), 1)
+
+
+# --- density
+
+
+@pytest.mark.parametrize("initial", [1e-6, 0.1, 30.0])
+@pytest.mark.parametrize("scale", [0.5, 25.0])
+def test_zero_feature_has_the_initial_density(device, scale, initial):
+    value = DensityActivation(scale, initial)(torch.zeros(4, 2, device=device))
+    assert value.shape == (4, 2)
+    torch.testing.assert_close(value, torch.full_like(value, initial), rtol=1e-5, atol=0)
+
+
+def test_density_is_a_softplus(device):
+    raw = torch.linspace(-30, 30, 301, dtype=torch.float64)
+    shift = math.log(math.expm1(INITIAL / SCALE))
+    expected = SCALE * torch.log1p(torch.exp(raw + shift))
+    torch.testing.assert_close(density()(raw.to(device)).cpu().double(), expected, rtol=2e-5, atol=0)
+
+
+def test_density_rises_with_the_feature():
+    raw = torch.linspace(-15, 60, 2001)
+    value = density()(raw)
+    assert (value > 0).all()
+    assert (value.diff() > 0).all()
+
+
+@pytest.mark.parametrize("raw", [1e4, 1e30, -1e4, -1e30])
+def test_density_of_large_features_is_finite(device, raw):
+    x = torch.tensor(raw, device=device, requires_grad=True)
+    value = density()(x)
+    value.backward()
+    expected = SCALE * raw if raw > 0 else 0.0
+    assert value.item() == pytest.approx(expected, rel=1e-3)
+    assert x.grad.item() == pytest.approx(SCALE if raw > 0 else 0.0)
+
+
+def test_density_gradient_is_a_scaled_sigmoid(device):
+    activation = density()
+    raw = torch.linspace(-10, 30, 81, device=device, requires_grad=True)
+    activation(raw).sum().backward()
+    expected = SCALE * torch.sigmoid(raw.detach().double() + activation.shift)
+    torch.testing.assert_close(raw.grad.double(), expected, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_density_is_float32_whatever_the_features(dtype):
+    raw = torch.tensor([-2.0, 0.5, 300.0], dtype=dtype)
+    value = density()(raw)
+    assert value.dtype == torch.float32
+    assert torch.equal(value, density()(raw.float()))
+
+
+@pytest.mark.parametrize(("scale", "initial"), [(0.0, 0.1), (-1.0, 0.1), (1.0, 0.0), (1.0, -0.1), (math.nan, 0.1)])
+def test_density_settings_must_be_positive(scale, initial):
+    with pytest.raises(ValueError, match="scale and initial must be positive"):
+        DensityActivation(scale, initial)
+
+
+# --- decoders
+
+
+def sh_decoder(degree=2):
+    return SHDecoder(degree, density())
+
+
+def mlp_decoder(**changes):
+    settings = {"features": 6, "width": 16, "hidden": 2, "view_degree": 2, **changes}
+    return MLPDecoder(**settings, density=density())
+
+
+DECODERS = pytest.mark.parametrize("make", [sh_decoder, mlp_decoder])
+
+
+@pytest.mark.parametrize(("degree", "channels"), [(0, 4), (1, 13), (2, 28), (3, 49)])
+def test_sh_channels(degree, channels):
+    decoder = sh_decoder(degree)
+    assert decoder.channels == channels
+    assert not list(decoder.parameters())
+    assert decoder.encode_view(torch.zeros(5, 3)).shape == (5, (degree + 1) ** 2)
+
+
+def test_mlp_layers():
+    decoder = mlp_decoder(features=5, width=16, hidden=3, view_degree=1)
+    assert decoder.channels == 6
+    assert decoder.encode_view(torch.zeros(5, 3)).shape == (5, 4)
+    linear = [layer for layer in decoder.network if isinstance(layer, torch.nn.Linear)]
+    assert [(layer.in_features, layer.out_features) for layer in linear] == [(9, 16), (16, 16), (16, 16), (16, 3)]
+
+
+@DECODERS
+@pytest.mark.parametrize("count", [0, 1, 17])
+def test_decoders_give_densities_and_colours(device, make, count):
+    decoder = make().to(device)
+    features = (5 * torch.randn(count, decoder.channels)).to(device)
+    view = decoder.encode_view(unit_directions(count, device=device))
+    rgb = decoder.rgb(features, view)
+    assert rgb.shape == (count, 3)
+    assert rgb.dtype == torch.float32
+    assert ((rgb >= 0) & (rgb <= 1)).all()
+    assert torch.equal(decoder.density(features), decoder.activation(features[:, 0]))
+    assert torch.equal(decoder.density(features[:, :1]), decoder.density(features))
+    assert decoder.density(features[None, :, None]).shape == (1, count, 1)
+
+
+@pytest.mark.parametrize("degree", DEGREES)
+def test_sh_colour_is_the_sum_over_the_basis_per_channel(device, degree):
+    decoder = sh_decoder(degree)
+    features = torch.randn(9, decoder.channels, dtype=torch.float64)
+    directions = unit_directions(9, torch.float64)
+    size = (degree + 1) ** 2
+    expected = torch.zeros(9, 3, dtype=torch.float64)
+    for channel in range(3):
+        coefficients = features[:, 1 + channel * size : 1 + (channel + 1) * size]
+        expected[:, channel] = 1 / (1 + torch.exp(-(coefficients * harmonics(directions, degree)).sum(-1)))
+    rgb = decoder.rgb(features.to(device).float(), decoder.encode_view(directions.to(device).float()))
+    torch.testing.assert_close(rgb.cpu().double(), expected, rtol=0, atol=1e-6)
+
+
+@DECODERS
+def test_colour_depends_on_the_view_and_on_every_colour_channel_only(make):
+    decoder = make()
+    features = torch.randn(4, decoder.channels, requires_grad=True)
+    view = decoder.encode_view(unit_directions(4)).requires_grad_()
+    rgb = decoder.rgb(features, view)
+    d_features, d_view = torch.autograd.grad(rgb.square().sum(), (features, view))
+    assert not d_features[:, 0].any()
+    assert d_features[:, 1:].any(dim=0).all()
+    assert d_view.any(dim=0).all()
+
+
+def test_mlp_output_starts_without_bias():
+    decoder = mlp_decoder()
+    assert not decoder.network[-1].bias.any()
+
+
+def test_mlp_trains_all_its_parameters(device):
+    decoder = mlp_decoder(width=64).to(device)
+    features = torch.randn(64, decoder.channels, device=device)
+    decoder.rgb(features, decoder.encode_view(unit_directions(64, device=device))).square().sum().backward()
+    for name, parameter in decoder.named_parameters():
+        assert parameter.grad.any(), name
+
+
+@DECODERS
+def test_autocast_leaves_colours_and_densities_float32(device, make):
+    decoder = make().to(device)
+    features = torch.randn(50, decoder.channels).to(device)
+    view = decoder.encode_view(unit_directions(50, device=device))
+    exact = decoder.rgb(features, view)
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        rgb, sigma = decoder.rgb(features, view), decoder.density(features)
+        if make is mlp_decoder:
+            assert decoder.network[0](features.new_zeros(1, 15)).dtype == torch.bfloat16
+    assert rgb.dtype == sigma.dtype == torch.float32
+    assert torch.equal(sigma, decoder.density(features))
+    # bfloat16 carries 8 bits; values of order one pass through three layers, and the sigmoid shrinks errors by four.
+    torch.testing.assert_close(rgb, exact, rtol=0, atol=0.02)
+
+
+@DECODERS
+def test_16_bit_features_under_autocast(device, make):
+    decoder = make().to(device)
+    features = torch.randn(8, decoder.channels).to(device, torch.bfloat16)
+    view = decoder.encode_view(unit_directions(8, device=device))
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        assert decoder.rgb(features, view).dtype == torch.float32
+
+
+@pytest.mark.parametrize("degree", [-1, 4])
+def test_sh_decoder_refuses_wrong_degrees(degree):
+    with pytest.raises(ValueError, match=rf"degree must lie in 0\.\.3, got {degree}"):
+        sh_decoder(degree)
+
+
+@pytest.mark.parametrize("name", ["features", "width", "hidden"])
+def test_mlp_decoder_refuses_empty_layers(name):
+    with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
+        mlp_decoder(**{name: 0})
+
+
+@pytest.mark.parametrize("degree", [-1, 4])
+def test_mlp_decoder_refuses_wrong_view_degrees(degree):
+    with pytest.raises(ValueError, match=rf"view_degree must lie in 0\.\.3, got {degree}"):
+        mlp_decoder(view_degree=degree)

@@ -1,0 +1,237 @@
+"""OccupancyGrid: what it marks, and as a module."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from reference import sample_grid
+from torch import nn
+
+from voxelfield.occupancy import OccupancyGrid
+
+BOX = torch.tensor([[-1.0, 0.5, -3.0], [2.0, 1.5, 1.0]])
+STEP, THRESHOLD = 0.05, 0.2
+DENSITY_AT_THRESHOLD = -math.log1p(-THRESHOLD) / STEP
+
+# Cells of the occupancy grid, vertices of the field: coarser, finer, equal, odd, and axes without extent.
+SHAPES = pytest.mark.parametrize(
+    ("resolution", "vertices"),
+    [
+        ((1, 1, 1), (4, 5, 6)),
+        ((3, 5, 7), (6, 10, 9)),
+        ((9, 16, 11), (4, 3, 5)),
+        ((4, 4, 4), (5, 5, 5)),
+        ((2, 3, 4), (1, 2, 1)),
+        ((8, 8, 8), (1, 1, 1)),
+        ((7, 1, 13), (17, 9, 8)),
+    ],
+    ids=str,
+)
+
+
+def spiky_density(vertices):
+    """Mostly far below the threshold, here and there far above."""
+    spikes = torch.rand(vertices) < 0.15
+    spikes.view(-1)[0] = True
+    return torch.where(spikes, 30.0, 0.2) * torch.rand(vertices)
+
+
+def expected_cells(density, resolution):
+    """Brute force: a cell is occupied if any field cell overlapping its inside has a vertex above the threshold."""
+    occupied = torch.zeros(resolution, dtype=torch.bool)
+    sizes = [max(size - 1, 1) for size in density.shape]
+    for cell in itertools.product(*(range(size) for size in resolution)):
+        ranges = []
+        for index, size, field_cells, field_vertices in zip(cell, resolution, sizes, density.shape, strict=True):
+            # Field cell i spans [i, i + 1] / field_cells, the cell [index, index + 1] / size; in whole numbers.
+            over = [
+                i
+                for i in range(field_cells)
+                if i * size < (index + 1) * field_cells and (i + 1) * size > index * field_cells
+            ]
+            ranges.append(slice(over[0], min(over[-1] + 2, field_vertices)))
+        occupied[cell] = density[tuple(ranges)].max() > DENSITY_AT_THRESHOLD
+    return occupied
+
+
+def filled(*cells, resolution=(4, 5, 2)):
+    grid = OccupancyGrid(resolution, BOX)
+    grid.occupied.zero_()
+    for cell in cells:
+        grid.occupied[cell] = True
+    return grid
+
+
+# --- construction
+
+
+def test_everything_is_occupied_at_first(device):
+    grid = OccupancyGrid((2, 3, 4), BOX).to(device)
+    assert grid.occupied.shape == (2, 3, 4)
+    assert grid.occupied.dtype == torch.bool
+    assert grid.occupied.all()
+    assert grid.occupied.device.type == grid.aabb.device.type == device.type
+    assert grid.fraction() == 1.0
+    assert torch.equal(grid.aabb.cpu(), BOX)
+    assert set(grid.state_dict()) == {"occupied", "aabb"}
+    assert OccupancyGrid(3, BOX.tolist()).occupied.shape == (3, 3, 3)
+
+
+def test_the_box_is_copied():
+    box = BOX.clone()
+    grid = OccupancyGrid(2, box)
+    box.zero_()
+    assert torch.equal(grid.aabb, BOX)
+    density = torch.ones(2, 2, 2)
+    box = BOX + 1
+    grid.update(density, box, STEP, THRESHOLD)
+    box.zero_()
+    assert torch.equal(grid.aabb, BOX + 1)
+
+
+@pytest.mark.parametrize("resolution", [0, (4, 4), (4, 0, 4), (4, 4, 4, 4)])
+def test_wrong_resolutions_are_refused(resolution):
+    with pytest.raises(ValueError, match="resolution must be one or three"):
+        OccupancyGrid(resolution, BOX)
+
+
+@pytest.mark.parametrize("aabb", [BOX.flatten(), BOX.flip(0), BOX[[0, 0]], torch.full((2, 3), math.nan)])
+def test_wrong_boxes_are_refused(aabb):
+    with pytest.raises(ValueError, match=r"aabb must be \(2, 3\) with lower < upper"):
+        OccupancyGrid(4, aabb)
+
+
+# --- update
+
+
+@SHAPES
+def test_update_marks_exactly_the_cells_that_touch_matter(device, resolution, vertices):
+    density = spiky_density(vertices)
+    grid = OccupancyGrid(resolution, BOX).to(device)
+    grid.update(density.to(device), BOX.to(device), STEP, THRESHOLD)
+    assert grid.occupied.dtype == torch.bool
+    assert torch.equal(grid.occupied.cpu(), expected_cells(density, resolution))
+
+
+@SHAPES
+def test_no_visible_point_lies_in_an_empty_cell(device, resolution, vertices):
+    points = torch.rand(20_000, 3, dtype=torch.float64)
+    cells = (points * torch.tensor(resolution)).long()
+    seen = 0
+    for _ in range(5):
+        density = spiky_density(vertices)
+        grid = OccupancyGrid(resolution, BOX).to(device)
+        grid.update(density.to(device), BOX.to(device), STEP, THRESHOLD)
+        opacity = 1 - torch.exp(-sample_grid(density[..., None].double(), points)[:, 0] * STEP)
+        visible = opacity > THRESHOLD + 1e-6
+        assert grid.occupied.cpu()[cells[visible].unbind(1)].all()
+        seen += int(visible.sum())
+    assert seen > 100
+
+
+def test_the_densest_vertex_decides_at_the_threshold(device):
+    for factor, occupied in ((0.999, False), (1.001, True)):
+        grid = OccupancyGrid(1, BOX).to(device)
+        density = torch.zeros(3, 3, 3, device=device)
+        density[2, 0, 1] = factor * DENSITY_AT_THRESHOLD
+        grid.update(density, BOX.to(device), STEP, THRESHOLD)
+        assert bool(grid.occupied) is occupied
+
+
+def test_huge_density_is_occupied_and_none_is_empty(device):
+    grid = OccupancyGrid(2, BOX).to(device)
+    for density, fraction in ((1e30, 1.0), (0.0, 0.0), (math.inf, 1.0)):
+        grid.update(torch.full((3, 3, 3), density, device=device), BOX.to(device), STEP, THRESHOLD)
+        assert grid.fraction() == fraction
+
+
+def test_update_needs_no_gradient(device):
+    grid = OccupancyGrid(2, BOX).to(device)
+    grid.update(torch.rand(3, 3, 3, device=device, requires_grad=True), BOX.to(device), STEP, THRESHOLD)
+    assert not grid.occupied.requires_grad
+    assert "occupied" in dict(grid.named_buffers())
+
+
+def test_update_moves_the_box(device):
+    grid = OccupancyGrid(2, BOX).to(device)
+    grid.update(torch.rand(3, 3, 3, device=device), BOX.to(device) / 2, STEP, THRESHOLD)
+    assert torch.equal(grid.aabb.cpu(), BOX / 2)
+
+
+def test_update_refuses_wrong_arguments():
+    grid = OccupancyGrid(2, BOX)
+    with pytest.raises(ValueError, match=r"density must have shape \(X, Y, Z\), got \(3, 3, 3, 1\)"):
+        grid.update(torch.zeros(3, 3, 3, 1), BOX, STEP, THRESHOLD)
+    for threshold in (0.0, 1.0, -1.0, math.nan):
+        with pytest.raises(ValueError, match=r"threshold must lie in \(0, 1\)"):
+            grid.update(torch.zeros(3, 3, 3), BOX, STEP, threshold)
+
+
+# --- reading it
+
+
+def test_fraction():
+    assert filled((0, 0, 0), (3, 4, 1), (1, 2, 0)).fraction() == pytest.approx(3 / 40)
+    assert filled().fraction() == 0.0
+
+
+def test_bounds_enclose_the_occupied_cells(device):
+    bounds = filled((1, 3, 0), (2, 1, 0)).to(device).bounds()
+    low, high = BOX
+    size = high - low
+    expected = torch.stack(
+        (low + size * torch.tensor([1 / 4, 1 / 5, 0]), low + size * torch.tensor([3 / 4, 4 / 5, 1 / 2]))
+    )
+    torch.testing.assert_close(bounds.cpu(), expected)
+    torch.testing.assert_close(OccupancyGrid((2, 3, 5), BOX).to(device).bounds().cpu(), BOX)
+
+
+def test_bounds_of_a_single_cell():
+    grid = filled((3, 4, 1))
+    low, high = grid.bounds()
+    torch.testing.assert_close(high, BOX[1])
+    torch.testing.assert_close(high - low, (BOX[1] - BOX[0]) / torch.tensor([4, 5, 2]))
+
+
+def test_bounds_of_nothing_are_an_error(device):
+    with pytest.raises(RuntimeError, match="no cell is occupied"):
+        filled().to(device).bounds()
+
+
+# --- as a module
+
+
+def test_state_of_another_resolution_is_adopted(device):
+    source = filled((0, 1, 1), resolution=(5, 2, 3))
+    source.aabb.mul_(2)
+    target = nn.ModuleDict({"occupancy": OccupancyGrid(2, BOX)}).to(device)
+    target.load_state_dict({f"occupancy.{name}": value for name, value in source.state_dict().items()})
+    grid = target["occupancy"]
+    assert torch.equal(grid.occupied.cpu(), source.occupied)
+    assert torch.equal(grid.aabb.cpu(), 2 * BOX)
+    assert grid.occupied.device.type == device.type
+    source.occupied.fill_(True)
+    assert grid.fraction() == pytest.approx(1 / 30)
+
+
+def test_broken_state_is_refused():
+    with pytest.raises(RuntimeError, match="occupied"):
+        OccupancyGrid(2, BOX).load_state_dict({"occupied": torch.ones(4, 4, dtype=torch.bool), "aabb": BOX})
+    with pytest.raises(RuntimeError, match="occupied"):
+        OccupancyGrid(2, BOX).load_state_dict({"aabb": BOX})
+
+
+@pytest.mark.parametrize("convert", [nn.Module.half, nn.Module.bfloat16, nn.Module.double, nn.Module.float])
+def test_conversions_leave_the_geometry_alone(device, convert):
+    box = BOX + 0.1  # no 16-bit numbers
+    grid = convert(nn.Sequential(OccupancyGrid(2, box)))[0].to(device)
+    assert grid.aabb.dtype == torch.float32
+    assert grid.occupied.dtype == torch.bool
+    assert torch.equal(grid.aabb.cpu(), box)
+
+
+def test_print_shows_the_resolution():
+    assert "resolution=(2, 3, 4)" in str(OccupancyGrid((2, 3, 4), BOX))
