@@ -19,16 +19,26 @@ struct RayView {
   float offset;  // in steps, in [0, 1)
 };
 
+// A product that no compiler fuses with the sum it enters.
+VOXELFIELD_HOST_DEVICE float rounded_product(float a, float b) {
+#if defined(__CUDA_ARCH__)
+  return __fmul_rn(a, b);
+#else
+  return a * b;
+#endif
+}
+
 // Calls visit(t) for every lattice position inside an occupied cell, in order, until it returns false. Steps over empty
-// cells in one go. Products and sums are spelled as fused operations, so that counting and placing agree to the bit.
+// cells in one go. Which products and sums are fused is spelled out, so that counting
+// and placing agree to the bit.
 template <typename Visit>
 VOXELFIELD_HOST_DEVICE void march_ray(const OccupancyView& grid, const RayView& ray, float step, const Visit& visit) {
   float start[3], slope[3];  // the ray in cell coordinates
   VOXELFIELD_UNROLL
   for (int axis = 0; axis < 3; ++axis) {
     const float cells = static_cast<float>(grid.resolution[axis]) / (grid.aabb[3 + axis] - grid.aabb[axis]);
-    start[axis] = (ray.origin[axis] - grid.aabb[axis]) * cells;
-    slope[axis] = ray.direction[axis] * cells;
+    start[axis] = rounded_product(ray.origin[axis] - grid.aabb[axis], cells);
+    slope[axis] = rounded_product(ray.direction[axis], cells);
   }
   int64_t k = 0;
   while (true) {

@@ -76,7 +76,7 @@ def test_everything_is_occupied_at_first(device):
     assert grid.occupied.device.type == grid.aabb.device.type == device.type
     assert grid.fraction() == 1.0
     assert torch.equal(grid.aabb.cpu(), BOX)
-    assert set(grid.state_dict()) == {"occupied", "aabb"}
+    assert set(grid.state_dict()) == {"occupied", "possible", "aabb"}
     assert OccupancyGrid(3, BOX.tolist()).occupied.shape == (3, 3, 3)
 
 

@@ -180,7 +180,8 @@ class MLPDecoder(nn.Module):
 
     def rgb(self, features: Tensor, view: Tensor) -> Tensor:
         """See :class:`Decoder`; runs in the autocast dtype, if any, up to the sigmoid."""
-        inputs = torch.cat((features[:, 1:], view.to(features.dtype)), dim=-1)
+        dtype = next(self.network.parameters()).dtype  # the grid may be stored in another
+        inputs = torch.cat((features[:, 1:].to(dtype), view.to(dtype)), dim=-1)
         return torch.sigmoid(self.network(inputs).float())
 
 

@@ -19,6 +19,7 @@ class OccupancyGrid(nn.Module):
 
     Attributes:
         occupied: Buffer (X, Y, Z) bool.
+        possible: Buffer (X, Y, Z) bool, the cells that may be occupied at all; see :meth:`confine`.
         aabb: Buffer (2, 3) float32.
 
     Raises:
@@ -26,6 +27,7 @@ class OccupancyGrid(nn.Module):
     """
 
     occupied: Tensor
+    possible: Tensor
     aabb: Tensor
 
     def __init__(self, resolution: int | Sequence[int], aabb: Tensor | Sequence[Sequence[float]]) -> None:
@@ -37,7 +39,28 @@ class OccupancyGrid(nn.Module):
         if box.shape != (2, 3) or not bool((box[0] < box[1]).all()):
             raise ValueError(f"aabb must be (2, 3) with lower < upper on each axis, got {box.tolist()}")
         self.register_buffer("occupied", torch.ones(shape, dtype=torch.bool))
+        self.register_buffer("possible", torch.ones(shape, dtype=torch.bool))
         self.register_buffer("aabb", box)
+
+    @torch.no_grad()
+    def confine(self, possible: Tensor, aabb: Tensor) -> None:
+        """Rules out cells for good, and starts afresh: every cell left counts as occupied until the next update.
+
+        Args:
+            possible: (X, Y, Z) bool of this grid's resolution, such as a visual hull.
+            aabb: (2, 3) the box of these cells, world units; becomes this grid's box.
+
+        Raises:
+            ValueError: ``possible`` has another shape or dtype.
+        """
+        if possible.shape != self.occupied.shape or possible.dtype != torch.bool:
+            raise ValueError(
+                f"possible must be bool of shape {tuple(self.occupied.shape)}, got {possible.dtype} "
+                f"{tuple(possible.shape)}"
+            )
+        self.possible = possible.clone()
+        self.occupied = possible.clone()
+        self.aabb = aabb.clone()
 
     @torch.no_grad()
     def update(self, density: Tensor, aabb: Tensor, step: float, threshold: float) -> None:
@@ -48,9 +71,9 @@ class OccupancyGrid(nn.Module):
 
         Args:
             density: (X, Y, Z) densities at the vertices of a dense grid over ``aabb``, per world unit.
-            aabb: (2, 3) the field's box; becomes this grid's box.
+            aabb: (2, 3) the field's box; the box of :meth:`confine`, if that was called.
             step: Distance between samples, world units.
-            threshold: Opacity :math:`1 - e^{-density * step}` of one sample, from which a cell counts as occupied.
+            threshold: Opacity :math:`1 - e^{-density * step}` of one sample, above which a cell counts as occupied.
 
         Raises:
             ValueError: ``density`` has another shape, or ``threshold`` is outside (0, 1).
@@ -63,7 +86,7 @@ class OccupancyGrid(nn.Module):
         kernel = [min(2, size) for size in density.shape]
         cells = F.max_pool3d(density[None, None], kernel, stride=1)
         highest = F.adaptive_max_pool3d(cells, tuple(self.occupied.shape))[0, 0]
-        self.occupied = -torch.expm1(-highest * step) > threshold
+        self.occupied = (-torch.expm1(-highest * step) > threshold) & self.possible
         self.aabb = aabb.clone()
 
     def fraction(self) -> float:
@@ -96,6 +119,7 @@ class OccupancyGrid(nn.Module):
         saved = state_dict.get(prefix + "occupied")
         if isinstance(saved, Tensor) and saved.dim() == 3 and saved.shape != self.occupied.shape:
             self.occupied = torch.ones_like(saved, device=self.occupied.device)
+            self.possible = torch.ones_like(self.occupied)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:

@@ -35,7 +35,9 @@ __device__ __forceinline__ void walk_ray(const PackedSamples<T>& samples, int64_
     const bool valid = i < end;
     const T thickness = valid ? samples.density[i] * samples.dt[i] : T(0);
     const T through = warp_inclusive_sum(thickness, lane);
-    T transmittance = transmittance_at(optical_depth + (through - thickness));
+    // Not `through - thickness`: beside a dense sample that difference has lost the depth before it, or is NaN.
+    const T above = __shfl_up_sync(kFullWarp, through, 1);
+    T transmittance = transmittance_at(optical_depth + (lane > 0 ? above : T(0)));
     if (!valid || transmittance < samples.min_transmittance) transmittance = 0;
     visit(i, valid, transmittance, transmittance * opacity_of(thickness));
     optical_depth += __shfl_sync(kFullWarp, through, kWarp - 1);

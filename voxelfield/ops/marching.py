@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -59,7 +57,10 @@ def march_rays(
     check_tensor("occupied", occupied, ("X", "Y", "Z"))
     check_dtype("occupied", occupied, (torch.bool,))
     check_same_device("occupied", occupied, "origins", origins)
-    if not (math.isfinite(step) and step > 0):
+    if occupied.numel() == 0:
+        raise ValueError(f"occupied must have at least one cell, got shape {tuple(occupied.shape)}")
+    limits = torch.finfo(torch.float32)
+    if not limits.tiny <= step <= limits.max:  # the kernels march in float32
         raise ValueError(f"step must be a positive, finite distance, got {step}")
     _library.ensure_loaded(origins.device.type)
     walk = (origins, directions, near, far, offset, occupied, aabb, step)

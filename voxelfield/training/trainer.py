@@ -27,6 +27,7 @@ from voxelfield.training.losses import grid_terms, rendering_terms
 from voxelfield.training.metrics import mse_to_psnr
 from voxelfield.training.optimizer import make_optimizer, scale_learning_rates
 from voxelfield.training.schedules import cubic_voxels, exponential_decay, stage_at
+from voxelfield.visual_hull import visual_hull
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +74,9 @@ class Trainer:
         self.saved_config = saved_config
         self.step = 0
         self.train_seconds = 0.0
+        self._split = split
         self._pixels = PixelSampler(split, self.device)
+        self._confine_occupancy()
         self._rays = min(config.max_rays, max(1, config.samples // 64))
 
     @property
@@ -203,8 +206,11 @@ class Trainer:
         if stage.step != self.step:
             return False
         grid = self.field.grid
+        if self.step == 0:
+            self._confine_occupancy()
         if stage.crop:
             grid.crop(self.occupancy.bounds(), self.optimizer)
+            self._confine_occupancy()
         resolution = cubic_voxels(grid.aabb, stage.resolution)
         if resolution != grid.resolution:
             grid.upsample(resolution, self.optimizer)
@@ -214,6 +220,13 @@ class Trainer:
         if self.step >= self.config.occupancy.start:
             self._refresh_occupancy(self.settings)
         return True
+
+    def _confine_occupancy(self) -> None:
+        """Rules out what the training images show as transparent, as finely as the present box allows."""
+        aabb = self.field.grid.aabb
+        x, y, z = self.occupancy.occupied.shape
+        alpha = self._split.images[..., 3]
+        self.occupancy.confine(visual_hull(alpha, self._split.cameras.to(self.device), aabb, (x, y, z)), aabb)
 
     def _update_occupancy(self, settings: RenderSettings) -> None:
         config = self.config.occupancy

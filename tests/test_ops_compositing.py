@@ -1,0 +1,355 @@
+"""composite, ray_weights and their gradients."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import reference
+import torch
+from op_testing import LAYOUTS, threads
+from tolerances import assert_matches
+
+from voxelfield import _library
+from voxelfield.ops import composite, ray_weights
+
+NAMES = ("density", "rgb", "t", "dt")
+RESULTS = ("rgb", "opacity", "depth", "weights")
+# None, one, and on either side of multiples of 32, the samples that a warp takes at once.
+COUNTS = [0, 1, 33, 100, 0, 31, 32, 64, 65, 0]
+
+
+def make(device, counts=COUNTS, dtype=torch.float64, thickness=0.06):
+    """Packed samples of rays; `thickness` is the mean optical thickness of a sample."""
+    total = sum(counts)
+    dt = 0.02 + 0.06 * torch.rand(total, dtype=torch.float64)
+    density = 2 * thickness * torch.rand(total, dtype=torch.float64) / dt
+    rgb = torch.rand(total, 3, dtype=torch.float64)
+    t = torch.cat([torch.zeros(0), *(torch.rand(n).sort().values for n in counts)]).double() * 4 + 0.5
+    ray_offsets = torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()] if counts else [0])
+    inputs = {"density": density, "rgb": rgb, "t": t, "dt": dt}
+    return {name: x.to(device, dtype) for name, x in inputs.items()} | {"ray_offsets": ray_offsets.to(device)}
+
+
+def as_double(inputs):
+    return {name: x.double().cpu() if x.is_floating_point() else x.cpu() for name, x in inputs.items()}
+
+
+def value_and_gradients(function, inputs, grads):
+    density, rgb = inputs["density"].detach().requires_grad_(), inputs["rgb"].detach().requires_grad_()
+    values = function(**{**inputs, "density": density, "rgb": rgb})
+    gradients = torch.autograd.grad(values, (density, rgb), grads)
+    return [x.detach() for x in (*values, *gradients)]
+
+
+def random_grads(inputs):
+    shapes = [x.shape for x in composite(**inputs)]
+    dtype, device = inputs["density"].dtype, inputs["density"].device
+    return [torch.randn(shape, dtype=torch.float64).to(device, dtype) for shape in shapes]
+
+
+def assert_all_match(actual, expected):
+    for name, a, e in zip((*RESULTS, "density gradient", "rgb gradient"), actual, expected, strict=True):
+        assert_matches(a.cpu(), e.double().cpu(), name)
+
+
+# --- values and gradients
+
+
+@pytest.mark.parametrize("min_transmittance", [0.0, 1e-2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_value_and_gradients_match_reference(device, dtype, min_transmittance):
+    inputs = make(device, dtype=dtype)
+    grads = random_grads(inputs)
+    actual = value_and_gradients(lambda **x: composite(**x, min_transmittance=min_transmittance), inputs, grads)
+    expected = value_and_gradients(
+        lambda **x: reference.composite(**x, min_transmittance=min_transmittance),
+        as_double(inputs),
+        [g.double().cpu() for g in grads],
+    )
+    assert all(x.dtype == dtype for x in actual)
+    assert_all_match(actual, expected)
+    if min_transmittance:
+        assert (actual[3] == 0).any()
+
+
+def test_a_ray_of_constant_density_in_closed_form(device):
+    count, sigma, dt = 50, 3.0, 0.02
+    t = (torch.arange(count, dtype=torch.float64, device=device) + 0.5) * dt
+    color = torch.tensor([0.2, 0.5, 1.0], dtype=torch.float64, device=device)
+    result = composite(
+        torch.full_like(t, sigma),
+        color.expand(count, 3),
+        t,
+        torch.full_like(t, dt),
+        torch.tensor([0, count], device=device),
+        min_transmittance=0.0,
+    )
+    opacity = 1 - math.exp(-sigma * count * dt)
+    assert result.opacity.item() == pytest.approx(opacity)
+    torch.testing.assert_close(result.rgb[0], opacity * color)
+    torch.testing.assert_close(
+        result.weights, (1 - math.exp(-sigma * dt)) * torch.exp(-sigma * dt * torch.arange(count).to(t))
+    )
+    assert result.depth.item() == pytest.approx((result.weights * t).sum().item())
+
+
+@pytest.mark.parametrize("min_transmittance", [0.0, 0.5])
+def test_gradcheck(device, min_transmittance):
+    inputs = make(device, counts=[0, 1, 33, 100], thickness=0.03)
+    fixed = {name: inputs[name] for name in ("t", "dt", "ray_offsets")}
+
+    def function(density, rgb):
+        return composite(density, rgb, **fixed, min_transmittance=min_transmittance)
+
+    density, rgb = inputs["density"].requires_grad_(), inputs["rgb"].requires_grad_()
+    stopped = function(density, rgb).weights == 0
+    assert stopped.any() == (min_transmittance > 0)
+    assert torch.autograd.gradcheck(function, (density, rgb))
+
+
+@pytest.mark.parametrize("output", RESULTS)
+def test_gradient_of_each_result_alone(device, output):
+    inputs = make(device, counts=[3, 0, 40])
+    which = RESULTS.index(output)
+
+    def gradients(function, x):
+        density, rgb = x["density"].detach().requires_grad_(), x["rgb"].detach().requires_grad_()
+        value = function(**{**x, "density": density, "rgb": rgb})[which]
+        d_density, d_rgb = torch.autograd.grad(value.square().sum(), (density, rgb), allow_unused=True)
+        return d_density, torch.zeros_like(rgb) if d_rgb is None else d_rgb
+
+    actual = gradients(lambda **x: composite(**x, min_transmittance=0.0), inputs)
+    for a, e in zip(actual, gradients(reference.composite, as_double(inputs)), strict=True):
+        assert_matches(a.cpu(), e)
+
+
+def test_distances_receive_no_gradient(device):
+    inputs = make(device, counts=[5])
+    for name in NAMES:
+        inputs[name].requires_grad_()
+    sum(x.sum() for x in composite(**inputs)).backward()
+    assert inputs["t"].grad is None
+    assert inputs["dt"].grad is None
+    assert inputs["density"].grad.any()
+
+
+def test_second_derivative_is_refused(device):
+    inputs = make(device, counts=[5])
+    inputs["density"].requires_grad_()
+    (first,) = torch.autograd.grad(composite(**inputs).opacity.sum(), inputs["density"], create_graph=True)
+    with pytest.raises(NotImplementedError, match="second derivative"):
+        first.sum().backward()
+
+
+def test_weights_alone_are_the_same_weights(device):
+    for dtype, limit in ((torch.float32, {}), (torch.float32, {"min_transmittance": 0.3}), (torch.float64, {})):
+        inputs = make(device, dtype=dtype, thickness=0.3)
+        inputs["density"].requires_grad_()
+        weights = ray_weights(inputs["density"], inputs["dt"], inputs["ray_offsets"], **limit)
+        assert not weights.requires_grad
+        assert (weights == 0).any()
+        assert_matches(weights, composite(**inputs, **limit).weights.detach().double())
+
+
+# --- where a ray stops
+
+
+def tenths(device, count=40):
+    """One ray; each sample lets a tenth of the light through."""
+    dt = torch.full((count,), 0.1, dtype=torch.float64, device=device)
+    density = torch.full_like(dt, 10 * math.log(10))
+    ray_offsets = torch.tensor([0, count], device=device)
+    return {"density": density, "rgb": torch.rand(count, 3).to(dt), "t": dt.cumsum(0), "dt": dt} | {
+        "ray_offsets": ray_offsets
+    }
+
+
+@pytest.mark.parametrize(("min_transmittance", "seen"), [(1.1, 0), (0.5, 1), (5e-3, 3), (5e-36, 36), (0.0, 40)])
+def test_samples_behind_the_limit_count_for_nothing(device, min_transmittance, seen):
+    inputs = tenths(device)
+    result = composite(**inputs, min_transmittance=min_transmittance)
+    expected = 0.9 * 0.1 ** torch.arange(40, dtype=torch.float64)
+    expected[seen:] = 0
+    torch.testing.assert_close(result.weights.cpu(), expected, rtol=1e-9, atol=0)
+    assert not result.weights[seen:].any()
+    torch.testing.assert_close(result.opacity.cpu(), expected.sum()[None])
+    torch.testing.assert_close(result.rgb.cpu(), (expected @ inputs["rgb"].cpu())[None])
+
+
+@pytest.mark.parametrize(("min_transmittance", "seen"), [(0.5, 1), (5e-3, 3), (5e-36, 36)])
+def test_samples_behind_the_limit_might_as_well_not_exist(device, min_transmittance, seen):
+    inputs = tenths(device)
+    cut = {name: x[:seen] for name, x in inputs.items()} | {"ray_offsets": torch.tensor([0, seen], device=device)}
+    grads = random_grads(inputs)
+    whole = value_and_gradients(lambda **x: composite(**x, min_transmittance=min_transmittance), inputs, grads)
+    grads[3] = grads[3][:seen]
+    short = value_and_gradients(lambda **x: composite(**x, min_transmittance=0.0), cut, grads)
+    for name, a, e in zip((*RESULTS, "density gradient", "rgb gradient"), whole, short, strict=True):
+        if len(a) == 40:
+            assert not a[seen:].any(), name
+            a = a[:seen]
+        torch.testing.assert_close(a, e, rtol=1e-9, atol=1e-12)
+
+
+def test_default_limit(device):
+    assert int((composite(**tenths(device)).weights > 0).sum()) in (4, 5)  # 1e-4 itself is a matter of rounding
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("wall", [1e4, 1e9, 1e30, math.inf])
+def test_a_wall_hides_what_is_behind_and_nothing_before(device, dtype, wall):
+    # Haze, then matter so dense that sums of optical depth with and without it share no digit.
+    for place in (0, 5, 31, 32, 40):
+        thickness = torch.full((50,), 0.05, dtype=torch.float64)
+        thickness[place] = wall
+        expected = torch.zeros(50, dtype=torch.float64)
+        expected[:place] = (1 - math.exp(-0.05)) * torch.exp(-0.05 * torch.arange(place).double())
+        expected[place] = math.exp(-0.05 * place)
+        density = thickness.to(device, dtype).requires_grad_()
+        ones = torch.ones_like(density)
+        result = composite(density, ones[:, None].expand(50, 3), ones, ones, torch.tensor([0, 50], device=device))
+        assert_matches(result.weights.detach().cpu(), expected)
+        assert_matches(result.opacity.detach().cpu(), torch.ones(1).double())
+        (result.weights * torch.linspace(0, 1, 50).to(density)).sum().backward()
+        assert density.grad.isfinite().all()
+        assert not density.grad[place + 1 :].any()
+
+
+# --- empty, strided, threaded
+
+
+@pytest.mark.parametrize("counts", [[], [0], [0, 0, 0]], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_nothing_to_composite(device, counts, dtype):
+    inputs = make(device, counts=counts, dtype=dtype)
+    inputs["density"].requires_grad_()
+    inputs["rgb"].requires_grad_()
+    result = composite(**inputs)
+    rays = len(counts)
+    assert [tuple(x.shape) for x in result] == [(rays, 3), (rays,), (rays,), (0,)]
+    assert not any(x.any() for x in result)
+    sum(x.sum() for x in result).backward()
+    assert inputs["density"].grad.shape == (0,)
+    assert inputs["rgb"].grad.shape == (0, 3)
+    assert ray_weights(inputs["density"], inputs["dt"], inputs["ray_offsets"]).shape == (0,)
+
+
+def test_rays_without_samples_are_zero(device):
+    # Uninitialised memory would show sooner or later: fill what the allocator is likely to hand out.
+    for _ in range(5):
+        torch.full((1000, 3), math.nan, dtype=torch.float64, device=device)
+        result = composite(**make(device, counts=[0] * 500 + [2] + [0] * 499))
+        assert not result.rgb[:500].any()
+        assert not result.opacity[501:].any()
+        assert not result.depth[501:].any()
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        *itertools.product(NAMES, LAYOUTS),
+        # The other layouts put NaN around the values.
+        ("ray_offsets", "reversed strides"),
+        ("ray_offsets", "every other row"),
+    ],
+)
+def test_any_memory_layout(device, name, layout):
+    inputs = make(device, counts=[3, 0, 40], dtype=torch.float32)
+    grads = random_grads(inputs)
+    expected = value_and_gradients(composite, inputs, grads)
+    strided = {**inputs, name: LAYOUTS[layout](inputs[name])}
+    for a, e in zip(value_and_gradients(composite, strided, grads), expected, strict=True):
+        assert torch.equal(a, e)
+
+
+def test_expanded_gradients(device):
+    inputs = make(device, counts=[3, 0, 40])
+    ones = [torch.ones((), dtype=torch.float64, device=device).expand(x.shape) for x in composite(**inputs)]
+    actual = value_and_gradients(composite, inputs, ones)
+    expected = value_and_gradients(composite, inputs, [x.contiguous() for x in ones])
+    for a, e in zip(actual, expected, strict=True):
+        assert torch.equal(a, e)
+
+
+def test_any_number_of_threads_gives_the_same_bits():
+    inputs = make("cpu", counts=[7] * 500)
+    grads = random_grads(inputs)
+    results = []
+    for count in (1, 2):
+        with threads(count):
+            results.append(value_and_gradients(composite, inputs, grads))
+    for one, two in zip(*results, strict=True):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.cuda
+def test_cpu_and_cuda_agree():
+    inputs = make("cpu", counts=[*range(150)], dtype=torch.float32)
+    grads = random_grads(inputs)
+    ours = value_and_gradients(lambda **x: composite(**x, min_transmittance=0.0), inputs, grads)
+    theirs = value_and_gradients(
+        lambda **x: composite(**x, min_transmittance=0.0),
+        {name: x.cuda() for name, x in inputs.items()},
+        [g.cuda() for g in grads],
+    )
+    assert_all_match(theirs, ours)
+
+
+# --- errors and registration
+
+
+WRONG = {
+    "dimensions": (lambda x: x[..., None], ValueError, r"{} must have shape \("),
+    "size": (lambda x: torch.cat([x, x]), ValueError, r"{} must have shape \("),
+    "half": (lambda x: x.half(), TypeError, "{} must be .*got float16"),
+    "int": (lambda x: x.to(torch.int32), TypeError, "{} must be .*got int32"),
+    "list": (lambda x: x.tolist(), TypeError, r"{} must be a torch\.Tensor, got list"),
+    "device": (lambda x: x.to("meta"), ValueError, "{} must be on the device of density"),
+}
+# But for ray_offsets of another length: they describe another number of rays.
+WRONG_ARGUMENTS = [
+    (name, kind) for name in (*NAMES, "ray_offsets") for kind in WRONG if (name, kind) != ("ray_offsets", "size")
+]
+
+
+@pytest.mark.parametrize(("name", "kind"), WRONG_ARGUMENTS)
+def test_wrong_arguments_are_named(name, kind):
+    change, error, message = WRONG[kind]
+    inputs = make("cpu", counts=[2, 3])
+    inputs[name] = change(inputs[name])
+    # density sets the number of samples and the device.
+    blamed = "dt" if name == "density" and kind in ("size", "device") else name
+    with pytest.raises(error, match=message.format(blamed)):
+        composite(**inputs)
+    if name in ("density", "dt", "ray_offsets"):
+        with pytest.raises(error, match=message.format(blamed)):
+            ray_weights(inputs["density"], inputs["dt"], inputs["ray_offsets"])
+
+
+def test_mixed_precision_is_refused():
+    inputs = make("cpu", counts=[2, 3])
+    for name in ("rgb", "t", "dt"):
+        with pytest.raises(TypeError, match=f"{name} must be float64 as density is, got float32"):
+            composite(**{**inputs, name: inputs[name].float()})
+
+
+def test_offsets_have_at_least_one_entry():
+    inputs = make("cpu", counts=[])
+    with pytest.raises(ValueError, match="ray_offsets must have R \\+ 1 entries"):
+        composite(**{**inputs, "ray_offsets": torch.zeros(0, dtype=torch.int64)})
+
+
+@pytest.mark.parametrize("counts", [[0, 1, 33], []], ids=str)
+def test_opcheck(device, counts):
+    _library.ensure_loaded(device.type)
+    inputs = make(device, counts=counts)
+    forward = (*inputs.values(), 1e-3)
+    grads = random_grads(inputs)
+    ops = torch.ops.voxelfield
+    torch.library.opcheck(ops.ray_weights.default, (inputs["density"], inputs["dt"], inputs["ray_offsets"], 1e-3))
+    torch.library.opcheck(ops.composite_backward.default, (*grads, *forward))
+    torch.library.opcheck(ops.composite.default, forward)
+    differentiable = (inputs["density"].requires_grad_(), inputs["rgb"].requires_grad_(), *forward[2:])
+    torch.library.opcheck(ops.composite.default, differentiable)

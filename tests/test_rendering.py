@@ -1,0 +1,360 @@
+"""Marching, selecting, rendering rays and whole views, against fields whose images are known."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from voxelfield import VoxelGrid
+from voxelfield.cameras import Cameras
+from voxelfield.decoders import DensityActivation, MLPDecoder, SHDecoder
+from voxelfield.fields import RadianceField
+from voxelfield.occupancy import OccupancyGrid
+from voxelfield.rays import Rays, RaySamples, intersect_aabb
+from voxelfield.rendering import Rendering, RenderSettings, march, render, render_view, select
+
+BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
+SIGMA = 1.7
+STEP = 2.0 / 64
+# Nothing is too faint and no ray stops.
+EXACT = RenderSettings(step=STEP, min_transmittance=0.0, min_weight=0.0)
+
+
+def uniform_field(device, color=(0.2, 0.5, 0.9)):
+    """Density SIGMA and one colour everywhere in the box."""
+    decoder = SHDecoder(0, DensityActivation(scale=2.0, initial=SIGMA))
+    field = RadianceField(VoxelGrid((3, 4, 5), decoder.channels, BOX), decoder)
+    basis = 0.5 / math.sqrt(math.pi)
+    with torch.no_grad():
+        field.grid.features[..., 1:] = torch.logit(torch.tensor(color)) / basis
+    return field.to(device)
+
+
+def random_field(device, kind="sh"):
+    density = DensityActivation(scale=5.0, initial=1.0)
+    decoder = SHDecoder(1, density) if kind == "sh" else MLPDecoder(6, 16, 1, 1, density)
+    return RadianceField(VoxelGrid(8, decoder.channels, BOX, init_std=1.0), decoder).to(device)
+
+
+def everywhere(device):
+    return OccupancyGrid(4, BOX).to(device)
+
+
+def nowhere(device):
+    occupancy = everywhere(device)
+    occupancy.occupied.zero_()
+    return occupancy
+
+
+def aimed_rays(count, device):
+    """Rays from outside through random points of the box."""
+    origins = 4 * torch.nn.functional.normalize(torch.randn(count, 3), dim=-1)
+    directions = torch.nn.functional.normalize(1.4 * torch.rand(count, 3) - 0.7 - origins, dim=-1)
+    return Rays(origins, directions, *intersect_aabb(origins, directions, torch.tensor(BOX))).to(device)
+
+
+def straight_rays(device, count=3):
+    """Rays along z through the whole box: from 1 before it, lengths of exactly 2."""
+    origins = torch.tensor([[0.1, 0.2, -2.0], [-0.7, 0.3, -2.0], [0.9, -0.9, -2.0]])[:count]
+    directions = torch.tensor([[0.0, 0.0, 1.0]]).expand(count, 3)
+    return Rays(origins, directions, *intersect_aabb(origins, directions, torch.tensor(BOX))).to(device)
+
+
+def camera_at(z, width, height, device):
+    """One camera on the z axis that looks at the origin, x to the right and y up."""
+    c2w = torch.eye(4)[None].clone()
+    c2w[0, 2, 3] = z
+    focal = 1.5 * height
+    return Cameras(c2w, torch.tensor([[focal, focal, width / 2, height / 2]]), width, height).to(device)
+
+
+def packed(counts, device):
+    total = sum(counts)
+    ray_index = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts, dtype=torch.int64))
+    ray_offsets = torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()])
+    return RaySamples(
+        torch.rand(total, 3, device=device),
+        torch.rand(total, device=device),
+        torch.rand(total, device=device),
+        ray_index.to(device),
+        ray_offsets.to(device),
+    )
+
+
+# --- march
+
+
+def test_march_fills_a_box_with_midpoints(device):
+    samples = march(straight_rays(device), everywhere(device), STEP)
+    assert samples.ray_offsets.tolist() == [0, 64, 128, 192]
+    assert (samples.dt == STEP).all()
+    expected = 1 + (torch.arange(64, device=device) + 0.5) * STEP
+    torch.testing.assert_close(samples.t.view(3, 64), expected.expand(3, 64))
+
+
+def test_jitter_shifts_each_ray_by_part_of_a_step(device):
+    rays = straight_rays(device, 1)[torch.zeros(500, dtype=torch.int64, device=device)]
+    torch.manual_seed(3)
+    samples = march(rays, everywhere(device), STEP, jitter=True)
+    shift = (samples.t[samples.ray_offsets[:-1]] - rays.near) / STEP
+    assert (shift >= 0).all()
+    assert (shift <= 1).all()
+    # Uniform: mean 1/2 and variance 1/12, within four standard errors.
+    assert shift.mean().item() == pytest.approx(0.5, abs=4 / math.sqrt(12 * 500))
+    assert shift.var().item() == pytest.approx(1 / 12, rel=0.25)
+    torch.manual_seed(3)
+    assert torch.equal(march(rays, everywhere(device), STEP, jitter=True).t, samples.t)
+    assert not torch.equal(march(rays, everywhere(device), STEP, jitter=True).t, samples.t)
+
+
+def test_march_through_nothing(device):
+    samples = march(straight_rays(device), nowhere(device), STEP)
+    assert len(samples) == 0
+    assert samples.num_rays == 3
+
+
+# --- select
+
+
+@pytest.mark.parametrize("counts", [[3, 0, 5, 1, 0, 40], [0, 0], [], [7]], ids=str)
+@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
+def test_select_keeps_the_packing(device, counts, share):
+    samples = packed(counts, device)
+    keep = torch.rand(len(samples)).to(device) < share
+    chosen = select(samples, keep)
+    assert len(chosen) == int(keep.sum())
+    assert chosen.num_rays == samples.num_rays
+    assert chosen.ray_offsets[0] == 0
+    for ray, (first, last) in enumerate(zip(samples.ray_offsets[:-1], samples.ray_offsets[1:], strict=True)):
+        here = slice(chosen.ray_offsets[ray], chosen.ray_offsets[ray + 1])
+        for name in ("positions", "t", "dt", "ray_index"):
+            expected = getattr(samples, name)[first:last][keep[first:last]]
+            assert torch.equal(getattr(chosen, name)[here], expected), name
+
+
+# --- render
+
+
+def test_uniform_box_in_closed_form(device):
+    rays = straight_rays(device)
+    rendering = render(uniform_field(device), rays, everywhere(device), EXACT)
+    opacity = 1 - math.exp(-2 * SIGMA)
+    torch.testing.assert_close(rendering.opacity, torch.full((3,), opacity, device=device))
+    color = torch.tensor([0.2, 0.5, 0.9], device=device)
+    torch.testing.assert_close(rendering.rgb, (opacity * color).expand(3, 3))
+    # Integral of t sigma exp(-sigma (t - 1)) over [1, 3]; midpoints miss it by about sigma step^2 / 12.
+    depth = 1 + 1 / SIGMA - (3 + 1 / SIGMA) * math.exp(-2 * SIGMA)
+    torch.testing.assert_close(rendering.depth, torch.full((3,), depth, device=device), rtol=0, atol=SIGMA * STEP**2)
+    assert rendering.marched == len(rendering.samples) == len(rendering.weights) == len(rendering.sample_rgb) == 192
+    torch.testing.assert_close(rendering.weights.view(3, 64).sum(1), rendering.opacity)
+    torch.testing.assert_close(rendering.sample_rgb, color.expand(192, 3))
+
+
+def test_oblique_rays_through_a_uniform_box(device):
+    rays = aimed_rays(200, device)
+    length = rays.far - rays.near
+    assert length.min() < 0.9 * length.max()
+    rendering = render(uniform_field(device), rays, everywhere(device), EXACT)
+    # The number of midpoints on a ray is its length in steps, rounded.
+    low, high = (1 - torch.exp(-SIGMA * (length + slack)) for slack in (-0.501 * STEP, 0.501 * STEP))
+    assert ((rendering.opacity >= low) & (rendering.opacity <= high)).all()
+
+
+def test_depth_of_a_wall(device):
+    field = uniform_field(device)
+    with torch.no_grad():
+        field.grid.features[..., 0] = 1e4
+    occupancy = nowhere(device)
+    occupancy.occupied[:, :, 2:] = True  # z > 0: rays from z = -2 meet it after 2
+    rendering = render(field, straight_rays(device), occupancy, RenderSettings(step=STEP))
+    torch.testing.assert_close(rendering.depth / rendering.opacity, torch.full((3,), 2 + STEP / 2, device=device))
+    assert rendering.marched == 96
+    assert len(rendering.samples) == 3
+
+
+def test_empty_space_and_missing_rays_are_transparent(device):
+    field = uniform_field(device)
+    missing = straight_rays(device)
+    missing = Rays(
+        missing.origins + 5, missing.directions, torch.zeros_like(missing.near), torch.zeros_like(missing.far)
+    )
+    for rays, occupancy in ((straight_rays(device), nowhere(device)), (missing, everywhere(device))):
+        for settings in (EXACT, RenderSettings(step=STEP)):
+            rendering = render(field, rays, occupancy, settings)
+            assert rendering.rgb.shape == (3, 3)
+            assert not rendering.rgb.any()
+            assert not rendering.opacity.any()
+            assert not rendering.depth.any()
+            assert rendering.marched == 0
+            rendering.rgb.sum().backward()
+    assert not field.grid.features.grad.any()
+
+
+@pytest.mark.parametrize("kind", ["sh", "mlp"])
+def test_no_rays(device, kind):
+    field = random_field(device, kind)
+    for settings in (EXACT, RenderSettings(step=STEP)):
+        rendering = render(field, aimed_rays(0, device), everywhere(device), settings, jitter=True)
+        assert rendering.rgb.shape == (0, 3)
+        assert rendering.over(torch.ones(3, device=device)).shape == (0, 3)
+
+
+def test_jitter_does_not_change_the_image_on_average(device):
+    field, rays = uniform_field(device), straight_rays(device, 1)
+    many = rays[torch.zeros(300, dtype=torch.int64, device=device)]
+    rendering = render(field, many, everywhere(device), EXACT, jitter=True)
+    assert rendering.opacity.mean().item() == pytest.approx(1 - math.exp(-2 * SIGMA), abs=1e-3)
+
+
+@pytest.mark.parametrize("min_weight", [1e-3, 1e-2])
+@pytest.mark.parametrize("min_transmittance", [0.0, 1e-2])
+def test_dropping_faint_samples_changes_a_pixel_by_no_more_than_their_weights(device, min_weight, min_transmittance):
+    # Without the dropped samples, of weight D together, more light passes to those behind; but no more than D of it,
+    # for opacity cannot grow. So the pixel loses at most D and gains at most D, per channel. Opacity loses at most D.
+    field, rays, occupancy = random_field(device), aimed_rays(300, device), everywhere(device)
+    exact = render(field, rays, occupancy, RenderSettings(STEP, min_transmittance, 0.0))
+    culled = render(field, rays, occupancy, RenderSettings(STEP, min_transmittance, min_weight))
+    faint = exact.weights <= min_weight
+    assert 0 < faint.sum() < len(faint)
+    assert torch.equal(culled.samples.positions, exact.samples.positions[~faint])
+    assert culled.marched == exact.marched == len(exact.samples)
+    dropped = torch.zeros(300, device=device).index_add_(0, exact.samples.ray_index[faint], exact.weights[faint])
+    assert (dropped <= min_weight * torch.bincount(exact.samples.ray_index[faint], minlength=300)).all()
+    assert ((culled.rgb - exact.rgb).abs() <= dropped[:, None] + 1e-5).all()
+    lost = exact.opacity - culled.opacity
+    assert (lost >= -1e-5).all()
+    assert (lost <= dropped + 1e-5).all()
+    assert not torch.equal(culled.rgb, exact.rgb)
+
+
+def test_faint_samples_cost_no_colour(device):
+    field, rays = random_field(device), aimed_rays(50, device)
+    evaluated = []
+    rgb = field.decoder.rgb
+    field.decoder.rgb = lambda features, view: evaluated.append(len(features)) or rgb(features, view)
+    rendering = render(field, rays, everywhere(device), RenderSettings(STEP, min_weight=1e-3))
+    assert evaluated == [len(rendering.samples)]
+    assert evaluated[0] < rendering.marched
+    assert (rendering.weights > 1e-3).all()
+
+
+def test_density_gradient_of_a_uniform_box_in_closed_form(device):
+    field = uniform_field(device)
+    render(field, straight_rays(device, 1), everywhere(device), EXACT).opacity.sum().backward()
+    # All vertices together: d opacity / d sigma = L exp(-sigma L), d sigma / d raw = scale sigmoid(shift).
+    activation = field.decoder.activation
+    expected = 2 * math.exp(-2 * SIGMA) * activation.scale / (1 + math.exp(-activation.shift))
+    gradient = field.grid.features.grad
+    assert gradient[..., 0].sum().item() == pytest.approx(expected, rel=1e-4)
+    assert not gradient[..., 1:].any()
+
+
+@pytest.mark.parametrize("settings", [EXACT, RenderSettings(step=STEP)], ids=["exact", "culled"])
+@pytest.mark.parametrize("kind", ["sh", "mlp"])
+def test_gradient_reaches_grid_and_decoder(device, kind, settings):
+    field = random_field(device, kind)
+    target = torch.rand(400, 3).to(device)
+    rendering = render(field, aimed_rays(400, device), everywhere(device), settings, jitter=True)
+    (rendering.over(torch.ones(3, device=device)) - target).square().sum().backward()
+    for name, parameter in field.named_parameters():
+        assert parameter.grad.isfinite().all(), name
+        assert parameter.grad.any(), name
+    assert field.grid.features.grad.flatten(0, 2).any(dim=0).all()
+
+
+def test_gradient_agrees_with_finite_differences(device):
+    field, rays = random_field(device), aimed_rays(30, device)
+    target = torch.rand(30, 3).to(device)
+    direction = torch.randn(field.grid.features.shape).to(device)
+
+    def loss():
+        return (render(field, rays, everywhere(device), EXACT).rgb - target).double().square().sum()
+
+    loss().backward()
+    slope = (field.grid.features.grad * direction).sum().item()
+    values = []
+    with torch.no_grad():
+        for shift in (1e-2, -2e-2):
+            field.grid.features += shift * direction
+            values.append(loss().item())
+    assert slope == pytest.approx((values[0] - values[1]) / 2e-2, rel=2e-2)
+
+
+def test_render_under_autocast(device):
+    field, rays = random_field(device, "mlp"), aimed_rays(50, device)
+    exact = render(field, rays, everywhere(device), EXACT)
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        rendering = render(field, rays, everywhere(device), EXACT)
+    assert rendering.rgb.dtype == rendering.opacity.dtype == torch.float32
+    torch.testing.assert_close(rendering.opacity, exact.opacity)
+    torch.testing.assert_close(rendering.rgb, exact.rgb, rtol=0, atol=0.02)
+
+
+def test_over_a_background(device):
+    samples = packed([0, 0], device)
+    none = torch.zeros(0, device=device)
+    rgb = torch.tensor([[0.1, 0.2, 0.3], [0.0, 0.0, 0.0]], device=device)
+    opacity = torch.tensor([0.75, 0.0], device=device)
+    rendering = Rendering(rgb, opacity, opacity, samples, none, none, 0)
+    one = torch.tensor([1.0, 0.0, 0.4], device=device)
+    expected = torch.tensor([[0.35, 0.2, 0.4], [1.0, 0.0, 0.4]], device=device)
+    torch.testing.assert_close(rendering.over(one), expected)
+    each = torch.tensor([[0.0, 0.0, 0.0], [0.5, 0.6, 0.7]], device=device)
+    torch.testing.assert_close(rendering.over(each), torch.tensor([[0.1, 0.2, 0.3], [0.5, 0.6, 0.7]], device=device))
+
+
+# --- whole views
+
+
+def test_view_does_not_depend_on_the_chunk(device):
+    field, cameras = random_field(device), camera_at(3.0, 11, 7, device)
+    background = torch.tensor([0.3, 0.6, 0.9], device=device)
+
+    def view(chunk):
+        return render_view(field, cameras, 0, everywhere(device), RenderSettings(STEP), background, chunk)
+
+    whole = view(1000)
+    assert whole.rgb.shape == (7, 11, 3)
+    assert whole.opacity.shape == whole.depth.shape == (7, 11)
+    assert not whole.rgb.requires_grad
+    assert whole.rgb.device.type == device.type
+    for chunk in (1, 10, 77):
+        part = view(chunk)
+        for name in ("rgb", "opacity", "depth"):
+            torch.testing.assert_close(getattr(part, name), getattr(whole, name), msg=f"{name}, chunk {chunk}")
+
+
+def test_view_shows_things_where_they_are(device):
+    # Only the corner x < 0, y > 0 is filled: left and up for a camera that looks along -z.
+    occupancy = nowhere(device)
+    occupancy.occupied[:2, 2:, :] = True
+    background = torch.tensor([0.3, 0.6, 0.9], device=device)
+    cameras = camera_at(5.0, 12, 8, device)
+    view = render_view(uniform_field(device), cameras, 0, occupancy, RenderSettings(STEP), background, 50)
+    filled = torch.zeros(8, 12, dtype=torch.bool, device=device)
+    # The box's near face is 4 away and reaches 1 to the side: 1.5 * 8 / 4 = 3 pixels from the middle, at most.
+    filled[1:4, 3:6] = True
+    assert (view.opacity[filled] > 0.5).all()
+    assert (view.opacity[~filled] == 0).all()
+    assert (view.rgb[~filled] == background).all()
+    assert (view.depth[~filled] == 0).all()
+    assert ((view.depth[filled] > 4) & (view.depth[filled] < 6.3)).all()
+    color = torch.tensor([0.2, 0.5, 0.9], device=device)
+    opacity = view.opacity[..., None]
+    torch.testing.assert_close(view.rgb, opacity * color + (1 - opacity) * background)
+
+
+def test_view_of_each_camera(device):
+    near, far = camera_at(3.0, 9, 9, device), camera_at(8.0, 9, 9, device)
+    both = Cameras(torch.cat((near.c2w, far.c2w)), torch.cat((near.intrinsics, far.intrinsics)), 9, 9)
+    field, background = uniform_field(device), torch.zeros(3, device=device)
+    depths = [
+        render_view(field, both, i, everywhere(device), RenderSettings(STEP), background, 100).depth[4, 4]
+        for i in (0, 1)
+    ]
+    # Mean depth of a uniform medium of length 2, behind 2 and behind 7.
+    mean = 1 / SIGMA - 2 * math.exp(-2 * SIGMA) / (1 - math.exp(-2 * SIGMA))
+    for depth, front in zip(depths, (2.0, 7.0), strict=True):
+        assert depth.item() == pytest.approx(front + mean, abs=2e-3)

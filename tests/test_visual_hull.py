@@ -1,0 +1,86 @@
+"""The visual hull keeps everything that can be matter and carves what an image shows to be empty."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from voxelfield.cameras import Cameras, orbit
+from voxelfield.visual_hull import visual_hull
+
+RADIUS = 0.4
+CENTRE = torch.tensor([0.2, -0.1, 0.1])
+AABB = torch.tensor([[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]])
+
+
+def ring(views: int = 12, size: int = 96) -> Cameras:
+    c2w = torch.eye(4)
+    c2w[:3, 3] = torch.tensor([0.0, 3.0, 2.0])
+    first = Cameras(c2w[None], torch.tensor([[1.2 * size, 1.2 * size, size / 2, size / 2]]), size, size)
+    return orbit(first, torch.zeros(3), views)
+
+
+def sphere_alpha(cameras: Cameras) -> torch.Tensor:
+    """Opaque exactly where the ray through a pixel's centre meets the sphere."""
+    images = []
+    for index in range(len(cameras)):
+        rays = cameras.image_rays(index, AABB * 4)
+        offset = CENTRE - rays.origins
+        along = (offset * rays.directions).sum(-1)
+        distance = (offset.square().sum(-1) - along.square()).clamp(min=0).sqrt()
+        images.append((distance < RADIUS).view(cameras.height, cameras.width))
+    return torch.stack(images).to(torch.uint8) * 255
+
+
+def cell_of(points: torch.Tensor, resolution: tuple[int, int, int]) -> tuple[torch.Tensor, ...]:
+    cells = torch.tensor(resolution)
+    return tuple(((points - AABB[0]) / (AABB[1] - AABB[0]) * cells).long().unbind(-1))
+
+
+@pytest.mark.parametrize("resolution", [(32, 32, 32), (17, 40, 25)])
+def test_the_object_is_kept_and_the_rest_carved(device, resolution):
+    cameras = ring()
+    hull = visual_hull(sphere_alpha(cameras), cameras.to(device), AABB.to(device), resolution).cpu()
+    directions = torch.nn.functional.normalize(torch.randn(5000, 3), dim=-1)
+    inside = CENTRE + directions * RADIUS * torch.rand(5000, 1)
+    assert hull[cell_of(inside, resolution)].all()
+    away = torch.rand(5000, 3) * 2 - 1
+    away = away[(away - CENTRE).norm(dim=-1) > 2.2 * RADIUS]
+    assert hull[cell_of(away, resolution)].float().mean() < 0.1
+
+
+def test_opaque_images_carve_nothing():
+    cameras = ring(3)
+    alpha = torch.full((3, 96, 96), 255, dtype=torch.uint8)
+    assert visual_hull(alpha, cameras, AABB, (8, 8, 8)).all()
+
+
+def test_an_empty_image_carves_only_what_it_surely_covers():
+    cameras = ring(1)
+    hull = visual_hull(torch.zeros(1, 96, 96, dtype=torch.uint8), cameras, AABB * 2, (32, 32, 32))
+    assert not hull[16, 16, 16]
+    assert hull[0, 0, 0], "this corner lies outside the image"
+
+
+def test_a_camera_inside_the_box_carves_nothing():
+    cameras = ring(1)
+    hull = visual_hull(torch.zeros(1, 96, 96, dtype=torch.uint8), cameras, AABB * 8, (8, 8, 8))
+    assert hull.all()
+
+
+def test_one_faint_pixel_keeps_its_ray():
+    cameras = ring(1)
+    alpha = torch.zeros(1, 96, 96, dtype=torch.uint8)
+    alpha[0, 48, 48] = 1
+    hull = visual_hull(alpha, cameras, AABB, (32, 32, 32))
+    ray = cameras.image_rays(0, AABB)[torch.tensor([48 * 96 + 48])]
+    t = torch.linspace(float(ray.near) + 1e-3, float(ray.far) - 1e-3, 50)
+    assert hull[cell_of(ray.origins + t[:, None] * ray.directions, (32, 32, 32))].all()
+    assert math.isclose(hull.float().mean().item(), 0.0, abs_tol=0.05)
+
+
+def test_alpha_must_fit_the_cameras():
+    with pytest.raises(ValueError, match=r"alpha must have shape \(2, 96, 96\)"):
+        visual_hull(torch.zeros(3, 96, 96, dtype=torch.uint8), ring(2), AABB, (4, 4, 4))
