@@ -12,7 +12,9 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import get_original_cwd
 from omegaconf import DictConfig
 
+from voxelfield.download import DownloadError
 from voxelfield.training.run import run
+from voxelfield.training.trainer import EmptyFieldError
 
 logger = logging.getLogger("train")
 
@@ -29,9 +31,12 @@ def main(config: DictConfig) -> float | None:
         logger.info("no CUDA device: trainer=cpu is the default (smaller images and grid)")
     try:
         metrics = run(config, Path(HydraConfig.get().runtime.output_dir), Path(get_original_cwd()))
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError, DownloadError) as error:
         logger.error("%s", error)
         sys.exit(2)
+    except (EmptyFieldError, FloatingPointError) as error:
+        logger.error("%s", error)
+        sys.exit(1)
     if metrics is None:
         sys.exit(130)
     psnr: float = metrics["psnr"]

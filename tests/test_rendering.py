@@ -297,7 +297,7 @@ def test_over_a_background(device):
     none = torch.zeros(0, device=device)
     rgb = torch.tensor([[0.1, 0.2, 0.3], [0.0, 0.0, 0.0]], device=device)
     opacity = torch.tensor([0.75, 0.0], device=device)
-    rendering = Rendering(rgb, opacity, opacity, samples, none, none, 0)
+    rendering = Rendering(rgb, opacity, opacity, samples, none, none, none, 0)
     one = torch.tensor([1.0, 0.0, 0.4], device=device)
     expected = torch.tensor([[0.35, 0.2, 0.4], [1.0, 0.0, 0.4]], device=device)
     torch.testing.assert_close(rendering.over(one), expected)

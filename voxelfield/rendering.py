@@ -38,6 +38,7 @@ class Rendering:
         opacity: (R,) in [0, 1].
         depth: (R,) opacity-weighted distance along the ray, world units; divide by opacity for the mean.
         samples: The M samples whose colour was evaluated.
+        density: (M,) their densities, per world unit.
         weights: (M,) their share of their pixel.
         sample_rgb: (M, 3) their colours.
         marched: Number of samples placed in occupied space, before faint ones were dropped.
@@ -47,6 +48,7 @@ class Rendering:
     opacity: Tensor
     depth: Tensor
     samples: RaySamples
+    density: Tensor
     weights: Tensor
     sample_rgb: Tensor
     marched: int
@@ -135,7 +137,9 @@ def render(
     composite = ops.composite(
         density, rgb, samples.t, samples.dt, samples.ray_offsets, min_transmittance=settings.min_transmittance
     )
-    return Rendering(composite.rgb, composite.opacity, composite.depth, samples, composite.weights, rgb, marched)
+    return Rendering(
+        composite.rgb, composite.opacity, composite.depth, samples, density, composite.weights, rgb, marched
+    )
 
 
 @torch.no_grad()

@@ -35,12 +35,9 @@ def opacity_entropy(opacity: Tensor) -> Tensor:
     return -(o * o.log() + (1 - o) * (1 - o).log()).mean()
 
 
-def sparsity(weights: Tensor, rays: int) -> Tensor:
-    """Cauchy penalty on sample weights (M,): few strong samples per ray rather than many faint ones.
-
-    The form is that of Plenoxels (Fridovich-Keil et al. 2022, eq. 5), on weights in place of densities.
-    """
-    return torch.log1p(2 * weights.square()).sum() / rays
+def sparsity(density: Tensor, rays: int) -> Tensor:
+    """Cauchy penalty on the densities of samples (M,), summed and divided by the number of rays (Plenoxels, eq. 5)."""
+    return torch.log1p(2 * density.square()).sum() / rays
 
 
 def rendering_terms(config: LossConfig, rendering: Rendering, prediction: Tensor, truth: Tensor) -> dict[str, Tensor]:
@@ -51,7 +48,7 @@ def rendering_terms(config: LossConfig, rendering: Rendering, prediction: Tensor
     if config.opacity_entropy > 0:
         terms["opacity_entropy"] = config.opacity_entropy * opacity_entropy(rendering.opacity)
     if config.sparsity > 0:
-        terms["sparsity"] = config.sparsity * sparsity(rendering.weights, truth.shape[0])
+        terms["sparsity"] = config.sparsity * sparsity(rendering.density, truth.shape[0])
     return terms
 
 

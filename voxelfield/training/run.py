@@ -54,6 +54,7 @@ def run(config: DictConfig, run_directory: Path, root: Path) -> dict[str, Any] |
     checkpoint = None
     if config.resume is not None:
         checkpoint = load_checkpoint(resolve_checkpoint(root / config.resume), device)
+        check_same_model(checkpoint["config"]["model"], config.model)
     scene = load_scene(config, trainer_config, root)
     field = build_field(config.model, scene, trainer_config).to(device)
     saved_config: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
@@ -78,15 +79,27 @@ def run(config: DictConfig, run_directory: Path, root: Path) -> dict[str, Any] |
     return metrics
 
 
+def check_same_model(saved: dict[str, Any], model: DictConfig) -> None:
+    """Raises ValueError unless the model is the one of the checkpoint that training is to continue from."""
+    present = OmegaConf.to_container(model, resolve=True)
+    if present != saved:
+        raise ValueError(f"resume: the checkpoint holds model {saved}, but the configuration says {present}")
+
+
 def choose_device(wish: str) -> torch.device:
     """Returns the device for ``auto`` (CUDA if there is one), or the one named.
 
     Raises:
-        ValueError: A CUDA device is asked for where there is none.
+        ValueError: The device is unknown, or a CUDA device where there is none.
     """
     if wish == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(wish)
+    try:
+        device = torch.device(wish)
+    except RuntimeError as error:
+        raise ValueError(f"device must be auto, cpu, cuda or cuda:<index>, got {wish!r}") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device must be auto, cpu, cuda or cuda:<index>, got {wish!r}")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device={wish}, but torch {torch.__version__} finds no CUDA device; use device=cpu")
     return device

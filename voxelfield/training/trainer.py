@@ -34,6 +34,10 @@ logger = logging.getLogger(__name__)
 Preview = Callable[[int], None]
 
 
+class EmptyFieldError(RuntimeError):
+    """Nothing is left that could be seen or trained."""
+
+
 class Trainer:
     """Fits a field to a split's images.
 
@@ -74,6 +78,8 @@ class Trainer:
         self.saved_config = saved_config
         self.step = 0
         self.train_seconds = 0.0
+        # Once the field is NaN no sample is visible and the loss is finite again: remember the worst.
+        self._highest_loss = torch.zeros((), device=self.device)
         self._split = split
         self._pixels = PixelSampler(split, self.device)
         self._confine_occupancy()
@@ -100,7 +106,7 @@ class Trainer:
 
         Raises:
             FloatingPointError: The loss is not finite.
-            RuntimeError: The field has become empty.
+            EmptyFieldError: The field has become empty.
         """
         config = self.config
         started = self._now()
@@ -171,7 +177,8 @@ class Trainer:
         self.field.load_state_dict(checkpoint["field"])
         self.occupancy.load_state_dict(checkpoint["occupancy"])
         self.optimizer.load_state_dict(checkpoint["optimizer"])
-        self.scaler.load_state_dict(checkpoint["scaler"])
+        if checkpoint["scaler"]:  # empty unless the run was in float16
+            self.scaler.load_state_dict(checkpoint["scaler"])
         self.step, self.train_seconds = checkpoint["step"], checkpoint["train_seconds"]
         self._rays = checkpoint["rays"]
         torch.set_rng_state(checkpoint["rng"].cpu())
@@ -190,6 +197,7 @@ class Trainer:
         terms = rendering_terms(config.loss, rendering, rendering.over(background), truth)
         terms |= grid_terms(config.loss, self.field.grid, self.step)
         loss = torch.stack(list(terms.values())).sum()
+        torch.maximum(self._highest_loss, loss.detach(), out=self._highest_loss)
         self.optimizer.zero_grad(set_to_none=True)
         self.scaler.scale(loss).backward()
         self.scaler.step(self.optimizer)
@@ -239,7 +247,7 @@ class Trainer:
             self.field.vertex_density(), self.field.grid.aabb, settings.step, self.config.occupancy.threshold
         )
         if not bool(self.occupancy.occupied.any()):
-            raise RuntimeError(
+            raise EmptyFieldError(
                 f"step {self.step}: the field has become empty everywhere. Lower trainer.occupancy.threshold or "
                 "optimizer.grid_lr, raise model.density.initial, or check that scene.aabb holds the scene"
             )
@@ -248,8 +256,11 @@ class Trainer:
         self, terms: dict[str, Tensor], psnr: Tensor, rendering: Rendering, rays: int, speed: dict[str, float]
     ) -> None:
         values = {f"loss/{name}": float(term.detach()) for name, term in terms.items()}
-        if not all(math.isfinite(value) for value in values.values()):
-            raise FloatingPointError(f"step {self.step}: the loss is not finite: {values}")
+        if not math.isfinite(float(self._highest_loss)):
+            raise FloatingPointError(
+                f"step {self.step}: the loss was not finite since the last record, now {values}; lower "
+                "optimizer.grid_lr or optimizer.network_lr, or use trainer.precision=float32"
+            )
         values["train/psnr"] = float(psnr)
         values["train/rays_per_step"] = rays
         values["train/samples_per_ray"] = len(rendering.samples) / rays

@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from voxelfield.cameras import Cameras
+from voxelfield.datasets.scene import Split
+from voxelfield.training.batches import PixelSampler, background_for
+
+COUNT, HEIGHT, WIDTH = 3, 5, 7
+BOX = torch.tensor([[-2.0, -2.0, -2.0], [2.0, 2.0, 2.0]])
+
+
+@pytest.fixture
+def split() -> Split:
+    """Cameras of unlike poses and intrinsics; each pixel's colour spells its camera, row and column."""
+    rotations, _ = torch.linalg.qr(torch.randn(COUNT, 3, 3))
+    rotations = rotations * torch.linalg.det(rotations)[:, None, None]
+    c2w = torch.eye(4).repeat(COUNT, 1, 1)
+    c2w[:, :3, :3], c2w[:, :3, 3] = rotations, torch.randn(COUNT, 3)
+    intrinsics = torch.tensor([[9.0, 8.0, 3.1, 2.7], [6.0, 7.0, 3.5, 2.5], [12.0, 12.0, 2.0, 3.0]])
+    images = torch.zeros(COUNT, HEIGHT, WIDTH, 4, dtype=torch.uint8)
+    images[..., 0] = torch.arange(COUNT)[:, None, None]
+    images[..., 1] = torch.arange(HEIGHT)[:, None]
+    images[..., 2] = torch.arange(WIDTH)
+    images[..., 3] = 200 + images[..., 0]
+    return Split(images, Cameras(c2w, intrinsics, WIDTH, HEIGHT), ("a", "b", "c"))
+
+
+def decoded(rgba: Tensor) -> Tensor:
+    return (rgba * 255).round().long().cpu()
+
+
+def test_the_ray_of_a_pixel_goes_through_its_centre(split, device):
+    rays, rgba = PixelSampler(split, device).draw(500, BOX.to(device))
+    assert len(rays) == 500
+    camera, row, column, alpha = decoded(rgba).unbind(-1)
+    assert torch.equal(alpha, 200 + camera), "colour and opacity must be of one pixel"
+    pose = split.cameras.c2w[camera]
+    torch.testing.assert_close(rays.origins.cpu(), pose[:, :3, 3])
+    # back into the camera's frame (x right, y up, looking along -z) and onto its image
+    x, y, z = (pose[:, :3, :3].transpose(1, 2) @ rays.directions.cpu()[..., None])[..., 0].unbind(-1)
+    assert (z < 0).all()
+    fx, fy, cx, cy = split.cameras.intrinsics[camera].unbind(-1)
+    torch.testing.assert_close(cx + fx * x / -z, column + 0.5, atol=1e-4, rtol=0)
+    torch.testing.assert_close(cy - fy * y / -z, row + 0.5, atol=1e-4, rtol=0)
+
+
+def test_values_are_the_bytes_over_255(split, device):
+    _, rgba = PixelSampler(split, device).draw(100, BOX.to(device))
+    assert rgba.dtype == torch.float32
+    assert rgba.device.type == device.type
+    torch.testing.assert_close(rgba, decoded(rgba).to(device) / 255, atol=0, rtol=1e-6)
+
+
+def test_every_pixel_is_equally_likely(split, device):
+    _, rgba = PixelSampler(split, device).draw(200 * COUNT * HEIGHT * WIDTH, BOX.to(device))
+    camera, row, column, _ = decoded(rgba).unbind(-1)
+    counts = torch.bincount((camera * HEIGHT + row) * WIDTH + column, minlength=COUNT * HEIGHT * WIDTH)
+    # 200 expected, standard deviation 14
+    assert counts.min() > 120
+    assert counts.max() < 280
+
+
+def test_rays_are_bounded_by_the_box(split, device):
+    box = torch.tensor([[-0.3, -0.2, -0.1], [0.1, 0.2, 0.3]], device=device)
+    sampler = PixelSampler(split, device)
+    torch.manual_seed(1)
+    small, _ = sampler.draw(300, box)
+    torch.manual_seed(1)
+    large, _ = sampler.draw(300, 10 * box)
+    torch.testing.assert_close(small.directions, large.directions, atol=0, rtol=0)
+    assert ((small.far - small.near) <= (large.far - large.near) + 1e-5).all()
+    assert (small.far - small.near).sum() < 0.5 * (large.far - large.near).sum()
+
+
+def test_the_seed_decides_what_is_drawn(split, device):
+    sampler = PixelSampler(split, device)
+    drawn = []
+    for seed in (3, 3, 4):
+        torch.manual_seed(seed)
+        drawn.append(sampler.draw(64, BOX.to(device))[1])
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+
+
+def test_fixed_backgrounds(device):
+    assert torch.equal(background_for("white", 4, device), torch.ones(4, 3, device=device))
+    assert torch.equal(background_for("black", 4, device), torch.zeros(4, 3, device=device))
+
+
+def test_random_backgrounds_differ_by_ray_and_channel(device):
+    background = background_for("random", 1000, device)
+    assert background.shape == (1000, 3)
+    assert background.device.type == device.type
+    assert background.min() >= 0
+    assert background.max() <= 1
+    assert background.unique().numel() > 2900
+    torch.testing.assert_close(background.mean(0).cpu(), torch.full((3,), 0.5), atol=0.06, rtol=0)

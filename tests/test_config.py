@@ -1,0 +1,146 @@
+"""What a run is told: every configuration file is valid, and a mistake in one is reported by its key."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from voxelfield.training.config import OptimizerConfig, StageConfig, TrainerConfig, parse
+
+CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+SCHEMAS = {"trainer": TrainerConfig, "optimizer": OptimizerConfig}
+
+
+def names(group: str) -> list[str]:
+    return sorted(file.stem for file in (CONFIGS / group).glob("*.yaml"))
+
+
+def composed(*overrides: str, name: str = "train"):
+    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+        return compose(name, overrides=list(overrides))
+
+
+def parsed(group: str, *overrides: str):
+    return parse(SCHEMAS[group], composed(*overrides)[group], group)
+
+
+@pytest.mark.parametrize(
+    ("group", "name"), [(group, name) for group in ("trainer", "optimizer") for name in names(group)]
+)
+def test_every_file_fits_its_schema(group, name):
+    assert isinstance(parsed(group, f"{group}={name}"), SCHEMAS[group])
+
+
+@pytest.mark.parametrize(("group", "name"), [(g, n) for g in ("scene", "model", "logger") for n in names(g)])
+def test_every_choice_of_the_other_groups_composes(group, name):
+    assert composed(f"{group}={name}")[group]
+
+
+def test_the_configuration_for_a_machine_without_gpu_differs_in_the_trainer_only():
+    gpu, cpu = composed(), composed(name="train_cpu")
+    assert parse(TrainerConfig, cpu.trainer, "trainer").steps < parse(TrainerConfig, gpu.trainer, "trainer").steps
+    del gpu.trainer, cpu.trainer
+    assert cpu == gpu
+
+
+def test_values_become_typed_objects():
+    config = parsed(
+        "trainer",
+        "trainer=cpu",
+        "trainer.stages=[{step: 0, resolution: 8}, {step: 30, resolution: 16, crop: true}]",
+        "trainer.render.min_weight=0",
+        "trainer.image_size=null",
+        "trainer.precision=bfloat16",
+    )
+    assert config.stages == [StageConfig(0, 8, False), StageConfig(30, 16, True)]
+    assert config.render.min_weight == 0.0
+    assert isinstance(config.render.min_weight, float)
+    assert config.image_size is None
+    assert config.precision == "bfloat16"
+    optimizer = parsed("optimizer", "optimizer.betas=[0.5, 0.75]", "optimizer.grid_lr=1")
+    assert tuple(optimizer.betas) == (0.5, 0.75)
+    assert optimizer.grid_lr == 1.0
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("+trainer.stepz=3", "stepz"),
+        ("+trainer.loss.sparsitty=1", "loss.sparsitty"),
+        ("+optimizer.lr=1", "lr"),
+        ("~trainer.steps", "steps"),
+        ("~trainer.loss.sparsity", "loss.sparsity"),
+        ("trainer.stages=[{step: 0, resolution: 8}, {step: 5}]", "stages[1].resolution"),
+        ("trainer.steps=many", "steps"),
+        ("trainer.steps=1.5", "steps"),
+        ("trainer.steps=null", "steps"),
+        ("trainer.loss.sparsity=abc", "loss.sparsity"),
+        ("trainer.stages=8", "stages"),
+        ("trainer.stages=[8]", "stages[0]"),
+        ("trainer.stages=[{step: 0, resolution: fine}]", "resolution"),
+        ("optimizer.grid_lr=fast", "grid_lr"),
+        ("optimizer.betas=[0.9, b]", "betas[1]"),
+    ],
+)
+def test_unknown_missing_and_mistyped_keys_are_named(override, key):
+    group = "optimizer" if "optimizer" in override else "trainer"
+    with pytest.raises(ValueError, match=f"^configuration of {group}: ") as caught:
+        parsed(group, override)
+    message = str(caught.value)
+    assert message.split(": ")[1] == key
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("trainer.background=red", ["trainer.background", "random, white, black", "'red'"]),
+        ("trainer.evaluation_background=random", ["trainer.evaluation_background", "white, black", "'random'"]),
+        ("trainer.precision=float64", ["trainer.precision", "float32, bfloat16, float16", "'float64'"]),
+        ("trainer.steps=0", ["trainer.steps", "at least 1", "0"]),
+        ("trainer.samples=-5", ["trainer.samples", "at least 1", "-5"]),
+        ("trainer.max_rays=0", ["trainer.max_rays"]),
+        ("trainer.chunk=0", ["trainer.chunk"]),
+        ("trainer.log_every=0", ["trainer.log_every"]),
+        ("trainer.occupancy.every=0", ["trainer.occupancy.every"]),
+        ("trainer.loss.tv_every=0", ["trainer.loss.tv_every"]),
+        ("trainer.evaluation.views=0", ["trainer.evaluation.views"]),
+        ("trainer.preview_views=0", ["trainer.preview_views"]),
+        ("optimizer.final_lr=0", ["optimizer.final_lr", "positive", "0.0"]),
+        ("optimizer.grid_lr=-1", ["optimizer.grid_lr", "positive", "-1.0"]),
+        ("optimizer.network_lr=nan", ["optimizer.network_lr", "positive", "nan"]),
+        ("optimizer.betas=[0.9]", ["optimizer.betas", "[0.9]"]),
+        ("trainer.stages=[]", ["trainer.stages", "step 0", "[]"]),
+        ("trainer.stages=[{step: 1, resolution: 8}]", ["trainer.stages", "step 0", "[1]"]),
+        ("trainer.stages=[{step: 0, resolution: 1}]", ["trainer.stages", "at least 2"]),
+    ],
+)
+def test_values_that_make_no_sense_are_refused(override, words):
+    group = "optimizer" if "optimizer" in override else "trainer"
+    with pytest.raises(ValueError, match=f"^configuration of {group}: ") as caught:
+        parsed(group, override)
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("steps", [(0, 5, 5), (0, 9, 5)])
+def test_the_steps_of_stages_must_rise(steps):
+    stages = ", ".join(f"{{step: {step}, resolution: 8}}" for step in steps)
+    expected = f"trainer.stages must start at step 0 and have rising steps, got steps {list(steps)}"
+    with pytest.raises(ValueError, match=re.escape(expected)):
+        parsed("trainer", f"trainer.stages=[{stages}]")
+
+
+def test_no_preview_needs_no_views():
+    assert parsed("trainer", "trainer.preview_every=0", "trainer.preview_views=0").preview_views == 0
+
+
+def test_parsing_leaves_the_composed_configuration_alone():
+    config = composed()
+    before = OmegaConf.to_yaml(config)
+    parse(TrainerConfig, config.trainer, "trainer").steps = 1
+    assert OmegaConf.to_yaml(config) == before

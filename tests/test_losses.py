@@ -1,0 +1,180 @@
+"""Loss terms against values and gradients worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from voxelfield import VoxelGrid
+from voxelfield.rays import RaySamples
+from voxelfield.rendering import Rendering
+from voxelfield.training import losses
+from voxelfield.training.config import LossConfig
+
+
+def make_rendering(
+    weights=(0.5, 0.25, 0.5),
+    sample_rgb=((1.0, 0.0, 0.0), (0.0, 0.0, 0.0), (0.5, 0.5, 0.5)),
+    ray_index=(0, 0, 2),
+    opacity=(0.75, 0.0, 0.5),
+    device="cpu",
+) -> Rendering:
+    """Three rays: the first with two samples, the second with none, the third with one."""
+    count, rays = len(weights), len(opacity)
+    index = torch.tensor(ray_index, device=device)
+    samples = RaySamples(
+        positions=torch.zeros(count, 3, device=device),
+        t=torch.ones(count, device=device),
+        dt=torch.ones(count, device=device),
+        ray_index=index,
+        ray_offsets=torch.searchsorted(index, torch.arange(rays + 1, device=device)),
+    )
+    return Rendering(
+        rgb=torch.zeros(rays, 3, device=device),
+        opacity=torch.tensor(opacity, device=device, requires_grad=True),
+        depth=torch.zeros(rays, device=device),
+        samples=samples,
+        density=3 * torch.tensor(weights, device=device, requires_grad=True),
+        weights=torch.tensor(weights, device=device, requires_grad=True),
+        sample_rgb=torch.tensor(sample_rgb, device=device, requires_grad=True),
+        marched=count,
+    )
+
+
+def make_config(**values) -> LossConfig:
+    nothing = {
+        "sample_rgb": 0.0,
+        "opacity_entropy": 0.0,
+        "sparsity": 0.0,
+        "tv_density": 0.0,
+        "tv_color": 0.0,
+        "tv_every": 1,
+        "tv_until": 100,
+    }
+    return LossConfig(**{**nothing, **values})
+
+
+def test_photometric_is_the_mean_over_rays_and_channels(device):
+    prediction = torch.tensor([[0.5, 0.0, 1.0], [0.25, 0.5, 0.0]], device=device, requires_grad=True)
+    truth = torch.tensor([[0.0, 0.0, 1.0], [0.25, 1.0, 1.0]], device=device)
+    loss = losses.photometric(prediction, truth)
+    assert loss.item() == pytest.approx((0.25 + 0.25 + 1) / 6)
+    loss.backward()
+    torch.testing.assert_close(prediction.grad, (prediction.detach() - truth) / 3)
+
+
+def test_sample_rgb_is_weighted_by_sample_and_averaged_over_rays(device):
+    rendering = make_rendering(device=device)
+    truth = torch.tensor([[0.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.5, 0.0, 1.0]], device=device)
+    loss = losses.sample_rgb(rendering, truth)
+    # squared errors 1, 0 and 0.5; the ray without samples counts in the mean
+    assert loss.item() == pytest.approx((0.5 * 1 + 0.25 * 0 + 0.5 * 0.5) / 3)
+    loss.backward()
+    expected = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.5, -0.5]], device=device) / 3
+    torch.testing.assert_close(rendering.sample_rgb.grad, expected)
+    assert rendering.weights.grad is None, "the term must move colours, not geometry"
+
+
+def test_opacity_entropy_has_its_values_and_slope(device):
+    opacity = torch.tensor([0.5, 0.25], device=device, requires_grad=True)
+    loss = losses.opacity_entropy(opacity)
+    assert loss.item() == pytest.approx((math.log(2) - 0.25 * math.log(0.25) - 0.75 * math.log(0.75)) / 2)
+    loss.backward()
+    # dH/do = log((1 - o) / o), over two rays
+    torch.testing.assert_close(opacity.grad, torch.tensor([0.0, math.log(3) / 2], device=device))
+
+
+def test_opacity_entropy_is_finite_and_small_where_pixels_are_decided(device):
+    opacity = torch.tensor([0.0, 1.0, 1.0 + 1e-6], device=device, requires_grad=True)
+    loss = losses.opacity_entropy(opacity)
+    loss.backward()
+    assert 0 <= loss.item() < 1e-3
+    assert opacity.grad.isfinite().all()
+
+
+def test_sparsity_has_its_value_and_slope(device):
+    density = torch.tensor([0.0, 0.5, 1.0], device=device, requires_grad=True)
+    loss = losses.sparsity(density, rays=4)
+    assert loss.item() == pytest.approx((math.log(1.5) + math.log(3)) / 4)
+    loss.backward()
+    # d/ds log(1 + 2 s^2) = 4 s / (1 + 2 s^2)
+    torch.testing.assert_close(density.grad, torch.tensor([0.0, 2 / 1.5, 4 / 3], device=device) / 4)
+
+
+def test_terms_without_samples_are_zero_and_differentiable(device):
+    rendering = Rendering(
+        rgb=torch.zeros(2, 3, device=device),
+        opacity=torch.zeros(2, device=device, requires_grad=True),
+        depth=torch.zeros(2, device=device),
+        samples=RaySamples(
+            torch.zeros(0, 3, device=device),
+            torch.zeros(0, device=device),
+            torch.zeros(0, device=device),
+            torch.zeros(0, dtype=torch.int64, device=device),
+            torch.zeros(3, dtype=torch.int64, device=device),
+        ),
+        density=torch.zeros(0, device=device, requires_grad=True),
+        weights=torch.zeros(0, device=device, requires_grad=True),
+        sample_rgb=torch.zeros(0, 3, device=device, requires_grad=True),
+        marched=0,
+    )
+    truth = torch.full((2, 3), 0.5, device=device)
+    config = make_config(sample_rgb=1.0, sparsity=1.0)
+    terms = losses.rendering_terms(config, rendering, rendering.over(torch.zeros(3, device=device)), truth)
+    assert {name: value.item() for name, value in terms.items()} == {
+        "photometric": 0.25,
+        "sample_rgb": 0.0,
+        "sparsity": 0.0,
+    }
+    torch.stack(list(terms.values())).sum().backward()
+
+
+def test_terms_carry_their_weights_and_absent_ones_are_left_out():
+    rendering, prediction, truth = make_rendering(), torch.full((3, 3), 0.5), torch.ones(3, 3)
+    assert set(losses.rendering_terms(make_config(), rendering, prediction, truth)) == {"photometric"}
+    config = make_config(sample_rgb=2.0, opacity_entropy=3.0, sparsity=4.0)
+    terms = losses.rendering_terms(config, rendering, prediction, truth)
+    expected = {
+        "photometric": 0.25,
+        "sample_rgb": 2 * losses.sample_rgb(rendering, truth).item(),
+        "opacity_entropy": 3 * losses.opacity_entropy(rendering.opacity).item(),
+        "sparsity": 4 * losses.sparsity(rendering.density, 3).item(),
+    }
+    assert {name: value.item() for name, value in terms.items()} == pytest.approx(expected)
+
+
+def ramp(device="cpu") -> VoxelGrid:
+    """Density rises by 1 per vertex along x, the two colour features by 3 per vertex along z."""
+    grid = VoxelGrid(2, 3, ((0, 0, 0), (1, 1, 1)), device=device)
+    steps = torch.arange(2.0, device=device)
+    with torch.no_grad():
+        grid.features[..., 0] = steps[:, None, None]
+        grid.features[..., 1:] = 3 * steps[None, None, :, None]
+    return grid
+
+
+def test_total_variation_is_kept_apart_for_density_and_colour(device):
+    grid = ramp(device)
+    terms = losses.grid_terms(make_config(tv_density=0.5, tv_color=0.1), grid, step=0)
+    assert {name: value.item() for name, value in terms.items()} == pytest.approx({"tv_density": 0.5, "tv_color": 0.9})
+    (gradient,) = torch.autograd.grad(terms["tv_density"], grid.features)
+    # mean over the 4 pairs along x: 2 * (difference 1) / 4, times the weight
+    sign = torch.tensor([-1.0, 1.0], device=device)[:, None, None].expand(2, 2, 2)
+    torch.testing.assert_close(gradient[..., 0], 0.25 * sign)
+    assert not gradient[..., 1:].any()
+
+
+def test_total_variation_applied_seldom_weighs_as_much_in_total():
+    grid = ramp()
+    config = make_config(tv_density=0.5, tv_every=4, tv_until=9)
+    due = {step: losses.grid_terms(config, grid, step) for step in range(13)}
+    assert [step for step, terms in due.items() if terms] == [0, 4, 8]
+    assert due[4]["tv_density"].item() == pytest.approx(4 * 0.5)
+    assert set(due[4]) == {"tv_density"}
+
+
+def test_total_variation_can_be_switched_off():
+    assert losses.grid_terms(make_config(tv_density=1.0, tv_until=0), ramp(), 0) == {}
+    assert losses.grid_terms(make_config(), ramp(), 0) == {}

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+
+from voxelfield.training.config import StageConfig
+from voxelfield.training.schedules import cubic_voxels, exponential_decay, stage_at
+
+
+def test_exponential_decay_runs_from_one_to_the_final_share():
+    assert exponential_decay(0, 100, 0.1) == 1.0
+    assert exponential_decay(100, 100, 0.1) == pytest.approx(0.1)
+    assert exponential_decay(50, 100, 0.1) == pytest.approx(math.sqrt(0.1))
+
+
+def test_exponential_decay_loses_the_same_share_in_every_step():
+    factors = [exponential_decay(step, 7, 0.3) for step in range(8)]
+    ratios = [later / earlier for earlier, later in pairwise(factors)]
+    assert ratios == pytest.approx([0.3 ** (1 / 7)] * 7)
+
+
+def test_a_final_share_of_one_means_constant_rates():
+    assert {exponential_decay(step, 10, 1.0) for step in range(11)} == {1.0}
+
+
+def test_a_stage_lasts_until_the_next_one_starts():
+    stages = [StageConfig(0, 8), StageConfig(3, 16), StageConfig(4, 32)]
+    assert [stage_at(stages, step) for step in range(7)] == [0, 0, 0, 1, 2, 2, 2]
+    assert [stage_at(stages[:1], step) for step in (0, 1000)] == [0, 0]
+
+
+@pytest.mark.parametrize("resolution", [2, 48, 320])
+def test_a_cube_gets_the_same_number_along_each_axis(resolution):
+    assert cubic_voxels(torch.tensor([[-1.5] * 3, [1.5] * 3]), resolution) == (resolution,) * 3
+
+
+@pytest.mark.parametrize("resolution", [32, 100, 256])
+@pytest.mark.parametrize("extent", [(2.0, 1.0, 4.0), (0.3, 0.7, 0.5), (10.0, 10.0, 1.0)])
+def test_voxels_are_cubes_and_their_number_does_not_depend_on_the_box(extent, resolution):
+    low = torch.tensor([-3.0, 1.0, 20.0])
+    counts = cubic_voxels(torch.stack((low, low + torch.tensor(extent))), resolution)
+    edges = [e / count for e, count in zip(extent, counts, strict=True)]
+    # each count is rounded by at most a half
+    slack = sum(0.5 / count for count in counts)
+    assert max(edges) / min(edges) <= 1 + 2 * slack
+    assert math.prod(counts) == pytest.approx(resolution**3, rel=1.5 * slack)
+    order = sorted(range(3), key=lambda axis: extent[axis])
+    assert [counts[axis] for axis in order] == sorted(counts)
+
+
+def test_counts_follow_the_extents_exactly_where_they_can():
+    assert cubic_voxels(torch.tensor([[0.0, 0.0, 0.0], [4.0, 2.0, 1.0]]), 16) == (32, 16, 8)
+
+
+def test_the_thinnest_box_keeps_two_vertices():
+    counts = cubic_voxels(torch.tensor([[0.0, 0.0, 0.0], [1.0, 1.0, 1e-4]]), 8)
+    assert counts[2] == 2

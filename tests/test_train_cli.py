@@ -1,0 +1,371 @@
+"""``python train.py`` as users run it: what it writes, how it stops, resumes and fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+from PIL import Image
+
+from voxelfield.training.checkpoint import load_checkpoint
+from voxelfield.training.evaluation import REQUIRED_METRICS
+from voxelfield.training.logging import NullLogger
+from voxelfield.training.run import build_logger, choose_device, spread
+
+ROOT = Path(__file__).resolve().parents[1]
+
+TINY = (
+    "scene=lego",
+    "data.root=tests/fixtures",
+    "trainer=smoke",
+    "trainer.steps=30",
+    "trainer.image_size=50",
+    "trainer.samples=4096",
+    "trainer.stages=[{step: 0, resolution: 12}, {step: 20, resolution: 16, crop: true}]",
+    "trainer.occupancy.resolution=16",
+    "trainer.occupancy.start=15",
+    "trainer.occupancy.every=5",
+    "trainer.log_every=5",
+    "trainer.preview_every=15",
+    "trainer.preview_views=2",
+    "trainer.checkpoint_every=10",
+    "trainer.evaluation.views=2",
+    "trainer.evaluation.video_frames=0",
+)
+
+
+def environment(gpu: bool = False) -> dict[str, str]:
+    # One thread each: these runs are too small for more. Without GPUs unless asked, so that machines agree.
+    hidden = {} if gpu else {"CUDA_VISIBLE_DEVICES": ""}
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **hidden}
+
+
+def command(*overrides: str) -> list[str]:
+    # The last override of a key wins; flags must not come between overrides.
+    flags = [override for override in overrides if override.startswith("-")]
+    return [sys.executable, "train.py", *flags, *TINY, *(o for o in overrides if o not in flags)]
+
+
+def train(*overrides: str, gpu: bool = False) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*overrides),
+        cwd=ROOT,
+        env=environment(gpu),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+def read_metrics(directory: Path) -> dict:
+    return json.loads((directory / "metrics.json").read_text())
+
+
+# ------------------------------------------------------------------------------------------------- one whole run
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> tuple[Path, str]:
+    """A run to the end, with everything written that can be: its directory and what it printed."""
+    directory = tmp_path_factory.mktemp("runs") / "lego"
+    result = train("model=mlp", "trainer.evaluation.video_frames=3", f"hydra.run.dir={directory}")
+    assert result.returncode == 0, result.stdout
+    return directory, result.stdout
+
+
+@pytest.fixture(scope="module")
+def events(finished):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    reader = accumulator.EventAccumulator(str(finished[0]), size_guidance={"images": 0, "scalars": 0, "tensors": 0})
+    reader.Reload()
+    return reader
+
+
+def test_metrics_hold_what_is_promised(finished):
+    metrics = read_metrics(finished[0])
+    assert set(REQUIRED_METRICS) == {"psnr", "ssim", "train_seconds", "steps", "device", "views"}
+    assert set(REQUIRED_METRICS) <= set(metrics)
+    assert metrics["steps"] == 30
+    assert metrics["views"] == 2
+    assert metrics["device"] == "cpu"
+    assert metrics["scene"] == "lego"
+    assert 0 < metrics["train_seconds"] < 300
+    assert 5 < metrics["psnr"] < 40
+    assert 0 < metrics["ssim"] < 1
+    # two of the four views, evenly spread
+    assert list(metrics["psnr_per_view"]) == ["r_0", "r_100"]
+    assert metrics["psnr"] == pytest.approx(sum(metrics["psnr_per_view"].values()) / 2)
+    assert metrics["ssim"] == pytest.approx(sum(metrics["ssim_per_view"].values()) / 2)
+
+
+def test_pictures_are_those_that_were_judged(finished):
+    directory, _ = finished
+    assert sorted(path.name for path in (directory / "test").iterdir()) == ["r_0.png", "r_100.png"]
+    metrics = read_metrics(directory)
+    for name, reported in metrics["psnr_per_view"].items():
+        picture = np.asarray(Image.open(directory / "test" / f"{name}.png")) / 255.0
+        assert picture.shape == (50, 50, 3)
+        source = np.asarray(Image.open(ROOT / "tests" / "fixtures" / "lego" / "test" / f"{name}.png")) / 255.0
+        colour, alpha = source[..., :3] * source[..., 3:], source[..., 3:]
+        # premultiplied colours average over 2x2 pixels; white shows through the rest
+        truth = (colour + 1 - alpha).reshape(50, 2, 50, 2, 3).mean(axis=(1, 3))
+        psnr = -10 * np.log10(((picture - truth) ** 2).mean())
+        assert psnr == pytest.approx(reported, abs=0.1)
+
+
+def test_the_video_is_written(finished):
+    imageio = pytest.importorskip("imageio.v2")
+    with imageio.get_reader(finished[0] / "orbit.mp4") as reader:
+        frames = [np.asarray(frame) for frame in reader]
+    assert len(frames) == 3
+    assert frames[0].shape == (50, 50, 3)
+    assert np.abs(frames[0].astype(int) - frames[1].astype(int)).mean() > 1, "the camera must move"
+
+
+def test_checkpoints_load(finished):
+    directory, _ = finished
+    names = sorted(path.name for path in directory.glob("*.pt"))
+    assert names == ["checkpoint_0000010.pt", "checkpoint_0000020.pt", "checkpoint_0000030.pt"]
+    state = load_checkpoint(directory)
+    assert state["step"] == 30
+    assert state["config"]["trainer"]["steps"] == 30
+    assert state["config"]["scene"]["name"] == "lego"
+    assert list(state["field"]["grid.features"].shape[:3]) == read_metrics(directory)["resolution"]
+    assert state["train_seconds"] == read_metrics(directory)["train_seconds"]
+
+
+def test_the_run_can_be_repeated_from_its_directory(finished):
+    directory, _ = finished
+    config = OmegaConf.load(directory / ".hydra" / "config.yaml")
+    assert config.trainer.stages[1].crop is True
+    assert OmegaConf.load(directory / ".hydra" / "overrides.yaml")[0] == "scene=lego"
+
+
+def test_events_hold_the_scalars(finished, events):
+    tags = set(events.Tags()["scalars"])
+    every_log = {
+        "loss/photometric",
+        "loss/sample_rgb",
+        "train/psnr",
+        "train/rays_per_second",
+        "train/rays_per_step",
+        "train/samples_per_ray",
+        "train/marched_per_ray",
+        "train/occupancy",
+        "train/seconds",
+        "lr/grid",
+        "lr/network",
+    }
+    assert every_log <= tags
+    for tag in every_log:
+        assert [event.step for event in events.Scalars(tag)] == [5, 10, 15, 20, 25, 30], tag
+    assert [(event.step, event.value) for event in events.Scalars("stage/resolution")] == [(0, 12), (20, 16)]
+    assert "stage/vertices" in tags
+    # previews of two views at 15 and 30, then the final evaluation
+    assert [event.step for event in events.Scalars("test/psnr")] == [15, 30, 30]
+    metrics = read_metrics(finished[0])
+    assert events.Scalars("test/psnr")[-1].value == pytest.approx(metrics["psnr"], rel=1e-5)
+    assert events.Scalars("test/ssim")[-1].value == pytest.approx(metrics["ssim"], rel=1e-5)
+    assert all(event.value > 0 for event in events.Scalars("train/rays_per_second"))
+    seconds = [event.value for event in events.Scalars("train/seconds")]
+    assert seconds == sorted(seconds)
+    assert seconds[-1] <= metrics["train_seconds"]
+
+
+def test_events_hold_pictures_and_configuration(finished, events):
+    assert sorted(events.Tags()["images"]) == ["test/r_0", "test/r_100"]
+    pictures = events.Images("test/r_0")
+    assert [picture.step for picture in pictures] == [15, 30]
+    assert (pictures[0].width, pictures[0].height) == (4 * 50, 50), "render, truth, error, depth side by side"
+    text = next(tag for tag in events.Tags()["tensors"] if tag.startswith("config"))
+    content = events.Tensors(text)[0].tensor_proto.string_val[0].decode()
+    assert "resolution: 16" in content
+    assert "grid_lr: 0.2" in content
+    assert "${" not in content, "interpolations must be resolved"
+    hparams = events.summary_metadata.keys() & {"_hparams_/experiment", "_hparams_/session_start_info"}
+    assert len(hparams) == 2
+    assert events.Scalars("final/psnr")[0].value == pytest.approx(read_metrics(finished[0])["psnr"], rel=1e-5)
+
+
+def test_the_log_names_the_choices_and_the_result(finished):
+    directory, output = finished
+    assert "scene=lego model=mlp trainer=smoke" in output
+    assert "no CUDA device" in output
+    assert "lego: 24 train views, 50 x 50" in output
+    assert f"PSNR {read_metrics(directory)['psnr']:.2f} dB" in output
+    assert "Traceback" not in output
+    assert "Warning" not in output
+    assert (directory / "train.log").read_text().splitlines()[-1] in output
+
+
+@pytest.mark.slow
+def test_a_finished_run_is_resumed_with_more_steps(finished, tmp_path):
+    directory, _ = finished
+    result = train(
+        f"resume={directory}", "trainer.steps=34", "trainer.evaluation.save_images=false", f"hydra.run.dir={tmp_path}"
+    )
+    assert result.returncode == 0, result.stdout
+    assert "resumed at step 30" in result.stdout
+    metrics, before = read_metrics(tmp_path), read_metrics(directory)
+    assert metrics["steps"] == 34
+    assert metrics["resolution"] == before["resolution"]
+    assert metrics["train_seconds"] > before["train_seconds"]
+    assert load_checkpoint(tmp_path)["step"] == 34
+    assert not (tmp_path / "test").exists()
+    assert not (tmp_path / "orbit.mp4").exists()
+
+
+# ------------------------------------------------------------------------------------------------------- stopping
+
+
+def wait_for_checkpoint(process: subprocess.Popen, directory: Path) -> None:
+    deadline = time.monotonic() + 120
+    while not list(directory.glob("checkpoint_*.pt")):
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline, "no checkpoint within two minutes"
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_ctrl_c_stops_cleanly_and_the_run_can_go_on(tmp_path):
+    directory = tmp_path / "first"
+    options = ("trainer.evaluation.save_images=false", "trainer.preview_every=0", "logger=none")
+    process = subprocess.Popen(
+        command("trainer.steps=1000000", "trainer.checkpoint_every=50", *options, f"hydra.run.dir={directory}"),
+        cwd=ROOT,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        wait_for_checkpoint(process, directory)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, output
+    assert "Traceback" not in output
+    stopped = re.search(r"stopped after step (\d+); continue with resume=(\S+)", output)
+    assert stopped, output
+    step, advice = int(stopped[1]), stopped[2]
+    assert step >= 50
+    assert Path(advice) == directory
+    assert load_checkpoint(directory)["step"] == step
+    assert not (directory / "metrics.json").exists()
+
+    again = tmp_path / "second"
+    result = train(f"resume={advice}", f"trainer.steps={step + 3}", *options, f"hydra.run.dir={again}")
+    assert result.returncode == 0, result.stdout
+    assert f"resumed at step {step}" in result.stdout
+    assert read_metrics(again)["steps"] == step + 3
+
+
+# --------------------------------------------------------------------------------------------------------- sweeps
+
+
+@pytest.mark.slow
+def test_a_sweep_makes_a_run_directory_for_each_choice(tmp_path):
+    result = train("-m", "model=mlp,sh", "logger=none", "trainer.steps=8", f"hydra.sweep.dir={tmp_path}")
+    assert result.returncode == 0, result.stdout
+    runs = sorted(path.parent for path in tmp_path.glob("*/metrics.json"))
+    assert [run.name for run in runs] == ["0", "1"]
+    kinds = [OmegaConf.load(run / ".hydra" / "config.yaml").model.kind for run in runs]
+    assert kinds == ["mlp", "sh"]
+    for run in runs:
+        assert read_metrics(run)["steps"] == 8
+        assert read_metrics(run)["psnr"] > 5
+        assert list((run / "test").glob("*.png"))
+        assert not list(run.rglob("events.out.*")), "logger=none"
+        assert not (run / "orbit.mp4").exists(), "video_frames=0"
+    # density and 3 * (degree + 1)**2 coefficients, against density and 11 features
+    channels = [load_checkpoint(run)["field"]["grid.features"].shape[-1] for run in runs]
+    assert channels == [12, 28]
+
+
+# ------------------------------------------------------------------------------------------------------- mistakes
+
+
+def errors(output: str) -> list[str]:
+    return [line for line in output.splitlines() if "[ERROR]" in line]
+
+
+@pytest.mark.slow
+def test_a_missing_scene_is_one_clear_message(tmp_path):
+    result = train(f"data.root={tmp_path / 'nowhere'}", f"hydra.run.dir={tmp_path / 'run'}")
+    assert result.returncode == 2, result.stdout
+    assert "Traceback" not in result.stdout
+    assert len(errors(result.stdout)) == 1
+    assert result.stdout.count("scene 'lego' not found") == 1
+    assert str(tmp_path / "nowhere" / "lego") in result.stdout
+    assert "python -m voxelfield.download lego" in result.stdout
+    assert "scene=bricks" in result.stdout
+    assert not (tmp_path / "run" / "metrics.json").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("device=cuda", ["device=cuda", "no CUDA device", "device=cpu"]),
+        ("device=banana", ["device must be auto, cpu, cuda or cuda:<index>", "banana"]),
+        ("+trainer.stepz=3", ["configuration of trainer", "stepz"]),
+        ("resume=/nowhere/at/all", ["/nowhere/at/all", "does not exist"]),
+    ],
+)
+def test_a_mistake_is_one_line(override, words, tmp_path):
+    result = train(override, f"hydra.run.dir={tmp_path}")
+    assert result.returncode == 2, result.stdout
+    assert "Traceback" not in result.stdout
+    (line,) = errors(result.stdout)
+    for word in words:
+        assert word in line
+
+
+def test_choosing_a_device(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert choose_device("auto") == torch.device("cpu")
+    assert choose_device("cpu") == torch.device("cpu")
+    with pytest.raises(ValueError, match=r"device=cuda:1, .*no CUDA device"):
+        choose_device("cuda:1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert choose_device("auto") == torch.device("cuda")
+    assert choose_device("cuda:1") == torch.device("cuda", 1)
+
+
+def test_choosing_a_logger(tmp_path):
+    assert isinstance(build_logger("none", tmp_path, 0), NullLogger)
+    with pytest.raises(ValueError, match=r"logger\.name must be tensorboard or none, got 'wandb'"):
+        build_logger("wandb", tmp_path, 0)
+
+
+def test_views_are_spread_evenly():
+    assert spread(2, 4) == [0, 2]
+    assert spread(3, 200) == [0, 66, 133]
+    assert spread(4, 4) == spread(9, 4) == [0, 1, 2, 3]
+
+
+# ------------------------------------------------------------------------------------------------------------ GPU
+
+
+@pytest.mark.cuda
+@pytest.mark.slow
+def test_a_run_on_a_gpu(tmp_path):
+    result = train("device=cuda", "trainer.precision=bfloat16", f"hydra.run.dir={tmp_path}", gpu=True)
+    assert result.returncode == 0, result.stdout
+    metrics = read_metrics(tmp_path)
+    assert metrics["device"] == torch.cuda.get_device_name(0)
+    assert metrics["peak_gpu_gib"] > 0
+    assert metrics["psnr"] > 5

@@ -1,0 +1,472 @@
+"""The training loop on tiny grids and a scene of 25x25 pixels: it learns, grows, stops, resumes and complains."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from torch import Tensor
+from torch.nn import functional as F
+
+from voxelfield.datasets.blender import load_blender
+from voxelfield.datasets.scene import Scene, Split
+from voxelfield.training.checkpoint import load_checkpoint
+from voxelfield.training.config import OptimizerConfig, TrainerConfig, parse
+from voxelfield.training.logging import NullLogger
+from voxelfield.training.run import build_field
+from voxelfield.training.trainer import Trainer
+
+ROOT = Path(__file__).resolve().parents[1]
+FIXTURE = ROOT / "tests" / "fixtures" / "lego"
+
+# What every trainer here starts from; a test overrides what it is about.
+TINY = (
+    "trainer=smoke",
+    "trainer.steps=10",
+    "trainer.samples=4096",
+    "trainer.log_every=1",
+    "trainer.preview_every=0",
+    "trainer.checkpoint_every=0",
+    "trainer.stages=[{step: 0, resolution: 12}]",
+    "trainer.occupancy.resolution=12",
+    "trainer.occupancy.start=1000",
+    "trainer.occupancy.every=2",
+)
+
+
+class Recorder(NullLogger):
+    """Keeps scalars; calls ``watch`` with each batch of them while training stands still."""
+
+    def __init__(self) -> None:
+        self.records: list[tuple[int, dict[str, float]]] = []
+        self.watch = None
+
+    def scalars(self, step, values) -> None:
+        self.records.append((step, dict(values)))
+        if self.watch is not None:
+            self.watch(step, values)
+
+    def series(self, tag: str) -> list[tuple[int, float]]:
+        return [(step, values[tag]) for step, values in self.records if tag in values]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Work this small gains nothing from threads, and beside a busy process their waiting costs tenfold."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def fixture_aabb() -> Tensor:
+    return torch.tensor([[-1.5] * 3, [1.5] * 3])
+
+
+@pytest.fixture(scope="module")
+def scene(fixture_aabb) -> Scene:
+    return load_blender(FIXTURE, downscale=4, aabb=fixture_aabb)
+
+
+@pytest.fixture
+def make_trainer(scene, tmp_path):
+    def make(
+        *overrides: str,
+        device: torch.device | str = "cpu",
+        folder: str = "run",
+        seed: int = 0,
+        split: Split = scene.train,
+    ) -> Trainer:
+        with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+            config = compose("train", overrides=[*TINY, *overrides])
+        trainer_config = parse(TrainerConfig, config.trainer, "trainer")
+        optimizer_config = parse(OptimizerConfig, config.optimizer, "optimizer")
+        torch.manual_seed(seed)
+        field = build_field(config.model, scene, trainer_config).to(device)
+        run_directory = tmp_path / folder
+        return Trainer(field, split, trainer_config, optimizer_config, Recorder(), run_directory, {"note": folder})
+
+    return make
+
+
+def moments(trainer: Trainer) -> dict[str, Any]:
+    return trainer.optimizer.state[trainer.field.grid.features]
+
+
+def differences(first: Any, second: Any, name: str = "state") -> list[str]:
+    """Names of the leaves at which two checkpoints differ in the least bit."""
+    if isinstance(first, Tensor):
+        same = first.shape == second.shape and torch.equal(first, second)
+        return [] if same else [name]
+    if isinstance(first, dict):
+        assert first.keys() == second.keys(), name
+        return [leaf for key in first for leaf in differences(first[key], second[key], f"{name}.{key}")]
+    if isinstance(first, (list, tuple)):
+        assert len(first) == len(second), name
+        pairs = enumerate(zip(first, second, strict=True))
+        return [leaf for index, (a, b) in pairs for leaf in differences(a, b, f"{name}[{index}]")]
+    return [] if first == second else [name]
+
+
+# --------------------------------------------------------------------------------------------------- learning
+
+
+@pytest.mark.parametrize("model", ["mlp", "sh"])
+def test_the_error_falls(make_trainer, device, model):
+    trainer = make_trainer(f"model={model}", "trainer.steps=80", "trainer.occupancy.start=30", device=device)
+    assert trainer.fit()
+    losses = [value for _, value in trainer.log.series("loss/photometric")]
+    assert len(losses) == 80
+    assert fmean(losses[-10:]) < 0.5 * fmean(losses[:10])
+    assert trainer.train_seconds > 0
+    psnr = [value for _, value in trainer.log.series("train/psnr")]
+    assert psnr == pytest.approx((-10 * torch.tensor(losses).log10()).tolist(), rel=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_lower_precision_learns_and_leaves_the_grid_in_float32(make_trainer, device, precision):
+    options = ("trainer.steps=4", "trainer.samples=1024", f"trainer.precision={precision}")
+    trainer = make_trainer(*options, device=device)
+    before = trainer.field.grid.features.detach().clone()
+    assert trainer.fit()
+    features = trainer.field.grid.features
+    assert features.dtype == torch.float32
+    assert features.isfinite().all()
+    assert not torch.equal(features, before)
+    assert trainer.scaler.is_enabled() == (precision == "float16")
+
+
+@pytest.mark.parametrize(
+    ("background", "expected"),
+    [
+        # with 8-bit opacity a and colours c, an empty field is off by a * (c - background)
+        ("white", lambda c: (c - 1) ** 2),
+        ("black", lambda c: c**2),
+        ("random", lambda c: c**2 - c + 1 / 3),  # the mean over backgrounds in [0, 1]
+    ],
+)
+def test_rendering_and_truth_share_their_background(make_trainer, scene, background, expected):
+    pixel = torch.tensor([204, 102, 0, 128], dtype=torch.uint8)
+    images = pixel.expand_as(scene.train.images).contiguous()
+    trainer = make_trainer(
+        f"trainer.background={background}",
+        "trainer.steps=1",
+        "trainer.samples=1000000",
+        split=Split(images, scene.train.cameras, scene.train.names),
+    )
+    with torch.no_grad():
+        trainer.field.grid.features[..., 0] = -30.0
+    trainer.fit()
+    ((_, loss),) = trainer.log.series("loss/photometric")
+    mean = fmean(expected(c) for c in (0.8, 0.4, 0.0))
+    # over 4096 rays the average of random backgrounds is within a few percent
+    assert loss == pytest.approx((128 / 255) ** 2 * mean, rel=0.1 if background == "random" else 1e-3)
+
+
+def test_learning_rates_decay_to_the_configured_share(make_trainer):
+    trainer = make_trainer("optimizer.final_lr=0.01", "optimizer.grid_lr=0.5", "optimizer.network_lr=0.25")
+    trainer.fit()
+    grid, network = trainer.log.series("lr/grid"), trainer.log.series("lr/network")
+    # the record of step k is that of the k-th update, which starts from step k - 1
+    assert grid == [(k, pytest.approx(0.5 * 0.01 ** ((k - 1) / 10))) for k in range(1, 11)]
+    assert network == [(k, pytest.approx(0.25 * 0.01 ** ((k - 1) / 10))) for k in range(1, 11)]
+
+
+def test_every_weighted_term_is_logged_and_the_rest_is_not(make_trainer):
+    weights = ("sample_rgb=0.1", "opacity_entropy=0.1", "sparsity=0.1", "tv_density=0.1", "tv_color=0.1", "tv_until=4")
+    trainer = make_trainer(*(f"trainer.loss.{weight}" for weight in weights), "trainer.loss.tv_every=2")
+    trainer.fit()
+    rendered = {"loss/photometric", "loss/sample_rgb", "loss/opacity_entropy", "loss/sparsity"}
+    grid = {"loss/tv_density", "loss/tv_color"}
+    logged = {
+        step: {tag for tag in values if tag.startswith("loss/")}
+        for step, values in trainer.log.records
+        if "train/psnr" in values
+    }
+    # total variation is due at steps 0 and 2, whose records are those of the updates 1 and 3
+    assert logged == {k: rendered | grid if k in (1, 3) else rendered for k in range(1, 11)}
+
+
+def test_rays_are_adapted_to_the_number_of_samples(make_trainer):
+    trainer = make_trainer("trainer.steps=40")
+    trainer.fit()
+    rays = dict(trainer.log.series("train/rays_per_step"))
+    per_ray = dict(trainer.log.series("train/samples_per_ray"))
+    assert rays[1] == 4096 // 64
+    assert rays[40] * per_ray[40] == pytest.approx(4096, rel=0.3)
+    capped = make_trainer("trainer.max_rays=100")
+    capped.fit()
+    assert max(value for _, value in capped.log.series("train/rays_per_step")) <= 100
+
+
+# ------------------------------------------------------------------------------------------------------ stages
+
+
+def test_a_stage_refines_the_grid_and_the_optimizer_follows(make_trainer, device):
+    stages = "trainer.stages=[{step: 0, resolution: 8}, {step: 3, resolution: 12}]"
+    trainer = make_trainer(stages, "trainer.steps=4", device=device)
+    parameter, seen = trainer.field.grid.features, {}
+
+    def watch(step, values):
+        # records of a stage come right after its change, those of a step right after the step
+        state = {key: value.clone() for key, value in moments(trainer).items()} if moments(trainer) else {}
+        seen[step, "stage/resolution" in values] = (parameter.detach().clone(), state)
+
+    trainer.log.watch = watch
+    assert trainer.fit()
+    assert trainer.log.series("stage/resolution") == [(0, 8), (3, 12)]
+    assert trainer.log.series("stage/vertices") == [(0, 8**3), (3, 12**3)]
+    assert trainer.field.grid.features is parameter
+    assert parameter.shape[:3] == (12, 12, 12)
+    (features, old), (refined, new) = seen[3, False], seen[3, True]
+    pairs = {"features": (features, refined), **{key: (old[key], new[key]) for key in ("exp_avg", "exp_avg_sq")}}
+    for name, (coarse, fine) in pairs.items():
+        assert coarse.shape[:3] == (8, 8, 8)
+        volume = coarse.permute(3, 0, 1, 2)[None]
+        expected = F.interpolate(volume, size=(12, 12, 12), mode="trilinear", align_corners=True)[0]
+        torch.testing.assert_close(fine, expected.permute(1, 2, 3, 0), atol=1e-5, rtol=1e-4, msg=name)
+        assert coarse.any()
+    assert float(new["step"]) == float(old["step"]) == 3
+    assert float(moments(trainer)["step"]) == 4
+    assert trainer.settings.step == pytest.approx(0.5 * 3 / 11), "the step between samples follows the voxels"
+
+
+def test_a_stage_can_crop_to_what_is_occupied(make_trainer, device):
+    # vertices 0.375 apart; occupancy cells coincide with the grid's
+    trainer = make_trainer(
+        "trainer.stages=[{step: 0, resolution: 9}, {step: 1, resolution: 7, crop: true}]",
+        "trainer.steps=2",
+        "trainer.occupancy.resolution=8",
+        "trainer.occupancy.start=0",
+        "optimizer.grid_lr=1e-3",
+        device=device,
+    )
+    with torch.no_grad():
+        density = trainer.field.grid.features[..., 0]
+        density.fill_(-5.0)
+        density[2:5, 2:5, 2:6] = 1.0
+    assert trainer.fit()
+    # cells that touch vertices 2 to 4 run from vertex 1 to 5, those that touch 2 to 5 from 1 to 6
+    expected = torch.tensor([[-1.125, -1.125, -1.125], [0.375, 0.375, 0.75]], device=device)
+    torch.testing.assert_close(trainer.field.grid.aabb, expected)
+    torch.testing.assert_close(trainer.occupancy.aabb, expected)
+    x, y, z = trainer.field.grid.resolution
+    assert x == y < z, "voxels stay cubes"
+    assert x * y * z == pytest.approx(7**3, rel=0.2)
+    assert moments(trainer)["exp_avg"].shape == trainer.field.grid.features.shape
+    assert 0 < trainer.occupancy.fraction() < 1
+
+
+def test_occupancy_is_updated_from_its_start_in_its_rhythm(make_trainer):
+    trainer = make_trainer("trainer.occupancy.start=4", "trainer.occupancy.every=3")
+    updates = []
+    update = trainer.occupancy.update
+
+    def spy(*args):
+        updates.append(trainer.step)
+        update(*args)
+
+    trainer.occupancy.update = spy
+    trainer.fit()
+    assert updates == [4, 7]
+    fractions = [value for _, value in trainer.log.series("train/occupancy")]
+    assert len(set(fractions[:4])) == 1
+    assert fractions[4] < fractions[3], "an even, nearly empty field falls below the threshold in places"
+
+
+def test_what_every_image_shows_as_transparent_is_never_occupied(make_trainer, fixture_aabb):
+    split = load_blender(FIXTURE, aabb=fixture_aabb).train
+    options = ("trainer.occupancy.resolution=24", "trainer.steps=3", "trainer.occupancy.start=2")
+    trainer = make_trainer(*options, split=split)
+    trainer.fit()
+    possible = trainer.occupancy.possible
+    assert 0 < possible.float().mean() < 0.9
+    assert not (trainer.occupancy.occupied & ~possible).any()
+    fractions = [value for _, value in trainer.log.series("train/occupancy")]
+    assert fractions[:2] == pytest.approx([float(possible.float().mean())] * 2)
+
+
+# ---------------------------------------------------------------------------------- stopping and going on again
+
+
+STAGES = "trainer.stages=[{step: 0, resolution: 8}, {step: 3, resolution: 12, crop: true}, {step: 6, resolution: 14}]"
+SCHEDULE = (STAGES, "trainer.occupancy.start=2", "trainer.preview_every=1", "trainer.loss.tv_density=1e-3")
+
+
+def interrupt_at(step: int):
+    def preview(now: int) -> None:
+        if now == step:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    return preview
+
+
+@pytest.mark.parametrize("model", ["mlp", "sh"])
+@pytest.mark.parametrize("stop", [1, 3, 5])
+def test_resuming_changes_nothing(make_trainer, stop, model):
+    """Bit for bit; step 3 is where a stage starts, so it must be entered after the restart and only once."""
+    options = (*SCHEDULE, f"model={model}", "trainer.loss.tv_until=8")
+    whole = make_trainer(*options, folder="whole")
+    assert whole.fit()
+
+    first = make_trainer(*options, folder="parts")
+    assert not first.fit(interrupt_at(stop))
+    assert first.step == stop
+    torch.rand(1000)  # whatever happened to the generator in between must not matter
+    second = make_trainer(*options, folder="parts", seed=99)
+    second.restore(load_checkpoint(first.run_directory))
+    assert second.step == stop
+    assert second.field.grid.resolution == first.field.grid.resolution
+    torch.testing.assert_close(second.field.grid.aabb, first.field.grid.aabb, atol=0, rtol=0)
+    assert second.fit()
+
+    expected, actual = load_checkpoint(whole.run_directory), load_checkpoint(second.run_directory)
+    assert expected["step"] == actual["step"] == 10
+    assert differences(expected, actual) == ["state.train_seconds", "state.config.note"]
+    split_losses = first.log.series("loss/photometric") + second.log.series("loss/photometric")
+    assert split_losses == whole.log.series("loss/photometric")
+
+
+def test_differences_are_seen(make_trainer):
+    """Guards the test above: another seed must show."""
+    runs = []
+    for seed in (0, 1):
+        trainer = make_trainer("trainer.steps=2", folder=str(seed), seed=seed)
+        trainer.fit()
+        runs.append(load_checkpoint(trainer.run_directory))
+    found = differences(*runs)
+    assert "state.field.grid.features" in found
+    assert "state.rng" in found
+
+
+def test_resuming_on_a_device_continues_the_count(make_trainer, device):
+    first = make_trainer(*SCHEDULE, device=device)
+    assert not first.fit(interrupt_at(5))
+    second = make_trainer(*SCHEDULE, device=device)
+    second.restore(load_checkpoint(first.run_directory, device))
+    torch.testing.assert_close(second.field.grid.features, first.field.grid.features, atol=0, rtol=0)
+    assert moments(second)["exp_avg"].device.type == device.type
+    assert float(moments(second)["step"]) == 5
+    assert second.train_seconds == first.train_seconds > 0
+    assert second.fit()
+    assert [step for step, _ in second.log.series("train/psnr")] == [6, 7, 8, 9, 10]
+    assert second.train_seconds > first.train_seconds
+
+
+def test_an_interrupted_run_leaves_a_checkpoint(make_trainer):
+    trainer = make_trainer(*SCHEDULE)
+    handler = signal.getsignal(signal.SIGINT)
+    assert trainer.fit(interrupt_at(4)) is False
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert [file.name for file in trainer.run_directory.iterdir()] == ["checkpoint_0000004.pt"]
+    state = load_checkpoint(trainer.run_directory)
+    assert state["step"] == 4
+    assert state["config"] == {"note": "run"}
+    assert torch.equal(state["field"]["grid.features"], trainer.field.grid.features)
+    assert torch.equal(state["occupancy"]["occupied"], trainer.occupancy.occupied)
+
+
+def test_checkpoints_and_previews_come_in_their_rhythm(make_trainer):
+    trainer = make_trainer("trainer.checkpoint_every=4", "trainer.preview_every=3")
+    previews = []
+    assert trainer.fit(previews.append) is True
+    assert previews == [3, 6, 9]
+    names = sorted(file.name for file in trainer.run_directory.iterdir())
+    assert names == ["checkpoint_0000004.pt", "checkpoint_0000008.pt", "checkpoint_0000010.pt"]
+    assert load_checkpoint(trainer.run_directory / names[0])["step"] == 4
+
+
+def test_a_finished_run_is_not_trained_further(make_trainer):
+    trainer = make_trainer("trainer.steps=2")
+    trainer.fit()
+    again = make_trainer("trainer.steps=2")
+    again.restore(load_checkpoint(trainer.run_directory))
+    assert again.fit()
+    assert again.log.records == []
+    assert torch.equal(again.field.grid.features, trainer.field.grid.features)
+
+
+def test_previews_and_checkpoints_are_not_charged_to_training(make_trainer):
+    trainer = make_trainer("trainer.steps=3", "trainer.preview_every=1")
+    now = {"seconds": 0.0}
+
+    def clock() -> float:
+        now["seconds"] += 1.0
+        return now["seconds"]
+
+    def preview(step: int) -> None:
+        now["seconds"] += 1000.0
+
+    trainer._now = clock
+    trainer.fit(preview)
+    assert 0 < trainer.train_seconds < 100
+
+
+# ---------------------------------------------------------------------------------------------------- complaints
+
+
+def test_an_empty_field_is_an_error(make_trainer, device):
+    trainer = make_trainer("trainer.occupancy.start=1", device=device)
+    with torch.no_grad():
+        trainer.field.grid.features[..., 0] = -30.0
+    with pytest.raises(RuntimeError, match=r"step 1: the field has become empty .*trainer\.occupancy\.threshold"):
+        trainer.fit()
+
+
+def test_a_loss_that_is_not_finite_is_an_error(make_trainer, device):
+    trainer = make_trainer("trainer.log_every=1", device=device)
+    with torch.no_grad():
+        trainer.field.decoder.network[-1].bias.fill_(torch.nan)
+    with pytest.raises(FloatingPointError, match=r"step 1.*loss.*not finite.*loss/photometric.*nan"):
+        trainer.fit()
+    assert not trainer.run_directory.exists(), "no checkpoint of a broken field"
+
+
+def test_a_loss_that_was_not_finite_between_two_records_is_an_error(make_trainer):
+    trainer = make_trainer("trainer.log_every=5")
+    with torch.no_grad():
+        trainer.field.decoder.network[-1].bias.fill_(torch.nan)
+    with pytest.raises(FloatingPointError, match="not finite"):
+        trainer.fit()
+
+
+def test_signals_find_their_handlers_after_an_error(make_trainer):
+    handler = signal.getsignal(signal.SIGINT)
+    trainer = make_trainer("trainer.occupancy.start=0")
+    with torch.no_grad():
+        trainer.field.grid.features[..., 0] = -30.0
+    with pytest.raises(RuntimeError, match="empty"):
+        trainer.fit()
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+# --------------------------------------------------------------------------------------------------------- views
+
+
+def test_a_view_is_rendered_over_the_evaluation_background(make_trainer, scene, device):
+    for kind, value in (("white", 1.0), ("black", 0.0)):
+        trainer = make_trainer(f"trainer.evaluation_background={kind}", device=device)
+        with torch.no_grad():
+            trainer.field.grid.features[..., 0] = -30.0
+        view = trainer.render_view(scene.test.cameras, 1)
+        assert view.rgb.shape == (25, 25, 3)
+        assert not view.rgb.requires_grad
+        torch.testing.assert_close(view.rgb, torch.full_like(view.rgb, value), atol=1e-3, rtol=0)
+
+
+def test_a_view_does_not_depend_on_the_chunk(make_trainer, scene):
+    trainer = make_trainer()
+    trainer.fit()
+    views = []
+    for chunk in (7, 10**6):
+        trainer.config.chunk = chunk
+        views.append(trainer.render_view(scene.test.cameras, 0).rgb)
+    torch.testing.assert_close(views[0], views[1], atol=1e-5, rtol=0)
+    assert views[0].std() > 0.01
