@@ -247,6 +247,8 @@ def test_stale_and_foreign_modules_are_passed_over_with_a_warning(tmp_path, monk
     (cache / "_C.so").write_bytes(b"\x7fELF" + bytes(64))
     with caplog.at_level(logging.WARNING, logger="voxelfield"):
         assert _library._find("_C") is None
+        assert not caplog.text, "nothing is said while another module may still fit"
+        _library._warn_of_unfit("_C")
     for name in ("_C.abi3.so", "_C.so"):
         assert f"ignoring {cache / name}: it was built from other sources" in caplog.text
     fitting = forge(cache / "_C.abi3.so", _build.source_digest(), 0)

@@ -99,8 +99,12 @@ def _find(name: str) -> Path | None:
         stamp = _build.read_stamp(path)
         if stamp is not None and stamp[0] == digest:
             return path
-        logger.warning("ignoring %s: it was built from other sources than %s", path, _build.source_root())
     return None
+
+
+def _warn_of_unfit(name: str) -> None:
+    for path in _candidates(name):
+        logger.warning("ignoring %s: it was built from other sources than %s", path, _build.source_root())
 
 
 def _acquire(lock: FileLock, half: str) -> AcquireReturnProxy:
@@ -125,6 +129,7 @@ def _build_just_in_time(name: str) -> Path:
     with _acquire(FileLock(directory / f"{name}.lock"), half):
         if (ready := _find(name)) is not None:
             return ready
+        _warn_of_unfit(name)
         logger.warning(
             "voxelfield: no prebuilt %s kernels fit; compiling them once into %s (about a minute)",
             half,
