@@ -194,7 +194,6 @@ def finish(
     if peak is not None:
         metrics["peak_gpu_gib"] = peak
     write_metrics(run_directory / "metrics.json", metrics)
-    log.scalars(trainer.step, {"test/psnr": evaluation.psnr, "test/ssim": evaluation.ssim})
     logger.info("PSNR %.2f dB, SSIM %.4f over %d test views", evaluation.psnr, evaluation.ssim, len(views))
     if wish.video_frames > 0:
         write_video(run_directory / "orbit.mp4", orbit_frames(trainer, scene, wish.video_frames))
