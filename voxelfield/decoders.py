@@ -65,7 +65,7 @@ class DensityActivation(nn.Module):
     r"""Softplus density, applied after interpolation so that a surface can be sharper than a voxel.
 
     :math:`\sigma = s \cdot \log(1 + e^{x + b})` with :math:`b` such that :math:`x = 0` gives the initial density (Sun
-    et al. 2022, DirectVoxGO, eq. 4 and 9).
+    et al. 2022, DirectVoxGO, section 5).
 
     Args:
         scale: Density per unit of feature where it is high, per world unit of length.
@@ -107,7 +107,9 @@ class Decoder(Protocol):
 
 
 class SHDecoder(nn.Module):
-    """View-dependent colour as spherical harmonics whose coefficients are the features (Plenoxels, section 3.1).
+    """View-dependent colour as spherical harmonics whose coefficients are the features.
+
+    As in Plenoxels (Fridovich-Keil et al. 2022).
 
     Channels: raw density, then for red, green and blue the coefficients of every basis function. No parameters.
 
@@ -141,7 +143,7 @@ class SHDecoder(nn.Module):
 class MLPDecoder(nn.Module):
     """View-dependent colour by a shallow network on the features and the viewing direction.
 
-    The direction enters through its spherical harmonics, as in Instant-NGP (Mueller et al. 2022, section 4.1); the
+    The direction enters through its spherical harmonics, as in Instant-NGP (Mueller et al. 2022); the
     features enter as they are, as in DirectVoxGO (section 5.2).
 
     Args:

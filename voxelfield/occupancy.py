@@ -67,7 +67,7 @@ class OccupancyGrid(nn.Module):
         """Marks the cells in which a sample could reach an opacity, judged by a field's values at its vertices.
 
         A trilinear field has its extremes at vertices, so a cell is empty only if all vertices of all field cells that
-        it overlaps stay below the threshold: nothing that the field can show is lost.
+        it overlaps stay below the threshold: no single sample of that opacity is lost.
 
         Args:
             density: (X, Y, Z) densities at the vertices of a dense grid over ``aabb``, per world unit.

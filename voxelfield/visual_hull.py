@@ -45,7 +45,9 @@ def visual_hull(alpha: Tensor, cameras: Cameras, aabb: Tensor, resolution: tuple
         depth = -(offset * backward).sum(-1)
         nearest = float(depth.min()) - radius
         # Dilating the image by the largest footprint of any cell spares a window of its own for each.
-        reach = math.ceil(max(fx, fy) * radius / nearest) + 1 if nearest > 0 else cameras.width
+        # Away from the axis a ball's image is longer than on it.
+        slant = math.hypot(1, max(cx, cameras.width - cx) / fx, max(cy, cameras.height - cy) / fy)
+        reach = math.ceil(max(fx, fy) * radius * slant / nearest) + 1 if nearest > 0 else cameras.width
         if 2 * reach >= min(cameras.width, cameras.height):
             continue
         column = (cx + fx * (offset * right).sum(-1) / depth).floor().long()

@@ -20,8 +20,8 @@ def sample_trilinear(grid: Tensor, points: Tensor, *, padding: Padding = "border
 
     With :math:`u = p \cdot (R - 1)` on each axis, :math:`i = \lfloor u \rfloor` and :math:`f = u - i`, the result is
     :math:`\sum_{abc \in \{0,1\}} \prod (1 - f \text{ or } f)\; g_{i+a,\,j+b,\,k+c}`: the eight vertices of the point's
-    cell, weighted by the volume opposite to each (Lorensen and Cline's cell; ``F.grid_sample`` with
-    ``align_corners=True`` after mapping [0, 1] to [-1, 1] and reversing the axes).
+    cell, weighted by the volume opposite to each. The same as ``F.grid_sample`` with ``align_corners=True`` after
+    mapping [0, 1] to [-1, 1] and reversing the axes of the grid.
 
     Args:
         grid: (X, Y, Z, C), channels last; vertex 0 lies at coordinate 0 and vertex R-1 at 1. float32, float64, float16

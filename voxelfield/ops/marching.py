@@ -22,7 +22,7 @@ def march_rays(
     r"""Walks rays on a lattice of equal steps and keeps the positions that lie in occupied cells.
 
     Ray r is tested at :math:`t_k = near_r + (k + offset_r) \cdot step` for :math:`t_k < far_r`; empty cells are crossed
-    in one stride (Amanatides and Woo 1987, on the lattice; Mueller et al. 2022, section 4). Not differentiable.
+    in one stride (Amanatides and Woo 1987, on the lattice; Mueller et al. 2022). Not differentiable.
 
     Args:
         origins: (R, 3) float32, world units.

@@ -19,7 +19,7 @@ def photometric(prediction: Tensor, truth: Tensor) -> Tensor:
 def sample_rgb(rendering: Rendering, truth: Tensor) -> Tensor:
     """Weighted squared error of each sample's own colour, so that no mixture of wrong colours passes for a right one.
 
-    DirectVoxGO (Sun et al. 2022, eq. 11, "per-point rgb loss").
+    The "per-point rgb loss" of DirectVoxGO (Sun et al. 2022).
 
     Args:
         rendering: The rendered rays.
@@ -30,13 +30,13 @@ def sample_rgb(rendering: Rendering, truth: Tensor) -> Tensor:
 
 
 def opacity_entropy(opacity: Tensor) -> Tensor:
-    """Mean binary entropy of ray opacities (R,): a pixel shows the scene or its background (DirectVoxGO, eq. 12)."""
+    """Mean binary entropy of ray opacities (R,): a pixel shows the scene or its background (Sun et al. 2022)."""
     o = opacity.clamp(1e-5, 1 - 1e-5)
     return -(o * o.log() + (1 - o) * (1 - o).log()).mean()
 
 
 def sparsity(density: Tensor, rays: int) -> Tensor:
-    """Cauchy penalty on the densities of samples (M,), summed and divided by the number of rays (Plenoxels, eq. 5)."""
+    """Cauchy penalty on the densities of samples (M,), summed and divided by the number of rays (Plenoxels)."""
     return torch.log1p(2 * density.square()).sum() / rays
 
 

@@ -55,6 +55,9 @@ def run(config: DictConfig, run_directory: Path, root: Path) -> dict[str, Any] |
     if config.resume is not None:
         checkpoint = load_checkpoint(resolve_checkpoint(root / config.resume), device)
         check_same_model(checkpoint["config"]["model"], config.model)
+        saved_scene = checkpoint["config"]["scene"]["name"]
+        if saved_scene != config.scene.name:
+            raise ValueError(f"resume: the checkpoint is of scene={saved_scene}, not of scene={config.scene.name}")
     scene = load_scene(config, trainer_config, root)
     field = build_field(config.model, scene, trainer_config).to(device)
     saved_config: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]

@@ -82,7 +82,6 @@ class Trainer:
         self._highest_loss = torch.zeros((), device=self.device)
         self._split = split
         self._pixels = PixelSampler(split, self.device)
-        self._confine_occupancy()
         self._rays = min(config.max_rays, max(1, config.samples // 64))
 
     @property
@@ -109,7 +108,7 @@ class Trainer:
             EmptyFieldError: The field has become empty.
         """
         config = self.config
-        started = self._now()
+        started, before = self._now(), self.train_seconds
         with Interrupt() as interrupt, Progress(config.steps, self.step) as progress:
             pause = self._pause(progress)
             settings = self.settings
@@ -126,15 +125,18 @@ class Trainer:
                 if self.step % config.log_every == 0 or self.step == config.steps:
                     elapsed = self._now() - started - pause.seconds
                     rate = rays_since_log / (elapsed - logged)
-                    self._log_scalars(terms, psnr, rendering, rays, {"rays_per_second": rate, "seconds": elapsed})
+                    self._log_scalars(
+                        terms, psnr, rendering, rays, {"rays_per_second": rate, "seconds": before + elapsed}
+                    )
                     rays_since_log, logged = 0, elapsed
                 if _due(self.step, config.preview_every) and preview is not None:
                     with pause:
                         preview(self.step)
                 if _due(self.step, config.checkpoint_every) and self.step < config.steps:
+                    self.train_seconds = before + self._now() - started - pause.seconds
                     with pause:
                         self.save()
-            self.train_seconds += self._now() - started - pause.seconds
+            self.train_seconds = before + self._now() - started - pause.seconds
         self.save()
         return self.step >= config.steps
 
@@ -235,6 +237,11 @@ class Trainer:
         x, y, z = self.occupancy.occupied.shape
         alpha = self._split.images[..., 3]
         self.occupancy.confine(visual_hull(alpha, self._split.cameras.to(self.device), aabb, (x, y, z)), aabb)
+        if not bool(self.occupancy.occupied.any()):
+            raise EmptyFieldError(
+                f"the training images show nothing inside {aabb.tolist()}: check scene.aabb and that the poses are "
+                "camera to world in OpenGL axes"
+            )
 
     def _update_occupancy(self, settings: RenderSettings) -> None:
         config = self.config.occupancy
@@ -267,7 +274,7 @@ class Trainer:
         values["train/marched_per_ray"] = rendering.marched / rays
         values["train/occupancy"] = self.occupancy.fraction()
         values["train/rays_per_second"] = speed["rays_per_second"]
-        values["train/seconds"] = self.train_seconds + speed["seconds"]
+        values["train/seconds"] = speed["seconds"]
         for index, group in enumerate(self.optimizer.param_groups):
             values[f"lr/{('grid', 'network')[index]}"] = group["lr"]
         if self.device.type == "cuda":
