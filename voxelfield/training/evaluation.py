@@ -67,7 +67,7 @@ def evaluate_split(
     """Render views of a split and compare them with the ground truth.
 
     Metrics are computed on the rendered image clamped to [0, 1] but not rounded to 8 bits. The ground truth
-    is composited over `background` exactly as training targets are.
+    is composited over `background`, as in previews.
 
     Args:
         render_view: Called with the split's cameras and a camera index; renders that view on any device.

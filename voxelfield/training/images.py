@@ -11,8 +11,8 @@ from PIL import Image
 def composite_background(rgba: torch.Tensor, background: torch.Tensor) -> torch.Tensor:
     """Composite straight-alpha 8-bit colours over a constant background.
 
-    Computes `alpha * rgb + (1 - alpha) * background` with all values scaled to [0, 1]. Training targets and
-    evaluation ground truth both come from here, so they agree.
+    Computes `alpha * rgb + (1 - alpha) * background` with all values scaled to [0, 1]. Previews
+    and the evaluation take their ground truth from here, so they agree.
 
     Args:
         rgba: (..., 4) uint8, straight (not premultiplied) alpha, any device.

@@ -167,8 +167,7 @@ def preview(trainer: Trainer, split: Split, log: RunLogger, step: int) -> None:
     scores = []
     for index in spread(trainer.config.preview_views, len(split)):
         view = trainer.render_view(split.cameras, index)
-        background = _background(trainer)
-        truth = composite_background(split.images[index].to(trainer.device), background)
+        truth = composite_background(split.images[index].to(trainer.device), trainer.background)
         scores.append(float(psnr(view.rgb.clamp(0, 1), truth)))
         panel = comparison_panel(view.rgb, truth, view.depth, view.opacity)
         log.images(step, f"test/{split.names[index]}", panel)
@@ -189,7 +188,7 @@ def finish(
     evaluation = evaluate_split(
         trainer.render_view,
         test,
-        _background(trainer),
+        trainer.background,
         run_directory / "test" if wish.save_images else None,
         views=views,
     )
@@ -226,8 +225,3 @@ def orbit_frames(trainer: Trainer, scene: Scene, frames: int) -> Iterator[npt.ND
     cameras = orbit(scene.train.cameras, torch.tensor(target), frames)
     for index in range(frames):
         yield to_uint8(trainer.render_view(cameras, index).rgb).cpu().numpy()
-
-
-def _background(trainer: Trainer) -> torch.Tensor:
-    value = 1.0 if trainer.config.evaluation_background == "white" else 0.0
-    return torch.full((3,), value, device=trainer.device)

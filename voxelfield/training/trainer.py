@@ -94,6 +94,11 @@ class Trainer:
             min_weight=render_config.min_weight,
         )
 
+    @property
+    def background(self) -> Tensor:
+        """The colour (3,) that views are rendered and judged over, on the field's device."""
+        return background_for(self.config.evaluation_background, 1, self.device)[0]
+
     def fit(self, preview: Preview | None = None) -> bool:
         """Trains up to the configured number of steps.
 
@@ -142,7 +147,6 @@ class Trainer:
 
     def render_view(self, cameras: Cameras, camera: int) -> View:
         """Renders a view over the evaluation background, in the training precision."""
-        background = background_for(self.config.evaluation_background, 1, self.device)[0]
         with self._autocast():
             return render_view(
                 self.field,
@@ -150,7 +154,7 @@ class Trainer:
                 camera,
                 self.occupancy,
                 self.settings,
-                background,
+                self.background,
                 self.config.chunk,
             )
 
