@@ -5,12 +5,20 @@
 #include "digest.h"
 
 STABLE_TORCH_LIBRARY(voxelfield, m) {
-  // Trilinear sampling of a grid (X, Y, Z, C) at points (N, 3) of the unit cube. `direction` (N, 3) turns each op into
-  // its derivative along that direction of the point. padding: 0 border, 1 zeros.
-  m.def("sample_trilinear(Tensor grid, Tensor points, Tensor? direction, int padding) -> Tensor");
-  m.def("splat_trilinear(Tensor values, Tensor points, Tensor? direction, int[] resolution, int padding) -> Tensor");
+  // Trilinear sampling of grids (B, X, Y, Z, C), one or several resolutions, at points (B, N, 3) of the unit cube:
+  // their channels side by side, or added up with `sum`. `direction` (B, N, 3) turns each op into its derivative along
+  // that direction of the point; `with_gradient` stacks the value and its three derivatives in a leading dimension
+  // of 4. padding: 0 border, 1 zeros, 2 reflection. `sizes` are X, Y, Z, C of each level. method: 0 automatic, 1
+  // atomic, 2 tiled, 3 tiled with a fixed order of summation.
   m.def(
-      "point_gradient_trilinear(Tensor values, Tensor grid, Tensor points, Tensor? direction, int padding) -> Tensor");
+      "sample_trilinear(Tensor[] grids, Tensor points, Tensor? direction, int padding, bool align_corners, "
+      "bool nearest, bool sum, bool with_gradient) -> Tensor");
+  m.def(
+      "splat_trilinear(Tensor values, Tensor points, Tensor? direction, int[] sizes, int padding, bool align_corners, "
+      "bool nearest, bool sum, bool with_gradient, int method) -> Tensor[]");
+  m.def(
+      "point_gradient_trilinear(Tensor values, Tensor[] grids, Tensor points, Tensor? direction, int padding, "
+      "bool align_corners, bool nearest, bool sum, bool with_gradient) -> Tensor");
 
   // The same for points that bring their own cell: feats (N, 8, C), points (N, 3) in [-1, 1].
   m.def("interpolate_cells(Tensor feats, Tensor points, Tensor? direction) -> Tensor");

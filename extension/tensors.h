@@ -45,14 +45,13 @@ inline Tensor new_zeros(const Tensor& like, std::vector<int64_t> shape, ScalarTy
   return torch::stable::new_zeros(like, shape, dtype);
 }
 
-template <typename T>
-const T* data_or_null(const std::optional<Tensor>& x) {
-  return x.has_value() ? x->const_data_ptr<T>() : nullptr;
+inline bool same_device(const Tensor& a, const Tensor& b) {
+  return a.is_cuda() == b.is_cuda() && a.get_device_index() == b.get_device_index();
 }
 
 template <typename T>
-GridLocator<T> grid_locator(const int64_t* resolution, int64_t channels, int64_t padding) {
-  return {{resolution[0], resolution[1], resolution[2]}, channels, static_cast<Padding>(padding)};
+const T* data_or_null(const std::optional<Tensor>& x) {
+  return x.has_value() ? x->const_data_ptr<T>() : nullptr;
 }
 
 // Calls f(scalar_t{}) with the C++ type of a floating dtype.
@@ -69,19 +68,25 @@ auto dispatch_floating(ScalarType dtype, const char* name, const F& f) {
                   torch::headeronly::toString(dtype));
 }
 
-// Calls f(weights-type tag) for plain or directional corner weights.
+// Calls f with a tag that carries the type of the corner weights.
 template <typename T>
 struct Tag {
   using type = T;
 };
 
 template <typename T, typename F>
-void dispatch_weights(bool directional, const F& f) {
+void dispatch_weights(bool directional, std::false_type /*with_gradient*/, const F& f) {
   if (directional) {
     f(Tag<DirectionalWeights<T>>{});
   } else {
     f(Tag<ValueWeights<T>>{});
   }
+}
+
+template <typename T, typename F>
+void dispatch_weights(bool directional, bool with_gradient, const F& f) {
+  if (with_gradient) return f(Tag<JetWeights<T>>{});
+  dispatch_weights<T>(directional, std::false_type{}, f);
 }
 
 }  // namespace voxelfield

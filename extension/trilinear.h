@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #if defined(__CUDACC__)
 #define VOXELFIELD_HOST_DEVICE __host__ __device__ __forceinline__
@@ -22,24 +23,33 @@
 namespace voxelfield {
 
 // What a point outside the grid sees. The numbers are part of the op schemas.
-enum class Padding : int64_t { kBorder = 0, kZeros = 1 };
+enum class Padding : int64_t { kBorder = 0, kZeros = 1, kReflection = 2 };
 
 // Corners are numbered 4*i + 2*j + k for (x, y, z): the memory order of a 2x2x2 block of an (X, Y, Z, C) grid.
 constexpr int kCorners = 8;
 
 VOXELFIELD_HOST_DEVICE constexpr int corner_side(int corner, int axis) { return (corner >> (2 - axis)) & 1; }
 
-template <typename T>
+template <typename T, typename offset_t = int64_t>
 struct Stencil {
-  int64_t origin;   // element offset of corner 0
-  int64_t step[3];  // element offset from the lower to the upper vertex of each axis
-  T weight[3][2];   // linear weight of the lower and upper vertex of each axis
-  T slope[3][2];    // derivative of that weight with respect to the point's coordinate
-  bool empty;       // no vertex contributes: the point is not finite, or outside under zeros padding
+  offset_t origin;   // element offset of corner 0
+  offset_t step[3];  // element offset from the lower to the upper vertex of each axis; 0 where one is missing
+  int32_t lower[3];  // index of the lower vertex along each axis; -1 is the one before the grid
+  T weight[3][2];    // linear weight of the lower and upper vertex of each axis
+  T slope[3][2];     // derivative of that weight with respect to the point's coordinate
+  bool empty;        // no vertex contributes: the point is not finite, or outside under zeros padding
 
-  VOXELFIELD_HOST_DEVICE int64_t offset(int corner) const {
+  VOXELFIELD_HOST_DEVICE offset_t offset(int corner) const {
     return origin + corner_side(corner, 0) * step[0] + corner_side(corner, 1) * step[1] +
            corner_side(corner, 2) * step[2];
+  }
+
+  // Leaves only the lower (0) or upper (1) vertices of an axis, as if both sides were that one. Threads that differ in
+  // the side can then share code that names corners of side 0, without indexing registers.
+  VOXELFIELD_HOST_DEVICE void take_side(int axis, bool upper) {
+    if (upper) origin += step[axis];
+    weight[axis][0] = upper ? weight[axis][1] : weight[axis][0];
+    slope[axis][0] = upper ? slope[axis][1] : slope[axis][0];
   }
 
   VOXELFIELD_HOST_DEVICE T value(int corner) const {
@@ -62,31 +72,57 @@ struct Stencil {
   }
 };
 
-// The corner weights of interpolation itself, and their gradient with respect to the point.
+// Corner weights come in sets: what is sampled is one sum over the corners for each set. `gradient` is the derivative
+// of a weight with respect to the point. The weights of interpolation itself:
 template <typename T>
 struct ValueWeights {
+  static constexpr int kSets = 1;
   VOXELFIELD_HOST_DEVICE ValueWeights(const T* /*directions*/, int64_t /*index*/) {}
-  VOXELFIELD_HOST_DEVICE T operator()(const Stencil<T>& s, int corner) const { return s.value(corner); }
-  VOXELFIELD_HOST_DEVICE T gradient(const Stencil<T>& s, int corner, int axis) const { return s.partial(corner, axis); }
+  template <typename S>
+  VOXELFIELD_HOST_DEVICE T operator()(const S& s, int corner, int /*set*/) const {
+    return s.value(corner);
+  }
+  template <typename S>
+  VOXELFIELD_HOST_DEVICE T gradient(const S& s, int corner, int axis, int /*set*/) const {
+    return s.partial(corner, axis);
+  }
 };
 
-// The corner weights of the derivative of interpolation along a direction, and their gradient with respect to the
-// point. Every second-order term of the op is one of the three kernels run with these weights.
+// The weights of interpolation's derivative along a direction. Every second-order term of the op is one of the three
+// kernels run with these weights.
 template <typename T>
 struct DirectionalWeights {
+  static constexpr int kSets = 1;
   T direction[3];
 
   VOXELFIELD_HOST_DEVICE DirectionalWeights(const T* directions, int64_t index)
       : direction{directions[3 * index], directions[3 * index + 1], directions[3 * index + 2]} {}
 
-  VOXELFIELD_HOST_DEVICE T operator()(const Stencil<T>& s, int corner) const {
+  template <typename S>
+  VOXELFIELD_HOST_DEVICE T operator()(const S& s, int corner, int /*set*/) const {
     return direction[0] * s.partial(corner, 0) + direction[1] * s.partial(corner, 1) +
            direction[2] * s.partial(corner, 2);
   }
 
-  VOXELFIELD_HOST_DEVICE T gradient(const Stencil<T>& s, int corner, int axis) const {
+  template <typename S>
+  VOXELFIELD_HOST_DEVICE T gradient(const S& s, int corner, int axis, int /*set*/) const {
     return direction[0] * s.mixed_partial(corner, axis, 0) + direction[1] * s.mixed_partial(corner, axis, 1) +
            direction[2] * s.mixed_partial(corner, axis, 2);
+  }
+};
+
+// Value and spatial gradient in one pass: set 0 interpolates, set 1 + a is the derivative along axis a.
+template <typename T>
+struct JetWeights {
+  static constexpr int kSets = 4;
+  VOXELFIELD_HOST_DEVICE JetWeights(const T* /*directions*/, int64_t /*index*/) {}
+  template <typename S>
+  VOXELFIELD_HOST_DEVICE T operator()(const S& s, int corner, int set) const {
+    return set == 0 ? s.value(corner) : s.partial(corner, set - 1);
+  }
+  template <typename S>
+  VOXELFIELD_HOST_DEVICE T gradient(const S& s, int corner, int axis, int set) const {
+    return set == 0 ? s.partial(corner, axis) : s.mixed_partial(corner, axis, set - 1);
   }
 };
 
@@ -97,57 +133,105 @@ VOXELFIELD_HOST_DEVICE bool all_finite(const T* point) {
   return zero == T(0);
 }
 
-// Finds the cell of a dense, contiguous (X, Y, Z, C) grid that holds a point of the unit cube.
+// On the device one rounding, always: kernels that meet the same point must agree on its cell, and a compiler left to
+// choose may fuse the two in one of them only.
 template <typename T>
+VOXELFIELD_HOST_DEVICE T multiply_add(T a, T b, T c) {
+#if defined(__CUDA_ARCH__)
+  return fma(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+// A coordinate folded back at both ends of [low, high], and whether it then runs backwards.
+template <typename T>
+struct Reflected {
+  T u;
+  bool reversed;
+};
+
+template <typename T>
+VOXELFIELD_HOST_DEVICE Reflected<T> reflect(T u, T low, T high) {
+  const T span = high - low;
+  if (!(span > T(0))) return {low, false};
+  // There and back again is one period.
+  const T phase = std::fmod(std::fabs(u - low), T(2) * span);
+  const bool back = phase > span;
+  return {back ? high - (phase - span) : low + phase, back != (u < low)};
+}
+
+// Finds the cell of dense, contiguous (B, X, Y, Z, C) grids that holds a point of the unit cube. A `Plain` locator is
+// for the common case alone (see is_plain()), which takes half the instructions.
+template <typename T, bool Plain = false>
 struct GridLocator {
-  using Coordinate = T;
-  static constexpr bool kExclusiveCells = false;  // several points may share a vertex
+  using offset_t = std::conditional_t<Plain, int32_t, int64_t>;
 
-  int64_t resolution[3];
-  int64_t channels;
+  int32_t resolution[3];
   Padding padding;
+  int64_t channels;
+  int64_t points_per_grid;  // point n belongs to grid n / points_per_grid; 0: there is but one grid
+  bool align_corners;       // the unit cube ends at the outermost vertices; otherwise half a cell beyond them
+  bool nearest;             // take the nearest vertex alone
 
-  VOXELFIELD_HOST_DEVICE Stencil<T> operator()(const T* points, int64_t index) const {
+  bool is_plain() const {
+    const double elements = double(resolution[0]) * resolution[1] * resolution[2] * double(channels);
+    return align_corners && !nearest && padding != Padding::kReflection && points_per_grid == 0 &&
+           elements < 0x7fffffff;
+  }
+
+  GridLocator<T, true> plain() const {
+    return {{resolution[0], resolution[1], resolution[2]}, padding, channels, 0, true, false};
+  }
+
+  VOXELFIELD_HOST_DEVICE Stencil<T, offset_t> operator()(const T* points, int64_t index) const {
+    const bool aligned = Plain || align_corners, rounds = !Plain && nearest;
     const T* point = points + 3 * index;
-    Stencil<T> s;
+    Stencil<T, offset_t> s;
     s.origin = 0;
     s.empty = !all_finite(point);
-    int64_t stride = channels;
+    offset_t stride = static_cast<offset_t>(channels);
     VOXELFIELD_UNROLL
     for (int axis = 2; axis >= 0; --axis) {
-      const int64_t last = resolution[axis] - 1;
-      const T scale = T(last);
-      const T u = point[axis] * scale;
-      int64_t lower = 0, upper = 0;
-      T fraction = 0;
-      bool has_lower = true, has_upper = true, moves = true;
-      if (padding == Padding::kBorder) {
+      const int32_t last = resolution[axis] - 1;
+      T rise = aligned ? T(last) : T(resolution[axis]);
+      T u = multiply_add(point[axis], rise, aligned ? T(0) : T(-0.5));
+      if (!Plain && padding == Padding::kReflection) {
+        const T margin = aligned ? T(0) : T(0.5);
+        const Reflected<T> folded = reflect(u, -margin, T(last) + margin);
+        // Too far out for the fold to be known.
+        if (!(folded.u >= -margin && folded.u <= T(last) + margin)) s.empty = true;
+        u = folded.u;
+        if (folded.reversed) rise = -rise;
+      }
+      if (padding != Padding::kZeros) {
         // At and beyond the faces the clamped coordinate stands still, as in F.grid_sample.
-        moves = u > T(0) && u < scale;
-        const T clamped = u > T(0) ? (u < scale ? u : scale) : T(0);
-        if (!s.empty) lower = static_cast<int64_t>(clamped);
-        upper = lower < last ? lower + 1 : last;
-        fraction = clamped - T(lower);
-      } else if (u >= T(-1) && u < scale + T(1) && !s.empty) {
-        const T cell = std::floor(u);
-        const int64_t i = static_cast<int64_t>(cell);
-        fraction = u - cell;
-        has_lower = i >= 0;
-        has_upper = i < last;
-        lower = has_lower ? i : 0;
-        upper = has_upper ? i + 1 : last;
-      } else {
+        if (!(u > T(0) && u < T(last))) rise = T(0);
+        u = u > T(0) ? (u < T(last) ? u : T(last)) : T(0);
+      } else if (!(u >= T(-1) && u < T(last) + T(1))) {
         s.empty = true;
       }
-      const T rise = moves ? scale : T(0);
+      T cell = std::floor(u);
+      if (rounds) {
+        cell = std::rint(u);
+        u = cell;
+        rise = T(0);
+      }
+      const int32_t i = s.empty ? 0 : static_cast<int32_t>(cell);
+      const T fraction = u - cell;
+      const bool has_lower = i >= 0 && i <= last, has_upper = i >= -1 && i < last && !rounds;
+      s.lower[axis] = i;
       s.weight[axis][0] = has_lower ? T(1) - fraction : T(0);
       s.weight[axis][1] = has_upper ? fraction : T(0);
       s.slope[axis][0] = has_lower ? -rise : T(0);
       s.slope[axis][1] = has_upper ? rise : T(0);
-      s.origin += lower * stride;
-      s.step[axis] = (upper - lower) * stride;
+      // What is missing is read, with weight zero, at the vertex that is there.
+      s.origin += (i < 0 ? 0 : (i > last ? last : i)) * stride;
+      s.step[axis] = has_lower && has_upper ? stride : 0;
+      if (!has_lower && !has_upper) s.empty = true;
       stride *= resolution[axis];
     }
+    if (!Plain && points_per_grid > 0) s.origin += index / points_per_grid * stride;
     return s;
   }
 };
@@ -156,8 +240,7 @@ struct GridLocator {
 // beyond.
 template <typename T>
 struct CellLocator {
-  using Coordinate = T;
-  static constexpr bool kExclusiveCells = true;
+  using offset_t = int64_t;
 
   int64_t channels;
 
@@ -174,9 +257,28 @@ struct CellLocator {
       s.slope[axis][0] = T(-0.5);
       s.slope[axis][1] = T(0.5);
       s.step[axis] = channels << (2 - axis);
+      s.lower[axis] = 0;
     }
     return s;
   }
+};
+
+// One of several grids that are sampled at the same points: its values, and where its channels lie in a row of output.
+template <typename Locator, typename scalar_t>
+struct Level {
+  Locator locator;
+  scalar_t* data;
+  int64_t column;
+};
+
+constexpr int kMaxLevels = 16;
+
+template <typename Locator, typename scalar_t>
+struct Levels {
+  Level<Locator, scalar_t> level[kMaxLevels];
+  int count;
+  bool sum;         // levels add up in the same columns
+  int64_t columns;  // length of a row of output
 };
 
 }  // namespace voxelfield

@@ -1,16 +1,81 @@
-"""What the tests of the two stencil ops share: memory layouts, and looking at what autograd does."""
+"""What the tests of the stencil ops share: inputs, memory layouts, and looking at what autograd does."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import pytest
 import torch
+from tolerances import arithmetic, assert_matches
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 CHANNELS = [1, 2, 3, 4, 5, 8, 12, 16, 28, 33]
+RESOLUTION = (5, 4, 7)
+NON_FINITE = [float("nan"), float("inf"), -float("inf")]
+
+# (padding, align_corners, mode): every way to look a grid up.
+LOOKUPS = list(itertools.product(["border", "zeros", "reflection"], [True, False], ["linear", "nearest"]))
+LINEAR_LOOKUPS = [lookup for lookup in LOOKUPS if lookup[2] == "linear"]
+
+every_lookup = pytest.mark.parametrize("lookup", LOOKUPS, ids=str)
+every_linear_lookup = pytest.mark.parametrize("lookup", LINEAR_LOOKUPS, ids=str)
+both_paddings = pytest.mark.parametrize("padding", ["border", "zeros"])
+
+
+def keywords(lookup):
+    return dict(zip(("padding", "align_corners", "mode"), lookup, strict=True))
+
+
+def points_off_faces(count, device, dtype=torch.float64, resolution=RESOLUTION, align_corners=True):
+    """Points in cells from two below the grid to two above, at least a tenth of a cell from any face or middle.
+
+    There the op is smooth in every mode, and a rounded coordinate stays where it is. The eight corners of the
+    surroundings come up.
+    """
+    sizes = torch.tensor(resolution, device=device)
+    last = (sizes - 1).clamp(min=1)
+    cells = (torch.rand(count, 3, device=device) * (last + 4) - 2).floor()
+    u = cells + 0.1 + 0.3 * torch.rand(count, 3, device=device) + 0.5 * torch.randint(2, (count, 3), device=device)
+    return (u / last if align_corners else (u + 0.5) / sizes).to(dtype)
+
+
+def make(device, dtype=torch.float64, channels=3, count=40, resolution=RESOLUTION, align_corners=True):
+    grid = torch.randn(*resolution, channels, device=device, dtype=dtype)
+    return grid, points_off_faces(count, device, arithmetic(dtype), resolution, align_corners)
+
+
+def value_and_gradients(sample, *inputs):
+    """The value of `sample` at all inputs but the last, and its gradients in them; the last is the value's gradient."""
+    *inputs, grad = inputs
+    inputs = [x.detach().requires_grad_() for x in inputs]
+    value = sample(*inputs)
+    return value.detach(), *torch.autograd.grad(value, inputs, grad)
+
+
+def assert_all_match(actual, expected, names=("value", "first gradient", "second gradient")):
+    names = [*names, *(f"result {i}" for i in range(len(names), len(expected)))]
+    for name, a, e in zip(names, actual, expected, strict=False):
+        assert_matches(a.detach(), e.detach().double(), name)
+    assert len(actual) == len(expected)
+
+
+def by_grid_sample(grid, points, padding, align_corners=True, mode="linear"):
+    """The same through F.grid_sample: axes reversed, [0, 1] to [-1, 1]."""
+    volume = grid.permute(3, 2, 1, 0)[None]
+    where = (points * 2 - 1)[None, None, None]
+    mode = "bilinear" if mode == "linear" else mode
+    sampled = F.grid_sample(volume, where, mode=mode, padding_mode=padding, align_corners=align_corners)
+    return sampled[0, :, 0, 0].T
+
+
+def leaves(*inputs):
+    """Copies that require a gradient."""
+    return [x.detach().clone().requires_grad_() for x in inputs]
 
 
 def _reversed_strides(x: Tensor) -> Tensor:

@@ -22,17 +22,28 @@ CORNER_ORDERS = {
 SIDES = list(itertools.product((0, 1), repeat=3))
 
 
-def sample_grid(grid: Tensor, points: Tensor, padding: str = "border") -> Tensor:
-    """Samples (X, Y, Z, C) at (N, 3) in the unit cube, as `F.grid_sample` with align_corners does in both paddings."""
+def sample_grid(
+    grid: Tensor, points: Tensor, padding: str = "border", align_corners: bool = True, mode: str = "linear"
+) -> Tensor:
+    """Samples (X, Y, Z, C) at (N, 3) in the unit cube, as `F.grid_sample` does in every padding, alignment and mode."""
     finite = torch.isfinite(points).all(dim=1)
-    last = points.new_tensor([size - 1 for size in grid.shape[:3]])
-    u = torch.where(finite[:, None], points, points.new_zeros(())) * last
-    if padding == "border":
+    points = torch.where(finite[:, None], points, points.new_zeros(()))
+    sizes = points.new_tensor(grid.shape[:3])
+    last = sizes - 1
+    u = points * last if align_corners else points * sizes - 0.5
+    if padding == "reflection":
+        low, span = (torch.zeros_like(last), last) if align_corners else (torch.full_like(last, -0.5), sizes)
+        # A triangle wave. Where there is nothing between the faces, the coordinate stands still.
+        wave = span - (torch.remainder(u - low, 2 * span.clamp(min=0.5)) - span).abs()
+        u = torch.where(span > 0, low + wave, torch.zeros_like(u))
+    if padding != "zeros":
         # At and beyond the faces the coordinate stands still: the value of the face, no gradient.
         u = torch.where((u > 0) & (u < last), u, u.clamp(min=0).minimum(last).detach())
     else:
         # Nothing lies further out than this; it keeps the conversion to an integer defined.
         u = u.maximum(torch.full_like(last, -2)).minimum(last + 2)
+    if mode == "nearest":
+        u = u.detach().round()
     lower = u.detach().floor()
     fraction = u - lower
     total = grid.new_zeros(points.shape[0], grid.shape[3])
@@ -44,6 +55,14 @@ def sample_grid(grid: Tensor, points: Tensor, padding: str = "border") -> Tensor
         x, y, z = vertex.maximum(torch.zeros_like(last)).minimum(last).long().unbind(dim=1)
         total = total + torch.where(exists[:, None], weight[:, None] * grid[x, y, z], grid.new_zeros(()))
     return total
+
+
+def sample_grid_with_gradient(grid: Tensor, points: Tensor, *options: object) -> tuple[Tensor, Tensor]:
+    """The same (N, C), and its derivative in each point (N, C, 3)."""
+    points = points if points.requires_grad else points.detach().requires_grad_()
+    value = sample_grid(grid, points, *options)
+    slopes = [torch.autograd.grad(value[:, c].sum(), points, create_graph=True)[0] for c in range(value.shape[1])]
+    return value, torch.stack(slopes, dim=1) if slopes else value.new_zeros(*value.shape, 3)
 
 
 def interpolate_cells(feats: Tensor, points: Tensor, order: str = "4i+2j+k") -> Tensor:

@@ -305,7 +305,7 @@ def test_the_first_use_compiles_says_so_and_the_next_process_reuses_it(installed
     module = loaded_from(first)
     assert module.is_relative_to(cache)
     assert f"no prebuilt CPU kernels fit; compiling them once into {module.parent}" in first.stderr
-    assert "about a minute" in first.stderr
+    assert "a minute or two" in first.stderr
     assert re.search(r"compiled the CPU kernels in \d+ s", first.stderr)
     assert sorted(path.name for path in module.parent.iterdir() if path.name != "_C.lock") == [module.name]
     assert not list(installed.rglob("*.so"))

@@ -99,7 +99,11 @@ def test_the_box_is_copied():
         ({"channels": 0}, ValueError, "channels must be at least 1, got 0"),
         ({"channels": 1.5}, TypeError, "channels must be integer, got 1.5"),
         ({"dtype": torch.int32}, TypeError, "dtype must be float32.*int32"),
-        ({"padding": "reflection"}, ValueError, "padding must be 'border' or 'zeros', got 'reflection'"),
+        (
+            {"padding": "reflect"},
+            ValueError,
+            r"padding must be one of \['border', 'zeros', 'reflection'\], got 'reflect'",
+        ),
         ({"init_std": -1.0}, ValueError, "init_std"),
         ({"aabb": ((0, 0, 0), (1, 0, 1))}, ValueError, "low < high"),
         ({"aabb": ((0, 0, 0), (1, math.inf, 1))}, ValueError, "finite"),
@@ -188,7 +192,42 @@ def test_forward_matches_grid_sample(device, dtype, resolution, padding):
     torch.testing.assert_close(values.double(), expected, atol=tolerance, rtol=tolerance)
 
 
-@pytest.mark.parametrize("padding", ["border", "zeros"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
+@pytest.mark.parametrize("padding", ["border", "zeros", "reflection"])
+def test_with_gradient_is_the_derivative_in_world_units(device, dtype, padding):
+    grid = make_grid(dtype=dtype, padding=padding, device=device)
+    points = points_around(6, device).view(2, 3, 3)
+    points = points.double().requires_grad_() if dtype == torch.float64 else points.requires_grad_()
+    values, slopes = grid(points, with_gradient=True)
+    torch.testing.assert_close(values, grid(points))
+    assert (slopes.shape, slopes.dtype) == ((2, 3, grid.channels, 3), dtype)
+    for channel in range(grid.channels):
+        (expected,) = torch.autograd.grad(values[..., channel].sum(), points, retain_graph=True)
+        rounding = {"rtol": 2e-3, "atol": 1e-2} if dtype == torch.float16 else {"rtol": 1e-4, "atol": 1e-5}
+        torch.testing.assert_close(slopes[..., channel, :], expected.to(dtype), **rounding)
+
+
+def test_with_gradient_trains_the_features(device):
+    grid = make_grid(dtype=torch.float64, device=device)
+    points = points_around(50, device).double()
+    _, slopes = grid(points, with_gradient=True)
+    (fused,) = torch.autograd.grad((slopes.norm(dim=-1) - 1).square().mean(), grid.features)
+    points.requires_grad_()
+    values = grid(points)
+    by_autograd = torch.stack(
+        [torch.autograd.grad(values[:, c].sum(), points, create_graph=True)[0] for c in range(grid.channels)], dim=1
+    )
+    (expected,) = torch.autograd.grad((by_autograd.norm(dim=-1) - 1).square().mean(), grid.features)
+    torch.testing.assert_close(fused, expected)
+
+
+def test_with_gradient_of_no_points(device):
+    grid = make_grid(device=device)
+    values, slopes = grid(torch.empty(0, 4, 3, device=device), with_gradient=True)
+    assert (values.shape, slopes.shape) == ((0, 4, grid.channels), (0, 4, grid.channels, 3))
+
+
+@pytest.mark.parametrize("padding", ["border", "zeros", "reflection"])
 def test_gradients_match_grid_sample(device, padding):
     grid = make_grid(padding=padding, device=device)
     points = points_around(200, device).requires_grad_()

@@ -6,54 +6,32 @@ import itertools
 
 import pytest
 import torch
-from op_testing import CHANNELS, DTYPES, LAYOUTS, OpRecorder, saved_for_backward, threads
-from reference import sample_grid
+from op_testing import (
+    CHANNELS,
+    DTYPES,
+    LAYOUTS,
+    NON_FINITE,
+    RESOLUTION,
+    OpRecorder,
+    assert_all_match,
+    both_paddings,
+    by_grid_sample,
+    every_linear_lookup,
+    every_lookup,
+    keywords,
+    leaves,
+    make,
+    points_off_faces,
+    saved_for_backward,
+    threads,
+    value_and_gradients,
+)
+from reference import sample_grid, sample_grid_with_gradient
 from tolerances import arithmetic, assert_matches
-from torch.nn import functional as F
 
 from voxelfield import _library
 from voxelfield.ops import sample_trilinear
-from voxelfield.ops.grid import PADDINGS
-
-RESOLUTION = (5, 4, 7)
-NON_FINITE = [float("nan"), float("inf"), -float("inf")]
-
-both_paddings = pytest.mark.parametrize("padding", ["border", "zeros"])
-
-
-def points_off_faces(count, device, dtype=torch.float64, resolution=RESOLUTION):
-    """Points in cells from two below the grid to two above, at least a tenth of a cell from any face.
-
-    There the op is smooth, and a rounded coordinate stays in its cell. The eight corners of the surroundings come up.
-    """
-    last = torch.tensor([max(size - 1, 1) for size in resolution], device=device)
-    cells = torch.rand(count, 3, device=device) * (last + 4) - 2
-    return ((cells.floor() + 0.1 + 0.8 * torch.rand(count, 3, device=device)) / last).to(dtype)
-
-
-def make(device, dtype=torch.float64, channels=3, count=40, resolution=RESOLUTION):
-    grid = torch.randn(*resolution, channels, device=device, dtype=dtype)
-    return grid, points_off_faces(count, device, arithmetic(dtype), resolution)
-
-
-def value_and_gradients(sample, grid, points, grad):
-    grid, points = grid.detach().requires_grad_(), points.detach().requires_grad_()
-    value = sample(grid, points)
-    return value.detach(), *torch.autograd.grad(value, (grid, points), grad)
-
-
-def assert_all_match(actual, expected):
-    for name, a, e in zip(("value", "grid gradient", "point gradient"), actual, expected, strict=True):
-        assert_matches(a, e.double(), name)
-
-
-def by_grid_sample(grid, points, padding):
-    """The same through F.grid_sample: axes reversed, [0, 1] to [-1, 1]."""
-    volume = grid.permute(3, 2, 1, 0)[None]
-    where = (points * 2 - 1)[None, None, None]
-    sampled = F.grid_sample(volume, where, mode="bilinear", padding_mode=padding, align_corners=True)
-    return sampled[0, :, 0, 0].T
-
+from voxelfield.ops._grids import PADDINGS
 
 # --- values and first derivatives
 
@@ -70,6 +48,117 @@ def test_value_and_gradients_match_reference(device, dtype, channels, padding):
     )
     assert [x.dtype for x in actual] == [dtype, dtype, points.dtype]
     assert_all_match(actual, expected)
+
+
+@every_lookup
+@pytest.mark.parametrize("channels", [1, 3, 12])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_lookup_matches_reference(device, dtype, channels, lookup):
+    grid, points = make(device, dtype, channels, count=200, align_corners=lookup[1])
+    grad = torch.randn(len(points), channels, device=device, dtype=dtype)
+    actual = value_and_gradients(lambda g, p: sample_trilinear(g, p, **keywords(lookup)), grid, points, grad)
+    expected = leaves(grid.double(), points.double())
+    value = sample_grid(*expected, *lookup)
+    gradients = torch.autograd.grad(value, expected, grad.double(), allow_unused=True, materialize_grads=True)
+    assert_all_match(actual, (value, *gradients))
+
+
+@every_lookup
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_a_batch_is_many_calls(device, dtype, lookup):
+    pairs = [make(device, dtype, count=50, align_corners=lookup[1]) for _ in range(3)]
+    grids, points = (torch.stack(x) for x in zip(*pairs, strict=True))
+    grad = torch.randn(3, 50, 3, device=device, dtype=dtype)
+
+    def sample(g, p):
+        return sample_trilinear(g, p, **keywords(lookup))
+
+    results = value_and_gradients(sample, grids, points, grad)
+    loop = [value_and_gradients(sample, *one) for one in zip(grids, points, grad, strict=True)]
+    for together, alone in zip(results, zip(*loop, strict=True), strict=True):
+        assert_matches(together, torch.stack(alone).double())
+
+
+# --- value and gradient at once
+
+
+@every_linear_lookup
+@pytest.mark.parametrize("channels", [1, 2, 4, 5, 12, 33])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_with_gradient_matches_reference(device, dtype, channels, lookup):
+    grid, points = make(device, dtype, channels, align_corners=lookup[1])
+    actual_inputs, expected_inputs = leaves(grid, points), leaves(grid.double(), points.double())
+    actual = sample_trilinear(*actual_inputs, **keywords(lookup), with_gradient=True)
+    expected = sample_grid_with_gradient(*expected_inputs, *lookup)
+    assert [x.dtype for x in actual] == [dtype, dtype]
+    assert_all_match(actual, expected, ("value", "gradient"))
+    grads = [torch.randn_like(x) for x in actual]
+    first = torch.autograd.grad(actual, actual_inputs, grads)
+    assert_all_match(
+        first, torch.autograd.grad(expected, expected_inputs, [x.double() for x in grads]), ("d grid", "d points")
+    )
+
+
+@every_linear_lookup
+def test_with_gradient_is_what_autograd_gives(device, lookup):
+    grid, points = leaves(*make(device, align_corners=lookup[1]))
+    value, slopes = sample_trilinear(grid, points, **keywords(lookup), with_gradient=True)
+    alone = sample_trilinear(grid, points, **keywords(lookup))
+    assert_matches(value, alone)
+    for channel in range(3):
+        (slope,) = torch.autograd.grad(alone[:, channel].sum(), points, retain_graph=True)
+        assert_matches(slopes[:, channel], slope)
+
+
+def test_with_gradient_of_a_batch(device):
+    pairs = [make(device) for _ in range(2)]
+    grids, points = (torch.stack(x) for x in zip(*pairs, strict=True))
+    together = sample_trilinear(grids, points, with_gradient=True)
+    alone = zip(*(sample_trilinear(*pair, with_gradient=True) for pair in pairs), strict=True)
+    assert [x.shape for x in together] == [(2, 40, 3), (2, 40, 3, 3)]
+    assert_all_match(together, [torch.stack(x) for x in alone])
+
+
+def test_eikonal_loss_trains_as_through_autograd(device):
+    def gradients(slopes_at):
+        grid, points = leaves(*inputs)
+        value, slopes = slopes_at(grid, points)
+        loss = (slopes.norm(dim=-1) - 1).square().mean() + value.square().mean()
+        return torch.autograd.grad(loss, (grid, points))
+
+    inputs = make(device, channels=1, count=300)
+    fused = gradients(lambda g, p: sample_trilinear(g, p, with_gradient=True))
+    assert_all_match(fused, gradients(sample_grid_with_gradient), ("d grid", "d points"))
+
+
+def test_unused_half_of_a_pair_is_free(device):
+    for used in (0, 1):
+        grid, points = leaves(*make(device))
+        expected = leaves(grid, points)
+        grad = torch.randn(40, 3, *(3,) * used, device=device, dtype=grid.dtype)
+        actual = torch.autograd.grad(sample_trilinear(grid, points, with_gradient=True)[used], (grid, points), grad)
+        reference = sample_grid_with_gradient(*expected)[used]
+        assert_all_match(actual, torch.autograd.grad(reference, expected, grad))
+
+
+def test_second_derivative_with_gradient_is_refused(device):
+    grid, points = leaves(*make(device))
+    value, _ = sample_trilinear(grid, points, with_gradient=True)
+    (first,) = torch.autograd.grad(value.square().sum(), points, create_graph=True)
+    with pytest.raises(NotImplementedError, match="with_gradient=True is differentiable once"):
+        torch.autograd.grad(first.sum(), points)
+
+
+def test_with_gradient_at_non_finite_points_is_zero(device):
+    grid, points = leaves(*make(device))
+    with torch.no_grad():
+        points[::2, 1] = float("nan")
+    value, slopes = sample_trilinear(grid, points, with_gradient=True)
+    gradients = torch.autograd.grad(value.sum() + slopes.square().sum(), (grid, points))
+    for result in (value, slopes, gradients[1]):
+        assert not result[::2].any()
+        assert result.isfinite().all()
+    assert gradients[0].isfinite().all()
 
 
 @pytest.mark.parametrize("channels", [1027, 1100])
@@ -110,30 +199,34 @@ def test_vertices_are_reproduced_exactly(device, dtype):
 # --- agreement with F.grid_sample
 
 
-def special_coordinates(size):
-    """Coordinates in units of vertices: on vertices, on, inside and beyond both faces, far out; as unit coordinates.
+def special_coordinates(size, align_corners):
+    """Coordinates in units of vertices: on vertices, half-way, on, inside and beyond both faces; as unit coordinates.
 
-    All but the huge ones are dyadic and `size - 1` is a power of two: neither side rounds, so both see the same point.
+    All are dyadic and what they are divided by is a power of two: neither side rounds, so both see the same point.
     """
     if size == 1:
-        return [-2.0, -0.5, 0.0, 0.5, 1.0, 3.0, -1e30, 1e30]
+        return [-2.0, -0.5, 0.0, 0.5, 1.0, 3.0]
     last, tiny = size - 1, 2.0**-16
     inside = [*range(size), *(i + 0.5 for i in range(last)), tiny, last - tiny]
     outside = [-tiny, last + tiny, -0.5, last + 0.5, tiny - 1, last + 1 - tiny, last + 1, -1 - tiny, -1.5, last + 1.5]
-    return [*(u / last for u in inside + outside), -7.0, 9.0, -1e30, 1e30]
+    outside += [-last - 0.25, 2 * last + 0.75, 3 * last, 3 * last + 1, -2 * last]
+    places = [*inside, *outside]
+    return [u / last for u in places] if align_corners else [(u + 0.5) / size for u in places]
 
 
-@both_paddings
+@every_lookup
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("resolution", [(5, 3, 2), (2, 5, 3), (1, 3, 2), (3, 2, 1), (2, 1, 1), (1, 1, 1)], ids=str)
-def test_agrees_with_grid_sample_in_all_special_places(device, resolution, dtype, padding):
+def test_agrees_with_grid_sample_in_all_special_places(device, resolution, dtype, lookup):
+    align_corners = lookup[1]
+    if not align_corners:  # sizes, not distances between the outermost vertices, must be powers of two
+        resolution = tuple(size - 1 if size in (3, 5) else size for size in resolution)
     grid = torch.randn(*resolution, 2, device=device, dtype=dtype)
-    coordinates = [torch.tensor(special_coordinates(size), device=device, dtype=dtype) for size in resolution]
-    points = torch.cartesian_prod(*coordinates)
+    places = [special_coordinates(size, align_corners) for size in resolution]
+    points = torch.cartesian_prod(*(torch.tensor(place, device=device, dtype=dtype) for place in places))
     grad = torch.randn(len(points), 2, device=device, dtype=dtype)
-    actual = value_and_gradients(lambda g, p: sample_trilinear(g, p, padding=padding), grid, points, grad)
-    expected = value_and_gradients(lambda g, p: by_grid_sample(g, p, padding), grid, points, grad)
-    assert_all_match(actual, expected)
+    actual = value_and_gradients(lambda g, p: sample_trilinear(g, p, **keywords(lookup)), grid, points, grad)
+    assert_all_match(actual, value_and_gradients(lambda g, p: by_grid_sample(g, p, *lookup), grid, points, grad))
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
@@ -158,21 +251,20 @@ def test_reference_agrees_with_grid_sample(device, padding):
 # --- derivatives
 
 
-@both_paddings
+@every_linear_lookup
 @pytest.mark.parametrize("resolution", [(3, 4, 2), (1, 3, 2)], ids=str)
-def test_gradcheck_and_gradgradcheck(device, resolution, padding):
-    grid, points = make(device, channels=2, count=8, resolution=resolution)
-    inputs = (grid.requires_grad_(), points.requires_grad_())
+def test_gradcheck_and_gradgradcheck(device, resolution, lookup):
+    inputs = leaves(*make(device, channels=2, count=8, resolution=resolution, align_corners=lookup[1]))
 
     def sample(g, p):
-        return sample_trilinear(g, p, padding=padding)
+        return sample_trilinear(g, p, **keywords(lookup))
 
     # CUDA sums a grid's gradient in no fixed order.
     assert torch.autograd.gradcheck(sample, inputs, nondet_tol=1e-12)
     assert torch.autograd.gradgradcheck(sample, inputs, nondet_tol=1e-12)
 
 
-@both_paddings
+@pytest.mark.parametrize("padding", ["border", "zeros", "reflection"])
 @pytest.mark.parametrize("channels", [1, 4, 28])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_gradient_penalty_matches_reference(device, dtype, channels, padding):
@@ -244,28 +336,41 @@ def test_cpu_gradient_is_the_same_bits_for_any_number_of_threads():
 # --- registration: schemas, fakes, autograd, compile
 
 
-def raw_calls(device, padding):
+def raw_calls(device, options, levels):
     """Arguments of the three ops, with and without direction."""
     _library.ensure_loaded(device.type)
-    grid, points = make(device, count=6)
-    direction = torch.randn_like(points)
-    values = torch.randn(len(points), grid.shape[-1], device=device, dtype=grid.dtype)
-    code = PADDINGS[padding]
-    for d in (None, direction):
-        yield "sample_trilinear", (grid, points, d, code)
-        yield "splat_trilinear", (values, points, d, list(grid.shape[:3]), code)
-        yield "point_gradient_trilinear", (values, grid, points, d, code)
+    grids = [torch.randn(2, 3, 4, 2 + i, 2, device=device, dtype=torch.float64) for i in range(levels)]
+    points = points_off_faces(12, device).view(2, 6, 3)
+    *_, add, with_gradient = options
+    rows = (4,) * with_gradient + (2, 6, 2 if add else 2 * levels)
+    values = torch.randn(rows, device=device, dtype=torch.float64)
+    sizes = [size for grid in grids for size in grid.shape[1:]]
+    for d in (None,) if with_gradient else (None, torch.randn_like(points)):
+        yield "sample_trilinear", (grids, points, d, *options)
+        yield "splat_trilinear", (values, points, d, sizes, *options, 0)
+        yield "point_gradient_trilinear", (values, grids, points, d, *options)
 
 
-@both_paddings
-@pytest.mark.parametrize("call", range(6))
+@pytest.mark.parametrize(
+    ("options", "levels"),
+    [
+        ((0, True, False, False, False), 1),
+        ((1, False, False, False, False), 3),
+        ((2, True, False, True, False), 2),
+        ((1, True, True, False, False), 2),
+        ((0, False, False, False, True), 1),
+        ((2, False, False, True, True), 2),
+    ],
+    ids=str,
+)
 @pytest.mark.parametrize("differentiable", [False, True])
-def test_opcheck(device, call, padding, differentiable):
-    name, arguments = list(raw_calls(device, padding))[call]
-    directional_gradient = name == "point_gradient_trilinear" and arguments[3] is not None
-    if differentiable and not directional_gradient:  # its derivative would be the third, which is refused
-        arguments = tuple(a.requires_grad_() if isinstance(a, torch.Tensor) else a for a in arguments)
-    torch.library.opcheck(getattr(torch.ops.voxelfield, name).default, arguments)
+def test_opcheck(device, options, levels, differentiable):
+    for name, arguments in raw_calls(device, options, levels):
+        # What would be the third derivative, or the second of value and gradient at once, is refused.
+        last = name == "point_gradient_trilinear" and (arguments[3] is not None or options[-1])
+        if differentiable and not last:
+            arguments = torch.utils._pytree.tree_map_only(torch.Tensor, lambda x: leaves(x)[0], arguments)
+        torch.library.opcheck(getattr(torch.ops.voxelfield, name).default, arguments)
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
@@ -273,7 +378,10 @@ def test_compiles_whole_with_any_number_of_points(device, backend):
     torch.compiler.reset()
 
     def loss(grid, points):
-        return sample_trilinear(grid * 2, points * 0.5, padding="zeros").square().sum()
+        value, slopes = sample_trilinear(grid * 2, points * 0.5, padding="reflection", with_gradient=True)
+        plain = sample_trilinear(grid * 2, points * 0.5, padding="zeros", align_corners=False)
+        batch = sample_trilinear(grid[None], points[None] * 0.7)
+        return value.square().sum() + slopes.square().sum() + plain.square().sum() + batch.square().sum()
 
     compiled = torch.compile(loss, fullgraph=True, backend=backend, dynamic=True)
     # 11 is none of the sizes of the grid: the compiler takes equal sizes for one and the same.
@@ -309,6 +417,17 @@ def test_meta_tensors_give_shapes():
 
 
 # --- empty, strided and non-finite input
+
+
+@pytest.mark.parametrize("with_gradient", [False, True])
+@pytest.mark.parametrize(("count", "channels"), [(0, 3), (4, 0), (0, 0)])
+def test_empty_input_and_its_derivatives(device, count, channels, with_gradient):
+    grid, points = leaves(*make(device, torch.float32, channels, count))
+    results = sample_trilinear(grid, points, with_gradient=with_gradient)
+    results = results if with_gradient else (results,)
+    assert [x.shape for x in results] == [(count, channels), (count, channels, 3)][: len(results)]
+    for gradient in torch.autograd.grad([x.sum() for x in results], (grid, points)):
+        assert not gradient.any()
 
 
 @both_paddings
@@ -443,7 +562,12 @@ def tensors(grid=(2, 2, 2, 3), points=(5, 3), grid_dtype=torch.float32, points_d
     ("arguments", "error", "message"),
     [
         pytest.param(tensors(grid=(2, 2, 2)), ValueError, r"grid .*\(X, Y, Z, C\).*\(2, 2, 2\)", id="3-D grid"),
-        pytest.param(tensors(grid=(1, 3, 2, 2, 2)), ValueError, "grid .*shape", id="grid of grid_sample's layout"),
+        pytest.param(
+            tensors(grid=(1, 3, 2, 2, 2)),
+            ValueError,
+            r"points .*\(1, N, 3\) for grid .*\(5, 3\)",
+            id="batch of grids alone",
+        ),
         pytest.param(tensors(grid=(0, 2, 2, 3)), ValueError, "grid .*vertex", id="no vertex along x"),
         pytest.param(tensors(grid=(2, 2, 0, 3)), ValueError, "grid .*vertex", id="no vertex along z"),
         pytest.param(tensors(points=(5, 2)), ValueError, r"points .*\(N, 3\).*\(5, 2\)", id="2-D points"),
@@ -470,36 +594,72 @@ def test_malformed_input_is_explained(arguments, error, message):
         sample_trilinear(*arguments)
 
 
-@pytest.mark.parametrize("padding", ["reflection", "Border", "", None, 0])
+@pytest.mark.parametrize(
+    ("grid", "points", "message"),
+    [
+        ((2, 2, 2, 2, 3), (5, 3), r"points .*\(2, N, 3\).*\(5, 3\)"),
+        ((2, 2, 2, 2, 3), (3, 5, 3), r"points .*\(2, N, 3\).*\(3, 5, 3\)"),
+        ((2, 2, 2, 3), (1, 5, 3), r"points .*\(N, 3\).*\(1, 5, 3\)"),
+        ((1, 1, 2, 2, 2, 3), (5, 3), r"grid .*\(X, Y, Z, C\)"),
+        ((2, 2, 0, 2, 3), (2, 5, 3), "grid .*vertex"),
+    ],
+)
+def test_batches_that_do_not_fit_are_explained(grid, points, message):
+    with pytest.raises(ValueError, match=message):
+        sample_trilinear(*tensors(grid, points))
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "", None, 1])
+def test_unknown_mode_is_explained(mode):
+    with pytest.raises(ValueError, match=r"mode must be one of \['linear', 'nearest'\], got "):
+        sample_trilinear(*tensors(), mode=mode)
+
+
+def test_nearest_has_no_gradient():
+    with pytest.raises(ValueError, match=r"with_gradient=True needs mode='linear', got mode='nearest'"):
+        sample_trilinear(*tensors(), mode="nearest", with_gradient=True)
+
+
+@pytest.mark.parametrize("padding", ["reflect", "Border", "", None, 0])
 def test_unknown_padding_is_explained(padding):
-    with pytest.raises(ValueError, match=r"padding must be one of \['border', 'zeros'\]"):
+    with pytest.raises(ValueError, match=r"padding must be one of \['border', 'zeros', 'reflection'\]"):
         sample_trilinear(*tensors(), padding=padding)
 
 
 def raw_mistakes(device):
-    grid, points = (x.to(device) for x in tensors())
-    values, double = torch.zeros(5, 3, device=device), points.double()
-    yield "sample_trilinear", (grid[0], points, None, 0)
-    yield "sample_trilinear", (grid[:, :0], points, None, 0)
-    yield "sample_trilinear", (grid, points[:, :2], None, 0)
-    yield "sample_trilinear", (grid, points[0], None, 0)
-    yield "sample_trilinear", (grid, double, None, 0)
-    yield "sample_trilinear", (grid.long(), points, None, 0)
-    yield "sample_trilinear", (grid, points, points[:4], 0)
-    yield "sample_trilinear", (grid, points, double, 0)
-    yield "splat_trilinear", (values[:4], points, None, [2, 2, 2], 0)
-    yield "splat_trilinear", (values[0], points, None, [2, 2, 2], 0)
-    yield "splat_trilinear", (values, points, None, [2, 2], 0)
-    yield "splat_trilinear", (values, points, None, [2, 2, -2], 0)
-    yield "splat_trilinear", (values, points, points[:, :2], [2, 2, 2], 0)
-    yield "point_gradient_trilinear", (values[:, :2], grid, points, None, 0)
-    yield "point_gradient_trilinear", (values[:4], grid, points, None, 0)
-    yield "point_gradient_trilinear", (values.double(), grid, points, None, 0)
-    yield "point_gradient_trilinear", (values, grid[0], points, None, 0)
-    yield "point_gradient_trilinear", (values, grid, points, points[0], 0)
+    grid, points = (x.to(device)[None] for x in tensors())
+    values, double = torch.zeros(1, 5, 3, device=device), points.double()
+    options, shape = (0, True, False, False, False), [2, 2, 2, 3]
+    jet = (0, True, False, False, True)
+    yield "sample_trilinear", ([], points, None, *options)
+    yield "sample_trilinear", ([grid] * 17, points, None, *options)
+    yield "sample_trilinear", ([grid, grid.double()], points, None, *options)
+    yield "sample_trilinear", ([grid[0]], points, None, *options)
+    yield "sample_trilinear", ([grid[:, :, :0]], points, None, *options)
+    yield "sample_trilinear", ([grid], points[..., :2], None, *options)
+    yield "sample_trilinear", ([grid], points[0], None, *options)
+    yield "sample_trilinear", ([grid], points.expand(2, 5, 3), None, *options)
+    yield "sample_trilinear", ([grid], double, None, *options)
+    yield "sample_trilinear", ([grid.long()], points, None, *options)
+    yield "sample_trilinear", ([grid], points, points[:, :4], *options)
+    yield "sample_trilinear", ([grid], points, double, *options)
+    yield "sample_trilinear", ([grid], points, points, *jet)
+    yield "sample_trilinear", ([grid, grid[..., :2]], points, None, 0, True, False, True, False)
+    yield "splat_trilinear", (values[:, :4], points, None, shape, *options, 0)
+    yield "splat_trilinear", (values[0], points, None, shape, *options, 0)
+    yield "splat_trilinear", (values, points, None, shape, *jet, 0)
+    yield "splat_trilinear", (values, points, None, [2, 2, 2], *options, 0)
+    yield "splat_trilinear", (values, points, None, [], *options, 0)
+    yield "splat_trilinear", (values, points, None, [2, 2, -2, 3], *options, 0)
+    yield "splat_trilinear", (values, points, points[..., :2], shape, *options, 0)
+    yield "point_gradient_trilinear", (values[..., :2], [grid], points, None, *options)
+    yield "point_gradient_trilinear", (values[:, :4], [grid], points, None, *options)
+    yield "point_gradient_trilinear", (values.double(), [grid], points, None, *options)
+    yield "point_gradient_trilinear", (values, [grid[0]], points, None, *options)
+    yield "point_gradient_trilinear", (values, [grid], points, points[0], *options)
 
 
-@pytest.mark.parametrize("mistake", range(18))
+@pytest.mark.parametrize("mistake", range(26))
 def test_raw_ops_refuse_what_does_not_fit(device, mistake):
     _library.ensure_loaded(device.type)
     name, arguments = list(raw_mistakes(device))[mistake]
@@ -508,7 +668,7 @@ def test_raw_ops_refuse_what_does_not_fit(device, mistake):
 
 
 def test_raw_mistakes_are_all_tried():
-    assert len(list(raw_mistakes(torch.device("cpu")))) == 18
+    assert len(list(raw_mistakes(torch.device("cpu")))) == 26
 
 
 # --- CUDA only
@@ -523,7 +683,7 @@ def test_cpu_and_cuda_do_not_mix():
         sample_trilinear(grid, points.cuda())
     _library.ensure_loaded("cuda")
     with pytest.raises(RuntimeError):
-        torch.ops.voxelfield.sample_trilinear(grid.cuda(), points, None, 0)
+        torch.ops.voxelfield.sample_trilinear([grid.cuda()[None]], points[None], None, 0, True, False, False, False)
 
 
 @pytest.mark.cuda
@@ -601,3 +761,13 @@ def test_compiles_to_cuda_graphs():
         expected = loss(grid, points)
         assert_matches(value.detach().clone(), expected.detach())
         assert_matches(gradient.clone(), torch.autograd.grad(expected, grid)[0])
+
+
+def test_values_and_gradient_can_be_changed_in_place(device):
+    grid, points = make(device)
+    grid.requires_grad_()
+    values, gradient = sample_trilinear(grid, points, with_gradient=True)
+    values.mul_(2)
+    gradient.relu_()
+    (values.sum() + gradient.sum()).backward()
+    assert grid.grad.isfinite().all()

@@ -131,7 +131,7 @@ def _build_just_in_time(name: str) -> Path:
             return ready
         _warn_of_unfit(name)
         logger.warning(
-            "voxelfield: no prebuilt %s kernels fit; compiling them once into %s (about a minute)",
+            "voxelfield: no prebuilt %s kernels fit; compiling them once into %s (a minute or two)",
             half,
             directory,
         )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
 
 from voxelfield import ops
-from voxelfield.ops._checks import FLOATING, coordinate_dtype
-from voxelfield.ops.grid import PADDINGS, Padding
+from voxelfield.ops._checks import FLOATING, check_choice, coordinate_dtype
+from voxelfield.ops._grids import PADDINGS, Padding
 
 __all__ = ["VoxelGrid"]
 
@@ -46,7 +46,8 @@ class VoxelGrid(nn.Module):
         aabb: Axis-aligned box in world units as ``((low_x, low_y, low_z), (high_x, high_y, high_z))``, or a
             tensor of shape ``(2, 3)``. Stored as float32.
         padding: What a position outside the box reads: ``"border"`` the nearest point of the box; ``"zeros"``
-            features that fade to zero within one cell of the box.
+            features that fade to zero within one cell of the box; ``"reflection"`` the grid mirrored at the
+            box's faces.
         init_std: Standard deviation of the normal distribution that the features start from.
         fill: Mean of that distribution; with ``init_std=0`` the constant value of all features.
         dtype: Type of the features: float32, float64, float16 or bfloat16.
@@ -86,8 +87,7 @@ class VoxelGrid(nn.Module):
         shape = (*_parse_resolution(resolution), _parse_size("channels", channels))
         if dtype not in FLOATING:
             raise TypeError(f"dtype must be float32, float64, float16 or bfloat16, got {dtype}")
-        if padding not in PADDINGS:
-            raise ValueError(f"padding must be 'border' or 'zeros', got {padding!r}")
+        check_choice("padding", padding, PADDINGS)
         if not (math.isfinite(init_std) and init_std >= 0):
             raise ValueError(f"init_std must be finite and not negative, got {init_std}")
         self.padding: Padding = padding
@@ -179,16 +179,24 @@ class VoxelGrid(nn.Module):
 
     # ---------------------------------------------------------------------------------------------- sampling
 
-    def forward(self, points: Tensor) -> Tensor:
+    @overload
+    def forward(self, points: Tensor, *, with_gradient: Literal[False] = ...) -> Tensor: ...
+    @overload
+    def forward(self, points: Tensor, *, with_gradient: Literal[True]) -> tuple[Tensor, Tensor]: ...
+    def forward(self, points: Tensor, *, with_gradient: bool = False) -> Tensor | tuple[Tensor, Tensor]:
         """Interpolate the features at world positions.
 
         Args:
             points: ``(..., 3)`` world positions, float32 or float64, on the grid's device; any leading shape,
                 empty ones included. Positions that are not finite read zeros and receive no gradient.
+            with_gradient: Also return the derivative with respect to the position, from the same pass over
+                the grid: surface normals, eikonal losses.
 
         Returns:
             ``(..., C)`` in the dtype of the grid; the arithmetic is float64 for a float64 grid and float32
-            otherwise. Outside the box ``padding`` decides.
+            otherwise. Outside the box ``padding`` decides. With ``with_gradient`` a pair: that, and its
+            gradient ``(..., C, 3)`` per world unit along x, y and z, in the same dtype; both are then
+            differentiable once, not twice. In float16 a change of more than 65504 across the box overflows.
 
         Raises:
             TypeError: If ``points`` is not a float32 or float64 tensor. 16-bit positions are refused: float16
@@ -196,7 +204,14 @@ class VoxelGrid(nn.Module):
                 one.
             ValueError: If its last dimension is not 3, or it is on another device.
         """
-        return self._sample(self.to_unit(self._promote(points)))
+        unit = self.to_unit(self._promote(points))
+        if not with_gradient:
+            return self._sample(unit)
+        values, slopes = ops.sample_trilinear(self.features, self._rows(unit), padding=self.padding, with_gradient=True)
+        low, high = self.aabb.to(coordinate_dtype(slopes.dtype))
+        slopes = (slopes / (high - low)).to(slopes.dtype)
+        lead = unit.shape[:-1]
+        return values.reshape(*lead, self.channels), slopes.reshape(*lead, self.channels, 3)
 
     def sample_rays(self, origins: Tensor, directions: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
         """Interpolate the features along rays, at ``origins + t * directions``.
@@ -233,9 +248,11 @@ class VoxelGrid(nn.Module):
 
     def _sample(self, unit: Tensor) -> Tensor:
         """Interpolate at positions ``(..., 3)`` in the unit cube."""
-        rows = unit.reshape(-1, 3).to(coordinate_dtype(self.features.dtype))
-        values = ops.sample_trilinear(self.features, rows, padding=self.padding)
+        values = ops.sample_trilinear(self.features, self._rows(unit), padding=self.padding)
         return values.reshape(*unit.shape[:-1], self.channels)
+
+    def _rows(self, unit: Tensor) -> Tensor:
+        return unit.reshape(-1, 3).to(coordinate_dtype(self.features.dtype))
 
     def _promote(self, values: Tensor) -> Tensor:
         # Before the mapping to the unit cube, so that a float64 grid gets float64 coordinates, not rounded

@@ -1,6 +1,10 @@
 // One binary, several instruction sets: hot loops are compiled for baseline x86-64, AVX2 and AVX-512 and chosen at
-// load.
+// load. What such a function calls must be inlined into it (VOXELFIELD_HOST_DEVICE does) or be multiversioned itself.
 #pragma once
+
+#if defined(_MSC_VER) && (defined(_M_X64) || defined(_M_IX86))
+#include <xmmintrin.h>
+#endif
 
 #if defined(__x86_64__) && defined(__GNUC__) && __GNUC__ >= 12 && !defined(__clang__) && defined(__linux__)
 #define VOXELFIELD_MULTIVERSION __attribute__((noinline, target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
@@ -8,7 +12,16 @@
 #define VOXELFIELD_MULTIVERSION
 #endif
 
-// `omp simd` is a promise that iterations are independent (or only sum into the named variable); no OpenMP runtime.
+// `omp simd` is a promise that iterations are independent (or only sum into the named variables); no OpenMP runtime.
 #define VOXELFIELD_PRAGMA_(x) _Pragma(#x)
 #define VOXELFIELD_VECTORIZE VOXELFIELD_PRAGMA_(omp simd)
-#define VOXELFIELD_VECTORIZE_SUM(variable) VOXELFIELD_PRAGMA_(omp simd reduction(+ : variable))
+#define VOXELFIELD_VECTORIZE_SUM(...) VOXELFIELD_PRAGMA_(omp simd reduction(+ : __VA_ARGS__))
+
+// Asks for the cache line at an address that will be read soon.
+#if defined(__GNUC__)
+#define VOXELFIELD_PREFETCH(address) __builtin_prefetch(address)
+#elif defined(_MSC_VER) && (defined(_M_X64) || defined(_M_IX86))
+#define VOXELFIELD_PREFETCH(address) _mm_prefetch(reinterpret_cast<const char*>(address), _MM_HINT_T0)
+#else
+#define VOXELFIELD_PREFETCH(address) static_cast<void>(address)
+#endif

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 from torch import Tensor
 
 FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
-def check_tensor(name: str, value: object, shape: tuple[int | str, ...]) -> None:
+def check_tensor(name: str, value: object, shape: tuple[int | str, ...], why: str = "") -> None:
     """Raises unless ``value`` is a tensor of the given shape (strings stand for any length)."""
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
@@ -17,7 +19,7 @@ def check_tensor(name: str, value: object, shape: tuple[int | str, ...]) -> None
     )
     if not fits:
         wanted = ", ".join(str(s) for s in shape)
-        raise ValueError(f"{name} must have shape ({wanted}), got {tuple(value.shape)}")
+        raise ValueError(f"{name} must have shape ({wanted}){why}, got {tuple(value.shape)}")
 
 
 def check_dtype(name: str, value: Tensor, allowed: tuple[torch.dtype, ...], why: str = "") -> None:
@@ -27,15 +29,21 @@ def check_dtype(name: str, value: Tensor, allowed: tuple[torch.dtype, ...], why:
         raise TypeError(f"{name} must be {wanted}{why}, got {str(value.dtype).removeprefix('torch.')}")
 
 
+def check_choice(name: str, value: object, allowed: Collection[str]) -> None:
+    """Raises unless ``value`` is one of the allowed strings."""
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(f"{name} must be one of {list(allowed)}, got {value!r}")
+
+
 def check_same_device(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
     """Raises unless both tensors are on one device."""
     if value.device != other.device:
         raise ValueError(f"{name} must be on the device of {other_name}, {other.device}, but it is on {value.device}")
 
 
-def check_points(points: object, source_name: str, source: Tensor) -> None:
-    """Raises unless ``points`` is (N, 3), on the device of ``source`` and of the coordinate dtype that it asks for."""
-    check_tensor("points", points, ("N", 3))
+def check_points(points: object, shape: tuple[int | str, ...], source_name: str, source: Tensor) -> None:
+    """Raises unless ``points`` has a shape, the device of ``source`` and the coordinate dtype that it asks for."""
+    check_tensor("points", points, shape, f" for {source_name} of shape {tuple(source.shape)}")
     assert isinstance(points, Tensor)
     expected = coordinate_dtype(source.dtype)
     why = f" for a {str(source.dtype).removeprefix('torch.')} {source_name}"

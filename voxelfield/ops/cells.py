@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import ClassVar
+
 import torch
 from torch import Tensor
 
 from voxelfield import _library
 from voxelfield.ops._checks import FLOATING, check_dtype, check_points, check_tensor
-from voxelfield.ops._derivatives import StencilFamily, register_derivatives
+from voxelfield.ops._derivatives import (
+    Gather,
+    MaybeTensor,
+    PointGradient,
+    Shapes,
+    Splat,
+    register_autograd,
+    sample,
+)
 
 
 def trilinear_interpolate(feats: Tensor, points: Tensor) -> Tensor:
@@ -31,17 +42,49 @@ def trilinear_interpolate(feats: Tensor, points: Tensor) -> Tensor:
     Raises:
         TypeError: An argument is no tensor, or has the wrong dtype.
         ValueError: An argument has the wrong shape or is on another device.
+        NotImplementedError: A third derivative is asked for.
     """
     check_tensor("feats", feats, ("N", 8, "C"))
     check_dtype("feats", feats, FLOATING)
-    check_points(points, "feats", feats)
+    check_points(points, ("N", 3), "feats", feats)
     if points.shape[0] != feats.shape[0]:
         raise ValueError(
             f"points must have one row for each of the {feats.shape[0]} cells of feats, got {tuple(points.shape)}"
         )
     _library.ensure_loaded(feats.device.type)
-    interpolated: Tensor = torch.ops.voxelfield.interpolate_cells(feats, points, None)
-    return interpolated
+    return sample([feats], points, CellStencil())
+
+
+class CellStencil:
+    """Point n lies in cell n; see :class:`voxelfield.ops._derivatives.Stencil`."""
+
+    with_gradient = False
+    batched = True
+    shareable: ClassVar[bool] = False
+
+    def gather(self, sources: Sequence[Tensor], points: Tensor, direction: MaybeTensor) -> Tensor:
+        """Interpolates each cell at its point."""
+        interpolated: Tensor = torch.ops.voxelfield.interpolate_cells.default(*sources, points, direction)
+        return interpolated
+
+    def splat(self, values: Tensor, points: Tensor, direction: MaybeTensor, shapes: Shapes) -> tuple[Tensor, ...]:
+        """Spreads each value over the corners of its cell."""
+        return (torch.ops.voxelfield.splat_cells.default(values, points, direction),)
+
+    def point_gradient(
+        self, values: Tensor, sources: Sequence[Tensor], points: Tensor, direction: MaybeTensor
+    ) -> Tensor:
+        """Returns the gradient in the points."""
+        gradient: Tensor = torch.ops.voxelfield.point_gradient_cells.default(values, *sources, points, direction)
+        return gradient
+
+    def select(self, values: Tensor, shapes: Shapes, wanted: Sequence[bool]) -> Tensor:
+        """Returns all values: there is one source."""
+        return values
+
+    def as_batch(self) -> CellStencil:
+        """Returns the same: N cells are a batch already."""
+        return self
 
 
 @_library.when_loaded
@@ -58,12 +101,19 @@ def _register() -> None:
     def _(values: Tensor, feats: Tensor, points: Tensor, direction: Tensor | None) -> Tensor:
         return points.new_empty(points.shape)
 
-    register_derivatives(
-        StencilFamily(
-            gather="interpolate_cells",
-            splat="splat_cells",
-            point_gradient="point_gradient_cells",
-            splat_extra=lambda shape, extra: extra,
-            gather_extra=lambda extra: extra,
-        )
-    )
+    def interpolate(feats: Tensor, points: Tensor, direction: MaybeTensor) -> Tensor:
+        interpolated: Tensor = Gather.apply(feats, points, direction, CellStencil())
+        return interpolated
+
+    def splat(values: Tensor, points: Tensor, direction: MaybeTensor) -> Tensor:
+        spread: Tensor
+        (spread,) = Splat.apply(values, points, direction, ((values.shape[0], 8, *values.shape[1:]),), CellStencil())
+        return spread
+
+    def point_gradient(values: Tensor, feats: Tensor, points: Tensor, direction: MaybeTensor) -> Tensor:
+        gradient: Tensor = PointGradient.apply(values, feats, points, direction, CellStencil())
+        return gradient
+
+    register_autograd("interpolate_cells", interpolate)
+    register_autograd("splat_cells", splat)
+    register_autograd("point_gradient_cells", point_gradient)

@@ -2,75 +2,88 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, overload
 
-import torch
 from torch import Tensor
 
-from voxelfield import _library
-from voxelfield.ops._checks import FLOATING, check_dtype, check_points, check_tensor
-from voxelfield.ops._derivatives import StencilFamily, register_derivatives
-
-Padding = Literal["border", "zeros"]
-PADDINGS: dict[str, int] = {"border": 0, "zeros": 1}
+from voxelfield.ops._checks import check_tensor
+from voxelfield.ops._grids import Mode, Padding, sample_grids
 
 
-def sample_trilinear(grid: Tensor, points: Tensor, *, padding: Padding = "border") -> Tensor:
+@overload
+def sample_trilinear(
+    grid: Tensor,
+    points: Tensor,
+    *,
+    padding: Padding = ...,
+    align_corners: bool = ...,
+    mode: Mode = ...,
+    with_gradient: Literal[False] = ...,
+) -> Tensor: ...
+@overload
+def sample_trilinear(
+    grid: Tensor,
+    points: Tensor,
+    *,
+    padding: Padding = ...,
+    align_corners: bool = ...,
+    mode: Mode = ...,
+    with_gradient: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+def sample_trilinear(
+    grid: Tensor,
+    points: Tensor,
+    *,
+    padding: Padding = "border",
+    align_corners: bool = True,
+    mode: Mode = "linear",
+    with_gradient: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
     r"""Samples a dense grid at points by trilinear interpolation.
 
     With :math:`u = p \cdot (R - 1)` on each axis, :math:`i = \lfloor u \rfloor` and :math:`f = u - i`, the result is
     :math:`\sum_{abc \in \{0,1\}} \prod (1 - f \text{ or } f)\; g_{i+a,\,j+b,\,k+c}`: the eight vertices of the point's
-    cell, weighted by the volume opposite to each. The same as ``F.grid_sample`` with ``align_corners=True`` after
+    cell, weighted by the volume opposite to each. The same as ``F.grid_sample`` with the same ``align_corners`` after
     mapping [0, 1] to [-1, 1] and reversing the axes of the grid.
 
     Args:
-        grid: (X, Y, Z, C), channels last; vertex 0 lies at coordinate 0 and vertex R-1 at 1. float32, float64, float16
-            or bfloat16, on CPU or CUDA, of any strides (a non-contiguous one is copied).
-        points: (N, 3) x, y, z in the unit cube, on the grid's device, float32 (float64 for a float64 grid). A point
-            with a NaN or infinite coordinate yields zeros and receives no gradient.
-        padding: What lies outside: ``"border"`` repeats the nearest face, ``"zeros"`` continues with zero vertices.
+        grid: (X, Y, Z, C), channels last, or a batch (B, X, Y, Z, C) of them. float32, float64, float16 or bfloat16,
+            on CPU or CUDA, of any strides (a non-contiguous one is copied).
+        points: (N, 3) x, y, z in the unit cube, or (B, N, 3) for a batch: N points in each grid. On the grid's device,
+            float32 (float64 for a float64 grid). A point with a NaN or infinite coordinate yields zeros and receives
+            no gradient.
+        padding: What lies outside: ``"border"`` repeats the nearest face, ``"zeros"`` continues with zero vertices,
+            ``"reflection"`` mirrors the grid at its faces, over and over.
+        align_corners: Where the unit cube ends. True: at the outermost vertices, vertex 0 lies at coordinate 0 and
+            vertex R-1 at 1. False: half a cell beyond them, vertex i lies at (i + 1/2) / R.
+        mode: ``"linear"``, or ``"nearest"`` for the value of the nearest vertex alone (half-way ones round to even);
+            the gradient in ``points`` is then zero.
+        with_gradient: Also return the derivative of the result with respect to the point, from the same pass over the
+            grid. Not with ``mode="nearest"``.
 
     Returns:
-        (N, C) in the grid's dtype; the arithmetic is at least float32. Differentiable twice with respect to both
-        ``grid`` and ``points``; gradients of 16-bit grids are summed in float32. On the CPU the gradient is
-        bit-reproducible for any number of threads.
+        (N, C), or (B, N, C) for a batch, in the grid's dtype; the arithmetic is at least float32. Differentiable twice
+        with respect to both ``grid`` and ``points``, also by ``torch.func``; gradients of 16-bit grids are summed in
+        float32.
+
+        With ``with_gradient`` a pair: that, and its gradient (..., N, C, 3) in unit coordinates (divide by the grid's
+        extent for world units) and the grid's dtype. Both are differentiable once with respect to ``grid`` and
+        ``points``: enough to train through normals or an eikonal loss. At a vertex, where the slope jumps, it is the
+        one that autograd gives.
+
+        The gradient in the grid is bit-reproducible on the CPU, for any number of threads; on CUDA it is under
+        ``torch.use_deterministic_algorithms(True)``, read when the backward pass runs.
 
     Raises:
         TypeError: An argument is no tensor, or has the wrong dtype.
-        ValueError: An argument has the wrong shape, is on another device, or ``padding`` is unknown.
+        ValueError: An argument has the wrong shape, is on another device, or an option is unknown.
+        NotImplementedError: A third derivative is asked for, or a second one with ``with_gradient``.
+        RuntimeError: On CUDA, a reproducible gradient is asked for from 2^27 points or more in one call.
+
+    Note:
+        An infinite feature reads as NaN, not as infinity, wherever the same vertex also stands in for a missing one: at
+        the last face of the grid, and with ``mode="nearest"``.
     """
-    check_tensor("grid", grid, ("X", "Y", "Z", "C"))
-    check_dtype("grid", grid, FLOATING)
-    if 0 in grid.shape[:3]:
-        raise ValueError(f"grid must have at least one vertex along each axis, got shape {tuple(grid.shape)}")
-    check_points(points, "grid", grid)
-    if padding not in PADDINGS:
-        raise ValueError(f"padding must be one of {sorted(PADDINGS)}, got {padding!r}")
-    _library.ensure_loaded(grid.device.type)
-    sampled: Tensor = torch.ops.voxelfield.sample_trilinear(grid, points, None, PADDINGS[padding])
-    return sampled
-
-
-@_library.when_loaded
-def _register() -> None:
-    @torch.library.register_fake("voxelfield::sample_trilinear")
-    def _(grid: Tensor, points: Tensor, direction: Tensor | None, padding: int) -> Tensor:
-        return grid.new_empty(points.shape[0], grid.shape[3])
-
-    @torch.library.register_fake("voxelfield::splat_trilinear")
-    def _(values: Tensor, points: Tensor, direction: Tensor | None, resolution: list[int], padding: int) -> Tensor:
-        return values.new_empty(*resolution, values.shape[1])
-
-    @torch.library.register_fake("voxelfield::point_gradient_trilinear")
-    def _(values: Tensor, grid: Tensor, points: Tensor, direction: Tensor | None, padding: int) -> Tensor:
-        return points.new_empty(points.shape)
-
-    register_derivatives(
-        StencilFamily(
-            gather="sample_trilinear",
-            splat="splat_trilinear",
-            point_gradient="point_gradient_trilinear",
-            splat_extra=lambda shape, extra: (list(shape[:3]), *extra),
-            gather_extra=lambda extra: extra[1:],
-        )
-    )
+    batched = isinstance(grid, Tensor) and grid.dim() == 5
+    check_tensor("grid", grid, ("B", "X", "Y", "Z", "C") if batched else ("X", "Y", "Z", "C"))
+    return sample_grids(["grid"], [grid], points, batched, False, padding, align_corners, mode, with_gradient)

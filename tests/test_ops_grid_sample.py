@@ -1,0 +1,199 @@
+"""grid_sample: what torch.nn.functional.grid_sample gives for volumes, by this library's kernels."""
+
+from __future__ import annotations
+
+import sys
+import types
+import unittest
+import warnings
+
+import pytest
+import torch
+from op_testing import DTYPES, assert_all_match, leaves, saved_for_backward
+from tolerances import arithmetic, assert_matches
+from torch.nn import functional as F
+
+from voxelfield.ops import grid_sample
+
+every_option = pytest.mark.parametrize(
+    "options",
+    [
+        (mode, padding, align_corners)
+        for mode in ("bilinear", "nearest")
+        for padding in ("zeros", "border", "reflection")
+        for align_corners in (False, True)
+    ],
+    ids=str,
+)
+
+
+def make(device, dtype=torch.float64, shape=(2, 3, 4, 5, 6), out=(3, 2, 4)):
+    volume = torch.randn(shape, device=device, dtype=dtype)
+    where = torch.rand(shape[0], *out, 3, device=device, dtype=arithmetic(dtype)) * 3 - 1.5
+    return volume, where
+
+
+def results(sample, volume, where, options, seed=0):
+    inputs = leaves(volume, where)
+    value = sample(*inputs, *options)
+    torch.manual_seed(seed)
+    grad = torch.randn(value.shape, dtype=torch.float64).to(value)
+    return value, *torch.autograd.grad(value, inputs, grad)
+
+
+@pytest.fixture
+def torch_samples(monkeypatch):
+    """PyTorch's own samples for grid_sampler_3d. (Its list of ops hides them from most devices.)"""
+    if "expecttest" not in sys.modules:
+        # A test helper that torch.testing imports for other tests than these.
+        helper = types.ModuleType("expecttest")
+        helper.TestCase = unittest.TestCase
+        monkeypatch.setitem(sys.modules, "expecttest", helper)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from torch.testing._internal.common_methods_invocations import op_db
+    (op,) = (op for op in op_db if op.name == "grid_sampler_3d")
+    return lambda device, dtype: op.sample_inputs_func(op, device, dtype, requires_grad=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_agrees_with_torch_on_its_own_samples(device, torch_samples, dtype):
+    names = ("bilinear", "nearest"), ("zeros", "border", "reflection")
+    count = 0
+    for sample in torch_samples(device, dtype):
+        where, mode, padding, align_corners = sample.args
+        ours = names[0][mode], names[1][padding], align_corners
+        actual = results(grid_sample, sample.input, where, ours)
+        expected = results(torch.grid_sampler_3d, sample.input, where, sample.args[1:])
+        for a, e, what in zip(actual, expected, ("value", "d input", "d grid"), strict=True):
+            # Both sides round; torch's samples have up to 24 voxels along an axis, ten times more points than that.
+            tolerance = 256 * torch.finfo(dtype).eps * max(e.abs().max().item(), 1)
+            torch.testing.assert_close(a, e, rtol=0, atol=tolerance, msg=lambda text, what=what: f"{what}: {text}")
+        count += 1
+    assert count >= 12
+
+
+@every_option
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_agrees_with_torch(device, dtype, options):
+    volume, where = make(device, dtype)
+    expected = results(F.grid_sample, volume.double(), where.double(), options)
+    assert_all_match(results(grid_sample, volume, where, options), expected, ("value", "d input", "d grid"))
+
+
+@every_option
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("narrow", [False, True])
+def test_16_bit_volumes_and_positions(device, dtype, narrow, options):
+    volume, where = make(device, dtype)
+    if narrow:
+        where = where.to(dtype)
+    actual = grid_sample(volume, where, *options)
+    assert actual.dtype == dtype
+    assert_matches(actual, F.grid_sample(volume.double(), where.double(), *options))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_channels_last_volume_is_not_copied(device, dtype):
+    volume, where = make(device, dtype)
+    volume = volume.to(memory_format=torch.channels_last_3d).requires_grad_()
+    where.requires_grad_()
+    with saved_for_backward() as saved:
+        value = grid_sample(volume, where, align_corners=False)
+    assert volume.data_ptr() in saved
+    assert value.is_contiguous(memory_format=torch.channels_last_3d)
+    value.sum().backward()
+    assert volume.grad.is_contiguous(memory_format=torch.channels_last_3d)
+    contiguous = volume.detach().contiguous()
+    assert torch.equal(value, grid_sample(contiguous, where, align_corners=False))
+
+
+@pytest.mark.parametrize("options", [("bilinear", "border", True), ("bilinear", "zeros", False)], ids=str)
+def test_gradcheck_and_gradgradcheck(device, options):
+    inputs = leaves(*make(device, shape=(2, 2, 2, 3, 2), out=(1, 2, 2)))
+
+    def sample(volume, where):
+        return grid_sample(volume, where, *options)
+
+    assert torch.autograd.gradcheck(sample, inputs, nondet_tol=1e-12)
+    assert torch.autograd.gradgradcheck(sample, inputs, nondet_tol=1e-12)
+
+
+def test_defaults_and_the_warning_are_those_of_torch():
+    volume, where = make("cpu")
+    with pytest.warns(UserWarning, match="Default grid_sample and affine_grid behavior has changed") as theirs:
+        expected = F.grid_sample(volume, where)
+    with pytest.warns(UserWarning, match="Default grid_sample and affine_grid behavior has changed") as ours:
+        actual = grid_sample(volume, where)
+    assert_matches(actual, expected)
+    assert str(ours[0].message) == str(theirs[0].message)
+    assert ours[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        grid_sample(volume, where, align_corners=False)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 5, 6), (1, 0, 2, 2, 2), (2, 1, 1, 1, 1)], ids=str)
+@pytest.mark.parametrize("out", [(3, 2, 4), (0, 2, 2), (1, 1, 1)], ids=str)
+def test_shapes(device, shape, out):
+    volume, where = make(device, shape=shape, out=out)
+    expected = F.grid_sample(volume, where, align_corners=False) if 0 not in out else volume.new_zeros(*shape[:2], *out)
+    assert_matches(grid_sample(volume, where, align_corners=False), expected)
+
+
+@pytest.mark.parametrize("padding", ["zeros", "border", "reflection"])
+def test_positions_that_are_not_finite_read_zeros(device, padding):
+    volume, where = make(device)
+    where[:, 0, :, :, 1] = float("nan")
+    where[:, 1, :, :, 2] = float("inf")
+    value = grid_sample(volume, where, padding_mode=padding, align_corners=True)
+    assert not value[:, :, :2].any()
+    assert_matches(value[:, :, 2:], F.grid_sample(volume, where[:, 2:], padding_mode=padding, align_corners=True))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_compiles_whole_with_any_size(device, backend):
+    torch.compiler.reset()
+
+    def loss(volume, where):
+        return grid_sample(volume * 2, where * 0.5, padding_mode="reflection", align_corners=False).square().sum()
+
+    compiled = torch.compile(loss, fullgraph=True, backend=backend, dynamic=True)
+    for stance, out in (("default", (7, 8, 9)), ("fail_on_recompile", (8, 9, 11)), ("fail_on_recompile", (9, 11, 13))):
+        volume, where = leaves(*make(device, out=out))
+        expected = loss(volume, where)
+        with torch.compiler.set_stance(stance):
+            value = compiled(volume, where)
+        assert_matches(value.detach(), expected.detach())
+        gradients = torch.autograd.grad(value, (volume, where))
+        assert_all_match(gradients, torch.autograd.grad(expected, (volume, where)))
+
+
+def tensors(volume=(2, 3, 4, 4, 4), where=(2, 1, 1, 5, 3), dtype=torch.float32, where_dtype=torch.float32):
+    return torch.zeros(volume, dtype=dtype), torch.zeros(where, dtype=where_dtype)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "message"),
+    [
+        pytest.param(
+            tensors((2, 3, 4, 4), (2, 5, 5, 2)), {}, ValueError, r"input .*\(2, 3, 4, 4\).*nn.functional", id="4-D"
+        ),
+        pytest.param(tensors((2, 3, 4)), {}, ValueError, r"input must have shape \(N, C, D, H, W\)", id="3-D"),
+        pytest.param(tensors((2, 3, 4, 0, 4)), {}, ValueError, r"input .*voxel.*\(2, 3, 4, 0, 4\)", id="no voxel"),
+        pytest.param(tensors(where=(3, 1, 1, 5, 3)), {}, ValueError, r"grid .*\(2, D_out", id="other batch"),
+        pytest.param(tensors(where=(2, 1, 1, 5, 2)), {}, ValueError, r"grid .*W_out, 3\)", id="2-D positions"),
+        pytest.param(tensors(where=(2, 5, 3)), {}, ValueError, "grid must have shape", id="list of positions"),
+        pytest.param(tensors(dtype=torch.int32), {}, TypeError, "input must be float32 or .*int32", id="int input"),
+        pytest.param(tensors(where_dtype=torch.int64), {}, TypeError, "grid must be .*float32.*int64", id="int grid"),
+        pytest.param(tensors(where_dtype=torch.float64), {}, TypeError, "grid must be .*float64", id="double grid"),
+        pytest.param(tensors(dtype=torch.float64), {}, TypeError, "grid must be .*got float32", id="double input"),
+        pytest.param((tensors()[0], tensors()[1].to("meta")), {}, ValueError, "grid .*meta", id="elsewhere"),
+        pytest.param((tensors()[0].tolist(), tensors()[1]), {}, TypeError, "input must be a torch.Tensor", id="list"),
+        pytest.param(tensors(), {"mode": "bicubic"}, ValueError, "mode must be .*'bicubic'", id="bicubic"),
+        pytest.param(tensors(), {"padding_mode": "wrap"}, ValueError, "padding_mode must be .*'wrap'", id="wrap"),
+    ],
+)
+def test_malformed_input_is_explained(arguments, options, error, message):
+    with pytest.raises(error, match=message):
+        grid_sample(*arguments, align_corners=True, **options)

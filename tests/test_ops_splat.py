@@ -1,0 +1,309 @@
+"""splat_trilinear, the sum of a gradient into grids: by every method, and always the same bits where that is promised.
+
+On CUDA the methods are different kernels; the CPU has one for all of them.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from op_testing import DTYPES, LINEAR_LOOKUPS, points_off_faces
+from reference import sample_grid, sample_grid_with_gradient
+from tolerances import arithmetic
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from voxelfield import _library
+from voxelfield.ops import sample_pyramid, sample_trilinear
+from voxelfield.ops._grids import AUTOMATIC, DETERMINISTIC, PADDINGS
+
+METHODS = {"automatic": AUTOMATIC, "atomic": 1, "tiled": 2, "deterministic": DETERMINISTIC}
+RUNS = 20
+
+every_method = pytest.mark.parametrize("method", METHODS)
+
+
+@pytest.fixture
+def deterministic():
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def splat(values, points, sizes, method, *, direction=None, padding="border", align_corners=True, add=False, jet=False):
+    """Calls the raw op: values (..., B, N, C), points (B, N, 3), sizes a list of (X, Y, Z, C)."""
+    _library.ensure_loaded(values.device.type)
+    flat = [number for size in sizes for number in size]
+    options = PADDINGS[padding], align_corners, False, add, jet, METHODS[method]
+    return torch.ops.voxelfield.splat_trilinear(values, points, direction, flat, *options)
+
+
+def expected_sums(values, points, sizes, padding="border", align_corners=True, add=False):
+    """The gradients of the plain reference, in float64."""
+    values, points = values.double(), points.double()
+    columns = [values] * len(sizes) if add else values.split([size[3] for size in sizes], dim=-1)
+    sums = []
+    for size, column in zip(sizes, columns, strict=True):
+        grids = torch.zeros(len(points), *size, dtype=torch.float64, device=values.device, requires_grad=True)
+        sampled = torch.stack([sample_grid(g, p, padding, align_corners) for g, p in zip(grids, points, strict=True)])
+        sums.append(torch.autograd.grad(sampled, grids, column)[0])
+    return sums
+
+
+def assert_sums(actual, expected, terms=1):
+    """As `assert_matches`, for sums of up to `terms` values in any order."""
+    for a, e in zip(actual, expected, strict=True):
+        assert a.shape == e.shape
+        largest = max(e.abs().max().item(), 1.0) if e.numel() else 1.0
+        eps = torch.finfo(arithmetic(a.dtype)).eps
+        torch.testing.assert_close(
+            a.double(), e, rtol=torch.finfo(a.dtype).eps, atol=64 * eps * largest * max(terms, 1) ** 0.5
+        )
+
+
+# --- the same sums by every method
+
+
+@every_method
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 5, 8, 12, 16, 28, 33, 64])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_channels(device, dtype, channels, method):
+    size = (9, 6, 11, channels)
+    points = points_off_faces(700, device, arithmetic(dtype), size[:3])[None]
+    values = torch.randn(1, 700, channels, device=device, dtype=dtype)
+    actual = splat(values, points, [size], method, padding="zeros")
+    assert actual[0].dtype == dtype
+    assert_sums(actual, expected_sums(values, points, [size], "zeros"), terms=8)
+
+
+@every_method
+@pytest.mark.parametrize(
+    "resolution",
+    [
+        (1, 1, 1),
+        (2, 1, 3),
+        (3, 4, 5),
+        (8, 8, 8),
+        (7, 9, 8),
+        (17, 16, 15),
+        (33, 2, 5),
+        (1, 70, 2),
+        (5, 3, 70),
+        (70, 67, 6),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("padding", ["border", "zeros", "reflection"])
+def test_resolutions(device, resolution, padding, method):
+    points = points_off_faces(3000, device, torch.float32, resolution)[None]
+    values = torch.randn(1, 3000, 4, device=device)
+    sizes = [(*resolution, 4)]
+    actual = splat(values, points, sizes, method, padding=padding)
+    # A single vertex takes all the points.
+    terms = 3000 // max(resolution[0] * resolution[1] * resolution[2] // 8, 1)
+    assert_sums(actual, expected_sums(values, points, sizes, padding), terms)
+
+
+@every_method
+@pytest.mark.parametrize("channels", [(3, 1), (3, 2), (12, 8), (12, 4, 20), (2, 8, 2), (6, 4, 6)], ids=str)
+def test_levels_of_different_widths(device, channels, method):
+    # Enough points and vertices that levels are summed by different kernels, each of which sees a part of the columns.
+    sizes = [(64, 64, 64, width) for width in channels]
+    points = torch.rand(1, 1 << 15, 3, device=device)
+    values = torch.randn(1, 1 << 15, sum(channels), device=device)
+    assert_sums(splat(values, points, sizes, method), expected_sums(values, points, sizes), terms=40)
+
+
+@every_method
+@pytest.mark.parametrize("align_corners", [True, False])
+@pytest.mark.parametrize("padding", ["border", "zeros", "reflection"])
+def test_a_batch_of_several_levels(device, padding, align_corners, method):
+    sizes = [(5, 4, 7, 3), (12, 9, 10, 1), (2, 2, 2, 4), (16, 16, 16, 2)]
+    points = torch.rand(3, 400, 3, device=device, dtype=torch.float64) * 1.6 - 0.3
+    values = torch.randn(3, 400, 10, device=device, dtype=torch.float64)
+    actual = splat(values, points, sizes, method, padding=padding, align_corners=align_corners)
+    assert_sums(actual, expected_sums(values, points, sizes, padding, align_corners), terms=400)
+
+
+@every_method
+def test_levels_that_add_up(device, method):
+    sizes = [(5, 4, 7, 4), (12, 9, 10, 4)]
+    points = torch.rand(2, 300, 3, device=device, dtype=torch.float64)
+    values = torch.randn(2, 300, 4, device=device, dtype=torch.float64)
+    assert_sums(splat(values, points, sizes, method, add=True), expected_sums(values, points, sizes, add=True), 300)
+
+
+@every_method
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("channels", [1, 4, 12])
+def test_many_points_in_one_cell(device, dtype, channels, method):
+    # All of them meet in eight vertices of 64000.
+    count, size = 20_000, (40, 40, 40, channels)
+    local = 0.1 + 0.8 * torch.rand(1, count, 3, device=device, dtype=arithmetic(dtype))
+    points = (local + torch.tensor([17.0, 4.0, 38.0], device=device, dtype=local.dtype)) / 39
+    values = torch.randn(1, count, channels, device=device, dtype=dtype)
+    assert_sums(splat(values, points, [size], method), expected_sums(values, points, [size]), count)
+
+
+@every_method
+def test_one_point(device, method):
+    size = (40, 41, 42, 5)
+    points = torch.tensor([[[0.99, 0.01, 0.5]]], device=device)
+    values = torch.randn(1, 1, 5, device=device)
+    assert_sums(splat(values, points, [size], method), expected_sums(values, points, [size]))
+
+
+@every_method
+@pytest.mark.parametrize("lookup", LINEAR_LOOKUPS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)
+def test_along_a_direction_and_with_gradient(device, dtype, lookup, method):
+    padding, align_corners, _ = lookup
+    size = (9, 6, 11, 5)
+    points = points_off_faces(300, device, arithmetic(dtype), size[:3], align_corners)[None]
+    direction = torch.randn_like(points)
+    jets = torch.randn(4, 1, 300, 5, device=device, dtype=dtype)
+    options = {"padding": padding, "align_corners": align_corners}
+
+    grid = torch.zeros(size, dtype=torch.float64, device=device, requires_grad=True)
+    value, slopes = sample_grid_with_gradient(grid, points[0].double(), padding, align_corners)
+    along = (slopes * direction[0].double()[:, None]).sum(dim=-1)
+    expected = torch.autograd.grad(along, grid, jets[0, 0].double(), retain_graph=True)
+    assert_sums(splat(jets[0], points, [size], method, direction=direction, **options), [expected[0][None]], 8)
+
+    outputs = (value, *slopes.unbind(dim=-1))
+    expected = torch.autograd.grad(outputs, grid, list(jets[:, 0].double()))
+    assert_sums(splat(jets, points, [size], method, jet=True, **options), [expected[0][None]], 32)
+
+
+@every_method
+def test_points_that_are_not_finite_add_nothing(device, method):
+    size = (9, 6, 11, 4)
+    points = points_off_faces(300, device, torch.float32, size[:3])[None]
+    values = torch.randn(1, 300, 4, device=device)
+    expected = expected_sums(values[:, ::2], points[:, ::2], [size])
+    points[:, 1::2, 1] = torch.tensor([float("nan"), float("inf"), -float("inf")], device=device).repeat(50)
+    values[:, 1::2] = float("nan")
+    assert_sums(splat(values, points, [size], method), expected, 8)
+
+
+@every_method
+@pytest.mark.parametrize(("count", "channels"), [(0, 3), (4, 0), (0, 0)])
+def test_empty_input(device, count, channels, method):
+    sizes = [(3, 4, 5, channels), (2, 2, 2, channels)]
+    values = torch.randn(2, count, 2 * channels, device=device)
+    sums = splat(values, torch.rand(2, count, 3, device=device), sizes, method)
+    assert [x.shape for x in sums] == [(2, *size) for size in sizes]
+    assert not any(x.any() for x in sums)
+
+
+# --- determinism
+
+
+def scattered(device, count=20_000):
+    """Points in random order, a third of them in three places and some outside."""
+    points = torch.rand(1, count, 3, device=device) * 1.2 - 0.1
+    points[:, : count // 3] = torch.rand(3, 3, device=device)[torch.randint(3, (1, count // 3), device=device)]
+    return points[:, torch.randperm(count, device=device)]
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4, 12, 28])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_deterministic_method_gives_the_same_bits(device, dtype, channels):
+    sizes = [(40, 37, 21, channels), (8, 8, 8, channels)]
+    points = scattered(device).to(arithmetic(dtype))
+    values = torch.randn(1, points.shape[1], 2 * channels, device=device, dtype=dtype)
+    first = splat(values, points, sizes, "deterministic")
+    for _ in range(RUNS - 1):
+        for a, b in zip(splat(values, points, sizes, "deterministic"), first, strict=True):
+            assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("with_gradient", [False, True])
+def test_backward_gives_the_same_bits_when_asked_to(device, deterministic, with_gradient):
+    points = scattered(device)[0]
+    grids = [torch.randn(*r, 4, device=device, requires_grad=True) for r in [(40, 37, 21), (9, 9, 9)]]
+
+    def gradients():
+        results = sample_pyramid(grids, points, with_gradient=with_gradient)
+        results = results if with_gradient else (results,)
+        return torch.autograd.grad(sum(x.square().sum() for x in results), grids)
+
+    first = gradients()
+    for _ in range(RUNS - 1):
+        for a, b in zip(gradients(), first, strict=True):
+            assert torch.equal(a, b)
+
+
+def test_second_derivative_gives_the_same_bits_when_asked_to(device, deterministic):
+    points = scattered(device)[0].requires_grad_()
+    grid = torch.randn(40, 37, 21, 4, device=device, requires_grad=True)
+
+    def gradients():
+        (slope,) = torch.autograd.grad(sample_trilinear(grid, points).square().sum(), points, create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), (grid, points))
+
+    first = gradients()
+    for _ in range(RUNS - 1):
+        for a, b in zip(gradients(), first, strict=True):
+            assert torch.equal(a, b)
+
+
+class MethodRecorder(TorchDispatchMode):
+    """Records the method of every splat."""
+
+    def __init__(self):
+        super().__init__()
+        self.methods = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.voxelfield.splat_trilinear.default:
+            self.methods.append(args[-1])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_the_setting_counts_when_the_backward_pass_runs(device, wanted):
+    grid = torch.randn(4, 5, 6, 2, device=device, requires_grad=True)
+    points = torch.rand(10, 3, device=device, requires_grad=True)
+    try:
+        torch.use_deterministic_algorithms(not wanted)
+        value = sample_trilinear(grid, points)
+        torch.use_deterministic_algorithms(wanted)
+        with MethodRecorder() as recorder:
+            gradients = torch.autograd.grad(value.square().sum(), (grid, points), create_graph=True)
+            torch.autograd.grad(gradients[1].square().sum(), grid)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert len(recorder.methods) > 1
+    assert set(recorder.methods) == {DETERMINISTIC if wanted else AUTOMATIC}
+
+
+@every_method
+def test_an_explicit_method_stays(device, method):
+    _library.ensure_loaded(device.type)
+    values = torch.randn(1, 10, 2, device=device, requires_grad=True)
+    with MethodRecorder() as recorder:
+        splat(values, torch.rand(1, 10, 3, device=device), [(4, 5, 6, 2)], method)
+    assert recorder.methods == [METHODS[method]]
+
+
+def test_compiled_backward_is_deterministic_when_asked_to(device, deterministic):
+    torch.compiler.reset()
+    grid = torch.randn(4, 5, 6, 2, device=device, requires_grad=True)
+    methods = []
+
+    def backend(graph, inputs):
+        def inspect(graph, inputs):
+            methods.extend(
+                node.args[-1]
+                for node in graph.graph.nodes
+                if node.target is torch.ops.voxelfield.splat_trilinear.default
+            )
+            return graph.forward
+
+        from torch._dynamo.backends.common import aot_autograd
+
+        return aot_autograd(fw_compiler=inspect)(graph, inputs)
+
+    compiled = torch.compile(lambda g, p: sample_trilinear(g, p).square().sum(), fullgraph=True, backend=backend)
+    compiled(grid, torch.rand(10, 3, device=device)).backward()
+    assert methods == [DETERMINISTIC]

@@ -1,0 +1,429 @@
+"""The sampling functions under torch.func and forward-mode differentiation: as the plain reference, or refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from op_testing import every_linear_lookup, keywords, make, points_off_faces
+from reference import interpolate_cells, sample_grid, sample_grid_with_gradient
+from tolerances import assert_matches
+from torch.autograd import forward_ad
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
+from torch.utils._pytree import tree_flatten
+
+from voxelfield import VoxelGrid, _library
+from voxelfield.ops import grid_sample, sample_pyramid, sample_trilinear, trilinear_interpolate
+
+
+def pyramid(sample):
+    """Two levels out of one tensor, so that every kind of op under test has the same two arguments."""
+
+    def sample_levels(source, points):
+        levels = [source, source[..., 1:, ::2, :, :] * 2]
+        if sample is None:
+            return sample_pyramid(levels, points)
+        return torch.cat([sample(level, points) for level in levels], dim=-1)
+
+    return sample_levels
+
+
+# Ours, the reference, and the inputs: a source and its points.
+OPS = {
+    "grid": (sample_trilinear, sample_grid, lambda device, count: make(device, channels=2, count=count)),
+    "pyramid": (
+        pyramid(None),
+        pyramid(sample_grid),
+        lambda device, count: (
+            torch.randn(4, 3, 5, 2, device=device, dtype=torch.float64),
+            # In cells of the first level, clear of the faces of both.
+            points_off_faces(count, device, resolution=(13, 7, 9)),
+        ),
+    ),
+    "cells": (
+        trilinear_interpolate,
+        interpolate_cells,
+        lambda device, count: (
+            torch.randn(count, 8, 2, device=device, dtype=torch.float64),
+            torch.rand(count, 3, device=device, dtype=torch.float64) * 4 - 2,
+        ),
+    ),
+}
+
+every_op = pytest.mark.parametrize("op", OPS)
+both_arguments = pytest.mark.parametrize("argument", [0, 1], ids=["source", "points"])
+
+
+def assert_same(actual, expected):
+    actual, expected = tree_flatten(actual)[0], tree_flatten(expected)[0]
+    assert len(actual) == len(expected)
+    for a, e in zip(actual, expected, strict=True):
+        assert e.any(), "nothing was compared"
+        assert_matches(a, e)
+
+
+def compare(op, device, transform, count=5):
+    """Checks that a transform gives the same of ours as of the reference, at the same inputs."""
+    ours, reference, inputs = OPS[op]
+    inputs = inputs(device, count)
+    torch.manual_seed(1)
+    actual = transform(ours)(*inputs)
+    torch.manual_seed(1)
+    assert_same(actual, transform(reference)(*inputs))
+
+
+def scalar(sample):
+    return lambda source, points: sample(source, points).square().sum()
+
+
+@every_op
+@both_arguments
+def test_grad(device, op, argument):
+    compare(op, device, lambda sample: grad(scalar(sample), argnums=argument))
+
+
+@every_op
+def test_grad_of_both(device, op):
+    compare(op, device, lambda sample: grad(scalar(sample), argnums=(0, 1)))
+
+
+@every_op
+@both_arguments
+@pytest.mark.parametrize("outer", [jacrev, jacfwd])
+def test_jacobians(device, op, argument, outer):
+    compare(op, device, lambda sample: outer(sample, argnums=argument), count=3)
+
+
+@every_op
+@both_arguments
+@pytest.mark.parametrize("outer", [jacrev, jacfwd])
+@pytest.mark.parametrize("inner", [jacrev, jacfwd])
+def test_second_derivatives_in_every_order_of_modes(device, op, argument, outer, inner):
+    if argument == 1 and outer is inner is jacfwd:
+        sample, _, inputs = OPS[op]
+        with pytest.raises(NotImplementedError, match=r"forward-mode .* in the points is possible once"):
+            jacfwd(jacfwd(scalar(sample), argnums=1), argnums=1)(*inputs(device, 2))
+        return
+    compare(op, device, lambda sample: outer(inner(scalar(sample), argnums=argument), argnums=argument), count=2)
+
+
+@every_op
+def test_hessian_of_both(device, op):
+    compare(op, device, lambda sample: hessian(scalar(sample), argnums=(0, 1)), count=2)
+
+
+@every_op
+@pytest.mark.parametrize("tangents", [(True, False), (False, True), (True, True)], ids=str)
+def test_jvp(device, op, tangents):
+    def transform(sample):
+        def run(*inputs):
+            directions = [torch.randn_like(x) if wanted else None for x, wanted in zip(inputs, tangents, strict=True)]
+            moving = [x for x, d in zip(inputs, directions, strict=True) if d is not None]
+
+            def of_moving(*moved):
+                moved = iter(moved)
+                return sample(*(x if d is None else next(moved) for x, d in zip(inputs, directions, strict=True)))
+
+            return jvp(of_moving, tuple(moving), tuple(d for d in directions if d is not None))
+
+        return run
+
+    compare(op, device, transform)
+
+
+@every_op
+def test_vjp_called_after_its_function_has_returned(device, op):
+    def transform(sample):
+        def run(*inputs):
+            value, pull = vjp(sample, *inputs)
+            return value, pull(torch.randn_like(value)), pull(torch.ones_like(value))
+
+        return run
+
+    compare(op, device, transform)
+
+
+@every_op
+def test_forward_mode_of_plain_autograd(device, op):
+    def transform(sample):
+        def run(source, points):
+            with forward_ad.dual_level():
+                dual = sample(
+                    forward_ad.make_dual(source, torch.randn_like(source)),
+                    forward_ad.make_dual(points, torch.randn_like(points)),
+                )
+                return forward_ad.unpack_dual(dual).tangent
+
+        return run
+
+    compare(op, device, transform)
+
+
+@every_op
+def test_forward_mode_over_reverse_mode_of_plain_autograd(device, op):
+    def transform(sample):
+        def run(source, points):
+            source, points = source.clone().requires_grad_(), points.clone().requires_grad_()
+            with forward_ad.dual_level():
+                moved = forward_ad.make_dual(points, torch.randn_like(points))
+                gradients = torch.autograd.grad(scalar(sample)(source, moved), (source, points), create_graph=True)
+                return [forward_ad.unpack_dual(x).tangent.detach() for x in gradients]
+
+        return run
+
+    compare(op, device, transform)
+
+
+# --- vmap
+
+
+@every_op
+@pytest.mark.parametrize("in_dims", [(None, 0), (0, None), (0, 0), (None, 1), (1, 0), (2, 2)], ids=str)
+@pytest.mark.parametrize("out_dims", [0, 1])
+def test_vmap(device, op, in_dims, out_dims):
+    if op == "cells" and None in in_dims:
+        pytest.skip("a cell belongs to one point: covered by the other axes")
+    compare_mapped(op, device, lambda sample: sample, in_dims, out_dims)
+
+
+@every_op
+@pytest.mark.parametrize("in_dims", [(None, 0), (0, None), (0, 0)], ids=str)
+def test_vmap_of_gradients(device, op, in_dims):
+    compare_mapped(op, device, lambda sample: grad(scalar(sample), argnums=(0, 1)), in_dims)
+    compare_mapped(op, device, lambda sample: jacrev(sample, argnums=1), in_dims)
+    compare_mapped(op, device, lambda sample: jacfwd(sample, argnums=1), in_dims)
+
+
+def compare_mapped(op, device, function, in_dims, out_dims=0, size=4):
+    ours, reference, inputs = OPS[op]
+    pairs = [inputs(device, 3) for _ in range(size)]
+    mapped = [
+        pairs[0][i] if dim is None else torch.stack([pair[i] for pair in pairs], dim=dim)
+        for i, dim in enumerate(in_dims)
+    ]
+    actual = vmap(function(ours), in_dims=in_dims, out_dims=out_dims)(*mapped)
+    loop = [
+        function(reference)(*(x if dim is None else x.select(dim, i) for x, dim in zip(mapped, in_dims, strict=True)))
+        for i in range(size)
+    ]
+    expected = [torch.stack(parts, dim=out_dims) for parts in zip(*(tree_flatten(x)[0] for x in loop), strict=True)]
+    assert_same(actual, expected)
+
+
+@every_op
+def test_gradients_of_vmap(device, op):
+    def transform(sample):
+        def of_four(source, points):
+            offsets = torch.arange(4, device=points.device, dtype=points.dtype) * 0.01
+            return vmap(lambda offset: sample(source, points + offset))(offsets)
+
+        return jacrev(of_four, argnums=(0, 1))
+
+    compare(op, device, transform, count=2)
+
+
+def test_nested_vmap(device):
+    grids = torch.randn(2, 3, 4, 3, 2, device=device, dtype=torch.float64)
+    points = torch.rand(2, 5, 6, 3, device=device, dtype=torch.float64)
+    inner = vmap(sample_trilinear, in_dims=(None, 0))
+    expected = torch.stack([sample_grid(g, p.flatten(0, 1)).view(5, 6, 2) for g, p in zip(grids, points, strict=True)])
+    assert_same(vmap(inner)(grids, points), expected)
+    assert_same(vmap(vmap(sample_trilinear, in_dims=(None, 0)), in_dims=(0, None))(grids, points[0])[0], expected[0])
+
+
+@every_linear_lookup
+def test_normals_point_by_point(device, lookup):
+    grid, points = make(device, channels=1, align_corners=lookup[1])
+
+    def field(sample):
+        return lambda point: sample(grid, point[None]).squeeze()
+
+    normals = vmap(grad(field(lambda g, p: sample_trilinear(g, p, **keywords(lookup)))))(points)
+    _, expected = sample_grid_with_gradient(grid, points, *lookup)
+    assert_same(normals, expected[:, 0].detach())
+    curvatures = vmap(hessian(field(lambda g, p: sample_trilinear(g, p, **keywords(lookup)))))(points)
+    assert_same(curvatures, torch.stack([hessian(field(lambda g, p: sample_grid(g, p, *lookup)))(p) for p in points]))
+
+
+@pytest.mark.parametrize("in_dims", [(None, 0), (0, None), (0, 0)], ids=str)
+def test_vmap_of_a_batch(device, in_dims):
+    grids = torch.randn(*(3,) * (in_dims[0] is not None), 2, 3, 4, 3, 2, device=device, dtype=torch.float64)
+    points = torch.rand(*(3,) * (in_dims[1] is not None), 2, 7, 3, device=device, dtype=torch.float64)
+
+    def loop(g, p):
+        return torch.stack([sample_grid(a, b) for a, b in zip(g, p, strict=True)])
+
+    def calls(function):
+        each = [[x] * 3 if dim is None else x for x, dim in zip((grids, points), in_dims, strict=True)]
+        return [function(g, p) for g, p in zip(*each, strict=True)]
+
+    assert_same(vmap(sample_trilinear, in_dims=in_dims)(grids, points), torch.stack(calls(loop)))
+    actual = vmap(grad(scalar(sample_trilinear), argnums=(0, 1)), in_dims=in_dims)(grids, points)
+    expected = zip(*calls(grad(scalar(loop), argnums=(0, 1))), strict=True)
+    assert_same(actual, [torch.stack(x) for x in expected])
+
+
+# --- value and gradient at once
+
+
+@pytest.mark.parametrize("in_dims", [(None, 0), (0, None), (0, 0)], ids=str)
+@pytest.mark.parametrize("batched", [False, True])
+def test_vmap_with_gradient(device, in_dims, batched):
+    lead = (2,) * batched
+    grids = torch.randn(*(3,) * (in_dims[0] is not None), *lead, 3, 4, 3, 2, device=device, dtype=torch.float64)
+    points = torch.rand(*(3,) * (in_dims[1] is not None), *lead, 7, 3, device=device, dtype=torch.float64)
+
+    def both(g, p):
+        return sample_trilinear(g, p, with_gradient=True)
+
+    def gradients(g, p):
+        return grad(lambda g, p: sum(x.square().sum() for x in both(g, p)), argnums=(0, 1))(g, p)
+
+    for function in (both, gradients):
+        each = [[x] * 3 if dim is None else x for x, dim in zip((grids, points), in_dims, strict=True)]
+        expected = [function(g, p) for g, p in zip(*each, strict=True)]
+        actual = vmap(function, in_dims=in_dims)(grids, points)
+        assert_same(actual, [torch.stack(x) for x in zip(*expected, strict=True)])
+
+
+def test_tangent_of_value_and_gradient_along_the_grid(device):
+    grid, points = make(device)
+    tangent = torch.randn_like(grid)
+    _, actual = jvp(lambda g: sample_trilinear(g, points, with_gradient=True), (grid,), (tangent,))
+    assert_same(actual, sample_trilinear(tangent, points, with_gradient=True))
+
+
+def test_jacobian_of_value_and_gradient(device):
+    grid, points = make(device, count=3)
+    actual = jacrev(lambda p: sample_trilinear(grid, p, with_gradient=True))(points)
+    expected = (
+        jacrev(lambda p: sample_grid(grid, p))(points),
+        jacrev(jacrev(lambda p: sample_grid(grid, p).sum(0)))(points),
+    )
+    assert_same(actual[0], expected[0])
+    # Summed over the points that the value is taken at: each depends on itself alone.
+    assert_same(actual[1].sum(dim=0), expected[1].sum(dim=1))
+
+
+# --- what is refused is refused aloud
+
+
+def test_forward_mode_of_what_would_be_a_third_derivative_is_refused(device):
+    grid, points = make(device, count=3)
+    third = jacfwd(hessian(lambda p: sample_trilinear(grid, p).square().sum()))
+    with pytest.raises(NotImplementedError, match=r"third derivative|forward-mode .* is possible once"):
+        third(points)
+
+
+def test_tangent_of_value_and_gradient_along_the_points_is_refused(device):
+    grid, points = make(device)
+    with pytest.raises(NotImplementedError, match="with_gradient=True is differentiable once"):
+        jvp(lambda p: sample_trilinear(grid, p, with_gradient=True), (points,), (torch.ones_like(points),))
+
+
+@pytest.mark.parametrize("transform", ["grad", "jvp", "vmap"])
+def test_raw_ops_under_transforms_are_refused(device, transform):
+    _library.ensure_loaded(device.type)
+    grid, points = (x[None] for x in make(device))
+
+    def raw(p):
+        return torch.ops.voxelfield.sample_trilinear([grid], p, None, 0, True, False, False, False)
+
+    with pytest.raises((NotImplementedError, RuntimeError), match=r"cannot be transformed|[Bb]atching rule"):
+        {
+            "grad": lambda: grad(lambda p: raw(p).sum())(points),
+            "jvp": lambda: jvp(raw, (points,), (torch.ones_like(points),)),
+            "vmap": lambda: vmap(lambda p: raw(p[None]))(points.view(4, 10, 3)),
+        }[transform]()
+
+
+@pytest.mark.parametrize("name", ["sample", "splat", "point_gradient", "interpolate_cells"])
+def test_raw_ops_keep_the_tangents_of_forward_mode(device, name):
+    _library.ensure_loaded(device.type)
+    grid, points = (x[None] for x in make(device))
+    values = torch.randn(1, 40, 3, device=device, dtype=torch.float64)
+    feats = torch.randn(40, 8, 3, device=device, dtype=torch.float64)
+    options = (0, True, False, False, False)
+    ops = torch.ops.voxelfield
+    call, reference = {
+        "sample": (
+            lambda p: ops.sample_trilinear([grid], p, None, *options),
+            lambda p: sample_grid(grid[0], p[0])[None],
+        ),
+        "splat": (
+            lambda p: ops.splat_trilinear(values, p, None, list(grid.shape[1:]), *options, 0)[0],
+            lambda p: vjp(lambda g: sample_grid(g[0], p[0])[None], grid)[1](values)[0],
+        ),
+        "point_gradient": (
+            lambda p: ops.point_gradient_trilinear(values, [grid], p, None, *options),
+            grad(lambda p: (sample_grid(grid[0], p[0]) * values[0]).sum()),
+        ),
+        "interpolate_cells": (
+            lambda p: ops.interpolate_cells(feats, p[0], None),
+            lambda p: interpolate_cells(feats, p[0]),
+        ),
+    }[name]
+    tangent = torch.randn_like(points)
+    with forward_ad.dual_level():
+        actual = forward_ad.unpack_dual(call(forward_ad.make_dual(points, tangent))).tangent
+    assert_same(actual, jvp(reference, (points,), (tangent,))[1])
+
+
+@pytest.mark.parametrize("transform", ["grad", "jvp"])
+def test_transforms_in_a_whole_compiled_graph_are_right_or_refused(device, transform):
+    torch.compiler.reset()
+    grid, points = make(device)
+    tangent = torch.ones_like(points)
+
+    def function(sample):
+        if transform == "grad":
+            return lambda p: grad(lambda q: sample(grid, q).square().sum())(p)
+        return lambda p: jvp(lambda q: sample(grid, q), (p,), (tangent,))[1]
+
+    try:
+        actual = torch.compile(function(sample_trilinear), fullgraph=True, backend="aot_eager")(points)
+    except Exception as error:  # the compiler wraps what an op raises in errors of its own
+        assert "cannot be transformed by torch.func" in str(error)  # noqa: PT017
+    else:
+        assert_same(actual, function(sample_grid)(points))
+
+
+def test_compiled_calls_keep_the_tangents_of_forward_mode(device):
+    torch.compiler.reset()
+    grid, points = make(device)
+    tangent = torch.randn_like(points)
+    compiled = torch.compile(lambda p: sample_trilinear(grid, p), backend="aot_eager")
+    with forward_ad.dual_level():
+        actual = forward_ad.unpack_dual(compiled(forward_ad.make_dual(points, tangent))).tangent
+    assert_same(actual, jvp(lambda p: sample_grid(grid, p), (points,), (tangent,))[1])
+
+
+# --- what stands on the ops
+
+
+def test_per_point_gradients_of_a_module(device):
+    module = VoxelGrid((4, 5, 3), 2, ((-1, -2, 0), (1, 1, 1)), init_std=1.0, dtype=torch.float64, device=device)
+    parameters = dict(module.named_parameters())
+    points = torch.rand(6, 3, device=device, dtype=torch.float64)
+
+    def energy(parameters, point):
+        return functional_call(module, parameters, (point[None],)).square().sum()
+
+    actual = vmap(grad(energy), in_dims=(None, 0))(parameters, points)["features"]
+    for point, gradient in zip(points, actual, strict=True):
+        assert_matches(gradient, grad(energy)(parameters, point)["features"])
+        assert gradient.any()
+
+
+def test_transforms_of_grid_sample(device):
+    volumes = torch.randn(2, 3, 4, 5, 4, device=device, dtype=torch.float64)
+    where = torch.rand(2, 2, 3, 2, 3, device=device, dtype=torch.float64) * 2 - 1
+
+    def total(sample):
+        return lambda v, w: sample(v, w, align_corners=True).square().sum()
+
+    assert_same(
+        grad(total(grid_sample), argnums=(0, 1))(volumes, where),
+        grad(total(torch.nn.functional.grid_sample), argnums=(0, 1))(volumes, where),
+    )
+    one_by_one = vmap(lambda v, w: grid_sample(v[None], w[None], align_corners=True)[0])(volumes, where)
+    assert_same(one_by_one, torch.nn.functional.grid_sample(volumes, where, align_corners=True))

@@ -1,0 +1,92 @@
+"""Sampling with the signature of ``torch.nn.functional.grid_sample``."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+
+from voxelfield.ops._checks import (
+    FLOATING,
+    check_choice,
+    check_dtype,
+    check_same_device,
+    check_tensor,
+    coordinate_dtype,
+)
+from voxelfield.ops._grids import PADDINGS, sample_grids
+
+# torch's names for the modes, and ours.
+_MODES = {"bilinear": "linear", "nearest": "nearest"}
+
+
+def grid_sample(
+    input: Tensor,
+    grid: Tensor,
+    mode: str = "bilinear",
+    padding_mode: str = "zeros",
+    align_corners: bool | None = None,
+) -> Tensor:
+    """Samples volumes as :func:`torch.nn.functional.grid_sample` does, with the kernels of this library.
+
+    For code written for ``F.grid_sample`` on 5-D input: change the import, and values and gradients stay the same, up
+    to rounding. What changes: it is differentiable twice on every torch, deterministic on CUDA when
+    ``torch.use_deterministic_algorithms(True)`` asks for it, positions that are not finite read zeros whatever the
+    padding, and under autocast the result keeps the dtype of ``input``.
+
+    A volume in ``torch.channels_last_3d`` is read where it is. One in the default NCDHW order is copied first, in every
+    call, which can cost more than the sampling: convert a volume that is sampled often once, with
+    ``input.to(memory_format=torch.channels_last_3d)``.
+
+    Args:
+        input: (N, C, D, H, W) volumes; float32, float64, float16 or bfloat16, on CPU or CUDA.
+        grid: (N, D_out, H_out, W_out, 3) positions x, y, z in [-1, 1], where x runs along W, y along H and z along D.
+            On the device of ``input``; float32, or float64 for a float64 ``input``. 16-bit positions, which
+            ``F.grid_sample`` asks for beside a 16-bit ``input``, are widened to float32.
+        mode: ``"bilinear"`` (trilinear for volumes) or ``"nearest"``.
+        padding_mode: ``"zeros"``, ``"border"`` or ``"reflection"``.
+        align_corners: Whether -1 and 1 are the centres of the outermost voxels (True) or their outer faces (False).
+            None is False, with torch's warning.
+
+    Returns:
+        (N, C, D_out, H_out, W_out) in the dtype of ``input``, with the strides of ``torch.channels_last_3d``, as is the
+        gradient in ``input``. Differentiable twice with respect to both.
+
+    Raises:
+        TypeError: An argument is no tensor, or has the wrong dtype.
+        ValueError: An argument has the wrong shape (4-D ``input`` too: pictures are not sampled here), is on another
+            device, or ``mode`` or ``padding_mode`` is unknown.
+        NotImplementedError: A third derivative is asked for.
+    """
+    if isinstance(input, Tensor) and input.dim() == 4:
+        raise ValueError(
+            f"input must have shape (N, C, D, H, W), got {tuple(input.shape)}: this samples volumes; for pictures use "
+            "torch.nn.functional.grid_sample"
+        )
+    check_tensor("input", input, ("N", "C", "D", "H", "W"))
+    check_dtype("input", input, FLOATING)
+    if 0 in input.shape[2:]:
+        raise ValueError(f"input must have at least one voxel along each axis, got shape {tuple(input.shape)}")
+    check_tensor("grid", grid, (input.shape[0], "D_out", "H_out", "W_out", 3))
+    wide = coordinate_dtype(input.dtype)
+    check_dtype("grid", grid, (wide, torch.float16, torch.bfloat16), f" for {input.dtype} input")
+    check_same_device("grid", grid, "input", input)
+    check_choice("mode", mode, _MODES)
+    check_choice("padding_mode", padding_mode, PADDINGS)
+    if align_corners is None:
+        warnings.warn(
+            "Default grid_sample and affine_grid behavior has changed to align_corners=False since 1.3.0. Please "
+            "specify align_corners=True if the old behavior is desired. See the documentation of grid_sample for "
+            "details.",
+            stacklevel=2,
+        )
+        align_corners = False
+    # The volume's axes are z, y, x: read it in that order, and the positions backwards.
+    volume = input.permute(0, 2, 3, 4, 1).contiguous()
+    points = (grid.to(wide).flip(-1) + 1) * 0.5
+    sampled = sample_grids(
+        ["input"], [volume], points.flatten(1, 3), True, False, padding_mode, align_corners, _MODES[mode], False
+    )
+    assert isinstance(sampled, Tensor)
+    return sampled.unflatten(1, grid.shape[1:4]).permute(0, 4, 1, 2, 3)
