@@ -1,7 +1,8 @@
-"""What every benchmark shares: timing, the machine's copy bandwidth, its description, and the printed table."""
+"""What every benchmark shares: its options, timing, the machine's bandwidths and description, tables and JSON."""
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import math
@@ -14,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ Call = Callable[[], object]
 _CALLS_PER_BATCH = 10
 _SLEEP_CYCLES_PER_SECOND = 2_000_000_000
 _CPU_CACHE_BYTES = 64 << 20
+_L2_PASSES = 64
 
 
 @dataclass(frozen=True)
@@ -103,16 +106,21 @@ def _cuda_times(calls: Sequence[Call], how: Effort) -> tuple[list[float], float]
         call()
     torch.cuda.synchronize()
     started = time.perf_counter()
-    for i in range(_CALLS_PER_BATCH):
-        calls[i % len(calls)]()
-    host = (time.perf_counter() - started) / _CALLS_PER_BATCH
+    calls[0]()
     torch.cuda.synchronize()
-    estimate = (time.perf_counter() - started) / _CALLS_PER_BATCH
+    # Calls so long that a batch of them would exceed the effort need no help against the host's overhead.
+    batch = max(1, min(_CALLS_PER_BATCH, int(how.seconds / (time.perf_counter() - started))))
+    started = time.perf_counter()
+    for i in range(batch):
+        calls[i % len(calls)]()
+    host = (time.perf_counter() - started) / batch
+    torch.cuda.synchronize()
+    estimate = (time.perf_counter() - started) / batch
 
-    head_start = int(min(1.5 * host * _CALLS_PER_BATCH, 0.05) * _SLEEP_CYCLES_PER_SECOND)
+    head_start = int(min(1.5 * host * batch, 0.05) * _SLEEP_CYCLES_PER_SECOND)
     pairs = []
     for i in range(how.repeats(estimate)):
-        if i % _CALLS_PER_BATCH == 0:
+        if i % batch == 0:
             torch.cuda.synchronize()
             torch.cuda._sleep(head_start)
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -137,12 +145,45 @@ def copy_bandwidth(device: torch.device) -> float:
     return 2 * size / (timing.low * 1e-3)
 
 
-def input_sets(bytes_per_set: int, device: torch.device) -> int:
+def l2_bytes(device: torch.device) -> int:
+    """Returns the size of a GPU's L2 cache."""
+    return int(torch.cuda.get_device_properties(device).L2_cache_size)
+
+
+def l2_bandwidth(device: torch.device) -> float:
+    """Returns the bytes per second that repeated passes over a buffer within a GPU's L2 cache reach.
+
+    The better of reading (a sum) and of reading and writing (a copy), for buffers of an eighth and a quarter of the
+    cache. Many passes are replayed as one CUDA graph, so that the host's launches do not show. As with the copy in
+    memory, a fast pass counts.
+    """
+    cache = l2_bytes(device)
+    best = 0.0
+    for share in (8, 4):
+        source = torch.rand(cache // share // 4, device=device)
+        target = torch.empty_like(source)
+        total = torch.empty((), device=device)
+        passes: list[tuple[Call, int]] = [
+            (partial(torch.neg, source, out=target), 2 * source.nbytes),
+            (partial(torch.sum, source, dim=0, out=total), source.nbytes),
+        ]
+        for once, moved in passes:
+            once()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                for _ in range(_L2_PASSES):
+                    once()
+            timing = measure([graph.replay], device, Effort(seconds=0.1, least=20))
+            best = max(best, _L2_PASSES * moved / (timing.low * 1e-3))
+    return best
+
+
+def input_sets(bytes_per_set: int, device: torch.device, least: int = 2) -> int:
     """Returns how many input sets to rotate among so that they exceed the last-level cache several times over."""
     cache = _CPU_CACHE_BYTES
     if device.type == "cuda":
-        cache = torch.cuda.get_device_properties(device).L2_cache_size
-    return max(2, min(32, math.ceil(3 * cache / max(bytes_per_set, 1))))
+        cache = l2_bytes(device)
+    return max(least, min(32, math.ceil(3 * cache / max(bytes_per_set, 1))))
 
 
 def granule(device: torch.device) -> int:
@@ -153,6 +194,13 @@ def granule(device: torch.device) -> int:
 def relative_error(value: Tensor, reference: Tensor) -> float:
     """Returns ``|value - reference| / |reference|`` in the Euclidean norm (NaN if either holds one)."""
     return float(torch.dist(value, reference) / torch.linalg.vector_norm(reference))
+
+
+def check(label: str, error: float, tolerance: float) -> float:
+    """Returns the error if it is within the tolerance; ends the run otherwise (NaN never passes)."""
+    if not error < tolerance:
+        raise SystemExit(f"{label} is off by {error:.1e} (relative, tolerance {tolerance:.0e})")
+    return error
 
 
 def machine(device: torch.device) -> dict[str, Any]:
@@ -200,7 +248,57 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(header), "  ".join("-" * width for width in widths), *map(line, rows)])
 
 
-def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Writes figures to a file, creating its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=1, default=asdict) + "\n")
+@dataclass(frozen=True)
+class Session:
+    """One run of a benchmark: where, how long, and what the machine can do."""
+
+    device: torch.device
+    how: Effort
+    machine: dict[str, Any]
+    bandwidth: float
+    l2_bandwidth: float | None
+
+    def announce(self) -> None:
+        """Prints the machine and its bandwidths."""
+        print("\n" + ", ".join(f"{key} {value}" for key, value in self.machine.items() if value is not None))
+        cache = "" if self.l2_bandwidth is None else f", within L2 {self.l2_bandwidth / 1e9:.0f} GB/s"
+        print(f"copy bandwidth {self.bandwidth / 1e9:.1f} GB/s{cache}, bytes read and written; times are medians")
+
+    def write(self, path: Path, benchmark: str, method: str | None, rows: list[dict[str, Any]]) -> None:
+        """Writes every figure of the run to a JSON file, creating its folder."""
+        content = {
+            "benchmark": benchmark,
+            "machine": self.machine,
+            "copy_bytes_per_second": self.bandwidth,
+            "l2_bytes_per_second": self.l2_bandwidth,
+            "effort": self.how,
+            "method": method,
+            "rows": rows,
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(content, indent=1, default=asdict) + "\n")
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """Returns a command line with the options that every benchmark has."""
+    options = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where torch finds it")
+    options.add_argument("--threads", type=int, help="of torch on the CPU; default: torch's own choice")
+    options.add_argument("--quick", action="store_true", help="fewer repeats")
+    options.add_argument("--only", default="", metavar="SUBSTRING", help="run the rows whose name contains it")
+    options.add_argument("--json", type=Path, help="file for every figure")
+    return options
+
+
+def start(options: argparse.Namespace) -> Session:
+    """Chooses device and threads as the command line says and measures the machine's bandwidths."""
+    device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    return Session(
+        device,
+        effort(device, options.quick),
+        machine(device),
+        copy_bandwidth(device),
+        l2_bandwidth(device) if device.type == "cuda" else None,
+    )

@@ -1,0 +1,194 @@
+"""Comparing alternatives on the same inputs: checked against one another and float64, timed, set beside their floor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import _floors
+import _formula
+import _harness as harness
+import torch
+from _alternatives import Inputs, Prepared
+from torch import Tensor
+
+# float32 arithmetic; alternatives round the coordinate differently, which shows at fine grids.
+TOLERANCE = 1e-4
+
+Errors = dict[str, float]
+Results = tuple[Tensor, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One size of one op: its inputs, what competes, what it must move, and a float64 check.
+
+    Attributes:
+        op: Which table the rows belong to.
+        size: Shape, as printed.
+        points: Name of the point set, empty where there is but one.
+        make: Makes a fresh input set.
+        alternatives: Prepares each on an input set; the first one is ours.
+        rivals: Those of the alternatives whose best the ratio compares ours with.
+        floor: Counts bytes.
+        float64_errors: Compares our results, by pass, with float64.
+        tolerance: Largest relative difference between results.
+    """
+
+    op: str
+    size: str
+    points: str
+    make: Callable[[], Inputs]
+    alternatives: dict[str, Callable[[Inputs], Prepared]]
+    rivals: tuple[str, ...]
+    floor: Callable[[Inputs], _floors.Floor]
+    float64_errors: Callable[[Inputs, dict[str, Results]], Errors]
+    tolerance: float = TOLERANCE
+
+    @property
+    def label(self) -> str:
+        """Returns the case's name in the table."""
+        return " ".join(filter(None, (self.op, self.size, self.points)))
+
+
+def flattened(tensors: Results) -> Tensor:
+    """Returns the elements of several tensors in one row of at least float32."""
+    return torch.cat([x.flatten().float() if x.dtype.itemsize < 4 else x.flatten() for x in tensors])
+
+
+def forward_error(inputs: Inputs, output: Tensor, reduce: Callable[[list[Tensor]], Tensor]) -> float:
+    """Compares some rows with float64, given how the rows of several grids combine."""
+    some = torch.randint(len(inputs.points), (4096,), device=inputs.points.device)
+    expected = reduce([_formula.sample_rows(grid, inputs.points[some]) for grid in inputs.sources])
+    return harness.relative_error(output[some].double(), expected)
+
+
+def backward_error(inputs: Inputs, gradients: Results, columns: Iterable[int]) -> float:
+    """Compares the first and last channel of each grid's gradient with float64.
+
+    Args:
+        inputs: The grids, points and values.
+        gradients: Ours, one for each grid.
+        columns: Where the channels of each grid begin in a row of values.
+
+    Returns:
+        The error over all grids together.
+    """
+    actual, expected = [], []
+    for grid, gradient, column in zip(inputs.sources, gradients, columns, strict=True):
+        channels = torch.tensor([0, grid.shape[3] - 1], device=grid.device)
+        expected.append(_formula.splat(inputs.values[:, column + channels], inputs.points, grid.shape[:3]))
+        actual.append(gradient.view(-1, grid.shape[3])[:, channels].double())
+    return harness.relative_error(torch.cat(actual), torch.cat(expected))
+
+
+def _floors_of(case: Case, inputs: Inputs, session: harness.Session) -> dict[str, dict[str, Any]]:
+    """Returns, by pass, the bytes that must move and the times that they take."""
+    moved = case.floor(inputs)
+
+    def milliseconds(count: int | None, bandwidth: float | None) -> float | None:
+        return None if count is None or bandwidth is None else 1e3 * count / bandwidth
+
+    fits = session.l2_bandwidth is not None and moved.working_set <= harness.l2_bytes(session.device)
+    return {
+        "forward": {
+            "floor_bytes": moved.forward,
+            "floor_ms": milliseconds(moved.forward, session.bandwidth),
+            "l2_ms": milliseconds(moved.cached, session.l2_bandwidth if fits else None),
+        },
+        "backward": {
+            "floor_bytes": moved.backward,
+            "floor_ms": milliseconds(moved.backward, session.bandwidth),
+            "two_pass_ms": milliseconds(moved.two_pass, session.bandwidth),
+        },
+    }
+
+
+def _results(case: Case, name: str, prepared: Prepared, first: Inputs) -> dict[str, Results]:
+    """Runs every pass of one alternative once, twice where it promises the same bits."""
+    results = {}
+    for what, timed in prepared.items():
+        if first.points.is_cuda:
+            # The allocator hands this memory out again: an element left unwritten would show as NaN.
+            for like in first.sources if what == "backward" else (first.values,):
+                torch.full_like(like, torch.nan)
+        results[what] = timed.to_ours(timed.call())
+        if timed.repeatable and not all(map(torch.equal, results[what], timed.to_ours(timed.call()))):
+            raise SystemExit(f"{case.label}: {what} of {name} gave other bits the second time")
+    return results
+
+
+@torch.no_grad()
+def run(case: Case, session: harness.Session) -> list[dict[str, Any]]:
+    """Checks and times one case; returns a row for each of its passes."""
+    first = case.make()
+    count = harness.input_sets(sum(x.nbytes for x in (*first.sources, first.points, first.values)), session.device)
+    sets = [first, *(case.make() for _ in range(count - 1))]
+    bounds = _floors_of(case, first, session)
+    rows: dict[str, dict[str, Any]] = {}
+    ours: dict[str, Results] = {}
+    for name, prepare in case.alternatives.items():
+        with torch.enable_grad():
+            prepared = [prepare(inputs) for inputs in sets]
+        results = _results(case, name, prepared[0], first)
+        if not ours:
+            ours = results
+            errors = case.float64_errors(first, results)
+            for what in results:
+                rows[what] = {
+                    "op": case.op,
+                    "size": case.size,
+                    "points": case.points,
+                    "pass": what,
+                    "input_sets": count,
+                    **bounds[what],
+                    "ms": {},
+                    "difference_from_float64": harness.check(
+                        f"{case.label}: {what} against float64", errors[what], case.tolerance
+                    ),
+                    "difference_from_ours": {},
+                }
+        for what, row in rows.items():
+            error = harness.relative_error(flattened(results[what]), flattened(ours[what]))
+            label = f"{case.label}: {what} of {name} against ours"
+            row["difference_from_ours"][name] = harness.check(label, error, case.tolerance)
+        del results
+        for what, row in rows.items():
+            row["ms"][name] = harness.measure([p[what].call for p in prepared], session.device, session.how)
+    for row in rows.values():
+        medians = {name: timing.median for name, timing in row["ms"].items()}
+        best = next(iter(medians.values()))
+        row["ratio"] = min(medians[name] for name in case.rivals) / best
+        row["fraction_of_floor"] = row["floor_ms"] / best
+    return list(rows.values())
+
+
+def run_all(cases: Iterable[Case], only: str, session: harness.Session) -> list[dict[str, Any]]:
+    """Runs the cases whose label contains ``only``; returns their rows."""
+    rows: list[dict[str, Any]] = []
+    for case in cases:
+        if only in case.label:
+            rows += run(case, session)
+            print(f"{case.label}: checked and timed", flush=True)
+    return rows
+
+
+def print_tables(rows: list[dict[str, Any]], ratios: dict[str, str]) -> None:
+    """Prints a table for each op that has rows; ``ratios`` names what its ratio is."""
+    for op, ratio in ratios.items():
+        chosen = [row for row in rows if row["op"] == op]
+        if not chosen:
+            continue
+        names = list(chosen[0]["ms"])
+        titles = {"two_pass_ms": "two-pass", "l2_ms": "L2"}
+        extra = [key for key in titles if any(row.get(key) is not None for row in chosen)]
+        lines = []
+        for row in chosen:
+            label = " ".join(filter(None, (row["size"], row["points"], row["pass"])))
+            times = [f"{row['ms'][name].median:.3f}" for name in names]
+            bounds = [f"{row['floor_ms']:.3f}", f"{100 * row['fraction_of_floor']:.0f}%"]
+            bounds += ["-" if row.get(key) is None else f"{row[key]:.3f}" for key in extra]
+            lines.append([label, *times, f"{row['ratio']:.2f}x", *bounds])
+        header = [f"{op}, ms", *names, ratio, "floor", "reached", *(titles[key] for key in extra)]
+        print("\n" + harness.table(header, lines))
