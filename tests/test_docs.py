@@ -1,16 +1,27 @@
-"""The guides run: every python block of a page, in order and in one namespace, as a reader would type it."""
+"""The guides run: every python block of a page, in order and in one namespace, as a reader would type it.
+
+The op that docs/extension.md adds is added to a copy of the project, compiled, and passes the tests that come with it.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "docs/use_in_your_model.md"]
+PAGES = ["README.md", "docs/use_in_your_model.md", "docs/trilinear.md"]
 
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# A file named on a line of its own, then what it holds.
+FILE = re.compile(r"^`([^`\n]+)`\n\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+# In files that exist already, what the page shows goes in front of this line.
+INSERT_BEFORE = {"extension/library.cpp": "}\n", "voxelfield/ops/__init__.py": "\n__all__ = [\n"}
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -25,3 +36,38 @@ def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.Monkey
         # Blank lines in front put the page's own line numbers, and thus its lines, into tracebacks.
         lines_before = text.count("\n", 0, block.start(1))
         exec(compile("\n" * lines_before + block[1], str(path), "exec"), namespace)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.name == "nt", reason="drives a POSIX compiler")
+def test_the_op_that_is_added_compiles_and_passes_its_tests(tmp_path: Path) -> None:
+    for folder in ("extension", "voxelfield", "tests"):
+        ignored = shutil.ignore_patterns("*.so", "*.pyd", "__pycache__", "fixtures")
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored)
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    shown = dict(FILE.findall((ROOT / "docs" / "extension.md").read_text(encoding="utf-8")))
+    assert len(shown) > len(INSERT_BEFORE)
+    for name, content in shown.items():
+        path = tmp_path / name
+        assert path.exists() == (name in INSERT_BEFORE), f"{name} is not where the page has it"
+        if name in INSERT_BEFORE:
+            before, line, after = path.read_text().rpartition(INSERT_BEFORE[name])
+            content = before + content + line + after
+        path.write_text(content)
+
+    changes = {"PYTHONPATH": str(tmp_path), "TORCH_EXTENSIONS_DIR": str(tmp_path / "cache"), "VOXELFIELD_CUDA": "0"}
+    tests = [name for name in shown if name.startswith("tests/")]
+    for command in (
+        ["voxelfield.build", "--only", "cpu", "--out", str(tmp_path / "voxelfield")],
+        ["pytest", "-x", "-q", "-m", "not cuda", *tests],
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", *command],
+            cwd=tmp_path,
+            env={**os.environ, **changes},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command[0]}:\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
+    assert " passed" in done.stdout
