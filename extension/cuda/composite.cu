@@ -1,28 +1,12 @@
 // Compositing on CUDA: a warp walks a ray, 32 samples at a time, with a scan of the optical depth.
 #include "../composite_ops.h"
 #include "backend.cuh"
+#include "warp.cuh"
 
 namespace voxelfield {
 namespace {
 
 constexpr int kRaysPerBlock = kThreads / kWarp;
-
-template <typename T>
-__device__ __forceinline__ T warp_inclusive_sum(T value, int lane) {
-#pragma unroll
-  for (int step = 1; step < kWarp; step *= 2) {
-    const T below = __shfl_up_sync(kFullWarp, value, step);
-    if (lane >= step) value += below;
-  }
-  return value;
-}
-
-template <typename T>
-__device__ __forceinline__ T warp_sum(T value) {
-#pragma unroll
-  for (int step = kWarp / 2; step > 0; step /= 2) value += __shfl_xor_sync(kFullWarp, value, step);
-  return value;
-}
 
 // Calls visit(i, valid, transmittance, weight) on all lanes of the warp for each group of 32 samples of the ray; behind
 // min_transmittance both are zero, as they are for the lanes past the ray's end.

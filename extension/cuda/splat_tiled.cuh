@@ -8,6 +8,7 @@
 #include "../trilinear.h"
 #include "divisor.cuh"
 #include "vector.cuh"
+#include "warp.cuh"
 
 namespace voxelfield {
 
@@ -111,12 +112,7 @@ static __global__ void __launch_bounds__(256)
   const int64_t tile = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   const int32_t own = tile < tiles ? count[tile] : 0;
-  int32_t up_to_here = own;
-#pragma unroll
-  for (int step = 1; step < kWarp; step *= 2) {
-    const int32_t before = __shfl_up_sync(kFullWarp, up_to_here, step);
-    if (lane >= step) up_to_here += before;
-  }
+  const int32_t up_to_here = warp_inclusive_sum(own, lane);
   if (lane == kWarp - 1) warp_total[warp] = up_to_here;
   __syncthreads();
   if (threadIdx.x == 0) {

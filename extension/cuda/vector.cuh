@@ -36,6 +36,7 @@ template <>
 struct Word<16> {
   using type = uint4;
 };
+
 template <int Width, typename scalar_t>
 __device__ __forceinline__ Vector<scalar_t, Width> load(const scalar_t* address) {
   return *reinterpret_cast<const Vector<scalar_t, Width>*>(address);
