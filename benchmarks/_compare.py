@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,6 +81,11 @@ def backward_error(inputs: Inputs, gradients: Results, columns: Iterable[int]) -
         expected.append(_formula.splat(inputs.values[:, column + channels], inputs.points, grid.shape[:3]))
         actual.append(gradient.view(-1, grid.shape[3])[:, channels].double())
     return harness.relative_error(torch.cat(actual), torch.cat(expected))
+
+
+def grid_floor(device: torch.device, inputs: Inputs) -> _floors.Floor:
+    """Counts what sampling one grid, or all levels at once, must move."""
+    return _floors.grids(inputs.sources, inputs.points, inputs.values, harness.granule(device))
 
 
 def _floors_of(case: Case, inputs: Inputs, session: harness.Session) -> dict[str, dict[str, Any]]:
@@ -164,7 +169,7 @@ def run(case: Case, session: harness.Session) -> list[dict[str, Any]]:
     return list(rows.values())
 
 
-def run_all(cases: Iterable[Case], only: str, session: harness.Session) -> list[dict[str, Any]]:
+def _run_all(cases: Iterable[Case], only: str, session: harness.Session) -> list[dict[str, Any]]:
     """Runs the cases whose label contains ``only``; returns their rows."""
     rows: list[dict[str, Any]] = []
     for case in cases:
@@ -174,7 +179,7 @@ def run_all(cases: Iterable[Case], only: str, session: harness.Session) -> list[
     return rows
 
 
-def print_tables(rows: list[dict[str, Any]], ratios: dict[str, str]) -> None:
+def _print_tables(rows: list[dict[str, Any]], ratios: dict[str, str]) -> None:
     """Prints a table for each op that has rows; ``ratios`` names what its ratio is."""
     for op, ratio in ratios.items():
         chosen = [row for row in rows if row["op"] == op]
@@ -192,3 +197,20 @@ def print_tables(rows: list[dict[str, Any]], ratios: dict[str, str]) -> None:
             lines.append([label, *times, f"{row['ratio']:.2f}x", *bounds])
         header = [f"{op}, ms", *names, ratio, "floor", "reached", *(titles[key] for key in extra)]
         print("\n" + harness.table(header, lines))
+
+
+def run_benchmark(
+    name: str,
+    description: str | None,
+    cases: Callable[[torch.device], Iterator[Case]],
+    ratios: dict[str, str],
+    arguments: list[str] | None,
+) -> None:
+    """Parses the command line, runs the cases for its device, prints their tables last."""
+    options = harness.parser(description).parse_args(arguments)
+    session = harness.start(options)
+    rows = _run_all(cases(session.device), options.only, session)
+    session.announce()
+    _print_tables(rows, ratios)
+    if options.json:
+        session.write(options.json, name, description, rows)

@@ -10,6 +10,7 @@ from html import escape
 WIDTH, HEIGHT = 300, 230
 LEFT, TOP, RIGHT, BOTTOM = 62, 30, 14, 46
 LEGEND_HEIGHT = 34
+TICK_SPACING = 18
 # Mid-tones, of similar contrast against white and against near-black.
 INK, GRID = "#7d8590", "#7d859055"
 BLUE, ORANGE = "#3b82f6", "#e0701a"
@@ -78,8 +79,13 @@ def _panel(panel: Panel, decades: tuple[int, int], x0: float, y0: float) -> list
         height = y(10.0**exponent)
         parts += [_line(left, height, right, height, f'stroke="{GRID}"')]
         parts += [_text(left - 6, height + 4, _decade(exponent), "end")]
+    written = -math.inf
     for place, label in panel.ticks:
-        parts += [_line(x(place), top, x(place), bottom, f'stroke="{GRID}"'), _text(x(place), bottom + 16, label)]
+        parts.append(_line(x(place), top, x(place), bottom, f'stroke="{GRID}"'))
+        # A label that would run into the one before is left out; its line stays.
+        if x(place) - written > TICK_SPACING:
+            parts.append(_text(x(place), bottom + 16, label))
+            written = x(place)
     parts.append(_text((left + right) / 2, bottom + 34, panel.x_label))
     turned = f' transform="rotate(-90 {x0 + 16:.1f} {(top + bottom) / 2:.1f})"'
     parts.append(_text(x0 + 16, (top + bottom) / 2, panel.y_label, extra=turned))

@@ -19,11 +19,9 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Literal
 
-import _floors
-import _harness as harness
 import torch
 from _alternatives import Inputs, Pass, Prepared, gradients, prepare
-from _compare import Case, Errors, Results, backward_error, forward_error, print_tables, run_all
+from _compare import Case, Errors, Results, backward_error, forward_error, grid_floor, run_benchmark
 from _points import POINT_SETS
 from torch import Tensor
 
@@ -79,11 +77,6 @@ def prepare_separate(inputs: Inputs) -> Prepared:
     }
 
 
-def grid_floor(device: torch.device, inputs: Inputs) -> _floors.Floor:
-    """Counts what sampling all levels must move."""
-    return _floors.grids(inputs.sources, inputs.points, inputs.values, harness.granule(device))
-
-
 def concat_errors(inputs: Inputs, results: dict[str, Results]) -> Errors:
     """Compares channels side by side with float64."""
     columns = range(0, CHANNELS * len(inputs.sources), CHANNELS)
@@ -131,13 +124,7 @@ def cases(device: torch.device) -> Iterator[Case]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Parses the command line, runs the cases, prints the tables last."""
-    options = harness.parser(__doc__).parse_args(arguments)
-    session = harness.start(options)
-    rows = run_all(cases(session.device), options.only, session)
-    session.announce()
-    print_tables(rows, RATIOS)
-    if options.json:
-        session.write(options.json, "pyramid", __doc__, rows)
+    run_benchmark("pyramid", __doc__, cases, RATIOS, arguments)
 
 
 if __name__ == "__main__":

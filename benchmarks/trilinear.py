@@ -34,7 +34,7 @@ import _formula
 import _harness as harness
 import torch
 from _alternatives import LAYOUTS, OURS, Inputs, Pass, Prepared, prepare, prepare_grid_sample
-from _compare import Case, Errors, Results, backward_error, forward_error, print_tables, run_all
+from _compare import Case, Errors, Results, backward_error, forward_error, grid_floor, run_benchmark
 from _points import POINT_SETS
 from torch import Tensor
 
@@ -91,11 +91,6 @@ def prepare_splat(method: int, inputs: Inputs) -> Prepared:
     )
     repeatable = method == SPLAT_METHODS["deterministic"]
     return {"backward": Pass(call, repeatable=repeatable)}
-
-
-def grid_floor(device: torch.device, inputs: Inputs) -> _floors.Floor:
-    """Counts what sampling a grid must move."""
-    return _floors.grids(inputs.sources, inputs.points, inputs.values, harness.granule(device))
 
 
 def grid_float64_errors(inputs: Inputs, results: dict[str, Results]) -> Errors:
@@ -246,13 +241,7 @@ def cases(device: torch.device) -> Iterator[Case]:
 
 def main(arguments: list[str] | None = None) -> None:
     """Parses the command line, runs the cases, prints the tables last."""
-    options = harness.parser(__doc__).parse_args(arguments)
-    session = harness.start(options)
-    rows = run_all(cases(session.device), options.only, session)
-    session.announce()
-    print_tables(rows, RATIOS)
-    if options.json:
-        session.write(options.json, "trilinear", __doc__, rows)
+    run_benchmark("trilinear", __doc__, cases, RATIOS, arguments)
 
 
 if __name__ == "__main__":
