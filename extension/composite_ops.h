@@ -6,18 +6,39 @@
 
 namespace voxelfield {
 
+// Where a ray's results go to; `distortion` is null where it is not wanted.
 template <typename T>
 struct CompositeOutputs {
-  T *rgb, *opacity, *depth, *weights;
+  T *rgb, *opacity, *depth, *weights, *distortion;
+
+  VOXELFIELD_HOST_DEVICE void write(int64_t ray, const RayResult<T>& result) const {
+    for (int channel = 0; channel < 3; ++channel) rgb[3 * ray + channel] = result.rgb[channel];
+    opacity[ray] = result.opacity;
+    depth[ray] = result.depth;
+    if (distortion != nullptr) distortion[ray] = result.distortion;
+  }
+};
+
+// One number of each for every ray, or for `weights` for every sample; null stands for zeros.
+template <typename T>
+struct CompositeValues {
+  const T *rgb, *opacity, *depth, *weights, *distortion;
+
+  VOXELFIELD_HOST_DEVICE RayResult<T> of_ray(int64_t ray) const {
+    RayResult<T> result;
+    if (rgb != nullptr) {
+      for (int channel = 0; channel < 3; ++channel) result.rgb[channel] = rgb[3 * ray + channel];
+    }
+    if (opacity != nullptr) result.opacity = opacity[ray];
+    if (depth != nullptr) result.depth = depth[ray];
+    if (distortion != nullptr) result.distortion = distortion[ray];
+    return result;
+  }
 };
 
 template <typename T>
-struct CompositeGradients {
-  const T *rgb, *opacity, *depth, *weights;
-
-  VOXELFIELD_HOST_DEVICE RayGradient<T> of_ray(int64_t ray) const {
-    return {{rgb[3 * ray], rgb[3 * ray + 1], rgb[3 * ray + 2]}, opacity[ray], depth[ray], weights};
-  }
+struct SampleGradients {
+  T *density, *rgb;
 };
 
 template <typename Backend>
@@ -29,21 +50,18 @@ struct CompositeOps {
     Tensor weights = new_empty(d, {d.size(0)}, d.scalar_type());
     dispatch(d, [&](auto zero) {
       using T = decltype(zero);
-      const PackedSamples<T> samples{d.const_data_ptr<T>(),
-                                     nullptr,
-                                     nullptr,
-                                     width.const_data_ptr<T>(),
-                                     offsets.const_data_ptr<int64_t>(),
-                                     offsets.size(0) - 1,
-                                     static_cast<T>(min_transmittance)};
-      if (samples.rays > 0) Backend::weights(samples, weights.mutable_data_ptr<T>());
+      Backend::weights(PackedSamples<T>{d.const_data_ptr<T>(), nullptr, nullptr, width.const_data_ptr<T>(),
+                                        offsets.const_data_ptr<int64_t>(), offsets.size(0) - 1, d.size(0),
+                                        static_cast<T>(min_transmittance)},
+                       weights.mutable_data_ptr<T>());
     });
     return weights;
   }
 
-  static std::tuple<Tensor, Tensor, Tensor, Tensor> composite(const Tensor& density, const Tensor& rgb, const Tensor& t,
-                                                              const Tensor& dt, const Tensor& ray_offsets,
-                                                              double min_transmittance) {
+  static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> composite(const Tensor& density, const Tensor& rgb,
+                                                                      const Tensor& t, const Tensor& dt,
+                                                                      const Tensor& ray_offsets,
+                                                                      double min_transmittance, bool distortion) {
     const typename Backend::Guard guard(density);
     const Inputs in{density, rgb, t, dt, ray_offsets};
     const int64_t rays = in.ray_offsets.size(0) - 1;
@@ -52,34 +70,44 @@ struct CompositeOps {
     Tensor opacity = new_empty(in.density, {rays}, dtype);
     Tensor depth = new_empty(in.density, {rays}, dtype);
     Tensor weights = new_empty(in.density, {in.density.size(0)}, dtype);
+    Tensor spread = new_empty(in.density, {distortion ? rays : 0}, dtype);
     dispatch(in.density, [&](auto zero) {
       using T = decltype(zero);
-      if (rays == 0) return;
-      Backend::forward(in.template samples<T>(min_transmittance),
-                       CompositeOutputs<T>{ray_rgb.mutable_data_ptr<T>(), opacity.mutable_data_ptr<T>(),
-                                           depth.mutable_data_ptr<T>(), weights.mutable_data_ptr<T>()});
+      Backend::forward(
+          in.template samples<T>(min_transmittance),
+          CompositeOutputs<T>{ray_rgb.mutable_data_ptr<T>(), opacity.mutable_data_ptr<T>(), depth.mutable_data_ptr<T>(),
+                              weights.mutable_data_ptr<T>(), distortion ? spread.mutable_data_ptr<T>() : nullptr});
     });
-    return {ray_rgb, opacity, depth, weights};
+    return {ray_rgb, opacity, depth, weights, spread};
   }
 
-  static std::tuple<Tensor, Tensor> composite_backward(const Tensor& grad_rgb, const Tensor& grad_opacity,
-                                                       const Tensor& grad_depth, const Tensor& grad_weights,
-                                                       const Tensor& density, const Tensor& rgb, const Tensor& t,
-                                                       const Tensor& dt, const Tensor& ray_offsets,
-                                                       double min_transmittance) {
+  static std::tuple<Tensor, Tensor> composite_backward(
+      const std::optional<Tensor>& grad_rgb, const std::optional<Tensor>& grad_opacity,
+      const std::optional<Tensor>& grad_depth, const std::optional<Tensor>& grad_weights,
+      const std::optional<Tensor>& grad_distortion, const Tensor& density, const Tensor& rgb, const Tensor& t,
+      const Tensor& dt, const Tensor& ray_offsets, const Tensor& ray_rgb, const Tensor& opacity, const Tensor& depth,
+      const Tensor& distortion, double min_transmittance) {
     const typename Backend::Guard guard(density);
     const Inputs in{density, rgb, t, dt, ray_offsets};
-    const Tensor g_rgb = as_contiguous(grad_rgb), g_opacity = as_contiguous(grad_opacity),
-                 g_depth = as_contiguous(grad_depth), g_weights = as_contiguous(grad_weights);
+    const auto g_rgb = as_contiguous(grad_rgb), g_opacity = as_contiguous(grad_opacity),
+               g_depth = as_contiguous(grad_depth), g_weights = as_contiguous(grad_weights),
+               g_distortion = as_contiguous(grad_distortion);
+    const Tensor result_rgb = as_contiguous(ray_rgb), result_opacity = as_contiguous(opacity),
+                 result_depth = as_contiguous(depth), result_distortion = as_contiguous(distortion);
+    STD_TORCH_CHECK(!g_distortion.has_value() || result_distortion.numel() == result_opacity.numel(),
+                    "a gradient of distortion needs the distortion of each ray");
     Tensor d_density = new_empty(in.density, {in.density.size(0)}, in.density.scalar_type());
     Tensor d_rgb = new_empty(in.density, {in.density.size(0), 3}, in.density.scalar_type());
     dispatch(in.density, [&](auto zero) {
       using T = decltype(zero);
-      if (in.ray_offsets.size(0) < 2) return;
+      const bool spreads = g_distortion.has_value();
       Backend::backward(in.template samples<T>(min_transmittance),
-                        CompositeGradients<T>{g_rgb.const_data_ptr<T>(), g_opacity.const_data_ptr<T>(),
-                                              g_depth.const_data_ptr<T>(), g_weights.const_data_ptr<T>()},
-                        d_density.mutable_data_ptr<T>(), d_rgb.mutable_data_ptr<T>());
+                        CompositeValues<T>{data_or_null<T>(g_rgb), data_or_null<T>(g_opacity), data_or_null<T>(g_depth),
+                                           data_or_null<T>(g_weights), data_or_null<T>(g_distortion)},
+                        CompositeValues<T>{result_rgb.const_data_ptr<T>(), result_opacity.const_data_ptr<T>(),
+                                           result_depth.const_data_ptr<T>(), nullptr,
+                                           spreads ? result_distortion.const_data_ptr<T>() : nullptr},
+                        SampleGradients<T>{d_density.mutable_data_ptr<T>(), d_rgb.mutable_data_ptr<T>()});
     });
     return {d_density, d_rgb};
   }
@@ -103,6 +131,7 @@ struct CompositeOps {
               dt.const_data_ptr<T>(),
               ray_offsets.const_data_ptr<int64_t>(),
               ray_offsets.size(0) - 1,
+              density.size(0),
               static_cast<T>(min_transmittance)};
     }
   };

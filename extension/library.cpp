@@ -8,7 +8,7 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   // Trilinear sampling of grids (B, X, Y, Z, C), one or several resolutions, at points (B, N, 3) of the unit cube:
   // their channels side by side, or added up with `sum`. `direction` (B, N, 3) turns each op into its derivative along
   // that direction of the point; `with_gradient` stacks the value and its three derivatives in a leading dimension
-  // of 4. padding: 0 border, 1 zeros, 2 reflection. `sizes` are X, Y, Z, C of each level. method: 0 automatic, 1
+  // of 4. `accumulate` adds to sums that are there already. padding: 0 border, 1 zeros, 2 reflection. `sizes` are X, Y, Z, C of each level. method: 0 automatic, 1
   // atomic, 2 tiled, 3 tiled with a fixed order of summation.
   m.def(
       "sample_trilinear(Tensor[] grids, Tensor points, Tensor? direction, int padding, bool align_corners, "
@@ -16,6 +16,9 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   m.def(
       "splat_trilinear(Tensor values, Tensor points, Tensor? direction, int[] sizes, int padding, bool align_corners, "
       "bool nearest, bool sum, bool with_gradient, int method) -> Tensor[]");
+  m.def(
+      "accumulate_trilinear(Tensor(a!)[] sums, Tensor values, Tensor points, int padding, bool align_corners, "
+      "bool nearest) -> ()");
   m.def(
       "point_gradient_trilinear(Tensor values, Tensor[] grids, Tensor points, Tensor? direction, int padding, "
       "bool align_corners, bool nearest, bool sum, bool with_gradient) -> Tensor");
@@ -25,21 +28,57 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   m.def("splat_cells(Tensor values, Tensor points, Tensor? direction) -> Tensor");
   m.def("point_gradient_cells(Tensor values, Tensor feats, Tensor points, Tensor? direction) -> Tensor");
 
-  // Samples along rays through occupied space: first how many each ray has, then where they are.
+  // A grid of bools as words of 4 x 4 x 4 bits.
+  m.def("pack_occupancy(Tensor occupied) -> Tensor");
+
+  // Samples along rays through occupied space: first how many each ray has, then where they are, in `capacity` rows.
   m.def(
-      "count_ray_samples(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor occupied, "
-      "Tensor aabb, float step) -> Tensor");
+      "count_ray_samples(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor words, "
+      "int[] resolution, Tensor aabb, float step, int segments) -> (Tensor, Tensor, Tensor)");
   m.def(
-      "place_ray_samples(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor occupied, "
-      "Tensor aabb, float step, Tensor ray_offsets, int count) -> (Tensor, Tensor, Tensor)");
+      "place_ray_samples(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor words, "
+      "int[] resolution, Tensor aabb, float step, int segments, Tensor counts, Tensor stretches, Tensor sums, "
+      "int capacity) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+
+  // Those samples that show: first which and how many of each ray, then copies of them, in `capacity` rows.
+  m.def(
+      "count_visible_samples(Tensor density, Tensor dt, Tensor ray_offsets, float min_transmittance, "
+      "float min_weight) -> (Tensor, Tensor, Tensor)");
+  m.def(
+      "pack_visible_samples(Tensor positions, Tensor t, Tensor dt, Tensor ray_offsets, Tensor kept, Tensor counts, "
+      "Tensor sums, int capacity) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 
   // Emission-absorption along packed rays (ray_offsets is CSR).
   m.def("ray_weights(Tensor density, Tensor dt, Tensor ray_offsets, float min_transmittance) -> Tensor");
   m.def(
-      "composite(Tensor density, Tensor rgb, Tensor t, Tensor dt, Tensor ray_offsets, float min_transmittance) -> "
-      "(Tensor, Tensor, Tensor, Tensor)");
+      "composite(Tensor density, Tensor rgb, Tensor t, Tensor dt, Tensor ray_offsets, float min_transmittance, "
+      "bool distortion) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
-      "composite_backward(Tensor grad_rgb, Tensor grad_opacity, Tensor grad_depth, Tensor grad_weights, Tensor "
-      "density, "
-      "Tensor rgb, Tensor t, Tensor dt, Tensor ray_offsets, float min_transmittance) -> (Tensor, Tensor)");
+      "composite_backward(Tensor? grad_rgb, Tensor? grad_opacity, Tensor? grad_depth, Tensor? grad_weights, "
+      "Tensor? grad_distortion, Tensor density, Tensor rgb, Tensor t, Tensor dt, Tensor ray_offsets, Tensor ray_rgb, "
+      "Tensor opacity, Tensor depth, Tensor distortion, float min_transmittance) -> (Tensor, Tensor)");
+
+  // Lists blocks of 4 x 4 x 8 vertices of a grid that samples in occupied cells (X, Y, Z) of the same box touch: their
+  // ids into the first `count` of `ids`, in any order.
+  m.def("active_blocks_(Tensor occupied, int[] resolution, Tensor(a!) ids, Tensor(b!) count) -> ()");
+
+  // One step of Adam for grids (X, Y, Z, C) float32, in place: every vertex, or those of the first `block_counts` of
+  // such `blocks`. `working` are 16-bit copies to keep up to date; `lrs` and `steps` lie on the device, so that a
+  // captured graph follows them.
+  m.def(
+      "grid_adam_(Tensor(a!)[] params, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs, Tensor(d!)[] grads, "
+      "Tensor(e!)?[] working, Tensor[] lrs, Tensor[] steps, Tensor?[] blocks, Tensor?[] block_counts, float beta1, "
+      "float beta2, float eps, float decay, float l2, bool skip_untouched, bool clear_grad) -> ()");
+
+  // Adds the gradient of a grid's total variation to `grad`, at the same vertices; `weights` (3,) of the axes.
+  m.def(
+      "grid_total_variation_grad_(Tensor(a!) grad, Tensor param, Tensor weights, float delta, Tensor? blocks, "
+      "Tensor? block_count) -> ()");
+
+  // A multilayer perceptron, ReLU between layers: input (N, in), weights[l] (out_l, in_l). Rows from `count` (one
+  // integer) on are absent: zeros come out. Backwards grad_weights are float32 (float64 for float64).
+  m.def("mlp(Tensor input, Tensor[] weights, Tensor? count) -> Tensor");
+  m.def(
+      "mlp_backward(Tensor grad_output, Tensor input, Tensor[] weights, Tensor? count) -> (Tensor grad_input, Tensor[] "
+      "grad_weights)");
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 
@@ -10,7 +11,9 @@ import torch
 from reference import sample_grid
 from torch import nn
 
+from voxelfield import occupancy
 from voxelfield.occupancy import OccupancyGrid
+from voxelfield.ops import pack_occupancy
 
 BOX = torch.tensor([[-1.0, 0.5, -3.0], [2.0, 1.5, 1.0]])
 STEP, THRESHOLD = 0.05, 0.2
@@ -76,7 +79,7 @@ def test_everything_is_occupied_at_first(device):
     assert grid.occupied.device.type == grid.aabb.device.type == device.type
     assert grid.fraction() == 1.0
     assert torch.equal(grid.aabb.cpu(), BOX)
-    assert set(grid.state_dict()) == {"occupied", "possible", "aabb"}
+    assert set(grid.state_dict()) == {"occupied", "possible", "highest", "aabb"}
     assert OccupancyGrid(3, BOX.tolist()).occupied.shape == (3, 3, 3)
 
 
@@ -170,6 +173,98 @@ def test_update_refuses_wrong_arguments():
             grid.update(torch.zeros(3, 3, 3), BOX, STEP, threshold)
 
 
+# --- observe
+
+
+def constant(value):
+    return lambda points: torch.full(points.shape[:1], value, device=points.device)
+
+
+def cells_of(points, resolution):
+    low, high = BOX.to(points.device)
+    return ((points - low) / (high - low) * torch.tensor(resolution, device=points.device)).long()
+
+
+def test_observe_finds_a_blob(device):
+    grid = OccupancyGrid((12, 10, 16), BOX).to(device)
+    low, size = BOX[0].to(device), (BOX[1] - BOX[0]).to(device)
+
+    def density(points):
+        inside = ((points - low) / size - 0.5).norm(dim=-1) < 0.3
+        return torch.where(inside, 2 * DENSITY_AT_THRESHOLD, 0.5 * DENSITY_AT_THRESHOLD)
+
+    grid.observe(density, STEP, THRESHOLD)
+    axes = [(torch.arange(n) + 0.5) / n - 0.5 for n in (12, 10, 16)]
+    distance = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).norm(dim=-1)
+    half_diagonal = 0.5 * math.hypot(1 / 12, 1 / 10, 1 / 16)
+    assert grid.occupied.cpu()[distance < 0.3 - half_diagonal].all()
+    assert not grid.occupied.cpu()[distance > 0.3 + half_diagonal].any()
+
+
+def test_observe_looks_once_into_every_possible_cell(device, monkeypatch):
+    monkeypatch.setattr(occupancy, "_CELLS_AT_ONCE", 50)
+    grid = OccupancyGrid((6, 5, 7), BOX).to(device)
+    possible = torch.rand(6, 5, 7, device=device) < 0.6
+    grid.confine(possible, BOX.to(device))
+    looked = []
+
+    def density(points):
+        looked.append(points)
+        return torch.full(points.shape[:1], 100.0, device=points.device)
+
+    grid.observe(density, STEP, THRESHOLD)
+    assert max(len(points) for points in looked) == 50
+    cells = cells_of(torch.cat(looked), (6, 5, 7))
+    assert torch.equal(cells, possible.nonzero())
+    assert torch.equal(grid.occupied, possible)
+    first = torch.cat(looked)
+    looked.clear()
+    grid.observe(density, STEP, THRESHOLD)
+    assert not torch.isclose(torch.cat(looked), first).all(dim=-1).any(), "other points each time"
+
+
+def test_observe_forgets(device):
+    grid = OccupancyGrid(3, BOX).to(device)
+    grid.observe(constant(4.04 * DENSITY_AT_THRESHOLD), STEP, THRESHOLD, decay=0.5)
+    fractions = []
+    for _ in range(3):
+        grid.observe(constant(0.0), STEP, THRESHOLD, decay=0.5)
+        fractions.append(grid.fraction())
+    assert fractions == [1.0, 1.0, 0.0]
+    grid.observe(constant(1.1 * DENSITY_AT_THRESHOLD), STEP, THRESHOLD)
+    grid.confine(torch.ones(3, 3, 3, dtype=torch.bool, device=device), BOX.to(device))
+    grid.observe(constant(0.0), STEP, THRESHOLD, decay=1.0)
+    assert grid.fraction() == 0.0, "confining starts afresh"
+
+
+def test_what_was_observed_arrives_in_the_same_memory(device):
+    grid = OccupancyGrid(6, BOX).to(device)
+    words, kept = grid.bits.words, (grid.occupied, grid.highest, grid.aabb)
+    grid.observe(lambda points: 200.0 * torch.rand(len(points), device=points.device).round(), STEP, THRESHOLD)
+    assert 0 < grid.fraction() < 1
+    assert torch.equal(words, pack_occupancy(grid.occupied).words)
+    assert grid.bits.words is words
+    assert all(now is old for now, old in zip((grid.occupied, grid.highest, grid.aabb), kept, strict=True))
+
+
+def test_observations_follow_a_loaded_state(device):
+    source, grid = OccupancyGrid(4, BOX).to(device), OccupancyGrid(4, BOX).to(device)
+    source.confine(torch.rand(4, 4, 4, device=device) < 0.5, BOX.to(device))
+    for each in (source, grid):
+        each.observe(constant(100.0), STEP, THRESHOLD)
+    grid.load_state_dict(source.state_dict())
+    grid.observe(constant(100.0), STEP, THRESHOLD)
+    assert torch.equal(grid.occupied, source.possible)
+
+
+def test_observe_refuses_wrong_arguments():
+    grid = OccupancyGrid(2, BOX)
+    with pytest.raises(ValueError, match=r"threshold must lie in \(0, 1\), got 1\.0"):
+        grid.observe(constant(1.0), STEP, 1.0)
+    with pytest.raises(ValueError, match=r"decay must lie in \[0, 1\], got 1\.5"):
+        grid.observe(constant(1.0), STEP, THRESHOLD, decay=1.5)
+
+
 # --- reading it
 
 
@@ -201,6 +296,64 @@ def test_bounds_of_nothing_are_an_error(device):
         filled().to(device).bounds()
 
 
+# --- packed
+
+
+def assert_bits_are_cells(grid):
+    words, resolution = grid.bits
+    expected = pack_occupancy(grid.occupied)
+    assert resolution == expected.resolution == tuple(grid.occupied.shape)
+    assert torch.equal(words, expected.words)
+
+
+def test_bits_follow_every_change(device):
+    grid = OccupancyGrid((5, 4, 9), BOX).to(device)
+    assert_bits_are_cells(grid)
+    grid.occupied[1:3, :, 5] = False
+    assert_bits_are_cells(grid)
+    grid.update(spiky_density((6, 7, 8)).to(device), BOX.to(device), STEP, THRESHOLD)
+    assert_bits_are_cells(grid)
+    grid.confine(torch.rand(5, 4, 9, device=device) < 0.5, BOX.to(device))
+    assert_bits_are_cells(grid)
+    with torch.inference_mode():
+        grid.occupied.fill_(False)
+        assert_bits_are_cells(grid)
+    grid.load_state_dict(filled((0, 1, 1)).state_dict())
+    assert_bits_are_cells(grid)
+    grid.occupied = torch.rand(4, 5, 2, device=device) < 0.5
+    assert_bits_are_cells(grid)
+    copied = copy.deepcopy(grid)
+    copied.occupied.logical_not_()
+    assert_bits_are_cells(copied)
+    assert_bits_are_cells(grid)
+
+
+def test_bits_made_in_inference_mode_serve_training(device):
+    with torch.inference_mode():
+        grid = OccupancyGrid(3, BOX).to(device)
+        assert_bits_are_cells(grid)
+        grid.occupied[0] = False
+        assert_bits_are_cells(grid)
+    grid = OccupancyGrid(3, BOX).to(device)
+    with torch.inference_mode():
+        assert_bits_are_cells(grid)
+    grid.occupied[0] = False
+    assert_bits_are_cells(grid)
+
+
+def test_changes_arrive_in_the_same_memory(device):
+    # A captured CUDA graph reads addresses.
+    grid = OccupancyGrid(6, BOX).to(device)
+    words, box = grid.bits.words, grid.aabb
+    grid.update(spiky_density((6, 7, 8)).to(device), 2 * BOX.to(device), STEP, THRESHOLD)
+    assert torch.equal(words, pack_occupancy(grid.occupied).words)
+    assert torch.equal(box.cpu(), 2 * BOX)
+    grid.confine(torch.rand(6, 6, 6, device=device) < 0.5, BOX.to(device))
+    assert torch.equal(words, pack_occupancy(grid.occupied).words)
+    assert torch.equal(box.cpu(), BOX)
+    assert grid.bits.words is words
+
+
 # --- as a module
 
 
@@ -228,7 +381,7 @@ def test_broken_state_is_refused():
 def test_conversions_leave_the_geometry_alone(device, convert):
     box = BOX + 0.1  # no 16-bit numbers
     grid = convert(nn.Sequential(OccupancyGrid(2, box)))[0].to(device)
-    assert grid.aabb.dtype == torch.float32
+    assert grid.aabb.dtype == grid.highest.dtype == torch.float32
     assert grid.occupied.dtype == torch.bool
     assert torch.equal(grid.aabb.cpu(), box)
 

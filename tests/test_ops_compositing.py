@@ -15,7 +15,7 @@ from voxelfield import _library
 from voxelfield.ops import composite, ray_weights
 
 NAMES = ("density", "rgb", "t", "dt")
-RESULTS = ("rgb", "opacity", "depth", "weights")
+RESULTS = ("rgb", "opacity", "depth", "weights", "distortion")
 # None, one, and on either side of multiples of 32, the samples that a warp takes at once.
 COUNTS = [0, 1, 33, 100, 0, 31, 32, 64, 65, 0]
 
@@ -32,6 +32,15 @@ def make(device, counts=COUNTS, dtype=torch.float64, thickness=0.06):
     return {name: x.to(device, dtype) for name, x in inputs.items()} | {"ray_offsets": ray_offsets.to(device)}
 
 
+def composite_all(**inputs):
+    return composite(**inputs, distortion=True)
+
+
+def by_reference(min_transmittance=0.0, **inputs):
+    results = reference.composite(**inputs, min_transmittance=min_transmittance)
+    return *results, reference.distortion(results[3], inputs["t"], inputs["dt"], inputs["ray_offsets"])
+
+
 def as_double(inputs):
     return {name: x.double().cpu() if x.is_floating_point() else x.cpu() for name, x in inputs.items()}
 
@@ -44,7 +53,7 @@ def value_and_gradients(function, inputs, grads):
 
 
 def random_grads(inputs):
-    shapes = [x.shape for x in composite(**inputs)]
+    shapes = [x.shape for x in composite_all(**inputs)]
     dtype, device = inputs["density"].dtype, inputs["density"].device
     return [torch.randn(shape, dtype=torch.float64).to(device, dtype) for shape in shapes]
 
@@ -62,9 +71,9 @@ def assert_all_match(actual, expected):
 def test_value_and_gradients_match_reference(device, dtype, min_transmittance):
     inputs = make(device, dtype=dtype)
     grads = random_grads(inputs)
-    actual = value_and_gradients(lambda **x: composite(**x, min_transmittance=min_transmittance), inputs, grads)
+    actual = value_and_gradients(lambda **x: composite_all(**x, min_transmittance=min_transmittance), inputs, grads)
     expected = value_and_gradients(
-        lambda **x: reference.composite(**x, min_transmittance=min_transmittance),
+        lambda **x: by_reference(**x, min_transmittance=min_transmittance),
         as_double(inputs),
         [g.double().cpu() for g in grads],
     )
@@ -101,7 +110,7 @@ def test_gradcheck(device, min_transmittance):
     fixed = {name: inputs[name] for name in ("t", "dt", "ray_offsets")}
 
     def function(density, rgb):
-        return composite(density, rgb, **fixed, min_transmittance=min_transmittance)
+        return composite_all(density=density, rgb=rgb, **fixed, min_transmittance=min_transmittance)
 
     density, rgb = inputs["density"].requires_grad_(), inputs["rgb"].requires_grad_()
     stopped = function(density, rgb).weights == 0
@@ -120,8 +129,8 @@ def test_gradient_of_each_result_alone(device, output):
         d_density, d_rgb = torch.autograd.grad(value.square().sum(), (density, rgb), allow_unused=True)
         return d_density, torch.zeros_like(rgb) if d_rgb is None else d_rgb
 
-    actual = gradients(lambda **x: composite(**x, min_transmittance=0.0), inputs)
-    for a, e in zip(actual, gradients(reference.composite, as_double(inputs)), strict=True):
+    actual = gradients(lambda **x: composite_all(**x, min_transmittance=0.0), inputs)
+    for a, e in zip(actual, gradients(by_reference, as_double(inputs)), strict=True):
         assert_matches(a.cpu(), e)
 
 
@@ -129,7 +138,7 @@ def test_distances_receive_no_gradient(device):
     inputs = make(device, counts=[5])
     for name in NAMES:
         inputs[name].requires_grad_()
-    sum(x.sum() for x in composite(**inputs)).backward()
+    sum(x.sum() for x in composite_all(**inputs)).backward()
     assert inputs["t"].grad is None
     assert inputs["dt"].grad is None
     assert inputs["density"].grad.any()
@@ -183,9 +192,9 @@ def test_samples_behind_the_limit_might_as_well_not_exist(device, min_transmitta
     inputs = tenths(device)
     cut = {name: x[:seen] for name, x in inputs.items()} | {"ray_offsets": torch.tensor([0, seen], device=device)}
     grads = random_grads(inputs)
-    whole = value_and_gradients(lambda **x: composite(**x, min_transmittance=min_transmittance), inputs, grads)
+    whole = value_and_gradients(lambda **x: composite_all(**x, min_transmittance=min_transmittance), inputs, grads)
     grads[3] = grads[3][:seen]
-    short = value_and_gradients(lambda **x: composite(**x, min_transmittance=0.0), cut, grads)
+    short = value_and_gradients(lambda **x: composite_all(**x, min_transmittance=0.0), cut, grads)
     for name, a, e in zip((*RESULTS, "density gradient", "rgb gradient"), whole, short, strict=True):
         if len(a) == 40:
             assert not a[seen:].any(), name
@@ -226,9 +235,9 @@ def test_nothing_to_composite(device, counts, dtype):
     inputs = make(device, counts=counts, dtype=dtype)
     inputs["density"].requires_grad_()
     inputs["rgb"].requires_grad_()
-    result = composite(**inputs)
+    result = composite_all(**inputs)
     rays = len(counts)
-    assert [tuple(x.shape) for x in result] == [(rays, 3), (rays,), (rays,), (0,)]
+    assert [tuple(x.shape) for x in result] == [(rays, 3), (rays,), (rays,), (0,), (rays,)]
     assert not any(x.any() for x in result)
     sum(x.sum() for x in result).backward()
     assert inputs["density"].grad.shape == (0,)
@@ -246,6 +255,87 @@ def test_rays_without_samples_are_zero(device):
         assert not result.depth[501:].any()
 
 
+def test_distortion_is_only_there_when_wanted(device):
+    inputs = make(device)
+    plain, full = composite(**inputs), composite_all(**inputs)
+    assert plain.distortion is None
+    for name in RESULTS[:-1]:
+        assert torch.equal(getattr(plain, name), getattr(full, name))
+
+
+@pytest.mark.parametrize("shift", [0.0, 1e3])
+def test_distortion_in_closed_form(device, shift):
+    # Two samples of opacity one half, a distance of 2 apart: weights 1/2 and 1/4. Far away it is the same.
+    dt = torch.tensor([0.25, 0.5], device=device)
+    t = torch.tensor([1.0, 3.0], device=device) + shift
+    ray_offsets = torch.tensor([0, 2], device=device)
+    result = composite(math.log(2) / dt, torch.zeros(2, 3, device=device), t, dt, ray_offsets, distortion=True)
+    expected = 2 * 2 * 0.5 * 0.25 + (0.25 * 0.25 + 0.0625 * 0.5) / 3
+    torch.testing.assert_close(result.distortion.cpu(), torch.tensor([expected]))
+
+
+def spoil(size, device):
+    """Leaves NaN in memory that the allocator is likely to hand out next."""
+    for _ in range(10):
+        torch.full((size, 3), math.nan, dtype=torch.float64, device=device)
+        torch.full((size,), math.nan, dtype=torch.float64, device=device)
+
+
+@pytest.mark.parametrize("counts", [[], [0], [3, 0, 40], [20] * 300], ids=lambda c: f"{len(c)}")
+@pytest.mark.parametrize("spare", [1, 50, 20_000])
+def test_rows_of_no_ray_count_for_nothing(device, counts, spare):
+    used = sum(counts)
+    inputs = make(device, counts)
+    # What no op should read.
+    more = {
+        name: torch.cat([inputs[name], inputs[name].new_full((spare, *inputs[name].shape[1:]), math.nan)])
+        for name in NAMES
+    } | {"ray_offsets": inputs["ray_offsets"]}
+    grads = random_grads(inputs)
+    expected = value_and_gradients(composite_all, inputs, grads)
+    grads[3] = torch.cat([grads[3], grads[3].new_full((spare,), math.nan)])
+    spoil(used + spare, device)
+    actual = value_and_gradients(composite_all, more, grads)
+    for name, a, e in zip((*RESULTS, "density gradient", "rgb gradient"), actual, expected, strict=True):
+        if name in ("weights", "density gradient", "rgb gradient"):
+            assert len(a) == used + spare
+            assert not a[used:].any(), name
+            a = a[:used]
+        torch.testing.assert_close(a, e, rtol=1e-9, atol=1e-12, msg=name)
+    spoil(used + spare, device)
+    weights = ray_weights(more["density"], more["dt"], more["ray_offsets"])
+    assert not weights[used:].any()
+
+
+@pytest.mark.cuda
+def test_captured_compositing_follows_its_inputs():
+    capacity = 3000
+    inputs = make("cuda", [20] * 100, dtype=torch.float32)
+    inputs = {
+        name: torch.cat([x, x.new_ones(1000, *x.shape[1:])]) if name in NAMES else x for name, x in inputs.items()
+    }
+    grads = random_grads(inputs)
+    value_and_gradients(composite_all, inputs, grads)  # loads the extension
+    inputs["density"].requires_grad_()
+    inputs["rgb"].requires_grad_()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        values = composite_all(**inputs)
+        gradients = torch.autograd.grad(values, (inputs["density"], inputs["rgb"]), grads)
+    for _ in range(3):
+        counts = torch.randint(30, (100,)).tolist()
+        other = make("cuda", counts, dtype=torch.float32)
+        with torch.no_grad():
+            for name in NAMES:
+                inputs[name][: sum(counts)] = other[name]
+            inputs["ray_offsets"].copy_(other["ray_offsets"])
+        assert sum(counts) < capacity
+        graph.replay()
+        expected = value_and_gradients(composite_all, {n: x.detach() for n, x in inputs.items()}, grads)
+        for a, e in zip((*values, *gradients), expected, strict=True):
+            assert torch.equal(a, e)
+
+
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
@@ -258,17 +348,17 @@ def test_rays_without_samples_are_zero(device):
 def test_any_memory_layout(device, name, layout):
     inputs = make(device, counts=[3, 0, 40], dtype=torch.float32)
     grads = random_grads(inputs)
-    expected = value_and_gradients(composite, inputs, grads)
+    expected = value_and_gradients(composite_all, inputs, grads)
     strided = {**inputs, name: LAYOUTS[layout](inputs[name])}
-    for a, e in zip(value_and_gradients(composite, strided, grads), expected, strict=True):
+    for a, e in zip(value_and_gradients(composite_all, strided, grads), expected, strict=True):
         assert torch.equal(a, e)
 
 
 def test_expanded_gradients(device):
     inputs = make(device, counts=[3, 0, 40])
-    ones = [torch.ones((), dtype=torch.float64, device=device).expand(x.shape) for x in composite(**inputs)]
-    actual = value_and_gradients(composite, inputs, ones)
-    expected = value_and_gradients(composite, inputs, [x.contiguous() for x in ones])
+    ones = [torch.ones((), dtype=torch.float64, device=device).expand(x.shape) for x in composite_all(**inputs)]
+    actual = value_and_gradients(composite_all, inputs, ones)
+    expected = value_and_gradients(composite_all, inputs, [x.contiguous() for x in ones])
     for a, e in zip(actual, expected, strict=True):
         assert torch.equal(a, e)
 
@@ -279,7 +369,7 @@ def test_any_number_of_threads_gives_the_same_bits():
     results = []
     for count in (1, 2):
         with threads(count):
-            results.append(value_and_gradients(composite, inputs, grads))
+            results.append(value_and_gradients(composite_all, inputs, grads))
     for one, two in zip(*results, strict=True):
         assert torch.equal(one, two)
 
@@ -288,9 +378,9 @@ def test_any_number_of_threads_gives_the_same_bits():
 def test_cpu_and_cuda_agree():
     inputs = make("cpu", counts=[*range(150)], dtype=torch.float32)
     grads = random_grads(inputs)
-    ours = value_and_gradients(lambda **x: composite(**x, min_transmittance=0.0), inputs, grads)
+    ours = value_and_gradients(lambda **x: composite_all(**x, min_transmittance=0.0), inputs, grads)
     theirs = value_and_gradients(
-        lambda **x: composite(**x, min_transmittance=0.0),
+        lambda **x: composite_all(**x, min_transmittance=0.0),
         {name: x.cuda() for name, x in inputs.items()},
         [g.cuda() for g in grads],
     )
@@ -345,11 +435,15 @@ def test_offsets_have_at_least_one_entry():
 def test_opcheck(device, counts):
     _library.ensure_loaded(device.type)
     inputs = make(device, counts=counts)
-    forward = (*inputs.values(), 1e-3)
+    forward = (*inputs.values(), 1e-3, True)
     grads = random_grads(inputs)
     ops = torch.ops.voxelfield
     torch.library.opcheck(ops.ray_weights.default, (inputs["density"], inputs["dt"], inputs["ray_offsets"], 1e-3))
-    torch.library.opcheck(ops.composite_backward.default, (*grads, *forward))
-    torch.library.opcheck(ops.composite.default, forward)
+    rgb, opacity, depth, _, distortion = ops.composite(*forward)
+    for missing in (None, 0, 3, 4):
+        some = [None if i == missing else g for i, g in enumerate(grads)]
+        backward = (*some, *inputs.values(), rgb, opacity, depth, distortion, 1e-3)
+        torch.library.opcheck(ops.composite_backward.default, backward)
     differentiable = (inputs["density"].requires_grad_(), inputs["rgb"].requires_grad_(), *forward[2:])
-    torch.library.opcheck(ops.composite.default, differentiable)
+    for wanted in (True, False):
+        torch.library.opcheck(ops.composite.default, (*differentiable[:-1], wanted))

@@ -12,7 +12,7 @@ from op_testing import LAYOUTS, threads
 from torch.nn import functional as F
 
 from voxelfield import _library
-from voxelfield.ops import march_rays
+from voxelfield.ops import OccupancyBits, PackedSamples, march_rays, pack_occupancy, sample_trilinear
 
 BOX = torch.tensor([[-1.0, 0.5, -3.0], [2.0, 1.5, 1.0]])
 STEP = 0.07
@@ -55,7 +55,7 @@ def on(device, arguments):
 
 def lattice_keys(samples, scene, offset, step):
     """(ray, k) of every sample; k is the number of its lattice position."""
-    _, t, ray_index, _ = (x.cpu() for x in samples)
+    t, ray_index = samples.t.cpu(), samples.ray_index.cpu()
     k = (t.double() - scene["near"][ray_index].double()) / step - offset[ray_index].double()
     assert (k - k.round()).abs().max() < 1e-3
     return set(zip(ray_index.tolist(), k.round().long().tolist(), strict=True))
@@ -80,9 +80,11 @@ def assert_same_samples(one, two, scene, offset, step=STEP):
 
 def assert_packed(samples, scene, offset=None, step=STEP):
     """Fails unless the samples are sorted, packed consistently, on their rays' lattices and between near and far."""
-    positions, t, ray_index, ray_offsets = (x.cpu() for x in samples)
+    positions, t, dt, ray_index, ray_offsets, rays_taken = (x.cpu() for x in samples)
     rays, count = len(scene["near"]), len(t)
     assert positions.shape == (count, 3)
+    assert torch.equal(dt, torch.full((count,), step))
+    assert rays_taken.tolist() == [rays]
     assert ray_index.shape == (count,)
     assert ray_offsets.shape == (rays + 1,)
     assert positions.dtype == t.dtype == torch.float32
@@ -104,7 +106,8 @@ def assert_packed(samples, scene, offset=None, step=STEP):
 
 def by_reference(scene, offset, step=STEP):
     doubles = {name: value if value.dtype == torch.bool else value.double() for name, value in scene.items()}
-    return reference.march(**doubles, step=step, offset=offset.double())
+    positions, t, ray_index, ray_offsets = reference.march(**doubles, step=step, offset=offset.double())
+    return PackedSamples(positions, t, torch.full_like(t, step), ray_index, ray_offsets, torch.tensor([len(offset)]))
 
 
 # --- values
@@ -153,7 +156,7 @@ def test_a_ray_along_an_axis_finds_the_occupied_cells(device, axis, sign):
         "occupied": occupied,
         "aabb": torch.tensor([[0.0] * 3, [8.0] * 3]),
     }
-    positions, t, ray_index, ray_offsets = march_rays(**on(device, scene), step=0.25)
+    positions, t, _, ray_index, ray_offsets, _ = march_rays(**on(device, scene), step=0.25)
     cells = torch.tensor([0.0, 3.0, 4.0, 7.0])
     expected = 2.0 + (cells[:, None] + torch.tensor([1.0, 3.0, 5.0, 7.0]) / 8).flatten()
     assert torch.equal(t.cpu(), expected)
@@ -172,29 +175,29 @@ def test_a_ray_in_a_face_stays_in_one_layer_of_cells(device):
     origins = torch.tensor([[-1.0, 2.0, 1.0], [-1.0, 1.9, 1.0], [-1.0, 2.0, 2.0]], device=device)
     directions = torch.tensor([[1.0, 0.0, -0.0]], device=device).expand(3, 3)
     near, far = torch.ones(3, device=device), torch.full((3,), 5.0, device=device)
-    *_, ray_offsets = march_rays(origins, directions, near, far, occupied, aabb, 0.5)
+    ray_offsets = march_rays(origins, directions, near, far, occupied, aabb, 0.5).ray_offsets
     assert ray_offsets.tolist() == [0, 8, 8, 8]
 
 
 def test_rays_without_length_have_no_samples(device):
     scene = on(device, make_scene(fraction=1.1))
     for far in (scene["near"], scene["near"] - 1, torch.full_like(scene["near"], -math.inf)):
-        positions, t, ray_index, ray_offsets = march_rays(**{**scene, "far": far}, step=STEP)
-        assert len(positions) == len(t) == len(ray_index) == 0
+        positions, t, dt, ray_index, ray_offsets, _ = march_rays(**{**scene, "far": far}, step=STEP)
+        assert len(positions) == len(t) == len(dt) == len(ray_index) == 0
         assert not ray_offsets.any()
 
 
 def test_a_ray_shorter_than_half_a_step_has_no_midpoint(device):
     scene = on(device, make_scene(count=3, fraction=1.1))
     for length, count in ((0.4, 0), (0.6, 1), (1.4, 1), (1.6, 2)):
-        *_, ray_offsets = march_rays(**{**scene, "far": scene["near"] + length * STEP}, step=STEP)
+        ray_offsets = march_rays(**{**scene, "far": scene["near"] + length * STEP}, step=STEP).ray_offsets
         assert ray_offsets.diff().tolist() == [count] * 3
 
 
 def test_far_itself_is_excluded_and_near_included(device):
     scene = on(device, make_scene(count=2, fraction=1.1))
     scene |= {"near": torch.ones(2, device=device), "far": torch.tensor([2.0, 2.0 + 2**-20], device=device)}
-    _, t, _, ray_offsets = march_rays(**scene, step=0.25, offset=torch.zeros(2, device=device))
+    _, t, _, _, ray_offsets, _ = march_rays(**scene, step=0.25, offset=torch.zeros(2, device=device))
     assert ray_offsets.tolist() == [0, 4, 9]
     assert t.tolist() == [1, 1.25, 1.5, 1.75, 1, 1.25, 1.5, 1.75, 2]
 
@@ -209,7 +212,7 @@ def test_midpoints_are_the_default(device):
 def test_each_ray_has_its_own_offset(device):
     scene = on(device, make_scene(fraction=1.1))
     offset = torch.linspace(0, 0.99, 60, device=device)
-    _, t, _, ray_offsets = march_rays(**scene, step=STEP, offset=offset)
+    _, t, _, _, ray_offsets, _ = march_rays(**scene, step=STEP, offset=offset)
     filled = ray_offsets.diff() > 0
     assert filled.sum() > 30
     first = t[ray_offsets[:-1][filled]]
@@ -217,25 +220,25 @@ def test_each_ray_has_its_own_offset(device):
 
 
 def test_nothing_occupied(device):
-    positions, t, ray_index, ray_offsets = march_rays(**on(device, make_scene(fraction=-1.0)), step=STEP)
+    positions, t, dt, ray_index, ray_offsets, _ = march_rays(**on(device, make_scene(fraction=-1.0)), step=STEP)
     assert positions.shape == (0, 3)
-    assert len(t) == len(ray_index) == 0
+    assert len(t) == len(dt) == len(ray_index) == 0
     assert ray_offsets.tolist() == [0] * 61
 
 
 def test_no_rays(device):
-    positions, t, ray_index, ray_offsets = march_rays(**on(device, make_scene(count=0)), step=STEP)
+    positions, t, dt, ray_index, ray_offsets, rays_taken = march_rays(**on(device, make_scene(count=0)), step=STEP)
     assert positions.shape == (0, 3)
-    assert len(t) == len(ray_index) == 0
-    assert ray_offsets.tolist() == [0]
+    assert len(t) == len(dt) == len(ray_index) == 0
+    assert ray_offsets.tolist() == rays_taken.tolist() == [0]
 
 
 def test_rays_do_not_depend_on_their_neighbours(device):
     scene = on(device, make_scene(count=300))
-    _, t, _, ray_offsets = march_rays(**scene, step=STEP)
+    _, t, _, _, ray_offsets, _ = march_rays(**scene, step=STEP)
     order = torch.randperm(300).to(device)
     shuffled = {name: value[order] if len(value) == 300 else value for name, value in scene.items()}
-    _, t_shuffled, _, offsets_shuffled = march_rays(**shuffled, step=STEP)
+    _, t_shuffled, _, _, offsets_shuffled, _ = march_rays(**shuffled, step=STEP)
     for place, ray in enumerate(order.tolist()):
         here = t_shuffled[offsets_shuffled[place] : offsets_shuffled[place + 1]]
         assert torch.equal(here, t[ray_offsets[ray] : ray_offsets[ray + 1]])
@@ -264,8 +267,8 @@ def test_non_finite_rays_do_not_disturb_the_others(device):
     broken["directions"][2, 1] = math.nan
     broken["near"][3] = math.nan
     broken["far"][5] = math.nan
-    _, t, ray_index, _ = march_rays(**scene, step=STEP)
-    _, t_broken, index_broken, offsets_broken = march_rays(**broken, step=STEP)
+    _, t, _, ray_index, _, _ = march_rays(**scene, step=STEP)
+    _, t_broken, _, index_broken, offsets_broken, _ = march_rays(**broken, step=STEP)
     assert offsets_broken.diff()[[3, 5]].tolist() == [0, 0]
     for ray in (1, 4, *range(6, 60)):
         assert torch.equal(t_broken[index_broken == ray], t[ray_index == ray])
@@ -278,7 +281,9 @@ def test_cpu_and_cuda_agree():
     ours = march_rays(**scene, step=STEP, offset=offset)
     theirs = march_rays(**on("cuda", scene), step=STEP, offset=offset.cuda())
     assert_packed(theirs, scene, offset)
-    assert_same_samples(theirs, ours, scene, offset)
+    # Every product and sum that decides is rounded alike, however the rays are walked.
+    for one, two in zip(theirs, ours, strict=True):
+        assert torch.equal(one.cpu(), two)
 
 
 def test_any_number_of_threads_gives_the_same_bits():
@@ -289,6 +294,167 @@ def test_any_number_of_threads_gives_the_same_bits():
             results.append(march_rays(**scene, step=STEP))
     for one, two in zip(*results, strict=True):
         assert torch.equal(one, two)
+
+
+# --- packed occupancy
+
+
+@pytest.mark.parametrize("resolution", [(1, 1, 1), (4, 4, 4), (5, 4, 3), (9, 17, 30)], ids=str)
+def test_bits_are_the_cells(device, resolution):
+    occupied = torch.rand(resolution) < 0.4
+    words, cells = pack_occupancy(occupied.to(device))
+    assert cells == resolution
+    assert words.shape == tuple(math.ceil(n / 4) for n in resolution)
+    x, y, z = torch.meshgrid(*(torch.arange(4 * n) for n in words.shape), indexing="ij")
+    bits = (words.cpu()[x // 4, y // 4, z // 4] >> (x % 4 * 16 + y % 4 * 4 + z % 4)) & 1
+    expected = torch.zeros_like(bits)
+    expected[tuple(slice(n) for n in resolution)] = occupied.long()
+    assert torch.equal(bits, expected)
+
+
+def test_packed_and_unpacked_cells_give_the_same_samples(device):
+    scene = on(device, make_scene())
+    expected = march_rays(**scene, step=STEP)
+    packed = march_rays(**{**scene, "occupied": pack_occupancy(scene["occupied"])}, step=STEP)
+    for one, two in zip(packed, expected, strict=True):
+        assert torch.equal(one, two)
+
+
+def test_bits_must_fit_their_resolution(device):
+    scene = on(device, make_scene())
+    words, resolution = pack_occupancy(scene["occupied"])
+    for bits, error, message in (
+        (OccupancyBits(words, (6, 5, 9)), ValueError, r"occupied.words must have shape \(2, 2, 3\)"),
+        (OccupancyBits(words.int(), resolution), TypeError, "occupied.words must be int64"),
+        (OccupancyBits(words[:0], (0, 5, 7)), ValueError, "occupied must have at least one cell"),
+    ):
+        with pytest.raises(error, match=message):
+            march_rays(**{**scene, "occupied": bits}, step=STEP)
+
+
+@pytest.mark.parametrize("segments", [2, 8, 32])
+def test_samples_do_not_depend_on_how_rays_are_cut(device, segments):
+    _library.ensure_loaded(device.type)
+    # Half of the cells, singly: more stretches than the first pass remembers.
+    scene = on(device, make_scene(count=500, resolution=(40, 50, 60), fraction=0.5))
+    bits = pack_occupancy(scene["occupied"])
+    ops = torch.ops.voxelfield
+
+    def march(segments):
+        offset = torch.full((500,), 0.5, device=device)
+        rays = (*(scene[name] for name in NAMES[:4]), offset)
+        walk = (*rays, bits.words, list(bits.resolution), scene["aabb"], STEP / 4, segments)
+        counted = ops.count_ray_samples(*walk)
+        return ops.place_ray_samples(*walk, *counted, int(counted[0].sum()))
+
+    whole = march(1)
+    assert len(whole[1]) > 5000
+    assert_packed(PackedSamples(*whole), {n: x.cpu() for n, x in scene.items()}, step=STEP / 4)
+    for one, two in zip(march(segments), whole, strict=True):
+        assert torch.equal(one, two)
+
+
+# --- capacity
+
+
+def assert_truncated(samples, whole, capacity):
+    """Fails unless `samples` are the first of `whole` whose rays fit, and nothing in the rows behind."""
+    rays = len(whole.ray_offsets) - 1
+    taken = int((whole.ray_offsets[1:] <= capacity).sum())
+    used = int(whole.ray_offsets[taken])
+    assert samples.rays_taken.tolist() == [taken]
+    assert torch.equal(samples.ray_offsets, whole.ray_offsets.clamp(max=used))
+    for name in ("positions", "t", "dt", "ray_index"):
+        value = getattr(samples, name)
+        assert len(value) == capacity
+        assert torch.equal(value[:used], getattr(whole, name)[:used]), name
+    assert samples.positions[used:].isnan().all()
+    assert not samples.t[used:].any()
+    assert not samples.dt[used:].any()
+    assert (samples.ray_index[used:] == max(rays - 1, 0)).all()
+    return taken
+
+
+@pytest.mark.parametrize("count", [3, 60, 2000])
+def test_rays_are_taken_whole_while_they_fit(device, count):
+    scene = on(device, make_scene(count=count))
+    whole = march_rays(**scene, step=STEP)
+    total = len(whole.t)
+    bounds = whole.ray_offsets.tolist()
+    takes = []
+    for capacity in {0, 1, bounds[count // 3], bounds[count // 2] + 1, max(total - 1, 0), total, total + 1, 3 * total}:
+        samples = march_rays(**scene, step=STEP, capacity=capacity)
+        takes.append(assert_truncated(samples, whole, capacity))
+    assert max(takes) == count
+    assert min(takes) < count
+
+
+def test_capacity_with_more_rays_than_parts(device):
+    # Sums of parts of several hundred rays, most of which have no sample.
+    count = 300_000
+    scene = on(device, make_scene(count=count, fraction=0.02))
+    whole = march_rays(**scene, step=STEP)
+    for capacity in (len(whole.t) // 3, len(whole.t) + 5):
+        assert_truncated(march_rays(**scene, step=STEP, capacity=capacity), whole, capacity)
+
+
+def test_capacity_without_rays(device):
+    scene = on(device, make_scene(count=0))
+    samples = march_rays(**scene, step=STEP, capacity=5000)
+    assert samples.ray_offsets.tolist() == samples.rays_taken.tolist() == [0]
+    assert samples.positions.isnan().all()
+    assert not samples.ray_index.any()
+
+
+def test_rows_of_no_ray_see_nothing_of_a_grid(device):
+    samples = march_rays(**on(device, make_scene(count=10)), step=STEP, capacity=2000)
+    grid = torch.ones(4, 4, 4, 2, device=device, requires_grad=True)
+    values = sample_trilinear(grid, samples.positions)
+    used = int(samples.ray_offsets[-1])
+    assert 0 < used < 2000
+    assert not values[used:].any()
+    (gradient,) = torch.autograd.grad(values[used:].sum(), grid)
+    assert not gradient.any()
+
+
+@pytest.mark.cuda
+def test_a_captured_march_follows_its_inputs():
+    scene = on("cuda", make_scene(count=500))
+    scene["occupied"] = pack_occupancy(scene["occupied"])
+    offset = torch.rand(500, device="cuda")
+    march_rays(**scene, step=STEP, offset=offset, capacity=3000)  # loads the extension
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = march_rays(**scene, step=STEP, offset=offset, capacity=3000)
+    takes = []
+    for fraction in (0.1, 0.9, 0.4, -1.0):
+        other = on("cuda", make_scene(count=500, fraction=fraction))
+        for name in ("origins", "directions", "near", "far"):
+            scene[name].copy_(other[name])
+        scene["occupied"].words.copy_(pack_occupancy(other["occupied"]).words)
+        offset.uniform_()
+        graph.replay()
+        whole = march_rays(**scene, step=STEP, offset=offset)
+        takes.append(assert_truncated(captured, whole, 3000))
+    assert takes[0] == takes[3] == 500
+    assert takes[1] < 500
+
+
+@pytest.mark.cuda
+def test_a_march_into_a_capacity_never_synchronises():
+    scene = on("cuda", make_scene(count=500))
+    for occupied in (scene["occupied"], pack_occupancy(scene["occupied"])):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            march_rays(**{**scene, "occupied": occupied}, step=STEP, capacity=3000)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize(("capacity", "error"), [(-1, ValueError), (2.0, TypeError), (True, TypeError)])
+def test_capacity_must_be_a_number_of_rows(capacity, error):
+    with pytest.raises(error, match="capacity must be"):
+        march_rays(**make_scene(count=2), step=STEP, capacity=capacity)
 
 
 # --- errors and registration
@@ -346,8 +512,15 @@ def test_opcheck(device, count):
     _library.ensure_loaded(device.type)
     scene = on(device, make_scene(count=count))
     offset = torch.full((count,), 0.5, device=device)
-    walk = (*(scene[name] for name in NAMES[:4]), offset, scene["occupied"], scene["aabb"], STEP)
-    torch.library.opcheck(torch.ops.voxelfield.count_ray_samples.default, walk)
-    *_, ray_offsets = march_rays(**scene, step=STEP)
-    place = (*walk, ray_offsets, int(ray_offsets[-1]))
-    torch.library.opcheck(torch.ops.voxelfield.place_ray_samples.default, place)
+    ops = torch.ops.voxelfield
+    torch.library.opcheck(ops.pack_occupancy.default, (scene["occupied"],))
+    bits = pack_occupancy(scene["occupied"])
+    walk = (*(scene[name] for name in NAMES[:4]), offset, bits.words, list(bits.resolution), scene["aabb"], STEP, 4)
+    # The tests left out compare values, of which the unused ones are anything.
+    torch.library.opcheck(
+        ops.count_ray_samples.default,
+        walk,
+        test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
+    )
+    counted = ops.count_ray_samples(*walk)
+    torch.library.opcheck(ops.place_ray_samples.default, (*walk, *counted, int(counted[0].sum())))

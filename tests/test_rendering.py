@@ -9,11 +9,16 @@ import torch
 
 from voxelfield import VoxelGrid
 from voxelfield.cameras import Cameras
-from voxelfield.decoders import DensityActivation, MLPDecoder, SHDecoder
+from voxelfield.decoders import DensityActivation, ExponentialDensity, MLPDecoder, NetworkDecoder, SHDecoder
 from voxelfield.fields import RadianceField
 from voxelfield.occupancy import OccupancyGrid
+from voxelfield.ops import ray_weights
+from voxelfield.ops.marching import PackedSamples
+from voxelfield.pyramid import VoxelPyramid
 from voxelfield.rays import Rays, RaySamples, intersect_aabb
-from voxelfield.rendering import Rendering, RenderSettings, march, render, render_view, select
+from voxelfield.rendering import Capacity, Rendering, RenderSettings, march, render, render_view, select
+from voxelfield.training.config import LossConfig
+from voxelfield.training.losses import rendering_terms
 
 BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
 SIGMA = 1.7
@@ -36,6 +41,11 @@ def random_field(device, kind="sh"):
     density = DensityActivation(scale=5.0, initial=1.0)
     decoder = SHDecoder(1, density) if kind == "sh" else MLPDecoder(6, 16, 1, 1, density)
     return RadianceField(VoxelGrid(8, decoder.channels, BOX, init_std=1.0), decoder).to(device)
+
+
+def pyramid_field(device):
+    pyramid = VoxelPyramid((3, 6, 9), 2, BOX, init_range=1.0)
+    return RadianceField(pyramid, NetworkDecoder(6, 16, 4, 1, 2, ExponentialDensity(2.0))).to(device)
 
 
 def everywhere(device):
@@ -74,12 +84,13 @@ def packed(counts, device):
     total = sum(counts)
     ray_index = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts, dtype=torch.int64))
     ray_offsets = torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()])
-    return RaySamples(
+    return PackedSamples(
         torch.rand(total, 3, device=device),
         torch.rand(total, device=device),
         torch.rand(total, device=device),
         ray_index.to(device),
         ray_offsets.to(device),
+        torch.tensor([len(counts)], device=device),
     )
 
 
@@ -111,21 +122,27 @@ def test_jitter_shifts_each_ray_by_part_of_a_step(device):
 
 def test_march_through_nothing(device):
     samples = march(straight_rays(device), nowhere(device), STEP)
-    assert len(samples) == 0
-    assert samples.num_rays == 3
+    assert samples.t.shape == (0,)
+    assert samples.ray_offsets.tolist() == [0, 0, 0, 0]
+    assert samples.rays_taken.item() == 3
 
 
 # --- select
 
 
 @pytest.mark.parametrize("counts", [[3, 0, 5, 1, 0, 40], [0, 0], [], [7]], ids=str)
-@pytest.mark.parametrize("share", [0.0, 0.4, 1.0])
-def test_select_keeps_the_packing(device, counts, share):
+def test_select_keeps_what_shows_and_the_packing(device, counts):
     samples = packed(counts, device)
-    keep = torch.rand(len(samples)).to(device) < share
-    chosen = select(samples, keep)
-    assert len(chosen) == int(keep.sum())
-    assert chosen.num_rays == samples.num_rays
+    settings = RenderSettings(STEP, min_transmittance=0.2, min_weight=0.03)
+    field = random_field(device)
+    with torch.no_grad():
+        density = field.density(samples.positions)
+    weights = ray_weights(density, samples.dt, samples.ray_offsets, min_transmittance=0.2)
+    keep = weights > 0.03
+    chosen = select(field, samples, settings)
+    assert len(chosen.t) == int(keep.sum())
+    assert len(samples.t) < 20 or 0 < len(chosen.t) < len(samples.t)
+    assert chosen.ray_offsets.shape == samples.ray_offsets.shape
     assert chosen.ray_offsets[0] == 0
     for ray, (first, last) in enumerate(zip(samples.ray_offsets[:-1], samples.ray_offsets[1:], strict=True)):
         here = slice(chosen.ray_offsets[ray], chosen.ray_offsets[ray + 1])
@@ -293,16 +310,76 @@ def test_render_under_autocast(device):
 
 
 def test_over_a_background(device):
-    samples = packed([0, 0], device)
-    none = torch.zeros(0, device=device)
+    samples = RaySamples(*packed([0, 0], device)[:5])
+    none, number = torch.zeros(0, device=device), torch.tensor(0, device=device)
     rgb = torch.tensor([[0.1, 0.2, 0.3], [0.0, 0.0, 0.0]], device=device)
     opacity = torch.tensor([0.75, 0.0], device=device)
-    rendering = Rendering(rgb, opacity, opacity, samples, none, none, none, 0)
+    rendering = Rendering(rgb, opacity, opacity, samples, none, none, none, number, number)
     one = torch.tensor([1.0, 0.0, 0.4], device=device)
     expected = torch.tensor([[0.35, 0.2, 0.4], [1.0, 0.0, 0.4]], device=device)
     torch.testing.assert_close(rendering.over(one), expected)
     each = torch.tensor([[0.0, 0.0, 0.0], [0.5, 0.6, 0.7]], device=device)
     torch.testing.assert_close(rendering.over(each), torch.tensor([[0.1, 0.2, 0.3], [0.5, 0.6, 0.7]], device=device))
+
+
+# --- with room for so many samples
+
+
+@pytest.mark.parametrize("make", [random_field, pyramid_field])
+@pytest.mark.parametrize("min_weight", [0.0, 1e-3])
+def test_room_to_spare_changes_nothing(device, make, min_weight):
+    field, rays, settings = make(device), aimed_rays(100, device), RenderSettings(STEP, min_weight=min_weight)
+    grads, renderings = [], []
+    for capacity in (None, Capacity(marched=100 * 150, visible=100 * 140)):
+        rendering = render(field, rays, everywhere(device), settings, capacity=capacity)
+        (rendering.rgb.square().sum() + rendering.depth.sum()).backward()
+        grads.append([parameter.grad.clone() for parameter in field.parameters()])
+        field.zero_grad()
+        renderings.append(rendering)
+    exact, roomy = renderings
+    assert len(exact.samples) < len(roomy.samples)
+    assert torch.equal(exact.samples.ray_offsets, roomy.samples.ray_offsets)
+    assert exact.marched == roomy.marched
+    assert exact.taken == roomy.taken == 100
+    for name in ("rgb", "opacity", "depth"):
+        torch.testing.assert_close(getattr(roomy, name), getattr(exact, name), msg=name)
+    # On CUDA networks and sums of gradients work in other orders.
+    tolerance = {} if device.type == "cpu" else {"rtol": 1e-2, "atol": 1e-2}
+    for one, other in zip(*grads, strict=True):
+        torch.testing.assert_close(one, other, **tolerance)
+
+
+@pytest.mark.parametrize("make", [random_field, pyramid_field])
+@pytest.mark.parametrize("narrow", ["marched", "visible"])
+def test_rays_without_room_show_nothing_and_are_reported(device, make, narrow):
+    field, rays, settings = make(device), aimed_rays(100, device), RenderSettings(STEP)
+    exact = render(field, rays, everywhere(device), settings)
+    all_samples = int(exact.marched if narrow == "marched" else exact.samples.ray_offsets[-1])
+    room = Capacity(**{"marched": 15000, "visible": 15000, narrow: all_samples // 2})
+    rendering = render(field, rays, everywhere(device), settings, capacity=room)
+    taken = int(rendering.taken)
+    assert 30 < taken < 70
+    assert rendering.samples.ray_offsets[-1] <= room.visible
+    assert rendering.weights.shape == (room.visible,)
+    for name in ("rgb", "opacity", "depth"):
+        torch.testing.assert_close(getattr(rendering, name)[:taken], getattr(exact, name)[:taken], msg=name)
+        assert not getattr(rendering, name)[taken:].any()
+    assert not rendering.weights[int(rendering.samples.ray_offsets[-1]) :].any()
+
+
+@pytest.mark.parametrize("make", [random_field, pyramid_field])
+def test_losses_of_the_rays_that_were_taken(device, make):
+    field, rays, settings = make(device), aimed_rays(60, device), RenderSettings(STEP)
+    config = LossConfig(sample_rgb=1.0, opacity_entropy=1.0, sparsity=1.0, tv_density=0.0, tv_color=0.0)
+    truth, background = torch.rand(60, 3).to(device), torch.rand(60, 3).to(device)
+    part = render(field, rays, everywhere(device), settings, capacity=Capacity(2000, 2000))
+    taken = int(part.taken)
+    assert 0 < taken < 60
+    alone = render(field, rays[:taken], everywhere(device), settings)
+    terms = rendering_terms(config, part, part.over(background), truth)
+    expected = rendering_terms(config, alone, alone.over(background[:taken]), truth[:taken])
+    for name, term in expected.items():
+        torch.testing.assert_close(terms[name], term, rtol=1e-4, atol=1e-6, msg=name)
 
 
 # --- whole views

@@ -9,6 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from voxelfield import ops
+
+# Cells that are evaluated at once, to bound the memory that this needs.
+_CELLS_AT_ONCE = 1 << 20
+
 
 class OccupancyGrid(nn.Module):
     """A box of cells, each occupied or empty; all are occupied at first.
@@ -18,8 +23,9 @@ class OccupancyGrid(nn.Module):
         aabb: (2, 3) lower and upper corner, world units.
 
     Attributes:
-        occupied: Buffer (X, Y, Z) bool.
+        occupied: Buffer (X, Y, Z) bool. May be written to in place: :attr:`bits` notices.
         possible: Buffer (X, Y, Z) bool, the cells that may be occupied at all; see :meth:`confine`.
+        highest: Buffer (X, Y, Z) float32, the densities that :meth:`observe` has seen, per world unit.
         aabb: Buffer (2, 3) float32.
 
     Raises:
@@ -28,6 +34,7 @@ class OccupancyGrid(nn.Module):
 
     occupied: Tensor
     possible: Tensor
+    highest: Tensor
     aabb: Tensor
 
     def __init__(self, resolution: int | Sequence[int], aabb: Tensor | Sequence[Sequence[float]]) -> None:
@@ -40,7 +47,38 @@ class OccupancyGrid(nn.Module):
             raise ValueError(f"aabb must be (2, 3) with lower < upper on each axis, got {box.tolist()}")
         self.register_buffer("occupied", torch.ones(shape, dtype=torch.bool))
         self.register_buffer("possible", torch.ones(shape, dtype=torch.bool))
+        self.register_buffer("highest", torch.zeros(shape))
         self.register_buffer("aabb", box)
+        self._cells: Tensor | None = None  # indices (N, 3) of the possible cells, once they are needed
+        self._bits: ops.OccupancyBits | None = None
+        self._packed_from: Tensor | None = None
+        self._packed_version: int | None = None
+
+    @property
+    def bits(self) -> ops.OccupancyBits:
+        """What is occupied, packed for :func:`voxelfield.ops.march_rays`.
+
+        Packed again where ``occupied`` has changed, into the same memory while its shape and device stay, and by
+        :meth:`update` and :meth:`confine` at once: so a captured CUDA graph that reads it sees what they change.
+        """
+        occupied = self.occupied
+        version = None if occupied.is_inference() else occupied._version  # such tensors do not count their changes
+        if (
+            self._bits is None
+            or self._packed_from is not occupied
+            or version is None
+            or self._packed_version != version
+        ):
+            with torch.inference_mode(False):  # what is made in that mode cannot be written to outside of it
+                fresh = ops.pack_occupancy(occupied)
+            old = self._bits
+            if old is not None and old.resolution == fresh.resolution and old.words.device == fresh.words.device:
+                old.words.copy_(fresh.words)
+            else:
+                self._bits = old = fresh
+            self._packed_from, self._packed_version = occupied, version
+            return old
+        return self._bits
 
     @torch.no_grad()
     def confine(self, possible: Tensor, aabb: Tensor) -> None:
@@ -58,9 +96,10 @@ class OccupancyGrid(nn.Module):
                 f"possible must be bool of shape {tuple(self.occupied.shape)}, got {possible.dtype} "
                 f"{tuple(possible.shape)}"
             )
-        self.possible = possible.clone()
-        self.occupied = possible.clone()
-        self.aabb = aabb.clone()
+        self.possible.copy_(possible)
+        self.highest.zero_()
+        self._cells = None
+        self._occupy(possible, aabb)
 
     @torch.no_grad()
     def update(self, density: Tensor, aabb: Tensor, step: float, threshold: float) -> None:
@@ -86,8 +125,40 @@ class OccupancyGrid(nn.Module):
         kernel = [min(2, size) for size in density.shape]
         cells = F.max_pool3d(density[None, None], kernel, stride=1)
         highest = F.adaptive_max_pool3d(cells, tuple(self.occupied.shape))[0, 0]
-        self.occupied = (-torch.expm1(-highest * step) > threshold) & self.possible
-        self.aabb = aabb.clone()
+        self._occupy((-torch.expm1(-highest * step) > threshold) & self.possible, aabb)
+
+    @torch.no_grad()
+    def observe(self, density: Callable[[Tensor], Tensor], step: float, threshold: float, decay: float = 0.95) -> None:
+        """Marks the cells in which a field of any kind was seen to reach an opacity.
+
+        The field is evaluated at one random point of each possible cell; a cell's density is the highest that was seen,
+        fading from one call to the next (Mueller et al. 2022, appendix E.2). Does not wait for the device, except in
+        the first call after :meth:`confine`.
+
+        Args:
+            density: Maps world positions (M, 3) to densities (M,), per world unit.
+            step: Distance between samples, world units.
+            threshold: Opacity :math:`1 - e^{-density * step}` of one sample, above which a cell counts as occupied.
+            decay: Factor on the densities seen before, in [0, 1].
+
+        Raises:
+            ValueError: ``threshold`` is outside (0, 1) or ``decay`` outside [0, 1].
+        """
+        if not 0 < threshold < 1:
+            raise ValueError(f"threshold must lie in (0, 1), got {threshold}")
+        if not 0 <= decay <= 1:
+            raise ValueError(f"decay must lie in [0, 1], got {decay}")
+        if self._cells is None:
+            self._cells = self.possible.nonzero()
+        size = (self.aabb[1] - self.aabb[0]) / torch.tensor(self.occupied.shape, device=self.aabb.device)
+        self.highest *= decay
+        highest = self.highest.view(-1)
+        for cells in self._cells.split(_CELLS_AT_ONCE):
+            seen = density(self.aabb[0] + (cells + torch.rand(cells.shape, device=cells.device)) * size)
+            _, y, z = self.occupied.shape
+            index = (cells[:, 0] * y + cells[:, 1]) * z + cells[:, 2]
+            highest[index] = torch.maximum(highest[index], seen)
+        self._occupy(-torch.expm1(-self.highest * step) > threshold, self.aabb)
 
     def fraction(self) -> float:
         """Returns the share of occupied cells; synchronises with the device."""
@@ -109,10 +180,18 @@ class OccupancyGrid(nn.Module):
         lower, upper = self.aabb.cpu()
         return torch.stack((lower + low * (upper - lower), lower + high * (upper - lower)))
 
+    def _occupy(self, occupied: Tensor, aabb: Tensor) -> None:
+        """Takes over cells and their box, in place: a captured CUDA graph may be reading them."""
+        self.occupied.copy_(occupied)
+        self.aabb.copy_(aabb)
+        if self._bits is not None:
+            _ = self.bits
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> OccupancyGrid:
-        geometry = self.aabb
+        kept = self.aabb, self.highest
         super()._apply(fn, recurse)
-        self.aabb = geometry.to(self.aabb.device)  # .half() must not blur geometry
+        self._cells = None
+        self.aabb, self.highest = (buffer.to(self.aabb.device) for buffer in kept)  # .half() must not blur geometry
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
@@ -120,6 +199,8 @@ class OccupancyGrid(nn.Module):
         if isinstance(saved, Tensor) and saved.dim() == 3 and saved.shape != self.occupied.shape:
             self.occupied = torch.ones_like(saved, device=self.occupied.device)
             self.possible = torch.ones_like(self.occupied)
+            self.highest = torch.zeros_like(self.occupied, dtype=torch.float32)
+        self._cells = None
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def extra_repr(self) -> str:

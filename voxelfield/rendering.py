@@ -29,6 +29,21 @@ class RenderSettings:
     min_weight: float = 1e-4
 
 
+@dataclass(frozen=True)
+class Capacity:
+    """How many samples there is room for, where the number of samples must not be waited for.
+
+    Rays are taken in order for as long as all their samples fit; the others count for nothing.
+
+    Attributes:
+        marched: Samples in occupied space.
+        visible: Samples that show.
+    """
+
+    marched: int
+    visible: int
+
+
 @dataclass(frozen=True, eq=False)
 class Rendering:
     """Rendered rays.
@@ -41,7 +56,8 @@ class Rendering:
         density: (M,) their densities, per world unit.
         weights: (M,) their share of their pixel.
         sample_rgb: (M, 3) their colours.
-        marched: Number of samples placed in occupied space, before faint ones were dropped.
+        marched: () int64, number of samples placed in occupied space, before faint ones were dropped.
+        taken: () int64: rays from this one on had no room, if the capacity was limited, and show nothing.
     """
 
     rgb: Tensor
@@ -51,7 +67,8 @@ class Rendering:
     density: Tensor
     weights: Tensor
     sample_rgb: Tensor
-    marched: int
+    marched: Tensor
+    taken: Tensor
 
     def over(self, background: Tensor) -> Tensor:
         """Composites over a background (3,) or (R, 3), giving (R, 3)."""
@@ -73,7 +90,9 @@ class View:
     depth: Tensor
 
 
-def march(rays: Rays, occupancy: OccupancyGrid, step: float, jitter: bool = False) -> RaySamples:
+def march(
+    rays: Rays, occupancy: OccupancyGrid, step: float, jitter: bool = False, capacity: int | None = None
+) -> ops.PackedSamples:
     """Places samples along rays wherever space is occupied.
 
     Args:
@@ -81,33 +100,56 @@ def march(rays: Rays, occupancy: OccupancyGrid, step: float, jitter: bool = Fals
         occupancy: What is occupied, on the rays' device.
         step: Distance between samples, world units.
         jitter: Shift each ray's samples by a random part of a step, from torch's global generator.
+        capacity: As for :func:`voxelfield.ops.march_rays`.
 
     Returns:
         The samples, packed; none at all is valid.
     """
     offset = torch.rand_like(rays.near) if jitter else None
-    positions, t, ray_index, ray_offsets = ops.march_rays(
-        rays.origins, rays.directions, rays.near, rays.far, occupancy.occupied, occupancy.aabb, step, offset
+    return ops.march_rays(
+        rays.origins,
+        rays.directions,
+        rays.near,
+        rays.far,
+        occupancy.bits,
+        occupancy.aabb,
+        step,
+        offset,
+        capacity=capacity,
     )
-    return RaySamples(positions, t, torch.full_like(t, step), ray_index, ray_offsets)
 
 
-def select(samples: RaySamples, keep: Tensor) -> RaySamples:
-    """Returns the samples for which ``keep`` (M,) bool holds, still packed by ray."""
-    before = torch.zeros(len(samples) + 1, dtype=torch.int64, device=keep.device)
-    torch.cumsum(keep, 0, out=before[1:])
-    index = keep.nonzero()[:, 0]
-    return RaySamples(
-        samples.positions[index],
-        samples.t[index],
-        samples.dt[index],
-        samples.ray_index[index],
-        before[samples.ray_offsets],
+@torch.no_grad()
+def select(
+    field: RadianceField, samples: ops.PackedSamples, settings: RenderSettings, capacity: int | None = None
+) -> ops.PackedSamples:
+    """Returns the samples that show, still packed by ray.
+
+    Args:
+        field: Tells their densities.
+        samples: M samples of R rays.
+        settings: What is too faint to matter.
+        capacity: As for :func:`voxelfield.ops.select_samples`.
+    """
+    return ops.select_samples(
+        field.density(samples.positions),
+        samples.positions,
+        samples.t,
+        samples.dt,
+        samples.ray_offsets,
+        min_transmittance=settings.min_transmittance,
+        min_weight=settings.min_weight,
+        capacity=capacity,
     )
 
 
 def render(
-    field: RadianceField, rays: Rays, occupancy: OccupancyGrid, settings: RenderSettings, jitter: bool = False
+    field: RadianceField,
+    rays: Rays,
+    occupancy: OccupancyGrid,
+    settings: RenderSettings,
+    jitter: bool = False,
+    capacity: Capacity | None = None,
 ) -> Rendering:
     """Renders rays through a field: march, drop what cannot be seen, evaluate, composite.
 
@@ -120,25 +162,23 @@ def render(
         occupancy: Where to sample.
         settings: How to sample.
         jitter: As for :func:`march`; on while training.
+        capacity: Room for samples: the host then never waits for the device. None: as much as there are.
 
     Returns:
         One colour, opacity and depth per ray.
     """
-    samples = march(rays, occupancy, settings.step, jitter)
-    marched = len(samples)
+    packed = march(rays, occupancy, settings.step, jitter, None if capacity is None else capacity.marched)
+    marched, taken = packed.ray_offsets[-1], packed.rays_taken[0]
     if settings.min_weight > 0:
-        with torch.no_grad():
-            density = field.decoder.density(field.grid(samples.positions))
-            weights = ops.ray_weights(
-                density, samples.dt, samples.ray_offsets, min_transmittance=settings.min_transmittance
-            )
-        samples = select(samples, weights > settings.min_weight)
+        packed = select(field, packed, settings, None if capacity is None else capacity.visible)
+        taken = torch.minimum(taken, packed.rays_taken[0])
+    samples = RaySamples(*packed[:5])
     density, rgb = field.sample(samples, rays.directions)
     composite = ops.composite(
         density, rgb, samples.t, samples.dt, samples.ray_offsets, min_transmittance=settings.min_transmittance
     )
     return Rendering(
-        composite.rgb, composite.opacity, composite.depth, samples, density, composite.weights, rgb, marched
+        composite.rgb, composite.opacity, composite.depth, samples, density, composite.weights, rgb, marched, taken
     )
 
 

@@ -1,70 +1,91 @@
 // Compositing on the CPU: rays in parallel, samples of a ray in order.
 #include "../composite_ops.h"
 #include "backend.h"
+#include "walk_samples.h"
 
 namespace voxelfield {
 namespace {
 
 constexpr int64_t kRaysPerTask = 64;
 
-// Calls visit(i, transmittance, weight) for every sample of a ray; both are zero behind min_transmittance.
-template <typename T, typename Visit>
-void walk_ray(const PackedSamples<T>& samples, int64_t ray, const Visit& visit) {
-  T optical_depth = 0;
-  for (int64_t i = samples.ray_offsets[ray]; i < samples.ray_offsets[ray + 1]; ++i) {
-    const T thickness = samples.density[i] * samples.dt[i];
-    T transmittance = transmittance_at(optical_depth);
-    if (transmittance < samples.min_transmittance) transmittance = 0;
-    visit(i, transmittance, transmittance * opacity_of(thickness));
-    optical_depth += thickness;
-  }
-}
-
-template <typename T, typename F>
-void for_each_ray(const PackedSamples<T>& samples, const F& f) {
+// Calls visit(ray) for every ray, which returns the first sample that it left out, and clear(i) for samples left out
+// and for those that belong to no ray.
+template <typename T, typename Visit, typename Clear>
+void for_each_ray(const PackedSamples<T>& samples, const Visit& visit, const Clear& clear) {
   torch::stable::parallel_for(0, samples.rays, kRaysPerTask, [&](int64_t begin, int64_t end) {
-    for (int64_t ray = begin; ray < end; ++ray) f(ray);
+    for (int64_t ray = begin; ray < end; ++ray) {
+      for (int64_t i = visit(ray); i < samples.ray_offsets[ray + 1]; ++i) clear(i);
+    }
   });
+  for (int64_t i = 0; i < std::min(samples.ray_offsets[0], samples.count); ++i) clear(i);
+  for (int64_t i = samples.ray_offsets[samples.rays]; i < samples.count; ++i) clear(i);
 }
 
 struct Cpu : CpuBackend {
   template <typename T>
   static void weights(const PackedSamples<T>& samples, T* weights) {
-    for_each_ray(samples, [&](int64_t ray) {
-      walk_ray(samples, ray, [&](int64_t i, T /*transmittance*/, T weight) { weights[i] = weight; });
-    });
+    for_each_ray(
+        samples,
+        [&](int64_t ray) {
+          return walk_samples(samples, ray, [&](int64_t i, T /*transmittance*/, T weight) { weights[i] = weight; });
+        },
+        [&](int64_t i) { weights[i] = 0; });
   }
 
   template <typename T>
   static void forward(const PackedSamples<T>& samples, const CompositeOutputs<T>& out) {
-    for_each_ray(samples, [&](int64_t ray) {
-      RayColor<T> color;
-      walk_ray(samples, ray, [&](int64_t i, T /*transmittance*/, T weight) {
-        out.weights[i] = weight;
-        color.add(samples, i, weight);
-      });
-      for (int channel = 0; channel < 3; ++channel) out.rgb[3 * ray + channel] = color.rgb[channel];
-      out.opacity[ray] = color.opacity;
-      out.depth[ray] = color.depth;
-    });
+    for_each_ray(
+        samples,
+        [&](int64_t ray) {
+          RayResult<T> result;
+          Matter<T> before;
+          const int64_t first = samples.ray_offsets[ray];
+          const int64_t stop = walk_samples(samples, ray, [&](int64_t i, T /*transmittance*/, T weight) {
+            out.weights[i] = weight;
+            result.add(samples, i, weight);
+            const T distance = samples.t[i] - samples.t[first];
+            result.distortion += distortion_of(before, weight, distance, samples.dt[i]);
+            before.add(weight, distance);
+          });
+          out.write(ray, result);
+          return stop;
+        },
+        [&](int64_t i) { out.weights[i] = 0; });
   }
 
   template <typename T>
-  static void backward(const PackedSamples<T>& samples, const CompositeGradients<T>& gradients, T* d_density,
-                       T* d_rgb) {
-    for_each_ray(samples, [&](int64_t ray) {
-      const RayGradient<T> gradient = gradients.of_ray(ray);
-      T behind = 0;
-      walk_ray(samples, ray,
-               [&](int64_t i, T /*transmittance*/, T weight) { behind += weight * gradient.at_weight(samples, i); });
-      walk_ray(samples, ray, [&](int64_t i, T transmittance, T weight) {
-        const T at_weight = gradient.at_weight(samples, i);
-        behind -= weight * at_weight;
-        d_density[i] =
-            transmittance > T(0) ? density_gradient(samples.dt[i], transmittance, weight, at_weight, behind) : T(0);
-        for (int channel = 0; channel < 3; ++channel) d_rgb[3 * i + channel] = weight * gradient.rgb[channel];
-      });
-    });
+  static void backward(const PackedSamples<T>& samples, const CompositeValues<T>& gradients,
+                       const CompositeValues<T>& results, const SampleGradients<T>& out) {
+    for_each_ray(
+        samples,
+        [&](int64_t ray) {
+          const RayGradient<T> gradient{gradients.of_ray(ray), gradients.weights};
+          const RayResult<T> result = results.of_ray(ray);
+          const int64_t first = samples.ray_offsets[ray];
+          T behind = gradient.of_all(result);
+          if (gradient.weights != nullptr) {
+            walk_samples(samples, ray,
+                         [&](int64_t i, T /*transmittance*/, T weight) { behind += weight * gradient.weights[i]; });
+          }
+          const T origin = first < samples.ray_offsets[ray + 1] ? samples.t[first] : T(0);
+          const Matter<T> all{result.opacity, result.depth - result.opacity * origin};
+          Matter<T> before;
+          return walk_samples(samples, ray, [&](int64_t i, T transmittance, T weight) {
+            const T distance = samples.t[i] - origin;
+            const T at_weight = gradient.at_weight(samples, i) +
+                                gradient.at.distortion * distortion_slope(before, all, weight, distance, samples.dt[i]);
+            before.add(weight, distance);
+            behind -= weight * at_weight;
+            out.density[i] = density_gradient(samples.dt[i], transmittance, weight, at_weight, behind);
+            for (int channel = 0; channel < 3; ++channel) {
+              out.rgb[3 * i + channel] = weight * gradient.at.rgb[channel];
+            }
+          });
+        },
+        [&](int64_t i) {
+          out.density[i] = 0;
+          for (int channel = 0; channel < 3; ++channel) out.rgb[3 * i + channel] = 0;
+        });
   }
 };
 

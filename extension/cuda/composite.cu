@@ -1,109 +1,190 @@
-// Compositing on CUDA: a warp walks a ray, 32 samples at a time, with a scan of the optical depth.
+// Compositing on CUDA: a group of threads walks a ray.
 #include "../composite_ops.h"
 #include "backend.cuh"
-#include "warp.cuh"
+#include "walk_samples.cuh"
 
 namespace voxelfield {
 namespace {
 
-constexpr int kRaysPerBlock = kThreads / kWarp;
+constexpr int64_t kClearedRows = 16 * kThreads;  // for each block that has no ray
+constexpr int64_t kClearingBlocks = 512;         // at most
 
-// Calls visit(i, valid, transmittance, weight) on all lanes of the warp for each group of 32 samples of the ray; behind
-// min_transmittance both are zero, as they are for the lanes past the ray's end.
-template <typename T, typename Visit>
-__device__ __forceinline__ void walk_ray(const PackedSamples<T>& samples, int64_t ray, int lane, const Visit& visit) {
-  const int64_t end = samples.ray_offsets[ray + 1];
-  T optical_depth = 0;
-  for (int64_t first = samples.ray_offsets[ray]; first < end; first += kWarp) {
-    const int64_t i = first + lane;
-    const bool valid = i < end;
-    const T thickness = valid ? samples.density[i] * samples.dt[i] : T(0);
-    const T through = warp_inclusive_sum(thickness, lane);
-    // Not `through - thickness`: beside a dense sample that difference has lost the depth before it, or is NaN.
-    const T above = __shfl_up_sync(kFullWarp, through, 1);
-    T transmittance = transmittance_at(optical_depth + (lane > 0 ? above : T(0)));
-    if (!valid || transmittance < samples.min_transmittance) transmittance = 0;
-    visit(i, valid, transmittance, transmittance * opacity_of(thickness));
-    optical_depth += __shfl_sync(kFullWarp, through, kWarp - 1);
+// Blocks that walk rays, and behind them blocks that clear the rows of no ray.
+struct CompositeGrid {
+  int64_t walking, clearing;
+
+  template <typename T>
+  CompositeGrid(const PackedSamples<T>& samples, int64_t rays_per_block)
+      : walking((samples.rays + rays_per_block - 1) / rays_per_block),
+        clearing((samples.count + kClearedRows - 1) / kClearedRows) {
+    if (clearing > kClearingBlocks) clearing = kClearingBlocks;
   }
+};
+
+// Does the work of a block that has no ray, and says whether it is one.
+template <typename T, typename Clear>
+__device__ __forceinline__ bool cleared(const PackedSamples<T>& samples, const CompositeGrid& grid,
+                                        const Clear& clear) {
+  const int64_t block = static_cast<int64_t>(blockIdx.x) - grid.walking;
+  if (block < 0) return false;
+  const int64_t thread = block * kThreads + threadIdx.x, threads = grid.clearing * kThreads;
+  const int64_t before = samples.ray_offsets[0];
+  for (int64_t i = thread; i < before && i < samples.count; i += threads) clear(i);
+  for (int64_t i = samples.ray_offsets[samples.rays] + thread; i < samples.count; i += threads) clear(i);
+  return true;
 }
 
-template <typename T>
-__global__ void __launch_bounds__(kThreads) weights_kernel(PackedSamples<T> samples, T* __restrict__ weights) {
-  const int64_t ray = static_cast<int64_t>(blockIdx.x) * kRaysPerBlock + threadIdx.x / kWarp;
-  if (ray >= samples.rays) return;
-  walk_ray(samples, ray, threadIdx.x % kWarp, [&](int64_t i, bool valid, T /*transmittance*/, T weight) {
+template <int Group>
+__device__ __forceinline__ int64_t own_ray() {
+  return static_cast<int64_t>(blockIdx.x) * (kThreads / Group) + threadIdx.x / Group;
+}
+
+template <int Group, typename T>
+__global__ void __launch_bounds__(kThreads)
+    weights_kernel(PackedSamples<T> samples, CompositeGrid grid, T* __restrict__ weights) {
+  const auto clear = [&](int64_t i) { weights[i] = 0; };
+  if (cleared(samples, grid, clear)) return;
+  const RaySpan<T> span(samples, own_ray<Group>());
+  const int lane = threadIdx.x % Group;
+  int64_t i = walk_samples<Group>(samples, span, lane, [&](int64_t i, bool valid, T /*transmittance*/, T weight) {
     if (valid) weights[i] = weight;
   });
+  for (i += lane; i < span.end; i += Group) clear(i);
 }
 
-template <typename T>
-__global__ void __launch_bounds__(kThreads) forward_kernel(PackedSamples<T> samples, CompositeOutputs<T> out) {
-  const int64_t ray = static_cast<int64_t>(blockIdx.x) * kRaysPerBlock + threadIdx.x / kWarp;
-  if (ray >= samples.rays) return;
-  const int lane = threadIdx.x % kWarp;
-  RayColor<T> color;
-  walk_ray(samples, ray, lane, [&](int64_t i, bool valid, T /*transmittance*/, T weight) {
+template <int Group, bool Distortion, typename T>
+__global__ void __launch_bounds__(kThreads)
+    forward_kernel(PackedSamples<T> samples, CompositeGrid grid, CompositeOutputs<T> out) {
+  const auto clear = [&](int64_t i) { out.weights[i] = 0; };
+  if (cleared(samples, grid, clear)) return;
+  const int64_t ray = own_ray<Group>();
+  const RaySpan<T> span(samples, ray);
+  const int lane = threadIdx.x % Group;
+  const T origin = Distortion && span.begin < span.end ? samples.t[span.begin] : T(0);
+  RayResult<T> result;
+  Matter<T> matter;  // before the samples at hand
+  int64_t i = walk_samples<Group>(samples, span, lane, [&](int64_t i, bool valid, T /*transmittance*/, T weight) {
     if (valid) {
       out.weights[i] = weight;
-      color.add(samples, i, weight);
+      result.add(samples, i, weight);
+    }
+    if constexpr (Distortion) {
+      const T distance = valid ? samples.t[i] - origin : T(0);
+      const Matter<T> through{group_inclusive_sum<Group>(weight, lane),
+                              group_inclusive_sum<Group>(weight * distance, lane)};
+      const Matter<T> before{matter.weight + through.weight - weight,
+                             matter.moment + through.moment - weight * distance};
+      if (valid) result.distortion += distortion_of(before, weight, distance, samples.dt[i]);
+      matter.weight += __shfl_sync(kFullWarp, through.weight, Group - 1, Group);
+      matter.moment += __shfl_sync(kFullWarp, through.moment, Group - 1, Group);
     }
   });
+  for (i += lane; i < span.end; i += Group) clear(i);
 #pragma unroll
-  for (int channel = 0; channel < 3; ++channel) color.rgb[channel] = warp_sum(color.rgb[channel]);
-  color.opacity = warp_sum(color.opacity);
-  color.depth = warp_sum(color.depth);
-  if (lane == 0) {
-    for (int channel = 0; channel < 3; ++channel) out.rgb[3 * ray + channel] = color.rgb[channel];
-    out.opacity[ray] = color.opacity;
-    out.depth[ray] = color.depth;
-  }
+  for (int channel = 0; channel < 3; ++channel) result.rgb[channel] = group_sum<Group>(result.rgb[channel]);
+  result.opacity = group_sum<Group>(result.opacity);
+  result.depth = group_sum<Group>(result.depth);
+  if constexpr (Distortion) result.distortion = group_sum<Group>(result.distortion);
+  if (lane == 0 && ray < samples.rays) out.write(ray, result);
 }
 
-template <typename T>
-__global__ void __launch_bounds__(kThreads) backward_kernel(PackedSamples<T> samples, CompositeGradients<T> gradients,
-                                                            T* __restrict__ d_density, T* __restrict__ d_rgb) {
-  const int64_t ray = static_cast<int64_t>(blockIdx.x) * kRaysPerBlock + threadIdx.x / kWarp;
-  if (ray >= samples.rays) return;
-  const int lane = threadIdx.x % kWarp;
-  const RayGradient<T> gradient = gradients.of_ray(ray);
-  T behind = 0;
-  walk_ray(samples, ray, lane, [&](int64_t i, bool valid, T /*transmittance*/, T weight) {
-    if (valid) behind += weight * gradient.at_weight(samples, i);
-  });
-  behind = warp_sum(behind);
-  walk_ray(samples, ray, lane, [&](int64_t i, bool valid, T transmittance, T weight) {
-    const T at_weight = valid ? gradient.at_weight(samples, i) : T(0);
-    const T passed = warp_inclusive_sum(weight * at_weight, lane);
-    if (valid) {
-      d_density[i] = transmittance > T(0)
-                         ? density_gradient(samples.dt[i], transmittance, weight, at_weight, behind - passed)
-                         : T(0);
-      for (int channel = 0; channel < 3; ++channel) d_rgb[3 * i + channel] = weight * gradient.rgb[channel];
+template <int Group, bool Distortion, typename T>
+__global__ void __launch_bounds__(kThreads)
+    backward_kernel(PackedSamples<T> samples, CompositeGrid grid, CompositeValues<T> gradients,
+                    CompositeValues<T> results, SampleGradients<T> out) {
+  const auto clear = [&](int64_t i) {
+    out.density[i] = 0;
+    for (int channel = 0; channel < 3; ++channel) out.rgb[3 * i + channel] = 0;
+  };
+  if (cleared(samples, grid, clear)) return;
+  const int64_t ray = own_ray<Group>();
+  const RaySpan<T> span(samples, ray);
+  const int lane = threadIdx.x % Group;
+  RayGradient<T> gradient{{}, gradients.weights};
+  RayResult<T> result;
+  T origin = 0;
+  if (span.begin < span.end) {
+    gradient.at = gradients.of_ray(ray);
+    result = results.of_ray(ray);
+    origin = samples.t[span.begin];
+  }
+  T behind = gradient.of_all(result);
+  if (gradient.weights != nullptr) {
+    T sum = 0;
+    walk_samples<Group>(samples, span, lane, [&](int64_t i, bool valid, T /*transmittance*/, T weight) {
+      if (valid) sum += weight * gradient.weights[i];
+    });
+    behind += group_sum<Group>(sum);
+  }
+  const Matter<T> all{result.opacity, result.depth - result.opacity * origin};
+  Matter<T> matter;
+  int64_t i = walk_samples<Group>(samples, span, lane, [&](int64_t i, bool valid, T transmittance, T weight) {
+    T at_weight = valid ? gradient.at_weight(samples, i) : T(0);
+    if constexpr (Distortion) {
+      const T distance = valid ? samples.t[i] - origin : T(0);
+      const Matter<T> through{group_inclusive_sum<Group>(weight, lane),
+                              group_inclusive_sum<Group>(weight * distance, lane)};
+      const Matter<T> before{matter.weight + through.weight - weight,
+                             matter.moment + through.moment - weight * distance};
+      if (valid) at_weight += gradient.at.distortion * distortion_slope(before, all, weight, distance, samples.dt[i]);
+      matter.weight += __shfl_sync(kFullWarp, through.weight, Group - 1, Group);
+      matter.moment += __shfl_sync(kFullWarp, through.moment, Group - 1, Group);
     }
-    behind -= __shfl_sync(kFullWarp, passed, kWarp - 1);
+    const T passed = group_inclusive_sum<Group>(weight * at_weight, lane);
+    if (valid) {
+      out.density[i] = transmittance > T(0)
+                           ? density_gradient(samples.dt[i], transmittance, weight, at_weight, behind - passed)
+                           : T(0);
+      for (int channel = 0; channel < 3; ++channel) out.rgb[3 * i + channel] = weight * gradient.at.rgb[channel];
+    }
+    behind -= __shfl_sync(kFullWarp, passed, Group - 1, Group);
   });
+  for (i += lane; i < span.end; i += Group) clear(i);
 }
 
 struct Cuda : CudaBackend {
   template <typename T>
   static void weights(const PackedSamples<T>& samples, T* weights) {
-    weights_kernel<T><<<blocks(samples.rays, kRaysPerBlock), kThreads, 0, stream()>>>(samples, weights);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    launch(samples, [&](auto group, const CompositeGrid& grid, unsigned blocks) {
+      weights_kernel<group.value, T><<<blocks, kThreads, 0, stream()>>>(samples, grid, weights);
+    });
   }
 
   template <typename T>
   static void forward(const PackedSamples<T>& samples, const CompositeOutputs<T>& out) {
-    forward_kernel<T><<<blocks(samples.rays, kRaysPerBlock), kThreads, 0, stream()>>>(samples, out);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    launch(samples, [&](auto group, const CompositeGrid& grid, unsigned blocks) {
+      if (out.distortion != nullptr) {
+        forward_kernel<group.value, true, T><<<blocks, kThreads, 0, stream()>>>(samples, grid, out);
+      } else {
+        forward_kernel<group.value, false, T><<<blocks, kThreads, 0, stream()>>>(samples, grid, out);
+      }
+    });
   }
 
   template <typename T>
-  static void backward(const PackedSamples<T>& samples, const CompositeGradients<T>& gradients, T* d_density,
-                       T* d_rgb) {
-    backward_kernel<T>
-        <<<blocks(samples.rays, kRaysPerBlock), kThreads, 0, stream()>>>(samples, gradients, d_density, d_rgb);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+  static void backward(const PackedSamples<T>& samples, const CompositeValues<T>& gradients,
+                       const CompositeValues<T>& results, const SampleGradients<T>& out) {
+    launch(samples, [&](auto group, const CompositeGrid& grid, unsigned blocks) {
+      if (gradients.distortion != nullptr) {
+        backward_kernel<group.value, true, T>
+            <<<blocks, kThreads, 0, stream()>>>(samples, grid, gradients, results, out);
+      } else {
+        backward_kernel<group.value, false, T>
+            <<<blocks, kThreads, 0, stream()>>>(samples, grid, gradients, results, out);
+      }
+    });
+  }
+
+ private:
+  template <typename T, typename F>
+  static void launch(const PackedSamples<T>& samples, const F& f) {
+    dispatch_group(samples, [&](auto group) {
+      const CompositeGrid grid(samples, kThreads / group.value);
+      const int64_t blocks = grid.walking + grid.clearing;
+      if (blocks == 0) return;
+      f(group, grid, CudaBackend::blocks(blocks, 1));
+      STD_CUDA_KERNEL_LAUNCH_CHECK();
+    });
   }
 };
 

@@ -1,37 +1,63 @@
-// Ray marching on CUDA: a thread walks a ray.
+// Ray marching on CUDA: a thread walks a ray, or a segment of one where there are few rays.
 #include "../digest.h"
 #include "../march_ops.h"
 #include "backend.cuh"
+#include "pack_rays.cuh"
 
 namespace voxelfield {
 namespace {
 
-__global__ void __launch_bounds__(kThreads) count_kernel(RayBatch rays, int64_t* __restrict__ counts) {
-  const int64_t ray = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (ray < rays.count) counts[ray] = count_on_ray(rays, ray);
+__global__ void __launch_bounds__(kThreads)
+    pack_kernel(const bool* __restrict__ occupied, OccupancyView grid, int64_t* __restrict__ words, int64_t blocks) {
+  const int64_t block = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (block < blocks) words[block] = pack_block(occupied, grid.resolution, block);
 }
 
-__global__ void __launch_bounds__(kThreads)
-    place_kernel(RayBatch rays, const int64_t* __restrict__ ray_offsets, RaySamplePointers out) {
-  const int64_t ray = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (ray < rays.count) place_on_ray(rays, ray, ray_offsets[ray], ray_offsets[ray + 1], out);
+template <int Threads>
+__global__ void __launch_bounds__(Threads) count_kernel(RayBatch rays, SegmentParts parts, int32_t* __restrict__ counts,
+                                                        Stretch* __restrict__ stretches, int64_t* __restrict__ sums) {
+  __shared__ int64_t scratch[Threads / kWarp];
+  int64_t sum = 0;
+  for (int64_t segment = parts.begin(blockIdx.x) + threadIdx.x; segment < parts.end(blockIdx.x); segment += Threads) {
+    counts[segment] = count_on_segment(rays, segment, stretches);
+    sum += counts[segment];
+  }
+  sum = block_sum<Threads>(sum, scratch);
+  if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
 
 struct Cuda : CudaBackend {
-  static void count_samples(const RayBatch& rays, int64_t* counts) {
-    count_kernel<<<blocks(rays.count, kThreads), kThreads, 0, stream()>>>(rays, counts);
+  static void pack_blocks(const bool* occupied, const OccupancyView& grid, int64_t* words, int64_t count) {
+    pack_kernel<<<blocks(count, kThreads), kThreads, 0, stream()>>>(occupied, grid, words, count);
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   }
 
-  static void place_samples(const RayBatch& rays, const int64_t* ray_offsets, const RaySamplePointers& out) {
-    place_kernel<<<blocks(rays.count, kThreads), kThreads, 0, stream()>>>(rays, ray_offsets, out);
+  static void count_samples(const RayBatch& rays, const SegmentParts& parts, int32_t* counts, Stretch* stretches,
+                            int64_t* sums) {
+    const auto launch = [&](auto threads) {
+      count_kernel<threads.value>
+          <<<static_cast<unsigned>(parts.parts()), threads.value, 0, stream()>>>(rays, parts, counts, stretches, sums);
+    };
+    // As many threads as a part has segments, while that is not too many to keep the device evenly busy.
+    if (parts.length() <= 64) {
+      launch(std::integral_constant<int, 64>{});
+    } else if (parts.length() <= 128) {
+      launch(std::integral_constant<int, 128>{});
+    } else {
+      launch(std::integral_constant<int, 256>{});
+    }
     STD_CUDA_KERNEL_LAUNCH_CHECK();
+  }
+
+  static void place_samples(const Packing& packing, const MarchedSamples& samples) {
+    launch_place_segments(packing, samples, stream());
   }
 };
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) {
+  m.impl("pack_occupancy", TORCH_BOX(&MarchOps<Cuda>::pack_occupancy));
   m.impl("count_ray_samples", TORCH_BOX(&MarchOps<Cuda>::count_ray_samples));
   m.impl("place_ray_samples", TORCH_BOX(&MarchOps<Cuda>::place_ray_samples));
 }

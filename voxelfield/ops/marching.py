@@ -2,11 +2,53 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from voxelfield import _library
 from voxelfield.ops._checks import check_dtype, check_same_device, check_tensor
+from voxelfield.ops._packing import STRETCHES, PackedSamples, check_capacity, empty_samples, parts_of
+
+_BLOCK = 4  # cells of a word along each axis
+# Below this many walks at once a GPU waits for memory rather than works, so rays are walked in several segments.
+_ENOUGH_WALKS = 1 << 16
+_MOST_SEGMENTS = 8
+
+
+class OccupancyBits(NamedTuple):
+    """Which cells of a box are occupied, a bit each; made by :func:`pack_occupancy`.
+
+    Attributes:
+        words: (ceil(X / 4), ceil(Y / 4), ceil(Z / 4)) int64, 4 x 4 x 4 cells each.
+        resolution: Numbers of cells X, Y, Z.
+    """
+
+    words: Tensor
+    resolution: tuple[int, int, int]
+
+
+def pack_occupancy(occupied: Tensor) -> OccupancyBits:
+    """Packs a grid of bools into bits, in the layout that :func:`march_rays` reads.
+
+    Args:
+        occupied: (X, Y, Z) bool, the cells of a box.
+
+    Returns:
+        The same cells, a sixty-fourth as many words. Does not synchronise with the device.
+
+    Raises:
+        TypeError: ``occupied`` is no tensor, or not bool.
+        ValueError: ``occupied`` has another number of dimensions, or no cell.
+    """
+    check_tensor("occupied", occupied, ("X", "Y", "Z"))
+    check_dtype("occupied", occupied, (torch.bool,))
+    if occupied.numel() == 0:
+        raise ValueError(f"occupied must have at least one cell, got shape {tuple(occupied.shape)}")
+    _library.ensure_loaded(occupied.device.type)
+    x, y, z = occupied.shape
+    return OccupancyBits(torch.ops.voxelfield.pack_occupancy(occupied), (x, y, z))
 
 
 def march_rays(
@@ -14,34 +56,39 @@ def march_rays(
     directions: Tensor,
     near: Tensor,
     far: Tensor,
-    occupied: Tensor,
+    occupied: Tensor | OccupancyBits,
     aabb: Tensor,
     step: float,
     offset: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    *,
+    capacity: int | None = None,
+) -> PackedSamples:
     r"""Walks rays on a lattice of equal steps and keeps the positions that lie in occupied cells.
 
-    Ray r is tested at :math:`t_k = near_r + (k + offset_r) \cdot step` for :math:`t_k < far_r`; empty cells are crossed
-    in one stride (Amanatides and Woo 1987, on the lattice; Mueller et al. 2022). Not differentiable.
+    Ray r is tested at :math:`t_k = near_r + (k + offset_r) \cdot step` for :math:`t_k < far_r` and
+    :math:`k < 2^{22}`; empty cells, and blocks of them, are crossed in one stride (Amanatides and Woo 1987, on the
+    lattice; Mueller et al. 2022). A position outside the box belongs to the nearest cell. Not differentiable.
 
     Args:
         origins: (R, 3) float32, world units.
         directions: (R, 3) float32, unit length.
         near: (R,) float32, distance at which a ray starts.
         far: (R,) float32, distance at which it ends; finite. ``far <= near`` yields no samples.
-        occupied: (X, Y, Z) bool, the cells of the box ``aabb``.
+        occupied: The cells of the box ``aabb``: (X, Y, Z) bool, or the same packed by :func:`pack_occupancy`.
         aabb: (2, 3) float32, lower and upper corner.
         step: Distance between samples, world units.
         offset: (R,) float32 in [0, 1), shift of each ray's lattice in steps; 0.5 (midpoints) if None.
+        capacity: Rows of the result. Rays are taken in order for as long as all their samples fit; from the first ray
+            whose samples do not, rays have none. The host never waits for the device, and the call can be captured in
+            a CUDA graph. None: as many rows as there are samples, which synchronises with the device once.
 
     Returns:
-        positions (M, 3) and t (M,), float32, ordered by ray and then by distance; ray_index (M,) int64; ray_offsets
-        (R + 1,) int64: the samples of ray r are ``ray_offsets[r]:ray_offsets[r + 1]``. M may be 0. Reading M back
-        synchronises with the device once.
+        The samples; ``dt`` is ``step``.
 
     Raises:
-        TypeError: An argument is no tensor, or has the wrong dtype.
-        ValueError: An argument has the wrong shape or device, or ``step`` is not positive and finite.
+        TypeError: An argument has the wrong type or dtype.
+        ValueError: An argument has the wrong shape or device, ``step`` is not positive and finite, or ``capacity`` is
+            negative.
     """
     check_tensor("origins", origins, ("R", 3))
     rays = origins.shape[0]
@@ -54,26 +101,43 @@ def march_rays(
         assert isinstance(value, Tensor)
         check_dtype(name, value, (torch.float32,))
         check_same_device(name, value, "origins", origins)
-    check_tensor("occupied", occupied, ("X", "Y", "Z"))
-    check_dtype("occupied", occupied, (torch.bool,))
-    check_same_device("occupied", occupied, "origins", origins)
-    if occupied.numel() == 0:
-        raise ValueError(f"occupied must have at least one cell, got shape {tuple(occupied.shape)}")
+    bits = occupied if isinstance(occupied, OccupancyBits) else pack_occupancy(occupied)
+    _check_bits(bits)
+    check_same_device("occupied", bits.words, "origins", origins)
     limits = torch.finfo(torch.float32)
     if not limits.tiny <= step <= limits.max:  # the kernels march in float32
         raise ValueError(f"step must be a positive, finite distance, got {step}")
+    check_capacity(capacity)
     _library.ensure_loaded(origins.device.type)
-    walk = (origins, directions, near, far, offset, occupied, aabb, step)
-    counts = torch.ops.voxelfield.count_ray_samples(*walk)
-    ray_offsets = torch.zeros(rays + 1, dtype=torch.int64, device=origins.device)
-    torch.cumsum(counts, 0, out=ray_offsets[1:])
-    count = int(ray_offsets[-1])
-    positions, t, ray_index = torch.ops.voxelfield.place_ray_samples(*walk, ray_offsets, count)
-    return positions, t, ray_index, ray_offsets
+    segments = _segments(rays, origins.device)
+    walk = (origins, directions, near, far, offset, bits.words, bits.resolution, aabb, step, segments)
+    counts, stretches, sums = torch.ops.voxelfield.count_ray_samples(*walk)
+    rows = int(sums.sum()) if capacity is None else capacity
+    return PackedSamples(*torch.ops.voxelfield.place_ray_samples(*walk, counts, stretches, sums, rows))
+
+
+def _check_bits(bits: OccupancyBits) -> None:
+    expected = tuple(-(-cells // _BLOCK) for cells in bits.resolution)
+    check_tensor("occupied.words", bits.words, expected, f" for {bits.resolution} cells")
+    check_dtype("occupied.words", bits.words, (torch.int64,))
+    if bits.words.numel() == 0:
+        raise ValueError(f"occupied must have at least one cell, got resolution {bits.resolution}")
+
+
+def _segments(rays: int, device: torch.device) -> int:
+    """Returns into how many segments each ray is cut; the samples do not depend on it."""
+    segments = 1
+    while device.type == "cuda" and segments < _MOST_SEGMENTS and 2 * segments * rays <= _ENOUGH_WALKS:
+        segments *= 2
+    return segments
 
 
 @_library.when_loaded
 def _register() -> None:
+    @torch.library.register_fake("voxelfield::pack_occupancy")
+    def _(occupied: Tensor) -> Tensor:
+        return occupied.new_empty([-(-cells // _BLOCK) for cells in occupied.shape], dtype=torch.int64)
+
     @torch.library.register_fake("voxelfield::count_ray_samples")
     def _(
         origins: Tensor,
@@ -81,11 +145,18 @@ def _register() -> None:
         near: Tensor,
         far: Tensor,
         offset: Tensor,
-        occupied: Tensor,
+        words: Tensor,
+        resolution: list[int],
         aabb: Tensor,
         step: float,
-    ) -> Tensor:
-        return origins.new_empty(origins.shape[0], dtype=torch.int64)
+        segments: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        walks = origins.shape[0] * segments
+        return (
+            origins.new_empty(walks, dtype=torch.int32),
+            origins.new_empty(STRETCHES, walks, 2, dtype=torch.int32),
+            origins.new_empty(parts_of(origins.shape[0], segments), dtype=torch.int64),
+        )
 
     @torch.library.register_fake("voxelfield::place_ray_samples")
     def _(
@@ -94,10 +165,14 @@ def _register() -> None:
         near: Tensor,
         far: Tensor,
         offset: Tensor,
-        occupied: Tensor,
+        words: Tensor,
+        resolution: list[int],
         aabb: Tensor,
         step: float,
-        ray_offsets: Tensor,
-        count: int,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        return origins.new_empty(count, 3), origins.new_empty(count), origins.new_empty(count, dtype=torch.int64)
+        segments: int,
+        counts: Tensor,
+        stretches: Tensor,
+        sums: Tensor,
+        capacity: int,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        return empty_samples(origins, origins.shape[0], capacity)

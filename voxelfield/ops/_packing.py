@@ -1,0 +1,67 @@
+"""Samples packed by ray, and what the ops that pack them share."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+# As in extension/packing.h and march_ops.h.
+_PART_RAYS = 32
+_PART_SEGMENTS = 64
+_MOST_PARTS = 2048
+STRETCHES = 8
+
+
+class PackedSamples(NamedTuple):
+    """Samples of R rays, packed end to end.
+
+    The samples of ray r are ``ray_offsets[r]:ray_offsets[r + 1]``, near to far. With a fixed capacity there may be rows
+    past ``ray_offsets[-1]``, which belong to no ray: their position is NaN, where grids have neither value nor
+    gradient, ``t`` and ``dt`` are 0, and ``ray_index`` is R - 1.
+
+    Attributes:
+        positions: (M, 3) float32, world frame.
+        t: (M,) float32, distance along the ray, world units.
+        dt: (M,) float32, length that each sample stands for, world units.
+        ray_index: (M,) int64, rising.
+        ray_offsets: (R + 1,) int64.
+        rays_taken: (1,) int64: rays from this one on have no samples because theirs did not fit. R if all did.
+    """
+
+    positions: Tensor
+    t: Tensor
+    dt: Tensor
+    ray_index: Tensor
+    ray_offsets: Tensor
+    rays_taken: Tensor
+
+
+def check_capacity(capacity: object) -> None:
+    """Raises unless ``capacity`` is None or a number of rows."""
+    if capacity is None:
+        return
+    if not isinstance(capacity, int) or isinstance(capacity, bool):
+        raise TypeError(f"capacity must be an int or None, got {type(capacity).__name__}")
+    if capacity < 0:
+        raise ValueError(f"capacity must be a number of samples, at least 0, got {capacity}")
+
+
+def parts_of(rays: int, segments: int = 1) -> int:
+    """Returns into how many parts, each with a sum of its own, the ops divide rays of so many segments each."""
+    walks, unit = rays * segments, max(_PART_RAYS * segments, _PART_SEGMENTS)
+    units = max(1, -(-walks // (unit * _MOST_PARTS)))
+    return max(1, -(-walks // (unit * units)))
+
+
+def empty_samples(like: Tensor, rays: int, capacity: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Returns the fields of PackedSamples for a compiler: shapes and dtypes without values."""
+    return (
+        like.new_empty(capacity, 3, dtype=torch.float32),
+        like.new_empty(capacity, dtype=torch.float32),
+        like.new_empty(capacity, dtype=torch.float32),
+        like.new_empty(capacity, dtype=torch.int64),
+        like.new_empty(rays + 1, dtype=torch.int64),
+        like.new_empty(1, dtype=torch.int64),
+    )
