@@ -1,0 +1,347 @@
+"""mlp and its gradients."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from op_testing import DTYPES, LAYOUTS
+
+from voxelfield import _library
+from voxelfield.ops import mlp
+
+# From input to output; on CUDA widths are padded to 16, 32, 64 or 128, the input to 32s and the output to 16s.
+NETWORKS = [
+    (24, 64, 16),
+    (32, 64, 64, 3),
+    (32, 128, 128, 3),
+    (16, 16, 16),
+    (1, 1, 1),
+    (8, 16, 40),
+    (40, 20, 9, 8),
+    (5, 32, 32, 32, 7),
+    (64, 48, 4),
+    (128, 128, 128),
+    (96, 100, 112, 80, 70),
+    (33, 64, 64, 64, 64, 17),
+    (32, *[64] * 9, 2),
+]
+COUNTS = [0, 1, 31, 33, 1000]
+
+
+def make(device, sizes=(24, 64, 16), count=1000, dtype=torch.float16, weights_dtype=None):
+    """Input, weights that keep its scale, and a gradient for the output."""
+    input = torch.randn(count, sizes[0], dtype=torch.float64)
+    weights = [torch.randn(out, into, dtype=torch.float64) * (2 / into) ** 0.5 for into, out in pairwise(sizes)]
+    grad = torch.randn(count, sizes[-1], dtype=torch.float64)
+    return (
+        input.to(device, dtype),
+        [w.to(device, weights_dtype or dtype) for w in weights],
+        grad.to(device, dtype),
+    )
+
+
+def reference(input, weights, grad):
+    """Value and gradients in float64, with what passes between layers rounded to the dtype of `input`."""
+    dtype = input.dtype
+
+    def rounded(x):
+        return x.to(dtype).double()
+
+    weights = [w.to(dtype).double() for w in weights]
+    x, reached = input.double(), []
+    for i, weight in enumerate(weights):
+        reached.append(x)
+        x = rounded(x @ weight.T)
+        if i < len(weights) - 1:
+            x = x.relu()
+    grad, sums = grad.double(), []
+    for i, weight in reversed(list(enumerate(weights))):
+        sums.append(grad.T @ reached[i])
+        grad = rounded(grad @ weight)
+        if i > 0:
+            grad = torch.where(reached[i] > 0, grad, 0)
+    return [x, grad, *sums[::-1]]
+
+
+def value_and_gradients(input, weights, grad, **options):
+    input, *weights = (x.detach().requires_grad_() for x in (input, *weights))
+    value = mlp(input, weights, **options)
+    return [value.detach(), *torch.autograd.grad(value, (input, *weights), grad)]
+
+
+def assert_close(actual, expected, dtype, deep=2):
+    # An activation on the border between two numbers of its dtype may be rounded either way. The layers behind carry
+    # that on, and a ReLU may turn it into a gradient that is there or not: so sums of squares are compared.
+    eps = torch.finfo(dtype).eps
+    names = ("value", "input gradient", *(f"gradient of weights[{i}]" for i in range(len(expected))))
+    for name, a, e in zip(names, actual, expected, strict=False):
+        assert a.shape == e.shape, name
+        error, size = (a.double() - e).norm().item(), e.norm().item()
+        assert error <= 2 * deep * eps * size, f"{name}: {error / size / eps:.2f} eps"
+    assert len(actual) == len(expected)
+
+
+# --- values and gradients
+
+
+@pytest.mark.parametrize("sizes", NETWORKS, ids=str)
+@pytest.mark.parametrize("weights_dtype", [torch.float16, torch.float32], ids=str)
+def test_value_and_gradients_match_reference(device, sizes, weights_dtype):
+    inputs = make(device, sizes, weights_dtype=weights_dtype)
+    actual = value_and_gradients(*inputs)
+    assert [x.dtype for x in actual] == [torch.float16] * 2 + [weights_dtype] * (len(sizes) - 1)
+    assert_close(actual, reference(*inputs), torch.float16, len(sizes) - 1)
+
+
+@pytest.mark.parametrize("count", COUNTS)
+@pytest.mark.parametrize("sizes", [(24, 64, 16), (32, 64, 64, 3), (33, 128, 5)], ids=str)
+def test_any_number_of_rows(device, sizes, count):
+    inputs = make(device, sizes, count)
+    assert_close(value_and_gradients(*inputs), reference(*inputs), torch.float16, len(sizes) - 1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_dtype_on_the_cpu(dtype):
+    for weights_dtype in {dtype, torch.float64 if dtype == torch.float64 else torch.float32}:
+        inputs = make("cpu", (24, 64, 64, 16), dtype=dtype, weights_dtype=weights_dtype)
+        actual = value_and_gradients(*inputs)
+        assert [x.dtype for x in actual] == [dtype] * 2 + [weights_dtype] * 3
+        assert_close(actual, reference(*inputs), dtype, 8)
+
+
+def test_each_entry_of_the_weights_has_its_place(device):
+    # One weight at a time: a wrong permutation of rows or columns would cancel out in sums, or in a symmetric case.
+    sizes = (40, 48, 20, 24)
+    for into, first, second, out in [(0, 0, 0, 0), (39, 47, 19, 23), (9, 33, 17, 6), (30, 1, 8, 12), (5, 20, 3, 17)]:
+        input = torch.zeros(3, sizes[0], device=device, dtype=torch.float16)
+        weights = [torch.zeros(rows, columns, device=device, dtype=torch.float16) for columns, rows in pairwise(sizes)]
+        input[1, into] = 2
+        weights[0][first, into] = 3
+        weights[1][second, first] = 5
+        weights[2][out, second] = -7
+        grad = torch.zeros(3, sizes[-1], device=device, dtype=torch.float16)
+        grad[1, out] = 1
+        value, *gradients = value_and_gradients(input, weights, grad)
+        expected = torch.zeros_like(value)
+        expected[1, out] = 2 * 3 * 5 * -7
+        assert torch.equal(value, expected)
+        for gradient, tensor, own in zip(gradients, (input, *weights), (2, 3, 5, -7), strict=True):
+            assert torch.equal(gradient, torch.where(tensor != 0, -210 / own, 0).to(gradient))
+
+
+def test_gradcheck():
+    input, weights, _ = make("cpu", (3, 5, 4, 2), 6, torch.float64)
+    leaves = [x.requires_grad_() for x in (input, *weights)]
+    for count in (None, torch.tensor(4)):
+        assert torch.autograd.gradcheck(lambda x, *w, count=count: mlp(x, w, count=count), leaves)
+
+
+def test_second_derivative_is_refused(device):
+    input, weights, grad = make(device, count=5)
+    (first,) = torch.autograd.grad(mlp(input.requires_grad_(), weights), input, grad, create_graph=True)
+    with pytest.raises(NotImplementedError, match="second derivative"):
+        first.sum().backward()
+
+
+def test_transforms_are_right_or_refused(device):
+    input, weights, grad = make(device, count=5)
+    gradient = torch.func.grad(lambda x: (mlp(x, weights).float() * grad.float()).sum())(input)
+    assert torch.equal(gradient, value_and_gradients(input, weights, grad)[1])
+    with pytest.raises((NotImplementedError, RuntimeError)):
+        torch.func.jvp(lambda x: mlp(x, weights), (input,), (input,))
+    with pytest.raises((NotImplementedError, RuntimeError)):
+        torch.vmap(lambda x: mlp(x, weights))(input[None])
+    with pytest.raises(NotImplementedError, match="transformed"):
+        torch.func.jvp(lambda x: torch.ops.voxelfield.mlp(x, weights, None), (input,), (input,))
+
+
+# --- absent rows
+
+
+@pytest.mark.parametrize("integer", [torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("sizes", [(24, 64, 16), (24, 64, 64, 3), (20, 128, 5)], ids=str)
+def test_rows_from_count_on_are_absent(device, sizes, integer):
+    input, weights, grad = make(device, sizes)
+    for used in (0, 1, 32, 333, 999, 1000, 5000, -3):
+        kept = min(max(used, 0), 1000)
+        x, g = input.clone(), grad.clone()
+        x[kept:], g[kept:] = float("nan"), float("nan")
+        # Uninitialised memory would show sooner or later: fill what the allocator is likely to hand out.
+        torch.full((3, 1000, 128), float("nan"), device=device, dtype=torch.float16)
+        count = torch.tensor([used], dtype=integer, device=device)
+        value, grad_input, *sums = value_and_gradients(x, weights, g, count=count)
+        assert not value[kept:].any()
+        assert not grad_input[kept:].any()
+        actual = [value[:kept], grad_input[:kept], *sums]
+        assert_close(actual, reference(input[:kept], weights, grad[:kept]), torch.float16, len(sizes) - 1)
+
+
+def test_count_without_a_dimension(device):
+    input, weights, _ = make(device)
+    value = mlp(input, weights, count=torch.tensor(7, device=device))
+    assert torch.equal(value[:7], mlp(input[:7], weights))
+    assert not value[7:].any()
+
+
+# --- memory, numbers, runs
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("which", ["input", "weights", "grad"])
+def test_any_memory_layout(device, layout, which):
+    input, weights, grad = make(device, count=100)
+    expected = value_and_gradients(input, weights, grad)
+    change = LAYOUTS[layout]
+    if which == "input":
+        input = change(input)
+    elif which == "weights":
+        weights = [change(w) for w in weights]
+    else:
+        grad = change(grad)
+    assert_close(value_and_gradients(input, weights, grad), [x.double() for x in expected], torch.float16)
+
+
+def test_not_a_number_stays_in_its_row(device):
+    input, weights, _ = make(device, (24, 64, 64, 16), 40)
+    expected = mlp(input, weights)
+    input[17, 5] = float("nan")
+    value = mlp(input, weights)
+    assert value[17].isnan().all()
+    value[17] = expected[17]
+    assert torch.equal(value, expected)
+
+
+@pytest.mark.parametrize("sizes", [(24, 64, 16), (32, 64, 64, 3), (32, 128, 128, 3), (16, 16, 1)], ids=str)
+def test_every_run_gives_the_same_bits(device, sizes):
+    inputs = make(device, sizes, 20000)
+    expected = value_and_gradients(*inputs)
+    for _ in range(3):
+        for a, e in zip(value_and_gradients(*inputs), expected, strict=True):
+            assert torch.equal(a, e)
+
+
+@pytest.mark.parametrize("sizes", [(24, 64, 16), (32, 64, 64, 3), (32, 128, 128, 3), (16, 16, 1)], ids=str)
+def test_many_rows(device, sizes):
+    inputs = make(device, sizes, 150_001)
+    assert_close(value_and_gradients(*inputs), reference(*inputs), torch.float16, len(sizes) - 1)
+
+
+@pytest.mark.cuda
+def test_cpu_and_cuda_agree():
+    input, weights, grad = make("cpu", (24, 64, 64, 16), weights_dtype=torch.float32)
+    ours = value_and_gradients(input, weights, grad)
+    theirs = value_and_gradients(input.cuda(), [w.cuda() for w in weights], grad.cuda())
+    assert_close([x.cpu() for x in theirs], [x.double() for x in ours], torch.float16, 3)
+
+
+@pytest.mark.cuda
+def test_cuda_graph_reads_count_when_it_is_replayed():
+    input, weights, grad = make("cuda", (32, 64, 64, 3), weights_dtype=torch.float32)
+    count = torch.tensor(1000, device="cuda")
+    value_and_gradients(input, weights, grad, count=count)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = value_and_gradients(input, weights, grad, count=count)
+    for used in (1000, 500):
+        count.fill_(used)
+        graph.replay()
+        for a, e in zip(captured, value_and_gradients(input, weights, grad, count=count), strict=True):
+            assert torch.equal(a, e)
+        assert captured[0][:used].any(1).all()
+        assert not captured[0][used:].any()
+
+
+# --- errors and registration
+
+
+WRONG = {
+    "input list": (lambda x, w: ([1.0], w), TypeError, r"input must be a torch\.Tensor, got list"),
+    "input 1-D": (lambda x, w: (x[0], w), ValueError, r"input must have shape \(N, in\)"),
+    "input int": (lambda x, w: (x.int(), w), TypeError, "input must be .*got int32"),
+    "weights tensor": (lambda x, w: (x, w[0]), TypeError, "weights must be a sequence"),
+    "one layer": (lambda x, w: (x, w[:1]), ValueError, "weights must be 2 to 16 tensors, got 1"),
+    "many layers": (lambda x, w: (x, w * 9), ValueError, "weights must be 2 to 16 tensors, got 18"),
+    "input columns": (lambda x, w: (x[:, 1:], w), ValueError, r"weights\[0\] must have shape \(out, 23\) .*input"),
+    "weights columns": (lambda x, w: (x, [w[0], w[1].T]), ValueError, r"weights\[1\] must have shape \(out, 64\)"),
+    "weights 3-D": (lambda x, w: (x, [w[0][None], w[1]]), ValueError, r"weights\[0\] must have shape"),
+    "wide": (lambda x, w: (x, [w[0].repeat(3, 1), w[1].repeat(1, 3)]), ValueError, r"1 to 128 rows.*\(192, 24\)"),
+    "empty": (lambda x, w: (x, [w[0], w[1][:0]]), ValueError, r"weights\[1\] must have 1 to 128 rows"),
+    "weights double": (
+        lambda x, w: (x, [y.double() for y in w]),
+        TypeError,
+        r"weights\[0\] must be float16 or float32",
+    ),
+    "weights mixed": (
+        lambda x, w: (x, [w[0], w[1].float()]),
+        TypeError,
+        r"weights\[1\] must be float16 as weights\[0\]",
+    ),
+    "weights device": (lambda x, w: (x, [y.to("meta") for y in w]), ValueError, r"weights\[0\] must be on the device"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_wrong_arguments_are_named(device, kind):
+    change, error, message = WRONG[kind]
+    input, weights, _ = make(device, count=5)
+    with pytest.raises(error, match=message):
+        mlp(*change(input, weights))
+
+
+@pytest.mark.parametrize(
+    ("count", "error", "message"),
+    [
+        (5, TypeError, r"count must be a torch\.Tensor, got int"),
+        (torch.tensor([1, 2]), ValueError, r"count must have shape \(1\)"),
+        (torch.tensor(5.0), TypeError, "count must be int32 or int64, got float32"),
+        (torch.tensor(5, device="meta"), ValueError, "count must be on the device of input"),
+    ],
+    ids=str,
+)
+def test_wrong_count_is_named(count, error, message):
+    input, weights, _ = make("cpu", count=5)
+    with pytest.raises(error, match=message):
+        mlp(input, weights, count=count)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+def test_other_dtypes_are_refused_on_cuda(dtype):
+    input, weights, _ = make("cuda", dtype=dtype)
+    with pytest.raises(TypeError, match="input must be float16 on CUDA"):
+        mlp(input, weights)
+    with pytest.raises(RuntimeError, match="float16"):
+        torch.ops.voxelfield.mlp(input, weights, None)
+
+
+@pytest.mark.cuda
+def test_too_deep_for_shared_memory():
+    input, weights, grad = make("cuda", (32, *[128] * 14, 3))
+    with pytest.raises(RuntimeError, match="bytes of shared memory; this device has"):
+        value_and_gradients(input, weights, grad)
+
+
+@pytest.mark.parametrize("with_count", [False, True])
+def test_opcheck(device, with_count):
+    _library.ensure_loaded(device.type)
+    input, weights, grad = make(device, (24, 64, 64, 3), 33, weights_dtype=torch.float32)
+    count = torch.tensor(20, device=device) if with_count else None
+    ops = torch.ops.voxelfield
+    torch.library.opcheck(ops.mlp.default, (input, weights, count))
+    torch.library.opcheck(ops.mlp_backward.default, (grad, input, weights, count))
+    leaves = [x.requires_grad_() for x in (input, *weights)]
+    torch.library.opcheck(ops.mlp.default, (leaves[0], leaves[1:], count))
+
+
+def test_compiles_whole(device):
+    input, weights, _ = make(device, weights_dtype=torch.float32)
+    compiled = torch.compile(mlp, fullgraph=True, backend="aot_eager")
+    leaves = [x.requires_grad_() for x in (input, *weights)]
+    results = []
+    for run in (mlp, compiled):
+        value = run(input, weights)
+        results.append([value, *torch.autograd.grad(value.float().square().mean(), leaves)])
+    for a, e in zip(*results, strict=True):
+        assert torch.equal(a, e)

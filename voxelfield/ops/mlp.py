@@ -1,0 +1,195 @@
+"""A small multilayer perceptron in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional as F
+
+from voxelfield import _library
+from voxelfield.ops._checks import FLOATING, check_dtype, check_same_device, check_tensor
+from voxelfield.ops._derivatives import MaybeTensor, below_autograd, register_autograd
+
+MAX_WIDTH = 128
+MAX_LAYERS = 16  # kMostLayers of extension/cuda/mlp_kernels.cuh
+
+
+def mlp(input: Tensor, weights: Sequence[Tensor], *, count: Tensor | None = None) -> Tensor:
+    """Evaluates a multilayer perceptron with ReLU between its layers and no biases.
+
+    ``relu(... relu(input @ weights[0].T) ...) @ weights[-1].T``. On CUDA one kernel runs all layers on tensor cores and
+    keeps activations in registers (the fully fused network of Mueller et al. 2021, "Real-time neural radiance caching
+    for path tracing", section 4.1); its gradient is one kernel too, which computes the activations again instead of
+    storing them. On the CPU the layers are torch's matrix products, one by one.
+
+    Sums are taken in float32 at least, and activations rounded to the dtype of ``input`` after each layer; so are the
+    gradients that travel back. float16 gradients below 6e-8 vanish and those below 6e-5 lose digits: scale the loss up
+    in training, and the weights' gradients down again.
+
+    Args:
+        input: (N, in). On CUDA float16; on the CPU float32, float64, float16 or bfloat16. Differentiable.
+        weights: 2 to 16 matrices (out, in), each with as many columns as the one before has rows; all sizes 1 to 128.
+            Of the dtype of ``input``, or float32 for a 16-bit ``input``: these are rounded on the way, and their
+            gradients are float32. Differentiable. On CUDA hidden layers are padded to the widest one's next power of
+            two, 16 at least, ``in`` to a multiple of 32 and ``out`` to one of 16. An ``in`` that is no multiple of 8
+            costs a copy of ``input``, and so for an ``out`` above 8 that is no multiple of 4.
+        count: One int32 or int64 number on the device of ``input``, read when the kernels run: rows from there on are
+            absent. Their results, and their gradients in ``input``, are zeros, and they add nothing to the gradients
+            in ``weights``. None: all rows count.
+
+    Returns:
+        (N, out) in the dtype of ``input``. Differentiable once, in reverse mode; the gradients are the same in every
+        run on a device.
+
+    Raises:
+        TypeError: An argument is no tensor (``weights``: no sequence of them), or has the wrong dtype. That goes for an
+            ``input`` on CUDA other than float16, too: for a wider one apply ``torch.nn.functional.linear``.
+        ValueError: An argument has the wrong shape or is on another device than ``input``, or there are too few or too
+            many ``weights``.
+        NotImplementedError: A second derivative is asked for.
+        RuntimeError: On CUDA, the network is too deep for the device's shared memory, or there are more than 2^30 rows.
+    """
+    check_tensor("input", input, ("N", "in"))
+    if input.is_cuda:
+        check_dtype("input", input, (torch.float16,), " on CUDA (torch.nn.functional.linear runs other dtypes there)")
+    else:
+        check_dtype("input", input, FLOATING)
+    _check_weights(input, weights)
+    if count is not None:
+        check_tensor("count", count, () if isinstance(count, Tensor) and count.dim() == 0 else (1,))
+        check_dtype("count", count, (torch.int32, torch.int64))
+        check_same_device("count", count, "input", input)
+    _library.ensure_loaded(input.device.type)
+    if torch.compiler.is_compiling():
+        result: Tensor = torch.ops.voxelfield.mlp.default(input, list(weights), count)
+    else:
+        result = _MLP.apply(input, count, *weights)
+    return result
+
+
+def _check_weights(input: Tensor, weights: Sequence[Tensor]) -> None:
+    if isinstance(weights, Tensor) or not isinstance(weights, Sequence):
+        raise TypeError(f"weights must be a sequence of torch.Tensors, got {type(weights).__name__}")
+    if not 2 <= len(weights) <= MAX_LAYERS:
+        raise ValueError(f"weights must be 2 to {MAX_LAYERS} tensors, got {len(weights)}")
+    names = [f"weights[{layer}]" for layer in range(len(weights))]
+    columns = input.shape[1]
+    for name, weight in zip(names, weights, strict=True):
+        source = f" as input of shape {tuple(input.shape)}" if name == names[0] else " as the layer before"
+        check_tensor(name, weight, ("out", columns), f" to take {columns} columns{source} gives")
+        if not (1 <= weight.shape[0] <= MAX_WIDTH and 1 <= columns <= MAX_WIDTH):
+            raise ValueError(f"{name} must have 1 to {MAX_WIDTH} rows and columns, got shape {tuple(weight.shape)}")
+        if weight is weights[0]:
+            wide = torch.float64 if input.dtype == torch.float64 else torch.float32
+            check_dtype(name, weight, (input.dtype, wide), f" for {str(input.dtype).removeprefix('torch.')} input")
+        else:
+            check_dtype(name, weight, (weights[0].dtype,), f" as {names[0]} is")
+        check_same_device(name, weight, "input", input)
+        columns = weight.shape[0]
+
+
+class _MLP(Function):
+    """The op as autograd sees it, applied to ``(input, count, *weights)``."""
+
+    @staticmethod
+    def forward(input: Tensor, count: MaybeTensor, *weights: Tensor) -> Tensor:
+        with below_autograd():
+            result: Tensor = torch.ops.voxelfield.mlp.default(input, weights, count)
+        return result
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[MaybeTensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[MaybeTensor, ...]:
+        input, count, *weights = ctx.saved_tensors
+        grad_input, *sums = _MLPBackward.apply(grad, input, count, *weights)
+        return grad_input, None, *(s.to(w.dtype) for s, w in zip(sums, weights, strict=True))
+
+
+class _MLPBackward(Function):
+    """The gradients of :class:`_MLP` in ``input`` and ``weights``, applied to ``(grad, input, count, *weights)``."""
+
+    @staticmethod
+    def forward(grad: Tensor, input: Tensor, count: MaybeTensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        with below_autograd():
+            grad_input, sums = torch.ops.voxelfield.mlp_backward.default(grad, input, weights, count)
+        return grad_input, *sums
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[MaybeTensor, ...], output: tuple[Tensor, ...]) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> None:
+        raise NotImplementedError("mlp is differentiable once; a second derivative was asked for")
+
+
+def _run_layers(input: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+    """Returns what enters each layer, and at last what leaves the last."""
+    reached = [input]
+    for layer, weight in enumerate(weights):
+        x = F.linear(reached[-1], weight.to(input.dtype))
+        reached.append(x.relu_() if layer < len(weights) - 1 else x)
+    return reached
+
+
+def _used_rows(x: Tensor, count: MaybeTensor) -> int:
+    return x.shape[0] if count is None else min(max(int(count), 0), x.shape[0])
+
+
+def _padded(x: Tensor, rows: int) -> Tensor:
+    return F.pad(x, (0, 0, 0, rows - x.shape[0])) if x.shape[0] < rows else x
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+@_library.when_loaded
+def _register() -> None:
+    @torch.library.register_fake("voxelfield::mlp")
+    def _(input: Tensor, weights: list[Tensor], count: MaybeTensor) -> Tensor:
+        return input.new_empty(input.shape[0], weights[-1].shape[0])
+
+    @torch.library.register_fake("voxelfield::mlp_backward")
+    def _(grad_output: Tensor, input: Tensor, weights: list[Tensor], count: MaybeTensor) -> tuple[Tensor, list[Tensor]]:
+        sums = [weight.new_empty(weight.shape, dtype=_wide(input.dtype)) for weight in weights]
+        return input.new_empty(input.shape), sums
+
+    @torch.library.impl("voxelfield::mlp", "CPU")
+    def _(input: Tensor, weights: list[Tensor], count: MaybeTensor) -> Tensor:
+        used = _used_rows(input, count)
+        with torch.autocast("cpu", enabled=False):  # the result has the dtype of the input, as on CUDA
+            return _padded(_run_layers(input[:used], weights)[-1], input.shape[0])
+
+    @torch.library.impl("voxelfield::mlp_backward", "CPU")
+    def _(grad_output: Tensor, input: Tensor, weights: list[Tensor], count: MaybeTensor) -> tuple[Tensor, list[Tensor]]:
+        used, wide = _used_rows(input, count), _wide(input.dtype)
+        grad, sums = grad_output[:used], []
+        with torch.autocast("cpu", enabled=False):
+            *entering, _ = _run_layers(input[:used], weights)
+            for layer, (x, weight) in reversed(list(enumerate(zip(entering, weights, strict=True)))):
+                sums.append(grad.to(wide).T @ x.to(wide))
+                grad = grad @ weight.to(input.dtype)
+                if layer > 0:
+                    grad = torch.where(x > 0, grad, 0)
+        return _padded(grad, input.shape[0]).contiguous(), sums[::-1]
+
+    def forward(input: Tensor, weights: list[Tensor], count: MaybeTensor) -> Tensor:
+        result: Tensor = _MLP.apply(input, count, *weights)
+        return result
+
+    def backward(
+        grad_output: Tensor, input: Tensor, weights: list[Tensor], count: MaybeTensor
+    ) -> tuple[Tensor, list[Tensor]]:
+        grad_input, *sums = _MLPBackward.apply(grad_output, input, count, *weights)
+        return grad_input, sums
+
+    register_autograd("mlp", forward)
+    register_autograd("mlp_backward", backward)
