@@ -109,6 +109,16 @@ def composite(
     return stack(rgbs, 3), stack(opacities), stack(depths), stack(weights)
 
 
+def distortion(weights: Tensor, t: Tensor, dt: Tensor, ray_offsets: Tensor) -> Tensor:
+    """Mip-NeRF 360, eq. 15, with all pairs of samples (R,)."""
+    rays = []
+    for first, last in itertools.pairwise(ray_offsets.tolist()):
+        w, here = weights[first:last], t[first:last]
+        apart = (here[:, None] - here[None, :]).abs()
+        rays.append(w @ apart @ w + (w.square() * dt[first:last]).sum() / 3)
+    return torch.stack(rays) if rays else weights.new_zeros(0)
+
+
 def march(
     origins: Tensor,
     directions: Tensor,

@@ -1,4 +1,4 @@
-"""Runs every kernel of the trilinear ops once, small enough for compute-sanitizer.
+"""Runs every kernel of the ops once, small enough for compute-sanitizer.
 
     compute-sanitizer --tool memcheck|racecheck|initcheck python tests/sanitize_ops.py
 
@@ -11,7 +11,7 @@ import itertools
 
 import torch
 
-from voxelfield import _library
+from voxelfield import _library, ops
 
 LEVELS = [(1,), (4,), (12,), (28,), (33,), (64,), (3, 1), (12, 8)]  # channels of each level
 LOOKUPS = [(0, True, False, 1), (1, False, False, 2), (2, True, True, 1)]  # padding, align_corners, nearest, batch
@@ -38,13 +38,16 @@ def run_grid_ops(dtype: torch.dtype, channels: tuple[int, ...], weights: str, lo
 
 
 def run_crowded_tiles():
-    """Splats so many points into one tile that it is split, and its entries are sorted by a block."""
+    """Splats so many points into one tile that it is split and its entries are sorted by a block; adds them to sums."""
     for count, channels in ((9000, 4), (5000, 12)):
         points = torch.rand(1, count, 3, device="cuda") * 0.02 + 0.4
         values = torch.randn(1, count, channels, device="cuda")
         for method in (0, 1, 2, 3):
             sizes = [20, 20, 20, channels]
             torch.ops.voxelfield.splat_trilinear(values, points, None, sizes, 0, True, False, False, False, method)
+        for narrow in (values, values.half()):
+            sums = [torch.zeros(1, size, size, size, channels, device="cuda") for size in (3, 40)]
+            torch.ops.voxelfield.accumulate_trilinear(sums, torch.cat([narrow] * 2, -1), points, 0, True, False)
 
 
 def run_cell_ops():
@@ -60,6 +63,58 @@ def run_cell_ops():
             ops.point_gradient_cells(values, feats, points, direction)
 
 
+def run_optimizer_ops():
+    """Lists blocks, adds total variation and takes steps of Adam, over whole grids and listed blocks."""
+    for channels in (1, 2, 3, 4, 33, 140):
+        shape = (9, 6, 20, channels)
+        ids, count = ops.active_blocks(torch.rand(30, 4, 50, device="cuda") < 0.1, shape[:3])
+        arrays = [torch.rand(shape, device="cuda") for _ in range(4)]
+        for blocks, skip_untouched in itertools.product(((None, None), (ids, count)), (False, True)):
+            ops.grid_total_variation_grad_(arrays[3], arrays[0], 1.0, blocks=blocks[0], block_count=blocks[1])
+            ops.grid_adam_(
+                *([x] for x in arrays),
+                [0.1],
+                [1],
+                working=[torch.empty(shape, device="cuda", dtype=torch.float16)],
+                blocks=[blocks[0]],
+                block_counts=[blocks[1]],
+                skip_untouched=skip_untouched,
+            )
+
+
+def run_ray_ops():
+    """Marches, selects and composites: rays that fit and that do not, few and many, short and long."""
+    box = torch.tensor([[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]], device="cuda")
+    bits = ops.pack_occupancy(torch.rand(19, 33, 40, device="cuda") < 0.4)
+    for count, step, capacity in ((0, 0.1, 50), (7, 0.01, 3000), (300, 0.02, 4000), (70_000, 0.3, 200_000)):
+        origins = torch.rand(count, 3, device="cuda") * 2 - 1
+        directions = torch.nn.functional.normalize(torch.randn(count, 3, device="cuda"), dim=-1)
+        near, far = torch.zeros(count, device="cuda"), torch.rand(count, device="cuda")
+        samples = ops.march_rays(origins, directions, near, far, bits, box, step, capacity=capacity)
+        density = torch.rand(capacity, device="cuda") / step
+        packed = samples.positions, samples.t, samples.dt, samples.ray_offsets
+        for kept in (capacity // 8, capacity):
+            ops.select_samples(density, *packed, capacity=kept)
+        ops.ray_weights(density, samples.dt, samples.ray_offsets)
+        for distortion in (False, True):
+            density.requires_grad_()
+            rgb = torch.rand(capacity, 3, device="cuda", requires_grad=True)
+            result = ops.composite(density, rgb, *packed[1:], distortion=distortion)
+            torch.stack([x.sum() for x in result if x is not None]).sum().backward()
+
+
+def run_networks():
+    """Runs the multilayer perceptron with part of the rows, in its variants for widths, sizes of rows and layers."""
+    ops = torch.ops.voxelfield
+    count = torch.tensor(200, device="cuda")
+    for sizes in ((24, 64, 16), (32, 64, 64, 3), (33, 16, 13), (16, 32, 40), (40, 128, 128, 5), (8, *[64] * 6, 8)):
+        input = torch.randn(260, sizes[0], device="cuda").half()
+        grad = torch.randn(260, sizes[-1], device="cuda").half()
+        weights = [torch.randn(out, into, device="cuda") for into, out in itertools.pairwise(sizes)]
+        ops.mlp(input, weights, count)
+        ops.mlp_backward(grad, input, weights, count)
+
+
 if __name__ == "__main__":
     _library.ensure_loaded("cuda")
     for arguments in itertools.product(
@@ -68,5 +123,8 @@ if __name__ == "__main__":
         run_grid_ops(*arguments)
     run_crowded_tiles()
     run_cell_ops()
+    run_optimizer_ops()
+    run_ray_ops()
+    run_networks()
     torch.cuda.synchronize()
     print("every kernel ran")

@@ -103,7 +103,9 @@ def extensions(names: Iterable[str], sources_relative_to: Path | None = None) ->
         root = root.relative_to(sources_relative_to)
     define = [_TORCH_TARGET, f"-DVOXELFIELD_SOURCE_DIGEST={source_digest()}"]
     windows = os.name == "nt"
-    cxx = [*define, "/O2", "/openmp:experimental"] if windows else [*define, "-O3", "-g0", "-fopenmp-simd", "-Wall"]
+    # Without -fno-math-errno no loop that takes a square root is vectorised.
+    unix = ["-O3", "-g0", "-fopenmp-simd", "-fno-math-errno", "-Wall"]
+    cxx = [*define, "/O2", "/openmp:experimental"] if windows else [*define, *unix]
     # --no-as-needed keeps libtorch.so among the needed libraries: on a CUDA build of torch it brings libtorch_cuda,
     # which holds the stream symbol that the CUDA module looks up. After the libraries the flag would do nothing.
     link = [] if windows else ["-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10"]

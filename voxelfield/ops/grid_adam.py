@@ -1,0 +1,168 @@
+"""One step of Adam for grids, fused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from voxelfield import _library
+from voxelfield.ops._checks import check_dtype, check_same_device, check_tensor
+from voxelfield.ops.blocks import check_blocks
+
+
+@torch.no_grad()
+def grid_adam_(
+    params: Sequence[Tensor],
+    exp_avgs: Sequence[Tensor],
+    exp_avg_sqs: Sequence[Tensor],
+    grads: Sequence[Tensor],
+    lrs: Sequence[Tensor | float],
+    steps: Sequence[Tensor | float],
+    *,
+    working: Sequence[Tensor | None] | None = None,
+    blocks: Sequence[Tensor | None] | None = None,
+    block_counts: Sequence[Tensor | None] | None = None,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    decay: float = 0.0,
+    l2: float = 0.0,
+    skip_untouched: bool = False,
+    clear_grad: bool = False,
+) -> None:
+    r"""Takes one step of Adam in place, for several grids in one pass over their memory.
+
+    With gradient g (plus ``l2 * param``) and step number t,
+    :math:`m \leftarrow \beta_1 m + (1 - \beta_1) g`, :math:`v \leftarrow \beta_2 v + (1 - \beta_2) g^2`,
+    :math:`p \leftarrow (1 - \mathrm{lr} \cdot \mathrm{decay}) p - \mathrm{lr} \frac{m}{1 - \beta_1^t} /
+    (\sqrt{v / (1 - \beta_2^t)} + \epsilon)` (Kingma and Ba 2015; decay: Loshchilov and Hutter 2019): what
+    :class:`torch.optim.Adam` does, or :class:`torch.optim.AdamW` with ``decay``.
+
+    Learning rates, step numbers and lists of blocks are read on the device, so that a captured CUDA graph follows what
+    is written into them.
+
+    Args:
+        params: Grids (X, Y, Z, C) float32, contiguous, all on one device.
+        exp_avgs: The first moments m, each of its grid's shape, float32, contiguous.
+        exp_avg_sqs: The second moments v, likewise.
+        grads: The gradients g, likewise.
+        lrs: Learning rate of each grid: one float32 on the grids' device, or a number.
+        steps: Number of this step for each grid, from 1: one float32 or int64 on the grids' device, or a number.
+        working: 16-bit copies of the grids, float16 or bfloat16, to be set to the rounded new values; None for none.
+        blocks: For each grid ids (K,) int32 of blocks of vertices, as :func:`voxelfield.ops.active_blocks` lists them,
+            each at most once; None for all vertices. Outside these blocks nothing changes, moments and gradients
+            included (whereas momentum would carry torch's Adam on).
+        block_counts: For each grid (1,) int32, how many of its ids are in use; None where ``blocks`` is.
+        betas: Decay rates of the moments.
+        eps: Added to the denominator.
+        decay: Decoupled weight decay, as a fraction of the learning rate.
+        l2: Weight decay by way of the gradient, that of half the squared norm.
+        skip_untouched: Leave vertices alone, moments too, at which the gradients of all channels are exactly zero (the
+            masked Adam of DirectVoxGO, Sun et al. 2022, for whole vertices).
+        clear_grad: Set the gradients that were used to zero.
+
+    Raises:
+        TypeError: An argument is no tensor, or has the wrong dtype.
+        ValueError: Lists differ in length, a tensor has the wrong shape or device or is not contiguous, or an option is
+            out of range.
+    """
+    check_rule(betas, eps, decay, l2)
+    count = len(params)
+    copies = [None] * count if working is None else list(working)
+    ids = [None] * count if blocks is None else list(blocks)
+    counts = [None] * count if block_counts is None else list(block_counts)
+    lists = {"exp_avgs": exp_avgs, "exp_avg_sqs": exp_avg_sqs, "grads": grads, "lrs": lrs, "steps": steps}
+    for name, values in {**lists, "working": copies, "blocks": ids, "block_counts": counts}.items():
+        if len(values) != count:
+            raise ValueError(f"{name} must have one entry for each of the {count} params, got {len(values)}")
+    if count == 0:
+        return
+    for i in range(count):
+        _check_array(f"params[{i}]", params[i], (torch.float32,))
+        check_same_device(f"params[{i}]", params[i], "params[0]", params[0])
+        for name, values in (("exp_avgs", exp_avgs), ("exp_avg_sqs", exp_avg_sqs), ("grads", grads)):
+            _check_array(f"{name}[{i}]", values[i], (torch.float32,), params[i])
+        if copies[i] is not None:
+            _check_array(f"working[{i}]", copies[i], (torch.float16, torch.bfloat16), params[i])
+        if (ids[i] is None) != (counts[i] is None):
+            raise ValueError(f"blocks[{i}] and block_counts[{i}] come together, got only one of them")
+        if ids[i] is not None:
+            check_blocks(ids[i], counts[i], f"params[{i}]", params[i])
+    device = params[0].device
+    rates = [_on_device(f"lrs[{i}]", value, device, (torch.float32,)) for i, value in enumerate(lrs)]
+    numbers = [_on_device(f"steps[{i}]", value, device, (torch.float32, torch.int64)) for i, value in enumerate(steps)]
+    _library.ensure_loaded(device.type)
+    torch.ops.voxelfield.grid_adam_(
+        list(params),
+        list(exp_avgs),
+        list(exp_avg_sqs),
+        list(grads),
+        copies,
+        rates,
+        numbers,
+        ids,
+        counts,
+        *betas,
+        eps,
+        decay,
+        l2,
+        skip_untouched,
+        clear_grad,
+    )
+
+
+def check_rule(betas: tuple[float, float], eps: float, decay: float, l2: float) -> None:
+    """Raises unless the options of :func:`grid_adam_` are in range."""
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise ValueError(f"betas must be two numbers in [0, 1), got {betas}")
+    for name, value in (("eps", eps), ("decay", decay), ("l2", l2)):
+        if not (math.isfinite(value) and value >= 0):
+            raise ValueError(f"{name} must be finite and not negative, got {value}")
+
+
+def _check_array(name: str, value: object, dtypes: tuple[torch.dtype, ...], like: Tensor | None = None) -> None:
+    if like is None:
+        check_tensor(name, value, ("X", "Y", "Z", "C"))
+    else:
+        check_tensor(name, value, tuple(like.shape), " as params has")
+    assert isinstance(value, Tensor)
+    check_dtype(name, value, dtypes)
+    if like is not None:
+        check_same_device(name, value, "params", like)
+    if not value.is_contiguous():
+        raise ValueError(f"{name} must be contiguous, for it is written in place; got strides {value.stride()}")
+
+
+def _on_device(name: str, value: Tensor | float, device: torch.device, dtypes: tuple[torch.dtype, ...]) -> Tensor:
+    if not isinstance(value, Tensor):
+        return torch.full((1,), value, dtype=torch.float32, device=device)
+    check_dtype(name, value, dtypes)
+    if value.numel() != 1 or value.device != device:
+        raise ValueError(f"{name} must be one number on {device}, got shape {tuple(value.shape)} on {value.device}")
+    return value
+
+
+@_library.when_loaded
+def _register() -> None:
+    @torch.library.register_fake("voxelfield::grid_adam_")
+    def _(
+        params: list[Tensor],
+        exp_avgs: list[Tensor],
+        exp_avg_sqs: list[Tensor],
+        grads: list[Tensor],
+        working: list[Tensor | None],
+        lrs: list[Tensor],
+        steps: list[Tensor],
+        blocks: list[Tensor | None],
+        block_counts: list[Tensor | None],
+        beta1: float,
+        beta2: float,
+        eps: float,
+        decay: float,
+        l2: float,
+        skip_untouched: bool,
+        clear_grad: bool,
+    ) -> None:
+        return None
