@@ -3,6 +3,7 @@
 //   Backend::gather<scalar_t, Weights>(levels, points, directions, out, n)
 //   Backend::point_gradient<scalar_t, Weights>(levels, values, points, directions, out, n)             out (n, 3)
 //   Backend::splat<scalar_t, Weights>(levels, shapes, values, points, directions, n, method)       -> the levels' sums
+//   Backend::accumulate<scalar_t>(levels, shapes, values, points, n)                        adds to the levels' data
 //   Backend::write_cells<scalar_t, Weights>(levels, values, points, directions, n)     each corner belongs to one point
 #pragma once
 
@@ -74,6 +75,30 @@ struct StencilOps {
       });
     });
     return sums;
+  }
+
+  static void accumulate_trilinear(std::vector<Tensor> sums, const Tensor& values, const Tensor& points,
+                                   int64_t padding, bool align_corners, bool nearest) {
+    const Shapes shapes = shapes_of(sums, false);
+    check_points(values, points, std::nullopt, false, shapes[0][0]);
+    check_values(values, points, values, false, columns_of(shapes, false));
+    for (const Tensor& sum : sums) {
+      STD_TORCH_CHECK(sum.is_contiguous() && same_device(sum, values), "sums must be contiguous, on values' device");
+    }
+    const typename Backend::Guard guard(values);
+    const Tensor v = as_contiguous(values), p = as_contiguous(points);
+    const int64_t n = p.size(0) * p.size(1);
+    if (n == 0 || v.numel() == 0) return;
+    dispatch_floating(v.scalar_type(), "accumulate", [&](auto zero) {
+      using scalar_t = decltype(zero);
+      using T = opmath_t<scalar_t>;
+      STD_TORCH_CHECK(sums[0].scalar_type() == scalar_type_of<T>(),
+                      "sums must be float32 (float64 for float64 values), got ",
+                      torch::headeronly::toString(sums[0].scalar_type()));
+      auto levels = grid_levels<T>(shapes, {padding, align_corners, nearest, false}, p.size(1));
+      for (int i = 0; i < levels.count; ++i) levels.level[i].data = sums[i].template mutable_data_ptr<T>();
+      Backend::template accumulate<scalar_t>(levels, shapes, v, p.const_data_ptr<T>(), n);
+    });
   }
 
   static Tensor point_gradient_trilinear(const Tensor& values, const std::vector<Tensor>& grids, const Tensor& points,

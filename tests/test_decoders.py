@@ -1,4 +1,4 @@
-"""Spherical harmonics, the density activation and the two decoders."""
+"""Spherical harmonics, the density activations and the decoders."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ import math
 import pytest
 import torch
 
-from voxelfield.decoders import DensityActivation, MLPDecoder, SHDecoder, spherical_harmonics
+from voxelfield.decoders import (
+    DensityActivation,
+    ExponentialDensity,
+    MLPDecoder,
+    NetworkDecoder,
+    SHDecoder,
+    spherical_harmonics,
+)
 
 DEGREES = [0, 1, 2, 3]
 SCALE, INITIAL = 25.0, 0.1
@@ -174,6 +181,39 @@ def test_density_settings_must_be_positive(scale, initial):
         DensityActivation(scale, initial)
 
 
+@pytest.mark.parametrize("initial", [1e-6, 1.0, 30.0])
+def test_exponential_density(device, initial):
+    raw = torch.linspace(-40, 12, 53, dtype=torch.float64)
+    value = ExponentialDensity(initial)(raw.to(device))
+    assert value.dtype == torch.float32
+    torch.testing.assert_close(value.cpu().double(), initial * raw.exp(), rtol=1e-5, atol=0)
+    assert ExponentialDensity(initial)(torch.zeros(2, 3, device=device)).tolist() == [[pytest.approx(initial)] * 3] * 2
+
+
+def test_exponential_density_has_itself_as_gradient_within_bounds(device):
+    raw = torch.tensor([-50.0, -1.0, 0.0, 5.0, 13.0, 1e30], device=device, requires_grad=True)
+    value = ExponentialDensity(2.0)(raw)
+    value.sum().backward()
+    assert value.isfinite().all()
+    # beyond the bound the density grows no more, but can still be lowered
+    torch.testing.assert_close(raw.grad, value.detach())
+    assert raw.grad[4:].tolist() == [pytest.approx(2 * math.exp(12))] * 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)
+def test_exponential_density_gives_back_the_gradients_dtype(dtype):
+    raw = torch.tensor([-2.0, 0.5, 3.0], dtype=dtype, requires_grad=True)
+    ExponentialDensity(1.0)(raw).sum().backward()
+    assert raw.grad.dtype == dtype
+    torch.testing.assert_close(raw.grad, raw.detach().exp(), rtol=1e-2, atol=0)
+
+
+@pytest.mark.parametrize("initial", [0.0, -1.0, math.nan])
+def test_exponential_density_must_start_positive(initial):
+    with pytest.raises(ValueError, match="initial must be positive, got"):
+        ExponentialDensity(initial)
+
+
 # --- decoders
 
 
@@ -300,3 +340,106 @@ def test_mlp_decoder_refuses_empty_layers(name):
 def test_mlp_decoder_refuses_wrong_view_degrees(degree):
     with pytest.raises(ValueError, match=rf"view_degree must lie in 0\.\.3, got {degree}"):
         mlp_decoder(view_degree=degree)
+
+
+# --- the network
+
+
+def network_decoder(**changes):
+    settings = {"channels": 12, "width": 32, "geometry": 8, "hidden": 2, "view_degree": 2, **changes}
+    return NetworkDecoder(**settings, density=ExponentialDensity(0.5))
+
+
+def plain(features, directions, ray_index, first, second, degree):
+    """The two networks as matrix products in float64."""
+
+    def layers(x, weights):
+        *hidden, last = weights
+        for weight in hidden:
+            x = torch.relu(x @ weight.T)
+        return x @ last.T
+
+    geometry = layers(features, first)
+    view = harmonics(directions, degree)[ray_index]
+    return 0.5 * geometry[:, 0].exp(), torch.sigmoid(layers(torch.cat((geometry, view), dim=-1), second))
+
+
+def close(actual, expected, what):
+    """float16 on CUDA, float32 on the CPU; relative to the largest value, for the parts of a sum may cancel."""
+    tolerance = (1e-5 if actual.device.type == "cpu" else 2e-2) * float(expected.abs().max())
+    torch.testing.assert_close(
+        actual.cpu().double(), expected, rtol=0, atol=tolerance, msg=lambda text: f"{what}: {text}"
+    )
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"hidden": 1, "geometry": 1}, {"view_degree": 0, "width": 16}, {"view_degree": 3}], ids=str
+)
+def test_network_is_two_chains_of_matrix_products(device, changes):
+    decoder = network_decoder(**changes).to(device)
+    features = torch.randn(90, 12, dtype=torch.float16).double()
+    directions, ray_index = unit_directions(7, torch.float64), torch.randint(7, (90,)).sort().values
+    given = features.to(device, torch.float32).requires_grad_()
+    density, rgb = decoder(given, directions.float().to(device), ray_index.to(device))
+    assert density.shape == (90,)
+    assert rgb.shape == (90, 3)
+    assert density.dtype == rgb.dtype == torch.float32
+    torch.testing.assert_close(decoder.density(given), density)
+
+    weights = [weight.detach().cpu().double().requires_grad_() for weight in decoder.parameters()]
+    features.requires_grad_()
+    split = len(decoder.density_network)
+    expected = plain(features, directions, ray_index, weights[:split], weights[split:], decoder.view_degree)
+    close(density, expected[0].detach(), "density")
+    close(rgb, expected[1].detach(), "rgb")
+    cotangents = torch.randn(90, dtype=torch.float64), torch.randn(90, 3, dtype=torch.float64)
+    torch.autograd.backward(expected, cotangents)
+    torch.autograd.backward((density, rgb), [c.to(device, torch.float32) for c in cotangents])
+    close(given.grad, features.grad, "features")
+    for (name, weight), reference in zip(decoder.named_parameters(), weights, strict=True):
+        assert weight.grad.dtype == torch.float32
+        close(weight.grad, reference.grad, name)
+
+
+def test_network_of_nothing(device):
+    decoder = network_decoder().to(device)
+    density, rgb = decoder(
+        torch.zeros(0, 12, device=device),
+        torch.zeros(0, 3, device=device),
+        torch.zeros(0, dtype=torch.int64, device=device),
+    )
+    assert density.shape == (0,)
+    assert rgb.shape == (0, 3)
+
+
+def test_network_starts_at_the_initial_density_and_sees_all_of_its_weights(device):
+    decoder = network_decoder().to(device)
+    assert decoder.density(torch.zeros(3, 12, device=device)).tolist() == [0.5] * 3
+    assert [tuple(w.shape) for w in decoder.density_network] == [(32, 12), (8, 32)]
+    assert [tuple(w.shape) for w in decoder.color_network] == [(32, 8 + 9), (32, 32), (3, 32)]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_network_under_autocast(device, dtype):
+    decoder = network_decoder().to(device)
+    arguments = torch.randn(9, 12).to(device), unit_directions(9, device=device), torch.arange(9, device=device)
+    exact = decoder(*arguments)
+    with torch.autocast(device.type, dtype=dtype):
+        density, rgb = decoder(*arguments)
+    for value, expected in zip((density, rgb), exact, strict=True):
+        assert value.dtype == torch.float32
+        torch.testing.assert_close(value, expected, rtol=1e-2, atol=1e-2)
+    (density.sum() + rgb.sum()).backward()
+    assert all(weight.grad.any() for weight in decoder.parameters())
+
+
+@pytest.mark.parametrize("name", ["channels", "width", "geometry", "hidden"])
+def test_network_refuses_empty_layers(name):
+    with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
+        network_decoder(**{name: 0})
+
+
+@pytest.mark.parametrize("degree", [-1, 4])
+def test_network_refuses_wrong_view_degrees(degree):
+    with pytest.raises(ValueError, match=rf"view_degree must lie in 0\.\.3, got {degree}"):
+        network_decoder(view_degree=degree)

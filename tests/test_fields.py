@@ -6,8 +6,8 @@ import pytest
 import torch
 from reference import sample_grid
 
-from voxelfield import VoxelGrid
-from voxelfield.decoders import DensityActivation, MLPDecoder, SHDecoder
+from voxelfield import VoxelGrid, VoxelPyramid
+from voxelfield.decoders import DensityActivation, ExponentialDensity, MLPDecoder, NetworkDecoder, SHDecoder
 from voxelfield.fields import RadianceField
 from voxelfield.rays import RaySamples
 
@@ -125,6 +125,21 @@ def test_state_dict_round_trip(kind):
     target.load_state_dict(source.state_dict())
     for one, two in zip(source(points, directions), target(points, directions), strict=True):
         assert torch.equal(one, two)
+
+
+def test_a_pyramid_and_networks_make_a_field(device):
+    pyramid = VoxelPyramid((3, 5, 7), 2, BOX, init_range=1.0)
+    decoder = NetworkDecoder(6, 16, 4, 1, 2, ExponentialDensity(1.0))
+    field = RadianceField(pyramid, decoder).to(device)
+    samples, directions = make_samples([3, 0, 40], device), make_directions(3, device)
+    density, rgb = field.sample(samples, directions)
+    expected = decoder(pyramid(samples.positions), directions, samples.ray_index)
+    assert torch.equal(density, expected[0])
+    assert torch.equal(rgb, expected[1])
+    torch.testing.assert_close(field.density(samples.positions), density)
+    assert field.vertex_density() is None, "such a field can be denser between its vertices"
+    (density.sum() + rgb.square().sum()).backward()
+    assert all(parameter.grad.any() for parameter in field.parameters())
 
 
 def test_channels_must_fit():

@@ -2,6 +2,7 @@
 
 from voxelfield import ops
 from voxelfield.grids import VoxelGrid
+from voxelfield.pyramid import VoxelPyramid
 
 __version__ = "0.1.0"
-__all__ = ["VoxelGrid", "__version__", "ops"]
+__all__ = ["VoxelGrid", "VoxelPyramid", "__version__", "ops"]

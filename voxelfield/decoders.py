@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import Function, once_differentiable
 from torch.nn import functional as F
+
+from voxelfield import ops
 
 MAX_SH_DEGREE = 3
 
@@ -91,19 +94,71 @@ class DensityActivation(nn.Module):
         return f"scale={self.scale}, shift={self.shift:.3f}"
 
 
+class ExponentialDensity(nn.Module):
+    r"""Exponential density, :math:`\sigma = \sigma_0 e^x`, whose gradient stays bounded.
+
+    Reaches any density in few steps of a network's output (Mueller et al. 2022, Instant-NGP, whose ``trunc_exp`` bounds
+    the gradient likewise).
+
+    Args:
+        initial: Density :math:`\sigma_0` of a zero output, per world unit.
+
+    Raises:
+        ValueError: ``initial`` is not positive.
+    """
+
+    def __init__(self, initial: float) -> None:
+        super().__init__()
+        if not initial > 0:
+            raise ValueError(f"initial must be positive, got {initial}")
+        self.initial = initial
+
+    def forward(self, raw: Tensor) -> Tensor:
+        """Maps raw outputs (...) to densities (...) >= 0, float32, per world unit."""
+        density: Tensor = _BoundedExp.apply(raw.float())
+        return self.initial * density
+
+    def extra_repr(self) -> str:
+        """Shows the setting in ``print(module)``."""
+        return f"initial={self.initial}"
+
+
+class _BoundedExp(Function):
+    # exp(12) per world unit is opaque within a millionth of a unit: beyond it there is nothing to gain.
+    _HIGHEST = 12.0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        result = x.clamp(max=_BoundedExp._HIGHEST).exp()
+        ctx.save_for_backward(result)
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (result,) = ctx.saved_tensors
+        return grad * result
+
+
 class Decoder(Protocol):
-    """What a field needs of a decoder. Channel 0 of the features is the raw density; the rest is the decoder's own."""
+    """What a field needs of a decoder."""
 
     channels: int
 
     def density(self, features: Tensor) -> Tensor:
-        """Maps features (..., channels), or their first channel alone (..., 1), to densities (...)."""
+        """Maps features (M, channels) to densities (M,)."""
 
-    def encode_view(self, directions: Tensor) -> Tensor:
-        """Maps unit viewing directions (R, 3) to what ``rgb`` reads of them (R, K); once a ray, not once a sample."""
+    def __call__(self, features: Tensor, directions: Tensor, ray_index: Tensor) -> tuple[Tensor, Tensor]:
+        """Maps features (M, channels), seen along ``directions[ray_index]``, to densities and colours.
 
-    def rgb(self, features: Tensor, view: Tensor) -> Tensor:
-        """Maps features (M, channels) and encoded viewing directions (M, K) to colours (M, 3) in [0, 1]."""
+        Args:
+            features: (M, channels) of M samples.
+            directions: (R, 3) unit viewing directions of R rays, world frame.
+            ray_index: (M,) int64, the ray of each sample.
+
+        Returns:
+            density (M,), per world unit, and rgb (M, 3) in [0, 1]; float32.
+        """
 
 
 class SHDecoder(nn.Module):
@@ -131,11 +186,15 @@ class SHDecoder(nn.Module):
         return density
 
     def encode_view(self, directions: Tensor) -> Tensor:
-        """See :class:`Decoder`: the basis functions."""
+        """Maps unit viewing directions (R, 3) to the basis functions (R, K); once a ray, not once a sample."""
         return spherical_harmonics(directions, self.degree)
 
+    def forward(self, features: Tensor, directions: Tensor, ray_index: Tensor) -> tuple[Tensor, Tensor]:
+        """See :class:`Decoder`."""
+        return self.density(features), self.rgb(features, self.encode_view(directions)[ray_index])
+
     def rgb(self, features: Tensor, view: Tensor) -> Tensor:
-        """See :class:`Decoder`; the sigmoid keeps colours in range."""
+        """Maps features (M, channels) and encoded directions (M, K) to colours (M, 3) in [0, 1], by a sigmoid."""
         coefficients = features[:, 1:].float().unflatten(-1, (3, (self.degree + 1) ** 2))
         return torch.sigmoid((coefficients * view[:, None]).sum(-1))
 
@@ -177,14 +236,86 @@ class MLPDecoder(nn.Module):
         return density
 
     def encode_view(self, directions: Tensor) -> Tensor:
-        """See :class:`Decoder`: spherical harmonics."""
+        """Maps unit viewing directions (R, 3) to spherical harmonics (R, K); once a ray, not once a sample."""
         return spherical_harmonics(directions, self.view_degree)
 
+    def forward(self, features: Tensor, directions: Tensor, ray_index: Tensor) -> tuple[Tensor, Tensor]:
+        """See :class:`Decoder`."""
+        return self.density(features), self.rgb(features, self.encode_view(directions)[ray_index])
+
     def rgb(self, features: Tensor, view: Tensor) -> Tensor:
-        """See :class:`Decoder`; runs in the autocast dtype, if any, up to the sigmoid."""
+        """Maps features (M, channels) and encoded directions (M, K) to colours (M, 3).
+
+        Runs in the autocast dtype, if any, up to the sigmoid.
+        """
         dtype = next(self.network.parameters()).dtype  # the grid may be stored in another
         inputs = torch.cat((features[:, 1:].to(dtype), view.to(dtype)), dim=-1)
         return torch.sigmoid(self.network(inputs).float())
+
+
+class NetworkDecoder(nn.Module):
+    """Density and view-dependent colour by two shallow networks, as in Instant-NGP (Mueller et al. 2022, section 4.1).
+
+    The first network maps features to ``geometry`` numbers, of which one becomes the density; the second maps these
+    and the spherical harmonics of the viewing direction to colour. Both are without biases and run fused
+    (:func:`voxelfield.ops.mlp`): on CUDA in float16, on the CPU in the dtype of the features. Their weights are
+    float32.
+
+    Args:
+        channels: Number of features that are read.
+        width: Width of the hidden layers.
+        geometry: Number of outputs of the first network, at least 1.
+        hidden: Hidden layers of the second network; the first has one.
+        view_degree: SH degree of the direction's encoding, 0 to 3.
+        density: Maps the first network's first output to density.
+
+    Raises:
+        ValueError: A number is below 1, or ``view_degree`` is outside 0..3.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        width: int,
+        geometry: int,
+        hidden: int,
+        view_degree: int,
+        density: DensityActivation | ExponentialDensity,
+    ) -> None:
+        super().__init__()
+        sizes = {"channels": channels, "width": width, "geometry": geometry, "hidden": hidden}
+        for name, value in sizes.items():
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        _check_degree("view_degree", view_degree)
+        self.channels = channels
+        self.view_degree = view_degree
+        self.activation = density
+        self.density_network = _weights(channels, width, geometry)
+        self.color_network = _weights(geometry + (view_degree + 1) ** 2, *([width] * hidden), 3)
+
+    def density(self, features: Tensor) -> Tensor:
+        """See :class:`Decoder`."""
+        density: Tensor = self.activation(self._geometry(features)[:, 0])
+        return density
+
+    def forward(self, features: Tensor, directions: Tensor, ray_index: Tensor) -> tuple[Tensor, Tensor]:
+        """See :class:`Decoder`."""
+        geometry = self._geometry(features)
+        view = spherical_harmonics(directions, self.view_degree)[ray_index]
+        color = ops.mlp(torch.cat((geometry, view.to(geometry.dtype)), dim=-1), list(self.color_network))
+        return self.activation(geometry[:, 0]), torch.sigmoid(color.float())
+
+    def _geometry(self, features: Tensor) -> Tensor:
+        return ops.mlp(features.half() if features.is_cuda else features, list(self.density_network))
+
+
+def _weights(*widths: int) -> nn.ParameterList:
+    """Matrices from one width to the next, drawn as by Glorot and Bengio 2010."""
+    matrices = [nn.Parameter(torch.empty(fan_out, fan_in)) for fan_in, fan_out in pairwise(widths)]
+    for matrix in matrices:
+        nn.init.xavier_uniform_(matrix)
+    return nn.ParameterList(matrices)
 
 
 def _check_degree(name: str, degree: int) -> None:

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from voxelfield import ops
+from voxelfield.fused import FusedSampling
 from voxelfield.ops._checks import FLOATING, check_choice, coordinate_dtype
 from voxelfield.ops._grids import PADDINGS, Padding
 
-__all__ = ["VoxelGrid"]
+__all__ = ["VoxelGrid", "cubic_voxels"]
 
 # Elements of a temporary (64 MiB of float32): whole-grid passes work slab by slab, so that what they need
 # beside their input and output stays this small for any grid.
@@ -23,6 +24,19 @@ _SLAB_ELEMENTS = 1 << 24
 # Fraction of a cell: a crop face this close to a vertex counts as lying on it. Far above the rounding of
 # float32 world coordinates, far below anything visible.
 _SNAP_TOLERANCE = 1e-3
+
+
+def cubic_voxels(aabb: Tensor, resolution: int) -> tuple[int, int, int]:
+    """Returns the number of vertices along each axis that fills a box with ``resolution**3`` cubes.
+
+    Args:
+        aabb: (2, 3) box, world units.
+        resolution: Cube root of the number of voxels.
+    """
+    extent = [float(e) for e in (aabb[1] - aabb[0]).tolist()]
+    edge = math.prod(extent) ** (1 / 3) / resolution
+    x, y, z = (max(2, round(e / edge)) for e in extent)
+    return x, y, z
 
 
 class VoxelGrid(nn.Module):
@@ -95,6 +109,7 @@ class VoxelGrid(nn.Module):
         self.fill = fill
         self.features = nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
         self.register_buffer("aabb", _parse_aabb(aabb).to(self.features.device))
+        self._fused: FusedSampling | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -117,6 +132,16 @@ class VoxelGrid(nn.Module):
     def channels(self) -> int:
         """Number of features per vertex."""
         return self.features.shape[-1]
+
+    @property
+    def levels(self) -> list[nn.Parameter]:
+        """The features, alone in a list: as a :class:`voxelfield.VoxelPyramid` has several."""
+        return [self.features]
+
+    @property
+    def active(self) -> int:
+        """The number of levels that are read: always 1."""
+        return 1
 
     @property
     def voxel_size(self) -> Tensor:
@@ -248,8 +273,31 @@ class VoxelGrid(nn.Module):
 
     def _sample(self, unit: Tensor) -> Tensor:
         """Interpolate at positions ``(..., 3)`` in the unit cube."""
-        values = ops.sample_trilinear(self.features, self._rows(unit), padding=self.padding)
+        rows = self._rows(unit)
+        if self._fused is not None:
+            values = self._fused.sample(rows, self.padding)
+        else:
+            values = ops.sample_trilinear(self.features, rows, padding=self.padding)
         return values.reshape(*unit.shape[:-1], self.channels)
+
+    def fuse(self, dtype: torch.dtype) -> list[Tensor]:
+        """Let the grid be read from a copy, and gradients be added in place; see :class:`FusedSampling`.
+
+        Changing the grid's resolution or box ends this.
+
+        Args:
+            dtype: Of the copy: float16, bfloat16 or float32.
+
+        Returns:
+            The copy, alone in a list, for the optimizer to keep up to date.
+        """
+        self._fused = FusedSampling([self.features], dtype)
+        return self._fused.copies
+
+    def refresh(self) -> None:
+        """Make the copy of :meth:`fuse`, if any, equal to the features again."""
+        if self._fused is not None:
+            self._fused.refresh()
 
     def _rows(self, unit: Tensor) -> Tensor:
         return unit.reshape(-1, 3).to(coordinate_dtype(self.features.dtype))
@@ -349,6 +397,34 @@ class VoxelGrid(nn.Module):
         self._transform(lambda values: values[tuple(cuts)].clone(), optimizer)
         self.aabb.copy_(torch.tensor([new_low, new_high]))
 
+    def refit(
+        self,
+        aabb: Sequence[Sequence[float]] | Tensor,
+        resolution: int | Sequence[int],
+        optimizer: torch.optim.Optimizer | None = None,
+    ) -> None:
+        """Move the grid to another box and resolution at once, and the optimizer's state with it.
+
+        Every new vertex takes the value interpolated at its position; beyond the old box ``"border"`` padding
+        applies. Everything said under :meth:`upsample` on the Parameter, its ``grad`` and the optimizer holds here
+        too.
+
+        Args:
+            aabb: New box in world units, as ``((low_x, low_y, low_z), (high_x, high_y, high_z))`` or ``(2, 3)``.
+            resolution: New number of vertices along x, y and z, or one int for all three.
+            optimizer: The optimizer that trains this grid, if any.
+
+        Raises:
+            TypeError: If ``resolution`` is not integer.
+            ValueError: If ``aabb`` is not a finite box with low < high, or a size is below 1; if the optimizer does
+                not train this grid or its state cannot be carried over. Nothing has changed then.
+        """
+        box, target = _parse_aabb(aabb), _parse_resolution(resolution)
+        low, high = self.aabb
+        corners = ((box.to(low.device) - low) / (high - low)).to(coordinate_dtype(self.features.dtype))
+        self._transform(lambda values: _sample_vertices(values, corners, target), optimizer)
+        self.aabb.copy_(box)
+
     def _transform(self, function: Callable[[Tensor], Tensor], optimizer: torch.optim.Optimizer | None) -> None:
         """Replace the features, and the optimizer's state for them, by ``function`` of each."""
         state, shaped = _migratable_state(self.features, optimizer) if optimizer is not None else ({}, [])
@@ -361,6 +437,7 @@ class VoxelGrid(nn.Module):
         """Give the Parameter other values, of any shape, without changing its identity."""
         parameter = self.features
         parameter.grad = None
+        self._fused = None
         # While a graph of an earlier step is still referenced (a loss kept for logging is enough), autograd
         # reuses the Parameter's gradient accumulator, which remembers the old shape, and the next backward
         # fails. It discards the accumulator when the dtype changes, hence the detour.
@@ -579,6 +656,20 @@ def _resample_axis(values: Tensor, axis: int, index: Tensor, new_size: int) -> T
     below = values.index_select(axis, lower.to(values.device)).to(dtype)
     above = values.index_select(axis, upper.to(values.device)).to(dtype)
     return below.lerp_(above, weight.to(values.device))
+
+
+def _sample_vertices(values: Tensor, corners: Tensor, resolution: tuple[int, int, int]) -> Tensor:
+    """Values of ``(X, Y, Z, C)`` at the vertices that fill a box given by its corners ``(2, 3)`` in the unit cube."""
+    result = values.new_empty((*resolution, values.shape[-1]))
+    axes = []
+    for axis, size in enumerate(resolution):
+        fraction = torch.linspace(0, 1, size, dtype=corners.dtype, device=corners.device)
+        fraction = fraction if size > 1 else torch.full_like(fraction, 0.5)
+        axes.append(torch.lerp(corners[0, axis], corners[1, axis], fraction))
+    for rows in _slabs(resolution[0], resolution[1] * resolution[2] * max(values.shape[-1], 3)):
+        points = torch.stack(torch.meshgrid(axes[0][rows], axes[1], axes[2], indexing="ij"), dim=-1)
+        result[rows] = ops.sample_trilinear(values, points.view(-1, 3)).view(*points.shape[:-1], -1)
+    return result
 
 
 def _slabs(rows: int, row_elements: int) -> Iterator[slice]:

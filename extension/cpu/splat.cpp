@@ -125,6 +125,7 @@ struct Splat {
   int64_t n;
   const SortedPoints& sorted;
   scalar_t* out;
+  bool accumulate = false;  // add to what is there
 
   // 16-bit grids are summed in float32 and rounded once.
   static constexpr bool kInPlace = std::is_same_v<scalar_t, T>;
@@ -153,7 +154,7 @@ VOXELFIELD_MULTIVERSION void splat_tile(const Splat<scalar_t, T>& job, const Til
     int64_t at = start[tile.y0 - 1], block_start = at, block_end = at;
     const int64_t x_end = start[tile.y1];
     for (int64_t y = tile.y0 - 1; y < tile.y1; ++y) {
-      if (x + 1 < tile.x1 && y + 1 < tile.y1) std::fill_n(sums_of(x + 1, y + 1), row_size, T(0));
+      if (!job.accumulate && x + 1 < tile.x1 && y + 1 < tile.y1) std::fill_n(sums_of(x + 1, y + 1), row_size, T(0));
       // With nearest there is no upper vertex, and a weight of zero must not meet an infinite value.
       const bool upper = !job.locator.nearest;
       T* const rows[4] = {sums_of(x, y), upper ? sums_of(x, y + 1) : spare, upper ? sums_of(x + 1, y) : spare,
@@ -239,12 +240,26 @@ struct Cpu : CpuBackend {
     }
     return sums;
   }
+
+  template <typename scalar_t, typename T>
+  static void accumulate(const Levels<GridLocator<T>, T>& levels, const std::vector<std::vector<int64_t>>& shapes,
+                         const Tensor& values, const T* points, int64_t n) {
+    const Tensor wide = torch::stable::to(values, scalar_type_of<T>());
+    for (int l = 0; l < levels.count; ++l) {
+      const auto& level = levels.level[l];
+      const SortedPoints sorted = sort_by_column(level.locator, points, n, shapes[l][0]);
+      splat_grid<T, ValueWeights<T>>(Splat<T, T>{level.locator, wide.const_data_ptr<T>() + level.column,
+                                                 levels.columns, points, nullptr, n, sorted, level.data, true},
+                                     shapes[l][0]);
+    }
+  }
 };
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(voxelfield, CPU, m) {
   m.impl("splat_trilinear", TORCH_BOX(&StencilOps<Cpu>::splat_trilinear));
+  m.impl("accumulate_trilinear", TORCH_BOX(&StencilOps<Cpu>::accumulate_trilinear));
 }
 
 }  // namespace voxelfield

@@ -111,6 +111,21 @@ struct Cuda : CudaBackend {
     return sums;
   }
 
+  template <typename scalar_t, typename T>
+  static void accumulate(const Levels<GridLocator<T>, T>& levels, const std::vector<std::vector<int64_t>>& shapes,
+                         const Tensor& values, const T* points, int64_t n) {
+    const scalar_t* rows = values.const_data_ptr<scalar_t>();
+    Levels<GridLocator<T>, T> dense{}, sparse{};
+    dense.columns = sparse.columns = levels.columns;
+    for (int l = 0; l < levels.count; ++l) {
+      const int64_t vertices = shapes[l][0] * shapes[l][1] * shapes[l][2] * shapes[l][3];
+      auto& group = n > vertices ? dense : sparse;
+      if (levels.level[l].locator.channels > 0) group.level[group.count++] = levels.level[l];
+    }
+    if (dense.count > 0) splat_atomic<scalar_t, ValueWeights<T>>(dense, rows, points, static_cast<const T*>(nullptr), n, true);
+    if (sparse.count > 0) splat_atomic<scalar_t, ValueWeights<T>>(sparse, rows, points, static_cast<const T*>(nullptr), n, false);
+  }
+
  private:
   static void check(cudaError_t error) {
     STD_TORCH_CHECK(error == cudaSuccess, "CUDA error: ", cudaGetErrorString(error));
@@ -215,6 +230,7 @@ struct Cuda : CudaBackend {
 
 STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) {
   m.impl("splat_trilinear", TORCH_BOX(&StencilOps<Cuda>::splat_trilinear));
+  m.impl("accumulate_trilinear", TORCH_BOX(&StencilOps<Cuda>::accumulate_trilinear));
 }
 
 }  // namespace voxelfield

@@ -1,0 +1,179 @@
+"""VoxelPyramid: levels read side by side, switched on one by one, moved to another box, trained in place."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from voxelfield import VoxelGrid
+from voxelfield.ops import sample_trilinear
+from voxelfield.optim import GridAdam
+from voxelfield.pyramid import VoxelPyramid
+
+BOX = ((-1.0, -2.0, 0.0), (1.0, 2.0, 1.0))
+
+
+def make(device="cpu", resolutions=(4, 7, 12), channels=3) -> VoxelPyramid:
+    torch.manual_seed(0)
+    pyramid = VoxelPyramid(resolutions, channels, BOX, init_range=1.0)
+    return pyramid.to(device)
+
+
+def inside(count, device):
+    low, high = torch.tensor(BOX, device=device)
+    return low + torch.rand(count, 3, device=device) * (high - low)
+
+
+def by_level(pyramid, points):
+    low, high = pyramid.aabb
+    return torch.cat([sample_trilinear(level, (points - low) / (high - low)) for level in pyramid.levels], dim=-1)
+
+
+def test_reads_all_levels_side_by_side(device):
+    pyramid, points = make(device), inside(50, device)
+    torch.testing.assert_close(pyramid(points.view(5, 10, 3)), by_level(pyramid, points).view(5, 10, 9))
+    assert pyramid.channels == 9
+
+
+def test_voxels_are_nearly_cubes_and_as_many_as_asked():
+    pyramid = VoxelPyramid((16, 200), 2, BOX)
+    for resolution, grid in zip((16, 200), pyramid.grids, strict=True):
+        x, y, z = grid.resolution
+        assert x * y * z == pytest.approx(resolution**3, rel=0.15)
+        assert grid.voxel_size.max() / grid.voxel_size.min() < 1.25
+    assert pyramid.grids[1].resolution[2] % 8 == 0
+
+
+def test_levels_that_are_off_read_zero_and_learn_nothing(device):
+    pyramid, points = make(device), inside(20, device)
+    pyramid.activate(7)
+    assert pyramid.active == 2
+    features = pyramid(points)
+    torch.testing.assert_close(features[:, :6], by_level(pyramid, points)[:, :6])
+    assert features[:, 6:].abs().max() == 0
+    features.sum().backward()
+    assert [level.grad is not None for level in pyramid.levels] == [True, True, False]
+    pyramid.activate(1)
+    assert pyramid.active == 1
+    torch.testing.assert_close(pyramid.voxel_size, pyramid.grids[0].voxel_size)
+
+
+@pytest.mark.parametrize("active", [1, 3])
+def test_fused_gradients_are_autograds(device, active):
+    pyramid, points = make(device), inside(200, device)
+    pyramid.active = active
+    grad = torch.randn(200, 9, device=device)
+    pyramid(points).backward(grad)
+    expected = [level.grad.clone() for level in pyramid.levels[:active]]
+    copies = pyramid.fuse(torch.float32)
+    assert len(copies) == active
+    for repeat in (1, 2):
+        pyramid(points).backward(grad)
+        for level, want in zip(pyramid.levels[:active], expected, strict=True):
+            torch.testing.assert_close(level.grad, repeat * want, rtol=1e-4, atol=1e-5)
+    assert all(level.grad is None for level in pyramid.levels[active:])
+
+
+def test_sixteen_bit_copies_are_read_and_sums_stay_float32(device):
+    pyramid, points = make(device), inside(200, device)
+    grad = torch.randn(200, 9, device=device).half()
+    exact = pyramid(points)
+    exact.backward(grad.float())
+    expected = [level.grad.clone() for level in pyramid.levels]
+    pyramid.fuse(torch.float16)
+    features = pyramid(points)
+    assert features.dtype == torch.float16
+    torch.testing.assert_close(features.float(), exact, rtol=2e-3, atol=2e-3)
+    features.backward(grad)
+    for level, want in zip(pyramid.levels, expected, strict=True):
+        assert level.grad.dtype == torch.float32
+        torch.testing.assert_close(level.grad, want, rtol=1e-4, atol=1e-5)
+
+
+def test_copies_follow_the_optimizer_and_refresh(device):
+    pyramid, points = make(device), inside(100, device)
+    copies = pyramid.fuse(torch.float16)
+    optimizer = GridAdam(pyramid.levels, lr=0.1)
+    for level, copy in zip(pyramid.levels, copies, strict=True):
+        optimizer.set_working(level, copy)
+    before = pyramid(points).detach()
+    pyramid(points).float().sum().backward()
+    optimizer.step()
+    assert all(level.grad.abs().max() == 0 for level in pyramid.levels)
+    assert all(torch.equal(copy, level.half()) for level, copy in zip(pyramid.levels, copies, strict=True))
+    assert (pyramid(points) - before).mean() < -0.05
+    with torch.no_grad():
+        pyramid.levels[0].add_(1)
+    pyramid.refresh()
+    torch.testing.assert_close(copies[0], pyramid.levels[0].detach().half())
+
+
+def test_fused_sampling_says_what_it_cannot_do(device):
+    pyramid = make(device)
+    pyramid.fuse(torch.float32)
+    points = inside(5, device).requires_grad_()
+    with pytest.raises(NotImplementedError, match="no gradient in the points"):
+        pyramid(points)
+    with pytest.raises(TypeError, match=r"dtype must be float16, bfloat16 or float32, got torch\.float64"):
+        pyramid.fuse(torch.float64)
+
+
+def test_a_grid_can_be_fused_alone(device):
+    grid = VoxelGrid(9, 5, BOX, init_std=1.0).to(device)
+    points = inside(100, device)
+    grid(points).square().sum().backward()
+    expected = grid.features.grad.clone()
+    grid.fuse(torch.float32)
+    grid(points).square().sum().backward()
+    torch.testing.assert_close(grid.features.grad, expected, rtol=1e-4, atol=1e-4)
+    grid.upsample(17)
+    assert grid(points).requires_grad
+    assert grid.features.grad is None
+
+
+def test_refit_keeps_the_field_where_a_finer_grid_can(device):
+    torch.manual_seed(0)
+    grid = VoxelGrid(5, 2, ((0, 0, 0), (1, 1, 1)), init_std=1.0).to(device)
+    # the new vertices of this box lie on the old ones, and on the middles between them
+    box = ((0.25, 0.0, 0.5), (0.75, 1.0, 1.0))
+    points = torch.rand(200, 3, device=device) * torch.tensor([0.5, 1, 0.5], device=device)
+    points += torch.tensor([0.25, 0, 0.5], device=device)
+    before = grid(points).detach()
+    grid.refit(box, (5, 9, 3))
+    assert grid.resolution == (5, 9, 3)
+    torch.testing.assert_close(grid(points), before)
+
+
+def test_refit_carries_moments_and_halves_voxels(device):
+    pyramid = make(device)
+    optimizer = GridAdam(pyramid.levels, lr=0.1)
+    pyramid(inside(50, device)).sum().backward()
+    optimizer.step()
+    size = pyramid.voxel_size
+    pyramid.refit(((-0.5, -1.0, 0.25), (0.5, 1.0, 0.75)), optimizer)
+    torch.testing.assert_close(pyramid.voxel_size, size / 2)
+    for level in pyramid.levels:
+        assert optimizer.state[level]["exp_avg"].shape == level.shape
+        assert optimizer.state[level]["exp_avg"].abs().max() > 0
+
+
+def test_state_dict_restores_box_resolutions_and_active(device):
+    pyramid = make(device)
+    pyramid.refit(((-0.5, -1.0, 0.25), (0.5, 1.0, 0.75)))
+    pyramid.activate(7)
+    other = VoxelPyramid((4, 7, 12), 3, BOX).to(device)
+    other.load_state_dict(pyramid.state_dict())
+    assert other.active == 2
+    points = inside(30, device)
+    assert torch.equal(other(points), pyramid(points))
+
+
+def test_bad_input_is_named():
+    with pytest.raises(ValueError, match=r"resolutions must rise from at least 2, got \[8, 8\]"):
+        VoxelPyramid((8, 8), 2, BOX)
+    with pytest.raises(ValueError, match="resolutions must rise"):
+        VoxelPyramid((), 2, BOX)
+    with pytest.raises(ValueError, match="init_range must be finite and not negative, got -1"):
+        VoxelPyramid((4,), 2, BOX, init_range=-1)
+    with pytest.raises(TypeError, match="points must be float32"):
+        make()(torch.zeros(2, 3, dtype=torch.float64))

@@ -1,0 +1,89 @@
+"""Sampling as training wants it: from 16-bit copies, with gradients added to float32 sums in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import Function, once_differentiable
+
+from voxelfield import ops
+from voxelfield.ops._grids import Padding
+
+
+class FusedSampling:
+    """Reads working copies of float32 grids, and adds what comes back to the grids' own ``grad``.
+
+    A training step then neither allocates nor clears a gradient, and moves half the bytes: the mixed precision of
+    Micikevicius et al. 2018 (float32 masters, 16-bit copies) with the gradient accumulation fused into the backward
+    pass. The optimizer is to update copies and clear ``grad`` (:class:`voxelfield.optim.GridAdam` does both in its
+    own pass); after any other change of the grids call :meth:`refresh`.
+
+    Because ``grad`` changes during the backward pass itself, ``torch.autograd.grad`` returns nothing for these grids,
+    hooks on them do not run, and derivatives end at the first.
+
+    Args:
+        grids: Parameters (X_l, Y_l, Z_l, C_l), float32; each gets a ``grad`` of zeros.
+        dtype: Of the copies: float16, bfloat16, or float32 for the grids themselves.
+
+    Attributes:
+        copies: One tensor for each grid, in its shape.
+
+    Raises:
+        TypeError: A grid is not float32, or ``dtype`` is none of the three.
+    """
+
+    def __init__(self, grids: Sequence[nn.Parameter], dtype: torch.dtype) -> None:
+        if dtype not in (torch.float16, torch.bfloat16, torch.float32):
+            raise TypeError(f"dtype must be float16, bfloat16 or float32, got {dtype}")
+        for index, grid in enumerate(grids):
+            if grid.dtype != torch.float32:
+                raise TypeError(f"grids[{index}] must be float32, got {grid.dtype}")
+            grid.grad = torch.zeros_like(grid)
+        self._grids = tuple(grids)
+        self.copies = [grid.detach().to(dtype) for grid in grids]
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Makes the copies equal to the grids again."""
+        for grid, copy in zip(self._grids, self.copies, strict=True):
+            copy.copy_(grid)
+
+    def sample(self, points: Tensor, padding: Padding) -> Tensor:
+        """Samples all grids, side by side.
+
+        Args:
+            points: (N, 3) float32 in the unit cube; no gradient reaches them.
+            padding: As for :func:`voxelfield.ops.sample_trilinear`.
+
+        Returns:
+            (N, sum of C_l) in the copies' dtype.
+
+        Raises:
+            NotImplementedError: A gradient in ``points`` is wanted.
+        """
+        if not torch.is_grad_enabled():
+            return ops.sample_pyramid(self.copies, points, padding=padding)
+        if points.requires_grad:
+            raise NotImplementedError("fused sampling gives no gradient in the points; sample without it for that")
+        sampled: Tensor = _Sample.apply(points, padding, self.copies, [grid.grad for grid in self._grids], *self._grids)
+        return sampled
+
+
+class _Sample(Function):
+    @staticmethod
+    def forward(
+        ctx: Any, points: Tensor, padding: Padding, copies: list[Tensor], sums: list[Tensor], *grids: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(points)
+        ctx.padding, ctx.sums = padding, sums
+        return ops.sample_pyramid(copies, points, padding=padding)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
+        (points,) = ctx.saved_tensors
+        ops.accumulate_trilinear_(ctx.sums, grad, points, padding=ctx.padding)
+        return (None,) * (4 + len(ctx.sums))

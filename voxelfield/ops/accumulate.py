@@ -1,0 +1,78 @@
+"""Adding a gradient to sums that are there already."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from voxelfield import _library
+from voxelfield.ops._checks import FLOATING, check_choice, check_dtype, check_points, check_same_device, check_tensor
+from voxelfield.ops._checks import coordinate_dtype as sum_dtype
+from voxelfield.ops._grids import DETERMINISTIC, MAX_LEVELS, PADDINGS, Padding
+
+
+def accumulate_trilinear_(
+    sums: Sequence[Tensor],
+    values: Tensor,
+    points: Tensor,
+    *,
+    padding: Padding = "border",
+    align_corners: bool = True,
+) -> None:
+    """Adds the gradient of :func:`voxelfield.ops.sample_pyramid` in its grids to tensors that hold a sum.
+
+    What autograd does in two passes over memory that it allocates and clears, in one: 16-bit values are added to
+    float32 sums, and only vertices near points are touched. With ``torch.use_deterministic_algorithms(True)`` the
+    gradient is made first, reproducibly, and then added. Not differentiable.
+
+    Args:
+        sums: 1 to 16 tensors (X_l, Y_l, Z_l, C_l), contiguous, float32 (float64 for float64 ``values``); changed in
+            place.
+        values: (N, sum of C_l), the gradient that arrives at the samples; any floating dtype.
+        points: (N, 3), where they were taken, as for :func:`voxelfield.ops.sample_trilinear`. Points that are not
+            finite add nothing.
+        padding: As it was for the samples.
+        align_corners: As it was for the samples.
+
+    Raises:
+        TypeError: An argument is no tensor (``sums``: no sequence of them), or has the wrong dtype.
+        ValueError: An argument has the wrong shape or device, or a sum is not contiguous.
+    """
+    if isinstance(sums, Tensor) or not isinstance(sums, Sequence):
+        raise TypeError(f"sums must be a sequence of torch.Tensors, got {type(sums).__name__}")
+    if not 1 <= len(sums) <= MAX_LEVELS:
+        raise ValueError(f"sums must be 1 to {MAX_LEVELS} tensors, got {len(sums)}")
+    check_tensor("values", values, ("N", "C"))
+    check_dtype("values", values, FLOATING)
+    for level, total in enumerate(sums):
+        name = f"sums[{level}]"
+        check_tensor(name, total, ("X", "Y", "Z", "C"))
+        check_dtype(name, total, (sum_dtype(values.dtype),), f" for {values.dtype} values")
+        check_same_device(name, total, "values", values)
+        if not total.is_contiguous():
+            raise ValueError(f"{name} must be contiguous, got strides {total.stride()}")
+    columns = sum(total.shape[-1] for total in sums)
+    check_tensor("values", values, ("N", columns))
+    check_points(points, (values.shape[0], 3), "values", values)
+    check_choice("padding", padding, PADDINGS)
+    _library.ensure_loaded(values.device.type)
+    options = (PADDINGS[padding], bool(align_corners), False)
+    with torch.no_grad():
+        if values.is_cuda and torch.are_deterministic_algorithms_enabled():
+            sizes = [size for total in sums for size in total.shape]
+            fresh = torch.ops.voxelfield.splat_trilinear(
+                values.to(sums[0].dtype)[None], points[None], None, sizes, *options, False, False, DETERMINISTIC
+            )
+            for total, part in zip(sums, fresh, strict=True):
+                total.add_(part[0])
+        else:
+            torch.ops.voxelfield.accumulate_trilinear([x[None] for x in sums], values[None], points[None], *options)
+
+
+@_library.when_loaded
+def _register() -> None:
+    @torch.library.register_fake("voxelfield::accumulate_trilinear")
+    def _(sums: list[Tensor], values: Tensor, points: Tensor, padding: int, align_corners: bool, nearest: bool) -> None:
+        return None

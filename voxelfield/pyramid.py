@@ -1,0 +1,202 @@
+"""VoxelPyramid: dense grids of several resolutions over one box, read side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from voxelfield import ops
+from voxelfield.fused import FusedSampling
+from voxelfield.grids import VoxelGrid, cubic_voxels
+from voxelfield.ops._grids import Padding
+
+__all__ = ["VoxelPyramid"]
+
+# 128 bytes of float32 at 4 channels: where blocks of vertices that an optimizer visits begin.
+_ROW_VERTICES = 8
+
+
+class VoxelPyramid(nn.Module):
+    """Trainable features on grids from coarse to fine over one box, concatenated at every position.
+
+    Coarse levels regularise, fine levels sharpen: the dense counterpart of a multiresolution hash grid (Mueller et
+    al. 2022), without its collisions. Levels can be switched on from coarse to fine (``active``); those that are off
+    read zero.
+
+    Args:
+        resolutions: Of each level, coarse to fine: the cube root of its number of voxels, which are nearly cubes. At
+            least 2.
+        channels: Features per vertex of each level. At least 1.
+        aabb: Box in world units, as for :class:`VoxelGrid`.
+        padding: What a position outside the box reads, as for :class:`VoxelGrid`.
+        init_range: Features start uniform in [-init_range, init_range].
+        device: Where the features and the box live.
+
+    Attributes:
+        active: Number of levels that are on, from the coarsest; all at first.
+
+    Raises:
+        TypeError: A resolution or ``channels`` is not integer.
+        ValueError: There is no level, resolutions do not rise, or a size or the box is wrong.
+
+    Example:
+        >>> pyramid = VoxelPyramid(resolutions=(16, 32, 64), channels=4, aabb=((-1, -1, -1), (1, 1, 1)))
+        >>> pyramid(torch.zeros(5, 7, 3)).shape
+        torch.Size([5, 7, 12])
+    """
+
+    def __init__(
+        self,
+        resolutions: Sequence[int],
+        channels: int,
+        aabb: Sequence[Sequence[float]] | Tensor,
+        *,
+        padding: Padding = "border",
+        init_range: float = 1e-4,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        if len(resolutions) == 0 or list(resolutions) != sorted(set(resolutions)) or resolutions[0] < 2:
+            raise ValueError(f"resolutions must rise from at least 2, got {list(resolutions)}")
+        if not (math.isfinite(init_range) and init_range >= 0):
+            raise ValueError(f"init_range must be finite and not negative, got {init_range}")
+        box = torch.as_tensor(aabb, dtype=torch.float32)
+        self.resolutions = tuple(resolutions)
+        self._grids = nn.ModuleList(
+            VoxelGrid(_vertices(box, resolution), channels, box, padding=padding, device=device)
+            for resolution in resolutions
+        )
+        self.active = len(resolutions)
+        self._fused: FusedSampling | None = None
+        with torch.no_grad():
+            for level in self.levels:
+                level.uniform_(-init_range, init_range)
+
+    @property
+    def grids(self) -> list[VoxelGrid]:
+        """The levels as grids of their own, coarse to fine."""
+        return cast(list[VoxelGrid], list(self._grids))
+
+    @property
+    def levels(self) -> list[nn.Parameter]:
+        """The levels' features (X_l, Y_l, Z_l, C), coarse to fine."""
+        return [grid.features for grid in self.grids]
+
+    @property
+    def aabb(self) -> Tensor:
+        """The box (2, 3), world units."""
+        return self.grids[0].aabb
+
+    @property
+    def channels(self) -> int:
+        """Number of features at a position: those of all levels."""
+        return sum(grid.channels for grid in self.grids)
+
+    @property
+    def resolution(self) -> tuple[int, int, int]:
+        """Number of vertices of the finest level along x, y and z."""
+        return self.grids[-1].resolution
+
+    @property
+    def voxel_size(self) -> Tensor:
+        """Distance between neighbouring vertices of the finest active level: (3,), world units."""
+        return self.grids[self.active - 1].voxel_size
+
+    def forward(self, points: Tensor) -> Tensor:
+        """Interpolates the features at world positions.
+
+        Args:
+            points: (..., 3) world positions, float32, on the pyramid's device. Positions that are not finite read
+                zeros and receive no gradient.
+
+        Returns:
+            (..., channels); zero for levels that are off. float32, or the dtype of the copies after :meth:`fuse`.
+
+        Raises:
+            TypeError: ``points`` is not a float32 tensor.
+            ValueError: Its last dimension is not 3, or it is on another device.
+        """
+        unit = self.grids[0].to_unit(points)
+        if unit.dtype != torch.float32:
+            raise TypeError(f"points must be float32, got {points.dtype}")
+        rows, padding = unit.reshape(-1, 3), self.grids[0].padding
+        if self._fused is not None:
+            features = self._fused.sample(rows, padding)
+        else:
+            features = ops.sample_pyramid(self.levels[: self.active], rows, padding=padding)
+        if features.shape[-1] < self.channels:
+            features = F.pad(features, (0, self.channels - features.shape[-1]))
+        return features.reshape(*points.shape[:-1], self.channels)
+
+    def fuse(self, dtype: torch.dtype) -> list[Tensor]:
+        """Lets the active levels be read from copies, and gradients be added in place; see :class:`FusedSampling`.
+
+        Levels that are off get no gradient. Switching levels on or off ends this.
+
+        Args:
+            dtype: Of the copies: float16, bfloat16 or float32.
+
+        Returns:
+            The copies, one for each active level, for the optimizer to keep up to date.
+        """
+        levels = self.levels
+        for level in levels[self.active :]:
+            level.grad = None
+        self._fused = FusedSampling(levels[: self.active], dtype)
+        return self._fused.copies
+
+    def refresh(self) -> None:
+        """Makes the copies of :meth:`fuse`, if any, equal to the features again."""
+        if self._fused is not None:
+            self._fused.refresh()
+
+    def activate(self, resolution: int) -> None:
+        """Switches on the levels up to a resolution, at least the coarsest.
+
+        Args:
+            resolution: The finest to be on, as in ``resolutions``.
+        """
+        self._fused = None
+        self.active = max(1, sum(level <= resolution for level in self.resolutions))
+
+    @torch.no_grad()
+    def refit(self, aabb: Sequence[Sequence[float]] | Tensor, optimizer: torch.optim.Optimizer | None = None) -> None:
+        """Moves all levels to another box, with the same number of voxels: a smaller box gets finer ones.
+
+        Features and the optimizer's moments are interpolated at the new vertices. Ends what :meth:`fuse` began.
+
+        Args:
+            aabb: The new box, world units.
+            optimizer: The optimizer that trains the pyramid, if any.
+
+        Raises:
+            ValueError: ``aabb`` is not a box, or the optimizer's state cannot follow.
+        """
+        self._fused = None
+        box = torch.as_tensor(aabb, dtype=torch.float32)
+        for grid, resolution in zip(self.grids, self.resolutions, strict=True):
+            grid.refit(box, _vertices(box, resolution), optimizer)
+
+    def get_extra_state(self) -> dict[str, Any]:
+        """Returns what ``state_dict`` holds beside the levels."""
+        return {"active": self.active}
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        """Takes what :meth:`get_extra_state` returned; ends what :meth:`fuse` began."""
+        self.active = state["active"]
+        self._fused = None
+
+    def extra_repr(self) -> str:
+        """Shows the settings in ``print(module)``."""
+        return f"resolutions={self.resolutions}, active={self.active}"
+
+
+def _vertices(aabb: Tensor, resolution: int) -> tuple[int, int, int]:
+    """As :func:`cubic_voxels`, with long rows rounded up so that blocks of vertices do not straddle cache lines."""
+    x, y, z = cubic_voxels(aabb, resolution)
+    return x, y, z if z < 8 * _ROW_VERTICES else -(-z // _ROW_VERTICES) * _ROW_VERTICES
