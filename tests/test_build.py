@@ -6,6 +6,7 @@ installed voxelfield, can stand in for what a test asks to be built.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 import logging
@@ -16,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import tempfile
 import time
 import zipfile
 from pathlib import Path
@@ -79,8 +81,15 @@ def packaged(clone, monkeypatch):
 
 
 def environment(path: Path, cache: Path, **changes: str) -> dict[str, str]:
+    """An environment for a process of its own. Its compilers do not optimise: nothing here is about speed."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith("VOXELFIELD_")}
-    return kept | {"PYTHONPATH": str(path), "TORCH_EXTENSIONS_DIR": str(cache)} | changes
+    quick = {"CXX": hasty_compiler(), "NVCC_APPEND_FLAGS": "-Xcicc -O0 -Xptxas -O0"}
+    return kept | quick | {"PYTHONPATH": str(path), "TORCH_EXTENSIONS_DIR": str(cache)} | changes
+
+
+@functools.cache
+def hasty_compiler() -> str:
+    return compiler(Path(tempfile.mkdtemp(prefix="hasty-compiler-")) / "bin", ":")
 
 
 def run_python(*arguments: str, cwd: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -106,7 +115,7 @@ def loaded_from(done: subprocess.CompletedProcess[str]) -> Path:
 
 
 def compiler(folder: Path, body: str) -> str:
-    """Returns a compiler that does ``body`` before each source it compiles, and notes the source in compiled.txt."""
+    """Returns a compiler, not optimising, that does ``body`` before each source and notes it in compiled.txt."""
     folder.mkdir()
     script = folder / "g++"
     script.write_text(
@@ -117,7 +126,7 @@ case " $* " in
   {body}
   ;;
 esac
-exec '{shutil.which("g++") or shutil.which("c++")}' "$@"
+exec '{shutil.which("g++") or shutil.which("c++")}' "$@" -O0
 """
     )
     script.chmod(0o755)
