@@ -28,7 +28,7 @@ def main(config: DictConfig) -> float | None:
     choices = HydraConfig.get().runtime.choices
     logger.info("scene=%s model=%s trainer=%s", choices["scene"], choices["model"], choices["trainer"])
     if CONFIG == "train_cpu":
-        logger.info("no CUDA device: trainer=cpu is the default (smaller images and grid)")
+        logger.info("no CUDA device: model=mlp and trainer=cpu are the defaults (smaller images, one smaller grid)")
     try:
         metrics = run(config, Path(HydraConfig.get().runtime.output_dir), Path(get_original_cwd()))
     except (ValueError, FileNotFoundError, DownloadError) as error:

@@ -240,6 +240,14 @@ def test_a_newer_format_asks_for_an_upgrade(tmp_path, monkeypatch):
         load_checkpoint(tmp_path / "last.pt")
 
 
+def test_an_older_format_is_refused_by_name(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "FORMAT", FORMAT - 1)
+    save_checkpoint(tmp_path / "last.pt", {})
+    monkeypatch.undo()
+    with pytest.raises(CheckpointError, match=rf"last\.pt has format {FORMAT - 1}.*reads format {FORMAT}: train anew"):
+        load_checkpoint(tmp_path / "last.pt")
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
 def test_an_absent_device_is_not_taken_for_damage(tmp_path):
     save_checkpoint(tmp_path / "last.pt", {"grid": torch.ones(1)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -40,11 +41,37 @@ def test_every_choice_of_the_other_groups_composes(group, name):
     assert composed(f"{group}={name}")[group]
 
 
-def test_the_configuration_for_a_machine_without_gpu_differs_in_the_trainer_only():
+def test_the_configuration_for_a_machine_without_gpu_differs_in_trainer_and_model_only():
     gpu, cpu = composed(), composed(name="train_cpu")
     assert parse(TrainerConfig, cpu.trainer, "trainer").steps < parse(TrainerConfig, gpu.trainer, "trainer").steps
-    del gpu.trainer, cpu.trainer
-    assert cpu == gpu
+    assert (gpu.model.kind, cpu.model.kind) == ("pyramid", "mlp")
+    differing = {key for key in gpu if gpu[key] != cpu[key]}
+    # a model brings its optimizer's settings along
+    assert differing == {"trainer", "model", "optimizer"}
+
+
+@pytest.mark.parametrize("name", ["train", "train_cpu"])
+def test_a_model_brings_its_optimizers_settings(name):
+    for model, rate in (("pyramid", 0.02), ("mlp", 0.2), ("sh", 0.2)):
+        assert composed(f"model={model}", name=name).optimizer.grid_lr == rate
+        assert composed(f"model={model}", "optimizer.grid_lr=7", name=name).optimizer.grid_lr == 7
+
+
+@pytest.mark.parametrize("name", names("trainer"))
+def test_every_preset_lists_every_setting(name):
+    # Hydra lets users override only what a file mentions.
+    assert set(composed(f"trainer={name}").trainer) == {field.name for field in dataclasses.fields(TrainerConfig)}
+
+
+@pytest.mark.parametrize("name", names("optimizer"))
+def test_every_optimizer_lists_every_setting(name):
+    assert set(composed(f"optimizer={name}").optimizer) == {field.name for field in dataclasses.fields(OptimizerConfig)}
+
+
+def test_a_grid_of_several_resolutions_needs_scaled_gradients_in_16_bits():
+    config = parsed("trainer")
+    assert config.precision == "float16"
+    assert config.loss_scale > 1
 
 
 def test_values_become_typed_objects():
@@ -104,6 +131,9 @@ def test_unknown_missing_and_mistyped_keys_are_named(override, key):
         ("trainer.steps=0", ["trainer.steps", "at least 1", "0"]),
         ("trainer.samples=-5", ["trainer.samples", "at least 1", "-5"]),
         ("trainer.max_rays=0", ["trainer.max_rays"]),
+        ("trainer.marched=0", ["trainer.marched", "at least 1", "0"]),
+        ("trainer.loss_scale=0", ["trainer.loss_scale", "positive", "0"]),
+        ("trainer.loss_scale=nan", ["trainer.loss_scale", "positive", "nan"]),
         ("trainer.chunk=0", ["trainer.chunk"]),
         ("trainer.log_every=0", ["trainer.log_every"]),
         ("trainer.occupancy.every=0", ["trainer.occupancy.every"]),

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from voxelfield import VoxelGrid
+from voxelfield import VoxelGrid, VoxelPyramid
 from voxelfield.rays import RaySamples
 from voxelfield.rendering import Rendering
 from voxelfield.training import losses
@@ -19,6 +19,7 @@ def make_rendering(
     sample_rgb=((1.0, 0.0, 0.0), (0.0, 0.0, 0.0), (0.5, 0.5, 0.5)),
     ray_index=(0, 0, 2),
     opacity=(0.75, 0.0, 0.5),
+    taken=None,
     device="cpu",
 ) -> Rendering:
     """Three rays: the first with two samples, the second with none, the third with one."""
@@ -39,7 +40,8 @@ def make_rendering(
         density=3 * torch.tensor(weights, device=device, requires_grad=True),
         weights=torch.tensor(weights, device=device, requires_grad=True),
         sample_rgb=torch.tensor(sample_rgb, device=device, requires_grad=True),
-        marched=count,
+        marched=torch.tensor(count, device=device),
+        taken=torch.tensor(rays if taken is None else taken, device=device),
     )
 
 
@@ -118,7 +120,8 @@ def test_terms_without_samples_are_zero_and_differentiable(device):
         density=torch.zeros(0, device=device, requires_grad=True),
         weights=torch.zeros(0, device=device, requires_grad=True),
         sample_rgb=torch.zeros(0, 3, device=device, requires_grad=True),
-        marched=0,
+        marched=torch.zeros((), dtype=torch.int64, device=device),
+        taken=torch.tensor(2, device=device),
     )
     truth = torch.full((2, 3), 0.5, device=device)
     config = make_config(sample_rgb=1.0, sparsity=1.0)
@@ -143,6 +146,37 @@ def test_terms_carry_their_weights_and_absent_ones_are_left_out():
         "sparsity": 4 * losses.sparsity(rendering.density, 3).item(),
     }
     assert {name: value.item() for name, value in terms.items()} == pytest.approx(expected)
+
+
+def test_rays_without_room_count_for_nothing(device):
+    """Two of three rays were taken, and one row of the samples' room is not used."""
+    settings = {"sample_rgb": 1.0, "opacity_entropy": 1.0, "sparsity": 1.0}
+    rendering = make_rendering(ray_index=(0, 1, 2), weights=(0.5, 0.25, 0.0), taken=2, device=device)
+    rendering.samples.ray_offsets[3:] = 2
+    truth = torch.rand(3, 3, device=device)
+    prediction = torch.rand(3, 3, device=device)
+    prediction[2:] = torch.nan
+    rendering.density.data[2] = 100.0
+    terms = losses.rendering_terms(make_config(**settings), rendering, prediction, truth)
+
+    alone = make_rendering(
+        weights=(0.5, 0.25),
+        sample_rgb=((1.0, 0.0, 0.0), (0.0, 0.0, 0.0)),
+        ray_index=(0, 1),
+        opacity=(0.75, 0.0),
+        device=device,
+    )
+    expected = losses.rendering_terms(make_config(**settings), alone, prediction[:2], truth[:2])
+    for name, term in expected.items():
+        torch.testing.assert_close(terms[name], term, msg=name)
+    torch.stack(list(terms.values())).sum().backward()
+    assert rendering.opacity.grad[2] == 0
+    assert rendering.opacity.grad[:2].any()
+
+
+def test_no_ray_taken_is_no_loss(device):
+    taken = torch.tensor(0, device=device)
+    assert losses.photometric(torch.ones(4, 3, device=device), torch.zeros(4, 3, device=device), taken) == 0
 
 
 def ramp(device="cpu") -> VoxelGrid:
@@ -178,3 +212,10 @@ def test_total_variation_applied_seldom_weighs_as_much_in_total():
 def test_total_variation_can_be_switched_off():
     assert losses.grid_terms(make_config(tv_density=1.0, tv_until=0), ramp(), 0) == {}
     assert losses.grid_terms(make_config(), ramp(), 0) == {}
+
+
+def test_total_variation_is_refused_for_a_pyramid():
+    pyramid = VoxelPyramid((2, 4), 3, ((0, 0, 0), (1, 1, 1)))
+    assert losses.grid_terms(make_config(), pyramid, 0) == {}
+    with pytest.raises(ValueError, match=r"trainer\.loss\.tv_density and tv_color are for model=sh and mlp"):
+        losses.grid_terms(make_config(tv_color=1.0), pyramid, 0)

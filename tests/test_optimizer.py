@@ -1,4 +1,8 @@
+"""Optimizers: rates of its own for grid and network, on the device, and the same steps after a checkpoint."""
+
 from __future__ import annotations
+
+import copy
 
 import pytest
 import torch
@@ -6,66 +10,147 @@ import torch
 from voxelfield import VoxelGrid
 from voxelfield.decoders import DensityActivation, MLPDecoder, SHDecoder
 from voxelfield.fields import RadianceField
+from voxelfield.occupancy import OccupancyGrid
+from voxelfield.training import optimizer as module
 from voxelfield.training.config import OptimizerConfig
-from voxelfield.training.optimizer import make_optimizer, scale_learning_rates
+from voxelfield.training.optimizer import Optimizers
 
-CONFIG = OptimizerConfig(grid_lr=0.2, network_lr=0.002, final_lr=0.1, betas=(0.8, 0.95), eps=1e-12)
+BOX = ((0, 0, 0), (1, 1, 1))
+
+
+def make_config(**changes) -> OptimizerConfig:
+    settings = {"grid_lr": 0.2, "network_lr": 0.002, "final_lr": 0.1, "betas": (0.8, 0.95), "eps": 1e-12}
+    return OptimizerConfig(**{**settings, **changes})
 
 
 def make_field(kind: str, device="cpu") -> RadianceField:
     density = DensityActivation(200.0, 0.1)
     decoder = MLPDecoder(4, 8, 1, 1, density) if kind == "mlp" else SHDecoder(1, density)
-    return RadianceField(VoxelGrid(4, decoder.channels, ((0, 0, 0), (1, 1, 1)), init_std=0.1), decoder).to(device)
+    return RadianceField(VoxelGrid(4, decoder.channels, BOX, init_std=0.1), decoder).to(device)
 
 
-def test_grid_and_network_have_their_own_rates():
+def give_gradients(field: RadianceField) -> None:
+    (field.grid.features.sum() - field.decoder.network[-1].bias.sum()).backward()
+
+
+def values(field: RadianceField) -> tuple[torch.Tensor, torch.Tensor]:
+    return field.grid.features.detach().clone(), field.decoder.network[-1].bias.detach().clone()
+
+
+def test_grid_and_network_have_their_own_settings():
     field = make_field("mlp")
-    optimizer = make_optimizer(field, CONFIG)
-    grid, network = optimizer.param_groups
+    optimizers = Optimizers(field, make_config(grid_decay=0.3, network_decay=0.01, skip_untouched=True))
+    (grid,), (network,) = optimizers.grid.param_groups, optimizers.network.param_groups
     assert [id(p) for p in grid["params"]] == [id(field.grid.features)]
     assert [id(p) for p in network["params"]] == [id(p) for p in field.decoder.parameters()]
-    assert (grid["lr"], network["lr"]) == (0.2, 0.002)
-    for group in optimizer.param_groups:
+    assert optimizers.rates() == {"grid": pytest.approx(0.2), "network": pytest.approx(0.002)}
+    for group in (grid, network):
         assert group["betas"] == (0.8, 0.95)
         assert group["eps"] == 1e-12
+    assert (grid["decay"], network["weight_decay"]) == (0.3, 0.01)
+    assert grid["skip_untouched"] is True
 
 
-def test_every_parameter_is_trained_once():
-    field = make_field("mlp")
-    held = [id(p) for group in make_optimizer(field, CONFIG).param_groups for p in group["params"]]
-    assert sorted(held) == sorted(id(p) for p in field.parameters())
+def test_a_decoder_without_parameters_has_no_optimizer():
+    optimizers = Optimizers(make_field("sh"), make_config())
+    assert optimizers.network is None
+    assert list(optimizers.rates()) == ["grid"]
+    assert optimizers.state_dict()["network"] is None
 
 
-def test_a_decoder_without_parameters_has_no_group():
-    field = make_field("sh")
-    (group,) = make_optimizer(field, CONFIG).param_groups
-    assert group["params"][0] is field.grid.features
-
-
-def test_scaling_starts_from_the_undecayed_rates():
-    optimizer = make_optimizer(make_field("mlp"), CONFIG)
-    for factor in (0.5, 0.25, 1.0):
-        scale_learning_rates(optimizer, factor)
-        assert [g["lr"] for g in optimizer.param_groups] == pytest.approx([0.2 * factor, 0.002 * factor])
-
-
-def test_the_first_step_moves_by_the_scaled_rate(device):
+def test_the_first_step_moves_by_the_scaled_rate_and_clears_gradients(device):
     field = make_field("mlp", device)
-    optimizer = make_optimizer(field, CONFIG)
-    before = field.grid.features.detach().clone()
-    bias = field.decoder.network[-1].bias.detach().clone()
-    scale_learning_rates(optimizer, 0.5)
-    (field.grid.features.sum() - field.decoder.network[-1].bias.sum()).backward()
-    optimizer.step()
+    optimizers = Optimizers(field, make_config())
+    before = values(field)
+    optimizers.scale(0.1)
+    optimizers.scale(torch.tensor(0.5, device=device))  # of the undecayed rates, not of the present ones
+    give_gradients(field)
+    optimizers.step()
     # Adam's first step is the rate times the gradient's sign
-    torch.testing.assert_close(field.grid.features.detach() - before, torch.full_like(before, -0.1))
-    torch.testing.assert_close(field.decoder.network[-1].bias.detach() - bias, torch.full_like(bias, 0.001))
+    for after, old, change in zip(values(field), before, (-0.1, 0.001), strict=True):
+        torch.testing.assert_close(after - old, torch.full_like(old, change))
+    assert not field.grid.features.grad.any()
+    assert all(parameter.grad is None for parameter in field.decoder.parameters())
 
 
-def test_the_undecayed_rates_survive_a_checkpoint():
-    optimizer = make_optimizer(make_field("mlp"), CONFIG)
-    scale_learning_rates(optimizer, 0.01)
-    resumed = make_optimizer(make_field("mlp"), CONFIG)
-    resumed.load_state_dict(optimizer.state_dict())
-    scale_learning_rates(resumed, 1.0)
-    assert [group["lr"] for group in resumed.param_groups] == [0.2, 0.002]
+def test_weight_decay_is_decoupled(device):
+    field = make_field("mlp", device)
+    optimizers = Optimizers(field, make_config(grid_decay=0.5, network_decay=10.0))
+    with torch.no_grad():
+        field.decoder.network[-1].bias.fill_(1.0)
+    before = values(field)
+    give_gradients(field)
+    optimizers.step()
+    for after, old, keep, change in zip(
+        values(field), before, (1 - 0.2 * 0.5, 1 - 0.002 * 10), (-0.2, 2e-3), strict=True
+    ):
+        torch.testing.assert_close(after, keep * old + change)
+
+
+def test_a_checkpoint_carries_moments_and_leaves_rates_as_configured(device):
+    whole = make_field("mlp", device)
+    optimizers = Optimizers(whole, make_config())
+    give_gradients(whole)
+    optimizers.step()
+    parts = copy.deepcopy(whole)
+    state = copy.deepcopy(optimizers.state_dict())
+    resumed = Optimizers(parts, make_config(grid_lr=0.4, network_lr=0.004))
+    resumed.load_state_dict(state)
+    assert resumed.rates() == {"grid": pytest.approx(0.4), "network": pytest.approx(0.004)}
+    for field, either, factor in ((whole, optimizers, 0.5), (parts, resumed, 0.25)):
+        either.scale(factor)
+        give_gradients(field)
+        either.step()
+    assert all(torch.equal(a, b) for a, b in zip(values(whole), values(parts), strict=True))
+    assert float(resumed.grid.state[parts.grid.features]["step"]) == 2
+
+
+def test_large_grids_are_updated_where_space_is_occupied(device, monkeypatch):
+    monkeypatch.setattr(module, "_WORTH_LISTING", 1)
+    decoder = SHDecoder(0, DensityActivation(1.0, 0.1))
+    field = RadianceField(VoxelGrid(33, decoder.channels, BOX), decoder).to(device)
+    occupancy = OccupancyGrid(8, BOX).to(device)
+    occupancy.occupied.zero_()
+    occupancy.occupied[0, 0, 0] = True
+    optimizers = Optimizers(field, make_config())
+    optimizers.attach(torch.float32, occupancy)
+    features = field.grid.features
+
+    def step():
+        features.grad += 1
+        optimizers.step()
+
+    step()
+    assert (features[:5, :5, :5] != 0).all()
+    assert not features[16:].any()
+    # What waited outside must not count when space there becomes occupied.
+    assert features.grad[16:].any()
+    occupancy.occupied.fill_(True)
+    optimizers.confine(occupancy)
+    assert not features.grad.any()
+    step()
+    assert (features != 0).all()
+
+
+def test_small_grids_are_updated_whole(device):
+    field = make_field("sh", device)
+    occupancy = OccupancyGrid(8, BOX).to(device)
+    occupancy.occupied.zero_()
+    optimizers = Optimizers(field, make_config())
+    optimizers.attach(torch.float32, occupancy)
+    before = field.grid.features.detach().clone()
+    field.grid.features.grad += 1
+    optimizers.step()
+    assert (field.grid.features != before).all()
+
+
+def test_copies_follow_the_grid(device):
+    field = make_field("sh", device)
+    optimizers = Optimizers(field, make_config())
+    optimizers.attach(torch.float16, OccupancyGrid(8, BOX).to(device))
+    points = torch.rand(20, 3, device=device)
+    assert field.grid(points).dtype == torch.float16
+    before = field.grid(points)
+    field.grid.features.grad += 1
+    optimizers.step()
+    torch.testing.assert_close(field.grid(points), before - 0.2, rtol=0, atol=2e-3)

@@ -6,8 +6,9 @@ from itertools import pairwise
 import pytest
 import torch
 
+from voxelfield.grids import cubic_voxels
 from voxelfield.training.config import StageConfig
-from voxelfield.training.schedules import cubic_voxels, exponential_decay, stage_at
+from voxelfield.training.schedules import exponential_decay, stage_at
 
 
 def test_exponential_decay_runs_from_one_to_the_final_share():
@@ -20,6 +21,14 @@ def test_exponential_decay_loses_the_same_share_in_every_step():
     factors = [exponential_decay(step, 7, 0.3) for step in range(8)]
     ratios = [later / earlier for earlier, later in pairwise(factors)]
     assert ratios == pytest.approx([0.3 ** (1 / 7)] * 7)
+
+
+def test_exponential_decay_of_a_step_on_a_device_stays_there(device):
+    step = torch.zeros((), dtype=torch.int64, device=device)
+    factors = [exponential_decay(step.fill_(number), 7, 0.3) for number in range(8)]
+    assert all(factor.device.type == device.type and factor.dtype == torch.float32 for factor in factors)
+    expected = [0.3 ** (number / 7) for number in range(8)]
+    assert torch.stack(factors).tolist() == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_final_share_of_one_means_constant_rates():

@@ -202,7 +202,7 @@ def test_events_hold_pictures_and_configuration(finished, events):
 def test_the_log_names_the_choices_and_the_result(finished):
     directory, output = finished
     assert "scene=lego model=mlp trainer=smoke" in output
-    assert "no CUDA device" in output
+    assert "no CUDA device: model=mlp and trainer=cpu are the defaults" in output
     assert "lego: 24 train views, 50 x 50" in output
     assert f"PSNR {read_metrics(directory)['psnr']:.2f} dB" in output
     assert "Traceback" not in output
@@ -225,6 +225,27 @@ def test_a_finished_run_is_resumed_with_more_steps(finished, tmp_path):
     assert load_checkpoint(tmp_path)["step"] == 34
     assert not (tmp_path / "test").exists()
     assert not (tmp_path / "orbit.mp4").exists()
+
+
+@pytest.mark.slow
+def test_a_pyramid_is_trained_and_resumed(tmp_path):
+    small = ("model=pyramid", "model.resolutions=[4,8,12]", "trainer.steps=60", "trainer.checkpoint_every=40")
+    options = (*small, "trainer.preview_every=0", "logger=none")
+    whole = train(*options, f"hydra.run.dir={tmp_path / 'whole'}")
+    assert whole.returncode == 0, whole.stdout
+    assert "scene=lego model=pyramid trainer=smoke" in whole.stdout
+    metrics = read_metrics(tmp_path / "whole")
+    assert metrics["steps"] == 60
+    assert metrics["psnr"] > 10
+    state = load_checkpoint(tmp_path / "whole")
+    assert [value.shape[-1] for name, value in state["field"].items() if name.endswith("features")] == [4, 4, 4]
+    assert state["config"]["optimizer"]["grid_lr"] == 0.02
+
+    # from the checkpoint in the middle the same comes out
+    middle = tmp_path / "whole" / "checkpoint_0000040.pt"
+    resumed = train(*options, f"resume={middle}", f"hydra.run.dir={tmp_path / 'again'}")
+    assert resumed.returncode == 0, resumed.stdout
+    assert read_metrics(tmp_path / "again")["psnr"] == metrics["psnr"]
 
 
 # ------------------------------------------------------------------------------------------------------- stopping
@@ -363,8 +384,17 @@ def test_views_are_spread_evenly():
 @pytest.mark.cuda
 @pytest.mark.slow
 def test_a_run_on_a_gpu(tmp_path):
-    result = train("device=cuda", "trainer.precision=bfloat16", f"hydra.run.dir={tmp_path}", gpu=True)
+    result = train(
+        "device=cuda",
+        "model=pyramid",
+        "model.resolutions=[4,8,12]",
+        "trainer.precision=float16",
+        "trainer.loss_scale=1024",
+        f"hydra.run.dir={tmp_path}",
+        gpu=True,
+    )
     assert result.returncode == 0, result.stdout
+    assert re.search(r"training needs about \d+\.\d\d GiB \(parameters .*\) of GPU memory", result.stdout)
     metrics = read_metrics(tmp_path)
     assert metrics["device"] == torch.cuda.get_device_name(0)
     assert metrics["peak_gpu_gib"] > 0

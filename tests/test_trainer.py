@@ -16,11 +16,12 @@ from torch.nn import functional as F
 
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.scene import Scene, Split
+from voxelfield.training import graph, optimizer
 from voxelfield.training.checkpoint import load_checkpoint
 from voxelfield.training.config import OptimizerConfig, TrainerConfig, parse
 from voxelfield.training.logging import NullLogger
 from voxelfield.training.run import build_field
-from voxelfield.training.trainer import Trainer
+from voxelfield.training.trainer import EmptyFieldError, Trainer
 
 ROOT = Path(__file__).resolve().parents[1]
 FIXTURE = ROOT / "tests" / "fixtures" / "lego"
@@ -38,6 +39,11 @@ TINY = (
     "trainer.occupancy.start=1000",
     "trainer.occupancy.every=2",
 )
+# On CUDA its networks run in 16 bits whatever the precision: their gradients must not underflow.
+PYRAMID = ("model=pyramid", "model.resolutions=[4,8,12]", "model.width=16", "trainer.loss_scale=4096")
+# Total variation in every step; of grids that are no pyramid.
+VARIATION = tuple(f"trainer.loss.{s}" for s in ("tv_density=1e-3", "tv_color=1e-3", "tv_every=1", "tv_until=8"))
+MODELS = pytest.mark.parametrize("model", [("model=mlp",), ("model=sh",), PYRAMID], ids=["mlp", "sh", "pyramid"])
 
 
 class Recorder(NullLogger):
@@ -85,7 +91,7 @@ def make_trainer(scene, tmp_path):
         split: Split = scene.train,
     ) -> Trainer:
         with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-            config = compose("train", overrides=[*TINY, *overrides])
+            config = compose("train_cpu", overrides=[*TINY, *overrides])
         trainer_config = parse(TrainerConfig, config.trainer, "trainer")
         optimizer_config = parse(OptimizerConfig, config.optimizer, "optimizer")
         torch.manual_seed(seed)
@@ -97,7 +103,7 @@ def make_trainer(scene, tmp_path):
 
 
 def moments(trainer: Trainer) -> dict[str, Any]:
-    return trainer.optimizer.state[trainer.field.grid.features]
+    return trainer.optimizers.grid.state[trainer.field.grid.features]
 
 
 def differences(first: Any, second: Any, name: str = "state") -> list[str]:
@@ -118,9 +124,9 @@ def differences(first: Any, second: Any, name: str = "state") -> list[str]:
 # --------------------------------------------------------------------------------------------------- learning
 
 
-@pytest.mark.parametrize("model", ["mlp", "sh"])
+@MODELS
 def test_the_error_falls(make_trainer, device, model):
-    trainer = make_trainer(f"model={model}", "trainer.steps=80", "trainer.occupancy.start=30", device=device)
+    trainer = make_trainer(*model, "trainer.steps=80", "trainer.occupancy.start=30", device=device)
     assert trainer.fit()
     losses = [value for _, value in trainer.log.series("loss/photometric")]
     assert len(losses) == 80
@@ -130,17 +136,30 @@ def test_the_error_falls(make_trainer, device, model):
     assert psnr == pytest.approx((-10 * torch.tensor(losses).log10()).tolist(), rel=1e-4)
 
 
+@MODELS
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_lower_precision_learns_and_leaves_the_grid_in_float32(make_trainer, device, precision):
+def test_lower_precision_learns_and_leaves_parameters_in_float32(make_trainer, device, precision, model):
     options = ("trainer.steps=4", "trainer.samples=1024", f"trainer.precision={precision}")
-    trainer = make_trainer(*options, device=device)
-    before = trainer.field.grid.features.detach().clone()
+    trainer = make_trainer(*model, *options, "trainer.loss_scale=1024", device=device)
+    before = [parameter.detach().clone() for parameter in trainer.field.parameters()]
     assert trainer.fit()
-    features = trainer.field.grid.features
-    assert features.dtype == torch.float32
-    assert features.isfinite().all()
-    assert not torch.equal(features, before)
-    assert trainer.scaler.is_enabled() == (precision == "float16")
+    for parameter, old in zip(trainer.field.parameters(), before, strict=True):
+        assert parameter.dtype == torch.float32
+        assert parameter.isfinite().all()
+        assert not torch.equal(parameter, old)
+
+
+@MODELS
+def test_the_scale_of_the_loss_does_not_matter(make_trainer, model):
+    fields = []
+    for scale in (1, 4096):
+        # Adam's floor is the one thing that does not scale along.
+        options = (f"trainer.loss_scale={scale}", f"optimizer.eps={1e-10 * scale}")
+        trainer = make_trainer(*model, *(() if model == PYRAMID else VARIATION), *options)
+        trainer.fit()
+        fields.append(trainer.field)
+    for one, other in zip(*(field.parameters() for field in fields), strict=True):
+        torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize(
@@ -175,8 +194,9 @@ def test_learning_rates_decay_to_the_configured_share(make_trainer):
     trainer.fit()
     grid, network = trainer.log.series("lr/grid"), trainer.log.series("lr/network")
     # the record of step k is that of the k-th update, which starts from step k - 1
-    assert grid == [(k, pytest.approx(0.5 * 0.01 ** ((k - 1) / 10))) for k in range(1, 11)]
-    assert network == [(k, pytest.approx(0.25 * 0.01 ** ((k - 1) / 10))) for k in range(1, 11)]
+    # rates are float32 on the device
+    assert grid == [(k, pytest.approx(0.5 * 0.01 ** ((k - 1) / 10), rel=1e-5)) for k in range(1, 11)]
+    assert network == [(k, pytest.approx(0.25 * 0.01 ** ((k - 1) / 10), rel=1e-5)) for k in range(1, 11)]
 
 
 def test_every_weighted_term_is_logged_and_the_rest_is_not(make_trainer):
@@ -190,8 +210,20 @@ def test_every_weighted_term_is_logged_and_the_rest_is_not(make_trainer):
         for step, values in trainer.log.records
         if "train/psnr" in values
     }
+    assert logged == dict.fromkeys(range(1, 11), rendered | grid)
     # total variation is due at steps 0 and 2, whose records are those of the updates 1 and 3
-    assert logged == {k: rendered | grid if k in (1, 3) else rendered for k in range(1, 11)}
+    assert {k for k, value in trainer.log.series("loss/tv_color") if value > 0} == {1, 3}
+
+
+def test_a_record_is_the_mean_since_the_last_one(make_trainer):
+    single = make_trainer()
+    single.fit()
+    every_four = make_trainer("trainer.log_every=4")
+    every_four.fit()
+    for tag in ("loss/photometric", "loss/sample_rgb", "train/rays_per_step"):
+        values = [value for _, value in single.log.series(tag)]
+        expected = [(4, fmean(values[:4])), (8, fmean(values[4:8])), (10, fmean(values[8:]))]
+        assert every_four.log.series(tag) == [(step, pytest.approx(mean)) for step, mean in expected]
 
 
 def test_rays_are_adapted_to_the_number_of_samples(make_trainer):
@@ -204,6 +236,89 @@ def test_rays_are_adapted_to_the_number_of_samples(make_trainer):
     capped = make_trainer("trainer.max_rays=100")
     capped.fit()
     assert max(value for _, value in capped.log.series("train/rays_per_step")) <= 100
+
+
+# ------------------------------------------------------------------------------------------ graphs of CUDA steps
+
+ON_CUDA = (*PYRAMID, "trainer.precision=float16", "trainer.max_rays=1024")
+
+
+def fit_on_cuda(make_trainer, *overrides, watch=None):
+    trainer = make_trainer(*ON_CUDA, "trainer.samples=65536", *overrides, device="cuda")
+    trainer.log.watch = watch
+    trainer.fit()
+    return trainer
+
+
+@pytest.mark.cuda
+def test_a_graphed_run_learns_as_one_without(make_trainer, monkeypatch):
+    stages = "trainer.stages=[{step: 0, resolution: 8}, {step: 15, resolution: 12, crop: true}]"
+    options = ("trainer.steps=80", "trainer.occupancy.start=10", "trainer.occupancy.every=10", stages)
+    runs = []
+    for warm_up in (3, 10**9):
+        monkeypatch.setattr(graph, "_WARM_UP", warm_up)
+        trainer = fit_on_cuda(make_trainer, *options)
+        runs.append([value for _, value in trainer.log.series("loss/photometric")])
+        assert len(runs[-1]) == 80
+        assert fmean(runs[-1][-10:]) < 0.5 * fmean(runs[-1][:10])
+    # The same pixels are drawn, but gradients are summed in any order.
+    for first in range(0, 80, 10):
+        graphed, single = (fmean(losses[first : first + 10]) for losses in runs)
+        assert graphed == pytest.approx(single, rel=0.15), f"steps {first} to {first + 9}"
+
+
+@pytest.mark.cuda
+def test_a_graph_follows_occupancy(make_trainer):
+    def watch(step, values):
+        if step == 8:
+            trainer.occupancy.confine(corner, trainer.occupancy.aabb)
+
+    corner = torch.zeros(12, 12, 12, dtype=torch.bool, device="cuda")
+    corner[5:7, 5:7, 5:7] = True
+    trainer = make_trainer(*ON_CUDA, "trainer.samples=65536", "trainer.steps=12", device="cuda")
+    trainer.log.watch = watch
+    trainer.fit()
+    marched = [value for _, value in trainer.log.series("train/marched_per_ray")]
+    assert min(marched[:8]) > 0
+    assert 0 < max(marched[8:]) < 0.3 * min(marched[:8])
+
+
+@pytest.mark.cuda
+def test_a_graph_follows_the_learning_rate(make_trainer):
+    changes, last = {}, {}
+
+    def watch(step, values):
+        features = trainer.field.grid.levels[0].detach().clone()
+        if last:
+            changes[step] = float((features - last["features"]).abs().max())
+        last["features"] = features
+
+    trainer = make_trainer(*ON_CUDA, "trainer.steps=20", "optimizer.final_lr=1e-8", device="cuda")
+    trainer.log.watch = watch
+    trainer.fit()
+    assert changes[6] > 0
+    assert changes[20] < 1e-3 * changes[6]
+
+
+@pytest.mark.cuda
+def test_rays_that_do_not_fit_are_not_counted(make_trainer):
+    roomy = fit_on_cuda(make_trainer, "trainer.samples=262144", "trainer.steps=6")
+    assert {value for _, value in roomy.log.series("train/rays_per_step")} == {1024}
+    narrow = fit_on_cuda(make_trainer, "trainer.samples=512", "trainer.steps=6")
+    taken, per_ray = (dict(narrow.log.series(f"train/{tag}")) for tag in ("rays_per_step", "samples_per_ray"))
+    for step in range(1, 7):
+        assert 0 < taken[step] < 1024
+        assert taken[step] * per_ray[step] <= 512
+
+
+@pytest.mark.cuda
+def test_a_resumed_run_on_cuda_draws_as_many_rays_as_configured(make_trainer):
+    first = make_trainer(*PYRAMID, "trainer.steps=2")
+    first.fit()
+    second = make_trainer(*ON_CUDA, "trainer.steps=8", "trainer.samples=262144", device="cuda")
+    second.restore(load_checkpoint(first.run_directory))
+    assert second.fit()
+    assert {value for _, value in second.log.series("train/rays_per_step")} == {1024}
 
 
 # ------------------------------------------------------------------------------------------------------ stages
@@ -236,6 +351,34 @@ def test_a_stage_refines_the_grid_and_the_optimizer_follows(make_trainer, device
     assert float(new["step"]) == float(old["step"]) == 3
     assert float(moments(trainer)["step"]) == 4
     assert trainer.settings.step == pytest.approx(0.5 * 3 / 11), "the step between samples follows the voxels"
+
+
+def test_a_stage_switches_levels_on_and_crops_a_pyramid(make_trainer, device):
+    stages = (
+        "trainer.stages=[{step: 0, resolution: 4}, {step: 3, resolution: 8}, {step: 6, resolution: 12, crop: true}]"
+    )
+    trainer, changed = make_trainer(*PYRAMID, stages, "trainer.steps=8", device=device), {}
+    before = [level.detach().clone() for level in trainer.field.grid.levels]
+
+    def watch(step, values):
+        if step in (3, 5):
+            levels = trainer.field.grid.levels
+            changed[step] = [not torch.equal(level, old) for level, old in zip(levels, before, strict=True)]
+        if step == 5:
+            trainer.occupancy.occupied[:4] = False
+
+    trainer.log.watch = watch
+    assert trainer.fit()
+    assert changed == {3: [True, False, False], 5: [True, True, False]}
+    assert trainer.field.grid.active == 3
+    assert trainer.log.series("stage/resolution") == [(0, 4), (3, 8), (6, 12)]
+    aabb = trainer.field.grid.aabb
+    assert aabb[0, 0] == -0.5
+    assert torch.equal(aabb, trainer.occupancy.aabb)
+    x, y, z = trainer.field.grid.resolution
+    assert x < y == z, "voxels stay cubes"
+    assert trainer.settings.step == pytest.approx(0.5 * float(trainer.field.grid.voxel_size.min()))
+    assert all(trainer.optimizers.grid.state[level]["exp_avg"].any() for level in trainer.field.grid.levels)
 
 
 def test_a_stage_can_crop_to_what_is_occupied(make_trainer, device):
@@ -297,7 +440,7 @@ def test_what_every_image_shows_as_transparent_is_never_occupied(make_trainer, f
 
 
 STAGES = "trainer.stages=[{step: 0, resolution: 8}, {step: 3, resolution: 12, crop: true}, {step: 6, resolution: 14}]"
-SCHEDULE = (STAGES, "trainer.occupancy.start=2", "trainer.preview_every=1", "trainer.loss.tv_density=1e-3")
+SCHEDULE = (STAGES, "trainer.occupancy.start=2", "trainer.preview_every=1")
 
 
 def interrupt_at(step: int):
@@ -308,11 +451,14 @@ def interrupt_at(step: int):
     return preview
 
 
-@pytest.mark.parametrize("model", ["mlp", "sh"])
+@MODELS
 @pytest.mark.parametrize("stop", [1, 3, 5])
-def test_resuming_changes_nothing(make_trainer, stop, model):
+@pytest.mark.parametrize("listed", [False, True], ids=["whole", "listed"])
+def test_resuming_changes_nothing(make_trainer, monkeypatch, stop, model, listed):
     """Bit for bit; step 3 is where a stage starts, so it must be entered after the restart and only once."""
-    options = (*SCHEDULE, f"model={model}", "trainer.loss.tv_until=8")
+    if listed:  # as grids of practical size are
+        monkeypatch.setattr(optimizer, "_WORTH_LISTING", 1)
+    options = (*SCHEDULE, *model, *(() if model == PYRAMID else VARIATION))
     whole = make_trainer(*options, folder="whole")
     assert whole.fit()
 
@@ -330,6 +476,7 @@ def test_resuming_changes_nothing(make_trainer, stop, model):
     expected, actual = load_checkpoint(whole.run_directory), load_checkpoint(second.run_directory)
     assert expected["step"] == actual["step"] == 10
     assert differences(expected, actual) == ["state.train_seconds", "state.config.note"]
+    assert set(actual["optimizer"]) == {"grid", "network"}
     split_losses = first.log.series("loss/photometric") + second.log.series("loss/photometric")
     assert split_losses == whole.log.series("loss/photometric")
 
@@ -358,6 +505,16 @@ def test_resuming_on_a_device_continues_the_count(make_trainer, device):
     assert second.fit()
     assert [step for step, _ in second.log.series("train/psnr")] == [6, 7, 8, 9, 10]
     assert second.train_seconds > first.train_seconds
+
+
+def test_resuming_takes_rates_and_limits_from_the_configuration(make_trainer):
+    first = make_trainer("optimizer.grid_lr=0.5", "trainer.preview_every=1")
+    first.fit(interrupt_at(5))
+    second = make_trainer("optimizer.grid_lr=0.25", "optimizer.final_lr=1", "trainer.max_rays=20")
+    second.restore(load_checkpoint(first.run_directory))
+    assert second.fit()
+    assert second.log.series("lr/grid") == [(step, 0.25) for step in range(6, 11)]
+    assert {value for _, value in second.log.series("train/rays_per_step")} == {20}
 
 
 def test_an_interrupted_run_leaves_a_checkpoint(make_trainer):
@@ -416,7 +573,17 @@ def test_an_empty_field_is_an_error(make_trainer, device):
     trainer = make_trainer("trainer.occupancy.start=1", device=device)
     with torch.no_grad():
         trainer.field.grid.features[..., 0] = -30.0
-    with pytest.raises(RuntimeError, match=r"step 1: the field has become empty .*trainer\.occupancy\.threshold"):
+    with pytest.raises(EmptyFieldError, match=r"step 2: the field has become empty .*trainer\.occupancy\.threshold"):
+        trainer.fit()
+
+
+@pytest.mark.parametrize("model", [("model=mlp",), PYRAMID], ids=["mlp", "pyramid"])
+def test_an_empty_field_cannot_be_cropped(make_trainer, model):
+    stages = "trainer.stages=[{step: 0, resolution: 12}, {step: 4, resolution: 12, crop: true}]"
+    trainer = make_trainer(*model, stages, "trainer.occupancy.start=1", "trainer.log_every=9")
+    trainer.field.density = lambda points: torch.zeros(len(points))
+    trainer.field.decoder.density = lambda features: torch.zeros(features.shape[:-1])
+    with pytest.raises(EmptyFieldError, match=r"step 4: the field has become empty"):
         trainer.fit()
 
 

@@ -14,8 +14,8 @@ import torch
 
 from voxelfield.files import atomic_write
 
-FORMAT = 1
-"""Layout version of the files written here. Raise it when an older voxelfield could not resume from them."""
+FORMAT = 2
+"""Layout version of the files. Raise it when an older voxelfield could not resume from them, or this one from older."""
 
 _LAST = "last.pt"
 _NUMBERED = re.compile(r"checkpoint_(\d+)\.pt")
@@ -111,7 +111,7 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
 
     Raises:
         FileNotFoundError: If there is no such file.
-        CheckpointError: If the file is truncated or damaged, is no voxelfield checkpoint, or has a newer
+        CheckpointError: If the file is truncated or damaged, is no voxelfield checkpoint, or has another
             format.
     """
     path = resolve_checkpoint(path)
@@ -133,6 +133,11 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
         raise CheckpointError(
             f"{path} has format {state['format']}, written by voxelfield {state['voxelfield']}; "
             f"this version ({_version()}) reads up to format {FORMAT}: upgrade voxelfield"
+        )
+    if state["format"] < FORMAT:
+        raise CheckpointError(
+            f"{path} has format {state['format']}, written by voxelfield {state['voxelfield']}; "
+            f"this version ({_version()}) reads format {FORMAT}: train anew, or go on with that version"
         )
     return state
 

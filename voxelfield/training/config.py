@@ -103,9 +103,13 @@ class TrainerConfig:
         background: What transparent pixels are trained against: ``random`` (per ray), ``white`` or ``black``.
         evaluation_background: What test views are composited over.
         max_rays: Rays per step at most.
-        samples: Ray samples per step that the number of rays is adapted to.
+        samples: Visible ray samples per step: on CUDA as many rays count as fit whole, on the CPU the number of rays
+            follows.
+        marched: Samples per step, visible or not, that there is memory for (CUDA only).
         chunk: Rays rendered at once when no gradient is needed.
-        precision: ``float32``, ``bfloat16`` or ``float16`` for the decoder (the grid stays float32).
+        precision: ``float32``, ``bfloat16`` or ``float16`` for the decoder; on CUDA a 16-bit one also makes the grid
+            be read from float16 copies.
+        loss_scale: Factor on gradients, so that they do not underflow in float16; Adam does not notice it.
         stages: Coarse-to-fine schedule; the first stage starts at step 0.
         log_every: Steps between scalars.
         preview_every: Steps between rendered previews; 0 for none.
@@ -119,8 +123,10 @@ class TrainerConfig:
     evaluation_background: str = MISSING
     max_rays: int = MISSING
     samples: int = MISSING
+    marched: int = MISSING
     chunk: int = MISSING
     precision: str = MISSING
+    loss_scale: float = 1.0
     stages: list[StageConfig] = field(default_factory=list)
     occupancy: OccupancyConfig = field(default_factory=OccupancyConfig)
     render: RenderConfig = field(default_factory=RenderConfig)
@@ -135,7 +141,9 @@ class TrainerConfig:
         _choice("trainer.background", self.background, ("random", "white", "black"))
         _choice("trainer.evaluation_background", self.evaluation_background, ("white", "black"))
         _choice("trainer.precision", self.precision, ("float32", "bfloat16", "float16"))
-        counts = {name: getattr(self, name) for name in ("steps", "max_rays", "samples", "chunk", "log_every")}
+        counts = {
+            name: getattr(self, name) for name in ("steps", "max_rays", "samples", "marched", "chunk", "log_every")
+        }
         counts |= {"occupancy.every": self.occupancy.every, "loss.tv_every": self.loss.tv_every}
         if self.preview_every > 0:
             counts["preview_views"] = self.preview_views
@@ -144,6 +152,8 @@ class TrainerConfig:
         for name, count in counts.items():
             if count < 1:
                 raise ValueError(f"trainer.{name} must be at least 1, got {count}")
+        if not self.loss_scale > 0:
+            raise ValueError(f"trainer.loss_scale must be positive, got {self.loss_scale}")
         steps = [stage.step for stage in self.stages]
         if not steps or steps[0] != 0 or steps != sorted(set(steps)):
             raise ValueError(f"trainer.stages must start at step 0 and have rising steps, got steps {steps}")
@@ -162,6 +172,8 @@ class OptimizerConfig:
         betas: Adam's averaging constants.
         eps: Adam's floor on the root of the second moment.
         grid_decay: Decoupled weight decay of grids (Loshchilov and Hutter 2019): what no ray holds up sinks to empty.
+        network_decay: Decoupled weight decay of everything else.
+        skip_untouched: Leave vertices alone, moments too, that no sample of the step was near.
     """
 
     grid_lr: float = MISSING
@@ -170,6 +182,8 @@ class OptimizerConfig:
     betas: tuple[float, float] = (0.9, 0.99)
     eps: float = 1e-15
     grid_decay: float = 0.0
+    network_decay: float = 0.0
+    skip_untouched: bool = False
 
     def __post_init__(self) -> None:
         for name in ("grid_lr", "network_lr", "final_lr"):

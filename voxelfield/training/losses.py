@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from voxelfield.grids import VoxelGrid
+from voxelfield.pyramid import VoxelPyramid
 from voxelfield.rendering import Rendering
 from voxelfield.training.config import LossConfig
 
 
-def photometric(prediction: Tensor, truth: Tensor) -> Tensor:
-    """Mean squared error of colours (R, 3) over the background (Mildenhall et al. 2020, eq. 6)."""
-    return F.mse_loss(prediction, truth)
+def photometric(prediction: Tensor, truth: Tensor, taken: Tensor | None = None) -> Tensor:
+    """Mean squared error of colours (R, 3) over the background (Mildenhall et al. 2020, eq. 6).
+
+    Args:
+        prediction: (R, 3) rendered colours.
+        truth: (R, 3) the images' colours.
+        taken: One integer: only that many of the first rays count; all if None.
+    """
+    return _mean((prediction - truth).square().mean(dim=-1), taken)
 
 
 def sample_rgb(rendering: Rendering, truth: Tensor) -> Tensor:
@@ -26,35 +32,63 @@ def sample_rgb(rendering: Rendering, truth: Tensor) -> Tensor:
         truth: (R, 3) colours of the rays; composited over the background like the rendering.
     """
     error = (rendering.sample_rgb - truth[rendering.samples.ray_index]).square().sum(-1)
-    return (rendering.weights.detach() * error).sum() / truth.shape[0]
+    return (rendering.weights.detach() * error).sum() / _rays(truth.shape[0], rendering.taken)
 
 
-def opacity_entropy(opacity: Tensor) -> Tensor:
-    """Mean binary entropy of ray opacities (R,): a pixel shows the scene or its background (Sun et al. 2022)."""
+def opacity_entropy(opacity: Tensor, taken: Tensor | None = None) -> Tensor:
+    """Mean binary entropy of ray opacities (R,): a pixel shows the scene or its background (Sun et al. 2022).
+
+    Args:
+        opacity: (R,) in [0, 1].
+        taken: As for :func:`photometric`.
+    """
     o = opacity.clamp(1e-5, 1 - 1e-5)
-    return -(o * o.log() + (1 - o) * (1 - o).log()).mean()
+    return _mean(-(o * o.log() + (1 - o) * (1 - o).log()), taken)
 
 
-def sparsity(density: Tensor, rays: int) -> Tensor:
+def sparsity(density: Tensor, rays: int | Tensor) -> Tensor:
     """Cauchy penalty on the densities of samples (M,), summed and divided by the number of rays (Plenoxels)."""
     return torch.log1p(2 * density.square()).sum() / rays
 
 
 def rendering_terms(config: LossConfig, rendering: Rendering, prediction: Tensor, truth: Tensor) -> dict[str, Tensor]:
     """Returns the weighted terms that rendered rays give rise to; terms of weight zero are left out."""
-    terms = {"photometric": photometric(prediction, truth)}
+    taken = rendering.taken
+    terms = {"photometric": photometric(prediction, truth, taken)}
     if config.sample_rgb > 0:
         terms["sample_rgb"] = config.sample_rgb * sample_rgb(rendering, truth)
     if config.opacity_entropy > 0:
-        terms["opacity_entropy"] = config.opacity_entropy * opacity_entropy(rendering.opacity)
+        terms["opacity_entropy"] = config.opacity_entropy * opacity_entropy(rendering.opacity, taken)
     if config.sparsity > 0:
-        terms["sparsity"] = config.sparsity * sparsity(rendering.density, truth.shape[0])
+        # Where there is room for more samples than there are, the rest reads the density of a zero feature.
+        rows = torch.arange(rendering.density.shape[0], device=rendering.density.device)
+        density = torch.where(rows < rendering.samples.ray_offsets[-1], rendering.density, 0.0)
+        terms["sparsity"] = config.sparsity * sparsity(density, _rays(truth.shape[0], taken))
     return terms
 
 
-def grid_terms(config: LossConfig, grid: VoxelGrid, step: int) -> dict[str, Tensor]:
-    """Returns the weighted terms on the grid itself that are due at a step."""
+def _rays(drawn: int, taken: Tensor | None) -> int | Tensor:
+    return drawn if taken is None else taken.clamp(min=1)
+
+
+def _mean(values: Tensor, taken: Tensor | None) -> Tensor:
+    if taken is None:
+        return values.mean()
+    counts = torch.arange(values.shape[0], device=values.device) < taken
+    return torch.where(counts, values, 0.0).sum() / _rays(values.shape[0], taken)
+
+
+def grid_terms(config: LossConfig, grid: VoxelGrid | VoxelPyramid, step: int) -> dict[str, Tensor]:
+    """Returns the weighted terms on the grid itself that are due at a step.
+
+    Raises:
+        ValueError: Total variation is asked of a pyramid, whose channels are neither density nor colour.
+    """
     if step >= config.tv_until or step % config.tv_every != 0:
+        return {}
+    if isinstance(grid, VoxelPyramid):
+        if config.tv_density > 0 or config.tv_color > 0:
+            raise ValueError("trainer.loss.tv_density and tv_color are for model=sh and mlp, got a pyramid")
         return {}
     terms = {}
     if config.tv_density > 0:

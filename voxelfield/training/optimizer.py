@@ -1,28 +1,121 @@
-"""AdamW over grids and networks."""
+"""Adam over grids and networks, with learning rates that live on the device."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from torch import Tensor
 
 from voxelfield.fields import RadianceField
+from voxelfield.occupancy import OccupancyGrid
+from voxelfield.optim import GridAdam
 from voxelfield.training.config import OptimizerConfig
 
+# Vertices from which it pays to update only those that matter.
+_WORTH_LISTING = 1 << 17
 
-def make_optimizer(field: RadianceField, config: OptimizerConfig) -> torch.optim.AdamW:
-    """Returns AdamW with one group for the grid and one for the decoder's network, if it has one.
 
-    Each group remembers its undecayed rate as ``base_lr``.
+class Optimizers:
+    """GridAdam for a field's grids, fused AdamW for its decoder's network, if it has one.
+
+    Nothing that a step does waits for the device, so that a CUDA graph can hold it.
+
+    Args:
+        field: What is trained.
+        config: Rates and constants.
+
+    Attributes:
+        grid: The grids' optimizer: the one to hand over when a grid changes its resolution or box.
+        network: The network's, or None.
     """
-    groups = [{"params": [field.grid.features], "lr": config.grid_lr, "weight_decay": config.grid_decay}]
-    if network := list(field.decoder.parameters()):
-        groups.append({"params": network, "lr": config.network_lr, "weight_decay": 0.0})
-    optimizer = torch.optim.AdamW(groups, betas=config.betas, eps=config.eps, fused=True)
-    for group in optimizer.param_groups:
-        group["base_lr"] = group["lr"]
-    return optimizer
 
+    def __init__(self, field: RadianceField, config: OptimizerConfig) -> None:
+        self._field = field
+        device = field.grid.aabb.device
+        grids = field.grid.levels
+        self._rates = [config.grid_lr, config.network_lr]
+        self._lrs = [torch.full((1,), rate, device=device) for rate in self._rates]
+        self.grid = GridAdam(
+            grids,
+            lr=self._lrs[0],
+            betas=config.betas,
+            eps=config.eps,
+            decay=config.grid_decay,
+            skip_untouched=config.skip_untouched,
+        )
+        network = list(field.decoder.parameters())
+        self.network = (
+            torch.optim.AdamW(
+                network,
+                lr=self._lrs[1],
+                betas=config.betas,
+                eps=config.eps,
+                weight_decay=config.network_decay,
+                fused=True,
+                capturable=device.type == "cuda",
+            )
+            if network
+            else None
+        )
 
-def scale_learning_rates(optimizer: torch.optim.Optimizer, factor: float) -> None:
-    """Sets every group's learning rate to a multiple of its undecayed one."""
-    for group in optimizer.param_groups:
-        group["lr"] = group["base_lr"] * factor
+    def attach(self, dtype: torch.dtype, occupancy: OccupancyGrid) -> None:
+        """Lets the field sample copies of its grids and sum gradients in place; to be called after any change of them.
+
+        Args:
+            dtype: Of the copies.
+            occupancy: Only what samples in occupied cells can touch is updated.
+        """
+        copies = self._field.grid.fuse(dtype)
+        for parameter, copy in zip(self._active_levels(), copies, strict=True):
+            self.grid.set_working(parameter, copy if dtype != torch.float32 else None)
+        self.confine(occupancy)
+
+    def confine(self, occupancy: OccupancyGrid) -> None:
+        """Follows a change of what is occupied, within the same resolutions and box."""
+        for parameter in self._active_levels():
+            # A small grid is updated whole sooner than its blocks are listed.
+            if parameter[..., 0].numel() >= _WORTH_LISTING:
+                # Total variation reaches beyond the blocks: what waits there is no part of a later step.
+                if parameter.grad is not None:
+                    parameter.grad.zero_()
+                self.grid.set_active(parameter, occupancy.occupied)
+
+    @torch.no_grad()
+    def scale(self, factor: Tensor | float) -> None:
+        """Sets every learning rate to a multiple of its undecayed one.
+
+        Args:
+            factor: A number, or one float32 on the device.
+        """
+        for rate, lr in zip(self._rates, self._lrs, strict=True):
+            lr.fill_(rate).mul_(factor)
+
+    def rates(self) -> dict[str, float]:
+        """Returns the present learning rates by name; synchronises with the device."""
+        names = ("grid", "network")[: 1 if self.network is None else 2]
+        return {name: float(lr) for name, lr in zip(names, self._lrs, strict=False)}
+
+    def step(self) -> None:
+        """Updates the grids and clears their gradients; updates the network and drops its own."""
+        self.grid.step()
+        if self.network is not None:
+            self.network.step()
+            self.network.zero_grad(set_to_none=True)
+
+    def _active_levels(self) -> list[torch.nn.Parameter]:
+        return self._field.grid.levels[: self._field.grid.active]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what a checkpoint needs."""
+        return {"grid": self.grid.state_dict(), "network": None if self.network is None else self.network.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes moments and step counts from a checkpoint; rates and constants stay as configured."""
+        for name, optimizer, lr in zip(("grid", "network"), (self.grid, self.network), self._lrs, strict=True):
+            if optimizer is None:
+                continue
+            own = optimizer.state_dict()["param_groups"]
+            optimizer.load_state_dict({"state": state[name]["state"], "param_groups": own})
+            # Loading made a copy of the rate; the optimizer is to follow the one that `scale` changes.
+            optimizer.param_groups[0]["lr"] = lr

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,17 @@ from voxelfield.cameras import orbit
 from voxelfield.datasets.blender import downscale_to_fit, load_blender
 from voxelfield.datasets.locate import find_scene
 from voxelfield.datasets.scene import Scene, Split
-from voxelfield.decoders import DensityActivation, MLPDecoder, SHDecoder
+from voxelfield.decoders import DensityActivation, ExponentialDensity, MLPDecoder, NetworkDecoder, SHDecoder
 from voxelfield.fields import RadianceField
-from voxelfield.grids import VoxelGrid
+from voxelfield.grids import VoxelGrid, cubic_voxels
+from voxelfield.pyramid import VoxelPyramid
 from voxelfield.training.checkpoint import load_checkpoint, resolve_checkpoint
 from voxelfield.training.config import OptimizerConfig, TrainerConfig, parse
 from voxelfield.training.evaluation import Evaluation, evaluate_split, write_metrics, write_video
 from voxelfield.training.images import composite_background, to_uint8
 from voxelfield.training.logging import NullLogger, RunLogger, TensorBoardLogger, comparison_panel, flatten_config
+from voxelfield.training.memory import check_memory, estimate_memory
 from voxelfield.training.metrics import psnr
-from voxelfield.training.schedules import cubic_voxels
 from voxelfield.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -44,27 +46,36 @@ def run(config: DictConfig, run_directory: Path, root: Path) -> dict[str, Any] |
         What was written to ``metrics.json``, or None if training was interrupted.
 
     Raises:
-        ValueError: The configuration does not make sense; the message names the key.
+        ValueError: The configuration does not make sense, or needs more memory than the GPU has free; the message names
+            the key.
         FileNotFoundError: The scene or the checkpoint is not there.
     """
     trainer_config = parse(TrainerConfig, config.trainer, "trainer")
     optimizer_config = parse(OptimizerConfig, config.optimizer, "optimizer")
     device = choose_device(config.device)
-    torch.manual_seed(config.seed)
     checkpoint = None
     if config.resume is not None:
-        checkpoint = load_checkpoint(resolve_checkpoint(root / config.resume), device)
+        checkpoint = load_checkpoint(resolve_checkpoint(root / config.resume))
         check_same_model(checkpoint["config"]["model"], config.model)
         saved_scene = checkpoint["config"]["scene"]["name"]
         if saved_scene != config.scene.name:
             raise ValueError(f"resume: the checkpoint is of scene={saved_scene}, not of scene={config.scene.name}")
     scene = load_scene(config, trainer_config, root)
-    field = build_field(config.model, scene, trainer_config).to(device)
+    if device.type == "cuda":
+        # Told before anything is on the device, so that what is there already is not counted twice.
+        shapes = build_field(config.model, scene, trainer_config, "meta")
+        estimate = estimate_memory(shapes, trainer_config, scene.train)
+        logger.info("training needs about %s of GPU memory", estimate)
+        check_memory(estimate, device)
+    torch.manual_seed(config.seed)
+    started = wait_for(device)
+    field = build_field(config.model, scene, trainer_config, device)
     saved_config: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
     first_step = 0 if checkpoint is None else checkpoint["step"]
     log = build_logger(config.logger.name, run_directory, first_step)
     log.text("config", f"```yaml\n{OmegaConf.to_yaml(config, resolve=True)}```")
     trainer = Trainer(field, scene.train, trainer_config, optimizer_config, log, run_directory, saved_config)
+    trainer.train_seconds = wait_for(device) - started
     if checkpoint is not None:
         trainer.restore(checkpoint)
         logger.info("resumed at step %d", trainer.step)
@@ -108,6 +119,13 @@ def choose_device(wish: str) -> torch.device:
     return device
 
 
+def wait_for(device: torch.device) -> float:
+    """Returns the time on a clock, in seconds, once the device has done all that was asked of it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
 def load_scene(config: DictConfig, trainer: TrainerConfig, root: Path) -> Scene:
     """Finds and loads the configured scene, downloading it first if ``data.download`` is set.
 
@@ -127,25 +145,40 @@ def load_scene(config: DictConfig, trainer: TrainerConfig, root: Path) -> Scene:
     return scene
 
 
-def build_field(model: DictConfig, scene: Scene, trainer: TrainerConfig) -> RadianceField:
-    """Builds the configured field at the first stage's resolution.
+def build_field(
+    model: DictConfig, scene: Scene, trainer: TrainerConfig, device: torch.device | str = "cpu"
+) -> RadianceField:
+    """Builds the configured field; a single grid has the first stage's resolution.
 
     Raises:
         ValueError: ``model.kind`` is unknown, or a setting does not fit.
     """
-    density = DensityActivation(model.density.scale, model.density.initial)
+    if model.kind == "pyramid":
+        pyramid = VoxelPyramid(
+            model.resolutions, model.channels, scene.aabb, init_range=model.init_range, device=device
+        )
+        network = NetworkDecoder(
+            pyramid.channels,
+            model.width,
+            model.geometry,
+            model.hidden,
+            model.view_degree,
+            ExponentialDensity(model.density.initial),
+        )
+        return RadianceField(pyramid, network).to(device)
     decoder: SHDecoder | MLPDecoder
     if model.kind == "sh":
-        decoder = SHDecoder(model.degree, density)
+        decoder = SHDecoder(model.degree, DensityActivation(model.density.scale, model.density.initial))
     elif model.kind == "mlp":
+        density = DensityActivation(model.density.scale, model.density.initial)
         decoder = MLPDecoder(model.features, model.width, model.hidden, model.view_degree, density)
     else:
-        raise ValueError(f"model.kind must be sh or mlp, got {model.kind!r}")
+        raise ValueError(f"model.kind must be pyramid, sh or mlp, got {model.kind!r}")
     resolution = cubic_voxels(scene.aabb, trainer.stages[0].resolution)
-    grid = VoxelGrid(resolution, decoder.channels, scene.aabb, init_std=model.init_std)
+    grid = VoxelGrid(resolution, decoder.channels, scene.aabb, init_std=model.init_std, device=device)
     with torch.no_grad():
         grid.features[..., 0] = 0  # density starts even: noise would be mistaken for matter
-    return RadianceField(grid, decoder)
+    return RadianceField(grid, decoder).to(device)
 
 
 def build_logger(name: str, run_directory: Path, first_step: int) -> RunLogger:

@@ -16,17 +16,21 @@ from torch import Tensor
 from voxelfield.cameras import Cameras
 from voxelfield.datasets.scene import Split
 from voxelfield.fields import RadianceField
+from voxelfield.grids import cubic_voxels
 from voxelfield.occupancy import OccupancyGrid
-from voxelfield.rendering import Rendering, RenderSettings, View, render, render_view
+from voxelfield.pyramid import VoxelPyramid
+from voxelfield.rendering import RenderSettings, View, render_view
 from voxelfield.training.batches import PixelSampler, background_for
 from voxelfield.training.checkpoint import checkpoint_path, save_checkpoint
 from voxelfield.training.config import OptimizerConfig, TrainerConfig
+from voxelfield.training.graph import GraphedCall
 from voxelfield.training.interrupt import Interrupt
 from voxelfield.training.logging import Progress, RunLogger
-from voxelfield.training.losses import grid_terms, rendering_terms
+from voxelfield.training.losses import grid_terms
 from voxelfield.training.metrics import mse_to_psnr
-from voxelfield.training.optimizer import make_optimizer, scale_learning_rates
-from voxelfield.training.schedules import cubic_voxels, exponential_decay, stage_at
+from voxelfield.training.optimizer import Optimizers
+from voxelfield.training.schedules import stage_at
+from voxelfield.training.step import TrainingStep
 from voxelfield.visual_hull import visual_hull
 
 logger = logging.getLogger(__name__)
@@ -52,7 +56,8 @@ class Trainer:
 
     Attributes:
         step: Steps done.
-        train_seconds: Wall-clock seconds spent on them, without previews and checkpoints.
+        train_seconds: Wall-clock seconds spent on them, without previews and checkpoints. Whoever built the field and
+            this trainer may count that in beforehand.
     """
 
     def __init__(
@@ -66,23 +71,19 @@ class Trainer:
         saved_config: dict[str, Any],
     ) -> None:
         self.field = field
-        self.device = field.grid.features.device
+        self.device = field.grid.aabb.device
         self.config = config
-        self.optimizer_config = optimizer
-        self.optimizer = make_optimizer(field, optimizer)
-        # float16 gradients underflow without scaling; the wider exponents of the others need none.
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.precision == "float16")
+        self.optimizers = Optimizers(field, optimizer)
         self.occupancy = OccupancyGrid(config.occupancy.resolution, field.grid.aabb).to(self.device)
         self.log = log
         self.run_directory = run_directory
         self.saved_config = saved_config
         self.step = 0
         self.train_seconds = 0.0
-        # Once the field is NaN no sample is visible and the loss is finite again: remember the worst.
-        self._highest_loss = torch.zeros((), device=self.device)
         self._split = split
-        self._pixels = PixelSampler(split, self.device)
-        self._rays = min(config.max_rays, max(1, config.samples // 64))
+        pixels = PixelSampler(split, self.device)
+        self._step = TrainingStep(field, self.occupancy, pixels, self.optimizers, config, optimizer)
+        self._attach()
 
     @property
     def settings(self) -> RenderSettings:
@@ -116,24 +117,19 @@ class Trainer:
         started, before = self._now(), self.train_seconds
         with Interrupt() as interrupt, Progress(config.steps, self.step) as progress:
             pause = self._pause(progress)
-            settings = self.settings
-            rays_since_log, logged = 0, 0.0
+            logged = 0.0
             while self.step < config.steps and not interrupt.requested:
-                if self._enter_stage():
-                    settings = self.settings
-                self._update_occupancy(settings)
-                terms, rendering, rays = self._train_step(settings)
+                self._enter_stage()
+                self._update_occupancy()
+                self._regularise_grid()
+                drawn = self._step.rays
+                self._graphed()
                 self.step += 1
-                psnr = mse_to_psnr(terms["photometric"].detach())
-                progress.update(self.step, psnr=psnr, rays=rays)
-                rays_since_log += rays
+                progress.update(self.step, psnr=self._step.psnr, rays=drawn)
                 if self.step % config.log_every == 0 or self.step == config.steps:
                     elapsed = self._now() - started - pause.seconds
-                    rate = rays_since_log / (elapsed - logged)
-                    self._log_scalars(
-                        terms, psnr, rendering, rays, {"rays_per_second": rate, "seconds": before + elapsed}
-                    )
-                    rays_since_log, logged = 0, elapsed
+                    self._log_scalars(before + elapsed, elapsed - logged)
+                    logged = elapsed
                 if _due(self.step, config.preview_every) and preview is not None:
                     with pause:
                         preview(self.step)
@@ -147,7 +143,7 @@ class Trainer:
 
     def render_view(self, cameras: Cameras, camera: int) -> View:
         """Renders a view over the evaluation background, in the training precision."""
-        with self._autocast():
+        with self._step.autocast():
             return render_view(
                 self.field,
                 cameras.to(self.device),
@@ -166,11 +162,10 @@ class Trainer:
             {
                 "step": self.step,
                 "train_seconds": self.train_seconds,
-                "rays": self._rays,
+                "rays": self._step.rays,
                 "field": self.field.state_dict(),
                 "occupancy": self.occupancy.state_dict(),
-                "optimizer": self.optimizer.state_dict(),
-                "scaler": self.scaler.state_dict(),
+                "optimizer": self.optimizers.state_dict(),
                 "rng": torch.get_rng_state(),
                 "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
                 "config": self.saved_config,
@@ -182,58 +177,50 @@ class Trainer:
         """Continues from a checkpoint's content; the grid takes the saved resolution and box."""
         self.field.load_state_dict(checkpoint["field"])
         self.occupancy.load_state_dict(checkpoint["occupancy"])
-        self.optimizer.load_state_dict(checkpoint["optimizer"])
-        if checkpoint["scaler"]:  # empty unless the run was in float16
-            self.scaler.load_state_dict(checkpoint["scaler"])
+        self.optimizers.load_state_dict(checkpoint["optimizer"])
         self.step, self.train_seconds = checkpoint["step"], checkpoint["train_seconds"]
-        self._rays = checkpoint["rays"]
+        self._step.resume(self.step, checkpoint["rays"])
+        self._attach()
         torch.set_rng_state(checkpoint["rng"].cpu())
         if self.device.type == "cuda" and checkpoint["cuda_rng"] is not None:
             torch.cuda.set_rng_state(checkpoint["cuda_rng"].cpu(), self.device)
 
-    def _train_step(self, settings: RenderSettings) -> tuple[dict[str, Tensor], Rendering, int]:
-        config = self.config
-        factor = exponential_decay(self.step, config.steps, self.optimizer_config.final_lr)
-        scale_learning_rates(self.optimizer, factor)
-        rays, rgba = self._pixels.draw(self._rays, self.field.grid.aabb)
-        background = background_for(config.background, len(rays), self.device)
-        truth = rgba[:, :3] * rgba[:, 3:] + background * (1 - rgba[:, 3:])
-        with self._autocast():
-            rendering = render(self.field, rays, self.occupancy, settings, jitter=True)
-        terms = rendering_terms(config.loss, rendering, rendering.over(background), truth)
-        terms |= grid_terms(config.loss, self.field.grid, self.step)
-        loss = torch.stack(list(terms.values())).sum()
-        torch.maximum(self._highest_loss, loss.detach(), out=self._highest_loss)
-        self.optimizer.zero_grad(set_to_none=True)
-        self.scaler.scale(loss).backward()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        drawn = self._rays
-        # As space empties, the same number of samples pays for more rays.
-        wanted = drawn * config.samples / max(len(rendering.samples), 1)
-        self._rays = int(min(config.max_rays, max(drawn * 0.8, min(drawn * 1.25, wanted)) + 1))
-        return terms, rendering, drawn
-
-    def _enter_stage(self) -> bool:
+    def _enter_stage(self) -> None:
         """Changes the grid's box and resolution if a stage starts at this step."""
         stage = self.config.stages[stage_at(self.config.stages, self.step)]
         if stage.step != self.step:
-            return False
-        grid = self.field.grid
+            return
+        grid, optimizer = self.field.grid, self.optimizers.grid
         if self.step == 0:
             self._confine_occupancy()
         if stage.crop:
-            grid.crop(self.occupancy.bounds(), self.optimizer)
-            self._confine_occupancy()
-        resolution = cubic_voxels(grid.aabb, stage.resolution)
-        if resolution != grid.resolution:
-            grid.upsample(resolution, self.optimizer)
+            self._occupied_fraction()
+        if isinstance(grid, VoxelPyramid):
+            if stage.crop:
+                grid.refit(self.occupancy.bounds(), optimizer)
+                self._confine_occupancy()
+            grid.activate(stage.resolution)
+        else:
+            if stage.crop:
+                grid.crop(self.occupancy.bounds(), optimizer)
+                self._confine_occupancy()
+            resolution = cubic_voxels(grid.aabb, stage.resolution)
+            if resolution != grid.resolution:
+                grid.upsample(resolution, optimizer)
         logger.info("step %d: grid %d x %d x %d over %s", self.step, *grid.resolution, grid.aabb.tolist())
-        vertices = grid.features[..., 0].numel()
+        vertices = sum(level[..., 0].numel() for level in grid.levels)
         self.log.scalars(self.step, {"stage/resolution": stage.resolution, "stage/vertices": vertices})
+        self._attach()
         if self.step >= self.config.occupancy.start:
-            self._refresh_occupancy(self.settings)
-        return True
+            self._refresh_occupancy()
+
+    def _attach(self) -> None:
+        """Starts afresh with what depends on the grids' shapes: their copies, blocks of vertices, the CUDA graph."""
+        narrow = self.device.type == "cuda" and self.config.precision != "float32"
+        self.optimizers.attach(torch.float16 if narrow else torch.float32, self.occupancy)
+        # Captured in the graph as numbers: what they are computed from must not be looked at in there.
+        settings = self.settings
+        self._graphed = GraphedCall(lambda: self._step.run(settings), self.device)
 
     def _confine_occupancy(self) -> None:
         """Rules out what the training images show as transparent, as finely as the present box allows."""
@@ -247,49 +234,62 @@ class Trainer:
                 "camera to world in OpenGL axes"
             )
 
-    def _update_occupancy(self, settings: RenderSettings) -> None:
+    def _update_occupancy(self) -> None:
         config = self.config.occupancy
         if self.step >= config.start and (self.step - config.start) % config.every == 0:
-            self._refresh_occupancy(settings)
+            self._refresh_occupancy()
 
     @torch.no_grad()
-    def _refresh_occupancy(self, settings: RenderSettings) -> None:
-        self.occupancy.update(
-            self.field.vertex_density(), self.field.grid.aabb, settings.step, self.config.occupancy.threshold
-        )
-        if not bool(self.occupancy.occupied.any()):
-            raise EmptyFieldError(
-                f"step {self.step}: the field has become empty everywhere. Lower trainer.occupancy.threshold or "
-                "optimizer.grid_lr, raise model.density.initial, or check that scene.aabb holds the scene"
-            )
+    def _refresh_occupancy(self) -> None:
+        step, threshold = self.settings.step, self.config.occupancy.threshold
+        density = self.field.vertex_density()
+        if density is None:
+            with self._step.autocast():
+                self.occupancy.observe(self.field.density, step, threshold)
+        else:
+            self.occupancy.update(density, self.field.grid.aabb, step, threshold)
+        self.optimizers.confine(self.occupancy)
 
-    def _log_scalars(
-        self, terms: dict[str, Tensor], psnr: Tensor, rendering: Rendering, rays: int, speed: dict[str, float]
-    ) -> None:
-        values = {f"loss/{name}": float(term.detach()) for name, term in terms.items()}
-        if not math.isfinite(float(self._highest_loss)):
+    def _regularise_grid(self) -> None:
+        """Adds the gradients of the terms on the grid itself, where the step's own will be added."""
+        terms = grid_terms(self.config.loss, self.field.grid, self.step)
+        if terms:
+            (self.config.loss_scale * torch.stack(list(terms.values())).sum()).backward()
+            self._step.count(terms)
+
+    def _log_scalars(self, seconds: float, since_last: float) -> None:
+        totals = self._step.totals.read()
+        steps = totals.pop("steps")
+        values = {name: total / steps for name, total in totals.items() if name.startswith("loss/")}
+        if not all(math.isfinite(value) for value in values.values()):
             raise FloatingPointError(
                 f"step {self.step}: the loss was not finite since the last record, now {values}; lower "
                 "optimizer.grid_lr or optimizer.network_lr, or use trainer.precision=float32"
             )
-        values["train/psnr"] = float(psnr)
-        values["train/rays_per_step"] = rays
-        values["train/samples_per_ray"] = len(rendering.samples) / rays
-        values["train/marched_per_ray"] = rendering.marched / rays
-        values["train/occupancy"] = self.occupancy.fraction()
-        values["train/rays_per_second"] = speed["rays_per_second"]
-        values["train/seconds"] = speed["seconds"]
-        for index, group in enumerate(self.optimizer.param_groups):
-            values[f"lr/{('grid', 'network')[index]}"] = group["lr"]
+        occupancy = self._occupied_fraction()
+        rays = max(totals["rays"], 1)
+        values["train/psnr"] = float(mse_to_psnr(torch.tensor(values["loss/photometric"])))
+        values["train/rays_per_step"] = totals["rays"] / steps
+        values["train/samples_per_ray"] = totals["samples"] / rays
+        values["train/marched_per_ray"] = totals["marched"] / rays
+        values["train/occupancy"] = occupancy
+        values["train/rays_per_second"] = totals["rays"] / since_last
+        values["train/seconds"] = seconds
+        values |= {f"lr/{name}": rate for name, rate in self.optimizers.rates().items()}
         if self.device.type == "cuda":
             values["gpu/allocated_GiB"] = torch.cuda.memory_allocated(self.device) / 2**30
             values["gpu/peak_GiB"] = torch.cuda.max_memory_allocated(self.device) / 2**30
         self.log.scalars(self.step, values)
 
-    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
-        if self.config.precision == "float32":
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, getattr(torch, self.config.precision))
+    def _occupied_fraction(self) -> float:
+        """Returns the share of occupied cells; raises if there is none."""
+        fraction = self.occupancy.fraction()
+        if fraction == 0:
+            raise EmptyFieldError(
+                f"step {self.step}: the field has become empty everywhere. Lower trainer.occupancy.threshold or "
+                "optimizer.grid_lr, raise model.density.initial, or check that scene.aabb holds the scene"
+            )
+        return fraction
 
     def _now(self) -> float:
         if self.device.type == "cuda":

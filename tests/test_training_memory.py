@@ -1,0 +1,108 @@
+"""What a run will need of a GPU, and that too much is refused before anything is allocated."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+
+from voxelfield.datasets.blender import load_blender
+from voxelfield.training import run as module
+from voxelfield.training.config import TrainerConfig, parse
+from voxelfield.training.memory import MemoryEstimate, check_memory, estimate_memory
+from voxelfield.training.run import build_field, run
+
+ROOT = Path(__file__).resolve().parents[1]
+GIB = 2**30
+
+
+def composed(*overrides):
+    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+        return compose("train", overrides=["scene=lego", "data.root=tests/fixtures", "trainer=smoke", *overrides])
+
+
+def estimated(*overrides) -> MemoryEstimate:
+    config = composed(*overrides)
+    trainer = parse(TrainerConfig, config.trainer, "trainer")
+    scene = module.load_scene(config, trainer, ROOT)
+    return estimate_memory(build_field(config.model, scene, trainer, "meta"), trainer, scene.train)
+
+
+def say_free(monkeypatch, free: int) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 80 * GIB))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
+
+
+def test_the_total_is_the_sum_and_the_text_has_every_part():
+    estimate = MemoryEstimate(*(n * GIB for n in (1, 2, 3, 4, 5, 6)))
+    assert estimate.total == 21 * GIB
+    assert str(estimate) == (
+        "21.00 GiB (parameters 1.00, gradients 2.00, optimizer 3.00, copies 4.00, images 5.00, samples 6.00)"
+    )
+
+
+def test_parts_of_a_pyramid():
+    estimate = estimated("model=pyramid", "model.resolutions=[4,8,12]", "trainer.precision=float16")
+    values = 4 * (4**3 + 8**3 + 12**3)
+    assert estimate.parameters == estimate.gradients == 4 * values
+    assert estimate.optimizer == 8 * values
+    assert estimate.copies == 2 * values
+    images = load_blender(ROOT / "tests" / "fixtures" / "lego").train.images
+    assert estimate.images == images.numel()
+
+
+def test_a_single_grid_counts_at_its_last_resolution():
+    stages = "trainer.stages=[{step: 0, resolution: 8}, {step: 5, resolution: 20}]"
+    estimate = estimated("model=sh", "model.degree=1", stages)
+    assert estimate.parameters == 4 * 20**3 * 13
+    assert estimate.copies == 0, "float32 is read in place"
+
+
+@pytest.mark.parametrize("name", ["samples", "marched"])
+def test_samples_grow_with_their_number(name):
+    few, many = (estimated("model=mlp", f"trainer.{name}={count}") for count in (10**6, 3 * 10**6))
+    # position, t, dt and ray index of each are 28 bytes
+    assert many.samples - few.samples >= 2 * 10**6 * 28
+    assert many.total - few.total == many.samples - few.samples
+
+
+def test_what_fits_passes_and_a_cpu_is_not_asked(monkeypatch):
+    estimate = MemoryEstimate(GIB, GIB, 0, 0, 0, 0)
+    check_memory(MemoryEstimate(10**18, 0, 0, 0, 0, 0), torch.device("cpu"))
+    say_free(monkeypatch, 2 * GIB)
+    check_memory(estimate, torch.device("cuda"))
+    say_free(monkeypatch, GIB)
+    # what torch holds without using it is free, too
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 3 * GIB)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 2 * GIB)
+    check_memory(estimate, torch.device("cuda"))
+
+
+@pytest.mark.parametrize(
+    ("estimate", "advice"),
+    [
+        (MemoryEstimate(GIB, GIB, 2 * GIB, 0, 0, GIB), "model.resolutions, or the last of trainer.stages"),
+        (MemoryEstimate(GIB, 0, 0, 0, 0, 4 * GIB), "lower trainer.samples and trainer.marched"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_advice(monkeypatch, estimate, advice):
+    say_free(monkeypatch, 3 * GIB)
+    expected = rf"needs about 5\.00 GiB \(.*\) of GPU memory, but 3\.00 GiB are free on cuda:1: .*{re.escape(advice)}"
+    with pytest.raises(ValueError, match=expected) as caught:
+        check_memory(estimate, torch.device("cuda", 1))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_run_is_refused_before_it_touches_the_gpu(monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr(module, "choose_device", lambda wish: torch.device("cuda"))
+    say_free(monkeypatch, GIB // 2)
+    caplog.set_level("INFO")
+    config = composed("model=pyramid", "model.resolutions=[16,400]")
+    with pytest.raises(ValueError, match=r"but 0\.50 GiB are free on cuda: use a lower finest resolution"):
+        run(config, tmp_path, ROOT)
+    assert "training needs about 3." in caplog.text
+    assert list(tmp_path.iterdir()) == []

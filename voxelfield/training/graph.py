@@ -1,0 +1,53 @@
+"""Running the same device work again and again without launching it piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+# Steps that run before the capture: the first allocate what later ones reuse.
+_WARM_UP = 3
+
+
+class GraphedCall:
+    """Calls a function of no arguments: as it is at first, then from a CUDA graph.
+
+    The function must not wait for the device, and must find its inputs in the same tensors each time; torch's random
+    numbers are drawn anew in each replay.
+
+    Args:
+        function: What to call.
+        device: A CUDA device; on any other the function is simply called.
+    """
+
+    def __init__(self, function: Callable[[], None], device: torch.device) -> None:
+        self._function = function
+        self._device = device
+        self._calls = 0
+        self._graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self) -> None:
+        """Calls the function once."""
+        if self._device.type != "cuda":
+            self._function()
+        elif self._graph is not None:
+            self._graph.replay()
+        elif self._calls < _WARM_UP:
+            self._on_side_stream(self._function)
+            self._calls += 1
+        else:
+            graph = torch.cuda.CUDAGraph()
+            # The stream of a capture is one of the current device.
+            with torch.cuda.device(self._device), torch.cuda.graph(graph):
+                self._function()
+            self._graph = graph
+            graph.replay()
+
+    def _on_side_stream(self, function: Callable[[], None]) -> None:
+        # Where autograd runs the backward pass of a capture, too: it must not meet tensors of the default stream.
+        stream = torch.cuda.Stream(self._device)
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(stream):
+            function()
+        torch.cuda.current_stream(self._device).wait_stream(stream)

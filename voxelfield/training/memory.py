@@ -1,0 +1,106 @@
+"""What a run will need of the GPU's memory, told before it starts."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import torch
+
+from voxelfield.datasets.scene import Split
+from voxelfield.fields import RadianceField
+from voxelfield.pyramid import VoxelPyramid
+from voxelfield.training.config import TrainerConfig
+
+_GIB = 2**30
+_FLOAT = 4
+
+# Bytes that march_rays and select_samples keep of one sample: position, t, dt and ray index.
+_PACKED_SAMPLE = 12 + 4 + 4 + 8
+# Numbers of 16 bits that a visible sample has in the networks at once, beside its features and their gradient: inputs
+# and outputs of both networks, and the gradients of all of these.
+_DECODED_SAMPLE = 128
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes of device memory by use.
+
+    Attributes:
+        parameters: Grids at their final resolution, float32.
+        gradients: Sums of the grids' gradients, float32.
+        optimizer: Adam's two moments.
+        copies: What the grids are read from, if that is not the parameters themselves.
+        images: Training images, 8-bit RGBA.
+        samples: Ray samples of a step, and what is computed of them.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    copies: int
+    images: int
+    samples: int
+
+    @property
+    def total(self) -> int:
+        """The sum."""
+        return sum(asdict(self).values())
+
+    def __str__(self) -> str:
+        """Returns one line with every use, in GiB."""
+        parts = ", ".join(f"{name} {size / _GIB:.2f}" for name, size in asdict(self).items())
+        return f"{self.total / _GIB:.2f} GiB ({parts})"
+
+
+def estimate_memory(field: RadianceField, config: TrainerConfig, split: Split) -> MemoryEstimate:
+    """Returns what a run on CUDA will hold at its peak, to within allocator overhead.
+
+    Args:
+        field: The field, at whatever resolution it starts with.
+        config: The loop's settings.
+        split: The training images.
+    """
+    if isinstance(field.grid, VoxelPyramid):
+        values = sum(level.numel() for level in field.grid.levels)
+    else:
+        values = max(stage.resolution for stage in config.stages) ** 3 * field.grid.channels
+    narrow = config.precision != "float32"
+    width = 2 if narrow else _FLOAT
+    channels = field.grid.channels
+    marched = config.marched * (_PACKED_SAMPLE + width * (channels + 16))
+    visible = config.samples * (_PACKED_SAMPLE + width * (2 * channels + _DECODED_SAMPLE))
+    return MemoryEstimate(
+        parameters=_FLOAT * values,
+        gradients=_FLOAT * values,
+        optimizer=2 * _FLOAT * values,
+        copies=width * values if narrow else 0,
+        images=split.images.numel(),
+        samples=marched + visible,
+    )
+
+
+def check_memory(estimate: MemoryEstimate, device: torch.device) -> None:
+    """Refuses what cannot fit.
+
+    Args:
+        estimate: What will be needed.
+        device: A CUDA device; others are not checked.
+
+    Raises:
+        ValueError: More is needed than is free; the message says what to lower.
+    """
+    if device.type != "cuda":
+        return
+    free, _ = torch.cuda.mem_get_info(device)
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    if estimate.total > free:
+        grids = estimate.parameters + estimate.gradients + estimate.optimizer + estimate.copies
+        advice = (
+            "a lower finest resolution (model.resolutions, or the last of trainer.stages) or fewer channels"
+            if grids > estimate.samples
+            else "lower trainer.samples and trainer.marched"
+        )
+        raise ValueError(
+            f"training needs about {estimate} of GPU memory, but {free / _GIB:.2f} GiB are free on {device}: "
+            f"use {advice}"
+        )

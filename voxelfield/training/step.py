@@ -1,0 +1,135 @@
+"""One optimization step, all on the device: pixels, rays, rendering, loss, gradients, update."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from voxelfield.fields import RadianceField
+from voxelfield.occupancy import OccupancyGrid
+from voxelfield.rendering import Capacity, RenderSettings, render
+from voxelfield.training.batches import PixelSampler, background_for
+from voxelfield.training.config import OptimizerConfig, TrainerConfig
+from voxelfield.training.losses import rendering_terms
+from voxelfield.training.metrics import mse_to_psnr
+from voxelfield.training.optimizer import Optimizers
+from voxelfield.training.schedules import exponential_decay
+
+
+class StepTotals:
+    """What steps add up on the device until somebody reads it.
+
+    Args:
+        device: Where.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._sums: dict[str, Tensor] = {}
+
+    def add(self, name: str, value: Tensor | float) -> None:
+        """Adds to a total, which starts at zero."""
+        if name not in self._sums:
+            self._sums[name] = torch.zeros((), dtype=torch.float64, device=self._device)
+        self._sums[name] += value
+
+    def read(self) -> dict[str, float]:
+        """Returns all totals and sets them to zero; synchronises with the device."""
+        values = {name: float(total) for name, total in self._sums.items()}
+        for total in self._sums.values():
+            total.zero_()
+        return values
+
+
+class TrainingStep:
+    """Runs steps one after the other. Nothing in a CUDA step waits for the device or depends on the host.
+
+    On CUDA the same number of rays is drawn each step, and as many of them are used as fit into ``config.samples``
+    visible samples; on the CPU the number of rays follows the samples instead.
+
+    Args:
+        field: What is trained.
+        occupancy: Where rays are sampled.
+        pixels: The training images.
+        optimizers: Update the field.
+        config: The loop's settings.
+        rates: The learning rates' decay.
+
+    Attributes:
+        number: Steps done, int64, on the device.
+        rays: Rays drawn in a step.
+        psnr: Of the last step's pixels, dB, on the device.
+        totals: Sums over the steps since they were last read: the loss terms by name, ``rays``, ``samples``,
+            ``marched`` and ``steps``.
+    """
+
+    def __init__(
+        self,
+        field: RadianceField,
+        occupancy: OccupancyGrid,
+        pixels: PixelSampler,
+        optimizers: Optimizers,
+        config: TrainerConfig,
+        rates: OptimizerConfig,
+    ) -> None:
+        self.device = field.grid.aabb.device
+        self.number = torch.zeros((), dtype=torch.int64, device=self.device)
+        self.psnr = torch.zeros((), device=self.device)
+        self.totals = StepTotals(self.device)
+        self.capacity = Capacity(config.marched, config.samples) if self.device.type == "cuda" else None
+        self.rays = config.max_rays if self.capacity else min(config.max_rays, max(1, config.samples // 64))
+        self._field = field
+        self._occupancy = occupancy
+        self._pixels = pixels
+        self._optimizers = optimizers
+        self._config = config
+        self._final_lr = rates.final_lr
+
+    def run(self, settings: RenderSettings) -> None:
+        """Takes one step.
+
+        Args:
+            settings: How rays are sampled.
+        """
+        config = self._config
+        self._optimizers.scale(exponential_decay(self.number, config.steps, self._final_lr))
+        rays, rgba = self._pixels.draw(self.rays, self._field.grid.aabb)
+        background = background_for(config.background, len(rays), self.device)
+        truth = rgba[:, :3] * rgba[:, 3:] + background * (1 - rgba[:, 3:])
+        with self.autocast():
+            rendering = render(self._field, rays, self._occupancy, settings, jitter=True, capacity=self.capacity)
+        terms = rendering_terms(config.loss, rendering, rendering.over(background), truth)
+        loss = torch.stack(list(terms.values())).sum()
+        (config.loss_scale * loss).backward()
+        self._optimizers.step()
+        self.number += 1
+        self.psnr.copy_(mse_to_psnr(terms["photometric"].detach()))
+        self.count(terms)
+        self.totals.add("steps", 1)
+        self.totals.add("rays", rendering.taken)
+        self.totals.add("samples", rendering.samples.ray_offsets[-1])
+        self.totals.add("marched", rendering.marched)
+        if self.capacity is None:
+            # As space empties, the same number of samples pays for more rays.
+            wanted = self.rays * config.samples / max(len(rendering.samples), 1)
+            self.rays = int(min(config.max_rays, max(self.rays * 0.8, min(self.rays * 1.25, wanted)) + 1))
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Returns the context in which the field is evaluated, in the configured precision."""
+        if self._config.precision == "float32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, getattr(torch, self._config.precision), cache_enabled=False)
+
+    def count(self, terms: dict[str, Tensor]) -> None:
+        """Adds loss terms to the totals."""
+        for name, term in terms.items():
+            self.totals.add(f"loss/{name}", term.detach())
+
+    def resume(self, number: int, rays: int) -> None:
+        """Continues after ``number`` steps; on the CPU, where it changes, with that number of rays."""
+        self.number.fill_(number)
+        if self.capacity is None:
+            self.rays = min(rays, self._config.max_rays)
