@@ -53,6 +53,17 @@ def test_one_grid_of_any_width(device, channels):
     assert_matches(total, expected, "sum")
 
 
+@pytest.mark.parametrize("offset", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_sums_anywhere_in_memory(device, offset, dtype):
+    memory = torch.zeros(6 * 5 * 4 * 4 + 3, device=device)
+    total = memory[offset : offset + 6 * 5 * 4 * 4].view(6, 5, 4, 4)
+    points, values = torch.rand(100, 3, device=device), torch.randn(100, 4, device=device).to(dtype)
+    (expected,) = expected_sums([total], values, points)
+    accumulate_trilinear_([total], values, points)
+    assert_matches(total, expected, "sum")
+
+
 def test_what_no_point_is_near_keeps_its_bits(device):
     total = torch.randn(20, 20, 20, 4, device=device)
     before = total.clone()

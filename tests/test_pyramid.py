@@ -108,6 +108,33 @@ def test_copies_follow_the_optimizer_and_refresh(device):
     torch.testing.assert_close(copies[0], pyramid.levels[0].detach().half())
 
 
+@pytest.mark.parametrize("when", ["before sampling", "after sampling"])
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_zero_grad_is_harmless(device, when, set_to_none):
+    pyramid, points = make(device), inside(100, device)
+    pyramid.fuse(torch.float32)
+    optimizer = GridAdam(pyramid.levels, lr=0.1)
+    for _ in range(2):
+        if when == "before sampling":
+            optimizer.zero_grad(set_to_none=set_to_none)
+        loss = pyramid(points).square().sum()
+        if when == "after sampling":
+            optimizer.zero_grad(set_to_none=set_to_none)
+        loss.backward()
+        optimizer.step()
+    assert pyramid(points).square().sum() < 0.8 * loss
+
+
+def test_loading_ends_a_grids_copies(device):
+    grid = VoxelGrid(5, 2, BOX, init_std=1.0).to(device)
+    state = {name: value + 1 if name == "features" else value for name, value in grid.state_dict().items()}
+    points = inside(20, device)
+    before = grid(points).detach()
+    grid.fuse(torch.float16)
+    grid.load_state_dict(state)
+    torch.testing.assert_close(grid(points), before + 1)
+
+
 def test_fused_sampling_says_what_it_cannot_do(device):
     pyramid = make(device)
     pyramid.fuse(torch.float32)

@@ -604,6 +604,27 @@ def test_a_loss_that_was_not_finite_between_two_records_is_an_error(make_trainer
         trainer.fit()
 
 
+def test_a_network_that_is_not_finite_is_an_error_though_nothing_shows_then(make_trainer, device):
+    trainer = make_trainer(*PYRAMID, "trainer.log_every=5", device=device)
+    with torch.no_grad():
+        trainer.field.decoder.density_network[0].fill_(torch.nan)
+    with pytest.raises(FloatingPointError, match=r"step 5: the loss or the field was not finite"):
+        trainer.fit()
+
+
+def test_levels_beyond_the_last_stage_are_left_out_and_named(make_trainer, caplog):
+    options = ("model=pyramid", "model.resolutions=[4,8,12,16]", "trainer.stages=[{step: 0, resolution: 9}]")
+    trainer = make_trainer(*options)
+    assert trainer.field.grid.resolutions == (4, 8)
+    assert "levels [12, 16] of model.resolutions" in caplog.text
+
+
+def test_falling_resolutions_lift_the_blocks_of_a_grid_too_small_for_them(make_trainer, monkeypatch):
+    monkeypatch.setattr("voxelfield.training.optimizer._WORTH_LISTING", 1000)
+    stages = "trainer.stages=[{step: 0, resolution: 12}, {step: 3, resolution: 8}]"
+    assert make_trainer("model=mlp", stages, "trainer.steps=5").fit()
+
+
 def test_signals_find_their_handlers_after_an_error(make_trainer):
     handler = signal.getsignal(signal.SIGINT)
     trainer = make_trainer("trainer.occupancy.start=0")

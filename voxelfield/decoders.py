@@ -12,6 +12,7 @@ from torch.autograd.function import Function, once_differentiable
 from torch.nn import functional as F
 
 from voxelfield import ops
+from voxelfield.ops.mlp import MAX_WIDTH
 
 MAX_SH_DEGREE = 3
 
@@ -270,7 +271,8 @@ class NetworkDecoder(nn.Module):
         density: Maps the first network's first output to density.
 
     Raises:
-        ValueError: A number is below 1, or ``view_degree`` is outside 0..3.
+        ValueError: A number is below 1, ``view_degree`` is outside 0..3, or a layer is wider than the fused
+            networks can be.
     """
 
     def __init__(
@@ -288,11 +290,15 @@ class NetworkDecoder(nn.Module):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         _check_degree("view_degree", view_degree)
+        inputs = geometry + (view_degree + 1) ** 2
+        for name, size in (("channels", channels), ("width", width), ("geometry and view_degree", inputs)):
+            if size > MAX_WIDTH:
+                raise ValueError(f"{name} must come to at most {MAX_WIDTH} numbers for the fused networks, got {size}")
         self.channels = channels
         self.view_degree = view_degree
         self.activation = density
         self.density_network = _weights(channels, width, geometry)
-        self.color_network = _weights(geometry + (view_degree + 1) ** 2, *([width] * hidden), 3)
+        self.color_network = _weights(inputs, *([width] * hidden), 3)
 
     def density(self, features: Tensor) -> Tensor:
         """See :class:`Decoder`."""

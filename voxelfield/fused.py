@@ -68,22 +68,30 @@ class FusedSampling:
             return ops.sample_pyramid(self.copies, points, padding=padding)
         if points.requires_grad:
             raise NotImplementedError("fused sampling gives no gradient in the points; sample without it for that")
-        sampled: Tensor = _Sample.apply(points, padding, self.copies, [grid.grad for grid in self._grids], *self._grids)
+        sampled: Tensor = _Sample.apply(points, padding, self.copies, self._grids, *self._grids)
         return sampled
 
 
 class _Sample(Function):
     @staticmethod
     def forward(
-        ctx: Any, points: Tensor, padding: Padding, copies: list[Tensor], sums: list[Tensor], *grids: Tensor
+        ctx: Any,
+        points: Tensor,
+        padding: Padding,
+        copies: list[Tensor],
+        owners: tuple[nn.Parameter, ...],
+        *grids: Tensor,
     ) -> Tensor:
         ctx.save_for_backward(points)
-        ctx.padding, ctx.sums = padding, sums
+        ctx.padding, ctx.owners = padding, owners
         return ops.sample_pyramid(copies, points, padding=padding)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[None, ...]:
         (points,) = ctx.saved_tensors
-        ops.accumulate_trilinear_(ctx.sums, grad, points, padding=ctx.padding)
-        return (None,) * (4 + len(ctx.sums))
+        for owner in ctx.owners:
+            if owner.grad is None:  # zero_grad() was called since
+                owner.grad = torch.zeros_like(owner)
+        ops.accumulate_trilinear_([owner.grad for owner in ctx.owners], grad, points, padding=ctx.padding)
+        return (None,) * (4 + len(ctx.owners))

@@ -283,7 +283,7 @@ class VoxelGrid(nn.Module):
     def fuse(self, dtype: torch.dtype) -> list[Tensor]:
         """Let the grid be read from a copy, and gradients be added in place; see :class:`FusedSampling`.
 
-        Changing the grid's resolution or box ends this.
+        Changing the grid's resolution or box ends this, and so does ``load_state_dict``.
 
         Args:
             dtype: Of the copy: float16, bfloat16 or float32.
@@ -549,6 +549,7 @@ class VoxelGrid(nn.Module):
         error_msgs: list[str],
     ) -> None:
         """Adopt the saved resolution and box: they are results of training, not settings of the code."""
+        self._fused = None  # its copies would go on showing what was there before
         key = prefix + "features"
         saved = state_dict.get(key)
         if isinstance(saved, Tensor) and saved.dim() == 4 and saved.shape != self.features.shape:

@@ -150,7 +150,8 @@ class OccupancyGrid(nn.Module):
             raise ValueError(f"decay must lie in [0, 1], got {decay}")
         if self._cells is None:
             self._cells = self.possible.nonzero()
-        size = (self.aabb[1] - self.aabb[0]) / torch.tensor(self.occupied.shape, device=self.aabb.device)
+        extent = self.aabb[1] - self.aabb[0]
+        size = torch.stack([extent[axis] / cells for axis, cells in enumerate(self.occupied.shape)])
         self.highest *= decay
         highest = self.highest.view(-1)
         for cells in self._cells.split(_CELLS_AT_ONCE):

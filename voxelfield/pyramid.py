@@ -99,8 +99,8 @@ class VoxelPyramid(nn.Module):
 
     @property
     def resolution(self) -> tuple[int, int, int]:
-        """Number of vertices of the finest level along x, y and z."""
-        return self.grids[-1].resolution
+        """Number of vertices of the finest active level along x, y and z."""
+        return self.grids[self.active - 1].resolution
 
     @property
     def voxel_size(self) -> Tensor:

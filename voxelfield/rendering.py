@@ -169,7 +169,7 @@ def render(
     """
     packed = march(rays, occupancy, settings.step, jitter, None if capacity is None else capacity.marched)
     marched, taken = packed.ray_offsets[-1], packed.rays_taken[0]
-    if settings.min_weight > 0:
+    if settings.min_weight > 0 or capacity is not None:
         packed = select(field, packed, settings, None if capacity is None else capacity.visible)
         taken = torch.minimum(taken, packed.rays_taken[0])
     samples = RaySamples(*packed[:5])

@@ -248,8 +248,8 @@ struct Cpu : CpuBackend {
     for (int l = 0; l < levels.count; ++l) {
       const auto& level = levels.level[l];
       const SortedPoints sorted = sort_by_column(level.locator, points, n, shapes[l][0]);
-      splat_grid<T, ValueWeights<T>>(Splat<T, T>{level.locator, wide.const_data_ptr<T>() + level.column,
-                                                 levels.columns, points, nullptr, n, sorted, level.data, true},
+      splat_grid<T, ValueWeights<T>>(Splat<T, T>{level.locator, wide.const_data_ptr<T>() + level.column, levels.columns,
+                                                 points, nullptr, n, sorted, level.data, true},
                                      shapes[l][0]);
     }
   }

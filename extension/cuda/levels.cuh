@@ -20,12 +20,16 @@ int most_vectors(const Levels<Locator, scalar_t>& levels, int width) {
 template <int Widest, typename scalar_t, typename Locator, typename element_t, typename F>
 void dispatch_level_width(const Levels<Locator, element_t>& levels, const void* rows, const F& f) {
   int64_t divisor = levels.columns;
-  uintptr_t addresses = reinterpret_cast<uintptr_t>(rows);
+  const auto row_address = reinterpret_cast<uintptr_t>(rows);
+  uintptr_t addresses = 0;
   for (int l = 0; l < levels.count; ++l) {
     divisor |= levels.level[l].locator.channels | levels.level[l].column;
     addresses |= reinterpret_cast<uintptr_t>(levels.level[l].data);
   }
-  const auto fits = [&](int width) { return divisor % width == 0 && addresses % (width * sizeof(scalar_t)) == 0; };
+  const auto fits = [&](int width) {
+    return divisor % width == 0 && row_address % (width * sizeof(scalar_t)) == 0 &&
+           addresses % (width * sizeof(element_t)) == 0;
+  };
   if constexpr (Widest >= 8) {
     if (fits(8)) return f(std::integral_constant<int, 8>{});
   }

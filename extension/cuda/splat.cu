@@ -122,8 +122,10 @@ struct Cuda : CudaBackend {
       auto& group = n > vertices ? dense : sparse;
       if (levels.level[l].locator.channels > 0) group.level[group.count++] = levels.level[l];
     }
-    if (dense.count > 0) splat_atomic<scalar_t, ValueWeights<T>>(dense, rows, points, static_cast<const T*>(nullptr), n, true);
-    if (sparse.count > 0) splat_atomic<scalar_t, ValueWeights<T>>(sparse, rows, points, static_cast<const T*>(nullptr), n, false);
+    if (dense.count > 0)
+      splat_atomic<scalar_t, ValueWeights<T>>(dense, rows, points, static_cast<const T*>(nullptr), n, true);
+    if (sparse.count > 0)
+      splat_atomic<scalar_t, ValueWeights<T>>(sparse, rows, points, static_cast<const T*>(nullptr), n, false);
   }
 
  private:

@@ -8,8 +8,15 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._checks import FLOATING, check_choice, check_dtype, check_points, check_same_device, check_tensor
-from voxelfield.ops._checks import coordinate_dtype as sum_dtype
+from voxelfield.ops._checks import (
+    FLOATING,
+    check_choice,
+    check_dtype,
+    check_points,
+    check_same_device,
+    check_tensor,
+    coordinate_dtype,
+)
 from voxelfield.ops._grids import DETERMINISTIC, MAX_LEVELS, PADDINGS, Padding
 
 
@@ -49,7 +56,7 @@ def accumulate_trilinear_(
     for level, total in enumerate(sums):
         name = f"sums[{level}]"
         check_tensor(name, total, ("X", "Y", "Z", "C"))
-        check_dtype(name, total, (sum_dtype(values.dtype),), f" for {values.dtype} values")
+        check_dtype(name, total, (coordinate_dtype(values.dtype),), f" for {values.dtype} values")
         check_same_device(name, total, "values", values)
         if not total.is_contiguous():
             raise ValueError(f"{name} must be contiguous, got strides {total.stride()}")

@@ -14,7 +14,6 @@ from voxelfield.ops._checks import check_dtype, check_same_device, check_tensor
 # Vertices of a block along x, y and z, as in extension/vertex_blocks.h.
 BLOCK = (4, 4, 8)
 
-
 # The number of blocks along an axis stays below this, so that ids hold ten bits for each.
 MAX_BLOCKS_ALONG = 1 << 10
 

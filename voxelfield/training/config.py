@@ -15,6 +15,7 @@ class StageConfig:
     Attributes:
         step: First step of the stage.
         resolution: Cube root of the number of voxels; voxels are cubes, so a flat box gets fewer along its short axes.
+            A pyramid switches its levels on up to this.
         crop: Cut the box down to occupied space first.
     """
 
@@ -107,8 +108,8 @@ class TrainerConfig:
             follows.
         marched: Samples per step, visible or not, that there is memory for (CUDA only).
         chunk: Rays rendered at once when no gradient is needed.
-        precision: ``float32``, ``bfloat16`` or ``float16`` for the decoder; on CUDA a 16-bit one also makes the grid
-            be read from float16 copies.
+        precision: ``float32``, ``bfloat16`` or ``float16`` for the decoder of a single grid (a pyramid's networks are
+            float16 on CUDA, float32 on the CPU); on CUDA a 16-bit one makes grids be read from float16 copies.
         loss_scale: Factor on gradients, so that they do not underflow in float16; Adam does not notice it.
         stages: Coarse-to-fine schedule; the first stage starts at step 0.
         log_every: Steps between scalars.
@@ -171,7 +172,8 @@ class OptimizerConfig:
         final_lr: Share of the learning rates that is left after the last step (exponential decay).
         betas: Adam's averaging constants.
         eps: Adam's floor on the root of the second moment.
-        grid_decay: Decoupled weight decay of grids (Loshchilov and Hutter 2019): what no ray holds up sinks to empty.
+        grid_decay: Decoupled weight decay of grids (Loshchilov and Hutter 2019), at the vertices that a step updates:
+            what rays do not hold up sinks to zero.
         network_decay: Decoupled weight decay of everything else.
         skip_untouched: Leave vertices alone, moments too, that no sample of the step was near.
     """

@@ -34,20 +34,21 @@ class GraphedCall:
         elif self._graph is not None:
             self._graph.replay()
         elif self._calls < _WARM_UP:
-            self._on_side_stream(self._function)
+            self._on_side_stream()
             self._calls += 1
         else:
             graph = torch.cuda.CUDAGraph()
-            # The stream of a capture is one of the current device.
-            with torch.cuda.device(self._device), torch.cuda.graph(graph):
+            # torch's own stream for captures is one of the device that captured first.
+            stream = torch.cuda.Stream(self._device)
+            with torch.cuda.device(self._device), torch.cuda.graph(graph, stream=stream):
                 self._function()
             self._graph = graph
             graph.replay()
 
-    def _on_side_stream(self, function: Callable[[], None]) -> None:
+    def _on_side_stream(self) -> None:
         # Where autograd runs the backward pass of a capture, too: it must not meet tensors of the default stream.
         stream = torch.cuda.Stream(self._device)
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):
-            function()
+            self._function()
         torch.cuda.current_stream(self._device).wait_stream(stream)

@@ -53,7 +53,9 @@ class MemoryEstimate:
 
 
 def estimate_memory(field: RadianceField, config: TrainerConfig, split: Split) -> MemoryEstimate:
-    """Returns what a run on CUDA will hold at its peak, to within allocator overhead.
+    """Returns what training steps on CUDA will hold at their peak, to within allocator overhead.
+
+    Previews and the evaluation come on top, and with them ``config.chunk`` rays at once.
 
     Args:
         field: The field, at whatever resolution it starts with.

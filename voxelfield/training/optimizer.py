@@ -80,6 +80,8 @@ class Optimizers:
                 if parameter.grad is not None:
                     parameter.grad.zero_()
                 self.grid.set_active(parameter, occupancy.occupied)
+            else:
+                self.grid.set_active(parameter, None)
 
     @torch.no_grad()
     def scale(self, factor: Tensor | float) -> None:

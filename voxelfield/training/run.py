@@ -154,9 +154,14 @@ def build_field(
         ValueError: ``model.kind`` is unknown, or a setting does not fit.
     """
     if model.kind == "pyramid":
-        pyramid = VoxelPyramid(
-            model.resolutions, model.channels, scene.aabb, init_range=model.init_range, device=device
-        )
+        finest = max(stage.resolution for stage in trainer.stages)
+        used = [level for level in model.resolutions if level <= finest] or list(model.resolutions[:1])
+        if len(used) < len(model.resolutions):
+            left_out = list(model.resolutions[len(used) :])
+            logger.warning(
+                "levels %s of model.resolutions are finer than all trainer.stages (%d): left out", left_out, finest
+            )
+        pyramid = VoxelPyramid(used, model.channels, scene.aabb, init_range=model.init_range, device=device)
         network = NetworkDecoder(
             pyramid.channels,
             model.width,

@@ -122,10 +122,11 @@ class Trainer:
                 self._enter_stage()
                 self._update_occupancy()
                 self._regularise_grid()
-                drawn = self._step.rays
+                # On CUDA only the device knows how many rays had room.
+                rays = self._step.rays if self._step.capacity is None else 0
                 self._graphed()
                 self.step += 1
-                progress.update(self.step, psnr=self._step.psnr, rays=drawn)
+                progress.update(self.step, psnr=self._step.psnr, rays=rays)
                 if self.step % config.log_every == 0 or self.step == config.steps:
                     elapsed = self._now() - started - pause.seconds
                     self._log_scalars(before + elapsed, elapsed - logged)
@@ -208,10 +209,10 @@ class Trainer:
             if resolution != grid.resolution:
                 grid.upsample(resolution, optimizer)
         logger.info("step %d: grid %d x %d x %d over %s", self.step, *grid.resolution, grid.aabb.tolist())
-        vertices = sum(level[..., 0].numel() for level in grid.levels)
+        vertices = sum(level[..., 0].numel() for level in grid.levels[: grid.active])
         self.log.scalars(self.step, {"stage/resolution": stage.resolution, "stage/vertices": vertices})
         self._attach()
-        if self.step >= self.config.occupancy.start:
+        if self.step >= self.config.occupancy.start and not self._occupancy_due():
             self._refresh_occupancy()
 
     def _attach(self) -> None:
@@ -235,9 +236,12 @@ class Trainer:
             )
 
     def _update_occupancy(self) -> None:
-        config = self.config.occupancy
-        if self.step >= config.start and (self.step - config.start) % config.every == 0:
+        if self._occupancy_due():
             self._refresh_occupancy()
+
+    def _occupancy_due(self) -> bool:
+        config = self.config.occupancy
+        return self.step >= config.start and (self.step - config.start) % config.every == 0
 
     @torch.no_grad()
     def _refresh_occupancy(self) -> None:
@@ -261,13 +265,20 @@ class Trainer:
         totals = self._step.totals.read()
         steps = totals.pop("steps")
         values = {name: total / steps for name, total in totals.items() if name.startswith("loss/")}
-        if not all(math.isfinite(value) for value in values.values()):
+        # Where the field is NaN no sample shows, and the loss of what is left may be finite.
+        finite = all(bool(parameter.detach().sum().isfinite()) for parameter in self.field.parameters())
+        if not finite or not all(math.isfinite(value) for value in values.values()):
             raise FloatingPointError(
-                f"step {self.step}: the loss was not finite since the last record, now {values}; lower "
-                "optimizer.grid_lr or optimizer.network_lr, or use trainer.precision=float32"
+                f"step {self.step}: the loss or the field was not finite since the last record, now {values}; lower "
+                "optimizer.grid_lr or optimizer.network_lr, or trainer.loss_scale where gradients are float16"
+            )
+        if totals["rays"] == 0:
+            raise ValueError(
+                f"step {self.step}: not one ray's samples fit into trainer.marched={self.config.marched} and "
+                f"trainer.samples={self.config.samples}; raise them"
             )
         occupancy = self._occupied_fraction()
-        rays = max(totals["rays"], 1)
+        rays = totals["rays"]
         values["train/psnr"] = float(mse_to_psnr(torch.tensor(values["loss/photometric"])))
         values["train/rays_per_step"] = totals["rays"] / steps
         values["train/samples_per_ray"] = totals["samples"] / rays
