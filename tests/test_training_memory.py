@@ -101,7 +101,8 @@ def test_a_run_is_refused_before_it_touches_the_gpu(monkeypatch, tmp_path, caplo
     monkeypatch.setattr(module, "choose_device", lambda wish: torch.device("cuda"))
     say_free(monkeypatch, GIB // 2)
     caplog.set_level("INFO")
-    config = composed("model=pyramid", "model.resolutions=[16,400]")
+    stages = "trainer.stages=[{step: 0, resolution: 400}]"
+    config = composed("model=pyramid", "model.resolutions=[16,400]", stages)
     with pytest.raises(ValueError, match=r"but 0\.50 GiB are free on cuda: use a lower finest resolution"):
         run(config, tmp_path, ROOT)
     assert "training needs about 3." in caplog.text
