@@ -162,9 +162,7 @@ class VoxelGrid(nn.Module):
         low, high = self.aabb
         axes = []
         for axis, size in enumerate(self.resolution):
-            index = torch.arange(size, device=self.aabb.device, dtype=torch.float32)
-            fraction = index / (size - 1) if size > 1 else torch.full_like(index, 0.5)
-            axes.append(torch.lerp(low[axis], high[axis], fraction))
+            axes.append(torch.lerp(low[axis], high[axis], _vertex_fractions(size, low)))
         return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)
 
     def to_unit(self, points: Tensor) -> Tensor:
@@ -659,14 +657,18 @@ def _resample_axis(values: Tensor, axis: int, index: Tensor, new_size: int) -> T
     return below.lerp_(above, weight.to(values.device))
 
 
+def _vertex_fractions(size: int, like: Tensor) -> Tensor:
+    """Where the vertices of an axis lie between its ends, in the dtype and on the device of ``like``."""
+    index = torch.arange(size, device=like.device, dtype=like.dtype)
+    return index / (size - 1) if size > 1 else torch.full_like(index, 0.5)
+
+
 def _sample_vertices(values: Tensor, corners: Tensor, resolution: tuple[int, int, int]) -> Tensor:
     """Values of ``(X, Y, Z, C)`` at the vertices that fill a box given by its corners ``(2, 3)`` in the unit cube."""
     result = values.new_empty((*resolution, values.shape[-1]))
     axes = []
     for axis, size in enumerate(resolution):
-        fraction = torch.linspace(0, 1, size, dtype=corners.dtype, device=corners.device)
-        fraction = fraction if size > 1 else torch.full_like(fraction, 0.5)
-        axes.append(torch.lerp(corners[0, axis], corners[1, axis], fraction))
+        axes.append(torch.lerp(corners[0, axis], corners[1, axis], _vertex_fractions(size, corners)))
     for rows in _slabs(resolution[0], resolution[1] * resolution[2] * max(values.shape[-1], 3)):
         points = torch.stack(torch.meshgrid(axes[0][rows], axes[1], axes[2], indexing="ij"), dim=-1)
         result[rows] = ops.sample_trilinear(values, points.view(-1, 3)).view(*points.shape[:-1], -1)

@@ -119,13 +119,12 @@ class OccupancyGrid(nn.Module):
         """
         if density.dim() != 3:
             raise ValueError(f"density must have shape (X, Y, Z), got {tuple(density.shape)}")
-        if not 0 < threshold < 1:
-            raise ValueError(f"threshold must lie in (0, 1), got {threshold}")
+        _check_threshold(threshold)
         # Largest value over each field cell, then over the field cells that each cell of this grid overlaps.
         kernel = [min(2, size) for size in density.shape]
         cells = F.max_pool3d(density[None, None], kernel, stride=1)
         highest = F.adaptive_max_pool3d(cells, tuple(self.occupied.shape))[0, 0]
-        self._occupy((-torch.expm1(-highest * step) > threshold) & self.possible, aabb)
+        self._occupy(_reaches(highest, step, threshold) & self.possible, aabb)
 
     @torch.no_grad()
     def observe(self, density: Callable[[Tensor], Tensor], step: float, threshold: float, decay: float = 0.95) -> None:
@@ -144,8 +143,7 @@ class OccupancyGrid(nn.Module):
         Raises:
             ValueError: ``threshold`` is outside (0, 1) or ``decay`` outside [0, 1].
         """
-        if not 0 < threshold < 1:
-            raise ValueError(f"threshold must lie in (0, 1), got {threshold}")
+        _check_threshold(threshold)
         if not 0 <= decay <= 1:
             raise ValueError(f"decay must lie in [0, 1], got {decay}")
         if self._cells is None:
@@ -159,7 +157,7 @@ class OccupancyGrid(nn.Module):
             _, y, z = self.occupied.shape
             index = (cells[:, 0] * y + cells[:, 1]) * z + cells[:, 2]
             highest[index] = torch.maximum(highest[index], seen)
-        self._occupy(-torch.expm1(-self.highest * step) > threshold, self.aabb)
+        self._occupy(_reaches(self.highest, step, threshold), self.aabb)
 
     def fraction(self) -> float:
         """Returns the share of occupied cells; synchronises with the device."""
@@ -207,3 +205,13 @@ class OccupancyGrid(nn.Module):
     def extra_repr(self) -> str:
         """Shows the geometry in ``print(module)``."""
         return f"resolution={tuple(self.occupied.shape)}"
+
+
+def _check_threshold(threshold: float) -> None:
+    if not 0 < threshold < 1:
+        raise ValueError(f"threshold must lie in (0, 1), got {threshold}")
+
+
+def _reaches(density: Tensor, step: float, threshold: float) -> Tensor:
+    """Tells where one sample has more than the threshold's opacity."""
+    return -torch.expm1(-density * step) > threshold

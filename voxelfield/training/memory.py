@@ -10,6 +10,7 @@ from voxelfield.datasets.scene import Split
 from voxelfield.fields import RadianceField
 from voxelfield.pyramid import VoxelPyramid
 from voxelfield.training.config import TrainerConfig
+from voxelfield.training.optimizer import copies_dtype
 
 _GIB = 2**30
 _FLOAT = 4
@@ -66,8 +67,8 @@ def estimate_memory(field: RadianceField, config: TrainerConfig, split: Split) -
         values = sum(level.numel() for level in field.grid.levels)
     else:
         values = max(stage.resolution for stage in config.stages) ** 3 * field.grid.channels
-    narrow = config.precision != "float32"
-    width = 2 if narrow else _FLOAT
+    copies = copies_dtype(config.precision, torch.device("cuda"))
+    width = copies.itemsize
     channels = field.grid.channels
     marched = config.marched * (_PACKED_SAMPLE + width * (channels + 16))
     visible = config.samples * (_PACKED_SAMPLE + width * (2 * channels + _DECODED_SAMPLE))
@@ -75,7 +76,7 @@ def estimate_memory(field: RadianceField, config: TrainerConfig, split: Split) -
         parameters=_FLOAT * values,
         gradients=_FLOAT * values,
         optimizer=2 * _FLOAT * values,
-        copies=width * values if narrow else 0,
+        copies=0 if copies == torch.float32 else width * values,
         images=split.images.numel(),
         samples=marched + visible,
     )

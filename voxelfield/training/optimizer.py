@@ -16,6 +16,11 @@ from voxelfield.training.config import OptimizerConfig
 _WORTH_LISTING = 1 << 17
 
 
+def copies_dtype(precision: str, device: torch.device) -> torch.dtype:
+    """Returns the dtype of what grids are read from: float16 copies where ``trainer.precision`` is narrow, on CUDA."""
+    return torch.float16 if device.type == "cuda" and precision != "float32" else torch.float32
+
+
 class Optimizers:
     """GridAdam for a field's grids, fused AdamW for its decoder's network, if it has one.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from voxelfield.fields import RadianceField
 from voxelfield.grids import VoxelGrid, cubic_voxels
 from voxelfield.pyramid import VoxelPyramid
 from voxelfield.training.checkpoint import load_checkpoint, resolve_checkpoint
+from voxelfield.training.clock import synchronized_time
 from voxelfield.training.config import OptimizerConfig, TrainerConfig, parse
 from voxelfield.training.evaluation import Evaluation, evaluate_split, write_metrics, write_video
 from voxelfield.training.images import composite_background, to_uint8
@@ -68,14 +68,14 @@ def run(config: DictConfig, run_directory: Path, root: Path) -> dict[str, Any] |
         logger.info("training needs about %s of GPU memory", estimate)
         check_memory(estimate, device)
     torch.manual_seed(config.seed)
-    started = wait_for(device)
+    started = synchronized_time(device)
     field = build_field(config.model, scene, trainer_config, device)
     saved_config: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
     first_step = 0 if checkpoint is None else checkpoint["step"]
     log = build_logger(config.logger.name, run_directory, first_step)
     log.text("config", f"```yaml\n{OmegaConf.to_yaml(config, resolve=True)}```")
     trainer = Trainer(field, scene.train, trainer_config, optimizer_config, log, run_directory, saved_config)
-    trainer.train_seconds = wait_for(device) - started
+    trainer.train_seconds = synchronized_time(device) - started
     if checkpoint is not None:
         trainer.restore(checkpoint)
         logger.info("resumed at step %d", trainer.step)
@@ -117,13 +117,6 @@ def choose_device(wish: str) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device={wish}, but torch {torch.__version__} finds no CUDA device; use device=cpu")
     return device
-
-
-def wait_for(device: torch.device) -> float:
-    """Returns the time on a clock, in seconds, once the device has done all that was asked of it."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
 
 
 def load_scene(config: DictConfig, trainer: TrainerConfig, root: Path) -> Scene:

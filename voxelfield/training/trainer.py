@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,13 +21,14 @@ from voxelfield.pyramid import VoxelPyramid
 from voxelfield.rendering import RenderSettings, View, render_view
 from voxelfield.training.batches import PixelSampler, background_for
 from voxelfield.training.checkpoint import checkpoint_path, save_checkpoint
+from voxelfield.training.clock import synchronized_time
 from voxelfield.training.config import OptimizerConfig, TrainerConfig
 from voxelfield.training.graph import GraphedCall
 from voxelfield.training.interrupt import Interrupt
 from voxelfield.training.logging import Progress, RunLogger
 from voxelfield.training.losses import grid_terms
 from voxelfield.training.metrics import mse_to_psnr
-from voxelfield.training.optimizer import Optimizers
+from voxelfield.training.optimizer import Optimizers, copies_dtype
 from voxelfield.training.schedules import stage_at
 from voxelfield.training.step import TrainingStep
 from voxelfield.visual_hull import visual_hull
@@ -217,8 +217,7 @@ class Trainer:
 
     def _attach(self) -> None:
         """Starts afresh with what depends on the grids' shapes: their copies, blocks of vertices, the CUDA graph."""
-        narrow = self.device.type == "cuda" and self.config.precision != "float32"
-        self.optimizers.attach(torch.float16 if narrow else torch.float32, self.occupancy)
+        self.optimizers.attach(copies_dtype(self.config.precision, self.device), self.occupancy)
         # Captured in the graph as numbers: what they are computed from must not be looked at in there.
         settings = self.settings
         self._graphed = GraphedCall(lambda: self._step.run(settings), self.device)
@@ -303,9 +302,7 @@ class Trainer:
         return fraction
 
     def _now(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter()
+        return synchronized_time(self.device)
 
     def _pause(self, progress: Progress) -> _Pause:
         return _Pause(self._now, progress)
