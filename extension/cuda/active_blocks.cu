@@ -37,7 +37,7 @@ struct Cuda : CudaBackend {
     const int32_t share = cells.range_of(middle).rows() / kRowsPerThread;
     int lanes = 1;
     while (lanes < kWarp && lanes < share) lanes *= 2;
-    STD_TORCH_CHECK(cudaMemsetAsync(count, 0, sizeof(int32_t), stream()) == cudaSuccess, "cannot clear a count");
+    check_cuda(cudaMemsetAsync(count, 0, sizeof(int32_t), stream()));
     active_blocks_kernel<<<blocks(cells.block_total() * lanes, kThreads), kThreads, 0, stream()>>>(cells, lanes, ids,
                                                                                                    count);
     STD_CUDA_KERNEL_LAUNCH_CHECK();

@@ -12,6 +12,10 @@ namespace voxelfield {
 
 constexpr int kThreads = 256;
 
+inline void check_cuda(cudaError_t error) {
+  STD_TORCH_CHECK(error == cudaSuccess, "CUDA error: ", cudaGetErrorString(error));
+}
+
 struct CudaBackend {
   struct Guard {
     torch::stable::accelerator::DeviceGuard device;

@@ -19,21 +19,19 @@ constexpr int kBackwardWarps = Width > 64 ? 8 : 4;
 template <int Width>
 constexpr int kMostUnits = Width >= 64 ? 4 : 2;
 
-void check(cudaError_t error) { STD_TORCH_CHECK(error == cudaSuccess, "CUDA error: ", cudaGetErrorString(error)); }
-
 int device_attribute(cudaDeviceAttr attribute) {
   int device = 0, value = 0;
-  check(cudaGetDevice(&device));
-  check(cudaDeviceGetAttribute(&value, attribute, device));
+  check_cuda(cudaGetDevice(&device));
+  check_cuda(cudaDeviceGetAttribute(&value, attribute, device));
   return value;
 }
 
 // Readies a kernel for so much shared memory; returns how many blocks the device runs at once.
 template <typename Kernel>
 int resident_blocks(Kernel* kernel, int threads, int shared) {
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
   int per_multiprocessor = 0;
-  check(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_multiprocessor, kernel, threads, shared));
+  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_multiprocessor, kernel, threads, shared));
   STD_TORCH_CHECK(per_multiprocessor > 0, "mlp: no block of the kernel fits this device");
   return per_multiprocessor * device_attribute(cudaDevAttrMultiProcessorCount);
 }

@@ -90,7 +90,7 @@ struct Cuda : CudaBackend {
         // 16-bit grids accumulate in float32.
         sums.push_back(new_empty(values, shapes[l], scalar_type_of<T>()));
         T* data = sums[l].template mutable_data_ptr<T>();
-        check(cudaMemsetAsync(data, 0, sums[l].numel() * sizeof(T), stream()));
+        check_cuda(cudaMemsetAsync(data, 0, sums[l].numel() * sizeof(T), stream()));
         if (n > vertices) {
           dense.level[dense.count++] = {level.locator, data, level.column};
         } else {
@@ -129,10 +129,6 @@ struct Cuda : CudaBackend {
   }
 
  private:
-  static void check(cudaError_t error) {
-    STD_TORCH_CHECK(error == cudaSuccess, "CUDA error: ", cudaGetErrorString(error));
-  }
-
   template <typename scalar_t>
   static bool suits_tiles(int64_t vertices, int64_t channels, int64_t n, SplatMethod method) {
     if (method == SplatMethod::kAtomic || channels == 0) return false;
@@ -205,7 +201,7 @@ struct Cuda : CudaBackend {
     int32_t* entries = reinterpret_cast<int32_t*>(segments + tiles.tiles);
 
     const cudaStream_t s = stream();
-    check(cudaMemsetAsync(cursors, 0, (kCursorInts + tiles.tiles) * sizeof(int32_t), s));
+    check_cuda(cudaMemsetAsync(cursors, 0, (kCursorInts + tiles.tiles) * sizeof(int32_t), s));
     count_entries<Shape><<<blocks(n, kThreads), kThreads, 0, s>>>(levels, tiles, points, count, n);
     reserve_segments<<<blocks(tiles.tiles, kThreads), kThreads, 0, s>>>(count, segments, pieces, cursors, tiles.tiles);
     place_entries<Shape><<<blocks(n, kThreads), kThreads, 0, s>>>(levels, tiles, points, count, entries, n);
