@@ -10,7 +10,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "trilinear.h"
+#include "packed_rays.h"
 
 namespace voxelfield {
 
@@ -30,9 +30,7 @@ struct PackedSamples {
   const T* rgb;      // (M, 3); null where only weights are wanted
   const T* t;        // (M,)
   const T* dt;       // (M,)
-  const int64_t* ray_offsets;
-  int64_t rays;
-  int64_t count;  // M: rows outside ray_offsets belong to no ray
+  PackedRays rays;
   T min_transmittance;
 };
 

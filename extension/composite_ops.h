@@ -1,8 +1,8 @@
 // Host side of compositing, written once: allocate and hand over to a backend's three kernels.
 #pragma once
 
+#include "check_tensor.h"
 #include "composite.h"
-#include "tensors.h"
 
 namespace voxelfield {
 
@@ -45,14 +45,14 @@ template <typename Backend>
 struct CompositeOps {
   static Tensor ray_weights(const Tensor& density, const Tensor& dt, const Tensor& ray_offsets,
                             double min_transmittance) {
+    check_packed(density, dt, ray_offsets);
     const typename Backend::Guard guard(density);
     const Tensor d = as_contiguous(density), width = as_contiguous(dt), offsets = as_contiguous(ray_offsets);
     Tensor weights = new_empty(d, {d.size(0)}, d.scalar_type());
     dispatch(d, [&](auto zero) {
       using T = decltype(zero);
       Backend::weights(PackedSamples<T>{d.const_data_ptr<T>(), nullptr, nullptr, width.const_data_ptr<T>(),
-                                        offsets.const_data_ptr<int64_t>(), offsets.size(0) - 1, d.size(0),
-                                        static_cast<T>(min_transmittance)},
+                                        packed_rays(offsets, d.size(0)), static_cast<T>(min_transmittance)},
                        weights.mutable_data_ptr<T>());
     });
     return weights;
@@ -62,6 +62,7 @@ struct CompositeOps {
                                                                       const Tensor& t, const Tensor& dt,
                                                                       const Tensor& ray_offsets,
                                                                       double min_transmittance, bool distortion) {
+    check_inputs(density, rgb, t, dt, ray_offsets);
     const typename Backend::Guard guard(density);
     const Inputs in{density, rgb, t, dt, ray_offsets};
     const int64_t rays = in.ray_offsets.size(0) - 1;
@@ -87,6 +88,20 @@ struct CompositeOps {
       const std::optional<Tensor>& grad_distortion, const Tensor& density, const Tensor& rgb, const Tensor& t,
       const Tensor& dt, const Tensor& ray_offsets, const Tensor& ray_rgb, const Tensor& opacity, const Tensor& depth,
       const Tensor& distortion, double min_transmittance) {
+    check_inputs(density, rgb, t, dt, ray_offsets);
+    const int64_t samples = density.size(0), rays = ray_offsets.size(0) - 1;
+    const auto check = [&](const char* name, const std::optional<Tensor>& x, std::initializer_list<int64_t> shape) {
+      if (x.has_value()) check_tensor(name, *x, shape, density.scalar_type(), density);
+    };
+    check("grad_rgb", grad_rgb, {rays, 3});
+    check("grad_opacity", grad_opacity, {rays});
+    check("grad_depth", grad_depth, {rays});
+    check("grad_weights", grad_weights, {samples});
+    check("grad_distortion", grad_distortion, {rays});
+    check("ray_rgb", ray_rgb, {rays, 3});
+    check("opacity", opacity, {rays});
+    check("depth", depth, {rays});
+    if (grad_distortion.has_value()) check("distortion", distortion, {rays});
     const typename Backend::Guard guard(density);
     const Inputs in{density, rgb, t, dt, ray_offsets};
     const auto g_rgb = as_contiguous(grad_rgb), g_opacity = as_contiguous(grad_opacity),
@@ -94,10 +109,8 @@ struct CompositeOps {
                g_distortion = as_contiguous(grad_distortion);
     const Tensor result_rgb = as_contiguous(ray_rgb), result_opacity = as_contiguous(opacity),
                  result_depth = as_contiguous(depth), result_distortion = as_contiguous(distortion);
-    STD_TORCH_CHECK(!g_distortion.has_value() || result_distortion.numel() == result_opacity.numel(),
-                    "a gradient of distortion needs the distortion of each ray");
-    Tensor d_density = new_empty(in.density, {in.density.size(0)}, in.density.scalar_type());
-    Tensor d_rgb = new_empty(in.density, {in.density.size(0), 3}, in.density.scalar_type());
+    Tensor d_density = new_empty(in.density, {samples}, in.density.scalar_type());
+    Tensor d_rgb = new_empty(in.density, {samples, 3}, in.density.scalar_type());
     dispatch(in.density, [&](auto zero) {
       using T = decltype(zero);
       const bool spreads = g_distortion.has_value();
@@ -113,6 +126,19 @@ struct CompositeOps {
   }
 
  private:
+  static void check_packed(const Tensor& density, const Tensor& dt, const Tensor& ray_offsets) {
+    check_tensor("density", density, {kAny}, opmath_type(density), density);
+    check_tensor("dt", dt, {density.size(0)}, density.scalar_type(), density);
+    check_ray_offsets(ray_offsets, density);
+  }
+
+  static void check_inputs(const Tensor& density, const Tensor& rgb, const Tensor& t, const Tensor& dt,
+                           const Tensor& ray_offsets) {
+    check_packed(density, dt, ray_offsets);
+    check_tensor("rgb", rgb, {density.size(0), 3}, density.scalar_type(), density);
+    check_tensor("t", t, {density.size(0)}, density.scalar_type(), density);
+  }
+
   struct Inputs {
     Tensor density, rgb, t, dt, ray_offsets;
 
@@ -129,9 +155,7 @@ struct CompositeOps {
               rgb.const_data_ptr<T>(),
               t.const_data_ptr<T>(),
               dt.const_data_ptr<T>(),
-              ray_offsets.const_data_ptr<int64_t>(),
-              ray_offsets.size(0) - 1,
-              density.size(0),
+              packed_rays(ray_offsets, density.size(0)),
               static_cast<T>(min_transmittance)};
     }
   };
@@ -141,8 +165,6 @@ struct CompositeOps {
     if (like.scalar_type() == ScalarType::Double) {
       f(double{});
     } else {
-      STD_TORCH_CHECK(like.scalar_type() == ScalarType::Float, "composite: expected a float32 or float64 tensor, got ",
-                      torch::headeronly::toString(like.scalar_type()));
       f(float{});
     }
   }

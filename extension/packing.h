@@ -4,7 +4,7 @@
 // Rays are taken in order for as long as all that they have fits: from the first that does not, they get nothing.
 #pragma once
 
-#include "tensors.h"
+#include "check_tensor.h"
 
 namespace voxelfield {
 
@@ -36,10 +36,23 @@ struct SegmentParts {
 struct Packing {
   const int32_t* counts;  // of each segment
   const int64_t* sums;    // of each part
+  int64_t most;           // that a segment can have
+  int64_t most_of_part;
   SegmentParts parts;
   int64_t capacity;
   int64_t* ray_offsets;
   int64_t* rays_taken;
+
+  VOXELFIELD_HOST_DEVICE int32_t count(int64_t segment) const {
+    return static_cast<int32_t>(bounded(counts[segment], most));
+  }
+  VOXELFIELD_HOST_DEVICE int64_t sum(int64_t part) const { return bounded(sums[part], most_of_part); }
+
+ private:
+  // What no counting op returns might yet be handed over as if it had.
+  VOXELFIELD_HOST_DEVICE static int64_t bounded(int64_t value, int64_t most) {
+    return value < 0 ? 0 : (value < most ? value : most);
+  }
 };
 
 inline int shift_of(int64_t segments_per_ray) {
@@ -87,22 +100,27 @@ struct SamplePointers {
   }
 };
 
-// What rows that no ray has hold: no position that an op would look at, no length, and the last ray, so that ray_index
-// rises.
-VOXELFIELD_HOST_DEVICE SampleRow no_sample(int64_t rays) {
-  return {{NAN, NAN, NAN}, 0.0f, 0.0f, rays > 0 ? rays - 1 : 0, true};
-}
+// A row that holds no sample: no position that an op would look at, and no length.
+VOXELFIELD_HOST_DEVICE SampleRow empty_row(int64_t ray) { return {{NAN, NAN, NAN}, 0.0f, 0.0f, ray, true}; }
 
-inline Packing packing_of(const Tensor& counts, const Tensor& sums, int64_t segments_per_ray,
+// What rows that no ray has hold: the last ray, so that ray_index rises.
+VOXELFIELD_HOST_DEVICE SampleRow no_sample(int64_t rays) { return empty_row(rays > 0 ? rays - 1 : 0); }
+
+// `most` is what a segment can have.
+inline Packing packing_of(const Tensor& counts, const Tensor& sums, int64_t segments_per_ray, int64_t most,
                           const PackedTensors& out) {
   const Tensor &t = std::get<1>(out), &ray_offsets = std::get<4>(out), &rays_taken = std::get<5>(out);
-  const SegmentParts parts{counts.size(0), shift_of(segments_per_ray)};
-  STD_TORCH_CHECK(counts.dim() == 1 && counts.scalar_type() == ScalarType::Int && counts.is_contiguous() &&
-                      counts.size(0) == (ray_offsets.size(0) - 1) * segments_per_ray && sums.dim() == 1 &&
-                      sums.scalar_type() == ScalarType::Long && sums.is_contiguous() && sums.size(0) == parts.parts(),
-                  "counts and sums must be what the counting op returned");
-  return {counts.const_data_ptr<int32_t>(),        sums.const_data_ptr<int64_t>(),        parts, t.size(0),
-          ray_offsets.mutable_data_ptr<int64_t>(), rays_taken.mutable_data_ptr<int64_t>()};
+  const SegmentParts parts{(ray_offsets.size(0) - 1) * segments_per_ray, shift_of(segments_per_ray)};
+  check_contiguous("counts", counts, {parts.segments}, ScalarType::Int, t);
+  check_contiguous("sums", sums, {parts.parts()}, ScalarType::Long, t);
+  return {counts.const_data_ptr<int32_t>(),
+          sums.const_data_ptr<int64_t>(),
+          most,
+          most * parts.length(),
+          parts,
+          t.size(0),
+          ray_offsets.mutable_data_ptr<int64_t>(),
+          rays_taken.mutable_data_ptr<int64_t>()};
 }
 
 }  // namespace voxelfield

@@ -26,6 +26,10 @@ using torch::stable::Tensor;
 template <typename scalar_t>
 using opmath_t = std::conditional_t<std::is_same_v<scalar_t, double>, double, float>;
 
+inline ScalarType opmath_type(const Tensor& x) {
+  return x.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+}
+
 template <typename T>
 constexpr ScalarType scalar_type_of() {
   return std::is_same_v<T, double> ? ScalarType::Double : ScalarType::Float;

@@ -8,17 +8,19 @@ namespace {
 
 constexpr int64_t kRaysPerTask = 64;
 
-// Calls visit(ray) for every ray, which returns the first sample that it left out, and clear(i) for samples left out
-// and for those that belong to no ray.
+// Calls visit(ray, span) for every ray, which returns the first sample that it left out, and clear(i) for samples left
+// out and for those that belong to no ray.
 template <typename T, typename Visit, typename Clear>
 void for_each_ray(const PackedSamples<T>& samples, const Visit& visit, const Clear& clear) {
-  torch::stable::parallel_for(0, samples.rays, kRaysPerTask, [&](int64_t begin, int64_t end) {
+  torch::stable::parallel_for(0, samples.rays.count, kRaysPerTask, [&](int64_t begin, int64_t end) {
     for (int64_t ray = begin; ray < end; ++ray) {
-      for (int64_t i = visit(ray); i < samples.ray_offsets[ray + 1]; ++i) clear(i);
+      const RaySpan span = samples.rays[ray];
+      for (int64_t i = visit(ray, span); i < span.end; ++i) clear(i);
     }
   });
-  for (int64_t i = 0; i < std::min(samples.ray_offsets[0], samples.count); ++i) clear(i);
-  for (int64_t i = samples.ray_offsets[samples.rays]; i < samples.count; ++i) clear(i);
+  for (const RaySpan& rows : {samples.rays.before(), samples.rays.behind()}) {
+    for (int64_t i = rows.begin; i < rows.end; ++i) clear(i);
+  }
 }
 
 struct Cpu : CpuBackend {
@@ -26,8 +28,8 @@ struct Cpu : CpuBackend {
   static void weights(const PackedSamples<T>& samples, T* weights) {
     for_each_ray(
         samples,
-        [&](int64_t ray) {
-          return walk_samples(samples, ray, [&](int64_t i, T /*transmittance*/, T weight) { weights[i] = weight; });
+        [&](int64_t /*ray*/, const RaySpan& span) {
+          return walk_samples(samples, span, [&](int64_t i, T /*transmittance*/, T weight) { weights[i] = weight; });
         },
         [&](int64_t i) { weights[i] = 0; });
   }
@@ -36,14 +38,13 @@ struct Cpu : CpuBackend {
   static void forward(const PackedSamples<T>& samples, const CompositeOutputs<T>& out) {
     for_each_ray(
         samples,
-        [&](int64_t ray) {
+        [&](int64_t ray, const RaySpan& span) {
           RayResult<T> result;
           Matter<T> before;
-          const int64_t first = samples.ray_offsets[ray];
-          const int64_t stop = walk_samples(samples, ray, [&](int64_t i, T /*transmittance*/, T weight) {
+          const int64_t stop = walk_samples(samples, span, [&](int64_t i, T /*transmittance*/, T weight) {
             out.weights[i] = weight;
             result.add(samples, i, weight);
-            const T distance = samples.t[i] - samples.t[first];
+            const T distance = samples.t[i] - samples.t[span.begin];
             result.distortion += distortion_of(before, weight, distance, samples.dt[i]);
             before.add(weight, distance);
           });
@@ -58,19 +59,18 @@ struct Cpu : CpuBackend {
                        const CompositeValues<T>& results, const SampleGradients<T>& out) {
     for_each_ray(
         samples,
-        [&](int64_t ray) {
+        [&](int64_t ray, const RaySpan& span) {
           const RayGradient<T> gradient{gradients.of_ray(ray), gradients.weights};
           const RayResult<T> result = results.of_ray(ray);
-          const int64_t first = samples.ray_offsets[ray];
           T behind = gradient.of_all(result);
           if (gradient.weights != nullptr) {
-            walk_samples(samples, ray,
+            walk_samples(samples, span,
                          [&](int64_t i, T /*transmittance*/, T weight) { behind += weight * gradient.weights[i]; });
           }
-          const T origin = first < samples.ray_offsets[ray + 1] ? samples.t[first] : T(0);
+          const T origin = span.begin < span.end ? samples.t[span.begin] : T(0);
           const Matter<T> all{result.opacity, result.depth - result.opacity * origin};
           Matter<T> before;
-          return walk_samples(samples, ray, [&](int64_t i, T transmittance, T weight) {
+          return walk_samples(samples, span, [&](int64_t i, T transmittance, T weight) {
             const T distance = samples.t[i] - origin;
             const T at_weight = gradient.at_weight(samples, i) +
                                 gradient.at.distortion * distortion_slope(before, all, weight, distance, samples.dt[i]);

@@ -27,7 +27,7 @@ inline void take_rays(const Packing& packing) {
   packing.ray_offsets[0] = 0;
   for (int64_t ray = 0; ray < rays; ++ray) {
     int64_t samples = 0;
-    for (int64_t part = 0; part < segments_per_ray; ++part) samples += packing.counts[ray * segments_per_ray + part];
+    for (int64_t part = 0; part < segments_per_ray; ++part) samples += packing.count(ray * segments_per_ray + part);
     fits = fits && used + samples <= packing.capacity;
     if (fits) {
       used += samples;
@@ -49,7 +49,7 @@ void place_segments(const Packing& packing, const Samples& samples) {
       int64_t row = packing.ray_offsets[ray];
       const int64_t first = ray << packing.parts.segments_shift, last = (ray + 1) << packing.parts.segments_shift;
       for (int64_t segment = first; segment < last; ++segment) {
-        const int32_t count = packing.counts[segment];
+        const int32_t count = packing.count(segment);
         if (count == 0) continue;
         const auto staged = samples.stage(segment);
         for (int32_t number = 0; number < count; ++number) {

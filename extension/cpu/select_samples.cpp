@@ -11,10 +11,10 @@ struct Cpu : CpuBackend {
   static void count_visible(const PackedSamples<float>& samples, float min_weight, const SegmentParts& parts,
                             int32_t* kept, int32_t* counts, int64_t* sums) {
     count_segments(parts, counts, sums, [&](int64_t ray) {
-      const int64_t first = samples.ray_offsets[ray];
+      const RaySpan span = samples.rays[ray];
       int32_t count = 0;
-      walk_samples(samples, ray, [&](int64_t i, float /*transmittance*/, float weight) {
-        if (weight > min_weight) kept[first + count++] = static_cast<int32_t>(i);
+      walk_samples(samples, span, [&](int64_t i, float /*transmittance*/, float weight) {
+        if (weight > min_weight) kept[span.begin + count++] = static_cast<int32_t>(i);
       });
       return count;
     });

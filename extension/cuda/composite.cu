@@ -15,8 +15,8 @@ struct CompositeGrid {
 
   template <typename T>
   CompositeGrid(const PackedSamples<T>& samples, int64_t rays_per_block)
-      : walking((samples.rays + rays_per_block - 1) / rays_per_block),
-        clearing((samples.count + kClearedRows - 1) / kClearedRows) {
+      : walking((samples.rays.count + rays_per_block - 1) / rays_per_block),
+        clearing((samples.rays.samples + kClearedRows - 1) / kClearedRows) {
     if (clearing > kClearingBlocks) clearing = kClearingBlocks;
   }
 };
@@ -28,9 +28,9 @@ __device__ __forceinline__ bool cleared(const PackedSamples<T>& samples, const C
   const int64_t block = static_cast<int64_t>(blockIdx.x) - grid.walking;
   if (block < 0) return false;
   const int64_t thread = block * kThreads + threadIdx.x, threads = grid.clearing * kThreads;
-  const int64_t before = samples.ray_offsets[0];
-  for (int64_t i = thread; i < before && i < samples.count; i += threads) clear(i);
-  for (int64_t i = samples.ray_offsets[samples.rays] + thread; i < samples.count; i += threads) clear(i);
+  const RaySpan before = samples.rays.before(), behind = samples.rays.behind();
+  for (int64_t i = before.begin + thread; i < before.end; i += threads) clear(i);
+  for (int64_t i = behind.begin + thread; i < behind.end; i += threads) clear(i);
   return true;
 }
 
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(kThreads)
     weights_kernel(PackedSamples<T> samples, CompositeGrid grid, T* __restrict__ weights) {
   const auto clear = [&](int64_t i) { weights[i] = 0; };
   if (cleared(samples, grid, clear)) return;
-  const RaySpan<T> span(samples, own_ray<Group>());
+  const RaySpan span = samples.rays[own_ray<Group>()];
   const int lane = threadIdx.x % Group;
   int64_t i = walk_samples<Group>(samples, span, lane, [&](int64_t i, bool valid, T /*transmittance*/, T weight) {
     if (valid) weights[i] = weight;
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kThreads)
   const auto clear = [&](int64_t i) { out.weights[i] = 0; };
   if (cleared(samples, grid, clear)) return;
   const int64_t ray = own_ray<Group>();
-  const RaySpan<T> span(samples, ray);
+  const RaySpan span = samples.rays[ray];
   const int lane = threadIdx.x % Group;
   const T origin = Distortion && span.begin < span.end ? samples.t[span.begin] : T(0);
   RayResult<T> result;
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kThreads)
   result.opacity = group_sum<Group>(result.opacity);
   result.depth = group_sum<Group>(result.depth);
   if constexpr (Distortion) result.distortion = group_sum<Group>(result.distortion);
-  if (lane == 0 && ray < samples.rays) out.write(ray, result);
+  if (lane == 0 && ray < samples.rays.count) out.write(ray, result);
 }
 
 template <int Group, bool Distortion, typename T>
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(kThreads)
   };
   if (cleared(samples, grid, clear)) return;
   const int64_t ray = own_ray<Group>();
-  const RaySpan<T> span(samples, ray);
+  const RaySpan span = samples.rays[ray];
   const int lane = threadIdx.x % Group;
   RayGradient<T> gradient{{}, gradients.weights};
   RayResult<T> result;

@@ -22,7 +22,7 @@ __device__ __forceinline__ Shares share_of(const Packing& packing, int64_t part)
   const int64_t parts = packing.parts.parts();
 #pragma unroll 4
   for (int64_t i = threadIdx.x; i < parts; i += Threads) {
-    const int64_t sum = packing.sums[i];
+    const int64_t sum = packing.sum(i);
     shares.total += sum;
     if (i < part) shares.before += sum;
   }
@@ -41,11 +41,15 @@ __device__ Taken find_taken(const Packing& packing) {
   __shared__ int64_t scratch[Threads / kWarp];
   __shared__ int64_t full_part, rows;
   __shared__ Taken taken;
+  if (threadIdx.x == 0) {
+    full_part = rows = 0;
+    taken = {0, 0};  // which stays so where counts do not add up to their sums
+  }
   const int64_t parts = packing.parts.parts();
   int64_t before = 0;
   for (int64_t first = 0; first < parts; first += Threads) {
     const int64_t i = first + threadIdx.x;
-    const int64_t own = i < parts ? packing.sums[i] : 0;
+    const int64_t own = i < parts ? packing.sum(i) : 0;
     const int64_t through = before + block_inclusive_sum<Threads>(own, scratch);
     if (through - own <= packing.capacity && packing.capacity < through) {
       full_part = i;
@@ -63,7 +67,7 @@ __device__ Taken find_taken(const Packing& packing) {
     const int64_t i = ray + threadIdx.x;
     int64_t own = 0;
     for (int64_t s = i << packing.parts.segments_shift; i < end && s < (i + 1) << packing.parts.segments_shift; ++s) {
-      own += packing.counts[s];
+      own += packing.count(s);
     }
     const int64_t through = before + block_inclusive_sum<Threads>(own, scratch);
     if (through - own <= packing.capacity && packing.capacity < through) taken = {i, through - own};
@@ -123,7 +127,7 @@ static __global__ void __launch_bounds__(Threads) place_segments(Packing packing
   for (int64_t chunk = packing.parts.begin(part); chunk < last; chunk += kChunk) {
     const int64_t own = chunk + threadIdx.x;
     const bool owns = own < last;
-    const unsigned count = owns ? packing.counts[own] : 0;
+    const unsigned count = owns ? packing.count(own) : 0;
     if (count > 0) staged[threadIdx.x] = samples.stage(own);
     const unsigned through = block_inclusive_sum<Threads>(count, scratch);
     first_of[threadIdx.x + 1] = through;
@@ -148,7 +152,7 @@ static __global__ void __launch_bounds__(Threads) place_segments(Packing packing
         rows[i].known = false;
         if (row + i < before || row + i >= end) continue;
         const unsigned local = static_cast<unsigned>(row + i - before);
-        while (first_of[segment + 1] <= local) ++segment;
+        while (segment < kChunk - 1 && first_of[segment + 1] <= local) ++segment;
         rows[i] = samples.sample(staged[segment], chunk + segment, static_cast<int32_t>(local - first_of[segment]));
       }
       write_group(samples.out, row, before, end, rows);

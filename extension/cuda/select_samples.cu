@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kJudgeThreads)
   const int64_t end = parts.end(blockIdx.x);
   for (int64_t first = parts.begin(blockIdx.x); first < end; first += kRays) {
     const int64_t ray = first + threadIdx.x / Group;
-    const RaySpan<float> span(samples, ray);
+    const RaySpan span = samples.rays[ray];
     int32_t count = 0;
     walk_samples<Group>(samples, span, lane, [&](int64_t i, bool /*valid*/, float /*transmittance*/, float weight) {
       const bool keep = weight > min_weight;

@@ -53,6 +53,44 @@ def check_points(points: object, shape: tuple[int | str, ...], source_name: str,
     check_same_device("points", points, source_name, source)
 
 
+def check_ray_offsets(ray_offsets: object, samples: int, like_name: str, like: Tensor) -> None:
+    """Raises unless ``ray_offsets`` (R + 1,) are int64 on the device of ``like``, and fit as many samples.
+
+    They fit if they never fall and lie in 0..samples. That is looked at where it costs no wait: on the CPU. Kernels
+    bound what they read (``PackedRays`` in extension/packed_rays.h).
+    """
+    check_tensor("ray_offsets", ray_offsets, ("R + 1",))
+    assert isinstance(ray_offsets, Tensor)
+    check_dtype("ray_offsets", ray_offsets, (torch.int64,))
+    check_same_device("ray_offsets", ray_offsets, like_name, like)
+    if ray_offsets.shape[0] == 0:
+        raise ValueError("ray_offsets must have R + 1 entries, at least one, got none")
+    if not _can_be_looked_at(ray_offsets):
+        return
+    falls = ray_offsets[1:] < ray_offsets[:-1]
+    if falls.any():
+        ray = int(falls.nonzero()[0])
+        first, last = ray_offsets[ray : ray + 2].tolist()
+        raise ValueError(f"ray_offsets must not fall, got {first} followed by {last} at ray {ray}")
+    first, last = int(ray_offsets[0]), int(ray_offsets[-1])
+    if first < 0 or last > samples:
+        raise ValueError(f"ray_offsets must lie in 0..{samples}, as {like_name} has rows, got {first}..{last}")
+
+
+def check_index(name: str, index: Tensor, count: int, what: str) -> None:
+    """Raises if an index lies outside 0..count - 1, where looking costs no wait: on the CPU. Kernels bound them."""
+    if index.numel() == 0 or not _can_be_looked_at(index):
+        return
+    lowest, highest = (int(x) for x in index.aminmax())
+    if lowest < 0 or highest >= count:
+        raise ValueError(f"{name} must lie in 0..{count - 1}, {what}, got {lowest}..{highest}")
+
+
+def _can_be_looked_at(x: Tensor) -> bool:
+    # Tracers bring tensors of types of their own, which have no values.
+    return not torch.compiler.is_compiling() and type(x) is Tensor and x.device.type == "cpu"
+
+
 def coordinate_dtype(dtype: torch.dtype) -> torch.dtype:
     """Returns the dtype of coordinates, and of arithmetic, for features of a dtype."""
     return torch.float64 if dtype == torch.float64 else torch.float32

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 # As in extension/packing.h and march_ops.h.
 _PART_RAYS = 32
@@ -50,9 +51,19 @@ def check_capacity(capacity: object) -> None:
 
 def parts_of(rays: int, segments: int = 1) -> int:
     """Returns into how many parts, each with a sum of its own, the ops divide rays of so many segments each."""
-    walks, unit = rays * segments, max(_PART_RAYS * segments, _PART_SEGMENTS)
-    units = max(1, -(-walks // (unit * _MOST_PARTS)))
-    return max(1, -(-walks // (unit * units)))
+    return max(1, -(-rays * segments // _part_length(rays, segments)))
+
+
+def sums_of_parts(counts: Tensor) -> Tensor:
+    """Returns what (R,) rays have, one segment each, added up over each part: int64."""
+    rays = counts.shape[0]
+    length = _part_length(rays, 1)
+    return F.pad(counts.long(), (0, parts_of(rays) * length - rays)).view(-1, length).sum(dim=1)
+
+
+def _part_length(rays: int, segments: int) -> int:
+    unit = max(_PART_RAYS * segments, _PART_SEGMENTS)
+    return unit * max(1, -(-rays * segments // (unit * _MOST_PARTS)))
 
 
 def empty_samples(like: Tensor, rays: int, capacity: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:

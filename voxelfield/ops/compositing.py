@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._checks import check_dtype, check_same_device, check_tensor
+from voxelfield.ops._checks import check_dtype, check_ray_offsets, check_same_device, check_tensor
 
 
 class Composite(NamedTuple):
@@ -35,8 +35,8 @@ def composite(
 
     :math:`T_i = \exp(-\sum_{j<i} \sigma_j \delta_j)`, :math:`w_i = T_i (1 - e^{-\sigma_i \delta_i})`,
     :math:`C = \sum_i w_i c_i` (Mildenhall et al. 2020, eq. 3). A sample with :math:`T_i` below ``min_transmittance``
-    and all behind it count for nothing and receive no gradient. So do rows that belong to no ray, past
-    ``ray_offsets[-1]``.
+    and all behind it count for nothing and receive no gradient. So do rows that belong to no ray, before
+    ``ray_offsets[0]`` and from ``ray_offsets[-1]`` on.
 
     Distortion is how far apart the matter on a ray lies, in world units (Barron et al. 2022, "Mip-NeRF 360", eq. 15):
     :math:`\sum_{ij} w_i w_j |t_i - t_j| + \frac13 \sum_i w_i^2 \delta_i`, in linear time by sums over the samples
@@ -47,7 +47,9 @@ def composite(
         rgb: (M, 3) colours, dtype of ``density``; differentiable.
         t: (M,) distance of each sample, dtype of ``density``; not differentiable.
         dt: (M,) length that each sample stands for, dtype of ``density``; not differentiable.
-        ray_offsets: (R + 1,) int64: the samples of ray r are ``ray_offsets[r]:ray_offsets[r + 1]``, near to far.
+        ray_offsets: (R + 1,) int64: the samples of ray r are ``ray_offsets[r]:ray_offsets[r + 1]``, near to far. They
+            lie in 0..M and never fall. On CUDA nobody waits to look: what lies outside is taken for 0 or M, a ray that
+            would end before it begins has no samples, and a sample of several rays has the weight and gradient of any.
         min_transmittance: Where a ray stops; 0 never stops.
         distortion: Whether distortion is wanted.
 
@@ -57,7 +59,7 @@ def composite(
 
     Raises:
         TypeError: An argument is no tensor, or has the wrong dtype.
-        ValueError: An argument has the wrong shape or device.
+        ValueError: An argument has the wrong shape or device; or, on the CPU, ``ray_offsets`` fall or leave 0..M.
     """
     _check(density, dt, ray_offsets)
     for name, value, shape in (("rgb", rgb, (density.shape[0], 3)), ("t", t, (density.shape[0],))):
@@ -81,7 +83,7 @@ def ray_weights(density: Tensor, dt: Tensor, ray_offsets: Tensor, *, min_transmi
 
     Raises:
         TypeError: An argument is no tensor, or has the wrong dtype.
-        ValueError: An argument has the wrong shape or device.
+        ValueError: An argument has the wrong shape or device; or, on the CPU, ``ray_offsets`` fall or leave 0..M.
     """
     _check(density, dt, ray_offsets)
     with torch.no_grad():
@@ -94,12 +96,8 @@ def _check(density: Tensor, dt: Tensor, ray_offsets: Tensor) -> None:
     check_dtype("density", density, (torch.float32, torch.float64))
     check_tensor("dt", dt, (density.shape[0],))
     check_dtype("dt", dt, (density.dtype,), " as density is")
-    check_tensor("ray_offsets", ray_offsets, ("R + 1",))
-    check_dtype("ray_offsets", ray_offsets, (torch.int64,))
-    if ray_offsets.shape[0] == 0:
-        raise ValueError("ray_offsets must have R + 1 entries, at least one, got none")
     check_same_device("dt", dt, "density", density)
-    check_same_device("ray_offsets", ray_offsets, "density", density)
+    check_ray_offsets(ray_offsets, density.shape[0], "density", density)
     _library.ensure_loaded(density.device.type)
 
 

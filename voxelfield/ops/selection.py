@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._checks import check_dtype, check_same_device, check_tensor
+from voxelfield.ops._checks import check_dtype, check_ray_offsets, check_same_device, check_tensor
 from voxelfield.ops._packing import PackedSamples, check_capacity, empty_samples, parts_of
 
 
@@ -23,14 +23,15 @@ def select_samples(
 ) -> PackedSamples:
     """Keeps the samples whose weight exceeds a limit, packed again by ray. Not differentiable.
 
-    Weights are those of :func:`voxelfield.ops.composite`. Rows of the input past ``ray_offsets[-1]`` are ignored.
+    Weights are those of :func:`voxelfield.ops.composite`. Rows of the input that belong to no ray are
+    ignored.
 
     Args:
         density: (M,) float32, non-negative, per world unit of length; M below 2^31.
         positions: (M, 3) float32.
         t: (M,) float32, distance of each sample.
         dt: (M,) float32, length that each sample stands for.
-        ray_offsets: (R + 1,) int64: the samples of ray r are ``ray_offsets[r]:ray_offsets[r + 1]``, near to far.
+        ray_offsets: As for :func:`voxelfield.ops.composite`; of samples of several rays, any is kept.
         min_transmittance: Where a ray stops; 0 never stops.
         min_weight: A sample is kept if its weight exceeds this; at least 0.
         capacity: Rows of the result, as for :func:`voxelfield.ops.march_rays`: rays are taken in order for as long as
@@ -42,7 +43,8 @@ def select_samples(
 
     Raises:
         TypeError: An argument has the wrong type or dtype.
-        ValueError: An argument has the wrong shape or device, or ``min_weight`` or ``capacity`` is negative.
+        ValueError: An argument has the wrong shape or device, or ``min_weight`` or ``capacity`` is negative; or, on
+            the CPU, ``ray_offsets`` fall or leave 0..M.
     """
     check_tensor("density", density, ("M",))
     count = density.shape[0]
@@ -51,11 +53,7 @@ def select_samples(
         check_tensor(name, value, shapes[name])
         check_dtype(name, value, (torch.float32,))
         check_same_device(name, value, "density", density)
-    check_tensor("ray_offsets", ray_offsets, ("R + 1",))
-    check_dtype("ray_offsets", ray_offsets, (torch.int64,))
-    check_same_device("ray_offsets", ray_offsets, "density", density)
-    if ray_offsets.shape[0] == 0:
-        raise ValueError("ray_offsets must have R + 1 entries, at least one, got none")
+    check_ray_offsets(ray_offsets, count, "density", density)
     if not min_weight >= 0:
         raise ValueError(f"min_weight must be at least 0, got {min_weight}")
     check_capacity(capacity)

@@ -1,0 +1,408 @@
+"""What no op may do, whatever it is given: read or write outside its tensors.
+
+Contents that do not fit are errors on the CPU; on CUDA, where nobody waits to look, and in the raw ops, they give a
+defined result. Sizes, dtypes and devices that do not fit are errors that name the argument.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from voxelfield import _library, ops
+from voxelfield.decoders import spherical_harmonics
+
+LOWEST, HIGHEST = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
+SAMPLES = 90
+
+# Offsets of 90 samples, and the rows that each ray has then.
+BAD_OFFSETS = {
+    "past the end": ([0, 20, 91, HIGHEST], [(0, 20), (20, 90), (90, 90)]),
+    "negative": ([LOWEST, -5, 20, 60], [(0, 0), (0, 20), (20, 60)]),
+    "all past the end": ([100, 200, HIGHEST], [(90, 90), (90, 90)]),
+    "all negative": ([LOWEST, -1, -7], [(0, 0), (0, 0)]),
+    "falling": ([10, 50, 30, 70, 0, HIGHEST], [(10, 50), (50, 50), (30, 70), (70, 70), (0, 90)]),
+    "falling past both ends": ([HIGHEST, LOWEST, HIGHEST, -1], [(90, 90), (0, 90), (90, 90)]),
+}
+bad_offsets = pytest.mark.parametrize("case", BAD_OFFSETS)
+BAD_INDEX = [0, -1, 4, LOWEST, HIGHEST, 3, 5, 2]
+
+
+@pytest.fixture(autouse=True)
+def kernels(request):
+    if "device" in request.fixturenames:
+        _library.ensure_loaded(request.getfixturevalue("device").type)
+    return torch.ops.voxelfield
+
+
+def make_samples(device, dtype=torch.float64, count=SAMPLES):
+    dt = 0.02 + 0.06 * torch.rand(count, dtype=dtype)
+    values = {"density": 0.1 * torch.rand(count, dtype=dtype) / dt, "rgb": torch.rand(count, 3, dtype=dtype)}
+    values |= {"t": torch.rand(count, dtype=dtype).sort().values, "dt": dt}
+    return {name: x.to(device) for name, x in values.items()}
+
+
+def offsets_of(case, device):
+    given, spans = BAD_OFFSETS[case]
+    return torch.tensor(given, device=device), spans
+
+
+def shares_no_sample(offsets, spans):
+    first, last = offsets[[0, -1]].clamp(0, SAMPLES).tolist()
+    rows = list(itertools.chain(range(first), range(last, SAMPLES), *(range(*span) for span in spans)))
+    return len(rows) == len(set(rows))
+
+
+def assert_any_of(actual, candidates):
+    """Fails unless each row is one of the candidates' (K, M, ...), up to the order of summation."""
+    off = (actual - candidates).abs().flatten(2) if actual.dim() > 1 else (actual - candidates).abs()[..., None]
+    assert (off.amax(dim=-1).amin(dim=0) < 1e-12).all()
+
+
+# --- offsets
+
+
+@bad_offsets
+def test_composite_within_bounds(device, kernels, case):
+    samples = make_samples(device)
+    offsets, spans = offsets_of(case, device)
+    rays = len(spans)
+    results = kernels.composite(*samples.values(), offsets, 1e-4, True)
+    grads = [torch.randn_like(x) for x in results]
+    gradients = kernels.composite_backward(*grads, *samples.values(), offsets, *results[:3], results[4], 1e-4)
+
+    # The same of each ray alone. A sample of several rays may have what it is in any, and one of none has nothing.
+    alone = [kernels.composite(*samples.values(), offsets.new_tensor(span), 1e-4, True) for span in spans]
+    for which in (0, 1, 2, 4):
+        torch.testing.assert_close(results[which], torch.cat([x[which] for x in alone]), rtol=1e-9, atol=1e-12)
+    assert_any_of(results[3], torch.stack([x[3] for x in alone] + [torch.zeros_like(results[3])]))
+    ray_grads = [[g[ray : ray + 1] for g in (*grads[:3], grads[4])] for ray in range(rays)]
+    of_alone = [
+        kernels.composite_backward(
+            *of[:3], grads[3], of[3], *samples.values(), offsets.new_tensor(span), *one[:3], one[4], 1e-4
+        )
+        for of, one, span in zip(ray_grads, alone, spans, strict=True)
+    ]
+    for which, gradient in enumerate(gradients):
+        assert_any_of(gradient, torch.stack([x[which] for x in of_alone] + [torch.zeros_like(gradient)]))
+        if shares_no_sample(offsets, spans):
+            expected = sum(x[which] for x in of_alone)
+            torch.testing.assert_close(gradient, expected + torch.zeros_like(gradient), rtol=1e-9, atol=1e-12)
+
+
+@bad_offsets
+def test_weights_within_bounds(device, kernels, case):
+    samples = make_samples(device)
+    offsets, spans = offsets_of(case, device)
+    weights = kernels.ray_weights(samples["density"], samples["dt"], offsets, 1e-4)
+    alone = [kernels.ray_weights(samples["density"], samples["dt"], offsets.new_tensor(span), 1e-4) for span in spans]
+    assert_any_of(weights, torch.stack([*alone, torch.zeros_like(weights)]))
+    if shares_no_sample(offsets, spans):
+        torch.testing.assert_close(weights, sum(alone))
+
+
+@bad_offsets
+def test_selection_within_bounds(device, kernels, case):
+    samples = make_samples(device, torch.float32)
+    offsets, spans = offsets_of(case, device)
+    positions = torch.randn(SAMPLES, 3, device=device)
+    limits = 0.3, 0.01
+    counted = kernels.count_visible_samples(samples["density"], samples["dt"], offsets, *limits)
+    alone = [
+        kernels.ray_weights(samples["density"], samples["dt"], offsets.new_tensor(span), limits[0]) > limits[1]
+        for span in spans
+    ]
+    counts = [int(x.sum()) for x in alone]
+    assert counted[1].tolist() == counts
+    assert int(counted[2].sum()) == sum(counts)
+    for capacity in (sum(counts) // 2, sum(counts), sum(counts) + 9):
+        inputs = positions, samples["t"], samples["dt"], offsets
+        found, t, _, ray_index, ray_offsets, taken = kernels.pack_visible_samples(*inputs, *counted, capacity)
+        used = int(ray_offsets[-1])
+        fitting = next((ray for ray in range(len(counts)) if sum(counts[: ray + 1]) > capacity), len(counts))
+        assert int(taken) == fitting
+        assert used == sum(counts[:fitting])
+        rows = torch.cat([torch.zeros(0, dtype=torch.int64, device=device)] + [x.nonzero()[:, 0] for x in alone])[:used]
+        if shares_no_sample(offsets, spans):
+            assert torch.equal(t[:used], samples["t"][rows])
+        assert torch.isin(t[:used], samples["t"]).all()
+        assert torch.isin(found[:used], positions).all()
+        assert ray_index[:used].tolist() == [ray for ray in range(fitting) for _ in range(counts[ray])]
+        assert found[used:].isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("offsets", "message"),
+    [
+        ([0, 20, 91], r"ray_offsets must lie in 0\.\.90, as density has rows, got 0\.\.91"),
+        ([-1, 20, 90], r"ray_offsets must lie in 0\.\.90, as density has rows, got -1\.\.90"),
+        ([0, 50, 30, 90], "ray_offsets must not fall, got 50 followed by 30 at ray 1"),
+        ([0, HIGHEST, LOWEST, 90], f"ray_offsets must not fall, got {HIGHEST} followed by {LOWEST} at ray 1"),
+    ],
+    ids=["past the end", "negative", "falling", "far"],
+)
+def test_bad_offsets_are_errors_where_looking_is_free(device, offsets, message):
+    samples = make_samples(device, torch.float32)
+    density, rgb, t, dt = samples.values()
+    offsets = torch.tensor(offsets, device=device)
+    calls = (
+        lambda: ops.composite(density, rgb, t, dt, offsets),
+        lambda: ops.ray_weights(density, dt, offsets),
+        lambda: ops.select_samples(density, rgb, t, dt, offsets),
+    )
+    for call in calls:
+        if device.type == "cpu":
+            with pytest.raises(ValueError, match=message):
+                call()
+        else:
+            call()
+            torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("offsets", [[0, 0, 90], [10, 50, 50, 80], [90], [90, 90], [0]], ids=str)
+def test_rows_of_no_ray_are_no_error(device, offsets):
+    samples = make_samples(device)
+    result = ops.composite(*samples.values(), torch.tensor(offsets, device=device), min_transmittance=0.0)
+    assert (result.weights != 0).nonzero()[:, 0].tolist() == list(range(offsets[0], offsets[-1]))
+
+
+def test_offsets_are_not_looked_at_by_a_compiler():
+    samples = make_samples("cpu", torch.float32)
+    offsets = torch.tensor([0, 30, 90])
+
+    def loss(density, offsets):
+        return ops.composite(density, samples["rgb"], samples["t"], samples["dt"], offsets).opacity
+
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(samples["density"], offsets), loss(samples["density"], offsets))
+
+
+# --- what a counting op might have returned, but did not
+
+
+@pytest.mark.parametrize("counts", [[LOWEST] * 4, [-1, 2, -3, 4], [HIGHEST] * 4, [0, 3, HIGHEST, 1]], ids=str)
+@pytest.mark.parametrize("total", [LOWEST, -7, 0, 5, 40, HIGHEST])
+def test_packing_within_bounds_whatever_was_counted(device, kernels, counts, total):
+    counts = torch.tensor(counts).clamp(-(2**31), 2**31 - 1).int().to(device)
+    sums = torch.tensor([total], device=device)
+    rays, capacity = len(counts), 50
+    samples = make_samples(device, torch.float32)
+    positions = torch.randn(SAMPLES, 3, device=device)
+    offsets = torch.tensor([0, 20, 40, 60, 90], device=device)
+    kept = torch.tensor([LOWEST, HIGHEST, 5], device=device).clamp(-(2**31), 2**31 - 1).int().repeat(SAMPLES // 3)
+    walk = make_walk(device, rays)
+    stretches = kept.repeat(2)[:64].view(8, rays, 2)
+    packed = [
+        kernels.pack_visible_samples(positions, samples["t"], samples["dt"], offsets, kept, counts, sums, capacity),
+        kernels.pack_slots(*walk[:2], torch.rand(rays, 6, device=device), counts, sums, 0.1, capacity),
+        kernels.place_ray_samples(*walk, 0.1, 1, counts, stretches.contiguous(), sums, capacity),
+    ]
+    for *_, ray_offsets, taken in packed:
+        assert ((ray_offsets >= 0) & (ray_offsets <= capacity)).all()
+        assert 0 <= int(taken) <= rays
+
+
+# --- indices
+
+
+@pytest.mark.parametrize("degree", [0, 3])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16], ids=str)
+def test_a_row_of_no_ray_is_seen_from_nowhere(device, kernels, dtype, degree):
+    index = torch.tensor(BAD_INDEX, device=device)
+    geometry = torch.randn(len(index), 16, device=device).to(dtype)
+    directions = F.normalize(torch.randn(4, 3, device=device), dim=-1).to(torch.float64 if dtype.itemsize > 4 else None)
+    inputs, raw = kernels.append_view(geometry, directions, index, degree)
+    known = (index >= 0) & (index < 4)
+    seen_along = torch.where(known[:, None], directions[index.clamp(0, 3)], 0.0)
+    expected = spherical_harmonics(seen_along.double(), degree)
+    torch.testing.assert_close(inputs[:, 16:].double(), expected, rtol=2e-3, atol=2e-3)
+    assert torch.equal(inputs[:, :16], geometry)
+    assert torch.equal(raw, geometry[:, 0].to(raw.dtype))
+
+
+def test_rows_without_rays_are_no_error(device):
+    # As rays that were marched into a capacity have them.
+    geometry, directions = torch.randn(5, 4, device=device), torch.zeros(0, 3, device=device)
+    inputs, _ = ops.append_view(geometry, directions, torch.zeros(5, dtype=torch.int64, device=device), 2)
+    expected = spherical_harmonics(torch.zeros(5, 3), 2)
+    torch.testing.assert_close(inputs[:, 4:].cpu(), expected)
+
+
+def make_images(device, count=2, height=3, width=4):
+    images = torch.randint(256, (count, height, width, 4), dtype=torch.uint8, device=device)
+    c2w = torch.eye(4, device=device).repeat(count, 1, 1)
+    aabb = torch.tensor([[-1.0] * 3, [1.0] * 3], device=device)
+    return images, c2w, torch.full((count, 4), 2.0, device=device), aabb
+
+
+def test_a_pixel_beyond_the_images_is_the_nearest(device, kernels):
+    images, *camera = make_images(device)
+    index = torch.tensor([0, -1, 24, LOWEST, HIGHEST, 23], device=device)
+    actual = kernels.pixel_rays(images, index, *camera)
+    expected = kernels.pixel_rays(images, torch.tensor([0, 0, 23, 0, 23, 23], device=device), *camera)
+    for a, e in zip(actual, expected, strict=True):
+        assert torch.equal(a, e)
+
+
+@pytest.mark.parametrize(("index", "found"), [([3, 4], r"3\.\.4"), ([-1, 2], r"-1\.\.2")], ids=str)
+def test_bad_indices_are_errors_where_looking_is_free(device, index, found):
+    index = torch.tensor(index, device=device)
+    images, *camera = make_images(device, count=1, height=2, width=2)
+    directions = torch.randn(4, 3, device=device)
+    calls = {
+        rf"ray_index must lie in 0\.\.3, for 4 directions, got {found}": lambda: ops.append_view(
+            torch.randn(2, 5, device=device), directions, index, 1
+        ),
+        rf"index must lie in 0\.\.3, for images of shape \(1, 2, 2, 4\), got {found}": lambda: ops.pixel_rays(
+            images, index, *camera
+        ),
+    }
+    for message, call in calls.items():
+        if device.type == "cpu":
+            with pytest.raises(ValueError, match=message):
+                call()
+        else:
+            call()
+            torch.cuda.synchronize()
+
+
+def test_images_without_a_pixel_have_no_ray(device):
+    images, *camera = make_images(device, height=0)
+    assert len(ops.pixel_rays(images, torch.zeros(0, dtype=torch.int64, device=device), *camera).near) == 0
+    with pytest.raises(ValueError, match=r"images must have pixels .* got shape \(2, 0, 4, 4\)"):
+        ops.pixel_rays(images, torch.zeros(1, dtype=torch.int64, device=device), *camera)
+
+
+# --- sizes, dtypes and devices of the raw ops
+
+
+def make_walk(device, rays):
+    """What all ops that walk rays begin with."""
+    box = torch.tensor([[-1.0] * 3, [1.0] * 3], device=device)
+    directions = F.normalize(torch.randn(rays, 3, device=device), dim=-1)
+    ends = torch.zeros(rays, device=device), torch.ones(rays, device=device)
+    bits = torch.ops.voxelfield.pack_occupancy(torch.ones(5, 6, 7, dtype=torch.bool, device=device))
+    origins = torch.rand(rays, 3, device=device)
+    return origins, directions, *ends, torch.full((rays,), 0.5, device=device), bits, [5, 6, 7], box
+
+
+def calls(device):
+    """A valid call of each raw op: its arguments."""
+    kernels = torch.ops.voxelfield
+    rays, rows = 6, 30
+    walk, numbers = make_walk(device, rays), (0.1, 1, 5.0, 0.0, 1e-4, 1e-4)
+    density, rgb, t, dt = make_samples(device, torch.float32, rows).values()
+    offsets = torch.tensor([0, 3, 3, 10, 12, 20, 25], device=device)
+    composited = kernels.composite(density, rgb, t, dt, offsets, 1e-4, True)
+    grid, box = torch.randn(4, 5, 6, 13, device=device), walk[-1]
+    rendered = kernels.render_grid(*walk, grid, None, box, *numbers)
+    camera = torch.eye(4, device=device), torch.full((4,), 5.0, device=device), 4, 3, torch.ones(3, device=device)
+    images, *cameras = make_images(device)
+    counted = kernels.count_visible_samples(density, dt, offsets, 1e-4, 1e-4)
+    slots = torch.rand(rays, 5, device=device), torch.full((rays,), 5, dtype=torch.int32, device=device)
+    geometry, directions = torch.randn(rows, 16, device=device), torch.randn(rays, 3, device=device)
+    arguments = {
+        "pack_occupancy": (torch.ones(3, 4, 5, dtype=torch.bool, device=device),),
+        "pixel_rays": (images, torch.zeros(5, dtype=torch.int64, device=device), *cameras),
+        "count_ray_samples": (*walk, 0.1, 1),
+        "place_ray_samples": (*walk, 0.1, 1, *kernels.count_ray_samples(*walk, 0.1, 1), 40),
+        "count_visible_samples": (density, dt, offsets, 1e-4, 1e-4),
+        "pack_visible_samples": (rgb, t, dt, offsets, *counted, 40),
+        "ray_weights": (density, dt, offsets, 1e-4),
+        "composite": (density, rgb, t, dt, offsets, 1e-4, True),
+        "composite_backward": (
+            *(torch.randn_like(x) for x in composited),
+            *(density, rgb, t, dt, offsets, *composited[:3], composited[4], 1e-4),
+        ),
+        "append_view": (geometry, directions, torch.zeros(rows, dtype=torch.int64, device=device), 2),
+        "append_view_backward": (geometry, torch.randn(rows, device=device), 9),
+        "render_grid": (*walk, grid, grid[..., 0].contiguous(), box, *numbers),
+        "render_grid_backward": (*rendered, *rendered, *walk, grid, box, *numbers),
+        "render_grid_accumulate": (torch.zeros_like(grid), *rendered, *rendered, *walk, grid, box, *numbers),
+        "render_grid_image": (*camera, *walk[-3:], grid, None, box, *numbers),
+        "pack_slots": (*walk[:2], *slots, torch.tensor([5 * rays], device=device), 0.1, 40),
+    }
+    if device.type == "cuda":
+        levels = [torch.randn(5, 4, 9, 4, device=device).half()]
+        first = [torch.randn(64, 4, device=device), torch.randn(16, 64, device=device)]
+        second = [torch.randn(64, 17, device=device), torch.randn(3, 64, device=device)]
+        arguments["march_to_slots"] = (*walk, levels, box, first, 0.1, 1.0, 1e-4, 1e-4, 4)
+        arguments["render_pyramid_image"] = (*camera, *walk[-3:], levels, box, first, second, 0.1, 1.0, 0, 1e-4, 1e-4)
+    return arguments
+
+
+OPS = [
+    *("pack_occupancy", "pixel_rays", "count_ray_samples", "place_ray_samples", "count_visible_samples"),
+    *("pack_visible_samples", "ray_weights", "composite", "composite_backward", "append_view", "append_view_backward"),
+    *("render_grid", "render_grid_backward", "render_grid_accumulate", "render_grid_image", "pack_slots"),
+]
+every_op = pytest.mark.parametrize("name", OPS)
+ON_CUDA = ["march_to_slots", "render_pyramid_image"]
+
+# Another length of these is another valid call, or one whose contents alone are in doubt.
+FREE = {("append_view", "directions"), ("pixel_rays", "index"), ("pack_occupancy", "occupied")}
+FREE |= {(op, "ray_offsets") for op in ("count_visible_samples", "ray_weights", "composite")}
+FREE |= {("render_grid_image", "grid"), ("render_grid_backward", "grid")}
+
+WRONG = {
+    "dimensions": lambda x: x[None],
+    "length": lambda x: torch.cat([x, x]),
+    "dtype": lambda x: x.to(torch.complex64),
+    "device": lambda x: x.cpu(),
+}
+
+
+def assert_refused(device, name, kind):
+    op = getattr(torch.ops.voxelfield, name).default
+    valid = calls(device)[name]
+    op(*valid)
+    names = [argument.name for argument in op._schema.arguments]
+    changed = 0
+    for place, value in enumerate(valid):
+        several = isinstance(value, list) and isinstance(value[0], torch.Tensor)
+        if not (several or isinstance(value, torch.Tensor)):
+            continue
+        if kind == "length" and (several or (name, names[place]) in FREE):
+            continue
+        wrong = [*value[:-1], WRONG[kind](value[-1])] if several else WRONG[kind](value)
+        # An argument that others are judged by may pass as right, and they as wrong.
+        blamed = ".*" if kind in ("length", "device") else rf"(\b{names[place]}\b.*|{names[place]}\[.*)"
+        with pytest.raises(RuntimeError, match=rf"{blamed}(must|expected)"):
+            op(*valid[:place], wrong, *valid[place + 1 :])
+        changed += 1
+    assert changed > 0 or name == "pack_occupancy"
+
+
+@every_op
+@pytest.mark.parametrize("kind", ["dimensions", "length", "dtype"])
+def test_raw_ops_refuse_what_does_not_fit(device, name, kind):
+    assert_refused(device, name, kind)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("kind", ["dimensions", "length", "dtype"])
+@pytest.mark.parametrize("name", ON_CUDA)
+def test_raw_ops_of_pyramids_refuse_what_does_not_fit(name, kind):
+    _library.ensure_loaded("cuda")
+    assert_refused(torch.device("cuda"), name, kind)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("name", [*OPS[1:], *ON_CUDA])
+def test_raw_ops_refuse_another_device(name):
+    _library.ensure_loaded("cuda")
+    assert_refused(torch.device("cuda"), name, "device")
+
+
+def test_a_message_says_what_was_expected_and_what_came(device, kernels):
+    density, _, _, dt = make_samples(device, torch.float32, 7).values()
+    offsets = torch.tensor([0, 7], device=device)
+    where = "cpu" if device.type == "cpu" else r"cuda:\d+"
+    with pytest.raises(RuntimeError, match=rf"dt must be \(7\) Float on {where}, got \(3\) Double on {where}"):
+        kernels.ray_weights(density, dt[:3].double(), offsets, math.inf)
+    with pytest.raises(RuntimeError, match=r"ray_offsets must have R \+ 1 entries, at least one, got none"):
+        kernels.ray_weights(density, dt, offsets[:0], 0.0)
