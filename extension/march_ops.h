@@ -2,7 +2,7 @@
 #pragma once
 
 #include "packing.h"
-#include "ray_walk.h"
+#include "ray_inputs.h"
 
 namespace voxelfield {
 
@@ -13,17 +13,12 @@ struct Stretch {
   int32_t begin, end;
 };
 
-struct RayBatch {
-  const float *origins, *directions, *near, *far, *offset;
+// Rays, each cut into segments.
+struct RaySegments : RayBatch {
   OccupancyView grid;
-  float step, steps_per_length;
-  int64_t count;
   int segments_shift;
 
   VOXELFIELD_HOST_DEVICE int64_t segments() const { return count << segments_shift; }
-  VOXELFIELD_HOST_DEVICE RayView operator[](int64_t ray) const {
-    return {origins + 3 * ray, directions + 3 * ray, near[ray], far[ray], offset[ray], step, steps_per_length};
-  }
   // Lattice positions of a segment: [begin, end).
   VOXELFIELD_HOST_DEVICE Stretch lattice(const RayView& ray, int64_t segment) const {
     static_assert(int64_t{kMostSteps} << kMostShift < (int64_t{1} << 31), "products of steps and segments are 32-bit");
@@ -33,7 +28,7 @@ struct RayBatch {
 };
 
 // Counts the samples of a segment and remembers its first stretches.
-VOXELFIELD_HOST_DEVICE int32_t count_on_segment(const RayBatch& rays, int64_t segment, Stretch* stretches) {
+VOXELFIELD_HOST_DEVICE int32_t count_on_segment(const RaySegments& rays, int64_t segment, Stretch* stretches) {
   const RayView view = rays[segment >> rays.segments_shift];
   const Stretch lattice = rays.lattice(view, segment);
   if (lattice.begin == lattice.end) return 0;
@@ -60,7 +55,7 @@ VOXELFIELD_HOST_DEVICE int32_t count_on_segment(const RayBatch& rays, int64_t se
 
 // Finds samples, of which the first pass remembered where they are or how to find them.
 struct MarchedSamples {
-  RayBatch rays;
+  RaySegments rays;
   const Stretch* stretches;
   SamplePointers out;
 
@@ -98,6 +93,8 @@ struct MarchedSamples {
     Stretch last{0, 0};
     for (int stretch = 0; stretch < kStretches && number < count; ++stretch) {
       last = stretches[stretch * rays.segments() + segment];
+      // What no counting op returned might yet be handed over as if it had.
+      if (last.begin < 0 || last.end < last.begin || last.end > kMostSteps) return;
       number += last.end - last.begin;
     }
     if (number >= count) return;
@@ -115,11 +112,10 @@ struct MarchedSamples {
 template <typename Backend>
 struct MarchOps {
   static Tensor pack_occupancy(const Tensor& occupied) {
-    STD_TORCH_CHECK(occupied.dim() == 3 && occupied.scalar_type() == ScalarType::Bool,
-                    "occupied must be (X, Y, Z) bool");
+    check_tensor("occupied", occupied, {kAny, kAny, kAny}, ScalarType::Bool, occupied);
     const typename Backend::Guard guard(occupied);
     const Tensor cells = as_contiguous(occupied);
-    const OccupancyView grid = view_of(nullptr, {cells.size(0), cells.size(1), cells.size(2)}, nullptr);
+    const OccupancyView grid = occupancy_view(nullptr, {cells.size(0), cells.size(1), cells.size(2)}, nullptr);
     Tensor words = new_empty(cells, {grid.blocks[0], grid.blocks[1], grid.blocks[2]}, ScalarType::Long);
     if (words.numel() > 0) {
       Backend::pack_blocks(cells.const_data_ptr<bool>(), grid, words.mutable_data_ptr<int64_t>(), words.numel());
@@ -129,12 +125,14 @@ struct MarchOps {
 
   static std::tuple<Tensor, Tensor, Tensor> count_ray_samples(const Tensor& origins, const Tensor& directions,
                                                               const Tensor& near, const Tensor& far,
-                                                              const Tensor& offset, const Tensor& words,
-                                                              std::vector<int64_t> resolution, const Tensor& aabb,
-                                                              double step, int64_t segments) {
+                                                              const Tensor& offset, const Tensor& occupied,
+                                                              std::vector<int64_t> resolution,
+                                                              const Tensor& aabb_occupancy, double step,
+                                                              int64_t segments) {
+    const RayInputs in{origins, directions, near, far, offset};
+    const CellInputs cells{occupied, resolution, aabb_occupancy, origins};
     const typename Backend::Guard guard(origins);
-    const Inputs in{origins, directions, near, far, offset, words, aabb};
-    const RayBatch rays = in.batch(resolution, step, segments);
+    const RaySegments rays{in.batch(step), cells.bits(), shift_of(segments)};
     const SegmentParts parts{rays.segments(), rays.segments_shift};
     Tensor counts = new_empty(in.origins, {rays.segments()}, ScalarType::Int);
     Tensor stretches = new_empty(in.origins, {kStretches, rays.segments(), 2}, ScalarType::Int);
@@ -146,71 +144,22 @@ struct MarchOps {
   }
 
   static PackedTensors place_ray_samples(const Tensor& origins, const Tensor& directions, const Tensor& near,
-                                         const Tensor& far, const Tensor& offset, const Tensor& words,
-                                         std::vector<int64_t> resolution, const Tensor& aabb, double step,
+                                         const Tensor& far, const Tensor& offset, const Tensor& occupied,
+                                         std::vector<int64_t> resolution, const Tensor& aabb_occupancy, double step,
                                          int64_t segments, const Tensor& counts, const Tensor& stretches,
                                          const Tensor& sums, int64_t capacity) {
+    const RayInputs in{origins, directions, near, far, offset};
+    const CellInputs cells{occupied, resolution, aabb_occupancy, origins};
     const typename Backend::Guard guard(origins);
-    const Inputs in{origins, directions, near, far, offset, words, aabb};
-    const RayBatch rays = in.batch(resolution, step, segments);
+    const RaySegments rays{in.batch(step), cells.bits(), shift_of(segments)};
     const PackedTensors out = new_packed(in.origins, rays.count, capacity);
-    const Packing packing = packing_of(counts, sums, segments, out);
-    STD_TORCH_CHECK(stretches.scalar_type() == ScalarType::Int && stretches.is_contiguous() &&
-                        stretches.numel() == 2 * kStretches * rays.segments(),
-                    "stretches must be what count_ray_samples returned");
+    const Packing packing = packing_of(counts, sums, segments, kMostSteps, out);
+    check_contiguous("stretches", stretches, {kStretches, rays.segments(), 2}, ScalarType::Int, origins);
     Backend::place_samples(packing,
                            MarchedSamples{rays, reinterpret_cast<const Stretch*>(stretches.const_data_ptr<int32_t>()),
                                           SamplePointers(out)});
     return out;
   }
-
- private:
-  static OccupancyView view_of(const int64_t* words, const std::vector<int64_t>& resolution, const float* aabb) {
-    STD_TORCH_CHECK(resolution.size() == 3, "resolution must be X, Y, Z");
-    OccupancyView grid{words, {}, {}, aabb};
-    int64_t blocks = 1;
-    for (int axis = 0; axis < 3; ++axis) {
-      STD_TORCH_CHECK(resolution[axis] >= 0 && resolution[axis] < kMostCells,
-                      "an occupancy grid must have fewer than 2^22 cells along each axis, got ", resolution[axis]);
-      grid.resolution[axis] = static_cast<int32_t>(resolution[axis]);
-      grid.blocks[axis] = blocks_for(resolution[axis]);
-      blocks *= grid.blocks[axis];
-      STD_TORCH_CHECK(blocks < (int64_t{1} << 31), "an occupancy grid must have fewer than 2^31 blocks of 4^3 cells");
-    }
-    return grid;
-  }
-
-  // Keeps contiguous copies alive for as long as raw pointers to them are in use.
-  struct Inputs {
-    Tensor origins, directions, near, far, offset, words, aabb;
-
-    Inputs(const Tensor& origins, const Tensor& directions, const Tensor& near, const Tensor& far, const Tensor& offset,
-           const Tensor& words, const Tensor& aabb)
-        : origins(as_contiguous(origins)),
-          directions(as_contiguous(directions)),
-          near(as_contiguous(near)),
-          far(as_contiguous(far)),
-          offset(as_contiguous(offset)),
-          words(as_contiguous(words)),
-          aabb(as_contiguous(aabb)) {}
-
-    RayBatch batch(const std::vector<int64_t>& resolution, double step, int64_t segments) const {
-      const OccupancyView grid = view_of(words.const_data_ptr<int64_t>(), resolution, aabb.const_data_ptr<float>());
-      STD_TORCH_CHECK(words.dim() == 3 && words.numel() > 0 && words.size(0) == grid.blocks[0] &&
-                          words.size(1) == grid.blocks[1] && words.size(2) == grid.blocks[2],
-                      "words must be what pack_occupancy returned for a grid of that resolution");
-      return {origins.const_data_ptr<float>(),
-              directions.const_data_ptr<float>(),
-              near.const_data_ptr<float>(),
-              far.const_data_ptr<float>(),
-              offset.const_data_ptr<float>(),
-              grid,
-              static_cast<float>(step),
-              1.0f / static_cast<float>(step),
-              origins.size(0),
-              shift_of(segments)};
-    }
-  };
 };
 
 }  // namespace voxelfield

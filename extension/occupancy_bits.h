@@ -2,20 +2,14 @@
 // one load about all the space around it, and crosses an empty block in one stride.
 #pragma once
 
-#include "trilinear.h"
+#include "cell_box.h"
+#include "whole_numbers.h"
 
 namespace voxelfield {
 
 constexpr int32_t kBlockShift = 2;
 constexpr int32_t kBlockCells = 1 << kBlockShift;  // along each axis
 constexpr int32_t kWithinBlock = kBlockCells - 1;
-
-struct OccupancyView {
-  const int64_t* words;   // (blocks[0], blocks[1], blocks[2])
-  int32_t resolution[3];  // cells
-  int32_t blocks[3];
-  const float* aabb;  // lower corner, upper corner
-};
 
 VOXELFIELD_HOST_DEVICE int32_t blocks_for(int64_t cells) {
   return static_cast<int32_t>((cells + kBlockCells - 1) / kBlockCells);
@@ -24,6 +18,22 @@ VOXELFIELD_HOST_DEVICE int32_t blocks_for(int64_t cells) {
 VOXELFIELD_HOST_DEVICE int bit_of(int32_t x, int32_t y, int32_t z) {
   return (x & kWithinBlock) << 2 * kBlockShift | (y & kWithinBlock) << kBlockShift | (z & kWithinBlock);
 }
+
+struct OccupancyView {
+  const int64_t* words;   // (blocks[0], blocks[1], blocks[2])
+  int32_t resolution[3];  // cells
+  int32_t blocks[3];
+  const float* aabb;  // lower corner, upper corner
+
+  VOXELFIELD_HOST_DEVICE CellBox around(const int32_t cell[3]) const {
+    const int64_t word =
+        words[((cell[0] >> kBlockShift) * blocks[1] + (cell[1] >> kBlockShift)) * blocks[2] + (cell[2] >> kBlockShift)];
+    const int32_t width = word == 0 || word == -1 ? kBlockCells : 1;
+    return {(static_cast<uint64_t>(word) >> bit_of(cell[0], cell[1], cell[2]) & 1) != 0,
+            {float_of(cell[0] & -width), float_of(cell[1] & -width), float_of(cell[2] & -width)},
+            float_of(width)};
+  }
+};
 
 // The word of one block of a grid (X, Y, Z) of bools; cells beyond the grid are empty.
 VOXELFIELD_HOST_DEVICE int64_t pack_block(const bool* occupied, const int32_t resolution[3], int64_t block) {

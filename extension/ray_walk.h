@@ -6,40 +6,14 @@
 // the same reason.
 #pragma once
 
-#include "occupancy_bits.h"
+#include "cell_box.h"
+#include "whole_numbers.h"
 
 namespace voxelfield {
 
 // Lattice positions of a ray that are looked at. Up to here floats count exactly, and round as below.
 constexpr int32_t kMostSteps = 1 << 22;
 constexpr int64_t kMostCells = 1 << 22;  // along an axis
-
-// Conversions between float and int are several times as slow as sums on CUDA, but for whole numbers below 2^23 the
-// bits of n + 2^23 are those of 2^23, and n.
-VOXELFIELD_HOST_DEVICE int32_t floor_of(float value) {
-#if defined(__CUDA_ARCH__)
-  return __float_as_int(__fadd_rd(value, 8388608.0f)) & 0x7fffff;
-#else
-  return static_cast<int32_t>(value);
-#endif
-}
-
-VOXELFIELD_HOST_DEVICE float float_of(int32_t n) {
-#if defined(__CUDA_ARCH__)
-  return __int_as_float(n | 0x4b000000) - 8388608.0f;
-#else
-  return static_cast<float>(n);
-#endif
-}
-
-// A lattice number below 2^22 rounded up; what is below 0 only stays so.
-VOXELFIELD_HOST_DEVICE float ceil_lattice(float value) {
-#if defined(__CUDA_ARCH__)
-  return __fadd_ru(value, 8388608.0f) - 8388608.0f;
-#else
-  return ceilf(value);
-#endif
-}
 
 struct RayView {
   const float* origin;
@@ -72,9 +46,11 @@ VOXELFIELD_HOST_DEVICE float rounded_product(float a, float b) {
 #endif
 }
 
+// `Cells` are occupied or empty: their `resolution`, their `aabb`, and around(cell), a CellBox.
+template <typename Cells>
 class RayWalk {
  public:
-  VOXELFIELD_HOST_DEVICE RayWalk(const OccupancyView& grid, const RayView& ray) : grid_(grid), ray_(ray) {
+  VOXELFIELD_HOST_DEVICE RayWalk(const Cells& grid, const RayView& ray) : grid_(&grid), ray_(&ray) {
     constexpr float kRounding = 8 * 5.9604645e-8f;
     const float slack = kRounding * (fabsf(ray.near) + fabsf(ray.far));
     VOXELFIELD_UNROLL
@@ -88,10 +64,33 @@ class RayWalk {
       const bool moves = slope_[axis] != 0.0f;
       const float length = moves ? 1.0f / slope_[axis] : 0.0f;
       const float leave = moves ? -start_[axis] * length - error * fabsf(length) : INFINITY;
-      forward_[axis] = slope_[axis] > 0.0f ? 1.0f : 0.0f;
       steps_per_cell_[axis] = length * ray.steps_per_length;
       leave_[axis] = (leave - ray.near - slack) * ray.steps_per_length - ray.offset;
     }
+  }
+
+  // Moves on from lattice position k to the next one that may differ from it, `stop` at most. Says whether those in
+  // between are taken.
+  VOXELFIELD_HOST_DEVICE bool stride(float& k, float stop) const {
+    const float t = ray_->t(k);
+    int32_t cell[3];
+    VOXELFIELD_UNROLL
+    for (int axis = 0; axis < 3; ++axis) {
+      // Outside, and where the position is NaN: the cell at the border.
+      const float position = fmaf(t, slope_[axis], start_[axis]);
+      cell[axis] = floor_of(position > 0.0f ? (position < border_[axis] ? position : border_[axis]) : 0.0f);
+    }
+    const CellBox box = grid_->around(cell);
+    float next = stop;
+    VOXELFIELD_UNROLL
+    for (int axis = 0; axis < 3; ++axis) {
+      const float face = box.low[axis] + (steps_per_cell_[axis] > 0.0f ? box.width : 0.0f);
+      const float leave = fmaf(face, steps_per_cell_[axis], leave_[axis]);
+      next = leave < next ? leave : next;
+    }
+    next = ceil_of(next);
+    k = next > k ? next : k + 1.0f;
+    return box.occupied;
   }
 
   // Calls visit(begin, end) for stretches of taken lattice positions that cover all of [first, last), in order, until
@@ -100,39 +99,56 @@ class RayWalk {
   VOXELFIELD_HOST_DEVICE void walk(int32_t first, int32_t last, const Visit& visit) const {
     const float stop = static_cast<float>(last);
     for (float k = static_cast<float>(first); k < stop;) {
-      const float t = ray_.t(k);
-      int32_t cell[3];
-      VOXELFIELD_UNROLL
-      for (int axis = 0; axis < 3; ++axis) {
-        // Outside, and where the position is NaN: the cell at the border.
-        const float position = fmaf(t, slope_[axis], start_[axis]);
-        cell[axis] = floor_of(position > 0.0f ? (position < border_[axis] ? position : border_[axis]) : 0.0f);
-      }
-      const int64_t word =
-          grid_.words[((cell[0] >> kBlockShift) * grid_.blocks[1] + (cell[1] >> kBlockShift)) * grid_.blocks[2] +
-                      (cell[2] >> kBlockShift)];
-      const bool taken = static_cast<uint64_t>(word) >> bit_of(cell[0], cell[1], cell[2]) & 1;
-      const int32_t width = word == 0 || word == -1 ? kBlockCells : 1;
-      float next = stop;
-      VOXELFIELD_UNROLL
-      for (int axis = 0; axis < 3; ++axis) {
-        const float face = fmaf(float_of(width), forward_[axis], float_of(cell[axis] & -width));
-        const float leave = fmaf(face, steps_per_cell_[axis], leave_[axis]);
-        next = leave < next ? leave : next;
-      }
-      next = ceil_lattice(next);
-      next = next > k ? next : k + 1.0f;
-      if (taken && !visit(static_cast<int32_t>(k), static_cast<int32_t>(next))) return;
-      k = next;
+      const float begin = k;
+      if (stride(k, stop) && !visit(static_cast<int32_t>(begin), static_cast<int32_t>(k))) return;
     }
   }
 
  private:
-  const OccupancyView& grid_;
-  const RayView& ray_;
-  // Along each axis: the last cell; in cells, where the ray is at t = 0 and how fast it goes; 1 if it goes up; and the
-  // lattice number at which it surely has not passed cell border `face` yet is face * steps_per_cell + leave.
-  float border_[3], start_[3], slope_[3], forward_[3], steps_per_cell_[3], leave_[3];
+  const Cells* grid_;
+  const RayView* ray_;
+  // Along each axis: the last cell; in cells, where the ray is at t = 0 and how fast it goes; and the lattice number at
+  // which it surely has not passed cell border `face` yet is face * steps_per_cell + leave.
+  float border_[3], start_[3], slope_[3], steps_per_cell_[3], leave_[3];
+};
+
+// The taken lattice positions of a ray one at a time, for those who do something else in between. A walk can be assigned
+// to, which begins another ray's.
+template <typename Cells>
+class SampleWalk {
+ public:
+  enum class Step { kSample, kPassed, kEnd };
+
+  VOXELFIELD_HOST_DEVICE SampleWalk(const Cells& grid, const RayView& ray)
+      : walk_(grid, ray), ray_(&ray), next_(0.0f), taken_(0.0f), stop_(static_cast<float>(ray.steps())) {}
+
+  // The distance of the next one; or cells without any have been passed, or none is left.
+  VOXELFIELD_HOST_DEVICE Step step(float& t) {
+    if (!(next_ < taken_)) {
+      if (!(next_ < stop_)) return Step::kEnd;
+      float end = next_;
+      if (!walk_.stride(end, stop_)) {
+        next_ = end;
+        return Step::kPassed;
+      }
+      taken_ = end;
+    }
+    t = ray_->t(next_);
+    next_ += 1.0f;
+    return Step::kSample;
+  }
+
+  // The distance of the next one; false at the ray's end.
+  VOXELFIELD_HOST_DEVICE bool next(float& t) {
+    Step step = Step::kPassed;
+    while (step == Step::kPassed) step = this->step(t);
+    return step == Step::kSample;
+  }
+
+ private:
+  RayWalk<Cells> walk_;
+  const RayView* ray_;
+  float next_, taken_, stop_;  // lattice numbers: positions from `next_` to before `taken_` are known to be taken
 };
 
 }  // namespace voxelfield

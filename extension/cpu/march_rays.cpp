@@ -15,7 +15,7 @@ struct Cpu : CpuBackend {
     });
   }
 
-  static void count_samples(const RayBatch& rays, const SegmentParts& parts, int32_t* counts, Stretch* stretches,
+  static void count_samples(const RaySegments& rays, const SegmentParts& parts, int32_t* counts, Stretch* stretches,
                             int64_t* sums) {
     count_segments(parts, counts, sums, [&](int64_t segment) { return count_on_segment(rays, segment, stretches); });
   }

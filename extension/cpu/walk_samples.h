@@ -8,17 +8,16 @@ namespace voxelfield {
 // Calls visit(i, transmittance, weight) for the samples of a ray that at least min_transmittance of the light reaches,
 // and returns the index of the first of the others.
 template <typename T, typename Visit>
-int64_t walk_samples(const PackedSamples<T>& samples, int64_t ray, const Visit& visit) {
-  const int64_t end = samples.ray_offsets[ray + 1];
+int64_t walk_samples(const PackedSamples<T>& samples, const RaySpan& span, const Visit& visit) {
   T optical_depth = 0;
-  for (int64_t i = samples.ray_offsets[ray]; i < end; ++i) {
+  for (int64_t i = span.begin; i < span.end; ++i) {
     const T thickness = samples.density[i] * samples.dt[i];
     const T transmittance = transmittance_at(optical_depth);
     if (transmittance < samples.min_transmittance) return i;
     visit(i, transmittance, transmittance * opacity_of(thickness));
     optical_depth += thickness;
   }
-  return end;
+  return span.end;
 }
 
 }  // namespace voxelfield

@@ -14,8 +14,9 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <int Threads>
-__global__ void __launch_bounds__(Threads) count_kernel(RayBatch rays, SegmentParts parts, int32_t* __restrict__ counts,
-                                                        Stretch* __restrict__ stretches, int64_t* __restrict__ sums) {
+__global__ void __launch_bounds__(Threads)
+    count_kernel(RaySegments rays, SegmentParts parts, int32_t* __restrict__ counts, Stretch* __restrict__ stretches,
+                 int64_t* __restrict__ sums) {
   __shared__ int64_t scratch[Threads / kWarp];
   int64_t sum = 0;
   for (int64_t segment = parts.begin(blockIdx.x) + threadIdx.x; segment < parts.end(blockIdx.x); segment += Threads) {
@@ -32,7 +33,7 @@ struct Cuda : CudaBackend {
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   }
 
-  static void count_samples(const RayBatch& rays, const SegmentParts& parts, int32_t* counts, Stretch* stretches,
+  static void count_samples(const RaySegments& rays, const SegmentParts& parts, int32_t* counts, Stretch* stretches,
                             int64_t* sums) {
     const auto launch = [&](auto threads) {
       count_kernel<threads.value>

@@ -15,31 +15,18 @@ constexpr int64_t kShortRay = 24;  // samples, on average
 // Calls f with the size of the groups as a constant.
 template <typename T, typename F>
 void dispatch_group(const PackedSamples<T>& samples, const F& f) {
-  if (samples.count <= kShortRay * samples.rays) {
+  if (samples.rays.samples <= kShortRay * samples.rays.count) {
     f(std::integral_constant<int, kShortRayGroup>{});
   } else {
     f(std::integral_constant<int, kWarp>{});
   }
 }
 
-// The samples of a ray; none for a group without one.
-template <typename T>
-struct RaySpan {
-  int64_t begin = 0, end = 0;
-
-  __device__ __forceinline__ RaySpan(const PackedSamples<T>& samples, int64_t ray) {
-    if (ray < samples.rays) {
-      begin = samples.ray_offsets[ray];
-      end = samples.ray_offsets[ray + 1];
-    }
-  }
-};
-
 // Calls visit(i, valid, transmittance, weight) on all threads of the warp, for as many samples of each group's ray as
 // it has threads; behind min_transmittance both are zero, as they are for threads past the ray's end. Stops where all
 // of the warp's rays are dark, and returns the first sample of the ray that was not visited.
 template <int Group, typename T, typename Visit>
-__device__ __forceinline__ int64_t walk_samples(const PackedSamples<T>& samples, const RaySpan<T>& span, int lane,
+__device__ __forceinline__ int64_t walk_samples(const PackedSamples<T>& samples, const RaySpan& span, int lane,
                                                 const Visit& visit) {
   T optical_depth = 0;
   int64_t first = span.begin;

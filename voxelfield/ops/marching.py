@@ -102,7 +102,7 @@ def march_rays(
         check_dtype(name, value, (torch.float32,))
         check_same_device(name, value, "origins", origins)
     bits = occupied if isinstance(occupied, OccupancyBits) else pack_occupancy(occupied)
-    _check_bits(bits)
+    check_bits(bits)
     check_same_device("occupied", bits.words, "origins", origins)
     limits = torch.finfo(torch.float32)
     if not limits.tiny <= step <= limits.max:  # the kernels march in float32
@@ -116,7 +116,8 @@ def march_rays(
     return PackedSamples(*torch.ops.voxelfield.place_ray_samples(*walk, counts, stretches, sums, rows))
 
 
-def _check_bits(bits: OccupancyBits) -> None:
+def check_bits(bits: OccupancyBits) -> None:
+    """Raises unless the words are those of as many cells."""
     expected = tuple(-(-cells // _BLOCK) for cells in bits.resolution)
     check_tensor("occupied.words", bits.words, expected, f" for {bits.resolution} cells")
     check_dtype("occupied.words", bits.words, (torch.int64,))
@@ -145,9 +146,9 @@ def _register() -> None:
         near: Tensor,
         far: Tensor,
         offset: Tensor,
-        words: Tensor,
+        occupied: Tensor,
         resolution: list[int],
-        aabb: Tensor,
+        aabb_occupancy: Tensor,
         step: float,
         segments: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
@@ -165,9 +166,9 @@ def _register() -> None:
         near: Tensor,
         far: Tensor,
         offset: Tensor,
-        words: Tensor,
+        occupied: Tensor,
         resolution: list[int],
-        aabb: Tensor,
+        aabb_occupancy: Tensor,
         step: float,
         segments: int,
         counts: Tensor,
