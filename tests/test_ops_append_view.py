@@ -1,0 +1,88 @@
+"""append_view: geometry and viewing directions side by side, as plain torch lays them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from op_testing import DTYPES
+from tolerances import arithmetic, assert_matches
+from torch.nn import functional as F
+
+from voxelfield.decoders import spherical_harmonics
+from voxelfield.ops import append_view
+
+
+def make(device, dtype=torch.float64, rows=77, size=16, rays=9):
+    geometry = torch.randn(rows, size, device=device).to(dtype)
+    directions = F.normalize(torch.randn(rays, 3, device=device, dtype=arithmetic(dtype)), dim=-1)
+    return geometry, directions, torch.randint(rays, (rows,), device=device)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("degree", [0, 1, 2, 3])
+@pytest.mark.parametrize("size", [1, 15, 16])
+def test_values(device, dtype, degree, size):
+    geometry, directions, index = make(device, dtype, size=size)
+    inputs, raw = append_view(geometry, directions, index, degree)
+    assert inputs.dtype == dtype
+    assert raw.dtype == arithmetic(dtype)
+    assert torch.equal(inputs[:, :size], geometry)
+    assert torch.equal(raw, geometry[:, 0].to(raw.dtype))
+    assert_matches(inputs[:, size:], spherical_harmonics(directions.double(), degree)[index], "view")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("size", "degree"), [(16, 3), (16, 2), (5, 3), (1, 0)])
+def test_gradient(device, dtype, size, degree):
+    geometry, directions, index = make(device, dtype, size=size)
+    geometry.requires_grad_()
+    inputs, raw = append_view(geometry, directions, index, degree)
+    grad_inputs, grad_raw = torch.randn_like(inputs), torch.randn_like(raw)
+    (grad,) = torch.autograd.grad((inputs, raw), geometry, (grad_inputs, grad_raw))
+    expected = grad_inputs[:, :size].double()
+    expected[:, 0] += grad_raw.double()
+    assert_matches(grad, expected, "gradient")
+
+
+def test_one_of_the_gradients_alone(device):
+    geometry, directions, index = make(device)
+    geometry.requires_grad_()
+    _, raw = append_view(geometry, directions, index, 3)
+    (grad,) = torch.autograd.grad(raw.sum(), geometry)
+    assert torch.equal(grad[:, 0], torch.ones_like(grad[:, 0]))
+    assert grad[:, 1:].abs().max() == 0
+
+
+def test_no_rows(device):
+    geometry, directions, index = make(device, rows=0)
+    inputs, raw = append_view(geometry, directions, index, 3)
+    assert inputs.shape == (0, 32)
+    assert raw.shape == (0,)
+
+
+def test_a_second_derivative_is_refused(device):
+    geometry, directions, index = make(device)
+    geometry.requires_grad_()
+    _, raw = append_view(geometry, directions, index, 3)
+    (grad,) = torch.autograd.grad(raw.square().sum(), geometry, create_graph=True)
+    with pytest.raises(NotImplementedError, match="differentiable once"):
+        grad.sum().backward()
+
+
+def test_opcheck(device):
+    geometry, directions, index = make(device, torch.float32)
+    op = torch.ops.voxelfield.append_view.default
+    torch.library.opcheck(op, (geometry.requires_grad_(), directions, index, 2), test_utils="test_schema")
+    torch.library.opcheck(op, (geometry, directions, index, 2), test_utils="test_faketensor")
+
+
+def test_bad_input_is_named():
+    geometry, directions, index = make("cpu", torch.float32)
+    with pytest.raises(ValueError, match=r"degree must lie in 0\.\.3, got 4"):
+        append_view(geometry, directions, index, 4)
+    with pytest.raises(TypeError, match="directions must be float32"):
+        append_view(geometry, directions.double(), index, 3)
+    with pytest.raises(TypeError, match="ray_index must be int64"):
+        append_view(geometry, directions, index.int(), 3)
+    with pytest.raises(ValueError, match=r"ray_index must have shape \(77\)"):
+        append_view(geometry, directions, index[:5], 3)
