@@ -1,0 +1,543 @@
+"""render_grid and render_grid_image: against the separate steps in float64."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import reference
+import torch
+from op_testing import LAYOUTS, threads
+from torch.nn import functional as F
+
+from voxelfield import _library, ops
+from voxelfield.cameras import Cameras
+from voxelfield.decoders import DensityActivation, SHDecoder, spherical_harmonics
+
+OCCUPANCY_BOX = torch.tensor([[-1.0, -0.8, -1.2], [1.0, 1.1, 0.9]])
+GRID_BOX = torch.tensor([[-0.9, -0.8, -1.0], [1.0, 0.9, 0.9]])  # not the same: samples outside see its faces
+STEP = 0.06
+SCALE, SHIFT = 20.0, -1.5
+DEGREES = [0, 1, 2, 3]
+TENSORS = ("origins", "directions", "near", "far", "occupied", "aabb_occupancy", "grid", "aabb_grid")
+
+# Coordinates rounded to float32 move what is sampled by some 1e-6 of its range, which density multiplies.
+ATOL = 3e-5
+
+
+def channels_of(degree):
+    return 1 + 3 * (degree + 1) ** 2
+
+
+def make_scene(count=100, degree=2, dtype=torch.float32, fraction=0.5, channels=None, resolution=(9, 8, 11)):
+    """Rays through, from inside and past a box whose cells are occupied at random."""
+    low, high = OCCUPANCY_BOX
+    inside = low + (high - low) * torch.rand(count, 3)
+    directions = F.normalize(torch.randn(count, 3), dim=-1)
+    directions[::9] = torch.tensor([0.0, 0.0, -1.0])
+    origins = inside - 2.0 * torch.rand(count, 1) * directions
+    origins[::7] += 10.0
+    near = 0.2 * torch.rand(count)
+    far = near + 3.0
+    far[::11] = near[::11]
+    return {
+        "origins": origins,
+        "directions": directions,
+        "near": near,
+        "far": far,
+        "occupied": torch.rand(6, 5, 7) < fraction,
+        "aabb_occupancy": OCCUPANCY_BOX,
+        "grid": torch.randn(*resolution, channels or channels_of(degree)).to(dtype),
+        "aabb_grid": GRID_BOX,
+    }
+
+
+def settings(degree=2, **changes):
+    return {"step": STEP, "degree": degree, "density_scale": SCALE, "density_shift": SHIFT, **changes}
+
+
+def on(device, scene):
+    return {name: value.to(device) for name, value in scene.items()}
+
+
+def raw_arguments(device, count=5, dtype=torch.float32):
+    scene = on(device, make_scene(count=count, dtype=dtype))
+    rays = (*(scene[name] for name in TENSORS[:4]), torch.full((count,), 0.5, device=device))
+    return rays, (*ops.pack_occupancy(scene["occupied"]), scene["aabb_occupancy"]), scene["grid"], scene["aabb_grid"]
+
+
+def by_steps(scene, grid, degree, offset=None, min_transmittance=1e-4, min_weight=0.0):
+    """March, sample, decode and composite one after the other; float64 but for where the samples are."""
+    walk = (scene[name] for name in TENSORS[:6])
+    positions, t, _, ray_index, ray_offsets, _ = ops.march_rays(*walk, STEP, offset)
+    low, high = scene["aabb_grid"].double()
+    features = reference.sample_grid(grid, (positions.double() - low) / (high - low))
+    density = SCALE * F.softplus(features[:, 0] + SHIFT)
+    basis = spherical_harmonics(scene["directions"].double(), degree)[ray_index]
+    coefficients = features[:, 1 : channels_of(degree)].unflatten(1, (3, -1))
+    rgb = torch.sigmoid((coefficients * basis[:, None]).sum(-1))
+    dt = torch.full_like(density, STEP)
+    if min_weight > 0:
+        *_, weights = reference.composite(
+            density.detach(), rgb.detach(), t.double(), dt, ray_offsets, min_transmittance
+        )
+        keep = weights > min_weight
+        density, rgb, t, dt = density[keep], rgb[keep], t[keep], dt[keep]
+        ray_offsets = torch.cat([ray_offsets.new_zeros(1), keep.cumsum(0)])[ray_offsets]
+    return reference.composite(density, rgb, t.double(), dt, ray_offsets, min_transmittance)[:3]
+
+
+def assert_rendered(actual, expected):
+    for name, a, e in zip(("rgb", "opacity", "depth"), actual, expected, strict=True):
+        assert a.dtype == torch.float32
+        torch.testing.assert_close(
+            a.cpu().double(), e, rtol=1e-5, atol=ATOL, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+def random_loss(rendered, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return sum(
+        (x.cpu().double() * torch.randn(x.shape, generator=generator, dtype=torch.float64)).sum() for x in rendered
+    )
+
+
+# --- values
+
+
+@pytest.mark.parametrize("degree", DEGREES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_matches_the_separate_steps(device, degree, dtype):
+    scene = make_scene(degree=degree, dtype=dtype)
+    offset = torch.rand(100)
+    rendered = ops.render_grid(**on(device, scene), **settings(degree), offset=offset.to(device))
+    expected = by_steps(scene, scene["grid"].double(), degree, offset)
+    assert (expected[1] > 0.5).sum() > 30
+    assert_rendered(rendered, expected)
+
+
+@pytest.mark.parametrize("count", [1, 100, 10000, 20000, 40000])
+def test_any_number_of_rays(device, count):
+    # From few rays, each shared by several threads, to many: every one is rendered, and to the same result.
+    scene = make_scene(100)
+    expected = by_steps(scene, scene["grid"].double(), 2)
+    chosen = torch.arange(count) % 100
+    many = {name: value[chosen] if len(value) == 100 else value for name, value in scene.items()}
+    rendered = ops.render_grid(**on(device, many), **settings())
+    assert_rendered(rendered, [x[chosen] for x in expected])
+
+
+@pytest.mark.parametrize("min_transmittance", [0.0, 0.3])
+def test_rays_stop(device, min_transmittance):
+    scene = make_scene()
+    rendered = ops.render_grid(**on(device, scene), **settings(min_transmittance=min_transmittance))
+    assert_rendered(rendered, by_steps(scene, scene["grid"].double(), 2, min_transmittance=min_transmittance))
+
+
+def test_faint_samples_are_left_out(device):
+    scene = make_scene()
+    grid = scene["grid"].double()
+    rendered = ops.render_grid(**on(device, scene), **settings(min_weight=0.05))
+    expected = by_steps(scene, grid, 2, min_weight=0.05)
+    assert (expected[1] - by_steps(scene, grid, 2)[1]).abs().max() > 0.05
+    assert_rendered(rendered, expected)
+
+
+@pytest.mark.parametrize("degree", DEGREES)
+def test_padding_channels_are_ignored(device, degree):
+    scene = make_scene(degree=degree, channels=56)
+    rendered = ops.render_grid(**on(device, scene), **settings(degree))
+    assert_rendered(rendered, by_steps(scene, scene["grid"].double(), degree))
+
+
+def test_density_of_its_own(device):
+    scene = make_scene()
+    density = torch.randn(9, 8, 11)
+    rendered = ops.render_grid(**on(device, scene), **settings(), density=density.to(device))
+    grid = torch.cat([density[..., None], scene["grid"][..., 1:]], dim=-1)
+    assert_rendered(rendered, by_steps(scene, grid.double(), 2))
+
+
+CELLS = {
+    "bits": ops.pack_occupancy,
+    **{f"clearances to {n}": lambda occupied, n=n: ops.occupancy_clearance(occupied, n) for n in (1, 2, 255)},
+}
+
+
+@pytest.mark.parametrize("form", CELLS)
+@pytest.mark.parametrize("fraction", [0.5, 0.02])
+def test_how_cells_are_given_changes_nothing(device, form, fraction):
+    # How far a stride takes a ray does not move its samples.
+    scene = on(device, make_scene(300, fraction=fraction))
+    scene["occupied"] = torch.rand(23, 14, 37, device=device) < 0.1 * fraction
+    expected = ops.render_grid(**scene, **settings())
+    assert expected.opacity.any()
+    rendered = ops.render_grid(**{**scene, "occupied": CELLS[form](scene["occupied"])}, **settings())
+    for one, two in zip(rendered, expected, strict=True):
+        assert torch.equal(one, two)
+
+
+def test_cells_packed_or_not_give_the_same_gradient():
+    scene = make_scene()
+    gradients = []
+    for cells in (scene["occupied"], *(form(scene["occupied"]) for form in CELLS.values())):
+        grid = scene["grid"].clone().requires_grad_()
+        random_loss(ops.render_grid(**{**scene, "grid": grid, "occupied": cells}, **settings())).backward()
+        gradients.append(grid.grad)
+    assert gradients[0].any()
+    for other in gradients[1:]:
+        assert torch.equal(other, gradients[0])
+
+
+def test_clearance_is_the_distance_to_occupied_cells(device):
+    occupied = torch.rand(9, 5, 12) < 0.02
+    assert occupied.any()
+    clearance = ops.occupancy_clearance(occupied.to(device), 4).cpu()
+    cells = torch.stack(torch.meshgrid(*map(torch.arange, occupied.shape), indexing="ij"), dim=-1).flatten(0, 2)
+    distance = (cells[:, None] - cells[occupied.flatten()][None]).abs().amax(dim=2).amin(dim=1)
+    assert torch.equal(clearance.flatten().long(), distance.clamp(max=4))
+    assert (ops.occupancy_clearance(torch.zeros(3, 3, 3, dtype=torch.bool), 7) == 7).all()
+
+
+def test_rays_that_miss_and_empty_space_give_nothing(device):
+    scene = make_scene(fraction=-1.0)
+    missing = {**make_scene(fraction=2.0), "far": torch.zeros(100)}
+    for one in (scene, missing):
+        for result in ops.render_grid(**on(device, one), **settings()):
+            assert not result.any()
+
+
+def test_no_rays(device):
+    rgb, opacity, depth = ops.render_grid(**on(device, make_scene(count=0)), **settings())
+    assert rgb.shape == (0, 3)
+    assert opacity.shape == depth.shape == (0,)
+    scene = on(device, make_scene(count=0))
+    scene["grid"].requires_grad_()
+    ops.render_grid(**scene, **settings()).rgb.sum().backward()
+    assert not scene["grid"].grad.any()
+
+
+def test_a_grid_of_one_vertex(device):
+    scene = make_scene(resolution=(1, 1, 1))
+    rendered = ops.render_grid(**on(device, scene), **settings())
+    assert_rendered(rendered, by_steps(scene, scene["grid"].double(), 2))
+
+
+def test_non_finite_rays_do_not_disturb_the_others(device):
+    scene = make_scene()
+    expected = ops.render_grid(**on(device, scene), **settings())
+    broken = {name: value.clone() for name, value in scene.items()}
+    broken["origins"][3] = math.nan
+    broken["directions"][40, 1] = math.inf
+    broken["near"][77] = math.nan
+    rendered = ops.render_grid(**on(device, broken), **settings())
+    others = [ray for ray in range(100) if ray not in (3, 40, 77)]
+    for one, two in zip(rendered, expected, strict=True):
+        torch.testing.assert_close(one[others], two[others])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ["origins", "far", "grid"])
+def test_any_memory_layout(device, name, layout):
+    scene = on(device, make_scene())
+    expected = ops.render_grid(**scene, **settings())
+    rendered = ops.render_grid(**{**scene, name: LAYOUTS[layout](scene[name])}, **settings())
+    for one, two in zip(rendered, expected, strict=True):
+        torch.testing.assert_close(one, two)
+
+
+def test_agrees_with_the_decoder(device):
+    scene = on(device, make_scene())
+    activation = DensityActivation(scale=3.0, initial=0.5)
+    decoder = SHDecoder(2, activation)
+    walk = (scene[name] for name in TENSORS[:6])
+    positions, t, dt, ray_index, ray_offsets, _ = ops.march_rays(*walk, STEP)
+    low, high = scene["aabb_grid"]
+    features = ops.sample_trilinear(scene["grid"], (positions - low) / (high - low))
+    rgb = decoder.rgb(features, decoder.encode_view(scene["directions"])[ray_index])
+    expected = ops.composite(decoder.density(features), rgb, t, dt, ray_offsets)
+    rendered = ops.render_grid(
+        **scene, step=STEP, degree=2, density_scale=activation.scale, density_shift=activation.shift
+    )
+    assert_rendered(rendered, [x.cpu().double() for x in expected[:3]])
+
+
+# --- gradient
+
+
+@pytest.mark.parametrize("degree", DEGREES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("min_weight", [0.0, 0.03])
+def test_gradient_matches_the_separate_steps(device, degree, dtype, min_weight):
+    scene = make_scene(degree=degree, dtype=dtype)
+    exact = scene["grid"].double().requires_grad_()
+    random_loss(by_steps(scene, exact, degree, min_weight=min_weight)).backward()
+    scene = on(device, scene)
+    grid = scene["grid"].requires_grad_()
+    random_loss(ops.render_grid(**scene, **settings(degree, min_weight=min_weight))).backward()
+    assert grid.grad.dtype == dtype
+    largest = exact.grad.abs().max().item()
+    rounding = torch.finfo(dtype).eps
+    torch.testing.assert_close(grid.grad.cpu().double(), exact.grad, rtol=max(rounding, 1e-4), atol=2e-5 * largest)
+
+
+@pytest.mark.parametrize("channels", [28, 29, 32])
+@pytest.mark.parametrize("count", [100, 40000])
+def test_gradient_of_any_number_of_rays_and_channels(device, channels, count):
+    scene = make_scene(100, channels=channels)
+    exact = scene["grid"].double().requires_grad_()
+    random_loss(by_steps(scene, exact, 2)).backward()
+    copies = count // 100
+    many = on(device, {n: v.repeat(copies, *(1,) * (v.dim() - 1)) if len(v) == 100 else v for n, v in scene.items()})
+    grid = many["grid"].requires_grad_()
+    rendered = ops.render_grid(**many, **settings())
+    random_loss([x.unflatten(0, (copies, 100)).sum(0) for x in rendered]).backward()
+    torch.testing.assert_close(
+        grid.grad.cpu().double() / copies, exact.grad, rtol=1e-3, atol=1e-4 * exact.grad.abs().max().item()
+    )
+    assert not grid.grad[..., 28:].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("count", [0, 100])
+def test_the_gradient_can_be_added_to_a_sum(device, dtype, count):
+    _library.ensure_loaded(device.type)
+    rays, occupancy, grid, aabb = raw_arguments(device, count, dtype)
+    numbers = (STEP, 2, SCALE, SHIFT, 1e-4, 0.0)
+    rendered = torch.ops.voxelfield.render_grid(*rays, *occupancy, grid, None, aabb, *numbers)
+    way_back = (*(torch.randn_like(x) for x in rendered), *rendered, *rays, *occupancy, grid, aabb, *numbers)
+    gradient = torch.ops.voxelfield.render_grid_backward(*way_back)
+    assert bool(gradient.any()) == (count > 0)
+    total = torch.randn(grid.shape, device=device)
+    expected = total.double() + gradient.double()
+    torch.ops.voxelfield.render_grid_accumulate(total, *way_back)
+    torch.testing.assert_close(total.double(), expected, rtol=1e-5, atol=1e-5 * max(gradient.abs().max().item(), 1.0))
+    untouched = gradient == 0
+    assert torch.equal(total[untouched].double(), expected[untouched])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda total: total.double(),
+        lambda total: total[1:],
+        lambda total: total.transpose(0, 1).contiguous().transpose(0, 1),
+        lambda total: total.flatten(),
+    ],
+    ids=["dtype", "shape", "strides", "dimensions"],
+)
+def test_a_sum_must_fit_the_grid(change):
+    _library.ensure_loaded("cpu")
+    rays, occupancy, grid, aabb = raw_arguments("cpu")
+    rendered = torch.zeros(5, 3), torch.zeros(5), torch.zeros(5)
+    way_back = (*rendered, *rendered, *rays, *occupancy, grid, aabb, STEP, 2, SCALE, SHIFT, 1e-4, 0.0)
+    with pytest.raises(RuntimeError, match="grad_grid must"):
+        torch.ops.voxelfield.render_grid_accumulate(change(torch.zeros(grid.shape)), *way_back)
+
+
+def test_nothing_but_the_grid_has_a_gradient(device):
+    scene = on(device, make_scene())
+    scene["origins"].requires_grad_()
+    scene["grid"].requires_grad_()
+    ops.render_grid(**scene, **settings()).rgb.sum().backward()
+    assert scene["origins"].grad is None
+    assert scene["grid"].grad.any()
+
+
+def test_second_derivatives_are_refused(device):
+    scene = on(device, make_scene())
+    scene["grid"].requires_grad_()
+    loss = ops.render_grid(**scene, **settings()).rgb.square().sum()
+    (grad,) = torch.autograd.grad(loss, scene["grid"], create_graph=True)
+    with pytest.raises(NotImplementedError, match="differentiable once"):
+        grad.sum().backward()
+
+
+def test_any_number_of_threads_gives_the_same_bits():
+    scene = make_scene(1000)
+    results = []
+    for count in (1, 2):
+        with threads(count):
+            grid = scene["grid"].clone().requires_grad_()
+            rendered = ops.render_grid(**{**scene, "grid": grid}, **settings())
+            random_loss(rendered).backward()
+            results.append((*rendered, grid.grad))
+    for one, two in zip(*results, strict=True):
+        assert torch.equal(one, two)
+
+
+# --- images
+
+WIDTH, HEIGHT = 45, 26
+
+
+def make_camera(device):
+    c2w = torch.tensor([[0.8, -0.36, 0.48, 1.6], [0.6, 0.48, -0.64, -2.1], [0.0, 0.8, 0.6, 2.0], [0.0, 0.0, 0.0, 1.0]])
+    return Cameras(c2w[None], torch.tensor([[40.0, 42.0, 21.0, 14.0]]), WIDTH, HEIGHT).to(device)
+
+
+@pytest.mark.parametrize("degree", DEGREES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("form", ["bits", "clearances to 255"])
+def test_an_image_is_its_rays_over_the_background(device, degree, dtype, form):
+    scene = on(device, make_scene(degree=degree))
+    camera = make_camera(device)
+    background = torch.tensor([1.0, 0.5, 0.25], device=device)
+    field = ops.ShDisplayGrid.pack(scene["grid"], scene["aabb_grid"], degree, dtype)
+    changes = settings(min_weight=1e-3)
+    del changes["degree"]
+    image = ops.render_grid_image(
+        camera.c2w[0],
+        camera.intrinsics[0],
+        WIDTH,
+        HEIGHT,
+        background,
+        CELLS[form](scene["occupied"]),
+        scene["aabb_occupancy"],
+        field,
+        **changes,
+    )
+    rays = camera.image_rays(0, scene["aabb_grid"])
+    assert 100 < (rays.far > rays.near).sum() < WIDTH * HEIGHT - 100
+    listed = {"origins": rays.origins, "directions": rays.directions, "near": rays.near, "far": rays.far}
+    expected = ops.render_grid(
+        **{**scene, **listed, "grid": scene["grid"].to(dtype)}, **settings(degree, min_weight=1e-3)
+    )
+    assert image.rgb.shape == (HEIGHT, WIDTH, 3)
+    # Rays are made by other roundings here: where one enters a cell a little later it has a sample less.
+    for one, two in (
+        (image.rgb.flatten(0, 1), expected.rgb + (1 - expected.opacity[:, None]) * background),
+        (image.opacity.flatten(), expected.opacity),
+        (image.depth.flatten(), expected.depth / expected.opacity.clamp(min=1e-6)),
+    ):
+        off = (one - two).abs() > 1e-3
+        assert off.float().mean() < 0.01
+        assert (one - two).abs().mean() < 1e-3
+
+
+def test_a_display_grid_keeps_the_field(device):
+    grid = torch.randn(4, 5, 6, 30, device=device)
+    field = ops.ShDisplayGrid.pack(grid, GRID_BOX.to(device), 2)
+    assert field.features.shape == (4, 5, 6, 32)
+    assert field.features.dtype == field.density.dtype == torch.float16
+    assert torch.equal(field.features[..., :28], grid[..., :28].half())
+    assert not field.features[..., 28:].any()
+    assert torch.equal(field.density, grid[..., 0].half())
+
+
+@pytest.mark.cuda
+def test_cpu_and_cuda_agree():
+    scene = make_scene(3000)
+    grids, results = [], []
+    for device in ("cpu", "cuda"):
+        ours = on(device, {name: value.clone() for name, value in scene.items()})
+        grids.append(ours["grid"].requires_grad_())
+        rendered = ops.render_grid(**ours, **settings())
+        random_loss(rendered).backward()
+        results.append(rendered)
+    assert_rendered(results[1], [x.detach().double() for x in results[0]])
+    ours, theirs = grids[0].grad, grids[1].grad.cpu()
+    torch.testing.assert_close(theirs, ours, rtol=1e-3, atol=1e-4 * ours.abs().max().item())
+
+
+# --- errors and registration
+
+WRONG = {
+    "dimensions": (lambda x: x[None], ValueError, r"{} must have shape \("),
+    "int": (lambda x: x.to(torch.int32), TypeError, r"{} must be (float32|bool).*, got int32"),
+    "list": (lambda x: x.tolist(), TypeError, r"{} must be a torch\.Tensor, got list"),
+    "device": (lambda x: x.to("meta"), ValueError, "{} must be on the device of origins"),
+}
+
+
+@pytest.mark.parametrize("name", [*TENSORS, "offset", "density"])
+@pytest.mark.parametrize("kind", WRONG)
+def test_wrong_arguments_are_named(name, kind):
+    change, error, message = WRONG[kind]
+    scene = {**make_scene(count=4), "offset": torch.zeros(4), "density": torch.zeros(9, 8, 11)}
+    scene[name] = change(scene[name])
+    blamed = "directions" if (name, kind) == ("origins", "device") else name
+    with pytest.raises(error, match=message.format(blamed)):
+        ops.render_grid(**scene, **settings())
+
+
+def test_bits_and_clearances_must_be_that():
+    scene = make_scene(count=4)
+    words, _ = ops.pack_occupancy(scene["occupied"])
+    for cells, message in (
+        (ops.OccupancyBits(words, (6, 5, 9)), r"occupied.words must have shape \(2, 2, 3\)"),
+        (ops.OccupancyBits(words.to("meta"), (6, 5, 7)), "occupied must be on the device of origins"),
+        (torch.zeros(4, 0, 4, dtype=torch.uint8), "occupied must not be empty"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ops.render_grid(**{**scene, "occupied": cells}, **settings())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"step": 0.0}, "step must be a positive, finite distance, got 0.0"),
+        ({"degree": 4}, r"degree must be an int in 0\.\.3, got 4"),
+        ({"degree": 3}, "grid must have at least 49 channels for degree 3, got 28"),
+        ({"density_scale": -1.0}, "density_scale must be finite and not negative, got -1.0"),
+        ({"min_transmittance": 1.0}, r"min_transmittance must lie in \[0, 1\), got 1.0"),
+        ({"min_weight": -0.1}, r"min_weight must lie in \[0, 1\), got -0.1"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        ops.render_grid(**make_scene(count=2), **settings(**change))
+
+
+def test_a_density_of_its_own_is_refused_in_training():
+    scene = make_scene(count=2)
+    scene["grid"].requires_grad_()
+    with pytest.raises(ValueError, match="density must be None"):
+        ops.render_grid(**scene, **settings(), density=torch.zeros(9, 8, 11))
+
+
+@pytest.mark.parametrize(("name", "value"), [("width", 0), ("height", 2.5)])
+def test_an_image_must_have_pixels(name, value):
+    scene, camera = make_scene(), make_camera("cpu")
+    field = ops.ShDisplayGrid.pack(scene["grid"], scene["aabb_grid"], 2)
+    size = {"width": 4, "height": 4, name: value}
+    with pytest.raises(ValueError, match=f"{name} must be an int of at least 1, got {value}"):
+        ops.render_grid_image(
+            camera.c2w[0],
+            camera.intrinsics[0],
+            *size.values(),
+            torch.zeros(3),
+            scene["occupied"],
+            OCCUPANCY_BOX,
+            field,
+            step=STEP,
+            density_scale=1.0,
+            density_shift=0.0,
+        )
+
+
+@pytest.mark.parametrize("count", [0, 5])
+def test_opcheck(device, count):
+    _library.ensure_loaded(device.type)
+    rays, occupancy, grid, aabb = raw_arguments(device, count)
+    numbers = (STEP, 2, SCALE, SHIFT, 1e-4, 0.0)
+    rendered = torch.ops.voxelfield.render_grid(*rays, *occupancy, grid, None, aabb, *numbers)
+    torch.library.opcheck(
+        torch.ops.voxelfield.render_grid.default,
+        (*rays, *occupancy, grid.clone().requires_grad_(), None, aabb, *numbers),
+        atol=1e-5,  # atomics add in any order
+        rtol=1e-4,
+    )
+    way_back = (*(torch.randn_like(x) for x in rendered), *rendered, *rays, *occupancy, grid, aabb, *numbers)
+    torch.library.opcheck(torch.ops.voxelfield.render_grid_backward.default, way_back, atol=1e-5, rtol=1e-4)
+    torch.library.opcheck(
+        torch.ops.voxelfield.render_grid_accumulate.default,
+        (torch.randn(grid.shape, device=device), *way_back),
+        atol=1e-5,
+        rtol=1e-4,
+    )
+    camera = torch.eye(4, device=device), torch.ones(4, device=device), 3, 5, torch.ones(3, device=device)
+    torch.library.opcheck(
+        torch.ops.voxelfield.render_grid_image.default,
+        (*camera, *occupancy, grid, grid[..., 0].contiguous(), aabb, *numbers),
+    )

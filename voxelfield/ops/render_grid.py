@@ -1,0 +1,226 @@
+"""Rendering a voxel field of spherical harmonics along rays, in one kernel each way."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from voxelfield import _library
+from voxelfield.ops._checks import check_dtype, check_same_device, check_tensor
+from voxelfield.ops.marching import OccupancyBits, check_bits, pack_occupancy
+
+MAX_SH_DEGREE = 3
+GRID_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class RenderedRays(NamedTuple):
+    """What :func:`render_grid` returns for each ray."""
+
+    rgb: Tensor
+    opacity: Tensor
+    depth: Tensor
+
+
+def render_grid(
+    origins: Tensor,
+    directions: Tensor,
+    near: Tensor,
+    far: Tensor,
+    occupied: Tensor | OccupancyBits,
+    aabb_occupancy: Tensor,
+    grid: Tensor,
+    aabb_grid: Tensor,
+    *,
+    step: float,
+    degree: int,
+    density_scale: float,
+    density_shift: float,
+    offset: Tensor | None = None,
+    density: Tensor | None = None,
+    min_transmittance: float = 1e-4,
+    min_weight: float = 0.0,
+) -> RenderedRays:
+    r"""Marches rays through occupied space, samples a voxel field there and composites, all in one pass.
+
+    The same as :func:`march_rays`, :func:`sample_trilinear`, :class:`voxelfield.decoders.SHDecoder` and
+    :func:`composite` one after the other, without anything in between being written to memory: colour is the sigmoid
+    of a sum of spherical harmonics of the viewing direction whose coefficients are interpolated, density is
+    :math:`s \cdot \log(1 + e^{x + b})` of the interpolated first channel (Fridovich-Keil et al. 2022, Plenoxels,
+    section 3.1, with the density of Sun et al. 2022, DirectVoxGO). Backward it walks the rays a second time: what lies
+    behind a sample is the ray's total less what came before.
+
+    Args:
+        origins: (R, 3) float32, world units.
+        directions: (R, 3) float32, unit length.
+        near: (R,) float32, distance at which a ray starts.
+        far: (R,) float32, distance at which it ends; finite. ``far <= near`` yields nothing.
+        occupied: Which cells of the box ``aabb_occupancy`` are sampled: (X', Y', Z') bool, or the same packed by
+            :func:`pack_occupancy`; or their clearances, uint8, from :func:`occupancy_clearance`, with which empty space
+            is crossed in fewer strides. The samples are the same.
+        aabb_occupancy: (2, 3) float32, lower and upper corner.
+        grid: (X, Y, Z, C) features at the vertices of ``aabb_grid``, vertices on its faces; float32, float16 or
+            bfloat16, arithmetic in float32. Channel 0 is raw density; then for red, green and blue the coefficients of
+            all :math:`(degree + 1)^2` basis functions. Further channels are padding, finite and otherwise ignored: rows
+            of a multiple of 16 bytes are read fastest. Positions outside the box see its nearest face. Differentiable,
+            once.
+        aabb_grid: (2, 3) float32.
+        step: Distance between samples, world units.
+        degree: Of the spherical harmonics, 0 to 3.
+        density_scale: :math:`s`, per world unit of length.
+        density_shift: :math:`b`.
+        offset: (R,) float32 in [0, 1), shift of each ray's samples in steps; 0.5 (midpoints) if None.
+        density: (X, Y, Z) raw densities in the dtype of ``grid``, read in place of channel 0: rendering visits many
+            more densities than colours, and these lie closer together. Without gradient.
+        min_transmittance: Where a ray stops; 0 never stops.
+        min_weight: Samples whose weight does not exceed this are left out as if they were not there, and their colour
+            is not read.
+
+    Returns:
+        rgb (R, 3) without any background, opacity (R,) and depth (R,), the sums of weights and of weights times
+        distances; float32. A ray without samples is all zeros. Nothing waits for the device.
+
+    Raises:
+        TypeError: An argument is no tensor, or has the wrong dtype.
+        ValueError: An argument has the wrong shape or device, or a number is out of range; or ``density`` is given
+            while ``grid`` requires a gradient.
+    """
+    check_tensor("origins", origins, ("R", 3))
+    rays = origins.shape[0]
+    if offset is None and isinstance(near, Tensor):
+        offset = torch.full_like(near, 0.5)
+    inputs = {"origins": origins, "directions": directions, "near": near, "far": far, "offset": offset}
+    for name, value in inputs.items():
+        check_tensor(name, value, (rays, 3) if name in ("origins", "directions") else (rays,))
+        assert isinstance(value, Tensor)
+        check_dtype(name, value, (torch.float32,))
+        check_same_device(name, value, "origins", origins)
+    check_scene(aabb_occupancy, grid, aabb_grid, density, degree, "origins", origins)
+    cells = cells_to_walk(occupied, "origins", origins)
+    check_numbers(step, density_scale, min_transmittance, min_weight)
+    if density is not None and grid.requires_grad and torch.is_grad_enabled():
+        raise ValueError("density must be None where grid requires a gradient: it would receive none")
+    _library.ensure_loaded(origins.device.type)
+    return RenderedRays(
+        *torch.ops.voxelfield.render_grid(
+            origins,
+            directions,
+            near,
+            far,
+            offset,
+            *cells,
+            aabb_occupancy,
+            grid,
+            density,
+            aabb_grid,
+            step,
+            degree,
+            density_scale,
+            density_shift,
+            min_transmittance,
+            min_weight,
+        )
+    )
+
+
+def cells_to_walk(
+    occupied: Tensor | OccupancyBits, device_of: str, like: Tensor
+) -> tuple[Tensor, tuple[int, int, int]]:
+    """Returns bits or clearances and their numbers of cells; raises unless they are that, on the device of ``like``."""
+    if isinstance(occupied, OccupancyBits):
+        check_bits(occupied)
+        check_same_device("occupied", occupied.words, device_of, like)
+        return occupied
+    check_tensor("occupied", occupied, ("X", "Y", "Z"))
+    check_dtype("occupied", occupied, (torch.bool, torch.uint8))
+    check_same_device("occupied", occupied, device_of, like)
+    if occupied.numel() == 0:
+        raise ValueError(f"occupied must not be empty, got shape {tuple(occupied.shape)}")
+    if occupied.dtype == torch.bool:
+        return pack_occupancy(occupied)
+    x, y, z = occupied.shape
+    return occupied, (x, y, z)
+
+
+def check_scene(
+    aabb_occupancy: Tensor,
+    grid: Tensor,
+    aabb_grid: Tensor,
+    density: Tensor | None,
+    degree: int,
+    device_of: str,
+    like: Tensor,
+) -> None:
+    """Raises unless boxes and field are tensors that fit together, on the device of ``like``."""
+    if not isinstance(degree, int) or not 0 <= degree <= MAX_SH_DEGREE:
+        raise ValueError(f"degree must be an int in 0..{MAX_SH_DEGREE}, got {degree!r}")
+    check_tensor("grid", grid, ("X", "Y", "Z", "C"))
+    check_dtype("grid", grid, GRID_DTYPES)
+    channels = 1 + 3 * (degree + 1) ** 2
+    if grid.shape[3] < channels:
+        raise ValueError(f"grid must have at least {channels} channels for degree {degree}, got {grid.shape[3]}")
+    tensors = {"grid": grid, "aabb_occupancy": aabb_occupancy, "aabb_grid": aabb_grid}
+    if density is not None:
+        check_tensor("density", density, tuple(grid.shape[:3]), " as grid has vertices")
+        check_dtype("density", density, (grid.dtype,), " as grid is")
+        tensors["density"] = density
+    for name, value in tensors.items():
+        if name.startswith("aabb"):
+            check_tensor(name, value, (2, 3))
+            check_dtype(name, value, (torch.float32,))
+        elif value.numel() == 0:
+            raise ValueError(f"{name} must not be empty, got shape {tuple(value.shape)}")
+        check_same_device(name, value, device_of, like)
+
+
+def check_numbers(step: float, density_scale: float, min_transmittance: float, min_weight: float) -> None:
+    """Raises unless the numbers that steer rendering are in range."""
+    limits = torch.finfo(torch.float32)
+    if not limits.tiny <= step <= limits.max:  # the kernels march in float32
+        raise ValueError(f"step must be a positive, finite distance, got {step}")
+    if not 0 <= density_scale <= limits.max:
+        raise ValueError(f"density_scale must be finite and not negative, got {density_scale}")
+    for name, value in (("min_transmittance", min_transmittance), ("min_weight", min_weight)):
+        if not 0 <= value < 1:
+            raise ValueError(f"{name} must lie in [0, 1), got {value}")
+
+
+@_library.when_loaded
+def _register() -> None:
+    @torch.library.register_fake("voxelfield::render_grid")
+    def _(origins: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+        rays = origins.shape[0]
+        return origins.new_empty(rays, 3), origins.new_empty(rays), origins.new_empty(rays)
+
+    @torch.library.register_fake("voxelfield::render_grid_backward")
+    def _(*arguments: Any) -> Tensor:
+        grid: Tensor = arguments[14]
+        return grid.new_empty(grid.shape, dtype=torch.float32)
+
+    @torch.library.register_fake("voxelfield::render_grid_accumulate")
+    def _(*arguments: Any) -> None:
+        return None
+
+    def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        *rays, occupied, ctx.resolution, aabb_occupancy, grid, density, aabb_grid = inputs[:11]
+        ctx.settings = inputs[11:]
+        ctx.own_density = density is not None
+        ctx.save_for_backward(*output, *rays, occupied, aabb_occupancy, grid, aabb_grid)
+
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.own_density:
+            raise NotImplementedError("rendering with a density of its own has no derivative; leave density out")
+        d_grid = None
+        if ctx.needs_input_grad[8]:
+            *saved, aabb_occupancy, grid, aabb_grid = ctx.saved_tensors
+            d_grid = torch.ops.voxelfield.render_grid_backward(
+                *grads, *saved, ctx.resolution, aabb_occupancy, grid, aabb_grid, *ctx.settings
+            )
+        return *(None,) * 8, d_grid, *(None,) * 8
+
+    def refuse(ctx: Any, *grads: Tensor) -> None:
+        raise NotImplementedError("render_grid is differentiable once; a second derivative was asked for")
+
+    torch.library.register_autograd("voxelfield::render_grid", backward, setup_context=save)
+    torch.library.register_autograd("voxelfield::render_grid_backward", refuse)

@@ -1,0 +1,163 @@
+"""Rendering whole images of a voxel field of spherical harmonics, for display."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from voxelfield import _library
+from voxelfield.ops._checks import check_dtype, check_same_device, check_tensor
+from voxelfield.ops.marching import OccupancyBits
+from voxelfield.ops.render_grid import GRID_DTYPES, cells_to_walk, check_numbers, check_scene
+
+_ROW_BYTES = 16  # that one thread reads at once
+
+
+class RenderedImage(NamedTuple):
+    """What :func:`render_grid_image` returns."""
+
+    rgb: Tensor
+    opacity: Tensor
+    depth: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class ShDisplayGrid:
+    """A field of spherical harmonics laid out for display.
+
+    Attributes:
+        features: (X, Y, Z, P): the channels of :func:`render_grid`, padded so that a vertex takes a whole number of
+            16-byte reads.
+        density: (X, Y, Z): its first channel once more, by itself. Most samples are of empty or hidden space and need
+            nothing else, so that what they touch stays in the cache.
+        aabb: (2, 3) float32, the box of the vertices.
+        degree: Of the spherical harmonics.
+    """
+
+    features: Tensor
+    density: Tensor
+    aabb: Tensor
+    degree: int
+
+    @staticmethod
+    @torch.no_grad()
+    def pack(grid: Tensor, aabb: Tensor, degree: int, dtype: torch.dtype = torch.float16) -> ShDisplayGrid:
+        """Copies a field into the layout for display.
+
+        Args:
+            grid: (X, Y, Z, C) floating point, as for :func:`render_grid`.
+            aabb: (2, 3) float32 on the device of ``grid``.
+            degree: Of the spherical harmonics, 0 to 3.
+            dtype: To store: float16 halves the traffic against float32.
+
+        Returns:
+            The packed field, on the device of ``grid``.
+
+        Raises:
+            TypeError: An argument is no tensor, or a dtype is not supported.
+            ValueError: ``grid`` has too few channels, or an argument has another shape or device.
+        """
+        if dtype not in GRID_DTYPES:
+            raise TypeError(f"dtype must be float32, float16 or bfloat16, got {dtype}")
+        check_tensor("grid", grid, ("X", "Y", "Z", "C"))
+        channels = 1 + 3 * (degree + 1) ** 2
+        if grid.shape[3] < channels:
+            raise ValueError(f"grid must have at least {channels} channels for degree {degree}, got {grid.shape[3]}")
+        check_tensor("aabb", aabb, (2, 3))
+        check_same_device("aabb", aabb, "grid", grid)
+        together = _ROW_BYTES // dtype.itemsize
+        features = F.pad(grid.detach()[..., :channels].to(dtype), (0, -channels % together)).contiguous()
+        return ShDisplayGrid(features, features[..., 0].contiguous(), aabb.to(torch.float32), degree)
+
+
+@torch.no_grad()
+def render_grid_image(
+    c2w: Tensor,
+    intrinsics: Tensor,
+    width: int,
+    height: int,
+    background: Tensor,
+    occupied: Tensor | OccupancyBits,
+    aabb_occupancy: Tensor,
+    field: ShDisplayGrid,
+    *,
+    step: float,
+    density_scale: float,
+    density_shift: float,
+    min_transmittance: float = 1e-4,
+    min_weight: float = 1e-4,
+) -> RenderedImage:
+    """Renders the image of a pinhole camera in one kernel, rays included, without gradient.
+
+    Pixel by pixel what :func:`render_grid` gives for the rays of :meth:`voxelfield.cameras.Cameras.image_rays` through
+    the box of ``field``. Neighbouring pixels are rendered by neighbouring threads, in tiles.
+
+    Args:
+        c2w: (4, 4) float32, camera to world; camera axes x right, y up, looking along -z.
+        intrinsics: (4,) float32, fx, fy, cx, cy in pixels.
+        width: Of the image, in pixels.
+        height: Of the image, in pixels.
+        background: (3,) float32 colour behind the scene.
+        occupied: As for :func:`render_grid`; clearances are fastest.
+        aabb_occupancy: (2, 3) float32, lower and upper corner.
+        field: The field, see :meth:`ShDisplayGrid.pack`. All tensors are on one device.
+        step: Distance between samples, world units.
+        density_scale: As for :func:`render_grid`.
+        density_shift: As for :func:`render_grid`.
+        min_transmittance: As for :func:`render_grid`.
+        min_weight: As for :func:`render_grid`.
+
+    Returns:
+        rgb (height, width, 3) over the background, opacity (height, width) and the mean depth (height, width) of what
+        is there, in world units along the ray; float32. Nothing waits for the device.
+
+    Raises:
+        TypeError: An argument is no tensor, or has the wrong dtype.
+        ValueError: An argument has the wrong shape or device, or a number is out of range.
+    """
+    for name, value, shape in (
+        ("c2w", c2w, (4, 4)),
+        ("intrinsics", intrinsics, (4,)),
+        ("background", background, (3,)),
+    ):
+        check_tensor(name, value, shape)
+        check_dtype(name, value, (torch.float32,))
+        check_same_device(name, value, "c2w", c2w)
+    for name, size in (("width", width), ("height", height)):
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"{name} must be an int of at least 1, got {size!r}")
+    cells = cells_to_walk(occupied, "c2w", c2w)
+    check_scene(aabb_occupancy, field.features, field.aabb, field.density, field.degree, "c2w", c2w)
+    check_numbers(step, density_scale, min_transmittance, min_weight)
+    _library.ensure_loaded(c2w.device.type)
+    return RenderedImage(
+        *torch.ops.voxelfield.render_grid_image(
+            c2w,
+            intrinsics,
+            width,
+            height,
+            background,
+            *cells,
+            aabb_occupancy,
+            field.features,
+            field.density,
+            field.aabb,
+            step,
+            field.degree,
+            density_scale,
+            density_shift,
+            min_transmittance,
+            min_weight,
+        )
+    )
+
+
+@_library.when_loaded
+def _register() -> None:
+    @torch.library.register_fake("voxelfield::render_grid_image")
+    def _(c2w: Tensor, intrinsics: Tensor, width: int, height: int, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+        return c2w.new_empty(height, width, 3), c2w.new_empty(height, width), c2w.new_empty(height, width)
