@@ -213,7 +213,7 @@ def test_not_a_number_stays_in_its_row(device):
     assert torch.equal(value, expected)
 
 
-@pytest.mark.parametrize("sizes", [(24, 64, 16), (32, 64, 64, 3), (32, 128, 128, 3), (16, 16, 1)], ids=str)
+@pytest.mark.parametrize("sizes", [(24, 64, 16), (32, 64, 64, 3), (32, 128, 128, 128, 3), (16, 16, 1)], ids=str)
 def test_every_run_gives_the_same_bits(device, sizes):
     inputs = make(device, sizes, 20000)
     expected = value_and_gradients(*inputs)
@@ -222,7 +222,9 @@ def test_every_run_gives_the_same_bits(device, sizes):
             assert torch.equal(a, e)
 
 
-@pytest.mark.parametrize("sizes", [(24, 64, 16), (32, 64, 64, 3), (32, 128, 128, 3), (16, 16, 1)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(24, 64, 16), (32, 64, 64, 3), (32, 128, 128, 3), (32, 128, 128, 128, 3), (16, 16, 1)], ids=str
+)
 def test_many_rows(device, sizes):
     inputs = make(device, sizes, 150_001)
     assert_close(value_and_gradients(*inputs), reference(*inputs), torch.float16, len(sizes) - 1)

@@ -16,6 +16,14 @@ inline void check_cuda(cudaError_t error) {
   STD_TORCH_CHECK(error == cudaSuccess, "CUDA error: ", cudaGetErrorString(error));
 }
 
+// Of the current device.
+inline int device_attribute(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
+  check_cuda(cudaGetDevice(&device));
+  check_cuda(cudaDeviceGetAttribute(&value, attribute, device));
+  return value;
+}
+
 struct CudaBackend {
   struct Guard {
     torch::stable::accelerator::DeviceGuard device;

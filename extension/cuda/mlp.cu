@@ -3,6 +3,7 @@
 
 #include "backend.cuh"
 #include "mlp_kernels.cuh"
+#include "residency.cuh"
 
 namespace voxelfield {
 namespace {
@@ -18,23 +19,6 @@ constexpr int kBackwardWarps = Width > 64 ? 8 : 4;
 // Registers limit how many units of the weights' gradients a warp can hold; more units take more launches.
 template <int Width>
 constexpr int kMostUnits = Width >= 64 ? 4 : 2;
-
-int device_attribute(cudaDeviceAttr attribute) {
-  int device = 0, value = 0;
-  check_cuda(cudaGetDevice(&device));
-  check_cuda(cudaDeviceGetAttribute(&value, attribute, device));
-  return value;
-}
-
-// Readies a kernel for so much shared memory; returns how many blocks the device runs at once.
-template <typename Kernel>
-int resident_blocks(Kernel* kernel, int threads, int shared) {
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
-  int per_multiprocessor = 0;
-  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_multiprocessor, kernel, threads, shared));
-  STD_TORCH_CHECK(per_multiprocessor > 0, "mlp: no block of the kernel fits this device");
-  return per_multiprocessor * device_attribute(cudaDevAttrMultiProcessorCount);
-}
 
 template <typename F>
 void dispatch_width(int width, const F& f) {
@@ -169,6 +153,8 @@ std::tuple<Tensor, std::vector<Tensor>> mlp_backward(const Tensor& grad_output, 
   dispatch_width(a.mlp.width, [&](auto width) {
     constexpr int kWidth = decltype(width)::value, kTiles = kBackwardTiles<kWidth>;
     int warps = kBackwardWarps<kWidth>;
+    // Fewer warps would compute the activations more often, for fewer units at once.
+    a.mlp.in_place = a.mlp.backward_bytes(16 * kTiles * warps) > most;
     while (warps > 1 && a.mlp.backward_bytes(16 * kTiles * warps) > most) warps /= 2;
     const int shared = a.mlp.backward_bytes(16 * kTiles * warps);
     STD_TORCH_CHECK(shared <= most, "mlp: the gradient takes ", shared, " bytes of shared memory; this device has ",

@@ -222,6 +222,24 @@ __device__ __forceinline__ Activations<M, Out> layer(const Activations<M, In>& x
   return y;
 }
 
+// A hidden layer and the first 16 columns, of which 8 * Eights count, of the last layer behind it. The hidden layer is
+// never there as a whole: that spares registers.
+template <int Width, int Eights, int M, int In>
+__device__ __forceinline__ Panel<M> last_two_layers(const Activations<M, In>& x, const SharedMatrix& hidden,
+                                                    const SharedMatrix& last) {
+  Panel<M> result{};
+  const unsigned address = across(last);
+#pragma unroll
+  for (int i = 0; i < Width / 16; ++i) {
+    const Panel<M> panel = multiply(x, hidden, 16 * i);
+    Fragment part[M];
+#pragma unroll
+    for (int m = 0; m < M; ++m) part[m] = relu_to_half(panel, m);
+    multiply_add<Eights>(result, part, load_matrices(address + 32 * i));
+  }
+  return result;
+}
+
 __device__ __forceinline__ __half2 to_half2(float a, float b) { return __floats2half2_rn(a, b); }
 __device__ __forceinline__ __half2 to_half2(__half a, __half b) { return __halves2half2(a, b); }
 

@@ -3,8 +3,9 @@
 // Blocks stay: they stage the weights once and then walk over the rows. Backwards the hidden activations are computed
 // again. A warp follows the gradient of its own rows down the layers in registers and leaves activations and gradients
 // in shared memory; then the block's warps share out the weights' gradients, 32 x 32 of them a unit, and sum each unit
-// in registers over all the block's rows. One sum a block and unit goes to global memory, and the sums of all blocks
-// are added in a fixed order: the result is the same in every run on a device.
+// in registers over all the block's rows. Where shared memory is short they do so after each layer, whose gradients
+// then take the place of the activations above it. One sum a block and unit goes to global memory, and the sums of all
+// blocks are added in a fixed order: the result is the same in every run on a device.
 #pragma once
 
 #include "mlp.cuh"
@@ -34,6 +35,7 @@ struct Mlp {
   int width;
   int input_pitch, output_pitch;  // from row to row: multiples of kInputWidth, kOutputWidth (but for few outputs)
   bool wide_weights;              // float32, otherwise float16
+  bool in_place;                  // backwards: gradients of what leaves a layer replace what enters the next
 
   __host__ __device__ int in() const { return layer[0].in; }
   __host__ __device__ int out() const { return layer[layers - 1].out; }
@@ -54,12 +56,13 @@ struct Mlp {
     return offset;
   }
 
-  // For the gradients in the weights, `rows` of activations follow: what enters each layer, then the gradients of what
-  // leaves it.
+  // For the gradients in the weights, `rows` of activations follow: what enters each layer, then (if not in place) the
+  // gradients of what leaves it; those of the output come last.
   __host__ __device__ int entering_offset(int l, int rows) const {
     return weights_offset(layers) + (l > 0 ? rows * (row_stride(padded_in()) + (l - 1) * row_stride(width)) : 0);
   }
   __host__ __device__ int leaving_offset(int l, int rows) const {
+    if (in_place) return entering_offset(l + 1, rows);
     return entering_offset(layers, rows) + rows * l * row_stride(width);
   }
   __host__ __device__ int backward_bytes(int rows) const {
@@ -348,6 +351,7 @@ __global__ void __launch_bounds__(Threads, Blocks)
 
 // Where a thread finds the operands of a unit.
 struct UnitOperands {
+  int layer;
   unsigned leaving, entering;
   int leaving_stride, entering_stride;  // of 16 rows
   bool valid, tall;                     // more than 16 rows
@@ -397,6 +401,7 @@ __global__ void __launch_bounds__(Threads, Blocks)
     const int index = some_unit + u * warps;
     operand[u].valid = index < units && split < splits;
     const MlpUnit unit(mlp, operand[u].valid ? index : 0);
+    operand[u].layer = unit.layer;
     operand[u].tall = unit.row + 16 < mlp.rows_of(unit.layer);
     const int entering_stride = unit.layer == 0 ? in_stride : row_stride(Width);
     const int leaving_stride = unit.layer == last ? out_stride : row_stride(Width);
@@ -417,7 +422,8 @@ __global__ void __launch_bounds__(Threads, Blocks)
   const SharedMatrix kept_input{shared + mlp.entering_offset(0, block_rows), in_stride};
   const SharedMatrix kept_grads{shared + mlp.leaving_offset(last, block_rows), out_stride};
   const unsigned hidden_weights = shared + mlp.weights_offset(1), after = block_rows * kStride;
-  const unsigned entering = shared + mlp.entering_offset(1, block_rows), leaving = entering + last * after;
+  const unsigned entering = shared + mlp.entering_offset(1, block_rows);
+  const unsigned leaving = shared + mlp.leaving_offset(0, block_rows);
   const auto keep = [&](unsigned to, const Activations<M, Width>& x) {
 #pragma unroll
     for (int i = 0; i < Width / 16; ++i) {
@@ -458,47 +464,50 @@ __global__ void __launch_bounds__(Threads, Blocks)
     }
 
     __syncwarp();
-    Activations<M, Width> y = last_layer_transposed(kept_grads, own, mlp.padded_out(), last_weights, x);
-    keep(leaving + (last - 1) * after, y);
-    for (int l = last - 1; l > 0; --l) {
-      const SharedMatrix weights{hidden_weights + (l - 1) * Width * kStride, kStride};
-      const SharedMatrix activations{entering + (l - 1) * after, kStride};
+    Activations<M, Width> y;
+    for (int l = last; l >= 0; --l) {
+      if (l == last) {
+        y = last_layer_transposed(kept_grads, own, mlp.padded_out(), last_weights, x);
+      } else if (l > 0) {
+        const SharedMatrix weights{hidden_weights + (l - 1) * Width * kStride, kStride};
+        const SharedMatrix activations{entering + (l - 1) * after, kStride};
 #pragma unroll
-      for (int i = 0; i < Width / 16; ++i) {
-        const Panel<M> panel = multiply_transposed(y, weights, 16 * i);
+        for (int i = 0; i < Width / 16; ++i) {
+          const Panel<M> panel = multiply_transposed(y, weights, 16 * i);
 #pragma unroll
-        for (int m = 0; m < M; ++m) {
-          x.tile[i][m] = where_positive(load_fragment(activations, own + 16 * m, 16 * i), to_half(panel, m));
+          for (int m = 0; m < M; ++m) {
+            x.tile[i][m] = where_positive(load_fragment(activations, own + 16 * m, 16 * i), to_half(panel, m));
+          }
+        }
+        y = x;
+      } else if (grad_input != nullptr) {
+        const WarpRows<__half*> to(grad_input, first, rows.capacity, mlp.input_pitch);
+        for (int group = 0; group * kInputGroup < mlp.input_pitch; ++group) {
+          Fragment out[2][M];
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            const Panel<M> panel = multiply_transposed(y, first_weights, kInputGroup * group + 16 * i);
+#pragma unroll
+            for (int m = 0; m < M; ++m) out[i][m] = to_half(panel, m);
+          }
+          store_input(out, to, group);
         }
       }
-      y = x;
-      keep(leaving + (l - 1) * after, y);
-    }
-    if (grad_input != nullptr) {
-      const WarpRows<__half*> to(grad_input, first, rows.capacity, mlp.input_pitch);
-      for (int group = 0; group * kInputGroup < mlp.input_pitch; ++group) {
-        Fragment out[2][M];
+      if (mlp.in_place || l == 0) {
+        __syncthreads();
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const Panel<M> panel = multiply_transposed(y, first_weights, kInputGroup * group + 16 * i);
-#pragma unroll
-          for (int m = 0; m < M; ++m) out[i][m] = to_half(panel, m);
+        for (int u = 0; u < Units; ++u) {
+          if (!operand[u].valid || (mlp.in_place && operand[u].layer != l)) continue;
+          if (operand[u].tall) {
+            add_to_unit<2>(sums[u], operand[u], split, splits, block_rows / 16);
+          } else {
+            add_to_unit<1>(sums[u], operand[u], split, splits, block_rows / 16);
+          }
         }
-        store_input(out, to, group);
+        __syncthreads();
       }
+      if (l > 0) keep(leaving + (l - 1) * after, y);
     }
-    __syncthreads();
-
-#pragma unroll
-    for (int u = 0; u < Units; ++u) {
-      if (!operand[u].valid) continue;
-      if (operand[u].tall) {
-        add_to_unit<2>(sums[u], operand[u], split, splits, block_rows / 16);
-      } else {
-        add_to_unit<1>(sums[u], operand[u], split, splits, block_rows / 16);
-      }
-    }
-    __syncthreads();
   }
   if (grad_input != nullptr) {
     for (; block_first < rows.capacity; block_first += step) {

@@ -88,10 +88,7 @@ struct WalkSize {
   // bandwidth for whole grids, 80 % instead of 70 % for lists.)
   unsigned thread_blocks(bool uneven) const {
     STD_TORCH_CHECK(tasks < (int64_t{1} << 30), "too many vertices for one launch: ", tasks, " warps' worth");
-    int device = 0, processors = 0;
-    STD_TORCH_CHECK(cudaGetDevice(&device) == cudaSuccess &&
-                        cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device) == cudaSuccess,
-                    "cannot tell how many multiprocessors the device has");
+    const int64_t processors = device_attribute(cudaDevAttrMultiProcessorCount);
     const int64_t per_processor = uneven || has_list ? 32 : 512;
     return static_cast<unsigned>(
         std::min<int64_t>((tasks + kThreads / kWarp - 1) / (kThreads / kWarp), per_processor * processors));
