@@ -1,0 +1,289 @@
+"""march_visible: against marching, the density network and selection in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from op_testing import LAYOUTS
+from pyramid_scene import (
+    CELLS,
+    OCCUPANCY_BOX,
+    PYRAMID_BOX,
+    STEP,
+    WEIGHT_TOLERANCE,
+    exact_geometry,
+    make_rays,
+    make_weights,
+    on,
+    pyramid_dtypes,
+)
+
+from voxelfield import _library, ops
+
+INITIAL = 8.0
+LIMITS = {"min_transmittance": 1e-4, "min_weight": 1e-3}
+
+
+def make_scene(count=200, levels=3, width=64, dtype=torch.float16, fraction=0.6):
+    origins, directions, near, far = make_rays(count)
+    return {
+        "origins": origins,
+        "directions": directions,
+        "near": near,
+        "far": far,
+        "occupied": torch.rand(6, 5, 7) < fraction,
+        "aabb_occupancy": OCCUPANCY_BOX,
+        "levels": [torch.randn(5 + 4 * level, 4 + 3 * level, 6 + 5 * level, 4).to(dtype) for level in range(levels)],
+        "aabb": PYRAMID_BOX,
+        "density_weights": make_weights(4 * levels, width, 16),
+    }
+
+
+def settings(**changes):
+    return {"step": STEP, "density_initial": INITIAL, **LIMITS, **changes}
+
+
+def march(scene, offset=None):
+    cells = {name: scene[name] for name in ("origins", "directions", "near", "far", "occupied")}
+    return ops.march_rays(*cells.values(), scene["aabb_occupancy"], STEP, offset)
+
+
+def exact_light(scene, marched):
+    """Light that reaches each marched sample and its weight, float64."""
+    raw = exact_geometry(scene, marched.positions)[:, 0]
+    thickness = INITIAL * raw.clamp(max=12).exp() * STEP
+    before = thickness.cumsum(0) - thickness
+    start = marched.ray_offsets[:-1].clamp(max=max(len(before) - 1, 0))
+    transmittance = torch.exp(-(before - before[start][marched.ray_index]))
+    return transmittance, transmittance * -torch.expm1(-thickness)
+
+
+def rows_of(samples):
+    """Each sample as its ray and the bits of its distance."""
+    return list(zip(samples.ray_index.tolist(), samples.t.tolist(), strict=True))
+
+
+@pyramid_dtypes
+@pytest.mark.parametrize(("levels", "width"), [(1, 16), (3, 64), (6, 128), (8, 40)])
+def test_keeps_what_shows(device, dtype, levels, width):
+    scene = make_scene(levels=levels, width=width, dtype=dtype)
+    offset = torch.rand(200)
+    marched = march(scene, offset)
+    _, weight = exact_light(scene, marched)
+    seen = ops.march_visible(**on(device, scene), **settings(), offset=offset.to(device))
+    tolerance = WEIGHT_TOLERANCE[dtype]
+    found = set(rows_of(seen))
+    assert len(found) == len(seen.t)
+    surely = weight > LIMITS["min_weight"] * (1 + tolerance)
+    possibly = weight > LIMITS["min_weight"] * (1 - tolerance)
+    assert 100 < surely.sum() < 0.9 * len(weight)
+    rows = rows_of(marched)
+    assert {row for row, sure in zip(rows, surely.tolist(), strict=True) if sure} <= found
+    assert found <= {row for row, possible in zip(rows, possibly.tolist(), strict=True) if possible}
+
+
+def test_stops_where_it_is_dark(device):
+    scene = make_scene()
+    marched = march(scene)
+    transmittance, _ = exact_light(scene, marched)
+    seen = ops.march_visible(**on(device, scene), **settings(min_transmittance=0.3, min_weight=0.0))
+    found, rows = set(rows_of(seen)), rows_of(marched)
+    assert {row for row, light in zip(rows, transmittance.tolist(), strict=True) if light > 0.31} <= found
+    assert found <= {row for row, light in zip(rows, transmittance.tolist(), strict=True) if light > 0.29}
+    assert 0.01 < (transmittance > 0.31).float().mean() < 0.9
+
+
+def test_samples_are_packed_by_ray(device):
+    scene = on(device, make_scene())
+    seen = ops.march_visible(**scene, **settings())
+    assert seen.ray_offsets[-1] == len(seen.t) > 0
+    counts = seen.ray_offsets.diff()
+    assert torch.equal(seen.ray_index, torch.repeat_interleave(torch.arange(200, device=device), counts))
+    assert (seen.t.diff()[seen.ray_index.diff() == 0] > 0).all()
+    assert (seen.dt == torch.tensor(STEP)).all()
+    assert seen.rays_taken == 200
+    expected = scene["origins"][seen.ray_index] + seen.t[:, None] * scene["directions"][seen.ray_index]
+    torch.testing.assert_close(seen.positions, expected)
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_a_ray_keeps_its_first_samples(device, most):
+    scene = on(device, make_scene())
+    every = ops.march_visible(**scene, **settings())
+    first = ops.march_visible(**scene, **settings(), most=most)
+    place = torch.arange(len(every.t), device=device) - every.ray_offsets[every.ray_index]
+    assert (place >= most).any()
+    for one, two in zip(first[:4], every[:4], strict=True):
+        assert torch.equal(one, two[place < most])
+    assert torch.equal(first.ray_offsets.diff(), every.ray_offsets.diff().clamp(max=most))
+
+
+def test_rays_are_taken_whole_while_they_fit(device):
+    scene = on(device, make_scene())
+    every = ops.march_visible(**scene, **settings())
+    capacity = int(every.ray_offsets[120]) + 1
+    part = ops.march_visible(**scene, **settings(), capacity=capacity)
+    taken = int(part.rays_taken)
+    used = int(every.ray_offsets[taken])
+    assert every.ray_offsets[taken] <= capacity < every.ray_offsets[taken + 1]
+    assert torch.equal(part.ray_offsets, every.ray_offsets.clamp(max=used))
+    for one, two in zip(part[:4], every[:4], strict=True):
+        assert len(one) == capacity
+        assert torch.equal(one[:used], two[:used])
+    assert part.positions[used:].isnan().all()
+    assert not part.t[used:].any()
+    assert not part.dt[used:].any()
+    assert (part.ray_index[used:] == 199).all()
+
+
+def test_nothing_to_see(device):
+    missing = make_scene()
+    missing["far"] = missing["near"].clone()
+    for scene in (missing, make_scene(fraction=-1.0), make_scene(count=0)):
+        seen = ops.march_visible(**on(device, scene), **settings(), capacity=5)
+        assert not seen.ray_offsets.any()
+        assert seen.positions.isnan().all()
+
+
+@pytest.mark.parametrize("form", CELLS)
+def test_how_cells_are_given_changes_nothing(device, form):
+    scene = on(device, make_scene(fraction=0.1))
+    expected = ops.march_visible(**scene, **settings())
+    assert len(expected.t) > 50
+    seen = ops.march_visible(**{**scene, "occupied": CELLS[form](scene["occupied"])}, **settings())
+    for one, two in zip(seen, expected, strict=True):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_memory_layout(device, layout):
+    scene = on(device, make_scene())
+    expected = ops.march_visible(**scene, **settings())
+    change = LAYOUTS[layout]
+    for name in ("origins", "far", "levels"):
+        value = scene[name]
+        changed = [change(x) for x in value] if isinstance(value, list) else change(value)
+        seen = ops.march_visible(**{**scene, name: changed}, **settings())
+        for one, two in zip(seen, expected, strict=True):
+            assert torch.equal(one, two)
+
+
+def test_non_finite_rays_do_not_disturb_the_others(device):
+    scene = on(device, make_scene())
+    expected = ops.march_visible(**scene, **settings())
+    broken = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in scene.items()}
+    broken["origins"][3] = torch.nan
+    broken["near"][77] = torch.nan
+    seen = ops.march_visible(**broken, **settings())
+    others = [(ray, t) for ray, t in rows_of(expected) if ray not in (3, 77)]
+    assert [(ray, t) for ray, t in rows_of(seen) if ray not in (3, 77)] == others
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("width", [64, 128])
+def test_a_ray_does_not_depend_on_the_others(width):
+    # Many more rays than threads: they are handed out as others end.
+    count = 200_000
+    scene = on("cuda", make_scene(count, levels=6, width=width))
+    seen = ops.march_visible(**scene, **settings())
+    again = ops.march_visible(**scene, **settings())
+    for one, two in zip(seen, again, strict=True):
+        assert torch.equal(one, two)
+    rays = ("origins", "directions", "near", "far")
+    some = torch.randperm(count, device="cuda")[:500].sort().values
+    alone = ops.march_visible(**{n: v[some] if n in rays else v for n, v in scene.items()}, **settings())
+    assert torch.equal(alone.ray_offsets.diff(), seen.ray_offsets.diff()[some])
+    chosen = torch.isin(seen.ray_index, some)
+    assert torch.equal(alone.t, seen.t[chosen])
+    assert torch.equal(alone.positions, seen.positions[chosen])
+
+
+@pytest.mark.cuda
+def test_cpu_and_cuda_agree():
+    scene = make_scene(3000, levels=6, width=128)
+    ours = ops.march_visible(**scene, **settings())
+    theirs = ops.march_visible(**on("cuda", scene), **settings())
+    one, two = set(rows_of(ours)), set(rows_of(theirs))
+    assert len(one) > 3000
+    assert len(one ^ two) < 0.01 * len(one)
+
+
+@pytest.mark.cuda
+def test_can_be_captured_in_a_graph():
+    scene = on("cuda", make_scene(5000))
+    packed = {**scene, "occupied": ops.pack_occupancy(scene["occupied"])}
+    expected = ops.march_visible(**packed, **settings(), capacity=40_000)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        seen = ops.march_visible(**packed, **settings(), capacity=40_000)
+    for _ in range(2):
+        graph.replay()
+        torch.cuda.synchronize()
+        for one, two in zip(seen, expected, strict=True):
+            assert torch.equal(one.nan_to_num(), two.nan_to_num())
+
+
+# --- errors and registration
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"origins": torch.zeros(2, 2)}, ValueError, r"origins must have shape \(R, 3\)"),
+        ({"near": torch.zeros(2, dtype=torch.float64)}, TypeError, "near must be float32, got float64"),
+        ({"far": torch.zeros(2, device="meta")}, ValueError, "far must be on the device of origins"),
+        ({"occupied": torch.ones(3, 3, 3)}, TypeError, "occupied must be bool or uint8, got float32"),
+        ({"levels": torch.zeros(4, 4, 4, 4)}, TypeError, "levels must be a sequence of torch.Tensors, got Tensor"),
+        ({"levels": []}, ValueError, "levels must be 1 to 8 tensors, got 0"),
+        ({"levels": [torch.zeros(4, 4, 4, 3)]}, ValueError, r"levels\[0\] must have shape \(X, Y, Z, 4\)"),
+        ({"levels": [torch.zeros(4, 4, 4, 4).double()]}, TypeError, r"levels\[0\] must be float32 or float16"),
+        ({"levels": [torch.zeros(0, 4, 4, 4)]}, ValueError, r"levels\[0\] must have 1 to 2\^31 - 1 numbers"),
+        ({"aabb": torch.zeros(3, 2)}, ValueError, r"aabb must have shape \(2, 3\)"),
+        ({"density_weights": [torch.zeros(3, 12)]}, ValueError, "density_weights must be 2 tensors, got 1"),
+        (
+            {"density_weights": [torch.zeros(64, 8), torch.zeros(1, 64)]},
+            ValueError,
+            r"density_weights\[0\] must have shape \(out, 12\)",
+        ),
+        (
+            {"density_weights": [torch.zeros(64, 12), torch.zeros(17, 64)]},
+            ValueError,
+            r"density_weights\[1\] must have 1 to 16 rows",
+        ),
+        ({"step": 0.0}, ValueError, "step must be a positive, finite distance, got 0.0"),
+        ({"density_initial": 0.0}, ValueError, "density_initial must be positive and finite, got 0.0"),
+        ({"min_weight": -1.0}, ValueError, r"min_weight must lie in \[0, 1\), got -1.0"),
+        ({"most": 0}, ValueError, "most must be an int of at least 1, got 0"),
+        ({"capacity": -1}, ValueError, "capacity must be a number of samples, at least 0, got -1"),
+    ],
+)
+def test_wrong_arguments_are_named(change, error, message):
+    with pytest.raises(error, match=message):
+        ops.march_visible(**{**make_scene(count=2), **settings(), **change})
+
+
+@pytest.mark.cuda
+def test_wide_levels_are_refused_on_cuda():
+    with pytest.raises(TypeError, match=r"levels\[0\] must be float16 on CUDA, got float32"):
+        ops.march_visible(**on("cuda", make_scene(dtype=torch.float32)), **settings())
+
+
+@pytest.mark.parametrize("count", [0, 70])
+def test_opcheck(device, count):
+    _library.ensure_loaded(device.type)
+    scene = on(device, make_scene(count))
+    bits = ops.pack_occupancy(scene.pop("occupied"))
+    rays = [scene.pop(name) for name in ("origins", "directions", "near", "far")]
+    offset = torch.full((count,), 0.5, device=device)
+    numbers = (STEP, INITIAL, *LIMITS.values(), 8)
+    counted = torch.ops.voxelfield.march_to_slots(*rays, offset, *bits, *scene.values(), *numbers)
+    # Slots that are not filled hold anything.
+    torch.library.opcheck(
+        torch.ops.voxelfield.march_to_slots.default,
+        (*rays, offset, *bits, *scene.values(), *numbers),
+        test_utils=("test_schema", "test_faketensor"),
+    )
+    arguments = (*rays[:2], *counted, STEP, int(counted[2].sum()))
+    torch.library.opcheck(torch.ops.voxelfield.pack_slots.default, arguments)

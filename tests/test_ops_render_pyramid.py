@@ -1,0 +1,252 @@
+"""render_pyramid_image: against the separate steps in float64, and against the modules it renders."""
+
+from __future__ import annotations
+
+import pytest
+import reference
+import torch
+from op_testing import LAYOUTS
+from pyramid_scene import (
+    CELLS,
+    OCCUPANCY_BOX,
+    PYRAMID_BOX,
+    STEP,
+    exact_geometry,
+    exact_network,
+    make_weights,
+    on,
+    pyramid_dtypes,
+)
+
+from voxelfield import _library, ops
+from voxelfield.cameras import Cameras
+from voxelfield.decoders import ExponentialDensity, NetworkDecoder, spherical_harmonics
+from voxelfield.fields import RadianceField
+from voxelfield.occupancy import OccupancyGrid
+from voxelfield.pyramid import VoxelPyramid
+from voxelfield.rendering import RenderSettings, render_view
+
+WIDTH, HEIGHT = 45, 26
+INITIAL = 8.0
+BACKGROUND = torch.tensor([1.0, 0.5, 0.25])
+SETTINGS = {"step": STEP, "density_initial": INITIAL, "min_weight": 1e-3}
+
+# What a pixel may be off by, in the mean and all but one in a hundred: rays made by other roundings enter a cell a
+# sample earlier or later, and samples near min_weight come and go.
+MEAN_ERROR = {torch.float32: 5e-5, torch.float16: 5e-4}
+MOST_ERROR = {torch.float32: 1e-3, torch.float16: 5e-3}
+
+
+def make_camera(device="cpu"):
+    c2w = torch.tensor([[0.8, -0.36, 0.48, 1.6], [0.6, 0.48, -0.64, -2.1], [0.0, 0.8, 0.6, 2.0], [0.0, 0.0, 0.0, 1.0]])
+    return Cameras(c2w[None], torch.tensor([[40.0, 42.0, 21.0, 14.0]]), WIDTH, HEIGHT).to(device)
+
+
+def make_scene(levels=3, width=64, hidden=2, degree=3, dtype=torch.float16, fraction=0.6):
+    basis = (degree + 1) ** 2
+    return {
+        "background": BACKGROUND,
+        "occupied": torch.rand(6, 5, 7) < fraction,
+        "aabb_occupancy": OCCUPANCY_BOX,
+        "levels": [torch.randn(5 + 4 * level, 4 + 3 * level, 6 + 5 * level, 4).to(dtype) for level in range(levels)],
+        "aabb": PYRAMID_BOX,
+        "density_weights": make_weights(4 * levels, width, 16),
+        "color_weights": make_weights(16 + basis, *([width] * hidden), 3),
+    }
+
+
+def render(scene, camera, degree=3, **changes):
+    size = (camera.width, camera.height)
+    return ops.render_pyramid_image(
+        camera.c2w[0], camera.intrinsics[0], *size, **scene, **{**SETTINGS, "view_degree": degree, **changes}
+    )
+
+
+def by_steps(scene, camera, degree=3, min_weight=1e-3):
+    """March, sample, both networks and composite one after the other; float64 but for where the samples are."""
+    rays = camera.image_rays(0, scene["aabb"])
+    walk = (rays.origins, rays.directions, rays.near, rays.far, scene["occupied"], scene["aabb_occupancy"])
+    positions, t, _, ray_index, ray_offsets, _ = ops.march_rays(*walk, STEP)
+    geometry = exact_geometry(scene, positions)
+    density = INITIAL * geometry[:, 0].clamp(max=12).exp()
+    basis = spherical_harmonics(rays.directions.double(), degree)[ray_index]
+    rgb = torch.sigmoid(exact_network(torch.cat((geometry, basis), dim=1), scene["color_weights"]))
+    dt = torch.full_like(density, STEP)
+    *_, weights = reference.composite(density, rgb, t.double(), dt, ray_offsets, 1e-4)
+    keep = weights > min_weight
+    ray_offsets = torch.cat([ray_offsets.new_zeros(1), keep.cumsum(0)])[ray_offsets]
+    rgb, opacity, depth = reference.composite(density[keep], rgb[keep], t[keep].double(), dt[keep], ray_offsets, 1e-4)[
+        :3
+    ]
+    rgb = rgb + (1 - opacity)[:, None] * scene["background"].double()
+    return (
+        rgb.view(HEIGHT, WIDTH, 3),
+        opacity.view(HEIGHT, WIDTH),
+        (depth / opacity.clamp(min=1e-6)).view(HEIGHT, WIDTH),
+    )
+
+
+def assert_images_agree(actual, expected, dtype):
+    for name, one, two in zip(("rgb", "opacity", "depth"), actual, expected, strict=True):
+        assert one.shape == two.shape
+        assert one.dtype == torch.float32
+        error = (one.cpu().double() - two.cpu().double()).abs()
+        scale = 3.0 if name == "depth" else 1.0
+        assert error.mean() < scale * MEAN_ERROR[dtype], name
+        assert (error > scale * MOST_ERROR[dtype]).double().mean() < 0.01, name
+
+
+@pyramid_dtypes
+@pytest.mark.parametrize(
+    ("levels", "width", "hidden", "degree"),
+    [
+        (3, 64, 2, 3),
+        (6, 128, 2, 3),
+        (1, 16, 1, 0),
+        (6, 64, 1, 2),
+        (8, 100, 2, 1),
+        (2, 128, 1, 3),
+        (6, 128, 3, 3),
+        (3, 64, 3, 2),
+    ],
+)
+def test_matches_the_separate_steps(device, dtype, levels, width, hidden, degree):
+    scene = make_scene(levels, width, hidden, degree, dtype)
+    expected = by_steps(scene, make_camera(), degree)
+    assert 100 < (expected[1] > 0.5).sum() < WIDTH * HEIGHT - 100
+    assert_images_agree(render(on(device, scene), make_camera(device), degree), expected, dtype)
+
+
+@pyramid_dtypes
+def test_matches_the_modules(device, dtype):
+    pyramid = VoxelPyramid((4, 9, 20), 4, PYRAMID_BOX, init_range=2.0)
+    decoder = NetworkDecoder(12, 64, 16, 2, 3, ExponentialDensity(INITIAL))
+    field = RadianceField(pyramid, decoder)
+    occupancy = OccupancyGrid((6, 5, 7), OCCUPANCY_BOX)
+    occupancy.occupied.copy_(torch.rand(6, 5, 7) < 0.6)
+    camera = make_camera()
+    view = render_view(field, camera, 0, occupancy, RenderSettings(STEP, min_weight=1e-3), BACKGROUND, chunk=400)
+    scene = {
+        "background": BACKGROUND,
+        "occupied": occupancy.occupied,
+        "aabb_occupancy": occupancy.aabb,
+        "levels": [level.detach().to(dtype) for level in pyramid.levels],
+        "aabb": pyramid.aabb,
+        "density_weights": list(decoder.density_network),
+        "color_weights": list(decoder.color_network),
+    }
+    image = render(on(device, scene), make_camera(device))
+    assert (view.opacity > 0.5).sum() > 100
+    assert_images_agree(image, (view.rgb, view.opacity, view.depth), dtype)
+
+
+@pytest.mark.parametrize("form", CELLS)
+def test_how_cells_are_given_changes_nothing(device, form):
+    scene, camera = on(device, make_scene(fraction=0.1)), make_camera(device)
+    expected = render(scene, camera)
+    assert expected.opacity.any()
+    image = render({**scene, "occupied": CELLS[form](scene["occupied"])}, camera)
+    for one, two in zip(image, expected, strict=True):
+        assert torch.equal(one, two)
+
+
+def test_empty_space_shows_the_background(device):
+    image = render(on(device, make_scene(fraction=-1.0)), make_camera(device))
+    assert torch.equal(image.rgb.cpu(), BACKGROUND.expand(HEIGHT, WIDTH, 3))
+    assert not image.opacity.any()
+    assert not image.depth.any()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_memory_layout(device, layout):
+    scene, camera = on(device, make_scene()), make_camera(device)
+    expected = render(scene, camera)
+    change = LAYOUTS[layout]
+    for name in ("background", "levels", "density_weights", "color_weights"):
+        value = scene[name]
+        changed = [change(x) for x in value] if isinstance(value, list) else change(value)
+        # torch's products on the CPU add up in another order for another layout.
+        assert_images_agree(render({**scene, name: changed}, camera), expected, torch.float16)
+
+
+def test_weights_in_float16_are_the_same(device):
+    scene, camera = on(device, make_scene()), make_camera(device)
+    expected = render(scene, camera)
+    halves = {name: [x.half() for x in scene[name]] for name in ("density_weights", "color_weights")}
+    for one, two in zip(render({**scene, **halves}, camera), expected, strict=True):
+        assert torch.equal(one, two)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("width", [64, 128])
+def test_an_image_is_the_same_in_every_run(width):
+    scene = on("cuda", make_scene(levels=6, width=width))
+    small = make_camera("cuda")
+    camera = Cameras(small.c2w, 16 * small.intrinsics, 16 * WIDTH, 16 * HEIGHT)
+    expected = render(scene, camera)
+    for _ in range(3):
+        for one, two in zip(render(scene, camera), expected, strict=True):
+            assert torch.equal(one, two)
+
+
+@pytest.mark.cuda
+def test_a_large_image_matches_the_cpu():
+    # Many more pixels than threads: rays are handed out as others end, and many samples wait for the colour network.
+    scene = make_scene(levels=6, width=128)
+    small = make_camera()
+    camera = Cameras(small.c2w, 8 * small.intrinsics, 8 * WIDTH, 8 * HEIGHT)
+    expected = render(scene, camera)
+    assert_images_agree(render(on("cuda", scene), camera.to("cuda")), expected, torch.float16)
+
+
+# --- errors and registration
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"background": torch.zeros(4)}, ValueError, r"background must have shape \(3\)"),
+        ({"aabb_occupancy": torch.zeros(2, 3).double()}, TypeError, "aabb_occupancy must be float32, got float64"),
+        ({"occupied": torch.zeros(4, 0, 4, dtype=torch.uint8)}, ValueError, "occupied must not be empty"),
+        ({"levels": [torch.zeros(4, 4, 4, 2)]}, ValueError, r"levels\[0\] must have shape \(X, Y, Z, 4\)"),
+        (
+            {"density_weights": make_weights(12, 64, 8)},
+            ValueError,
+            r"density_weights\[1\] must have shape \(16, 64\)",
+        ),
+        ({"color_weights": make_weights(32, 64, 4)}, ValueError, r"color_weights\[1\] must have shape \(3, 64\)"),
+        ({"color_weights": make_weights(20, 64, 3)}, ValueError, r"color_weights\[0\] must have shape \(out, 32\)"),
+        (
+            {"color_weights": make_weights(32, 8, 8, 8, 8, 3)},
+            ValueError,
+            "color_weights must be 2 to 4 tensors, got 5",
+        ),
+        ({"view_degree": 4}, ValueError, r"view_degree must be an int in 0\.\.3, got 4"),
+        ({"density_initial": -1.0}, ValueError, "density_initial must be positive and finite, got -1.0"),
+        ({"min_transmittance": 1.0}, ValueError, r"min_transmittance must lie in \[0, 1\), got 1.0"),
+    ],
+)
+def test_wrong_arguments_are_named(change, error, message):
+    scene = make_scene()
+    numbers = {name: change[name] for name in change if name not in scene}
+    with pytest.raises(error, match=message):
+        render({**scene, **{name: change[name] for name in change if name in scene}}, make_camera(), **numbers)
+
+
+@pytest.mark.parametrize(("name", "value"), [("width", 0), ("height", 2.5)])
+def test_an_image_must_have_pixels(name, value):
+    camera = make_camera()
+    size = {"width": 4, "height": 4, name: value}
+    with pytest.raises(ValueError, match=f"{name} must be an int of at least 1, got {value}"):
+        ops.render_pyramid_image(camera.c2w[0], camera.intrinsics[0], **size, **make_scene(), **SETTINGS, view_degree=3)
+
+
+def test_opcheck(device):
+    _library.ensure_loaded(device.type)
+    scene, camera = on(device, make_scene()), make_camera(device)
+    bits = ops.pack_occupancy(scene.pop("occupied"))
+    background = scene.pop("background")
+    torch.library.opcheck(
+        torch.ops.voxelfield.render_pyramid_image.default,
+        (camera.c2w[0], camera.intrinsics[0], 9, 5, background, *bits, *scene.values(), STEP, INITIAL, 3, 1e-4, 1e-3),
+    )

@@ -1,0 +1,88 @@
+"""A field of a pyramid of grids and networks behind it, as the ops that march through one take it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from voxelfield.ops._checks import check_dtype, check_same_device, check_tensor
+from voxelfield.ops.marching import OccupancyBits, pack_occupancy
+from voxelfield.ops.mlp import MAX_WIDTH, mlp
+from voxelfield.ops.pyramid import sample_pyramid
+
+# As in extension/cuda/pyramid.cuh and field_network.cuh.
+LEVEL_CHANNELS = 4
+MAX_LEVELS = 8
+MAX_GEOMETRY = 16
+MAX_NUMBERS = 2**31  # of a level, and not as many
+# As voxelfield.decoders.ExponentialDensity.
+_HIGHEST_RAW = 12.0
+
+
+def check_pyramid_field(
+    levels: Sequence[Tensor],
+    aabb: Tensor,
+    density_weights: Sequence[Tensor],
+    density_initial: float,
+    device_of: str,
+    like: Tensor,
+) -> None:
+    """Raises unless grids, box and density network are what the ops take, on the device of ``like``."""
+    if isinstance(levels, Tensor) or not isinstance(levels, Sequence):
+        raise TypeError(f"levels must be a sequence of torch.Tensors, got {type(levels).__name__}")
+    if not 1 <= len(levels) <= MAX_LEVELS:
+        raise ValueError(f"levels must be 1 to {MAX_LEVELS} tensors, got {len(levels)}")
+    allowed = (torch.float16,) if like.is_cuda else (torch.float32, torch.float16, torch.bfloat16)
+    for index, level in enumerate(levels):
+        name = f"levels[{index}]"
+        check_tensor(name, level, ("X", "Y", "Z", LEVEL_CHANNELS))
+        check_dtype(name, level, allowed if index == 0 else (levels[0].dtype,), " on CUDA" if like.is_cuda else "")
+        check_same_device(name, level, device_of, like)
+        if not 0 < level.numel() < MAX_NUMBERS:
+            raise ValueError(f"{name} must have 1 to 2^31 - 1 numbers, got shape {tuple(level.shape)}")
+    check_tensor("aabb", aabb, (2, 3))
+    check_dtype("aabb", aabb, (torch.float32,))
+    check_same_device("aabb", aabb, device_of, like)
+    check_network("density_weights", density_weights, LEVEL_CHANNELS * len(levels), 2, device_of, like)
+    if not 0 < density_initial <= torch.finfo(torch.float32).max:
+        raise ValueError(f"density_initial must be positive and finite, got {density_initial}")
+
+
+def check_network(
+    name: str, weights: Sequence[Tensor], inputs: int, most_layers: int, device_of: str, like: Tensor
+) -> None:
+    """Raises unless ``weights`` are those of a network that fits beside a march."""
+    if isinstance(weights, Tensor) or not isinstance(weights, Sequence):
+        raise TypeError(f"{name} must be a sequence of torch.Tensors, got {type(weights).__name__}")
+    if not 2 <= len(weights) <= most_layers:
+        wanted = "2" if most_layers == 2 else f"2 to {most_layers}"
+        raise ValueError(f"{name} must be {wanted} tensors, got {len(weights)}")
+    columns = inputs
+    for layer, weight in enumerate(weights):
+        own = f"{name}[{layer}]"
+        check_tensor(own, weight, ("out", columns))
+        check_dtype(own, weight, (torch.float32, torch.float16) if layer == 0 else (weights[0].dtype,))
+        check_same_device(own, weight, device_of, like)
+        most = MAX_GEOMETRY if layer == len(weights) - 1 else MAX_WIDTH
+        if not 1 <= weight.shape[0] <= most:
+            raise ValueError(f"{own} must have 1 to {most} rows, got shape {tuple(weight.shape)}")
+        columns = weight.shape[0]
+
+
+def bits_of(cells: Tensor, resolution: Sequence[int]) -> OccupancyBits:
+    """Returns as bits what the ops take as either bits or clearances."""
+    x, y, z = resolution
+    return OccupancyBits(cells, (x, y, z)) if cells.dtype == torch.int64 else pack_occupancy(cells == 0)
+
+
+def geometry_at(positions: Tensor, levels: Sequence[Tensor], aabb: Tensor, density_weights: Sequence[Tensor]) -> Tensor:
+    """Returns what the first network makes (M, G) of world positions (M, 3)."""
+    features = sample_pyramid(levels, (positions - aabb[0]) / (aabb[1] - aabb[0]))
+    return mlp(features, [weight.to(features.dtype) for weight in density_weights])
+
+
+def density_of(raw: Tensor, initial: float) -> Tensor:
+    """Maps the first network's first output to density, as :class:`voxelfield.decoders.ExponentialDensity` does."""
+    return initial * raw.float().clamp(max=_HIGHEST_RAW).exp()

@@ -1,0 +1,177 @@
+"""Placing samples along rays where a field shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from voxelfield import _library
+from voxelfield.ops._checks import check_dtype, check_same_device, check_tensor
+from voxelfield.ops._packing import PackedSamples, check_capacity, empty_samples, parts_of, sums_of_parts
+from voxelfield.ops._pyramid_field import (
+    LEVEL_CHANNELS,
+    MAX_GEOMETRY,
+    MAX_LEVELS,
+    MAX_NUMBERS,
+    bits_of,
+    check_pyramid_field,
+    density_of,
+    geometry_at,
+)
+from voxelfield.ops.marching import OccupancyBits, march_rays
+from voxelfield.ops.render_grid import cells_to_walk, check_numbers
+
+__all__ = ["LEVEL_CHANNELS", "MAX_GEOMETRY", "MAX_LEVELS", "MAX_NUMBERS", "march_visible"]
+
+
+@torch.no_grad()
+def march_visible(
+    origins: Tensor,
+    directions: Tensor,
+    near: Tensor,
+    far: Tensor,
+    occupied: Tensor | OccupancyBits,
+    aabb_occupancy: Tensor,
+    levels: Sequence[Tensor],
+    aabb: Tensor,
+    density_weights: Sequence[Tensor],
+    *,
+    step: float,
+    density_initial: float,
+    offset: Tensor | None = None,
+    min_transmittance: float = 1e-4,
+    min_weight: float = 1e-4,
+    most: int = 64,
+    capacity: int | None = None,
+) -> PackedSamples:
+    r"""Marches rays through a pyramid of grids and keeps the samples whose weight exceeds a limit, packed by ray.
+
+    The same as :func:`march_rays`, :func:`sample_pyramid`, :func:`mlp` and :func:`select_samples` one after the other,
+    but on CUDA in one kernel that leaves a ray where it is dark: nothing behind a surface is evaluated (early ray
+    termination, Levoy 1990), and there is no buffer of all the samples in occupied space. Density is
+    :math:`\sigma_0 e^{x_0}` of the network's first output, :math:`x_0 \le 12`
+    (:class:`voxelfield.decoders.ExponentialDensity`). Not differentiable.
+
+    Args:
+        origins: (R, 3) float32, world units.
+        directions: (R, 3) float32, unit length.
+        near: (R,) float32, distance at which a ray starts.
+        far: (R,) float32, distance at which it ends; finite. ``far <= near`` yields no samples.
+        occupied: As for :func:`render_grid`.
+        aabb_occupancy: (2, 3) float32, lower and upper corner.
+        levels: 1 to 8 grids (X_l, Y_l, Z_l, 4) at the vertices of ``aabb``, vertices on its faces, all of one dtype:
+            float16 on CUDA; float32, float16 or bfloat16 on the CPU. Positions outside the box see its nearest face.
+        aabb: (2, 3) float32.
+        density_weights: Two matrices (W, 4 * levels), W at most 128, and (G, W), G at most 16, float32 or float16:
+            the network, as for :func:`mlp`, which runs in the dtype of ``levels``.
+        step: Distance between samples, world units.
+        density_initial: :math:`\sigma_0`, per world unit of length.
+        offset: (R,) float32 in [0, 1), shift of each ray's samples in steps; 0.5 (midpoints) if None.
+        min_transmittance: Where a ray stops; 0 never stops.
+        min_weight: A sample is kept if its weight exceeds this.
+        most: Samples that are kept of one ray: of one with more, the first.
+        capacity: Rows of the result, as for :func:`march_rays`: rays are taken in order for as long as all that is kept
+            of them fits, and the host never waits for the device. None: as many rows as samples are kept, which
+            synchronises with the device once.
+
+    Returns:
+        The samples that were kept; ``dt`` is ``step``.
+
+    Raises:
+        TypeError: An argument is no tensor, or has the wrong type or dtype.
+        ValueError: An argument has the wrong shape or device, or a number is out of range.
+        RuntimeError: On CUDA, the network takes more shared memory than the device has.
+    """
+    check_tensor("origins", origins, ("R", 3))
+    rays = origins.shape[0]
+    if offset is None and isinstance(near, Tensor):
+        offset = torch.full_like(near, 0.5)
+    inputs = {"origins": origins, "directions": directions, "near": near, "far": far, "offset": offset}
+    inputs["aabb_occupancy"] = aabb_occupancy
+    shapes: dict[str, tuple[int, ...]] = {"origins": (rays, 3), "directions": (rays, 3), "aabb_occupancy": (2, 3)}
+    for name, value in inputs.items():
+        check_tensor(name, value, shapes.get(name, (rays,)))
+        assert isinstance(value, Tensor)
+        check_dtype(name, value, (torch.float32,))
+        check_same_device(name, value, "origins", origins)
+    cells = cells_to_walk(occupied, "origins", origins)
+    check_pyramid_field(levels, aabb, density_weights, density_initial, "origins", origins)
+    check_numbers(step, 0.0, min_transmittance, min_weight)
+    if not isinstance(most, int) or most < 1:
+        raise ValueError(f"most must be an int of at least 1, got {most!r}")
+    check_capacity(capacity)
+    _library.ensure_loaded(origins.device.type)
+    slots, counts, sums = torch.ops.voxelfield.march_to_slots(
+        origins,
+        directions,
+        near,
+        far,
+        offset,
+        *cells,
+        aabb_occupancy,
+        list(levels),
+        aabb,
+        list(density_weights),
+        step,
+        density_initial,
+        min_transmittance,
+        min_weight,
+        most,
+    )
+    rows = int(sums.sum()) if capacity is None else capacity
+    return PackedSamples(*torch.ops.voxelfield.pack_slots(origins, directions, slots, counts, sums, step, rows))
+
+
+@_library.when_loaded
+def _register() -> None:
+    @torch.library.register_fake("voxelfield::march_to_slots")
+    def _(origins: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+        rays, most = origins.shape[0], rest[-1]
+        return (
+            origins.new_empty(rays, most),
+            origins.new_empty(rays, dtype=torch.int32),
+            origins.new_empty(parts_of(rays), dtype=torch.int64),
+        )
+
+    @torch.library.register_fake("voxelfield::pack_slots")
+    def _(
+        origins: Tensor, directions: Tensor, slots: Tensor, counts: Tensor, sums: Tensor, step: float, capacity: int
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        return empty_samples(origins, origins.shape[0], capacity)
+
+    @torch.library.impl("voxelfield::march_to_slots", "CPU")
+    @torch.no_grad()
+    def _(
+        origins: Tensor,
+        directions: Tensor,
+        near: Tensor,
+        far: Tensor,
+        offset: Tensor,
+        occupied: Tensor,
+        resolution: list[int],
+        aabb_occupancy: Tensor,
+        levels: list[Tensor],
+        aabb: Tensor,
+        density_weights: list[Tensor],
+        step: float,
+        density_initial: float,
+        min_transmittance: float,
+        min_weight: float,
+        most: int,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        bits = bits_of(occupied, resolution)
+        marched = march_rays(origins, directions, near, far, bits, aabb_occupancy, step, offset)
+        density = density_of(geometry_at(marched.positions, levels, aabb, density_weights)[:, 0], density_initial)
+        # Where a ray's samples are, the indices of those that were kept come first.
+        kept, counts, _ = torch.ops.voxelfield.count_visible_samples(
+            density, marched.dt, marched.ray_offsets, min_transmittance, min_weight
+        )
+        counts = counts.clamp(max=most)
+        column = torch.arange(most)
+        filled = column < counts[:, None]
+        slots = origins.new_zeros(origins.shape[0], most)
+        slots[filled] = marched.t[kept[(marched.ray_offsets[:-1, None] + column)[filled]].long()]
+        return slots, counts, sums_of_parts(counts)

@@ -1,0 +1,192 @@
+"""Rendering whole images of a pyramid of grids and the networks behind it, for display."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from voxelfield import _library
+from voxelfield.ops._checks import check_dtype, check_same_device, check_tensor
+from voxelfield.ops._pyramid_field import (
+    MAX_GEOMETRY,
+    bits_of,
+    check_network,
+    check_pyramid_field,
+    density_of,
+    geometry_at,
+)
+from voxelfield.ops.append_view import MAX_DEGREE, append_view
+from voxelfield.ops.compositing import composite
+from voxelfield.ops.marching import OccupancyBits, march_rays
+from voxelfield.ops.mlp import mlp
+from voxelfield.ops.pixel_rays import pixel_rays
+from voxelfield.ops.render_grid import cells_to_walk, check_numbers
+from voxelfield.ops.render_grid_image import RenderedImage
+from voxelfield.ops.selection import select_samples
+
+_COLORS = 3
+MAX_COLOR_LAYERS = 4
+_RAYS_AT_ONCE = 1 << 14  # on the CPU, to bound memory
+
+
+@torch.no_grad()
+def render_pyramid_image(
+    c2w: Tensor,
+    intrinsics: Tensor,
+    width: int,
+    height: int,
+    background: Tensor,
+    occupied: Tensor | OccupancyBits,
+    aabb_occupancy: Tensor,
+    levels: Sequence[Tensor],
+    aabb: Tensor,
+    density_weights: Sequence[Tensor],
+    color_weights: Sequence[Tensor],
+    *,
+    step: float,
+    density_initial: float,
+    view_degree: int,
+    min_transmittance: float = 1e-4,
+    min_weight: float = 1e-3,
+) -> RenderedImage:
+    r"""Renders the image of a pinhole camera, on CUDA in one kernel, rays included, without gradient.
+
+    The field is that of :class:`voxelfield.pyramid.VoxelPyramid` and :class:`voxelfield.decoders.NetworkDecoder`:
+    features of all levels side by side, a first network from these to density and geometry, a second one from geometry
+    and the spherical harmonics of the viewing direction to colour (Mueller et al. 2022, Instant-NGP, section 5.4). The
+    rays are those of :meth:`voxelfield.cameras.Cameras.image_rays` through ``aabb``.
+
+    On CUDA every thread of a warp marches a ray, the warp evaluates the first network for the 32 samples where its rays
+    stand, and a ray ends where it is dark. The second network is evaluated for the few samples that show, 32 at a time.
+
+    Args:
+        c2w: (4, 4) float32, camera to world; camera axes x right, y up, looking along -z.
+        intrinsics: (4,) float32, fx, fy, cx, cy in pixels.
+        width: Of the image, in pixels.
+        height: Of the image, in pixels.
+        background: (3,) float32 colour behind the scene.
+        occupied: As for :func:`render_grid`; clearances are fastest.
+        aabb_occupancy: (2, 3) float32, lower and upper corner.
+        levels: As for :func:`march_visible`.
+        aabb: (2, 3) float32.
+        density_weights: As for :func:`march_visible`, with 16 outputs.
+        color_weights: Two to four matrices, from 16 + (view_degree + 1)^2 inputs to 3 outputs, hidden layers of at
+            most 128; float32 or float16.
+        step: Distance between samples, world units.
+        density_initial: As for :func:`march_visible`.
+        view_degree: Of the spherical harmonics, 0 to 3.
+        min_transmittance: Where a ray stops; 0 never stops.
+        min_weight: Samples whose weight does not exceed this are left out as if they were not there.
+
+    Returns:
+        rgb (height, width, 3) over the background, opacity (height, width) and the mean depth (height, width) of what
+        is there, in world units along the ray; float32. Nothing waits for the device, and the image is the same in
+        every run on it.
+
+    Raises:
+        TypeError: An argument is no tensor, or has the wrong dtype.
+        ValueError: An argument has the wrong shape or device, or a number is out of range.
+        RuntimeError: On CUDA, the networks take more shared memory than the device has.
+    """
+    for name, value, shape in (
+        ("c2w", c2w, (4, 4)),
+        ("intrinsics", intrinsics, (4,)),
+        ("background", background, (_COLORS,)),
+        ("aabb_occupancy", aabb_occupancy, (2, 3)),
+    ):
+        check_tensor(name, value, shape)
+        check_dtype(name, value, (torch.float32,))
+        check_same_device(name, value, "c2w", c2w)
+    for name, size in (("width", width), ("height", height)):
+        if not isinstance(size, int) or size < 1:
+            raise ValueError(f"{name} must be an int of at least 1, got {size!r}")
+    if not isinstance(view_degree, int) or not 0 <= view_degree <= MAX_DEGREE:
+        raise ValueError(f"view_degree must be an int in 0..{MAX_DEGREE}, got {view_degree!r}")
+    cells = cells_to_walk(occupied, "c2w", c2w)
+    check_pyramid_field(levels, aabb, density_weights, density_initial, "c2w", c2w)
+    inputs = MAX_GEOMETRY + (view_degree + 1) ** 2
+    check_network("color_weights", color_weights, inputs, MAX_COLOR_LAYERS, "c2w", c2w)
+    for name, weights, outputs in (
+        ("density_weights", density_weights, MAX_GEOMETRY),
+        ("color_weights", color_weights, _COLORS),
+    ):
+        last = weights[-1]
+        check_tensor(f"{name}[{len(weights) - 1}]", last, (outputs, last.shape[1]))
+    check_numbers(step, 0.0, min_transmittance, min_weight)
+    _library.ensure_loaded(c2w.device.type)
+    return RenderedImage(
+        *torch.ops.voxelfield.render_pyramid_image(
+            c2w,
+            intrinsics,
+            width,
+            height,
+            background,
+            *cells,
+            aabb_occupancy,
+            list(levels),
+            aabb,
+            list(density_weights),
+            list(color_weights),
+            step,
+            density_initial,
+            view_degree,
+            min_transmittance,
+            min_weight,
+        )
+    )
+
+
+@_library.when_loaded
+def _register() -> None:
+    @torch.library.register_fake("voxelfield::render_pyramid_image")
+    def _(c2w: Tensor, intrinsics: Tensor, width: int, height: int, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+        return c2w.new_empty(height, width, _COLORS), c2w.new_empty(height, width), c2w.new_empty(height, width)
+
+    @torch.library.impl("voxelfield::render_pyramid_image", "CPU")
+    @torch.no_grad()
+    def _(
+        c2w: Tensor,
+        intrinsics: Tensor,
+        width: int,
+        height: int,
+        background: Tensor,
+        occupied: Tensor,
+        resolution: list[int],
+        aabb_occupancy: Tensor,
+        levels: list[Tensor],
+        aabb: Tensor,
+        density_weights: list[Tensor],
+        color_weights: list[Tensor],
+        step: float,
+        density_initial: float,
+        view_degree: int,
+        min_transmittance: float,
+        min_weight: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        no_photograph = torch.zeros(1, height, width, 4, dtype=torch.uint8)
+        bits = bits_of(occupied, resolution)
+        parts: list[tuple[Tensor, Tensor, Tensor]] = []
+        for index in torch.arange(height * width).split(_RAYS_AT_ONCE):
+            rays = pixel_rays(no_photograph, index, c2w[None], intrinsics[None], aabb)
+            marched = march_rays(*rays[:4], bits, aabb_occupancy, step)
+            density = density_of(geometry_at(marched.positions, levels, aabb, density_weights)[:, 0], density_initial)
+            seen = select_samples(
+                density, *marched[:3], marched.ray_offsets, min_transmittance=min_transmittance, min_weight=min_weight
+            )
+            geometry = geometry_at(seen.positions, levels, aabb, density_weights)
+            inputs, raw = append_view(geometry, rays.directions, seen.ray_index, view_degree)
+            logits = mlp(inputs, [weight.to(inputs.dtype) for weight in color_weights])
+            rgb, opacity, depth, *_ = composite(
+                density_of(raw, density_initial),
+                torch.sigmoid(logits.float()),
+                seen.t,
+                seen.dt,
+                seen.ray_offsets,
+                min_transmittance=min_transmittance,
+            )
+            parts.append((rgb + (1 - opacity)[:, None] * background, opacity, depth / opacity.clamp(min=1e-6)))
+        rgb, opacity, depth = (torch.cat(each) for each in zip(*parts, strict=True))
+        return rgb.view(height, width, _COLORS), opacity.view(height, width), depth.view(height, width)
