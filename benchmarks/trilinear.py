@@ -40,7 +40,7 @@ from torch import Tensor
 
 from voxelfield.ops import sample_trilinear, trilinear_interpolate
 
-SPLAT_METHODS = {"automatic": 0, "atomic": 1, "tiled": 2, "deterministic": 3}
+SPLAT_METHODS = {"automatic": 0, "atomic": 1, "tiled": 2, "deterministic": 3, "binned": 4}
 SHORT_NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
 # What the ratio of each table is.
 RATIOS = {

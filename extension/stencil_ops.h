@@ -12,7 +12,7 @@
 namespace voxelfield {
 
 // How a gradient is summed into a grid. The numbers are part of the op schemas.
-enum class SplatMethod : int64_t { kAutomatic = 0, kAtomic = 1, kTiled = 2, kDeterministic = 3 };
+enum class SplatMethod : int64_t { kAutomatic = 0, kAtomic = 1, kTiled = 2, kDeterministic = 3, kBinned = 4 };
 
 template <typename Backend>
 struct StencilOps {
@@ -45,7 +45,7 @@ struct StencilOps {
                                              int64_t padding, bool align_corners, bool nearest, bool sum,
                                              bool with_gradient, int64_t method) {
     const Lookup lookup{padding, align_corners, nearest, sum};
-    STD_TORCH_CHECK(method >= 0 && method <= 3, "method must be 0 to 3, got ", method);
+    STD_TORCH_CHECK(method >= 0 && method <= 4, "method must be 0 to 4, got ", method);
     STD_TORCH_CHECK(!sizes.empty() && sizes.size() % 4 == 0 && points.dim() == 3,
                     "sizes must be (X, Y, Z, C) of each level, points (B, N, 3)");
     Shapes shapes;
@@ -203,7 +203,7 @@ struct StencilOps {
   static void check_points(const Tensor& like, const Tensor& points, const std::optional<Tensor>& direction,
                            bool with_gradient, std::optional<int64_t> batch) {
     const int64_t dim = batch.has_value() ? 3 : 2;
-    const ScalarType dtype = like.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+    const ScalarType dtype = opmath_type(like);
     const auto fits = [&](const Tensor& x) {
       return x.dim() == dim && x.size(dim - 1) == 3 && x.scalar_type() == dtype && same_device(x, like);
     };

@@ -5,6 +5,8 @@ On CUDA the methods are different kernels; the CPU has one for all of them.
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from op_testing import DTYPES, LINEAR_LOOKUPS, points_off_faces
@@ -16,7 +18,7 @@ from voxelfield import _library
 from voxelfield.ops import sample_pyramid, sample_trilinear
 from voxelfield.ops._grids import AUTOMATIC, DETERMINISTIC, PADDINGS
 
-METHODS = {"automatic": AUTOMATIC, "atomic": 1, "tiled": 2, "deterministic": DETERMINISTIC}
+METHODS = {"automatic": AUTOMATIC, "atomic": 1, "tiled": 2, "deterministic": DETERMINISTIC, "binned": 4}
 RUNS = 20
 
 every_method = pytest.mark.parametrize("method", METHODS)
@@ -134,6 +136,32 @@ def test_levels_that_add_up(device, method):
 
 @every_method
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("padding", ["border", "zeros"])
+@pytest.mark.parametrize("add", [False, True])
+def test_coarse_levels_beside_fine_ones(device, dtype, padding, add, method):
+    # By bins the second level is summed first, the others from its bins, but for those that are not coarse enough.
+    sizes = [(r, r // 2 + 1, r // 2, 4) for r in (16, 64, 8, 40, 32)] + [(5, 1, 7, 4)]
+    points = torch.rand(1, 6000, 3, device=device, dtype=arithmetic(dtype)) * 1.2 - 0.1
+    points[:, 7::50, 1] = float("nan")
+    values = torch.randn(1, 6000, 4 if add else 4 * len(sizes), device=device, dtype=dtype)
+    finite = points.isfinite().all(dim=-1)[0]
+    expected = expected_sums(values[:, finite], points[:, finite], sizes, padding, add=add)
+    assert_sums(splat(values, points, sizes, method, padding=padding, add=add), expected, 6000)
+
+
+@every_method
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_a_crowd_beside_scattered_points(device, dtype, method):
+    # Bins that are split, bins with a few points, and empty ones.
+    sizes = [(64, 48, 40, 4), (16, 12, 10, 4)]
+    points = torch.rand(1, 24_000, 3, device=device)
+    points[:, 100:20_000] = points[:, 100:20_000] * 0.05 + 0.45
+    values = torch.randn(1, 24_000, 8, device=device, dtype=dtype)
+    assert_sums(splat(values, points, sizes, method), expected_sums(values, points, sizes), 20_000)
+
+
+@every_method
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("channels", [1, 4, 12])
 def test_many_points_in_one_cell(device, dtype, channels, method):
     # All of them meet in eight vertices of 64000.
@@ -142,6 +170,28 @@ def test_many_points_in_one_cell(device, dtype, channels, method):
     points = (local + torch.tensor([17.0, 4.0, 38.0], device=device, dtype=local.dtype)) / 39
     values = torch.randn(1, count, channels, device=device, dtype=dtype)
     assert_sums(splat(values, points, [size], method), expected_sums(values, points, [size]), count)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_a_grid_larger_than_the_cache(dtype):
+    # What the automatic choice takes for large grids, outside of a CUDA graph and in one.
+    device = torch.device("cuda")
+    resolution = math.ceil((torch.cuda.get_device_properties(device).L2_cache_size * 2 / 16) ** (1 / 3))
+    sizes = [(resolution, resolution, resolution, 4), (resolution // 8, 9, 9, 4)]
+    count = resolution**3 // 30
+    points = torch.rand(1, count, 3, device=device)
+    values = torch.randn(1, count, 8, device=device, dtype=dtype)
+    expected = expected_sums(values, points, sizes)
+    assert_sums(splat(values, points, sizes, "automatic"), expected, count // 500)
+
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = splat(values, points, sizes, "automatic")
+    for total in captured:
+        total.fill_(float("nan"))
+    graph.replay()
+    assert_sums(captured, expected, count // 500)
 
 
 @every_method

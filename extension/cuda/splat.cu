@@ -1,9 +1,13 @@
-// Summing into a grid on CUDA: by tiles or with atomics.
+// Summing into a grid on CUDA: by tiles, by bins or with atomics.
+#include <array>
+
 #include "../stencil_ops.h"
 #include "backend.cuh"
 #include "levels.cuh"
 #include "sort_segments.cuh"
 #include "splat_atomic.cuh"
+#include "splat_binned.cuh"
+#include "splat_coarse.cuh"
 #include "splat_tiled.cuh"
 
 namespace voxelfield {
@@ -15,6 +19,14 @@ constexpr int64_t kFewPoints = 1 << 15;
 constexpr int64_t kManyPoints = 32;
 constexpr int64_t kOneAtomic = 4;
 constexpr int64_t kMostEntries = int64_t{1} << 30;
+// When a grid of four channels is summed by bins: while its float32 sums fit the L2 cache, atomics run at the cache's
+// pace, and samples of a ray, which the host cannot tell from random points, find one another there. Sums of twice that
+// size make each atomic read and write DRAM, whatever the points. A bin needs points enough for what it costs however
+// few they are; beyond one point for each vertex a thread of the atomic kernel adds up several before it writes.
+constexpr int64_t kCacheSizes = 2;
+constexpr int64_t kVerticesPerPoint = 32;
+// Blocks that share what there is to do for split bins: most often nothing.
+constexpr int kSplitBlocks = 128;
 
 // Where the tiles of each level begin, and how many there are.
 template <typename Shape, int Width, typename Locator, typename element_t>
@@ -76,10 +88,15 @@ struct Cuda : CudaBackend {
     const bool deterministic = method == SplatMethod::kDeterministic;
     const int64_t levels_at_once = std::max<int64_t>((kMostEntries - 1) / (8 * n), 1);
     std::vector<Tensor> sums;
+    Binned binned;
+    if constexpr (kSpecialised<Weights>) binned = choose_binned(levels, rows, n, method);
     for (int l = 0; l < levels.count; ++l) {
       const auto& level = levels.level[l];
       const int64_t vertices = shapes[l][0] * shapes[l][1] * shapes[l][2] * shapes[l][3];
-      if (suits_tiles<scalar_t>(vertices, shapes[l][4], n, method)) {
+      if (l == binned.finest) {
+        sums.push_back(new_empty(values, shapes[l], values.scalar_type()));
+        binned.grid.data = sums[l].template mutable_data_ptr<scalar_t>();
+      } else if (binned.place[l] < 0 && suits_tiles<scalar_t>(vertices, shapes[l][4], n, method)) {
         sums.push_back(new_empty(values, shapes[l], values.scalar_type()));
         if (tiled.count == levels_at_once) {
           splat_tiled<scalar_t, Weights>(tiled, values, rows, points, directions, n, deterministic);
@@ -91,7 +108,9 @@ struct Cuda : CudaBackend {
         sums.push_back(new_empty(values, shapes[l], scalar_type_of<T>()));
         T* data = sums[l].template mutable_data_ptr<T>();
         check_cuda(cudaMemsetAsync(data, 0, sums[l].numel() * sizeof(T), stream()));
-        if (n > vertices) {
+        if (binned.place[l] >= 0) {
+          if constexpr (kSpecialised<Weights>) binned.coarse.level[binned.place[l]].data = data;
+        } else if (n > vertices) {
           dense.level[dense.count++] = {level.locator, data, level.column};
         } else {
           // On its own: two large grids would push one another out of the L2 cache.
@@ -104,6 +123,9 @@ struct Cuda : CudaBackend {
     if (dense.count > 0) splat_atomic<scalar_t, Weights>(dense, rows, points, directions, n, true);
     if (tiled.count > 0) {
       splat_tiled<scalar_t, Weights>(tiled, values, rows, points, directions, n, deterministic);
+    }
+    if constexpr (kSpecialised<Weights>) {
+      if (binned.finest >= 0) splat_binned<scalar_t>(binned, values, rows, points, n);
     }
     for (Tensor& sum : sums) {
       if (sum.scalar_type() != values.scalar_type()) sum = torch::stable::to(sum, values.scalar_type());
@@ -132,9 +154,113 @@ struct Cuda : CudaBackend {
   template <typename scalar_t>
   static bool suits_tiles(int64_t vertices, int64_t channels, int64_t n, SplatMethod method) {
     if (method == SplatMethod::kAtomic || channels == 0) return false;
-    if (method != SplatMethod::kAutomatic) return true;
+    if (method != SplatMethod::kAutomatic && method != SplatMethod::kBinned) return true;
     const bool narrow = std::is_same_v<scalar_t, float> && channels <= kOneAtomic;
     return n >= kFewPoints && n / kManyPoints <= vertices / SmallTile::kVertices && !narrow && 8 * n < kMostEntries;
+  }
+
+  static bool suits_bins(int64_t vertices, int64_t n) {
+    return n <= vertices && n >= vertices / kVerticesPerPoint &&
+           vertices * kBinWidth * static_cast<int64_t>(sizeof(float)) >=
+               kCacheSizes * device_attribute(cudaDevAttrL2CacheSize);
+  }
+
+  // What is summed by bins: the finest level that can be, if any, and the coarser ones that can then join it.
+  struct Binned {
+    int finest = -1;
+    BinnedGrid grid{};
+    CoarseLevels coarse{};
+    std::array<int, kMaxLevels> place;  // among the coarse levels, or -1
+
+    Binned() { place.fill(-1); }
+  };
+
+  template <typename scalar_t>
+  static Binned choose_binned(const Levels<GridLocator<float>, scalar_t>& levels, const scalar_t* values, int64_t n,
+                              SplatMethod method) {
+    Binned binned;
+    const bool aligned =
+        levels.columns % kBinWidth == 0 && reinterpret_cast<uintptr_t>(values) % (kBinWidth * sizeof(scalar_t)) == 0;
+    if ((method != SplatMethod::kBinned && method != SplatMethod::kAutomatic) || !aligned || 8 * n >= kMostEntries) {
+      return binned;
+    }
+    const auto fits = [&](int l) {
+      const auto& locator = levels.level[l].locator;
+      return locator.is_plain() && locator.channels == kBinWidth && levels.level[l].column % kBinWidth == 0 &&
+             std::max({locator.resolution[0], locator.resolution[1], locator.resolution[2]}) <= kBinResolution;
+    };
+    int64_t most = 0;
+    for (int l = 0; l < levels.count; ++l) {
+      const int32_t* resolution = levels.level[l].locator.resolution;
+      const int64_t vertices = int64_t{resolution[0]} * resolution[1] * resolution[2];
+      if (vertices <= most || !fits(l) || (method == SplatMethod::kAutomatic && !suits_bins(vertices, n))) continue;
+      most = vertices;
+      binned.finest = l;
+    }
+    if (binned.finest < 0) return binned;
+    const auto& finest = levels.level[binned.finest];
+    binned.grid.bins = cut_into_bins(finest.locator, n);
+    binned.grid.column = finest.column;
+    binned.grid.columns = binned.coarse.columns = levels.columns;
+    if (!cut_into_boxes(binned.grid)) {
+      binned.finest = -1;
+      return binned;
+    }
+    // A point may lie outside of the finest level, but not of a coarser one, unless both clamp it.
+    if (!binned.grid.bins.clamps) return binned;
+    for (int l = 0; l < levels.count; ++l) {
+      if (l == binned.finest || !fits(l)) continue;
+      CoarseLevel& own = binned.coarse.level[binned.coarse.count];
+      std::copy_n(levels.level[l].locator.resolution, 3, own.resolution);
+      own.column = levels.level[l].column;
+      if (cut_window(binned.grid.bins, own)) binned.place[l] = binned.coarse.count++;
+    }
+    return binned;
+  }
+
+  template <typename scalar_t>
+  static void splat_binned(const Binned& binned, const Tensor& like, const scalar_t* values, const float* points,
+                           int64_t n) {
+    const BinnedGrid& grid = binned.grid;
+    const int32_t bins = grid.bins.count, slot = grid.size();
+    const int64_t most = 8 * n, whole_pieces = most / kBinPieceEntries;
+    const int64_t most_pieces = std::min<int64_t>(2 * whole_pieces, whole_pieces + bins);
+    const int64_t most_parts = binned.coarse.count > 0 ? bins + most / kCoarseEntries : 0;
+    const int splitting = most_pieces > 0 ? kSplitBlocks : 0;
+    Tensor slot_sums = new_empty(like, {(most_pieces + 1) / 2 * slot * kBinWidth}, ScalarType::Float);
+    float* slots = slot_sums.mutable_data_ptr<float>();
+
+    // In one allocation: what starts at zero first.
+    constexpr int64_t kCursorInts = 4;
+    const int64_t ints = kCursorInts + int64_t{3} * bins + 2 * (most_pieces + most_parts) + most;
+    Tensor scratch = new_empty(like, {ints}, ScalarType::Int);
+    auto* cursors = reinterpret_cast<TileCursors*>(scratch.mutable_data_ptr<int32_t>());
+    int32_t* count = scratch.mutable_data_ptr<int32_t>() + kCursorInts;
+    auto* pieces = reinterpret_cast<Piece*>(count + bins);
+    auto* parts = pieces + most_pieces;
+    auto* segments = reinterpret_cast<Segment*>(parts + most_parts);
+    int32_t* entries = reinterpret_cast<int32_t*>(segments + bins);
+
+    const cudaStream_t s = stream();
+    check_cuda(cudaMemsetAsync(cursors, 0, (kCursorInts + bins) * sizeof(int32_t), s));
+    count_bin_entries<<<blocks(n, kThreads), kThreads, 0, s>>>(grid.bins, points, count, n);
+    reserve_segments<<<blocks(bins, kThreads), kThreads, 0, s>>>(count, segments, pieces, cursors, bins,
+                                                                 kBinPieceEntries);
+    place_bin_entries<<<blocks(n, kThreads) + splitting, kThreads, 0, s>>>(grid.bins, points, count, entries, n,
+                                                                           cursors, slots, slot, splitting);
+    if (binned.coarse.count > 0) {
+      list_parts<<<blocks(bins, kThreads), kThreads, 0, s>>>(segments, parts, cursors, bins);
+      splat_coarse<<<blocks(most_parts, kCoarseWarps), kCoarseThreads, 0, s>>>(binned.coarse, grid.bins, values, points,
+                                                                               segments, parts, cursors, entries);
+    }
+    const auto kernel = splat_bins<scalar_t>;
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBinShared));
+    kernel<<<bins + splitting, kBinThreads, kBinShared, s>>>(grid, values, points, segments, pieces, cursors, entries,
+                                                             slots, splitting);
+    if (splitting > 0) {
+      write_split_bins<scalar_t><<<splitting, kBinThreads, 0, s>>>(grid, pieces, cursors, slots);
+    }
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
   }
 
   template <typename scalar_t, typename Weights, typename T>
@@ -203,7 +329,8 @@ struct Cuda : CudaBackend {
     const cudaStream_t s = stream();
     check_cuda(cudaMemsetAsync(cursors, 0, (kCursorInts + tiles.tiles) * sizeof(int32_t), s));
     count_entries<Shape><<<blocks(n, kThreads), kThreads, 0, s>>>(levels, tiles, points, count, n);
-    reserve_segments<<<blocks(tiles.tiles, kThreads), kThreads, 0, s>>>(count, segments, pieces, cursors, tiles.tiles);
+    reserve_segments<<<blocks(tiles.tiles, kThreads), kThreads, 0, s>>>(count, segments, pieces, cursors, tiles.tiles,
+                                                                        kPieceEntries);
     place_entries<Shape><<<blocks(n, kThreads), kThreads, 0, s>>>(levels, tiles, points, count, entries, n);
     if (deterministic) {
       sort_short_segments<<<blocks(tiles.tiles, 128 / kWarp), 128, 0, s>>>(segments, entries, unsorted, cursors,

@@ -52,8 +52,8 @@ struct Segment {
   int32_t start;
   int32_t count;
 
-  VOXELFIELD_HOST_DEVICE bool is_split() const { return count > kPieceEntries; }
-  VOXELFIELD_HOST_DEVICE int32_t parts() const { return (count + kPieceEntries - 1) / kPieceEntries; }
+  VOXELFIELD_HOST_DEVICE bool is_split(int32_t piece = kPieceEntries) const { return count > piece; }
+  VOXELFIELD_HOST_DEVICE int32_t parts(int32_t piece = kPieceEntries) const { return (count + piece - 1) / piece; }
 };
 
 struct Piece {
@@ -65,6 +65,7 @@ struct TileCursors {
   int32_t entries;
   int32_t pieces;
   int32_t unsorted;
+  int32_t parts;  // of bins
 };
 
 template <typename Shape, typename Locator, typename S, typename F>
@@ -106,7 +107,7 @@ __global__ void __launch_bounds__(256)
 // Segments follow one another in no particular order, which nothing depends on. Leaves the first free place in `count`.
 static __global__ void __launch_bounds__(256)
     reserve_segments(int32_t* __restrict__ count, Segment* __restrict__ segments, Piece* __restrict__ pieces,
-                     TileCursors* __restrict__ cursors, int32_t tiles) {
+                     TileCursors* __restrict__ cursors, int32_t tiles, int32_t piece) {
   __shared__ int32_t warp_total[256 / kWarp];
   __shared__ int32_t block_start;
   const int64_t tile = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
@@ -129,8 +130,8 @@ static __global__ void __launch_bounds__(256)
   const Segment segment{block_start + warp_total[warp] + up_to_here - own, own};
   segments[tile] = segment;
   count[tile] = segment.start;
-  if (segment.is_split()) {
-    const int32_t parts = segment.parts(), first = atomicAdd(&cursors->pieces, parts);
+  if (segment.is_split(piece)) {
+    const int32_t parts = segment.parts(piece), first = atomicAdd(&cursors->pieces, parts);
     for (int32_t part = 0; part < parts; ++part) pieces[first + part] = {static_cast<int32_t>(tile), part};
   }
 }
