@@ -9,7 +9,8 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   // their channels side by side, or added up with `sum`. `direction` (B, N, 3) turns each op into its derivative along
   // that direction of the point; `with_gradient` stacks the value and its three derivatives in a leading dimension
   // of 4. `accumulate` adds to sums that are there already. padding: 0 border, 1 zeros, 2 reflection. `sizes` are X, Y,
-  // Z, C of each level. method: 0 automatic, 1 atomic, 2 tiled, 3 tiled with a fixed order of summation.
+  // Z, C of each level. method: 0 automatic, 1 atomic, 2 tiled, 3 tiled with a fixed order of summation, 4 binned where
+  // a level suits that.
   m.def(
       "sample_trilinear(Tensor[] grids, Tensor points, Tensor? direction, int padding, bool align_corners, "
       "bool nearest, bool sum, bool with_gradient) -> Tensor");
@@ -31,14 +32,20 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   // A grid of bools as words of 4 x 4 x 4 bits.
   m.def("pack_occupancy(Tensor occupied) -> Tensor");
 
+  // Rays through pixels of images (N, H, W, 4), counted through all of them: origins, directions, near, far, colours.
+  m.def(
+      "pixel_rays(Tensor images, Tensor index, Tensor c2w, Tensor intrinsics, Tensor aabb) -> (Tensor, Tensor, Tensor, "
+      "Tensor, Tensor)");
+
   // Samples along rays through occupied space: first how many each ray has, then where they are, in `capacity` rows.
   m.def(
-      "count_ray_samples(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor words, "
-      "int[] resolution, Tensor aabb, float step, int segments) -> (Tensor, Tensor, Tensor)");
+      "count_ray_samples(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, "
+      "Tensor occupied, int[] resolution, Tensor aabb_occupancy, float step, int segments) -> "
+      "(Tensor, Tensor, Tensor)");
   m.def(
-      "place_ray_samples(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor words, "
-      "int[] resolution, Tensor aabb, float step, int segments, Tensor counts, Tensor stretches, Tensor sums, "
-      "int capacity) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+      "place_ray_samples(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, "
+      "Tensor occupied, int[] resolution, Tensor aabb_occupancy, float step, int segments, Tensor counts, "
+      "Tensor stretches, Tensor sums, int capacity) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 
   // Those samples that show: first which and how many of each ray, then copies of them, in `capacity` rows.
   m.def(
@@ -75,10 +82,60 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "grid_total_variation_grad_(Tensor(a!) grad, Tensor param, Tensor weights, float delta, Tensor? blocks, "
       "Tensor? block_count) -> ()");
 
+  // The input of a colour network, geometry (N, G) and the spherical harmonics of each sample's viewing direction side
+  // by side, and the geometry's first column, float32, from which density is made.
+  m.def("append_view(Tensor geometry, Tensor directions, Tensor ray_index, int degree) -> (Tensor inputs, Tensor raw)");
+  m.def("append_view_backward(Tensor grad_inputs, Tensor grad_raw, int geometry_size) -> Tensor");
+
   // A multilayer perceptron, ReLU between layers: input (N, in), weights[l] (out_l, in_l). Rows from `count` (one
   // integer) on are absent: zeros come out. Backwards grad_weights are float32 (float64 for float64).
   m.def("mlp(Tensor input, Tensor[] weights, Tensor? count) -> Tensor");
   m.def(
       "mlp_backward(Tensor grad_output, Tensor input, Tensor[] weights, Tensor? count) -> (Tensor grad_input, Tensor[] "
       "grad_weights)");
+
+  // A grid (X, Y, Z, C) of raw density and spherical harmonics along rays: colour, opacity and depth, and the gradient
+  // in the grid. `density` (X, Y, Z) is read instead of the grid's first channel, if given. `occupied` are the words of
+  // pack_occupancy for `resolution` cells, or clearances (X', Y', Z') uint8.
+  m.def(
+      "render_grid(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor occupied, "
+      "int[] resolution, Tensor aabb_occupancy, Tensor grid, Tensor? density, Tensor aabb_grid, float step, "
+      "int degree, float density_scale, float density_shift, float min_transmittance, float min_weight) -> "
+      "(Tensor, Tensor, Tensor)");
+  m.def(
+      "render_grid_backward(Tensor grad_rgb, Tensor grad_opacity, Tensor grad_depth, Tensor rgb, Tensor opacity, "
+      "Tensor depth, Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor occupied, "
+      "int[] resolution, Tensor aabb_occupancy, Tensor grid, Tensor aabb_grid, float step, int degree, "
+      "float density_scale, float density_shift, float min_transmittance, float min_weight) -> Tensor");
+  // The gradient, added to what is there: float32, for a caller that keeps a sum over several batches.
+  m.def(
+      "render_grid_accumulate(Tensor(a!) grad_grid, Tensor grad_rgb, Tensor grad_opacity, Tensor grad_depth, "
+      "Tensor rgb, Tensor opacity, Tensor depth, Tensor origins, Tensor directions, Tensor near, Tensor far, "
+      "Tensor offset, Tensor occupied, int[] resolution, Tensor aabb_occupancy, Tensor grid, Tensor aabb_grid, "
+      "float step, int degree, float density_scale, float density_shift, float min_transmittance, "
+      "float min_weight) -> ()");
+  // Colour, opacity and depth for every pixel of a pinhole camera, over a background: image, opacity and mean depth.
+  m.def(
+      "render_grid_image(Tensor c2w, Tensor intrinsics, int width, int height, Tensor background, Tensor occupied, "
+      "int[] resolution, Tensor aabb_occupancy, Tensor grid, Tensor? density, Tensor aabb_grid, float step, "
+      "int degree, float density_scale, float density_shift, float min_transmittance, float min_weight) -> "
+      "(Tensor, Tensor, Tensor)");
+
+  // Samples of rays that show, of a field whose density is initial * exp(network's first output): `levels` (X, Y, Z, 4)
+  // are read side by side. At most the first `most` of each ray, their distances in slots (R, most), how many each ray
+  // has, and sums of that for pack_slots, which packs them into `capacity` rows. `occupied` as for render_grid.
+  m.def(
+      "march_to_slots(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor occupied, "
+      "int[] resolution, Tensor aabb_occupancy, Tensor[] levels, Tensor aabb, Tensor[] density_weights, float step, "
+      "float density_initial, float min_transmittance, float min_weight, int most) -> (Tensor, Tensor, Tensor)");
+  m.def(
+      "pack_slots(Tensor origins, Tensor directions, Tensor slots, Tensor counts, Tensor sums, float step, "
+      "int capacity) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  // Every pixel of a pinhole camera that looks at such a field, whose colour is a second network's of the first one's
+  // outputs and the view, over a background: image, opacity and mean depth.
+  m.def(
+      "render_pyramid_image(Tensor c2w, Tensor intrinsics, int width, int height, Tensor background, Tensor occupied, "
+      "int[] resolution, Tensor aabb_occupancy, Tensor[] levels, Tensor aabb, Tensor[] density_weights, "
+      "Tensor[] color_weights, float step, float density_initial, int degree, float min_transmittance, "
+      "float min_weight) -> (Tensor, Tensor, Tensor)");
 }

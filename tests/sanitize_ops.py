@@ -33,7 +33,7 @@ def run_grid_ops(dtype: torch.dtype, channels: tuple[int, ...], weights: str, lo
     ops.sample_trilinear(grids, points, direction, *options)
     ops.point_gradient_trilinear(values, grids, points, direction, *options)
     sizes = [number for r, c in zip(resolutions, channels, strict=True) for number in (*r, c)]
-    for method in (1, 2, 3):
+    for method in (1, 2, 3, 4):
         ops.splat_trilinear(values, points, direction, sizes, *options, method)
 
 
@@ -42,12 +42,24 @@ def run_crowded_tiles():
     for count, channels in ((9000, 4), (5000, 12)):
         points = torch.rand(1, count, 3, device="cuda") * 0.02 + 0.4
         values = torch.randn(1, count, channels, device="cuda")
-        for method in (0, 1, 2, 3):
+        for method in (0, 1, 2, 3, 4):
             sizes = [20, 20, 20, channels]
             torch.ops.voxelfield.splat_trilinear(values, points, None, sizes, 0, True, False, False, False, method)
         for narrow in (values, values.half()):
             sums = [torch.zeros(1, size, size, size, channels, device="cuda") for size in (3, 40)]
             torch.ops.voxelfield.accumulate_trilinear(sums, torch.cat([narrow] * 2, -1), points, 0, True, False)
+
+
+def run_bins():
+    """Splats several levels by bins, one of which is split."""
+    sizes = [(64, 40, 33), (8, 9, 10), (31, 20, 16)]
+    points = torch.rand(1, 12000, 3, device="cuda")
+    points[:, 1000:] = points[:, 1000:] * 0.02 + 0.4
+    for dtype in (torch.float32, torch.float16):
+        values = torch.randn(1, 12000, 12, device="cuda", dtype=dtype)
+        flat = [number for size in sizes for number in (*size, 4)]
+        for padding in (0, 1):
+            torch.ops.voxelfield.splat_trilinear(values, points, None, flat, padding, True, False, False, False, 4)
 
 
 def run_cell_ops():
@@ -61,6 +73,50 @@ def run_cell_ops():
             ops.interpolate_cells(feats, points, direction)
             ops.splat_cells(values, points, direction)
             ops.point_gradient_cells(values, feats, points, direction)
+
+
+def run_rendering():
+    """Renders few rays and many, there and back, and an image whose last tiles are cut."""
+    kernels, device = torch.ops.voxelfield, torch.device("cuda")
+    aabb = torch.tensor([[-1.0] * 3, [1.0] * 3], device=device)
+    occupied = torch.rand(9, 8, 10, device=device) < 0.5
+    cells = (*ops.pack_occupancy(occupied), aabb), (ops.occupancy_clearance(occupied, 4), occupied.shape, aabb)
+    camera = torch.eye(4, device=device), torch.full((4,), 10.0, device=device), 13, 7, torch.ones(3, device=device)
+    for dtype, degree, channels, cell_form in itertools.product(
+        (torch.float32, torch.float16, torch.bfloat16), range(4), (49, 52, 56), cells
+    ):
+        grid = torch.randn(9, 10, 11, channels, device=device).to(dtype)
+        numbers = 0.1, degree, 5.0, 0.0, 1e-4, 1e-4
+        for count in (50, 70000):
+            directions = torch.nn.functional.normalize(torch.randn(count, 3, device=device), dim=-1)
+            near, far = torch.zeros(count, device=device), torch.full((count,), 1.0, device=device)
+            rays = torch.rand(count, 3, device=device) - 0.5, directions, near, far, near, *cell_form
+            rendered = kernels.render_grid(*rays, grid, None, aabb, *numbers)
+            gradient = kernels.render_grid_backward(*rendered, *rendered, *rays, grid, aabb, *numbers)
+            kernels.render_grid_accumulate(gradient, *rendered, *rendered, *rays, grid, aabb, *numbers)
+        kernels.render_grid_image(*camera, *cell_form, grid, grid[..., 0].contiguous(), aabb, *numbers)
+
+
+def run_pyramid_marches():
+    """Marches few rays and many through pyramids, and renders an image whose last tiles are cut."""
+    device = torch.device("cuda")
+    aabb = torch.tensor([[-1.0] * 3, [1.0] * 3], device=device)
+    occupied = torch.rand(9, 8, 10, device=device) < 0.5
+    camera = torch.eye(4, device=device), torch.full((4,), 10.0, device=device), 13, 7, torch.ones(3, device=device)
+    for count, width, hidden in itertools.product((1, 3, 8), (64, 128), (1, 2)):
+        levels = [torch.randn(5 + level, 4, 9, 4, device=device).half() for level in range(count)]
+        sizes = [4 * count, width, 16], [32, *[width] * hidden, 3]
+        networks = [[torch.randn(b, a, device=device) / 8 for a, b in itertools.pairwise(s)] for s in sizes]
+        field = levels, aabb, networks[0]
+        for cells in (ops.pack_occupancy(occupied), ops.occupancy_clearance(occupied, 4)):
+            for rays in (50, 70000):
+                directions = torch.nn.functional.normalize(torch.randn(rays, 3, device=device), dim=-1)
+                ends = torch.zeros(rays, device=device), torch.full((rays,), 1.0, device=device)
+                walk = torch.rand(rays, 3, device=device) - 0.5, directions, *ends, cells, aabb
+                ops.march_visible(*walk, *field, step=0.05, density_initial=1.0, most=8, capacity=3 * rays)
+            ops.render_pyramid_image(
+                *camera, cells, aabb, *field, networks[1], step=0.05, density_initial=1.0, view_degree=3
+            )
 
 
 def run_optimizer_ops():
@@ -103,6 +159,35 @@ def run_ray_ops():
             torch.stack([x.sum() for x in result if x is not None]).sum().backward()
 
 
+def run_misleading_contents():
+    """Offsets, indices and counts that point outside: kernels must stay within their tensors all the same."""
+    kernels, far = torch.ops.voxelfield, torch.iinfo(torch.int64).max
+    for count, rays in ((90, 4), (5000, 700)):
+        density, t, dt = (torch.rand(count, device="cuda") for _ in range(3))
+        rgb = torch.rand(count, 3, device="cuda")
+        for low, high in ((0, 3 * count), (-count, count), (-far, far)):
+            offsets = torch.randint(low, high, (rays + 1,), device="cuda")
+            for distortion in (False, True):
+                inputs = density.requires_grad_(), rgb.requires_grad_(), t, dt, offsets
+                result = ops.composite(*inputs, distortion=distortion)
+                torch.cat([x.flatten() for x in result if x is not None]).sum().backward()
+            ops.ray_weights(density, dt, offsets)
+            for capacity in (0, count // 8, 3 * count):
+                ops.select_samples(density.detach(), rgb.detach(), t, dt, offsets, capacity=capacity)
+            index = torch.randint(low, high, (count,), device="cuda")
+            ops.append_view(torch.rand(count, 16, device="cuda").half(), rgb.detach()[:rays], index, 3)
+            images = torch.zeros(2, 5, 7, 4, dtype=torch.uint8, device="cuda")
+            poses, lenses = torch.eye(4, device="cuda").repeat(2, 1, 1), torch.ones(2, 4, device="cuda")
+            ops.pixel_rays(images, index, poses, lenses, torch.tensor([[-1.0] * 3, [1.0] * 3], device="cuda"))
+            # What a counting op might have returned, but did not.
+            kept, counts = (torch.randint(-(2**31), 2**31, (n,), device="cuda").int() for n in (count, rays))
+            sums = torch.randint(low, high, (-(-rays // 64),), device="cuda")
+            inputs = rgb.detach(), t, dt, offsets
+            kernels.pack_visible_samples(*inputs, kept, counts, sums, count)
+            slots = torch.rand(rays, 6, device="cuda")
+            kernels.pack_slots(*torch.rand(2, rays, 3, device="cuda"), slots, counts, sums, 0.1, count)
+
+
 def run_networks():
     """Runs the multilayer perceptron with part of the rows, in its variants for widths, sizes of rows and layers."""
     ops = torch.ops.voxelfield
@@ -122,9 +207,13 @@ if __name__ == "__main__":
     ):
         run_grid_ops(*arguments)
     run_crowded_tiles()
+    run_bins()
     run_cell_ops()
     run_optimizer_ops()
     run_ray_ops()
+    run_misleading_contents()
+    run_rendering()
+    run_pyramid_marches()
     run_networks()
     torch.cuda.synchronize()
     print("every kernel ran")

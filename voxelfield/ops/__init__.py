@@ -2,15 +2,22 @@
 
 from voxelfield.ops._packing import PackedSamples
 from voxelfield.ops.accumulate import accumulate_trilinear_
+from voxelfield.ops.append_view import append_view
 from voxelfield.ops.blocks import active_blocks
 from voxelfield.ops.cells import trilinear_interpolate
+from voxelfield.ops.clearance import occupancy_clearance
 from voxelfield.ops.compat import grid_sample
 from voxelfield.ops.compositing import Composite, composite, ray_weights
 from voxelfield.ops.grid import sample_trilinear
 from voxelfield.ops.grid_adam import grid_adam_
+from voxelfield.ops.march_visible import march_visible
 from voxelfield.ops.marching import OccupancyBits, march_rays, pack_occupancy
 from voxelfield.ops.mlp import mlp
+from voxelfield.ops.pixel_rays import PixelRays, pixel_rays
 from voxelfield.ops.pyramid import sample_pyramid
+from voxelfield.ops.render_grid import RenderedRays, render_grid
+from voxelfield.ops.render_grid_image import RenderedImage, ShDisplayGrid, render_grid_image
+from voxelfield.ops.render_pyramid import render_pyramid_image
 from voxelfield.ops.selection import select_samples
 from voxelfield.ops.total_variation import grid_total_variation_grad_
 
@@ -18,16 +25,27 @@ __all__ = [
     "Composite",
     "OccupancyBits",
     "PackedSamples",
+    "PixelRays",
+    "RenderedImage",
+    "RenderedRays",
+    "ShDisplayGrid",
     "accumulate_trilinear_",
     "active_blocks",
+    "append_view",
     "composite",
     "grid_adam_",
     "grid_sample",
     "grid_total_variation_grad_",
     "march_rays",
+    "march_visible",
     "mlp",
+    "occupancy_clearance",
     "pack_occupancy",
+    "pixel_rays",
     "ray_weights",
+    "render_grid",
+    "render_grid_image",
+    "render_pyramid_image",
     "sample_pyramid",
     "sample_trilinear",
     "select_samples",
