@@ -53,6 +53,25 @@ def test_one_grid_of_any_width(device, channels):
     assert_matches(total, expected, "sum")
 
 
+@pytest.fixture(params=[False, True], ids=["any order", "deterministic"])
+def deterministic(request):
+    torch.use_deterministic_algorithms(request.param)
+    yield request.param
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("channels", [1, 3, 4, 28])
+@pytest.mark.parametrize("padding", ["border", "zeros"])
+def test_every_grid_of_a_sum_takes_all_values(device, dtype, channels, padding, deterministic):
+    sums, values, points = make(device, dtype, (channels,) * 4)
+    values, options = values[:, :channels], {"reduce": "sum", "padding": padding, "align_corners": False}
+    expected = expected_sums(sums, values, points, **options)
+    accumulate_trilinear_(sums, values, points, **options)
+    for level, (total, want) in enumerate(zip(sums, expected, strict=True)):
+        assert_matches(total, want, f"level {level}")
+
+
 @pytest.mark.parametrize("offset", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_sums_anywhere_in_memory(device, offset, dtype):
@@ -119,3 +138,9 @@ def test_bad_input_is_named():
         accumulate_trilinear_(sums, values, points[:7])
     with pytest.raises(ValueError, match="padding must be one of"):
         accumulate_trilinear_(sums, values, points, padding="mirror")
+    with pytest.raises(ValueError, match="reduce must be one of"):
+        accumulate_trilinear_(sums, values, points, reduce="mean")
+    with pytest.raises(ValueError, match=r"values must have shape \(N, 4\)"):
+        accumulate_trilinear_(sums, values, points, reduce="sum")
+    with pytest.raises(ValueError, match=r'sums\[1\] must have 4 channels as sums\[0\] for "sum", got 3'):
+        accumulate_trilinear_(sums, values[:, :4], points, reduce="sum")

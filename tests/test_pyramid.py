@@ -1,4 +1,4 @@
-"""VoxelPyramid: levels read side by side, switched on one by one, moved to another box, trained in place."""
+"""VoxelPyramid: levels read side by side or added up, switched on singly, moved to another box, trained in place."""
 
 from __future__ import annotations
 
@@ -11,28 +11,39 @@ from voxelfield.optim import GridAdam
 from voxelfield.pyramid import VoxelPyramid
 
 BOX = ((-1.0, -2.0, 0.0), (1.0, 2.0, 1.0))
+CUBE = ((-1.0, -2.0, 0.0), (1.0, 0.0, 2.0))
+
+both_reductions = pytest.mark.parametrize("reduce", ["concat", "sum"])
 
 
-def make(device="cpu", resolutions=(4, 7, 12), channels=3) -> VoxelPyramid:
+def make(device="cpu", resolutions=(4, 7, 12), channels=3, reduce="concat", box=BOX) -> VoxelPyramid:
     torch.manual_seed(0)
-    pyramid = VoxelPyramid(resolutions, channels, BOX, init_range=1.0)
+    pyramid = VoxelPyramid(resolutions, channels, box, reduce=reduce, init_range=1.0)
     return pyramid.to(device)
 
 
-def inside(count, device):
-    low, high = torch.tensor(BOX, device=device)
+def inside(count, device, box=BOX):
+    low, high = torch.tensor(box, device=device)
     return low + torch.rand(count, 3, device=device) * (high - low)
 
 
 def by_level(pyramid, points):
     low, high = pyramid.aabb
-    return torch.cat([sample_trilinear(level, (points - low) / (high - low)) for level in pyramid.levels], dim=-1)
+    rows = [sample_trilinear(level, (points - low) / (high - low)) for level in pyramid.levels]
+    return torch.cat(rows, dim=-1) if pyramid.reduce == "concat" else sum(rows[: pyramid.active])
 
 
 def test_reads_all_levels_side_by_side(device):
     pyramid, points = make(device), inside(50, device)
     torch.testing.assert_close(pyramid(points.view(5, 10, 3)), by_level(pyramid, points).view(5, 10, 9))
     assert pyramid.channels == 9
+
+
+def test_adds_all_levels_up(device):
+    pyramid, points = make(device, reduce="sum"), inside(50, device)
+    torch.testing.assert_close(pyramid(points.view(5, 10, 3)), by_level(pyramid, points).view(5, 10, 3))
+    assert pyramid.channels == 3
+    assert "reduce='sum'" in repr(pyramid)
 
 
 def test_voxels_are_nearly_cubes_and_as_many_as_asked():
@@ -58,11 +69,23 @@ def test_levels_that_are_off_read_zero_and_learn_nothing(device):
     torch.testing.assert_close(pyramid.voxel_size, pyramid.grids[0].voxel_size)
 
 
+def test_levels_that_are_off_add_nothing_to_a_sum_and_learn_nothing(device):
+    pyramid, points = make(device, reduce="sum"), inside(20, device)
+    whole = pyramid(points)
+    pyramid.activate(7)
+    features = pyramid(points)
+    torch.testing.assert_close(features, by_level(pyramid, points))
+    assert (features - whole).abs().max() > 0.1
+    features.sum().backward()
+    assert [level.grad is not None for level in pyramid.levels] == [True, True, False]
+
+
+@both_reductions
 @pytest.mark.parametrize("active", [1, 3])
-def test_fused_gradients_are_autograds(device, active):
-    pyramid, points = make(device), inside(200, device)
+def test_fused_gradients_are_autograds(device, active, reduce):
+    pyramid, points = make(device, reduce=reduce), inside(200, device)
     pyramid.active = active
-    grad = torch.randn(200, 9, device=device)
+    grad = torch.randn(200, pyramid.channels, device=device)
     pyramid(points).backward(grad)
     expected = [level.grad.clone() for level in pyramid.levels[:active]]
     copies = pyramid.fuse(torch.float32)
@@ -74,9 +97,10 @@ def test_fused_gradients_are_autograds(device, active):
     assert all(level.grad is None for level in pyramid.levels[active:])
 
 
-def test_sixteen_bit_copies_are_read_and_sums_stay_float32(device):
-    pyramid, points = make(device), inside(200, device)
-    grad = torch.randn(200, 9, device=device).half()
+@both_reductions
+def test_sixteen_bit_copies_are_read_and_sums_stay_float32(device, reduce):
+    pyramid, points = make(device, reduce=reduce), inside(200, device)
+    grad = torch.randn(200, pyramid.channels, device=device).half()
     exact = pyramid(points)
     exact.backward(grad.float())
     expected = [level.grad.clone() for level in pyramid.levels]
@@ -90,8 +114,9 @@ def test_sixteen_bit_copies_are_read_and_sums_stay_float32(device):
         torch.testing.assert_close(level.grad, want, rtol=1e-4, atol=1e-5)
 
 
-def test_copies_follow_the_optimizer_and_refresh(device):
-    pyramid, points = make(device), inside(100, device)
+@both_reductions
+def test_copies_follow_the_optimizer_and_refresh(device, reduce):
+    pyramid, points = make(device, reduce=reduce), inside(100, device)
     copies = pyramid.fuse(torch.float16)
     optimizer = GridAdam(pyramid.levels, lr=0.1)
     for level, copy in zip(pyramid.levels, copies, strict=True):
@@ -106,6 +131,22 @@ def test_copies_follow_the_optimizer_and_refresh(device):
         pyramid.levels[0].add_(1)
     pyramid.refresh()
     torch.testing.assert_close(copies[0], pyramid.levels[0].detach().half())
+
+
+def test_active_levels_are_the_copies_where_there_are_any(device):
+    pyramid = make(device)
+    pyramid.activate(7)
+    for dtype in (torch.float16, torch.float32):
+        levels = pyramid.active_levels(dtype)
+        assert [level.shape for level in levels] == [level.shape for level in pyramid.levels[:2]]
+        for level, own in zip(levels, pyramid.levels, strict=False):
+            assert not level.requires_grad
+            assert torch.equal(level, own.detach().to(dtype))
+    copies = pyramid.fuse(torch.float16)
+    for level, copy in zip(pyramid.active_levels(torch.float16), copies, strict=True):
+        assert level is copy
+    for level, own in zip(pyramid.active_levels(torch.float32), pyramid.levels, strict=False):
+        assert level.data_ptr() == own.data_ptr()
 
 
 @pytest.mark.parametrize("when", ["before sampling", "after sampling"])
@@ -184,18 +225,54 @@ def test_refit_carries_moments_and_halves_voxels(device):
         assert optimizer.state[level]["exp_avg"].abs().max() > 0
 
 
-def test_state_dict_restores_box_resolutions_and_active(device):
-    pyramid = make(device)
+@both_reductions
+def test_state_dict_restores_box_resolutions_and_active(device, reduce):
+    pyramid = make(device, reduce=reduce)
     pyramid.refit(((-0.5, -1.0, 0.25), (0.5, 1.0, 0.75)))
     pyramid.activate(7)
-    other = VoxelPyramid((4, 7, 12), 3, BOX).to(device)
+    other = VoxelPyramid((4, 7, 12), 3, BOX, reduce=reduce).to(device)
     other.load_state_dict(pyramid.state_dict())
     assert other.active == 2
     points = inside(30, device)
     assert torch.equal(other(points), pyramid(points))
 
 
+@pytest.mark.parametrize("active", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_collapsed_sum_is_exact_at_the_vertices_of_the_finest_active_level(device, active, dtype):
+    pyramid = make(device, reduce="sum")
+    pyramid.activate(pyramid.resolutions[active - 1])
+    collapsed = pyramid.collapse(dtype)
+    assert collapsed.shape == (*pyramid.resolution, 3)
+    assert collapsed.dtype == dtype
+    assert not collapsed.requires_grad
+    vertices = pyramid.grids[active - 1].vertices()
+    torch.testing.assert_close(
+        collapsed, pyramid(vertices).to(dtype), atol=2e-3 if dtype == torch.float16 else 1e-5, rtol=0
+    )
+
+
+def test_a_collapsed_sum_is_exact_everywhere_where_vertices_are_nested(device):
+    for resolutions, bends in (((3, 5, 9), False), ((3, 5, 8), True)):
+        pyramid, points = make(device, resolutions, reduce="sum", box=CUBE), inside(500, device, CUBE)
+        low, high = pyramid.aabb
+        read = sample_trilinear(pyramid.collapse(torch.float32), (points - low) / (high - low))
+        off = (read - pyramid(points)).abs().max()
+        assert off > 0.01 if bends else off < 1e-5
+
+
+def test_a_sum_is_collapsed_from_what_it_is_read_from(device):
+    pyramid = make(device, reduce="sum")
+    pyramid.fuse(torch.float16)[1].add_(1)
+    vertices = pyramid.grids[-1].vertices()
+    torch.testing.assert_close(pyramid.collapse(torch.float32), pyramid(vertices).float(), atol=2e-3, rtol=0)
+
+
 def test_bad_input_is_named():
+    with pytest.raises(ValueError, match=r"reduce must be one of .*concat.*sum.* got 'mean'"):
+        VoxelPyramid((4, 8), 2, BOX, reduce="mean")
+    with pytest.raises(ValueError, match="reduce must be \"sum\" for levels that are to be collapsed, got 'concat'"):
+        make().collapse(torch.float32)
     with pytest.raises(ValueError, match=r"resolutions must rise from at least 2, got \[8, 8\]"):
         VoxelPyramid((8, 8), 2, BOX)
     with pytest.raises(ValueError, match="resolutions must rise"):

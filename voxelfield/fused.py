@@ -11,6 +11,7 @@ from torch.autograd.function import Function, once_differentiable
 
 from voxelfield import ops
 from voxelfield.ops._grids import Padding
+from voxelfield.ops.pyramid import Reduction
 
 
 class FusedSampling:
@@ -27,6 +28,8 @@ class FusedSampling:
     Args:
         grids: Parameters (X_l, Y_l, Z_l, C_l), float32; each gets a ``grad`` of zeros.
         dtype: Of the copies: float16, bfloat16, or float32 for the grids themselves.
+        reduce: Whether samples of several grids lie side by side or are added up, as for
+            :func:`voxelfield.ops.sample_pyramid`.
 
     Attributes:
         copies: One tensor for each grid, in its shape.
@@ -35,7 +38,7 @@ class FusedSampling:
         TypeError: A grid is not float32, or ``dtype`` is none of the three.
     """
 
-    def __init__(self, grids: Sequence[nn.Parameter], dtype: torch.dtype) -> None:
+    def __init__(self, grids: Sequence[nn.Parameter], dtype: torch.dtype, reduce: Reduction = "concat") -> None:
         if dtype not in (torch.float16, torch.bfloat16, torch.float32):
             raise TypeError(f"dtype must be float16, bfloat16 or float32, got {dtype}")
         for index, grid in enumerate(grids):
@@ -43,6 +46,7 @@ class FusedSampling:
                 raise TypeError(f"grids[{index}] must be float32, got {grid.dtype}")
             grid.grad = torch.zeros_like(grid)
         self._grids = tuple(grids)
+        self._reduce = reduce
         self.copies = [grid.detach().to(dtype) for grid in grids]
 
     @torch.no_grad()
@@ -52,23 +56,23 @@ class FusedSampling:
             copy.copy_(grid)
 
     def sample(self, points: Tensor, padding: Padding) -> Tensor:
-        """Samples all grids, side by side.
+        """Samples all grids.
 
         Args:
             points: (N, 3) float32 in the unit cube; no gradient reaches them.
             padding: As for :func:`voxelfield.ops.sample_trilinear`.
 
         Returns:
-            (N, sum of C_l) in the copies' dtype.
+            (N, sum of C_l), or (N, C) for sums, in the copies' dtype.
 
         Raises:
             NotImplementedError: A gradient in ``points`` is wanted.
         """
         if not torch.is_grad_enabled():
-            return ops.sample_pyramid(self.copies, points, padding=padding)
+            return ops.sample_pyramid(self.copies, points, reduce=self._reduce, padding=padding)
         if points.requires_grad:
             raise NotImplementedError("fused sampling gives no gradient in the points; sample without it for that")
-        sampled: Tensor = _Sample.apply(points, padding, self.copies, self._grids, *self._grids)
+        sampled: Tensor = _Sample.apply(points, self._reduce, padding, self.copies, self._grids, *self._grids)
         return sampled
 
 
@@ -77,14 +81,15 @@ class _Sample(Function):
     def forward(
         ctx: Any,
         points: Tensor,
+        reduce: Reduction,
         padding: Padding,
         copies: list[Tensor],
         owners: tuple[nn.Parameter, ...],
         *grids: Tensor,
     ) -> Tensor:
         ctx.save_for_backward(points)
-        ctx.padding, ctx.owners = padding, owners
-        return ops.sample_pyramid(copies, points, padding=padding)
+        ctx.reduce, ctx.padding, ctx.owners = reduce, padding, owners
+        return ops.sample_pyramid(copies, points, reduce=reduce, padding=padding)
 
     @staticmethod
     @once_differentiable
@@ -93,5 +98,6 @@ class _Sample(Function):
         for owner in ctx.owners:
             if owner.grad is None:  # zero_grad() was called since
                 owner.grad = torch.zeros_like(owner)
-        ops.accumulate_trilinear_([owner.grad for owner in ctx.owners], grad, points, padding=ctx.padding)
-        return (None,) * (4 + len(ctx.owners))
+        sums = [owner.grad for owner in ctx.owners]
+        ops.accumulate_trilinear_(sums, grad, points, reduce=ctx.reduce, padding=ctx.padding)
+        return (None,) * (5 + len(ctx.owners))

@@ -1,4 +1,4 @@
-"""VoxelPyramid: dense grids of several resolutions over one box, read side by side."""
+"""VoxelPyramid: dense grids of several resolutions over one box, read side by side or added up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from torch.nn import functional as F
 from voxelfield import ops
 from voxelfield.fused import FusedSampling
 from voxelfield.grids import VoxelGrid, cubic_voxels
+from voxelfield.ops._checks import check_choice
 from voxelfield.ops._grids import Padding
+from voxelfield.ops.pyramid import REDUCTIONS, Reduction
 
 __all__ = ["VoxelPyramid"]
 
@@ -22,10 +24,11 @@ _ROW_VERTICES = 8
 
 
 class VoxelPyramid(nn.Module):
-    """Trainable features on grids from coarse to fine over one box, concatenated at every position.
+    """Trainable features on grids from coarse to fine over one box, concatenated or added up at every position.
 
     Coarse levels regularise, fine levels sharpen: the dense counterpart of a multiresolution hash grid (Mueller et
-    al. 2022), without its collisions. Levels can be switched on from coarse to fine (``active``); those that are off
+    al. 2022), without its collisions. Added up, fine levels hold what coarse ones lack, and every feature keeps the
+    meaning that it has in a single grid. Levels can be switched on from coarse to fine (``active``); those that are off
     read zero.
 
     Args:
@@ -33,6 +36,7 @@ class VoxelPyramid(nn.Module):
             least 2.
         channels: Features per vertex of each level. At least 1.
         aabb: Box in world units, as for :class:`VoxelGrid`.
+        reduce: ``"concat"`` lays the levels' features side by side, ``"sum"`` adds them up.
         padding: What a position outside the box reads, as for :class:`VoxelGrid`.
         init_range: Features start uniform in [-init_range, init_range].
         device: Where the features and the box live.
@@ -42,7 +46,7 @@ class VoxelPyramid(nn.Module):
 
     Raises:
         TypeError: A resolution or ``channels`` is not integer.
-        ValueError: There is no level, resolutions do not rise, or a size or the box is wrong.
+        ValueError: There is no level, resolutions do not rise, ``reduce`` is unknown, or a size or the box is wrong.
 
     Example:
         >>> pyramid = VoxelPyramid(resolutions=(16, 32, 64), channels=4, aabb=((-1, -1, -1), (1, 1, 1)))
@@ -56,6 +60,7 @@ class VoxelPyramid(nn.Module):
         channels: int,
         aabb: Sequence[Sequence[float]] | Tensor,
         *,
+        reduce: Reduction = "concat",
         padding: Padding = "border",
         init_range: float = 1e-4,
         device: torch.device | str | None = None,
@@ -65,7 +70,9 @@ class VoxelPyramid(nn.Module):
             raise ValueError(f"resolutions must rise from at least 2, got {list(resolutions)}")
         if not (math.isfinite(init_range) and init_range >= 0):
             raise ValueError(f"init_range must be finite and not negative, got {init_range}")
+        check_choice("reduce", reduce, REDUCTIONS)
         box = torch.as_tensor(aabb, dtype=torch.float32)
+        self.reduce = reduce
         self.resolutions = tuple(resolutions)
         self._grids = nn.ModuleList(
             VoxelGrid(_vertices(box, resolution), channels, box, padding=padding, device=device)
@@ -94,8 +101,8 @@ class VoxelPyramid(nn.Module):
 
     @property
     def channels(self) -> int:
-        """Number of features at a position: those of all levels."""
-        return sum(grid.channels for grid in self.grids)
+        """Number of features at a position: those of all levels, side by side or as their sum."""
+        return sum(grid.channels for grid in self.grids) if self.reduce == "concat" else self.grids[0].channels
 
     @property
     def resolution(self) -> tuple[int, int, int]:
@@ -128,7 +135,7 @@ class VoxelPyramid(nn.Module):
         if self._fused is not None:
             features = self._fused.sample(rows, padding)
         else:
-            features = ops.sample_pyramid(self.levels[: self.active], rows, padding=padding)
+            features = ops.sample_pyramid(self.levels[: self.active], rows, reduce=self.reduce, padding=padding)
         if features.shape[-1] < self.channels:
             features = F.pad(features, (0, self.channels - features.shape[-1]))
         return features.reshape(*points.shape[:-1], self.channels)
@@ -147,8 +154,50 @@ class VoxelPyramid(nn.Module):
         levels = self.levels
         for level in levels[self.active :]:
             level.grad = None
-        self._fused = FusedSampling(levels[: self.active], dtype)
+        self._fused = FusedSampling(levels[: self.active], dtype, self.reduce)
         return self._fused.copies
+
+    @property
+    def read_from(self) -> list[Tensor]:
+        """What the active levels are read from: the copies of :meth:`fuse`, if any, otherwise the levels themselves."""
+        return list(self.levels[: self.active]) if self._fused is None else self._fused.copies
+
+    def active_levels(self, dtype: torch.dtype) -> list[Tensor]:
+        """Returns the features of the levels that are on, in a dtype and without gradient; not to be written to.
+
+        Args:
+            dtype: float16, bfloat16 or float32. Where :meth:`fuse` keeps copies of it these are returned, and where the
+                levels have it they themselves: neither costs memory, and both go on changing in training.
+        """
+        if self._fused is not None and self._fused.copies[0].dtype == dtype:
+            return list(self._fused.copies)
+        return [level.detach().to(dtype) for level in self.levels[: self.active]]
+
+    @torch.no_grad()
+    def collapse(self, dtype: torch.dtype) -> Tensor:
+        """Adds the active levels of a sum up into one grid with the vertices of the finest, where it is exact.
+
+        Between these vertices a coarse level may bend where the result is straight, unless each level has its own
+        vertices among those of the next. What :meth:`fuse` copied is read from the copies.
+
+        Args:
+            dtype: Of the result: float16, bfloat16 or float32.
+
+        Returns:
+            (X, Y, Z, channels) at the vertices of the finest active level.
+
+        Raises:
+            ValueError: The levels are not added up but concatenated.
+        """
+        if self.reduce != "sum":
+            raise ValueError(f'reduce must be "sum" for levels that are to be collapsed, got {self.reduce!r}')
+        x, y, z = self.resolution
+        axes = [torch.linspace(0, 1, size, device=self.aabb.device) for size in (x, y, z)]
+        collapsed = torch.empty(x, y, z, self.channels, dtype=dtype, device=self.aabb.device)
+        for plane, height in enumerate(axes[0]):
+            points = torch.stack(torch.meshgrid(height[None], axes[1], axes[2], indexing="ij"), dim=-1).view(-1, 3)
+            collapsed[plane] = ops.sample_pyramid(self.read_from, points, reduce="sum").view(y, z, -1)
+        return collapsed
 
     def refresh(self) -> None:
         """Makes the copies of :meth:`fuse`, if any, equal to the features again."""
@@ -193,7 +242,7 @@ class VoxelPyramid(nn.Module):
 
     def extra_repr(self) -> str:
         """Shows the settings in ``print(module)``."""
-        return f"resolutions={self.resolutions}, active={self.active}"
+        return f"resolutions={self.resolutions}, reduce={self.reduce!r}, active={self.active}"
 
 
 def _vertices(aabb: Tensor, resolution: int) -> tuple[int, int, int]:

@@ -18,6 +18,7 @@ from voxelfield.ops._checks import (
     coordinate_dtype,
 )
 from voxelfield.ops._grids import DETERMINISTIC, MAX_LEVELS, PADDINGS, Padding
+from voxelfield.ops.pyramid import REDUCTIONS, Reduction
 
 
 def accumulate_trilinear_(
@@ -25,6 +26,7 @@ def accumulate_trilinear_(
     values: Tensor,
     points: Tensor,
     *,
+    reduce: Reduction = "concat",
     padding: Padding = "border",
     align_corners: bool = True,
 ) -> None:
@@ -37,9 +39,10 @@ def accumulate_trilinear_(
     Args:
         sums: 1 to 16 tensors (X_l, Y_l, Z_l, C_l), contiguous, float32 (float64 for float64 ``values``); changed in
             place.
-        values: (N, sum of C_l), the gradient that arrives at the samples; any floating dtype.
+        values: (N, sum of C_l), or (N, C) for ``"sum"``: the gradient that arrives at the samples; any floating dtype.
         points: (N, 3), where they were taken, as for :func:`voxelfield.ops.sample_trilinear`. Points that are not
             finite add nothing.
+        reduce: As it was for the samples.
         padding: As it was for the samples.
         align_corners: As it was for the samples.
 
@@ -60,8 +63,13 @@ def accumulate_trilinear_(
         check_same_device(name, total, "values", values)
         if not total.is_contiguous():
             raise ValueError(f"{name} must be contiguous, got strides {total.stride()}")
-    columns = sum(total.shape[-1] for total in sums)
+    check_choice("reduce", reduce, REDUCTIONS)
+    add = reduce == "sum"
+    columns = sums[0].shape[-1] if add else sum(total.shape[-1] for total in sums)
     check_tensor("values", values, ("N", columns))
+    for level, total in enumerate(sums):
+        if add and total.shape[-1] != columns:
+            raise ValueError(f'sums[{level}] must have {columns} channels as sums[0] for "sum", got {total.shape[-1]}')
     check_points(points, (values.shape[0], 3), "values", values)
     check_choice("padding", padding, PADDINGS)
     _library.ensure_loaded(values.device.type)
@@ -70,12 +78,14 @@ def accumulate_trilinear_(
         if values.is_cuda and torch.are_deterministic_algorithms_enabled():
             sizes = [size for total in sums for size in total.shape]
             fresh = torch.ops.voxelfield.splat_trilinear(
-                values.to(sums[0].dtype)[None], points[None], None, sizes, *options, False, False, DETERMINISTIC
+                values.to(sums[0].dtype)[None], points[None], None, sizes, *options, add, False, DETERMINISTIC
             )
             for total, part in zip(sums, fresh, strict=True):
                 total.add_(part[0])
         else:
-            torch.ops.voxelfield.accumulate_trilinear([x[None] for x in sums], values[None], points[None], *options)
+            batched = [total[None] for total in sums]
+            for group in [[total] for total in batched] if add else [batched]:
+                torch.ops.voxelfield.accumulate_trilinear(group, values[None], points[None], *options)
 
 
 @_library.when_loaded
