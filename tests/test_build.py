@@ -168,9 +168,18 @@ def test_without_nvcc_the_cpu_half_is_named_and_the_log_says_why(caplog):
     assert "CPU half only" in caplog.text
 
 
+def toolkit(root: Path, says: str = "") -> Path:
+    """Makes a folder that looks like a CUDA toolkit's, as far as a search for one looks."""
+    nvcc = root / "bin" / "nvcc"
+    nvcc.parent.mkdir(parents=True)
+    nvcc.write_text(f"#!/bin/sh\n{says}\n")
+    nvcc.chmod(0o755)
+    return root
+
+
 @pytest.mark.usefixtures("no_toolkit")
 def test_with_a_toolkit_both_halves_are_named_unless_cuda_is_forbidden(monkeypatch, tmp_path, caplog):
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setenv("CUDA_HOME", str(toolkit(tmp_path / "toolkit")))
     assert _build.module_names() == ["_C", "_C_cuda"]
     monkeypatch.setenv("VOXELFIELD_CUDA", "1")
     assert _build.module_names() == ["_C", "_C_cuda"]
@@ -186,6 +195,22 @@ def test_cuda_demanded_without_a_toolkit_is_an_error(monkeypatch):
         _build.module_names()
 
 
+@pytest.mark.usefixtures("no_toolkit")
+@pytest.mark.parametrize("variable", ["CUDA_HOME", "CUDA_PATH"])
+def test_a_variable_that_names_no_toolkit_is_passed_over(monkeypatch, tmp_path, caplog, variable):
+    gone = tmp_path / "gone"
+    monkeypatch.setenv(variable, str(gone))
+    with caplog.at_level(logging.WARNING, logger="voxelfield.build"):
+        assert _build.module_names() == ["_C"]
+    assert f"ignoring {variable}={gone}: there is no bin/nvcc in it" in caplog.text
+    assert "CPU half only" in caplog.text
+    # One on the PATH is found all the same.
+    there = toolkit(tmp_path / "toolkit", f"echo '#$ TOP={tmp_path}/toolkit' >&2")
+    monkeypatch.setenv("PATH", f"{there / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    assert _build.find_cuda_home() == there
+    assert _build.module_names() == ["_C", "_C_cuda"]
+
+
 def test_another_wish_than_0_or_1_is_an_error(monkeypatch):
     monkeypatch.setenv("VOXELFIELD_CUDA", "yes")
     with pytest.raises(ValueError, match="must be 0, 1 or unset, got 'yes'"):
@@ -195,19 +220,13 @@ def test_another_wish_than_0_or_1_is_an_error(monkeypatch):
 @pytest.mark.usefixtures("no_toolkit")
 def test_the_toolkit_is_where_nvcc_says_even_if_nvcc_is_a_wrapper(monkeypatch, tmp_path):
     assert _build.find_cuda_home() is None
-    toolkit, tools = tmp_path / "toolkit", tmp_path / "tools"
-    for folder in (toolkit, tools):
-        folder.mkdir()
-    nvcc = tools / "nvcc"
-    nvcc.write_text(f"#!/bin/sh\necho '#$ _SPACE_= ' >&2\necho '#$ TOP={toolkit}/bin/..' >&2\n")
-    nvcc.chmod(0o755)
-    (toolkit / "bin").mkdir()
-    monkeypatch.setenv("PATH", f"{tools}{os.pathsep}{os.environ['PATH']}")
-    assert _build.find_cuda_home() == toolkit
-    monkeypatch.setenv("CUDA_PATH", str(tmp_path / "second"))
-    assert _build.find_cuda_home() == tmp_path / "second"
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "first"))
-    assert _build.find_cuda_home() == tmp_path / "first"
+    own = toolkit(tmp_path / "toolkit")
+    wrapper = toolkit(tmp_path / "tools", f"echo '#$ _SPACE_= ' >&2\necho '#$ TOP={own}/bin/..' >&2")
+    monkeypatch.setenv("PATH", f"{wrapper / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    assert _build.find_cuda_home() == own
+    for variable in ("CUDA_PATH", "CUDA_HOME"):
+        monkeypatch.setenv(variable, str(toolkit(tmp_path / variable)))
+        assert _build.find_cuda_home() == tmp_path / variable
 
 
 @needs_nvcc

@@ -58,10 +58,15 @@ def read_stamp(module: Path) -> tuple[str, int] | None:
 
 
 def find_cuda_home() -> Path | None:
-    """Returns the root of the CUDA toolkit (``$CUDA_HOME``, ``$CUDA_PATH``, or where nvcc says it lives), else None."""
+    """Returns the root of the CUDA toolkit (``$CUDA_HOME``, ``$CUDA_PATH``, or where nvcc says it lives), else None.
+
+    A variable that names a folder without nvcc, left behind by a toolkit that has gone, is passed over with a warning.
+    """
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         if value := os.environ.get(variable):
-            return Path(value)
+            if shutil.which("nvcc", path=str(Path(value) / "bin")) is not None:
+                return Path(value)
+            logger.warning("ignoring %s=%s: there is no bin/nvcc in it", variable, value)
     nvcc = shutil.which("nvcc")
     if nvcc is None:
         return None
@@ -81,8 +86,8 @@ def module_names() -> list[str]:
     if find_cuda_home() is not None:
         return [CPU_MODULE, CUDA_MODULE]
     if wish == "1":
-        raise FileNotFoundError("VOXELFIELD_CUDA=1 but no nvcc: it is not on the PATH, and CUDA_HOME is not set")
-    logger.warning("no nvcc on the PATH and no CUDA_HOME: building the CPU half only")
+        raise FileNotFoundError("VOXELFIELD_CUDA=1 but no nvcc: it is not on the PATH, nor in CUDA_HOME")
+    logger.warning("no nvcc on the PATH or in CUDA_HOME: building the CPU half only")
     return [CPU_MODULE]
 
 
