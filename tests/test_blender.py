@@ -117,6 +117,15 @@ def test_a_dot_in_a_name_is_no_suffix(scene):
     assert load_blender(scene).train.names == ("view_0.5", "r_1")
 
 
+@pytest.mark.parametrize("second", ["other/r_0", "train/r_0"])
+def test_views_of_one_name_are_numbered(scene, second):
+    # Pictures are named after views: one must not replace another.
+    (scene / "other").mkdir()
+    (scene / "train" / "r_1.png").rename(scene / "other" / "r_0.png")
+    edit(scene, lambda content: content["frames"][1].update(file_path=second))
+    assert load_blender(scene).train.names == ("0_r_0", "1_r_0")
+
+
 def test_intrinsics_in_pixels(tmp_path):
     write_split(tmp_path, fl_x=9.0, fl_y=8.0, cx=2.5, cy=1.5, w=6, h=4)
     edit(tmp_path, lambda content: content.pop("camera_angle_x"))
@@ -327,7 +336,7 @@ def test_bad_arguments(scene, arguments, message):
 
 
 def test_split_and_scene_refuse_what_does_not_fit():
-    cameras = Cameras(torch.eye(4)[None], torch.ones(1, 4), 3, 2)
+    cameras, pair = (Cameras(torch.eye(4).repeat(n, 1, 1), torch.ones(n, 4), 3, 2) for n in (1, 2))
     images = torch.zeros(1, 2, 3, 4, dtype=torch.uint8)
     assert len(Split(images, cameras, ("a",))) == 1
     with pytest.raises(TypeError, match=r"images is torch\.float32"):
@@ -336,6 +345,8 @@ def test_split_and_scene_refuse_what_does_not_fit():
         Split(images.transpose(1, 2), cameras, ("a",))
     with pytest.raises(ValueError, match=r"names has 2 names: expected 1"):
         Split(images, cameras, ("a", "b"))
+    with pytest.raises(ValueError, match=r"names has 'a' 2 times: expected different names"):
+        Split(images.repeat(2, 1, 1, 1), pair, ("a", "a"))
     with pytest.raises(TypeError, match=r"aabb is torch\.float64"):
         Scene("s", torch.zeros(2, 3).double(), {})
     with pytest.raises(ValueError, match=r"aabb has shape \(3, 2\)"):

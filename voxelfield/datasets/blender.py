@@ -156,7 +156,15 @@ def _load_split(folder: Path, name: str, downscale: int, missing_images: str) ->
     height, width = images.shape[1:3]
     intrinsics = [_intrinsics(file, ChainMap(frame, meta), width * downscale, height * downscale) for frame in frames]
     cameras = Cameras(c2w, torch.tensor(intrinsics, dtype=torch.float64).div(downscale).float(), width, height)
-    return Split(images, cameras, tuple(path.stem for path in paths))
+    return Split(images, cameras, _view_names(paths))
+
+
+def _view_names(paths: list[Path]) -> tuple[str, ...]:
+    """Name views after their images; with their number in front where two images have one name, or are one."""
+    stems = [path.stem for path in paths]
+    if len(set(stems)) < len(stems):
+        stems = [f"{index}_{stem}" for index, stem in enumerate(stems)]
+    return tuple(stems)
 
 
 def _split_file(folder: Path, name: str) -> Path:

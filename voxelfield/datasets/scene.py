@@ -17,11 +17,11 @@ class Split:
     Args:
         images: `(N, H, W, 4)` uint8 on the CPU, RGBA with straight (not premultiplied) alpha.
         cameras: N cameras of width W and height H.
-        names: N names, for file names and logs.
+        names: N different names, for file names and logs.
 
     Raises:
         TypeError: `images` is not uint8.
-        ValueError: the shapes, sizes or counts disagree.
+        ValueError: the shapes, sizes or counts disagree, or two views have one name.
     """
 
     images: Tensor
@@ -38,6 +38,10 @@ class Split:
             )
         if len(self.names) != len(self.cameras):
             raise ValueError(f"Split.names has {len(self.names)} names: expected {len(self.cameras)}, one a camera")
+        # Pictures, tags of logs and keys of metrics are made of names: one would replace another.
+        if len(set(self.names)) < len(self.names):
+            twice = next(name for name in self.names if self.names.count(name) > 1)
+            raise ValueError(f"Split.names has {twice!r} {self.names.count(twice)} times: expected different names")
 
     def __len__(self) -> int:
         return len(self.names)

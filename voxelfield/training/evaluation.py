@@ -194,8 +194,11 @@ def write_video(path: Path, frames: Iterable[npt.NDArray[np.uint8]], fps: int = 
 
 
 def _file_name(view: str) -> str:
-    """Name a view's picture; a name may hold subfolders but not lead out of the output folder."""
+    """Name a view's picture; a name may hold subfolders but not lead out of the output folder.
+
+    Nor may it be another spelling of a shorter one: different names are different pictures.
+    """
     parts = PurePosixPath(view)
-    if parts.is_absolute() or ".." in parts.parts or not parts.name:
-        raise ValueError(f"view name must be a relative path without '..', got {view!r}")
+    if parts.is_absolute() or ".." in parts.parts or not parts.name or str(parts) != view:
+        raise ValueError(f"view name must be a relative path without '.' and '..', got {view!r}")
     return f"{view}.png"
