@@ -351,22 +351,33 @@ def network_decoder(**changes):
 
 
 def plain(features, directions, ray_index, first, second, degree):
-    """The two networks as matrix products in float64."""
+    """The two networks as matrix products in float64; and how near to zero each row's nearest hidden unit comes.
+
+    That is relative to the spread of its layer, before the ReLU.
+    """
+    nearest = []
 
     def layers(x, weights):
         *hidden, last = weights
         for weight in hidden:
-            x = torch.relu(x @ weight.T)
+            x = x @ weight.T
+            nearest.append((x.abs() / x.std()).detach().amin(dim=1))
+            x = torch.relu(x)
         return x @ last.T
 
     geometry = layers(features, first)
     view = harmonics(directions, degree)[ray_index]
-    return 0.5 * geometry[:, 0].exp(), torch.sigmoid(layers(torch.cat((geometry, view), dim=-1), second))
+    rgb = torch.sigmoid(layers(torch.cat((geometry, view), dim=-1), second))
+    return 0.5 * geometry[:, 0].exp(), rgb, torch.stack(nearest).amin(dim=0)
 
 
 def close(actual, expected, what):
-    """float16 on CUDA, float32 on the CPU; relative to the largest value, for the parts of a sum may cancel."""
-    tolerance = (1e-5 if actual.device.type == "cpu" else 2e-2) * float(expected.abs().max())
+    """float16 on CUDA, float32 on the CPU; relative to the largest value, for the parts of a sum may cancel.
+
+    Rounding every product's operands and result to float16 errs by up to 3e-3; one unit that is off in a layer, or a
+    ReLU that leaks a twentieth, by 5e-2 and more.
+    """
+    tolerance = (1e-5 if actual.device.type == "cpu" else 1e-2) * float(expected.abs().max())
     torch.testing.assert_close(
         actual.cpu().double(), expected, rtol=0, atol=tolerance, msg=lambda text: f"{what}: {text}"
     )
@@ -377,8 +388,20 @@ def close(actual, expected, what):
 )
 def test_network_is_two_chains_of_matrix_products(device, changes):
     decoder = network_decoder(**changes).to(device)
-    features = torch.randn(90, 12, dtype=torch.float16).double()
-    directions, ray_index = unit_directions(7, torch.float64), torch.randint(7, (90,)).sort().values
+    features = torch.randn(4000, 12, dtype=torch.float16).double()
+    directions, ray_index = unit_directions(7, torch.float64), torch.randint(7, (4000,)).sort().values
+    weights = [weight.detach().cpu().double().requires_grad_() for weight in decoder.parameters()]
+    split = len(decoder.density_network)
+
+    def expect(features, ray_index):
+        return plain(features, directions, ray_index, weights[:split], weights[split:], decoder.view_degree)
+
+    # A unit within rounding of zero is on or off by chance, and with it a whole share of the gradient: such rows would
+    # say nothing about the network. Of float16, 0.02 is ten times the rounding and more.
+    clear = (expect(features, ray_index)[2] > 0.02).nonzero()[:, 0]
+    clear = clear[torch.randperm(len(clear))[:90].sort().values]
+    features, ray_index = features[clear], ray_index[clear]
+    assert len(features) == 90
     given = features.to(device, torch.float32).requires_grad_()
     density, rgb = decoder(given, directions.float().to(device), ray_index.to(device))
     assert density.shape == (90,)
@@ -386,10 +409,7 @@ def test_network_is_two_chains_of_matrix_products(device, changes):
     assert density.dtype == rgb.dtype == torch.float32
     torch.testing.assert_close(decoder.density(given), density)
 
-    weights = [weight.detach().cpu().double().requires_grad_() for weight in decoder.parameters()]
-    features.requires_grad_()
-    split = len(decoder.density_network)
-    expected = plain(features, directions, ray_index, weights[:split], weights[split:], decoder.view_degree)
+    *expected, _ = expect(features.requires_grad_(), ray_index)
     close(density, expected[0].detach(), "density")
     close(rgb, expected[1].detach(), "rgb")
     cotangents = torch.randn(90, dtype=torch.float64), torch.randn(90, 3, dtype=torch.float64)

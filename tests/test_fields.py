@@ -142,6 +142,21 @@ def test_a_pyramid_and_networks_make_a_field(device):
     assert all(parameter.grad.any() for parameter in field.parameters())
 
 
+def test_a_sum_of_grids_and_harmonics_make_a_field(device):
+    decoder = SHDecoder(1, DensityActivation(scale=5.0, initial=0.5))
+    pyramid = VoxelPyramid((3, 5, 7), decoder.channels, BOX, reduce="sum", init_range=1.0)
+    field = RadianceField(pyramid, decoder).to(device)
+    samples, directions = make_samples([3, 0, 40], device), make_directions(3, device)
+    density, rgb = field.sample(samples, directions)
+    features = sum(level(samples.positions) for level in pyramid.grids)
+    expected = decoder(features, directions, samples.ray_index)
+    torch.testing.assert_close(density, expected[0], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(rgb, expected[1], rtol=1e-4, atol=1e-5)
+    assert field.vertex_density() is None, "a coarse level can peak between the finest level's vertices"
+    (density.sum() + rgb.square().sum()).backward()
+    assert all(parameter.grad.any() for parameter in field.parameters())
+
+
 def test_channels_must_fit():
     decoder = SHDecoder(1, DensityActivation(1.0, 0.1))
     with pytest.raises(ValueError, match="grid has 12 channels, but the decoder reads 13"):

@@ -307,10 +307,8 @@ class NetworkDecoder(nn.Module):
 
     def forward(self, features: Tensor, directions: Tensor, ray_index: Tensor) -> tuple[Tensor, Tensor]:
         """See :class:`Decoder`."""
-        geometry = self._geometry(features)
-        view = spherical_harmonics(directions, self.view_degree)[ray_index]
-        color = ops.mlp(torch.cat((geometry, view.to(geometry.dtype)), dim=-1), list(self.color_network))
-        return self.activation(geometry[:, 0]), torch.sigmoid(color.float())
+        inputs, raw = ops.append_view(self._geometry(features), directions, ray_index, self.view_degree)
+        return self.activation(raw), torch.sigmoid(ops.mlp(inputs, list(self.color_network)).float())
 
     def _geometry(self, features: Tensor) -> Tensor:
         return ops.mlp(features.half() if features.is_cuda else features, list(self.density_network))

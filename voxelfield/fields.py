@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
-from voxelfield.decoders import MLPDecoder, NetworkDecoder, SHDecoder
+from voxelfield.decoders import ExponentialDensity, MLPDecoder, NetworkDecoder, SHDecoder
 from voxelfield.grids import VoxelGrid
+from voxelfield.ops.march_visible import LEVEL_CHANNELS, MAX_GEOMETRY, MAX_LEVELS, MAX_NUMBERS
 from voxelfield.pyramid import VoxelPyramid
 from voxelfield.rays import RaySamples
+
+
+@dataclass(frozen=True, eq=False)
+class PyramidDensity:
+    """The density of a pyramid with a network behind it, as :func:`voxelfield.ops.march_visible` takes it.
+
+    Attributes:
+        levels: What the active levels are read from, each (X_l, Y_l, Z_l, 4).
+        aabb: (2, 3) their box, world units.
+        weights: The density network's two matrices.
+        initial: Density of a zero output, per world unit.
+    """
+
+    levels: list[Tensor]
+    aabb: Tensor
+    weights: list[Tensor]
+    initial: float
 
 
 class RadianceField(nn.Module):
@@ -70,8 +90,35 @@ class RadianceField(nn.Module):
     def vertex_density(self) -> Tensor | None:
         """Returns the densities (X, Y, Z) at the grid's vertices if none is higher between them, otherwise None.
 
-        That holds for a density that is a monotonic function of one interpolated channel.
+        That holds for a single grid and a density that is a monotonic function of one interpolated channel.
         """
         if isinstance(self.grid, VoxelPyramid) or isinstance(self.decoder, NetworkDecoder):
             return None
         return self.decoder.density(self.grid.features)
+
+    def pyramid_density(self) -> PyramidDensity | None:
+        """Returns the density as one kernel can march through it, or None if the field is of another kind.
+
+        It can where the grid is a pyramid of 4 channels and less than 2^31 numbers a level side by side, in float16 on
+        CUDA (see :meth:`VoxelPyramid.fuse`), and the decoder a network of at most 16 geometry outputs with an
+        exponential density.
+        """
+        grid, decoder = self.grid, self.decoder
+        if not isinstance(grid, VoxelPyramid) or not isinstance(decoder, NetworkDecoder):
+            return None
+        weights = list(decoder.density_network)
+        if (
+            not isinstance(decoder.activation, ExponentialDensity)
+            or any(level.channels != LEVEL_CHANNELS for level in grid.grids)
+            or any(level.numel() >= MAX_NUMBERS for level in grid.levels)
+            or grid.reduce != "concat"
+            or grid.active > MAX_LEVELS
+            or weights[-1].shape[0] > MAX_GEOMETRY
+        ):
+            return None
+        levels = grid.read_from
+        if levels[0].is_cuda and levels[0].dtype != torch.float16:
+            return None
+        # Levels that are off read zero: their columns of the first matrix do nothing.
+        first = weights[0][:, : LEVEL_CHANNELS * len(levels)]
+        return PyramidDensity(levels, grid.aabb, [first, *weights[1:]], decoder.activation.initial)

@@ -50,35 +50,23 @@ class OccupancyGrid(nn.Module):
         self.register_buffer("highest", torch.zeros(shape))
         self.register_buffer("aabb", box)
         self._cells: Tensor | None = None  # indices (N, 3) of the possible cells, once they are needed
-        self._bits: ops.OccupancyBits | None = None
-        self._packed_from: Tensor | None = None
-        self._packed_version: int | None = None
+        self._bits = _Derived(_packed_words)
+        self._clearance = _Derived(ops.occupancy_clearance)
 
     @property
     def bits(self) -> ops.OccupancyBits:
         """What is occupied, packed for :func:`voxelfield.ops.march_rays`.
 
-        Packed again where ``occupied`` has changed, into the same memory while its shape and device stay, and by
+        Made again where ``occupied`` has changed, into the same memory while its shape and device stay, and by
         :meth:`update` and :meth:`confine` at once: so a captured CUDA graph that reads it sees what they change.
         """
-        occupied = self.occupied
-        version = None if occupied.is_inference() else occupied._version  # such tensors do not count their changes
-        if (
-            self._bits is None
-            or self._packed_from is not occupied
-            or version is None
-            or self._packed_version != version
-        ):
-            with torch.inference_mode(False):  # what is made in that mode cannot be written to outside of it
-                fresh = ops.pack_occupancy(occupied)
-            old = self._bits
-            if old is not None and old.resolution == fresh.resolution and old.words.device == fresh.words.device:
-                old.words.copy_(fresh.words)
-            else:
-                self._bits = old = fresh
-            self._packed_from, self._packed_version = occupied, version
-            return old
-        return self._bits
+        x, y, z = self.occupied.shape
+        return ops.OccupancyBits(self._bits.of(self.occupied), (x, y, z))
+
+    @property
+    def clearance(self) -> Tensor:
+        """How far each cell is from what is occupied (:func:`voxelfield.ops.occupancy_clearance`); kept like bits."""
+        return self._clearance.of(self.occupied)
 
     @torch.no_grad()
     def confine(self, possible: Tensor, aabb: Tensor) -> None:
@@ -183,8 +171,9 @@ class OccupancyGrid(nn.Module):
         """Takes over cells and their box, in place: a captured CUDA graph may be reading them."""
         self.occupied.copy_(occupied)
         self.aabb.copy_(aabb)
-        if self._bits is not None:
-            _ = self.bits
+        for derived in (self._bits, self._clearance):
+            if derived.wanted:
+                derived.of(self.occupied)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> OccupancyGrid:
         kept = self.aabb, self.highest
@@ -205,6 +194,44 @@ class OccupancyGrid(nn.Module):
     def extra_repr(self) -> str:
         """Shows the geometry in ``print(module)``."""
         return f"resolution={tuple(self.occupied.shape)}"
+
+
+def _packed_words(occupied: Tensor) -> Tensor:
+    return ops.pack_occupancy(occupied).words
+
+
+class _Derived:
+    """What is computed from the cells, kept until they change, and then made again in the same memory.
+
+    Args:
+        compute: Maps ``occupied`` to a tensor.
+    """
+
+    def __init__(self, compute: Callable[[Tensor], Tensor]) -> None:
+        self._compute = compute
+        self._value: Tensor | None = None
+        self._source: Tensor | None = None
+        self._version: int | None = None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether it has ever been asked for."""
+        return self._value is not None
+
+    def of(self, occupied: Tensor) -> Tensor:
+        """Returns what belongs to the present content of ``occupied``."""
+        version = None if occupied.is_inference() else occupied._version  # such tensors do not count their changes
+        if self._value is None or self._source is not occupied or version is None or self._version != version:
+            with torch.inference_mode(False):  # what is made in that mode cannot be written to outside of it
+                fresh = self._compute(occupied)
+            old = self._value
+            if old is not None and old.shape == fresh.shape and old.device == fresh.device:
+                old.copy_(fresh)
+            else:
+                self._value = fresh
+            self._source, self._version = occupied, version
+        assert self._value is not None
+        return self._value
 
 
 def _check_threshold(threshold: float) -> None:

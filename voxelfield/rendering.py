@@ -13,6 +13,9 @@ from voxelfield.fields import RadianceField
 from voxelfield.occupancy import OccupancyGrid
 from voxelfield.rays import Rays, RaySamples
 
+# Of one ray. Fog, which fills space in the first steps of training, shows about half as many; surfaces show a few.
+_MOST_VISIBLE = 256
+
 
 @dataclass(frozen=True)
 class RenderSettings:
@@ -56,8 +59,11 @@ class Rendering:
         density: (M,) their densities, per world unit.
         weights: (M,) their share of their pixel.
         sample_rgb: (M, 3) their colours.
-        marched: () int64, number of samples placed in occupied space, before faint ones were dropped.
+        marched: () int64, number of samples placed in occupied space, before faint ones were dropped; None where
+            they were not counted (see :func:`visible_samples`).
         taken: () int64: rays from this one on had no room, if the capacity was limited, and show nothing.
+        distortion: (R,) how far the weights of each ray are spread, as :func:`voxelfield.ops.composite` has it; None
+            unless wanted.
     """
 
     rgb: Tensor
@@ -67,8 +73,9 @@ class Rendering:
     density: Tensor
     weights: Tensor
     sample_rgb: Tensor
-    marched: Tensor
+    marched: Tensor | None
     taken: Tensor
+    distortion: Tensor | None = None
 
     def over(self, background: Tensor) -> Tensor:
         """Composites over a background (3,) or (R, 3), giving (R, 3)."""
@@ -143,6 +150,64 @@ def select(
     )
 
 
+def visible_samples(
+    field: RadianceField,
+    rays: Rays,
+    occupancy: OccupancyGrid,
+    settings: RenderSettings,
+    jitter: bool = False,
+    capacity: Capacity | None = None,
+) -> tuple[ops.PackedSamples, Tensor | None]:
+    """Places samples along rays and returns those that show, packed by ray, and how many were placed.
+
+    A field that :meth:`RadianceField.pyramid_density` can tell the density of is marched through by one kernel, which
+    leaves a ray where it is dark; what lies behind is never placed, nor counted. Others are marched, evaluated and
+    judged one after the other, with the same samples for a result.
+
+    Args:
+        field: Tells their densities.
+        rays: R rays.
+        occupancy: Where to sample.
+        settings: How to sample; with a ``min_weight`` of 0 and no ``capacity`` all samples are kept.
+        jitter: As for :func:`march`.
+        capacity: Room for samples.
+
+    Returns:
+        The samples, and their number before faint ones were dropped, () int64, or None if that is not known.
+    """
+    if settings.min_weight <= 0 and capacity is None:
+        packed = march(rays, occupancy, settings.step, jitter)
+        return packed, packed.ray_offsets[-1]
+    room = None if capacity is None else capacity.visible
+    density = field.pyramid_density()
+    if density is not None:
+        packed = ops.march_visible(
+            rays.origins,
+            rays.directions,
+            rays.near,
+            rays.far,
+            occupancy.clearance,
+            occupancy.aabb,
+            density.levels,
+            density.aabb,
+            density.weights,
+            step=settings.step,
+            density_initial=density.initial,
+            offset=torch.rand_like(rays.near) if jitter else None,
+            min_transmittance=settings.min_transmittance,
+            min_weight=settings.min_weight,
+            most=_MOST_VISIBLE,
+            capacity=room,
+        )
+        return packed, None
+    marched = march(rays, occupancy, settings.step, jitter, None if capacity is None else capacity.marched)
+    packed = select(field, marched, settings, room)
+    if capacity is not None:
+        taken = torch.minimum(marched.rays_taken, packed.rays_taken)
+        packed = packed._replace(rays_taken=taken)
+    return packed, marched.ray_offsets[-1]
+
+
 def render(
     field: RadianceField,
     rays: Rays,
@@ -150,6 +215,7 @@ def render(
     settings: RenderSettings,
     jitter: bool = False,
     capacity: Capacity | None = None,
+    distortion: bool = False,
 ) -> Rendering:
     """Renders rays through a field: march, drop what cannot be seen, evaluate, composite.
 
@@ -163,22 +229,34 @@ def render(
         settings: How to sample.
         jitter: As for :func:`march`; on while training.
         capacity: Room for samples: the host then never waits for the device. None: as much as there are.
+        distortion: Whether the rays' distortion is wanted.
 
     Returns:
         One colour, opacity and depth per ray.
     """
-    packed = march(rays, occupancy, settings.step, jitter, None if capacity is None else capacity.marched)
-    marched, taken = packed.ray_offsets[-1], packed.rays_taken[0]
-    if settings.min_weight > 0 or capacity is not None:
-        packed = select(field, packed, settings, None if capacity is None else capacity.visible)
-        taken = torch.minimum(taken, packed.rays_taken[0])
+    packed, marched = visible_samples(field, rays, occupancy, settings, jitter, capacity)
     samples = RaySamples(*packed[:5])
     density, rgb = field.sample(samples, rays.directions)
     composite = ops.composite(
-        density, rgb, samples.t, samples.dt, samples.ray_offsets, min_transmittance=settings.min_transmittance
+        density,
+        rgb,
+        samples.t,
+        samples.dt,
+        samples.ray_offsets,
+        min_transmittance=settings.min_transmittance,
+        distortion=distortion,
     )
     return Rendering(
-        composite.rgb, composite.opacity, composite.depth, samples, density, composite.weights, rgb, marched, taken
+        composite.rgb,
+        composite.opacity,
+        composite.depth,
+        samples,
+        density,
+        composite.weights,
+        rgb,
+        marched,
+        packed.rays_taken[0],
+        composite.distortion,
     )
 
 
