@@ -108,6 +108,24 @@ def test_image_rays_go_row_by_row(device):
     torch.testing.assert_close(rays.far[at : at + 1], single.far)
 
 
+@pytest.mark.parametrize("factor", [1, 3])
+def test_enlarged_images_show_the_same_in_more_pixels(device, factor):
+    cameras = make_cameras(device=device)
+    large = cameras.enlarged(factor)
+    assert (large.width, large.height) == (64 * factor, 48 * factor)
+    camera_index = torch.randint(len(cameras), (200,), device=device)
+    pixels = torch.rand(200, 2, device=device) * torch.tensor([64.0, 48.0], device=device)
+    rays = cameras.rays(camera_index, pixels, AABB.to(device))
+    found, _ = project(large, camera_index, rays.origins + 2 * rays.directions)
+    torch.testing.assert_close(found, factor * pixels.double().cpu(), rtol=0, atol=1e-3 * factor)
+
+
+@pytest.mark.parametrize("factor", [0, 1.5])
+def test_images_are_enlarged_by_whole_factors(factor):
+    with pytest.raises(ValueError, match=f"factor is {factor}: expected an int of at least 1"):
+        make_cameras().enlarged(factor)
+
+
 def test_no_rays(device):
     cameras = make_cameras(device=device)
     rays = cameras.rays(

@@ -64,6 +64,16 @@ class Cameras:
         """Return the same cameras on `device`."""
         return Cameras(self.c2w.to(device), self.intrinsics.to(device), self.width, self.height)
 
+    def enlarged(self, factor: int) -> Cameras:
+        """Return the same views in `factor` times as many pixels along each side.
+
+        Raises:
+            ValueError: `factor` is not an int of at least 1.
+        """
+        if not isinstance(factor, int) or factor < 1:
+            raise ValueError(f"factor is {factor!r}: expected an int of at least 1")
+        return Cameras(self.c2w, self.intrinsics * factor, self.width * factor, self.height * factor)
+
     def rays(self, camera_index: Tensor, pixels: Tensor, aabb: Tensor) -> Rays:
         """Cast one ray through each given image point.
 

@@ -1,0 +1,257 @@
+"""One image after another of a field that stays as it is: for evaluation, previews, videos and viewers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from voxelfield import ops
+from voxelfield.cameras import Cameras
+from voxelfield.decoders import DensityActivation, ExponentialDensity, NetworkDecoder, SHDecoder
+from voxelfield.fields import RadianceField
+from voxelfield.grids import VoxelGrid
+from voxelfield.occupancy import OccupancyGrid
+from voxelfield.ops._checks import check_dtype, check_same_device, check_tensor
+from voxelfield.ops._pyramid_field import LEVEL_CHANNELS, MAX_GEOMETRY, MAX_LEVELS, MAX_NUMBERS
+from voxelfield.ops.render_pyramid import MAX_COLOR_LAYERS
+from voxelfield.pyramid import VoxelPyramid
+from voxelfield.rendering import RenderSettings, View, render_view
+
+__all__ = ["FieldRenderer", "Way", "display_way"]
+
+Way = Literal["render_pyramid_image", "render_grid_image", "render_view"]
+"""The function that draws an image."""
+
+_Draw = Callable[[Cameras, int], View]
+
+_DTYPES = (torch.float32, torch.float16)
+
+
+def display_way(field: RadianceField) -> Way:
+    """Tells which function renders images of a field; decided by the kind of field alone, the same on every device.
+
+    - :func:`voxelfield.ops.render_pyramid_image`: a :class:`VoxelPyramid` of 4 channels a level side by side, at most 8
+      levels on, read by a :class:`NetworkDecoder` of 16 geometry numbers and one to three hidden layers of colour, with
+      :class:`ExponentialDensity`.
+    - :func:`voxelfield.ops.render_grid_image`: a :class:`VoxelGrid`, or a :class:`VoxelPyramid` that is a sum, read by
+      an :class:`SHDecoder`. A sum is collapsed into one grid (:meth:`VoxelPyramid.collapse`), exact at its vertices.
+    - :func:`voxelfield.rendering.render_view`: every other field. Among them are those of the kinds above that are
+      neither float32 nor float16, whose padding is not "border", that are too large (a level of 2^31 numbers, a grid of
+      2^31 - 1 vertices), or that are of a subclass, which may compute something else.
+
+    Args:
+        field: The field.
+    """
+    grid, decoder = field.grid, field.decoder
+    plain = type(field) is RadianceField and all(parameter.dtype in _DTYPES for parameter in field.parameters())
+    if plain and type(grid) is VoxelPyramid and type(decoder) is NetworkDecoder:
+        fits = (
+            grid.reduce == "concat"
+            and all(level.padding == "border" and level.channels == LEVEL_CHANNELS for level in grid.grids)
+            and all(level.numel() < MAX_NUMBERS for level in grid.levels)
+            and grid.active <= MAX_LEVELS
+            and type(decoder.activation) is ExponentialDensity
+            and decoder.density_network[-1].shape[0] == MAX_GEOMETRY
+            and len(decoder.color_network) <= MAX_COLOR_LAYERS
+        )
+        return "render_pyramid_image" if fits else "render_view"
+    if plain and type(decoder) is SHDecoder and (type(grid) is VoxelGrid or _is_sum(grid)):
+        finest = grid.grids[grid.active - 1] if isinstance(grid, VoxelPyramid) else grid
+        fits = (
+            finest.padding == "border"
+            and finest.features[..., 0].numel() < 2**31 - 1
+            and type(decoder.activation) is DensityActivation
+        )
+        return "render_grid_image" if fits else "render_view"
+    return "render_view"
+
+
+class FieldRenderer:
+    """Renders images of a field by the fastest way that its kind allows, see :func:`display_way`.
+
+    What rendering needs beside the field is made once, here: on CUDA float16 copies of grids and networks (what
+    training in 16 bits reads anyway; those of :meth:`VoxelPyramid.fuse` are shared), elsewhere float32; spherical
+    harmonics in the layout of :class:`voxelfield.ops.ShDisplayGrid`; and how far empty cells are from occupied ones. So
+    field and occupancy must stay as they are while a renderer is in use: after a change, make another.
+
+    Args:
+        field: The field.
+        occupancy: Where to sample, on the field's device.
+        settings: How to sample.
+        background: (3,) float32 colour behind the scene, on the field's device.
+        supersampling: Side of the square of rays that a pixel is the average of: its colour and opacity, and its depth
+            weighted by opacity.
+        chunk: Rays at once, to bound memory. Only for the way ``render_view``.
+        precision: Of the decoder, by autocast. Only for the way ``render_view``.
+        way: ``render_view``, which every field allows, to compare with it; None for the fastest.
+
+    Attributes:
+        way: Which function draws the images.
+
+    Raises:
+        TypeError: ``background`` is not a float32 tensor.
+        ValueError: ``background`` has another shape, something is on another device than the field, or a number is
+            below 1; or the field's kind does not allow ``way``.
+
+    Example:
+        >>> renderer = FieldRenderer(field, occupancy, RenderSettings(step=0.01), torch.ones(3))
+        >>> renderer.way
+        'render_grid_image'
+        >>> renderer.view(cameras, 0).rgb.shape
+        torch.Size([800, 800, 3])
+    """
+
+    way: Way
+
+    def __init__(
+        self,
+        field: RadianceField,
+        occupancy: OccupancyGrid,
+        settings: RenderSettings,
+        background: Tensor,
+        *,
+        supersampling: int = 1,
+        chunk: int = 1 << 16,
+        precision: torch.dtype = torch.float32,
+        way: Way | None = None,
+    ) -> None:
+        check_tensor("background", background, (3,))
+        check_dtype("background", background, (torch.float32,))
+        check_same_device("background", background, "field", field.grid.aabb)
+        check_same_device("occupancy", occupancy.aabb, "field", field.grid.aabb)
+        for name, number in (("supersampling", supersampling), ("chunk", chunk)):
+            if not isinstance(number, int) or number < 1:
+                raise ValueError(f"{name} must be an int of at least 1, got {number!r}")
+        fastest = display_way(field)
+        if way not in (None, fastest, "render_view"):
+            raise ValueError(f"way must be {fastest} or render_view for this field, or None, got {way!r}")
+        self.way = fastest if way is None else way
+        self._device = background.device
+        self._supersampling = supersampling
+        self._draw: _Draw
+        if self.way == "render_pyramid_image":
+            self._draw = _pyramid_images(field, occupancy, settings, background)
+        elif self.way == "render_grid_image":
+            self._draw = _grid_images(field, occupancy, settings, background)
+        else:
+            self._draw = _views(field, occupancy, settings, background, chunk, precision)
+
+    @torch.no_grad()
+    def view(self, cameras: Cameras, index: int) -> View:
+        """Renders one camera's whole image, rays included.
+
+        Args:
+            cameras: Cameras. On the field's device nothing waits for the device, but for the way ``render_view``, which
+                has to learn how many samples there are.
+            index: Which of them.
+
+        Returns:
+            The image, on the field's device.
+
+        Raises:
+            IndexError: There is no such camera.
+        """
+        if not 0 <= index < len(cameras):
+            raise IndexError(f"index must lie in [0, {len(cameras)}), got {index}")
+        cameras = cameras.to(self._device)
+        if self._supersampling == 1:
+            return self._draw(cameras, index)
+        return _averaged(self._draw(cameras[index : index + 1].enlarged(self._supersampling), 0), self._supersampling)
+
+
+def _pyramid_images(
+    field: RadianceField, occupancy: OccupancyGrid, settings: RenderSettings, background: Tensor
+) -> _Draw:
+    pyramid, decoder = field.grid, field.decoder
+    assert isinstance(pyramid, VoxelPyramid)
+    assert isinstance(decoder, NetworkDecoder)
+    assert isinstance(decoder.activation, ExponentialDensity)
+    dtype = _stored_dtype(background.device)
+    levels = pyramid.active_levels(dtype)
+    first, last = decoder.density_network
+    # Levels that are off read zero: as if their columns were not there.
+    weights = [first[:, : LEVEL_CHANNELS * len(levels)], last]
+    return _one_kernel(
+        partial(
+            ops.render_pyramid_image,
+            background=background,
+            occupied=ops.occupancy_clearance(occupancy.occupied),
+            aabb_occupancy=occupancy.aabb,
+            levels=levels,
+            aabb=pyramid.aabb,
+            density_weights=[weight.detach().to(dtype).contiguous() for weight in weights],
+            color_weights=[weight.detach().to(dtype) for weight in decoder.color_network],
+            density_initial=decoder.activation.initial,
+            view_degree=decoder.view_degree,
+            step=settings.step,
+            min_transmittance=settings.min_transmittance,
+            min_weight=settings.min_weight,
+        )
+    )
+
+
+def _grid_images(field: RadianceField, occupancy: OccupancyGrid, settings: RenderSettings, background: Tensor) -> _Draw:
+    grid, decoder = field.grid, field.decoder
+    assert isinstance(decoder, SHDecoder)
+    assert isinstance(decoder.activation, DensityActivation)
+    dtype = _stored_dtype(background.device)
+    features = grid.collapse(dtype) if isinstance(grid, VoxelPyramid) else grid.features
+    return _one_kernel(
+        partial(
+            ops.render_grid_image,
+            background=background,
+            occupied=ops.occupancy_clearance(occupancy.occupied),
+            aabb_occupancy=occupancy.aabb,
+            field=ops.ShDisplayGrid.pack(features, grid.aabb, decoder.degree, dtype),
+            density_scale=decoder.activation.scale,
+            density_shift=decoder.activation.shift,
+            step=settings.step,
+            min_transmittance=settings.min_transmittance,
+            min_weight=settings.min_weight,
+        )
+    )
+
+
+def _is_sum(grid: VoxelGrid | VoxelPyramid) -> bool:
+    return type(grid) is VoxelPyramid and grid.reduce == "sum"
+
+
+def _views(
+    field: RadianceField,
+    occupancy: OccupancyGrid,
+    settings: RenderSettings,
+    background: Tensor,
+    chunk: int,
+    precision: torch.dtype,
+) -> _Draw:
+    def draw(cameras: Cameras, index: int) -> View:
+        narrow = precision != torch.float32
+        with torch.autocast(background.device.type, precision if narrow else None, narrow, cache_enabled=False):
+            return render_view(field, cameras, index, occupancy, settings, background, chunk)
+
+    return draw
+
+
+def _one_kernel(render: Callable[[Tensor, Tensor, int, int], ops.RenderedImage]) -> _Draw:
+    def draw(cameras: Cameras, index: int) -> View:
+        return View(*render(cameras.c2w[index], cameras.intrinsics[index], cameras.width, cameras.height))
+
+    return draw
+
+
+def _stored_dtype(device: torch.device) -> torch.dtype:
+    return torch.float16 if device.type == "cuda" else torch.float32
+
+
+def _averaged(view: View, side: int) -> View:
+    """Averages squares of pixels."""
+
+    def mean(image: Tensor) -> Tensor:
+        return image.unflatten(0, (-1, side)).unflatten(2, (-1, side)).mean(dim=(1, 3))
+
+    opacity = mean(view.opacity)
+    return View(mean(view.rgb), opacity, mean(view.depth * view.opacity) / opacity.clamp(min=1e-6))
