@@ -47,6 +47,20 @@ def test_the_ray_of_a_pixel_goes_through_its_centre(split, device):
     torch.testing.assert_close(cy - fy * y / -z, row + 0.5, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("side", [2, 3])
+def test_the_rays_of_a_pixel_are_spread_evenly_over_it(split, device, side):
+    rays, rgba = PixelSampler(split, device, side).draw(50, BOX.to(device))
+    assert len(rays) == 50 * side**2
+    assert rgba.shape == (50, 4)
+    camera, row, column, _ = decoded(rgba).unbind(-1)
+    within = (torch.arange(side) + 0.5) / side
+    down, right = torch.meshgrid(within, within, indexing="ij")
+    points = torch.stack((column[:, None] + right.flatten(), row[:, None] + down.flatten()), dim=-1)
+    expected = split.cameras.rays(camera.repeat_interleave(side**2), points.flatten(0, 1), BOX)
+    torch.testing.assert_close(rays.origins.cpu(), expected.origins)
+    torch.testing.assert_close(rays.directions.cpu(), expected.directions, atol=1e-5, rtol=0)
+
+
 def test_values_are_the_bytes_over_255(split, device):
     _, rgba = PixelSampler(split, device).draw(100, BOX.to(device))
     assert rgba.dtype == torch.float32

@@ -52,7 +52,7 @@ def test_the_configuration_for_a_machine_without_gpu_differs_in_trainer_and_mode
 
 @pytest.mark.parametrize("name", ["train", "train_cpu"])
 def test_a_model_brings_its_optimizers_settings(name):
-    for model, rate in (("pyramid", 0.02), ("mlp", 0.2), ("sh", 0.2)):
+    for model, rate in (("pyramid", 0.02), ("mlp", 0.2), ("sh", 0.1)):
         assert composed(f"model={model}", name=name).optimizer.grid_lr == rate
         assert composed(f"model={model}", "optimizer.grid_lr=7", name=name).optimizer.grid_lr == 7
 
@@ -139,6 +139,7 @@ def test_unknown_missing_and_mistyped_keys_are_named(override, key):
         ("trainer.occupancy.every=0", ["trainer.occupancy.every"]),
         ("trainer.loss.tv_every=0", ["trainer.loss.tv_every"]),
         ("trainer.evaluation.views=0", ["trainer.evaluation.views"]),
+        ("trainer.evaluation.supersampling=0", ["trainer.evaluation.supersampling", "at least 1", "0"]),
         ("trainer.preview_views=0", ["trainer.preview_views"]),
         ("optimizer.final_lr=0", ["optimizer.final_lr", "positive", "0.0"]),
         ("optimizer.grid_lr=-1", ["optimizer.grid_lr", "positive", "-1.0"]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -33,6 +34,7 @@ def make_rendering(
         ray_offsets=torch.searchsorted(index, torch.arange(rays + 1, device=device)),
     )
     return Rendering(
+        distortion=torch.arange(1.0, rays + 1, device=device).requires_grad_(),
         rgb=torch.zeros(rays, 3, device=device),
         opacity=torch.tensor(opacity, device=device, requires_grad=True),
         depth=torch.zeros(rays, device=device),
@@ -48,6 +50,7 @@ def make_rendering(
 def make_config(**values) -> LossConfig:
     nothing = {
         "sample_rgb": 0.0,
+        "distortion": 0.0,
         "opacity_entropy": 0.0,
         "sparsity": 0.0,
         "tv_density": 0.0,
@@ -137,20 +140,40 @@ def test_terms_without_samples_are_zero_and_differentiable(device):
 def test_terms_carry_their_weights_and_absent_ones_are_left_out():
     rendering, prediction, truth = make_rendering(), torch.full((3, 3), 0.5), torch.ones(3, 3)
     assert set(losses.rendering_terms(make_config(), rendering, prediction, truth)) == {"photometric"}
-    config = make_config(sample_rgb=2.0, opacity_entropy=3.0, sparsity=4.0)
+    config = make_config(sample_rgb=2.0, distortion=5.0, opacity_entropy=3.0, sparsity=4.0)
     terms = losses.rendering_terms(config, rendering, prediction, truth)
     expected = {
         "photometric": 0.25,
         "sample_rgb": 2 * losses.sample_rgb(rendering, truth).item(),
+        "distortion": 5 * 2.0,
         "opacity_entropy": 3 * losses.opacity_entropy(rendering.opacity).item(),
         "sparsity": 4 * losses.sparsity(rendering.density, 3).item(),
     }
     assert {name: value.item() for name, value in terms.items()} == pytest.approx(expected)
 
 
+def test_a_pixel_of_several_rays_is_their_mean():
+    """Two pixels of two rays each; of the second pixel one ray had no room."""
+    rendering = make_rendering(
+        ray_index=(0, 1, 2), weights=(0.5, 0.25, 1.0), sample_rgb=((1.0, 0.0, 0.0),) * 3, opacity=(0.0,) * 4, taken=3
+    )
+    prediction = torch.tensor([[0.0] * 3, [1.0] * 3, [5.0] * 3, [5.0] * 3])
+    truth = torch.tensor([[0.25] * 3, [0.0] * 3])
+    terms = losses.rendering_terms(make_config(sample_rgb=1.0), rendering, prediction, truth)
+    assert terms["photometric"].item() == pytest.approx((0.5 - 0.25) ** 2)
+    first, second = 0.75**2 + 2 * 0.25**2, 1.0
+    assert terms["sample_rgb"].item() == pytest.approx((0.75 * first + second) / 3)
+
+
+def test_distortion_must_have_been_rendered():
+    rendering = dataclasses.replace(make_rendering(), distortion=None)
+    with pytest.raises(ValueError, match=r"config\.distortion"):
+        losses.rendering_terms(make_config(distortion=1.0), rendering, torch.zeros(3, 3), torch.zeros(3, 3))
+
+
 def test_rays_without_room_count_for_nothing(device):
     """Two of three rays were taken, and one row of the samples' room is not used."""
-    settings = {"sample_rgb": 1.0, "opacity_entropy": 1.0, "sparsity": 1.0}
+    settings = {"sample_rgb": 1.0, "distortion": 1.0, "opacity_entropy": 1.0, "sparsity": 1.0}
     rendering = make_rendering(ray_index=(0, 1, 2), weights=(0.5, 0.25, 0.0), taken=2, device=device)
     rendering.samples.ray_offsets[3:] = 2
     truth = torch.rand(3, 3, device=device)
@@ -217,5 +240,5 @@ def test_total_variation_can_be_switched_off():
 def test_total_variation_is_refused_for_a_pyramid():
     pyramid = VoxelPyramid((2, 4), 3, ((0, 0, 0), (1, 1, 1)))
     assert losses.grid_terms(make_config(), pyramid, 0) == {}
-    with pytest.raises(ValueError, match=r"trainer\.loss\.tv_density and tv_color are for model=sh and mlp"):
+    with pytest.raises(ValueError, match=r"trainer\.loss\.tv_density and tv_color are for model=mlp, got a pyramid"):
         losses.grid_terms(make_config(tv_color=1.0), pyramid, 0)

@@ -101,6 +101,7 @@ def test_metrics_hold_what_is_promised(finished):
     assert metrics["views"] == 2
     assert metrics["device"] == "cpu"
     assert metrics["scene"] == "lego"
+    assert metrics["drawn_by"] == "render_view"
     assert 0 < metrics["train_seconds"] < 300
     assert 5 < metrics["psnr"] < 40
     assert 0 < metrics["ssim"] < 1
@@ -237,6 +238,7 @@ def test_a_pyramid_is_trained_and_resumed(tmp_path):
     metrics = read_metrics(tmp_path / "whole")
     assert metrics["steps"] == 60
     assert metrics["psnr"] > 10
+    assert metrics["drawn_by"] == "render_pyramid_image"
     state = load_checkpoint(tmp_path / "whole")
     assert [value.shape[-1] for name, value in state["field"].items() if name.endswith("features")] == [4, 4, 4]
     assert state["config"]["optimizer"]["grid_lr"] == 0.02
@@ -312,8 +314,9 @@ def test_a_sweep_makes_a_run_directory_for_each_choice(tmp_path):
         assert not list(run.rglob("events.out.*")), "logger=none"
         assert not (run / "orbit.mp4").exists(), "video_frames=0"
     # density and 3 * (degree + 1)**2 coefficients, against density and 11 features
-    channels = [load_checkpoint(run)["field"]["grid.features"].shape[-1] for run in runs]
-    assert channels == [12, 28]
+    fields = [load_checkpoint(run)["field"] for run in runs]
+    grids = [[value for name, value in field.items() if name.endswith("features")] for field in fields]
+    assert [{grid.shape[-1] for grid in levels} for levels in grids] == [{12}, {28}]
 
 
 # ------------------------------------------------------------------------------------------------------- mistakes
@@ -397,5 +400,6 @@ def test_a_run_on_a_gpu(tmp_path):
     assert re.search(r"training needs about \d+\.\d\d GiB \(parameters .*\) of GPU memory", result.stdout)
     metrics = read_metrics(tmp_path)
     assert metrics["device"] == torch.cuda.get_device_name(0)
+    assert metrics["drawn_by"] == "render_pyramid_image"
     assert metrics["peak_gpu_gib"] > 0
     assert metrics["psnr"] > 5

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.scene import Scene, Split
+from voxelfield.rendering import render_view
 from voxelfield.training import graph, optimizer
 from voxelfield.training.checkpoint import load_checkpoint
 from voxelfield.training.config import OptimizerConfig, TrainerConfig, parse
@@ -41,9 +42,12 @@ TINY = (
 )
 # On CUDA its networks run in 16 bits whatever the precision: their gradients must not underflow.
 PYRAMID = ("model=pyramid", "model.resolutions=[4,8,12]", "model.width=16", "trainer.loss_scale=4096")
-# Total variation in every step; of grids that are no pyramid.
+# Each level has its vertices among those of the next.
+SUM = ("model=sh", "model.resolutions=[3,5,9]")
+MLP = ("model=mlp",)
+# Total variation in every step; of a single grid.
 VARIATION = tuple(f"trainer.loss.{s}" for s in ("tv_density=1e-3", "tv_color=1e-3", "tv_every=1", "tv_until=8"))
-MODELS = pytest.mark.parametrize("model", [("model=mlp",), ("model=sh",), PYRAMID], ids=["mlp", "sh", "pyramid"])
+MODELS = pytest.mark.parametrize("model", [MLP, SUM, PYRAMID], ids=["mlp", "sh", "pyramid"])
 
 
 class Recorder(NullLogger):
@@ -137,6 +141,16 @@ def test_the_error_falls(make_trainer, device, model):
 
 
 @MODELS
+def test_pixels_that_are_means_of_rays_are_learned(make_trainer, device, model):
+    options = ("trainer.supersampling=2", "trainer.steps=80", "trainer.occupancy.start=30")
+    trainer = make_trainer(*model, *options, device=device)
+    assert trainer.fit()
+    losses = [value for _, value in trainer.log.series("loss/photometric")]
+    assert fmean(losses[-10:]) < 0.5 * fmean(losses[:10])
+    assert all(rays % 4 == 0 for _, rays in trainer.log.series("train/rays_per_step")) or device.type == "cuda"
+
+
+@MODELS
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_lower_precision_learns_and_leaves_parameters_in_float32(make_trainer, device, precision, model):
     options = ("trainer.steps=4", "trainer.samples=1024", f"trainer.precision={precision}")
@@ -155,7 +169,7 @@ def test_the_scale_of_the_loss_does_not_matter(make_trainer, model):
     for scale in (1, 4096):
         # Adam's floor is the one thing that does not scale along.
         options = (f"trainer.loss_scale={scale}", f"optimizer.eps={1e-10 * scale}")
-        trainer = make_trainer(*model, *(() if model == PYRAMID else VARIATION), *options)
+        trainer = make_trainer(*model, *(VARIATION if model == MLP else ()), *options)
         trainer.fit()
         fields.append(trainer.field)
     for one, other in zip(*(field.parameters() for field in fields), strict=True):
@@ -278,9 +292,9 @@ def test_a_graph_follows_occupancy(make_trainer):
     trainer = make_trainer(*ON_CUDA, "trainer.samples=65536", "trainer.steps=12", device="cuda")
     trainer.log.watch = watch
     trainer.fit()
-    marched = [value for _, value in trainer.log.series("train/marched_per_ray")]
-    assert min(marched[:8]) > 0
-    assert 0 < max(marched[8:]) < 0.3 * min(marched[:8])
+    samples = [value for _, value in trainer.log.series("train/samples_per_ray")]
+    assert min(samples[:8]) > 0
+    assert 0 < max(samples[8:]) < 0.3 * min(samples[:8])
 
 
 @pytest.mark.cuda
@@ -458,7 +472,7 @@ def test_resuming_changes_nothing(make_trainer, monkeypatch, stop, model, listed
     """Bit for bit; step 3 is where a stage starts, so it must be entered after the restart and only once."""
     if listed:  # as grids of practical size are
         monkeypatch.setattr(optimizer, "_WORTH_LISTING", 1)
-    options = (*SCHEDULE, *model, *(() if model == PYRAMID else VARIATION))
+    options = (*SCHEDULE, *model, *(VARIATION if model == MLP else ()))
     whole = make_trainer(*options, folder="whole")
     assert whole.fit()
 
@@ -577,7 +591,7 @@ def test_an_empty_field_is_an_error(make_trainer, device):
         trainer.fit()
 
 
-@pytest.mark.parametrize("model", [("model=mlp",), PYRAMID], ids=["mlp", "pyramid"])
+@pytest.mark.parametrize("model", [MLP, PYRAMID], ids=["mlp", "pyramid"])
 def test_an_empty_field_cannot_be_cropped(make_trainer, model):
     stages = "trainer.stages=[{step: 0, resolution: 12}, {step: 4, resolution: 12, crop: true}]"
     trainer = make_trainer(*model, stages, "trainer.occupancy.start=1", "trainer.log_every=9")
@@ -643,7 +657,7 @@ def test_a_view_is_rendered_over_the_evaluation_background(make_trainer, scene, 
         trainer = make_trainer(f"trainer.evaluation_background={kind}", device=device)
         with torch.no_grad():
             trainer.field.grid.features[..., 0] = -30.0
-        view = trainer.render_view(scene.test.cameras, 1)
+        view = trainer.renderer().view(scene.test.cameras, 1)
         assert view.rgb.shape == (25, 25, 3)
         assert not view.rgb.requires_grad
         torch.testing.assert_close(view.rgb, torch.full_like(view.rgb, value), atol=1e-3, rtol=0)
@@ -655,6 +669,40 @@ def test_a_view_does_not_depend_on_the_chunk(make_trainer, scene):
     views = []
     for chunk in (7, 10**6):
         trainer.config.chunk = chunk
-        views.append(trainer.render_view(scene.test.cameras, 0).rgb)
+        views.append(trainer.renderer().view(scene.test.cameras, 0).rgb)
     torch.testing.assert_close(views[0], views[1], atol=1e-5, rtol=0)
     assert views[0].std() > 0.01
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+@pytest.mark.parametrize(
+    ("model", "way"),
+    [(MLP, "render_view"), (SUM, "render_grid_image"), (PYRAMID, "render_pyramid_image")],
+    ids=["mlp", "sh", "pyramid"],
+)
+def test_views_are_those_of_the_field_as_training_reads_it(make_trainer, scene, device, precision, model, way):
+    # In the middle of a schedule too, where a pyramid's finest level is off.
+    stages = "trainer.stages=[{step: 0, resolution: 8}, {step: 12, resolution: 12}]"
+    trainer = make_trainer(*model, stages, f"trainer.precision={precision}", "trainer.steps=10", device=device)
+    trainer.fit()
+    renderer = trainer.renderer()
+    assert renderer.way == way
+    view = renderer.view(scene.test.cameras, 1)
+    with trainer._step.autocast():
+        cameras = scene.test.cameras.to(device)
+        settings = (trainer.occupancy, trainer.settings, trainer.background, 10**6)
+        expected = render_view(trainer.field, cameras, 1, *settings)
+    assert expected.rgb.std() > 0.01
+    off = (view.rgb - expected.rgb).abs()
+    assert off.mean() < 1e-3
+    assert (off.amax(-1) > 1e-2).double().mean() < 0.02
+
+
+def test_supersampling_is_as_configured(make_trainer, scene, device):
+    trainer = make_trainer(*SUM, device=device)
+    trainer.fit()
+    views = []
+    for trainer.config.evaluation.supersampling in (1, 2):
+        views.append(trainer.renderer().view(scene.test.cameras, 0).rgb)
+    assert views[0].shape == views[1].shape
+    assert 1e-4 < (views[0] - views[1]).abs().mean() < 0.1

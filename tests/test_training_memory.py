@@ -57,9 +57,16 @@ def test_parts_of_a_pyramid():
 
 def test_a_single_grid_counts_at_its_last_resolution():
     stages = "trainer.stages=[{step: 0, resolution: 8}, {step: 5, resolution: 20}]"
-    estimate = estimated("model=sh", "model.degree=1", stages)
-    assert estimate.parameters == 4 * 20**3 * 13
+    estimate = estimated("model=mlp", "model.features=5", stages)
+    assert estimate.parameters == 4 * 20**3 * 6
     assert estimate.copies == 0, "float32 is read in place"
+
+
+def test_levels_that_are_added_up_need_all_their_memory_but_samples_of_one_level():
+    one, two = (estimated("model=sh", "model.degree=1", f"model.resolutions={levels}") for levels in ("[8]", "[8,12]"))
+    assert one.parameters == 4 * 8**3 * 13
+    assert two.parameters == 4 * (8**3 + 12**3) * 13
+    assert two.samples == one.samples
 
 
 @pytest.mark.parametrize("name", ["samples", "marched"])

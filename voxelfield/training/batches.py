@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from torch import Tensor
 
+from voxelfield import ops
 from voxelfield.datasets.scene import Split
 from voxelfield.rays import Rays
 
@@ -15,29 +18,39 @@ class PixelSampler:
     Args:
         split: Training images and cameras.
         device: Where to keep them, and where batches appear.
+        side: Of the square of rays through each pixel, spread evenly over it; 1 is its centre.
     """
 
-    def __init__(self, split: Split, device: torch.device) -> None:
-        self._pixels = split.images.to(device).reshape(-1, 4)
+    def __init__(self, split: Split, device: torch.device, side: int = 1) -> None:
+        self._images = split.images.to(device).contiguous()
         self._cameras = split.cameras.to(device)
+        self._count = self._images[..., 0].numel()
+        self._side = side
+        within = [(place + 0.5) / side - 0.5 for place in range(side)]
+        # A ray beside a pixel's centre is the one through its centre where the principal point lies the other way.
+        self._lenses = [
+            (split.cameras.intrinsics - torch.tensor([0.0, 0.0, right, down])).to(device)
+            for down, right in itertools.product(within, within)
+        ]
 
     def draw(self, count: int, aabb: Tensor) -> tuple[Rays, Tensor]:
         """Draws pixels from torch's global generator.
 
         Args:
-            count: Number of pixels R.
+            count: Number of pixels P.
             aabb: (2, 3) box that bounds the rays, world units.
 
         Returns:
-            R rays and their (R, 4) RGBA, float32 in [0, 1], straight alpha.
+            P * side**2 rays, those of a pixel together, and the pixels' (P, 4) RGBA, float32 in [0, 1], straight alpha.
         """
-        device = self._pixels.device
-        width, height = self._cameras.width, self._cameras.height
-        index = torch.randint(self._pixels.shape[0], (count,), device=device)
-        in_image = index % (width * height)
-        centres = torch.stack((in_image % width, in_image // width), dim=-1) + 0.5
-        rays = self._cameras.rays(index // (width * height), centres, aabb)
-        return rays, self._pixels[index].float() / 255
+        index = torch.randint(self._count, (count,), device=self._images.device)
+        through = [ops.pixel_rays(self._images, index, self._cameras.c2w, lens, aabb) for lens in self._lenses]
+        if self._side == 1:
+            return Rays(*through[0][:4]), through[0].rgba
+        origins, directions, near, far, _ = (
+            torch.stack(parts, dim=1).flatten(0, 1) for parts in zip(*through, strict=True)
+        )
+        return Rays(origins, directions, near, far), through[0].rgba
 
 
 def background_for(kind: str, rays: int, device: torch.device) -> Tensor:

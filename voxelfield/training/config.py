@@ -62,6 +62,7 @@ class LossConfig:
 
     Attributes:
         sample_rgb: Colour error of single samples.
+        distortion: How far apart along its ray the matter lies that a pixel shows, world units.
         opacity_entropy: Undecided pixels.
         sparsity: Density of samples.
         tv_density: Total variation of the raw density.
@@ -71,6 +72,7 @@ class LossConfig:
     """
 
     sample_rgb: float = MISSING
+    distortion: float = MISSING
     opacity_entropy: float = MISSING
     sparsity: float = MISSING
     tv_density: float = MISSING
@@ -85,11 +87,13 @@ class EvaluationConfig:
 
     Attributes:
         views: Number of test views, evenly spread over the split; null means all.
+        supersampling: Side of the square of rays that each pixel is the average of; in previews and the video too.
         save_images: Write each rendered view as PNG.
         video_frames: Frames of the orbit video; 0 writes none.
     """
 
     views: int | None = None
+    supersampling: int = 1
     save_images: bool = True
     video_frames: int = 0
 
@@ -104,11 +108,12 @@ class TrainerConfig:
         background: What transparent pixels are trained against: ``random`` (per ray), ``white`` or ``black``.
         evaluation_background: What test views are composited over.
         max_rays: Rays per step at most.
+        supersampling: Side of the square of rays that a training pixel is the mean of; 1 is its centre.
         samples: Visible ray samples per step: on CUDA as many rays count as fit whole, on the CPU the number of rays
             follows.
         marched: Samples per step, visible or not, that there is memory for (CUDA only).
         chunk: Rays rendered at once when no gradient is needed.
-        precision: ``float32``, ``bfloat16`` or ``float16`` for the decoder of a single grid (a pyramid's networks are
+        precision: ``float32``, ``bfloat16`` or ``float16`` for decoders other than a :class:`NetworkDecoder` (which is
             float16 on CUDA, float32 on the CPU); on CUDA a 16-bit one makes grids be read from float16 copies.
         loss_scale: Factor on gradients, so that they do not underflow in float16; Adam does not notice it.
         stages: Coarse-to-fine schedule; the first stage starts at step 0.
@@ -123,6 +128,7 @@ class TrainerConfig:
     background: str = MISSING
     evaluation_background: str = MISSING
     max_rays: int = MISSING
+    supersampling: int = MISSING
     samples: int = MISSING
     marched: int = MISSING
     chunk: int = MISSING
@@ -142,10 +148,10 @@ class TrainerConfig:
         _choice("trainer.background", self.background, ("random", "white", "black"))
         _choice("trainer.evaluation_background", self.evaluation_background, ("white", "black"))
         _choice("trainer.precision", self.precision, ("float32", "bfloat16", "float16"))
-        counts = {
-            name: getattr(self, name) for name in ("steps", "max_rays", "samples", "marched", "chunk", "log_every")
-        }
+        positive = ("steps", "max_rays", "supersampling", "samples", "marched", "chunk", "log_every")
+        counts = {name: getattr(self, name) for name in positive}
         counts |= {"occupancy.every": self.occupancy.every, "loss.tv_every": self.loss.tv_every}
+        counts["evaluation.supersampling"] = self.evaluation.supersampling
         if self.preview_every > 0:
             counts["preview_views"] = self.preview_views
         if self.evaluation.views is not None:

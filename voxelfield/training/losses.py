@@ -28,11 +28,13 @@ def sample_rgb(rendering: Rendering, truth: Tensor) -> Tensor:
     The "per-point rgb loss" of DirectVoxGO (Sun et al. 2022).
 
     Args:
-        rendering: The rendered rays.
-        truth: (R, 3) colours of the rays; composited over the background like the rendering.
+        rendering: The rendered rays, those of a pixel together.
+        truth: (P, 3) colours of the pixels; composited over the background like the rendering.
     """
-    error = (rendering.sample_rgb - truth[rendering.samples.ray_index]).square().sum(-1)
-    return (rendering.weights.detach() * error).sum() / _rays(truth.shape[0], rendering.taken)
+    rays = rendering.opacity.shape[0]
+    pixel = rendering.samples.ray_index // (rays // truth.shape[0])
+    error = (rendering.sample_rgb - truth[pixel]).square().sum(-1)
+    return (rendering.weights.detach() * error).sum() / _rays(rays, rendering.taken)
 
 
 def opacity_entropy(opacity: Tensor, taken: Tensor | None = None) -> Tensor:
@@ -52,18 +54,32 @@ def sparsity(density: Tensor, rays: int | Tensor) -> Tensor:
 
 
 def rendering_terms(config: LossConfig, rendering: Rendering, prediction: Tensor, truth: Tensor) -> dict[str, Tensor]:
-    """Returns the weighted terms that rendered rays give rise to; terms of weight zero are left out."""
-    taken = rendering.taken
-    terms = {"photometric": photometric(prediction, truth, taken)}
+    """Returns the weighted terms that rendered rays give rise to; terms of weight zero are left out.
+
+    Args:
+        config: The terms' weights.
+        rendering: R rays, those of a pixel together.
+        prediction: (R, 3) their colours over the background; a pixel's is their mean.
+        truth: (P, 3) the pixels' colours over the background, R a multiple of P.
+    """
+    taken, rays = rendering.taken, prediction.shape[0]
+    rays_per_pixel = rays // truth.shape[0]
+    pixels = prediction.unflatten(0, (-1, rays_per_pixel)).mean(dim=1)
+    # A pixel of which only some rays had room is left out.
+    terms = {"photometric": photometric(pixels, truth, taken // rays_per_pixel)}
     if config.sample_rgb > 0:
         terms["sample_rgb"] = config.sample_rgb * sample_rgb(rendering, truth)
+    if config.distortion > 0:
+        if rendering.distortion is None:
+            raise ValueError("rays must be rendered with their distortion where config.distortion is positive")
+        terms["distortion"] = config.distortion * _mean(rendering.distortion, taken)
     if config.opacity_entropy > 0:
         terms["opacity_entropy"] = config.opacity_entropy * opacity_entropy(rendering.opacity, taken)
     if config.sparsity > 0:
         # Where there is room for more samples than there are, the rest reads the density of a zero feature.
         rows = torch.arange(rendering.density.shape[0], device=rendering.density.device)
         density = torch.where(rows < rendering.samples.ray_offsets[-1], rendering.density, 0.0)
-        terms["sparsity"] = config.sparsity * sparsity(density, _rays(truth.shape[0], taken))
+        terms["sparsity"] = config.sparsity * sparsity(density, _rays(rays, taken))
     return terms
 
 
@@ -82,13 +98,13 @@ def grid_terms(config: LossConfig, grid: VoxelGrid | VoxelPyramid, step: int) ->
     """Returns the weighted terms on the grid itself that are due at a step.
 
     Raises:
-        ValueError: Total variation is asked of a pyramid, whose channels are neither density nor colour.
+        ValueError: Total variation is asked of a pyramid, no level of which is density or colour by itself.
     """
     if step >= config.tv_until or step % config.tv_every != 0:
         return {}
     if isinstance(grid, VoxelPyramid):
         if config.tv_density > 0 or config.tv_color > 0:
-            raise ValueError("trainer.loss.tv_density and tv_color are for model=sh and mlp, got a pyramid")
+            raise ValueError("trainer.loss.tv_density and tv_color are for model=mlp, got a pyramid")
         return {}
     terms = {}
     if config.tv_density > 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,12 @@ import numpy.typing as npt
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from voxelfield.cameras import orbit
+from voxelfield.cameras import Cameras, orbit
 from voxelfield.datasets.blender import downscale_to_fit, load_blender
 from voxelfield.datasets.locate import find_scene
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.decoders import DensityActivation, ExponentialDensity, MLPDecoder, NetworkDecoder, SHDecoder
+from voxelfield.display import FieldRenderer
 from voxelfield.fields import RadianceField
 from voxelfield.grids import VoxelGrid, cubic_voxels
 from voxelfield.pyramid import VoxelPyramid
@@ -67,13 +68,13 @@ def run(config: DictConfig, run_directory: Path, root: Path) -> dict[str, Any] |
         estimate = estimate_memory(shapes, trainer_config, scene.train)
         logger.info("training needs about %s of GPU memory", estimate)
         check_memory(estimate, device)
-    torch.manual_seed(config.seed)
-    started = synchronized_time(device)
-    field = build_field(config.model, scene, trainer_config, device)
     saved_config: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
     first_step = 0 if checkpoint is None else checkpoint["step"]
     log = build_logger(config.logger.name, run_directory, first_step)
     log.text("config", f"```yaml\n{OmegaConf.to_yaml(config, resolve=True)}```")
+    torch.manual_seed(config.seed)
+    started = synchronized_time(device)
+    field = build_field(config.model, scene, trainer_config, device)
     trainer = Trainer(field, scene.train, trainer_config, optimizer_config, log, run_directory, saved_config)
     trainer.train_seconds = synchronized_time(device) - started
     if checkpoint is not None:
@@ -147,14 +148,9 @@ def build_field(
         ValueError: ``model.kind`` is unknown, or a setting does not fit.
     """
     if model.kind == "pyramid":
-        finest = max(stage.resolution for stage in trainer.stages)
-        used = [level for level in model.resolutions if level <= finest] or list(model.resolutions[:1])
-        if len(used) < len(model.resolutions):
-            left_out = list(model.resolutions[len(used) :])
-            logger.warning(
-                "levels %s of model.resolutions are finer than all trainer.stages (%d): left out", left_out, finest
-            )
-        pyramid = VoxelPyramid(used, model.channels, scene.aabb, init_range=model.init_range, device=device)
+        pyramid = VoxelPyramid(
+            _used_levels(model, trainer), model.channels, scene.aabb, init_range=model.init_range, device=device
+        )
         network = NetworkDecoder(
             pyramid.channels,
             model.width,
@@ -164,19 +160,38 @@ def build_field(
             ExponentialDensity(model.density.initial),
         )
         return RadianceField(pyramid, network).to(device)
-    decoder: SHDecoder | MLPDecoder
     if model.kind == "sh":
-        decoder = SHDecoder(model.degree, DensityActivation(model.density.scale, model.density.initial))
-    elif model.kind == "mlp":
-        density = DensityActivation(model.density.scale, model.density.initial)
-        decoder = MLPDecoder(model.features, model.width, model.hidden, model.view_degree, density)
-    else:
+        harmonics = SHDecoder(model.degree, DensityActivation(model.density.scale, model.density.initial))
+        pyramid = VoxelPyramid(
+            _used_levels(model, trainer),
+            harmonics.channels,
+            scene.aabb,
+            reduce="sum",
+            init_range=model.init_range,
+            device=device,
+        )
+        return RadianceField(pyramid, harmonics).to(device)
+    if model.kind != "mlp":
         raise ValueError(f"model.kind must be pyramid, sh or mlp, got {model.kind!r}")
+    density = DensityActivation(model.density.scale, model.density.initial)
+    decoder = MLPDecoder(model.features, model.width, model.hidden, model.view_degree, density)
     resolution = cubic_voxels(scene.aabb, trainer.stages[0].resolution)
     grid = VoxelGrid(resolution, decoder.channels, scene.aabb, init_std=model.init_std, device=device)
     with torch.no_grad():
         grid.features[..., 0] = 0  # density starts even: noise would be mistaken for matter
     return RadianceField(grid, decoder).to(device)
+
+
+def _used_levels(model: DictConfig, trainer: TrainerConfig) -> list[int]:
+    """Returns the levels that the trainer's stages reach, at least the coarsest."""
+    finest = max(stage.resolution for stage in trainer.stages)
+    used = [level for level in model.resolutions if level <= finest] or list(model.resolutions[:1])
+    if len(used) < len(model.resolutions):
+        left_out = list(model.resolutions[len(used) :])
+        logger.warning(
+            "levels %s of model.resolutions are finer than all trainer.stages (%d): left out", left_out, finest
+        )
+    return used
 
 
 def build_logger(name: str, run_directory: Path, first_step: int) -> RunLogger:
@@ -196,8 +211,9 @@ def spread(count: int, total: int) -> list[int]:
 def preview(trainer: Trainer, split: Split, log: RunLogger, step: int) -> None:
     """Logs render | truth | error | depth and the PSNR at fixed views."""
     scores = []
+    renderer = trainer.renderer()
     for index in spread(trainer.config.preview_views, len(split)):
-        view = trainer.render_view(split.cameras, index)
+        view = renderer.view(split.cameras, index)
         truth = composite_background(split.images[index].to(trainer.device), trainer.background)
         scores.append(float(psnr(view.rgb.clamp(0, 1), truth)))
         panel = comparison_panel(view.rgb, truth, view.depth, view.opacity)
@@ -214,22 +230,25 @@ def finish(
     wish = config.evaluation
     test = scene.test
     views = spread(len(test) if wish.views is None else wish.views, len(test))
-    logger.info("evaluating %d of %d test views", len(views), len(test))
     peak = torch.cuda.max_memory_allocated(trainer.device) / 2**30 if trainer.device.type == "cuda" else None
+    renderer = trainer.renderer()
+    logger.info("evaluating %d of %d test views, drawn by %s", len(views), len(test), renderer.way)
     evaluation = evaluate_split(
-        trainer.render_view,
+        renderer.view,
         test,
         trainer.background,
         run_directory / "test" if wish.save_images else None,
         views=views,
     )
     metrics = describe(trainer, scene, evaluation)
+    metrics["drawn_by"] = renderer.way
     if peak is not None:
         metrics["peak_gpu_gib"] = peak
     write_metrics(run_directory / "metrics.json", metrics)
     logger.info("PSNR %.2f dB, SSIM %.4f over %d test views", evaluation.psnr, evaluation.ssim, len(views))
     if wish.video_frames > 0:
-        write_video(run_directory / "orbit.mp4", orbit_frames(trainer, scene, wish.video_frames))
+        around = orbit(scene.train.cameras, trainer.field.grid.aabb.mean(dim=0).cpu(), wish.video_frames)
+        write_video(run_directory / "orbit.mp4", video_frames(renderer, around))
     return metrics
 
 
@@ -250,9 +269,7 @@ def describe(trainer: Trainer, scene: Scene, evaluation: Evaluation) -> dict[str
     }
 
 
-def orbit_frames(trainer: Trainer, scene: Scene, frames: int) -> Iterator[npt.NDArray[np.uint8]]:
-    """Renders a circle around the field's box, frame by frame."""
-    target: Sequence[float] = trainer.field.grid.aabb.mean(dim=0).tolist()
-    cameras = orbit(scene.train.cameras, torch.tensor(target), frames)
-    for index in range(frames):
-        yield to_uint8(trainer.render_view(cameras, index).rgb).cpu().numpy()
+def video_frames(renderer: FieldRenderer, cameras: Cameras) -> Iterator[npt.NDArray[np.uint8]]:
+    """Renders one camera after another, frame by frame."""
+    for index in range(len(cameras)):
+        yield to_uint8(renderer.view(cameras, index).rgb).cpu().numpy()

@@ -63,7 +63,7 @@ class TrainingStep:
         rays: Rays drawn in a step.
         psnr: Of the last step's pixels, dB, on the device.
         totals: Sums over the steps since they were last read: the loss terms by name, ``rays``, ``samples``,
-            ``marched`` and ``steps``.
+            ``steps`` and, where they are counted, ``marched``.
     """
 
     def __init__(
@@ -96,12 +96,23 @@ class TrainingStep:
         """
         config = self._config
         self._optimizers.scale(exponential_decay(self.number, config.steps, self._final_lr))
-        rays, rgba = self._pixels.draw(self.rays, self._field.grid.aabb)
-        background = background_for(config.background, len(rays), self.device)
+        rays_per_pixel = config.supersampling**2
+        pixels = max(1, self.rays // rays_per_pixel)
+        rays, rgba = self._pixels.draw(pixels, self._field.grid.aabb)
+        background = background_for(config.background, pixels, self.device)
         truth = rgba[:, :3] * rgba[:, 3:] + background * (1 - rgba[:, 3:])
         with self.autocast():
-            rendering = render(self._field, rays, self._occupancy, settings, jitter=True, capacity=self.capacity)
-        terms = rendering_terms(config.loss, rendering, rendering.over(background), truth)
+            rendering = render(
+                self._field,
+                rays,
+                self._occupancy,
+                settings,
+                jitter=True,
+                capacity=self.capacity,
+                distortion=config.loss.distortion > 0,
+            )
+        prediction = rendering.over(background.repeat_interleave(rays_per_pixel, dim=0))
+        terms = rendering_terms(config.loss, rendering, prediction, truth)
         loss = torch.stack(list(terms.values())).sum()
         (config.loss_scale * loss).backward()
         self._optimizers.step()
@@ -111,7 +122,8 @@ class TrainingStep:
         self.totals.add("steps", 1)
         self.totals.add("rays", rendering.taken)
         self.totals.add("samples", rendering.samples.ray_offsets[-1])
-        self.totals.add("marched", rendering.marched)
+        if rendering.marched is not None:
+            self.totals.add("marched", rendering.marched)
         if self.capacity is None:
             # As space empties, the same number of samples pays for more rays.
             wanted = self.rays * config.samples / max(len(rendering.samples), 1)

@@ -12,14 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from voxelfield.cameras import Cameras
 from voxelfield.datasets.scene import Split
+from voxelfield.display import FieldRenderer
 from voxelfield.fields import RadianceField
 from voxelfield.grids import cubic_voxels
 from voxelfield.occupancy import OccupancyGrid
 from voxelfield.pyramid import VoxelPyramid
-from voxelfield.rendering import RenderSettings, View, render_view
-from voxelfield.training.batches import PixelSampler, background_for
+from voxelfield.rendering import RenderSettings
+from voxelfield.training.batches import PixelSampler
 from voxelfield.training.checkpoint import checkpoint_path, save_checkpoint
 from voxelfield.training.clock import synchronized_time
 from voxelfield.training.config import OptimizerConfig, TrainerConfig
@@ -31,6 +31,7 @@ from voxelfield.training.metrics import mse_to_psnr
 from voxelfield.training.optimizer import Optimizers, copies_dtype
 from voxelfield.training.schedules import stage_at
 from voxelfield.training.step import TrainingStep
+from voxelfield.training.views import evaluation_background, render_settings, view_renderer
 from voxelfield.visual_hull import visual_hull
 
 logger = logging.getLogger(__name__)
@@ -81,24 +82,19 @@ class Trainer:
         self.step = 0
         self.train_seconds = 0.0
         self._split = split
-        pixels = PixelSampler(split, self.device)
+        pixels = PixelSampler(split, self.device, config.supersampling)
         self._step = TrainingStep(field, self.occupancy, pixels, self.optimizers, config, optimizer)
         self._attach()
 
     @property
     def settings(self) -> RenderSettings:
         """How rays are sampled at the present resolution."""
-        render_config = self.config.render
-        return RenderSettings(
-            step=render_config.voxels_per_step * float(self.field.grid.voxel_size.min()),
-            min_transmittance=render_config.min_transmittance,
-            min_weight=render_config.min_weight,
-        )
+        return render_settings(self.config, self.field)
 
     @property
     def background(self) -> Tensor:
         """The colour (3,) that views are rendered and judged over, on the field's device."""
-        return background_for(self.config.evaluation_background, 1, self.device)[0]
+        return evaluation_background(self.config, self.device)
 
     def fit(self, preview: Preview | None = None) -> bool:
         """Trains up to the configured number of steps.
@@ -142,18 +138,9 @@ class Trainer:
         self.save()
         return self.step >= config.steps
 
-    def render_view(self, cameras: Cameras, camera: int) -> View:
-        """Renders a view over the evaluation background, in the training precision."""
-        with self._step.autocast():
-            return render_view(
-                self.field,
-                cameras.to(self.device),
-                camera,
-                self.occupancy,
-                self.settings,
-                self.background,
-                self.config.chunk,
-            )
+    def renderer(self) -> FieldRenderer:
+        """Returns what renders views of the field as it is now; after further steps it takes another."""
+        return view_renderer(self.field, self.occupancy, self.config)
 
     def save(self) -> Path:
         """Writes a checkpoint from which training continues as if it had never stopped."""
@@ -281,7 +268,8 @@ class Trainer:
         values["train/psnr"] = float(mse_to_psnr(torch.tensor(values["loss/photometric"])))
         values["train/rays_per_step"] = totals["rays"] / steps
         values["train/samples_per_ray"] = totals["samples"] / rays
-        values["train/marched_per_ray"] = totals["marched"] / rays
+        if "marched" in totals:
+            values["train/marched_per_ray"] = totals["marched"] / rays
         values["train/occupancy"] = occupancy
         values["train/rays_per_second"] = totals["rays"] / since_last
         values["train/seconds"] = seconds

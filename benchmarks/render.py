@@ -1,0 +1,219 @@
+"""Times the frames of a trained run: how fast images of it are drawn, and how good exactly those images are.
+
+    python benchmarks/render.py RUN [--split test] [--data-root DIR] [--missing-images error|skip] [--views N]
+                                [--supersampling N] [--min-weight X] [--device cpu|cuda] [--threads N] [--quick]
+                                [--only SUBSTRING] [--json PATH]
+
+RUN is a run directory or a checkpoint. Every camera of the split is drawn at the full resolution of its image, whatever
+the run was trained at, by ``voxelfield.FieldRenderer``: by the function that the kind of field allows and, beside it in
+the same run, by the general ``render_view``; ``--only`` takes one of the two by its name.
+
+- One camera a call, cameras on the device, rays made within the call, the device waited for after each frame, the image
+  complete in its memory. A frame's time is that from one such wait to the next. "fps" is frames over the sum of their
+  times. On a GPU all frames are drawn once before; on a CPU the first one.
+- PSNR and SSIM are those of the timed frames, over the background that the run was evaluated on; each frame leaves the
+  device after its clock has stopped. "off" is the mean absolute difference from the frames of the first row.
+- Settings are those of the run's own evaluation unless the command line has others.
+- The profile is from torch's profiler over at most ten of the frames, drawn once more: time on the device by kernel on
+  a GPU, time of each operator itself on a CPU. What is left of a frame is the host's. Where the profiler sees nothing
+  there is no profile.
+- ``--quick`` draws at most ten frames, spread evenly over the split, as ``--views`` does.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import _harness as harness
+import torch
+from torch import Tensor
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from voxelfield.cameras import Cameras
+from voxelfield.datasets.blender import load_blender
+from voxelfield.datasets.locate import find_scene
+from voxelfield.datasets.scene import Split
+from voxelfield.display import FieldRenderer, Way, display_way
+from voxelfield.training.clock import synchronized_time
+from voxelfield.training.images import composite_background
+from voxelfield.training.metrics import psnr, ssim
+from voxelfield.training.run import spread
+from voxelfield.training.trained import TrainedRun, load_run
+from voxelfield.training.views import evaluation_background
+
+QUICK_FRAMES = 10
+PROFILED_FRAMES = 10
+PRINTED_STEPS = 12
+
+
+def draw(
+    renderer: FieldRenderer, cameras: Cameras, views: Sequence[int], device: torch.device
+) -> tuple[list[float], list[Tensor]]:
+    """Draws frames; returns their seconds, and their colours (H, W, 3) on the host."""
+    seconds, frames = [], []
+    for index in views:
+        began = synchronized_time(device)
+        view = renderer.view(cameras, index)
+        seconds.append(synchronized_time(device) - began)
+        frames.append(view.rgb.cpu())
+    return seconds, frames
+
+
+def judge(
+    frames: Sequence[Tensor], split: Split, views: Sequence[int], background: Tensor, first: Sequence[Tensor]
+) -> dict[str, float]:
+    """Compares frames with the photographs, by the evaluation's measures, and with the frames of the first row."""
+    scores = []
+    for frame, index, other in zip(frames, views, first, strict=True):
+        rgb = frame.to(background.device)
+        truth = composite_background(split.images[index].to(background.device), background)
+        off = (rgb - other.to(background.device)).abs().mean()
+        rgb = rgb.clamp(0, 1)
+        scores.append(torch.stack((psnr(rgb, truth), ssim(rgb, truth), off)))
+    mean = torch.stack(scores).double().mean(0).tolist()
+    return dict(zip(("psnr", "ssim", "off"), mean, strict=True))
+
+
+def profile_steps(
+    renderer: FieldRenderer, cameras: Cameras, views: Sequence[int], device: torch.device
+) -> list[dict[str, Any]]:
+    """Returns what frames spend their time on, by kernel (on a CPU: by operator), the longest first."""
+    on_gpu = device.type == "cuda"
+    views = [views[i] for i in spread(PROFILED_FRAMES, len(views))]
+    with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as profiler:
+        for index in views:
+            renderer.view(cameras, index)
+            synchronized_time(device)
+    steps = []
+    for event in profiler.key_averages():
+        if on_gpu and event.device_type != DeviceType.CUDA:
+            continue
+        total = event.self_device_time_total if on_gpu else event.self_cpu_time_total
+        per_frame = {"microseconds": total / len(views), "calls": event.count / len(views)}
+        steps.append({"name": event.key, **per_frame})
+    return sorted((step for step in steps if step["microseconds"] > 0), key=lambda step: -step["microseconds"])
+
+
+def measure(
+    renderer: FieldRenderer, cameras: Cameras, split: Split, views: Sequence[int], background: Tensor
+) -> tuple[dict[str, Any], list[Tensor]]:
+    """Times and profiles one way of drawing; returns its row, unjudged, and its frames."""
+    device = background.device
+    draw(renderer, cameras, views if device.type == "cuda" else views[:1], device)
+    seconds, frames = draw(renderer, cameras, views, device)
+    ordered = sorted(1e3 * s for s in seconds)
+    low, high = (ordered[round(q * (len(ordered) - 1))] for q in (0.1, 0.9))
+    row = {
+        "way": renderer.way,
+        "frames": len(frames),
+        "size": [cameras.width, cameras.height],
+        "fps": len(seconds) / sum(seconds),
+        "ms": {"mean": statistics.fmean(ordered), "median": statistics.median(ordered), "low": low, "high": high},
+        "ms_per_view": {split.names[index]: 1e3 * s for index, s in zip(views, seconds, strict=True)},
+        "profile": profile_steps(renderer, cameras, views, device),
+    }
+    return row, frames
+
+
+def run(
+    trained: TrainedRun, split: Split, views: Sequence[int], device: torch.device, only: str
+) -> list[dict[str, Any]]:
+    """Measures and judges the ways of drawing whose name has ``only``."""
+    background = evaluation_background(trained.trainer, device)
+    cameras = split.cameras.to(device)
+    settings = {
+        "steps_trained": trained.steps,
+        "parameters": sum(parameter.numel() for parameter in trained.field.parameters()),
+        "resolution": list(trained.field.grid.resolution),
+        "supersampling": trained.trainer.evaluation.supersampling,
+        "render": vars(trained.trainer.render),
+    }
+    rows: list[dict[str, Any]] = []
+    first: list[Tensor] = []
+    ways: tuple[Way, ...] = (display_way(trained.field), "render_view")
+    for way in dict.fromkeys(ways):
+        if only not in way:
+            continue
+        row, frames = measure(trained.renderer(way), cameras, split, views, background)
+        first = first or frames
+        rows.append({**row, **judge(frames, split, views, background, first), **settings})
+        print(f"{way}: {len(frames)} frames drawn and judged", flush=True)
+    return rows
+
+
+def as_table(rows: list[dict[str, Any]]) -> str:
+    """Formats a line for each way of drawing; the ratio is to the last one."""
+    lines = []
+    for row in rows:
+        times = [f"{row['ms'][key]:.3f}" for key in ("mean", "median", "low", "high")]
+        quality = [f"{row['psnr']:.3f}", f"{row['ssim']:.4f}", f"{row['off']:.1e}"]
+        ratio = f"{row['fps'] / rows[-1]['fps']:.2f}x"
+        lines.append([row["way"], f"{row['fps']:.1f}", ratio, *times, *quality])
+    header = ["drawn by", "fps", "ratio", "ms", "median", "10 %", "90 %", "PSNR", "SSIM", "off"]
+    return harness.table(header, lines)
+
+
+def profile_table(row: dict[str, Any]) -> str:
+    """Formats the longest steps of a row's frames."""
+    total = sum(step["microseconds"] for step in row["profile"])
+    lines = [
+        [
+            step["name"][:90],
+            f"{step['microseconds']:.1f}",
+            f"{100 * step['microseconds'] / total:.1f}%",
+            f"{step['calls']:.1f}",
+        ]
+        for step in row["profile"][:PRINTED_STEPS]
+    ]
+    lines.append(["all", f"{total:.1f}", "100.0%", ""])
+    return harness.table([f"{row['way']}, a frame", "us", "share", "calls"], lines)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Parses the command line, draws and judges the frames, prints the tables last."""
+    parser = harness.parser(__doc__)
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run directory or a checkpoint")
+    parser.add_argument("--split", default="test", help="whose cameras (default: test)")
+    parser.add_argument("--data-root", type=Path, help="folder of scenes; default: data.root of the run")
+    parser.add_argument("--missing-images", choices=("error", "skip"), help="default: data.missing_images of the run")
+    parser.add_argument("--views", type=int, help="draw so many, spread evenly; default: all")
+    parser.add_argument("--supersampling", type=int, help="default: as the run was evaluated")
+    parser.add_argument("--min-weight", type=float, help="default: as the run was evaluated")
+    options = parser.parse_args(arguments)
+    for name in ("views", "supersampling"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            parser.error(f"--{name} must be at least 1, got {value}")
+    session = harness.start(options)
+
+    trained = load_run(options.run, session.device)
+    if options.supersampling is not None:
+        trained.trainer.evaluation.supersampling = options.supersampling
+    if options.min_weight is not None:
+        trained.trainer.render.min_weight = options.min_weight
+    data = trained.config.data
+    folder = find_scene(trained.config.scene.name, options.data_root or data.root)
+    missing_images = options.missing_images or data.missing_images
+    scene = load_blender(folder, splits=(options.split,), missing_images=missing_images)
+    split = scene.split(options.split)
+    most = min(options.views or len(split), QUICK_FRAMES if options.quick else len(split))
+    rows = run(trained, split, spread(most, len(split)), session.device, options.only)
+
+    session.announce()
+    if rows:
+        size = "{} x {}".format(*rows[0]["size"])
+        print(f"{scene.name}, {options.split}: {rows[0]['frames']} frames of {size}")
+        print("\n" + as_table(rows))
+    for row in rows:
+        if row["profile"]:
+            print("\n" + profile_table(row))
+    if options.json:
+        session.write(options.json, "render", __doc__, rows)
+
+
+if __name__ == "__main__":
+    main()

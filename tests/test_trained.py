@@ -1,0 +1,178 @@
+"""A finished run loaded again, and benchmarks/render.py, which times and judges the frames of one."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from PIL import Image
+
+from voxelfield.datasets.blender import load_blender
+from voxelfield.datasets.scene import Scene
+from voxelfield.training.config import OptimizerConfig, TrainerConfig, parse
+from voxelfield.training.evaluation import evaluate_split
+from voxelfield.training.logging import NullLogger
+from voxelfield.training.run import build_field
+from voxelfield.training.trained import load_run
+from voxelfield.training.trainer import Trainer
+
+ROOT = Path(__file__).resolve().parents[1]
+FIXTURE = ROOT / "tests" / "fixtures" / "lego"
+
+TINY = (
+    "scene=lego",
+    "trainer=smoke",
+    "trainer.steps=6",
+    "trainer.samples=4096",
+    "trainer.preview_every=0",
+    "trainer.checkpoint_every=0",
+    "trainer.stages=[{step: 0, resolution: 8, crop: true}, {step: 4, resolution: 12, crop: true}]",
+    "trainer.occupancy.resolution=12",
+    "trainer.occupancy.start=2",
+    "trainer.occupancy.every=2",
+    "trainer.evaluation.supersampling=2",
+)
+MODELS = {
+    # On CUDA its networks run in 16 bits whatever the precision: their gradients must not underflow.
+    "render_pyramid_image": (
+        "model=pyramid",
+        "model.resolutions=[4,8,12]",
+        "model.width=16",
+        "trainer.loss_scale=4096",
+    ),
+    "render_grid_image": ("model=sh", "model.resolutions=[4,12]"),
+    "render_view": ("model=mlp",),
+}
+ways = pytest.mark.parametrize("way", MODELS)
+
+
+@pytest.fixture(scope="module")
+def scene() -> Scene:
+    return load_blender(FIXTURE, downscale=4)
+
+
+@pytest.fixture
+def train(scene, tmp_path):
+    """Trains for some steps into a run directory."""
+
+    def make(way: str, device: torch.device, *overrides: str) -> Trainer:
+        with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+            config = compose("train_cpu", overrides=[*TINY, *MODELS[way], *overrides])
+        trainer_config = parse(TrainerConfig, config.trainer, "trainer")
+        optimizer_config = parse(OptimizerConfig, config.optimizer, "optimizer")
+        field = build_field(config.model, scene, trainer_config).to(device)
+        saved = OmegaConf.to_container(config, resolve=True)
+        trainer = Trainer(field, scene.train, trainer_config, optimizer_config, NullLogger(), tmp_path / "run", saved)
+        assert trainer.fit()
+        return trainer
+
+    return make
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+@ways
+def test_a_loaded_run_draws_what_the_trainer_draws(train, scene, device, way, precision):
+    trainer = train(way, device, f"trainer.precision={precision}")
+    loaded = load_run(trainer.run_directory, device)
+    assert loaded.steps == 6
+    assert loaded.config.scene.name == "lego"
+    assert not any(parameter.requires_grad for parameter in loaded.field.parameters())
+    renderer = loaded.renderer()
+    assert renderer.way == trainer.renderer().way == way
+    for index in range(2):
+        view, expected = renderer.view(scene.test.cameras, index), trainer.renderer().view(scene.test.cameras, index)
+        assert expected.rgb.std() > 0.01
+        torch.testing.assert_close(view.rgb, expected.rgb, atol=1e-5, rtol=0)
+        torch.testing.assert_close(view.depth, expected.depth, atol=1e-4, rtol=0)
+
+
+def test_a_folder_without_a_run_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=f"no checkpoint in {tmp_path}"):
+        load_run(tmp_path, torch.device("cpu"))
+
+
+# --------------------------------------------------------------------------------------------------- the benchmark
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module("render").main
+
+
+@pytest.fixture
+def incomplete(tmp_path):
+    """A folder of scenes whose lego has images of 50 x 50, and lacks one of its four test images."""
+    folder = tmp_path / "data" / "lego"
+    (folder / "test").mkdir(parents=True)
+    shutil.copy(FIXTURE / "transforms_test.json", folder)
+    for name in ("r_0", "r_50", "r_150"):
+        with Image.open(FIXTURE / "test" / f"{name}.png") as image:
+            image.resize((50, 50)).save(folder / "test" / f"{name}.png")
+    return folder.parent
+
+
+@ways
+def test_frames_of_a_run_are_timed_and_judged(train, benchmark, incomplete, device, way, tmp_path, capsys):
+    overrides = (f"data.root={incomplete}", "data.missing_images=skip", "trainer.image_size=25")
+    trainer = train(way, device, *overrides)
+    result = tmp_path / "figures" / "render.json"
+    benchmark([str(trainer.run_directory), "--device", device.type, "--quick", "--json", str(result)])
+    written = json.loads(result.read_text())
+    assert written["benchmark"] == "render"
+    assert written["machine"]["torch"] == torch.__version__
+    rows = written["rows"]
+    assert [row["way"] for row in rows] == list(dict.fromkeys([way, "render_view"]))
+
+    # The images' own resolution, not that of training; of the three that are there.
+    split = load_blender(incomplete / "lego", splits=("test",), missing_images="skip").test
+    for row in rows:
+        assert row["size"] == [50, 50]
+        assert row["frames"] == 3
+        assert list(row["ms_per_view"]) == ["r_0", "r_50", "r_150"]
+        assert row["fps"] == pytest.approx(1000 / row["ms"]["mean"])
+        assert row["supersampling"] == 2
+        assert row["steps_trained"] == 6
+        renderer = load_run(trainer.run_directory, device).renderer(row["way"])
+        expected = evaluate_split(renderer.view, split, trainer.background, None, progress=False)
+        assert row["psnr"] == pytest.approx(expected.psnr, abs=1e-3)
+        assert row["ssim"] == pytest.approx(expected.ssim, abs=1e-4)
+        # One grid is straight where a sum of grids bends: these are drawn from one.
+        assert row["off"] < (3e-3 if way == "render_grid_image" else 1e-3)
+    assert rows[0]["render"]["min_weight"] == 1e-4
+    if device.type == "cpu":  # what the profiler can see of a GPU is up to its driver
+        steps = {step["name"] for step in rows[0]["profile"]}
+        assert ("voxelfield::composite" if way == "render_view" else f"voxelfield::{way}") in steps
+    output = capsys.readouterr().out
+    assert "lego, test: 3 frames of 50 x 50" in output
+    assert (f"{way}, a frame" in output) == bool(rows[0]["profile"])
+
+
+def test_settings_of_the_command_line_come_first(train, benchmark, tmp_path):
+    trainer = train("render_grid_image", torch.device("cpu"))
+    options = ["--data-root", str(FIXTURE.parent), "--split", "train", "--views", "2", "--only", "grid"]
+    changes = ["--supersampling", "1", "--min-weight", "0.01", "--device", "cpu"]
+    benchmark([str(trainer.run_directory), *options, *changes, "--json", str(tmp_path / "render.json")])
+    (row,) = json.loads((tmp_path / "render.json").read_text())["rows"]
+    assert row["way"] == "render_grid_image"
+    assert list(row["ms_per_view"]) == ["r_0", "r_50"]
+    assert row["supersampling"] == 1
+    assert row["render"]["min_weight"] == 0.01
+
+
+def test_missing_images_are_an_error_unless_configured(train, benchmark, incomplete):
+    trainer = train("render_grid_image", torch.device("cpu"), f"data.root={incomplete}")
+    with pytest.raises(FileNotFoundError, match="1 of 4 images are missing"):
+        benchmark([str(trainer.run_directory), "--device", "cpu"])
+
+
+def test_frames_must_be_some(benchmark, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        benchmark([str(tmp_path), "--views", "0"])
+    assert "--views must be at least 1, got 0" in capsys.readouterr().err

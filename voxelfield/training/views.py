@@ -1,0 +1,50 @@
+"""How the configuration has views rendered: for previews, the evaluation, the video, and a run that is loaded again."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from voxelfield.display import FieldRenderer, Way
+from voxelfield.fields import RadianceField
+from voxelfield.occupancy import OccupancyGrid
+from voxelfield.rendering import RenderSettings
+from voxelfield.training.batches import background_for
+from voxelfield.training.config import TrainerConfig
+
+
+def render_settings(config: TrainerConfig, field: RadianceField) -> RenderSettings:
+    """Returns how rays are sampled at a field's present resolution; waits for the device."""
+    return RenderSettings(
+        step=config.render.voxels_per_step * float(field.grid.voxel_size.min()),
+        min_transmittance=config.render.min_transmittance,
+        min_weight=config.render.min_weight,
+    )
+
+
+def evaluation_background(config: TrainerConfig, device: torch.device) -> Tensor:
+    """Returns the colour (3,) that views are rendered and judged over."""
+    return background_for(config.evaluation_background, 1, device)[0]
+
+
+def view_renderer(
+    field: RadianceField, occupancy: OccupancyGrid, config: TrainerConfig, way: Way | None = None
+) -> FieldRenderer:
+    """Returns what renders views of a field as it is now, over the evaluation background.
+
+    Args:
+        field: The field.
+        occupancy: Where to sample, on the field's device.
+        config: The loop's settings.
+        way: As for :class:`voxelfield.FieldRenderer`.
+    """
+    return FieldRenderer(
+        field,
+        occupancy,
+        render_settings(config, field),
+        evaluation_background(config, field.grid.aabb.device),
+        supersampling=config.evaluation.supersampling,
+        chunk=config.chunk,
+        precision=getattr(torch, config.precision),
+        way=way,
+    )
