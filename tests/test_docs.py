@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "docs/use_in_your_model.md", "docs/trilinear.md"]
+PAGES = ["README.md", "docs/use_in_your_model.md", "docs/trilinear.md", "docs/rendering.md"]
 
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # A file named on a line of its own, then what it holds.
