@@ -77,6 +77,14 @@ def test_samples_grow_with_their_number(name):
     assert many.total - few.total == many.samples - few.samples
 
 
+def test_a_pyramid_marched_in_one_kernel_notes_distances_by_ray():
+    options = ("model=pyramid", "model.resolutions=[4,8]", "trainer.precision=float16", "trainer.max_rays=1000")
+    few, many = (estimated(*options, f"trainer.marched={count}") for count in (10**6, 3 * 10**6))
+    assert few.samples == many.samples
+    more = estimated(*options[:-1], "trainer.max_rays=2000")
+    assert more.samples - few.samples >= 1000 * 64 * 4
+
+
 def test_what_fits_passes_and_a_cpu_is_not_asked(monkeypatch):
     estimate = MemoryEstimate(GIB, GIB, 0, 0, 0, 0)
     check_memory(MemoryEstimate(10**18, 0, 0, 0, 0, 0), torch.device("cpu"))
@@ -93,7 +101,7 @@ def test_what_fits_passes_and_a_cpu_is_not_asked(monkeypatch):
     ("estimate", "advice"),
     [
         (MemoryEstimate(GIB, GIB, 2 * GIB, 0, 0, GIB), "model.resolutions, or the last of trainer.stages"),
-        (MemoryEstimate(GIB, 0, 0, 0, 0, 4 * GIB), "lower trainer.samples and trainer.marched"),
+        (MemoryEstimate(GIB, 0, 0, 0, 0, 4 * GIB), "lower trainer.samples, trainer.max_rays and trainer.marched"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_advice(monkeypatch, estimate, advice):

@@ -14,7 +14,7 @@ from voxelfield.occupancy import OccupancyGrid
 from voxelfield.rays import Rays, RaySamples
 
 # Of one ray. Fog, which fills space in the first steps of training, shows about half as many; surfaces show a few.
-_MOST_VISIBLE = 256
+MOST_VISIBLE = 256
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ def visible_samples(
             offset=torch.rand_like(rays.near) if jitter else None,
             min_transmittance=settings.min_transmittance,
             min_weight=settings.min_weight,
-            most=_MOST_VISIBLE,
+            most=MOST_VISIBLE,
             capacity=room,
         )
         return packed, None

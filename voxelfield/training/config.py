@@ -111,7 +111,8 @@ class TrainerConfig:
         supersampling: Side of the square of rays that a training pixel is the mean of; 1 is its centre.
         samples: Visible ray samples per step: on CUDA as many rays count as fit whole, on the CPU the number of rays
             follows.
-        marched: Samples per step, visible or not, that there is memory for (CUDA only).
+        marched: Samples per step, visible or not, that there is memory for (CUDA only); for fields that are not marched
+            through in one kernel (:func:`voxelfield.rendering.visible_samples`).
         chunk: Rays rendered at once when no gradient is needed.
         precision: ``float32``, ``bfloat16`` or ``float16`` for decoders other than a :class:`NetworkDecoder` (which is
             float16 on CUDA, float32 on the CPU); on CUDA a 16-bit one makes grids be read from float16 copies.

@@ -9,6 +9,7 @@ import torch
 from voxelfield.datasets.scene import Split
 from voxelfield.fields import RadianceField
 from voxelfield.pyramid import VoxelPyramid
+from voxelfield.rendering import MOST_VISIBLE
 from voxelfield.training.config import TrainerConfig
 from voxelfield.training.optimizer import copies_dtype
 
@@ -70,7 +71,10 @@ def estimate_memory(field: RadianceField, config: TrainerConfig, split: Split) -
     copies = copies_dtype(config.precision, torch.device("cuda"))
     width = copies.itemsize
     channels = field.grid.channels
-    marched = config.marched * (_PACKED_SAMPLE + width * (channels + 16))
+    if copies == torch.float16 and field.pyramid_density() is not None:
+        marched = config.max_rays * MOST_VISIBLE * _FLOAT  # distances that march_visible notes for each ray
+    else:
+        marched = config.marched * (_PACKED_SAMPLE + width * (channels + 16))
     visible = config.samples * (_PACKED_SAMPLE + width * (2 * channels + _DECODED_SAMPLE))
     return MemoryEstimate(
         parameters=_FLOAT * values,
@@ -101,7 +105,7 @@ def check_memory(estimate: MemoryEstimate, device: torch.device) -> None:
         advice = (
             "a lower finest resolution (model.resolutions, or the last of trainer.stages) or fewer channels"
             if grids > estimate.samples
-            else "lower trainer.samples and trainer.marched"
+            else "lower trainer.samples, trainer.max_rays and trainer.marched"
         )
         raise ValueError(
             f"training needs about {estimate} of GPU memory, but {free / _GIB:.2f} GiB are free on {device}: "
