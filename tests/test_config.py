@@ -132,6 +132,7 @@ def test_unknown_missing_and_mistyped_keys_are_named(override, key):
         ("trainer.samples=-5", ["trainer.samples", "at least 1", "-5"]),
         ("trainer.max_rays=0", ["trainer.max_rays"]),
         ("trainer.marched=0", ["trainer.marched", "at least 1", "0"]),
+        ("trainer.supersampling=1000", ["trainer.max_rays", "1000000"]),
         ("trainer.loss_scale=0", ["trainer.loss_scale", "positive", "0"]),
         ("trainer.loss_scale=nan", ["trainer.loss_scale", "positive", "nan"]),
         ("trainer.chunk=0", ["trainer.chunk"]),

@@ -371,6 +371,19 @@ def test_only_some_fields_can_be_marched_through_in_one_kernel():
     assert random_field(torch.device("cpu")).pyramid_density() is None
 
 
+def test_a_field_with_a_density_of_its_own_is_marched_by_it(device):
+    class Hollow(RadianceField):
+        def density(self, points):
+            return super().density(points) * (points.norm(dim=-1) > 0.5)
+
+    field = marchable_field(device)
+    hollow = Hollow(field.grid, field.decoder)
+    assert hollow.pyramid_density() is None
+    packed, _ = visible_samples(hollow, aimed_rays(50, device), everywhere(device), RenderSettings(STEP))
+    assert len(packed.t) > 100
+    assert (packed.positions.norm(dim=-1) > 0.499).all()
+
+
 def test_levels_that_are_off_leave_the_density_alone(device):
     field = marchable_field(device)
     points = 2 * torch.rand(50, 3, device=device) - 1

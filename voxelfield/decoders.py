@@ -12,6 +12,7 @@ from torch.autograd.function import Function, once_differentiable
 from torch.nn import functional as F
 
 from voxelfield import ops
+from voxelfield.ops._pyramid_field import HIGHEST_RAW
 from voxelfield.ops.mlp import MAX_WIDTH
 
 MAX_SH_DEGREE = 3
@@ -125,12 +126,9 @@ class ExponentialDensity(nn.Module):
 
 
 class _BoundedExp(Function):
-    # exp(12) per world unit is opaque within a millionth of a unit: beyond it there is nothing to gain.
-    _HIGHEST = 12.0
-
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        result = x.clamp(max=_BoundedExp._HIGHEST).exp()
+        result = x.clamp(max=HIGHEST_RAW).exp()
         ctx.save_for_backward(result)
         return result
 

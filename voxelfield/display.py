@@ -16,7 +16,7 @@ from voxelfield.fields import RadianceField
 from voxelfield.grids import VoxelGrid
 from voxelfield.occupancy import OccupancyGrid
 from voxelfield.ops._checks import check_dtype, check_same_device, check_tensor
-from voxelfield.ops._pyramid_field import LEVEL_CHANNELS, MAX_GEOMETRY, MAX_LEVELS, MAX_NUMBERS
+from voxelfield.ops._pyramid_field import LEVEL_CHANNELS, MAX_GEOMETRY
 from voxelfield.ops.render_pyramid import MAX_COLOR_LAYERS
 from voxelfield.pyramid import VoxelPyramid
 from voxelfield.rendering import RenderSettings, View, render_view
@@ -47,18 +47,11 @@ def display_way(field: RadianceField) -> Way:
         field: The field.
     """
     grid, decoder = field.grid, field.decoder
+    if field.has_pyramid_density:
+        assert isinstance(decoder, NetworkDecoder)
+        outputs, layers = decoder.density_network[-1].shape[0], len(decoder.color_network)
+        return "render_pyramid_image" if outputs == MAX_GEOMETRY and layers <= MAX_COLOR_LAYERS else "render_view"
     plain = type(field) is RadianceField and all(parameter.dtype in _DTYPES for parameter in field.parameters())
-    if plain and type(grid) is VoxelPyramid and type(decoder) is NetworkDecoder:
-        fits = (
-            grid.reduce == "concat"
-            and all(level.padding == "border" and level.channels == LEVEL_CHANNELS for level in grid.grids)
-            and all(level.numel() < MAX_NUMBERS for level in grid.levels)
-            and grid.active <= MAX_LEVELS
-            and type(decoder.activation) is ExponentialDensity
-            and decoder.density_network[-1].shape[0] == MAX_GEOMETRY
-            and len(decoder.color_network) <= MAX_COLOR_LAYERS
-        )
-        return "render_pyramid_image" if fits else "render_view"
     if plain and type(decoder) is SHDecoder and (type(grid) is VoxelGrid or _is_sum(grid)):
         finest = grid.grids[grid.active - 1] if isinstance(grid, VoxelPyramid) else grid
         fits = (

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from voxelfield.decoders import ExponentialDensity, MLPDecoder, NetworkDecoder, SHDecoder
 from voxelfield.grids import VoxelGrid
-from voxelfield.ops.march_visible import LEVEL_CHANNELS, MAX_GEOMETRY, MAX_LEVELS, MAX_NUMBERS
+from voxelfield.ops._pyramid_field import LEVEL_CHANNELS, MAX_GEOMETRY, MAX_LEVELS, MAX_NUMBERS
 from voxelfield.pyramid import VoxelPyramid
 from voxelfield.rays import RaySamples
 
@@ -96,29 +96,44 @@ class RadianceField(nn.Module):
             return None
         return self.decoder.density(self.grid.features)
 
-    def pyramid_density(self) -> PyramidDensity | None:
-        """Returns the density as one kernel can march through it, or None if the field is of another kind.
+    @property
+    def has_pyramid_density(self) -> bool:
+        """Whether the density is of a kind that one kernel can march through.
 
-        It can where the grid is a pyramid of 4 channels and less than 2^31 numbers a level side by side, in float16 on
-        CUDA (see :meth:`VoxelPyramid.fuse`), and the decoder a network of at most 16 geometry outputs with an
-        exponential density.
+        It is where the grid is a pyramid of at most 8 levels, each of 4 channels and less than 2^31 numbers, side by
+        side and with "border" padding, the decoder a network of at most 16 geometry outputs with an exponential
+        density, and all of it float32 or float16. Not for subclasses of any of these, which may compute something else.
         """
         grid, decoder = self.grid, self.decoder
-        if not isinstance(grid, VoxelPyramid) or not isinstance(decoder, NetworkDecoder):
+        if type(self) is not RadianceField or type(grid) is not VoxelPyramid or type(decoder) is not NetworkDecoder:
+            return False
+        return (
+            type(decoder.activation) is ExponentialDensity
+            and decoder.density_network[-1].shape[0] <= MAX_GEOMETRY
+            and grid.reduce == "concat"
+            and grid.active <= MAX_LEVELS
+            and all(level.padding == "border" and level.channels == LEVEL_CHANNELS for level in grid.grids)
+            and all(level.numel() < MAX_NUMBERS for level in grid.levels)
+            and all(parameter.dtype in (torch.float32, torch.float16) for parameter in self.parameters())
+        )
+
+    def pyramid_density(self) -> PyramidDensity | None:
+        """Returns the density as one kernel can march through it.
+
+        None where it is of another kind (:attr:`has_pyramid_density`) or, on CUDA, read from other than float16 copies
+        (:meth:`VoxelPyramid.fuse`).
+        """
+        grid, decoder = self.grid, self.decoder
+        if not self.has_pyramid_density:
             return None
-        weights = list(decoder.density_network)
-        if (
-            not isinstance(decoder.activation, ExponentialDensity)
-            or any(level.channels != LEVEL_CHANNELS for level in grid.grids)
-            or any(level.numel() >= MAX_NUMBERS for level in grid.levels)
-            or grid.reduce != "concat"
-            or grid.active > MAX_LEVELS
-            or weights[-1].shape[0] > MAX_GEOMETRY
-        ):
-            return None
+        assert isinstance(grid, VoxelPyramid)
+        assert isinstance(decoder, NetworkDecoder)
+        assert isinstance(decoder.activation, ExponentialDensity)
         levels = grid.read_from
         if levels[0].is_cuda and levels[0].dtype != torch.float16:
             return None
+        first, last = decoder.density_network
         # Levels that are off read zero: their columns of the first matrix do nothing.
-        first = weights[0][:, : LEVEL_CHANNELS * len(levels)]
-        return PyramidDensity(levels, grid.aabb, [first, *weights[1:]], decoder.activation.initial)
+        return PyramidDensity(
+            levels, grid.aabb, [first[:, : LEVEL_CHANNELS * len(levels)], last], decoder.activation.initial
+        )

@@ -162,7 +162,8 @@ def visible_samples(
 
     A field that :meth:`RadianceField.pyramid_density` can tell the density of is marched through by one kernel, which
     leaves a ray where it is dark; what lies behind is never placed, nor counted. Others are marched, evaluated and
-    judged one after the other, with the same samples for a result.
+    judged one after the other, with the same samples for a result, except that the kernel keeps the first
+    ``MOST_VISIBLE`` of a ray that shows more.
 
     Args:
         field: Tells their densities.
@@ -186,7 +187,7 @@ def visible_samples(
             rays.directions,
             rays.near,
             rays.far,
-            occupancy.clearance,
+            occupancy.clearance if rays.origins.is_cuda else occupancy.bits,
             occupancy.aabb,
             density.levels,
             density.aabb,

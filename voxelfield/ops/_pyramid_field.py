@@ -17,8 +17,9 @@ LEVEL_CHANNELS = 4
 MAX_LEVELS = 8
 MAX_GEOMETRY = 16
 MAX_NUMBERS = 2**31  # of a level, and not as many
-# As voxelfield.decoders.ExponentialDensity.
-_HIGHEST_RAW = 12.0
+# Of an exponential density: e^12 per world unit is opaque within a millionth of one, and beyond there is nothing to
+# gain. As in extension/cuda/pyramid_march.cuh.
+HIGHEST_RAW = 12.0
 
 
 def check_pyramid_field(
@@ -85,4 +86,4 @@ def geometry_at(positions: Tensor, levels: Sequence[Tensor], aabb: Tensor, densi
 
 def density_of(raw: Tensor, initial: float) -> Tensor:
     """Maps the first network's first output to density, as :class:`voxelfield.decoders.ExponentialDensity` does."""
-    return initial * raw.float().clamp(max=_HIGHEST_RAW).exp()
+    return initial * raw.float().clamp(max=HIGHEST_RAW).exp()

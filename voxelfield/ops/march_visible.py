@@ -11,20 +11,9 @@ from torch import Tensor
 from voxelfield import _library
 from voxelfield.ops._checks import check_dtype, check_same_device, check_tensor
 from voxelfield.ops._packing import PackedSamples, check_capacity, empty_samples, parts_of, sums_of_parts
-from voxelfield.ops._pyramid_field import (
-    LEVEL_CHANNELS,
-    MAX_GEOMETRY,
-    MAX_LEVELS,
-    MAX_NUMBERS,
-    bits_of,
-    check_pyramid_field,
-    density_of,
-    geometry_at,
-)
+from voxelfield.ops._pyramid_field import bits_of, check_pyramid_field, density_of, geometry_at
 from voxelfield.ops.marching import OccupancyBits, march_rays
 from voxelfield.ops.render_grid import cells_to_walk, check_numbers
-
-__all__ = ["LEVEL_CHANNELS", "MAX_GEOMETRY", "MAX_LEVELS", "MAX_NUMBERS", "march_visible"]
 
 
 @torch.no_grad()

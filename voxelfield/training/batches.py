@@ -29,7 +29,7 @@ class PixelSampler:
         within = [(place + 0.5) / side - 0.5 for place in range(side)]
         # A ray beside a pixel's centre is the one through its centre where the principal point lies the other way.
         self._lenses = [
-            (split.cameras.intrinsics - torch.tensor([0.0, 0.0, right, down])).to(device)
+            self._cameras.intrinsics - torch.tensor([0.0, 0.0, right, down], device=device)
             for down, right in itertools.product(within, within)
         ]
 
@@ -47,14 +47,12 @@ class PixelSampler:
         through = [ops.pixel_rays(self._images, index, self._cameras.c2w, lens, aabb) for lens in self._lenses]
         if self._side == 1:
             return Rays(*through[0][:4]), through[0].rgba
-        origins, directions, near, far, _ = (
-            torch.stack(parts, dim=1).flatten(0, 1) for parts in zip(*through, strict=True)
-        )
-        return Rays(origins, directions, near, far), through[0].rgba
+        casts = zip(*(rays[:4] for rays in through), strict=True)
+        return Rays(*(torch.stack(parts, dim=1).flatten(0, 1) for parts in casts)), through[0].rgba
 
 
 def background_for(kind: str, rays: int, device: torch.device) -> Tensor:
-    """Returns backgrounds (R, 3): ``random`` per ray, ``white`` or ``black``."""
+    """Returns backgrounds (R, 3): ``random`` in each row, ``white`` or ``black``."""
     if kind == "random":
         return torch.rand(rays, 3, device=device)
     return torch.full((rays, 3), 1.0 if kind == "white" else 0.0, device=device)

@@ -105,7 +105,7 @@ class TrainerConfig:
     Attributes:
         steps: Number of optimizer steps.
         image_size: Longest image side after downscaling by a whole factor; null keeps images as they are.
-        background: What transparent pixels are trained against: ``random`` (per ray), ``white`` or ``black``.
+        background: What transparent pixels are trained against: ``random`` (per pixel), ``white`` or ``black``.
         evaluation_background: What test views are composited over.
         max_rays: Rays per step at most.
         supersampling: Side of the square of rays that a training pixel is the mean of; 1 is its centre.
@@ -113,7 +113,7 @@ class TrainerConfig:
             follows.
         marched: Samples per step, visible or not, that there is memory for (CUDA only); for fields that are not marched
             through in one kernel (:func:`voxelfield.rendering.visible_samples`).
-        chunk: Rays rendered at once when no gradient is needed.
+        chunk: Rays rendered at once where views are drawn by :func:`voxelfield.rendering.render_view`.
         precision: ``float32``, ``bfloat16`` or ``float16`` for decoders other than a :class:`NetworkDecoder` (which is
             float16 on CUDA, float32 on the CPU); on CUDA a 16-bit one makes grids be read from float16 copies.
         loss_scale: Factor on gradients, so that they do not underflow in float16; Adam does not notice it.
@@ -160,6 +160,11 @@ class TrainerConfig:
         for name, count in counts.items():
             if count < 1:
                 raise ValueError(f"trainer.{name} must be at least 1, got {count}")
+        if self.max_rays < self.supersampling**2:
+            raise ValueError(
+                f"trainer.max_rays must be at least trainer.supersampling**2 = {self.supersampling**2}, the rays of a "
+                f"pixel, got {self.max_rays}"
+            )
         if not self.loss_scale > 0:
             raise ValueError(f"trainer.loss_scale must be positive, got {self.loss_scale}")
         steps = [stage.step for stage in self.stages]

@@ -61,6 +61,9 @@ def rendering_terms(config: LossConfig, rendering: Rendering, prediction: Tensor
         rendering: R rays, those of a pixel together.
         prediction: (R, 3) their colours over the background; a pixel's is their mean.
         truth: (P, 3) the pixels' colours over the background, R a multiple of P.
+
+    Raises:
+        ValueError: Distortion is asked of rays that were rendered without it.
     """
     taken, rays = rendering.taken, prediction.shape[0]
     rays_per_pixel = rays // truth.shape[0]

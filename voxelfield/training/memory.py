@@ -57,7 +57,8 @@ class MemoryEstimate:
 def estimate_memory(field: RadianceField, config: TrainerConfig, split: Split) -> MemoryEstimate:
     """Returns what training steps on CUDA will hold at their peak, to within allocator overhead.
 
-    Previews and the evaluation come on top, and with them ``config.chunk`` rays at once.
+    Previews and the evaluation come on top: ``config.chunk`` rays at once, or what :class:`voxelfield.FieldRenderer`
+    makes copies of, which for spherical harmonics is twice the finest grid in float16.
 
     Args:
         field: The field, at whatever resolution it starts with.

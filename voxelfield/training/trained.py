@@ -24,7 +24,7 @@ class TrainedRun:
     """What a checkpoint holds of a scene.
 
     Attributes:
-        field: The field, without gradients; its grids are in the dtype in which training read them.
+        field: The field, without gradients; its grids are in the dtype in which training on that device reads them.
         occupancy: Where there is something to sample.
         trainer: The loop's settings, of which the evaluation is part.
         config: The run's whole configuration.

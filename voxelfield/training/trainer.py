@@ -258,11 +258,11 @@ class Trainer:
                 f"step {self.step}: the loss or the field was not finite since the last record, now {values}; lower "
                 "optimizer.grid_lr or optimizer.network_lr, or trainer.loss_scale where gradients are float16"
             )
-        if totals["rays"] == 0:
-            raise ValueError(
-                f"step {self.step}: not one ray's samples fit into trainer.marched={self.config.marched} and "
-                f"trainer.samples={self.config.samples}; raise them"
-            )
+        if totals["rays"] < steps * self.config.supersampling**2:
+            room = f"trainer.samples={self.config.samples}"
+            if "marched" in totals:
+                room = f"trainer.marched={self.config.marched} and {room}"
+            raise ValueError(f"step {self.step}: not one pixel's samples fit into {room}; raise that")
         occupancy = self._occupied_fraction()
         rays = totals["rays"]
         values["train/psnr"] = float(mse_to_psnr(torch.tensor(values["loss/photometric"])))
