@@ -112,8 +112,8 @@ class RayWalk {
   float border_[3], start_[3], slope_[3], steps_per_cell_[3], leave_[3];
 };
 
-// The taken lattice positions of a ray one at a time, for those who do something else in between. A walk can be assigned
-// to, which begins another ray's.
+// The taken lattice positions of a ray one at a time, for those who do something else in between. A walk can be
+// assigned to, which begins another ray's.
 template <typename Cells>
 class SampleWalk {
  public:

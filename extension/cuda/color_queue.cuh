@@ -91,8 +91,8 @@ class ColorQueue {
           }
         }
       }
+      __syncwarp();  // the next rows are loaded by the warp as one
     }
-    __syncwarp();
     add_up(pixels);
     count_ = 0;
     __syncwarp();
