@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,15 +120,17 @@ def choose_device(wish: str) -> torch.device:
     return device
 
 
-def load_scene(config: DictConfig, trainer: TrainerConfig, root: Path) -> Scene:
+def load_scene(
+    config: DictConfig, trainer: TrainerConfig, root: Path, splits: Sequence[str] = ("train", "test")
+) -> Scene:
     """Finds and loads the configured scene, downloading it first if ``data.download`` is set.
 
-    Images are downscaled by the smallest whole factor that fits ``trainer.image_size``.
+    Images are downscaled by the smallest whole factor that fits ``trainer.image_size``. Only ``splits`` are read.
     """
     folder = find_scene(config.scene.name, root / config.data.root, download=config.data.download)
     scene = load_blender(
         folder,
-        splits=("train", "test"),
+        splits=splits,
         downscale=1 if trainer.image_size is None else downscale_to_fit(folder, trainer.image_size),
         missing_images=config.data.missing_images,
         aabb=torch.tensor(OmegaConf.to_container(config.scene.aabb), dtype=torch.float32),

@@ -1,0 +1,245 @@
+"""benchmarks/training.py, which trains over sizes: what it varies and measures, and that a failure does not stop it."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+
+from voxelfield.datasets.blender import load_blender
+from voxelfield.training.config import TrainerConfig, parse
+
+ROOT = Path(__file__).resolve().parents[1]
+SCENES = ROOT / "tests" / "fixtures"
+
+TINY = (
+    "trainer=smoke",
+    "trainer.steps=6",
+    "trainer.image_size=25",
+    "trainer.samples=2048",
+    "trainer.marched=16384",
+    "trainer.max_rays=1000",
+    "trainer.stages=[{step: 0, resolution: 8, crop: true}, {step: 4, resolution: 12}]",
+    "trainer.occupancy.resolution=12",
+    "trainer.occupancy.start=2",
+    "trainer.occupancy.every=2",
+    "model=pyramid",
+    "model.resolutions=[4,8,12]",
+    "model.width=16",
+    # On CUDA its networks run in 16 bits whatever the precision: their gradients must not underflow.
+    "trainer.loss_scale=4096",
+)
+
+
+@pytest.fixture
+def training(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    return importlib.import_module("training")
+
+
+@pytest.fixture
+def sweep(training, tmp_path, monkeypatch):
+    """Runs the benchmark on the CPU; returns the rows that it wrote."""
+    # The copy bandwidth takes longer than these trainings, and is the other benchmarks' matter.
+    monkeypatch.setattr(training.harness, "copy_bandwidth", lambda device: 1e9)
+
+    def run(*arguments: str) -> list[dict]:
+        result = tmp_path / "figures" / "training.json"
+        training.main([*TINY, "--data-root", str(SCENES), "--device", "cpu", "--json", str(result), *arguments])
+        return json.loads(result.read_text())["rows"]
+
+    return run
+
+
+def composed(*overrides: str, name: str = "train"):
+    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
+        return compose(name, overrides=list(overrides))
+
+
+# ------------------------------------------------------------------------------------------------- what varies
+
+
+@pytest.mark.parametrize(
+    ("finest", "levels", "stages"),
+    [
+        (64, [16, 32, 64], [(0, 64)]),
+        (128, [16, 32, 64, 128], [(0, 64), (200, 128)]),
+        (192, [16, 32, 64, 128, 192], [(0, 64), (200, 128), (600, 192)]),
+        (256, [16, 32, 64, 128, 256], [(0, 64), (200, 128), (600, 256)]),
+        (1024, [16, 32, 64, 128, 256, 1024], [(0, 64), (200, 128), (600, 256), (1200, 1024)]),
+    ],
+)
+def test_levels_and_stages_follow_the_finest(training, finest, levels, stages):
+    config = training.resized(composed(), training.Size(finest, 2**19))
+    assert config.model.resolutions == levels
+    parsed = parse(TrainerConfig, config.trainer, "trainer")
+    assert [(stage.step, stage.resolution) for stage in parsed.stages] == stages
+    assert [stage.crop for stage in parsed.stages] == [True, *[False] * (len(stages) - 1)]
+
+
+def test_a_model_without_levels_follows_by_its_stages(training):
+    config = training.resized(composed("model=mlp", "trainer=cpu"), training.Size(80, 65536))
+    assert [stage.resolution for stage in config.trainer.stages] == [48, 64, 80]
+
+
+def test_room_for_rays_and_marched_samples_follows_the_samples(training):
+    config = composed()
+    before = config.trainer.copy()
+    double = training.resized(config, training.Size(320, 2 * before.samples)).trainer
+    assert (double.samples, double.max_rays, double.marched) == (
+        2 * before.samples,
+        2 * before.max_rays,
+        2 * before.marched,
+    )
+    assert config.trainer == before
+
+
+@pytest.mark.parametrize("overrides", [(), ("trainer=fast",), ("model=sh",), ("model=mlp", "trainer=cpu")])
+def test_at_its_own_size_a_preset_is_as_it_is(training, overrides):
+    config = composed(*overrides)
+    assert training.resized(config, training.own_size(config)) == config
+
+
+def test_the_preset_comes_first_and_the_farthest_last(training):
+    own = training.Size(320, 2**19)
+    found = training.sizes(own, (128, 320, 512, 1024), (2**17, 2**18, 2**19))
+    assert found == [own, (512, 2**19), (320, 2**18), (128, 2**19), (1024, 2**19), (320, 2**17)]
+    assert own.sweeps(own) == ["finest", "samples"]
+    assert training.Size(512, 2**19).sweeps(own) == ["finest"]
+    assert training.Size(320, 2**18).sweeps(own) == ["samples"]
+
+
+def test_every_so_many_th_view_is_judged_and_the_others_are_trained_on(training):
+    split = load_blender(SCENES / "lego", splits=("train",), downscale=4).train
+    learned, held_out = training.divide(split, 10)
+    assert held_out.names == (split.names[0], split.names[10], split.names[20])
+    assert learned.names == tuple(name for name in split.names if name not in held_out.names)
+    assert torch.equal(held_out.images[1], split.images[10])
+    assert torch.equal(held_out.cameras.c2w[2], split.cameras.c2w[20])
+
+
+# ------------------------------------------------------------------------------------------------- what is measured
+
+
+def test_a_sweep_trains_judges_and_writes(sweep, training, capsys):
+    rows = sweep("--finest", "8", "--samples", "1024")
+    found = [(row["finest"], row["samples"], row["sweeps"]) for row in rows]
+    assert found == [(8, 2048, ["finest"]), (12, 1024, ["samples"])]
+    names = load_blender(SCENES / "lego", splits=("train",), downscale=4).train.names
+    for row in rows:
+        assert row["scene"] == "lego"
+        assert row["overrides"] == list(TINY)
+        assert (row["steps"], row["hold_out"]) == (6, 10)
+        assert row["views"] == [names[0], names[10], names[20]]
+        assert row["ms_per_step"] == pytest.approx(1e3 * row["train_seconds"] / 6)
+        assert 5 < row["psnr"] < 40
+        assert 0 < row["ssim"] < 1
+        assert row["rays"] > 1
+        assert row["peak_gib"] is None
+        assert row["drawn_by"] == "render_pyramid_image"
+    assert rows[0]["parameters"] < rows[1]["parameters"]
+    assert max(rows[0]["resolution"]) < max(rows[1]["resolution"])
+    output = capsys.readouterr().out
+    assert training.as_table(rows) in output
+    assert re.search(r"^finest 8, samples 2048: [0-9.]+ s, [0-9.]+ dB$", output, re.MULTILINE)
+
+
+def test_a_training_that_fails_is_a_row_and_the_sweep_goes_on(sweep, capsys):
+    rows = sweep("trainer.occupancy.threshold=0.999", "--finest", "8", "12", "--samples")
+    assert [row["finest"] for row in rows] == [12, 8]
+    for row in rows:
+        assert "the field has become empty everywhere" in row["error"]
+        assert "psnr" not in row
+    output = capsys.readouterr().out
+    assert output.splitlines()[-2:] == [f"finest {row['finest']}, samples 2048: {row['error']}" for row in rows[::-1]]
+
+
+def test_what_does_not_fit_is_told_before_the_gpu_is_touched(training, monkeypatch):
+    free = 2**20
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 80 * free))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
+    config = composed("scene=lego", f"data.root={SCENES}", *TINY)
+    with pytest.raises(ValueError, match=r"^training needs about .* of GPU memory, but 0\.00 GiB are free on cuda"):
+        training.train(config, torch.device("cuda"), 10)
+
+
+# ------------------------------------------------------------------------------------------------- table and plot
+
+ROW = {"scene": "lego", "overrides": [], "steps": 10, "hold_out": 10}
+FIGURES = {"train_seconds": 20.0, "ms_per_step": 2.0, "rays": 9, "psnr": 35.1, "ssim": 0.98, "parameters": 10**7}
+ROWS = [
+    {**ROW, **FIGURES, "finest": 320, "samples": 4096, "sweeps": ["finest", "samples"], "peak_gib": 4.0},
+    {**ROW, **FIGURES, "finest": 128, "samples": 4096, "sweeps": ["finest"], "peak_gib": 2.5, "psnr": 33.3},
+    {**ROW, "finest": 1024, "samples": 4096, "sweeps": ["finest"], "error": "training needs about 99 GiB"},
+    {**ROW, **FIGURES, "finest": 320, "samples": 8192, "sweeps": ["samples"], "peak_gib": 5.0, "train_seconds": 30.0},
+]
+
+
+def drawn(training, tmp_path, *files: list[dict], out: str = "plot.svg") -> ElementTree.Element:
+    paths = [tmp_path / f"{number}.json" for number in range(len(files))]
+    for path, rows in zip(paths, files, strict=True):
+        path.write_text(json.dumps({"rows": rows}))
+    training.main(["--plot", *map(str, paths), "--out", str(tmp_path / "plots" / out)])
+    return ElementTree.parse(tmp_path / "plots" / out).getroot()
+
+
+def counted(root: ElementTree.Element, kind: str) -> int:
+    return len(root.findall(f"{{http://www.w3.org/2000/svg}}{kind}"))
+
+
+def test_the_plot_has_both_sweeps_of_all_files_and_the_table_names_errors(training, tmp_path, capsys):
+    replaced = {**ROWS[0], "psnr": 1.0}
+    root = drawn(training, tmp_path, [replaced], ROWS[:2], ROWS[2:])
+    assert counted(root, "polyline") == 6
+    assert counted(root, "circle") == 3 * (2 + 2)
+    texts = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"seconds against finest level", "GiB against samples a step", "8Ki", "lego, 10 steps"} <= set(texts)
+    # Linear and about the values: 33.3 to 35.1.
+    assert {"33", "34.5", "35.5"} <= set(texts)
+    table = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in table[2:6]] == [
+        ["128", "4096"],
+        ["320", "4096"],
+        ["320", "8192"],
+        ["1024", "4096"],
+    ]
+    assert table[6] == "finest 1024, samples 4096: training needs about 99 GiB"
+
+
+def test_a_plot_without_figures_of_the_device_leaves_their_panels_out(training, tmp_path):
+    root = drawn(training, tmp_path, [{**row, "peak_gib": None} for row in ROWS[:1]])
+    assert counted(root, "polyline") == 4
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (ROWS[2:3], "there is no training to draw"),
+        ([ROWS[0], {**ROWS[1], "steps": 11}], "rows to draw together must have the same steps"),
+    ],
+)
+def test_rows_that_make_no_curve_are_refused(training, tmp_path, rows, message):
+    with pytest.raises(ValueError, match=message):
+        drawn(training, tmp_path, rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--hold-out", "1"], "--hold-out must be at least 2, got 1"),
+        (["--finest", "1"], "--finest must be at least 2, got [1]"),
+        (["--samples", "0"], "--samples must be at least 1, got [0]"),
+        (["--out", "plot.svg"], "--plot and --out go together"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(training, capsys, arguments, message):
+    with pytest.raises(SystemExit):
+        training.main(arguments)
+    assert message in capsys.readouterr().err
