@@ -33,38 +33,59 @@ def visual_hull(alpha: Tensor, cameras: Cameras, aabb: Tensor, resolution: tuple
     if alpha.shape != (len(cameras), cameras.height, cameras.width):
         expected = (len(cameras), cameras.height, cameras.width)
         raise ValueError(f"alpha must have shape {expected}, as the cameras say, got {tuple(alpha.shape)}")
-    centres, radius = _cells(aabb, resolution)
-    possible = torch.ones(centres.shape[0], dtype=torch.bool, device=aabb.device)
-    for index in range(len(cameras)):
-        image = alpha[index]
-        if bool(image.all()):
+    axes = [_centres(aabb, axis, cells) for axis, cells in enumerate(resolution)]
+    reaches = _reaches(cameras.to("cpu"), aabb.cpu(), resolution)
+    opaque_throughout = alpha.flatten(1).all(dim=1).tolist()
+    possible = torch.ones(resolution, dtype=torch.bool, device=aabb.device)
+    for index, reach in enumerate(reaches):
+        if opaque_throughout[index] or 2 * reach >= min(cameras.width, cameras.height):
             continue
-        right, up, backward, origin = cameras.c2w[index, :3].unbind(-1)
-        fx, fy, cx, cy = cameras.intrinsics[index].tolist()
-        offset = centres - origin
-        depth = -(offset * backward).sum(-1)
-        nearest = float(depth.min()) - radius
-        # Dilating the image by the largest footprint of any cell spares a window of its own for each.
-        # Away from the axis a ball's image is longer than on it.
-        slant = math.hypot(1, max(cx, cameras.width - cx) / fx, max(cy, cameras.height - cy) / fy)
-        reach = math.ceil(max(fx, fy) * radius * slant / nearest) + 1 if nearest > 0 else cameras.width
-        if 2 * reach >= min(cameras.width, cameras.height):
-            continue
-        column = (cx + fx * (offset * right).sum(-1) / depth).floor().long()
-        row = (cy - fy * (offset * up).sum(-1) / depth).floor().long()
+        column, row = _project(cameras, index, axes)
         inside = (column >= reach) & (column < cameras.width - reach)
         inside &= (row >= reach) & (row < cameras.height - reach)
-        opaque = _dilate((image > 0).to(aabb.device), reach)
-        seen = opaque[row.clamp(0, cameras.height - 1), column.clamp(0, cameras.width - 1)]
+        opaque = _dilate((alpha[index] > 0).to(aabb.device), reach)
+        seen = opaque[row.clamp_(0, cameras.height - 1), column.clamp_(0, cameras.width - 1)]
         possible &= seen | ~inside
-    return possible.view(resolution)
+    return possible
 
 
-def _cells(aabb: Tensor, resolution: tuple[int, int, int]) -> tuple[Tensor, float]:
-    """Returns the centres (X * Y * Z, 3) of a box's cells and the radius of a ball around one."""
-    size = (aabb[1] - aabb[0]) / torch.tensor(resolution, dtype=aabb.dtype, device=aabb.device)
-    axes = [aabb[0, a] + (torch.arange(n, device=aabb.device) + 0.5) * size[a] for a, n in enumerate(resolution)]
-    return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).view(-1, 3), 0.5 * float(size.norm())
+def _centres(aabb: Tensor, axis: int, cells: int) -> Tensor:
+    """Returns where the centres of a box's cells lie along an axis."""
+    low, high = aabb[:, axis]
+    return low + (torch.arange(cells, device=aabb.device) + 0.5) * ((high - low) / cells)
+
+
+def _project(cameras: Cameras, index: int, axes: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Returns the columns and rows, int64 (X, Y, Z), of the pixels that show the points of a lattice."""
+    right, up, backward, origin = cameras.c2w[index, :3].unbind(-1)
+    fx, fy, cx, cy = cameras.intrinsics[index]
+
+    def along(direction: Tensor) -> Tensor:
+        x, y, z = ((axis - o) * d for axis, o, d in zip(axes, origin, direction, strict=True))
+        return (x[:, None] + y)[:, :, None] + z
+
+    depth = -along(backward)
+    column = (cx + fx * along(right) / depth).floor_().long()
+    row = (cy - fy * along(up) / depth).floor_().long()
+    return column, row
+
+
+def _reaches(cameras: Cameras, aabb: Tensor, resolution: tuple[int, int, int]) -> list[int]:
+    """Returns how many pixels away from its centre's a cell can show in each image; all on the host.
+
+    Dilating an image by the largest footprint of any cell spares a window of its own for each.
+    """
+    size = (aabb[1] - aabb[0]) / torch.tensor(resolution)
+    radius = 0.5 * float(size.norm())
+    corners = torch.cartesian_prod(*(aabb + 0.5 * torch.stack((size, -size))).unbind(-1))
+    reaches = []
+    for c2w, intrinsics in zip(cameras.c2w, cameras.intrinsics, strict=True):
+        fx, fy, cx, cy = intrinsics.tolist()
+        nearest = float(((c2w[:3, 3] - corners) * c2w[:3, 2]).sum(-1).min()) - radius
+        # Away from the axis a ball's image is longer than on it.
+        slant = math.hypot(1, max(cx, cameras.width - cx) / fx, max(cy, cameras.height - cy) / fy)
+        reaches.append(math.ceil(max(fx, fy) * radius * slant / nearest) + 1 if nearest > 0 else cameras.width)
+    return reaches
 
 
 def _dilate(mask: Tensor, reach: int) -> Tensor:

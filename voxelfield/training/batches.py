@@ -19,19 +19,27 @@ class PixelSampler:
         split: Training images and cameras.
         device: Where to keep them, and where batches appear.
         side: Of the square of rays through each pixel, spread evenly over it; 1 is its centre.
+
+    Attributes:
+        cameras: The training cameras, on the device.
     """
 
     def __init__(self, split: Split, device: torch.device, side: int = 1) -> None:
         self._images = split.images.to(device).contiguous()
-        self._cameras = split.cameras.to(device)
+        self.cameras = split.cameras.to(device)
         self._count = self._images[..., 0].numel()
         self._side = side
         within = [(place + 0.5) / side - 0.5 for place in range(side)]
         # A ray beside a pixel's centre is the one through its centre where the principal point lies the other way.
         self._lenses = [
-            self._cameras.intrinsics - torch.tensor([0.0, 0.0, right, down], device=device)
+            self.cameras.intrinsics - torch.tensor([0.0, 0.0, right, down], device=device)
             for down, right in itertools.product(within, within)
         ]
+
+    @property
+    def alpha(self) -> Tensor:
+        """Opacity (N, H, W) of the images, uint8, on the device."""
+        return self._images[..., 3]
 
     def draw(self, count: int, aabb: Tensor) -> tuple[Rays, Tensor]:
         """Draws pixels from torch's global generator.
@@ -44,7 +52,7 @@ class PixelSampler:
             P * side**2 rays, those of a pixel together, and the pixels' (P, 4) RGBA, float32 in [0, 1], straight alpha.
         """
         index = torch.randint(self._count, (count,), device=self._images.device)
-        through = [ops.pixel_rays(self._images, index, self._cameras.c2w, lens, aabb) for lens in self._lenses]
+        through = [ops.pixel_rays(self._images, index, self.cameras.c2w, lens, aabb) for lens in self._lenses]
         if self._side == 1:
             return Rays(*through[0][:4]), through[0].rgba
         casts = zip(*(rays[:4] for rays in through), strict=True)

@@ -81,9 +81,8 @@ class Trainer:
         self.saved_config = saved_config
         self.step = 0
         self.train_seconds = 0.0
-        self._split = split
-        pixels = PixelSampler(split, self.device, config.supersampling)
-        self._step = TrainingStep(field, self.occupancy, pixels, self.optimizers, config, optimizer)
+        self._pixels = PixelSampler(split, self.device, config.supersampling)
+        self._step = TrainingStep(field, self.occupancy, self._pixels, self.optimizers, config, optimizer)
         self._attach()
 
     @property
@@ -213,8 +212,7 @@ class Trainer:
         """Rules out what the training images show as transparent, as finely as the present box allows."""
         aabb = self.field.grid.aabb
         x, y, z = self.occupancy.occupied.shape
-        alpha = self._split.images[..., 3]
-        self.occupancy.confine(visual_hull(alpha, self._split.cameras.to(self.device), aabb, (x, y, z)), aabb)
+        self.occupancy.confine(visual_hull(self._pixels.alpha, self._pixels.cameras, aabb, (x, y, z)), aabb)
         if not bool(self.occupancy.occupied.any()):
             raise EmptyFieldError(
                 f"the training images show nothing inside {aabb.tolist()}: check scene.aabb and that the poses are "
