@@ -42,6 +42,8 @@ class GraphedCall:
             stream = torch.cuda.Stream(self._device)
             with torch.cuda.device(self._device), torch.cuda.graph(graph, stream=stream):
                 self._function()
+            # Capturing set the graph's random numbers to zero there: a replay that overtook it would draw them anew.
+            torch.cuda.current_stream(self._device).wait_stream(stream)
             self._graph = graph
             graph.replay()
 
