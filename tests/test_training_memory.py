@@ -39,10 +39,11 @@ def say_free(monkeypatch, free: int) -> None:
 
 
 def test_the_total_is_the_sum_and_the_text_has_every_part():
-    estimate = MemoryEstimate(*(n * GIB for n in (1, 2, 3, 4, 5, 6)))
-    assert estimate.total == 21 * GIB
+    estimate = MemoryEstimate(*(n * GIB for n in (1, 2, 3, 4, 5, 6, 7)))
+    assert estimate.total == 28 * GIB
     assert str(estimate) == (
-        "21.00 GiB (parameters 1.00, gradients 2.00, optimizer 3.00, copies 4.00, images 5.00, samples 6.00)"
+        "28.00 GiB (parameters 1.00, gradients 2.00, optimizer 3.00, copies 4.00, average 5.00, images 6.00, "
+        "samples 7.00)"
     )
 
 
@@ -52,6 +53,8 @@ def test_parts_of_a_pyramid():
     assert estimate.parameters == estimate.gradients == 4 * values
     assert estimate.optimizer == 8 * values
     assert estimate.copies == 2 * values
+    assert estimate.average == 0
+    assert estimated("model=pyramid", "model.resolutions=[4,8,12]", "trainer.average_steps=5").average == 4 * values
     images = load_blender(ROOT / "tests" / "fixtures" / "lego").train.images
     assert estimate.images == images.numel()
 
@@ -87,8 +90,8 @@ def test_a_pyramid_marched_in_one_kernel_notes_distances_by_ray():
 
 
 def test_what_fits_passes_and_a_cpu_is_not_asked(monkeypatch):
-    estimate = MemoryEstimate(GIB, GIB, 0, 0, 0, 0)
-    check_memory(MemoryEstimate(10**18, 0, 0, 0, 0, 0), torch.device("cpu"))
+    estimate = MemoryEstimate(GIB, GIB, 0, 0, 0, 0, 0)
+    check_memory(MemoryEstimate(10**18, 0, 0, 0, 0, 0, 0), torch.device("cpu"))
     say_free(monkeypatch, 2 * GIB)
     check_memory(estimate, torch.device("cuda"))
     say_free(monkeypatch, GIB)
@@ -101,8 +104,8 @@ def test_what_fits_passes_and_a_cpu_is_not_asked(monkeypatch):
 @pytest.mark.parametrize(
     ("estimate", "advice"),
     [
-        (MemoryEstimate(GIB, GIB, 2 * GIB, 0, 0, GIB), "model.resolutions, or the last of trainer.stages"),
-        (MemoryEstimate(GIB, 0, 0, 0, 0, 4 * GIB), "lower trainer.samples, trainer.max_rays and trainer.marched"),
+        (MemoryEstimate(GIB, GIB, 2 * GIB, 0, 0, 0, GIB), "model.resolutions, or the last of trainer.stages"),
+        (MemoryEstimate(GIB, 0, 0, 0, 0, 0, 4 * GIB), "lower trainer.samples, trainer.max_rays and trainer.marched"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_advice(monkeypatch, estimate, advice):
@@ -115,6 +118,7 @@ def test_what_does_not_fit_is_refused_with_advice(monkeypatch, estimate, advice)
 
 def test_a_run_is_refused_before_it_touches_the_gpu(monkeypatch, tmp_path, caplog):
     monkeypatch.setattr(module, "choose_device", lambda wish: torch.device("cuda"))
+    monkeypatch.setattr(module._library, "ensure_loaded", lambda device_type: True)
     say_free(monkeypatch, GIB // 2)
     caplog.set_level("INFO")
     stages = "trainer.stages=[{step: 0, resolution: 400}]"

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
@@ -82,15 +82,24 @@ def _ensure_module(name: str) -> None:
             register()
 
 
-def _candidates(name: str) -> list[Path]:
-    """Prebuilt modules in the order they are tried: beside this file, in an installed copy, in the build cache."""
-    folders = [_build.PACKAGE]
+def _folders() -> Iterator[Path]:
+    yield _build.PACKAGE
     # A clone's own voxelfield/ may shadow an installed package that has binaries: those serve if the sources agree.
     for distribution in importlib.metadata.distributions(name="voxelfield"):
-        folders.append(Path(str(distribution.locate_file("voxelfield"))))
-    folders.append(_build.cache_directory())
-    found = (folder / f"{name}{suffix}" for folder in folders for suffix in (".abi3.so", ".pyd", ".so"))
-    return [path for path in dict.fromkeys(found) if path.is_file()]
+        yield Path(str(distribution.locate_file("voxelfield")))
+    # Last: to ask torch where that is takes longer than all the rest.
+    yield _build.cache_directory()
+
+
+def _candidates(name: str) -> Iterator[Path]:
+    """Prebuilt modules in the order they are tried: beside this file, in an installed copy, in the build cache."""
+    seen = set()
+    for folder in _folders():
+        for suffix in (".abi3.so", ".pyd", ".so"):
+            path = folder / f"{name}{suffix}"
+            if path not in seen and path.is_file():
+                seen.add(path)
+                yield path
 
 
 def _find(name: str) -> Path | None:

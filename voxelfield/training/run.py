@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from voxelfield import _library
 from voxelfield.cameras import Cameras, orbit
 from voxelfield.datasets.blender import downscale_to_fit, load_blender
 from voxelfield.datasets.locate import find_scene
@@ -54,6 +55,8 @@ def run(config: DictConfig, run_directory: Path, root: Path) -> dict[str, Any] |
     trainer_config = parse(TrainerConfig, config.trainer, "trainer")
     optimizer_config = parse(OptimizerConfig, config.optimizer, "optimizer")
     device = choose_device(config.device)
+    # Kernels that cannot be had are to be missed now, not once the images are loaded.
+    _library.ensure_loaded(device.type)
     checkpoint = None
     if config.resume is not None:
         checkpoint = load_checkpoint(resolve_checkpoint(root / config.resume))
