@@ -19,7 +19,7 @@ BOX = ((0, 0, 0), (1, 1, 1))
 
 
 def make_config(**changes) -> OptimizerConfig:
-    settings = {"grid_lr": 0.2, "network_lr": 0.002, "final_lr": 0.1, "betas": (0.8, 0.95), "eps": 1e-12}
+    settings = {"grid_lr": 0.2, "network_lr": 0.002, "betas": (0.8, 0.95), "eps": 1e-12}
     return OptimizerConfig(**{**settings, **changes})
 
 

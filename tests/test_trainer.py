@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from pathlib import Path
@@ -204,7 +205,7 @@ def test_rendering_and_truth_share_their_background(make_trainer, scene, backgro
 
 
 def test_learning_rates_decay_to_the_configured_share(make_trainer):
-    trainer = make_trainer("optimizer.final_lr=0.01", "optimizer.grid_lr=0.5", "optimizer.network_lr=0.25")
+    trainer = make_trainer("trainer.final_lr=0.01", "optimizer.grid_lr=0.5", "optimizer.network_lr=0.25")
     trainer.fit()
     grid, network = trainer.log.series("lr/grid"), trainer.log.series("lr/network")
     # the record of step k is that of the k-th update, which starts from step k - 1
@@ -307,7 +308,7 @@ def test_a_graph_follows_the_learning_rate(make_trainer):
             changes[step] = float((features - last["features"]).abs().max())
         last["features"] = features
 
-    trainer = make_trainer(*ON_CUDA, "trainer.steps=20", "optimizer.final_lr=1e-8", device="cuda")
+    trainer = make_trainer(*ON_CUDA, "trainer.steps=20", "trainer.final_lr=1e-8", device="cuda")
     trainer.log.watch = watch
     trainer.fit()
     assert changes[6] > 0
@@ -524,7 +525,7 @@ def test_resuming_on_a_device_continues_the_count(make_trainer, device):
 def test_resuming_takes_rates_and_limits_from_the_configuration(make_trainer):
     first = make_trainer("optimizer.grid_lr=0.5", "trainer.preview_every=1")
     first.fit(interrupt_at(5))
-    second = make_trainer("optimizer.grid_lr=0.25", "optimizer.final_lr=1", "trainer.max_rays=20")
+    second = make_trainer("optimizer.grid_lr=0.25", "trainer.final_lr=1", "trainer.max_rays=20")
     second.restore(load_checkpoint(first.run_directory))
     assert second.fit()
     assert second.log.series("lr/grid") == [(step, 0.25) for step in range(6, 11)]
@@ -542,6 +543,35 @@ def test_an_interrupted_run_leaves_a_checkpoint(make_trainer):
     assert state["config"] == {"note": "run"}
     assert torch.equal(state["field"]["grid.features"], trainer.field.grid.features)
     assert torch.equal(state["occupancy"]["occupied"], trainer.occupancy.occupied)
+
+
+def test_the_field_ends_as_the_mean_of_its_last_steps(make_trainer):
+    plain = make_trainer("trainer.steps=20")
+    plain.fit()
+    averaged = make_trainer("trainer.steps=20", "trainer.average_steps=30")
+    half_way = {}
+
+    def keep(step, values):
+        if step in (10, 20):
+            half_way[step] = averaged.field.grid.features.detach().clone()
+
+    averaged.log.watch = keep
+    averaged.fit()
+    torch.testing.assert_close(half_way[20], plain.field.grid.features.detach())
+    expected = torch.lerp(half_way[10], half_way[20], 1 - math.exp(-10 / 30))
+    torch.testing.assert_close(averaged.field.grid.features.detach(), expected)
+
+
+def test_an_average_survives_an_interruption(make_trainer):
+    settings = ("trainer.steps=30", "trainer.average_steps=20", "trainer.preview_every=1")
+    whole = make_trainer(*settings)
+    whole.fit()
+    first = make_trainer(*settings)
+    first.fit(interrupt_at(15))
+    second = make_trainer(*settings)
+    second.restore(load_checkpoint(first.run_directory))
+    second.fit()
+    torch.testing.assert_close(second.field.grid.features, whole.field.grid.features, atol=0, rtol=0)
 
 
 def test_checkpoints_and_previews_come_in_their_rhythm(make_trainer):

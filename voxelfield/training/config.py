@@ -104,6 +104,9 @@ class TrainerConfig:
 
     Attributes:
         steps: Number of optimizer steps.
+        final_lr: Share of the learning rates that is left after the last step (exponential decay).
+        average_steps: Makes the field in the end the mean of what it was in the last steps: the time constant of an
+            exponential moving average of its weights (:class:`voxelfield.training.averaging.WeightAverage`); 0: none.
         image_size: Longest image side after downscaling by a whole factor; null keeps images as they are.
         background: What transparent pixels are trained against: ``random`` (per pixel), ``white`` or ``black``.
         evaluation_background: What test views are composited over.
@@ -125,6 +128,8 @@ class TrainerConfig:
     """
 
     steps: int = MISSING
+    final_lr: float = MISSING
+    average_steps: int = 0
     image_size: int | None = None
     background: str = MISSING
     evaluation_background: str = MISSING
@@ -165,8 +170,11 @@ class TrainerConfig:
                 f"trainer.max_rays must be at least trainer.supersampling**2 = {self.supersampling**2}, the rays of a "
                 f"pixel, got {self.max_rays}"
             )
-        if not self.loss_scale > 0:
-            raise ValueError(f"trainer.loss_scale must be positive, got {self.loss_scale}")
+        for name in ("loss_scale", "final_lr"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"trainer.{name} must be positive, got {getattr(self, name)}")
+        if self.average_steps < 0:
+            raise ValueError(f"trainer.average_steps must not be negative, got {self.average_steps}")
         steps = [stage.step for stage in self.stages]
         if not steps or steps[0] != 0 or steps != sorted(set(steps)):
             raise ValueError(f"trainer.stages must start at step 0 and have rising steps, got steps {steps}")
@@ -181,7 +189,6 @@ class OptimizerConfig:
     Attributes:
         grid_lr: Learning rate of grids.
         network_lr: Learning rate of everything else.
-        final_lr: Share of the learning rates that is left after the last step (exponential decay).
         betas: Adam's averaging constants.
         eps: Adam's floor on the root of the second moment.
         grid_decay: Decoupled weight decay of grids (Loshchilov and Hutter 2019), at the vertices that a step updates:
@@ -192,7 +199,6 @@ class OptimizerConfig:
 
     grid_lr: float = MISSING
     network_lr: float = MISSING
-    final_lr: float = MISSING
     betas: tuple[float, float] = (0.9, 0.99)
     eps: float = 1e-15
     grid_decay: float = 0.0
@@ -200,7 +206,7 @@ class OptimizerConfig:
     skip_untouched: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("grid_lr", "network_lr", "final_lr"):
+        for name in ("grid_lr", "network_lr"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"optimizer.{name} must be positive, got {getattr(self, name)}")
         if len(self.betas) != 2:

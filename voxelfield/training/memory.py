@@ -32,6 +32,7 @@ class MemoryEstimate:
         gradients: Sums of the grids' gradients, float32.
         optimizer: Adam's two moments.
         copies: What the grids are read from, if that is not the parameters themselves.
+        average: Their mean over the last steps, if that is wanted.
         images: Training images, 8-bit RGBA.
         samples: Ray samples of a step, and what is computed of them.
     """
@@ -40,6 +41,7 @@ class MemoryEstimate:
     gradients: int
     optimizer: int
     copies: int
+    average: int
     images: int
     samples: int
 
@@ -82,6 +84,7 @@ def estimate_memory(field: RadianceField, config: TrainerConfig, split: Split) -
         gradients=_FLOAT * values,
         optimizer=2 * _FLOAT * values,
         copies=0 if copies == torch.float32 else width * values,
+        average=_FLOAT * values if config.average_steps > 0 else 0,
         images=split.images.numel(),
         samples=marched + visible,
     )
@@ -102,7 +105,7 @@ def check_memory(estimate: MemoryEstimate, device: torch.device) -> None:
     free, _ = torch.cuda.mem_get_info(device)
     free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if estimate.total > free:
-        grids = estimate.parameters + estimate.gradients + estimate.optimizer + estimate.copies
+        grids = estimate.parameters + estimate.gradients + estimate.optimizer + estimate.copies + estimate.average
         advice = (
             "a lower finest resolution (model.resolutions, or the last of trainer.stages) or fewer channels"
             if grids > estimate.samples

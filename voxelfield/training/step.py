@@ -12,7 +12,7 @@ from voxelfield.fields import RadianceField
 from voxelfield.occupancy import OccupancyGrid
 from voxelfield.rendering import Capacity, RenderSettings, render
 from voxelfield.training.batches import PixelSampler, background_for
-from voxelfield.training.config import OptimizerConfig, TrainerConfig
+from voxelfield.training.config import TrainerConfig
 from voxelfield.training.losses import rendering_terms
 from voxelfield.training.metrics import mse_to_psnr
 from voxelfield.training.optimizer import Optimizers
@@ -56,7 +56,6 @@ class TrainingStep:
         pixels: The training images.
         optimizers: Update the field.
         config: The loop's settings.
-        rates: The learning rates' decay.
 
     Attributes:
         number: Steps done, int64, on the device.
@@ -73,7 +72,6 @@ class TrainingStep:
         pixels: PixelSampler,
         optimizers: Optimizers,
         config: TrainerConfig,
-        rates: OptimizerConfig,
     ) -> None:
         self.device = field.grid.aabb.device
         self.number = torch.zeros((), dtype=torch.int64, device=self.device)
@@ -86,7 +84,6 @@ class TrainingStep:
         self._pixels = pixels
         self._optimizers = optimizers
         self._config = config
-        self._final_lr = rates.final_lr
 
     def run(self, settings: RenderSettings) -> None:
         """Takes one step.
@@ -95,7 +92,7 @@ class TrainingStep:
             settings: How rays are sampled.
         """
         config = self._config
-        self._optimizers.scale(exponential_decay(self.number, config.steps, self._final_lr))
+        self._optimizers.scale(exponential_decay(self.number, config.steps, config.final_lr))
         rays_per_pixel = config.supersampling**2
         pixels = max(1, self.rays // rays_per_pixel)
         rays, rgba = self._pixels.draw(pixels, self._field.grid.aabb)

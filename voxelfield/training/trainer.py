@@ -19,6 +19,7 @@ from voxelfield.grids import cubic_voxels
 from voxelfield.occupancy import OccupancyGrid
 from voxelfield.pyramid import VoxelPyramid
 from voxelfield.rendering import RenderSettings
+from voxelfield.training.averaging import WeightAverage
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.checkpoint import checkpoint_path, save_checkpoint
 from voxelfield.training.clock import synchronized_time
@@ -82,7 +83,8 @@ class Trainer:
         self.step = 0
         self.train_seconds = 0.0
         self._pixels = PixelSampler(split, self.device, config.supersampling)
-        self._step = TrainingStep(field, self.occupancy, self._pixels, self.optimizers, config, optimizer)
+        self._step = TrainingStep(field, self.occupancy, self._pixels, self.optimizers, config)
+        self._average = WeightAverage(field, config.steps, config.average_steps)
         self._attach()
 
     @property
@@ -121,6 +123,7 @@ class Trainer:
                 rays = self._step.rays if self._step.capacity is None else 0
                 self._graphed()
                 self.step += 1
+                self._average.update(self.step)
                 progress.update(self.step, psnr=self._step.psnr, rays=rays)
                 if self.step % config.log_every == 0 or self.step == config.steps:
                     elapsed = self._now() - started - pause.seconds
@@ -133,6 +136,8 @@ class Trainer:
                     self.train_seconds = before + self._now() - started - pause.seconds
                     with pause:
                         self.save()
+            if self.step >= config.steps:
+                self._average.apply()
             self.train_seconds = before + self._now() - started - pause.seconds
         self.save()
         return self.step >= config.steps
@@ -153,6 +158,7 @@ class Trainer:
                 "field": self.field.state_dict(),
                 "occupancy": self.occupancy.state_dict(),
                 "optimizer": self.optimizers.state_dict(),
+                "average": self._average.state_dict(),
                 "rng": torch.get_rng_state(),
                 "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
                 "config": self.saved_config,
@@ -168,6 +174,8 @@ class Trainer:
         self.step, self.train_seconds = checkpoint["step"], checkpoint["train_seconds"]
         self._step.resume(self.step, checkpoint["rays"])
         self._attach()
+        if "average" in checkpoint:
+            self._average.load_state_dict(checkpoint["average"])
         torch.set_rng_state(checkpoint["rng"].cpu())
         if self.device.type == "cuda" and checkpoint["cuda_rng"] is not None:
             torch.cuda.set_rng_state(checkpoint["cuda_rng"].cpu(), self.device)
@@ -207,6 +215,7 @@ class Trainer:
         # Captured in the graph as numbers: what they are computed from must not be looked at in there.
         settings = self.settings
         self._graphed = GraphedCall(lambda: self._step.run(settings), self.device)
+        self._average.restart()
 
     def _confine_occupancy(self) -> None:
         """Rules out what the training images show as transparent, as finely as the present box allows."""

@@ -1,0 +1,86 @@
+"""The average of the weights over the last steps."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from voxelfield import VoxelPyramid
+from voxelfield.decoders import DensityActivation, SHDecoder
+from voxelfield.fields import RadianceField
+from voxelfield.training.averaging import WeightAverage
+
+
+@pytest.fixture
+def field(device):
+    decoder = SHDecoder(0, DensityActivation(10.0, 0.1))
+    pyramid = VoxelPyramid((2, 4), decoder.channels, ((0, 0, 0), (1, 1, 1)), reduce="sum", device=device)
+    return RadianceField(pyramid, decoder)
+
+
+def fill(field: RadianceField, value: float) -> None:
+    with torch.no_grad():
+        for weight in field.parameters():
+            weight.fill_(value)
+
+
+def test_it_is_the_exponential_average_of_every_tenth_step_near_the_end(field):
+    average = WeightAverage(field, steps=400, time_constant=20)
+    for step in range(1, 401):
+        fill(field, float(step))
+        average.update(step)
+    expected = 300.0  # five time constants before the end it begins
+    for step in range(310, 401, 10):
+        expected += (1 - math.exp(-10 / 20)) * (step - expected)
+    average.apply()
+    for weight in field.parameters():
+        torch.testing.assert_close(weight, torch.full_like(weight, expected))
+
+
+def test_without_a_time_constant_weights_stay_as_they_are(field):
+    average = WeightAverage(field, steps=20, time_constant=0)
+    for step in range(1, 21):
+        fill(field, float(step))
+        average.update(step)
+    average.apply()
+    assert all((weight == 20).all() for weight in field.parameters())
+
+
+def test_copies_that_are_read_follow(field):
+    average = WeightAverage(field, steps=20, time_constant=100)
+    copies = field.grid.fuse(torch.float16)
+    for step in (10, 20):
+        fill(field, float(step))
+        average.update(step)
+    average.apply()
+    for copy, weight in zip(copies, field.grid.levels, strict=True):
+        assert 10 < float(weight.detach().max()) < 20
+        torch.testing.assert_close(copy, weight.half())
+
+
+def test_it_begins_anew_where_grids_change_their_shape(field):
+    average = WeightAverage(field, steps=40, time_constant=100)
+    fill(field, 1.0)
+    average.update(10)
+    field.grid.refit(((0, 0, 0), (1, 1, 0.5)))
+    average.restart()
+    fill(field, 3.0)
+    average.update(20)
+    average.apply()
+    for weight in field.parameters():
+        torch.testing.assert_close(weight, torch.full_like(weight, 3.0))
+
+
+def test_a_saved_average_goes_on(field):
+    first, second = (WeightAverage(field, steps=40, time_constant=100) for _ in range(2))
+    fill(field, 1.0)
+    first.update(10)
+    second.load_state_dict(first.state_dict())
+    fill(field, 2.0)
+    second.update(20)
+    second.apply()
+    expected = 1 + (1 - math.exp(-10 / 100))
+    for weight in field.parameters():
+        torch.testing.assert_close(weight, torch.full_like(weight, expected))

@@ -1,0 +1,75 @@
+"""The mean of a field's weights over the last steps of training."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from voxelfield.fields import RadianceField
+
+# Steps between two looks at the weights: neighbouring ones hardly differ, and a look moves as much memory as a step.
+_EVERY = 10
+# Time constants over which the average runs: what lies further back would weigh less than a hundredth.
+_SPAN = 5
+
+
+class WeightAverage:
+    r"""Exponential moving average of a field's weights, :math:`\bar{w} \leftarrow \beta \bar{w} + (1 - \beta) w`.
+
+    Single steps at a high learning rate jump about a minimum; their mean lies nearer to it, and generalises better
+    (Polyak and Juditsky 1992; Izmailov et al. 2018). It begins with the weights some time constants before the end.
+
+    Args:
+        field: The field that is trained.
+        steps: Number of steps of the run.
+        time_constant: Steps in which the weight of one look falls to 1/e, the decay being
+            :math:`\beta = e^{-1 / \mathrm{time\_constant}}` a step; 0 for no average at all.
+    """
+
+    def __init__(self, field: RadianceField, steps: int, time_constant: int) -> None:
+        self._field = field
+        self._first = max(0, steps - _SPAN * time_constant)
+        self._share = -math.expm1(-_EVERY / time_constant) if time_constant > 0 else 0.0
+        self._mean: list[Tensor] | None = None
+
+    def restart(self) -> None:
+        """Forgets what was averaged: the grids have changed their shape."""
+        self._mean = None
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Takes the weights after a step into account, if it is due.
+
+        Args:
+            step: Number of steps done.
+        """
+        if self._share == 0 or step < self._first or step % _EVERY != 0:
+            return
+        weights: list[Tensor] = list(self._field.parameters())
+        if self._mean is None:
+            self._mean = [weight.detach().clone() for weight in weights]
+        else:
+            torch._foreach_lerp_(self._mean, weights, self._share)
+
+    @torch.no_grad()
+    def apply(self) -> None:
+        """Makes the field's weights their average, if there is one; copies that grids are read from follow."""
+        if self._mean is None:
+            return
+        for weight, mean in zip(self._field.parameters(), self._mean, strict=True):
+            weight.copy_(mean)
+        self._field.grid.refresh()
+        self._mean = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what a checkpoint needs."""
+        return {"mean": self._mean}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes what :meth:`state_dict` returned, on any device."""
+        mean = state["mean"]
+        weights = self._field.parameters()
+        self._mean = None if mean is None else [m.to(w.device) for m, w in zip(mean, weights, strict=True)]
