@@ -9,8 +9,9 @@ The configuration is what ``python train.py scene=NAME OVERRIDE ...`` would comp
 own finest level and samples a step one of the two varies at a time; ``--finest`` and ``--samples`` say over what, and
 with no number leave that sweep out.
 
-- Levels are those of ``model.resolutions`` but its last that are coarser than the finest, and the finest; a model
-  without levels has its last resolution there. ``trainer.stages`` follow: those up to the finest, the last at it.
+- Levels are those of ``model.resolutions`` but its last that are coarser than the finest, and the finest; those that
+  are added up keep their ratios to it instead; a model without levels has its last resolution there.
+  ``trainer.stages`` follow: those up to the finest, the last at it.
 - ``trainer.max_rays`` and ``trainer.marched`` grow and shrink with ``trainer.samples``. "rays" are those of a step that
   had room, in the mean since the last record: finer levels have more samples along a ray, so fewer of them.
 - Every N-th training view (``--hold-out``) is not trained on; PSNR and SSIM are over these views, drawn as the trainer
@@ -95,7 +96,10 @@ def sizes(own: Size, finest: Sequence[int], samples: Sequence[int]) -> list[Size
 def resized(config: DictConfig, size: Size) -> DictConfig:
     """Returns a copy of a configuration at another size."""
     config = copy.deepcopy(config)
-    if "resolutions" in config.model:
+    if config.model.kind == "sh":
+        *coarser, last = config.model.resolutions
+        config.model.resolutions = [*(size.finest * level // last for level in coarser), size.finest]
+    elif "resolutions" in config.model:
         coarser = [level for level in config.model.resolutions[:-1] if level < size.finest]
         config.model.resolutions = [*coarser, size.finest]
     trainer = config.trainer

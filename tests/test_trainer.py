@@ -43,8 +43,7 @@ TINY = (
 )
 # On CUDA its networks run in 16 bits whatever the precision: their gradients must not underflow.
 PYRAMID = ("model=pyramid", "model.resolutions=[4,8,12]", "model.width=16", "trainer.loss_scale=4096")
-# Each level has its vertices among those of the next.
-SUM = ("model=sh", "model.resolutions=[3,5,9]")
+SUM = ("model=sh", "model.resolutions=[3,6,12]")
 MLP = ("model=mlp",)
 # Total variation in every step; of a single grid.
 VARIATION = tuple(f"trainer.loss.{s}" for s in ("tv_density=1e-3", "tv_color=1e-3", "tv_every=1", "tv_until=8"))

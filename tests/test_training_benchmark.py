@@ -83,6 +83,11 @@ def test_levels_and_stages_follow_the_finest(training, finest, levels, stages):
     assert [stage.crop for stage in parsed.stages] == [True, *[False] * (len(stages) - 1)]
 
 
+def test_levels_that_are_added_up_keep_their_ratios(training):
+    for finest, levels in ((64, [8, 16, 32, 64]), (512, [64, 128, 256, 512])):
+        assert training.resized(composed("model=sh"), training.Size(finest, 2**19)).model.resolutions == levels
+
+
 def test_a_model_without_levels_follows_by_its_stages(training):
     config = training.resized(composed("model=mlp", "trainer=cpu"), training.Size(80, 65536))
     assert [stage.resolution for stage in config.trainer.stages] == [48, 64, 80]

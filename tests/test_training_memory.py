@@ -67,9 +67,9 @@ def test_a_single_grid_counts_at_its_last_resolution():
 
 
 def test_levels_that_are_added_up_need_all_their_memory_but_samples_of_one_level():
-    one, two = (estimated("model=sh", "model.degree=1", f"model.resolutions={levels}") for levels in ("[8]", "[8,12]"))
-    assert one.parameters == 4 * 8**3 * 13
-    assert two.parameters == 4 * (8**3 + 12**3) * 13
+    one, two = (estimated("model=sh", "model.degree=1", f"model.resolutions={levels}") for levels in ("[8]", "[8,16]"))
+    assert one.parameters == 4 * 9**3 * 13
+    assert two.parameters == 4 * (9**3 + 17**3) * 13
     assert two.samples == one.samples
 
 

@@ -38,7 +38,7 @@ def display_way(field: RadianceField) -> Way:
       levels on, read by a :class:`NetworkDecoder` of 16 geometry numbers and one to three hidden layers of colour, with
       :class:`ExponentialDensity`.
     - :func:`voxelfield.ops.render_grid_image`: a :class:`VoxelGrid`, or a :class:`VoxelPyramid` that is a sum, read by
-      an :class:`SHDecoder`. A sum is collapsed into one grid (:meth:`VoxelPyramid.collapse`), exact at its vertices.
+      an :class:`SHDecoder`. A sum is collapsed into one grid (:meth:`VoxelPyramid.collapse`), which loses nothing.
     - :func:`voxelfield.rendering.render_view`: every other field. Among them are those of the kinds above that are
       neither float32 nor float16, whose padding is not "border", that are too large (a level of 2^31 numbers, a grid of
       2^31 - 1 vertices), or that are of a subclass, which may compute something else.

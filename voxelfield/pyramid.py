@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, cast
 
 import torch
@@ -28,12 +29,14 @@ class VoxelPyramid(nn.Module):
 
     Coarse levels regularise, fine levels sharpen: the dense counterpart of a multiresolution hash grid (Mueller et
     al. 2022), without its collisions. Added up, fine levels hold what coarse ones lack, and every feature keeps the
-    meaning that it has in a single grid. Levels can be switched on from coarse to fine (``active``); those that are off
-    read zero.
+    meaning that it has in a single grid. For that each level of a sum divides the voxels of the one before into a whole
+    number along every axis: its vertices are among the next one's, and the sum is trilinear in the voxels of the
+    finest, a single grid by other means (:meth:`collapse`). Levels can be switched on from coarse to fine (``active``);
+    those that are off read zero.
 
     Args:
         resolutions: Of each level, coarse to fine: the cube root of its number of voxels, which are nearly cubes. At
-            least 2.
+            least 2; of a sum each a whole multiple of the one before.
         channels: Features per vertex of each level. At least 1.
         aabb: Box in world units, as for :class:`VoxelGrid`.
         reduce: ``"concat"`` lays the levels' features side by side, ``"sum"`` adds them up.
@@ -46,7 +49,8 @@ class VoxelPyramid(nn.Module):
 
     Raises:
         TypeError: A resolution or ``channels`` is not integer.
-        ValueError: There is no level, resolutions do not rise, ``reduce`` is unknown, or a size or the box is wrong.
+        ValueError: There is no level, resolutions do not rise, or not by whole multiples for a sum, ``reduce`` is
+            unknown, or a size or the box is wrong.
 
     Example:
         >>> pyramid = VoxelPyramid(resolutions=(16, 32, 64), channels=4, aabb=((-1, -1, -1), (1, 1, 1)))
@@ -71,12 +75,16 @@ class VoxelPyramid(nn.Module):
         if not (math.isfinite(init_range) and init_range >= 0):
             raise ValueError(f"init_range must be finite and not negative, got {init_range}")
         check_choice("reduce", reduce, REDUCTIONS)
+        if reduce == "sum" and any(finer % coarser for coarser, finer in pairwise(resolutions)):
+            raise ValueError(
+                "resolutions of levels that are added up must each be a whole multiple of the one before, "
+                f"got {list(resolutions)}"
+            )
         box = torch.as_tensor(aabb, dtype=torch.float32)
         self.reduce = reduce
         self.resolutions = tuple(resolutions)
         self._grids = nn.ModuleList(
-            VoxelGrid(_vertices(box, resolution), channels, box, padding=padding, device=device)
-            for resolution in resolutions
+            VoxelGrid(vertices, channels, box, padding=padding, device=device) for vertices in self._vertices(box)
         )
         self.active = len(resolutions)
         self._fused: FusedSampling | None = None
@@ -175,10 +183,11 @@ class VoxelPyramid(nn.Module):
 
     @torch.no_grad()
     def collapse(self, dtype: torch.dtype) -> Tensor:
-        """Adds the active levels of a sum up into one grid with the vertices of the finest, where it is exact.
+        """Adds the active levels of a sum up into one grid with the vertices of the finest.
 
-        Between these vertices a coarse level may bend where the result is straight, unless each level has its own
-        vertices among those of the next. What :meth:`fuse` copied is read from the copies.
+        It reads as the sum does everywhere, up to rounding: every level has its vertices among those of the next. (In a
+        sum that was loaded with other numbers of vertices, a coarse level may bend between them.) What :meth:`fuse`
+        copied is read from the copies.
 
         Args:
             dtype: Of the result: float16, bfloat16 or float32.
@@ -228,15 +237,22 @@ class VoxelPyramid(nn.Module):
         """
         self._fused = None
         box = torch.as_tensor(aabb, dtype=torch.float32)
-        for grid, resolution in zip(self.grids, self.resolutions, strict=True):
-            grid.refit(box, _vertices(box, resolution), optimizer)
+        for grid, vertices in zip(self.grids, self._vertices(box), strict=True):
+            grid.refit(box, vertices, optimizer)
 
     def get_extra_state(self) -> dict[str, Any]:
         """Returns what ``state_dict`` holds beside the levels."""
-        return {"active": self.active}
+        return {"active": self.active, "reduce": self.reduce}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Takes what :meth:`get_extra_state` returned; ends what :meth:`fuse` began."""
+        """Takes what :meth:`get_extra_state` returned; ends what :meth:`fuse` began.
+
+        Raises:
+            ValueError: Its levels are not put together as these are. (Older states do not tell.)
+        """
+        saved = state.get("reduce", self.reduce)
+        if saved != self.reduce:
+            raise ValueError(f"reduce must be {saved!r} as in the state that is loaded, got {self.reduce!r}")
         self.active = state["active"]
         self._fused = None
 
@@ -244,8 +260,17 @@ class VoxelPyramid(nn.Module):
         """Shows the settings in ``print(module)``."""
         return f"resolutions={self.resolutions}, reduce={self.reduce!r}, active={self.active}"
 
+    def _vertices(self, aabb: Tensor) -> list[tuple[int, int, int]]:
+        """Numbers of vertices of each level in a box."""
+        if self.reduce == "concat":
+            return [_aligned(*cubic_voxels(aabb, resolution)) for resolution in self.resolutions]
+        # Nesting asks for one vertex more than cells, so rows are not whole lines. That matters little where vertices
+        # are wide: a block's eight of 28 channels are seven lines, and meet one more where a row starts inside one.
+        x, y, z = cubic_voxels(aabb, self.resolutions[0])
+        shares = [resolution // self.resolutions[0] for resolution in self.resolutions]
+        return [(x * share + 1, y * share + 1, z * share + 1) for share in shares]
 
-def _vertices(aabb: Tensor, resolution: int) -> tuple[int, int, int]:
-    """As :func:`cubic_voxels`, with long rows rounded up so that blocks of vertices do not straddle cache lines."""
-    x, y, z = cubic_voxels(aabb, resolution)
+
+def _aligned(x: int, y: int, z: int) -> tuple[int, int, int]:
+    """Rounds long rows up so that blocks of vertices do not straddle cache lines."""
     return x, y, z if z < 8 * _ROW_VERTICES else -(-z // _ROW_VERTICES) * _ROW_VERTICES
