@@ -45,6 +45,10 @@ struct AdamStep {
     const float bias2 = -expm1f(static_cast<float>(step * rule.log_beta2));
     return {lr / bias1, 1.0f / sqrtf(bias2), 1.0f - lr * rule.decay};
   }
+
+  // The same step at a multiple of the learning rate, decay included. Of a rate of one it is the step itself, to the
+  // bit.
+  VOXELFIELD_HOST_DEVICE AdamStep times(float rate) const { return {size * rate, root, 1.0f - rate * (1.0f - keep)}; }
 };
 
 VOXELFIELD_HOST_DEVICE void adam_update(const AdamRule& rule, const AdamStep& step, float grad, float& param,

@@ -20,6 +20,7 @@ struct AdamLevel {
   bool counts_in_float;
   const float* lr;
   const void* steps;
+  const float* channel_rates;  // factor on the learning rate of each channel; null: all learn alike
 
   VOXELFIELD_HOST_DEVICE AdamStep step(const AdamRule& rule) const {
     const double count = counts_in_float ? static_cast<double>(*static_cast<const float*>(steps))
@@ -34,11 +35,12 @@ struct GridAdamOps {
   using OptionalTensors = std::vector<std::optional<Tensor>>;
 
   static void grid_adam_(Tensors params, Tensors exp_avgs, Tensors exp_avg_sqs, Tensors grads, OptionalTensors working,
-                         Tensors lrs, Tensors steps, OptionalTensors blocks, OptionalTensors block_counts, double beta1,
-                         double beta2, double eps, double decay, double l2, bool skip_untouched, bool clear_grad) {
+                         Tensors lrs, Tensors steps, OptionalTensors blocks, OptionalTensors block_counts,
+                         OptionalTensors channel_rates, double beta1, double beta2, double eps, double decay, double l2,
+                         bool skip_untouched, bool clear_grad) {
     const size_t count = params.size();
     for (size_t length : {exp_avgs.size(), exp_avg_sqs.size(), grads.size(), working.size(), lrs.size(), steps.size(),
-                          blocks.size(), block_counts.size()}) {
+                          blocks.size(), block_counts.size(), channel_rates.size()}) {
       STD_TORCH_CHECK(length == count, "every list must be as long as params, ", count, ", got ", length);
     }
     if (count == 0) return;
@@ -71,6 +73,13 @@ struct GridAdamOps {
                       "steps must be one float32 or int64 each, on the grid's device");
       level.counts_in_float = counter == ScalarType::Float;
       level.steps = steps[i].const_data_ptr();
+      if (channel_rates[i].has_value()) {
+        const Tensor& rates = *channel_rates[i];
+        STD_TORCH_CHECK(rates.dim() == 1 && rates.size(0) == param.size(3) && rates.is_contiguous() &&
+                            rates.scalar_type() == ScalarType::Float && same_device(rates, param),
+                        "channel_rates must be contiguous (C,) float32 each, on the grid's device");
+        level.channel_rates = rates.template const_data_ptr<float>();
+      }
       if (param.numel() > 0) levels.push_back(level);
     }
     if (levels.empty()) return;

@@ -70,12 +70,13 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   m.def("active_blocks_(Tensor occupied, int[] resolution, Tensor(a!) ids, Tensor(b!) count) -> ()");
 
   // One step of Adam for grids (X, Y, Z, C) float32, in place: every vertex, or those of the first `block_counts` of
-  // such `blocks`. `working` are 16-bit copies to keep up to date; `lrs` and `steps` lie on the device, so that a
-  // captured graph follows them.
+  // such `blocks`. `working` are 16-bit copies to keep up to date; `lrs`, `steps` and `channel_rates` (C,), factors on
+  // `lrs`, lie on the device, so that a captured graph follows them.
   m.def(
       "grid_adam_(Tensor(a!)[] params, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs, Tensor(d!)[] grads, "
-      "Tensor(e!)?[] working, Tensor[] lrs, Tensor[] steps, Tensor?[] blocks, Tensor?[] block_counts, float beta1, "
-      "float beta2, float eps, float decay, float l2, bool skip_untouched, bool clear_grad) -> ()");
+      "Tensor(e!)?[] working, Tensor[] lrs, Tensor[] steps, Tensor?[] blocks, Tensor?[] block_counts, "
+      "Tensor?[] channel_rates, float beta1, float beta2, float eps, float decay, float l2, bool skip_untouched, "
+      "bool clear_grad) -> ()");
 
   // Adds the gradient of a grid's total variation to `grad`, at the same vertices; `weights` (3,) of the axes.
   m.def(

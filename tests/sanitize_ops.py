@@ -125,7 +125,8 @@ def run_optimizer_ops():
         shape = (9, 6, 20, channels)
         ids, count = ops.active_blocks(torch.rand(30, 4, 50, device="cuda") < 0.1, shape[:3])
         arrays = [torch.rand(shape, device="cuda") for _ in range(4)]
-        for blocks, skip_untouched in itertools.product(((None, None), (ids, count)), (False, True)):
+        rates = None, torch.rand(channels, device="cuda")
+        for blocks, skip_untouched, own in itertools.product(((None, None), (ids, count)), (False, True), rates):
             ops.grid_total_variation_grad_(arrays[3], arrays[0], 1.0, blocks=blocks[0], block_count=blocks[1])
             ops.grid_adam_(
                 *([x] for x in arrays),
@@ -134,6 +135,7 @@ def run_optimizer_ops():
                 working=[torch.empty(shape, device="cuda", dtype=torch.float16)],
                 blocks=[blocks[0]],
                 block_counts=[blocks[1]],
+                channel_rates=[own],
                 skip_untouched=skip_untouched,
             )
 

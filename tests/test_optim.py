@@ -203,15 +203,135 @@ def test_the_op_takes_numbers_and_tensors(device, counter):
         assert torch.equal(a, b)
 
 
-def test_memory_that_no_vector_fits(device):
+@pytest.mark.parametrize("by_channel", [False, True])
+def test_memory_that_no_vector_fits(device, by_channel):
     shape = (3, 4, 9, 4)
     storage = torch.zeros(4 * 9 * 48 + 5, device=device)
     arrays = [storage[i * 432 + i : (i + 1) * 432 + i].view(shape) for i in range(4)]
     arrays[0].copy_(parameter(shape, device).detach())
     arrays[3].copy_(gradients(shape, 0))
-    grid_adam_(*([x] for x in (arrays[0], arrays[1], arrays[2], arrays[3])), [learning_rate(0)], [1])
+    rates = [torch.ones(5, device=device)[1:]] if by_channel else None
+    grid_adam_(*([x] for x in arrays), [learning_rate(0)], [1], channel_rates=rates)
     expected = reference(torch.optim.Adam, shape, range(1))
     assert_all_match([x.cpu() for x in arrays[:3]], expected)
+
+
+# --- channels that do not learn alike
+
+
+def shares(channels, device="cpu"):
+    """A factor for each channel; the last learns nothing."""
+    rates = torch.rand(channels, generator=torch.Generator().manual_seed(7)) * 2
+    rates[-1] = 0
+    return rates.to(device)
+
+
+def reference_by_channel(kind, shape, rates, **options):
+    """As :func:`reference`, each channel in a group of its own."""
+    whole = parameter(shape, "cpu").detach().double()
+    channels = [torch.nn.Parameter(values.contiguous()) for values in whole.unbind(-1)]
+    optimizer = kind([{"params": [channel]} for channel in channels], **options)
+    for step in range(STEPS):
+        grad = gradients(shape, step).double()
+        for c, (channel, group) in enumerate(zip(channels, optimizer.param_groups, strict=True)):
+            group["lr"] = learning_rate(step) * float(rates[c])
+            channel.grad = grad[..., c].contiguous()
+        optimizer.step()
+    states = [optimizer.state[channel] for channel in channels]
+    moments = [torch.stack([state[name] for state in states], dim=-1) for name in ("exp_avg", "exp_avg_sq")]
+    return torch.stack([channel.detach() for channel in channels], dim=-1), *moments
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize(
+    ("ours", "theirs", "kind"),
+    [
+        ({}, {}, torch.optim.Adam),
+        ({"decay": 0.3}, {"weight_decay": 0.3}, torch.optim.AdamW),
+        ({"l2": 0.3}, {"weight_decay": 0.3}, torch.optim.Adam),
+    ],
+    ids=str,
+)
+def test_channels_learn_as_groups_of_their_own(device, shape, ours, theirs, kind):
+    rates, param = shares(shape[3]), parameter(shape, device)
+    optimizer = GridAdam([param], channel_rates=rates.to(device), **ours)
+    train(optimizer, param)
+    assert_all_match(results(optimizer, param), reference_by_channel(kind, shape, rates, **theirs))
+    assert torch.equal(param.detach()[..., -1].cpu(), parameter(shape, "cpu").detach()[..., -1])
+
+
+@pytest.mark.parametrize("restriction", ["none", "untouched", "blocks"])
+@pytest.mark.parametrize("shape", [(9, 6, 20, 4), (5, 4, 8, 28), (4, 5, 9, 6), (2, 2, 9, 140)], ids=str)
+def test_shares_of_one_change_nothing(device, shape, restriction):
+    made = []
+    occupied = torch.zeros(2, 2, 2, dtype=torch.bool, device=device)
+    occupied[0, 1, 0] = True
+    for rates in (None, torch.ones(shape[3], device=device)):
+        param = parameter(shape, device)
+        options = {"decay": 0.1, "skip_untouched": restriction == "untouched"}
+        optimizer = GridAdam([param], channel_rates=rates, **options)
+        working = torch.zeros_like(param, dtype=torch.float16)
+        optimizer.set_working(param, working)
+        if restriction == "blocks":
+            optimizer.set_active(param, occupied)
+        train(optimizer, param, range(3), sparse=True)
+        assert torch.equal(working, param.detach().half())
+        made.append([*results(optimizer, param), param.grad.cpu()])
+    for a, b in zip(*made, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+
+
+def test_grids_with_and_without_shares_in_one_pass(device):
+    shapes = [(5, 5, 5, 4), (9, 6, 20, 28), (4, 4, 4, 3)]
+    grids = [parameter(shape, device) for shape in shapes]
+    before = [grid.detach().clone() for grid in grids]
+    rates = [None, shares(28, device), shares(3, device)]
+    groups = [{"params": [grid], "channel_rates": own} for grid, own in zip(grids, rates, strict=True)]
+    optimizer = GridAdam(groups, lr=0.1)
+    for grid in grids:
+        grid.grad = torch.ones_like(grid)
+    with OpRecorder() as recorder:
+        optimizer.step()
+    assert recorder.names == ["grid_adam_"]
+    for grid, old, own in zip(grids, before, rates, strict=True):
+        torch.testing.assert_close(grid.detach(), old - 0.1 * (1 if own is None else own))
+
+
+def test_shares_are_part_of_the_state(device):
+    shape = (5, 4, 9, 4)
+    params = [parameter(shape, device) for _ in range(2)]
+    optimizers = [GridAdam([params[0]], channel_rates=shares(4, device)), GridAdam([params[1]])]
+    train(optimizers[0], params[0], range(3))
+    with torch.no_grad():
+        params[1].copy_(params[0])
+    state = copy.deepcopy(optimizers[0].state_dict())
+    # from a checkpoint that was loaded on the CPU
+    state["param_groups"][0]["channel_rates"] = state["param_groups"][0]["channel_rates"].cpu()
+    optimizers[1].load_state_dict(state)
+    for optimizer, param in zip(optimizers, params, strict=True):
+        train(optimizer, param, range(3, 6))
+    for a, b in zip(results(optimizers[0], params[0]), results(optimizers[1], params[1]), strict=True):
+        assert torch.equal(a, b)
+    twin = copy.deepcopy(optimizers[0])
+    assert torch.equal(twin.param_groups[0]["channel_rates"], shares(4, device))
+
+
+def test_a_state_from_before_there_were_shares_has_none(device):
+    param = parameter((3, 3, 3, 4), device)
+    optimizer = GridAdam([param], lr=0.1, channel_rates=shares(4, device))
+    state = optimizer.state_dict()
+    del state["param_groups"][0]["channel_rates"]
+    optimizer.load_state_dict(state)
+    before = param.detach().clone()
+    param.grad = torch.ones_like(param)
+    optimizer.step()
+    torch.testing.assert_close(param.detach(), before - 0.1)
+
+
+def test_shares_that_fit_no_grid_are_not_loaded():
+    state = GridAdam([parameter((3, 3, 3, 4), "cpu")], channel_rates=shares(4)).state_dict()
+    with pytest.raises(ValueError, match=r"channel_rates must have shape \(2\)"):
+        GridAdam([parameter((3, 3, 3, 2), "cpu")]).load_state_dict(state)
 
 
 # --- untouched vertices
@@ -271,9 +391,10 @@ def random_blocks(resolution, device, fraction=0.5):
     return blocks[torch.randperm(len(blocks))].to(device), count.to(device)
 
 
+@pytest.mark.parametrize("by_channel", [False, True])
 @pytest.mark.parametrize("skip_untouched", [False, True])
 @pytest.mark.parametrize("shape", [*CUT_SHAPES, (6, 7, 30, 6), (5, 8, 9, 140)], ids=str)
-def test_only_listed_blocks_move(device, shape, skip_untouched):
+def test_only_listed_blocks_move(device, shape, skip_untouched, by_channel):
     ids, count = random_blocks(shape[:3], device)
     mask = block_mask(ids, count, shape[:3])
     assert mask.any()
@@ -285,6 +406,7 @@ def test_only_listed_blocks_move(device, shape, skip_untouched):
     before = [x.detach().clone() for x in (param, *state, working, grad)]
     everywhere = [x.clone() for x in before]
     options = {"betas": (0.9, 0.99), "clear_grad": True, "skip_untouched": skip_untouched}
+    options["channel_rates"] = [shares(shape[3], device)] if by_channel else None
     for (p, m, v, w, g), blocks in ((everywhere, (None, None)), ((param, *state, working, grad), (ids, count))):
         grid_adam_([p], [m], [v], [g], [0.1], [5], working=[w], blocks=[blocks[0]], block_counts=[blocks[1]], **options)
     for now, old, full in zip((param, *state, working, grad), before, everywhere, strict=True):
@@ -562,12 +684,14 @@ def test_threads_do_not_change_a_bit():
 
 
 @pytest.mark.cuda
+@pytest.mark.parametrize("by_channel", [False, True])
 @pytest.mark.parametrize("skip_untouched", [False, True])
-def test_cpu_and_cuda_agree(skip_untouched):
+def test_cpu_and_cuda_agree(skip_untouched, by_channel):
     made = []
     for device in ("cpu", "cuda"):
         param = parameter((33, 30, 41, 4), device)
-        optimizer = GridAdam([param], skip_untouched=skip_untouched)
+        rates = shares(4, device) if by_channel else None
+        optimizer = GridAdam([param], skip_untouched=skip_untouched, channel_rates=rates)
         occupied = torch.rand(8, 8, 8, generator=torch.Generator().manual_seed(1)) < 0.2
         optimizer.set_active(param, occupied.to(device))
         train(optimizer, param, range(6), sparse=True)
@@ -578,13 +702,15 @@ def test_cpu_and_cuda_agree(skip_untouched):
 
 
 @pytest.mark.cuda
-def test_a_captured_step_follows_rates_and_blocks():
+@pytest.mark.parametrize("by_channel", [False, True])
+def test_a_captured_step_follows_rates_shares_and_blocks(by_channel):
     shape, resolution = (17, 18, 33, 4), (17, 18, 33)
     made = []
     for captured in (False, True):
         param = parameter(shape, "cuda")
         param.grad = torch.zeros_like(param)
-        optimizer = GridAdam([param], lr=0.5)
+        rates = torch.ones(4, device="cuda")
+        optimizer = GridAdam([param], lr=0.5, channel_rates=rates if by_channel else None)
         working = torch.zeros_like(param, dtype=torch.float16)
         optimizer.set_working(param, working)
         occupied = torch.ones(4, 4, 4, dtype=torch.bool, device="cuda")
@@ -607,6 +733,7 @@ def test_a_captured_step_follows_rates_and_blocks():
                 optimizer.param_groups[0]["lr"] = learning_rate(i)
                 optimizer.update_rates()
                 weights.fill_(0.1 * i)
+                rates[1:].fill_(0.2 * i)
                 if i % 3 == 1:
                     generator = torch.Generator().manual_seed(i)
                     optimizer.set_active(param, (torch.rand(4, 4, 4, generator=generator) < 0.2).cuda())
@@ -652,10 +779,11 @@ def test_registration(device):
     one = torch.ones(1, device=device)
     working = torch.zeros(shape, device=device, dtype=torch.float16)
     lists = [[x] for x in arrays]
-    torch.library.opcheck(
-        torch.ops.voxelfield.grid_adam_.default,
-        (*lists, [working], [one], [one], [ids], [count], 0.9, 0.99, 1e-8, 0.1, 0.1, False, True),
-    )
+    for rates in (None, torch.ones(4, device=device)):
+        torch.library.opcheck(
+            torch.ops.voxelfield.grid_adam_.default,
+            (*lists, [working], [one], [one], [ids], [count], [rates], 0.9, 0.99, 1e-8, 0.1, 0.1, False, True),
+        )
     occupied = torch.ones(2, 2, 2, dtype=torch.bool, device=device)
     torch.library.opcheck(
         torch.ops.voxelfield.active_blocks_.default, (occupied, shape[:3], ids.clone(), count.clone())
@@ -677,6 +805,9 @@ def test_registration(device):
         ({"decay": float("nan")}, "decay must be finite and not negative"),
         ({"l2": -0.5}, "l2 must be finite and not negative, got -0.5"),
         ({"lr": -1.0}, "lr must not be negative, got -1.0"),
+        ({"channel_rates": torch.tensor([-0.5])}, r"channel_rates must be finite and not negative, got \[-0.5\]"),
+        ({"channel_rates": torch.tensor([float("inf")])}, "channel_rates must be finite"),
+        ({"channel_rates": torch.ones(2)}, r"channel_rates must have shape \(1\) for params of shape"),
     ],
     ids=str,
 )
@@ -726,6 +857,11 @@ INT = torch.int32
         ({"lrs": [torch.zeros(1).double()]}, TypeError, r"lrs\[0\] must be float32, got float64"),
         ({"steps": [torch.zeros(1, dtype=INT)]}, TypeError, r"steps\[0\] must be float32 or int64, got int32"),
         ({"eps": -1.0}, ValueError, "eps must be finite"),
+        ({"channel_rates": []}, ValueError, "channel_rates must have one entry for each of the 1 params, got 0"),
+        ({"channel_rates": [0.5]}, TypeError, r"channel_rates\[0\] must be a torch.Tensor, got float"),
+        ({"channel_rates": [torch.ones(3)]}, ValueError, r"channel_rates\[0\] must have shape \(2\) for params\[0\]"),
+        ({"channel_rates": [torch.ones(2).double()]}, TypeError, r"channel_rates\[0\] must be float32, got float64"),
+        ({"channel_rates": [torch.ones(4)[::2]]}, ValueError, r"channel_rates\[0\] must be contiguous"),
     ],
     ids=str,
 )

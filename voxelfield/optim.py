@@ -10,7 +10,7 @@ from torch import Tensor
 
 from voxelfield.ops._checks import check_dtype, check_same_device, check_tensor
 from voxelfield.ops.blocks import active_blocks
-from voxelfield.ops.grid_adam import check_rule, grid_adam_
+from voxelfield.ops.grid_adam import check_channel_rates, check_rule, grid_adam_
 from voxelfield.ops.total_variation import grid_total_variation_grad_
 
 __all__ = ["GridAdam"]
@@ -35,6 +35,10 @@ class GridAdam(torch.optim.Optimizer):
     and lists of blocks are on the device: a step never waits for it, and a CUDA graph that captured one follows their
     changes. Take one step before capturing, to have the state allocated.
 
+    Channels need not learn alike: with ``channel_rates`` each has its share of the learning rate. This can hold back
+    harmonics of colour, which few views tell from one another (3D Gaussian Splatting, Kerbl et al. 2023, trains all but
+    the constant one at 1/20 of its rate).
+
     The state of a parameter is that of :class:`torch.optim.Adam` (``step``, ``exp_avg``, ``exp_avg_sq``), and follows
     the grid through :meth:`voxelfield.VoxelGrid.upsample` and ``crop``. Working copies and active blocks are not
     part of it: set them anew after that, and after loading.
@@ -46,12 +50,16 @@ class GridAdam(torch.optim.Optimizer):
         eps: Added to the denominator.
         decay: Decoupled weight decay (AdamW).
         l2: Weight decay by way of the gradient (Adam's ``weight_decay``).
+        channel_rates: (C,) float32 on the parameters' device, contiguous: a factor on the learning rate for each
+            channel, finite and not negative, decay included (as if each channel had a group of its own); None for
+            ones. To be changed in place, which captured graphs follow.
         skip_untouched: Leave vertices alone, moments too, whose gradient is exactly zero.
         clear_grad: Set gradients to zero in the same pass, which makes ``zero_grad()`` needless.
 
     Raises:
-        TypeError: A parameter is not float32.
-        ValueError: A parameter is not ``(X, Y, Z, C)`` and contiguous, or an option is out of range.
+        TypeError: A parameter or ``channel_rates`` is not float32.
+        ValueError: A parameter is not ``(X, Y, Z, C)`` and contiguous, ``channel_rates`` has another shape or device,
+            or an option is out of range.
     """
 
     def __init__(
@@ -63,10 +71,11 @@ class GridAdam(torch.optim.Optimizer):
         *,
         decay: float = 0.0,
         l2: float = 0.0,
+        channel_rates: Tensor | None = None,
         skip_untouched: bool = False,
         clear_grad: bool = True,
     ) -> None:
-        options = {"lr": lr, "betas": betas, "eps": eps, "decay": decay, "l2": l2}
+        options = {"lr": lr, "betas": betas, "eps": eps, "decay": decay, "l2": l2, "channel_rates": channel_rates}
         # `capturable` has load_state_dict put step counts on the device.
         flags = {"skip_untouched": skip_untouched, "clear_grad": clear_grad, "capturable": True}
         self._active: dict[Tensor, _Active] = {}
@@ -78,6 +87,12 @@ class GridAdam(torch.optim.Optimizer):
         super().__setstate__(state)
         for name in ("_active", "_working", "_rates"):
             self.__dict__.setdefault(name, {})  # a copy of an optimizer starts without
+        for group in self.param_groups:
+            rates = group.setdefault("channel_rates", None)  # which older states have not
+            if rates is not None:
+                for param in group["params"][:1]:
+                    group["channel_rates"] = rates.to(param.device)  # it was saved from another, perhaps
+                _check_channel_rates(group)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group, as of :class:`torch.optim.Optimizer`, after checking its parameters and options."""
@@ -91,6 +106,7 @@ class GridAdam(torch.optim.Optimizer):
             check_dtype("params", param, (torch.float32,), " (16-bit grids are working copies: see set_working)")
             if not param.is_contiguous():
                 raise ValueError(f"params must be contiguous, got strides {param.stride()}")
+        _check_channel_rates(group)
 
     def set_active(self, param: Tensor, occupied: Tensor | None) -> None:
         """Restricts updates of a parameter to blocks of vertices that samples in occupied cells can touch.
@@ -199,20 +215,20 @@ class GridAdam(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        batches: dict[tuple[Any, ...], list[tuple[Tensor, Tensor]]] = {}
+        batches: dict[tuple[Any, ...], list[tuple[Tensor, Tensor, Tensor | None]]] = {}
         for index, group in enumerate(self.param_groups):
             rule = (*group["betas"], *(group[k] for k in ("eps", "decay", "l2", "skip_untouched", "clear_grad")))
             for param in group["params"]:
                 if param.grad is not None:
                     rate = self._rate(index, param.device, upload=not _is_capturing(param.device))
-                    batches.setdefault((param.device, *rule), []).append((param, rate))
+                    batches.setdefault((param.device, *rule), []).append((param, rate, group["channel_rates"]))
         for key, levels in batches.items():
             self._step_together(key[1:], levels)
         return loss
 
-    def _step_together(self, rule: tuple[Any, ...], levels: list[tuple[Tensor, Tensor]]) -> None:
+    def _step_together(self, rule: tuple[Any, ...], levels: list[tuple[Tensor, Tensor, Tensor | None]]) -> None:
         beta1, beta2, eps, decay, l2, skip_untouched, clear_grad = rule
-        params = [param for param, _ in levels]
+        params = [param for param, _, _ in levels]
         states = [self._state(param) for param in params]
         steps = [state["step"] for state in states]
         blocks = [self._blocks(param) for param in params]
@@ -223,11 +239,12 @@ class GridAdam(torch.optim.Optimizer):
             [state["exp_avg"] for state in states],
             [state["exp_avg_sq"] for state in states],
             [param.grad for param in params if param.grad is not None],
-            [rate for _, rate in levels],
+            [rate for _, rate, _ in levels],
             steps,
             working=working,
             blocks=[ids for ids, _ in blocks],
             block_counts=[count for _, count in blocks],
+            channel_rates=[shares for _, _, shares in levels],
             betas=(beta1, beta2),
             eps=eps,
             decay=decay,
@@ -283,6 +300,16 @@ class GridAdam(torch.optim.Optimizer):
     def _check_held(self, param: Tensor) -> None:
         if not any(held is param for group in self.param_groups for held in group["params"]):
             raise ValueError("param must be a parameter of this optimizer, but none of its groups holds it")
+
+
+def _check_channel_rates(group: dict[str, Any]) -> None:
+    rates = group["channel_rates"]
+    if rates is None:
+        return
+    for param in group["params"]:
+        check_channel_rates("channel_rates", rates, "params", param)
+    if not bool((rates.isfinite() & (rates >= 0)).all()):
+        raise ValueError(f"channel_rates must be finite and not negative, got {rates.tolist()}")
 
 
 def _is_capturing(device: torch.device) -> bool:

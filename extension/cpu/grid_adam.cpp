@@ -22,6 +22,24 @@ VOXELFIELD_MULTIVERSION void update_values(const AdamRule& rule, const AdamStep&
   }
 }
 
+VOXELFIELD_MULTIVERSION void update_by_channel(const AdamRule& rule, const AdamStep& step, const float* rates,
+                                               const float* grad, float* param, float* exp_avg, float* exp_avg_sq,
+                                               int64_t vertices, int64_t channels) {
+  const AdamRule r = rule;
+  const AdamStep s = step;
+  for (int64_t first = 0; first < vertices * channels; first += channels) {
+    VOXELFIELD_VECTORIZE
+    for (int64_t c = 0; c < channels; ++c) {
+      const int64_t i = first + c;
+      float p = param[i], m = exp_avg[i], v = exp_avg_sq[i];
+      adam_update(r, s.times(rates[c]), grad[i], p, m, v);
+      param[i] = p;
+      exp_avg[i] = m;
+      exp_avg_sq[i] = v;
+    }
+  }
+}
+
 VOXELFIELD_MULTIVERSION void round_values(const float* values, Half* rounded, int64_t count) {
   VOXELFIELD_VECTORIZE
   for (int64_t i = 0; i < count; ++i) rounded[i] = Narrow<Half>::from(values[i]);
@@ -34,7 +52,13 @@ VOXELFIELD_MULTIVERSION void round_values(const float* values, BFloat16* rounded
 
 void update_span(const AdamLevel& level, const AdamRule& rule, const AdamStep& step, int64_t first, int64_t count) {
   const int64_t at = first * level.grid.channels, values = count * level.grid.channels;
-  update_values(rule, step, level.grad + at, level.param + at, level.exp_avg + at, level.exp_avg_sq + at, values);
+  const float* grad = level.grad + at;
+  float *param = level.param + at, *exp_avg = level.exp_avg + at, *exp_avg_sq = level.exp_avg_sq + at;
+  if (level.channel_rates == nullptr) {
+    update_values(rule, step, grad, param, exp_avg, exp_avg_sq, values);
+  } else {
+    update_by_channel(rule, step, level.channel_rates, grad, param, exp_avg, exp_avg_sq, count, level.grid.channels);
+  }
   if (rule.clear_grad) std::fill_n(level.grad + at, values, 0.0f);
   if (level.working_type == WorkingType::kHalf) {
     round_values(level.param + at, static_cast<Half*>(level.working) + at, values);

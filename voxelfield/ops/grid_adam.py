@@ -25,6 +25,7 @@ def grid_adam_(
     working: Sequence[Tensor | None] | None = None,
     blocks: Sequence[Tensor | None] | None = None,
     block_counts: Sequence[Tensor | None] | None = None,
+    channel_rates: Sequence[Tensor | None] | None = None,
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
     decay: float = 0.0,
@@ -39,6 +40,9 @@ def grid_adam_(
     :math:`p \leftarrow (1 - \mathrm{lr} \cdot \mathrm{decay}) p - \mathrm{lr} \frac{m}{1 - \beta_1^t} /
     (\sqrt{v / (1 - \beta_2^t)} + \epsilon)` (Kingma and Ba 2015; decay: Loshchilov and Hutter 2019): what
     :class:`torch.optim.Adam` does, or :class:`torch.optim.AdamW` with ``decay``.
+
+    With ``channel_rates`` each channel has a learning rate of its own, wherever lr stands above: its decay too is at
+    that rate, as for a parameter group of its own.
 
     Learning rates, step numbers and lists of blocks are read on the device, so that a captured CUDA graph follows what
     is written into them.
@@ -55,6 +59,8 @@ def grid_adam_(
             each at most once; None for all vertices. Outside these blocks nothing changes, moments and gradients
             included (whereas momentum would carry torch's Adam on).
         block_counts: For each grid (1,) int32, how many of its ids are in use; None where ``blocks`` is.
+        channel_rates: For each grid (C,) float32 on its device, contiguous: factors on the learning rate, finite and
+            not negative, which is not checked; None for ones.
         betas: Decay rates of the moments.
         eps: Added to the denominator.
         decay: Decoupled weight decay, as a fraction of the learning rate.
@@ -73,8 +79,10 @@ def grid_adam_(
     copies = [None] * count if working is None else list(working)
     ids = [None] * count if blocks is None else list(blocks)
     counts = [None] * count if block_counts is None else list(block_counts)
+    factors = [None] * count if channel_rates is None else list(channel_rates)
     lists = {"exp_avgs": exp_avgs, "exp_avg_sqs": exp_avg_sqs, "grads": grads, "lrs": lrs, "steps": steps}
-    for name, values in {**lists, "working": copies, "blocks": ids, "block_counts": counts}.items():
+    options = {"working": copies, "blocks": ids, "block_counts": counts, "channel_rates": factors}
+    for name, values in {**lists, **options}.items():
         if len(values) != count:
             raise ValueError(f"{name} must have one entry for each of the {count} params, got {len(values)}")
     if count == 0:
@@ -90,6 +98,8 @@ def grid_adam_(
             raise ValueError(f"blocks[{i}] and block_counts[{i}] come together, got only one of them")
         if ids[i] is not None:
             check_blocks(ids[i], counts[i], f"params[{i}]", params[i])
+        if factors[i] is not None:
+            check_channel_rates(f"channel_rates[{i}]", factors[i], f"params[{i}]", params[i])
     device = params[0].device
     rates = [_on_device(f"lrs[{i}]", value, device, (torch.float32,)) for i, value in enumerate(lrs)]
     numbers = [_on_device(f"steps[{i}]", value, device, (torch.float32, torch.int64)) for i, value in enumerate(steps)]
@@ -104,6 +114,7 @@ def grid_adam_(
         numbers,
         ids,
         counts,
+        factors,
         *betas,
         eps,
         decay,
@@ -120,6 +131,16 @@ def check_rule(betas: tuple[float, float], eps: float, decay: float, l2: float) 
     for name, value in (("eps", eps), ("decay", decay), ("l2", l2)):
         if not (math.isfinite(value) and value >= 0):
             raise ValueError(f"{name} must be finite and not negative, got {value}")
+
+
+def check_channel_rates(name: str, value: object, grid_name: str, grid: Tensor) -> None:
+    """Raises unless the tensor can hold a factor for each channel of a grid (X, Y, Z, C)."""
+    check_tensor(name, value, (grid.shape[3],), f" for {grid_name} of shape {tuple(grid.shape)}")
+    assert isinstance(value, Tensor)
+    check_dtype(name, value, (torch.float32,))
+    check_same_device(name, value, grid_name, grid)
+    if not value.is_contiguous():
+        raise ValueError(f"{name} must be contiguous, got strides {value.stride()}")
 
 
 def _check_array(name: str, value: object, dtypes: tuple[torch.dtype, ...], like: Tensor | None = None) -> None:
@@ -157,6 +178,7 @@ def _register() -> None:
         steps: list[Tensor],
         blocks: list[Tensor | None],
         block_counts: list[Tensor | None],
+        channel_rates: list[Tensor | None],
         beta1: float,
         beta2: float,
         eps: float,
