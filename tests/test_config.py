@@ -145,6 +145,7 @@ def test_unknown_missing_and_mistyped_keys_are_named(override, key):
         ("trainer.final_lr=0", ["trainer.final_lr", "positive", "0.0"]),
         ("trainer.average_steps=-1", ["trainer.average_steps", "negative", "-1"]),
         ("optimizer.grid_lr=-1", ["optimizer.grid_lr", "positive", "-1.0"]),
+        ("optimizer.view_lr=0", ["optimizer.view_lr", "positive", "0.0"]),
         ("optimizer.network_lr=nan", ["optimizer.network_lr", "positive", "nan"]),
         ("optimizer.betas=[0.9]", ["optimizer.betas", "[0.9]"]),
         ("trainer.stages=[]", ["trainer.stages", "step 0", "[]"]),

@@ -286,6 +286,20 @@ def test_colour_depends_on_the_view_and_on_every_colour_channel_only(make):
     assert d_view.any(dim=0).all()
 
 
+@pytest.mark.parametrize("degree", DEGREES)
+def test_sh_colour_differs_by_direction_through_view_channels_alone(degree):
+    decoder, directions = sh_decoder(degree), unit_directions(7)
+    for channel in range(decoder.channels):
+        features = torch.zeros(1, decoder.channels)
+        features[0, channel] = 1.0
+        rgb = decoder.rgb(features.expand(7, -1), decoder.encode_view(directions))
+        assert bool((rgb != rgb[:1]).any()) == (channel in decoder.view_channels)
+
+
+def test_networks_have_no_channels_for_the_direction_alone():
+    assert mlp_decoder().view_channels == network_decoder().view_channels == ()
+
+
 def test_mlp_output_starts_without_bias():
     decoder = mlp_decoder()
     assert not decoder.network[-1].bias.any()

@@ -87,6 +87,39 @@ def test_weight_decay_is_decoupled(device):
         torch.testing.assert_close(after, keep * old + change)
 
 
+def test_harmonics_beyond_the_constant_one_learn_at_a_share_of_the_rate(device):
+    field = make_field("sh", device)
+    optimizers = Optimizers(field, make_config(view_lr=0.25, grid_decay=0.5))
+    optimizers.scale(0.5)
+    before = field.grid.features.detach().clone()
+    field.grid.features.sum().backward()
+    optimizers.step()
+    # density, then for each colour the constant harmonic and three of the first band
+    rates = 0.1 * torch.tensor([1.0, *[1.0, 0.25, 0.25, 0.25] * 3], device=device)
+    torch.testing.assert_close(field.grid.features.detach(), before * (1 - 0.5 * rates) - rates)
+
+
+def test_a_checkpoint_leaves_the_share_of_harmonics_as_configured(device):
+    field = make_field("sh", device)
+    optimizers = Optimizers(field, make_config(view_lr=0.25))
+    field.grid.features.sum().backward()
+    optimizers.step()
+    for view_lr in (1.0, 0.5):
+        resumed = Optimizers(field, make_config(view_lr=view_lr))
+        resumed.load_state_dict(copy.deepcopy(optimizers.state_dict()))
+        before = field.grid.features.detach().clone()
+        field.grid.features.sum().backward()
+        resumed.step()
+        rates = 0.2 * torch.tensor([1.0, *[1.0, view_lr, view_lr, view_lr] * 3], device=device)
+        torch.testing.assert_close(field.grid.features.detach(), before - rates)
+
+
+def test_a_share_is_refused_where_no_channel_is_for_the_direction_alone():
+    expected = "optimizer.view_lr must be 1 for this MLPDecoder, which has no channels for the viewing direction alone"
+    with pytest.raises(ValueError, match=f"{expected}, got 0.5"):
+        Optimizers(make_field("mlp"), make_config(view_lr=0.5))
+
+
 def test_a_checkpoint_carries_moments_and_leaves_rates_as_configured(device):
     whole = make_field("mlp", device)
     optimizers = Optimizers(whole, make_config())

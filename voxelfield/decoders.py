@@ -140,9 +140,17 @@ class _BoundedExp(Function):
 
 
 class Decoder(Protocol):
-    """What a field needs of a decoder."""
+    """What a field, and its training, need of a decoder.
+
+    Attributes:
+        channels: Number of features that are read.
+        view_channels: Indices of those that matter for the viewing direction alone: were they zero, colour would be
+            the same from everywhere. Few views tell them apart, so training may want them to learn more slowly. Empty
+            where there are no such channels.
+    """
 
     channels: int
+    view_channels: tuple[int, ...]
 
     def density(self, features: Tensor) -> Tensor:
         """Maps features (M, channels) to densities (M,)."""
@@ -177,7 +185,9 @@ class SHDecoder(nn.Module):
         _check_degree("degree", degree)
         self.degree = degree
         self.activation = density
-        self.channels = 1 + 3 * (degree + 1) ** 2
+        bases = (degree + 1) ** 2
+        self.channels = 1 + 3 * bases
+        self.view_channels = tuple(1 + color * bases + basis for color in range(3) for basis in range(1, bases))
 
     def density(self, features: Tensor) -> Tensor:
         """See :class:`Decoder`."""
@@ -221,6 +231,7 @@ class MLPDecoder(nn.Module):
         self.view_degree = view_degree
         self.activation = density
         self.channels = 1 + features
+        self.view_channels: tuple[int, ...] = ()
         widths = [features + (view_degree + 1) ** 2, *([width] * hidden)]
         layers: list[nn.Module] = []
         for fan_in, fan_out in pairwise(widths):
@@ -293,6 +304,7 @@ class NetworkDecoder(nn.Module):
             if size > MAX_WIDTH:
                 raise ValueError(f"{name} must come to at most {MAX_WIDTH} numbers for the fused networks, got {size}")
         self.channels = channels
+        self.view_channels: tuple[int, ...] = ()
         self.view_degree = view_degree
         self.activation = density
         self.density_network = _weights(channels, width, geometry)

@@ -189,6 +189,9 @@ class OptimizerConfig:
     Attributes:
         grid_lr: Learning rate of grids.
         network_lr: Learning rate of everything else.
+        view_lr: Share of ``grid_lr`` at which channels learn that only matter for the viewing direction, harmonics of
+            colour beyond the constant one (``view_channels`` of a :class:`voxelfield.decoders.Decoder`); 3D Gaussian
+            Splatting (Kerbl et al. 2023) uses 1/20 for its harmonics. 1 for a decoder without such channels.
         betas: Adam's averaging constants.
         eps: Adam's floor on the root of the second moment.
         grid_decay: Decoupled weight decay of grids (Loshchilov and Hutter 2019), at the vertices that a step updates:
@@ -199,6 +202,7 @@ class OptimizerConfig:
 
     grid_lr: float = MISSING
     network_lr: float = MISSING
+    view_lr: float = 1.0
     betas: tuple[float, float] = (0.9, 0.99)
     eps: float = 1e-15
     grid_decay: float = 0.0
@@ -206,7 +210,7 @@ class OptimizerConfig:
     skip_untouched: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("grid_lr", "network_lr"):
+        for name in ("grid_lr", "network_lr", "view_lr"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"optimizer.{name} must be positive, got {getattr(self, name)}")
         if len(self.betas) != 2:

@@ -33,6 +33,9 @@ class Optimizers:
     Attributes:
         grid: The grids' optimizer: the one to hand over when a grid changes its resolution or box.
         network: The network's, or None.
+
+    Raises:
+        ValueError: ``config.view_lr`` is not 1, but the decoder has no channels for the viewing direction alone.
     """
 
     def __init__(self, field: RadianceField, config: OptimizerConfig) -> None:
@@ -47,6 +50,7 @@ class Optimizers:
             betas=config.betas,
             eps=config.eps,
             decay=config.grid_decay,
+            channel_rates=_channel_rates(field, config.view_lr),
             skip_untouched=config.skip_untouched,
         )
         network = list(field.decoder.parameters())
@@ -126,3 +130,18 @@ class Optimizers:
             optimizer.load_state_dict({"state": state[name]["state"], "param_groups": own})
             # Loading made a copy of the rate; the optimizer is to follow the one that `scale` changes.
             optimizer.param_groups[0]["lr"] = lr
+
+
+def _channel_rates(field: RadianceField, view_lr: float) -> Tensor | None:
+    """Shares of the grids' learning rate by channel, None where all are 1."""
+    if view_lr == 1:
+        return None
+    decoder = field.decoder
+    if not decoder.view_channels:
+        raise ValueError(
+            f"optimizer.view_lr must be 1 for this {type(decoder).__name__}, which has no channels for the viewing "
+            f"direction alone, got {view_lr}"
+        )
+    rates = torch.ones(decoder.channels, device=field.grid.aabb.device)
+    rates[list(decoder.view_channels)] = view_lr
+    return rates
