@@ -65,6 +65,22 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "Tensor? grad_distortion, Tensor density, Tensor rgb, Tensor t, Tensor dt, Tensor ray_offsets, Tensor ray_rgb, "
       "Tensor opacity, Tensor depth, Tensor distortion, float min_transmittance) -> (Tensor, Tensor)");
 
+  // Colours of pixels over a background (pixels, 3) or (3,), each from `rays_per_pixel` rays that follow one another;
+  // by their mean light if image values encode it as `srgb` does, else by the mean of their values.
+  m.def("pixel_colors(Tensor rgb, Tensor opacity, Tensor background, int rays_per_pixel, bool srgb) -> Tensor");
+  m.def(
+      "pixel_colors_backward(Tensor grad, Tensor rgb, Tensor opacity, Tensor background, int rays_per_pixel, "
+      "bool srgb) -> (Tensor grad_rgb, Tensor grad_opacity)");
+
+  // Mean squared error of colours: of pixels, over pixels and channels, or with the `weights` and `ray_index` of
+  // samples, over rays. Rays from `taken` (one integer) on do not count, nor do pixels that have one of them.
+  m.def(
+      "color_error(Tensor colors, Tensor truth, Tensor? weights, Tensor? ray_index, int rays_per_pixel, "
+      "Tensor? taken) -> Tensor");
+  m.def(
+      "color_error_backward(Tensor grad, Tensor colors, Tensor truth, Tensor? weights, Tensor? ray_index, "
+      "int rays_per_pixel, Tensor? taken) -> Tensor");
+
   // Lists blocks of 4 x 4 x 8 vertices of a grid that samples in occupied cells (X, Y, Z) of the same box touch: their
   // ids into the first `count` of `ids`, in any order.
   m.def("active_blocks_(Tensor occupied, int[] resolution, Tensor(a!) ids, Tensor(b!) count) -> ()");

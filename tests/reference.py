@@ -119,6 +119,29 @@ def distortion(weights: Tensor, t: Tensor, dt: Tensor, ray_offsets: Tensor) -> T
     return torch.stack(rays) if rays else weights.new_zeros(0)
 
 
+def decode(values: Tensor) -> Tensor:
+    """The light that sRGB values stand for: IEC 61966-2-1."""
+    return torch.where(values <= 0.04045, values / 12.92, ((values.clamp(min=0.04) + 0.055) / 1.055) ** 2.4)
+
+
+def encode(light: Tensor) -> Tensor:
+    """The other way."""
+    return torch.where(light <= 0.0031308, 12.92 * light, 1.055 * light.clamp(min=0.003) ** (1 / 2.4) - 0.055)
+
+
+def pixel_colors(rgb: Tensor, opacity: Tensor, background: Tensor, rays_per_pixel: int, transfer: str) -> Tensor:
+    """The mean of rays' light, encoded, over a background: premultiplied rgb (R, 3), opacity (R,) -> (R / k, 3)."""
+    rgb, opacity = rgb.unflatten(0, (-1, rays_per_pixel)), opacity.unflatten(0, (-1, rays_per_pixel))
+    covered = opacity.mean(dim=1)[:, None]
+    if transfer == "linear":
+        return rgb.mean(dim=1) + (1 - covered) * background
+    opacity = opacity[..., None]
+    straight = torch.where(opacity > 0, rgb / torch.where(opacity > 0, opacity, 1.0), 0.0)
+    total = opacity.sum(dim=1)
+    light = (opacity * decode(straight)).sum(dim=1) / torch.where(total > 0, total, 1.0)
+    return covered * encode(light) + (1 - covered) * background
+
+
 def march(
     origins: Tensor,
     directions: Tensor,

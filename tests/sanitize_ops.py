@@ -178,6 +178,9 @@ def run_misleading_contents():
                 ops.select_samples(density.detach(), rgb.detach(), t, dt, offsets, capacity=capacity)
             index = torch.randint(low, high, (count,), device="cuda")
             ops.append_view(torch.rand(count, 16, device="cuda").half(), rgb.detach()[:rays], index, 3)
+            colors = rgb.detach().requires_grad_()
+            ops.sample_color_error(t, colors, index, rgb.detach()[:rays], 3, taken=index[0]).backward()
+            ops.pixel_color_error(colors, rgb.detach(), rays_per_pixel=3, taken=index[0]).backward()
             images = torch.zeros(2, 5, 7, 4, dtype=torch.uint8, device="cuda")
             poses, lenses = torch.eye(4, device="cuda").repeat(2, 1, 1), torch.ones(2, 4, device="cuda")
             ops.pixel_rays(images, index, poses, lenses, torch.tensor([[-1.0] * 3, [1.0] * 3], device="cuda"))
@@ -188,6 +191,20 @@ def run_misleading_contents():
             kernels.pack_visible_samples(*inputs, kept, counts, sums, count)
             slots = torch.rand(rays, 6, device="cuda")
             kernels.pack_slots(*torch.rand(2, rays, 3, device="cuda"), slots, counts, sums, 0.1, count)
+
+
+def run_losses():
+    """Makes pixels of rays and judges them and samples, few and more than a launch's blocks take at once."""
+    for pixels, rays_per_pixel, transfer in itertools.product((0, 1, 300, 400_000), (1, 4), ("srgb", "linear")):
+        rays = pixels * rays_per_pixel
+        rgb, truth = torch.rand(rays, 3, device="cuda", requires_grad=True), torch.rand(pixels, 3, device="cuda")
+        opacity = torch.ones(rays, device="cuda", requires_grad=True)
+        for background in (truth, torch.ones(3, device="cuda")):
+            colors = ops.pixel_colors(rgb, opacity, background, rays_per_pixel, transfer=transfer)
+            taken = torch.tensor(rays // 2, device="cuda")
+            ops.pixel_color_error(colors, truth, rays_per_pixel=rays_per_pixel, taken=taken).backward()
+        index = torch.arange(rays, device="cuda")
+        ops.sample_color_error(opacity.detach(), rgb, index, truth, rays_per_pixel, taken=taken).backward()
 
 
 def run_networks():
@@ -217,5 +234,6 @@ if __name__ == "__main__":
     run_rendering()
     run_pyramid_marches()
     run_networks()
+    run_losses()
     torch.cuda.synchronize()
     print("every kernel ran")

@@ -224,6 +224,24 @@ def test_a_row_of_no_ray_is_seen_from_nowhere(device, kernels, dtype, degree):
     assert torch.equal(raw, geometry[:, 0].to(raw.dtype))
 
 
+def test_samples_of_no_ray_have_no_error(device, kernels):
+    index = torch.tensor(BAD_INDEX, device=device)
+    known = (index >= 0) & (index < 4)
+    colors, truth, weights = (torch.randn(n, device=device) for n in ((8, 3), (2, 3), 8))
+    for taken, rays in ((HIGHEST, 4), (4, 4), (3, 3), (0, 1), (LOWEST, 1)):
+        count = torch.tensor(taken, device=device)
+        pixel = index[known] // 2
+        expected = (weights[known, None] * (colors[known] - truth[pixel]).square()).sum() / rays
+        torch.testing.assert_close(kernels.color_error(colors, truth, weights, index, 2, count), expected)
+        gradient = kernels.color_error_backward(weights[0], colors, truth, weights, index, 2, count)
+        off = 2 / rays * weights[0] * weights[known, None] * (colors[known] - truth[pixel])
+        torch.testing.assert_close(gradient[known], off)
+        assert not gradient[~known].any()
+        counted = min(max(taken, 0), 4) // 2
+        expected = (colors[:2] - truth).square()[:counted].sum() / (3 * max(counted, 1))
+        torch.testing.assert_close(kernels.color_error(colors[:2], truth, None, None, 2, count), expected)
+
+
 def test_rows_without_rays_are_no_error(device):
     # As rays that were marched into a capacity have them.
     geometry, directions = torch.randn(5, 4, device=device), torch.zeros(0, 3, device=device)
@@ -256,6 +274,9 @@ def test_bad_indices_are_errors_where_looking_is_free(device, index, found):
     calls = {
         rf"ray_index must lie in 0\.\.3, for 4 directions, got {found}": lambda: ops.append_view(
             torch.randn(2, 5, device=device), directions, index, 1
+        ),
+        rf"ray_index must lie in 0\.\.3, for 2 pixels of 2 rays, got {found}": lambda: ops.sample_color_error(
+            directions[:2, 0], directions[:2], index, directions[:2], 2
         ),
         rf"index must lie in 0\.\.3, for images of shape \(1, 2, 2, 4\), got {found}": lambda: ops.pixel_rays(
             images, index, *camera
@@ -318,6 +339,13 @@ def calls(device):
             *(torch.randn_like(x) for x in composited),
             *(density, rgb, t, dt, offsets, *composited[:3], composited[4], 1e-4),
         ),
+        "pixel_colors": (rgb[:rays], density[:rays], rgb[:3], 2, True),
+        "pixel_colors_backward": (rgb[:3], rgb[:rays], density[:rays], rgb[:3], 2, True),
+        "color_error": (rgb, rgb[:3], density, torch.zeros(rows, dtype=torch.int64, device=device), 2, offsets[2]),
+        "color_error_backward": (
+            *(dt[0], rgb, rgb[:3], density),
+            *(torch.zeros(rows, dtype=torch.int64, device=device), 2, offsets[2]),
+        ),
         "append_view": (geometry, directions, torch.zeros(rows, dtype=torch.int64, device=device), 2),
         "append_view_backward": (geometry, torch.randn(rows, device=device), 9),
         "render_grid": (*walk, grid, grid[..., 0].contiguous(), box, *numbers),
@@ -339,13 +367,16 @@ OPS = [
     *("pack_occupancy", "pixel_rays", "count_ray_samples", "place_ray_samples", "count_visible_samples"),
     *("pack_visible_samples", "ray_weights", "composite", "composite_backward", "append_view", "append_view_backward"),
     *("render_grid", "render_grid_backward", "render_grid_accumulate", "render_grid_image", "pack_slots"),
+    *("pixel_colors", "pixel_colors_backward", "color_error", "color_error_backward"),
 ]
 every_op = pytest.mark.parametrize("name", OPS)
 ON_CUDA = ["march_to_slots", "render_pyramid_image"]
 
-# Another length of these is another valid call, or one whose contents alone are in doubt.
+# Another length of these is another valid call, or one whose contents alone are in doubt; or they are single numbers.
 FREE = {("append_view", "directions"), ("pixel_rays", "index"), ("pack_occupancy", "occupied")}
 FREE |= {(op, "ray_offsets") for op in ("count_visible_samples", "ray_weights", "composite")}
+FREE |= {("color_error", "truth"), ("color_error_backward", "truth")}
+FREE |= {("color_error", "taken"), ("color_error_backward", "taken"), ("color_error_backward", "grad")}
 FREE |= {("render_grid_image", "grid"), ("render_grid_backward", "grid")}
 
 WRONG = {

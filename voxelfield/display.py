@@ -15,8 +15,9 @@ from voxelfield.decoders import DensityActivation, ExponentialDensity, NetworkDe
 from voxelfield.fields import RadianceField
 from voxelfield.grids import VoxelGrid
 from voxelfield.occupancy import OccupancyGrid
-from voxelfield.ops._checks import check_dtype, check_same_device, check_tensor
+from voxelfield.ops._checks import check_choice, check_dtype, check_same_device, check_tensor
 from voxelfield.ops._pyramid_field import LEVEL_CHANNELS, MAX_GEOMETRY
+from voxelfield.ops.pixel_colors import TRANSFERS
 from voxelfield.ops.render_pyramid import MAX_COLOR_LAYERS
 from voxelfield.pyramid import VoxelPyramid
 from voxelfield.rendering import RenderSettings, View, render_view
@@ -76,8 +77,10 @@ class FieldRenderer:
         occupancy: Where to sample, on the field's device.
         settings: How to sample.
         background: (3,) float32 colour behind the scene, on the field's device.
-        supersampling: Side of the square of rays that a pixel is the average of: its colour and opacity, and its depth
-            weighted by opacity.
+        supersampling: Side of the square of rays that a pixel is made of: its colour by their light
+            (:func:`voxelfield.ops.pixel_colors`), its opacity by their mean, its depth by their mean, weighted by
+            opacity.
+        transfer: How image values encode light, ``srgb`` or ``linear``. Only where there is supersampling.
         chunk: Rays at once, to bound memory. Only for the way ``render_view``.
         precision: Of the decoder, by autocast. Only for the way ``render_view``.
         way: ``render_view``, which every field allows, to compare with it; None for the fastest.
@@ -87,8 +90,8 @@ class FieldRenderer:
 
     Raises:
         TypeError: ``background`` is not a float32 tensor.
-        ValueError: ``background`` has another shape, something is on another device than the field, or a number is
-            below 1; or the field's kind does not allow ``way``.
+        ValueError: ``background`` has another shape, something is on another device than the field, a number is
+            below 1, or ``transfer`` is none of the choices; or the field's kind does not allow ``way``.
 
     Example:
         >>> renderer = FieldRenderer(field, occupancy, RenderSettings(step=0.01), torch.ones(3))
@@ -108,6 +111,7 @@ class FieldRenderer:
         background: Tensor,
         *,
         supersampling: int = 1,
+        transfer: str = "srgb",
         chunk: int = 1 << 16,
         precision: torch.dtype = torch.float32,
         way: Way | None = None,
@@ -119,12 +123,18 @@ class FieldRenderer:
         for name, number in (("supersampling", supersampling), ("chunk", chunk)):
             if not isinstance(number, int) or number < 1:
                 raise ValueError(f"{name} must be an int of at least 1, got {number!r}")
+        check_choice("transfer", transfer, TRANSFERS)
         fastest = display_way(field)
         if way not in (None, fastest, "render_view"):
             raise ValueError(f"way must be {fastest} or render_view for this field, or None, got {way!r}")
         self.way = fastest if way is None else way
         self._device = background.device
         self._supersampling = supersampling
+        self._transfer = transfer
+        self._background = background
+        if supersampling > 1:
+            # Rays show over black what they emit; pixels are composited once their rays have been put together.
+            background = torch.zeros_like(background)
         self._draw: _Draw
         if self.way == "render_pyramid_image":
             self._draw = _pyramid_images(field, occupancy, settings, background)
@@ -153,7 +163,8 @@ class FieldRenderer:
         cameras = cameras.to(self._device)
         if self._supersampling == 1:
             return self._draw(cameras, index)
-        return _averaged(self._draw(cameras[index : index + 1].enlarged(self._supersampling), 0), self._supersampling)
+        rays = self._draw(cameras[index : index + 1].enlarged(self._supersampling), 0)
+        return _averaged(rays, self._supersampling, self._background, self._transfer)
 
 
 def _pyramid_images(
@@ -240,11 +251,15 @@ def _stored_dtype(device: torch.device) -> torch.dtype:
     return torch.float16 if device.type == "cuda" else torch.float32
 
 
-def _averaged(view: View, side: int) -> View:
-    """Averages squares of pixels."""
+def _averaged(view: View, side: int, background: Tensor, transfer: str) -> View:
+    """Makes pixels of squares of rays over black."""
 
-    def mean(image: Tensor) -> Tensor:
-        return image.unflatten(0, (-1, side)).unflatten(2, (-1, side)).mean(dim=(1, 3))
+    def squares(image: Tensor) -> Tensor:
+        """Returns (H, W, side * side, ...)."""
+        return image.unflatten(0, (-1, side)).unflatten(2, (-1, side)).transpose(1, 2).flatten(2, 3)
 
-    opacity = mean(view.opacity)
-    return View(mean(view.rgb), opacity, mean(view.depth * view.opacity) / opacity.clamp(min=1e-6))
+    rgb, weights, depth = (squares(image) for image in (view.rgb, view.opacity, view.depth))
+    height, width, rays = weights.shape
+    pixels = ops.pixel_colors(rgb.reshape(-1, 3), weights.reshape(-1), background, rays, transfer=transfer)
+    opacity = weights.mean(dim=2)
+    return View(pixels.view(height, width, 3), opacity, (depth * weights).mean(dim=2) / opacity.clamp(min=1e-6))

@@ -6,6 +6,7 @@ from voxelfield.ops.append_view import append_view
 from voxelfield.ops.blocks import active_blocks
 from voxelfield.ops.cells import trilinear_interpolate
 from voxelfield.ops.clearance import occupancy_clearance
+from voxelfield.ops.color_error import pixel_color_error, sample_color_error
 from voxelfield.ops.compat import grid_sample
 from voxelfield.ops.compositing import Composite, composite, ray_weights
 from voxelfield.ops.grid import sample_trilinear
@@ -13,6 +14,7 @@ from voxelfield.ops.grid_adam import grid_adam_
 from voxelfield.ops.march_visible import march_visible
 from voxelfield.ops.marching import OccupancyBits, march_rays, pack_occupancy
 from voxelfield.ops.mlp import mlp
+from voxelfield.ops.pixel_colors import pixel_colors
 from voxelfield.ops.pixel_rays import PixelRays, pixel_rays
 from voxelfield.ops.pyramid import sample_pyramid
 from voxelfield.ops.render_grid import RenderedRays, render_grid
@@ -41,11 +43,14 @@ __all__ = [
     "mlp",
     "occupancy_clearance",
     "pack_occupancy",
+    "pixel_color_error",
+    "pixel_colors",
     "pixel_rays",
     "ray_weights",
     "render_grid",
     "render_grid_image",
     "render_pyramid_image",
+    "sample_color_error",
     "sample_pyramid",
     "sample_trilinear",
     "select_samples",

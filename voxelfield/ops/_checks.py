@@ -86,6 +86,12 @@ def check_index(name: str, index: Tensor, count: int, what: str) -> None:
         raise ValueError(f"{name} must lie in 0..{count - 1}, {what}, got {lowest}..{highest}")
 
 
+def check_rays_per_pixel(rays_per_pixel: object) -> None:
+    """Raises unless ``rays_per_pixel`` is a whole number of rays."""
+    if not isinstance(rays_per_pixel, int) or rays_per_pixel < 1:
+        raise ValueError(f"rays_per_pixel must be an int of at least 1, got {rays_per_pixel!r}")
+
+
 def _can_be_looked_at(x: Tensor) -> bool:
     # Tracers bring tensors of types of their own, which have no values.
     return not torch.compiler.is_compiling() and type(x) is Tensor and x.device.type == "cpu"

@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
+from voxelfield.ops.pixel_colors import TRANSFERS
+
 
 @dataclass
 class StageConfig:
@@ -87,7 +89,7 @@ class EvaluationConfig:
 
     Attributes:
         views: Number of test views, evenly spread over the split; null means all.
-        supersampling: Side of the square of rays that each pixel is the average of; in previews and the video too.
+        supersampling: Side of the square of rays that each pixel is made of; in previews and the video too.
         save_images: Write each rendered view as PNG.
         video_frames: Frames of the orbit video; 0 writes none.
     """
@@ -111,7 +113,9 @@ class TrainerConfig:
         background: What transparent pixels are trained against: ``random`` (per pixel), ``white`` or ``black``.
         evaluation_background: What test views are composited over.
         max_rays: Rays per step at most.
-        supersampling: Side of the square of rays that a training pixel is the mean of; 1 is its centre.
+        supersampling: Side of the square of rays that a training pixel is made of; 1 is its centre.
+        transfer: How image values encode light, in which a pixel's rays are averaged: ``srgb``, or ``linear``, by which
+            values are averaged as they are; for ``evaluation.supersampling`` too. Runs that do not say are ``linear``.
         samples: Visible ray samples per step: on CUDA as many rays count as fit whole, on the CPU the number of rays
             follows.
         marched: Samples per step, visible or not, that there is memory for (CUDA only); for fields that are not marched
@@ -135,6 +139,7 @@ class TrainerConfig:
     evaluation_background: str = MISSING
     max_rays: int = MISSING
     supersampling: int = MISSING
+    transfer: str = "linear"
     samples: int = MISSING
     marched: int = MISSING
     chunk: int = MISSING
@@ -153,6 +158,7 @@ class TrainerConfig:
     def __post_init__(self) -> None:
         _choice("trainer.background", self.background, ("random", "white", "black"))
         _choice("trainer.evaluation_background", self.evaluation_background, ("white", "black"))
+        _choice("trainer.transfer", self.transfer, TRANSFERS)
         _choice("trainer.precision", self.precision, ("float32", "bfloat16", "float16"))
         positive = ("steps", "max_rays", "supersampling", "samples", "marched", "chunk", "log_every")
         counts = {name: getattr(self, name) for name in positive}

@@ -5,36 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from voxelfield import ops
 from voxelfield.grids import VoxelGrid
 from voxelfield.pyramid import VoxelPyramid
 from voxelfield.rendering import Rendering
 from voxelfield.training.config import LossConfig
-
-
-def photometric(prediction: Tensor, truth: Tensor, taken: Tensor | None = None) -> Tensor:
-    """Mean squared error of colours (R, 3) over the background (Mildenhall et al. 2020, eq. 6).
-
-    Args:
-        prediction: (R, 3) rendered colours.
-        truth: (R, 3) the images' colours.
-        taken: One integer: only that many of the first rays count; all if None.
-    """
-    return _mean((prediction - truth).square().mean(dim=-1), taken)
-
-
-def sample_rgb(rendering: Rendering, truth: Tensor) -> Tensor:
-    """Weighted squared error of each sample's own colour, so that no mixture of wrong colours passes for a right one.
-
-    The "per-point rgb loss" of DirectVoxGO (Sun et al. 2022).
-
-    Args:
-        rendering: The rendered rays, those of a pixel together.
-        truth: (P, 3) colours of the pixels; composited over the background like the rendering.
-    """
-    rays = rendering.opacity.shape[0]
-    pixel = rendering.samples.ray_index // (rays // truth.shape[0])
-    error = (rendering.sample_rgb - truth[pixel]).square().sum(-1)
-    return (rendering.weights.detach() * error).sum() / _rays(rays, rendering.taken)
 
 
 def opacity_entropy(opacity: Tensor, taken: Tensor | None = None) -> Tensor:
@@ -42,7 +17,7 @@ def opacity_entropy(opacity: Tensor, taken: Tensor | None = None) -> Tensor:
 
     Args:
         opacity: (R,) in [0, 1].
-        taken: As for :func:`photometric`.
+        taken: One integer: only that many of the first rays count; all if None.
     """
     o = opacity.clamp(1e-5, 1 - 1e-5)
     return _mean(-(o * o.log() + (1 - o) * (1 - o).log()), taken)
@@ -53,29 +28,40 @@ def sparsity(density: Tensor, rays: int | Tensor) -> Tensor:
     return torch.log1p(2 * density.square()).sum() / rays
 
 
-def rendering_terms(config: LossConfig, rendering: Rendering, prediction: Tensor, truth: Tensor) -> dict[str, Tensor]:
+def rendering_terms(config: LossConfig, rendering: Rendering, pixels: Tensor, truth: Tensor) -> dict[str, Tensor]:
     """Returns the weighted terms that rendered rays give rise to; terms of weight zero are left out.
+
+    ``photometric`` is the mean squared error of colours (Mildenhall et al. 2020, eq. 6). ``sample_rgb`` is that of each
+    sample's own colour, so that no mixture of wrong colours passes for a right one. Rays that had no room do not count,
+    nor does a pixel that has one of them.
 
     Args:
         config: The terms' weights.
         rendering: R rays, those of a pixel together.
-        prediction: (R, 3) their colours over the background; a pixel's is their mean.
-        truth: (P, 3) the pixels' colours over the background, R a multiple of P.
+        pixels: (P, 3) their pixels' colours over the background, see :func:`voxelfield.ops.pixel_colors`.
+        truth: (P, 3) what these should be, over the same background; R a multiple of P.
 
     Raises:
         ValueError: Distortion is asked of rays that were rendered without it.
     """
-    taken, rays = rendering.taken, prediction.shape[0]
+    taken, rays = rendering.taken, rendering.opacity.shape[0]
     rays_per_pixel = rays // truth.shape[0]
-    pixels = prediction.unflatten(0, (-1, rays_per_pixel)).mean(dim=1)
-    # A pixel of which only some rays had room is left out.
-    terms = {"photometric": photometric(pixels, truth, taken // rays_per_pixel)}
+    terms = {"photometric": ops.pixel_color_error(pixels, truth, rays_per_pixel=rays_per_pixel, taken=taken)}
     if config.sample_rgb > 0:
-        terms["sample_rgb"] = config.sample_rgb * sample_rgb(rendering, truth)
+        error = ops.sample_color_error(
+            rendering.weights,
+            rendering.sample_rgb,
+            rendering.samples.ray_index,
+            truth,
+            rays_per_pixel,
+            taken=taken,
+        )
+        terms["sample_rgb"] = config.sample_rgb * error
     if config.distortion > 0:
         if rendering.distortion is None:
             raise ValueError("rays must be rendered with their distortion where config.distortion is positive")
-        terms["distortion"] = config.distortion * _mean(rendering.distortion, taken)
+        # That of rays without room is zero.
+        terms["distortion"] = config.distortion * rendering.distortion.sum() / _rays(rays, taken)
     if config.opacity_entropy > 0:
         terms["opacity_entropy"] = config.opacity_entropy * opacity_entropy(rendering.opacity, taken)
     if config.sparsity > 0:

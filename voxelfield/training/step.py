@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from voxelfield import ops
 from voxelfield.fields import RadianceField
 from voxelfield.occupancy import OccupancyGrid
 from voxelfield.rendering import Capacity, RenderSettings, render
@@ -84,6 +85,7 @@ class TrainingStep:
         self._pixels = pixels
         self._optimizers = optimizers
         self._config = config
+        self._loss_scale = torch.tensor(config.loss_scale, device=self.device)
 
     def run(self, settings: RenderSettings) -> None:
         """Takes one step.
@@ -108,10 +110,11 @@ class TrainingStep:
                 capacity=self.capacity,
                 distortion=config.loss.distortion > 0,
             )
-        prediction = rendering.over(background.repeat_interleave(rays_per_pixel, dim=0))
-        terms = rendering_terms(config.loss, rendering, prediction, truth)
-        loss = torch.stack(list(terms.values())).sum()
-        (config.loss_scale * loss).backward()
+        predicted = ops.pixel_colors(
+            rendering.rgb, rendering.opacity, background, rays_per_pixel, transfer=config.transfer
+        )
+        terms = rendering_terms(config.loss, rendering, predicted, truth)
+        torch.autograd.backward(list(terms.values()), [self._loss_scale] * len(terms))
         self._optimizers.step()
         self.number += 1
         self.psnr.copy_(mse_to_psnr(terms["photometric"].detach()))

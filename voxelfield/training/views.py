@@ -44,6 +44,7 @@ def view_renderer(
         render_settings(config, field),
         evaluation_background(config, field.grid.aabb.device),
         supersampling=config.evaluation.supersampling,
+        transfer=config.transfer,
         chunk=config.chunk,
         precision=getattr(torch, config.precision),
         way=way,

@@ -1,0 +1,217 @@
+"""Errors of pixels' and samples' colours, against plain torch in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from op_testing import LAYOUTS, leaves
+from tolerances import assert_matches
+
+from voxelfield.ops import pixel_color_error, sample_color_error
+
+each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+# One block of a kernel and less, several, and more rows than all blocks of a launch take at once.
+each_count = pytest.mark.parametrize("rows", [1, 200, 5000, 1_100_000])
+
+
+def make_samples(device, rows, dtype=torch.float64, pixels=40, rays_per_pixel=4):
+    weights, colors, truth = (
+        torch.rand(shape, device=device, dtype=dtype) for shape in ((rows,), (rows, 3), (pixels, 3))
+    )
+    index = torch.randint(pixels * rays_per_pixel, (rows,), device=device)
+    return weights, colors, index, truth
+
+
+def expected_of_samples(weights, colors, index, truth, rays_per_pixel, rays):
+    off = colors.double() - truth.double()[index // rays_per_pixel]
+    return (weights.double()[:, None] * off.square()).sum() / rays
+
+
+@each_dtype
+@each_count
+@pytest.mark.parametrize("taken", [None, 100])
+def test_samples(device, dtype, rows, taken):
+    weights, colors, index, truth = make_samples(device, rows, dtype)
+    colors.requires_grad_()
+    count = None if taken is None else torch.tensor(taken, device=device)
+    error = sample_color_error(weights, colors, index, truth, 4, taken=count)
+    assert error.shape == ()
+    assert error.dtype == dtype
+    (wide,) = leaves(colors.double())
+    expected = expected_of_samples(weights, wide, index, truth, 4, taken or 160)
+    assert_matches(error.detach(), expected.detach())
+    factor = torch.tensor(-3.5, device=device, dtype=dtype)
+    (grad,) = torch.autograd.grad(error, colors, factor)
+    assert_matches(grad, torch.autograd.grad(expected, wide, factor.double())[0], "gradient")
+
+
+@each_dtype
+@each_count
+@pytest.mark.parametrize("part", [None, 0.0, 0.3, 1.0])
+def test_pixels(device, dtype, rows, part):
+    colors, truth = torch.rand(2, rows, 3, device=device, dtype=dtype)
+    colors.requires_grad_()
+    rays = 4 * rows if part is None else int(part * 4 * rows)
+    counted = rays // 4
+    with torch.no_grad():
+        colors[counted:] = torch.nan
+    count = None if part is None else torch.tensor(rays, device=device)
+    error = pixel_color_error(colors, truth, rays_per_pixel=4, taken=count)
+    assert error.shape == ()
+    assert error.dtype == dtype
+    (wide,) = leaves(colors[:counted].double())
+    expected = (wide - truth[:counted]).square().sum() / (3 * max(counted, 1))
+    assert_matches(error.detach(), expected.detach())
+    (grad,) = torch.autograd.grad(error, colors)
+    assert_matches(grad[:counted], torch.autograd.grad(expected, wide)[0], "gradient")
+    assert not grad[counted:].any()
+
+
+def test_a_pixel_counts_whole_or_not_at_all(device):
+    colors, truth = torch.tensor([[1.0] * 3, [3.0] * 3], device=device), torch.zeros(2, 3, device=device)
+    for taken, expected in ((0, 0.0), (3, 0.0), (4, 1.0), (7, 1.0), (8, 5.0), (9, 5.0), (-1, 0.0)):
+        error = pixel_color_error(colors, truth, rays_per_pixel=4, taken=torch.tensor(taken, device=device))
+        assert error.item() == expected, taken
+
+
+def test_samples_without_weight_count_for_nothing_whatever_their_colour(device):
+    weights, colors, index, truth = make_samples(device, 50)
+    expected = sample_color_error(weights, colors, index, truth, 4)
+    rest = torch.full((7, 3), torch.nan, device=device, dtype=torch.float64)
+    more = (
+        torch.cat([weights, weights.new_zeros(7)]),
+        torch.cat([colors, rest]).requires_grad_(),
+        torch.cat([index, index.new_full((7,), 159)]),
+        truth,
+    )
+    error = sample_color_error(*more, 4)
+    torch.testing.assert_close(error.detach(), expected, rtol=1e-12, atol=0)
+    (grad,) = torch.autograd.grad(error, more[1])
+    assert not grad[50:].any()
+    weights[3] = torch.nan
+    assert sample_color_error(weights, colors, index, truth, 4).isnan()
+
+
+def test_only_colours_move(device):
+    weights, colors, index, truth = make_samples(device, 50)
+    weights, colors, truth = leaves(weights, colors, truth)
+    sample_color_error(weights, colors, index, truth, 4).backward()
+    assert colors.grad is not None
+    assert weights.grad is None
+    assert truth.grad is None
+
+
+def test_gradcheck(device):
+    weights, colors, index, truth = make_samples(device, 30)
+    colors.requires_grad_()
+    taken = torch.tensor(100, device=device)
+    assert torch.autograd.gradcheck(lambda x: sample_color_error(weights, x, index, truth, 4, taken=taken), colors)
+    pixels = torch.rand_like(truth).requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda x: pixel_color_error(x, truth, rays_per_pixel=4, taken=taken), pixels, nondet_tol=0.0
+    )
+
+
+def test_nothing_to_judge(device):
+    weights, colors, index, truth = make_samples(device, 0, torch.float32)
+    colors.requires_grad_()
+    error = sample_color_error(weights, colors, index, truth, 4)
+    assert error.item() == 0
+    assert torch.autograd.grad(error, colors)[0].shape == (0, 3)
+    (none,) = leaves(truth[:0])
+    error = pixel_color_error(none, truth[:0])
+    assert error.item() == 0
+    assert torch.autograd.grad(error, none)[0].shape == (0, 3)
+
+
+def test_the_same_bits_every_time(device):
+    given = make_samples(device, 300_000, torch.float32)
+    first = sample_color_error(*given, 4)
+    assert all(torch.equal(sample_color_error(*given, 4), first) for _ in range(5))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_layout(device, layout):
+    weights, colors, index, truth = make_samples(device, 700, torch.float32)
+    lay = LAYOUTS[layout]
+    every = index.repeat_interleave(2)[::2]
+    colors.requires_grad_()
+    laid = sample_color_error(lay(weights), lay(colors), every, lay(truth), 4)
+    plain = sample_color_error(weights, colors, index, truth, 4)
+    assert torch.equal(laid, plain)
+    assert torch.equal(*(torch.autograd.grad(error, colors)[0] for error in (laid, plain)))
+
+
+def test_under_torch_func(device):
+    weights, colors, index, truth = make_samples(device, 30)
+
+    def error(colors):
+        return sample_color_error(weights, colors, index, truth, 4)
+
+    (leaf,) = leaves(colors)
+    torch.testing.assert_close(torch.func.grad(error)(colors), torch.autograd.grad(error(leaf), leaf)[0])
+
+
+def test_compiles_whole(device):
+    weights, colors, index, truth = make_samples(device, 30)
+    colors.requires_grad_()
+    taken = torch.tensor(100, device=device)
+
+    def error(colors):
+        samples = sample_color_error(weights, colors, index, truth, 4, taken=taken)
+        return samples + pixel_color_error(colors[:20], colors[20:].detach()[:20].repeat(2, 1))
+
+    compiled = torch.compile(error, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(colors), error(colors))
+    torch.testing.assert_close(*(torch.autograd.grad(f(colors), colors)[0] for f in (compiled, error)))
+
+
+def test_a_second_derivative_is_refused(device):
+    _, colors, _, truth = make_samples(device, 40)
+    colors.requires_grad_()
+    (grad,) = torch.autograd.grad(pixel_color_error(colors, truth), colors, create_graph=True)
+    with pytest.raises(NotImplementedError, match="differentiable once"):
+        grad.sum().backward()
+
+
+def test_opcheck(device):
+    weights, colors, index, truth = make_samples(device, 40)
+    pixel_color_error(colors, truth)  # loads the extension
+    op = torch.ops.voxelfield.color_error.default
+    taken = torch.tensor(100, device=device)
+    torch.library.opcheck(op, (colors.requires_grad_(), truth, weights, index, 4, taken))
+    torch.library.opcheck(op, (colors, truth, None, None, 1, None))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"sample_rgb": torch.zeros(8)}, ValueError, r"sample_rgb must have shape \(M, 3\), got \(8,\)"),
+        ({"sample_rgb": torch.zeros(8, 3).half()}, TypeError, "sample_rgb must be float32 or float64, got float16"),
+        ({"truth": torch.zeros(4, 4)}, ValueError, r"truth must have shape \(P, 3\), got \(4, 4\)"),
+        ({"truth": torch.zeros(4, 3).double()}, TypeError, "truth must be float32 as sample_rgb is, got float64"),
+        ({"weights": torch.zeros(7)}, ValueError, r"weights must have shape \(8\) as sample_rgb has rows, got \(7,\)"),
+        ({"ray_index": torch.zeros(8)}, TypeError, "ray_index must be int64, got float32"),
+        ({"rays_per_pixel": 0}, ValueError, "rays_per_pixel must be an int of at least 1, got 0"),
+        ({"taken": torch.zeros(1)}, ValueError, r"taken must have shape \(\), got \(1,\)"),
+        ({"taken": torch.tensor(1.0)}, TypeError, "taken must be int64, got float32"),
+        ({"weights": torch.zeros(8, device="meta")}, ValueError, "weights must be on the device of sample_rgb, cpu"),
+    ],
+)
+def test_bad_input_is_named(change, error, message):
+    given = {
+        "weights": torch.zeros(8),
+        "sample_rgb": torch.zeros(8, 3),
+        "ray_index": torch.zeros(8, dtype=torch.int64),
+        "truth": torch.zeros(4, 3),
+        "rays_per_pixel": 2,
+    }
+    with pytest.raises(error, match=message):
+        sample_color_error(**{**given, **change})
+
+
+def test_bad_pixels_are_named():
+    with pytest.raises(ValueError, match=r"truth must have shape \(4, 3\) as pixels has rows, got \(5, 3\)"):
+        pixel_color_error(torch.zeros(4, 3), torch.zeros(5, 3))
+    with pytest.raises(TypeError, match="pixels must be float32 or float64, got float16"):
+        pixel_color_error(torch.zeros(4, 3).half(), torch.zeros(4, 3).half())

@@ -1,0 +1,240 @@
+"""pixel_colors: pixels as the light of their rays, against the formula in float64."""
+
+from __future__ import annotations
+
+import pytest
+import reference
+import torch
+from op_testing import LAYOUTS, leaves
+from tolerances import assert_matches
+
+from voxelfield.ops import pixel_colors
+
+both_transfers = pytest.mark.parametrize("transfer", ["srgb", "linear"])
+each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+
+
+def make(device, rays_per_pixel, dtype=torch.float64, pixels=300):
+    """Rays of all opacities and of none, colours down to black: rgb, opacity and a background for each pixel."""
+    rays = pixels * rays_per_pixel
+    opacity = torch.rand(rays, dtype=torch.float64) * torch.randint(3, (rays,)).clamp(max=1)
+    opacity[::7] = 1
+    straight = torch.rand(rays, 3, dtype=torch.float64) ** 4
+    straight[::5] = 0
+    inputs = opacity[:, None] * straight, opacity, torch.rand(pixels, 3, dtype=torch.float64)
+    return [x.to(device, dtype) for x in inputs]
+
+
+@each_dtype
+@both_transfers
+@pytest.mark.parametrize("rays_per_pixel", [1, 2, 4, 9])
+@pytest.mark.parametrize("common", [False, True])
+def test_values(device, dtype, transfer, rays_per_pixel, common):
+    rgb, opacity, background = make(device, rays_per_pixel, dtype)
+    background = background[0] if common else background
+    colors = pixel_colors(rgb, opacity, background, rays_per_pixel, transfer=transfer)
+    assert colors.dtype == dtype
+    expected = reference.pixel_colors(rgb.double(), opacity.double(), background.double(), rays_per_pixel, transfer)
+    assert_matches(colors, expected)
+
+
+def test_light_is_averaged_rather_than_its_encoding(device):
+    """Half of a pixel white and half black is half the light: 0.5 encoded."""
+    rgb = torch.tensor([[1.0] * 3, [0.0] * 3], device=device)
+    opacity, white = torch.ones(2, device=device), torch.ones(3, device=device)
+    gray = 1.055 * 0.5 ** (1 / 2.4) - 0.055
+    torch.testing.assert_close(pixel_colors(rgb, opacity, white, 2), torch.full((1, 3), gray, device=device))
+    half = pixel_colors(rgb, opacity, white, 2, transfer="linear")
+    torch.testing.assert_close(half, torch.full((1, 3), 0.5, device=device))
+    # Where a ray shows nothing, the background is mixed in as it is, as by an image's straight alpha.
+    opacity = torch.tensor([1.0, 0.0], device=device)
+    color = torch.tensor([[0.8, 0.2, 0.4]], device=device)
+    expected = 0.5 * color + 0.5 * white
+    torch.testing.assert_close(pixel_colors(torch.cat([color, 0 * color]), opacity, white, 2), expected)
+
+
+@both_transfers
+def test_a_single_ray_is_its_pixel(device, transfer):
+    rgb, opacity, background = make(device, 1, torch.float32)
+    rgb = 1.5 * rgb - 0.2  # whatever the curve makes of it
+    colors = pixel_colors(rgb, opacity, background, 1, transfer=transfer)
+    assert_matches(colors, (rgb + (1 - opacity)[:, None] * background).double())
+
+
+def test_equal_rays_are_their_pixel_up_to_rounding(device):
+    straight = torch.linspace(-0.1, 1.2, 261, device=device)[:, None].expand(261, 3)
+    opacity, background = torch.full((261,), 0.7, device=device), torch.full((3,), 0.25, device=device)
+    rays = 0.7 * straight.repeat_interleave(4, 0), opacity.repeat_interleave(4)
+    torch.testing.assert_close(pixel_colors(*rays, background, 4), 0.7 * straight + 0.075, rtol=1e-5, atol=1e-5)
+
+
+@both_transfers
+@pytest.mark.parametrize("rays_per_pixel", [1, 3, 4])
+@pytest.mark.parametrize("common", [False, True])
+def test_gradcheck(device, transfer, rays_per_pixel, common):
+    rgb, opacity, background = make(device, rays_per_pixel, pixels=6)
+    # Away from the ends of opacity and from where the parts of the curve meet.
+    opacity = 0.1 + 0.8 * torch.rand_like(opacity)
+    straight = torch.rand_like(rgb) * 0.8 + 0.1
+    straight[::3] = 0.02
+    straight[1::5] = -0.1
+    inputs = leaves(opacity[:, None] * straight, opacity, background[0] if common else background)
+
+    def colors(*inputs):
+        return pixel_colors(*inputs, rays_per_pixel, transfer=transfer)
+
+    assert torch.autograd.gradcheck(colors, inputs)
+
+
+@each_dtype
+@both_transfers
+def test_gradients_with_rays_that_show_nothing(device, dtype, transfer):
+    inputs = leaves(*make(device, 4, dtype))
+    wide = leaves(*(x.double() for x in inputs))
+    colors = pixel_colors(*inputs, 4, transfer=transfer)
+    grad = torch.randn_like(colors)
+    expected = reference.pixel_colors(*wide, 4, transfer)
+    shown = wide[1] > 0
+    actual = torch.autograd.grad(colors, inputs, grad)
+    wanted = torch.autograd.grad(expected, wide, grad.double())
+    assert_matches(actual[0][shown], wanted[0][shown], "rgb")
+    assert_matches(actual[1][shown], wanted[1][shown], "opacity")
+    assert_matches(actual[2], wanted[2], "background")
+    assert 0.2 < shown.double().mean() < 0.8
+
+
+def test_a_ray_that_shows_nothing_has_the_gradient_of_a_black_one(device):
+    rgb, opacity, background = make(device, 2)
+    rgb[1::2] = 0
+    opacity[0::2] = 0.5
+    grads = []
+    for faint in (0.0, 1e-12):
+        opacity[1::2] = faint
+        inputs = leaves(rgb, opacity)
+        grads.append(torch.autograd.grad(pixel_colors(*inputs, background, 2).square().sum(), inputs))
+    for a, b in zip(*grads, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+def test_pixels_without_matter_are_background_with_the_gradient_of_values(device):
+    background = torch.rand(5, 3, device=device)
+    inputs = leaves(torch.zeros(20, 3, device=device), torch.zeros(20, device=device))
+    colors = pixel_colors(*inputs, background, 4)
+    assert torch.equal(colors, background)
+    grad = torch.rand_like(colors)
+    d_rgb, d_opacity = torch.autograd.grad(colors, inputs, grad)
+    # 12.92 / 12.92: the straight part of the curve both ways.
+    torch.testing.assert_close(d_rgb, grad.repeat_interleave(4, 0) / 4)
+    torch.testing.assert_close(d_opacity, -(grad * background).sum(1).repeat_interleave(4) / 4)
+
+
+def test_faint_and_slightly_too_bright_rays_stay_bounded(device):
+    """Sums of float32 weights make colours a little over 1, and opacities as small as float32 has them."""
+    opacity = torch.logspace(-44, 0, 177, dtype=torch.float64).to(device, torch.float32).repeat_interleave(2)
+    rgb = (opacity[:, None] * (1 + 1e-6)).expand(-1, 3)
+    inputs = leaves(rgb, opacity)
+    colors = pixel_colors(*inputs, torch.zeros(3, device=device), 2)
+    assert ((colors - opacity[::2, None]).abs() <= 1e-5 * opacity[::2, None] + 1e-40).all()
+    d_rgb, d_opacity = torch.autograd.grad(colors.sum(), inputs)
+    assert (d_rgb - 0.5).abs().max() < 1e-3
+    assert d_opacity.abs().max() < 1e-2
+    # A dark pixel has the steepest curve: 12.92 times the 2.28 of a bright ray, over k.
+    opacity = torch.tensor([1.0, 1e-30], device=device)
+    inputs = leaves(torch.tensor([[0.0] * 3, [1e-30] * 3], device=device), opacity)
+    d_rgb, _ = torch.autograd.grad(pixel_colors(*inputs, torch.zeros(3, device=device), 2).sum(), inputs)
+    torch.testing.assert_close(d_rgb[1], torch.full((3,), 12.92 * 2.4 / 1.055 / 2, device=device))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_any_layout(device, layout):
+    inputs = make(device, 4, torch.float32)
+    laid = leaves(*(LAYOUTS[layout](x) for x in inputs))
+    plain = leaves(*inputs)
+    grad = torch.randn(300, 3, device=device)
+    for x, y in zip(laid, plain, strict=True):
+        assert torch.equal(x, y)
+    results = [pixel_colors(*x, 4) for x in (laid, plain)]
+    assert torch.equal(*results)
+    pairs = (torch.autograd.grad(r, x, LAYOUTS[layout](grad)) for r, x in zip(results, (laid, plain), strict=True))
+    for a, b in zip(*pairs, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_no_pixels(device):
+    inputs = leaves(torch.zeros(0, 3, device=device), torch.zeros(0, device=device))
+    colors = pixel_colors(*inputs, torch.zeros(3, device=device), 4)
+    assert colors.shape == (0, 3)
+    assert [g.shape for g in torch.autograd.grad(colors.sum(), inputs)] == [(0, 3), (0,)]
+
+
+def test_nan_is_not_hidden(device):
+    rgb, opacity, background = make(device, 2, pixels=2)
+    opacity[0] = torch.nan
+    rgb[3] = torch.nan
+    opacity[3] = 0.5
+    assert pixel_colors(rgb, opacity, background, 2).isnan().all()
+
+
+def test_under_torch_func(device):
+    rgb, opacity, background = make(device, 4)
+
+    def loss(rgb, opacity):
+        return pixel_colors(rgb, opacity, background, 4).square().sum()
+
+    inputs = leaves(rgb, opacity)
+    expected = torch.autograd.grad(loss(*inputs), inputs)
+    for a, e in zip(torch.func.grad(loss, argnums=(0, 1))(rgb, opacity), expected, strict=True):
+        torch.testing.assert_close(a, e)
+
+
+def test_compiles_whole(device):
+    inputs = leaves(*make(device, 4))
+
+    def colors(*inputs):
+        return pixel_colors(*inputs, 4)
+
+    compiled = torch.compile(colors, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*inputs), colors(*inputs))
+    grads = [torch.autograd.grad(f(*inputs).square().sum(), inputs) for f in (compiled, colors)]
+    torch.testing.assert_close(*grads)
+
+
+def test_a_second_derivative_is_refused(device):
+    rgb, opacity, background = make(device, 2)
+    (rgb,) = leaves(rgb)
+    (grad,) = torch.autograd.grad(pixel_colors(rgb, opacity, background, 2).square().sum(), rgb, create_graph=True)
+    with pytest.raises(NotImplementedError, match="differentiable once"):
+        grad.sum().backward()
+
+
+def test_opcheck(device):
+    rgb, opacity, background = make(device, 2)
+    pixel_colors(rgb, opacity, background, 2)  # loads the extension
+    op = torch.ops.voxelfield.pixel_colors.default
+    torch.library.opcheck(op, (*leaves(rgb, opacity, background), 2, True))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"rgb": torch.zeros(8)}, ValueError, r"rgb must have shape \(R, 3\), got \(8,\)"),
+        ({"rgb": torch.zeros(8, 3).half()}, TypeError, "rgb must be float32 or float64, got float16"),
+        ({"rays_per_pixel": 0}, ValueError, "rays_per_pixel must be an int of at least 1, got 0"),
+        ({"rays_per_pixel": 2.0}, ValueError, r"rays_per_pixel must be an int of at least 1, got 2\.0"),
+        ({"rays_per_pixel": 3}, ValueError, "rays_per_pixel must divide the number of rays, 8, got 3"),
+        (
+            {"opacity": torch.zeros(7)},
+            ValueError,
+            r"opacity must have shape \(8\) for rgb of shape \(8, 3\), got \(7,\)",
+        ),
+        ({"opacity": torch.zeros(8).double()}, TypeError, "opacity must be float32 as rgb is, got float64"),
+        ({"background": torch.zeros(4, 4)}, ValueError, r"background must have shape \(4, 3\) .* got \(4, 4\)"),
+        ({"background": torch.zeros(4)}, ValueError, r"background must have shape \(3\) .* got \(4,\)"),
+        ({"background": torch.zeros(3, device="meta")}, ValueError, "background must be on the device of rgb, cpu"),
+        ({"transfer": "sRGB"}, ValueError, r"transfer must be one of \['srgb', 'linear'\], got 'sRGB'"),
+    ],
+)
+def test_bad_input_is_named(change, error, message):
+    given = {"rgb": torch.zeros(8, 3), "opacity": torch.zeros(8), "background": torch.zeros(4, 3), "rays_per_pixel": 2}
+    with pytest.raises(error, match=message):
+        pixel_colors(**{**given, **change})

@@ -1,0 +1,193 @@
+"""How far colours are off: those of pixels, and those of samples that pixels are made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from voxelfield import _library
+from voxelfield.ops._checks import check_dtype, check_index, check_rays_per_pixel, check_same_device, check_tensor
+from voxelfield.ops._derivatives import MaybeTensor, below_autograd, register_autograd
+
+
+def pixel_color_error(pixels: Tensor, truth: Tensor, *, rays_per_pixel: int = 1, taken: Tensor | None = None) -> Tensor:
+    """Returns the mean squared error of pixels' colours, over pixels and channels.
+
+    Its bits are the same in every run: sums have a fixed order.
+
+    Args:
+        pixels: (P, 3) float32 or float64; differentiable.
+        truth: (P, 3) what they should be, dtype of ``pixels``; not differentiable.
+        rays_per_pixel: How many rays a pixel is made of, at least 1.
+        taken: () int64, rays that count, the first so many of ``P * rays_per_pixel``: pixels that have others are left
+            out, whatever their colour. None: all.
+
+    Returns:
+        () in the dtype of ``pixels``; 0 where no pixel counts. Differentiable once.
+
+    Raises:
+        TypeError: An argument is no tensor, or has the wrong dtype.
+        ValueError: An argument has the wrong shape or device, or ``rays_per_pixel`` is below 1.
+        NotImplementedError: A second derivative is asked for.
+    """
+    _check("pixels", pixels, truth, rays_per_pixel, taken)
+    check_tensor("truth", truth, (pixels.shape[0], 3), " as pixels has rows")
+    return _error(pixels, truth, None, None, rays_per_pixel, taken)
+
+
+def sample_color_error(
+    weights: Tensor,
+    sample_rgb: Tensor,
+    ray_index: Tensor,
+    truth: Tensor,
+    rays_per_pixel: int,
+    *,
+    taken: Tensor | None = None,
+) -> Tensor:
+    """Returns the weighted squared error of each sample's own colour, added up and divided by the number of rays.
+
+    The "per-point rgb loss" of DirectVoxGO (Sun et al. 2022). Its bits are the same in every run: sums have a fixed
+    order.
+
+    Args:
+        weights: (M,) shares of the samples in their rays, dtype of ``sample_rgb``; not differentiable. A sample of
+            weight 0 counts for nothing, whatever its colour.
+        sample_rgb: (M, 3) float32 or float64; differentiable.
+        ray_index: (M,) int64, the ray of each sample, in [0, P * rays_per_pixel). On CUDA nobody waits to look: a
+            sample whose index lies outside counts for nothing.
+        truth: (P, 3) what the pixels' colours should be, dtype of ``sample_rgb``; not differentiable.
+        rays_per_pixel: How many rays a pixel is made of, at least 1; they follow one another.
+        taken: () int64, number of rays to divide by: those that have samples if not all had room. None: all.
+
+    Returns:
+        () in the dtype of ``sample_rgb``. Differentiable once.
+
+    Raises:
+        TypeError: An argument is no tensor, or has the wrong dtype.
+        ValueError: An argument has the wrong shape or device, or ``rays_per_pixel`` is below 1; or, on the CPU,
+            ``ray_index`` leaves its range.
+        NotImplementedError: A second derivative is asked for.
+    """
+    _check("sample_rgb", sample_rgb, truth, rays_per_pixel, taken)
+    for name, value, dtype in (("weights", weights, sample_rgb.dtype), ("ray_index", ray_index, torch.int64)):
+        check_tensor(name, value, (sample_rgb.shape[0],), " as sample_rgb has rows")
+        check_dtype(name, value, (dtype,))
+        check_same_device(name, value, "sample_rgb", sample_rgb)
+    rays = truth.shape[0] * rays_per_pixel
+    check_index("ray_index", ray_index, rays, f"for {truth.shape[0]} pixels of {rays_per_pixel} rays")
+    return _error(sample_rgb, truth, weights, ray_index, rays_per_pixel, taken)
+
+
+def _check(name: str, colors: Tensor, truth: Tensor, rays_per_pixel: int, taken: Tensor | None) -> None:
+    check_tensor(name, colors, ("P" if name == "pixels" else "M", 3))
+    check_dtype(name, colors, (torch.float32, torch.float64))
+    check_tensor("truth", truth, ("P", 3))
+    check_dtype("truth", truth, (colors.dtype,), f" as {name} is")
+    check_same_device("truth", truth, name, colors)
+    check_rays_per_pixel(rays_per_pixel)
+    if taken is not None:
+        check_tensor("taken", taken, ())
+        check_dtype("taken", taken, (torch.int64,))
+        check_same_device("taken", taken, name, colors)
+
+
+def _error(
+    colors: Tensor,
+    truth: Tensor,
+    weights: MaybeTensor,
+    ray_index: MaybeTensor,
+    rays_per_pixel: int,
+    taken: MaybeTensor,
+) -> Tensor:
+    _library.ensure_loaded(colors.device.type)
+    run = torch.ops.voxelfield.color_error.default if torch.compiler.is_compiling() else _ColorError.apply
+    error: Tensor = run(colors, truth, weights, ray_index, rays_per_pixel, taken)
+    return error
+
+
+class _ColorError(Function):
+    @staticmethod
+    def forward(
+        colors: Tensor,
+        truth: Tensor,
+        weights: MaybeTensor,
+        ray_index: MaybeTensor,
+        rays_per_pixel: int,
+        taken: MaybeTensor,
+    ) -> Tensor:
+        with below_autograd():
+            error: Tensor = torch.ops.voxelfield.color_error.default(
+                colors, truth, weights, ray_index, rays_per_pixel, taken
+            )
+        return error
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *tensors, ctx.rays_per_pixel, taken = inputs
+        ctx.save_for_backward(*tensors, taken)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[MaybeTensor, ...]:
+        *tensors, taken = ctx.saved_tensors
+        d_colors = None
+        if ctx.needs_input_grad[0]:
+            d_colors = _ColorErrorBackward.apply(grad, *tensors, ctx.rays_per_pixel, taken)
+        return d_colors, None, None, None, None, None
+
+
+class _ColorErrorBackward(Function):
+    @staticmethod
+    def forward(
+        grad: Tensor,
+        colors: Tensor,
+        truth: Tensor,
+        weights: MaybeTensor,
+        ray_index: MaybeTensor,
+        rays_per_pixel: int,
+        taken: MaybeTensor,
+    ) -> Tensor:
+        with below_autograd():
+            d_colors: Tensor = torch.ops.voxelfield.color_error_backward.default(
+                grad, colors, truth, weights, ray_index, rays_per_pixel, taken
+            )
+        return d_colors
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> None:
+        raise NotImplementedError("errors of colours are differentiable once; a second derivative was asked for")
+
+
+@_library.when_loaded
+def _register() -> None:
+    @torch.library.register_fake("voxelfield::color_error")
+    def _(
+        colors: Tensor,
+        truth: Tensor,
+        weights: MaybeTensor,
+        ray_index: MaybeTensor,
+        rays_per_pixel: int,
+        taken: MaybeTensor,
+    ) -> Tensor:
+        return colors.new_empty(())
+
+    @torch.library.register_fake("voxelfield::color_error_backward")
+    def _(
+        grad: Tensor,
+        colors: Tensor,
+        truth: Tensor,
+        weights: MaybeTensor,
+        ray_index: MaybeTensor,
+        rays_per_pixel: int,
+        taken: MaybeTensor,
+    ) -> Tensor:
+        return colors.new_empty(colors.shape)
+
+    register_autograd("color_error", _ColorError.apply)
+    register_autograd("color_error_backward", _ColorErrorBackward.apply)

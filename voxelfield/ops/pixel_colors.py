@@ -1,0 +1,129 @@
+"""From rays to the pixels of a camera, which adds up light."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from voxelfield import _library
+from voxelfield.ops._checks import check_choice, check_dtype, check_rays_per_pixel, check_same_device, check_tensor
+from voxelfield.ops._derivatives import below_autograd, register_autograd
+
+TRANSFERS = ("srgb", "linear")
+"""How image values encode light: by the curve of sRGB (IEC 61966-2-1), or as they are."""
+
+
+def pixel_colors(
+    rgb: Tensor, opacity: Tensor, background: Tensor, rays_per_pixel: int, *, transfer: str = "srgb"
+) -> Tensor:
+    r"""Makes each pixel of several rays, as a camera does: it adds up light, not the values that encode light.
+
+    With straight colours :math:`c_i = \mathrm{rgb}_i / o_i` of the k rays of a pixel, and :math:`d` for decoding,
+
+    .. math:: L = \frac{\sum_i o_i\, d(c_i)}{\sum_i o_i}, \quad O = \frac1k \sum_i o_i, \quad
+        \mathrm{pixel} = O\, d^{-1}(L) + (1 - O)\, \mathrm{background}.
+
+    The background is composited in encoded values, as images with straight alpha are. Below 0 the straight part of
+    sRGB's curve goes on, above 1 its power law. With ``transfer="linear"``, or of one ray, a pixel is the mean of
+    :math:`\mathrm{rgb}_i + (1 - o_i)\, \mathrm{background}`.
+
+    Args:
+        rgb: (R, 3) float32 or float64, what each ray emits, without background, as :func:`composite` has it: at most
+            ``opacity`` where colours are at most 1. Rays of a pixel follow one another. Differentiable.
+        opacity: (R,) in [0, 1], dtype of ``rgb``; differentiable. A ray of opacity 0 has no colour, whatever ``rgb``
+            says, and the gradient of a black one.
+        background: (P, 3), or (3,) for all pixels, encoded as images are; dtype of ``rgb``; differentiable.
+        rays_per_pixel: R / P, at least 1.
+        transfer: ``srgb`` or ``linear``: how values encode light.
+
+    Returns:
+        (P, 3) in the dtype of ``rgb``, encoded as images are. Differentiable once.
+
+    Raises:
+        TypeError: An argument is no tensor, or has the wrong dtype.
+        ValueError: An argument has the wrong shape or device, or is none of the choices.
+        NotImplementedError: A second derivative in ``rgb`` or ``opacity`` is asked for.
+    """
+    check_tensor("rgb", rgb, ("R", 3))
+    check_dtype("rgb", rgb, (torch.float32, torch.float64))
+    check_rays_per_pixel(rays_per_pixel)
+    if rgb.shape[0] % rays_per_pixel != 0:
+        raise ValueError(f"rays_per_pixel must divide the number of rays, {rgb.shape[0]}, got {rays_per_pixel}")
+    pixels = rgb.shape[0] // rays_per_pixel
+    common = isinstance(background, Tensor) and background.dim() == 1
+    shapes: dict[str, tuple[Tensor, tuple[int, ...]]] = {
+        "opacity": (opacity, (rgb.shape[0],)),
+        "background": (background, (3,) if common else (pixels, 3)),
+    }
+    for name, (value, shape) in shapes.items():
+        check_tensor(name, value, shape, f" for rgb of shape {tuple(rgb.shape)}")
+        check_dtype(name, value, (rgb.dtype,), " as rgb is")
+        check_same_device(name, value, "rgb", rgb)
+    check_choice("transfer", transfer, TRANSFERS)
+    _library.ensure_loaded(rgb.device.type)
+    run = torch.ops.voxelfield.pixel_colors.default if torch.compiler.is_compiling() else _PixelColors.apply
+    colors: Tensor = run(rgb, opacity, background, rays_per_pixel, transfer == "srgb")
+    return colors
+
+
+class _PixelColors(Function):
+    @staticmethod
+    def forward(rgb: Tensor, opacity: Tensor, background: Tensor, rays_per_pixel: int, srgb: bool) -> Tensor:
+        with below_autograd():
+            colors: Tensor = torch.ops.voxelfield.pixel_colors.default(rgb, opacity, background, rays_per_pixel, srgb)
+        return colors
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *tensors, ctx.rays_per_pixel, ctx.srgb = inputs
+        ctx.save_for_backward(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        rgb, opacity, background = ctx.saved_tensors
+        d_rgb = d_opacity = d_background = None
+        if ctx.needs_input_grad[0] or ctx.needs_input_grad[1]:
+            d_rgb, d_opacity = _PixelColorsBackward.apply(grad, rgb, opacity, background, ctx.rays_per_pixel, ctx.srgb)
+        if ctx.needs_input_grad[2]:
+            through = 1 - opacity.unflatten(0, (-1, ctx.rays_per_pixel)).mean(dim=1)
+            d_background = (through[:, None] * grad).sum_to_size(background.shape)
+        return d_rgb, d_opacity, d_background, None, None
+
+
+class _PixelColorsBackward(Function):
+    @staticmethod
+    def forward(
+        grad: Tensor, rgb: Tensor, opacity: Tensor, background: Tensor, rays_per_pixel: int, srgb: bool
+    ) -> tuple[Tensor, Tensor]:
+        with below_autograd():
+            d_rgb, d_opacity = torch.ops.voxelfield.pixel_colors_backward.default(
+                grad, rgb, opacity, background, rays_per_pixel, srgb
+            )
+        return d_rgb, d_opacity
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> None:
+        raise NotImplementedError("pixel_colors is differentiable once; a second derivative was asked for")
+
+
+@_library.when_loaded
+def _register() -> None:
+    @torch.library.register_fake("voxelfield::pixel_colors")
+    def _(rgb: Tensor, opacity: Tensor, background: Tensor, rays_per_pixel: int, srgb: bool) -> Tensor:
+        return rgb.new_empty(rgb.shape[0] // rays_per_pixel, 3)
+
+    @torch.library.register_fake("voxelfield::pixel_colors_backward")
+    def _(
+        grad: Tensor, rgb: Tensor, opacity: Tensor, background: Tensor, rays_per_pixel: int, srgb: bool
+    ) -> tuple[Tensor, Tensor]:
+        return rgb.new_empty(rgb.shape), rgb.new_empty(opacity.shape)
+
+    register_autograd("pixel_colors", _PixelColors.apply)
+    register_autograd("pixel_colors_backward", _PixelColorsBackward.apply)
