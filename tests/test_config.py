@@ -128,6 +128,7 @@ def test_unknown_missing_and_mistyped_keys_are_named(override, key):
         ("trainer.background=red", ["trainer.background", "random, white, black", "'red'"]),
         ("trainer.evaluation_background=random", ["trainer.evaluation_background", "white, black", "'random'"]),
         ("trainer.precision=float64", ["trainer.precision", "float32, bfloat16, float16", "'float64'"]),
+        ("trainer.transfer=gamma", ["trainer.transfer", "srgb, linear", "'gamma'"]),
         ("trainer.steps=0", ["trainer.steps", "at least 1", "0"]),
         ("trainer.samples=-5", ["trainer.samples", "at least 1", "-5"]),
         ("trainer.max_rays=0", ["trainer.max_rays"]),

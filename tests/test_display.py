@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import reference
 import torch
 from torch import nn
 
@@ -273,33 +274,49 @@ def test_precision_is_that_of_the_general_way(device):
 
 
 @each_way
-def test_a_pixel_is_the_average_of_its_rays(device, make):
+@pytest.mark.parametrize("transfer", ["srgb", "linear"])
+def test_a_pixel_is_made_of_the_light_of_its_rays(device, make, transfer):
     side = 3
     field, occupancy, cameras = make().to(device), make_occupancy(device), make_cameras(device)
-    given = (occupancy, SETTINGS, background_on(device))
-    view = FieldRenderer(field, *given, supersampling=side).view(cameras, 1)
+    background = background_on(device)
+    view = FieldRenderer(field, occupancy, SETTINGS, background, supersampling=side, transfer=transfer).view(cameras, 1)
     fine = Cameras(cameras.c2w, cameras.intrinsics * side, WIDTH * side, HEIGHT * side)
-    rays = FieldRenderer(field, *given).view(fine, 1)
+    rays = FieldRenderer(field, occupancy, SETTINGS, torch.zeros_like(background)).view(fine, 1)
     blocks = [
         getattr(rays, name)[row::side, column::side]
         for name in ("rgb", "opacity", "depth")
         for row in range(side)
         for column in range(side)
     ]
-    rgb, opacity, depth = (torch.stack(blocks[i * side**2 : (i + 1) * side**2]).double() for i in range(3))
-    torch.testing.assert_close(view.rgb.double(), rgb.mean(0), atol=1e-6, rtol=0)
-    torch.testing.assert_close(view.opacity.double(), opacity.mean(0), atol=1e-6, rtol=0)
-    mean_depth = (depth * opacity).sum(0) / opacity.sum(0).clamp(min=1e-5)
+    rgb, opacity, depth = (torch.stack(blocks[i * side**2 : (i + 1) * side**2], dim=2).double() for i in range(3))
+    expected = reference.pixel_colors(
+        rgb.reshape(-1, 3), opacity.flatten(), background.double(), side**2, transfer
+    ).view(HEIGHT, WIDTH, 3)
+    torch.testing.assert_close(view.rgb.double(), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(view.opacity.double(), opacity.mean(2), atol=1e-6, rtol=0)
+    mean_depth = (depth * opacity).sum(2) / opacity.sum(2).clamp(min=1e-5)
     torch.testing.assert_close(view.depth.double(), mean_depth, atol=1e-4, rtol=0)
-    single_rays = FieldRenderer(field, *given).view(cameras, 1)
+    single_rays = FieldRenderer(field, occupancy, SETTINGS, background).view(cameras, 1)
     assert view.rgb.shape == single_rays.rgb.shape
     assert 0.001 < (view.rgb - single_rays.rgb).abs().mean() < 0.2
 
 
 @each_way
-def test_empty_space_shows_the_background(device, make):
-    occupancy = make_occupancy(device, fraction=-1.0)
-    view = FieldRenderer(make().to(device), occupancy, SETTINGS, background_on(device)).view(make_cameras(device), 2)
+def test_pixels_of_linear_values_are_means_of_pixels(device, make):
+    field, occupancy, cameras = make().to(device), make_occupancy(device), make_cameras(device)
+    given = field, occupancy, SETTINGS, background_on(device)
+    view = FieldRenderer(*given, supersampling=2, transfer="linear").view(cameras, 1)
+    fine = FieldRenderer(*given).view(Cameras(cameras.c2w, cameras.intrinsics * 2, WIDTH * 2, HEIGHT * 2), 1)
+    mean = sum(fine.rgb[row::2, column::2] for row in (0, 1) for column in (0, 1)) / 4
+    torch.testing.assert_close(view.rgb, mean, atol=1e-6, rtol=0)
+
+
+@each_way
+@pytest.mark.parametrize("supersampling", [1, 2])
+def test_empty_space_shows_the_background(device, make, supersampling):
+    field, occupancy = make().to(device), make_occupancy(device, fraction=-1.0)
+    renderer = FieldRenderer(field, occupancy, SETTINGS, background_on(device), supersampling=supersampling)
+    view = renderer.view(make_cameras(device), 2)
     assert torch.equal(view.rgb, background_on(device).expand(HEIGHT, WIDTH, 3))
     assert not view.opacity.any()
     assert not view.depth.any()
@@ -341,6 +358,7 @@ def test_nothing_waits_for_the_device(make, supersampling):
         ({"background": torch.zeros(3, device="meta")}, ValueError, "background must be on the device of field, cpu"),
         ({"supersampling": 0}, ValueError, "supersampling must be an int of at least 1, got 0"),
         ({"supersampling": 1.5}, ValueError, "supersampling must be an int of at least 1, got 1.5"),
+        ({"transfer": "gamma"}, ValueError, r"transfer must be one of \['srgb', 'linear'\], got 'gamma'"),
         ({"chunk": 0}, ValueError, "chunk must be an int of at least 1, got 0"),
         (
             {"way": "render_pyramid_image"},

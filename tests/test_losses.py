@@ -25,6 +25,7 @@ def make_rendering(
 ) -> Rendering:
     """Three rays: the first with two samples, the second with none, the third with one."""
     count, rays = len(weights), len(opacity)
+    taken, row = rays if taken is None else taken, torch.arange(rays, device=device)
     index = torch.tensor(ray_index, device=device)
     samples = RaySamples(
         positions=torch.zeros(count, 3, device=device),
@@ -34,7 +35,7 @@ def make_rendering(
         ray_offsets=torch.searchsorted(index, torch.arange(rays + 1, device=device)),
     )
     return Rendering(
-        distortion=torch.arange(1.0, rays + 1, device=device).requires_grad_(),
+        distortion=(torch.arange(1.0, rays + 1, device=device) * (row < taken)).requires_grad_(),
         rgb=torch.zeros(rays, 3, device=device),
         opacity=torch.tensor(opacity, device=device, requires_grad=True),
         depth=torch.zeros(rays, device=device),
@@ -43,7 +44,7 @@ def make_rendering(
         weights=torch.tensor(weights, device=device, requires_grad=True),
         sample_rgb=torch.tensor(sample_rgb, device=device, requires_grad=True),
         marched=torch.tensor(count, device=device),
-        taken=torch.tensor(rays if taken is None else taken, device=device),
+        taken=torch.tensor(taken, device=device),
     )
 
 
@@ -61,19 +62,19 @@ def make_config(**values) -> LossConfig:
     return LossConfig(**{**nothing, **values})
 
 
-def test_photometric_is_the_mean_over_rays_and_channels(device):
-    prediction = torch.tensor([[0.5, 0.0, 1.0], [0.25, 0.5, 0.0]], device=device, requires_grad=True)
-    truth = torch.tensor([[0.0, 0.0, 1.0], [0.25, 1.0, 1.0]], device=device)
-    loss = losses.photometric(prediction, truth)
-    assert loss.item() == pytest.approx((0.25 + 0.25 + 1) / 6)
+def test_photometric_is_the_mean_over_pixels_and_channels(device):
+    pixels = torch.tensor([[0.5, 0.0, 1.0], [0.25, 0.5, 0.0], [0.0, 0.0, 0.0]], device=device, requires_grad=True)
+    truth = torch.tensor([[0.0, 0.0, 1.0], [0.25, 1.0, 1.0], [0.0, 0.0, 0.0]], device=device)
+    (loss,) = losses.rendering_terms(make_config(), make_rendering(device=device), pixels, truth).values()
+    assert loss.item() == pytest.approx((0.25 + 0.25 + 1) / 9)
     loss.backward()
-    torch.testing.assert_close(prediction.grad, (prediction.detach() - truth) / 3)
+    torch.testing.assert_close(pixels.grad, (pixels.detach() - truth) * 2 / 9)
 
 
 def test_sample_rgb_is_weighted_by_sample_and_averaged_over_rays(device):
     rendering = make_rendering(device=device)
     truth = torch.tensor([[0.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.5, 0.0, 1.0]], device=device)
-    loss = losses.sample_rgb(rendering, truth)
+    loss = losses.rendering_terms(make_config(sample_rgb=1.0), rendering, truth, truth)["sample_rgb"]
     # squared errors 1, 0 and 0.5; the ray without samples counts in the mean
     assert loss.item() == pytest.approx((0.5 * 1 + 0.25 * 0 + 0.5 * 0.5) / 3)
     loss.backward()
@@ -144,7 +145,8 @@ def test_terms_carry_their_weights_and_absent_ones_are_left_out():
     terms = losses.rendering_terms(config, rendering, prediction, truth)
     expected = {
         "photometric": 0.25,
-        "sample_rgb": 2 * losses.sample_rgb(rendering, truth).item(),
+        # squared errors 2, 3 and 0.75, of weight 0.5, 0.25 and 0.5
+        "sample_rgb": 2 * (1 + 0.75 + 0.375) / 3,
         "distortion": 5 * 2.0,
         "opacity_entropy": 3 * losses.opacity_entropy(rendering.opacity).item(),
         "sparsity": 4 * losses.sparsity(rendering.density, 3).item(),
@@ -152,17 +154,17 @@ def test_terms_carry_their_weights_and_absent_ones_are_left_out():
     assert {name: value.item() for name, value in terms.items()} == pytest.approx(expected)
 
 
-def test_a_pixel_of_several_rays_is_their_mean():
+def test_a_pixel_of_which_a_ray_had_no_room_does_not_count():
     """Two pixels of two rays each; of the second pixel one ray had no room."""
     rendering = make_rendering(
         ray_index=(0, 1, 2), weights=(0.5, 0.25, 1.0), sample_rgb=((1.0, 0.0, 0.0),) * 3, opacity=(0.0,) * 4, taken=3
     )
-    prediction = torch.tensor([[0.0] * 3, [1.0] * 3, [5.0] * 3, [5.0] * 3])
-    truth = torch.tensor([[0.25] * 3, [0.0] * 3])
-    terms = losses.rendering_terms(make_config(sample_rgb=1.0), rendering, prediction, truth)
+    pixels, truth = torch.tensor([[0.5] * 3, [5.0] * 3]), torch.tensor([[0.25] * 3, [0.0] * 3])
+    terms = losses.rendering_terms(make_config(sample_rgb=1.0, distortion=1.0), rendering, pixels, truth)
     assert terms["photometric"].item() == pytest.approx((0.5 - 0.25) ** 2)
     first, second = 0.75**2 + 2 * 0.25**2, 1.0
     assert terms["sample_rgb"].item() == pytest.approx((0.75 * first + second) / 3)
+    assert terms["distortion"].item() == pytest.approx((1 + 2 + 3) / 3)
 
 
 def test_distortion_must_have_been_rendered():
@@ -198,8 +200,12 @@ def test_rays_without_room_count_for_nothing(device):
 
 
 def test_no_ray_taken_is_no_loss(device):
-    taken = torch.tensor(0, device=device)
-    assert losses.photometric(torch.ones(4, 3, device=device), torch.zeros(4, 3, device=device), taken) == 0
+    nothing = {"weights": (0.0,) * 3, "opacity": (0.0,) * 3, "taken": 0}
+    config = make_config(sample_rgb=1.0, distortion=1.0, opacity_entropy=1.0)
+    pixels, truth = torch.ones(3, 3, device=device), torch.zeros(3, 3, device=device)
+    terms = losses.rendering_terms(config, make_rendering(**nothing, device=device), pixels, truth)
+    assert {name: term.item() for name, term in terms.items()} == dict.fromkeys(terms, 0.0)
+    assert len(terms) == 4
 
 
 def ramp(device="cpu") -> VoxelGrid:

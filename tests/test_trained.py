@@ -15,6 +15,7 @@ from PIL import Image
 
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.scene import Scene
+from voxelfield.training.checkpoint import resolve_checkpoint, save_checkpoint
 from voxelfield.training.config import OptimizerConfig, TrainerConfig, parse
 from voxelfield.training.evaluation import evaluate_split
 from voxelfield.training.logging import NullLogger
@@ -92,6 +93,24 @@ def test_a_loaded_run_draws_what_the_trainer_draws(train, scene, device, way, pr
         torch.testing.assert_close(view.depth, expected.depth, atol=1e-4, rtol=0)
 
 
+def test_a_run_from_before_light_was_averaged_is_drawn_as_it_was(train, scene, tmp_path):
+    device = torch.device("cpu")
+    trainer = train("render_grid_image", device)
+    path = resolve_checkpoint(trainer.run_directory)
+    views = []
+    for change in ({}, {"transfer": "linear"}, None):
+        state = torch.load(path, weights_only=True)
+        del state["format"], state["voxelfield"]
+        if change is None:
+            del state["config"]["trainer"]["transfer"]
+        else:
+            state["config"]["trainer"].update(change)
+        save_checkpoint(tmp_path / "old.pt", state)
+        views.append(load_run(tmp_path / "old.pt", device).renderer().view(scene.test.cameras, 0).rgb)
+    assert torch.equal(views[2], views[1])
+    assert not torch.equal(views[0], views[1])
+
+
 def test_a_folder_without_a_run_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=f"no checkpoint in {tmp_path}"):
         load_run(tmp_path, torch.device("cpu"))
@@ -138,6 +157,7 @@ def test_frames_of_a_run_are_timed_and_judged(train, benchmark, incomplete, devi
         assert list(row["ms_per_view"]) == ["r_0", "r_50", "r_150"]
         assert row["fps"] == pytest.approx(1000 / row["ms"]["mean"])
         assert row["supersampling"] == 2
+        assert row["transfer"] == "srgb"
         assert row["steps_trained"] == 6
         renderer = load_run(trainer.run_directory, device).renderer(row["way"])
         expected = evaluate_split(renderer.view, split, trainer.background, None, progress=False)

@@ -150,6 +150,18 @@ def test_pixels_that_are_means_of_rays_are_learned(make_trainer, device, model):
     assert all(rays % 4 == 0 for _, rays in trainer.log.series("train/rays_per_step")) or device.type == "cuda"
 
 
+@pytest.mark.parametrize(("side", "differs"), [(1, False), (2, True)])
+def test_rays_of_a_pixel_are_averaged_as_configured(make_trainer, side, differs):
+    losses = []
+    for transfer in ("srgb", "linear"):
+        options = ("trainer.steps=1", f"trainer.supersampling={side}", f"trainer.transfer={transfer}")
+        trainer = make_trainer(*PYRAMID, *options)
+        trainer.fit()
+        losses += [value for _, value in trainer.log.series("loss/photometric")]
+    assert losses[0] == pytest.approx(losses[1], rel=0.1)
+    assert (losses[0] != losses[1]) == differs
+
+
 @MODELS
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_lower_precision_learns_and_leaves_parameters_in_float32(make_trainer, device, precision, model):
@@ -735,3 +747,7 @@ def test_supersampling_is_as_configured(make_trainer, scene, device):
         views.append(trainer.renderer().view(scene.test.cameras, 0).rgb)
     assert views[0].shape == views[1].shape
     assert 1e-4 < (views[0] - views[1]).abs().mean() < 0.1
+    trainer.config.transfer = "linear"
+    linear = trainer.renderer().view(scene.test.cameras, 0).rgb
+    # Light is more than its encoding says of a mean.
+    assert 0 < (views[1] - linear).mean() < 0.05
