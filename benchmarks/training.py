@@ -105,6 +105,7 @@ def resized(config: DictConfig, size: Size) -> DictConfig:
     trainer = config.trainer
     stages = list(trainer.stages)
     kept = list(itertools.takewhile(lambda stage: stage.resolution < size.finest, stages[:-1]))
+    trainer.finest = size.finest
     trainer.stages = [*kept, {**stages[len(kept)], "resolution": size.finest}]
     for name in ("max_rays", "marched"):
         trainer[name] = max(1, round(trainer[name] * size.samples / trainer.samples))

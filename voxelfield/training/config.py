@@ -124,6 +124,7 @@ class TrainerConfig:
         precision: ``float32``, ``bfloat16`` or ``float16`` for decoders other than a :class:`NetworkDecoder` (which is
             float16 on CUDA, float32 on the CPU); on CUDA a 16-bit one makes grids be read from float16 copies.
         loss_scale: Factor on gradients, so that they do not underflow in float16; Adam does not notice it.
+        finest: Resolution of the finest level, for ``stages`` and ``model.resolutions`` to refer to.
         stages: Coarse-to-fine schedule; the first stage starts at step 0.
         log_every: Steps between scalars.
         preview_every: Steps between rendered previews; 0 for none.
@@ -132,7 +133,7 @@ class TrainerConfig:
     """
 
     steps: int = MISSING
-    final_lr: float = MISSING
+    final_lr: float = 1.0
     average_steps: int = 0
     image_size: int | None = None
     background: str = MISSING
@@ -145,6 +146,7 @@ class TrainerConfig:
     chunk: int = MISSING
     precision: str = MISSING
     loss_scale: float = 1.0
+    finest: int = MISSING
     stages: list[StageConfig] = field(default_factory=list)
     occupancy: OccupancyConfig = field(default_factory=OccupancyConfig)
     render: RenderConfig = field(default_factory=RenderConfig)
@@ -241,7 +243,9 @@ def parse(schema: type[Config], values: DictConfig, name: str) -> Config:
         ValueError: A key is unknown, missing or has the wrong type or value.
     """
     try:
-        merged: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), values))
+        # Values may refer to others anywhere in the configuration, which are out of reach once this part stands alone.
+        resolved = OmegaConf.create(OmegaConf.to_container(values, resolve=True))
+        merged: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), resolved))
     except Exception as error:
         # OmegaConf names the key in a later line of its message, if at all.
         key = getattr(error, "full_key", None)

@@ -190,9 +190,11 @@ def build_field(
 def _used_levels(model: DictConfig, trainer: TrainerConfig) -> list[int]:
     """Returns the levels that the trainer's stages reach, at least the coarsest."""
     finest = max(stage.resolution for stage in trainer.stages)
-    used = [level for level in model.resolutions if level <= finest] or list(model.resolutions[:1])
-    if len(used) < len(model.resolutions):
-        left_out = list(model.resolutions[len(used) :])
+    # Named twice where the trainer's own finest is one of the model's levels.
+    levels = list(dict.fromkeys(model.resolutions))
+    used = [level for level in levels if level <= finest] or levels[:1]
+    left_out = [level for level in levels if level not in used]
+    if left_out:
         logger.warning(
             "levels %s of model.resolutions are finer than all trainer.stages (%d): left out", left_out, finest
         )
