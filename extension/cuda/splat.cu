@@ -213,7 +213,7 @@ struct Cuda : CudaBackend {
       CoarseLevel& own = binned.coarse.level[binned.coarse.count];
       std::copy_n(levels.level[l].locator.resolution, 3, own.resolution);
       own.column = levels.level[l].column;
-      if (cut_window(binned.grid.bins, own)) binned.place[l] = binned.coarse.count++;
+      if (cut_window(binned.grid.bins, binned.coarse, own)) binned.place[l] = binned.coarse.count++;
     }
     return binned;
   }
@@ -250,8 +250,12 @@ struct Cuda : CudaBackend {
                                                                            cursors, slots, slot, splitting);
     if (binned.coarse.count > 0) {
       list_parts<<<blocks(bins, kThreads), kThreads, 0, s>>>(segments, parts, cursors, bins);
-      splat_coarse<<<blocks(most_parts, kCoarseWarps), kCoarseThreads, 0, s>>>(binned.coarse, grid.bins, values, points,
-                                                                               segments, parts, cursors, entries);
+      const auto kernel = splat_coarse<scalar_t>;
+      const int shared = binned.coarse.shared_bytes(sizeof(scalar_t));
+      check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+      // Most often every bin is one part.
+      kernel<<<bins, kCoarseThreads, shared, s>>>(binned.coarse, grid.bins, values, points, segments, parts, cursors,
+                                                  entries);
     }
     const auto kernel = splat_bins<scalar_t>;
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBinShared));
