@@ -15,10 +15,11 @@ namespace voxelfield {
 constexpr int kCoarseThreads = 128;
 constexpr int kCoarseWarps = kCoarseThreads / kWarp;
 constexpr int kCoarseGroups = kWarp / kCorners;
-constexpr int kCoarseEntries = 224;       // of a bin, for one block: with five levels, six blocks fit a multiprocessor
-constexpr int kCoarseVertices = 640;      // sums of a level's window, all copies together
-constexpr int kCoarseAllVertices = 1280;  // of all levels
-constexpr float kWindowMargin = 1.f / 256;  // in cells, for the rounding of coordinates
+constexpr int kCoarseEntries = 224;  // of a bin, for one block: with five levels, six blocks fit a multiprocessor
+constexpr int kCoarseStride = kCoarseEntries + 2;  // between levels: a row's first four are in different banks
+constexpr int kCoarseVertices = 640;               // sums of a level's window, all copies together
+constexpr int kCoarseAllVertices = 1280;           // of all levels
+constexpr float kWindowMargin = 1.f / 256;         // in cells, for the rounding of coordinates
 // A level with more vertices, compared with the binned one, would spend more on adding its sums than it saves.
 constexpr int kCoarser = 4;
 constexpr int kDirect = -1;
@@ -40,10 +41,10 @@ struct CoarseLevels {
   int64_t columns;
   int32_t windows;  // of all levels, in vectors
 
-  // Windows, places of the points that warps are at, positions of all points of the block, their rows.
+  // Windows, places of the points that warps are at, positions of all points of the block, their values.
   int shared_bytes(int element_size) const {
     return (windows + kCoarseThreads) * static_cast<int>(sizeof(float4)) +
-           kCoarseEntries * (3 * static_cast<int>(sizeof(float)) + count * kBinWidth * element_size);
+           kCoarseEntries * 3 * static_cast<int>(sizeof(float)) + count * kCoarseStride * kBinWidth * element_size;
   }
 };
 
@@ -63,9 +64,9 @@ static __global__ void __launch_bounds__(256)
 
 // The groups of a warp add up the points of a block, a quarter of them each, for one level. Where a point's cell is not
 // that of the one before, `add` takes what there is of that. `pack` makes a number of a cell, and kNowhere of none.
-template <typename scalar_t, typename Pack, typename Add>
+template <bool Shared, typename scalar_t, typename Pack, typename Add>
 __device__ __forceinline__ void walk_points(const CoarseLevel& level, const float* positions,
-                                            const Vector<scalar_t, kBinWidth>* rows, int row, int held, float4* places,
+                                            const Vector<scalar_t, kBinWidth>* values, int held, float4* places,
                                             const Pack& pack, const Add& add) {
   constexpr int kUnroll = 4;
   const int lane = threadIdx.x % kWarp, corner = lane % kCorners, group = lane / kCorners;
@@ -91,7 +92,7 @@ __device__ __forceinline__ void walk_points(const CoarseLevel& level, const floa
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         place[u] = places[group * kCorners + some + u];
-        stored[u] = rows[(begin + first + some + u) * row];
+        stored[u] = values[begin + first + some + u];
       }
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
@@ -101,8 +102,8 @@ __device__ __forceinline__ void walk_points(const CoarseLevel& level, const floa
           sum = {};
           cell = next;
         }
-        // Groups share no sums, but the threads of one do.
-        __syncwarp();
+        // Groups have sums of their own, but the threads of one share them.
+        if (Shared) __syncwarp();
         const Vector<float, kBinWidth> value = narrow<float>(stored[u]);
         add_weighted(&sum, weight_of(place[u]), {value.lane[0], value.lane[1], value.lane[2], value.lane[3]});
       }
@@ -120,14 +121,14 @@ __global__ void __launch_bounds__(kCoarseThreads, 6)
                  const scalar_t* __restrict__ values, const float* __restrict__ points,
                  const Segment* __restrict__ segments, const Piece* __restrict__ parts,
                  const TileCursors* __restrict__ cursors, const int32_t* __restrict__ entries) {
-  using Row = Vector<scalar_t, kBinWidth>;
+  using Value = Vector<scalar_t, kBinWidth>;
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ int32_t indices[kCoarseEntries];
   __shared__ int warp_homes[kCoarseWarps];
   float4* windows = reinterpret_cast<float4*>(shared);
   float4* all_places = windows + levels.windows;
   float* positions = reinterpret_cast<float*>(all_places + kCoarseThreads);
-  Row* rows = reinterpret_cast<Row*>(positions + 3 * kCoarseEntries);
+  Value* held_values = reinterpret_cast<Value*>(positions + 3 * kCoarseEntries);
   const int thread = threadIdx.x, warp = thread / kWarp, lane = thread % kWarp, corner = lane % kCorners;
 
   for (int32_t item = blockIdx.x; item < cursors->parts; item += gridDim.x) {
@@ -146,15 +147,8 @@ __global__ void __launch_bounds__(kCoarseThreads, 6)
       entry[i] = at < count ? entries[segment.start + begin + at] : 0;
     }
     for (int i = thread; i < levels.windows; i += kCoarseThreads) windows[i] = {0.f, 0.f, 0.f, 0.f};
-    float position[kTwice][3];
 #pragma unroll
-    for (int i = 0; i < kTwice; ++i) {
-      homes[i] = __ballot_sync(kFullWarp, (entry[i] & kHome) != 0);
-      entry[i] = (entry[i] & kHome) != 0 ? entry[i] & ~kHome : -1;
-      if (entry[i] < 0) continue;
-#pragma unroll
-      for (int axis = 0; axis < 3; ++axis) position[i][axis] = points[int64_t{3} * entry[i] + axis];
-    }
+    for (int i = 0; i < kTwice; ++i) homes[i] = __ballot_sync(kFullWarp, (entry[i] & kHome) != 0);
     if (lane == 0) warp_homes[warp] = __popc(homes[0]) + __popc(homes[1]);
     __syncthreads();
     int slot = 0, held = 0;
@@ -163,24 +157,27 @@ __global__ void __launch_bounds__(kCoarseThreads, 6)
       slot += i < warp ? warp_homes[i] : 0;
       held += warp_homes[i];
     }
-    const unsigned before = (1u << lane) - 1;
 #pragma unroll
     for (int i = 0; i < kTwice; ++i) {
-      if (entry[i] >= 0) {
-        const int at = slot + __popc(homes[i] & before);
-        indices[at] = entry[i];
-#pragma unroll
-        for (int axis = 0; axis < 3; ++axis) positions[at + axis * kCoarseEntries] = position[i][axis];
-      }
+      const unsigned before = homes[i] & ((1u << lane) - 1);
+      if ((entry[i] & kHome) != 0) indices[slot + __popc(before)] = entry[i] & ~kHome;
       slot += __popc(homes[i]);
     }
     __syncthreads();
-    // A row's levels side by side, by neighbouring threads.
+    for (int i = thread; i < held; i += kCoarseThreads) {
+      const float* from = points + int64_t{3} * indices[i];
+#pragma unroll
+      for (int axis = 0; axis < 3; ++axis) {
+        __pipeline_memcpy_async(positions + axis * kCoarseEntries + i, from + axis, sizeof(float));
+      }
+    }
+    // The levels of a row lie side by side: neighbouring threads fetch them.
     constexpr int kSide = 4;
     for (int i = thread; i < held * kSide; i += kCoarseThreads) {
       const scalar_t* from = values + indices[i / kSide] * levels.columns;
       for (int l = i % kSide; l < levels.count; l += kSide) {
-        __pipeline_memcpy_async(rows + i / kSide * levels.count + l, from + levels.level[l].column, sizeof(Row));
+        __pipeline_memcpy_async(held_values + l * kCoarseStride + i / kSide, from + levels.level[l].column,
+                                sizeof(Value));
       }
     }
     __pipeline_commit();
@@ -190,6 +187,7 @@ __global__ void __launch_bounds__(kCoarseThreads, 6)
     for (int l = warp; l < levels.count; l += kCoarseWarps) {
       const CoarseLevel& level = levels.level[l];
       float4* places = all_places + warp * kWarp;
+      const Value* own_values = held_values + l * kCoarseStride;
       const int32_t* resolution = level.resolution;
       const int x_side = corner_side(corner, 0), y_side = corner_side(corner, 1), z_side = corner_side(corner, 2);
       if (level.first == kDirect) {
@@ -200,7 +198,7 @@ __global__ void __launch_bounds__(kCoarseThreads, 6)
           return ((x * resolution[1] + y) * resolution[2] + z) * kCorners + last;
         };
         float* data = level.data + ((x_side * resolution[1] + y_side) * resolution[2] + z_side) * kBinWidth;
-        walk_points(level, positions, rows + l, levels.count, held, places, pack, [&](int32_t cell, const float4& sum) {
+        walk_points<false>(level, positions, own_values, held, places, pack, [&](int32_t cell, const float4& sum) {
           if ((cell & corner) != 0) return;
           atomic_add<kBinWidth>(data + cell / kCorners * kBinWidth,
                                 Vector<float, kBinWidth>{sum.x, sum.y, sum.z, sum.w});
@@ -215,12 +213,14 @@ __global__ void __launch_bounds__(kCoarseThreads, 6)
       }
       const int along_x = level.along_x.value, along_y = level.along_y.value;
       const auto pack = [&](int32_t x, int32_t y, int32_t z) {
-        return (x - low[0]) * along_x + (y - low[1]) * along_y + (z - low[2]);
+        return ((x - low[0]) * along_x + (y - low[1]) * along_y + (z - low[2])) * static_cast<int>(sizeof(float4));
       };
       float4* sums = windows + level.first;
-      float4* own_sums = sums + lane / kCorners * level.window + x_side * along_x + y_side * along_y + z_side;
-      walk_points(level, positions, rows + l, levels.count, held, places, pack,
-                  [&](int32_t cell, const float4& sum) { add_weighted(own_sums + cell, 1.f, sum); });
+      auto* own_sums =
+          reinterpret_cast<char*>(sums + lane / kCorners * level.window + x_side * along_x + y_side * along_y + z_side);
+      walk_points<true>(level, positions, own_values, held, places, pack, [&](int32_t cell, const float4& sum) {
+        add_weighted(reinterpret_cast<float4*>(own_sums + cell), 1.f, sum);
+      });
       for (int i = lane; i < level.window; i += kWarp) {
         const auto sum = sum_copies(sums, i, level.window, kCoarseGroups);
         if (is_zero(sum)) continue;
