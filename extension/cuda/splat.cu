@@ -27,6 +27,8 @@ constexpr int64_t kCacheSizes = 2;
 constexpr int64_t kVerticesPerPoint = 32;
 // Blocks that share what there is to do for split bins: most often nothing.
 constexpr int kSplitBlocks = 128;
+// Blocks that clear the sums of coarse levels, beside those that count entries.
+constexpr int kClearingBlocks = 256;
 
 // Where the tiles of each level begin, and how many there are.
 template <typename Shape, int Width, typename Locator, typename element_t>
@@ -107,10 +109,12 @@ struct Cuda : CudaBackend {
         // 16-bit grids accumulate in float32.
         sums.push_back(new_empty(values, shapes[l], scalar_type_of<T>()));
         T* data = sums[l].template mutable_data_ptr<T>();
-        check_cuda(cudaMemsetAsync(data, 0, sums[l].numel() * sizeof(T), stream()));
         if (binned.place[l] >= 0) {
           if constexpr (kSpecialised<Weights>) binned.coarse.level[binned.place[l]].data = data;
-        } else if (n > vertices) {
+          continue;
+        }
+        check_cuda(cudaMemsetAsync(data, 0, sums[l].numel() * sizeof(T), stream()));
+        if (n > vertices) {
           dense.level[dense.count++] = {level.locator, data, level.column};
         } else {
           // On its own: two large grids would push one another out of the L2 cache.
@@ -243,13 +247,22 @@ struct Cuda : CudaBackend {
 
     const cudaStream_t s = stream();
     check_cuda(cudaMemsetAsync(cursors, 0, (kCursorInts + bins) * sizeof(int32_t), s));
-    count_bin_entries<<<blocks(n, kThreads), kThreads, 0, s>>>(grid.bins, points, count, n);
+    ClearedSums cleared{};
+    for (; cleared.count < binned.coarse.count; ++cleared.count) {
+      const CoarseLevel& level = binned.coarse.level[cleared.count];
+      cleared.data[cleared.count] = level.data;
+      cleared.vectors[cleared.count] = int64_t{level.resolution[0]} * level.resolution[1] * level.resolution[2];
+    }
+    const int clearing = cleared.count > 0 ? kClearingBlocks : 0;
+    count_bin_entries<<<blocks(n, kThreads) + clearing, kThreads, 0, s>>>(grid.bins, points, count, n, cleared,
+                                                                          clearing);
     reserve_segments<<<blocks(bins, kThreads), kThreads, 0, s>>>(count, segments, pieces, cursors, bins,
                                                                  kBinPieceEntries);
-    place_bin_entries<<<blocks(n, kThreads) + splitting, kThreads, 0, s>>>(grid.bins, points, count, entries, n,
-                                                                           cursors, slots, slot, splitting);
+    const int listing = cleared.count > 0 ? static_cast<int>(blocks(bins, kThreads)) : 0;
+    place_bin_entries<<<listing + splitting + blocks(n, kThreads), kThreads, 0, s>>>(
+        grid.bins, points, count, entries, n, cursors,
+        {segments, parts, kCoarseEntries, slots, slot, listing, splitting});
     if (binned.coarse.count > 0) {
-      list_parts<<<blocks(bins, kThreads), kThreads, 0, s>>>(segments, parts, cursors, bins);
       const auto kernel = splat_coarse<scalar_t>;
       const int shared = binned.coarse.shared_bytes(sizeof(scalar_t));
       check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));

@@ -153,27 +153,72 @@ __device__ __forceinline__ void for_entries(const Bins& bins, const float* __res
   }
 }
 
-static __global__ void __launch_bounds__(256)
-    count_bin_entries(const __grid_constant__ Bins bins, const float* __restrict__ points, int32_t* __restrict__ count,
-                      int64_t n) {
-  for_entries<false>(bins, points, count, nullptr, n, static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x);
+// Sums of coarser grids, which begin at zero.
+struct ClearedSums {
+  float* data[kMaxLevels];
+  int64_t vectors[kMaxLevels];
+  int count;
+};
+
+__device__ __forceinline__ void clear_vectors(float* data, int64_t vectors, int64_t block, int blocks) {
+  for (int64_t i = block * blockDim.x + threadIdx.x; i < vectors; i += int64_t{blockDim.x} * blocks) {
+    store_global(data + i * kBinWidth, Vector<float, kBinWidth>{});
+  }
 }
 
-// The last `clearing` blocks clear the slots of bins that are split, each of `slot` vectors.
+// Lists parts of bins, of at most `most` entries each: one bin for each thread.
+__device__ __forceinline__ void list_parts(const Segment* __restrict__ segments, Piece* __restrict__ parts,
+                                           TileCursors* __restrict__ cursors, int32_t bins, int32_t bin, int32_t most) {
+  const int lane = threadIdx.x % kWarp;
+  const int32_t own = bin < bins ? segments[bin].parts(most) : 0;
+  const int32_t up_to_here = warp_inclusive_sum(own, lane);
+  int32_t start = 0;
+  if (lane == kWarp - 1 && up_to_here > 0) start = atomicAdd(&cursors->parts, up_to_here);
+  start = __shfl_sync(kFullWarp, start, kWarp - 1) + up_to_here - own;
+  for (int32_t part = 0; part < own; ++part) parts[start + part] = {bin, part};
+}
+
+// The first `clearing` blocks clear sums meanwhile: storing needs the memory, counting its latency.
 static __global__ void __launch_bounds__(256)
-    place_bin_entries(const __grid_constant__ Bins bins, const float* __restrict__ points, int32_t* __restrict__ next,
-                      int32_t* __restrict__ entries, int64_t n, const TileCursors* __restrict__ cursors,
-                      float* __restrict__ slots, int32_t slot, int clearing) {
+    count_bin_entries(const __grid_constant__ Bins bins, const float* __restrict__ points, int32_t* __restrict__ count,
+                      int64_t n, const __grid_constant__ ClearedSums cleared, int clearing) {
   const int64_t block = blockIdx.x;
-  const int64_t placing = gridDim.x - clearing;
-  if (block < placing) {
-    for_entries<true>(bins, points, next, entries, n, block * blockDim.x + threadIdx.x);
+  if (block < clearing) {
+    for (int l = 0; l < cleared.count; ++l) clear_vectors(cleared.data[l], cleared.vectors[l], block, clearing);
     return;
   }
-  const int64_t size = static_cast<int64_t>(cursors->pieces / 2) * slot;
-  for (int64_t i = (block - placing) * blockDim.x + threadIdx.x; i < size; i += clearing * blockDim.x) {
-    store(slots + i * kBinWidth, Vector<float, kBinWidth>{});
+  for_entries<false>(bins, points, count, nullptr, n, (block - clearing) * blockDim.x + threadIdx.x);
+}
+
+// What else there is to do once segments are known: list parts of `most` entries for coarser grids, and clear the slots
+// of bins that are split, each of `slot` vectors.
+struct BinTasks {
+  const Segment* segments;
+  Piece* parts;
+  int32_t most;
+  float* slots;
+  int32_t slot;
+  int listing;   // first blocks
+  int clearing;  // blocks behind those
+};
+
+static __global__ void __launch_bounds__(256)
+    place_bin_entries(const __grid_constant__ Bins bins, const float* __restrict__ points, int32_t* __restrict__ next,
+                      int32_t* __restrict__ entries, int64_t n, TileCursors* __restrict__ cursors,
+                      const __grid_constant__ BinTasks tasks) {
+  int64_t block = blockIdx.x;
+  if (block < tasks.listing) {
+    list_parts(tasks.segments, tasks.parts, cursors, bins.count, static_cast<int32_t>(block * blockDim.x + threadIdx.x),
+               tasks.most);
+    return;
   }
+  block -= tasks.listing;
+  if (block < tasks.clearing) {
+    // A split bin has two pieces at least.
+    clear_vectors(tasks.slots, static_cast<int64_t>(cursors->pieces / 2) * tasks.slot, block, tasks.clearing);
+    return;
+  }
+  for_entries<true>(bins, points, next, entries, n, (block - tasks.clearing) * blockDim.x + threadIdx.x);
 }
 
 // Where a point lies in a window, as the groups see it: coordinates of its lower vertex, a field of bits for each,

@@ -48,20 +48,6 @@ struct CoarseLevels {
   }
 };
 
-// Lists parts of bins, one for each block.
-static __global__ void __launch_bounds__(256)
-    list_parts(const Segment* __restrict__ segments, Piece* __restrict__ parts, TileCursors* __restrict__ cursors,
-               int32_t bins) {
-  const int32_t bin = static_cast<int32_t>(blockIdx.x * blockDim.x + threadIdx.x);
-  const int lane = threadIdx.x % kWarp;
-  const int32_t own = bin < bins ? segments[bin].parts(kCoarseEntries) : 0;
-  const int32_t up_to_here = warp_inclusive_sum(own, lane);
-  int32_t start = 0;
-  if (lane == kWarp - 1 && up_to_here > 0) start = atomicAdd(&cursors->parts, up_to_here);
-  start = __shfl_sync(kFullWarp, start, kWarp - 1) + up_to_here - own;
-  for (int32_t part = 0; part < own; ++part) parts[start + part] = {bin, part};
-}
-
 // The groups of a warp add up the points of a block, a quarter of them each, for one level. Where a point's cell is not
 // that of the one before, `add` takes what there is of that. `pack` makes a number of a cell, and kNowhere of none.
 template <bool Shared, typename scalar_t, typename Pack, typename Add>
