@@ -115,32 +115,19 @@ struct BinRange {
   }
 };
 
-// Counts entries, or, with `Place`, writes them to where `count` says the next one of a bin belongs. Neighbouring
-// points, samples of a ray, often share their home: one thread speaks for them.
+// Counts entries, or, with `Place`, writes them to where `count` says the next one of a bin belongs.
 template <bool Place>
 __device__ __forceinline__ void for_entries(const Bins& bins, const float* __restrict__ points,
                                             int32_t* __restrict__ count, int32_t* __restrict__ entries, int64_t n,
                                             int64_t index) {
-  const int lane = threadIdx.x % kWarp;
   // Threads without a point read along with the last one, and have no entries.
   BinRange range(bins, points, index < n ? index : n - 1);
   if (index >= n) range.empty = true;
   const int32_t along_y = bins.along[2].value, along_x = bins.along[1].value * along_y;
   const int32_t home = range.empty ? -1 : range.first[0] * along_x + range.first[1] * along_y + range.first[2];
-  const int32_t before = __shfl_up_sync(kFullWarp, home, 1);
-  const unsigned starts = __ballot_sync(kFullWarp, lane == 0 || before != home);
-  const int leader = kWarp - 1 - __clz(starts & (kFullWarp >> (kWarp - 1 - lane)));
-  const unsigned later = lane == kWarp - 1 ? 0 : starts >> (lane + 1);
-  int32_t place = 0;
-  if (leader == lane && home >= 0) {
-    const int run = later == 0 ? kWarp - lane : __ffs(later);
-    place = atomicAdd(count + home, run);
-  }
-  if constexpr (Place) {
-    place = __shfl_sync(kFullWarp, place, leader);
-    if (home >= 0) entries[place + lane - leader] = static_cast<int32_t>(index) | kHome;
-  }
+  const int32_t place = count_home<Place>(count, home);
   if (range.empty) return;
+  if constexpr (Place) entries[place] = static_cast<int32_t>(index) | kHome;
   for (int x = range.first[0]; x <= range.last[0]; ++x) {
     for (int y = range.first[1]; y <= range.last[1]; ++y) {
       for (int z = range.first[2]; z <= range.last[2]; ++z) {

@@ -68,23 +68,60 @@ struct TileCursors {
   int32_t parts;  // of bins
 };
 
-template <typename Shape, typename Locator, typename S, typename F>
-__device__ __forceinline__ void for_each_tile(const TileLevel& tiles, const Locator& locator, const S& s, int64_t index,
-                                              const F& f) {
-  int first[3], last[3];
+// Counts a thread's home, or, with `Place`, returns the place of its entry there. Neighbouring points, samples of a
+// ray, often share their home: one thread speaks for them. All threads of a warp take part, with -1 those that have
+// none.
+template <bool Place>
+__device__ __forceinline__ int32_t count_home(int32_t* __restrict__ count, int32_t home) {
+  const int lane = threadIdx.x % kWarp;
+  const int32_t before = __shfl_up_sync(kFullWarp, home, 1);
+  const unsigned starts = __ballot_sync(kFullWarp, lane == 0 || before != home);
+  const int leader = kWarp - 1 - __clz(starts & (kFullWarp >> (kWarp - 1 - lane)));
+  int32_t place = 0;
+  if (leader == lane && home >= 0) {
+    const unsigned later = lane == kWarp - 1 ? 0 : starts >> (lane + 1);
+    place = atomicAdd(count + home, later == 0 ? kWarp - lane : __ffs(later));
+  }
+  if constexpr (!Place) return 0;
+  return __shfl_sync(kFullWarp, place, leader) + lane - leader;
+}
+
+// Counts entries, or, with `Place`, writes them to where `count` says the next one of a tile belongs. A point's home is
+// the first tile that it touches.
+template <typename Shape, bool Place, typename scalar_t, typename Locator, typename T>
+__device__ __forceinline__ void for_tile_entries(const Levels<Locator, scalar_t>& levels, const TileLevels& tiles,
+                                                 const T* __restrict__ points, int32_t* __restrict__ count,
+                                                 int32_t* __restrict__ entries, int64_t n) {
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  for (int l = 0; l < levels.count; ++l) {
+    const TileLevel& own = tiles.level[l];
+    const Locator& locator = levels.level[l].locator;
+    // Threads without a point read along with the last one, and have no entries.
+    const auto s = locator(points, index < n ? index : n - 1);
+    const bool empty = s.empty || index >= n;
+    int first[3], last[3];
 #pragma unroll
-  for (int axis = 0; axis < 3; ++axis) {
-    first[axis] = max(s.lower[axis], 0) / Shape::size(axis);
-    last[axis] = min(s.lower[axis] + 1, locator.resolution[axis] - 1) / Shape::size(axis);
-  }
-  int32_t base = tiles.first_tile;
-  if (locator.points_per_grid > 0) {
-    base += static_cast<int32_t>(index / locator.points_per_grid) * tiles.tiles_per_grid.value;
-  }
-  for (int x = first[0]; x <= last[0]; ++x) {
-    for (int y = first[1]; y <= last[1]; ++y) {
-      for (int z = first[2]; z <= last[2]; ++z) {
-        f(base + (x * tiles.tiles_along_y.value + y) * tiles.tiles_along_z.value + z);
+    for (int axis = 0; axis < 3; ++axis) {
+      first[axis] = max(s.lower[axis], 0) / Shape::size(axis);
+      last[axis] = min(s.lower[axis] + 1, locator.resolution[axis] - 1) / Shape::size(axis);
+    }
+    int32_t base = own.first_tile;
+    if (locator.points_per_grid > 0) {
+      base += static_cast<int32_t>(index / locator.points_per_grid) * own.tiles_per_grid.value;
+    }
+    const int32_t along_y = own.tiles_along_z.value, along_x = own.tiles_along_y.value * along_y;
+    const int32_t home = empty ? -1 : base + first[0] * along_x + first[1] * along_y + first[2];
+    const int32_t place = count_home<Place>(count, home);
+    if (empty) continue;
+    if constexpr (Place) entries[place] = static_cast<int32_t>(index);
+    for (int x = first[0]; x <= last[0]; ++x) {
+      for (int y = first[1]; y <= last[1]; ++y) {
+        for (int z = first[2]; z <= last[2]; ++z) {
+          const int32_t tile = base + x * along_x + y * along_y + z;
+          if (tile == home) continue;
+          const int32_t at = atomicAdd(count + tile, 1);
+          if constexpr (Place) entries[at] = static_cast<int32_t>(index);
+        }
       }
     }
   }
@@ -94,14 +131,7 @@ template <typename Shape, typename scalar_t, typename Locator, typename T>
 __global__ void __launch_bounds__(256)
     count_entries(const __grid_constant__ Levels<Locator, scalar_t> levels, const __grid_constant__ TileLevels tiles,
                   const T* __restrict__ points, int32_t* __restrict__ count, int64_t n) {
-  const int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (index >= n) return;
-  for (int l = 0; l < levels.count; ++l) {
-    const auto s = levels.level[l].locator(points, index);
-    if (s.empty) continue;
-    for_each_tile<Shape>(tiles.level[l], levels.level[l].locator, s, index,
-                         [&](int32_t tile) { atomicAdd(count + tile, 1); });
-  }
+  for_tile_entries<Shape, false>(levels, tiles, points, count, nullptr, n);
 }
 
 // Segments follow one another in no particular order, which nothing depends on. Leaves the first free place in `count`.
@@ -141,14 +171,7 @@ template <typename Shape, typename scalar_t, typename Locator, typename T>
 __global__ void __launch_bounds__(256)
     place_entries(const __grid_constant__ Levels<Locator, scalar_t> levels, const __grid_constant__ TileLevels tiles,
                   const T* __restrict__ points, int32_t* __restrict__ next, int32_t* __restrict__ entries, int64_t n) {
-  const int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  if (index >= n) return;
-  for (int l = 0; l < levels.count; ++l) {
-    const auto s = levels.level[l].locator(points, index);
-    if (s.empty) continue;
-    for_each_tile<Shape>(tiles.level[l], levels.level[l].locator, s, index,
-                         [&](int32_t tile) { entries[atomicAdd(next + tile, 1)] = static_cast<int32_t>(index); });
-  }
+  for_tile_entries<Shape, true>(levels, tiles, points, next, entries, n);
 }
 
 // What a warp sums: entries of one tile into one chunk of its channels.
