@@ -17,6 +17,7 @@ constexpr int kCoarseWarps = kCoarseThreads / kWarp;
 constexpr int kCoarseGroups = kWarp / kCorners;
 constexpr int kCoarseEntries = 224;  // of a bin, for one block: with five levels, six blocks fit a multiprocessor
 constexpr int kCoarseStride = kCoarseEntries + 2;  // between levels: a row's first four are in different banks
+constexpr int kMostCoarse = 8;                     // levels, for which a block of sm_75 has room
 constexpr int kCoarseVertices = 640;               // sums of a level's window, all copies together
 constexpr int kCoarseAllVertices = 1280;           // of all levels
 constexpr float kWindowMargin = 1.f / 256;         // in cells, for the rounding of coordinates
@@ -223,7 +224,8 @@ __global__ void __launch_bounds__(kCoarseThreads, 6)
   }
 }
 
-// Readies a level to be summed from a grid's bins: with a window if there is room for it. False if it is not coarse.
+// Readies a level to be summed from a grid's bins: with a window if there is room for it. False if it is not coarse, or
+// if there are too many.
 inline bool cut_window(const Bins& bins, CoarseLevels& levels, CoarseLevel& level) {
   double vertices = 1, binned_vertices = 1;
   for (int axis = 0; axis < 3; ++axis) {
@@ -238,7 +240,7 @@ inline bool cut_window(const Bins& bins, CoarseLevels& levels, CoarseLevel& leve
     vertices *= level.resolution[axis];
     binned_vertices *= bins.resolution[axis];
   }
-  if (vertices * kCoarser > binned_vertices) return false;
+  if (vertices * kCoarser > binned_vertices || levels.count == kMostCoarse) return false;
   const BoxStrides strides(level.size[1], level.size[2]);
   const int64_t copies = int64_t{level.size[0]} * strides.along_x * kCoarseGroups;
   level.first = kDirect;
