@@ -236,14 +236,14 @@ struct Cuda : CudaBackend {
 
     // In one allocation: what starts at zero first.
     constexpr int64_t kCursorInts = 4;
-    const int64_t ints = kCursorInts + int64_t{3} * bins + 2 * (most_pieces + most_parts) + most;
+    const int64_t ints = kCursorInts + int64_t{3} * bins + 2 * most_pieces + 3 * most_parts + most;
     Tensor scratch = new_empty(like, {ints}, ScalarType::Int);
     auto* cursors = reinterpret_cast<TileCursors*>(scratch.mutable_data_ptr<int32_t>());
     int32_t* count = scratch.mutable_data_ptr<int32_t>() + kCursorInts;
     auto* pieces = reinterpret_cast<Piece*>(count + bins);
-    auto* parts = pieces + most_pieces;
-    auto* segments = reinterpret_cast<Segment*>(parts + most_parts);
-    int32_t* entries = reinterpret_cast<int32_t*>(segments + bins);
+    auto* segments = reinterpret_cast<Segment*>(pieces + most_pieces);
+    auto* parts = reinterpret_cast<BinPart*>(segments + bins);
+    int32_t* entries = reinterpret_cast<int32_t*>(parts + most_parts);
 
     const cudaStream_t s = stream();
     check_cuda(cudaMemsetAsync(cursors, 0, (kCursorInts + bins) * sizeof(int32_t), s));
@@ -267,8 +267,7 @@ struct Cuda : CudaBackend {
       const int shared = binned.coarse.shared_bytes(sizeof(scalar_t));
       check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
       // Most often every bin is one part.
-      kernel<<<bins, kCoarseThreads, shared, s>>>(binned.coarse, grid.bins, values, points, segments, parts, cursors,
-                                                  entries);
+      kernel<<<bins, kCoarseThreads, shared, s>>>(binned.coarse, grid.bins, values, points, parts, cursors, entries);
     }
     const auto kernel = splat_bins<scalar_t>;
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBinShared));

@@ -153,16 +153,27 @@ __device__ __forceinline__ void clear_vectors(float* data, int64_t vectors, int6
   }
 }
 
-// Lists parts of bins, of at most `most` entries each: one bin for each thread.
-__device__ __forceinline__ void list_parts(const Segment* __restrict__ segments, Piece* __restrict__ parts,
+// Entries of one bin that a block adds to coarser grids.
+struct BinPart {
+  int32_t bin;
+  int32_t start;
+  int32_t count;
+};
+
+// Lists parts of bins, of at most `most` entries each and all of a bin's alike: one bin for each thread.
+__device__ __forceinline__ void list_parts(const Segment* __restrict__ segments, BinPart* __restrict__ parts,
                                            TileCursors* __restrict__ cursors, int32_t bins, int32_t bin, int32_t most) {
   const int lane = threadIdx.x % kWarp;
-  const int32_t own = bin < bins ? segments[bin].parts(most) : 0;
+  const Segment segment = bin < bins ? segments[bin] : Segment{};
+  const int32_t own = segment.parts(most), share = own > 0 ? (segment.count + own - 1) / own : 0;
   const int32_t up_to_here = warp_inclusive_sum(own, lane);
   int32_t start = 0;
   if (lane == kWarp - 1 && up_to_here > 0) start = atomicAdd(&cursors->parts, up_to_here);
   start = __shfl_sync(kFullWarp, start, kWarp - 1) + up_to_here - own;
-  for (int32_t part = 0; part < own; ++part) parts[start + part] = {bin, part};
+  for (int32_t part = 0; part < own; ++part) {
+    const int32_t begin = part * share;
+    parts[start + part] = {bin, segment.start + begin, min(share, segment.count - begin)};
+  }
 }
 
 // The first `clearing` blocks clear sums meanwhile: storing needs the memory, counting its latency.
@@ -181,7 +192,7 @@ static __global__ void __launch_bounds__(256)
 // of bins that are split, each of `slot` vectors.
 struct BinTasks {
   const Segment* segments;
-  Piece* parts;
+  BinPart* parts;
   int32_t most;
   float* slots;
   int32_t slot;

@@ -106,8 +106,8 @@ template <typename scalar_t>
 __global__ void __launch_bounds__(kCoarseThreads, 6)
     splat_coarse(const __grid_constant__ CoarseLevels levels, const __grid_constant__ Bins bins,
                  const scalar_t* __restrict__ values, const float* __restrict__ points,
-                 const Segment* __restrict__ segments, const Piece* __restrict__ parts,
-                 const TileCursors* __restrict__ cursors, const int32_t* __restrict__ entries) {
+                 const BinPart* __restrict__ parts, const TileCursors* __restrict__ cursors,
+                 const int32_t* __restrict__ entries) {
   using Value = Vector<scalar_t, kBinWidth>;
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ int32_t indices[kCoarseEntries];
@@ -119,10 +119,7 @@ __global__ void __launch_bounds__(kCoarseThreads, 6)
   const int thread = threadIdx.x, warp = thread / kWarp, lane = thread % kWarp, corner = lane % kCorners;
 
   for (int32_t item = blockIdx.x; item < cursors->parts; item += gridDim.x) {
-    const Piece own = parts[item];
-    const Segment segment = segments[own.tile];
-    const int shares = segment.parts(kCoarseEntries), share = (segment.count + shares - 1) / shares;
-    const int begin = own.part * share, count = min(share, segment.count - begin);
+    const BinPart own = parts[item];
 
     // Two entries for each thread, of which those of other bins' points are left out.
     constexpr int kTwice = 2;
@@ -131,7 +128,7 @@ __global__ void __launch_bounds__(kCoarseThreads, 6)
 #pragma unroll
     for (int i = 0; i < kTwice; ++i) {
       const int at = warp * kTwice * kWarp + i * kWarp + lane;
-      entry[i] = at < count ? entries[segment.start + begin + at] : 0;
+      entry[i] = at < own.count ? entries[own.start + at] : 0;
     }
     for (int i = thread; i < levels.windows; i += kCoarseThreads) windows[i] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
@@ -192,7 +189,7 @@ __global__ void __launch_bounds__(kCoarseThreads, 6)
         });
         continue;
       }
-      const BinWindow bin(bins, own.tile);
+      const BinWindow bin(bins, own.bin);
       int32_t low[3];
 #pragma unroll
       for (int axis = 0; axis < 3; ++axis) {
