@@ -88,9 +88,10 @@ def test_values_become_typed_objects():
     assert isinstance(config.render.min_weight, float)
     assert config.image_size is None
     assert config.precision == "bfloat16"
-    optimizer = parsed("optimizer", "optimizer.betas=[0.5, 0.75]", "optimizer.grid_lr=1")
-    assert tuple(optimizer.betas) == (0.5, 0.75)
-    assert optimizer.grid_lr == 1.0
+    rates = parsed("trainer", "trainer.rates.betas=[0.5, 0.75]", "trainer.rates.grid=2").rates
+    assert tuple(rates.betas) == (0.5, 0.75)
+    assert rates.grid == 2.0
+    assert isinstance(rates.grid, float)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,7 @@ def test_values_become_typed_objects():
         ("trainer.stages=[8]", "stages[0]"),
         ("trainer.stages=[{step: 0, resolution: fine}]", "resolution"),
         ("optimizer.grid_lr=fast", "grid_lr"),
-        ("optimizer.betas=[0.9, b]", "betas[1]"),
+        ("trainer.rates.betas=[0.9, b]", "rates.betas[1]"),
     ],
 )
 def test_unknown_missing_and_mistyped_keys_are_named(override, key):
@@ -143,12 +144,12 @@ def test_unknown_missing_and_mistyped_keys_are_named(override, key):
         ("trainer.evaluation.views=0", ["trainer.evaluation.views"]),
         ("trainer.evaluation.supersampling=0", ["trainer.evaluation.supersampling", "at least 1", "0"]),
         ("trainer.preview_views=0", ["trainer.preview_views"]),
-        ("trainer.final_lr=0", ["trainer.final_lr", "positive", "0.0"]),
+        ("trainer.rates.final=0", ["trainer.rates.final", "positive", "0.0"]),
         ("trainer.average_steps=-1", ["trainer.average_steps", "negative", "-1"]),
         ("optimizer.grid_lr=-1", ["optimizer.grid_lr", "positive", "-1.0"]),
         ("optimizer.view_lr=0", ["optimizer.view_lr", "positive", "0.0"]),
         ("optimizer.network_lr=nan", ["optimizer.network_lr", "positive", "nan"]),
-        ("optimizer.betas=[0.9]", ["optimizer.betas", "[0.9]"]),
+        ("trainer.rates.betas=[0.9]", ["trainer.rates.betas", "[0.9]"]),
         ("trainer.stages=[]", ["trainer.stages", "step 0", "[]"]),
         ("trainer.stages=[{step: 1, resolution: 8}]", ["trainer.stages", "step 0", "[1]"]),
         ("trainer.stages=[{step: 0, resolution: 1}]", ["trainer.stages", "at least 2"]),

@@ -12,14 +12,15 @@ from voxelfield.decoders import DensityActivation, MLPDecoder, SHDecoder
 from voxelfield.fields import RadianceField
 from voxelfield.occupancy import OccupancyGrid
 from voxelfield.training import optimizer as module
-from voxelfield.training.config import OptimizerConfig
+from voxelfield.training.config import OptimizerConfig, RatesConfig
 from voxelfield.training.optimizer import Optimizers
 
 BOX = ((0, 0, 0), (1, 1, 1))
+RATES = RatesConfig(betas=(0.8, 0.95))
 
 
 def make_config(**changes) -> OptimizerConfig:
-    settings = {"grid_lr": 0.2, "network_lr": 0.002, "betas": (0.8, 0.95), "eps": 1e-12}
+    settings = {"grid_lr": 0.2, "network_lr": 0.002, "eps": 1e-12}
     return OptimizerConfig(**{**settings, **changes})
 
 
@@ -39,7 +40,7 @@ def values(field: RadianceField) -> tuple[torch.Tensor, torch.Tensor]:
 
 def test_grid_and_network_have_their_own_settings():
     field = make_field("mlp")
-    optimizers = Optimizers(field, make_config(grid_decay=0.3, network_decay=0.01, skip_untouched=True))
+    optimizers = Optimizers(field, make_config(grid_decay=0.3, network_decay=0.01, skip_untouched=True), RATES)
     (grid,), (network,) = optimizers.grid.param_groups, optimizers.network.param_groups
     assert [id(p) for p in grid["params"]] == [id(field.grid.features)]
     assert [id(p) for p in network["params"]] == [id(p) for p in field.decoder.parameters()]
@@ -51,8 +52,13 @@ def test_grid_and_network_have_their_own_settings():
     assert grid["skip_untouched"] is True
 
 
+def test_a_run_multiplies_the_rates_of_its_field():
+    optimizers = Optimizers(make_field("mlp"), make_config(), RatesConfig(grid=1.5, network=2.0))
+    assert optimizers.rates() == {"grid": pytest.approx(0.3), "network": pytest.approx(0.004)}
+
+
 def test_a_decoder_without_parameters_has_no_optimizer():
-    optimizers = Optimizers(make_field("sh"), make_config())
+    optimizers = Optimizers(make_field("sh"), make_config(), RATES)
     assert optimizers.network is None
     assert list(optimizers.rates()) == ["grid"]
     assert optimizers.state_dict()["network"] is None
@@ -60,7 +66,7 @@ def test_a_decoder_without_parameters_has_no_optimizer():
 
 def test_the_first_step_moves_by_the_scaled_rate_and_clears_gradients(device):
     field = make_field("mlp", device)
-    optimizers = Optimizers(field, make_config())
+    optimizers = Optimizers(field, make_config(), RATES)
     before = values(field)
     optimizers.scale(0.1)
     optimizers.scale(torch.tensor(0.5, device=device))  # of the undecayed rates, not of the present ones
@@ -75,7 +81,7 @@ def test_the_first_step_moves_by_the_scaled_rate_and_clears_gradients(device):
 
 def test_weight_decay_is_decoupled(device):
     field = make_field("mlp", device)
-    optimizers = Optimizers(field, make_config(grid_decay=0.5, network_decay=10.0))
+    optimizers = Optimizers(field, make_config(grid_decay=0.5, network_decay=10.0), RATES)
     with torch.no_grad():
         field.decoder.network[-1].bias.fill_(1.0)
     before = values(field)
@@ -89,7 +95,7 @@ def test_weight_decay_is_decoupled(device):
 
 def test_harmonics_beyond_the_constant_one_learn_at_a_share_of_the_rate(device):
     field = make_field("sh", device)
-    optimizers = Optimizers(field, make_config(view_lr=0.25, grid_decay=0.5))
+    optimizers = Optimizers(field, make_config(view_lr=0.25, grid_decay=0.5), RATES)
     optimizers.scale(0.5)
     before = field.grid.features.detach().clone()
     field.grid.features.sum().backward()
@@ -101,11 +107,11 @@ def test_harmonics_beyond_the_constant_one_learn_at_a_share_of_the_rate(device):
 
 def test_a_checkpoint_leaves_the_share_of_harmonics_as_configured(device):
     field = make_field("sh", device)
-    optimizers = Optimizers(field, make_config(view_lr=0.25))
+    optimizers = Optimizers(field, make_config(view_lr=0.25), RATES)
     field.grid.features.sum().backward()
     optimizers.step()
     for view_lr in (1.0, 0.5):
-        resumed = Optimizers(field, make_config(view_lr=view_lr))
+        resumed = Optimizers(field, make_config(view_lr=view_lr), RATES)
         resumed.load_state_dict(copy.deepcopy(optimizers.state_dict()))
         before = field.grid.features.detach().clone()
         field.grid.features.sum().backward()
@@ -117,17 +123,17 @@ def test_a_checkpoint_leaves_the_share_of_harmonics_as_configured(device):
 def test_a_share_is_refused_where_no_channel_is_for_the_direction_alone():
     expected = "optimizer.view_lr must be 1 for this MLPDecoder, which has no channels for the viewing direction alone"
     with pytest.raises(ValueError, match=f"{expected}, got 0.5"):
-        Optimizers(make_field("mlp"), make_config(view_lr=0.5))
+        Optimizers(make_field("mlp"), make_config(view_lr=0.5), RATES)
 
 
 def test_a_checkpoint_carries_moments_and_leaves_rates_as_configured(device):
     whole = make_field("mlp", device)
-    optimizers = Optimizers(whole, make_config())
+    optimizers = Optimizers(whole, make_config(), RATES)
     give_gradients(whole)
     optimizers.step()
     parts = copy.deepcopy(whole)
     state = copy.deepcopy(optimizers.state_dict())
-    resumed = Optimizers(parts, make_config(grid_lr=0.4, network_lr=0.004))
+    resumed = Optimizers(parts, make_config(grid_lr=0.4, network_lr=0.004), RATES)
     resumed.load_state_dict(state)
     assert resumed.rates() == {"grid": pytest.approx(0.4), "network": pytest.approx(0.004)}
     for field, either, factor in ((whole, optimizers, 0.5), (parts, resumed, 0.25)):
@@ -145,7 +151,7 @@ def test_large_grids_are_updated_where_space_is_occupied(device, monkeypatch):
     occupancy = OccupancyGrid(8, BOX).to(device)
     occupancy.occupied.zero_()
     occupancy.occupied[0, 0, 0] = True
-    optimizers = Optimizers(field, make_config())
+    optimizers = Optimizers(field, make_config(), RATES)
     optimizers.attach(torch.float32, occupancy)
     features = field.grid.features
 
@@ -169,7 +175,7 @@ def test_small_grids_are_updated_whole(device):
     field = make_field("sh", device)
     occupancy = OccupancyGrid(8, BOX).to(device)
     occupancy.occupied.zero_()
-    optimizers = Optimizers(field, make_config())
+    optimizers = Optimizers(field, make_config(), RATES)
     optimizers.attach(torch.float32, occupancy)
     before = field.grid.features.detach().clone()
     field.grid.features.grad += 1
@@ -179,7 +185,7 @@ def test_small_grids_are_updated_whole(device):
 
 def test_copies_follow_the_grid(device):
     field = make_field("sh", device)
-    optimizers = Optimizers(field, make_config())
+    optimizers = Optimizers(field, make_config(), RATES)
     optimizers.attach(torch.float16, OccupancyGrid(8, BOX).to(device))
     points = torch.rand(20, 3, device=device)
     assert field.grid(points).dtype == torch.float16

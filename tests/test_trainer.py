@@ -216,7 +216,7 @@ def test_rendering_and_truth_share_their_background(make_trainer, scene, backgro
 
 
 def test_learning_rates_decay_to_the_configured_share(make_trainer):
-    trainer = make_trainer("trainer.final_lr=0.01", "optimizer.grid_lr=0.5", "optimizer.network_lr=0.25")
+    trainer = make_trainer("trainer.rates.final=0.01", "optimizer.grid_lr=0.5", "optimizer.network_lr=0.25")
     trainer.fit()
     grid, network = trainer.log.series("lr/grid"), trainer.log.series("lr/network")
     # the record of step k is that of the k-th update, which starts from step k - 1
@@ -319,7 +319,7 @@ def test_a_graph_follows_the_learning_rate(make_trainer):
             changes[step] = float((features - last["features"]).abs().max())
         last["features"] = features
 
-    trainer = make_trainer(*ON_CUDA, "trainer.steps=20", "trainer.final_lr=1e-8", device="cuda")
+    trainer = make_trainer(*ON_CUDA, "trainer.steps=20", "trainer.rates.final=1e-8", device="cuda")
     trainer.log.watch = watch
     trainer.fit()
     assert changes[6] > 0
@@ -536,7 +536,7 @@ def test_resuming_on_a_device_continues_the_count(make_trainer, device):
 def test_resuming_takes_rates_and_limits_from_the_configuration(make_trainer):
     first = make_trainer("optimizer.grid_lr=0.5", "trainer.preview_every=1")
     first.fit(interrupt_at(5))
-    second = make_trainer("optimizer.grid_lr=0.25", "trainer.final_lr=1", "trainer.max_rays=20")
+    second = make_trainer("optimizer.grid_lr=0.25", "trainer.rates.final=1", "trainer.max_rays=20")
     second.restore(load_checkpoint(first.run_directory))
     assert second.fit()
     assert second.log.series("lr/grid") == [(step, 0.25) for step in range(6, 11)]

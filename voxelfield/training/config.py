@@ -84,6 +84,23 @@ class LossConfig:
 
 
 @dataclass
+class RatesConfig:
+    """How fast a run of this length learns: short ones afford higher rates and want a shorter memory.
+
+    Attributes:
+        grid: Factor on ``optimizer.grid_lr``.
+        network: Factor on ``optimizer.network_lr``.
+        final: Share of the learning rates that is left after the last step (exponential decay).
+        betas: Adam's averaging constants.
+    """
+
+    grid: float = 1.0
+    network: float = 1.0
+    final: float = 1.0
+    betas: tuple[float, float] = (0.9, 0.99)
+
+
+@dataclass
 class EvaluationConfig:
     """The final evaluation.
 
@@ -106,7 +123,7 @@ class TrainerConfig:
 
     Attributes:
         steps: Number of optimizer steps.
-        final_lr: Share of the learning rates that is left after the last step (exponential decay).
+        rates: What the length of the run asks of the optimizer.
         average_steps: Makes the field in the end the mean of what it was in the last steps: the time constant of an
             exponential moving average of its weights (:class:`voxelfield.training.averaging.WeightAverage`); 0: none.
         image_size: Longest image side after downscaling by a whole factor; null keeps images as they are.
@@ -133,7 +150,7 @@ class TrainerConfig:
     """
 
     steps: int = MISSING
-    final_lr: float = 1.0
+    rates: RatesConfig = field(default_factory=RatesConfig)
     average_steps: int = 0
     image_size: int | None = None
     background: str = MISSING
@@ -178,9 +195,12 @@ class TrainerConfig:
                 f"trainer.max_rays must be at least trainer.supersampling**2 = {self.supersampling**2}, the rays of a "
                 f"pixel, got {self.max_rays}"
             )
-        for name in ("loss_scale", "final_lr"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"trainer.{name} must be positive, got {getattr(self, name)}")
+        rates = {f"rates.{name}": getattr(self.rates, name) for name in ("grid", "network", "final")}
+        for name, number in {"loss_scale": self.loss_scale, **rates}.items():
+            if not number > 0:
+                raise ValueError(f"trainer.{name} must be positive, got {number}")
+        if len(self.rates.betas) != 2:
+            raise ValueError(f"trainer.rates.betas must be two numbers, got {list(self.rates.betas)}")
         if self.average_steps < 0:
             raise ValueError(f"trainer.average_steps must not be negative, got {self.average_steps}")
         steps = [stage.step for stage in self.stages]
@@ -200,7 +220,6 @@ class OptimizerConfig:
         view_lr: Share of ``grid_lr`` at which channels learn that only matter for the viewing direction, harmonics of
             colour beyond the constant one (``view_channels`` of a :class:`voxelfield.decoders.Decoder`); 3D Gaussian
             Splatting (Kerbl et al. 2023) uses 1/20 for its harmonics. 1 for a decoder without such channels.
-        betas: Adam's averaging constants.
         eps: Adam's floor on the root of the second moment.
         grid_decay: Decoupled weight decay of grids (Loshchilov and Hutter 2019), at the vertices that a step updates:
             what rays do not hold up sinks to zero.
@@ -211,7 +230,6 @@ class OptimizerConfig:
     grid_lr: float = MISSING
     network_lr: float = MISSING
     view_lr: float = 1.0
-    betas: tuple[float, float] = (0.9, 0.99)
     eps: float = 1e-15
     grid_decay: float = 0.0
     network_decay: float = 0.0
@@ -221,8 +239,6 @@ class OptimizerConfig:
         for name in ("grid_lr", "network_lr", "view_lr"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"optimizer.{name} must be positive, got {getattr(self, name)}")
-        if len(self.betas) != 2:
-            raise ValueError(f"optimizer.betas must be two numbers, got {list(self.betas)}")
 
 
 Config = TypeVar("Config")

@@ -10,7 +10,7 @@ from torch import Tensor
 from voxelfield.fields import RadianceField
 from voxelfield.occupancy import OccupancyGrid
 from voxelfield.optim import GridAdam
-from voxelfield.training.config import OptimizerConfig
+from voxelfield.training.config import OptimizerConfig, RatesConfig
 
 # Vertices from which it pays to update only those that matter.
 _WORTH_LISTING = 1 << 17
@@ -28,7 +28,8 @@ class Optimizers:
 
     Args:
         field: What is trained.
-        config: Rates and constants.
+        config: Rates and constants that the field asks for.
+        rates: Those that the length of the run asks for.
 
     Attributes:
         grid: The grids' optimizer: the one to hand over when a grid changes its resolution or box.
@@ -38,16 +39,16 @@ class Optimizers:
         ValueError: ``config.view_lr`` is not 1, but the decoder has no channels for the viewing direction alone.
     """
 
-    def __init__(self, field: RadianceField, config: OptimizerConfig) -> None:
+    def __init__(self, field: RadianceField, config: OptimizerConfig, rates: RatesConfig) -> None:
         self._field = field
         device = field.grid.aabb.device
         grids = field.grid.levels
-        self._rates = [config.grid_lr, config.network_lr]
+        self._rates = [rates.grid * config.grid_lr, rates.network * config.network_lr]
         self._lrs = [torch.full((1,), rate, device=device) for rate in self._rates]
         self.grid = GridAdam(
             grids,
             lr=self._lrs[0],
-            betas=config.betas,
+            betas=rates.betas,
             eps=config.eps,
             decay=config.grid_decay,
             channel_rates=_channel_rates(field, config.view_lr),
@@ -58,7 +59,7 @@ class Optimizers:
             torch.optim.AdamW(
                 network,
                 lr=self._lrs[1],
-                betas=config.betas,
+                betas=rates.betas,
                 eps=config.eps,
                 weight_decay=config.network_decay,
                 fused=True,

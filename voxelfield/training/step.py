@@ -94,7 +94,7 @@ class TrainingStep:
             settings: How rays are sampled.
         """
         config = self._config
-        self._optimizers.scale(exponential_decay(self.number, config.steps, config.final_lr))
+        self._optimizers.scale(exponential_decay(self.number, config.steps, config.rates.final))
         rays_per_pixel = config.supersampling**2
         pixels = max(1, self.rays // rays_per_pixel)
         rays, rgba = self._pixels.draw(pixels, self._field.grid.aabb)

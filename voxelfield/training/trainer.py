@@ -75,7 +75,7 @@ class Trainer:
         self.field = field
         self.device = field.grid.aabb.device
         self.config = config
-        self.optimizers = Optimizers(field, optimizer)
+        self.optimizers = Optimizers(field, optimizer, config.rates)
         self.occupancy = OccupancyGrid(config.occupancy.resolution, field.grid.aabb).to(self.device)
         self.log = log
         self.run_directory = run_directory
