@@ -251,7 +251,9 @@ def draw(rows: list[dict[str, Any]]) -> str:
         if any(row[name] != trained[0][name] for row in trained):
             raise ValueError(f"rows to draw together must have the same {name}")
     first = trained[0]
-    name = ", ".join([first["scene"], *first["overrides"], f"{first['steps']} steps"])
+    # Where the images came from is no setting, and the steps are told anyway.
+    told = [override for override in first["overrides"] if not override.startswith(("data.", "trainer.steps="))]
+    name = ", ".join([first["scene"], *told, f"{first['steps']} steps"])
     drawn = []
     for key, unit in (("train_seconds", "seconds"), ("psnr", "PSNR, dB"), ("peak_gib", "GiB")):
         panels = []
