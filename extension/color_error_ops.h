@@ -45,8 +45,9 @@ struct ColorErrors {
       const int64_t ray = ray_index[row];
       if (ray < 0 || ray >= pixels * rays_per_pixel) weight = 0;
       // Half as long a division.
-      pixel = pixels * rays_per_pixel <= UINT32_MAX ? static_cast<uint32_t>(ray) / static_cast<uint32_t>(rays_per_pixel)
-                                                    : ray / rays_per_pixel;
+      pixel = pixels * rays_per_pixel <= UINT32_MAX && rays_per_pixel <= UINT32_MAX
+                  ? static_cast<uint32_t>(ray) / static_cast<uint32_t>(rays_per_pixel)
+                  : ray / rays_per_pixel;
     }
     VOXELFIELD_UNROLL
     for (int c = 0; c < 3; ++c) {
@@ -116,7 +117,8 @@ struct ColorErrorOps {
       check_tensor("weights", *weights, {colors.size(0)}, colors.scalar_type(), colors);
       check_tensor("ray_index", *ray_index, {colors.size(0)}, ScalarType::Long, colors);
     }
-    STD_TORCH_CHECK(rays_per_pixel > 0, "rays_per_pixel must be at least 1, got ", rays_per_pixel);
+    STD_TORCH_CHECK(rays_per_pixel > 0 && truth.size(0) <= INT64_MAX / rays_per_pixel,
+                    "rays_per_pixel must be at least 1 and fit 64 bits times the pixels, got ", rays_per_pixel);
     if (taken.has_value()) check_tensor("taken", *taken, {}, ScalarType::Long, colors);
   }
 

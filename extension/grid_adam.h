@@ -47,7 +47,7 @@ struct AdamStep {
   }
 
   // The same step at a multiple of the learning rate, decay included. Of a rate of one it is the step itself, to the
-  // bit.
+  // bit unless decay takes more than half.
   VOXELFIELD_HOST_DEVICE AdamStep times(float rate) const { return {size * rate, root, 1.0f - rate * (1.0f - keep)}; }
 };
 

@@ -73,7 +73,8 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "bool srgb) -> (Tensor grad_rgb, Tensor grad_opacity)");
 
   // Mean squared error of colours: of pixels, over pixels and channels, or with the `weights` and `ray_index` of
-  // samples, over rays. Rays from `taken` (one integer) on do not count, nor do pixels that have one of them.
+  // samples, over rays. Rays from `taken` (one integer) on do not count, nor do pixels
+  // that have one of them; of samples it is only how many rays the mean is over.
   m.def(
       "color_error(Tensor colors, Tensor truth, Tensor? weights, Tensor? ray_index, int rays_per_pixel, "
       "Tensor? taken) -> Tensor");

@@ -21,7 +21,7 @@ struct PixelRays {
   int64_t pixels;
   int64_t per_pixel;
 
-  // A ray that meets nothing has no colour, nor any weight.
+  // A ray that meets nothing has no colour, nor any weight in the light.
   VOXELFIELD_HOST_DEVICE T straight(int64_t ray, int channel) const {
     return opacity[ray] == T(0) ? T(0) : rgb[3 * ray + channel] / opacity[ray];
   }

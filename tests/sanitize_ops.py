@@ -51,12 +51,17 @@ def run_crowded_tiles():
 
 
 def run_bins():
-    """Splats several levels by bins, one of which is split."""
-    sizes = [(64, 40, 33), (8, 9, 10), (31, 20, 16)]
+    """Splats several levels by bins, one of which is split: few coarse ones, and more than a block sums."""
+    few = [(64, 40, 33), (8, 9, 10), (31, 20, 16)]
+    for sizes in (few, [*few, *((n, n + 1, n + 2) for n in range(3, 10))]):
+        _run_bins_of(sizes)
+
+
+def _run_bins_of(sizes):
     points = torch.rand(1, 12000, 3, device="cuda")
     points[:, 1000:] = points[:, 1000:] * 0.02 + 0.4
     for dtype in (torch.float32, torch.float16):
-        values = torch.randn(1, 12000, 12, device="cuda", dtype=dtype)
+        values = torch.randn(1, 12000, 4 * len(sizes), device="cuda", dtype=dtype)
         flat = [number for size in sizes for number in (*size, 4)]
         for padding in (0, 1):
             torch.ops.voxelfield.splat_trilinear(values, points, None, flat, padding, True, False, False, False, 4)

@@ -77,10 +77,31 @@ def test_a_saved_average_goes_on(field):
     first, second = (WeightAverage(field, steps=40, time_constant=100) for _ in range(2))
     fill(field, 1.0)
     first.update(10)
-    second.load_state_dict(first.state_dict())
+    second.load_state_dict(first.state_dict(), step=10)
     fill(field, 2.0)
     second.update(20)
     second.apply()
     expected = 1 + (1 - math.exp(-10 / 100))
     for weight in field.parameters():
         torch.testing.assert_close(weight, torch.full_like(weight, expected))
+
+
+@pytest.mark.parametrize("settings", [{"steps": 40, "time_constant": 0}, {"steps": 4000, "time_constant": 100}])
+def test_an_average_that_this_run_would_not_have_begun_is_left_alone(field, settings):
+    saved = WeightAverage(field, steps=40, time_constant=100)
+    fill(field, 1.0)
+    saved.update(10)
+    resumed = WeightAverage(field, **settings)
+    resumed.load_state_dict(saved.state_dict(), step=10)
+    fill(field, 2.0)
+    resumed.apply()
+    assert all((weight == 2).all() for weight in field.parameters())
+
+
+def test_the_last_step_counts_whatever_its_number(field):
+    average = WeightAverage(field, steps=13, time_constant=1)
+    fill(field, 5.0)
+    average.update(13)
+    fill(field, 6.0)
+    average.apply()
+    assert all((weight == 5).all() for weight in field.parameters())

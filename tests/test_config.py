@@ -153,6 +153,7 @@ def test_unknown_missing_and_mistyped_keys_are_named(override, key):
         ("trainer.stages=[]", ["trainer.stages", "step 0", "[]"]),
         ("trainer.stages=[{step: 1, resolution: 8}]", ["trainer.stages", "step 0", "[1]"]),
         ("trainer.stages=[{step: 0, resolution: 1}]", ["trainer.stages", "at least 2"]),
+        ("trainer.finest=200", ["trainer.stages", "coarser", "trainer.finest", "[64, 128, 256, 200]"]),
     ],
 )
 def test_values_that_make_no_sense_are_refused(override, words):

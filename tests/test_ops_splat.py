@@ -151,6 +151,15 @@ def test_coarse_levels_beside_fine_ones(device, dtype, padding, add, method):
 
 @every_method
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_more_coarse_levels_than_a_block_sums(device, dtype, method):
+    sizes = [(48, 50, 52, 4), *((n, n + 1, n + 2, 4) for n in range(3, 14))]
+    points = torch.rand(1, 6000, 3, device=device)
+    values = torch.randn(1, 6000, 4 * len(sizes), device=device, dtype=dtype)
+    assert_sums(splat(values, points, sizes, method), expected_sums(values, points, sizes), 6000)
+
+
+@every_method
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 def test_a_crowd_beside_scattered_points(device, dtype, method):
     # Bins that are split, bins with a few points, and empty ones.
     sizes = [(64, 48, 40, 4), (16, 12, 10, 4)]

@@ -102,7 +102,8 @@ def test_a_run_from_before_light_was_averaged_is_drawn_as_it_was(train, scene, t
         state = torch.load(path, weights_only=True)
         del state["format"], state["voxelfield"]
         if change is None:
-            del state["config"]["trainer"]["transfer"]
+            for key in ("transfer", "finest", "rates", "average_steps"):
+                del state["config"]["trainer"][key]
         else:
             state["config"]["trainer"].update(change)
         save_checkpoint(tmp_path / "old.pt", state)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -84,15 +85,20 @@ class GridAdam(torch.optim.Optimizer):
         super().__init__(params, {**options, **flags})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        present = [group["channel_rates"] for group in self.__dict__.get("param_groups", [])]
         super().__setstate__(state)
         for name in ("_active", "_working", "_rates"):
             self.__dict__.setdefault(name, {})  # a copy of an optimizer starts without
-        for group in self.param_groups:
-            rates = group.setdefault("channel_rates", None)  # which older states have not
-            if rates is not None:
-                for param in group["params"][:1]:
-                    group["channel_rates"] = rates.to(param.device)  # it was saved from another, perhaps
-                _check_channel_rates(group)
+        for group, own in itertools.zip_longest(self.param_groups, present):
+            rates = group.setdefault("channel_rates", own)  # which older states have not
+            if rates is None:
+                continue
+            for param in group["params"][:1]:
+                group["channel_rates"] = rates.to(param.device)  # it was saved from another, perhaps
+            _check_channel_rates(group)
+            if own is not None:
+                # Graphs and whoever made it hold on to the tensor.
+                group["channel_rates"] = own.copy_(rates)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds a group, as of :class:`torch.optim.Optimizer`, after checking its parameters and options."""

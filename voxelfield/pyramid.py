@@ -36,7 +36,8 @@ class VoxelPyramid(nn.Module):
 
     Args:
         resolutions: Of each level, coarse to fine: the cube root of its number of voxels, which are nearly cubes. At
-            least 2; of a sum each a whole multiple of the one before.
+            least 2; of a sum each a whole multiple of the one before, and cells are counted: there is a
+            vertex more along every axis.
         channels: Features per vertex of each level. At least 1.
         aabb: Box in world units, as for :class:`VoxelGrid`.
         reduce: ``"concat"`` lays the levels' features side by side, ``"sum"`` adds them up.
@@ -185,7 +186,7 @@ class VoxelPyramid(nn.Module):
     def collapse(self, dtype: torch.dtype) -> Tensor:
         """Adds the active levels of a sum up into one grid with the vertices of the finest.
 
-        It reads as the sum does everywhere, up to rounding: every level has its vertices among those of the next. (In a
+        In the box it reads as the sum does, up to rounding: every level has its vertices among those of the next. (In a
         sum that was loaded with other numbers of vertices, a coarse level may bend between them.) What :meth:`fuse`
         copied is read from the copies.
 

@@ -265,7 +265,9 @@ struct Cuda : CudaBackend {
     if (binned.coarse.count > 0) {
       const auto kernel = splat_coarse<scalar_t>;
       const int shared = binned.coarse.shared_bytes(sizeof(scalar_t));
-      check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+      // Always the same: another thread may be about to launch it with other levels.
+      check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      CoarseLevels::most_shared_bytes(sizeof(scalar_t))));
       // Most often every bin is one part.
       kernel<<<bins, kCoarseThreads, shared, s>>>(binned.coarse, grid.bins, values, points, parts, cursors, entries);
     }

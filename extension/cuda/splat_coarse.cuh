@@ -42,8 +42,12 @@ struct CoarseLevels {
   int64_t columns;
   int32_t windows;  // of all levels, in vectors
 
+  int shared_bytes(int element_size) const { return shared_bytes(windows, count, element_size); }
+  static int most_shared_bytes(int element_size) { return shared_bytes(kCoarseAllVertices, kMostCoarse, element_size); }
+
+ private:
   // Windows, places of the points that warps are at, positions of all points of the block, their values.
-  int shared_bytes(int element_size) const {
+  static int shared_bytes(int windows, int count, int element_size) {
     return (windows + kCoarseThreads) * static_cast<int>(sizeof(float4)) +
            kCoarseEntries * 3 * static_cast<int>(sizeof(float)) + count * kCoarseStride * kBinWidth * element_size;
   }

@@ -33,8 +33,8 @@ def pixel_colors(
     Args:
         rgb: (R, 3) float32 or float64, what each ray emits, without background, as :func:`composite` has it: at most
             ``opacity`` where colours are at most 1. Rays of a pixel follow one another. Differentiable.
-        opacity: (R,) in [0, 1], dtype of ``rgb``; differentiable. A ray of opacity 0 has no colour, whatever ``rgb``
-            says, and the gradient of a black one.
+        opacity: (R,) in [0, 1], dtype of ``rgb``; differentiable. Where light is averaged, a ray of opacity 0 has no
+            colour, whatever ``rgb`` says, and the gradient of a black one.
         background: (P, 3), or (3,) for all pixels, encoded as images are; dtype of ``rgb``; differentiable.
         rays_per_pixel: R / P, at least 1.
         transfer: ``srgb`` or ``linear``: how values encode light.

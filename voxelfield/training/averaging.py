@@ -31,6 +31,7 @@ class WeightAverage:
 
     def __init__(self, field: RadianceField, steps: int, time_constant: int) -> None:
         self._field = field
+        self._steps = steps
         self._first = max(0, steps - _SPAN * time_constant)
         self._share = -math.expm1(-_EVERY / time_constant) if time_constant > 0 else 0.0
         self._mean: list[Tensor] | None = None
@@ -46,7 +47,7 @@ class WeightAverage:
         Args:
             step: Number of steps done.
         """
-        if self._share == 0 or step < self._first or step % _EVERY != 0:
+        if self._share == 0 or step < self._first or (step % _EVERY != 0 and step != self._steps):
             return
         weights: list[Tensor] = list(self._field.parameters())
         if self._mean is None:
@@ -68,8 +69,14 @@ class WeightAverage:
         """Returns what a checkpoint needs."""
         return {"mean": self._mean}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what :meth:`state_dict` returned, on any device."""
+    def load_state_dict(self, state: dict[str, Any], step: int) -> None:
+        """Takes what :meth:`state_dict` returned, on any device, unless this run would not have begun an average then.
+
+        Args:
+            state: The state.
+            step: Number of steps done when it was saved.
+        """
         mean = state["mean"]
+        wanted = mean is not None and self._share > 0 and step >= self._first
         weights = self._field.parameters()
-        self._mean = None if mean is None else [m.to(w.device) for m, w in zip(mean, weights, strict=True)]
+        self._mean = [m.to(w.device) for m, w in zip(mean, weights, strict=True)] if wanted else None

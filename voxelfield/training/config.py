@@ -141,7 +141,7 @@ class TrainerConfig:
         precision: ``float32``, ``bfloat16`` or ``float16`` for decoders other than a :class:`NetworkDecoder` (which is
             float16 on CUDA, float32 on the CPU); on CUDA a 16-bit one makes grids be read from float16 copies.
         loss_scale: Factor on gradients, so that they do not underflow in float16; Adam does not notice it.
-        finest: Resolution of the finest level, for ``stages`` and ``model.resolutions`` to refer to.
+        finest: Resolution of the finest level, for ``stages`` and ``model.resolutions`` to refer to, and they alone.
         stages: Coarse-to-fine schedule; the first stage starts at step 0.
         log_every: Steps between scalars.
         preview_every: Steps between rendered previews; 0 for none.
@@ -163,7 +163,7 @@ class TrainerConfig:
     chunk: int = MISSING
     precision: str = MISSING
     loss_scale: float = 1.0
-    finest: int = MISSING
+    finest: int | None = None
     stages: list[StageConfig] = field(default_factory=list)
     occupancy: OccupancyConfig = field(default_factory=OccupancyConfig)
     render: RenderConfig = field(default_factory=RenderConfig)
@@ -206,7 +206,13 @@ class TrainerConfig:
         steps = [stage.step for stage in self.stages]
         if not steps or steps[0] != 0 or steps != sorted(set(steps)):
             raise ValueError(f"trainer.stages must start at step 0 and have rising steps, got steps {steps}")
-        if min(stage.resolution for stage in self.stages) < 2:
+        resolutions = [stage.resolution for stage in self.stages]
+        if resolutions != sorted(resolutions):
+            raise ValueError(
+                "trainer.stages must not become coarser (the last is trainer.finest in the presets), got resolutions "
+                f"{resolutions}"
+            )
+        if min(resolutions) < 2:
             raise ValueError("trainer.stages must have resolutions of at least 2")
 
 

@@ -33,7 +33,7 @@ def rendering_terms(config: LossConfig, rendering: Rendering, pixels: Tensor, tr
 
     ``photometric`` is the mean squared error of colours (Mildenhall et al. 2020, eq. 6). ``sample_rgb`` is that of each
     sample's own colour, so that no mixture of wrong colours passes for a right one. Rays that had no room do not count,
-    nor does a pixel that has one of them.
+    nor does for ``photometric`` a pixel that has one of them.
 
     Args:
         config: The terms' weights.

@@ -147,7 +147,10 @@ class Trainer:
         return view_renderer(self.field, self.occupancy, self.config)
 
     def save(self) -> Path:
-        """Writes a checkpoint from which training continues as if it had never stopped."""
+        """Writes a checkpoint from which training continues as if it had never stopped.
+
+        After the last step it holds the average of the weights, if there is one: more steps go on from that.
+        """
         path = checkpoint_path(self.run_directory, self.step)
         save_checkpoint(
             path,
@@ -175,7 +178,7 @@ class Trainer:
         self._step.resume(self.step, checkpoint["rays"])
         self._attach()
         if "average" in checkpoint:
-            self._average.load_state_dict(checkpoint["average"])
+            self._average.load_state_dict(checkpoint["average"], self.step)
         torch.set_rng_state(checkpoint["rng"].cpu())
         if self.device.type == "cuda" and checkpoint["cuda_rng"] is not None:
             torch.cuda.set_rng_state(checkpoint["cuda_rng"].cpu(), self.device)
