@@ -50,7 +50,7 @@ def make(device, dtype=torch.float64, channels=3, count=40, resolution=RESOLUTIO
 
 
 def value_and_gradients(sample, *inputs):
-    """The value of `sample` at all inputs but the last, and its gradients in them; the last is the value's gradient."""
+    """Value of ``sample`` at all inputs but the last, and its gradients in them; the last is the value's gradient."""
     *inputs, grad = inputs
     inputs = [x.detach().requires_grad_() for x in inputs]
     value = sample(*inputs)

@@ -25,7 +25,7 @@ SIDES = list(itertools.product((0, 1), repeat=3))
 def sample_grid(
     grid: Tensor, points: Tensor, padding: str = "border", align_corners: bool = True, mode: str = "linear"
 ) -> Tensor:
-    """Samples (X, Y, Z, C) at (N, 3) in the unit cube, as `F.grid_sample` does in every padding, alignment and mode."""
+    """Samples (X, Y, Z, C) at (N, 3) in the unit cube, like ``F.grid_sample`` in every padding, alignment and mode."""
     finite = torch.isfinite(points).all(dim=1)
     points = torch.where(finite[:, None], points, points.new_zeros(()))
     sizes = points.new_tensor(grid.shape[:3])
@@ -80,7 +80,7 @@ def composite(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Emission and absorption, one ray and one sample after the other: rgb (R, 3), opacity, depth (R,), weights (M,).
 
-    A sample that less than `min_transmittance` of the light reaches, and all behind it, count for nothing.
+    A sample that less than ``min_transmittance`` of the light reaches, and all behind it, count for nothing.
     """
     rgbs, opacities, depths, weights = [], [], [], []
     for first, last in itertools.pairwise(ray_offsets.tolist()):
@@ -155,7 +155,7 @@ def march(
     """Tests every lattice position of every ray: positions (M, 3), t (M,), ray_index (M,), ray_offsets (R + 1,).
 
     A position outside the box belongs to the nearest cell. Ours tells cells apart in float32: compare where no position
-    lies within rounding of a cell's face, or of `far`.
+    lies within rounding of a cell's face, or of ``far``.
     """
     cells = origins.new_tensor(occupied.shape)
     positions, distances, ray_index, ray_offsets = [], [], [], [0]

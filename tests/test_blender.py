@@ -21,7 +21,7 @@ POSE = np.eye(4).tolist()
 
 
 def write_split(folder, split="train", images=2, size=(6, 4), mode="RGBA", suffix=".png", **meta):
-    """Write a random split of `size` (width, height); return what its images hold, as RGBA."""
+    """Writes a random split of ``size`` (width, height); returns what its images hold, as RGBA."""
     generator = np.random.default_rng(len(split))
     content = {"camera_angle_x": 0.8, "frames": [], **meta}
     truth = []
@@ -165,7 +165,7 @@ def test_aabb_is_taken(scene):
 
 
 def reference_average(image, factor):
-    """Average blocks one by one in float64, in premultiplied colour."""
+    """Averages blocks one by one in float64, in premultiplied colour."""
     height, width = image.shape[0] // factor, image.shape[1] // factor
     result = np.zeros((height, width, 4))
     for y in range(height):

@@ -41,7 +41,7 @@ def make_cameras(count=6, width=64, height=48, device="cpu"):
 
 
 def project(cameras, camera_index, points):
-    """Project world points to pixels through the inverse pose in float64: the opposite way to Cameras.rays."""
+    """Projects world points to pixels through the inverse pose in float64: the opposite way to Cameras.rays."""
     pixels, depths = [], []
     for camera, point in zip(camera_index.tolist(), points.double().cpu().numpy(), strict=True):
         w2c = np.linalg.inv(cameras.c2w[camera].double().cpu().numpy())

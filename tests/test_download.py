@@ -45,7 +45,7 @@ def manifest(*archives):
 
 
 class Server:
-    """Serves `pages` and remembers which were asked for."""
+    """Serves ``pages`` and remembers which were asked for."""
 
     def __init__(self):
         self.pages = {}

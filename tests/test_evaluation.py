@@ -33,7 +33,7 @@ def split():
 
 
 def _renderer(split, device="cpu", offsets=(0.1, 0.01, 0.02), background=WHITE):
-    """Render the truth, off by a constant for each view (downwards where it would leave [0, 1])."""
+    """Renders the truth, off by a constant for each view (downwards where it would leave [0, 1])."""
 
     def render(cameras, index):
         assert cameras is split.cameras

@@ -21,7 +21,7 @@ COUNTS = [0, 1, 33, 100, 0, 31, 32, 64, 65, 0]
 
 
 def make(device, counts=COUNTS, dtype=torch.float64, thickness=0.06):
-    """Packed samples of rays; `thickness` is the mean optical thickness of a sample."""
+    """Packed samples of rays; ``thickness`` is the mean optical thickness of a sample."""
     total = sum(counts)
     dt = 0.02 + 0.06 * torch.rand(total, dtype=torch.float64)
     density = 2 * thickness * torch.rand(total, dtype=torch.float64) / dt

@@ -43,7 +43,7 @@ def make(device, sizes=(24, 64, 16), count=1000, dtype=torch.float16, weights_dt
 
 
 def reference(input, weights, grad):
-    """Value and gradients in float64, with what passes between layers rounded to the dtype of `input`."""
+    """Value and gradients in float64, with what passes between layers rounded to the dtype of ``input``."""
     dtype = input.dtype
 
     def rounded(x):

@@ -67,7 +67,7 @@ def raw_arguments(device, count=5, dtype=torch.float32):
 
 
 def by_steps(scene, grid, degree, offset=None, min_transmittance=1e-4, min_weight=0.0):
-    """March, sample, decode and composite one after the other; float64 but for where the samples are."""
+    """Marches, samples, decodes and composites one after the other; float64 but for where the samples are."""
     walk = (scene[name] for name in TENSORS[:6])
     positions, t, _, ray_index, ray_offsets, _ = ops.march_rays(*walk, STEP, offset)
     low, high = scene["aabb_grid"].double()

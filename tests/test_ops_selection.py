@@ -20,7 +20,7 @@ COUNTS = [0, 1, 33, 100, 0, 31, 32, 64, 65, 7, 8, 9, 0]
 
 
 def make(device, counts=COUNTS, spare=0, thickness=0.1):
-    """Packed samples of rays, and `spare` rows of no ray that would be seen."""
+    """Packed samples of rays, and ``spare`` rows of no ray that would be seen."""
     total = sum(counts)
     dt = 0.02 + 0.06 * torch.rand(total)
     inputs = {
@@ -49,7 +49,7 @@ def by_reference(inputs, min_transmittance, min_weight):
 
 
 def assert_truncated(actual, expected, capacity):
-    """Fails unless `actual` are those of the expected samples whose rays fit, and nothing in the rows behind."""
+    """Fails unless ``actual`` are those of the expected samples whose rays fit, and nothing in the rows behind."""
     *expected, ray_offsets = expected
     rays = len(ray_offsets) - 1
     taken = int((ray_offsets[1:] <= capacity).sum())

@@ -52,7 +52,7 @@ def expected_sums(values, points, sizes, padding="border", align_corners=True, a
 
 
 def assert_sums(actual, expected, terms=1):
-    """As `assert_matches`, for sums of up to `terms` values in any order."""
+    """As :func:`assert_matches`, for sums of up to ``terms`` values in any order."""
     for a, e in zip(actual, expected, strict=True):
         assert a.shape == e.shape
         largest = max(e.abs().max().item(), 1.0) if e.numel() else 1.0

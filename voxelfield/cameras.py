@@ -18,15 +18,14 @@ class Cameras:
     """Pinhole cameras of one image size.
 
     Args:
-        c2w: `(N, 4, 4)` float32, camera to world; OpenGL/Blender camera axes (x right, y up, looking along
-            -z).
-        intrinsics: `(N, 4)` float32, `fx, fy, cx, cy` in pixels, same device.
-        width: image width in pixels.
-        height: image height in pixels.
+        c2w: (N, 4, 4) float32, camera to world; OpenGL/Blender camera axes (x right, y up, looking along -z).
+        intrinsics: (N, 4) float32, ``fx, fy, cx, cy`` in pixels, same device.
+        width: Image width in pixels.
+        height: Image height in pixels.
 
     Raises:
-        TypeError: a tensor is not float32, or a size is not an int.
-        ValueError: a tensor has another shape or device, or a size is below 1.
+        TypeError: A tensor is not float32, or a size is not an int.
+        ValueError: A tensor has another shape or device, or a size is below 1.
     """
 
     c2w: Tensor
@@ -61,36 +60,35 @@ class Cameras:
         return Cameras(self.c2w[chosen], self.intrinsics[chosen], self.width, self.height)
 
     def to(self, device: torch.device | str) -> Cameras:
-        """Return the same cameras on `device`."""
+        """Returns the same cameras on ``device``."""
         return Cameras(self.c2w.to(device), self.intrinsics.to(device), self.width, self.height)
 
     def enlarged(self, factor: int) -> Cameras:
-        """Return the same views in `factor` times as many pixels along each side.
+        """Returns the same views in ``factor`` times as many pixels along each side.
 
         Raises:
-            ValueError: `factor` is not an int of at least 1.
+            ValueError: ``factor`` is not an int of at least 1.
         """
         if not isinstance(factor, int) or factor < 1:
             raise ValueError(f"factor is {factor!r}: expected an int of at least 1")
         return Cameras(self.c2w, self.intrinsics * factor, self.width * factor, self.height * factor)
 
     def rays(self, camera_index: Tensor, pixels: Tensor, aabb: Tensor) -> Rays:
-        """Cast one ray through each given image point.
+        """Casts one ray through each given image point.
 
         Never waits for the device, so indices are not checked on CUDA beyond what indexing itself asserts.
 
         Args:
-            camera_index: `(R,)` int64, on the cameras' device.
-            pixels: `(R, 2)` float32, x (column) and y (row) in pixels; the first pixel's centre is (0.5,
-                0.5).
-            aabb: `(2, 3)` float32, low and high corner in world units; bounds `near` and `far`.
+            camera_index: (R,) int64, on the cameras' device.
+            pixels: (R, 2) float32, x (column) and y (row) in pixels; the first pixel's centre is (0.5, 0.5).
+            aabb: (2, 3) float32, low and high corner in world units; bounds ``near`` and ``far``.
 
         Returns:
-            Rays in the world frame, unit directions, `near == far == 0` where the box is missed.
+            Rays in the world frame, unit directions, ``near == far == 0`` where the box is missed.
 
         Raises:
-            TypeError: an argument has another dtype.
-            ValueError: an argument has another shape or device.
+            TypeError: An argument has another dtype.
+            ValueError: An argument has another shape, or ``aabb`` another device.
         """
         if camera_index.dtype != torch.int64:
             raise TypeError(f"camera_index is {camera_index.dtype}: expected torch.int64")
@@ -114,17 +112,17 @@ class Cameras:
         return Rays(origins, directions, *intersect_aabb(origins, directions, aabb))
 
     def image_rays(self, camera: int, aabb: Tensor) -> Rays:
-        """Cast one ray through the centre of every pixel of one camera.
+        """Casts one ray through the centre of every pixel of one camera.
 
         Args:
-            camera: index of the camera, 0 to N - 1.
-            aabb: `(2, 3)` float32, low and high corner in world units, on the cameras' device.
+            camera: Index of the camera, 0 to N - 1.
+            aabb: (2, 3) float32, low and high corner in world units, on the cameras' device.
 
         Returns:
-            `height * width` rays, row by row from the top left pixel.
+            ``height * width`` rays, row by row from the top left pixel.
 
         Raises:
-            IndexError: there is no such camera.
+            IndexError: There is no such camera.
         """
         if not 0 <= camera < len(self):
             raise IndexError(f"camera is {camera}: expected 0 <= camera < {len(self)}")
@@ -138,19 +136,19 @@ class Cameras:
 
 
 def orbit(cameras: Cameras, target: Tensor, frames: int) -> Cameras:
-    """Lay cameras on a circle about the world's z axis, all looking at one point.
+    """Lays cameras on a circle about the world's z axis, all looking at one point.
 
     Args:
-        cameras: sets the circle: its mean distance from `target` and mean elevation above it. The image size
-            and the first camera's intrinsics are kept.
-        target: `(3,)` point to look at, world frame.
-        frames: number of cameras, evenly spaced; the last one lies one step before the first.
+        cameras: Sets the circle: its mean distance from ``target`` and mean elevation above it. The image size and the
+            first camera's intrinsics are kept.
+        target: (3,) point to look at, world frame.
+        frames: Number of cameras, evenly spaced; the last one lies one step before the first.
 
     Returns:
-        `frames` cameras on the device of `cameras`, upright (world z points up in the image).
+        ``frames`` cameras on the device of ``cameras``, upright (world z points up in the image).
 
     Raises:
-        ValueError: there are no cameras, `frames` is below 1, or `target` has another shape.
+        ValueError: There are no cameras, ``frames`` is below 1, or ``target`` has another shape.
     """
     if len(cameras) == 0:
         raise ValueError("cameras is empty: expected at least one to take the circle from")

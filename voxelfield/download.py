@@ -1,8 +1,7 @@
-"""Fetch public scenes: `python -m voxelfield.download lego [--root data] [--url URL ...]`.
+"""Fetches public scenes: ``python -m voxelfield.download lego [--root data] [--url URL ...]``.
 
-Every file is checked against a SHA-256 from the scene's manifest. Files that are already there and right are
-kept, and when all are, nothing is fetched. The files that make a folder count as a scene are put in place
-last.
+Every file is checked against a SHA-256 from the scene's manifest. Files that are already there and right are kept, and
+when all are, nothing is fetched. The files that make a folder count as a scene are put in place last.
 """
 
 from __future__ import annotations
@@ -38,11 +37,11 @@ class Manifest:
     """What a complete scene consists of and where it can be had.
 
     Args:
-        name: the scene's name, and its folder's.
-        licence: licence of the data.
-        credit: whom to credit.
+        name: The scene's name, and its folder's.
+        licence: Licence of the data.
+        credit: Whom to credit.
         archives: URLs of zip archives, in the order to try.
-        files: path inside the scene's folder -> SHA-256 in hexadecimal.
+        files: Path inside the scene's folder -> SHA-256 in hexadecimal.
     """
 
     name: str
@@ -53,10 +52,10 @@ class Manifest:
 
 
 def load_manifest(name: str) -> Manifest:
-    """Read the manifest of a scene that voxelfield can fetch.
+    """Reads the manifest of a scene that voxelfield can fetch.
 
     Raises:
-        ValueError: there is none; the message lists those there are.
+        ValueError: There is none; the message lists those there are.
     """
     path = manifest_path(name)
     if not path.is_file():
@@ -72,24 +71,23 @@ def download(
     *,
     manifest: Manifest | None = None,
 ) -> Path:
-    """Complete the scene `root/name` from the first archive that answers and is right.
+    """Completes the scene ``root/name`` from the first archive that answers and is right.
 
-    Archives are zip files in which the scene may lie under any folder. Files in place whose hash is wrong are
-    replaced.
+    Archives are zip files in which the scene may lie under any folder. Files in place whose hash is wrong are replaced.
 
     Args:
-        name: the scene's name.
-        root: folder of scenes; created if missing.
-        urls: archives to try, in order, instead of the manifest's.
-        manifest: what to fetch, instead of the manifest that voxelfield has for `name`.
+        name: The scene's name.
+        root: Folder of scenes; created if missing.
+        urls: Archives to try, in order, instead of the manifest's.
+        manifest: What to fetch, instead of the manifest that voxelfield has for ``name``.
 
     Returns:
         The scene's folder, every file of the manifest verified.
 
     Raises:
-        ValueError: the scene has no manifest.
+        ValueError: The scene has no manifest.
         ModuleNotFoundError: pooch is not installed.
-        DownloadError: no archive gave the scene; the message lists each with its reason.
+        DownloadError: No archive gave the scene; the message lists each with its reason.
     """
     manifest = manifest or load_manifest(name)
     root = Path(root)
@@ -119,7 +117,7 @@ def download(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; return its exit status."""
+    """Runs the command line; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m voxelfield.download", description="Fetch a public scene.")
     parser.add_argument("scene", help=f"one of: {', '.join(downloadable_scenes())}")
     parser.add_argument("--root", type=Path, default=Path("data"), help="folder of scenes (default: data)")
@@ -135,7 +133,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _complete_from(url: str, scratch: Path, folder: Path, manifest: Manifest, wanted: Sequence[str]) -> str:
-    """Fetch one archive and take the wanted files from it; return why that failed, or an empty string."""
+    """Fetches one archive and takes the wanted files from it; returns why that failed, or an empty string."""
     try:
         archive = _fetch(url, scratch)
         with zipfile.ZipFile(archive) as opened:
@@ -161,7 +159,7 @@ def _fetch(url: str, scratch: Path) -> Path:
 
 
 def _extract(archive: zipfile.ZipFile, folder: Path, manifest: Manifest, wanted: Sequence[str]) -> list[str]:
-    """Put the wanted files in place that the archive has right; return what is wrong with the others."""
+    """Puts the wanted files in place that the archive has right; returns what is wrong with the others."""
     members = set(archive.namelist())
     prefix = _prefix(members, manifest)
     images = [path for path in wanted if not path.endswith(".json")]
@@ -190,7 +188,7 @@ def _extract(archive: zipfile.ZipFile, folder: Path, manifest: Manifest, wanted:
 
 
 def _stage(archive: zipfile.ZipFile, member: str, members: set[str], part: Path, expected: str) -> str:
-    """Write one member to `part` if its hash is right; return what is wrong, or an empty string."""
+    """Writes one member to ``part`` if its hash is right; returns what is wrong, or an empty string."""
     if member not in members:
         return "not in the archive"
     part.parent.mkdir(parents=True, exist_ok=True)
@@ -206,7 +204,7 @@ def _stage(archive: zipfile.ZipFile, member: str, members: set[str], part: Path,
 
 
 def _prefix(members: set[str], manifest: Manifest) -> str:
-    """Find the folder inside the archive that holds most of the scene, preferring one of the scene's name."""
+    """Finds the folder inside the archive that holds most of the scene, preferring one of the scene's name."""
     counts: dict[str, int] = {}
     for member in members:
         for depth in range(member.count("/") + 1):

@@ -12,17 +12,15 @@ from typing import BinaryIO
 
 @contextlib.contextmanager
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; move it onto `path` if the block succeeds.
+    """Yields a temporary path beside ``path``; moves it onto ``path`` if the block succeeds.
 
-    For writers that open the file themselves, such as ffmpeg. The temporary name is hidden (leading dot),
-    keeps the suffix of `path` and lies in the same directory, so the move is one atomic rename. Whatever ends
-    the block early, including Ctrl-C, leaves the previous `path` as it was and removes the temporary file.
-    The data and the rename are on disk when the block returns, so a later power loss cannot bring back a
-    truncated file.
+    For writers that open the file themselves, such as ffmpeg. The temporary name is hidden (leading dot), keeps the
+    suffix of ``path`` and lies in the same directory, so the move is one atomic rename. Whatever ends the block early,
+    including Ctrl-C, leaves the previous ``path`` as it was and removes the temporary file. On POSIX the data and the
+    rename are on disk when the block returns, so a later power loss cannot bring back a truncated file.
 
     Args:
-        path: Final path. Its parent directory is created if needed. A symbolic link is replaced, not
-            followed.
+        path: Final path. Its parent directory is created if needed. A symbolic link is replaced, not followed.
 
     Yields:
         A path that does not exist yet; the block must create a file there.
@@ -42,11 +40,10 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Open a binary file whose content replaces `path` if the block succeeds; see `atomic_path`.
+    """Opens a binary file whose content replaces ``path`` if the block succeeds; see :func:`atomic_path`.
 
     Args:
-        path: Final path. Its parent directory is created if needed. A symbolic link is replaced, not
-            followed.
+        path: Final path. Its parent directory is created if needed. A symbolic link is replaced, not followed.
 
     Yields:
         A writable binary file with the usual permissions of a new file (umask).
@@ -57,7 +54,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def _sync(path: Path) -> None:
-    """Flush a file's data, or a directory's entries, to the disk."""
+    """Flushes a file's data, or a directory's entries, to the disk."""
     if os.name != "posix":  # Windows opens no directories and syncs only files opened for writing
         return
     descriptor = os.open(path, os.O_RDONLY)

@@ -43,38 +43,35 @@ class VoxelGrid(nn.Module):
     """Trainable features on a regular grid of vertices, read by trilinear interpolation at world positions.
 
     Vertices are spread evenly over the box with the first and the last one of every axis on the box's faces
-    (``align_corners=True`` of :func:`torch.nn.functional.grid_sample`). An axis with a single vertex is
-    constant. The index order is x, y, z everywhere.
+    (``align_corners=True`` of :func:`torch.nn.functional.grid_sample`). An axis with a single vertex is constant. The
+    index order is x, y, z everywhere.
 
-    The grid knows nothing of rays, densities or colours: it is a function from a position to ``channels``
-    numbers, differentiable (twice) in its features and in the position.
+    The grid knows nothing of rays, densities or colours: it is a function from a position to ``channels`` numbers,
+    differentiable (twice) in its features and in the position.
 
-    Dtypes: ``.half()``, ``.bfloat16()`` and ``.double()`` convert the features only. The box stays float32
-    and positions stay float32 (float64 if given so), because 16-bit coordinates cannot address the cells of a
-    large grid.
+    Dtypes: ``.half()``, ``.bfloat16()`` and ``.double()`` convert the features only. The box stays float32 and
+    positions stay float32 (float64 if given so), because 16-bit coordinates cannot address the cells of a large grid.
 
     Args:
-        resolution: Number of vertices along x, y and z; a single int means the same along all three. At least
-            1.
+        resolution: Number of vertices along x, y and z; a single int means the same along all three. At least 1.
         channels: Number C of features per vertex. At least 1.
-        aabb: Axis-aligned box in world units as ``((low_x, low_y, low_z), (high_x, high_y, high_z))``, or a
-            tensor of shape ``(2, 3)``. Stored as float32.
-        padding: What a position outside the box reads: ``"border"`` the nearest point of the box; ``"zeros"``
-            features that fade to zero within one cell of the box; ``"reflection"`` the grid mirrored at the
-            box's faces.
+        aabb: Axis-aligned box in world units as ``((low_x, low_y, low_z), (high_x, high_y, high_z))``, or a tensor of
+            shape (2, 3). Stored as float32.
+        padding: What a position outside the box reads: ``"border"`` the nearest point of the box; ``"zeros"`` features
+            that fade to zero within one cell of the box; ``"reflection"`` the grid mirrored at the box's faces.
         init_std: Standard deviation of the normal distribution that the features start from.
         fill: Mean of that distribution; with ``init_std=0`` the constant value of all features.
         dtype: Type of the features: float32, float64, float16 or bfloat16.
         device: Where the features and the box live.
 
     Attributes:
-        features: Parameter of shape ``(X, Y, Z, C)``, channels last.
-        aabb: Buffer of shape ``(2, 3)``, float32, world units.
+        features: Parameter of shape (X, Y, Z, C), channels last.
+        aabb: Buffer of shape (2, 3), float32, world units.
 
     Raises:
-        TypeError: If ``resolution`` or ``channels`` is not integer, or ``dtype`` is not one of the four.
-        ValueError: If a size is below 1, ``padding`` is unknown, or ``aabb`` is not a finite box with
-            low < high along every axis.
+        TypeError: ``resolution`` or ``channels`` is not integer, or ``dtype`` is not one of the four.
+        ValueError: A size is below 1, ``padding`` is unknown, ``init_std`` is negative or not finite, or ``aabb`` is
+            not a finite box with low < high along every axis.
 
     Example:
         >>> grid = VoxelGrid(resolution=64, channels=12, aabb=((-1, -1, -1), (1, 1, 1)))
@@ -113,7 +110,7 @@ class VoxelGrid(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the features anew from the normal distribution given at construction."""
+        """Draws the features anew from the normal distribution given at construction."""
         with torch.no_grad():
             if self.init_std == 0:
                 self.features.fill_(self.fill)
@@ -145,7 +142,7 @@ class VoxelGrid(nn.Module):
 
     @property
     def voxel_size(self) -> Tensor:
-        """Distance between neighbouring vertices along x, y and z: ``(3,)`` float32, world units.
+        """Distance between neighbouring vertices along x, y and z: (3,) float32, world units.
 
         Along an axis with a single vertex it is the extent of the box.
         """
@@ -156,8 +153,8 @@ class VoxelGrid(nn.Module):
         """Positions of the vertices.
 
         Returns:
-            ``(X, Y, Z, 3)`` float32 world positions. The outermost vertices lie exactly on the faces of the
-            box; the vertex of an axis with a single one lies in the middle.
+            (X, Y, Z, 3) float32 world positions. The outermost vertices lie exactly on the faces of the box; the vertex
+            of an axis with a single one lies in the middle.
         """
         low, high = self.aabb
         axes = []
@@ -166,35 +163,35 @@ class VoxelGrid(nn.Module):
         return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)
 
     def to_unit(self, points: Tensor) -> Tensor:
-        """Map world positions to the unit cube that the functions in ``voxelfield.ops`` work in.
+        """Maps world positions to the unit cube that the functions in ``voxelfield.ops`` work in.
 
         Args:
-            points: ``(..., 3)`` world positions, float32 or float64, on the grid's device.
+            points: (..., 3) world positions, float32 or float64, on the grid's device.
 
         Returns:
-            ``(..., 3)`` in the dtype of ``points``: 0 at the low and 1 at the high face (both exactly),
-            beyond them outside the box. Differentiable.
+            (..., 3) in the dtype of ``points``: 0 at the low and 1 at the high face (both exactly), beyond them outside
+            the box. Differentiable.
 
         Raises:
-            TypeError: If ``points`` is not a float32 or float64 tensor.
-            ValueError: If its last dimension is not 3, or it is on another device.
+            TypeError: ``points`` is not a float32 or float64 tensor.
+            ValueError: Its last dimension is not 3, or it is on another device.
         """
         self._check_world("points", points)
         low, high = self.aabb.to(points.dtype)
         return (points - low) / (high - low)
 
     def contains(self, points: Tensor) -> Tensor:
-        """Tell which positions lie in the box, faces included.
+        """Tells which positions lie in the box, faces included.
 
         Args:
-            points: ``(..., 3)`` world positions, float32 or float64, on the grid's device.
+            points: (..., 3) world positions, float32 or float64, on the grid's device.
 
         Returns:
-            ``(...)`` bool; False for positions that are not finite.
+            (...) bool; False for positions that are not finite.
 
         Raises:
-            TypeError: If ``points`` is not a float32 or float64 tensor.
-            ValueError: If its last dimension is not 3, or it is on another device.
+            TypeError: ``points`` is not a float32 or float64 tensor.
+            ValueError: Its last dimension is not 3, or it is on another device.
         """
         self._check_world("points", points)
         low, high = self.aabb
@@ -207,25 +204,24 @@ class VoxelGrid(nn.Module):
     @overload
     def forward(self, points: Tensor, *, with_gradient: Literal[True]) -> tuple[Tensor, Tensor]: ...
     def forward(self, points: Tensor, *, with_gradient: bool = False) -> Tensor | tuple[Tensor, Tensor]:
-        """Interpolate the features at world positions.
+        """Interpolates the features at world positions.
 
         Args:
-            points: ``(..., 3)`` world positions, float32 or float64, on the grid's device; any leading shape,
-                empty ones included. Positions that are not finite read zeros and receive no gradient.
-            with_gradient: Also return the derivative with respect to the position, from the same pass over
-                the grid: surface normals, eikonal losses.
+            points: (..., 3) world positions, float32 or float64, on the grid's device; any leading shape, empty ones
+                included. Positions that are not finite read zeros and receive no gradient.
+            with_gradient: Also return the derivative with respect to the position, from the same pass over the grid:
+                surface normals, eikonal losses.
 
         Returns:
-            ``(..., C)`` in the dtype of the grid; the arithmetic is float64 for a float64 grid and float32
-            otherwise. Outside the box ``padding`` decides. With ``with_gradient`` a pair: that, and its
-            gradient ``(..., C, 3)`` per world unit along x, y and z, in the same dtype; both are then
-            differentiable once, not twice. In float16 a change of more than 65504 across the box overflows.
+            (..., C) in the dtype of the grid; the arithmetic is float64 for a float64 grid and float32 otherwise.
+            Outside the box ``padding`` decides. With ``with_gradient`` a pair: that, and its gradient (..., C, 3) per
+            world unit along x, y and z, in the same dtype; both are then differentiable once, not twice. In float16 a
+            change of more than 65504 across the box overflows.
 
         Raises:
-            TypeError: If ``points`` is not a float32 or float64 tensor. 16-bit positions are refused: float16
-                has 11 significant bits, too few to tell the cells of a grid apart, let alone positions inside
-                one.
-            ValueError: If its last dimension is not 3, or it is on another device.
+            TypeError: ``points`` is not a float32 or float64 tensor. 16-bit positions are refused: float16 has 11
+                significant bits, too few to tell the cells of a grid apart, let alone positions inside one.
+            ValueError: Its last dimension is not 3, or it is on another device.
         """
         unit = self.to_unit(self._promote(points))
         if not with_gradient:
@@ -237,21 +233,21 @@ class VoxelGrid(nn.Module):
         return values.reshape(*lead, self.channels), slopes.reshape(*lead, self.channels, 3)
 
     def sample_rays(self, origins: Tensor, directions: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        """Interpolate the features along rays, at ``origins + t * directions``.
+        """Interpolates the features along rays, at ``origins + t * directions``.
 
         Args:
-            origins: ``(R, 3)`` world positions, float32 or float64, on the grid's device.
-            directions: ``(R, 3)`` world directions, of any length.
-            t: ``(R, S)`` distances along the rays, in units of the directions' length.
+            origins: (R, 3) world positions, float32 or float64, on the grid's device.
+            directions: (R, 3) world directions, of any length.
+            t: (R, S) distances along the rays, in units of the directions' length.
 
         Returns:
-            features: ``(R, S, C)`` in the dtype of the grid. Samples outside the box are zero and receive no
-                gradient, whatever the grid's ``padding``.
-            inside: ``(R, S)`` bool, whether the sample lies in the box, faces included.
+            features: (R, S, C) in the dtype of the grid. Samples outside the box are zero and receive no gradient,
+                whatever the grid's ``padding``.
+            inside: (R, S) bool, whether the sample lies in the box, faces included.
 
         Raises:
-            TypeError: If an argument is not a float32 or float64 tensor.
-            ValueError: If the shapes do not fit together, or an argument is on another device.
+            TypeError: An argument is not a float32 or float64 tensor.
+            ValueError: The shapes do not fit together, or an argument is on another device.
         """
         self._check_world("origins", origins)
         self._check_world("directions", directions)
@@ -270,7 +266,7 @@ class VoxelGrid(nn.Module):
         return self._sample(unit), inside
 
     def _sample(self, unit: Tensor) -> Tensor:
-        """Interpolate at positions ``(..., 3)`` in the unit cube."""
+        """Interpolates at positions (..., 3) in the unit cube."""
         rows = self._rows(unit)
         if self._fused is not None:
             values = self._fused.sample(rows, self.padding)
@@ -279,7 +275,7 @@ class VoxelGrid(nn.Module):
         return values.reshape(*unit.shape[:-1], self.channels)
 
     def fuse(self, dtype: torch.dtype) -> list[Tensor]:
-        """Let the grid be read from a copy, and gradients be added in place; see :class:`FusedSampling`.
+        """Lets the grid be read from a copy, and gradients be added in place; see :class:`FusedSampling`.
 
         Changing the grid's resolution or box ends this, and so does ``load_state_dict``.
 
@@ -293,7 +289,7 @@ class VoxelGrid(nn.Module):
         return self._fused.copies
 
     def refresh(self) -> None:
-        """Make the copy of :meth:`fuse`, if any, equal to the features again."""
+        """Makes the copy of :meth:`fuse`, if any, equal to the features again."""
         if self._fused is not None:
             self._fused.refresh()
 
@@ -328,51 +324,45 @@ class VoxelGrid(nn.Module):
     # ------------------------------------------------------------------------------------- changing the grid
 
     def upsample(self, resolution: int | Sequence[int], optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Resample the features to another resolution over the same box, and the optimizer's state with them.
+        """Resamples the features to another resolution over the same box, and the optimizer's state with them.
 
         New vertex i of R' sits at the old coordinate ``i * (R - 1) / (R' - 1)``, computed in integers, and is
-        interpolated trilinearly. Where the new vertices contain the old ones (R' - 1 a multiple of R - 1, as
-        in R -> 2R - 1) the old values are kept bit for bit and the field as a function of position is
-        the same, up to the rounding of the new values. A lower resolution is valid too; it picks points,
-        without smoothing. The arithmetic is at least float32, and beside the old and the new tensor only a
-        small temporary is allocated.
+        interpolated trilinearly. Where the new vertices contain the old ones (R' - 1 a multiple of R - 1, as in
+        R -> 2R - 1) the old values are kept bit for bit and the field as a function of position is the same, up to the
+        rounding of the new values. A lower resolution is valid too; it picks points, without smoothing. The arithmetic
+        is at least float32, and beside the old and the new tensor only a small temporary is allocated.
 
-        The Parameter object stays the same, so optimizers and modules that hold it need not be told; its
-        ``grad`` is dropped. ``DistributedDataParallel`` sizes its buckets once: wrap the model again
-        afterwards.
+        The Parameter object stays the same, so optimizers and modules that hold it need not be told; its ``grad`` is
+        dropped. ``DistributedDataParallel`` sizes its buckets once: wrap the model again afterwards.
 
         Args:
             resolution: New number of vertices along x, y and z, or one int for all three.
-            optimizer: The optimizer that trains this grid, if any: every tensor in its state that is shaped
-                like the features (the moments of Adam, the momentum of SGD) is resampled likewise. Step
-                counts are kept.
+            optimizer: The optimizer that trains this grid, if any: every tensor in its state that is shaped like the
+                features (the moments of Adam, the momentum of SGD) is resampled likewise. Step counts are kept.
 
         Raises:
-            TypeError: If ``resolution`` is not integer.
-            ValueError: If a size is below 1; if the optimizer does not train this grid, or has state for it
-                that has another shape and cannot be carried over. Nothing has changed then.
+            TypeError: ``resolution`` is not integer.
+            ValueError: A size is below 1; the optimizer does not train this grid, or has state for it that has another
+                shape and cannot be carried over. Nothing has changed then.
         """
         target = _parse_resolution(resolution)
         self._transform(lambda values: _resample(values, target), optimizer)
 
     def crop(self, aabb: Sequence[Sequence[float]] | Tensor, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Cut the grid down to the whole cells that a box touches, and the optimizer's state with it.
+        """Cuts the grid down to the whole cells that a box touches, and the optimizer's state with it.
 
-        The box is clamped to the present one and then grown outwards to whole vertices, so nothing is
-        resampled: the kept features are bit-identical and the field inside is the same. A face within a
-        thousandth of a cell of a vertex counts as lying on it. Axes with a single vertex keep their extent.
-        Everything said under :meth:`upsample` on the Parameter, its ``grad`` and the optimizer holds here
-        too.
+        The box is clamped to the present one and then grown outwards to whole vertices, so nothing is resampled: the
+        kept features are bit-identical and the field inside is the same. A face within a thousandth of a cell of a
+        vertex counts as lying on it. Axes with a single vertex keep their extent. Everything said under
+        :meth:`upsample` on the Parameter, its ``grad`` and the optimizer holds here too.
 
         Args:
-            aabb: Box to keep, in world units, as ``((low_x, low_y, low_z), (high_x, high_y, high_z))`` or
-                ``(2, 3)``.
+            aabb: Box to keep, in world units, as ``((low_x, low_y, low_z), (high_x, high_y, high_z))`` or (2, 3).
             optimizer: The optimizer that trains this grid, if any.
 
         Raises:
-            ValueError: If ``aabb`` is not a finite box with low < high, or does not overlap the present one;
-                if the optimizer does not train this grid or its state cannot be carried over. Nothing has
-                changed then.
+            ValueError: ``aabb`` is not a finite box with low < high, or does not overlap the present one; the optimizer
+                does not train this grid or its state cannot be carried over. Nothing has changed then.
         """
         wanted_low, wanted_high = _parse_aabb(aabb).tolist()
         present_low, present_high = self.aabb.tolist()
@@ -401,21 +391,20 @@ class VoxelGrid(nn.Module):
         resolution: int | Sequence[int],
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
-        """Move the grid to another box and resolution at once, and the optimizer's state with it.
+        """Moves the grid to another box and resolution at once, and the optimizer's state with it.
 
-        Every new vertex takes the value interpolated at its position; beyond the old box ``"border"`` padding
-        applies. Everything said under :meth:`upsample` on the Parameter, its ``grad`` and the optimizer holds here
-        too.
+        Every new vertex takes the value interpolated at its position; beyond the old box ``"border"`` padding applies.
+        Everything said under :meth:`upsample` on the Parameter, its ``grad`` and the optimizer holds here too.
 
         Args:
-            aabb: New box in world units, as ``((low_x, low_y, low_z), (high_x, high_y, high_z))`` or ``(2, 3)``.
+            aabb: New box in world units, as ``((low_x, low_y, low_z), (high_x, high_y, high_z))`` or (2, 3).
             resolution: New number of vertices along x, y and z, or one int for all three.
             optimizer: The optimizer that trains this grid, if any.
 
         Raises:
-            TypeError: If ``resolution`` is not integer.
-            ValueError: If ``aabb`` is not a finite box with low < high, or a size is below 1; if the optimizer does
-                not train this grid or its state cannot be carried over. Nothing has changed then.
+            TypeError: ``resolution`` is not integer.
+            ValueError: ``aabb`` is not a finite box with low < high, or a size is below 1; the optimizer does not train
+                this grid or its state cannot be carried over. Nothing has changed then.
         """
         box, target = _parse_aabb(aabb), _parse_resolution(resolution)
         low, high = self.aabb
@@ -424,7 +413,7 @@ class VoxelGrid(nn.Module):
         self.aabb.copy_(box)
 
     def _transform(self, function: Callable[[Tensor], Tensor], optimizer: torch.optim.Optimizer | None) -> None:
-        """Replace the features, and the optimizer's state for them, by ``function`` of each."""
+        """Replaces the features, and the optimizer's state for them, by ``function`` of each."""
         state, shaped = _migratable_state(self.features, optimizer) if optimizer is not None else ({}, [])
         with torch.no_grad():
             self._set_features(function(self.features.detach()))
@@ -432,7 +421,7 @@ class VoxelGrid(nn.Module):
                 state[key] = function(state[key])
 
     def _set_features(self, values: Tensor) -> None:
-        """Give the Parameter other values, of any shape, without changing its identity."""
+        """Gives the Parameter other values, of any shape, without changing its identity."""
         parameter = self.features
         parameter.grad = None
         self._fused = None
@@ -450,24 +439,22 @@ class VoxelGrid(nn.Module):
 
         .. math:: \sum_{a \in \{x, y, z\}} \frac{w_a}{N_a} \sum_{v, c} (f_{v + e_a, c} - f_{v, c})^2
 
-        where N_a counts pairs times channels. Each axis is thus a mean over its own pairs, whatever the
-        resolution and the number of channels; border vertices are not padded. Differences are per cell, not
-        per world unit: pass ``1 / grid.voxel_size**2`` (scaled to taste) as weights for squared slopes. An
-        axis with a single vertex adds 0.
+        where N_a counts pairs times channels. Each axis is thus a mean over its own pairs, whatever the resolution and
+        the number of channels; border vertices are not padded. Differences are per cell, not per world unit: pass
+        ``1 / grid.voxel_size**2`` (scaled to taste) as weights for squared slopes. An axis with a single vertex adds 0.
 
-        This is the total variation loss of Plenoxels (Fridovich-Keil et al. 2022) without its square root,
-        which couples the axes and has no derivative where the grid is flat.
+        This is the total variation loss of Plenoxels (Fridovich-Keil et al. 2022) without its square root, which
+        couples the axes and has no derivative where the grid is flat.
 
         Args:
             weights: Three weights for x, y and z; all 1 if None.
-            channels: Channels to take into account; all if None. Lets density and colour be smoothed
-                differently.
+            channels: Channels to take into account; all if None. Lets density and colour be smoothed differently.
 
         Returns:
             Scalar, float64 for a float64 grid and float32 otherwise. Differentiable (twice) in the features.
 
         Raises:
-            ValueError: If there are not three finite weights, or ``channels`` selects none.
+            ValueError: There are not three finite weights, or ``channels`` selects none.
         """
         factors = (1.0, 1.0, 1.0) if weights is None else tuple(float(weight) for weight in weights)
         if len(factors) != 3 or not all(math.isfinite(factor) for factor in factors):
@@ -489,15 +476,14 @@ class VoxelGrid(nn.Module):
     def from_grid_sample_layout(
         cls, volume: Tensor, aabb: Sequence[Sequence[float]] | Tensor, *, padding: Padding = "border"
     ) -> VoxelGrid:
-        """Build a grid from a volume laid out for :func:`torch.nn.functional.grid_sample`.
+        """Builds a grid from a volume laid out for :func:`torch.nn.functional.grid_sample`.
 
-        That function reads ``(1, C, D, H, W)`` at coordinates (x, y, z) in [-1, 1], where x runs along W, y
-        along H and z along D, that is, backwards through the shape. The grid is a copy of
-        ``volume[0].permute(3, 2, 1, 0)``, so X = W, Y = H, Z = D, and reads the same values there as
-        ``F.grid_sample`` with ``align_corners=True``.
+        That function reads (1, C, D, H, W) at coordinates (x, y, z) in [-1, 1], where x runs along W, y along H and z
+        along D, that is, backwards through the shape. The grid is a copy of ``volume[0].permute(3, 2, 1, 0)``, so
+        X = W, Y = H, Z = D, and reads the same values there as ``F.grid_sample`` with ``align_corners=True``.
 
         Args:
-            volume: ``(1, C, D, H, W)``, of a dtype that a grid can have.
+            volume: (1, C, D, H, W), of a dtype that a grid can have.
             aabb: Box in world units that the volume fills, outermost vertices on its faces.
             padding: As of the class.
 
@@ -505,8 +491,8 @@ class VoxelGrid(nn.Module):
             A grid with the volume's dtype and device, and its own copy of the values.
 
         Raises:
-            TypeError: If ``volume`` is not a tensor of a supported dtype.
-            ValueError: If it does not have shape ``(1, C, D, H, W)``.
+            TypeError: ``volume`` is not a tensor of a supported dtype.
+            ValueError: It does not have shape (1, C, D, H, W).
         """
         if not isinstance(volume, Tensor):
             raise TypeError(f"volume must be a torch.Tensor, got {type(volume).__name__}")
@@ -519,11 +505,11 @@ class VoxelGrid(nn.Module):
         return grid
 
     def to_grid_sample_layout(self) -> Tensor:
-        """View the features as :func:`torch.nn.functional.grid_sample` wants them.
+        """Views the features as :func:`torch.nn.functional.grid_sample` wants them.
 
         Returns:
-            ``(1, C, Z, Y, X)``, a view on the features (not contiguous, differentiable). ``F.grid_sample``
-            with ``align_corners=True`` at ``2 * grid.to_unit(points) - 1`` reads the same values from it.
+            (1, C, Z, Y, X), a view on the features (not contiguous, differentiable). ``F.grid_sample`` with
+            ``align_corners=True`` at ``2 * grid.to_unit(points) - 1`` reads the same values from it.
         """
         return self.features.permute(3, 2, 1, 0)[None]
 
@@ -546,7 +532,7 @@ class VoxelGrid(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Adopt the saved resolution and box: they are results of training, not settings of the code."""
+        """Adopts the saved resolution and box: they are results of training, not settings of the code."""
         self._fused = None  # its copies would go on showing what was there before
         key = prefix + "features"
         saved = state_dict.get(key)
@@ -564,7 +550,7 @@ class VoxelGrid(nn.Module):
         self.aabb = self.aabb.float()
 
     def extra_repr(self) -> str:
-        """Describe the grid in one line, for ``print(module)``."""
+        """Describes the grid in one line, for ``print(module)``."""
         parts = [f"resolution={self.resolution}", f"channels={self.channels}", f"padding={self.padding!r}"]
         if not self.aabb.is_meta:
             low, high = (", ".join(f"{value:.6g}" for value in corner) for corner in self.aabb.tolist())
@@ -628,7 +614,7 @@ def _touched_vertices(low: float, high: float, size: int, wanted_low: float, wan
 
 
 def _resample(values: Tensor, resolution: tuple[int, int, int]) -> Tensor:
-    """Trilinear resampling of ``(X, Y, Z, C)`` to other numbers of vertices, outermost vertices fixed."""
+    """Trilinear resampling of (X, Y, Z, C) to other numbers of vertices, outermost vertices fixed."""
     _, y, z, channels = values.shape
     new_x, new_y, new_z = resolution
     result = values.new_empty((*resolution, channels))
@@ -664,7 +650,7 @@ def _vertex_fractions(size: int, like: Tensor) -> Tensor:
 
 
 def _sample_vertices(values: Tensor, corners: Tensor, resolution: tuple[int, int, int]) -> Tensor:
-    """Values of ``(X, Y, Z, C)`` at the vertices that fill a box given by its corners ``(2, 3)`` in the unit cube."""
+    """Values of (X, Y, Z, C) at the vertices that fill a box given by its corners (2, 3) in the unit cube."""
     result = values.new_empty((*resolution, values.shape[-1]))
     axes = []
     for axis, size in enumerate(resolution):

@@ -29,7 +29,7 @@ class _Active:
 
 
 class GridAdam(torch.optim.Optimizer):
-    """Adam or AdamW for grids ``(X, Y, Z, C)``, the same steps as torch's, in one pass over memory.
+    """Adam or AdamW for grids (X, Y, Z, C), the same steps as torch's, in one pass over memory.
 
     A step updates the moments, the parameter, and its 16-bit working copy if it has one, and clears the gradient, for
     all grids of a group together; see :func:`voxelfield.ops.grid_adam_` for the equations. Learning rates, step counts
@@ -59,7 +59,7 @@ class GridAdam(torch.optim.Optimizer):
 
     Raises:
         TypeError: A parameter or ``channel_rates`` is not float32.
-        ValueError: A parameter is not ``(X, Y, Z, C)`` and contiguous, ``channel_rates`` has another shape or device,
+        ValueError: A parameter is not (X, Y, Z, C) and contiguous, ``channel_rates`` has another shape or device,
             or an option is out of range.
     """
 

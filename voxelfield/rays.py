@@ -13,14 +13,14 @@ class Rays:
     """A batch of rays, each with the stretch of it that is worth sampling.
 
     Args:
-        origins: `(R, 3)` float32, world frame.
-        directions: `(R, 3)` float32, world frame, unit length (not checked: that would wait for the device).
-        near: `(R,)` float32, world units along the ray.
-        far: `(R,)` float32, world units along the ray. `near == far` marks a ray with nothing to sample.
+        origins: (R, 3) float32, world frame.
+        directions: (R, 3) float32, world frame, unit length (not checked: that would wait for the device).
+        near: (R,) float32, world units along the ray.
+        far: (R,) float32, world units along the ray. ``near == far`` marks a ray with nothing to sample.
 
     Raises:
-        TypeError: a field is not a float32 tensor.
-        ValueError: a field has another shape, or the fields lie on several devices.
+        TypeError: A field is not a float32 tensor.
+        ValueError: A field has another shape, or the fields lie on several devices.
     """
 
     origins: Tensor
@@ -42,7 +42,7 @@ class Rays:
         return Rays(self.origins[index], self.directions[index], self.near[index], self.far[index])
 
     def to(self, device: torch.device | str) -> Rays:
-        """Return the same rays on `device`."""
+        """Returns the same rays on ``device``."""
         return Rays(*(getattr(self, field.name).to(device) for field in fields(self)))
 
 
@@ -50,18 +50,18 @@ class Rays:
 class RaySamples:
     """Samples of many rays, packed end to end: no padding, rays may have none.
 
-    The samples of ray `r` are `ray_offsets[r]:ray_offsets[r + 1]` (CSR), front to back.
+    The samples of ray ``r`` are ``ray_offsets[r]:ray_offsets[r + 1]`` (CSR), front to back.
 
     Args:
-        positions: `(M, 3)` float32, world frame.
-        t: `(M,)` float32, world units along the ray.
-        dt: `(M,)` float32, length of the interval each sample stands for, world units.
-        ray_index: `(M,)` int64, the ray of each sample.
-        ray_offsets: `(R + 1,)` int64, starting with 0 and ending with M.
+        positions: (M, 3) float32, world frame.
+        t: (M,) float32, world units along the ray.
+        dt: (M,) float32, length of the interval each sample stands for, world units.
+        ray_index: (M,) int64, the ray of each sample.
+        ray_offsets: (R + 1,) int64, starting with 0 and ending with M.
 
     Raises:
-        TypeError: a field is not a tensor of the dtype above.
-        ValueError: a field has another shape, or the fields lie on several devices.
+        TypeError: A field is not a tensor of the dtype above.
+        ValueError: A field has another shape, or the fields lie on several devices.
     """
 
     positions: Tensor
@@ -90,24 +90,23 @@ class RaySamples:
 
 
 def intersect_aabb(origins: Tensor, directions: Tensor, aabb: Tensor) -> tuple[Tensor, Tensor]:
-    """Find the stretch of each ray inside an axis-aligned box.
+    """Finds the stretch of each ray inside an axis-aligned box.
 
-    The slab method of Kay and Kajiya, "Ray Tracing Complex Scenes", SIGGRAPH 1986, section 2. The box is
-    closed: a ray that runs exactly in one of its faces counts as inside. Not differentiable in a useful way.
+    The slab method of Kay and Kajiya, "Ray Tracing Complex Scenes", SIGGRAPH 1986, section 2. The box is closed: a ray
+    that runs exactly in one of its faces counts as inside. Not differentiable in a useful way.
 
     Args:
-        origins: `(R, 3)` float32 or float64, world frame.
-        directions: `(R, 3)`, same dtype and device, any length but zero; exact zeros in one or two components
-            are fine.
-        aabb: `(2, 3)`, same dtype and device, rows low and high corner, world frame.
+        origins: (R, 3) float32 or float64, world frame.
+        directions: (R, 3), same dtype and device, any length but zero; exact zeros in one or two components are fine.
+        aabb: (2, 3), same dtype and device, rows low and high corner, world frame.
 
     Returns:
-        `near (R,)` and `far (R,)` in units of the direction's length, `0 <= near <= far`. A ray that starts
-        inside has `near == 0`. One that misses the box, only touches it, or has it behind, has both at 0.
+        ``near`` (R,) and ``far`` (R,) in units of the direction's length, ``0 <= near <= far``. A ray that starts
+        inside has ``near == 0``. One that misses the box, only touches it, or has it behind, has both at 0.
 
     Raises:
-        TypeError: an argument is not a floating tensor, or the dtypes differ.
-        ValueError: an argument has another shape or device.
+        TypeError: An argument is not a floating tensor, or the dtypes differ.
+        ValueError: An argument has another shape or device.
     """
     dtype = origins.dtype if isinstance(origins, Tensor) and origins.is_floating_point() else torch.float32
     _check("origins", origins, (None, 3), dtype)
@@ -134,7 +133,7 @@ def _check(
     dtype: torch.dtype,
     device: torch.device | None = None,
 ) -> None:
-    """Compare host-side metadata only, so that checking never waits for the device. None matches any size."""
+    """Compares host-side metadata only, so that checking never waits for the device. None matches any size."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} is {type(tensor).__name__}: expected a torch.Tensor")
     if tensor.dtype != dtype:

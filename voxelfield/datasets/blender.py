@@ -1,8 +1,8 @@
 """Loader of the NeRF-synthetic (Blender) layout.
 
-A scene is a folder with `transforms_train.json`, `transforms_test.json` and maybe `transforms_val.json`. Each
-lists frames (`file_path`, `transform_matrix`) and the horizontal field of view `camera_angle_x` in radians,
-or `fl_x`, `fl_y`, `cx`, `cy`, `w`, `h` in pixels, for the whole file or for a frame. Format: Mildenhall et
+A scene is a folder with ``transforms_train.json``, ``transforms_test.json`` and maybe ``transforms_val.json``. Each
+lists frames (``file_path``, ``transform_matrix``) and the horizontal field of view ``camera_angle_x`` in radians, or
+``fl_x``, ``fl_y``, ``cx``, ``cy``, ``w``, ``h`` in pixels, for the whole file or for a frame. Format: Mildenhall et
 al., "NeRF", ECCV 2020.
 """
 
@@ -42,23 +42,22 @@ def load_blender(
     missing_images: Literal["error", "skip"] = "error",
     aabb: Tensor | Sequence[Sequence[float]] = DEFAULT_AABB,
 ) -> Scene:
-    """Load a scene in the NeRF-synthetic layout. Only the splits asked for are read.
+    """Loads a scene in the NeRF-synthetic layout. Only the splits asked for are read.
 
     Args:
-        folder: the scene's folder; its name becomes the scene's.
-        splits: which of train, val and test to load; each needs its `transforms_<split>.json`.
-        downscale: whole factor to shrink images by, averaging areas; must divide width and height.
-        missing_images: "error" refuses a split that lacks a listed image, "skip" leaves such frames out and
-            warns.
-        aabb: `(2, 3)` low and high corner of the scene in world units.
+        folder: The scene's folder; its name becomes the scene's.
+        splits: Which of train, val and test to load; each needs its ``transforms_<split>.json``.
+        downscale: Whole factor to shrink images by, averaging areas; must divide width and height.
+        missing_images: "error" refuses a split that lacks a listed image, "skip" leaves such frames out and warns.
+        aabb: (2, 3) low and high corner of the scene in world units.
 
     Returns:
         The scene, on the CPU. Images are RGBA with straight alpha; those without alpha are opaque.
 
     Raises:
-        FileNotFoundError: the folder, a split's json or an image is missing.
-        ValueError: an argument, a json file or an image is not as described above; the message is one line
-            and names the file.
+        FileNotFoundError: The folder, a split's json or an image is missing.
+        ValueError: An argument, a json file or an image is not as described above; the message is one line and names
+            it.
     """
     folder = Path(folder)
     if downscale < 1:
@@ -73,24 +72,24 @@ def load_blender(
 
 
 def available_splits(folder: Path | str) -> tuple[str, ...]:
-    """List the splits whose `transforms_<split>.json` exists, in the order train, val, test."""
+    """Lists the splits whose ``transforms_<split>.json`` exists, in the order train, val, test."""
     return tuple(name for name in SPLITS if _split_file(Path(folder), name).is_file())
 
 
 def downscale_to_fit(folder: Path | str, max_size: int, split: str = "train") -> int:
-    """Find the smallest `downscale` for :func:`load_blender` that brings a scene's images to a size.
+    """Finds the smallest ``downscale`` for :func:`load_blender` that brings a scene's images to a size.
 
     Args:
-        folder: the scene's folder.
-        max_size: longest image side wanted, in pixels.
-        split: the split whose first image present is measured.
+        folder: The scene's folder.
+        max_size: Longest image side wanted, in pixels.
+        split: The split whose first image present is measured.
 
     Returns:
-        The smallest whole factor that divides both sides and leaves neither longer than `max_size`.
+        The smallest whole factor that divides both sides and leaves neither longer than ``max_size``.
 
     Raises:
-        FileNotFoundError: the split's json is missing, or all its images are.
-        ValueError: the json or the image is unreadable, or no factor divides both sides to fit.
+        FileNotFoundError: The split's json is missing, or all its images are.
+        ValueError: The json or the image is unreadable, or no factor divides both sides to fit.
     """
     file = _split_file(Path(folder), split)
     paths = [_image_path(Path(folder), frame["file_path"]) for frame in _frames(file, _read_json(Path(folder), file))]
@@ -105,20 +104,19 @@ def downscale_to_fit(folder: Path | str, max_size: int, split: str = "train") ->
 
 
 def area_average(image: npt.NDArray[np.uint8], factor: int) -> npt.NDArray[np.uint8]:
-    """Shrink an RGBA image by averaging `factor` x `factor` blocks, weighting colours by their alpha.
+    """Shrinks an RGBA image by averaging ``factor`` x ``factor`` blocks, weighting colours by their alpha.
 
     Transparent pixels have no say in the colour of the block, so silhouettes get no dark or stray fringe.
 
     Args:
-        image: `(H, W, 4)` uint8 RGBA, straight alpha; `factor` divides H and W.
+        image: (H, W, 4) uint8 RGBA, straight alpha; ``factor`` divides H and W.
         factor: 1 to 256.
 
     Returns:
-        `(H / factor, W / factor, 4)` uint8, straight alpha, rounded to nearest; black where fully
-        transparent.
+        (H / factor, W / factor, 4) uint8, straight alpha, rounded to nearest; black where fully transparent.
 
     Raises:
-        ValueError: `factor` is out of range or does not divide the size.
+        ValueError: ``factor`` is out of range or does not divide the size.
     """
     height, width = image.shape[:2]
     if not 1 <= factor <= 256:
@@ -160,7 +158,7 @@ def _load_split(folder: Path, name: str, downscale: int, missing_images: str) ->
 
 
 def _view_names(paths: list[Path]) -> tuple[str, ...]:
-    """Name views after their images; with their number in front where two images have one name, or are one."""
+    """Names views after their images; with their number in front where two images have one name, or are one."""
     stems = [path.stem for path in paths]
     if len(set(stems)) < len(stems):
         stems = [f"{index}_{stem}" for index, stem in enumerate(stems)]

@@ -16,22 +16,21 @@ class SceneNotFoundError(FileNotFoundError):
 
 
 def find_scene(name: str, root: Path | str = "data", *, download: bool = False) -> Path:
-    """Find a scene's folder: first `root/name`, then `$VOXELFIELD_DATA/name`.
+    """Finds a scene's folder: first ``root/name``, then ``$VOXELFIELD_DATA/name``.
 
-    A folder counts when it holds a `transforms*.json`; downloads write that last, so an interrupted one never
-    counts.
+    A folder counts when it holds a ``transforms*.json``; downloads write that last, so an interrupted one never counts.
 
     Args:
-        name: the scene's name.
-        root: folder of scenes (`data.root`), relative to the working directory or absolute.
-        download: if the scene is nowhere and has a public archive, fetch it into `root`.
+        name: The scene's name.
+        root: Folder of scenes (``data.root``), relative to the working directory or absolute.
+        download: If the scene is nowhere and has a public archive, fetch it into ``root``.
 
     Returns:
         The scene's folder.
 
     Raises:
-        SceneNotFoundError: the scene is nowhere; the message says where it was looked for and how to get it.
-        DownloadError: `download` is set and no archive gave the scene.
+        SceneNotFoundError: The scene is nowhere; the message says where it was looked for and how to get it.
+        DownloadError: ``download`` is set and no archive gave the scene.
     """
     root = Path(root)
     folders = [root / name]
@@ -56,12 +55,12 @@ def find_scene(name: str, root: Path | str = "data", *, download: bool = False) 
 
 
 def manifest_path(name: str) -> Path:
-    """Return where the download manifest of a scene is, if it has one."""
+    """Returns where the download manifest of a scene is, if it has one."""
     return _MANIFESTS / f"{name}.json"
 
 
 def downloadable_scenes() -> tuple[str, ...]:
-    """List the scenes that `python -m voxelfield.download` can fetch."""
+    """Lists the scenes that ``python -m voxelfield.download`` can fetch."""
     return tuple(sorted(path.stem for path in _MANIFESTS.glob("*.json")))
 
 

@@ -15,13 +15,13 @@ class Split:
     """Images and the cameras that took them.
 
     Args:
-        images: `(N, H, W, 4)` uint8 on the CPU, RGBA with straight (not premultiplied) alpha.
+        images: (N, H, W, 4) uint8 on the CPU, RGBA with straight (not premultiplied) alpha.
         cameras: N cameras of width W and height H.
         names: N different names, for file names and logs.
 
     Raises:
-        TypeError: `images` is not uint8.
-        ValueError: the shapes, sizes or counts disagree, or two views have one name.
+        TypeError: ``images`` is not uint8.
+        ValueError: The shapes, sizes or counts disagree, or two views have one name.
     """
 
     images: Tensor
@@ -52,13 +52,13 @@ class Scene:
     """A scene as loaded.
 
     Args:
-        name: its name, as in `scene=`.
-        aabb: `(2, 3)` float32, low and high corner of what matters, world frame.
-        splits: the loaded splits by name.
+        name: Its name, as in ``scene=``.
+        aabb: (2, 3) float32, low and high corner of what matters, world frame.
+        splits: The loaded splits by name.
 
     Raises:
-        TypeError: `aabb` is not float32.
-        ValueError: `aabb` has another shape.
+        TypeError: ``aabb`` is not float32.
+        ValueError: ``aabb`` has another shape.
     """
 
     name: str
@@ -72,10 +72,10 @@ class Scene:
             raise ValueError(f"Scene.aabb has shape {tuple(self.aabb.shape)}: expected (2, 3)")
 
     def split(self, name: str) -> Split:
-        """Return one split.
+        """Returns one split.
 
         Raises:
-            ValueError: it was not loaded; the message lists those that were.
+            ValueError: It was not loaded; the message lists those that were.
         """
         if name not in self.splits:
             loaded = ", ".join(self.splits) or "none"

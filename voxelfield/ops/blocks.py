@@ -37,7 +37,7 @@ def active_blocks(
         occupied: (X, Y, Z) bool, cells that divide the grid's box evenly; any resolution.
         resolution: Numbers of the grid's vertices along x, y, z, the outermost on the box's faces; at most 4096, 4096
             and 8192.
-        out: ids and count to write into, as returned here for the same resolution.
+        out: Ids and count to write into, as returned here for the same resolution.
 
     Returns:
         ids (K,) int32, K the number of all blocks, and count (1,) int32, on the device of ``occupied``. The first

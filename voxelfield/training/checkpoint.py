@@ -27,30 +27,30 @@ class CheckpointError(ValueError):
 
 
 def checkpoint_path(directory: Path, step: int) -> Path:
-    """Return the name under which `resolve_checkpoint` finds the checkpoint of a step.
+    """Returns the name under which :func:`resolve_checkpoint` finds the checkpoint of a step.
 
     Args:
         directory: Run directory.
         step: Number of optimizer steps taken, not negative.
 
     Returns:
-        `directory/checkpoint_<step>.pt`, the step padded to 7 digits so that listings sort.
+        ``directory/checkpoint_<step>.pt``, the step padded to 7 digits so that listings sort.
     """
     return directory / f"checkpoint_{step:07d}.pt"
 
 
 def resolve_checkpoint(path: Path) -> Path:
-    """Turn the value of `resume=` into the file it means.
+    """Turns the value of ``resume=`` into the file it means.
 
     Args:
-        path: A checkpoint, or a run directory. A directory stands for its `checkpoint_<step>.pt` with the
-            largest step, or its `last.pt` if there is no numbered one.
+        path: A checkpoint, or a run directory. A directory stands for its ``checkpoint_<step>.pt`` with the largest
+            step, or its ``last.pt`` if there is no numbered one.
 
     Returns:
         An existing file.
 
     Raises:
-        FileNotFoundError: If there is none; the message lists the checkpoints that the folder does hold.
+        FileNotFoundError: There is none; the message lists the checkpoints that the folder does hold.
     """
     path = Path(path)
     if path.is_file():
@@ -67,21 +67,20 @@ def resolve_checkpoint(path: Path) -> Path:
 
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
-    """Write a checkpoint atomically.
+    """Writes a checkpoint atomically.
 
-    The file replaces `path` only once it is complete and on disk: a full disk or Ctrl-C leaves the previous
+    The file replaces ``path`` only once it is complete and on disk: a full disk or Ctrl-C leaves the previous
     checkpoint intact and no temporary file behind.
 
     Args:
         path: File to write; its parent directory is created if needed.
-        state: Nested dicts, lists and tuples of tensors (any device) and plain Python values. The keys
-            `format` and `voxelfield` (the writer's version) are added.
+        state: Nested dicts, lists and tuples of tensors (any device) and plain Python values. The keys ``format`` and
+            ``voxelfield`` (the writer's version) are added.
 
     Raises:
-        TypeError: If a value is of a type that a safe load would refuse, for example a Path or a NumPy
-            scalar.
-        ValueError: If `state` already holds one of the added keys.
-        OSError: If the file cannot be written.
+        TypeError: A value is of a type that a safe load would refuse, for example a Path or a NumPy scalar.
+        ValueError: ``state`` already holds one of the added keys.
+        OSError: The file cannot be written.
     """
     added = {"format": FORMAT, "voxelfield": _version()}
     taken = sorted(added.keys() & state.keys())
@@ -100,19 +99,18 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
 
 
 def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
-    """Load a checkpoint without executing code from it (`torch.load(weights_only=True)`).
+    """Loads a checkpoint without executing code from it (``torch.load(weights_only=True)``).
 
     Args:
-        path: A checkpoint or a run directory, see `resolve_checkpoint`.
+        path: A checkpoint or a run directory, see :func:`resolve_checkpoint`.
         device: Where its tensors go.
 
     Returns:
-        The saved state, including the keys `format` and `voxelfield`.
+        The saved state, including the keys ``format`` and ``voxelfield``.
 
     Raises:
-        FileNotFoundError: If there is no such file.
-        CheckpointError: If the file is truncated or damaged, is no voxelfield checkpoint, or has another
-            format.
+        FileNotFoundError: There is no such file.
+        CheckpointError: The file is truncated or damaged, is no voxelfield checkpoint, or has another format.
     """
     path = resolve_checkpoint(path)
     _check_archive(path)
@@ -143,7 +141,7 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
 
 
 def _checkpoints(directory: Path) -> list[Path]:
-    """List a directory's checkpoints, the newest last."""
+    """Lists a directory's checkpoints, the newest last."""
     matches = [(_NUMBERED.fullmatch(file.name), file) for file in directory.iterdir() if file.is_file()]
     numbered = sorted((int(match[1]), file) for match, file in matches if match)
     last = directory / _LAST
@@ -151,7 +149,7 @@ def _checkpoints(directory: Path) -> list[Path]:
 
 
 def _check_archive(path: Path) -> None:
-    """Tell a truncated or damaged checkpoint from a file that never was one, which torch.load does not."""
+    """Tells a truncated or damaged checkpoint from a file that never was one, which torch.load does not."""
     with path.open("rb") as file:
         start = file.read(4)
     if start not in (b"PK\x03\x04", b""):
@@ -175,7 +173,7 @@ def _damaged(path: Path) -> CheckpointError:
 
 
 def _check_loadable(value: object, name: str) -> None:
-    """Refuse at save time what `weights_only` would refuse at load time, when it is too late."""
+    """Refuses at save time what ``weights_only`` would refuse at load time, when it is too late."""
     # Exact types: subclasses such as np.float64 or an IntEnum pickle as themselves, not as the plain type.
     if type(value) in (dict, OrderedDict):
         assert isinstance(value, dict)

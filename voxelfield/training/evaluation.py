@@ -64,16 +64,16 @@ def evaluate_split(
     views: Sequence[int] | None = None,
     progress: bool = True,
 ) -> Evaluation:
-    """Render views of a split and compare them with the ground truth.
+    """Renders views of a split and compares them with the ground truth.
 
-    Metrics are computed on the rendered image clamped to [0, 1] but not rounded to 8 bits. The ground truth
-    is composited over `background`, as in previews.
+    Metrics are computed on the rendered image clamped to [0, 1] but not rounded to 8 bits. The ground truth is
+    composited over ``background``, as in previews.
 
     Args:
         render_view: Called with the split's cameras and a camera index; renders that view on any device.
         split: Images (N, H, W, 4) uint8 with straight alpha, cameras and names.
-        background: (3,) floating point in [0, 1]; the colour that `render_view` composites over.
-        output: Directory that receives `<view name>.png` (8-bit RGB), or None to write nothing.
+        background: (3,) floating point in [0, 1]; the colour that ``render_view`` composites over.
+        output: Directory that receives ``<view name>.png`` (8-bit RGB), or None to write nothing.
         views: Indices of the views to judge, in [0, N); None means all.
         progress: Show a progress bar if the standard error stream is a terminal.
 
@@ -81,9 +81,9 @@ def evaluate_split(
         Metrics per view and their means.
 
     Raises:
-        ValueError: If there is no view to judge, an index is out of range, a view's name would leave
-            `output`, or a rendered image has another size than its ground truth.
-        FloatingPointError: If a rendered image holds NaN or infinity.
+        ValueError: There is no view to judge, an index is out of range, a view's name would leave ``output``, or a
+            rendered image has another size than its ground truth.
+        FloatingPointError: A rendered image holds NaN or infinity.
     """
     indices = range(len(split.names)) if views is None else views
     if len(indices) == 0:
@@ -116,16 +116,16 @@ def evaluate_split(
 
 
 def write_metrics(path: Path, metrics: Mapping[str, Any]) -> None:
-    """Write a run's metrics.json atomically, keys sorted.
+    """Writes a run's metrics.json atomically, keys sorted.
 
     Args:
         path: File to write; its parent directory is created if needed.
-        metrics: JSON values (numbers, strings, lists, mappings), at least `psnr` (dB), `ssim`,
-            `train_seconds`, `steps`, `device` (str) and `views` (number of views judged).
+        metrics: JSON values (numbers, strings, lists, mappings), at least ``psnr`` (dB), ``ssim``, ``train_seconds``,
+            ``steps``, ``device`` (str) and ``views`` (number of views judged).
 
     Raises:
-        ValueError: If a required key is missing or a number is NaN or infinite, which JSON cannot express.
-        TypeError: If a required key has the wrong type or a value is no JSON value, for example a tensor.
+        ValueError: A required key is missing or a number is NaN or infinite, which JSON cannot express.
+        TypeError: A required key has the wrong type or a value is no JSON value, for example a tensor.
     """
     missing = [key for key in REQUIRED_METRICS if key not in metrics]
     if missing:
@@ -148,21 +148,20 @@ def write_metrics(path: Path, metrics: Mapping[str, Any]) -> None:
 
 
 def write_video(path: Path, frames: Iterable[npt.NDArray[np.uint8]], fps: int = 30) -> None:
-    """Encode frames as H.264 video (yuv420p, which every browser and player decodes).
+    """Encodes frames as H.264 video (yuv420p, which every browser and player decodes).
 
-    An odd height or width is padded by repeating the last row or column, since yuv420p halves the colour
-    resolution; no frame is rescaled. The file appears when the last frame is encoded, and not at all on
-    failure.
+    An odd height or width is padded by repeating the last row or column, since yuv420p halves the colour resolution; no
+    frame is rescaled. The file appears when the last frame is encoded, and not at all on failure.
 
     Args:
-        path: File to write, usually `*.mp4`; its parent directory is created if needed.
+        path: File to write, usually ``*.mp4``; its parent directory is created if needed.
         frames: (H, W, 3) uint8 arrays of one size; consumed one at a time.
         fps: Frames per second.
 
     Raises:
-        ImportError: If imageio or its ffmpeg plugin is not installed.
-        TypeError: If a frame is not uint8.
-        ValueError: If there is no frame, or a frame has another shape than (H, W, 3) or than the first.
+        ImportError: imageio or its ffmpeg plugin is not installed.
+        TypeError: A frame is not uint8.
+        ValueError: There is no frame, or a frame has another shape than (H, W, 3) or than the first.
     """
     if importlib.util.find_spec("imageio") is None or importlib.util.find_spec("imageio_ffmpeg") is None:
         raise ImportError("write_video needs imageio with ffmpeg: pip install 'imageio[ffmpeg]'")
@@ -194,7 +193,7 @@ def write_video(path: Path, frames: Iterable[npt.NDArray[np.uint8]], fps: int = 
 
 
 def _file_name(view: str) -> str:
-    """Name a view's picture; a name may hold subfolders but not lead out of the output folder.
+    """Names a view's picture; a name may hold subfolders but not lead out of the output folder.
 
     Nor may it be another spelling of a shorter one: different names are different pictures.
     """

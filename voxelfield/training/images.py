@@ -9,21 +9,21 @@ from PIL import Image
 
 
 def composite_background(rgba: torch.Tensor, background: torch.Tensor) -> torch.Tensor:
-    """Composite straight-alpha 8-bit colours over a constant background.
+    """Composites straight-alpha 8-bit colours over a constant background.
 
-    Computes `alpha * rgb + (1 - alpha) * background` with all values scaled to [0, 1]. Previews
-    and the evaluation take their ground truth from here, so they agree.
+    Computes ``alpha * rgb + (1 - alpha) * background`` with all values scaled to [0, 1]. Previews and the evaluation
+    take their ground truth from here, so they agree.
 
     Args:
         rgba: (..., 4) uint8, straight (not premultiplied) alpha, any device.
         background: (3,) floating point in [0, 1], any device.
 
     Returns:
-        (..., 3) float32 in [0, 1] on the device of `rgba`.
+        (..., 3) float32 in [0, 1] on the device of ``rgba``.
 
     Raises:
-        TypeError: If `rgba` is not uint8 or `background` is not floating point.
-        ValueError: If a shape is wrong.
+        TypeError: ``rgba`` is not uint8 or ``background`` is not floating point.
+        ValueError: A shape is wrong.
     """
     if rgba.dtype != torch.uint8:
         raise TypeError(f"rgba must be uint8, got {rgba.dtype}")
@@ -39,7 +39,7 @@ def composite_background(rgba: torch.Tensor, background: torch.Tensor) -> torch.
 
 
 def to_uint8(rgb: torch.Tensor) -> torch.Tensor:
-    """Quantise colours to 8 bits by rounding; values outside [0, 1] are clamped.
+    """Quantises colours to 8 bits by rounding; values outside [0, 1] are clamped.
 
     Args:
         rgb: Floating-point tensor of any shape, nominally in [0, 1], any device.
@@ -48,7 +48,7 @@ def to_uint8(rgb: torch.Tensor) -> torch.Tensor:
         uint8 tensor of the same shape on the same device.
 
     Raises:
-        TypeError: If `rgb` is not floating point.
+        TypeError: ``rgb`` is not floating point.
     """
     if not rgb.is_floating_point():
         raise TypeError(f"rgb must be floating point, got {rgb.dtype}")
@@ -58,14 +58,14 @@ def to_uint8(rgb: torch.Tensor) -> torch.Tensor:
 
 
 def save_png(path: Path, rgb: torch.Tensor) -> None:
-    """Write an image as 8-bit RGB PNG.
+    """Writes an image as 8-bit RGB PNG.
 
     Args:
         path: File to write; its parent directory is created if needed.
-        rgb: (H, W, 3) floating point, nominally in [0, 1], any device; rounded as `to_uint8` does.
+        rgb: (H, W, 3) floating point, nominally in [0, 1], any device; rounded as :func:`to_uint8` does.
 
     Raises:
-        ValueError: If `rgb` has another shape.
+        ValueError: ``rgb`` has another shape.
     """
     if rgb.ndim != 3 or rgb.shape[-1] != 3:
         raise ValueError(f"rgb must have shape (H, W, 3), got {tuple(rgb.shape)}")
@@ -82,10 +82,10 @@ _TURBO = (
 
 
 def turbo(values: torch.Tensor) -> torch.Tensor:
-    """Map values to colours of the Turbo map: dark blue (0), green (0.5), dark red (1).
+    """Maps values to colours of the Turbo map: dark blue (0), green (0.5), dark red (1).
 
-    The degree-5 polynomial fit of A. Mikhailov and R. Du to Mikhailov's table ("Turbo, An Improved Rainbow
-    Colormap for Visualization", Google AI Blog, 2019; coefficients Apache-2.0).
+    The degree-5 polynomial fit of A. Mikhailov and R. Du to Mikhailov's table ("Turbo, An Improved Rainbow Colormap for
+    Visualization", Google AI Blog, 2019; coefficients Apache-2.0).
 
     Args:
         values: (...) floating point; values outside [0, 1] are clamped.

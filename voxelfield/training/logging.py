@@ -18,7 +18,7 @@ from voxelfield.training.images import to_uint8, turbo
 _log = logging.getLogger(__name__)
 
 ERROR_MAXIMUM = 0.25
-"""Mean absolute colour error that `comparison_panel` draws in the last colour of its map."""
+"""Mean absolute colour error that :func:`comparison_panel` draws in the last colour of its map."""
 
 _CHARTS = {
     "voxelfield": {
@@ -29,56 +29,55 @@ _CHARTS = {
 
 
 class RunLogger(Protocol):
-    """Where a run reports to. Implementations must accept calls in any order until `close`."""
+    """Where a run reports to. Implementations must accept calls in any order until :meth:`close`."""
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Record numbers by tag, for example `loss/rgb`, `train/psnr`, `test/psnr`."""
+        """Records numbers by tag, for example ``loss/photometric``, ``train/psnr``, ``test/psnr``."""
 
     def images(self, step: int, tag: str, image: torch.Tensor) -> None:
-        """Record a picture: (H, W, 3) floating point, nominally in [0, 1], any device."""
+        """Records a picture: (H, W, 3) floating point, nominally in [0, 1], any device."""
 
     def text(self, tag: str, text: str) -> None:
-        """Record a text (Markdown), for example the composed configuration."""
+        """Records a text (Markdown), for example the composed configuration."""
 
     def hyperparameters(self, config: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-        """Record the configuration with the final metrics; called once, at the end of a run."""
+        """Records the configuration with the final metrics; called once, at the end of a run."""
 
     def close(self) -> None:
-        """Write out what is pending; further calls to other methods are errors."""
+        """Writes out what is pending; further calls to other methods are errors."""
 
 
 class NullLogger:
-    """Records nothing: `logger=none`."""
+    """Records nothing: ``logger=none``."""
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Do nothing."""
+        """Does nothing."""
 
     def images(self, step: int, tag: str, image: torch.Tensor) -> None:
-        """Do nothing."""
+        """Does nothing."""
 
     def text(self, tag: str, text: str) -> None:
-        """Do nothing."""
+        """Does nothing."""
 
     def hyperparameters(self, config: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-        """Do nothing."""
+        """Does nothing."""
 
     def close(self) -> None:
-        """Do nothing."""
+        """Does nothing."""
 
 
 class TensorBoardLogger:
     """Writes TensorBoard event files.
 
-    The Custom Scalars tab shows all `loss/...` tags in one chart and `train/psnr` with `test/psnr` in
-    another.
+    The Custom Scalars tab shows all ``loss/...`` tags in one chart and ``train/psnr`` with ``test/psnr`` in another.
 
     Args:
         directory: Run directory; created if needed.
-        purge_step: When resuming, the first step that will be logged again. TensorBoard then hides what an
-            interrupted earlier run logged from that step on.
+        purge_step: When resuming, the first step that will be logged again. TensorBoard then hides what an interrupted
+            earlier run logged from that step on.
 
     Raises:
-        ImportError: If TensorBoard is not installed.
+        ImportError: TensorBoard is not installed.
     """
 
     def __init__(self, directory: Path, purge_step: int | None = None) -> None:
@@ -93,7 +92,7 @@ class TensorBoardLogger:
         self._step = 0
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
-        """Record numbers by tag.
+        """Records numbers by tag.
 
         Args:
             step: Number of optimizer steps taken.
@@ -104,7 +103,7 @@ class TensorBoardLogger:
             self._writer.add_scalar(tag, value, step)
 
     def images(self, step: int, tag: str, image: torch.Tensor) -> None:
-        """Record a picture.
+        """Records a picture.
 
         Args:
             step: Number of optimizer steps taken.
@@ -114,7 +113,7 @@ class TensorBoardLogger:
         self._writer.add_image(tag, to_uint8(image).cpu(), step, dataformats="HWC")
 
     def text(self, tag: str, text: str) -> None:
-        """Record a text.
+        """Records a text.
 
         Args:
             tag: Name of the text.
@@ -123,11 +122,11 @@ class TensorBoardLogger:
         self._writer.add_text(tag, text)
 
     def hyperparameters(self, config: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
-        """Record the row of this run in the HParams tab; call once, at the end.
+        """Records the row of this run in the HParams tab; called once, at the end.
 
         Args:
-            config: Configuration, possibly nested; see `flatten_config`.
-            metrics: Final numbers by name; recorded as the scalars `final/<name>` at the last logged step.
+            config: Configuration, possibly nested; see :func:`flatten_config`.
+            metrics: Final numbers by name; recorded as the scalars ``final/<name>`` at the last logged step.
         """
         from torch.utils.tensorboard.summary import hparams
 
@@ -144,20 +143,20 @@ class TensorBoardLogger:
         self.scalars(self._step, finals)
 
     def close(self) -> None:
-        """Write out what is pending and close the event file."""
+        """Writes out what is pending and closes the event file."""
         self._writer.close()
 
 
 def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, int | float | str | bool]:
-    """Flatten a configuration to one level of plain values.
+    """Flattens a configuration to one level of plain values.
 
     Args:
         config: Nested mapping.
         prefix: Put before each key.
 
     Returns:
-        `{"model.channels": 4, ...}`: nested keys joined by dots, None as "null", any other value that is not
-        int, float, str or bool by its `str`.
+        ``{"model.channels": 4, ...}``: nested keys joined by dots, None as "null", any other value that is not int,
+        float, str or bool by its ``str``.
     """
     flat: dict[str, int | float | str | bool] = {}
     for key, value in config.items():
@@ -178,25 +177,25 @@ def comparison_panel(
     opacity: torch.Tensor,
     near_far: tuple[float, float] | None = None,
 ) -> torch.Tensor:
-    """Lay out render, truth, error and depth side by side.
+    """Lays out render, truth, error and depth side by side.
 
     The error is the absolute difference, averaged over the channels, in Turbo colours from 0 to the fixed
-    `ERROR_MAXIMUM`, so panels of different steps and views compare. Depth is in Turbo colours from near
-    (blue) to far (red); pixels with opacity of at most 0.5 are white.
+    ``ERROR_MAXIMUM``, so panels of different steps and views compare. Depth is in Turbo colours from near (blue) to far
+    (red); pixels with opacity of at most 0.5 are white.
 
     Args:
         rgb: (H, W, 3) floating point, nominally in [0, 1].
         truth: (H, W, 3) floating point in [0, 1], same device.
         depth: (H, W) world units, same device.
         opacity: (H, W) in [0, 1], same device.
-        near_far: Depths of the first and last colour. None takes the 1st and 99th percentile over the pixels
-            with opacity above 0.5.
+        near_far: Depths of the first and last colour. None takes the 1st and 99th percentile over the pixels with
+            opacity above 0.5.
 
     Returns:
-        (H, 4 * W, 3) float32 in [0, 1] on the device of `rgb`, detached.
+        (H, 4 * W, 3) float32 in [0, 1] on the device of ``rgb``, detached.
 
     Raises:
-        ValueError: If a shape does not fit or `near_far` is not increasing.
+        ValueError: A shape does not fit or ``near_far`` is not increasing.
     """
     if rgb.ndim != 3 or rgb.shape[-1] != 3:
         raise ValueError(f"rgb must have shape (H, W, 3), got {tuple(rgb.shape)}")
@@ -220,7 +219,7 @@ def comparison_panel(
 
 
 def _depth_range(depths: torch.Tensor) -> tuple[float, float]:
-    """Return the 1st and 99th percentile; sorts, as torch.quantile refuses more than 2**24 values."""
+    """Returns the 1st and 99th percentile; sorts, as torch.quantile refuses more than 2**24 values."""
     if depths.numel() == 0:
         return 0.0, 1.0
     ordered = depths.sort().values
@@ -231,9 +230,8 @@ def _depth_range(depths: torch.Tensor) -> tuple[float, float]:
 class Progress:
     """Progress of a run: step, PSNR, rays per second, time left.
 
-    On a terminal it draws a tqdm bar; elsewhere (batch systems, log files) it logs a line now and then
-    instead of control characters. Updates between two displays cost a clock reading, so `update` may be
-    called every step.
+    On a terminal it draws a tqdm bar; elsewhere (batch systems, log files) it logs a line now and then instead of
+    control characters. Updates between two displays cost a clock reading, so :meth:`update` may be called every step.
 
     Args:
         total: Number of steps of the whole run.
@@ -277,7 +275,7 @@ class Progress:
         )
 
     def update(self, step: int, *, psnr: torch.Tensor | float | None = None, rays: int = 0) -> None:
-        """Report that a step is done; display it if a display is due or it is the last step.
+        """Reports that a step is done; displays it if a display is due or it is the last step.
 
         Args:
             step: Steps done so far, including earlier runs.
@@ -308,7 +306,7 @@ class Progress:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Stop the clock and take the bar off the screen for a block, such as an evaluation between steps."""
+        """Stops the clock and takes the bar off the screen for a block, such as an evaluation between steps."""
         began = self._clock()
         if self._bar is not None:
             self._bar.clear()
@@ -322,7 +320,7 @@ class Progress:
                 self._bar.refresh()
 
     def close(self) -> None:
-        """Finish the bar, leaving its last state on the screen."""
+        """Finishes the bar, leaving its last state on the screen."""
         if self._bar is not None:
             self._bar.update(self._step - self._bar.n)
             self._bar.close()
@@ -335,7 +333,7 @@ class Progress:
 
 
 def _short(number: float) -> str:
-    """Write 3120000 as 3.1M."""
+    """Writes 3120000 as 3.1M."""
     for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if number >= factor:
             return f"{number / factor:.1f}{letter}"

@@ -6,19 +6,19 @@ import torch
 from torchmetrics.functional.image import structural_similarity_index_measure
 
 WINDOW = 11
-"""Side in pixels of the Gaussian window of `ssim`; torchmetrics derives the same from sigma 1.5."""
+"""Side in pixels of the Gaussian window of :func:`ssim`; torchmetrics derives the same from sigma 1.5."""
 
 
 def mse_to_psnr(mse: torch.Tensor) -> torch.Tensor:
-    """Convert a mean squared error of values in [0, 1] to a peak signal-to-noise ratio.
+    """Converts a mean squared error of values in [0, 1] to a peak signal-to-noise ratio.
 
-    `-10 * log10(mse)`, as NeRF (Mildenhall et al., 2020) reports it: the peak is 1.
+    ``-10 * log10(mse)``, as NeRF (Mildenhall et al., 2020) reports it: the peak is 1.
 
     Args:
         mse: Floating-point tensor of any shape, not negative.
 
     Returns:
-        PSNR in dB, same shape; infinite where `mse` is zero.
+        PSNR in dB, same shape; infinite where ``mse`` is zero.
     """
     return -10 * torch.log10(mse)
 
@@ -31,12 +31,11 @@ def psnr(prediction: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
         truth: Same shape and device, floating point.
 
     Returns:
-        Scalar in dB on the same device; infinite when the two are equal. Half precision is evaluated in
-        float32.
+        Scalar in dB on the same device; infinite when the two are equal. Half precision is evaluated in float32.
 
     Raises:
-        TypeError: If an argument is not floating point.
-        ValueError: If the shapes differ or the tensors are empty.
+        TypeError: An argument is not floating point.
+        ValueError: The shapes differ or the tensors are empty.
     """
     prediction, truth = _check_pair(prediction, truth)
     return mse_to_psnr((prediction - truth).square().mean())
@@ -45,8 +44,8 @@ def psnr(prediction: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
 def ssim(prediction: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
     """Structural similarity of two images (Wang et al., 2004, Eq. 13).
 
-    The settings of NeRF papers: Gaussian window of 11x11 pixels with sigma 1.5, K1 = 0.01, K2 = 0.03, data
-    range 1, mean over channels and over the windows that lie fully inside the image.
+    The settings of NeRF papers: Gaussian window of 11x11 pixels with sigma 1.5, K1 = 0.01, K2 = 0.03, data range 1,
+    mean over channels and over the windows that lie fully inside the image.
 
     Args:
         prediction: (H, W, 3) floating point in [0, 1], both sides at least 11 pixels. Not clamped here.
@@ -56,8 +55,8 @@ def ssim(prediction: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
         Scalar in [-1, 1], float32, on the same device.
 
     Raises:
-        TypeError: If an argument is not floating point.
-        ValueError: If the shapes differ or no 11x11 window fits.
+        TypeError: An argument is not floating point.
+        ValueError: The shapes differ, are not (H, W, 3), or no 11x11 window fits.
     """
     prediction, truth = _check_pair(prediction, truth)
     if prediction.ndim != 3 or prediction.shape[-1] != 3 or min(prediction.shape[:2]) < WINDOW:
@@ -82,7 +81,7 @@ def ssim(prediction: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
 
 
 def _check_pair(prediction: torch.Tensor, truth: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Validate two images and raise them to at least float32."""
+    """Validates two images and raises them to at least float32."""
     for name, image in (("prediction", prediction), ("truth", truth)):
         if not image.is_floating_point():
             raise TypeError(f"{name} must be floating point with values in [0, 1], got {image.dtype}")
