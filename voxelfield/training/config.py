@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, TypeVar
 
 from omegaconf import MISSING, DictConfig, OmegaConf
@@ -207,10 +208,11 @@ class TrainerConfig:
         if not steps or steps[0] != 0 or steps != sorted(set(steps)):
             raise ValueError(f"trainer.stages must start at step 0 and have rising steps, got steps {steps}")
         resolutions = [stage.resolution for stage in self.stages]
-        if resolutions != sorted(resolutions):
+        # In a box that is cropped even fewer voxels can be finer ones.
+        if any(later.resolution < earlier.resolution and not later.crop for earlier, later in pairwise(self.stages)):
             raise ValueError(
-                "trainer.stages must not become coarser (the last is trainer.finest in the presets), got resolutions "
-                f"{resolutions}"
+                "trainer.stages must not become coarser without a crop (the last is trainer.finest in the presets), "
+                f"got resolutions {resolutions}"
             )
         if min(resolutions) < 2:
             raise ValueError("trainer.stages must have resolutions of at least 2")
