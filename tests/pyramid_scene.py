@@ -1,4 +1,4 @@
-"""What the tests of ops that march through a pyramid share: a scene, and the field in float64."""
+"""What the tests of ops that march through a field share: rays, a scene, and a pyramid's field in float64."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ pyramid_dtypes = pytest.mark.parametrize(
 )
 
 
-def make_rays(count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def make_rays(count: int) -> dict[str, Tensor]:
     """Rays through, from inside and past the box."""
     low, high = OCCUPANCY_BOX
     inside = low + (high - low) * torch.rand(count, 3)
@@ -50,7 +50,7 @@ def make_rays(count: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     near = 0.2 * torch.rand(count)
     far = near + 3.0
     far[::11] = near[::11]
-    return origins, directions, near, far
+    return {"origins": origins, "directions": directions, "near": near, "far": far}
 
 
 def make_weights(*widths: int) -> list[Tensor]:

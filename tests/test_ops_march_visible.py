@@ -25,12 +25,8 @@ LIMITS = {"min_transmittance": 1e-4, "min_weight": 1e-3}
 
 
 def make_scene(count=200, levels=3, width=64, dtype=torch.float16, fraction=0.6):
-    origins, directions, near, far = make_rays(count)
     return {
-        "origins": origins,
-        "directions": directions,
-        "near": near,
-        "far": far,
+        **make_rays(count),
         "occupied": torch.rand(6, 5, 7) < fraction,
         "aabb_occupancy": OCCUPANCY_BOX,
         "levels": [torch.randn(5 + 4 * level, 4 + 3 * level, 6 + 5 * level, 4).to(dtype) for level in range(levels)],

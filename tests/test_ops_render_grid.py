@@ -8,15 +8,14 @@ import pytest
 import reference
 import torch
 from op_testing import LAYOUTS, threads
+from pyramid_scene import OCCUPANCY_BOX, STEP, make_rays, on
+from pyramid_scene import PYRAMID_BOX as GRID_BOX
 from torch.nn import functional as F
 
 from voxelfield import _library, ops
 from voxelfield.cameras import Cameras
 from voxelfield.decoders import DensityActivation, SHDecoder, spherical_harmonics
 
-OCCUPANCY_BOX = torch.tensor([[-1.0, -0.8, -1.2], [1.0, 1.1, 0.9]])
-GRID_BOX = torch.tensor([[-0.9, -0.8, -1.0], [1.0, 0.9, 0.9]])  # not the same: samples outside see its faces
-STEP = 0.06
 SCALE, SHIFT = 20.0, -1.5
 DEGREES = [0, 1, 2, 3]
 TENSORS = ("origins", "directions", "near", "far", "occupied", "aabb_occupancy", "grid", "aabb_grid")
@@ -31,20 +30,8 @@ def channels_of(degree):
 
 def make_scene(count=100, degree=2, dtype=torch.float32, fraction=0.5, channels=None, resolution=(9, 8, 11)):
     """Rays through, from inside and past a box whose cells are occupied at random."""
-    low, high = OCCUPANCY_BOX
-    inside = low + (high - low) * torch.rand(count, 3)
-    directions = F.normalize(torch.randn(count, 3), dim=-1)
-    directions[::9] = torch.tensor([0.0, 0.0, -1.0])
-    origins = inside - 2.0 * torch.rand(count, 1) * directions
-    origins[::7] += 10.0
-    near = 0.2 * torch.rand(count)
-    far = near + 3.0
-    far[::11] = near[::11]
     return {
-        "origins": origins,
-        "directions": directions,
-        "near": near,
-        "far": far,
+        **make_rays(count),
         "occupied": torch.rand(6, 5, 7) < fraction,
         "aabb_occupancy": OCCUPANCY_BOX,
         "grid": torch.randn(*resolution, channels or channels_of(degree)).to(dtype),
@@ -54,10 +41,6 @@ def make_scene(count=100, degree=2, dtype=torch.float32, fraction=0.5, channels=
 
 def settings(degree=2, **changes):
     return {"step": STEP, "degree": degree, "density_scale": SCALE, "density_shift": SHIFT, **changes}
-
-
-def on(device, scene):
-    return {name: value.to(device) for name, value in scene.items()}
 
 
 def raw_arguments(device, count=5, dtype=torch.float32):

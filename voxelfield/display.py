@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from typing import Literal
 
@@ -15,7 +16,7 @@ from voxelfield.decoders import DensityActivation, ExponentialDensity, NetworkDe
 from voxelfield.fields import RadianceField
 from voxelfield.grids import VoxelGrid
 from voxelfield.occupancy import OccupancyGrid
-from voxelfield.ops._checks import check_choice, check_dtype, check_same_device, check_tensor
+from voxelfield.ops._checks import check_at_least_one, check_choice, check_dtype, check_same_device, check_tensor
 from voxelfield.ops._pyramid_field import LEVEL_CHANNELS, MAX_GEOMETRY
 from voxelfield.ops.pixel_colors import TRANSFERS
 from voxelfield.ops.render_pyramid import MAX_COLOR_LAYERS
@@ -120,9 +121,8 @@ class FieldRenderer:
         check_dtype("background", background, (torch.float32,))
         check_same_device("background", background, "field", field.grid.aabb)
         check_same_device("occupancy", occupancy.aabb, "field", field.grid.aabb)
-        for name, number in (("supersampling", supersampling), ("chunk", chunk)):
-            if not isinstance(number, int) or number < 1:
-                raise ValueError(f"{name} must be an int of at least 1, got {number!r}")
+        check_at_least_one("supersampling", supersampling)
+        check_at_least_one("chunk", chunk)
         check_choice("transfer", transfer, TRANSFERS)
         fastest = display_way(field)
         if way not in (None, fastest, "render_view"):
@@ -179,23 +179,16 @@ def _pyramid_images(
     first, last = decoder.density_network
     # Levels that are off read zero: as if their columns were not there.
     weights = [first[:, : LEVEL_CHANNELS * len(levels)], last]
-    return _one_kernel(
-        partial(
-            ops.render_pyramid_image,
-            background=background,
-            occupied=ops.occupancy_clearance(occupancy.occupied),
-            aabb_occupancy=occupancy.aabb,
-            levels=levels,
-            aabb=pyramid.aabb,
-            density_weights=[weight.detach().to(dtype).contiguous() for weight in weights],
-            color_weights=[weight.detach().to(dtype) for weight in decoder.color_network],
-            density_initial=decoder.activation.initial,
-            view_degree=decoder.view_degree,
-            step=settings.step,
-            min_transmittance=settings.min_transmittance,
-            min_weight=settings.min_weight,
-        )
+    render = partial(
+        ops.render_pyramid_image,
+        levels=levels,
+        aabb=pyramid.aabb,
+        density_weights=[weight.detach().to(dtype).contiguous() for weight in weights],
+        color_weights=[weight.detach().to(dtype) for weight in decoder.color_network],
+        density_initial=decoder.activation.initial,
+        view_degree=decoder.view_degree,
     )
+    return _one_kernel(render, occupancy, settings, background)
 
 
 def _grid_images(field: RadianceField, occupancy: OccupancyGrid, settings: RenderSettings, background: Tensor) -> _Draw:
@@ -204,20 +197,13 @@ def _grid_images(field: RadianceField, occupancy: OccupancyGrid, settings: Rende
     assert isinstance(decoder.activation, DensityActivation)
     dtype = _stored_dtype(background.device)
     features = grid.collapse(dtype) if isinstance(grid, VoxelPyramid) else grid.features
-    return _one_kernel(
-        partial(
-            ops.render_grid_image,
-            background=background,
-            occupied=ops.occupancy_clearance(occupancy.occupied),
-            aabb_occupancy=occupancy.aabb,
-            field=ops.ShDisplayGrid.pack(features, grid.aabb, decoder.degree, dtype),
-            density_scale=decoder.activation.scale,
-            density_shift=decoder.activation.shift,
-            step=settings.step,
-            min_transmittance=settings.min_transmittance,
-            min_weight=settings.min_weight,
-        )
+    render = partial(
+        ops.render_grid_image,
+        field=ops.ShDisplayGrid.pack(features, grid.aabb, decoder.degree, dtype),
+        density_scale=decoder.activation.scale,
+        density_shift=decoder.activation.shift,
     )
+    return _one_kernel(render, occupancy, settings, background)
 
 
 def _is_sum(grid: VoxelGrid | VoxelPyramid) -> bool:
@@ -240,9 +226,14 @@ def _views(
     return draw
 
 
-def _one_kernel(render: Callable[[Tensor, Tensor, int, int], ops.RenderedImage]) -> _Draw:
+def _one_kernel(
+    render: Callable[..., ops.RenderedImage], occupancy: OccupancyGrid, settings: RenderSettings, background: Tensor
+) -> _Draw:
+    scene = {"background": background, "occupied": occupancy.clearance, "aabb_occupancy": occupancy.aabb}
+
     def draw(cameras: Cameras, index: int) -> View:
-        return View(*render(cameras.c2w[index], cameras.intrinsics[index], cameras.width, cameras.height))
+        camera = (cameras.c2w[index], cameras.intrinsics[index], cameras.width, cameras.height)
+        return View(*render(*camera, **scene, **asdict(settings)))
 
     return draw
 

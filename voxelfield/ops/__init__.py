@@ -1,5 +1,6 @@
 """The compiled operators. Importing this compiles nothing; the first call finds or builds the kernels it needs."""
 
+from voxelfield.ops._images import RenderedImage
 from voxelfield.ops._packing import PackedSamples
 from voxelfield.ops.accumulate import accumulate_trilinear_
 from voxelfield.ops.append_view import append_view
@@ -18,7 +19,7 @@ from voxelfield.ops.pixel_colors import pixel_colors
 from voxelfield.ops.pixel_rays import PixelRays, pixel_rays
 from voxelfield.ops.pyramid import sample_pyramid
 from voxelfield.ops.render_grid import RenderedRays, render_grid
-from voxelfield.ops.render_grid_image import RenderedImage, ShDisplayGrid, render_grid_image
+from voxelfield.ops.render_grid_image import ShDisplayGrid, render_grid_image
 from voxelfield.ops.render_pyramid import render_pyramid_image
 from voxelfield.ops.selection import select_samples
 from voxelfield.ops.total_variation import grid_total_variation_grad_

@@ -41,6 +41,36 @@ def check_same_device(name: str, value: Tensor, other_name: str, other: Tensor) 
         raise ValueError(f"{name} must be on the device of {other_name}, {other.device}, but it is on {value.device}")
 
 
+def check_float32(name: str, value: object, shape: tuple[int | str, ...], other_name: str, other: Tensor) -> None:
+    """Raises unless ``value`` is a float32 tensor of the given shape, on the device of ``other``."""
+    check_tensor(name, value, shape)
+    assert isinstance(value, Tensor)
+    check_dtype(name, value, (torch.float32,))
+    check_same_device(name, value, other_name, other)
+
+
+def check_rays(origins: object, directions: object, near: object, far: object, offset: Tensor | None) -> Tensor:
+    """Raises unless rays to march are float32 and fit together; returns ``offset``, midpoints where that is None."""
+    check_tensor("origins", origins, ("R", 3))
+    assert isinstance(origins, Tensor)
+    if offset is None and isinstance(near, Tensor):
+        offset = torch.full_like(near, 0.5)
+    rays = origins.shape[0]
+    for name, value in {"origins": origins, "directions": directions}.items():
+        check_float32(name, value, (rays, 3), "origins", origins)
+    for name, value in {"near": near, "far": far, "offset": offset}.items():
+        check_float32(name, value, (rays,), "origins", origins)
+    assert offset is not None
+    return offset
+
+
+def check_step(step: float) -> None:
+    """Raises unless ``step`` is a distance to march by, which kernels do in float32."""
+    limits = torch.finfo(torch.float32)
+    if not limits.tiny <= step <= limits.max:
+        raise ValueError(f"step must be a positive, finite distance, got {step}")
+
+
 def check_points(points: object, shape: tuple[int | str, ...], source_name: str, source: Tensor) -> None:
     """Raises unless ``points`` has a shape, the device of ``source`` and the coordinate dtype that it asks for."""
     check_tensor("points", points, shape, f" for {source_name} of shape {tuple(source.shape)}")
@@ -86,10 +116,10 @@ def check_index(name: str, index: Tensor, count: int, what: str) -> None:
         raise ValueError(f"{name} must lie in 0..{count - 1}, {what}, got {lowest}..{highest}")
 
 
-def check_rays_per_pixel(rays_per_pixel: object) -> None:
-    """Raises unless ``rays_per_pixel`` is a whole number of rays."""
-    if not isinstance(rays_per_pixel, int) or rays_per_pixel < 1:
-        raise ValueError(f"rays_per_pixel must be an int of at least 1, got {rays_per_pixel!r}")
+def check_at_least_one(name: str, value: object) -> None:
+    """Raises unless ``value`` is an int of at least 1."""
+    if not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be an int of at least 1, got {value!r}")
 
 
 def _can_be_looked_at(x: Tensor) -> bool:

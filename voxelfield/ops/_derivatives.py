@@ -301,6 +301,31 @@ def register_autograd(op: str, apply: Callable[..., Any]) -> None:
     _fragment.impl(op, kernel, "Autograd")
 
 
+def last_derivative(op: str, refusal: str) -> type[Function]:
+    """Makes the Function of a backward op that has no derivative of its own.
+
+    Args:
+        op: Name of the op.
+        refusal: Message of the NotImplementedError that asking for one raises.
+    """
+
+    class LastDerivative(Function):
+        @staticmethod
+        def forward(*inputs: Any) -> Any:
+            with below_autograd():
+                return getattr(torch.ops.voxelfield, op).default(*inputs)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+            pass
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor) -> None:
+            raise NotImplementedError(refusal)
+
+    return LastDerivative
+
+
 _fragment = torch.library.Library("voxelfield", "FRAGMENT")
 
 

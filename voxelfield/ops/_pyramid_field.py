@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from voxelfield.ops._checks import check_dtype, check_same_device, check_tensor
+from voxelfield.ops._checks import check_dtype, check_float32, check_same_device, check_tensor
 from voxelfield.ops.marching import OccupancyBits, pack_occupancy
 from voxelfield.ops.mlp import MAX_WIDTH, mlp
 from voxelfield.ops.pyramid import sample_pyramid
@@ -43,9 +43,7 @@ def check_pyramid_field(
         check_same_device(name, level, device_of, like)
         if not 0 < level.numel() < MAX_NUMBERS:
             raise ValueError(f"{name} must have 1 to 2^31 - 1 numbers, got shape {tuple(level.shape)}")
-    check_tensor("aabb", aabb, (2, 3))
-    check_dtype("aabb", aabb, (torch.float32,))
-    check_same_device("aabb", aabb, device_of, like)
+    check_float32("aabb", aabb, (2, 3), device_of, like)
     check_network("density_weights", density_weights, LEVEL_CHANNELS * len(levels), 2, device_of, like)
     if not 0 < density_initial <= torch.finfo(torch.float32).max:
         raise ValueError(f"density_initial must be positive and finite, got {density_initial}")

@@ -17,7 +17,7 @@ from voxelfield.ops._checks import (
     check_tensor,
     coordinate_dtype,
 )
-from voxelfield.ops._derivatives import below_autograd, register_autograd
+from voxelfield.ops._derivatives import below_autograd, last_derivative, register_autograd
 
 MAX_DEGREE = 3  # kMaxShDegree of extension/spherical_harmonics.h
 
@@ -81,20 +81,9 @@ class _AppendView(Function):
         return _AppendViewBackward.apply(*grads, ctx.geometry_size), None, None, None
 
 
-class _AppendViewBackward(Function):
-    @staticmethod
-    def forward(grad_inputs: Tensor, grad_raw: Tensor, geometry_size: int) -> Tensor:
-        with below_autograd():
-            gradient: Tensor = torch.ops.voxelfield.append_view_backward.default(grad_inputs, grad_raw, geometry_size)
-        return gradient
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> None:
-        raise NotImplementedError("append_view is differentiable once; a second derivative was asked for")
+_AppendViewBackward = last_derivative(
+    "append_view_backward", "append_view is differentiable once; a second derivative was asked for"
+)
 
 
 @_library.when_loaded

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from voxelfield import _library
-from voxelfield.ops._checks import check_dtype, check_index, check_rays_per_pixel, check_same_device, check_tensor
-from voxelfield.ops._derivatives import MaybeTensor, below_autograd, register_autograd
+from voxelfield.ops._checks import check_at_least_one, check_dtype, check_index, check_same_device, check_tensor
+from voxelfield.ops._derivatives import MaybeTensor, below_autograd, last_derivative, register_autograd
 
 
 def pixel_color_error(pixels: Tensor, truth: Tensor, *, rays_per_pixel: int = 1, taken: Tensor | None = None) -> Tensor:
@@ -87,41 +87,25 @@ def _check(name: str, colors: Tensor, truth: Tensor, rays_per_pixel: int, taken:
     check_tensor("truth", truth, ("P", 3))
     check_dtype("truth", truth, (colors.dtype,), f" as {name} is")
     check_same_device("truth", truth, name, colors)
-    check_rays_per_pixel(rays_per_pixel)
+    check_at_least_one("rays_per_pixel", rays_per_pixel)
     if taken is not None:
         check_tensor("taken", taken, ())
         check_dtype("taken", taken, (torch.int64,))
         check_same_device("taken", taken, name, colors)
 
 
-def _error(
-    colors: Tensor,
-    truth: Tensor,
-    weights: MaybeTensor,
-    ray_index: MaybeTensor,
-    rays_per_pixel: int,
-    taken: MaybeTensor,
-) -> Tensor:
+def _error(colors: Tensor, *others: MaybeTensor | int) -> Tensor:
     _library.ensure_loaded(colors.device.type)
     run = torch.ops.voxelfield.color_error.default if torch.compiler.is_compiling() else _ColorError.apply
-    error: Tensor = run(colors, truth, weights, ray_index, rays_per_pixel, taken)
+    error: Tensor = run(colors, *others)
     return error
 
 
 class _ColorError(Function):
     @staticmethod
-    def forward(
-        colors: Tensor,
-        truth: Tensor,
-        weights: MaybeTensor,
-        ray_index: MaybeTensor,
-        rays_per_pixel: int,
-        taken: MaybeTensor,
-    ) -> Tensor:
+    def forward(*inputs: MaybeTensor | int) -> Tensor:
         with below_autograd():
-            error: Tensor = torch.ops.voxelfield.color_error.default(
-                colors, truth, weights, ray_index, rays_per_pixel, taken
-            )
+            error: Tensor = torch.ops.voxelfield.color_error.default(*inputs)
         return error
 
     @staticmethod
@@ -138,55 +122,19 @@ class _ColorError(Function):
         return d_colors, None, None, None, None, None
 
 
-class _ColorErrorBackward(Function):
-    @staticmethod
-    def forward(
-        grad: Tensor,
-        colors: Tensor,
-        truth: Tensor,
-        weights: MaybeTensor,
-        ray_index: MaybeTensor,
-        rays_per_pixel: int,
-        taken: MaybeTensor,
-    ) -> Tensor:
-        with below_autograd():
-            d_colors: Tensor = torch.ops.voxelfield.color_error_backward.default(
-                grad, colors, truth, weights, ray_index, rays_per_pixel, taken
-            )
-        return d_colors
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> None:
-        raise NotImplementedError("errors of colours are differentiable once; a second derivative was asked for")
+_ColorErrorBackward = last_derivative(
+    "color_error_backward", "errors of colours are differentiable once; a second derivative was asked for"
+)
 
 
 @_library.when_loaded
 def _register() -> None:
     @torch.library.register_fake("voxelfield::color_error")
-    def _(
-        colors: Tensor,
-        truth: Tensor,
-        weights: MaybeTensor,
-        ray_index: MaybeTensor,
-        rays_per_pixel: int,
-        taken: MaybeTensor,
-    ) -> Tensor:
+    def _(colors: Tensor, *rest: Any) -> Tensor:
         return colors.new_empty(())
 
     @torch.library.register_fake("voxelfield::color_error_backward")
-    def _(
-        grad: Tensor,
-        colors: Tensor,
-        truth: Tensor,
-        weights: MaybeTensor,
-        ray_index: MaybeTensor,
-        rays_per_pixel: int,
-        taken: MaybeTensor,
-    ) -> Tensor:
+    def _(grad: Tensor, colors: Tensor, *rest: Any) -> Tensor:
         return colors.new_empty(colors.shape)
 
     register_autograd("color_error", _ColorError.apply)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._checks import check_dtype, check_same_device, check_tensor
+from voxelfield.ops._checks import check_at_least_one, check_float32, check_rays
 from voxelfield.ops._packing import PackedSamples, check_capacity, empty_samples, parts_of, sums_of_parts
 from voxelfield.ops._pyramid_field import bits_of, check_pyramid_field, density_of, geometry_at
 from voxelfield.ops.marching import OccupancyBits, march_rays
@@ -74,23 +74,12 @@ def march_visible(
         ValueError: An argument has the wrong shape or device, or a number is out of range.
         RuntimeError: On CUDA, the network takes more shared memory than the device has.
     """
-    check_tensor("origins", origins, ("R", 3))
-    rays = origins.shape[0]
-    if offset is None and isinstance(near, Tensor):
-        offset = torch.full_like(near, 0.5)
-    inputs = {"origins": origins, "directions": directions, "near": near, "far": far, "offset": offset}
-    inputs["aabb_occupancy"] = aabb_occupancy
-    shapes: dict[str, tuple[int, ...]] = {"origins": (rays, 3), "directions": (rays, 3), "aabb_occupancy": (2, 3)}
-    for name, value in inputs.items():
-        check_tensor(name, value, shapes.get(name, (rays,)))
-        assert isinstance(value, Tensor)
-        check_dtype(name, value, (torch.float32,))
-        check_same_device(name, value, "origins", origins)
+    offset = check_rays(origins, directions, near, far, offset)
+    check_float32("aabb_occupancy", aabb_occupancy, (2, 3), "origins", origins)
     cells = cells_to_walk(occupied, "origins", origins)
     check_pyramid_field(levels, aabb, density_weights, density_initial, "origins", origins)
     check_numbers(step, 0.0, min_transmittance, min_weight)
-    if not isinstance(most, int) or most < 1:
-        raise ValueError(f"most must be an int of at least 1, got {most!r}")
+    check_at_least_one("most", most)
     check_capacity(capacity)
     _library.ensure_loaded(origins.device.type)
     slots, counts, sums = torch.ops.voxelfield.march_to_slots(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._checks import check_dtype, check_same_device, check_tensor
+from voxelfield.ops._checks import check_dtype, check_float32, check_rays, check_same_device, check_step, check_tensor
 from voxelfield.ops._packing import STRETCHES, PackedSamples, check_capacity, empty_samples, parts_of
 
 _BLOCK = 4  # cells of a word along each axis
@@ -90,26 +90,15 @@ def march_rays(
         ValueError: An argument has the wrong shape or device, ``step`` is not positive and finite, or ``capacity`` is
             negative.
     """
-    check_tensor("origins", origins, ("R", 3))
-    rays = origins.shape[0]
-    if offset is None and isinstance(near, Tensor):
-        offset = torch.full_like(near, 0.5)
-    inputs = {"origins": origins, "directions": directions, "near": near, "far": far, "offset": offset, "aabb": aabb}
-    shapes: dict[str, tuple[int | str, ...]] = {"origins": (rays, 3), "directions": (rays, 3), "aabb": (2, 3)}
-    for name, value in inputs.items():
-        check_tensor(name, value, shapes.get(name, (rays,)))
-        assert isinstance(value, Tensor)
-        check_dtype(name, value, (torch.float32,))
-        check_same_device(name, value, "origins", origins)
+    offset = check_rays(origins, directions, near, far, offset)
+    check_float32("aabb", aabb, (2, 3), "origins", origins)
     bits = occupied if isinstance(occupied, OccupancyBits) else pack_occupancy(occupied)
     check_bits(bits)
     check_same_device("occupied", bits.words, "origins", origins)
-    limits = torch.finfo(torch.float32)
-    if not limits.tiny <= step <= limits.max:  # the kernels march in float32
-        raise ValueError(f"step must be a positive, finite distance, got {step}")
+    check_step(step)
     check_capacity(capacity)
     _library.ensure_loaded(origins.device.type)
-    segments = _segments(rays, origins.device)
+    segments = _segments(origins.shape[0], origins.device)
     walk = (origins, directions, near, far, offset, bits.words, bits.resolution, aabb, step, segments)
     counts, stretches, sums = torch.ops.voxelfield.count_ray_samples(*walk)
     rows = int(sums.sum()) if capacity is None else capacity

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from voxelfield import _library
-from voxelfield.ops._checks import check_choice, check_dtype, check_rays_per_pixel, check_same_device, check_tensor
-from voxelfield.ops._derivatives import below_autograd, register_autograd
+from voxelfield.ops._checks import check_at_least_one, check_choice, check_dtype, check_same_device, check_tensor
+from voxelfield.ops._derivatives import below_autograd, last_derivative, register_autograd
 
 TRANSFERS = ("srgb", "linear")
 """How image values encode light: by the curve of sRGB (IEC 61966-2-1), or as they are."""
@@ -49,7 +49,7 @@ def pixel_colors(
     """
     check_tensor("rgb", rgb, ("R", 3))
     check_dtype("rgb", rgb, (torch.float32, torch.float64))
-    check_rays_per_pixel(rays_per_pixel)
+    check_at_least_one("rays_per_pixel", rays_per_pixel)
     if rgb.shape[0] % rays_per_pixel != 0:
         raise ValueError(f"rays_per_pixel must divide the number of rays, {rgb.shape[0]}, got {rays_per_pixel}")
     pixels = rgb.shape[0] // rays_per_pixel
@@ -93,24 +93,9 @@ class _PixelColors(Function):
         return d_rgb, d_opacity, d_background, None, None
 
 
-class _PixelColorsBackward(Function):
-    @staticmethod
-    def forward(
-        grad: Tensor, rgb: Tensor, opacity: Tensor, background: Tensor, rays_per_pixel: int, srgb: bool
-    ) -> tuple[Tensor, Tensor]:
-        with below_autograd():
-            d_rgb, d_opacity = torch.ops.voxelfield.pixel_colors_backward.default(
-                grad, rgb, opacity, background, rays_per_pixel, srgb
-            )
-        return d_rgb, d_opacity
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> None:
-        raise NotImplementedError("pixel_colors is differentiable once; a second derivative was asked for")
+_PixelColorsBackward = last_derivative(
+    "pixel_colors_backward", "pixel_colors is differentiable once; a second derivative was asked for"
+)
 
 
 @_library.when_loaded

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._checks import check_dtype, check_index, check_same_device, check_tensor
+from voxelfield.ops._checks import check_dtype, check_float32, check_index, check_same_device, check_tensor
 
 
 class PixelRays(NamedTuple):
@@ -65,9 +65,7 @@ def pixel_rays(images: Tensor, index: Tensor, c2w: Tensor, intrinsics: Tensor, a
         "aabb": (aabb, (2, 3)),
     }
     for name, (value, shape) in shapes.items():
-        check_tensor(name, value, shape)
-        check_dtype(name, value, (torch.float32,))
-        check_same_device(name, value, "images", images)
+        check_float32(name, value, shape, "images", images)
     pixels = images.numel() // 4
     if pixels == 0 and index.shape[0] > 0:
         raise ValueError(f"images must have pixels for index to choose from, got shape {tuple(images.shape)}")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._checks import check_dtype, check_same_device, check_tensor
+from voxelfield.ops._checks import check_dtype, check_float32, check_rays, check_same_device, check_step, check_tensor
 from voxelfield.ops.marching import OccupancyBits, check_bits, pack_occupancy
 
 MAX_SH_DEGREE = 3
@@ -86,16 +86,7 @@ def render_grid(
         ValueError: An argument has the wrong shape or device, or a number is out of range; or ``density`` is given
             while ``grid`` requires a gradient.
     """
-    check_tensor("origins", origins, ("R", 3))
-    rays = origins.shape[0]
-    if offset is None and isinstance(near, Tensor):
-        offset = torch.full_like(near, 0.5)
-    inputs = {"origins": origins, "directions": directions, "near": near, "far": far, "offset": offset}
-    for name, value in inputs.items():
-        check_tensor(name, value, (rays, 3) if name in ("origins", "directions") else (rays,))
-        assert isinstance(value, Tensor)
-        check_dtype(name, value, (torch.float32,))
-        check_same_device(name, value, "origins", origins)
+    offset = check_rays(origins, directions, near, far, offset)
     check_scene(aabb_occupancy, grid, aabb_grid, density, degree, "origins", origins)
     cells = cells_to_walk(occupied, "origins", origins)
     check_numbers(step, density_scale, min_transmittance, min_weight)
@@ -160,26 +151,21 @@ def check_scene(
     channels = 1 + 3 * (degree + 1) ** 2
     if grid.shape[3] < channels:
         raise ValueError(f"grid must have at least {channels} channels for degree {degree}, got {grid.shape[3]}")
-    tensors = {"grid": grid, "aabb_occupancy": aabb_occupancy, "aabb_grid": aabb_grid}
+    if grid.numel() == 0:
+        raise ValueError(f"grid must not be empty, got shape {tuple(grid.shape)}")
+    check_same_device("grid", grid, device_of, like)
+    for name, box in (("aabb_occupancy", aabb_occupancy), ("aabb_grid", aabb_grid)):
+        check_float32(name, box, (2, 3), device_of, like)
     if density is not None:
         check_tensor("density", density, tuple(grid.shape[:3]), " as grid has vertices")
         check_dtype("density", density, (grid.dtype,), " as grid is")
-        tensors["density"] = density
-    for name, value in tensors.items():
-        if name.startswith("aabb"):
-            check_tensor(name, value, (2, 3))
-            check_dtype(name, value, (torch.float32,))
-        elif value.numel() == 0:
-            raise ValueError(f"{name} must not be empty, got shape {tuple(value.shape)}")
-        check_same_device(name, value, device_of, like)
+        check_same_device("density", density, device_of, like)
 
 
 def check_numbers(step: float, density_scale: float, min_transmittance: float, min_weight: float) -> None:
     """Raises unless the numbers that steer rendering are in range."""
-    limits = torch.finfo(torch.float32)
-    if not limits.tiny <= step <= limits.max:  # the kernels march in float32
-        raise ValueError(f"step must be a positive, finite distance, got {step}")
-    if not 0 <= density_scale <= limits.max:
+    check_step(step)
+    if not 0 <= density_scale <= torch.finfo(torch.float32).max:
         raise ValueError(f"density_scale must be finite and not negative, got {density_scale}")
     for name, value in (("min_transmittance", min_transmittance), ("min_weight", min_weight)):
         if not 0 <= value < 1:

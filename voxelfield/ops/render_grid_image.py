@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield import _library
-from voxelfield.ops._checks import check_dtype, check_same_device, check_tensor
+from voxelfield.ops._checks import check_same_device, check_tensor
+from voxelfield.ops._images import RenderedImage, check_camera, empty_image
 from voxelfield.ops.marching import OccupancyBits
 from voxelfield.ops.render_grid import GRID_DTYPES, cells_to_walk, check_numbers, check_scene
 
 _ROW_BYTES = 16  # that one thread reads at once
-
-
-class RenderedImage(NamedTuple):
-    """What :func:`render_grid_image` returns."""
-
-    rgb: Tensor
-    opacity: Tensor
-    depth: Tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,17 +112,7 @@ def render_grid_image(
         TypeError: An argument is no tensor, or has the wrong dtype.
         ValueError: An argument has the wrong shape or device, or a number is out of range.
     """
-    for name, value, shape in (
-        ("c2w", c2w, (4, 4)),
-        ("intrinsics", intrinsics, (4,)),
-        ("background", background, (3,)),
-    ):
-        check_tensor(name, value, shape)
-        check_dtype(name, value, (torch.float32,))
-        check_same_device(name, value, "c2w", c2w)
-    for name, size in (("width", width), ("height", height)):
-        if not isinstance(size, int) or size < 1:
-            raise ValueError(f"{name} must be an int of at least 1, got {size!r}")
+    check_camera(c2w, intrinsics, width, height, background)
     cells = cells_to_walk(occupied, "c2w", c2w)
     check_scene(aabb_occupancy, field.features, field.aabb, field.density, field.degree, "c2w", c2w)
     check_numbers(step, density_scale, min_transmittance, min_weight)
@@ -160,4 +143,4 @@ def render_grid_image(
 def _register() -> None:
     @torch.library.register_fake("voxelfield::render_grid_image")
     def _(c2w: Tensor, intrinsics: Tensor, width: int, height: int, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-        return c2w.new_empty(height, width, 3), c2w.new_empty(height, width), c2w.new_empty(height, width)
+        return empty_image(c2w, width, height)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._checks import check_dtype, check_same_device, check_tensor
+from voxelfield.ops._checks import check_float32, check_tensor
+from voxelfield.ops._images import RenderedImage, check_camera, empty_image
 from voxelfield.ops._pyramid_field import (
     MAX_GEOMETRY,
     bits_of,
@@ -24,7 +25,6 @@ from voxelfield.ops.marching import OccupancyBits, march_rays
 from voxelfield.ops.mlp import mlp
 from voxelfield.ops.pixel_rays import pixel_rays
 from voxelfield.ops.render_grid import cells_to_walk, check_numbers
-from voxelfield.ops.render_grid_image import RenderedImage
 from voxelfield.ops.selection import select_samples
 
 _COLORS = 3
@@ -91,18 +91,8 @@ def render_pyramid_image(
         ValueError: An argument has the wrong shape or device, or a number is out of range.
         RuntimeError: On CUDA, the networks take more shared memory than the device has.
     """
-    for name, value, shape in (
-        ("c2w", c2w, (4, 4)),
-        ("intrinsics", intrinsics, (4,)),
-        ("background", background, (_COLORS,)),
-        ("aabb_occupancy", aabb_occupancy, (2, 3)),
-    ):
-        check_tensor(name, value, shape)
-        check_dtype(name, value, (torch.float32,))
-        check_same_device(name, value, "c2w", c2w)
-    for name, size in (("width", width), ("height", height)):
-        if not isinstance(size, int) or size < 1:
-            raise ValueError(f"{name} must be an int of at least 1, got {size!r}")
+    check_camera(c2w, intrinsics, width, height, background)
+    check_float32("aabb_occupancy", aabb_occupancy, (2, 3), "c2w", c2w)
     if not isinstance(view_degree, int) or not 0 <= view_degree <= MAX_DEGREE:
         raise ValueError(f"view_degree must be an int in 0..{MAX_DEGREE}, got {view_degree!r}")
     cells = cells_to_walk(occupied, "c2w", c2w)
@@ -143,7 +133,7 @@ def render_pyramid_image(
 def _register() -> None:
     @torch.library.register_fake("voxelfield::render_pyramid_image")
     def _(c2w: Tensor, intrinsics: Tensor, width: int, height: int, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-        return c2w.new_empty(height, width, _COLORS), c2w.new_empty(height, width), c2w.new_empty(height, width)
+        return empty_image(c2w, width, height)
 
     @torch.library.impl("voxelfield::render_pyramid_image", "CPU")
     @torch.no_grad()

@@ -1,0 +1,34 @@
+"""Whole images of a field, as the ops that draw them in one kernel take and return them."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from voxelfield.ops._checks import check_at_least_one, check_float32
+
+
+class RenderedImage(NamedTuple):
+    """What :func:`render_grid_image` and :func:`render_pyramid_image` return."""
+
+    rgb: Tensor
+    opacity: Tensor
+    depth: Tensor
+
+
+def check_camera(c2w: Tensor, intrinsics: Tensor, width: int, height: int, background: Tensor) -> None:
+    """Raises unless these are one camera, the size of its image, and a colour."""
+    for name, value, shape in (
+        ("c2w", c2w, (4, 4)),
+        ("intrinsics", intrinsics, (4,)),
+        ("background", background, (3,)),
+    ):
+        check_float32(name, value, shape, "c2w", c2w)
+    check_at_least_one("width", width)
+    check_at_least_one("height", height)
+
+
+def empty_image(c2w: Tensor, width: int, height: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the fields of :class:`RenderedImage` for a compiler: shapes and dtypes without values."""
+    return c2w.new_empty(height, width, 3), c2w.new_empty(height, width), c2w.new_empty(height, width)
