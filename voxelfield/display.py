@@ -230,10 +230,10 @@ def _one_kernel(
     render: Callable[..., ops.RenderedImage], occupancy: OccupancyGrid, settings: RenderSettings, background: Tensor
 ) -> _Draw:
     scene = {"background": background, "occupied": occupancy.clearance, "aabb_occupancy": occupancy.aabb}
+    prepared = partial(render, **scene, **asdict(settings))
 
     def draw(cameras: Cameras, index: int) -> View:
-        camera = (cameras.c2w[index], cameras.intrinsics[index], cameras.width, cameras.height)
-        return View(*render(*camera, **scene, **asdict(settings)))
+        return View(*prepared(cameras.c2w[index], cameras.intrinsics[index], cameras.width, cameras.height))
 
     return draw
 
