@@ -32,10 +32,11 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   // A grid of bools as words of 4 x 4 x 4 bits.
   m.def("pack_occupancy(Tensor occupied) -> Tensor");
 
-  // Rays through pixels of images (N, H, W, 4), counted through all of them: origins, directions, near, far, colours.
+  // Rays through pixels of images (N, H, W, 4), counted through all of them, a square of so many a side through each:
+  // origins, directions, near, far, and the pixels' colours.
   m.def(
-      "pixel_rays(Tensor images, Tensor index, Tensor c2w, Tensor intrinsics, Tensor aabb) -> (Tensor, Tensor, Tensor, "
-      "Tensor, Tensor)");
+      "pixel_rays(Tensor images, Tensor index, Tensor c2w, Tensor intrinsics, Tensor aabb, int supersampling) -> "
+      "(Tensor, Tensor, Tensor, Tensor, Tensor)");
 
   // Samples along rays through occupied space: first how many each ray has, then where they are, in `capacity` rows.
   m.def(

@@ -42,10 +42,15 @@ struct PinholeView {
   int64_t width, height;
   const float* aabb;  // bounds the rays
 
-  // The ray through the centre of a pixel, its samples at the middle of their steps.
+  // The ray through the centre of a pixel.
   VOXELFIELD_HOST_DEVICE Ray operator()(int64_t x, int64_t y) const {
-    const float right = (static_cast<float>(x) + 0.5f - intrinsics[2]) / intrinsics[0];
-    const float down = (static_cast<float>(y) + 0.5f - intrinsics[3]) / intrinsics[1];
+    return through(static_cast<float>(x) + 0.5f, static_cast<float>(y) + 0.5f);
+  }
+
+  // The ray through a point of the image, in pixels from its corner; its samples at the middle of their steps.
+  VOXELFIELD_HOST_DEVICE Ray through(float x, float y) const {
+    const float right = (x - intrinsics[2]) / intrinsics[0];
+    const float down = (y - intrinsics[3]) / intrinsics[1];
     Ray ray;
     float squares = 0.0f;
     VOXELFIELD_UNROLL

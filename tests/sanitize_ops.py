@@ -188,7 +188,9 @@ def run_misleading_contents():
             ops.pixel_color_error(colors, rgb.detach(), rays_per_pixel=3, taken=index[0]).backward()
             images = torch.zeros(2, 5, 7, 4, dtype=torch.uint8, device="cuda")
             poses, lenses = torch.eye(4, device="cuda").repeat(2, 1, 1), torch.ones(2, 4, device="cuda")
-            ops.pixel_rays(images, index, poses, lenses, torch.tensor([[-1.0] * 3, [1.0] * 3], device="cuda"))
+            box = torch.tensor([[-1.0] * 3, [1.0] * 3], device="cuda")
+            for side in (1, 2, 3):
+                ops.pixel_rays(images, index, poses, lenses, box, supersampling=side)
             # What a counting op might have returned, but did not.
             kept, counts = (torch.randint(-(2**31), 2**31, (n,), device="cuda").int() for n in (count, rays))
             sums = torch.randint(low, high, (-(-rays // 64),), device="cuda")

@@ -260,8 +260,8 @@ def make_images(device, count=2, height=3, width=4):
 def test_a_pixel_beyond_the_images_is_the_nearest(device, kernels):
     images, *camera = make_images(device)
     index = torch.tensor([0, -1, 24, LOWEST, HIGHEST, 23], device=device)
-    actual = kernels.pixel_rays(images, index, *camera)
-    expected = kernels.pixel_rays(images, torch.tensor([0, 0, 23, 0, 23, 23], device=device), *camera)
+    actual = kernels.pixel_rays(images, index, *camera, 1)
+    expected = kernels.pixel_rays(images, torch.tensor([0, 0, 23, 0, 23, 23], device=device), *camera, 1)
     for a, e in zip(actual, expected, strict=True):
         assert torch.equal(a, e)
 
@@ -328,7 +328,7 @@ def calls(device):
     geometry, directions = torch.randn(rows, 16, device=device), torch.randn(rays, 3, device=device)
     arguments = {
         "pack_occupancy": (torch.ones(3, 4, 5, dtype=torch.bool, device=device),),
-        "pixel_rays": (images, torch.zeros(5, dtype=torch.int64, device=device), *cameras),
+        "pixel_rays": (images, torch.zeros(5, dtype=torch.int64, device=device), *cameras, 2),
         "count_ray_samples": (*walk, 0.1, 1),
         "place_ray_samples": (*walk, 0.1, 1, *kernels.count_ray_samples(*walk, 0.1, 1), 40),
         "count_visible_samples": (density, dt, offsets, 1e-4, 1e-4),

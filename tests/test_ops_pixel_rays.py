@@ -1,4 +1,4 @@
-"""pixel_rays: what Cameras.rays casts through pixel centres, and the pixels themselves."""
+"""pixel_rays: what Cameras.rays casts through a pixel, and the pixels themselves."""
 
 from __future__ import annotations
 
@@ -22,14 +22,19 @@ def make(device, count=5, height=7, width=11):
     return images.to(device), Cameras(c2w, intrinsics, width, height).to(device), torch.tensor(BOX, device=device)
 
 
-def test_rays_are_the_cameras_and_colours_the_images(device):
+@pytest.mark.parametrize("side", [1, 2, 3, 5])
+def test_rays_are_the_cameras_and_colours_the_images(device, side):
     images, cameras, aabb = make(device)
     count, height, width, _ = images.shape
     index = torch.randperm(count * height * width, device=device)[:300]
-    result = pixel_rays(images, index, cameras.c2w, cameras.intrinsics, aabb)
+    result = pixel_rays(images, index, cameras.c2w, cameras.intrinsics, aabb, supersampling=side)
     camera, at = index // (height * width), index % (height * width)
-    centres = torch.stack((at % width, at // width), dim=-1) + 0.5
-    expected = cameras.rays(camera, centres, aabb)
+    within = (torch.arange(side, device=device) + 0.5) / side
+    down, right = torch.meshgrid(within, within, indexing="ij")
+    points = torch.stack(
+        ((at % width)[:, None] + right.flatten(), (at // width)[:, None] + down.flatten()), dim=-1
+    ).flatten(0, 1)
+    expected = cameras.rays(camera.repeat_interleave(side**2), points, aabb)
     assert (expected.far > 0).any()
     assert (expected.far == 0).any()
     hit = expected.far > expected.near + 1e-3  # where it is no close call
@@ -41,10 +46,47 @@ def test_rays_are_the_cameras_and_colours_the_images(device):
     torch.testing.assert_close(result.rgba, images.view(-1, 4)[index].float() / 255)
 
 
+@pytest.mark.parametrize("side", [2, 3])
+def test_a_ray_beside_the_centre_is_that_of_a_lens_moved_the_other_way(device, side):
+    images, cameras, aabb = make(device)
+    index = torch.arange(images[..., 0].numel(), device=device)
+    result = pixel_rays(images, index, cameras.c2w, cameras.intrinsics, aabb, supersampling=side)
+    within = [(place + 0.5) / side - 0.5 for place in range(side)]
+    through = [
+        pixel_rays(images, index, cameras.c2w, cameras.intrinsics - torch.tensor(move, device=device), aabb)
+        for move in ([0.0, 0.0, right, down] for down in within for right in within)
+    ]
+    hit = torch.stack([rays.far > rays.near + 1e-3 for rays in through], dim=1).flatten()
+    for name in ("origins", "directions", "near", "far"):
+        expected = torch.stack([getattr(rays, name) for rays in through], dim=1).flatten(0, 1)
+        torch.testing.assert_close(getattr(result, name)[hit], expected[hit], rtol=1e-4, atol=1e-5)
+    assert torch.equal(result.rgba, through[0].rgba)
+
+
+@pytest.mark.parametrize("pixels", [1, 255, 257, 1000])
+def test_a_pixel_has_the_same_rays_in_any_batch(device, pixels):
+    images, cameras, aabb = make(device)
+    index = torch.randint(images[..., 0].numel(), (pixels,), device=device)
+    camera = cameras.c2w, cameras.intrinsics, aabb
+    whole = pixel_rays(images, index, *camera, supersampling=3)
+    parts = [pixel_rays(images, one, *camera, supersampling=3) for one in index.split(101)]
+    for name in whole._fields:
+        assert torch.equal(getattr(whole, name), torch.cat([getattr(part, name) for part in parts])), name
+
+
+@pytest.mark.parametrize("side", [1, 2])
+def test_opcheck(device, side):
+    images, cameras, aabb = make(device)
+    index = torch.randint(images[..., 0].numel(), (9,), device=device)
+    given = images, index, cameras.c2w, cameras.intrinsics, aabb
+    pixel_rays(*given)  # loads the extension
+    torch.library.opcheck(torch.ops.voxelfield.pixel_rays.default, (*given, side))
+
+
 def test_no_rays(device):
     images, cameras, aabb = make(device)
     nothing = torch.zeros(0, dtype=torch.int64, device=device)
-    result = pixel_rays(images, nothing, cameras.c2w, cameras.intrinsics, aabb)
+    result = pixel_rays(images, nothing, cameras.c2w, cameras.intrinsics, aabb, supersampling=2)
     assert [tuple(x.shape) for x in result] == [(0, 3), (0, 3), (0,), (0,), (0, 4)]
 
 
@@ -59,3 +101,15 @@ def test_bad_input_is_named():
         pixel_rays(images, index.int(), cameras.c2w, cameras.intrinsics, aabb)
     with pytest.raises(ValueError, match=r"c2w must have shape \(5, 4, 4\)"):
         pixel_rays(images, index, cameras.c2w[:2], cameras.intrinsics, aabb)
+    for side in (0, 1.5):
+        with pytest.raises(ValueError, match=rf"supersampling must be an int of at least 1, got {side}"):
+            pixel_rays(images, index, cameras.c2w, cameras.intrinsics, aabb, supersampling=side)
+
+
+@pytest.mark.parametrize("side", [0, -1, 2**32])
+def test_the_raw_op_bounds_the_number_of_rays(device, side):
+    images, cameras, aabb = make(device)
+    given = images, torch.zeros(3, dtype=torch.int64, device=device), cameras.c2w, cameras.intrinsics, aabb
+    pixel_rays(*given)  # loads the extension
+    with pytest.raises(RuntimeError, match=rf"supersampling must be at least 1 .* got {side}"):
+        torch.ops.voxelfield.pixel_rays(*given, side)

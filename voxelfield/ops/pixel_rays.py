@@ -8,18 +8,25 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._checks import check_dtype, check_float32, check_index, check_same_device, check_tensor
+from voxelfield.ops._checks import (
+    check_at_least_one,
+    check_dtype,
+    check_float32,
+    check_index,
+    check_same_device,
+    check_tensor,
+)
 
 
 class PixelRays(NamedTuple):
-    """What :func:`pixel_rays` returns.
+    """What :func:`pixel_rays` returns: R rays of P pixels.
 
     Attributes:
         origins: (R, 3) world units.
         directions: (R, 3) unit length, world frame.
         near: (R,) where the ray enters the box, 0 if it starts inside or misses.
         far: (R,) where it leaves the box, 0 if it misses.
-        rgba: (R, 4) the pixels, in [0, 1].
+        rgba: (P, 4) the pixels, in [0, 1].
     """
 
     origins: Tensor
@@ -29,33 +36,36 @@ class PixelRays(NamedTuple):
     rgba: Tensor
 
 
-def pixel_rays(images: Tensor, index: Tensor, c2w: Tensor, intrinsics: Tensor, aabb: Tensor) -> PixelRays:
+def pixel_rays(
+    images: Tensor, index: Tensor, c2w: Tensor, intrinsics: Tensor, aabb: Tensor, *, supersampling: int = 1
+) -> PixelRays:
     """Casts the rays of some pixels and reads their colours, in one pass: a training step's first.
 
-    The rays are those of :meth:`voxelfield.cameras.Cameras.rays` through pixel centres. Never waits for the device; not
-    differentiable.
+    The rays are those of :meth:`voxelfield.cameras.Cameras.rays` through the middles of the equal squares that divide a
+    pixel. Never waits for the device; not differentiable.
 
     Args:
         images: (N, H, W, 4) uint8, contiguous.
-        index: (R,) int64 in [0, N * H * W): pixels, counted through all images row by row. On CUDA nobody waits to
+        index: (P,) int64 in [0, N * H * W): pixels, counted through all images row by row. On CUDA nobody waits to
             look: an index outside is taken for the nearest inside.
         c2w: (N, 4, 4) float32, camera to world, OpenGL axes.
         intrinsics: (N, 4) float32: fx, fy, cx, cy in pixels.
         aabb: (2, 3) float32, the box that bounds the rays, world units.
+        supersampling: Side of the square of rays through each pixel, at least 1, which is the ray through its centre.
 
     Returns:
-        Rays and colours, float32.
+        R = P * supersampling**2 rays, those of a pixel together, row by row; and the pixels' colours. float32.
 
     Raises:
         TypeError: An argument is no tensor, or has the wrong dtype.
         ValueError: An argument has the wrong shape or device, or ``images`` is not contiguous, or has no pixel to
-            choose from; or, on the CPU, ``index`` leaves its range.
+            choose from, or ``supersampling`` is below 1; or, on the CPU, ``index`` leaves its range.
     """
     check_tensor("images", images, ("N", "H", "W", 4))
     check_dtype("images", images, (torch.uint8,))
     if not images.is_contiguous():
         raise ValueError(f"images must be contiguous, got strides {images.stride()}")
-    check_tensor("index", index, ("R",))
+    check_tensor("index", index, ("P",))
     check_dtype("index", index, (torch.int64,))
     check_same_device("index", index, "images", images)
     count = images.shape[0]
@@ -70,17 +80,19 @@ def pixel_rays(images: Tensor, index: Tensor, c2w: Tensor, intrinsics: Tensor, a
     if pixels == 0 and index.shape[0] > 0:
         raise ValueError(f"images must have pixels for index to choose from, got shape {tuple(images.shape)}")
     check_index("index", index, pixels, f"for images of shape {tuple(images.shape)}")
+    check_at_least_one("supersampling", supersampling)
     _library.ensure_loaded(images.device.type)
-    return PixelRays(*torch.ops.voxelfield.pixel_rays(images, index, c2w, intrinsics, aabb))
+    return PixelRays(*torch.ops.voxelfield.pixel_rays(images, index, c2w, intrinsics, aabb, supersampling))
 
 
 @_library.when_loaded
 def _register() -> None:
     @torch.library.register_fake("voxelfield::pixel_rays")
     def _(
-        images: Tensor, index: Tensor, c2w: Tensor, intrinsics: Tensor, aabb: Tensor
+        images: Tensor, index: Tensor, c2w: Tensor, intrinsics: Tensor, aabb: Tensor, supersampling: int
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        rays = index.shape[0]
-        shapes = ((rays, 3), (rays, 3), (rays,), (rays,), (rays, 4))
+        pixels = index.shape[0]
+        rays = pixels * supersampling**2
+        shapes = ((rays, 3), (rays, 3), (rays,), (rays,), (pixels, 4))
         origins, directions, near, far, rgba = (c2w.new_empty(shape) for shape in shapes)
         return origins, directions, near, far, rgba

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 from torch import Tensor
 
@@ -18,23 +16,17 @@ class PixelSampler:
     Args:
         split: Training images and cameras.
         device: Where to keep them, and where batches appear.
-        side: Of the square of rays through each pixel, spread evenly over it; 1 is its centre.
+        supersampling: Side of the square of rays through each pixel, spread evenly over it; 1 is its centre.
 
     Attributes:
         cameras: The training cameras, on the device.
     """
 
-    def __init__(self, split: Split, device: torch.device, side: int = 1) -> None:
+    def __init__(self, split: Split, device: torch.device, supersampling: int = 1) -> None:
         self._images = split.images.to(device).contiguous()
         self.cameras = split.cameras.to(device)
         self._count = self._images[..., 0].numel()
-        self._side = side
-        within = [(place + 0.5) / side - 0.5 for place in range(side)]
-        # A ray beside a pixel's centre is the one through its centre where the principal point lies the other way.
-        self._lenses = [
-            self.cameras.intrinsics - torch.tensor([0.0, 0.0, right, down], device=device)
-            for down, right in itertools.product(within, within)
-        ]
+        self._supersampling = supersampling
 
     @property
     def alpha(self) -> Tensor:
@@ -49,14 +41,19 @@ class PixelSampler:
             aabb: (2, 3) box that bounds the rays, world units.
 
         Returns:
-            P * side**2 rays, those of a pixel together, and the pixels' (P, 4) RGBA, float32 in [0, 1], straight alpha.
+            P * supersampling**2 rays, those of a pixel together, and the pixels' (P, 4) RGBA, float32 in [0, 1],
+            straight alpha.
         """
         index = torch.randint(self._count, (count,), device=self._images.device)
-        through = [ops.pixel_rays(self._images, index, self.cameras.c2w, lens, aabb) for lens in self._lenses]
-        if self._side == 1:
-            return Rays(*through[0][:4]), through[0].rgba
-        casts = zip(*(rays[:4] for rays in through), strict=True)
-        return Rays(*(torch.stack(parts, dim=1).flatten(0, 1) for parts in casts)), through[0].rgba
+        *rays, rgba = ops.pixel_rays(
+            self._images,
+            index,
+            self.cameras.c2w,
+            self.cameras.intrinsics,
+            aabb,
+            supersampling=self._supersampling,
+        )
+        return Rays(*rays), rgba
 
 
 def background_for(kind: str, rays: int, device: torch.device) -> Tensor:
