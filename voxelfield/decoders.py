@@ -117,8 +117,8 @@ class ExponentialDensity(nn.Module):
 
     def forward(self, raw: Tensor) -> Tensor:
         """Maps raw outputs (...) to densities (...) >= 0, float32, per world unit."""
-        density: Tensor = _BoundedExp.apply(raw.float())
-        return self.initial * density
+        density: Tensor = _BoundedExp.apply(raw.float(), self.initial)
+        return density
 
     def extra_repr(self) -> str:
         """Shows the setting in ``print(module)``."""
@@ -127,16 +127,16 @@ class ExponentialDensity(nn.Module):
 
 class _BoundedExp(Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        result = x.clamp(max=HIGHEST_RAW).exp()
+    def forward(ctx: Any, x: Tensor, scale: float) -> Tensor:
+        result = x.clamp(max=HIGHEST_RAW).exp_().mul_(scale)
         ctx.save_for_backward(result)
         return result
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (result,) = ctx.saved_tensors
-        return grad * result
+        return grad * result, None
 
 
 class Decoder(Protocol):

@@ -274,12 +274,12 @@ class Progress:
             else None
         )
 
-    def update(self, step: int, *, psnr: torch.Tensor | float | None = None, rays: int = 0) -> None:
+    def update(self, step: int, *, psnr: Callable[[], float] | None = None, rays: int = 0) -> None:
         """Reports that a step is done; displays it if a display is due or it is the last step.
 
         Args:
             step: Steps done so far, including earlier runs.
-            psnr: Training PSNR in dB. A tensor is read (and its device waited for) only when displayed.
+            psnr: Returns the training PSNR in dB; called, as it may wait for a device, only when that is displayed.
             rays: Rays rendered since the previous call.
         """
         self._step = step
@@ -288,7 +288,7 @@ class Progress:
         elapsed = now - self._shown
         if elapsed < self._interval and step < self._total:
             return
-        fields = [] if psnr is None else [f"PSNR {float(psnr):.2f} dB"]
+        fields = [] if psnr is None else [f"PSNR {psnr():.2f} dB"]
         if self._rays and elapsed > 0:
             fields.append(f"{_short(self._rays / elapsed)} rays/s")
         done = step - self._first
@@ -300,7 +300,7 @@ class Progress:
         else:
             self._bar.set_postfix_str(", ".join(fields), refresh=False)
             self._bar.update(step - self._bar.n)
-        # read again: fetching a tensor's value may have waited for the device
+        # read again: the PSNR may have waited for the device
         self._shown = self._clock()
         self._rays = 0
 

@@ -43,8 +43,12 @@ class Optimizers:
         self._field = field
         device = field.grid.aabb.device
         grids = field.grid.levels
-        self._rates = [rates.grid * config.grid_lr, rates.network * config.network_lr]
-        self._lrs = [torch.full((1,), rate, device=device) for rate in self._rates]
+        self._undecayed = torch.tensor(
+            [rates.grid * config.grid_lr, rates.network * config.network_lr], dtype=torch.float32, device=device
+        )
+        self._decayed = self._undecayed.clone()
+        # Views: each optimizer follows its own number.
+        self._lrs = self._decayed.split(1)
         self.grid = GridAdam(
             grids,
             lr=self._lrs[0],
@@ -100,8 +104,7 @@ class Optimizers:
         Args:
             factor: A number, or one float32 on the device.
         """
-        for rate, lr in zip(self._rates, self._lrs, strict=True):
-            lr.fill_(rate).mul_(factor)
+        torch.mul(self._undecayed, factor, out=self._decayed)
 
     def rates(self) -> dict[str, float]:
         """Returns the present learning rates by name; synchronises with the device."""

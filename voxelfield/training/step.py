@@ -29,20 +29,27 @@ class StepTotals:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._sums: dict[str, Tensor] = {}
+        self._sums: dict[tuple[str, ...], Tensor] = {}
 
-    def add(self, name: str, value: Tensor | float) -> None:
-        """Adds to a total, which starts at zero."""
-        if name not in self._sums:
-            self._sums[name] = torch.zeros((), dtype=torch.float64, device=self._device)
-        self._sums[name] += value
+    def add(self, values: dict[str, Tensor]) -> None:
+        """Adds to totals, which start at zero; side by side, so that their number costs nothing.
+
+        Args:
+            values: () each, by name, on the device and all of one dtype.
+        """
+        names = tuple(values)
+        if names not in self._sums:
+            self._sums[names] = torch.zeros(len(names), dtype=torch.float64, device=self._device)
+        self._sums[names] += torch.stack(list(values.values()))
 
     def read(self) -> dict[str, float]:
         """Returns all totals and sets them to zero; synchronises with the device."""
-        values = {name: float(total) for name, total in self._sums.items()}
-        for total in self._sums.values():
-            total.zero_()
-        return values
+        totals: dict[str, float] = {}
+        for names, sums in self._sums.items():
+            for name, total in zip(names, sums.tolist(), strict=True):
+                totals[name] = totals.get(name, 0.0) + total
+            sums.zero_()
+        return totals
 
 
 class TrainingStep:
@@ -61,7 +68,6 @@ class TrainingStep:
     Attributes:
         number: Steps done, int64, on the device.
         rays: Rays drawn in a step.
-        psnr: Of the last step's pixels, dB, on the device.
         totals: Sums over the steps since they were last read: the loss terms by name, ``rays``, ``samples``,
             ``steps`` and, where they are counted, ``marched``.
     """
@@ -76,7 +82,6 @@ class TrainingStep:
     ) -> None:
         self.device = field.grid.aabb.device
         self.number = torch.zeros((), dtype=torch.int64, device=self.device)
-        self.psnr = torch.zeros((), device=self.device)
         self.totals = StepTotals(self.device)
         self.capacity = Capacity(config.marched, config.samples) if self.device.type == "cuda" else None
         self.rays = config.max_rays if self.capacity else min(config.max_rays, max(1, config.samples // 64))
@@ -86,6 +91,8 @@ class TrainingStep:
         self._optimizers = optimizers
         self._config = config
         self._loss_scale = torch.tensor(config.loss_scale, device=self.device)
+        self._error = torch.zeros((), device=self.device)
+        self._one = torch.ones((), dtype=torch.int64, device=self.device)
 
     def run(self, settings: RenderSettings) -> None:
         """Takes one step.
@@ -117,13 +124,12 @@ class TrainingStep:
         torch.autograd.backward(list(terms.values()), [self._loss_scale] * len(terms))
         self._optimizers.step()
         self.number += 1
-        self.psnr.copy_(mse_to_psnr(terms["photometric"].detach()))
+        self._error.copy_(terms["photometric"].detach())
         self.count(terms)
-        self.totals.add("steps", 1)
-        self.totals.add("rays", rendering.taken)
-        self.totals.add("samples", rendering.samples.ray_offsets[-1])
+        counts = {"steps": self._one, "rays": rendering.taken, "samples": rendering.samples.ray_offsets[-1]}
         if rendering.marched is not None:
-            self.totals.add("marched", rendering.marched)
+            counts["marched"] = rendering.marched
+        self.totals.add(counts)
         if self.capacity is None:
             # As space empties, the same number of samples pays for more rays.
             wanted = self.rays * config.samples / max(len(rendering.samples), 1)
@@ -137,8 +143,11 @@ class TrainingStep:
 
     def count(self, terms: dict[str, Tensor]) -> None:
         """Adds loss terms to the totals."""
-        for name, term in terms.items():
-            self.totals.add(f"loss/{name}", term.detach())
+        self.totals.add({f"loss/{name}": term.detach() for name, term in terms.items()})
+
+    def psnr(self) -> float:
+        """Returns that of the last step's pixels, dB; synchronises with the device."""
+        return float(mse_to_psnr(self._error))
 
     def resume(self, number: int, rays: int) -> None:
         """Continues after ``number`` steps; on the CPU, where it changes, with that number of rays."""
