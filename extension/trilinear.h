@@ -23,7 +23,7 @@
 namespace voxelfield {
 
 // What a point outside the grid sees. The numbers are part of the op schemas.
-enum class Padding : int64_t { kBorder = 0, kZeros = 1, kReflection = 2 };
+enum class Padding : int32_t { kBorder = 0, kZeros = 1, kReflection = 2 };
 
 // Corners are numbered 4*i + 2*j + k for (x, y, z): the memory order of a 2x2x2 block of an (X, Y, Z, C) grid.
 constexpr int kCorners = 8;
@@ -53,7 +53,7 @@ struct Stencil {
   }
 
   VOXELFIELD_HOST_DEVICE T value(int corner) const {
-    return weight[0][corner_side(corner, 0)] * weight[1][corner_side(corner, 1)] * weight[2][corner_side(corner, 2)];
+    return weight[2][corner_side(corner, 2)] * weight[0][corner_side(corner, 0)] * weight[1][corner_side(corner, 1)];
   }
 
   // d value / d point[axis]
@@ -144,6 +144,37 @@ VOXELFIELD_HOST_DEVICE T multiply_add(T a, T b, T c) {
 #endif
 }
 
+// The number in [0, high] that is nearest; 0 for NaN.
+template <typename T>
+VOXELFIELD_HOST_DEVICE T clamp(T u, T high) {
+#if defined(__CUDA_ARCH__)
+  return fmin(fmax(u, T(0)), high);
+#else
+  return u > T(0) ? (u < high ? u : high) : T(0);
+#endif
+}
+
+// A vertex's index as a coordinate. Where a float has too few digits, on the device the next that is below.
+template <typename T>
+VOXELFIELD_HOST_DEVICE T coordinate_of(int32_t index) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (std::is_same_v<T, float>) return __int2float_rz(index);
+#endif
+  return static_cast<T>(index);
+}
+
+// The index of the last vertex that is not above u, which is not above coordinate_of(most).
+template <typename T>
+VOXELFIELD_HOST_DEVICE int32_t index_below(T u, [[maybe_unused]] int32_t most) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (std::is_same_v<T, float>) return __float2int_rd(u);
+  return static_cast<int32_t>(floor(u));
+#else
+  const int32_t index = static_cast<int32_t>(std::floor(u));
+  return index < most ? index : most;
+#endif
+}
+
 // A coordinate folded back at both ends of [low, high], and whether it then runs backwards.
 template <typename T>
 struct Reflected {
@@ -185,6 +216,13 @@ struct GridLocator {
   }
 
   VOXELFIELD_HOST_DEVICE Stencil<T, offset_t> operator()(const T* points, int64_t index) const {
+    return find(points, index, padding != Padding::kZeros);
+  }
+
+  // `clamps`, a bool, or std::true_type or std::false_type from a caller who knows: the padding leaves no point
+  // outside.
+  template <typename Clamps>
+  VOXELFIELD_HOST_DEVICE Stencil<T, offset_t> find(const T* points, int64_t index, Clamps clamps) const {
     const bool aligned = Plain || align_corners, rounds = !Plain && nearest;
     const T* point = points + 3 * index;
     Stencil<T, offset_t> s;
@@ -194,39 +232,40 @@ struct GridLocator {
     VOXELFIELD_UNROLL
     for (int axis = 2; axis >= 0; --axis) {
       const int32_t last = resolution[axis] - 1;
-      T rise = aligned ? T(last) : T(resolution[axis]);
+      const T end = coordinate_of<T>(last);
+      T rise = aligned ? end : T(resolution[axis]);
       T u = multiply_add(point[axis], rise, aligned ? T(0) : T(-0.5));
       if (!Plain && padding == Padding::kReflection) {
         const T margin = aligned ? T(0) : T(0.5);
-        const Reflected<T> folded = reflect(u, -margin, T(last) + margin);
+        const Reflected<T> folded = reflect(u, -margin, end + margin);
         // Too far out for the fold to be known.
-        if (!(folded.u >= -margin && folded.u <= T(last) + margin)) s.empty = true;
+        if (!(folded.u >= -margin && folded.u <= end + margin)) s.empty = true;
         u = folded.u;
         if (folded.reversed) rise = -rise;
       }
-      if (padding != Padding::kZeros) {
+      if (clamps) {
         // At and beyond the faces the clamped coordinate stands still, as in F.grid_sample.
-        if (!(u > T(0) && u < T(last))) rise = T(0);
-        u = u > T(0) ? (u < T(last) ? u : T(last)) : T(0);
-      } else if (!(u >= T(-1) && u < T(last) + T(1))) {
+        if (!(u > T(0) && u < end)) rise = T(0);
+        u = clamp(u, end);
+      } else if (!(u >= T(-1) && u < end + T(1))) {
         s.empty = true;
+        u = T(0);
       }
-      T cell = std::floor(u);
       if (rounds) {
-        cell = std::rint(u);
-        u = cell;
+        u = std::rint(u);
         rise = T(0);
       }
-      const int32_t i = s.empty ? 0 : static_cast<int32_t>(cell);
-      const T fraction = u - cell;
-      const bool has_lower = i >= 0 && i <= last, has_upper = i >= -1 && i < last && !rounds;
+      const int32_t i = index_below(u, clamps ? last : resolution[axis]);
+      const T fraction = u - T(i);
+      const bool has_lower = clamps || (i >= 0 && i <= last), has_upper = i < last && !rounds;
       s.lower[axis] = i;
       s.weight[axis][0] = has_lower ? T(1) - fraction : T(0);
-      s.weight[axis][1] = has_upper ? fraction : T(0);
+      // On the last vertex a clamped coordinate has no fraction.
+      s.weight[axis][1] = std::is_same_v<Clamps, std::true_type> || has_upper ? fraction : T(0);
       s.slope[axis][0] = has_lower ? -rise : T(0);
       s.slope[axis][1] = has_upper ? rise : T(0);
       // What is missing is read, with weight zero, at the vertex that is there.
-      s.origin += (i < 0 ? 0 : (i > last ? last : i)) * stride;
+      s.origin += (has_lower ? i : 0) * stride;
       s.step[axis] = has_lower && has_upper ? stride : 0;
       if (!has_lower && !has_upper) s.empty = true;
       stride *= resolution[axis];

@@ -5,6 +5,18 @@
 
 namespace voxelfield {
 
+template <typename Locator, typename T>
+__device__ __forceinline__ auto find_stencil(const Locator& locator, const T* points, int64_t index) {
+  return locator(points, index);
+}
+
+// The padding is the same for all points: one branch on it spares a selection wherever a vertex could be missing.
+template <typename T>
+__device__ __forceinline__ auto find_stencil(const GridLocator<T, true>& locator, const T* points, int64_t index) {
+  return locator.padding == Padding::kZeros ? locator.find(points, index, std::false_type{})
+                                            : locator.find(points, index, std::true_type{});
+}
+
 // The two threads of a vector each hold the sum of one side: they exchange halves, and each completes one.
 template <int Width, typename T>
 __device__ __forceinline__ auto exchange_halves(const Vector<T, Width>& sum, const Lane& lane) {
@@ -43,7 +55,7 @@ __global__ void __launch_bounds__(128)
   const int count = n - begin < kWarp ? static_cast<int>(n - begin) : kWarp;
   {
     const int64_t index = begin + min(own, count - 1);
-    const auto s = level.locator(points, index);
+    const auto s = find_stencil(level.locator, points, index);
     const Weights weights(directions, index);
     StagedStencil<T, offset_t> stencil;
 #pragma unroll
@@ -95,24 +107,28 @@ __global__ void __launch_bounds__(128)
   }
 }
 
+constexpr int kGatherThreads = 256;
+
 // `Single`: one level, whose channels are served at once. `row_buffer`: the channels of every level are served at once
 // and a warp's rows fit shared memory; each level's part of a row is a short piece, so rows are put together there
 // first.
 template <typename scalar_t, int Width, typename Weights, bool Single, typename Locator, typename T>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kGatherThreads)
     gather_kernel(const __grid_constant__ Levels<Locator, const scalar_t> levels, const T* __restrict__ points,
                   const T* __restrict__ directions, scalar_t* __restrict__ out, int64_t n, LaneLayout layout,
                   bool row_buffer) {
   constexpr int kSets = Weights::kSets;
+  using offset_t = typename Locator::offset_t;  // the launch sees to it that points and rows are in its range, too
   extern __shared__ __align__(16) unsigned char shared[];
+  const offset_t count = static_cast<offset_t>(n), columns = static_cast<offset_t>(levels.columns);
   const int row_elements = static_cast<int>(levels.columns);
   scalar_t* const rows = reinterpret_cast<scalar_t*>(shared) + threadIdx.x / kWarp * layout.points * row_elements;
   const Lane lane(layout);
-  const int64_t warp = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kWarp;
-  const int64_t own_index = warp * layout.points + lane.point;
-  const bool active = lane.active && own_index < n;
+  const offset_t warp = (static_cast<int64_t>(blockIdx.x) * kGatherThreads + threadIdx.x) / kWarp;
+  const offset_t own_index = warp * layout.points + lane.point;
+  const bool active = lane.active && own_index < count;
   // Threads without a point read along with the last one: a branch around the loads would keep them from overlapping.
-  const int64_t index = own_index < n ? own_index : n - 1;
+  const offset_t index = own_index < count ? own_index : count - 1;
   int first = 0;
   do {
     const int vector = first + lane.vector;
@@ -121,17 +137,17 @@ __global__ void __launch_bounds__(256)
     do {
       const auto& level = levels.level[Single ? 0 : l];
       const bool exists = Single || vector * Width < level.locator.channels;
-      auto s = level.locator(points, index);
+      auto s = find_stencil(level.locator, points, index);
       s.take_side(2, lane.upper);
       const Weights weights(directions, index);
-      const scalar_t* source = level.data + (exists ? s.origin + vector * Width : 0);
+      const auto origin = exists ? s.origin + vector * Width : 0;
       Vector<scalar_t, Width> corner[kCorners / 2];
 #pragma unroll
       for (int k = 0; k < kCorners / 2; ++k) {
-        corner[k] = load_constant<Width>(source + (k & 2 ? s.step[0] : 0) + (k & 1 ? s.step[1] : 0));
+        corner[k] = load_constant<Width>(level.data + (origin + (k & 2 ? s.step[0] : 0) + (k & 1 ? s.step[1] : 0)));
       }
       // What an empty stencil would read is not to be trusted: NaN times zero is NaN.
-      if (exists && !s.empty) {
+      if (Single || (exists && !s.empty)) {
 #pragma unroll
         for (int set = 0; set < kSets; ++set) {
 #pragma unroll
@@ -145,13 +161,15 @@ __global__ void __launch_bounds__(256)
       if (!Single && levels.sum && l + 1 < levels.count) continue;
 #pragma unroll
       for (int set = 0; set < kSets; ++set) {
-        const auto half = exchange_halves(sum[set], lane);
+        auto half = exchange_halves(sum[set], lane);
+        if (Single && s.empty) half = {};
         if (active && exists && (Width > 1 || !lane.upper)) {
           const int channel = vector * Width + (lane.upper ? Width / 2 : 0);
           if (!Single && row_buffer) {
             store(rows + lane.point * row_elements + static_cast<int>(level.column) + channel, narrow<scalar_t>(half));
           } else {
-            store_global(out + (set * n + index) * levels.columns + level.column + channel, narrow<scalar_t>(half));
+            const offset_t column = Single ? channel : static_cast<offset_t>(level.column) + channel;
+            store_global(out + ((set * count + index) * columns + column), narrow<scalar_t>(half));
           }
         }
         sum[set] = {};
@@ -161,10 +179,10 @@ __global__ void __launch_bounds__(256)
   } while (!Single && first < layout.most_vectors);
   if (Single || !row_buffer) return;
   __syncwarp();
-  const int64_t begin = warp * layout.points, left = n - begin;
+  const offset_t begin = warp * layout.points, left = count - begin;
   const int elements = row_elements * static_cast<int>(left < layout.points ? (left > 0 ? left : 0) : layout.points);
   for (int i = threadIdx.x % kWarp * Width; i < elements; i += kWarp * Width) {
-    store_global(out + begin * levels.columns + i, load<Width>(rows + i));
+    store_global(out + (begin * columns + i), load<Width>(rows + i));
   }
 }
 

@@ -30,7 +30,7 @@ struct Lane {
   int vector;   // of those served at once
   bool upper;   // vertex along z
   bool active;  // the warp's last threads may have no point
-  int partner;  // thread that serves the other vertex
+  int partner;  // thread that serves the other vertex; any, and modulo a warp, without a point
 
   __device__ __forceinline__ explicit Lane(const LaneLayout& layout) {
     const int lane = threadIdx.x % kWarp;
@@ -39,7 +39,7 @@ struct Lane {
     upper = rest >= layout.vectors;
     vector = upper ? rest - layout.vectors : rest;
     active = point < layout.points;
-    partner = active ? (upper ? lane - layout.vectors : lane + layout.vectors) : lane;
+    partner = upper ? lane - layout.vectors : lane + layout.vectors;
   }
 };
 

@@ -52,7 +52,7 @@ void dispatch_plain(const Levels<GridLocator<T>, element_t>& levels, const F& f)
     plain.count = levels.count;
     plain.sum = levels.sum;
     plain.columns = levels.columns;
-    bool all_plain = true;
+    bool all_plain = levels.columns < 0x7fffffff;
     for (int l = 0; l < levels.count; ++l) {
       const auto& level = levels.level[l];
       all_plain = all_plain && level.locator.is_plain();
