@@ -50,6 +50,21 @@ def test_value_and_gradients_match_reference(device, dtype, channels, padding):
     assert_all_match(actual, expected)
 
 
+@both_paddings
+@pytest.mark.parametrize("offset", [0, 4])
+@pytest.mark.parametrize("depth", [1, 4, 5])
+@pytest.mark.parametrize("channels", [12, 16, 28, 60])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_rows_match_reference_wherever_they_begin(device, dtype, channels, depth, offset, padding):
+    # Rows along z, and the grid itself, begin and end on words of 16 bytes or in the middle of one.
+    shape = (3, 4, depth, channels)
+    grid = torch.randn(offset + 12 * depth * channels, device=device, dtype=dtype)[offset:].view(shape)
+    points = 1.6 * torch.rand(203, 3, device=device) - 0.3
+    points[:3] = torch.tensor([[1.0, 1.0, 1.0], [0.0, 0.0, 0.0], [float("nan"), 0.5, 0.5]], device=device)
+    value = sample_trilinear(grid, points, padding=padding)
+    assert_matches(value, sample_grid(grid.double(), points.double(), padding))
+
+
 @every_lookup
 @pytest.mark.parametrize("channels", [1, 3, 12])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -540,13 +555,18 @@ def test_huge_finite_points_are_merely_outside(device, huge, padding):
 
 @pytest.mark.parametrize("beyond", [0.0, 0.5])
 @pytest.mark.parametrize("axis", [0, 1, 2])
-def test_agrees_with_grid_sample_at_the_upper_face_of_an_infinite_inside(device, axis, beyond):
+@pytest.mark.parametrize(
+    ("size", "channels", "dtype"),
+    [(5, 2, torch.float64), (5, 4, torch.float32), (5, 12, torch.float16), (6, 12, torch.float16)],
+    ids=str,
+)
+def test_agrees_with_grid_sample_at_the_upper_face_of_an_infinite_inside(device, size, channels, dtype, axis, beyond):
     # The last layer is weighted by one and no other is read. (At the lower face both meet 0 * inf from the second.)
-    grid = torch.randn(5, 5, 5, 2, device=device, dtype=torch.float64)
-    grid.transpose(0, axis)[1:4] = float("inf")
-    points = torch.full((1, 3), 0.6, device=device, dtype=torch.float64)
+    grid = torch.randn(size, size, size, channels, device=device, dtype=dtype)
+    grid.transpose(0, axis)[1:-1] = float("inf")
+    points = torch.full((1, 3), 0.7, device=device, dtype=arithmetic(dtype))
     points[0, axis] = 1 + beyond
-    expected = by_grid_sample(grid, points, "border")
+    expected = by_grid_sample(grid.double(), points.double(), "border")
     assert expected.isfinite().all()
     assert_matches(sample_trilinear(grid, points), expected)
 

@@ -7,7 +7,8 @@
 namespace voxelfield {
 namespace {
 
-constexpr int kWideRow = 4;  // vectors
+constexpr int kWideRow = 12;  // channels
+constexpr int kWord = 8;      // 16-bit channels that are moved in one access
 constexpr int64_t kMostRowBytes = 24 << 10;
 
 struct Cuda : CudaBackend {
@@ -41,12 +42,14 @@ struct Cuda : CudaBackend {
     const unsigned count = blocks(n, layout.points * (kGatherThreads / kWarp));
     if constexpr (kNarrow<Locator>) {
       if (levels.count == 1 && at_once) {
-        if constexpr (sizeof(scalar_t) == 2) {
+        if constexpr (sizeof(scalar_t) == 2 && Width >= 4) {
           // A wide row of 16-bit channels moves so few bytes that working out stencils would take longer.
-          if (layout.vectors >= kWideRow) {
-            gather_staged_kernel<scalar_t, Width, Weights>
-                <<<blocks(n, 128), 128, 0, stream()>>>(levels.level[0], points, directions, out, n, layout);
-            return;
+          if (levels.columns >= kWideRow) {
+            const auto& level = levels.level[0];
+            const bool in_words = level.locator.resolution[2] * levels.columns % kWord == 0 &&
+                                  reinterpret_cast<uintptr_t>(level.data) % (kWord * sizeof(scalar_t)) == 0;
+            return in_words ? launch_staged<kWord>(level, points, out, n)
+                            : launch_staged<kWord / 2>(level, points, out, n);
           }
         }
         gather_kernel<scalar_t, Width, Weights, true>
@@ -58,6 +61,12 @@ struct Cuda : CudaBackend {
     const bool row_buffer = levels.count > 1 && !levels.sum && Weights::kSets == 1 && at_once && rows <= kMostRowBytes;
     gather_kernel<scalar_t, Width, Weights, false><<<count, kGatherThreads, row_buffer ? rows : 0, stream()>>>(
         levels, points, directions, out, n, layout, row_buffer);
+  }
+
+  template <int Width, typename scalar_t, typename Locator, typename T>
+  static void launch_staged(const Level<Locator, const scalar_t>& level, const T* points, scalar_t* out, int64_t n) {
+    gather_staged_kernel<scalar_t, Width><<<blocks(n, kStagedThreads), kStagedThreads, 0, stream()>>>(
+        level, points, out, n, WordLayout(level.locator.channels, Width));
   }
 };
 

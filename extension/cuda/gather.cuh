@@ -31,78 +31,112 @@ __device__ __forceinline__ auto exchange_halves(const Vector<T, Width>& sum, con
   return half;
 }
 
-// What the threads of a point need to know of its stencil.
-template <typename T, typename offset_t>
-struct StagedStencil {
-  T weight[2][kCorners / 2];  // of the corners of either side along z
-  offset_t origin;            // negative: the stencil is empty
-  offset_t step[3];
+// How a warp shares points whose two vertices along z are read together: they lie side by side, and as many
+// neighbouring threads as it takes read the aligned words that hold them. `Width` channels are a word; where the
+// vertices begin in the middle of one, they end in the middle of another.
+struct WordLayout {
+  int lanes;            // of a point
+  int points;           // of a warp
+  unsigned reciprocal;  // of lanes, times 2^16, rounded up
+
+  WordLayout(int64_t channels, int width)
+      : lanes(static_cast<int>(2 * channels / width + (channels % width > 0))),
+        points(kWarp / lanes),
+        reciprocal((65536 + lanes - 1) / lanes) {}
 };
 
-// One level whose channels are served at once. Each thread of a warp works out the stencil of one point; then all of
-// them go through those points, a few at a time.
-template <typename scalar_t, int Width, typename Weights, typename Locator, typename T>
-__global__ void __launch_bounds__(128)
-    gather_staged_kernel(const Level<Locator, const scalar_t> level, const T* __restrict__ points,
-                         const T* __restrict__ directions, scalar_t* __restrict__ out, int64_t n, LaneLayout layout) {
-  using offset_t = typename Locator::offset_t;
-  constexpr int kUnroll = 2;
-  __shared__ StagedStencil<T, offset_t> staged[128 / kWarp][kWarp];
-  auto* const own_staged = staged[threadIdx.x / kWarp];
-  const int64_t begin = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kWarp * kWarp;
-  const int own = threadIdx.x % kWarp;
-  if (begin >= n) return;
-  const int count = n - begin < kWarp ? static_cast<int>(n - begin) : kWarp;
+// What the threads of a point need to know of its stencil.
+template <typename T>
+struct alignas(16) StagedStencil {
+  int32_t origin;          // of the word where the vertices begin
+  int32_t step[2];         // along x and y
+  int32_t last_word;       // of those that hold the vertices
+  T weight[kCorners / 2];  // of the four rows along z
+  T along_z[2];            // weights of the vertices
+  int32_t vertices;        // along z; 0: the stencil is empty
+  int32_t skip;            // channels between the word's beginning and theirs
+};
+
+constexpr int kStagedThreads = 128;
+constexpr int kPiece = 4;  // channels that a thread stores
+
+// One level of a 16-bit grid. Each thread of a warp works out the stencil of one point; then all of them go through
+// those points, a few at a time. Rows along z must begin and end where words do.
+template <typename scalar_t, int Width, typename T>
+__global__ void __launch_bounds__(kStagedThreads)
+    gather_staged_kernel(const Level<GridLocator<T, true>, const scalar_t> level, const T* __restrict__ points,
+                         scalar_t* __restrict__ out, int64_t n, WordLayout layout) {
+  constexpr int kUnroll = 2, kWarps = kStagedThreads / kWarp;
+  __shared__ StagedStencil<T> all_staged[kWarps][kWarp];
+  __shared__ __align__(16) T all_sums[kWarps][kWarp * Width];
+  auto* const staged = all_staged[threadIdx.x / kWarp];
+  const int count = static_cast<int>(n), channels = static_cast<int>(level.locator.channels);
+  const int begin = (blockIdx.x * kWarps + threadIdx.x / kWarp) * kWarp, thread = threadIdx.x % kWarp;
+  if (begin >= count) return;
+  const int last = min(kWarp, count - begin) - 1;
   {
-    const int64_t index = begin + min(own, count - 1);
-    const auto s = find_stencil(level.locator, points, index);
-    const Weights weights(directions, index);
-    StagedStencil<T, offset_t> stencil;
+    const auto s = find_stencil(level.locator, points, begin + min(thread, last));
+    StagedStencil<T> own;
 #pragma unroll
-    for (int k = 0; k < kCorners; ++k) stencil.weight[k & 1][k >> 1] = weights(s, k, 0);
-    stencil.origin = s.empty ? -1 : s.origin;
-#pragma unroll
-    for (int axis = 0; axis < 3; ++axis) stencil.step[axis] = s.step[axis];
-    own_staged[own] = stencil;
+    for (int k = 0; k < kCorners / 2; ++k) own.weight[k] = s.weight[0][k >> 1] * s.weight[1][k & 1];
+    // Of two vertices that are one, one has no weight.
+    own.along_z[0] = s.step[2] > 0 ? s.weight[2][0] : s.weight[2][0] + s.weight[2][1];
+    own.along_z[1] = s.weight[2][1];
+    own.vertices = s.empty ? 0 : s.step[2] > 0 ? 2 : 1;
+    own.skip = s.origin & (Width - 1);
+    own.origin = s.origin - own.skip;
+    own.step[0] = s.step[0];
+    own.step[1] = s.step[1];
+    own.last_word = (own.skip + channels + s.step[2] - 1) / Width;
+    staged[thread] = own;
   }
   __syncwarp();
 
-  const Lane lane(layout);
-  const int64_t columns = level.locator.channels;
-  const scalar_t* source = level.data + lane.vector * Width;
-  scalar_t* row = out + begin * columns + lane.vector * Width + (lane.upper ? Width / 2 : 0);
-  for (int first = 0; first < count; first += kUnroll * layout.points) {
-    Vector<scalar_t, Width> corner[kUnroll][kCorners / 2];
-    const StagedStencil<T, offset_t>* stencil[kUnroll];
+  const int point = static_cast<int>(thread * layout.reciprocal >> 16), lane = thread - point * layout.lanes;
+  T* const sums = all_sums[threadIdx.x / kWarp];
+  const T* const piece = sums + point * layout.lanes * Width + lane * kPiece;
+  const bool stores = point < layout.points && lane * kPiece < channels;
+  for (int first = point; first - point <= last; first += kUnroll * layout.points) {
+    Vector<scalar_t, Width> word[kUnroll][kCorners / 2];
+    const StagedStencil<T>* stencil[kUnroll];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      // Threads without a point read along with the last one: a branch would keep the loads from overlapping.
-      stencil[u] = own_staged + min(first + u * layout.points + lane.point, count - 1);
-      const offset_t origin = stencil[u]->origin;
-      const scalar_t* base = source + (origin < 0 ? 0 : origin + (lane.upper ? stencil[u]->step[2] : 0));
+      // Threads without a point or a word read along with another: a branch would keep the loads from overlapping.
+      const auto& s = *(stencil[u] = staged + min(first + u * layout.points, last));
+      const int origin = s.origin + min(lane, s.last_word) * Width;
 #pragma unroll
       for (int k = 0; k < kCorners / 2; ++k) {
-        corner[u][k] =
-            load_constant<Width>(base + ((k & 2 ? stencil[u]->step[0] : 0) + (k & 1 ? stencil[u]->step[1] : 0)));
+        word[u][k] = load_constant<Width>(level.data + (origin + (k & 2 ? s.step[0] : 0) + (k & 1 ? s.step[1] : 0)));
       }
     }
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
+      const auto& s = *stencil[u];
+      // The sums before have been read, and all loads are under way.
+      __syncwarp();
       Vector<T, Width> sum{};
-      // What an empty stencil would read is not to be trusted: NaN times zero is NaN.
-      if (stencil[u]->origin >= 0) {
 #pragma unroll
-        for (int k = 0; k < kCorners / 2; ++k) {
-          const T weight = stencil[u]->weight[lane.upper ? 1 : 0][k];
+      for (int k = 0; k < kCorners / 2; ++k) {
 #pragma unroll
-          for (int i = 0; i < Width; ++i) sum.lane[i] += weight * static_cast<T>(corner[u][k].lane[i]);
-        }
+        for (int i = 0; i < Width; ++i) sum.lane[i] += s.weight[k] * static_cast<T>(word[u][k].lane[i]);
       }
-      const auto half = exchange_halves(sum, lane);
-      const int at = first + u * layout.points + lane.point;
-      if (lane.active && at < count && (Width > 1 || !lane.upper)) {
-        store_global(row + at * columns, narrow<scalar_t>(half));
+      store(sums + thread * Width, sum);
+      __syncwarp();
+      const int at = first + u * layout.points;
+      if (!stores || at > last) continue;
+      Vector<T, kPiece> value{};
+      // What lies beyond the vertices, or an empty stencil has read, is not to be trusted: NaN times zero is NaN.
+      if (s.vertices > 0) {
+        const auto lower = load<kPiece>(piece + s.skip);
+#pragma unroll
+        for (int i = 0; i < kPiece; ++i) value.lane[i] = s.along_z[0] * lower.lane[i];
       }
+      if (s.vertices > 1) {
+        const auto upper = load<kPiece>(piece + s.skip + channels);
+#pragma unroll
+        for (int i = 0; i < kPiece; ++i) value.lane[i] += s.along_z[1] * upper.lane[i];
+      }
+      store_global(out + ((begin + at) * channels + lane * kPiece), narrow<scalar_t>(value));
     }
   }
 }
