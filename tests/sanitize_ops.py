@@ -14,7 +14,8 @@ import torch
 from voxelfield import _library, ops
 
 LEVELS = [(1,), (4,), (12,), (28,), (33,), (64,), (3, 1), (12, 8)]  # channels of each level
-LOOKUPS = [(0, True, False, 1), (1, False, False, 2), (2, True, True, 1)]  # padding, align_corners, nearest, batch
+# padding, align_corners, nearest, batch
+LOOKUPS = [(0, True, False, 1), (1, True, False, 1), (1, False, False, 2), (2, True, True, 1)]
 
 
 def run_grid_ops(dtype: torch.dtype, channels: tuple[int, ...], weights: str, lookup: tuple[int, bool, bool, int]):
@@ -35,6 +36,17 @@ def run_grid_ops(dtype: torch.dtype, channels: tuple[int, ...], weights: str, lo
     sizes = [number for r, c in zip(resolutions, channels, strict=True) for number in (*r, c)]
     for method in (1, 2, 3, 4):
         ops.splat_trilinear(values, points, direction, sizes, *options, method)
+
+
+def run_wide_rows():
+    """Samples 16-bit rows whose words begin and end anywhere, with either padding."""
+    points = torch.rand(1, 261, 3, device="cuda") * 1.4 - 0.2
+    points[:, 3] = float("nan")
+    for dtype, channels, depth, padding in itertools.product(
+        (torch.float16, torch.bfloat16), (12, 28, 60, 64), (1, 4, 5), (0, 1)
+    ):
+        grid = torch.randn(1, 3, 4, depth, channels, device="cuda").to(dtype)
+        torch.ops.voxelfield.sample_trilinear([grid], points, None, padding, True, False, False, False)
 
 
 def run_crowded_tiles():
@@ -232,6 +244,7 @@ if __name__ == "__main__":
         (torch.float32, torch.float16, torch.float64), LEVELS, ("value", "directional", "jet"), LOOKUPS
     ):
         run_grid_ops(*arguments)
+    run_wide_rows()
     run_crowded_tiles()
     run_bins()
     run_cell_ops()
