@@ -7,7 +7,7 @@ import torch
 from reference import sample_grid
 from tolerances import assert_matches
 
-from voxelfield.ops import sample_trilinear, trilinear_interpolate
+from voxelfield.ops import sample_pyramid, sample_trilinear, trilinear_interpolate
 
 pytestmark = [pytest.mark.cuda, pytest.mark.slow]
 
@@ -108,3 +108,19 @@ def test_more_points_than_32_bits_count_coordinates():
     assert torch.equal(value[-3:], torch.stack([grid[1, 0, 0], grid[0, 1, 0], grid[0, 0, 1]]))
     assert torch.equal(value[:-3].amin(dim=0), value[0])
     assert torch.equal(value[:-3].amax(dim=0), value[0])
+
+
+@pytest.mark.parametrize("channels", [(12,), (4, 8)], ids=str)
+def test_launches_of_many_points_join(channels):
+    need(24)
+    grids = [torch.randn(6 + c, 5, 7, c, device="cuda", dtype=torch.float16) for c in channels]
+
+    def sample(points):
+        return sample_trilinear(grids[0], points) if len(grids) == 1 else sample_pyramid(grids, points)
+
+    # One more would have elements that no 32-bit offset counts.
+    seam = 0x7FFFFFFF // sum(channels)
+    points = torch.rand(seam + 1000, 3, device="cuda")
+    value = sample(points)
+    for part in (slice(0, 999), slice(seam - 999, seam + 1000)):
+        assert torch.equal(value[part], sample(points[part]))
