@@ -61,14 +61,16 @@ constexpr int kStagedThreads = 128;
 constexpr int kPiece = 4;  // channels that a thread stores
 
 // One level of a 16-bit grid. Each thread of a warp works out the stencil of one point; then all of them go through
-// those points, a few at a time. Rows along z must begin and end where words do.
+// those points, a few at a time. Channels must be a multiple of kPiece, rows along z begin and end where words do, and
+// n * channels fit 32 bits.
 template <typename scalar_t, int Width, typename T>
 __global__ void __launch_bounds__(kStagedThreads)
     gather_staged_kernel(const Level<GridLocator<T, true>, const scalar_t> level, const T* __restrict__ points,
                          scalar_t* __restrict__ out, int64_t n, WordLayout layout) {
+  static_assert(sizeof(scalar_t) == 2 && Width % kPiece == 0 && (Width & (Width - 1)) == 0);
   constexpr int kUnroll = 2, kWarps = kStagedThreads / kWarp;
   __shared__ StagedStencil<T> all_staged[kWarps][kWarp];
-  __shared__ __align__(16) T all_sums[kWarps][kWarp * Width];
+  __shared__ __align__(sizeof(Vector<T, Width>)) T all_sums[kWarps][kWarp * Width];
   auto* const staged = all_staged[threadIdx.x / kWarp];
   const int count = static_cast<int>(n), channels = static_cast<int>(level.locator.channels);
   const int begin = (blockIdx.x * kWarps + threadIdx.x / kWarp) * kWarp, thread = threadIdx.x % kWarp;
