@@ -19,7 +19,9 @@ struct Cuda : CudaBackend {
       constexpr int kWidth = decltype(width)::value;
       dispatch_plain<Weights>(levels, [&](const auto& located) {
         using Located = std::decay_t<decltype(located.level[0].locator)>;
-        // Offsets of 32 bits count the elements of so many points at a time.
+        // Offsets of 32 bits count the elements of so many points at a time. What interpolates has no directions and
+        // one set of rows: nothing but points and rows moves on from launch to launch.
+        static_assert(!kNarrow<Located> || std::is_same_v<Weights, ValueWeights<T>>);
         const int64_t most = kNarrow<Located> ? 0x7fffffff / std::max<int64_t>(3, levels.columns) : n;
         for (int64_t begin = 0; begin < n; begin += most) {
           launch<scalar_t, kWidth, Weights>(located, points + 3 * begin, directions, out + begin * levels.columns,
@@ -39,19 +41,18 @@ struct Cuda : CudaBackend {
                      int64_t n) {
     const LaneLayout layout(most_vectors(levels, Width));
     const bool at_once = layout.most_vectors == layout.vectors;
+    if constexpr (kNarrow<Locator> && sizeof(scalar_t) == 2 && Width >= 4) {
+      // A wide row of 16-bit channels moves so few bytes that working out stencils would take longer.
+      if (levels.count == 1 && at_once && levels.columns >= kWideRow) {
+        const auto& level = levels.level[0];
+        const bool in_words = level.locator.resolution[2] * levels.columns % kWord == 0 &&
+                              reinterpret_cast<uintptr_t>(level.data) % (kWord * sizeof(scalar_t)) == 0;
+        return in_words ? launch_staged<kWord>(level, points, out, n) : launch_staged<kWord / 2>(level, points, out, n);
+      }
+    }
     const unsigned count = blocks(n, layout.points * (kGatherThreads / kWarp));
     if constexpr (kNarrow<Locator>) {
       if (levels.count == 1 && at_once) {
-        if constexpr (sizeof(scalar_t) == 2 && Width >= 4) {
-          // A wide row of 16-bit channels moves so few bytes that working out stencils would take longer.
-          if (levels.columns >= kWideRow) {
-            const auto& level = levels.level[0];
-            const bool in_words = level.locator.resolution[2] * levels.columns % kWord == 0 &&
-                                  reinterpret_cast<uintptr_t>(level.data) % (kWord * sizeof(scalar_t)) == 0;
-            return in_words ? launch_staged<kWord>(level, points, out, n)
-                            : launch_staged<kWord / 2>(level, points, out, n);
-          }
-        }
         gather_kernel<scalar_t, Width, Weights, true>
             <<<count, kGatherThreads, 0, stream()>>>(levels, points, directions, out, n, layout, false);
         return;
