@@ -30,7 +30,7 @@ struct Lane {
   int vector;   // of those served at once
   bool upper;   // vertex along z
   bool active;  // the warp's last threads may have no point
-  int partner;  // thread that serves the other vertex; any, and modulo a warp, without a point
+  int partner;  // serves the other vertex; threads without a point have some other, counted modulo a warp
 
   __device__ __forceinline__ explicit Lane(const LaneLayout& layout) {
     const int lane = threadIdx.x % kWarp;
