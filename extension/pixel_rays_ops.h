@@ -60,9 +60,9 @@ struct PixelRaysOps {
     check_tensor("aabb", aabb, {2, 3}, ScalarType::Float, images);
     STD_TORCH_CHECK(images.numel() > 0 || index.size(0) == 0, "images must have at least one pixel, got none");
     const int64_t pixels = index.size(0);
-    STD_TORCH_CHECK(supersampling > 0 && pixels <= INT64_MAX / supersampling / supersampling,
-                    "supersampling must be at least 1 and its square fit 64 bits times the pixels, got ",
-                    supersampling);
+    constexpr int64_t kRayBytes = 3 * sizeof(float);  // in origins, and in directions
+    STD_TORCH_CHECK(supersampling > 0 && pixels <= INT64_MAX / kRayBytes / supersampling / supersampling,
+                    "supersampling must be at least 1 and the bytes of all rays fit 64 bits, got ", supersampling);
     const typename Backend::Guard guard(images);
     const Tensor poses = as_contiguous(c2w), lenses = as_contiguous(intrinsics), box = as_contiguous(aabb);
     const Tensor chosen = as_contiguous(index);

@@ -106,6 +106,14 @@ def test_bad_input_is_named():
             pixel_rays(images, index, cameras.c2w, cameras.intrinsics, aabb, supersampling=side)
 
 
+def test_rays_that_no_memory_holds_are_refused():
+    images, cameras, aabb = make("cpu")
+    one = torch.zeros(1, dtype=torch.int64)
+    # Their number fits 64 bits, but that of their bytes does not.
+    with pytest.raises(RuntimeError, match=r"supersampling must be at least 1 .* got 2147483647"):
+        pixel_rays(images, one, cameras.c2w, cameras.intrinsics, aabb, supersampling=2**31 - 1)
+
+
 @pytest.mark.parametrize("side", [0, -1, 2**32])
 def test_the_raw_op_bounds_the_number_of_rays(device, side):
     images, cameras, aabb = make(device)

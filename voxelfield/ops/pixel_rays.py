@@ -59,7 +59,7 @@ def pixel_rays(
     Raises:
         TypeError: An argument is no tensor, or has the wrong dtype.
         ValueError: An argument has the wrong shape or device, or ``images`` is not contiguous, or has no pixel to
-            choose from, or ``supersampling`` is below 1; or, on the CPU, ``index`` leaves its range.
+            choose from, or ``supersampling`` is no int of at least 1; or, on the CPU, ``index`` leaves its range.
     """
     check_tensor("images", images, ("N", "H", "W", 4))
     check_dtype("images", images, (torch.uint8,))
