@@ -32,10 +32,10 @@ class StepTotals:
         self._sums: dict[tuple[str, ...], Tensor] = {}
 
     def add(self, values: dict[str, Tensor]) -> None:
-        """Adds to totals, which start at zero; side by side, so that their number costs nothing.
+        """Adds to totals, which start at zero: side by side, in two launches however many they are.
 
         Args:
-            values: () each, by name, on the device and all of one dtype.
+            values: () each, at least one, by name, on the device and all of one dtype.
         """
         names = tuple(values)
         if names not in self._sums:
