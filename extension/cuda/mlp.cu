@@ -170,10 +170,11 @@ std::tuple<Tensor, std::vector<Tensor>> mlp_backward(const Tensor& grad_output, 
       const int splits = std::max(warps / units, 1);
       const Tensor partial = new_empty(a.input, {blocks * splits, units, kUnit * kUnit}, ScalarType::Float);
       float4* const partial_sums = reinterpret_cast<float4*>(partial.mutable_data_ptr<float>());
-      for (int first = 0; first < units; first += kUnits * warps) {
+      const int per_launch = (units + launches - 1) / launches;
+      for (int first = 0; first < units; first += per_launch) {
         kernel<<<blocks, warps * kWarp, shared, CudaBackend::stream()>>>(
             a.mlp, a.rows, halves(grads), halves(a.input), first == 0 ? mutable_halves(grad_input) : nullptr,
-            partial_sums, first, units, splits);
+            partial_sums, first, std::min(first + per_launch, units), units, splits);
         STD_CUDA_KERNEL_LAUNCH_CHECK();
       }
       mlp_reduce_kernel<<<units * kUnitVectors / kReduceVectors, kReduceThreads, 0, CudaBackend::stream()>>>(

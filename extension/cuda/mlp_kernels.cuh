@@ -385,7 +385,7 @@ template <int Width, int M, int Units, int Threads, int Blocks>
 __global__ void __launch_bounds__(Threads, Blocks)
     mlp_backward_kernel(const __grid_constant__ Mlp mlp, RowCount rows, const __half* __restrict__ grad_output,
                         const __half* __restrict__ input, __half* __restrict__ grad_input, float4* __restrict__ partial,
-                        int first_unit, int units, int splits) {
+                        int first_unit, int end_unit, int units, int splits) {
   extern __shared__ uint4 memory[];
   const unsigned shared = shared_address(memory);
   const int warps = blockDim.x / kWarp, warp = threadIdx.x / kWarp, lane = lane_of_warp();
@@ -399,7 +399,7 @@ __global__ void __launch_bounds__(Threads, Blocks)
 #pragma unroll
   for (int u = 0; u < Units; ++u) {
     const int index = some_unit + u * warps;
-    operand[u].valid = index < units && split < splits;
+    operand[u].valid = index < end_unit && split < splits;
     const MlpUnit unit(mlp, operand[u].valid ? index : 0);
     operand[u].layer = unit.layer;
     operand[u].tall = unit.row + 16 < mlp.rows_of(unit.layer);
@@ -412,6 +412,8 @@ __global__ void __launch_bounds__(Threads, Blocks)
     operand[u].leaving = 2 * unit.row + across({shared + mlp.leaving_offset(unit.layer, block_rows), leaving_stride});
   }
   float sums[Units][2][4][4] = {};
+  // Gradients need not be followed further down than the launch's units.
+  const int lowest = MlpUnit(mlp, first_unit).layer;
 
   constexpr int kStride = row_stride(Width);
   const bool few = mlp.few_outputs();
@@ -465,8 +467,10 @@ __global__ void __launch_bounds__(Threads, Blocks)
 
     __syncwarp();
     Activations<M, Width> y;
-    for (int l = last; l >= 0; --l) {
-      if (l == last) {
+    for (int l = last; l >= lowest; --l) {
+      if (l == lowest && grad_input == nullptr) {
+        // What leaves the layer is all that is needed here.
+      } else if (l == last) {
         y = last_layer_transposed(kept_grads, own, mlp.padded_out(), last_weights, x);
       } else if (l > 0) {
         const SharedMatrix weights{hidden_weights + (l - 1) * Width * kStride, kStride};
@@ -480,7 +484,7 @@ __global__ void __launch_bounds__(Threads, Blocks)
           }
         }
         y = x;
-      } else if (grad_input != nullptr) {
+      } else {
         const WarpRows<__half*> to(grad_input, first, rows.capacity, mlp.input_pitch);
         for (int group = 0; group * kInputGroup < mlp.input_pitch; ++group) {
           Fragment out[2][M];
@@ -493,7 +497,7 @@ __global__ void __launch_bounds__(Threads, Blocks)
           store_input(out, to, group);
         }
       }
-      if (mlp.in_place || l == 0) {
+      if (mlp.in_place || l == lowest) {
         __syncthreads();
 #pragma unroll
         for (int u = 0; u < Units; ++u) {
@@ -506,7 +510,7 @@ __global__ void __launch_bounds__(Threads, Blocks)
         }
         __syncthreads();
       }
-      if (l > 0) keep(leaving + (l - 1) * after, y);
+      if (l > lowest) keep(leaving + (l - 1) * after, y);
     }
   }
   if (grad_input != nullptr) {
