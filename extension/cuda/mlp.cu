@@ -171,10 +171,20 @@ std::tuple<Tensor, std::vector<Tensor>> mlp_backward(const Tensor& grad_output, 
       const Tensor partial = new_empty(a.input, {blocks * splits, units, kUnit * kUnit}, ScalarType::Float);
       float4* const partial_sums = reinterpret_cast<float4*>(partial.mutable_data_ptr<float>());
       const int per_launch = (units + launches - 1) / launches;
-      for (int first = 0; first < units; first += per_launch) {
+      MlpLaunch launch{.units = units, .splits = splits};
+      launch.first_signs = MlpUnit(a.mlp, per_launch - 1).layer + 1;
+      launch.tiles = tiles * warps * kTiles;
+      const int64_t layers_with_signs = launches > 1 ? a.mlp.layers - launch.first_signs : 0;
+      Tensor signs =
+          new_empty(a.input, {layers_with_signs, launch.tiles, Signs<kWidth>::kWords, kWarp}, ScalarType::Int);
+      launch.signs = reinterpret_cast<unsigned*>(signs.mutable_data_ptr<int32_t>());
+      for (int index = launches - 1; index >= 0; --index) {
+        launch.first_unit = index * per_launch;
+        launch.end_unit = std::min(launch.first_unit + per_launch, units);
+        launch.writes_signs = launches > 1 && index == launches - 1;
         kernel<<<blocks, warps * kWarp, shared, CudaBackend::stream()>>>(
-            a.mlp, a.rows, halves(grads), halves(a.input), first == 0 ? mutable_halves(grad_input) : nullptr,
-            partial_sums, first, std::min(first + per_launch, units), units, splits);
+            a.mlp, a.rows, halves(grads), halves(a.input), index == 0 ? mutable_halves(grad_input) : nullptr,
+            partial_sums, launch);
         STD_CUDA_KERNEL_LAUNCH_CHECK();
       }
       mlp_reduce_kernel<<<units * kUnitVectors / kReduceVectors, kReduceThreads, 0, CudaBackend::stream()>>>(

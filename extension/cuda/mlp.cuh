@@ -209,17 +209,57 @@ __device__ __forceinline__ Fragment where_positive(const Fragment& activation, F
   return gradient;
 }
 
+// `Together` panels of x W^T, or of y W, from `column` on. Sums of several panels wait for one another less often.
+template <int Together, bool Transposed, int M, int Columns>
+__device__ __forceinline__ void multiply_panels(Panel<M> (&panels)[Together], const Activations<M, Columns>& x,
+                                                const SharedMatrix& weights, int column) {
+#pragma unroll
+  for (int p = 0; p < Together; ++p) panels[p] = {};
+  const unsigned address = Transposed ? down(weights) + 2 * column : across(weights) + column * weights.stride;
+#pragma unroll
+  for (int k = 0; k < Columns / 16; ++k) {
+#pragma unroll
+    for (int p = 0; p < Together; ++p) {
+      multiply_add<2>(panels[p], x.tile[k],
+                      Transposed ? load_matrices_transposed(address + 16 * k * weights.stride + 32 * p)
+                                 : load_matrices(address + 16 * p * weights.stride + 32 * k));
+    }
+  }
+}
+
 // A hidden layer, relu(x W^T).
-template <int M, int In, int Out>
+template <int M, int In, int Out, int Together = 1>
 __device__ __forceinline__ Activations<M, Out> layer(const Activations<M, In>& x, const SharedMatrix& weights) {
   Activations<M, Out> y;
 #pragma unroll
-  for (int i = 0; i < Out / 16; ++i) {
-    const Panel<M> panel = multiply(x, weights, 16 * i);
+  for (int i = 0; i < Out / 16; i += Together) {
+    Panel<M> panels[Together];
+    multiply_panels<Together, false>(panels, x, weights, 16 * i);
 #pragma unroll
-    for (int m = 0; m < M; ++m) y.tile[i][m] = relu_to_half(panel, m);
+    for (int p = 0; p < Together; ++p) {
+#pragma unroll
+      for (int m = 0; m < M; ++m) y.tile[i + p][m] = relu_to_half(panels[p], m);
+    }
   }
   return y;
+}
+
+// y W of a hidden layer.
+template <int Together, int M, int Columns>
+__device__ __forceinline__ Activations<M, Columns> multiply_transposed(const Activations<M, Columns>& y,
+                                                                       const SharedMatrix& weights) {
+  Activations<M, Columns> x;
+#pragma unroll
+  for (int i = 0; i < Columns / 16; i += Together) {
+    Panel<M> panels[Together];
+    multiply_panels<Together, true>(panels, y, weights, 16 * i);
+#pragma unroll
+    for (int p = 0; p < Together; ++p) {
+#pragma unroll
+      for (int m = 0; m < M; ++m) x.tile[i + p][m] = to_half(panels[p], m);
+    }
+  }
+  return x;
 }
 
 // A hidden layer and the first 16 columns, of which 8 * Eights count, of the last layer behind it. The hidden layer is

@@ -4,8 +4,9 @@
 // again. A warp follows the gradient of its own rows down the layers in registers and leaves activations and gradients
 // in shared memory; then the block's warps share out the weights' gradients, 32 x 32 of them a unit, and sum each unit
 // in registers over all the block's rows. Where shared memory is short they do so after each layer, whose gradients
-// then take the place of the activations above it. One sum a block and unit goes to global memory, and the sums of all
-// blocks are added in a fixed order: the result is the same in every run on a device.
+// then take the place of the activations above it. Where registers are too few for all units there are several
+// launches, the last layers' first. One sum a block and unit goes to global memory, and the sums of all blocks are
+// added in a fixed order: the result is the same in every run on a device.
 #pragma once
 
 #include "mlp.cuh"
@@ -271,12 +272,11 @@ __device__ __forceinline__ Activations<M, Width> first_layer(const SharedMatrix&
   return hidden;
 }
 
-// y W of the last layer where the activations x before it are positive; y is in shared memory. At most 32 columns of
-// the result are summed at a time, which spares registers.
+// y W of the last layer; y is in shared memory. At most 32 columns of the result are summed at a time, which spares
+// registers.
 template <int Width, int M>
 __device__ __forceinline__ Activations<M, Width> last_layer_transposed(const SharedMatrix& y, int row, int columns,
-                                                                       const SharedMatrix& weights,
-                                                                       const Activations<M, Width>& x) {
+                                                                       const SharedMatrix& weights) {
   constexpr int kPart = Width < 32 ? Width : 32;
   Activations<M, Width> hidden;
 #pragma unroll
@@ -296,10 +296,7 @@ __device__ __forceinline__ Activations<M, Width> last_layer_transposed(const Sha
 #pragma unroll
     for (int i = 0; i < kPart / 16; ++i) {
 #pragma unroll
-      for (int m = 0; m < M; ++m) {
-        Fragment& own = hidden.tile[part / 16 + i][m];
-        own = where_positive(x.tile[part / 16 + i][m], to_half(panels[i], m));
-      }
+      for (int m = 0; m < M; ++m) hidden.tile[part / 16 + i][m] = to_half(panels[i], m);
     }
   }
   return hidden;
@@ -381,11 +378,75 @@ __device__ __forceinline__ void add_to_unit(float (&sums)[2][4][4], const UnitOp
   }
 }
 
+// Which activations of a tile's 16 rows are positive: a bit for each that a thread has in its fragments, that of a
+// part's lower half in the lower half of a word.
+template <int Width>
+struct Signs {
+  static constexpr int kParts = Width / 16 * 4;
+  static constexpr int kWords = (kParts + 15) / 16;
+  unsigned word[kWords];
+
+  __device__ __forceinline__ void set(int tile, const Fragment& activation) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int part = 4 * tile + i;
+      word[part / 16] |= (__hgt2_mask(as_half2(activation.part[i]), __float2half2_rn(0.f)) & 0x00010001u) << part % 16;
+    }
+  }
+  __device__ __forceinline__ Fragment where_set(int tile, Fragment gradient) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int part = 4 * tile + i;
+      gradient.part[i] &= (word[part / 16] >> part % 16 & 0x00010001u) * 0xffffu;
+    }
+    return gradient;
+  }
+};
+
+// The units that a launch sums, of all. It computes activations only as far up, and gradients as far down, as they
+// need: the first launch, that of the last layer, has written down for those after it where the ReLUs above them let
+// pass.
+struct MlpLaunch {
+  int first_unit, end_unit, units;
+  int splits;       // warps that share a unit
+  int first_signs;  // the first layer for which there are signs of what enters it
+  int tiles;        // of 16 rows
+  unsigned* signs;  // of each layer and tile
+  bool writes_signs;
+
+  template <int Width>
+  __device__ __forceinline__ unsigned* signs_of(int l, int tile) const {
+    constexpr int kWords = Signs<Width>::kWords;
+    return signs + (static_cast<int64_t>(l - first_signs) * tiles + tile) * (kWords * kWarp) + lane_of_warp();
+  }
+  template <int Width, int M>
+  __device__ __forceinline__ void write_signs(int l, int row, const Activations<M, Width>& x) const {
+    if (!writes_signs || l < first_signs) return;
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+      Signs<Width> own{};
+#pragma unroll
+      for (int i = 0; i < Width / 16; ++i) own.set(i, x.tile[i][m]);
+      unsigned* const to = signs_of<Width>(l, row / 16 + m);
+#pragma unroll
+      for (int w = 0; w < Signs<Width>::kWords; ++w) to[w * kWarp] = own.word[w];
+    }
+  }
+  template <int Width>
+  __device__ __forceinline__ Signs<Width> read_signs(int l, int tile) const {
+    Signs<Width> own;
+    const unsigned* const from = signs_of<Width>(l, tile);
+#pragma unroll
+    for (int w = 0; w < Signs<Width>::kWords; ++w) own.word[w] = __ldg(from + w * kWarp);
+    return own;
+  }
+};
+
 template <int Width, int M, int Units, int Threads, int Blocks>
 __global__ void __launch_bounds__(Threads, Blocks)
     mlp_backward_kernel(const __grid_constant__ Mlp mlp, RowCount rows, const __half* __restrict__ grad_output,
                         const __half* __restrict__ input, __half* __restrict__ grad_input, float4* __restrict__ partial,
-                        int first_unit, int end_unit, int units, int splits) {
+                        const __grid_constant__ MlpLaunch launch) {
   extern __shared__ uint4 memory[];
   const unsigned shared = shared_address(memory);
   const int warps = blockDim.x / kWarp, warp = threadIdx.x / kWarp, lane = lane_of_warp();
@@ -394,12 +455,13 @@ __global__ void __launch_bounds__(Threads, Blocks)
   const int in_stride = row_stride(mlp.padded_in()), out_stride = row_stride(mlp.padded_out());
 
   // Warps beyond the last unit take other rows of a unit that has a warp already.
-  const int split = splits > 1 ? warp / units : 0, some_unit = first_unit + (splits > 1 ? warp % units : warp);
+  const int units = launch.units, splits = launch.splits, split = splits > 1 ? warp / units : 0;
+  const int some_unit = launch.first_unit + (splits > 1 ? warp % units : warp);
   UnitOperands operand[Units];
 #pragma unroll
   for (int u = 0; u < Units; ++u) {
     const int index = some_unit + u * warps;
-    operand[u].valid = index < end_unit && split < splits;
+    operand[u].valid = index < launch.end_unit && split < splits;
     const MlpUnit unit(mlp, operand[u].valid ? index : 0);
     operand[u].layer = unit.layer;
     operand[u].tall = unit.row + 16 < mlp.rows_of(unit.layer);
@@ -412,9 +474,10 @@ __global__ void __launch_bounds__(Threads, Blocks)
     operand[u].leaving = 2 * unit.row + across({shared + mlp.leaving_offset(unit.layer, block_rows), leaving_stride});
   }
   float sums[Units][2][4][4] = {};
-  // Gradients need not be followed further down than the launch's units.
-  const int lowest = MlpUnit(mlp, first_unit).layer;
+  const int lowest = MlpUnit(mlp, launch.first_unit).layer, highest = MlpUnit(mlp, launch.end_unit - 1).layer;
 
+  // Sums of so many panels that few wait for one another, but registers suffice.
+  constexpr int kTogether = M == 1 ? 4 : 1;
   constexpr int kStride = row_stride(Width);
   const bool few = mlp.few_outputs();
   const auto input_at = [&](int row) { return WarpRows<const __half*>(input, row, used, mlp.input_pitch); };
@@ -453,51 +516,63 @@ __global__ void __launch_bounds__(Threads, Blocks)
     }
     Activations<M, Width> x =
         first_layer<Width>(first_weights, input_at(first), tiles, [&](int group, const Fragment(&group_tiles)[2][M]) {
+          if (lowest > 0) return;
 #pragma unroll
           for (int m = 0; m < M; ++m) {
             store_fragment(kept_input, own + 16 * m, kInputGroup * group, group_tiles[0][m]);
             store_fragment(kept_input, own + 16 * m, kInputGroup * group + 16, group_tiles[1][m]);
           }
         });
-    keep(entering, x);
-    for (int l = 1; l < last; ++l) {
-      x = layer<M, Width, Width>(x, {hidden_weights + (l - 1) * Width * kStride, kStride});
-      keep(entering + l * after, x);
+    if (lowest <= 1 && highest >= 1) keep(entering, x);
+    launch.write_signs(1, first, x);
+    for (int l = 1; l < highest; ++l) {
+      x = layer<M, Width, Width, kTogether>(x, {hidden_weights + (l - 1) * Width * kStride, kStride});
+      if (l + 1 >= lowest) keep(entering + l * after, x);
+      launch.write_signs(l + 1, first, x);
     }
 
     __syncwarp();
     Activations<M, Width> y;
     for (int l = last; l >= lowest; --l) {
-      if (l == lowest && grad_input == nullptr) {
-        // What leaves the layer is all that is needed here.
-      } else if (l == last) {
-        y = last_layer_transposed(kept_grads, own, mlp.padded_out(), last_weights, x);
-      } else if (l > 0) {
-        const SharedMatrix weights{hidden_weights + (l - 1) * Width * kStride, kStride};
-        const SharedMatrix activations{entering + (l - 1) * after, kStride};
+      // What leaves the lowest layer is all that is needed of it, unless it is the network's first.
+      if (l > lowest || grad_input != nullptr) {
+        if (l == last) {
+          y = last_layer_transposed<Width, M>(kept_grads, own, mlp.padded_out(), last_weights);
+        } else if (l > 0) {
+          y = multiply_transposed<kTogether>(y, {hidden_weights + (l - 1) * Width * kStride, kStride});
+        } else {
+          const WarpRows<__half*> to(grad_input, first, rows.capacity, mlp.input_pitch);
+          for (int group = 0; group * kInputGroup < mlp.input_pitch; ++group) {
+            Fragment out[2][M];
 #pragma unroll
-        for (int i = 0; i < Width / 16; ++i) {
-          const Panel<M> panel = multiply_transposed(y, weights, 16 * i);
+            for (int i = 0; i < 2; ++i) {
+              const Panel<M> panel = multiply_transposed(y, first_weights, kInputGroup * group + 16 * i);
+#pragma unroll
+              for (int m = 0; m < M; ++m) out[i][m] = to_half(panel, m);
+            }
+            store_input(out, to, group);
+          }
+        }
+        // A ReLU is passed.
+        if (l > highest) {
 #pragma unroll
           for (int m = 0; m < M; ++m) {
-            x.tile[i][m] = where_positive(load_fragment(activations, own + 16 * m, 16 * i), to_half(panel, m));
-          }
-        }
-        y = x;
-      } else {
-        const WarpRows<__half*> to(grad_input, first, rows.capacity, mlp.input_pitch);
-        for (int group = 0; group * kInputGroup < mlp.input_pitch; ++group) {
-          Fragment out[2][M];
+            const Signs<Width> signs = launch.read_signs<Width>(l, first / 16 + m);
 #pragma unroll
-          for (int i = 0; i < 2; ++i) {
-            const Panel<M> panel = multiply_transposed(y, first_weights, kInputGroup * group + 16 * i);
-#pragma unroll
-            for (int m = 0; m < M; ++m) out[i][m] = to_half(panel, m);
+            for (int i = 0; i < Width / 16; ++i) y.tile[i][m] = signs.where_set(i, y.tile[i][m]);
           }
-          store_input(out, to, group);
+        } else if (l > 0) {
+          const SharedMatrix activations{entering + (l - 1) * after, kStride};
+#pragma unroll
+          for (int i = 0; i < Width / 16; ++i) {
+#pragma unroll
+            for (int m = 0; m < M; ++m) {
+              y.tile[i][m] = where_positive(load_fragment(activations, own + 16 * m, 16 * i), y.tile[i][m]);
+            }
+          }
         }
       }
-      if (mlp.in_place || l == lowest) {
+      if (l == lowest || (mlp.in_place && l <= highest)) {
         __syncthreads();
 #pragma unroll
         for (int u = 0; u < Units; ++u) {
@@ -510,7 +585,7 @@ __global__ void __launch_bounds__(Threads, Blocks)
         }
         __syncthreads();
       }
-      if (l > lowest) keep(leaving + (l - 1) * after, y);
+      if (l > lowest && l - 1 <= highest) keep(leaving + (l - 1) * after, y);
     }
   }
   if (grad_input != nullptr) {
