@@ -43,7 +43,7 @@ def run_wide_rows():
     points = torch.rand(1, 261, 3, device="cuda") * 1.4 - 0.2
     points[:, 3] = float("nan")
     for dtype, channels, depth, padding in itertools.product(
-        (torch.float16, torch.bfloat16), (12, 28, 60, 64), (1, 4, 5), (0, 1)
+        (torch.float16, torch.bfloat16), (7, 10, 12, 28, 60, 64), (1, 4, 5, 8), (0, 1)
     ):
         grid = torch.randn(1, 3, 4, depth, channels, device="cuda").to(dtype)
         torch.ops.voxelfield.sample_trilinear([grid], points, None, padding, True, False, False, False)

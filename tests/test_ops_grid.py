@@ -51,9 +51,9 @@ def test_value_and_gradients_match_reference(device, dtype, channels, padding):
 
 
 @both_paddings
-@pytest.mark.parametrize("offset", [0, 4])
-@pytest.mark.parametrize("depth", [1, 4, 5])
-@pytest.mark.parametrize("channels", [12, 16, 28, 60])
+@pytest.mark.parametrize("offset", [0, 1, 4])
+@pytest.mark.parametrize("depth", [1, 4, 5, 8])
+@pytest.mark.parametrize("channels", [7, 10, 12, 16, 28, 34, 60])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_rows_match_reference_wherever_they_begin(device, dtype, channels, depth, offset, padding):
     # Rows along z, and the grid itself, begin and end on words of 16 bytes or in the middle of one.

@@ -8,7 +8,8 @@ namespace voxelfield {
 namespace {
 
 constexpr int kWideRow = 12;  // channels
-constexpr int kWord = 8;      // 16-bit channels that are moved in one access
+constexpr int kWideVectors = 4;
+constexpr int kWord = 8;  // 16-bit channels that are moved in one access
 constexpr int64_t kMostRowBytes = 24 << 10;
 
 struct Cuda : CudaBackend {
@@ -41,13 +42,18 @@ struct Cuda : CudaBackend {
                      int64_t n) {
     const LaneLayout layout(most_vectors(levels, Width));
     const bool at_once = layout.most_vectors == layout.vectors;
-    if constexpr (kNarrow<Locator> && sizeof(scalar_t) == 2 && Width >= 4) {
+    if constexpr (kNarrow<Locator> && sizeof(scalar_t) == 2) {
       // A wide row of 16-bit channels moves so few bytes that working out stencils would take longer.
-      if (levels.count == 1 && at_once && levels.columns >= kWideRow) {
+      if (levels.count == 1 && (levels.columns >= kWideRow || layout.most_vectors >= kWideVectors)) {
+        constexpr int kPiece = std::min(Width, 4);
         const auto& level = levels.level[0];
         const bool in_words = level.locator.resolution[2] * levels.columns % kWord == 0 &&
                               reinterpret_cast<uintptr_t>(level.data) % (kWord * sizeof(scalar_t)) == 0;
-        return in_words ? launch_staged<kWord>(level, points, out, n) : launch_staged<kWord / 2>(level, points, out, n);
+        const WordLayout words(levels.columns, in_words ? kWord : kPiece);
+        if (words.points > 0) {
+          return in_words ? launch_staged<kWord, kPiece>(level, points, out, n, words)
+                          : launch_staged<kPiece, kPiece>(level, points, out, n, words);
+        }
       }
     }
     const unsigned count = blocks(n, layout.points * (kGatherThreads / kWarp));
@@ -64,10 +70,11 @@ struct Cuda : CudaBackend {
         levels, points, directions, out, n, layout, row_buffer);
   }
 
-  template <int Width, typename scalar_t, typename Locator, typename T>
-  static void launch_staged(const Level<Locator, const scalar_t>& level, const T* points, scalar_t* out, int64_t n) {
-    gather_staged_kernel<scalar_t, Width><<<blocks(n, kStagedThreads), kStagedThreads, 0, stream()>>>(
-        level, points, out, n, WordLayout(level.locator.channels, Width));
+  template <int Width, int Piece, typename scalar_t, typename Locator, typename T>
+  static void launch_staged(const Level<Locator, const scalar_t>& level, const T* points, scalar_t* out, int64_t n,
+                            const WordLayout& layout) {
+    gather_staged_kernel<scalar_t, Width, Piece>
+        <<<blocks(n, kStagedThreads), kStagedThreads, 0, stream()>>>(level, points, out, n, layout);
   }
 };
 

@@ -1,6 +1,8 @@
 // From vertices to points: sampling.
 #pragma once
 
+#include <numeric>
+
 #include "lanes.cuh"
 
 namespace voxelfield {
@@ -36,11 +38,11 @@ __device__ __forceinline__ auto exchange_halves(const Vector<T, Width>& sum, con
 // vertices begin in the middle of one, they end in the middle of another.
 struct WordLayout {
   int lanes;            // of a point
-  int points;           // of a warp
+  int points;           // of a warp; none if a point needs more threads than that
   unsigned reciprocal;  // of lanes, times 2^16, rounded up
 
   WordLayout(int64_t channels, int width)
-      : lanes(static_cast<int>(2 * channels / width + (channels % width > 0))),
+      : lanes(static_cast<int>((2 * channels + width - std::gcd(channels, width) + width - 1) / width)),
         points(kWarp / lanes),
         reciprocal((65536 + lanes - 1) / lanes) {}
 };
@@ -58,16 +60,15 @@ struct alignas(16) StagedStencil {
 };
 
 constexpr int kStagedThreads = 128;
-constexpr int kPiece = 4;  // channels that a thread stores
 
 // One level of a 16-bit grid. Each thread of a warp works out the stencil of one point; then all of them go through
-// those points, a few at a time. Channels must be a multiple of kPiece, rows along z begin and end where words do, and
-// n * channels fit 32 bits.
-template <typename scalar_t, int Width, typename T>
+// those points, a few at a time. Channels must be a multiple of `Piece`, which a thread stores at once, rows along z
+// begin and end where words do, and n * channels fit 32 bits.
+template <typename scalar_t, int Width, int Piece, typename T>
 __global__ void __launch_bounds__(kStagedThreads)
     gather_staged_kernel(const Level<GridLocator<T, true>, const scalar_t> level, const T* __restrict__ points,
                          scalar_t* __restrict__ out, int64_t n, WordLayout layout) {
-  static_assert(sizeof(scalar_t) == 2 && Width % kPiece == 0 && (Width & (Width - 1)) == 0);
+  static_assert(sizeof(scalar_t) == 2 && Width % Piece == 0 && (Width & (Width - 1)) == 0);
   constexpr int kUnroll = 2, kWarps = kStagedThreads / kWarp;
   __shared__ StagedStencil<T> all_staged[kWarps][kWarp];
   __shared__ __align__(sizeof(Vector<T, Width>)) T all_sums[kWarps][kWarp * Width];
@@ -96,8 +97,8 @@ __global__ void __launch_bounds__(kStagedThreads)
 
   const int point = static_cast<int>(thread * layout.reciprocal >> 16), lane = thread - point * layout.lanes;
   T* const sums = all_sums[threadIdx.x / kWarp];
-  const T* const piece = sums + point * layout.lanes * Width + lane * kPiece;
-  const bool stores = point < layout.points && lane * kPiece < channels;
+  const T* const own_sums = sums + point * layout.lanes * Width;
+  const int stored = point < layout.points ? channels : 0;
   for (int first = point; first - point <= last; first += kUnroll * layout.points) {
     Vector<scalar_t, Width> word[kUnroll][kCorners / 2];
     const StagedStencil<T>* stencil[kUnroll];
@@ -125,20 +126,23 @@ __global__ void __launch_bounds__(kStagedThreads)
       store(sums + thread * Width, sum);
       __syncwarp();
       const int at = first + u * layout.points;
-      if (!stores || at > last) continue;
-      Vector<T, kPiece> value{};
-      // What lies beyond the vertices, or an empty stencil has read, is not to be trusted: NaN times zero is NaN.
-      if (s.vertices > 0) {
-        const auto lower = load<kPiece>(piece + s.skip);
+      if (at > last) continue;
+      for (int channel = lane * Piece; channel < stored; channel += layout.lanes * Piece) {
+        const T* const piece = own_sums + s.skip + channel;
+        Vector<T, Piece> value{};
+        // What lies beyond the vertices, or an empty stencil has read, is not to be trusted: NaN times zero is NaN.
+        if (s.vertices > 0) {
+          const auto lower = load<Piece>(piece);
 #pragma unroll
-        for (int i = 0; i < kPiece; ++i) value.lane[i] = s.along_z[0] * lower.lane[i];
-      }
-      if (s.vertices > 1) {
-        const auto upper = load<kPiece>(piece + s.skip + channels);
+          for (int i = 0; i < Piece; ++i) value.lane[i] = s.along_z[0] * lower.lane[i];
+        }
+        if (s.vertices > 1) {
+          const auto upper = load<Piece>(piece + channels);
 #pragma unroll
-        for (int i = 0; i < kPiece; ++i) value.lane[i] += s.along_z[1] * upper.lane[i];
+          for (int i = 0; i < Piece; ++i) value.lane[i] += s.along_z[1] * upper.lane[i];
+        }
+        store_global(out + ((begin + at) * channels + channel), narrow<scalar_t>(value));
       }
-      store_global(out + ((begin + at) * channels + lane * kPiece), narrow<scalar_t>(value));
     }
   }
 }
