@@ -284,33 +284,35 @@ __device__ __forceinline__ __half2 to_half2(float a, float b) { return __floats2
 __device__ __forceinline__ __half2 to_half2(__half a, __half b) { return __halves2half2(a, b); }
 
 // Copies weights (out, in), float32 or float16, into shared memory by the whole block; in float16, padded by zeros to
-// (rows, columns), of which column_at tells the places.
+// (rows, columns), of which column_at tells the places. A warp takes whole rows, a thread two neighbours of each.
 template <typename weight_t>
 __device__ __forceinline__ void stage_weights(const SharedMatrix& shared, int rows, int columns,
                                               const weight_t* __restrict__ weights, int out, int in, int log2_row_width,
                                               int log2_column_width) {
   // So many loads are under way at once.
   constexpr int kBatch = 8;
-  const int pairs = columns / 2, count = rows * pairs;
-  for (int begin = threadIdx.x; begin < count; begin += kBatch * blockDim.x) {
-    weight_t pair[kBatch][2];
+  const int warps = blockDim.x / kWarp;
+  for (int place = 2 * lane_of_warp(); place < columns; place += 2 * kWarp) {
+    const int column = column_at(place, log2_column_width);
+    for (int begin = threadIdx.x / kWarp; begin < rows; begin += kBatch * warps) {
+      weight_t pair[kBatch][2];
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const unsigned at = begin + i * blockDim.x;
-      const int row = column_at(at / pairs, log2_row_width), column = column_at(at % pairs * 2, log2_column_width);
+      for (int i = 0; i < kBatch; ++i) {
+        const int row = column_at(begin + i * warps, log2_row_width);
 #pragma unroll
-      for (int k = 0; k < 2; ++k) {
-        pair[i][k] = weight_t{};
-        if (row < out && column + k < in) pair[i][k] = __ldg(weights + row * in + column + k);
+        for (int k = 0; k < 2; ++k) {
+          pair[i][k] = weight_t{};
+          if (row < out && column + k < in) pair[i][k] = __ldg(weights + row * in + column + k);
+        }
       }
-    }
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) {
-      const int at = begin + i * blockDim.x;
-      if (at >= count) break;
-      asm volatile("st.shared.b32 [%0], %1;" ::"r"(shared.address + at / pairs * shared.stride + at % pairs * 4),
-                   "r"(as_bits(to_half2(pair[i][0], pair[i][1])))
-                   : "memory");
+      for (int i = 0; i < kBatch; ++i) {
+        const int row = begin + i * warps;
+        if (row >= rows) break;
+        asm volatile("st.shared.b32 [%0], %1;" ::"r"(shared.address + row * shared.stride + 2 * place),
+                     "r"(as_bits(to_half2(pair[i][0], pair[i][1])))
+                     : "memory");
+      }
     }
   }
 }
