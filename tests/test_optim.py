@@ -725,6 +725,7 @@ def test_a_captured_step_follows_rates_shares_and_blocks(by_channel):
         optimizer.set_active(param, occupied)
         weights = torch.ones(3, device="cuda")
         stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             optimizer.step()
 
