@@ -1,4 +1,4 @@
-"""Build and render `bricks`, the scene that comes with the repository: a toy-brick harbour of our own design.
+"""Builds and renders `bricks`, the scene that comes with the repository: a toy-brick harbour of our own design.
 
 Everything is made here, geometry, printed pictures, light and cameras, so the scene carries no one else's
 licence. It is path-traced by Mitsuba 3 and written in the NeRF-synthetic (Blender) layout. Mitsuba is needed for
@@ -110,7 +110,7 @@ def wedge(inner: float, outer: float, start: float, stop: float, gap: float) -> 
 
 
 def level(outline: Array, z: float) -> Array:
-    """Lift an outline (N, 2) to height z, (N, 3)."""
+    """Lifts an outline (N, 2) to height z, (N, 3)."""
     return np.concatenate([outline, np.full((len(outline), 1), z)], axis=1)
 
 
@@ -131,7 +131,7 @@ def upright(outline: Callable[[float], Array], z0: float, z1: float, bevel: floa
 
 
 def loft(rings: Sequence[Array]) -> tuple[Array, NDArray[np.uint32]]:
-    """Skin a stack of rings and close both ends.
+    """Skins a stack of rings and closes both ends.
 
     Args:
         rings: K rings (N, 3), each star-shaped about its centroid.
@@ -182,7 +182,7 @@ class Model:
 
     @contextmanager
     def placed(self, x: float, y: float, z: float = 0.0, yaw: float = 0.0) -> Iterator[None]:
-        """Build the body of the `with` in a frame turned by `yaw` degrees about z, then moved to (x, y, z)."""
+        """Builds the body of the `with` in a frame turned by `yaw` degrees about z, then moved to (x, y, z)."""
         outer = self._pose
         c, s = np.cos(np.radians(yaw)), np.sin(np.radians(yaw))
         self._pose = outer @ np.array([[c, -s, 0, x], [s, c, 0, y], [0, 0, 1, z], [0, 0, 0, 1]])
@@ -195,12 +195,12 @@ class Model:
         return points @ self._pose[:3, :3].T + self._pose[:3, 3]
 
     def solid(self, material: str, rings: Sequence[Array]) -> None:
-        """Add the skin of a stack of rings (see `loft`)."""
+        """Adds the skin of a stack of rings (see `loft`)."""
         vertices, triangles = loft(rings)
         self.parts.setdefault(material, []).append((self._to_model(vertices), triangles))
 
     def box(self, material: str, low: Point, high: Point, bevel: float = BEVEL) -> None:
-        """Add a bevelled box between two opposite corners."""
+        """Adds a bevelled box between two opposite corners."""
         (x0, y0, z0), (x1, y1, z1) = low, high
         with self.placed((x0 + x1) / 2, (y0 + y1) / 2):
             self.solid(
@@ -211,15 +211,15 @@ class Model:
     def cylinder(
         self, material: str, z0: float, z1: float, radius: float, segments: int = 24, bevel: float = BEVEL
     ) -> None:
-        """Add an upright bevelled cylinder about the z axis of the current frame."""
+        """Adds an upright bevelled cylinder about the z axis of the current frame."""
         self.solid(material, upright(lambda inset: circle(radius - inset, segments), z0, z1, bevel))
 
     def cone(self, material: str, z0: float, z1: float, radius0: float, radius1: float, segments: int = 24) -> None:
-        """Add a cut cone about the z axis of the current frame."""
+        """Adds a cut cone about the z axis of the current frame."""
         self.solid(material, [level(circle(radius0, segments), z0), level(circle(radius1, segments), z1)])
 
     def strut(self, material: str, start: ArrayLike, stop: ArrayLike, radius: float, segments: int = 8) -> None:
-        """Add a round bar between two points."""
+        """Adds a round bar between two points."""
         a, b = np.asarray(start, float), np.asarray(stop, float)
         axis = (b - a) / np.linalg.norm(b - a)
         side = np.cross(axis, (0.0, 0.0, 1.0) if abs(axis[2]) < 0.9 else (1.0, 0.0, 0.0))
@@ -230,26 +230,26 @@ class Model:
     def brick(
         self, material: str, x: int, y: int, z: float, size: tuple[int, int], height: float, studs: bool = True
     ) -> None:
-        """Add a brick whose lowest corner is at (x, y, z) and that covers `size` studs."""
+        """Adds a brick whose lowest corner is at (x, y, z) and that covers `size` studs."""
         self.box(material, (x + GAP, y + GAP, z), (x + size[0] - GAP, y + size[1] - GAP, z + height))
         for i in range(size[0] if studs else 0):
             for j in range(size[1]):
                 self.stud(material, x + i + 0.5, y + j + 0.5, z + height)
 
     def stud(self, material: str, x: float, y: float, z: float) -> None:
-        """Add a stud that stands on height z."""
+        """Adds a stud that stands on height z."""
         with self.placed(x, y):
             self.cylinder(material, z, z + STUD_HEIGHT, STUD_RADIUS, 20, 0.04)
 
     def panel(self, image: NDArray[np.uint8], width: float, height: float) -> None:
-        """Add a picture in the xz plane, its lower edge centred on the origin, seen from negative y."""
+        """Adds a picture in the xz plane, its lower edge centred on the origin, seen from negative y."""
         x = width / 2
         corners = np.array([(-x, 0, 0), (x, 0, 0), (x, 0, height), (-x, 0, height)], float)
         self.panels.append(Panel(image, self._to_model(corners)))
 
 
 def cover(cells: Cells, sizes: Sequence[tuple[int, int]], rng: np.random.Generator) -> list[tuple[int, ...]]:
-    """Cover cells with bricks of random sizes, without overlap.
+    """Covers cells with bricks of random sizes, without overlap.
 
     Args:
         cells: Lower corners of the unit cells to cover.
@@ -286,13 +286,13 @@ def masonry(
     rng: np.random.Generator,
     sizes: Sequence[tuple[int, int]] = LARGE,
 ) -> None:
-    """Lay one course of bricks over cells, in colours drawn from the palette."""
+    """Lays one course of bricks over cells, in colours drawn from the palette."""
     for x, y, width, depth in cover(cells, sizes, rng):
         model.brick(str(rng.choice(palette)), x, y, z, (width, depth), height)
 
 
 def railing(model: Model, material: str, posts: Array, height: float, closed: bool) -> None:
-    """Add posts at points (N, 3) and two rails from each to the next."""
+    """Adds posts at points (N, 3) and two rails from each to the next."""
     up = np.array([0.0, 0.0, height])
     for post in posts:
         model.strut(material, post, post + up, 0.07)
@@ -305,7 +305,7 @@ def railing(model: Model, material: str, posts: Array, height: float, closed: bo
 def lattice(
     model: Model, material: str, start: ArrayLike, stop: ArrayLike, width: float, taper: float, bays: int
 ) -> None:
-    """Add a square lattice girder between two points; its width shrinks to `taper` times itself."""
+    """Adds a square lattice girder between two points; its width shrinks to `taper` times itself."""
     a, b = np.asarray(start, float), np.asarray(stop, float)
     axis = (b - a) / np.linalg.norm(b - a)
     side = np.cross(axis, (0.0, 1.0, 0.0))
@@ -327,26 +327,26 @@ def lattice(
 
 
 def colour(hexadecimal: str) -> tuple[int, int, int]:
-    """Split a colour #rrggbb into its bytes."""
+    """Splits a colour #rrggbb into its bytes."""
     red, green, blue = bytes.fromhex(hexadecimal[1:])
     return red, green, blue
 
 
 def lettering(draw: ImageDraw.ImageDraw, centre: tuple[float, float], text: str, size: int, fill: str) -> None:
-    """Write a heavy line of text about a point."""
+    """Writes a heavy line of text about a point."""
     font = ImageFont.load_default(size)
     draw.text(centre, text, fill=fill, font=font, anchor="mm", stroke_width=size // 22, stroke_fill=fill)
 
 
 def checker(columns: int, rows: int, cell: int, dark: str, light: str) -> Image.Image:
-    """Draw a chequered field."""
+    """Draws a chequered field."""
     odd = np.add.outer(np.arange(rows), np.arange(columns)) % 2 == 1
     pixels = np.where(odd[..., None], colour(dark), colour(light)).astype(np.uint8)
     return Image.fromarray(pixels.repeat(cell, 0).repeat(cell, 1))
 
 
 def billboard_picture() -> NDArray[np.uint8]:
-    """Draw the harbour's name over a brick wall, with a chequered frame."""
+    """Draws the harbour's name over a brick wall, with a chequered frame."""
     image = checker(36, 18, 32, "#1d2f57", "#f4f1e8")
     draw = ImageDraw.Draw(image)
     draw.rectangle((64, 64, 1087, 511), fill="#e9dfc6")
@@ -363,7 +363,7 @@ def billboard_picture() -> NDArray[np.uint8]:
 
 
 def mural_picture() -> NDArray[np.uint8]:
-    """Draw a sail over waves, beside a test chart of stripes that grow finer."""
+    """Draws a sail over waves, beside a test chart of stripes that grow finer."""
     image = Image.new("RGB", (640, 640), "#f4f1e8")
     draw = ImageDraw.Draw(image)
     for k, fill in enumerate(("#fbe3a6", "#f8cf7a", "#f3b45a")):
@@ -387,7 +387,7 @@ def mural_picture() -> NDArray[np.uint8]:
 
 
 def clock_picture() -> NDArray[np.uint8]:
-    """Draw a clock face that shows ten past ten."""
+    """Draws a clock face that shows ten past ten."""
     image = Image.new("RGB", (256, 256), "#1d2f57")
     draw = ImageDraw.Draw(image)
     draw.ellipse((12, 12, 243, 243), fill="#f4f1e8", outline="#f3bf1b", width=12)
@@ -400,7 +400,7 @@ def clock_picture() -> NDArray[np.uint8]:
 
 
 def number_picture() -> NDArray[np.uint8]:
-    """Draw the tug's number between hazard stripes."""
+    """Draws the tug's number between hazard stripes."""
     image = Image.new("RGB", (512, 256), "#f3bf1b")
     draw = ImageDraw.Draw(image)
     for x in range(-256, 512, 96):
@@ -424,7 +424,7 @@ def block(x0: int, x1: int, y0: int, y1: int) -> Cells:
 
 
 def build_sea(model: Model, rng: np.random.Generator) -> None:
-    """Lay the baseplate, its corners cut, with crests of foam along the coast and further out."""
+    """Lays the baseplate, its corners cut, with crests of foam along the coast and further out."""
     cells = {(x, y) for x, y in block(-9, 9, -9, 9) if abs(x + 0.5) + abs(y + 0.5) < 15.5}
     masonry(model, cells, 0.0, PLATE, ("sea", "sea", "sea_deep", "sea_light"), rng)
     for x, first in COAST.items():
@@ -436,7 +436,7 @@ def build_sea(model: Model, rng: np.random.Generator) -> None:
 
 
 def build_island(model: Model, rng: np.random.Generator) -> None:
-    """Raise two terraces: a quay of rock, and above it a lawn with a chequered walk and flowers."""
+    """Raises two terraces: a quay of rock, and above it a lawn with a chequered walk and flowers."""
     rocks = ("rock", "rock", "rock_dark", "rock_light")
     quay = {(x, y) for x, first in COAST.items() for y in range(first, 8) if abs(x + 0.5) + y < 14.5}
     lawn = {(x, y) for x, y in quay if y >= COAST[x] + 2 and x > -8}
@@ -458,7 +458,7 @@ def build_island(model: Model, rng: np.random.Generator) -> None:
 
 
 def build_flower(model: Model, x: float, y: float, rng: np.random.Generator) -> None:
-    """Plant a stalk with a five-pointed head."""
+    """Plants a stalk with a five-pointed head."""
     height = rng.uniform(0.5, 0.8)
     with model.placed(x, y, GROUND, rng.uniform(0, 72)):
         model.strut("leaf", (0, 0, 0), (0, 0, height), 0.07)
@@ -470,7 +470,7 @@ def build_flower(model: Model, x: float, y: float, rng: np.random.Generator) -> 
 
 
 def build_tree(model: Model, x: float, y: float, z: float, height: float) -> None:
-    """Plant a fir of stacked, notched cones."""
+    """Plants a fir of stacked, notched cones."""
     with model.placed(x, y, z, 31 * x):
         model.cylinder("wood", 0, 0.8, 0.2, 12)
         for k in range(4):
@@ -482,7 +482,7 @@ def build_tree(model: Model, x: float, y: float, z: float, height: float) -> Non
 
 
 def build_window(model: Model, width: float, height: float) -> None:
-    """Set a barred window facing negative y; its pane lies in the xz plane of the current frame."""
+    """Sets a barred window facing negative y; its pane lies in the xz plane of the current frame."""
     half, bar = width / 2, 0.12
     model.box("navy", (-half, 0, 0), (half, 0.18, height), 0.02)
     for x in (-half, half):
@@ -494,7 +494,7 @@ def build_window(model: Model, width: float, height: float) -> None:
 
 
 def build_door(model: Model, width: float, height: float, material: str) -> None:
-    """Set a panelled door in the xz plane of the current frame, facing negative y."""
+    """Sets a panelled door in the xz plane of the current frame, facing negative y."""
     half = width / 2
     model.box("white", (-half - 0.15, -0.05, 0), (half + 0.15, 0.3, height + 0.15), 0.03)
     model.box(material, (-half, -0.12, 0), (half, 0.2, height), 0.03)
@@ -504,7 +504,7 @@ def build_door(model: Model, width: float, height: float, material: str) -> None
 
 
 def build_lighthouse(model: Model, rng: np.random.Generator) -> None:
-    """Stack the plinth, the banded tower, its gallery, the lamp and the flag."""
+    """Stacks the plinth, the banded tower, its gallery, the lamp and the flag."""
     masonry(model, block(-6, 0, 1, 7), GROUND, BRICK, ("rock_dark", "rock", "rock_dark"), rng)
     base = GROUND + BRICK
     with model.placed(*TOWER):
@@ -521,7 +521,7 @@ def build_lighthouse(model: Model, rng: np.random.Generator) -> None:
 
 
 def build_tower_course(model: Model, z: float, radius: float, course: int) -> None:
-    """Lay one round course of the tower: ten bricks, in a running bond over the course below."""
+    """Lays one round course of the tower: ten bricks, in a running bond over the course below."""
     model.cylinder("black", z, z + BRICK, radius - 0.2, 48)
     step = 2 * np.pi / 10
     for k in range(10):
@@ -534,7 +534,7 @@ def build_tower_course(model: Model, z: float, radius: float, course: int) -> No
 
 
 def build_lantern(model: Model, z: float) -> None:
-    """Top the tower with a railed gallery, a ribbed lamp behind bars, a roof and a chequered flag."""
+    """Tops the tower with a railed gallery, a ribbed lamp behind bars, a roof and a chequered flag."""
     model.cylinder("black", z, z + PLATE, 2.5, 48)
     for angle in np.linspace(0, 360, 12, endpoint=False):
         with model.placed(0, 0, z, float(angle)):
@@ -566,7 +566,7 @@ def build_lantern(model: Model, z: float) -> None:
 
 
 def build_house(model: Model, rng: np.random.Generator) -> None:
-    """Build the keeper's house: brick walls, windows, a mural, a shingled roof, a chimney and an aerial."""
+    """Builds the keeper's house: brick walls, windows, a mural, a shingled roof, a chimney and an aerial."""
     palette = ("cream", "cream", "cream", "sand", "orange")
     walls = block(1, 7, 3, 7) - block(2, 6, 4, 6)
     door, panes = {(2, 3)}, {(4, 3), (5, 3), (2, 6), (4, 6), (5, 6), (1, 4), (1, 5)}
@@ -591,7 +591,7 @@ def build_house(model: Model, rng: np.random.Generator) -> None:
 
 
 def build_roof(model: Model, z: float, rng: np.random.Generator) -> None:
-    """Roof the house: a gabled loft, three rows of shingles on either side, a ridge, a clock and an aerial."""
+    """Roofs the house: a gabled loft, three rows of shingles on either side, a ridge, a clock and an aerial."""
     gable = np.array([(3, z), (7, z), (7, z + 0.3), (5, z + 2.1), (3, z + 0.3)])
     model.solid("white", [np.insert(gable, 0, x, axis=1) for x in (1.0, 7.0)])
     with model.placed(7.02, 5, z + 0.2, 90):
@@ -619,7 +619,7 @@ def build_roof(model: Model, z: float, rng: np.random.Generator) -> None:
 
 
 def build_billboard(model: Model) -> None:
-    """Put up the harbour's name behind the lighthouse, facing away from it."""
+    """Puts up the harbour's name behind the lighthouse, facing away from it."""
     with model.placed(-3, 7.7, GROUND, 180):
         for x in (-2.2, 0.0, 2.2):
             model.strut("wood", (x, 0.15, 0), (x, 0.15, 3.4), 0.12)
@@ -629,7 +629,7 @@ def build_billboard(model: Model) -> None:
 
 
 def build_jetty(model: Model) -> None:
-    """Run a jetty of planks out to the crane, with bollards, a crate, barrels and a railing."""
+    """Runs a jetty of planks out to the crane, with bollards, a crate, barrels and a railing."""
     for k in range(14):
         y = -1.5 - 0.5 * k
         model.box("wood_light" if k % 3 else "wood", (-6, y, QUAY), (-3, y + 0.44, QUAY + 0.25), 0.04)
@@ -653,7 +653,7 @@ def build_jetty(model: Model) -> None:
 
 
 def build_crate(model: Model, size: float) -> None:
-    """Knock together a crate of slats that stands on the origin."""
+    """Knocks together a crate of slats that stands on the origin."""
     half, slats = size / 2, 4
     model.box("wood", (-half + 0.05, -half + 0.05, 0), (half - 0.05, half - 0.05, size - 0.05), 0.02)
     for k in range(slats):
@@ -665,7 +665,7 @@ def build_crate(model: Model, size: float) -> None:
 
 
 def build_crane(model: Model) -> None:
-    """Build a lattice crane at the head of the jetty, a crate on its hook."""
+    """Builds a lattice crane at the head of the jetty, a crate on its hook."""
     with model.placed(-4.5, -6.6, QUAY + 0.25, 14):
         model.box("rock_dark", (-1.1, -0.9, 0), (1.1, 0.9, 0.3))
         model.cylinder("black", 0.3, 0.6, 0.75, 24)
@@ -699,7 +699,7 @@ def hull(scale: float) -> Array:
 
 
 def build_tug(model: Model) -> None:
-    """Moor the tug: hull, deck, cabin, wheelhouse, funnel, mast and tyres."""
+    """Moors the tug: hull, deck, cabin, wheelhouse, funnel, mast and tyres."""
     with model.placed(3.0, -5.0, PLATE, 12):
         bands = (("black", 0.0, 0.55, 0.86, 0.94), ("red", 0.55, 0.85, 0.94, 0.97), ("white", 0.85, 1.4, 0.97, 1.04))
         for material, z0, z1, scale0, scale1 in bands:
@@ -717,7 +717,7 @@ def build_tug(model: Model) -> None:
 
 
 def build_cabin(model: Model) -> None:
-    """Stack the tug's upper works on its deck."""
+    """Stacks the tug's upper works on its deck."""
     model.box("white", (-1.9, -0.85, 1.45), (0.9, 0.85, 2.7))
     model.box("teal", (-2.0, -0.95, 2.7), (1.0, 0.95, 2.9))
     for yaw, side in ((0, -1), (180, 1)):
@@ -743,7 +743,7 @@ def build_cabin(model: Model) -> None:
 
 
 def build_buoy(model: Model, x: float, y: float) -> None:
-    """Float a striped buoy."""
+    """Floats a striped buoy."""
     with model.placed(x, y, PLATE):
         for k, (low, high) in enumerate(((0.75, 0.7), (0.6, 0.48), (0.48, 0.36), (0.36, 0.24))):
             model.cone("white" if k % 2 else "red", 0.4 * k, 0.4 * k + 0.4, low, high)
@@ -752,7 +752,7 @@ def build_buoy(model: Model, x: float, y: float) -> None:
 
 
 def build_lamp(model: Model, x: float, y: float, z: float) -> None:
-    """Stand a street lamp on height z."""
+    """Stands a street lamp on height z."""
     with model.placed(x, y, z):
         model.cylinder("black", 0, 0.25, 0.25, 12)
         model.strut("black", (0, 0, 0), (0, 0, 2.2), 0.08)
@@ -761,7 +761,7 @@ def build_lamp(model: Model, x: float, y: float, z: float) -> None:
 
 
 def build_harbour(seed: int = 7) -> Model:
-    """Build the whole model.
+    """Builds the whole model.
 
     Args:
         seed: Seed of the brick layout and of the colours drawn from palettes.
@@ -791,7 +791,7 @@ def build_harbour(seed: int = 7) -> Model:
 
 
 def look_at_origin(azimuth: float, elevation: float) -> Array:
-    """Pose a camera that sees the origin from `CAMERA_DISTANCE`.
+    """Poses a camera that sees the origin from `CAMERA_DISTANCE`.
 
     Args:
         azimuth: Angle of the camera about z, in radians, from x towards y.
@@ -810,7 +810,7 @@ def look_at_origin(azimuth: float, elevation: float) -> Array:
 
 
 def train_cameras(count: int, seed: int = 11) -> Array:
-    """Spread cameras over the upper hemisphere: a jittered Fibonacci lattice in random order, (count, 4, 4)."""
+    """Spreads cameras over the upper hemisphere: a jittered Fibonacci lattice in random order, (count, 4, 4)."""
     rng = np.random.default_rng(seed)
     low, high = np.sin(np.radians([5.0, 85.0]))
     index = rng.permutation(count)
@@ -820,7 +820,7 @@ def train_cameras(count: int, seed: int = 11) -> Array:
 
 
 def test_cameras(count: int) -> Array:
-    """Circle the model twice while the elevation swings from 8 to 65 degrees and back, (count, 4, 4)."""
+    """Circles the model twice while the elevation swings from 8 to 65 degrees and back, (count, 4, 4)."""
     turn = 2 * np.pi * np.arange(count) / count
     elevation = np.radians(36.5 - 28.5 * np.cos(turn))
     return np.stack([look_at_origin(2 * a + 0.3, e) for a, e in zip(turn, elevation, strict=True)])
@@ -830,13 +830,13 @@ def test_cameras(count: int) -> Array:
 
 
 def linear(encoded: ArrayLike) -> Array:
-    """Decode sRGB values in [0, 1]."""
+    """Decodes sRGB values in [0, 1]."""
     value = np.asarray(encoded, float)
     return np.where(value <= 0.04045, value / 12.92, ((value + 0.055) / 1.055) ** 2.4)
 
 
 def encode_rgba(film: NDArray[np.float32]) -> NDArray[np.uint8]:
-    """Turn a rendered film into an image file's pixels.
+    """Turns a rendered film into an image file's pixels.
 
     Args:
         film: Linear colour multiplied by alpha, and alpha, (H, W, 4).
@@ -853,7 +853,7 @@ def encode_rgba(film: NDArray[np.float32]) -> NDArray[np.uint8]:
 
 
 def sky() -> NDArray[np.float32]:
-    """Paint the surroundings: pale blue above, warm at the horizon, dim below, (32, 64, 3) linear."""
+    """Paints the surroundings: pale blue above, warm at the horizon, dim below, (32, 64, 3) linear."""
     up = np.cos(np.pi * (np.arange(32) + 0.5) / 32)
     stops = [-1.0, -0.05, 0.05, 1.0]
     colours = np.array([(0.26, 0.26, 0.28), (0.36, 0.35, 0.34), (0.80, 0.76, 0.72), (0.56, 0.64, 0.76)])
@@ -862,14 +862,14 @@ def sky() -> NDArray[np.float32]:
 
 
 def reflectance(rgb: dict[str, Any], finish: str) -> dict[str, Any]:
-    """Describe a surface of the given colour to Mitsuba."""
+    """Describes a surface of the given colour to Mitsuba."""
     if finish == "matt":
         return {"type": "diffuse", "reflectance": rgb}
     return {"type": "roughplastic", "diffuse_reflectance": rgb, "alpha": 0.2, "nonlinear": True}
 
 
 def mitsuba_mesh(mi: Any, vertices: Array, triangles: NDArray[np.uint32], bsdf: Any, uv: Array | None = None) -> Any:
-    """Hand a triangle mesh, given in studs, to Mitsuba."""
+    """Hands a triangle mesh, given in studs, to Mitsuba."""
     properties = mi.Properties()
     properties["bsdf"] = mi.load_dict(bsdf)
     mesh = mi.Mesh("mesh", len(vertices), len(triangles), has_vertex_texcoords=uv is not None, props=properties)
@@ -884,7 +884,7 @@ def mitsuba_mesh(mi: Any, vertices: Array, triangles: NDArray[np.uint32], bsdf: 
 
 
 def mitsuba_scene(mi: Any, model: Model) -> Any:
-    """Assemble meshes, panels, a soft sun and the sky into a Mitsuba scene."""
+    """Assembles meshes, panels, a soft sun and the sky into a Mitsuba scene."""
     sun = mi.ScalarTransform4f().look_at(origin=[-3.4, -4.4, 5.6], target=[0, 0, 0], up=[0, 0, 1])
     scene: dict[str, Any] = {
         "type": "scene",
@@ -935,7 +935,7 @@ class Renderer:
         self._scene = mitsuba_scene(mitsuba, build_harbour())
 
     def render(self, c2w: Array, seed: int) -> NDArray[np.uint8]:
-        """Render one view, (size, size, 4) straight-alpha sRGB."""
+        """Renders one view, (size, size, 4) straight-alpha sRGB."""
         sensor = self._mi.load_dict(
             {
                 "type": "perspective",
@@ -961,13 +961,13 @@ _renderer: Renderer | None = None
 
 
 def start_worker(size: int, spp: int) -> None:
-    """Load the scene in a worker process."""
+    """Loads the scene in a worker process."""
     global _renderer
     _renderer = Renderer(size, spp)
 
 
 def render_file(job: tuple[int, Path, Array]) -> Path:
-    """Render one (seed, path, camera) in a worker process and save it."""
+    """Renders one (seed, path, camera) in a worker process and saves it."""
     seed, path, c2w = job
     assert _renderer is not None
     Image.fromarray(_renderer.render(c2w, seed)).save(path, optimize=True)
@@ -975,7 +975,7 @@ def render_file(job: tuple[int, Path, Array]) -> Path:
 
 
 def write_transforms(folder: Path, split: str, cameras: Array) -> None:
-    """Write transforms_{split}.json."""
+    """Writes transforms_{split}.json."""
     frames = [
         {"file_path": f"./{split}/r_{k}", "transform_matrix": c2w.round(9).tolist()} for k, c2w in enumerate(cameras)
     ]
@@ -984,7 +984,7 @@ def write_transforms(folder: Path, split: str, cameras: Array) -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """Read the command line."""
+    """Reads the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "bricks", help="folder to write")
     parser.add_argument("--size", type=int, default=200, help="side of the images in pixels")
@@ -1002,7 +1002,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Render both splits."""
+    """Renders both splits."""
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     arguments = parse_arguments()
     splits = {"train": train_cameras(arguments.views[0]), "test": test_cameras(arguments.views[1])}
