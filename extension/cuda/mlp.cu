@@ -174,14 +174,14 @@ std::tuple<Tensor, std::vector<Tensor>> mlp_backward(const Tensor& grad_output, 
       MlpLaunch launch{.units = units, .splits = splits};
       launch.first_signs = MlpUnit(a.mlp, per_launch - 1).layer + 1;
       launch.tiles = tiles * warps * kTiles;
-      const int64_t layers_with_signs = launches > 1 ? a.mlp.layers - launch.first_signs : 0;
+      const int64_t layers_with_signs = a.mlp.layers - launch.first_signs;  // none if there is one launch
       Tensor signs =
           new_empty(a.input, {layers_with_signs, launch.tiles, Signs<kWidth>::kWords, kWarp}, ScalarType::Int);
       launch.signs = reinterpret_cast<unsigned*>(signs.mutable_data_ptr<int32_t>());
       for (int index = launches - 1; index >= 0; --index) {
         launch.first_unit = index * per_launch;
         launch.end_unit = std::min(launch.first_unit + per_launch, units);
-        launch.writes_signs = launches > 1 && index == launches - 1;
+        launch.writes_signs = index == launches - 1;
         kernel<<<blocks, warps * kWarp, shared, CudaBackend::stream()>>>(
             a.mlp, a.rows, halves(grads), halves(a.input), index == 0 ? mutable_halves(grad_input) : nullptr,
             partial_sums, launch);

@@ -156,17 +156,32 @@ __device__ __forceinline__ Panel<M> multiply(const Activations<M, Columns>& x, c
   return panel;
 }
 
+// Panels from `column` on of x W^T, or if transposed of x W, where `weights` are (Columns, in). Sums of several panels
+// wait for one another less often.
+template <bool Transposed, int Together, int M, int Columns>
+__device__ __forceinline__ void multiply_panels(Panel<M> (&panels)[Together], const Activations<M, Columns>& x,
+                                                const SharedMatrix& weights, int column) {
+#pragma unroll
+  for (int p = 0; p < Together; ++p) panels[p] = {};
+  const unsigned address = Transposed ? down(weights) + 2 * column : across(weights) + column * weights.stride;
+#pragma unroll
+  for (int k = 0; k < Columns / 16; ++k) {
+#pragma unroll
+    for (int p = 0; p < Together; ++p) {
+      multiply_add<2>(panels[p], x.tile[k],
+                      Transposed ? load_matrices_transposed(address + 16 * k * weights.stride + 32 * p)
+                                 : load_matrices(address + 16 * p * weights.stride + 32 * k));
+    }
+  }
+}
+
 // Columns `column` ... `column` + 16 of y W; `weights` are (Columns, in).
 template <int M, int Columns>
 __device__ __forceinline__ Panel<M> multiply_transposed(const Activations<M, Columns>& y, const SharedMatrix& weights,
                                                         int column) {
-  Panel<M> panel{};
-  const unsigned address = down(weights) + 2 * column;
-#pragma unroll
-  for (int k = 0; k < Columns / 16; ++k) {
-    multiply_add<2>(panel, y.tile[k], load_matrices_transposed(address + 16 * k * weights.stride));
-  }
-  return panel;
+  Panel<M> panels[1];
+  multiply_panels<true>(panels, y, weights, column);
+  return panels[0];
 }
 
 __device__ __forceinline__ unsigned as_bits(__half2 pair) { return *reinterpret_cast<const unsigned*>(&pair); }
@@ -209,57 +224,37 @@ __device__ __forceinline__ Fragment where_positive(const Fragment& activation, F
   return gradient;
 }
 
-// `Together` panels of x W^T, or of y W, from `column` on. Sums of several panels wait for one another less often.
-template <int Together, bool Transposed, int M, int Columns>
-__device__ __forceinline__ void multiply_panels(Panel<M> (&panels)[Together], const Activations<M, Columns>& x,
-                                                const SharedMatrix& weights, int column) {
+// All panels, `Together` at a time, each tile rounded by round(panel, m).
+template <int Out, int Together, bool Transposed, int M, int Columns, typename Round>
+__device__ __forceinline__ Activations<M, Out> multiply_all(const Activations<M, Columns>& x,
+                                                            const SharedMatrix& weights, const Round& round) {
+  Activations<M, Out> y;
 #pragma unroll
-  for (int p = 0; p < Together; ++p) panels[p] = {};
-  const unsigned address = Transposed ? down(weights) + 2 * column : across(weights) + column * weights.stride;
-#pragma unroll
-  for (int k = 0; k < Columns / 16; ++k) {
+  for (int i = 0; i < Out / 16; i += Together) {
+    Panel<M> panels[Together];
+    multiply_panels<Transposed>(panels, x, weights, 16 * i);
 #pragma unroll
     for (int p = 0; p < Together; ++p) {
-      multiply_add<2>(panels[p], x.tile[k],
-                      Transposed ? load_matrices_transposed(address + 16 * k * weights.stride + 32 * p)
-                                 : load_matrices(address + 16 * p * weights.stride + 32 * k));
+#pragma unroll
+      for (int m = 0; m < M; ++m) y.tile[i + p][m] = round(panels[p], m);
     }
   }
+  return y;
 }
 
 // A hidden layer, relu(x W^T).
 template <int M, int In, int Out, int Together = 1>
 __device__ __forceinline__ Activations<M, Out> layer(const Activations<M, In>& x, const SharedMatrix& weights) {
-  Activations<M, Out> y;
-#pragma unroll
-  for (int i = 0; i < Out / 16; i += Together) {
-    Panel<M> panels[Together];
-    multiply_panels<Together, false>(panels, x, weights, 16 * i);
-#pragma unroll
-    for (int p = 0; p < Together; ++p) {
-#pragma unroll
-      for (int m = 0; m < M; ++m) y.tile[i + p][m] = relu_to_half(panels[p], m);
-    }
-  }
-  return y;
+  return multiply_all<Out, Together, false>(x, weights,
+                                            [](const Panel<M>& panel, int m) { return relu_to_half(panel, m); });
 }
 
 // y W of a hidden layer.
 template <int Together, int M, int Columns>
 __device__ __forceinline__ Activations<M, Columns> multiply_transposed(const Activations<M, Columns>& y,
                                                                        const SharedMatrix& weights) {
-  Activations<M, Columns> x;
-#pragma unroll
-  for (int i = 0; i < Columns / 16; i += Together) {
-    Panel<M> panels[Together];
-    multiply_panels<Together, true>(panels, y, weights, 16 * i);
-#pragma unroll
-    for (int p = 0; p < Together; ++p) {
-#pragma unroll
-      for (int m = 0; m < M; ++m) x.tile[i + p][m] = to_half(panels[p], m);
-    }
-  }
-  return x;
+  return multiply_all<Columns, Together, true>(y, weights,
+                                               [](const Panel<M>& panel, int m) { return to_half(panel, m); });
 }
 
 // A hidden layer and the first 16 columns, of which 8 * Eights count, of the last layer behind it. The hidden layer is
