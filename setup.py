@@ -44,8 +44,10 @@ def compiled_parts() -> dict[str, Any]:
 
 
 # The extension's sources travel as package data: an installed copy can compile itself.
-SOURCES = {"voxelfield.extension": "extension"}
-SOURCES |= {f"voxelfield.extension.{part}": f"extension/{part}" for part in ("cpu", "cuda")}
+SOURCES = {
+    "voxelfield." + ".".join(folder.relative_to(HERE).parts): folder.relative_to(HERE).as_posix()
+    for folder in (HERE / "extension", *sorted((HERE / "extension").rglob("*/")))
+}
 
 setup(
     packages=[*find_packages(include=["voxelfield", "voxelfield.*"]), *SOURCES],

@@ -58,7 +58,7 @@ def clone(tmp_path_factory):
     root = tmp_path_factory.mktemp("clone")
     for folder in ("voxelfield", "extension"):
         shutil.copytree(REPO / folder, root / folder, ignore=without_binaries)
-    with (root / "extension" / "library.cpp").open("a") as source:
+    with (root / "extension" / "module" / "library.cpp").open("a") as source:
         source.write(f"// A copy for tests: {root}\n")
     return root
 

@@ -33,7 +33,7 @@ _ARCHITECTURES = ("7.5", "8.0", "8.6", "8.9", "9.0", "10.0", "12.0")
 def source_root() -> Path:
     """Returns the folder of the extension's C++ and CUDA sources, in a clone or in an installed copy."""
     for root in (PACKAGE / "extension", PACKAGE.parent / "extension"):
-        if (root / "library.cpp").is_file():
+        if (root / "module" / "library.cpp").is_file():
             return root
     raise FileNotFoundError(
         f"the extension's sources are neither in {PACKAGE / 'extension'} nor in {PACKAGE.parent / 'extension'}; "
@@ -116,15 +116,19 @@ def extensions(names: Iterable[str], sources_relative_to: Path | None = None) ->
     link = [] if windows else ["-Wl,--no-as-needed", "-ltorch", "-ltorch_cpu", "-lc10"]
     described = []
     for name in names:
-        common: dict[str, Any] = {"py_limited_api": True, "extra_link_args": list(link)}
+        common: dict[str, Any] = {
+            "py_limited_api": True,
+            "extra_link_args": list(link),
+            "include_dirs": [str(root.resolve())],
+        }
         if name == CPU_MODULE:
-            sources = [root / "library.cpp", *sorted(root.glob("cpu/*.cpp"))]
+            sources = sorted(root.rglob("*.cpp"))
             common["extra_compile_args"] = {"cxx": cxx}
         else:
             home = _enable_nvcc(cpp_extension)
-            sources = sorted(root.glob("cuda/*.cu"))
+            sources = sorted(root.rglob("*.cu"))
             common["extra_compile_args"] = {"cxx": cxx, "nvcc": [*define, "-O3", "-DUSE_CUDA"]}
-            common["include_dirs"] = [str(home / "include")]
+            common["include_dirs"].append(str(home / "include"))
             common["library_dirs"] = [
                 str(p) for p in (home / "lib64", home / "lib", home / "lib" / "x64") if p.is_dir()
             ]
@@ -158,7 +162,18 @@ def build_command() -> Any:
     """Returns the setuptools ``build_ext`` class that compiles the extension (ninja, no torch_python)."""
     from torch.utils.cpp_extension import BuildExtension
 
-    return BuildExtension.with_options(use_ninja=True, no_python_abi_suffix=False)
+    class BuildModules(BuildExtension):
+        """Keeps each module's objects apart: ``gather.cpp`` and ``gather.cu`` lie in one folder."""
+
+        def build_extension(self, ext: Any) -> None:
+            shared = self.build_temp
+            self.build_temp = str(Path(shared) / ext.name.rpartition(".")[2])
+            try:
+                super().build_extension(ext)
+            finally:
+                self.build_temp = shared
+
+    return BuildModules.with_options(use_ninja=True, no_python_abi_suffix=False)
 
 
 def build(names: Iterable[str], directory: Path) -> list[Path]:

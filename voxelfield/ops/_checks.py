@@ -87,7 +87,7 @@ def check_ray_offsets(ray_offsets: object, samples: int, like_name: str, like: T
     """Raises unless ``ray_offsets`` (R + 1,) are int64 on the device of ``like``, and fit as many samples.
 
     They fit if they never fall and lie in 0..samples. That is looked at where it costs no wait: on the CPU. Kernels
-    bound what they read (``PackedRays`` in extension/packed_rays.h).
+    bound what they read (``PackedRays`` in extension/rays/packed_rays.h).
     """
     check_tensor("ray_offsets", ray_offsets, ("R + 1",))
     assert isinstance(ray_offsets, Tensor)

@@ -1,4 +1,4 @@
-"""The raw grid ops: options, shapes under a compiler, derivatives. See extension/library.cpp for their schemas."""
+"""The raw grid ops: options, shapes under a compiler, derivatives. See extension/module/library.cpp for their schemas."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ Mode = Literal["linear", "nearest"]
 PADDINGS: dict[str, int] = {"border": 0, "zeros": 1, "reflection": 2}
 MODES: tuple[str, ...] = ("linear", "nearest")
 
-MAX_LEVELS = 16  # kMaxLevels of extension/trilinear.h
+MAX_LEVELS = 16  # kMaxLevels of extension/stencil/trilinear.h
 
-# Ways to sum a gradient into a grid, numbered as in extension/stencil_ops.h.
+# Ways to sum a gradient into a grid, numbered as in extension/stencil/stencil_ops.h.
 AUTOMATIC, DETERMINISTIC = 0, 3
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# As in extension/packing.h and march_ops.h.
+# As in extension/rays/packing.h and march_ops.h.
 _PART_RAYS = 32
 _PART_SEGMENTS = 64
 _MOST_PARTS = 2048

@@ -12,13 +12,13 @@ from voxelfield.ops.marching import OccupancyBits, pack_occupancy
 from voxelfield.ops.mlp import MAX_WIDTH, mlp
 from voxelfield.ops.pyramid import sample_pyramid
 
-# As in extension/cuda/pyramid.cuh and field_network.cuh.
+# As in extension/fields/pyramid.cuh and field_network.cuh.
 LEVEL_CHANNELS = 4
 MAX_LEVELS = 8
 MAX_GEOMETRY = 16
 MAX_NUMBERS = 2**31  # of a level, and not as many
 # Of an exponential density: e^12 per world unit is opaque within a millionth of one, and beyond there is nothing to
-# gain. As in extension/cuda/pyramid_march.cuh.
+# gain. As in extension/fields/pyramid_march.cuh.
 HIGHEST_RAW = 12.0
 
 

@@ -19,7 +19,7 @@ from voxelfield.ops._checks import (
 )
 from voxelfield.ops._derivatives import below_autograd, last_derivative, register_autograd
 
-MAX_DEGREE = 3  # kMaxShDegree of extension/spherical_harmonics.h
+MAX_DEGREE = 3  # kMaxShDegree of extension/volume/spherical_harmonics.h
 
 
 def append_view(geometry: Tensor, directions: Tensor, ray_index: Tensor, degree: int) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from torch import Tensor
 from voxelfield import _library
 from voxelfield.ops._checks import check_dtype, check_same_device, check_tensor
 
-# Vertices of a block along x, y and z, as in extension/vertex_blocks.h.
+# Vertices of a block along x, y and z, as in extension/optim/vertex_blocks.h.
 BLOCK = (4, 4, 8)
 
 # The number of blocks along an axis stays below this, so that ids hold ten bits for each.

@@ -15,7 +15,7 @@ from voxelfield.ops._checks import FLOATING, check_dtype, check_same_device, che
 from voxelfield.ops._derivatives import MaybeTensor, below_autograd, register_autograd
 
 MAX_WIDTH = 128
-MAX_LAYERS = 16  # kMostLayers of extension/cuda/mlp_kernels.cuh
+MAX_LAYERS = 16  # kMostLayers of extension/mlp/mlp_kernels.cuh
 
 
 def mlp(input: Tensor, weights: Sequence[Tensor], *, count: Tensor | None = None) -> Tensor:

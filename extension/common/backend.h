@@ -1,0 +1,42 @@
+// What every CPU backend shares.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+
+#include "common/tensors.h"
+
+namespace voxelfield {
+
+struct CpuBackend {
+  // The host has one device: nothing to switch.
+  struct Guard {
+    explicit Guard(const Tensor& /*like*/) {}
+  };
+};
+
+// The threads that for_each_task uses at most.
+inline int64_t threads_for(int64_t tasks) {
+  return std::clamp<int64_t>(torch::stable::get_num_threads(), 1, std::max<int64_t>(tasks, 1));
+}
+
+// Calls f(task, thread) for every task, each thread taking the next one as it finishes: work that is uneven, or a core
+// that is busy with something else, holds nobody up for long. Results must not depend on which thread does what.
+template <typename F>
+void for_each_task(int64_t tasks, const F& f) {
+  std::atomic<int64_t> next{0};
+  torch::stable::parallel_for(0, threads_for(tasks), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t thread = begin; thread < end; ++thread) {
+      for (int64_t task = next++; task < tasks; task = next++) f(task, thread);
+    }
+  });
+}
+
+// Calls f(begin, end) for ranges that cover [0, n).
+template <typename F>
+void for_each_range(int64_t n, int64_t length, const F& f) {
+  for_each_task((n + length - 1) / length,
+                [&](int64_t task, int64_t /*thread*/) { f(task * length, std::min((task + 1) * length, n)); });
+}
+
+}  // namespace voxelfield

@@ -1,0 +1,75 @@
+// Small helpers over the stable tensor API, shared by the host code of both backends.
+#pragma once
+
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+#include <torch/headeronly/core/Dispatch.h>
+#include <torch/headeronly/core/ScalarType.h>
+#include <torch/headeronly/util/BFloat16.h>
+#include <torch/headeronly/util/Half.h>
+
+#include <optional>
+#include <tuple>
+#include <type_traits>
+#include <vector>
+
+#include "common/platform.h"
+
+namespace voxelfield {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// Arithmetic is done in float64 for float64 tensors and in float32 for everything narrower.
+template <typename scalar_t>
+using opmath_t = std::conditional_t<std::is_same_v<scalar_t, double>, double, float>;
+
+inline ScalarType opmath_type(const Tensor& x) {
+  return x.scalar_type() == ScalarType::Double ? ScalarType::Double : ScalarType::Float;
+}
+
+template <typename T>
+constexpr ScalarType scalar_type_of() {
+  return std::is_same_v<T, double> ? ScalarType::Double : ScalarType::Float;
+}
+
+inline Tensor as_contiguous(const Tensor& x) { return x.is_contiguous() ? x : torch::stable::contiguous(x); }
+
+inline std::optional<Tensor> as_contiguous(const std::optional<Tensor>& x) {
+  return x.has_value() ? std::optional<Tensor>(as_contiguous(*x)) : std::nullopt;
+}
+
+inline Tensor new_empty(const Tensor& like, std::vector<int64_t> shape, ScalarType dtype) {
+  return torch::stable::new_empty(like, shape, dtype);
+}
+
+inline Tensor new_zeros(const Tensor& like, std::vector<int64_t> shape, ScalarType dtype) {
+  return torch::stable::new_zeros(like, shape, dtype);
+}
+
+inline bool same_device(const Tensor& a, const Tensor& b) {
+  return a.is_cuda() == b.is_cuda() && a.get_device_index() == b.get_device_index();
+}
+
+template <typename T>
+const T* data_or_null(const std::optional<Tensor>& x) {
+  return x.has_value() ? x->const_data_ptr<T>() : nullptr;
+}
+
+// Calls f(scalar_t{}) with the C++ type of a floating dtype.
+template <typename F>
+auto dispatch_floating(ScalarType dtype, const char* name, const F& f) {
+  switch (dtype) {
+    case ScalarType::Float: return f(float{});
+    case ScalarType::Double: return f(double{});
+    case ScalarType::Half: return f(torch::headeronly::Half{});
+    case ScalarType::BFloat16: return f(torch::headeronly::BFloat16{});
+    default: break;
+  }
+  STD_TORCH_CHECK(false, name, ": expected a float32, float64, float16 or bfloat16 tensor, got ",
+                  torch::headeronly::toString(dtype));
+}
+
+}  // namespace voxelfield

@@ -1,0 +1,140 @@
+// Samples that show, waiting in shared memory until a warp has enough of them for the colour network: only few of the
+// samples that are marched do. What they add to a pixel is added in their order along the ray, by one thread, so that
+// the sum does not depend on which samples waited together.
+#pragma once
+
+#include "fields/field_network.cuh"
+#include "volume/sigmoid.h"
+#include "volume/spherical_harmonics.h"
+
+namespace voxelfield {
+
+// What becomes of a pixel's colour: background + sum of weight * (colour - background), as weights and what is open to
+// the background add up to one. So a pixel needs no visit when its ray ends.
+struct PixelColors {
+  float* rgb;               // (pixels, 3)
+  const float* background;  // (3,)
+};
+
+class ColorQueue {
+ public:
+  static constexpr int kRowBytes = row_stride(kFieldInputs);
+  static constexpr int kBytes = kWarp * (kRowBytes + static_cast<int>(sizeof(float) + sizeof(int)));
+
+  // `memory`: kBytes of the warp's own, aligned to 16.
+  __device__ __forceinline__ explicit ColorQueue(unsigned char* memory)
+      : rows_(memory),
+        inputs_{shared_address(memory), kRowBytes},
+        weights_(reinterpret_cast<float*>(memory + kWarp * kRowBytes)),
+        pixels_(reinterpret_cast<int*>(weights_ + kWarp)) {}
+
+  __device__ __forceinline__ bool fits(int more) const { return count_ + more <= kWarp; }
+
+  // Takes in the samples of `kept` threads: of each its geometry, from the 32 rows of `panel`, its direction, weight
+  // and pixel.
+  __device__ __forceinline__ void push(unsigned kept, const Panel<2>& panel, const float* direction, int degree,
+                                       float weight, int pixel) {
+    const int lane = lane_of_warp();
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+      const Fragment geometry = to_half(panel, m);
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = 16 * m + 8 * i + lane / 4;
+        if (kept >> row & 1) {
+          unsigned char* to = rows_ + place(kept, row) * kRowBytes + lane % 4 * 4;
+          *reinterpret_cast<unsigned*>(to) = geometry.part[i];
+          *reinterpret_cast<unsigned*>(to + 16) = geometry.part[i + 2];
+        }
+      }
+    }
+    if (kept >> lane & 1) {
+      const int own = place(kept, lane);
+      float basis[kMaxShBasis] = {};
+      spherical_harmonics(direction, degree, basis);
+      uint4* to = reinterpret_cast<uint4*>(rows_ + own * kRowBytes + 2 * kFieldOutputs);
+#pragma unroll
+      for (int i = 0; i < kMaxShBasis / 8; ++i) {
+        const float* eight = basis + 8 * i;
+        to[i] = make_uint4(as_bits(to_half2(eight[0], eight[1])), as_bits(to_half2(eight[2], eight[3])),
+                           as_bits(to_half2(eight[4], eight[5])), as_bits(to_half2(eight[6], eight[7])));
+      }
+      weights_[own] = weight;
+      pixels_[own] = pixel;
+    }
+    count_ += __popc(kept);
+    __syncwarp();
+  }
+
+  // Finds the colours of all that wait, and adds them to their pixels.
+  template <int Width>
+  __device__ __forceinline__ void flush(const FieldNetwork& network, unsigned network_weights,
+                                        const PixelColors& pixels) {
+    const int lane = lane_of_warp(), quarter = lane % 4;
+#pragma unroll 1
+    for (int row = 0; row < count_; row += 16) {
+      const Activations<1, kFieldInputs> x = load_rows<1>(inputs_, row);
+      const Panel<1> panel = logits<Width>(network, network_weights, x);
+      __syncwarp();
+      // Red and green lie with every fourth thread, blue with the next; what they add takes the place of the inputs.
+      if (quarter < 2) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int own = row + 8 * i + lane / 4;
+          float* to = reinterpret_cast<float*>(rows_ + own * kRowBytes);
+#pragma unroll
+          for (int k = 0; k < 2; ++k) {
+            const int color = 2 * quarter + k;
+            if (color > 2) continue;
+            const float logit = __half2float(__float2half_rn(panel.sum[0][0][2 * i + k]));
+            to[color] = weights_[own] * (sigmoid(logit) - pixels.background[color]);
+          }
+        }
+      }
+      __syncwarp();  // the next rows are loaded by the warp as one
+    }
+    add_up(pixels);
+    count_ = 0;
+    __syncwarp();
+  }
+
+ private:
+  template <int Width>
+  static __device__ __forceinline__ Panel<1> logits(const FieldNetwork& network, unsigned weights,
+                                                    const Activations<1, kFieldInputs>& x) {
+    const auto matrix = [&](int l) { return network.matrix<Width>(weights, l); };
+    if (network.layers == 2) return last_two_layers<Width, 1>(x, matrix(0), matrix(1));
+    Activations<1, Width> hidden = layer<1, kFieldInputs, Width>(x, matrix(0));
+    for (int l = 1; l < network.layers - 2; ++l) hidden = layer<1, Width, Width>(hidden, matrix(l));
+    return last_two_layers<Width, 1>(hidden, matrix(network.layers - 2), matrix(network.layers - 1));
+  }
+
+  __device__ __forceinline__ int place(unsigned kept, int row) const {
+    return count_ + __popc(kept & ((1u << row) - 1u));
+  }
+
+  __device__ __forceinline__ void add_up(const PixelColors& pixels) const {
+    const int lane = lane_of_warp();
+    // Threads without a sample differ from all others, and from one another.
+    const int pixel = lane < count_ ? pixels_[lane] : -1 - lane;
+    unsigned peers = __match_any_sync(kFullWarp, pixel);
+    if (pixel < 0 || __ffs(peers) - 1 != lane) return;
+    float* to = pixels.rgb + 3 * static_cast<int64_t>(pixel);
+    float sum[3] = {to[0], to[1], to[2]};
+    for (; peers != 0; peers &= peers - 1) {
+      const float* add = reinterpret_cast<const float*>(rows_ + (__ffs(peers) - 1) * kRowBytes);
+#pragma unroll
+      for (int color = 0; color < 3; ++color) sum[color] += add[color];
+    }
+#pragma unroll
+    for (int color = 0; color < 3; ++color) to[color] = sum[color];
+  }
+
+  unsigned char* rows_;
+  SharedMatrix inputs_;
+  float* weights_;
+  int* pixels_;
+  int count_ = 0;
+};
+
+}  // namespace voxelfield

@@ -1,0 +1,17 @@
+// Packing the samples that show on the CPU: rays in parallel. (They are found by other ops, in Python.)
+#include "common/backend.h"
+#include "fields/pyramid_march_ops.h"
+#include "rays/pack_rays.h"
+
+namespace voxelfield {
+namespace {
+
+struct Cpu : CpuBackend {
+  static void pack_slots(const Packing& packing, const SlottedSamples& samples) { place_segments(packing, samples); }
+};
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(voxelfield, CPU, m) { m.impl("pack_slots", TORCH_BOX(&VisibleOps<Cpu>::pack_slots)); }
+
+}  // namespace voxelfield

@@ -1,0 +1,124 @@
+// The samples of rays through a pyramid that show, on CUDA: marched and judged in one kernel, then packed.
+#include "fields/pyramid_inputs.cuh"
+#include "fields/pyramid_march_ops.h"
+#include "rays/pack_rays.cuh"
+
+namespace voxelfield {
+namespace {
+
+constexpr int kVisibleThreads = 128;
+// Rays for a warp, at least: fewer leave too many of its threads idle at the end, when none are left to begin.
+constexpr int kRaysPerWarp = 24;
+
+// Rays from memory, and a row of slots for each.
+struct ListedRays {
+  // A training step has about as many rays as the device has threads, and some of them are many times as long as most.
+  static constexpr int kLanes = 4;
+  static constexpr int kBatch = 8;
+  RayBatch batch;
+  float* slots;  // (R, most)
+  int most;
+  int32_t* counts;
+  unsigned long long* sums;  // of the rays of each part
+  int64_t part_length;
+
+  struct Result {
+    int32_t count = 0;
+  };
+
+  __device__ __forceinline__ int count() const { return static_cast<int>(batch.count); }
+  __device__ __forceinline__ int locate(int number) const { return number; }
+
+  __device__ __forceinline__ Ray operator[](int ray) const {
+    const RayView view = batch[ray];
+    return {{view.origin[0], view.origin[1], view.origin[2]},
+            {view.direction[0], view.direction[1], view.direction[2]},
+            view.near,
+            view.far,
+            view.offset};
+  }
+
+  __device__ __forceinline__ void begin(int /*ray*/) const {}
+
+  __device__ __forceinline__ void end(int ray, const Result& result) const {
+    counts[ray] = result.count;
+    if (result.count > 0) atomicAdd(sums + ray / part_length, static_cast<unsigned long long>(result.count));
+  }
+};
+
+template <int Width>
+__global__ void __launch_bounds__(kVisibleThreads, kMarchThreads / kVisibleThreads)
+    march_visible_kernel(const __grid_constant__ PyramidScene scene, const __grid_constant__ ListedRays rays,
+                         int* __restrict__ taken) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  const unsigned weights = shared_address(shared);
+  scene.density.stage<Width>(weights);
+  __syncthreads();
+  unsigned char* rows = shared + scene.density.bytes<Width>() + threadIdx.x / kWarp * kWarpRowsBytes;
+  march_pyramid<Width, 1>(scene, weights, rays, taken, rows,
+                          [&](const PyramidSample& sample, const Panel<2>&, int ray, const float*,
+                              ListedRays::Result& result, const RayTeam<ListedRays::kLanes>& team) {
+                            const unsigned kept = team.own(__ballot_sync(kFullWarp, sample.kept));
+                            const int place = result.count + __popc(kept & ((1u << team.seat) - 1u));
+                            if (sample.kept && place < rays.most) {
+                              rays.slots[static_cast<int64_t>(ray) * rays.most + place] = sample.t;
+                            }
+                            result.count = min(result.count + __popc(kept), rays.most);
+                            return result.count < rays.most;
+                          });
+}
+
+std::tuple<Tensor, Tensor, Tensor> march_to_slots(const Tensor& origins, const Tensor& directions, const Tensor& near,
+                                                  const Tensor& far, const Tensor& offset, const Tensor& occupied,
+                                                  std::vector<int64_t> resolution, const Tensor& aabb_occupancy,
+                                                  std::vector<Tensor> levels, const Tensor& aabb,
+                                                  std::vector<Tensor> density_weights, double step,
+                                                  double density_initial, double min_transmittance, double min_weight,
+                                                  int64_t most) {
+  const RayInputs in{origins, directions, near, far, offset};
+  const CellInputs cells{occupied, resolution, aabb_occupancy, origins};
+  const CudaBackend::Guard guard(origins);
+  const PyramidInputs pyramid{levels, aabb, origins};
+  const NetworkInputs density{"density_weights", density_weights, kLevelChannels * pyramid.view.levels, 2, origins};
+  const PyramidScene scene =
+      pyramid_scene(cells, pyramid, density, step, density_initial, min_transmittance, min_weight);
+  const RayBatch batch = in.batch(step);
+  STD_TORCH_CHECK(batch.count <= kMostMarchedRays && 1 <= most && most <= 0x7fffffff,
+                  "there must be at most 2^30 rays, and at least one slot for each");
+  const SegmentParts parts{batch.count, 0};
+  Tensor slots = new_empty(in.origins, {batch.count, most}, ScalarType::Float);
+  Tensor counts = new_empty(in.origins, {batch.count}, ScalarType::Int);
+  Tensor sums = new_zeros(in.origins, {parts.parts()}, ScalarType::Long);
+  if (batch.count == 0) return {slots, counts, sums};
+  Tensor taken = new_ray_counter(in.origins);
+  const ListedRays rays{batch,
+                        slots.mutable_data_ptr<float>(),
+                        static_cast<int>(most),
+                        counts.mutable_data_ptr<int32_t>(),
+                        reinterpret_cast<unsigned long long*>(sums.mutable_data_ptr<int64_t>()),
+                        parts.length()};
+  dispatch_field_width(density.width, [&](auto width) {
+    constexpr int kWidth = decltype(width)::value;
+    const auto kernel = march_visible_kernel<kWidth>;
+    const MarchBlock block{kVisibleThreads, density.view.bytes<kWidth>(), kWarpRowsBytes};
+    kernel<<<block.blocks(kernel, batch.count, kRaysPerWarp), block.warps * kWarp, block.shared,
+             CudaBackend::stream()>>>(scene, rays, taken.mutable_data_ptr<int>());
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+  });
+  return {slots, counts, sums};
+}
+
+struct Cuda : CudaBackend {
+  static void pack_slots(const Packing& packing, const SlottedSamples& samples) {
+    launch_place_segments(packing, samples, stream());
+  }
+};
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) {
+  m.impl("march_to_slots", TORCH_BOX(&march_to_slots));
+  m.impl("pack_slots", TORCH_BOX(&VisibleOps<Cuda>::pack_slots));
+}
+
+}  // namespace voxelfield

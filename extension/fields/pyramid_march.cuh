@@ -1,0 +1,226 @@
+// Marching rays through a pyramid of grids and the density network behind it. Each thread of a warp walks a ray of its
+// own, or a few share one. The warp evaluates the network for the 32 samples at which its threads stand, on tensor
+// cores; a ray that is dark ends there, so that next to nothing behind it is evaluated, and its threads take another.
+#pragma once
+
+#include "common/warp.cuh"
+#include "fields/field_network.cuh"
+#include "fields/pyramid.cuh"
+#include "fields/unit_ray.h"
+#include "rays/cells_view.h"
+#include "rays/pinhole.h"
+#include "volume/composite.h"
+
+namespace voxelfield {
+
+// On a multiprocessor: more would leave too few registers for a ray's state beside the network.
+constexpr int kMarchThreads = 512;
+// Threads without a ray wait until they are more than this many: rays are begun by all of them together.
+constexpr int kMostIdle = 5;
+// Strides before threads that have not come to a sample yet let the others go on.
+constexpr int kMostStrides = 32;
+// As voxelfield.decoders.ExponentialDensity.
+constexpr float kHighestRawDensity = 12.0f;
+
+struct PyramidScene {
+  CellsView cells;
+  PyramidView pyramid;
+  FieldNetwork density;
+  float step, steps_per_length;
+  float density_initial;
+  float min_transmittance, min_weight;
+
+  __device__ __forceinline__ float density_of(float raw) const {
+    return density_initial * std::exp(raw > kHighestRawDensity ? kHighestRawDensity : raw);
+  }
+};
+
+// One sample of a ray, as its thread sees it.
+struct PyramidSample {
+  bool kept;
+  float t;
+  float weight;
+};
+
+// Rows of features or of geometry, one for each thread of a warp.
+constexpr int kRowBytes = row_stride(kFieldInputs);
+constexpr int kWarpRowsBytes = kWarp * kRowBytes;
+
+__device__ __forceinline__ void clear_row(unsigned char* rows) {
+  uint4* own = reinterpret_cast<uint4*>(rows + lane_of_warp() * kRowBytes);
+#pragma unroll
+  for (int i = 0; i < kRowBytes / 16; ++i) own[i] = make_uint4(0, 0, 0, 0);
+}
+
+// The first column of 32 rows, to the thread of each row, as float16 has it.
+__device__ __forceinline__ float first_column(const Panel<2>& panel) {
+  const int lane = lane_of_warp(), source = lane % 8 * 4;
+  float found = 0.0f;
+#pragma unroll
+  for (int eight = 0; eight < 4; ++eight) {
+    const float value = __shfl_sync(kFullWarp, panel.sum[eight / 2][0][eight % 2 * 2], source);
+    if (lane / 8 == eight) found = value;
+  }
+  return __half2float(__float2half_rn(found));
+}
+
+// Threads [seat 0, seat Lanes) that share a ray: each takes a sample, one behind the other.
+template <int Lanes>
+struct RayTeam {
+  static_assert(Lanes >= 1 && Lanes <= kWarp && (Lanes & (Lanes - 1)) == 0, "a team is a power of two of threads");
+  int seat, first;  // among the team's threads; the lane of the first of these
+
+  __device__ __forceinline__ RayTeam() : seat(lane_of_warp() % Lanes), first(lane_of_warp() - seat) {}
+
+  // One bit for each team, of its first thread, from bits that are the same for all of its threads.
+  static __device__ __forceinline__ unsigned teams(unsigned lanes) {
+    return Lanes == kWarp ? lanes & 1u : lanes & (kFullWarp / ((1ull << Lanes) - 1));
+  }
+
+  // Bits of the team's own threads.
+  __device__ __forceinline__ unsigned own(unsigned lanes) const {
+    return lanes >> first & static_cast<unsigned>((1ull << Lanes) - 1);
+  }
+};
+
+// Sums over the samples of a team: of those before one's own, and of all.
+template <int Lanes>
+struct TeamSum {
+  float before = 0.0f, total;
+
+  __device__ __forceinline__ TeamSum(float value, const RayTeam<Lanes>& team) : total(value) {
+    if constexpr (Lanes > 1) {
+      const float through = group_inclusive_sum<Lanes>(value, team.seat);
+      // Not `through - value`: beside a dense sample that difference has lost what came before it.
+      const float above = __shfl_up_sync(kFullWarp, through, 1, Lanes);
+      if (team.seat > 0) before = above;
+      total = __shfl_sync(kFullWarp, through, team.first + Lanes - 1);
+    }
+  }
+};
+
+// Hands out the numbers of rays, [0, count), to the teams of a warp, which takes `Batch` at a time from all.
+template <int Batch, int Lanes>
+class RaySupply {
+ public:
+  __device__ __forceinline__ RaySupply(int* taken, int count) : taken_(taken), count_(count) {}
+
+  // A number for each team that asks, or -1. Fewer than asked for, now and then; none at all when none is left.
+  __device__ __forceinline__ int next(unsigned asking, const RayTeam<Lanes>& team) {
+    if (next_ == end_ && next_ < count_) {
+      int first = 0;
+      if (lane_of_warp() == 0) first = atomicAdd(taken_, Batch);
+      next_ = min(__shfl_sync(kFullWarp, first, 0), count_);
+      end_ = min(next_ + Batch, count_);
+    }
+    const unsigned teams = RayTeam<Lanes>::teams(asking);
+    const int number = next_ + __popc(teams & ((1u << team.first) - 1u));
+    const bool given = (teams >> team.first & 1) != 0 && number < end_;
+    next_ = min(next_ + __popc(teams), end_);
+    return given ? number : -1;
+  }
+
+  __device__ __forceinline__ bool empty() const { return next_ == count_; }
+
+ private:
+  int* taken_;
+  int count_;
+  int next_ = 0, end_ = 0;
+};
+
+// Marches all of `rays`:
+//   Rays::kLanes               threads that share a ray: more of them shorten its way, and evaluate more behind its end
+//   Rays::kBatch               so many rays are close together, and go to one warp
+//   rays.count()               how many there are
+//   rays.locate(number)        which ray that is, or -1: none
+//   rays[ray]                  its Ray
+//   rays.begin(ray)            called once, by the first of its threads
+//   rays.end(ray, result)      called once it has ended, with what visit() made of Rays::Result{}
+// `rows` are the warp's, in shared memory. Whenever there are samples, all threads call
+// visit(sample, panel, ray, direction, result, team): `panel` has the 16 outputs, of which 8 * Eights are known, for
+// the rows of all threads. A ray goes on where it returns true, to all threads of the ray alike.
+template <int Width, int Eights, typename Rays, typename Visit>
+__device__ __forceinline__ void march_pyramid(const PyramidScene& scene, unsigned density_weights, const Rays& rays,
+                                              int* taken, unsigned char* rows, const Visit& visit) {
+  using Walk = SampleWalk<CellsView>;
+  constexpr int kLanes = Rays::kLanes;
+  const SharedMatrix features{shared_address(rows), kRowBytes};
+  const SharedMatrix hidden = scene.density.matrix<Width>(density_weights, 0);
+  const SharedMatrix last = scene.density.matrix<Width>(density_weights, 1);
+  clear_row(rows);
+
+  const RayTeam<kLanes> team;
+  RaySupply<Rays::kBatch, kLanes> supply(taken, rays.count());
+  Ray ray{};
+  RayView view = ray.view(scene.step, scene.steps_per_length);
+  Walk walk(scene.cells, view);
+  UnitRay unit(view, scene.pyramid.aabb);
+  int own = -1;
+  bool walking = false;
+  float depth_of_all = 0.0f, depth_of_kept = 0.0f;
+  typename Rays::Result result{};
+  for (;;) {
+    unsigned idle = __ballot_sync(kFullWarp, !walking);
+    while (__popc(idle) > kMostIdle) {
+      const int number = supply.next(idle, team);
+      if (!__any_sync(kFullWarp, number >= 0) && supply.empty()) break;
+      if (number >= 0) {
+        if (own >= 0 && team.seat == 0) rays.end(own, result);
+        own = rays.locate(number);
+        if (own >= 0) {
+          if (team.seat == 0) rays.begin(own);
+          ray = rays[own];
+          view = ray.view(scene.step, scene.steps_per_length);
+          walking = view.near < view.far;
+          result = {};
+        }
+        if (walking) {
+          walk = Walk(scene.cells, view);
+          unit = UnitRay(view, scene.pyramid.aabb);
+          depth_of_all = depth_of_kept = 0.0f;
+        }
+      }
+      idle = __ballot_sync(kFullWarp, !walking);
+    }
+    if (idle == kFullWarp) break;
+
+    // All of a team's threads walk alike.
+    PyramidSample sample{};
+    int found_by_team = 0;
+    for (int i = 0; i < kMostStrides + kLanes - 1; ++i) {
+      const bool lacking = walking && found_by_team < kLanes;
+      if (!__any_sync(kFullWarp, lacking)) break;
+      if (lacking) {
+        float t;
+        const typename Walk::Step step = walk.step(t);
+        walking = step != Walk::Step::kEnd;
+        if (step == Walk::Step::kSample && found_by_team++ == team.seat) sample.t = t;
+      }
+    }
+    const bool found = team.seat < found_by_team;
+    if (!__any_sync(kFullWarp, found)) continue;
+
+    if (found) {
+      float point[3];
+      unit.point(sample.t, point);
+      scene.pyramid.gather(point, reinterpret_cast<uint2*>(rows + lane_of_warp() * kRowBytes));
+    }
+    __syncwarp();
+    const Panel<2> panel = last_two_layers<Width, Eights>(load_rows<2>(features, 0), hidden, last);
+    const float raw = first_column(panel);
+    const float thickness = found ? scene.density_of(raw) * scene.step : 0.0f, opacity = opacity_of(thickness);
+    const TeamSum<kLanes> of_all(thickness, team);
+    const float transmittance = transmittance_at(depth_of_all + of_all.before);
+    sample.kept = found && !(transmittance < scene.min_transmittance) && transmittance * opacity > scene.min_weight;
+    const TeamSum<kLanes> of_kept(sample.kept ? thickness : 0.0f, team);
+    if (sample.kept) sample.weight = transmittance_at(depth_of_kept + of_kept.before) * opacity;
+    depth_of_all += of_all.total;
+    depth_of_kept += of_kept.total;
+    if (transmittance_at(depth_of_all) < scene.min_transmittance) walking = false;
+    if (!visit(sample, panel, own, ray.direction, result, team)) walking = false;
+    __syncwarp();
+  }
+  if (own >= 0 && team.seat == 0) rays.end(own, result);
+}
+
+}  // namespace voxelfield

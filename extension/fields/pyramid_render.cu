@@ -1,0 +1,129 @@
+// Images of a pyramid of grids and two networks behind it, on CUDA: one kernel, rays included.
+#include "fields/color_queue.cuh"
+#include "fields/pyramid_inputs.cuh"
+
+namespace voxelfield {
+namespace {
+
+// A warp takes the rays of a square of pixels, which stay close together.
+constexpr int kTile = 8;
+
+struct PyramidImage {
+  static constexpr int kLanes = 1;
+  static constexpr int kBatch = kTile * kTile;
+  PinholeView camera;
+  PixelColors colors;
+  float *opacity, *depth;
+  int tiles_across, tiles;
+
+  struct Result {
+    float opacity = 0.0f;
+    float depth = 0.0f;
+  };
+
+  __host__ __device__ int count() const { return tiles * kBatch; }
+
+  __device__ __forceinline__ int locate(int number) const {
+    const int tile = number / kBatch, row = tile / tiles_across;
+    const int x = (tile - row * tiles_across) * kTile + number % kTile;
+    const int y = row * kTile + number % kBatch / kTile;
+    return x < camera.width && y < camera.height ? y * static_cast<int>(camera.width) + x : -1;
+  }
+
+  __device__ __forceinline__ Ray operator[](int pixel) const {
+    const int width = static_cast<int>(camera.width), y = pixel / width;
+    return camera(pixel - y * width, y);
+  }
+
+  __device__ __forceinline__ void begin(int pixel) const {
+#pragma unroll
+    for (int color = 0; color < 3; ++color)
+      colors.rgb[3 * static_cast<int64_t>(pixel) + color] = colors.background[color];
+  }
+
+  __device__ __forceinline__ void end(int pixel, const Result& result) const {
+    opacity[pixel] = result.opacity;
+    depth[pixel] = result.depth / fmaxf(result.opacity, 1e-6f);
+  }
+};
+
+constexpr int kWarpBytes = kWarpRowsBytes + ColorQueue::kBytes;
+static_assert(kWarpBytes % 16 == 0, "rows are read 16 bytes at a time");
+
+// One block on a multiprocessor: the weights of both networks take much of its shared memory.
+template <int Width>
+__global__ void __launch_bounds__(kMarchThreads, 1)
+    render_pyramid_kernel(const __grid_constant__ PyramidScene scene, const __grid_constant__ FieldNetwork color,
+                          const __grid_constant__ PyramidImage image, int degree, int* __restrict__ taken) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  const int density_bytes = scene.density.bytes<Width>();
+  const unsigned density_weights = shared_address(shared), color_weights = density_weights + density_bytes;
+  scene.density.stage<Width>(density_weights);
+  color.stage<Width>(color_weights);
+  __syncthreads();
+  unsigned char* const own = shared + density_bytes + color.bytes<Width>() + threadIdx.x / kWarp * kWarpBytes;
+  ColorQueue queue(own + kWarpRowsBytes);
+  march_pyramid<Width, 2>(scene, density_weights, image, taken, own,
+                          [&](const PyramidSample& sample, const Panel<2>& panel, int pixel, const float* direction,
+                              PyramidImage::Result& result, const RayTeam<PyramidImage::kLanes>&) {
+                            const unsigned kept = __ballot_sync(kFullWarp, sample.kept);
+                            if (kept == 0) return true;
+                            if (!queue.fits(__popc(kept))) queue.flush<Width>(color, color_weights, image.colors);
+                            queue.push(kept, panel, direction, degree, sample.weight, pixel);
+                            result.opacity += sample.weight;
+                            result.depth += sample.weight * sample.t;
+                            return true;
+                          });
+  queue.flush<Width>(color, color_weights, image.colors);
+}
+
+std::tuple<Tensor, Tensor, Tensor> render_pyramid_image(
+    const Tensor& c2w, const Tensor& intrinsics, int64_t width, int64_t height, const Tensor& background,
+    const Tensor& occupied, std::vector<int64_t> resolution, const Tensor& aabb_occupancy, std::vector<Tensor> levels,
+    const Tensor& aabb, std::vector<Tensor> density_weights, std::vector<Tensor> color_weights, double step,
+    double density_initial, int64_t degree, double min_transmittance, double min_weight) {
+  check_camera(c2w, intrinsics, width, height, background);
+  const Tensor pose = as_contiguous(c2w), lens = as_contiguous(intrinsics), behind = as_contiguous(background);
+  STD_TORCH_CHECK(double(width + kTile) * double(height + kTile) <= kMostMarchedRays,
+                  "an image must have 1 to 2^30 pixels, got ", width, " x ", height);
+  STD_TORCH_CHECK(degree >= 0 && degree <= kMaxShDegree, "degree must lie in 0..3, got ", degree);
+  const CellInputs cells{occupied, resolution, aabb_occupancy, c2w};
+  const CudaBackend::Guard guard(c2w);
+  const PyramidInputs pyramid{levels, aabb, c2w};
+  const NetworkInputs density{"density_weights", density_weights, kLevelChannels * pyramid.view.levels, 2, c2w};
+  const NetworkInputs color{"color_weights", color_weights, kFieldOutputs + sh_basis_size(static_cast<int>(degree)),
+                            kMostFieldLayers, c2w};
+  STD_TORCH_CHECK(density.outputs() == kFieldOutputs && color.outputs() == 3,
+                  "the density network must have 16 outputs and the colour network 3");
+  const PyramidScene scene =
+      pyramid_scene(cells, pyramid, density, step, density_initial, min_transmittance, min_weight);
+  Tensor rgb = new_empty(pose, {height, width, 3}, ScalarType::Float);
+  Tensor opacity = new_empty(pose, {height, width}, ScalarType::Float);
+  Tensor depth = new_empty(pose, {height, width}, ScalarType::Float);
+  Tensor taken = new_ray_counter(pose);
+  const int across = static_cast<int>((width + kTile - 1) / kTile),
+            down = static_cast<int>((height + kTile - 1) / kTile);
+  const PyramidImage image{
+      PinholeView{pose.const_data_ptr<float>(), lens.const_data_ptr<float>(), width, height, pyramid.view.aabb},
+      PixelColors{rgb.mutable_data_ptr<float>(), behind.const_data_ptr<float>()},
+      opacity.mutable_data_ptr<float>(),
+      depth.mutable_data_ptr<float>(),
+      across,
+      across * down};
+  dispatch_field_width(std::max(density.width, color.width), [&](auto padded) {
+    constexpr int kWidth = decltype(padded)::value;
+    const auto kernel = render_pyramid_kernel<kWidth>;
+    const MarchBlock block{kMarchThreads, density.view.bytes<kWidth>() + color.view.bytes<kWidth>(), kWarpBytes};
+    kernel<<<block.blocks(kernel, image.count(), PyramidImage::kBatch), block.warps * kWarp, block.shared,
+             CudaBackend::stream()>>>(scene, color.view, image, static_cast<int>(degree),
+                                      taken.mutable_data_ptr<int>());
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+  });
+  return {rgb, opacity, depth};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) { m.impl("render_pyramid_image", TORCH_BOX(&render_pyramid_image)); }
+
+}  // namespace voxelfield

@@ -1,0 +1,216 @@
+// Rendering a voxel field of spherical harmonics on the CPU: rays in parallel, the samples of a ray in order. The
+// gradient goes into the grid in layers along x, every other one in parallel, so that threads never meet at a vertex
+// and any number of them gives the same sums.
+#include <vector>
+
+#include "common/backend.h"
+#include "common/multiversion.h"
+#include "common/narrow.h"
+#include "fields/sh_render_ops.h"
+
+namespace voxelfield {
+namespace {
+
+constexpr int64_t kRaysPerTask = 64;
+constexpr int kMostChannels = 1 + 3 * kMaxShBasis;
+
+template <typename scalar_t>
+VOXELFIELD_HOST_DEVICE float raw_density(const ShGridView<scalar_t>& grid, const Stencil<float, int32_t>& s) {
+  if (s.empty) return 0.0f;
+  float raw = 0.0f;
+  for (int k = 0; k < kCorners; ++k) raw += s.value(k) * widen(grid.density[s.offset(k) * grid.density_stride]);
+  return raw;
+}
+
+template <typename scalar_t>
+VOXELFIELD_HOST_DEVICE void shade(const ShGridView<scalar_t>& grid, const Stencil<float, int32_t>& s,
+                                  const float* basis, float* rgb) {
+  const int used = grid.used_channels(), size = grid.basis_size();
+  float feature[kMostChannels] = {};
+  for (int k = 0; k < kCorners && !s.empty; ++k) {
+    const scalar_t* row = grid.rows + s.offset(k) * grid.channels;
+    const float weight = s.value(k);
+    VOXELFIELD_VECTORIZE
+    for (int c = 1; c < used; ++c) feature[c] += weight * widen(row[c]);
+  }
+  for (int color = 0; color < 3; ++color) {
+    float sum = 0.0f;
+    for (int b = 0; b < size; ++b) sum += feature[1 + color * size + b] * basis[b];
+    rgb[color] = sigmoid(sum);
+  }
+}
+
+// One sample that shows.
+struct WalkedSample {
+  Stencil<float, int32_t> stencil;
+  float t, raw, transmittance, weight;
+};
+
+// Calls visit(sample, rgb) for the samples of a ray that are kept.
+template <typename scalar_t, typename Visit>
+VOXELFIELD_HOST_DEVICE void walk_ray(const RenderScene<scalar_t>& scene, const RayView& ray, const float* basis,
+                                     const Visit& visit) {
+  SampleWalk walk(scene.cells, ray);
+  const UnitRay unit(ray, scene.grid.aabb);
+  float depth_of_all = 0.0f, depth_of_kept = 0.0f;
+  WalkedSample sample;
+  while (walk.next(sample.t)) {
+    const float reaching = transmittance_at(depth_of_all);
+    if (reaching < scene.min_transmittance) return;
+    sample.stencil = unit.at(sample.t, scene.grid.locator);
+    sample.raw = raw_density(scene.grid, sample.stencil);
+    const float thickness = scene.grid.density_of(sample.raw) * scene.step, opacity = opacity_of(thickness);
+    depth_of_all += thickness;
+    if (!(reaching * opacity > scene.min_weight)) continue;
+    sample.transmittance = transmittance_at(depth_of_kept);
+    sample.weight = sample.transmittance * opacity;
+    depth_of_kept += thickness;
+    float rgb[3];
+    shade(scene.grid, sample.stencil, basis, rgb);
+    visit(sample, rgb);
+  }
+}
+
+template <typename scalar_t>
+VOXELFIELD_HOST_DEVICE RenderedRay render_ray(const RenderScene<scalar_t>& scene, const RayView& ray) {
+  RenderedRay result;
+  float basis[kMaxShBasis];
+  spherical_harmonics(ray.direction, scene.grid.degree, basis);
+  walk_ray(scene, ray, basis,
+           [&](const WalkedSample& sample, const float* rgb) { result.add(sample.weight, rgb, sample.t); });
+  return result;
+}
+
+template <typename scalar_t>
+VOXELFIELD_MULTIVERSION void render_range(const RenderScene<scalar_t>& scene, const RayBatch& rays, int64_t begin,
+                                          int64_t end, const RenderedPointers<float>& out) {
+  for (int64_t ray = begin; ray < end; ++ray) out.store(ray, render_ray(scene, rays[ray]));
+}
+
+template <typename scalar_t>
+VOXELFIELD_MULTIVERSION void render_row(const RenderScene<scalar_t>& scene, const PinholeView& camera, int64_t y,
+                                        const float* background, const RenderedPointers<float>& out) {
+  for (int64_t x = 0; x < camera.width; ++x) {
+    const Ray ray = camera(x, y);
+    out.store_over(background, y * camera.width + x, render_ray(scene, ray.view(scene.step, scene.steps_per_length)));
+  }
+}
+
+// A sample's share of the gradient, on its way from its ray to the grid.
+struct Contribution {
+  Stencil<float, int32_t> stencil;
+  SampleGradient gradient;
+  int64_t ray;
+};
+
+template <typename scalar_t>
+VOXELFIELD_MULTIVERSION void find_contributions(const RenderScene<scalar_t>& scene, const RayBatch& rays, int64_t begin,
+                                                int64_t end, const RenderedPointers<const float>& gradients,
+                                                const RenderedPointers<const float>& results,
+                                                std::vector<Contribution>& found) {
+  for (int64_t ray = begin; ray < end; ++ray) {
+    const RenderedGradient gradient = gradients.gradient(ray);
+    float behind = results.result(ray).against(gradient);
+    float basis[kMaxShBasis];
+    const RayView view = rays[ray];
+    spherical_harmonics(view.direction, scene.grid.degree, basis);
+    walk_ray(scene, view, basis, [&](const WalkedSample& sample, const float* rgb) {
+      const float at_weight = gradient.at_weight(rgb, sample.t);
+      behind -= sample.weight * at_weight;
+      if (sample.stencil.empty) return;
+      found.push_back(
+          {sample.stencil,
+           sample_gradient(scene, gradient, sample.raw, sample.transmittance, sample.weight, rgb, at_weight, behind),
+           ray});
+    });
+  }
+}
+
+// The contributions by the layer of their lower vertices along x, in the order of the rays.
+class Layers {
+ public:
+  Layers(const std::vector<std::vector<Contribution>>& parts, int64_t layers) : first_(layers + 1, 0) {
+    for (const auto& part : parts) {
+      for (const Contribution& one : part) ++first_[one.stencil.lower[0] + 1];
+    }
+    for (int64_t layer = 0; layer < layers; ++layer) first_[layer + 1] += first_[layer];
+    sorted_.resize(first_[layers]);
+    std::vector<int64_t> next(first_.begin(), first_.end() - 1);
+    for (const auto& part : parts) {
+      for (const Contribution& one : part) sorted_[next[one.stencil.lower[0]]++] = &one;
+    }
+  }
+
+  int64_t count() const { return static_cast<int64_t>(first_.size()) - 1; }
+  int64_t begin(int64_t layer) const { return first_[layer]; }
+  int64_t end(int64_t layer) const { return first_[layer + 1]; }
+  const Contribution& operator[](int64_t i) const { return *sorted_[i]; }
+
+ private:
+  std::vector<int64_t> first_;
+  std::vector<const Contribution*> sorted_;
+};
+
+template <typename scalar_t>
+VOXELFIELD_MULTIVERSION void scatter_layer(const ShGridView<scalar_t>& grid, const RayBatch& rays, const Layers& layers,
+                                           int64_t layer, float* grad_rows) {
+  const int used = grid.used_channels(), size = grid.basis_size();
+  for (int64_t i = layers.begin(layer); i < layers.end(layer); ++i) {
+    const Contribution& one = layers[i];
+    float basis[kMaxShBasis], value[kMostChannels];
+    spherical_harmonics(rays[one.ray].direction, grid.degree, basis);
+    value[0] = one.gradient.raw;
+    for (int color = 0; color < 3; ++color) {
+      for (int b = 0; b < size; ++b) value[1 + color * size + b] = one.gradient.logit[color] * basis[b];
+    }
+    for (int k = 0; k < kCorners; ++k) {
+      const float weight = one.stencil.value(k);
+      if (weight == 0.0f) continue;
+      float* row = grad_rows + one.stencil.offset(k) * grid.channels;
+      VOXELFIELD_VECTORIZE
+      for (int c = 0; c < used; ++c) row[c] += weight * value[c];
+    }
+  }
+}
+
+struct Cpu : CpuBackend {
+  template <typename scalar_t>
+  static void render(const RenderScene<scalar_t>& scene, const RayBatch& rays, const RenderedPointers<float>& out) {
+    for_each_range(rays.count, kRaysPerTask,
+                   [&](int64_t begin, int64_t end) { render_range(scene, rays, begin, end, out); });
+  }
+
+  template <typename scalar_t>
+  static void render_image(const RenderScene<scalar_t>& scene, const PinholeView& camera, const float* background,
+                           const RenderedPointers<float>& out) {
+    for_each_task(camera.height, [&](int64_t y, int64_t /*thread*/) { render_row(scene, camera, y, background, out); });
+  }
+
+  template <typename scalar_t>
+  static void render_backward(const RenderScene<scalar_t>& scene, const RayBatch& rays,
+                              const RenderedPointers<const float>& gradients,
+                              const RenderedPointers<const float>& results, float* grad_rows) {
+    std::vector<std::vector<Contribution>> parts((rays.count + kRaysPerTask - 1) / kRaysPerTask);
+    for_each_range(rays.count, kRaysPerTask, [&](int64_t begin, int64_t end) {
+      find_contributions(scene, rays, begin, end, gradients, results, parts[begin / kRaysPerTask]);
+    });
+    const Layers layers(parts, scene.grid.locator.resolution[0]);
+    // A layer's samples touch it and the next one.
+    for (int64_t parity = 0; parity < 2; ++parity) {
+      for_each_task((layers.count() - parity + 1) / 2, [&](int64_t task, int64_t /*thread*/) {
+        scatter_layer(scene.grid, rays, layers, 2 * task + parity, grad_rows);
+      });
+    }
+  }
+};
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(voxelfield, CPU, m) {
+  m.impl("render_grid", TORCH_BOX(&RenderOps<Cpu>::render_grid));
+  m.impl("render_grid_image", TORCH_BOX(&RenderOps<Cpu>::render_grid_image));
+  m.impl("render_grid_backward", TORCH_BOX(&RenderOps<Cpu>::render_grid_backward));
+  m.impl("render_grid_accumulate", TORCH_BOX(&RenderOps<Cpu>::render_grid_accumulate));
+}
+
+}  // namespace voxelfield

@@ -1,0 +1,222 @@
+// Host side of rendering, written once: check, allocate, pick types, and hand over to a backend's kernels.
+//   Backend::render(scene, rays, out)                 rays: a RayBatch
+//   Backend::render_image(scene, camera, background, out)
+//   Backend::render_backward(scene, rays, gradients, results, grad_rows)     adds to grad_rows
+#pragma once
+
+#include "fields/sh_field.h"
+#include "rays/pinhole.h"
+#include "rays/ray_inputs.h"
+
+namespace voxelfield {
+
+// Colour (R, 3), opacity (R,) and depth (R,) of rays, or the gradients at them.
+template <typename T>
+struct RenderedPointers {
+  T *rgb, *opacity, *depth;
+
+  VOXELFIELD_HOST_DEVICE RenderedGradient gradient(int64_t ray) const {
+    return {{rgb[3 * ray], rgb[3 * ray + 1], rgb[3 * ray + 2]}, opacity[ray], depth[ray]};
+  }
+
+  VOXELFIELD_HOST_DEVICE RenderedRay result(int64_t ray) const {
+    return {{rgb[3 * ray], rgb[3 * ray + 1], rgb[3 * ray + 2]}, opacity[ray], depth[ray]};
+  }
+
+  VOXELFIELD_HOST_DEVICE void store(int64_t ray, const RenderedRay& result) const {
+    for (int color = 0; color < 3; ++color) rgb[3 * ray + color] = result.rgb[color];
+    opacity[ray] = result.opacity;
+    depth[ray] = result.depth;
+  }
+
+  // Over a background, with the mean depth of what is there.
+  VOXELFIELD_HOST_DEVICE void store_over(const float* background, int64_t pixel, const RenderedRay& result) const {
+    const float open = 1.0f - result.opacity;
+    for (int color = 0; color < 3; ++color) rgb[3 * pixel + color] = result.rgb[color] + open * background[color];
+    opacity[pixel] = result.opacity;
+    depth[pixel] = result.depth / fmaxf(result.opacity, 1e-6f);
+  }
+};
+
+template <typename Backend>
+struct RenderOps {
+  using Rendered = std::tuple<Tensor, Tensor, Tensor>;
+
+  static Rendered render_grid(const Tensor& origins, const Tensor& directions, const Tensor& near, const Tensor& far,
+                              const Tensor& offset, const Tensor& occupied, std::vector<int64_t> resolution,
+                              const Tensor& aabb_occupancy, const Tensor& grid, const std::optional<Tensor>& density,
+                              const Tensor& aabb_grid, double step, int64_t degree, double density_scale,
+                              double density_shift, double min_transmittance, double min_weight) {
+    const RayInputs rays{origins, directions, near, far, offset};
+    const CellInputs cells{occupied, resolution, aabb_occupancy, origins};
+    const Field field{grid, density, aabb_grid, degree, density_scale, density_shift, origins};
+    const typename Backend::Guard guard(origins);
+    const int64_t count = rays.origins.size(0);
+    Rendered out = allocate(rays.origins, {count});
+    if (count == 0) return out;
+    const RayBatch batch = rays.batch(step);
+    field.dispatch([&](const auto& view) {
+      Backend::render(scene(cells.either(), view, step, min_transmittance, min_weight), batch, pointers(out));
+    });
+    return out;
+  }
+
+  static Rendered render_grid_image(const Tensor& c2w, const Tensor& intrinsics, int64_t width, int64_t height,
+                                    const Tensor& background, const Tensor& occupied, std::vector<int64_t> resolution,
+                                    const Tensor& aabb_occupancy, const Tensor& grid,
+                                    const std::optional<Tensor>& density, const Tensor& aabb_grid, double step,
+                                    int64_t degree, double density_scale, double density_shift,
+                                    double min_transmittance, double min_weight) {
+    check_camera(c2w, intrinsics, width, height, background);
+    const Tensor pose = as_contiguous(c2w), lens = as_contiguous(intrinsics), behind = as_contiguous(background);
+    const CellInputs cells{occupied, resolution, aabb_occupancy, c2w};
+    const Field field{grid, density, aabb_grid, degree, density_scale, density_shift, c2w};
+    const typename Backend::Guard guard(c2w);
+    Rendered out = allocate(pose, {height, width});
+    field.dispatch([&](const auto& view) {
+      Backend::render_image(
+          scene(cells.either(), view, step, min_transmittance, min_weight),
+          PinholeView{pose.const_data_ptr<float>(), lens.const_data_ptr<float>(), width, height, view.aabb},
+          behind.const_data_ptr<float>(), pointers(out));
+    });
+    return out;
+  }
+
+  static Tensor render_grid_backward(const Tensor& grad_rgb, const Tensor& grad_opacity, const Tensor& grad_depth,
+                                     const Tensor& rgb, const Tensor& opacity, const Tensor& depth,
+                                     const Tensor& origins, const Tensor& directions, const Tensor& near,
+                                     const Tensor& far, const Tensor& offset, const Tensor& occupied,
+                                     std::vector<int64_t> resolution, const Tensor& aabb_occupancy, const Tensor& grid,
+                                     const Tensor& aabb_grid, double step, int64_t degree, double density_scale,
+                                     double density_shift, double min_transmittance, double min_weight) {
+    STD_TORCH_CHECK(grid.dim() == 4, "grid must be (X, Y, Z, C)");
+    Tensor out = new_zeros(grid, {grid.size(0), grid.size(1), grid.size(2), grid.size(3)}, ScalarType::Float);
+    render_grid_accumulate(out, grad_rgb, grad_opacity, grad_depth, rgb, opacity, depth, origins, directions, near, far,
+                           offset, occupied, resolution, aabb_occupancy, grid, aabb_grid, step, degree, density_scale,
+                           density_shift, min_transmittance, min_weight);
+    return out;
+  }
+
+  static void render_grid_accumulate(Tensor grad_grid, const Tensor& grad_rgb, const Tensor& grad_opacity,
+                                     const Tensor& grad_depth, const Tensor& rgb, const Tensor& opacity,
+                                     const Tensor& depth, const Tensor& origins, const Tensor& directions,
+                                     const Tensor& near, const Tensor& far, const Tensor& offset,
+                                     const Tensor& occupied, std::vector<int64_t> resolution,
+                                     const Tensor& aabb_occupancy, const Tensor& grid, const Tensor& aabb_grid,
+                                     double step, int64_t degree, double density_scale, double density_shift,
+                                     double min_transmittance, double min_weight) {
+    const RayInputs rays{origins, directions, near, far, offset};
+    const CellInputs cells{occupied, resolution, aabb_occupancy, origins};
+    const Field field{grid, std::nullopt, aabb_grid, degree, density_scale, density_shift, origins};
+    check_contiguous("grad_grid", grad_grid, {grid.size(0), grid.size(1), grid.size(2), grid.size(3)},
+                     ScalarType::Float, origins);
+    const int64_t count = rays.origins.size(0);
+    check_tensor("grad_rgb", grad_rgb, {count, 3}, ScalarType::Float, origins);
+    check_tensor("grad_opacity", grad_opacity, {count}, ScalarType::Float, origins);
+    check_tensor("grad_depth", grad_depth, {count}, ScalarType::Float, origins);
+    check_tensor("rgb", rgb, {count, 3}, ScalarType::Float, origins);
+    check_tensor("opacity", opacity, {count}, ScalarType::Float, origins);
+    check_tensor("depth", depth, {count}, ScalarType::Float, origins);
+    const typename Backend::Guard guard(origins);
+    const Rendered gradients{as_contiguous(grad_rgb), as_contiguous(grad_opacity), as_contiguous(grad_depth)};
+    const Rendered results{as_contiguous(rgb), as_contiguous(opacity), as_contiguous(depth)};
+    if (count == 0) return;
+    const RayBatch batch = rays.batch(step);
+    field.dispatch([&](const auto& view) {
+      Backend::render_backward(scene(cells.either(), view, step, min_transmittance, min_weight), batch,
+                               const_pointers(gradients), const_pointers(results), grad_grid.mutable_data_ptr<float>());
+    });
+  }
+
+ private:
+  // Keeps contiguous copies alive for as long as raw pointers to them are in use.
+  struct Field {
+    Tensor grid, aabb;
+    std::optional<Tensor> density;
+    int64_t degree;
+    double density_scale, density_shift;
+
+    Field(const Tensor& grid, const std::optional<Tensor>& density, const Tensor& aabb, int64_t degree,
+          double density_scale, double density_shift, const Tensor& like)
+        : grid(as_contiguous(grid)),
+          aabb(as_contiguous(aabb)),
+          density(as_contiguous(density)),
+          degree(degree),
+          density_scale(density_scale),
+          density_shift(density_shift) {
+      STD_TORCH_CHECK(degree >= 0 && degree <= kMaxShDegree, "degree must lie in 0..3, got ", degree);
+      const ScalarType dtype = grid.scalar_type();
+      STD_TORCH_CHECK(dtype == ScalarType::Float || dtype == ScalarType::Half || dtype == ScalarType::BFloat16,
+                      "grid must be float32, float16 or bfloat16, got ", torch::headeronly::toString(dtype));
+      check_tensor("grid", grid, {kAny, kAny, kAny, kAny}, dtype, like);
+      check_tensor("aabb_grid", aabb, {2, 3}, ScalarType::Float, like);
+      const int64_t channels = 1 + 3 * sh_basis_size(static_cast<int>(degree));
+      STD_TORCH_CHECK(grid.size(3) >= channels, "grid must have at least ", channels, " channels for degree ", degree,
+                      ", got ", grid.size(3));
+      const double vertices = double(grid.size(0)) * double(grid.size(1)) * double(grid.size(2));
+      STD_TORCH_CHECK(vertices > 0 && vertices < 0x7fffffff, "grid must have 1 to 2^31 - 1 vertices, got ", vertices);
+      if (!density.has_value()) return;
+      check_tensor("density", *density, {grid.size(0), grid.size(1), grid.size(2)}, dtype, like);
+    }
+
+    template <typename F>
+    void dispatch(const F& f) const {
+      switch (grid.scalar_type()) {
+        case ScalarType::Float: return f(view<float>());
+        case ScalarType::Half: return f(view<torch::headeronly::Half>());
+        default: return f(view<torch::headeronly::BFloat16>());
+      }
+    }
+
+    template <typename scalar_t>
+    ShGridView<scalar_t> view() const {
+      const scalar_t* rows = grid.const_data_ptr<scalar_t>();
+      GridLocator<float> locator{};
+      for (int axis = 0; axis < 3; ++axis) locator.resolution[axis] = static_cast<int32_t>(grid.size(axis));
+      locator.padding = Padding::kBorder;
+      locator.channels = 1;
+      locator.align_corners = true;
+      return {rows,
+              density.has_value() ? density->const_data_ptr<scalar_t>() : rows,
+              grid.size(3),
+              density.has_value() ? 1 : grid.size(3),
+              locator.plain(),
+              aabb.const_data_ptr<float>(),
+              static_cast<int>(degree),
+              static_cast<float>(density_scale),
+              static_cast<float>(density_shift)};
+    }
+  };
+
+  template <typename scalar_t>
+  static RenderScene<scalar_t> scene(const CellsView& cells, const ShGridView<scalar_t>& grid, double step,
+                                     double min_transmittance, double min_weight) {
+    return {cells,
+            grid,
+            static_cast<float>(step),
+            steps_per_length(step),
+            static_cast<float>(min_transmittance),
+            static_cast<float>(min_weight)};
+  }
+
+  static Rendered allocate(const Tensor& like, const std::vector<int64_t>& shape) {
+    std::vector<int64_t> colored = shape;
+    colored.push_back(3);
+    return {new_empty(like, colored, ScalarType::Float), new_empty(like, shape, ScalarType::Float),
+            new_empty(like, shape, ScalarType::Float)};
+  }
+
+  static RenderedPointers<float> pointers(Rendered& tensors) {
+    return {std::get<0>(tensors).template mutable_data_ptr<float>(),
+            std::get<1>(tensors).template mutable_data_ptr<float>(),
+            std::get<2>(tensors).template mutable_data_ptr<float>()};
+  }
+
+  static RenderedPointers<const float> const_pointers(const Rendered& tensors) {
+    return {std::get<0>(tensors).template const_data_ptr<float>(),
+            std::get<1>(tensors).template const_data_ptr<float>(),
+            std::get<2>(tensors).template const_data_ptr<float>()};
+  }
+};
+
+}  // namespace voxelfield

@@ -1,0 +1,245 @@
+// How a warp renders rays. `ray_lanes` neighbouring threads walk one ray together and take a sample each; the samples
+// that matter are then staged in shared memory, and `sample_lanes` threads read the features of one together, a vector
+// each. So the threads of a warp stay busy however few of its rays are inside the object.
+#pragma once
+
+#include "common/warp.cuh"
+#include "fields/sh_field.h"
+
+namespace voxelfield {
+
+constexpr int kRenderThreads = 128;
+constexpr int kRenderWarps = kRenderThreads / kWarp;
+
+struct WarpPlan {
+  int ray_lanes;     // a power of two
+  int sample_lanes;  // a power of two
+  int row;           // length of a ray's row of basis functions, in shared memory
+
+  int rays() const { return kWarp / ray_lanes; }
+  int shared_bytes() const;
+};
+
+// A sample on its way between the thread of its ray and the threads that read its features.
+struct alignas(16) StagedSample {
+  float weight[kCorners];
+  int32_t origin;  // in vertices
+  int32_t step[3];
+  float value[4];  // colour on the way back; going out, the gradient at raw density and at the colours' logits
+  int32_t ray;     // of the warp's
+
+  __device__ __forceinline__ int64_t vertex(int corner) const {
+    return origin + corner_side(corner, 0) * step[0] + corner_side(corner, 1) * step[1] +
+           corner_side(corner, 2) * step[2];
+  }
+};
+
+inline int WarpPlan::shared_bytes() const {
+  return kRenderWarps *
+         (kWarp * static_cast<int>(sizeof(StagedSample)) + rays() * row * static_cast<int>(sizeof(float)));
+}
+
+// A thread's place in its warp, and the warp's shared memory.
+struct WarpSeat {
+  int lane;
+  int ray;       // of the warp's
+  int ray_seat;  // among the threads of the ray
+  StagedSample* staged;
+  float* basis;  // (rays, plan.row): what each channel is multiplied by, zero for those that are no colour
+
+  __device__ __forceinline__ explicit WarpSeat(const WarpPlan& plan) {
+    extern __shared__ __align__(16) unsigned char shared[];
+    lane = threadIdx.x % kWarp;
+    ray_seat = lane & (plan.ray_lanes - 1);
+    ray = lane / plan.ray_lanes;
+    const int warp = threadIdx.x / kWarp;
+    staged = reinterpret_cast<StagedSample*>(shared) + warp * kWarp;
+    basis = reinterpret_cast<float*>(reinterpret_cast<StagedSample*>(shared) + kRenderThreads) +
+            warp * (kWarp / plan.ray_lanes) * plan.row;
+  }
+};
+
+// Sums over the threads of one ray: inclusive of this thread's value, and over all of them.
+struct RaySum {
+  float through;
+  float before;
+  float total;
+
+  __device__ __forceinline__ RaySum(float value, const WarpSeat& seat, int ray_lanes) {
+    through = value;
+    for (int step = 1; step < ray_lanes; step *= 2) {
+      const float below = __shfl_up_sync(kFullWarp, through, step);
+      if (seat.ray_seat >= step) through += below;
+    }
+    // Not `through - value`: beside a dense sample that difference has lost what came before it.
+    const float above = __shfl_up_sync(kFullWarp, through, 1);
+    before = seat.ray_seat > 0 ? above : 0.0f;
+    total = __shfl_sync(kFullWarp, through, seat.lane | (ray_lanes - 1));
+  }
+};
+
+// Raw density at a stencil: zero where it is empty, as sampling has it.
+template <typename scalar_t>
+__device__ __forceinline__ float raw_density(const ShGridView<scalar_t>& grid, const Stencil<float, int32_t>& s) {
+  scalar_t corner[kCorners];
+#pragma unroll
+  for (int k = 0; k < kCorners; ++k) {
+    corner[k] = load_constant<1>(grid.density + static_cast<int64_t>(s.offset(k)) * grid.density_stride).lane[0];
+  }
+  float raw = 0.0f;
+#pragma unroll
+  for (int k = 0; k < kCorners; ++k) raw += s.value(k) * static_cast<float>(corner[k]);
+  return s.empty ? 0.0f : raw;
+}
+
+__device__ __forceinline__ void stage(StagedSample& staged, const Stencil<float, int32_t>& s, int ray) {
+#pragma unroll
+  for (int k = 0; k < kCorners; ++k) staged.weight[k] = s.empty ? 0.0f : s.value(k);
+  staged.origin = s.origin;
+#pragma unroll
+  for (int axis = 0; axis < 3; ++axis) staged.step[axis] = s.step[axis];
+  staged.ray = ray;
+}
+
+// Rows of a multiple of 8 channels hold whole vectors; 4 more keep neighbouring rows in different banks.
+inline int basis_row(int used_channels) { return (used_channels + 7) / 8 * 8 + 4; }
+
+__device__ __forceinline__ void fill_basis_row(const float* direction, int degree, int row, float* out) {
+  const int size = sh_basis_size(degree);
+  out[0] = 0.0f;
+  spherical_harmonics(direction, degree, out + 1);
+  for (int i = 0; i < size; ++i) out[1 + size + i] = out[1 + 2 * size + i] = out[1 + i];
+  for (int i = 1 + 3 * size; i < row; ++i) out[i] = 0.0f;
+}
+
+// Works out the staged samples' colours, before the sigmoid, and leaves them there.
+template <int Width, typename scalar_t>
+__device__ __forceinline__ void shade(const ShGridView<scalar_t>& grid, const WarpSeat& seat, const WarpPlan& plan,
+                                      int count) {
+  constexpr int kPiece = Width < 4 ? Width : 4;
+  const int member = seat.lane & (plan.sample_lanes - 1), team = seat.lane / plan.sample_lanes;
+  const int teams = kWarp / plan.sample_lanes, used = grid.used_channels();
+  for (int first = 0; first < count; first += teams) {
+    const bool active = first + team < count;
+    float sum[3] = {};
+    if (active) {
+      const StagedSample& sample = seat.staged[first + team];
+      const float* row = seat.basis + sample.ray * plan.row;
+      for (int channel = member * Width; channel < used; channel += plan.sample_lanes * Width) {
+        Vector<scalar_t, Width> corner[kCorners];
+#pragma unroll
+        for (int k = 0; k < kCorners; ++k) {
+          corner[k] = load_constant<Width>(grid.rows + sample.vertex(k) * grid.channels + channel);
+        }
+        float feature[Width] = {};
+#pragma unroll
+        for (int k = 0; k < kCorners; ++k) {
+          const float weight = sample.weight[k];
+#pragma unroll
+          for (int i = 0; i < Width; ++i) feature[i] += weight * static_cast<float>(corner[k].lane[i]);
+        }
+        const ShColors colors(channel, grid.basis_size());
+        float ours = 0.0f, next = 0.0f;
+#pragma unroll
+        for (int piece = 0; piece < Width; piece += kPiece) {
+          const Vector<float, kPiece> basis = load<kPiece>(row + channel + piece);
+#pragma unroll
+          for (int i = 0; i < kPiece; ++i) {
+            if (piece + i < colors.split) {
+              ours += feature[piece + i] * basis.lane[i];
+            } else {
+              next += feature[piece + i] * basis.lane[i];
+            }
+          }
+        }
+#pragma unroll
+        for (int color = 0; color < 3; ++color) {
+          sum[color] += color == colors.first ? ours : (color == colors.first + 1 ? next : 0.0f);
+        }
+      }
+    }
+    for (int step = plan.sample_lanes / 2; step > 0; step /= 2) {
+#pragma unroll
+      for (int color = 0; color < 3; ++color) sum[color] += __shfl_xor_sync(kFullWarp, sum[color], step);
+    }
+    if (active && member == 0) {
+#pragma unroll
+      for (int color = 0; color < 3; ++color) seat.staged[first + team].value[color] = sum[color];
+    }
+  }
+}
+
+// One sample of a ray, as its thread sees it.
+struct WalkedSample {
+  bool kept;
+  float t;
+  float raw;
+  float transmittance;
+  float weight;
+  float rgb[3];
+};
+
+// Walks the warp's rays, each thread one sample at a time. Whenever some are kept, their colours are found, and all
+// threads call visit(sample, place, count): `place` is that of the thread's sample among the `count` staged ones, if it
+// is kept.
+template <int Width, typename scalar_t, typename Visit>
+__device__ __forceinline__ void walk_rays(const RenderScene<scalar_t>& scene, const RayView& ray, bool exists,
+                                          const WarpSeat& seat, const WarpPlan& plan, const Visit& visit) {
+  bool walking = exists && ray.near < ray.far;
+  if (walking && seat.ray_seat == 0) {
+    fill_basis_row(ray.direction, scene.grid.degree, plan.row, seat.basis + seat.ray * plan.row);
+  }
+  __syncwarp();
+  SampleWalk walk(scene.cells, ray);
+  const UnitRay unit(ray, scene.grid.aabb);
+  float depth_of_all = 0.0f, depth_of_kept = 0.0f;
+  while (__any_sync(kFullWarp, walking)) {
+    WalkedSample sample{};
+    bool found = false;
+    for (int i = 0; walking && i < plan.ray_lanes; ++i) {
+      float t;
+      walking = walk.next(t);
+      if (walking && i == seat.ray_seat) {
+        sample.t = t;
+        found = true;
+      }
+    }
+    Stencil<float, int32_t> stencil;
+    float thickness = 0.0f;
+    if (found) {
+      stencil = unit.at(sample.t, scene.grid.locator);
+      sample.raw = raw_density(scene.grid, stencil);
+      thickness = scene.grid.density_of(sample.raw) * scene.step;
+    }
+    const RaySum of_all(thickness, seat, plan.ray_lanes);
+    const float transmittance = transmittance_at(depth_of_all + of_all.before), opacity = opacity_of(thickness);
+    sample.kept = found && !(transmittance < scene.min_transmittance) && transmittance * opacity > scene.min_weight;
+    const RaySum of_kept(sample.kept ? thickness : 0.0f, seat, plan.ray_lanes);
+    if (sample.kept) {
+      sample.transmittance = transmittance_at(depth_of_kept + of_kept.before);
+      sample.weight = sample.transmittance * opacity;
+    }
+    depth_of_all += of_all.total;
+    depth_of_kept += of_kept.total;
+    if (transmittance_at(depth_of_all) < scene.min_transmittance) walking = false;
+
+    const unsigned kept = __ballot_sync(kFullWarp, sample.kept);
+    if (kept == 0) continue;
+    const int count = __popc(kept), place = __popc(kept & ((1u << seat.lane) - 1u));
+    if (sample.kept) stage(seat.staged[place], stencil, seat.ray);
+    __syncwarp();
+    shade<Width>(scene.grid, seat, plan, count);
+    __syncwarp();
+    if (sample.kept) {
+#pragma unroll
+      for (int color = 0; color < 3; ++color) {
+        // What an empty stencil has read is not to be trusted: NaN times zero is NaN.
+        sample.rgb[color] = sigmoid(stencil.empty ? 0.0f : seat.staged[place].value[color]);
+      }
+    }
+    visit(sample, place, count);
+    __syncwarp();
+  }
+}
+
+}  // namespace voxelfield

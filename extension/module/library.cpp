@@ -1,0 +1,160 @@
+// Every operator of voxelfield, in one page. Kernels register themselves for CPU (cpu/) and CUDA (cuda/); shapes under
+// torch.compile and derivatives are registered in Python (voxelfield/ops/).
+#include <torch/csrc/stable/library.h>
+
+#include "module/stamp.h"
+
+STABLE_TORCH_LIBRARY(voxelfield, m) {
+  // Trilinear sampling of grids (B, X, Y, Z, C), one or several resolutions, at points (B, N, 3) of the unit cube:
+  // their channels side by side, or added up with `sum`. `direction` (B, N, 3) turns each op into its derivative along
+  // that direction of the point; `with_gradient` stacks the value and its three derivatives in a leading dimension
+  // of 4. `accumulate` adds to sums that are there already. padding: 0 border, 1 zeros, 2 reflection. `sizes` are X, Y,
+  // Z, C of each level. method: 0 automatic, 1 atomic, 2 tiled, 3 tiled with a fixed order of summation, 4 binned where
+  // a level suits that.
+  m.def(
+      "sample_trilinear(Tensor[] grids, Tensor points, Tensor? direction, int padding, bool align_corners, "
+      "bool nearest, bool sum, bool with_gradient) -> Tensor");
+  m.def(
+      "splat_trilinear(Tensor values, Tensor points, Tensor? direction, int[] sizes, int padding, bool align_corners, "
+      "bool nearest, bool sum, bool with_gradient, int method) -> Tensor[]");
+  m.def(
+      "accumulate_trilinear(Tensor(a!)[] sums, Tensor values, Tensor points, int padding, bool align_corners, "
+      "bool nearest) -> ()");
+  m.def(
+      "point_gradient_trilinear(Tensor values, Tensor[] grids, Tensor points, Tensor? direction, int padding, "
+      "bool align_corners, bool nearest, bool sum, bool with_gradient) -> Tensor");
+
+  // The same for points that bring their own cell: feats (N, 8, C), points (N, 3) in [-1, 1].
+  m.def("interpolate_cells(Tensor feats, Tensor points, Tensor? direction) -> Tensor");
+  m.def("splat_cells(Tensor values, Tensor points, Tensor? direction) -> Tensor");
+  m.def("point_gradient_cells(Tensor values, Tensor feats, Tensor points, Tensor? direction) -> Tensor");
+
+  // A grid of bools as words of 4 x 4 x 4 bits.
+  m.def("pack_occupancy(Tensor occupied) -> Tensor");
+
+  // Rays through pixels of images (N, H, W, 4), counted through all of them, a square of so many a side through each:
+  // origins, directions, near, far, and the pixels' colours.
+  m.def(
+      "pixel_rays(Tensor images, Tensor index, Tensor c2w, Tensor intrinsics, Tensor aabb, int supersampling) -> "
+      "(Tensor, Tensor, Tensor, Tensor, Tensor)");
+
+  // Samples along rays through occupied space: first how many each ray has, then where they are, in `capacity` rows.
+  m.def(
+      "count_ray_samples(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, "
+      "Tensor occupied, int[] resolution, Tensor aabb_occupancy, float step, int segments) -> "
+      "(Tensor, Tensor, Tensor)");
+  m.def(
+      "place_ray_samples(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, "
+      "Tensor occupied, int[] resolution, Tensor aabb_occupancy, float step, int segments, Tensor counts, "
+      "Tensor stretches, Tensor sums, int capacity) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+
+  // Those samples that show: first which and how many of each ray, then copies of them, in `capacity` rows.
+  m.def(
+      "count_visible_samples(Tensor density, Tensor dt, Tensor ray_offsets, float min_transmittance, "
+      "float min_weight) -> (Tensor, Tensor, Tensor)");
+  m.def(
+      "pack_visible_samples(Tensor positions, Tensor t, Tensor dt, Tensor ray_offsets, Tensor kept, Tensor counts, "
+      "Tensor sums, int capacity) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+
+  // Emission-absorption along packed rays (ray_offsets is CSR).
+  m.def("ray_weights(Tensor density, Tensor dt, Tensor ray_offsets, float min_transmittance) -> Tensor");
+  m.def(
+      "composite(Tensor density, Tensor rgb, Tensor t, Tensor dt, Tensor ray_offsets, float min_transmittance, "
+      "bool distortion) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def(
+      "composite_backward(Tensor? grad_rgb, Tensor? grad_opacity, Tensor? grad_depth, Tensor? grad_weights, "
+      "Tensor? grad_distortion, Tensor density, Tensor rgb, Tensor t, Tensor dt, Tensor ray_offsets, Tensor ray_rgb, "
+      "Tensor opacity, Tensor depth, Tensor distortion, float min_transmittance) -> (Tensor, Tensor)");
+
+  // Colours of pixels over a background (pixels, 3) or (3,), each from `rays_per_pixel` rays that follow one another;
+  // by their mean light if image values encode it as `srgb` does, else by the mean of their values.
+  m.def("pixel_colors(Tensor rgb, Tensor opacity, Tensor background, int rays_per_pixel, bool srgb) -> Tensor");
+  m.def(
+      "pixel_colors_backward(Tensor grad, Tensor rgb, Tensor opacity, Tensor background, int rays_per_pixel, "
+      "bool srgb) -> (Tensor grad_rgb, Tensor grad_opacity)");
+
+  // Mean squared error of colours: of pixels, over pixels and channels, or with the `weights` and `ray_index` of
+  // samples, over rays. Rays from `taken` (one integer) on do not count, nor do pixels
+  // that have one of them; of samples it is only how many rays the mean is over.
+  m.def(
+      "color_error(Tensor colors, Tensor truth, Tensor? weights, Tensor? ray_index, int rays_per_pixel, "
+      "Tensor? taken) -> Tensor");
+  m.def(
+      "color_error_backward(Tensor grad, Tensor colors, Tensor truth, Tensor? weights, Tensor? ray_index, "
+      "int rays_per_pixel, Tensor? taken) -> Tensor");
+
+  // Lists blocks of 4 x 4 x 8 vertices of a grid that samples in occupied cells (X, Y, Z) of the same box touch: their
+  // ids into the first `count` of `ids`, in any order.
+  m.def("active_blocks_(Tensor occupied, int[] resolution, Tensor(a!) ids, Tensor(b!) count) -> ()");
+
+  // One step of Adam for grids (X, Y, Z, C) float32, in place: every vertex, or those of the first `block_counts` of
+  // such `blocks`. `working` are 16-bit copies to keep up to date; `lrs`, `steps` and `channel_rates` (C,), factors on
+  // `lrs`, lie on the device, so that a captured graph follows them.
+  m.def(
+      "grid_adam_(Tensor(a!)[] params, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs, Tensor(d!)[] grads, "
+      "Tensor(e!)?[] working, Tensor[] lrs, Tensor[] steps, Tensor?[] blocks, Tensor?[] block_counts, "
+      "Tensor?[] channel_rates, float beta1, float beta2, float eps, float decay, float l2, bool skip_untouched, "
+      "bool clear_grad) -> ()");
+
+  // Adds the gradient of a grid's total variation to `grad`, at the same vertices; `weights` (3,) of the axes.
+  m.def(
+      "grid_total_variation_grad_(Tensor(a!) grad, Tensor param, Tensor weights, float delta, Tensor? blocks, "
+      "Tensor? block_count) -> ()");
+
+  // The input of a colour network, geometry (N, G) and the spherical harmonics of each sample's viewing direction side
+  // by side, and the geometry's first column, float32, from which density is made.
+  m.def("append_view(Tensor geometry, Tensor directions, Tensor ray_index, int degree) -> (Tensor inputs, Tensor raw)");
+  m.def("append_view_backward(Tensor grad_inputs, Tensor grad_raw, int geometry_size) -> Tensor");
+
+  // A multilayer perceptron, ReLU between layers: input (N, in), weights[l] (out_l, in_l). Rows from `count` (one
+  // integer) on are absent: zeros come out. Backwards grad_weights are float32 (float64 for float64).
+  m.def("mlp(Tensor input, Tensor[] weights, Tensor? count) -> Tensor");
+  m.def(
+      "mlp_backward(Tensor grad_output, Tensor input, Tensor[] weights, Tensor? count) -> (Tensor grad_input, Tensor[] "
+      "grad_weights)");
+
+  // A grid (X, Y, Z, C) of raw density and spherical harmonics along rays: colour, opacity and depth, and the gradient
+  // in the grid. `density` (X, Y, Z) is read instead of the grid's first channel, if given. `occupied` are the words of
+  // pack_occupancy for `resolution` cells, or clearances (X', Y', Z') uint8.
+  m.def(
+      "render_grid(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor occupied, "
+      "int[] resolution, Tensor aabb_occupancy, Tensor grid, Tensor? density, Tensor aabb_grid, float step, "
+      "int degree, float density_scale, float density_shift, float min_transmittance, float min_weight) -> "
+      "(Tensor, Tensor, Tensor)");
+  m.def(
+      "render_grid_backward(Tensor grad_rgb, Tensor grad_opacity, Tensor grad_depth, Tensor rgb, Tensor opacity, "
+      "Tensor depth, Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor occupied, "
+      "int[] resolution, Tensor aabb_occupancy, Tensor grid, Tensor aabb_grid, float step, int degree, "
+      "float density_scale, float density_shift, float min_transmittance, float min_weight) -> Tensor");
+  // The gradient, added to what is there: float32, for a caller that keeps a sum over several batches.
+  m.def(
+      "render_grid_accumulate(Tensor(a!) grad_grid, Tensor grad_rgb, Tensor grad_opacity, Tensor grad_depth, "
+      "Tensor rgb, Tensor opacity, Tensor depth, Tensor origins, Tensor directions, Tensor near, Tensor far, "
+      "Tensor offset, Tensor occupied, int[] resolution, Tensor aabb_occupancy, Tensor grid, Tensor aabb_grid, "
+      "float step, int degree, float density_scale, float density_shift, float min_transmittance, "
+      "float min_weight) -> ()");
+  // Colour, opacity and depth for every pixel of a pinhole camera, over a background: image, opacity and mean depth.
+  m.def(
+      "render_grid_image(Tensor c2w, Tensor intrinsics, int width, int height, Tensor background, Tensor occupied, "
+      "int[] resolution, Tensor aabb_occupancy, Tensor grid, Tensor? density, Tensor aabb_grid, float step, "
+      "int degree, float density_scale, float density_shift, float min_transmittance, float min_weight) -> "
+      "(Tensor, Tensor, Tensor)");
+
+  // Samples of rays that show, of a field whose density is initial * exp(network's first output): `levels` (X, Y, Z, 4)
+  // are read side by side. At most the first `most` of each ray, their distances in slots (R, most), how many each ray
+  // has, and sums of that for pack_slots, which packs them into `capacity` rows. `occupied` as for render_grid.
+  m.def(
+      "march_to_slots(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor occupied, "
+      "int[] resolution, Tensor aabb_occupancy, Tensor[] levels, Tensor aabb, Tensor[] density_weights, float step, "
+      "float density_initial, float min_transmittance, float min_weight, int most) -> (Tensor, Tensor, Tensor)");
+  m.def(
+      "pack_slots(Tensor origins, Tensor directions, Tensor slots, Tensor counts, Tensor sums, float step, "
+      "int capacity) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  // Every pixel of a pinhole camera that looks at such a field, whose colour is a second network's of the first one's
+  // outputs and the view, over a background: image, opacity and mean depth.
+  m.def(
+      "render_pyramid_image(Tensor c2w, Tensor intrinsics, int width, int height, Tensor background, Tensor occupied, "
+      "int[] resolution, Tensor aabb_occupancy, Tensor[] levels, Tensor aabb, Tensor[] density_weights, "
+      "Tensor[] color_weights, float step, float density_initial, int degree, float min_transmittance, "
+      "float min_weight) -> (Tensor, Tensor, Tensor)");
+}

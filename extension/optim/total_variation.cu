@@ -1,0 +1,78 @@
+// The gradient of total variation on CUDA: every vertex looks at its six neighbours.
+#include "common/backend.cuh"
+#include "optim/total_variation_ops.h"
+#include "optim/walk_vertices.cuh"
+
+namespace voxelfield {
+namespace {
+
+struct Smoothing {
+  VertexGrid grid;
+  VariationRule rule;
+};
+
+template <int Width>
+__device__ __forceinline__ void add_slopes(const VariationRule& rule, float factor, const Vector<float, Width>& center,
+                                           const float* neighbour, Vector<float, Width>& sum) {
+  const Vector<float, Width> other = load_constant<Width>(neighbour);
+#pragma unroll
+  for (int i = 0; i < Width; ++i) sum.lane[i] += factor * rule.slope(center.lane[i] - other.lane[i]);
+}
+
+template <int Width>
+__global__ void __launch_bounds__(kThreads)
+    total_variation_kernel(const __grid_constant__ Smoothing task, const float* __restrict__ param,
+                           float* __restrict__ grad) {
+  const VertexGrid& grid = task.grid;
+  const VariationRule& rule = task.rule;
+  walk_vertices<Width>(
+      1, [&](int) -> const VertexGrid& { return task.grid; },
+      [&](int, int64_t visit, int32_t id, const VertexLanes& lanes) {
+        int32_t vertex[3];
+        if (visit < 0 || !grid.find(visit, id, vertex)) return;
+        const int64_t start = grid.index_of(vertex) * grid.channels;
+        for (int j = lanes.first; j < lanes.vectors; j += kWarp) {
+          const float* value = param + start + j * Width;
+          float* out = grad + start + j * Width;
+          Vector<float, Width> sum = load<Width>(out);
+          const Vector<float, Width> center = load_constant<Width>(value);
+          int64_t stride = grid.channels;
+#pragma unroll
+          for (int axis = 2; axis >= 0; --axis) {
+            const float factor = rule.factor(axis);
+            if (vertex[axis] > 0) add_slopes<Width>(rule, factor, center, value - stride, sum);
+            if (vertex[axis] < grid.size[axis] - 1) add_slopes<Width>(rule, factor, center, value + stride, sum);
+            stride *= grid.size[axis];
+          }
+          store_global(out, sum);
+        }
+      });
+}
+
+struct Cuda : CudaBackend {
+  static void total_variation(const VertexGrid& grid, const VariationRule& rule, const float* param, float* grad) {
+    const uintptr_t addresses = reinterpret_cast<uintptr_t>(param) | reinterpret_cast<uintptr_t>(grad);
+    const auto fits = [&](int width) { return grid.channels % width == 0 && addresses % (width * sizeof(float)) == 0; };
+    if (fits(4)) return launch<4>(grid, rule, param, grad);
+    if (fits(2)) return launch<2>(grid, rule, param, grad);
+    launch<1>(grid, rule, param, grad);
+  }
+
+ private:
+  template <int Width>
+  static void launch(const VertexGrid& grid, const VariationRule& rule, const float* param, float* grad) {
+    WalkSize size;
+    size.add(grid, Width);
+    if (size.tasks == 0) return;
+    total_variation_kernel<Width><<<size.thread_blocks(false), kThreads, 0, stream()>>>({grid, rule}, param, grad);
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+  }
+};
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) {
+  m.impl("grid_total_variation_grad_", TORCH_BOX(&TotalVariationOps<Cuda>::grid_total_variation_grad_));
+}
+
+}  // namespace voxelfield

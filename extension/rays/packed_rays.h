@@ -1,0 +1,38 @@
+// Which rows of packed samples a ray has. Offsets are the caller's, and on a GPU nobody looks at them before a kernel
+// does: whatever they are, no ray reaches beyond the samples, and each sample is some ray's or no ray's.
+#pragma once
+
+#include <cstdint>
+
+#include "common/platform.h"
+
+namespace voxelfield {
+
+struct RaySpan {
+  int64_t begin = 0, end = 0;
+};
+
+struct PackedRays {
+  const int64_t* offsets;  // (count + 1,)
+  int64_t count;
+  int64_t samples;
+
+  // A ray whose end lies before its begin has no samples, and neither has one past the last.
+  VOXELFIELD_HOST_DEVICE RaySpan operator[](int64_t ray) const {
+    if (ray >= count) return {};
+    const int64_t begin = offset(ray), end = offset(ray + 1);
+    return {begin, end > begin ? end : begin};
+  }
+
+  // Rows that belong to no ray.
+  VOXELFIELD_HOST_DEVICE RaySpan before() const { return {0, offset(0)}; }
+  VOXELFIELD_HOST_DEVICE RaySpan behind() const { return {offset(count), samples}; }
+
+ private:
+  VOXELFIELD_HOST_DEVICE int64_t offset(int64_t i) const {
+    const int64_t given = offsets[i];
+    return given < 0 ? 0 : (given < samples ? given : samples);
+  }
+};
+
+}  // namespace voxelfield

@@ -1,0 +1,72 @@
+// Rays of a pinhole camera: the same that voxelfield.cameras casts, made where they are used.
+#pragma once
+
+#include "rays/ray_walk.h"
+
+namespace voxelfield {
+
+// A ray that lies nowhere in memory.
+struct Ray {
+  float origin[3];
+  float direction[3];
+  float near;
+  float far;
+  float offset;
+
+  VOXELFIELD_HOST_DEVICE RayView view(float step, float steps_per_length) const {
+    return {origin, direction, near, far, offset, step, steps_per_length};
+  }
+};
+
+// The stretch of a ray inside a box; near == far == 0 where it misses (Kay and Kajiya 1986, slabs).
+VOXELFIELD_HOST_DEVICE void clip_to_box(const float* aabb, Ray& ray) {
+  float enter = 0.0f, leave = INFINITY;
+  VOXELFIELD_UNROLL
+  for (int axis = 0; axis < 3; ++axis) {
+    const float low = (aabb[axis] - ray.origin[axis]) / ray.direction[axis];
+    const float high = (aabb[3 + axis] - ray.origin[axis]) / ray.direction[axis];
+    // 0 / 0, of an origin on the face of a slab that the ray runs along, bounds nothing: fmin and fmax pass over NaN.
+    if (low == low && high == high) {
+      enter = fmaxf(enter, fminf(low, high));
+      leave = fminf(leave, fmaxf(low, high));
+    }
+  }
+  const bool hit = leave > enter && leave < INFINITY;
+  ray.near = hit ? enter : 0.0f;
+  ray.far = hit ? leave : 0.0f;
+}
+
+struct PinholeView {
+  const float* c2w;         // (4, 4), camera axes x right, y up, looking along -z
+  const float* intrinsics;  // fx, fy, cx, cy in pixels
+  int64_t width, height;
+  const float* aabb;  // bounds the rays
+
+  // The ray through the centre of a pixel.
+  VOXELFIELD_HOST_DEVICE Ray operator()(int64_t x, int64_t y) const {
+    return through(static_cast<float>(x) + 0.5f, static_cast<float>(y) + 0.5f);
+  }
+
+  // The ray through a point of the image, in pixels from its corner; its samples at the middle of their steps.
+  VOXELFIELD_HOST_DEVICE Ray through(float x, float y) const {
+    const float right = (x - intrinsics[2]) / intrinsics[0];
+    const float down = (y - intrinsics[3]) / intrinsics[1];
+    Ray ray;
+    float squares = 0.0f;
+    VOXELFIELD_UNROLL
+    for (int axis = 0; axis < 3; ++axis) {
+      const float* row = c2w + 4 * axis;
+      ray.origin[axis] = row[3];
+      ray.direction[axis] = right * row[0] - down * row[1] - row[2];
+      squares += ray.direction[axis] * ray.direction[axis];
+    }
+    const float length = std::sqrt(squares);
+    VOXELFIELD_UNROLL
+    for (int axis = 0; axis < 3; ++axis) ray.direction[axis] /= length;
+    ray.offset = 0.5f;
+    clip_to_box(aabb, ray);
+    return ray;
+  }
+};
+
+}  // namespace voxelfield

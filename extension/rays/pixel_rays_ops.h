@@ -1,0 +1,86 @@
+// Host side of pixel_rays, written once: check, allocate, and hand over to a backend's kernel.
+//   Backend::pixel_rays(images, index, pixels, out)
+#pragma once
+
+#include "common/check_tensor.h"
+#include "rays/pinhole.h"
+
+namespace voxelfield {
+
+// Photographs (cameras, height, width, 4) and how they were taken.
+struct ImagesView {
+  const uint8_t* pixels;
+  const float* c2w;         // (cameras, 4, 4)
+  const float* intrinsics;  // (cameras, 4)
+  const float* aabb;
+  int64_t width, height;
+  int64_t count;  // of pixels, at least 1
+  int64_t side;   // of the square of rays through each pixel
+
+  // The nearest one that there is.
+  VOXELFIELD_HOST_DEVICE int64_t pixel(int64_t index) const {
+    return index < 0 ? 0 : (index < count ? index : count - 1);
+  }
+
+  VOXELFIELD_HOST_DEVICE int64_t rays_per_pixel() const { return side * side; }
+
+  // The ray through the middle of one of the squares that divide a pixel; both are counted row by row, pixels through
+  // all images.
+  VOXELFIELD_HOST_DEVICE Ray ray(int64_t pixel, int64_t square) const {
+    const int64_t size = width * height, camera = pixel / size, at = pixel - camera * size;
+    const int64_t y = at / width, x = at - y * width, down = square / side, right = square - down * side;
+    const PinholeView view{c2w + 16 * camera, intrinsics + 4 * camera, width, height, aabb};
+    return view.through(middle(x, right), middle(y, down));
+  }
+
+  VOXELFIELD_HOST_DEVICE void color(int64_t pixel, float* rgba) const {
+    for (int k = 0; k < 4; ++k) rgba[k] = static_cast<float>(pixels[4 * pixel + k]) / 255.0f;
+  }
+
+ private:
+  VOXELFIELD_HOST_DEVICE float middle(int64_t pixel, int64_t part) const {
+    return static_cast<float>(pixel) + (static_cast<float>(part) + 0.5f) / static_cast<float>(side);
+  }
+};
+
+struct PixelRayPointers {
+  float *origins, *directions, *near, *far;  // of rays, those of a pixel together
+  float* rgba;                               // of pixels
+};
+
+template <typename Backend>
+struct PixelRaysOps {
+  static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> pixel_rays(const Tensor& images, const Tensor& index,
+                                                                       const Tensor& c2w, const Tensor& intrinsics,
+                                                                       const Tensor& aabb, int64_t supersampling) {
+    check_contiguous("images", images, {kAny, kAny, kAny, 4}, ScalarType::Byte, images);
+    check_tensor("index", index, {kAny}, ScalarType::Long, images);
+    check_tensor("c2w", c2w, {images.size(0), 4, 4}, ScalarType::Float, images);
+    check_tensor("intrinsics", intrinsics, {images.size(0), 4}, ScalarType::Float, images);
+    check_tensor("aabb", aabb, {2, 3}, ScalarType::Float, images);
+    STD_TORCH_CHECK(images.numel() > 0 || index.size(0) == 0, "images must have at least one pixel, got none");
+    const int64_t pixels = index.size(0);
+    constexpr int64_t kRayBytes = 3 * sizeof(float);  // in origins, and in directions
+    STD_TORCH_CHECK(supersampling > 0 && pixels <= INT64_MAX / kRayBytes / supersampling / supersampling,
+                    "supersampling must be at least 1 and the bytes of all rays fit 64 bits, got ", supersampling);
+    const typename Backend::Guard guard(images);
+    const Tensor poses = as_contiguous(c2w), lenses = as_contiguous(intrinsics), box = as_contiguous(aabb);
+    const Tensor chosen = as_contiguous(index);
+    const int64_t rays = pixels * supersampling * supersampling;
+    Tensor origins = new_empty(poses, {rays, 3}, ScalarType::Float),
+           directions = new_empty(poses, {rays, 3}, ScalarType::Float);
+    Tensor near = new_empty(poses, {rays}, ScalarType::Float), far = new_empty(poses, {rays}, ScalarType::Float);
+    Tensor rgba = new_empty(poses, {pixels, 4}, ScalarType::Float);
+    if (pixels > 0) {
+      Backend::pixel_rays(
+          {images.const_data_ptr<uint8_t>(), poses.const_data_ptr<float>(), lenses.const_data_ptr<float>(),
+           box.const_data_ptr<float>(), images.size(2), images.size(1), images.numel() / 4, supersampling},
+          chosen.const_data_ptr<int64_t>(), pixels,
+          {origins.mutable_data_ptr<float>(), directions.mutable_data_ptr<float>(), near.mutable_data_ptr<float>(),
+           far.mutable_data_ptr<float>(), rgba.mutable_data_ptr<float>()});
+    }
+    return {origins, directions, near, far, rgba};
+  }
+};
+
+}  // namespace voxelfield

@@ -1,0 +1,110 @@
+// What the host sides of ops that walk rays share: rays in memory, and the cells that they are walked through.
+#pragma once
+
+#include "common/check_tensor.h"
+#include "rays/cells_view.h"
+#include "rays/ray_walk.h"
+
+namespace voxelfield {
+
+struct RayBatch {
+  const float *origins, *directions, *near, *far, *offset;
+  float step, steps_per_length;
+  int64_t count;
+
+  VOXELFIELD_HOST_DEVICE RayView operator[](int64_t ray) const {
+    return {origins + 3 * ray, directions + 3 * ray, near[ray], far[ray], offset[ray], step, steps_per_length};
+  }
+};
+
+inline float steps_per_length(double step) { return 1.0f / static_cast<float>(step); }
+
+// Keeps contiguous copies alive for as long as raw pointers to them are in use.
+struct RayInputs {
+  Tensor origins, directions, near, far, offset;
+
+  RayInputs(const Tensor& origins, const Tensor& directions, const Tensor& near, const Tensor& far,
+            const Tensor& offset)
+      : origins(as_contiguous(origins)),
+        directions(as_contiguous(directions)),
+        near(as_contiguous(near)),
+        far(as_contiguous(far)),
+        offset(as_contiguous(offset)) {
+    check_tensor("origins", origins, {kAny, 3}, ScalarType::Float, origins);
+    const int64_t rays = origins.size(0);
+    check_tensor("directions", directions, {rays, 3}, ScalarType::Float, origins);
+    check_tensor("near", near, {rays}, ScalarType::Float, origins);
+    check_tensor("far", far, {rays}, ScalarType::Float, origins);
+    check_tensor("offset", offset, {rays}, ScalarType::Float, origins);
+  }
+
+  RayBatch batch(double step) const {
+    return {origins.const_data_ptr<float>(), directions.const_data_ptr<float>(),
+            near.const_data_ptr<float>(),    far.const_data_ptr<float>(),
+            offset.const_data_ptr<float>(),  static_cast<float>(step),
+            steps_per_length(step),          origins.size(0)};
+  }
+};
+
+inline OccupancyView occupancy_view(const int64_t* words, const std::vector<int64_t>& resolution, const float* aabb) {
+  STD_TORCH_CHECK(resolution.size() == 3, "resolution must be X, Y, Z, got ", resolution.size(), " numbers");
+  OccupancyView grid{words, {}, {}, aabb};
+  int64_t blocks = 1;
+  for (int axis = 0; axis < 3; ++axis) {
+    STD_TORCH_CHECK(resolution[axis] >= 0 && resolution[axis] < kMostCells,
+                    "an occupancy grid must have fewer than 2^22 cells along each axis, got ", resolution[axis]);
+    grid.resolution[axis] = static_cast<int32_t>(resolution[axis]);
+    grid.blocks[axis] = blocks_for(resolution[axis]);
+    blocks *= grid.blocks[axis];
+    STD_TORCH_CHECK(blocks < (int64_t{1} << 31), "an occupancy grid must have fewer than 2^31 blocks of 4^3 cells");
+  }
+  return grid;
+}
+
+// The cells of a box: words of bits, or a clearance each.
+struct CellInputs {
+  Tensor cells, aabb;
+  std::vector<int64_t> resolution;
+
+  CellInputs(const Tensor& cells, const std::vector<int64_t>& resolution, const Tensor& aabb, const Tensor& like)
+      : cells(as_contiguous(cells)), aabb(as_contiguous(aabb)), resolution(resolution) {
+    const ScalarType dtype = cells.scalar_type() == ScalarType::Byte ? ScalarType::Byte : ScalarType::Long;
+    check_tensor("occupied", cells, {kAny, kAny, kAny}, dtype, like);
+    check_tensor("aabb_occupancy", aabb, {2, 3}, ScalarType::Float, like);
+    STD_TORCH_CHECK(cells.numel() > 0, "occupied must have at least one cell, got none");
+  }
+
+  OccupancyView bits() const {
+    const OccupancyView grid =
+        occupancy_view(cells.const_data_ptr<int64_t>(), resolution, aabb.const_data_ptr<float>());
+    for (int axis = 0; axis < 3; ++axis) {
+      STD_TORCH_CHECK(cells.size(axis) == grid.blocks[axis],
+                      "occupied must be what pack_occupancy returned for a grid of ", resolution[0], " x ",
+                      resolution[1], " x ", resolution[2], " cells, got ", cells.size(axis), " words along axis ",
+                      axis);
+    }
+    return grid;
+  }
+
+  CellsView either() const {
+    if (cells.scalar_type() == ScalarType::Long) return {bits(), nullptr};
+    const OccupancyView grid = occupancy_view(nullptr, resolution, aabb.const_data_ptr<float>());
+    for (int axis = 0; axis < 3; ++axis) {
+      STD_TORCH_CHECK(cells.size(axis) == resolution[axis], "resolution[", axis, "] must be that of the clearances, ",
+                      cells.size(axis), ", got ", resolution[axis]);
+    }
+    STD_TORCH_CHECK(cells.numel() < (int64_t{1} << 31), "there must be fewer than 2^31 clearances");
+    return {grid, cells.const_data_ptr<uint8_t>()};
+  }
+};
+
+// A pinhole camera, the size of its image, and what lies behind the scene.
+inline void check_camera(const Tensor& c2w, const Tensor& intrinsics, int64_t width, int64_t height,
+                         const Tensor& background) {
+  check_tensor("c2w", c2w, {4, 4}, ScalarType::Float, c2w);
+  check_tensor("intrinsics", intrinsics, {4}, ScalarType::Float, c2w);
+  check_tensor("background", background, {3}, ScalarType::Float, c2w);
+  STD_TORCH_CHECK(width > 0 && height > 0, "width and height must be positive, got ", width, " and ", height);
+}
+
+}  // namespace voxelfield

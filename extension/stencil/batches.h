@@ -1,0 +1,114 @@
+// How the CPU kernels cut their work up: points into blocks whose stencils are found together, ahead of their use, and
+// the channels of a point into pieces of a width known to the compiler, so that they stay in registers.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "common/multiversion.h"
+#include "stencil/trilinear.h"
+
+namespace voxelfield {
+
+// Enough for memory to answer the prefetches of one block while the stencils of the block are still being found; few
+// enough for the stencils to stay in the first-level cache.
+constexpr int64_t kPointsPerBlock = 32;
+// What a thread takes at a time: enough to make up for the taking.
+constexpr int64_t kPointsPerTask = 2048;
+constexpr int64_t kCacheLine = 64;
+
+// Calls f.template piece<width>(first) for pieces that cover all channels.
+template <typename F>
+VOXELFIELD_HOST_DEVICE void for_each_piece(int64_t channels, const F& f) {
+  int64_t c = 0;
+  for (; c + 16 <= channels; c += 16) f.template piece<16>(c);
+  if (channels & 8) {
+    f.template piece<8>(c);
+    c += 8;
+  }
+  if (channels & 4) {
+    f.template piece<4>(c);
+    c += 4;
+  }
+  if (channels & 2) {
+    f.template piece<2>(c);
+    c += 2;
+  }
+  if (channels & 1) f.template piece<1>(c);
+}
+
+// The points of a block by number: consecutive ones, or those of a list.
+struct Consecutive {
+  int64_t first;
+  VOXELFIELD_HOST_DEVICE int64_t operator[](int64_t i) const { return first + i; }
+};
+
+template <typename T, typename Indices, typename Locator>
+VOXELFIELD_HOST_DEVICE void locate_each(const Locator& locator, const T* points, Indices indices, int64_t count,
+                                        Stencil<T>* stencils) {
+  for (int64_t i = 0; i < count; ++i) stencils[i] = locator(points, indices[i]);
+}
+
+// The usual lookups get a loop of their own, from which the compiler can remove what they do not need.
+template <Padding kPadding, bool kAlignCorners, typename T, typename Indices>
+VOXELFIELD_HOST_DEVICE void locate_linear(GridLocator<T> locator, const T* points, Indices indices, int64_t count,
+                                          Stencil<T>* stencils) {
+  locator.padding = kPadding;
+  locator.align_corners = kAlignCorners;
+  locator.nearest = false;
+  locate_each(locator, points, indices, count, stencils);
+}
+
+template <typename T, typename Indices>
+VOXELFIELD_MULTIVERSION void locate(const GridLocator<T>& locator, const T* points, Indices indices, int64_t count,
+                                    Stencil<T>* stencils) {
+  if (locator.nearest || locator.padding == Padding::kReflection) {
+    locate_each(locator, points, indices, count, stencils);
+  } else if (locator.padding == Padding::kBorder) {
+    if (locator.align_corners) {
+      locate_linear<Padding::kBorder, true>(locator, points, indices, count, stencils);
+    } else {
+      locate_linear<Padding::kBorder, false>(locator, points, indices, count, stencils);
+    }
+  } else if (locator.align_corners) {
+    locate_linear<Padding::kZeros, true>(locator, points, indices, count, stencils);
+  } else {
+    locate_linear<Padding::kZeros, false>(locator, points, indices, count, stencils);
+  }
+}
+
+template <typename T, typename Indices>
+VOXELFIELD_MULTIVERSION void locate(const CellLocator<T>& locator, const T* points, Indices indices, int64_t count,
+                                    Stencil<T>* stencils) {
+  locate_each(locator, points, indices, count, stencils);
+}
+
+// Longer runs the hardware follows by itself, and more would not stay in the first-level cache until it is used.
+constexpr int64_t kMaxPrefetch = 256;
+
+template <typename scalar_t>
+VOXELFIELD_HOST_DEVICE void prefetch(const scalar_t* data, int64_t count) {
+  const char* bytes = reinterpret_cast<const char*>(data);
+  const int64_t size = std::min<int64_t>(count * sizeof(scalar_t), kMaxPrefetch);
+  for (int64_t at = 0; at < size; at += kCacheLine) VOXELFIELD_PREFETCH(bytes + at);
+  VOXELFIELD_PREFETCH(bytes + size - 1);
+}
+
+// Asks for what a block will read: two neighbours along z lie side by side.
+template <typename scalar_t, typename T>
+VOXELFIELD_HOST_DEVICE void prefetch_corners(const GridLocator<T>& locator, const scalar_t* data,
+                                             const Stencil<T>* stencils, int64_t count) {
+  for (int64_t i = 0; i < count; ++i) {
+    const Stencil<T>& s = stencils[i];
+    for (int corner = 0; corner < kCorners; corner += 2) {
+      prefetch(data + s.offset(corner), s.step[2] + locator.channels);
+    }
+  }
+}
+
+// Cells are read in the order of memory.
+template <typename scalar_t, typename T>
+VOXELFIELD_HOST_DEVICE void prefetch_corners(const CellLocator<T>& /*locator*/, const scalar_t* /*data*/,
+                                             const Stencil<T>* /*stencils*/, int64_t /*count*/) {}
+
+}  // namespace voxelfield

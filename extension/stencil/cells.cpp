@@ -1,0 +1,44 @@
+// Summing into cells on the CPU: every corner belongs to one point, so it is written, not added to.
+#include "common/backend.h"
+#include "common/huge_pages.h"
+#include "common/narrow.h"
+#include "stencil/batches.h"
+#include "stencil/stencil_ops.h"
+
+namespace voxelfield {
+namespace {
+
+template <typename scalar_t, typename Weights, typename T = opmath_t<scalar_t>>
+VOXELFIELD_MULTIVERSION void write_cells_range(const Levels<CellLocator<T>, scalar_t>& levels, const scalar_t* values,
+                                               const T* points, const T* directions, int64_t begin, int64_t end) {
+  const int64_t channels = levels.columns;
+  for (int64_t n = begin; n < end; ++n) {
+    const Stencil<T> s = levels.level[0].locator(points, n);
+    const Weights weights(directions, n);
+    for (int k = 0; k < kCorners; ++k) {
+      const T weight = weights(s, k, 0);
+      scalar_t* target = levels.level[0].data + s.offset(k);
+      VOXELFIELD_VECTORIZE
+      for (int64_t c = 0; c < channels; ++c) {
+        target[c] = Narrow<scalar_t>::from(s.empty ? T(0) : weight * widen(values[n * channels + c]));
+      }
+    }
+  }
+}
+
+struct Cpu : CpuBackend {
+  template <typename scalar_t, typename Weights, typename T>
+  static void write_cells(const Levels<CellLocator<T>, scalar_t>& levels, const scalar_t* values, const T* points,
+                          const T* directions, int64_t n) {
+    ask_for_huge_pages(levels.level[0].data, n * kCorners * levels.columns * sizeof(scalar_t));
+    for_each_range(n, kPointsPerTask, [&](int64_t begin, int64_t end) {
+      write_cells_range<scalar_t, Weights>(levels, values, points, directions, begin, end);
+    });
+  }
+};
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(voxelfield, CPU, m) { m.impl("splat_cells", TORCH_BOX(&StencilOps<Cpu>::splat_cells)); }
+
+}  // namespace voxelfield

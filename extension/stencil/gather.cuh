@@ -1,0 +1,229 @@
+// From vertices to points: sampling.
+#pragma once
+
+#include <numeric>
+
+#include "stencil/lanes.cuh"
+
+namespace voxelfield {
+
+template <typename Locator, typename T>
+__device__ __forceinline__ auto find_stencil(const Locator& locator, const T* points, int64_t index) {
+  return locator(points, index);
+}
+
+// The padding is the same for all points: one branch on it spares a selection wherever a vertex could be missing.
+template <typename T>
+__device__ __forceinline__ auto find_stencil(const GridLocator<T, true>& locator, const T* points, int64_t index) {
+  return locator.padding == Padding::kZeros ? locator.find(points, index, std::false_type{})
+                                            : locator.find(points, index, std::true_type{});
+}
+
+// The two threads of a vector each hold the sum of one side: they exchange halves, and each completes one.
+template <int Width, typename T>
+__device__ __forceinline__ auto exchange_halves(const Vector<T, Width>& sum, const Lane& lane) {
+  constexpr int kHalf = Width > 1 ? Width / 2 : 1, kOther = Width / 2;
+  Vector<T, kHalf> half;
+#pragma unroll
+  for (int i = 0; i < kHalf; ++i) {
+    const T keep = lane.upper ? sum.lane[i + kOther] : sum.lane[i];
+    const T give = lane.upper ? sum.lane[i] : sum.lane[i + kOther];
+    half.lane[i] = keep + __shfl_sync(kFullWarp, give, lane.partner);
+  }
+  return half;
+}
+
+// How a warp shares points whose two vertices along z are read together: they lie side by side, and as many
+// neighbouring threads as it takes read the aligned words that hold them. `Width` channels are a word; where the
+// vertices begin in the middle of one, they end in the middle of another.
+struct WordLayout {
+  int lanes;            // of a point
+  int points;           // of a warp; none if a point needs more threads than that
+  unsigned reciprocal;  // of lanes, times 2^16, rounded up
+
+  WordLayout(int64_t channels, int width)
+      : lanes(static_cast<int>((2 * channels + width - std::gcd(channels, width) + width - 1) / width)),
+        points(kWarp / lanes),
+        reciprocal((65536 + lanes - 1) / lanes) {}
+};
+
+// What the threads of a point need to know of its stencil.
+template <typename T>
+struct alignas(16) StagedStencil {
+  int32_t origin;          // of the word where the vertices begin
+  int32_t step[2];         // along x and y
+  int32_t last_word;       // of those that hold the vertices
+  T weight[kCorners / 2];  // of the four rows along z
+  T along_z[2];            // weights of the vertices
+  int32_t vertices;        // along z; 0: the stencil is empty
+  int32_t skip;            // channels between the word's beginning and theirs
+};
+
+constexpr int kStagedThreads = 128;
+
+// One level of a 16-bit grid. Each thread of a warp works out the stencil of one point; then all of them go through
+// those points, a few at a time. Channels must be a multiple of `Piece`, which a thread stores at once, rows along z
+// begin and end where words do, and n * channels fit 32 bits.
+template <typename scalar_t, int Width, int Piece, typename T>
+__global__ void __launch_bounds__(kStagedThreads)
+    gather_staged_kernel(const Level<GridLocator<T, true>, const scalar_t> level, const T* __restrict__ points,
+                         scalar_t* __restrict__ out, int64_t n, WordLayout layout) {
+  static_assert(sizeof(scalar_t) == 2 && Width % Piece == 0 && (Width & (Width - 1)) == 0);
+  constexpr int kUnroll = 2, kWarps = kStagedThreads / kWarp;
+  __shared__ StagedStencil<T> all_staged[kWarps][kWarp];
+  __shared__ __align__(sizeof(Vector<T, Width>)) T all_sums[kWarps][kWarp * Width];
+  auto* const staged = all_staged[threadIdx.x / kWarp];
+  const int count = static_cast<int>(n), channels = static_cast<int>(level.locator.channels);
+  const int begin = (blockIdx.x * kWarps + threadIdx.x / kWarp) * kWarp, thread = threadIdx.x % kWarp;
+  if (begin >= count) return;
+  const int last = min(kWarp, count - begin) - 1;
+  {
+    const auto s = find_stencil(level.locator, points, begin + min(thread, last));
+    StagedStencil<T> own;
+#pragma unroll
+    for (int k = 0; k < kCorners / 2; ++k) own.weight[k] = s.weight[0][k >> 1] * s.weight[1][k & 1];
+    // Of two vertices that are one, one has no weight.
+    own.along_z[0] = s.step[2] > 0 ? s.weight[2][0] : s.weight[2][0] + s.weight[2][1];
+    own.along_z[1] = s.weight[2][1];
+    own.vertices = s.empty ? 0 : s.step[2] > 0 ? 2 : 1;
+    own.skip = s.origin & (Width - 1);
+    own.origin = s.origin - own.skip;
+    own.step[0] = s.step[0];
+    own.step[1] = s.step[1];
+    own.last_word = (own.skip + channels + s.step[2] - 1) / Width;
+    staged[thread] = own;
+  }
+  __syncwarp();
+
+  const int point = static_cast<int>(thread * layout.reciprocal >> 16), lane = thread - point * layout.lanes;
+  T* const sums = all_sums[threadIdx.x / kWarp];
+  const T* const own_sums = sums + point * layout.lanes * Width;
+  const int stored = point < layout.points ? channels : 0;
+  for (int first = point; first - point <= last; first += kUnroll * layout.points) {
+    Vector<scalar_t, Width> word[kUnroll][kCorners / 2];
+    const StagedStencil<T>* stencil[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      // Threads without a point or a word read along with another: a branch would keep the loads from overlapping.
+      const auto& s = *(stencil[u] = staged + min(first + u * layout.points, last));
+      const int origin = s.origin + min(lane, s.last_word) * Width;
+#pragma unroll
+      for (int k = 0; k < kCorners / 2; ++k) {
+        word[u][k] = load_constant<Width>(level.data + (origin + (k & 2 ? s.step[0] : 0) + (k & 1 ? s.step[1] : 0)));
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const auto& s = *stencil[u];
+      // The sums before have been read, and all loads are under way.
+      __syncwarp();
+      Vector<T, Width> sum{};
+#pragma unroll
+      for (int k = 0; k < kCorners / 2; ++k) {
+#pragma unroll
+        for (int i = 0; i < Width; ++i) sum.lane[i] += s.weight[k] * static_cast<T>(word[u][k].lane[i]);
+      }
+      store(sums + thread * Width, sum);
+      __syncwarp();
+      const int at = first + u * layout.points;
+      if (at > last) continue;
+      for (int channel = lane * Piece; channel < stored; channel += layout.lanes * Piece) {
+        const T* const piece = own_sums + s.skip + channel;
+        Vector<T, Piece> value{};
+        // What lies beyond the vertices, or an empty stencil has read, is not to be trusted: NaN times zero is NaN.
+        if (s.vertices > 0) {
+          const auto lower = load<Piece>(piece);
+#pragma unroll
+          for (int i = 0; i < Piece; ++i) value.lane[i] = s.along_z[0] * lower.lane[i];
+        }
+        if (s.vertices > 1) {
+          const auto upper = load<Piece>(piece + channels);
+#pragma unroll
+          for (int i = 0; i < Piece; ++i) value.lane[i] += s.along_z[1] * upper.lane[i];
+        }
+        store_global(out + ((begin + at) * channels + channel), narrow<scalar_t>(value));
+      }
+    }
+  }
+}
+
+constexpr int kGatherThreads = 256;
+
+// `Single`: one level, whose channels are served at once. `row_buffer`: the channels of every level are served at once
+// and a warp's rows fit shared memory; each level's part of a row is a short piece, so rows are put together there
+// first.
+template <typename scalar_t, int Width, typename Weights, bool Single, typename Locator, typename T>
+__global__ void __launch_bounds__(kGatherThreads)
+    gather_kernel(const __grid_constant__ Levels<Locator, const scalar_t> levels, const T* __restrict__ points,
+                  const T* __restrict__ directions, scalar_t* __restrict__ out, int64_t n, LaneLayout layout,
+                  bool row_buffer) {
+  constexpr int kSets = Weights::kSets;
+  using offset_t = typename Locator::offset_t;  // the launch sees to it that points and rows are in its range, too
+  extern __shared__ __align__(16) unsigned char shared[];
+  const offset_t count = static_cast<offset_t>(n), columns = static_cast<offset_t>(levels.columns);
+  const int row_elements = static_cast<int>(levels.columns);
+  scalar_t* const rows = reinterpret_cast<scalar_t*>(shared) + threadIdx.x / kWarp * layout.points * row_elements;
+  const Lane lane(layout);
+  const offset_t warp = (static_cast<int64_t>(blockIdx.x) * kGatherThreads + threadIdx.x) / kWarp;
+  const offset_t own_index = warp * layout.points + lane.point;
+  const bool active = lane.active && own_index < count;
+  // Threads without a point read along with the last one: a branch around the loads would keep them from overlapping.
+  const offset_t index = own_index < count ? own_index : count - 1;
+  int first = 0;
+  do {
+    const int vector = first + lane.vector;
+    Vector<T, Width> sum[kSets] = {};
+    int l = 0;
+    do {
+      const auto& level = levels.level[Single ? 0 : l];
+      const bool exists = Single || vector * Width < level.locator.channels;
+      auto s = find_stencil(level.locator, points, index);
+      s.take_side(2, lane.upper);
+      const Weights weights(directions, index);
+      const auto origin = exists ? s.origin + vector * Width : 0;
+      Vector<scalar_t, Width> corner[kCorners / 2];
+#pragma unroll
+      for (int k = 0; k < kCorners / 2; ++k) {
+        corner[k] = load_constant<Width>(level.data + (origin + (k & 2 ? s.step[0] : 0) + (k & 1 ? s.step[1] : 0)));
+      }
+      // What an empty stencil would read is not to be trusted: NaN times zero is NaN.
+      if (Single || (exists && !s.empty)) {
+#pragma unroll
+        for (int set = 0; set < kSets; ++set) {
+#pragma unroll
+          for (int k = 0; k < kCorners / 2; ++k) {
+            const T weight = weights(s, 2 * k, set);
+#pragma unroll
+            for (int i = 0; i < Width; ++i) sum[set].lane[i] += weight * static_cast<T>(corner[k].lane[i]);
+          }
+        }
+      }
+      if (!Single && levels.sum && l + 1 < levels.count) continue;
+#pragma unroll
+      for (int set = 0; set < kSets; ++set) {
+        auto half = exchange_halves(sum[set], lane);
+        if (Single && s.empty) half = {};
+        if (active && exists && (Width > 1 || !lane.upper)) {
+          const int channel = vector * Width + (lane.upper ? Width / 2 : 0);
+          if (!Single && row_buffer) {
+            store(rows + lane.point * row_elements + static_cast<int>(level.column) + channel, narrow<scalar_t>(half));
+          } else {
+            const offset_t column = Single ? channel : static_cast<offset_t>(level.column) + channel;
+            store_global(out + ((set * count + index) * columns + column), narrow<scalar_t>(half));
+          }
+        }
+        sum[set] = {};
+      }
+    } while (!Single && ++l < levels.count);
+    first += layout.vectors;
+  } while (!Single && first < layout.most_vectors);
+  if (Single || !row_buffer) return;
+  __syncwarp();
+  const offset_t begin = warp * layout.points, left = count - begin;
+  const int elements = row_elements * static_cast<int>(left < layout.points ? (left > 0 ? left : 0) : layout.points);
+  for (int i = threadIdx.x % kWarp * Width; i < elements; i += kWarp * Width) {
+    store_global(out + (begin * columns + i), load<Width>(rows + i));
+  }
+}
+
+}  // namespace voxelfield

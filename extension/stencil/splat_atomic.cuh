@@ -1,0 +1,61 @@
+// Splatting with atomics onto a zeroed grid.
+#pragma once
+
+#include "stencil/lanes.cuh"
+
+namespace voxelfield {
+
+// Where points are dense, a group of threads walks along consecutive points and adds up what falls into one cell before
+// it touches memory: samples of a ray often do. Elsewhere that would only cost parallelism.
+constexpr int kWalk = 8;
+
+template <typename scalar_t, int Width, typename Weights, int Walk, typename Locator, typename T>
+__global__ void __launch_bounds__(256)
+    splat_kernel(const __grid_constant__ Levels<Locator, T> levels, const scalar_t* __restrict__ values,
+                 const T* __restrict__ points, const T* __restrict__ directions, int64_t n, LaneLayout layout) {
+  const Lane lane(layout);
+  if (!lane.active) return;
+  const int64_t warp = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kWarp;
+  const int64_t begin = (warp * layout.points + lane.point) * Walk;
+  const int64_t end = begin + Walk < n ? begin + Walk : n;
+  for (int l = 0; l < levels.count; ++l) {
+    const auto& level = levels.level[l];
+    for (int vector = lane.vector; vector * Width < level.locator.channels; vector += layout.vectors) {
+      Vector<T, Width> sum[kCorners / 2] = {};
+      Stencil<T, typename Locator::offset_t> held;
+      held.empty = true;
+      const auto flush = [&] {
+        if (held.empty) return;
+#pragma unroll
+        for (int k = 0; k < kCorners / 2; ++k) {
+          atomic_add<Width>(level.data + held.offset(2 * k) + vector * Width, sum[k]);
+          sum[k] = {};
+        }
+      };
+      for (int64_t index = begin; index < end; ++index) {
+        auto s = level.locator(points, index);
+        if (s.empty) continue;
+        s.take_side(2, lane.upper);
+        // The same origin and steps: the same vertices.
+        if (s.origin != held.origin || s.step[0] != held.step[0] || s.step[1] != held.step[1]) flush();
+        held = s;
+        const Weights weights(directions, index);
+#pragma unroll
+        for (int set = 0; set < Weights::kSets; ++set) {
+          const Vector<scalar_t, Width> value =
+              load_constant<Width>(values + (set * n + index) * levels.columns + level.column + vector * Width);
+#pragma unroll
+          for (int k = 0; k < kCorners / 2; ++k) {
+            const T weight = weights(s, 2 * k, set);
+#pragma unroll
+            for (int i = 0; i < Width; ++i) sum[k].lane[i] += weight * static_cast<T>(value.lane[i]);
+          }
+        }
+        if (Walk == 1) break;
+      }
+      flush();
+    }
+  }
+}
+
+}  // namespace voxelfield

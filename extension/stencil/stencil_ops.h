@@ -1,0 +1,340 @@
+// Host side of the six stencil ops, written once: check, allocate, pick types, and hand over to a backend's kernels.
+// Rows of values and output hold all levels' channels; with weights of several sets, the sets follow one another.
+//   Backend::gather<scalar_t, Weights>(levels, points, directions, out, n)
+//   Backend::point_gradient<scalar_t, Weights>(levels, values, points, directions, out, n)             out (n, 3)
+//   Backend::splat<scalar_t, Weights>(levels, shapes, values, points, directions, n, method)       -> the levels' sums
+//   Backend::accumulate<scalar_t>(levels, shapes, values, points, n)                        adds to the levels' data
+//   Backend::write_cells<scalar_t, Weights>(levels, values, points, directions, n)     each corner belongs to one point
+#pragma once
+
+#include "common/tensors.h"
+#include "stencil/trilinear.h"
+
+namespace voxelfield {
+
+// How a gradient is summed into a grid. The numbers are part of the op schemas.
+enum class SplatMethod : int64_t { kAutomatic = 0, kAtomic = 1, kTiled = 2, kDeterministic = 3, kBinned = 4 };
+
+// Calls f with a tag that carries the type of the corner weights.
+template <typename T>
+struct Tag {
+  using type = T;
+};
+
+template <typename T, typename F>
+void dispatch_weights(bool directional, std::false_type /*with_gradient*/, const F& f) {
+  if (directional) {
+    f(Tag<DirectionalWeights<T>>{});
+  } else {
+    f(Tag<ValueWeights<T>>{});
+  }
+}
+
+template <typename T, typename F>
+void dispatch_weights(bool directional, bool with_gradient, const F& f) {
+  if (with_gradient) return f(Tag<JetWeights<T>>{});
+  dispatch_weights<T>(directional, std::false_type{}, f);
+}
+
+template <typename Backend>
+struct StencilOps {
+  using Shapes = std::vector<std::vector<int64_t>>;
+
+  // How a grid is read between and beyond its vertices.
+  struct Lookup {
+    int64_t padding;
+    bool align_corners;
+    bool nearest;
+    bool sum;
+  };
+
+  static Tensor sample_trilinear(const std::vector<Tensor>& grids, const Tensor& points,
+                                 const std::optional<Tensor>& direction, int64_t padding, bool align_corners,
+                                 bool nearest, bool sum, bool with_gradient) {
+    const Lookup lookup{padding, align_corners, nearest, sum};
+    const Shapes shapes = shapes_of(grids, sum);
+    check_points(grids[0], points, direction, with_gradient, shapes[0][0]);
+    const typename Backend::Guard guard(points);
+    const std::vector<Tensor> sources = all_contiguous(grids);
+    std::vector<int64_t> shape{points.size(0), points.size(1), columns_of(shapes, sum)};
+    if (with_gradient) shape.insert(shape.begin(), 4);
+    return gather(sources, points, direction, with_gradient, shape,
+                  [&](auto zero) { return grid_levels<const decltype(zero)>(shapes, lookup, points.size(1)); });
+  }
+
+  static std::vector<Tensor> splat_trilinear(const Tensor& values, const Tensor& points,
+                                             const std::optional<Tensor>& direction, std::vector<int64_t> sizes,
+                                             int64_t padding, bool align_corners, bool nearest, bool sum,
+                                             bool with_gradient, int64_t method) {
+    const Lookup lookup{padding, align_corners, nearest, sum};
+    STD_TORCH_CHECK(method >= 0 && method <= 4, "method must be 0 to 4, got ", method);
+    STD_TORCH_CHECK(!sizes.empty() && sizes.size() % 4 == 0 && points.dim() == 3,
+                    "sizes must be (X, Y, Z, C) of each level, points (B, N, 3)");
+    Shapes shapes;
+    for (size_t i = 0; i < sizes.size(); i += 4) {
+      shapes.push_back({points.size(0), sizes[i], sizes[i + 1], sizes[i + 2], sizes[i + 3]});
+    }
+    check_shapes(shapes, sum);
+    check_points(values, points, direction, with_gradient, points.size(0));
+    check_values(values, points, values, with_gradient, columns_of(shapes, sum));
+    const typename Backend::Guard guard(values);
+    const Tensor v = as_contiguous(values), p = as_contiguous(points);
+    const auto d = as_contiguous(direction);
+    const int64_t n = p.size(0) * p.size(1);
+    if (n == 0 || v.numel() == 0) {
+      std::vector<Tensor> zeros;
+      for (const auto& shape : shapes) zeros.push_back(new_zeros(v, shape, v.scalar_type()));
+      return zeros;
+    }
+    std::vector<Tensor> sums;
+    dispatch_floating(v.scalar_type(), "splat", [&](auto zero) {
+      using scalar_t = decltype(zero);
+      using T = opmath_t<scalar_t>;
+      dispatch_weights<T>(d.has_value(), with_gradient, [&](auto tag) {
+        sums = Backend::template splat<scalar_t, typename decltype(tag)::type>(
+            grid_levels<scalar_t>(shapes, lookup, p.size(1)), shapes, v, p.const_data_ptr<T>(), data_or_null<T>(d), n,
+            static_cast<SplatMethod>(method));
+      });
+    });
+    return sums;
+  }
+
+  static void accumulate_trilinear(std::vector<Tensor> sums, const Tensor& values, const Tensor& points,
+                                   int64_t padding, bool align_corners, bool nearest) {
+    const Shapes shapes = shapes_of(sums, false);
+    check_points(values, points, std::nullopt, false, shapes[0][0]);
+    check_values(values, points, values, false, columns_of(shapes, false));
+    for (const Tensor& sum : sums) {
+      STD_TORCH_CHECK(sum.is_contiguous() && same_device(sum, values), "sums must be contiguous, on values' device");
+    }
+    const typename Backend::Guard guard(values);
+    const Tensor v = as_contiguous(values), p = as_contiguous(points);
+    const int64_t n = p.size(0) * p.size(1);
+    if (n == 0 || v.numel() == 0) return;
+    dispatch_floating(v.scalar_type(), "accumulate", [&](auto zero) {
+      using scalar_t = decltype(zero);
+      using T = opmath_t<scalar_t>;
+      STD_TORCH_CHECK(sums[0].scalar_type() == scalar_type_of<T>(),
+                      "sums must be float32 (float64 for float64 values), got ",
+                      torch::headeronly::toString(sums[0].scalar_type()));
+      auto levels = grid_levels<T>(shapes, {padding, align_corners, nearest, false}, p.size(1));
+      for (int i = 0; i < levels.count; ++i) levels.level[i].data = sums[i].template mutable_data_ptr<T>();
+      Backend::template accumulate<scalar_t>(levels, shapes, v, p.const_data_ptr<T>(), n);
+    });
+  }
+
+  static Tensor point_gradient_trilinear(const Tensor& values, const std::vector<Tensor>& grids, const Tensor& points,
+                                         const std::optional<Tensor>& direction, int64_t padding, bool align_corners,
+                                         bool nearest, bool sum, bool with_gradient) {
+    const Lookup lookup{padding, align_corners, nearest, sum};
+    const Shapes shapes = shapes_of(grids, sum);
+    check_points(grids[0], points, direction, with_gradient, shapes[0][0]);
+    check_values(values, points, grids[0], with_gradient, columns_of(shapes, sum));
+    const typename Backend::Guard guard(points);
+    const std::vector<Tensor> sources = all_contiguous(grids);
+    return point_gradient(values, sources, points, direction, with_gradient,
+                          [&](auto zero) { return grid_levels<const decltype(zero)>(shapes, lookup, points.size(1)); });
+  }
+
+  static Tensor interpolate_cells(const Tensor& feats, const Tensor& points, const std::optional<Tensor>& direction) {
+    check_cells(feats, points);
+    check_points(feats, points, direction, false, std::nullopt);
+    const typename Backend::Guard guard(feats);
+    return gather({as_contiguous(feats)}, points, direction, std::false_type{}, {points.size(0), feats.size(2)},
+                  [&](auto zero) { return cell_levels<const decltype(zero)>(feats.size(2)); });
+  }
+
+  static Tensor splat_cells(const Tensor& values, const Tensor& points, const std::optional<Tensor>& direction) {
+    check_points(values, points, direction, false, std::nullopt);
+    STD_TORCH_CHECK(values.dim() == 2, "values must be (N, C)");
+    check_values(values, points, values, false, values.size(1));
+    const typename Backend::Guard guard(values);
+    const Tensor v = as_contiguous(values), p = as_contiguous(points);
+    const auto d = as_contiguous(direction);
+    const int64_t n = v.size(0), channels = v.size(1);
+    Tensor out = new_empty(v, {n, kCorners, channels}, v.scalar_type());
+    if (out.numel() == 0) return out;
+    dispatch_floating(v.scalar_type(), "splat_cells", [&](auto zero) {
+      using scalar_t = decltype(zero);
+      using T = opmath_t<scalar_t>;
+      auto levels = cell_levels<scalar_t>(channels);
+      levels.level[0].data = out.mutable_data_ptr<scalar_t>();
+      dispatch_weights<T>(d.has_value(), std::false_type{}, [&](auto tag) {
+        Backend::template write_cells<scalar_t, typename decltype(tag)::type>(
+            levels, v.const_data_ptr<scalar_t>(), p.const_data_ptr<T>(), data_or_null<T>(d), n);
+      });
+    });
+    return out;
+  }
+
+  static Tensor point_gradient_cells(const Tensor& values, const Tensor& feats, const Tensor& points,
+                                     const std::optional<Tensor>& direction) {
+    check_cells(feats, points);
+    check_points(feats, points, direction, false, std::nullopt);
+    check_values(values, points, feats, false, feats.size(2));
+    const typename Backend::Guard guard(feats);
+    return point_gradient(values, {as_contiguous(feats)}, points, direction, std::false_type{},
+                          [&](auto zero) { return cell_levels<const decltype(zero)>(feats.size(2)); });
+  }
+
+ private:
+  // `with_gradient` is a bool, or std::false_type where there is no such choice.
+  template <typename WithGradient, typename MakeLevels>
+  static Tensor gather(const std::vector<Tensor>& sources, const Tensor& points, const std::optional<Tensor>& direction,
+                       WithGradient with_gradient, std::vector<int64_t> shape, const MakeLevels& make_levels) {
+    const Tensor p = as_contiguous(points);
+    const auto d = as_contiguous(direction);
+    Tensor out = new_empty(sources[0], shape, sources[0].scalar_type());
+    if (out.numel() == 0) return out;
+    dispatch_floating(sources[0].scalar_type(), "gather", [&](auto zero) {
+      using scalar_t = decltype(zero);
+      using T = opmath_t<scalar_t>;
+      auto levels = make_levels(zero);
+      attach(levels, sources);
+      dispatch_weights<T>(d.has_value(), with_gradient, [&](auto tag) {
+        Backend::template gather<scalar_t, typename decltype(tag)::type>(
+            levels, p.const_data_ptr<T>(), data_or_null<T>(d), out.mutable_data_ptr<scalar_t>(), p.numel() / 3);
+      });
+    });
+    return out;
+  }
+
+  template <typename WithGradient, typename MakeLevels>
+  static Tensor point_gradient(const Tensor& values, const std::vector<Tensor>& sources, const Tensor& points,
+                               const std::optional<Tensor>& direction, WithGradient with_gradient,
+                               const MakeLevels& make_levels) {
+    const Tensor v = as_contiguous(values), p = as_contiguous(points);
+    const auto d = as_contiguous(direction);
+    Tensor out = torch::stable::empty_like(p);
+    if (p.numel() == 0) return out;
+    dispatch_floating(sources[0].scalar_type(), "point_gradient", [&](auto zero) {
+      using scalar_t = decltype(zero);
+      using T = opmath_t<scalar_t>;
+      auto levels = make_levels(zero);
+      attach(levels, sources);
+      dispatch_weights<T>(d.has_value(), with_gradient, [&](auto tag) {
+        Backend::template point_gradient<scalar_t, typename decltype(tag)::type>(
+            levels, v.const_data_ptr<scalar_t>(), p.const_data_ptr<T>(), data_or_null<T>(d), out.mutable_data_ptr<T>(),
+            p.numel() / 3);
+      });
+    });
+    return out;
+  }
+
+  // The Python wrappers explain bad input; these keep direct calls of the raw ops from touching foreign memory.
+  static void check_points(const Tensor& like, const Tensor& points, const std::optional<Tensor>& direction,
+                           bool with_gradient, std::optional<int64_t> batch) {
+    const int64_t dim = batch.has_value() ? 3 : 2;
+    const ScalarType dtype = opmath_type(like);
+    const auto fits = [&](const Tensor& x) {
+      return x.dim() == dim && x.size(dim - 1) == 3 && x.scalar_type() == dtype && same_device(x, like);
+    };
+    STD_TORCH_CHECK(fits(points) && (!batch.has_value() || points.size(0) == *batch),
+                    "points must be (N, 3) for cells, (B, N, 3) for grids, of the grid's device, float32 (float64 for "
+                    "float64 grids)");
+    STD_TORCH_CHECK(!direction.has_value() || (fits(*direction) && direction->numel() == points.numel() &&
+                                               direction->size(0) == points.size(0) && !with_gradient),
+                    "direction must match points, and must be absent with with_gradient");
+  }
+
+  static void check_values(const Tensor& values, const Tensor& points, const Tensor& like, bool with_gradient,
+                           int64_t columns) {
+    std::vector<int64_t> wanted(points.sizes().begin(), points.sizes().end() - 1);
+    wanted.push_back(columns);
+    if (with_gradient) wanted.insert(wanted.begin(), 4);
+    STD_TORCH_CHECK(
+        std::vector<int64_t>(values.sizes().begin(), values.sizes().end()) == wanted &&
+            values.scalar_type() == like.scalar_type() && same_device(values, points),
+        "values must have a row of the grids' channels for each point (four with with_gradient), of the grid's dtype "
+        "and device");
+  }
+
+  static void check_shapes(const Shapes& shapes, bool sum) {
+    STD_TORCH_CHECK(!shapes.empty() && shapes.size() <= kMaxLevels, "expected 1 to ", kMaxLevels, " grids, got ",
+                    shapes.size());
+    for (const auto& shape : shapes) {
+      for (int axis = 1; axis < 4; ++axis) {
+        STD_TORCH_CHECK(shape[axis] > 0 && shape[axis] <= (int64_t{1} << 30),
+                        "grids must have 1 to 2^30 vertices along each axis");
+      }
+      STD_TORCH_CHECK(shape[4] >= 0 && shape[0] == shapes[0][0] && (!sum || shape[4] == shapes[0][4]),
+                      "grids must have the same batch size, and with sum the same number of channels");
+    }
+  }
+
+  static Shapes shapes_of(const std::vector<Tensor>& grids, bool sum) {
+    Shapes shapes;
+    for (const Tensor& grid : grids) {
+      STD_TORCH_CHECK(grid.dim() == 5 && grid.scalar_type() == grids[0].scalar_type() && same_device(grid, grids[0]),
+                      "each grid must be (B, X, Y, Z, C), all of one dtype and device");
+      shapes.emplace_back(grid.sizes().begin(), grid.sizes().end());
+    }
+    check_shapes(shapes, sum);
+    return shapes;
+  }
+
+  static void check_cells(const Tensor& feats, const Tensor& points) {
+    STD_TORCH_CHECK(feats.dim() == 3 && feats.size(1) == kCorners && feats.size(0) == points.size(0),
+                    "feats must be (N, 8, C) with the N of points");
+  }
+
+  static std::vector<Tensor> all_contiguous(const std::vector<Tensor>& tensors) {
+    std::vector<Tensor> result;
+    for (const Tensor& tensor : tensors) result.push_back(as_contiguous(tensor));
+    return result;
+  }
+
+  static int64_t columns_of(const Shapes& shapes, bool sum) {
+    if (sum) return shapes[0][4];
+    int64_t columns = 0;
+    for (const auto& shape : shapes) columns += shape[4];
+    return columns;
+  }
+
+  template <typename element_t, typename T = opmath_t<std::remove_const_t<element_t>>>
+  static Levels<GridLocator<T>, element_t> grid_levels(const Shapes& shapes, const Lookup& lookup,
+                                                       int64_t points_per_grid) {
+    STD_TORCH_CHECK(lookup.padding >= 0 && lookup.padding <= 2, "padding must be 0, 1 or 2, got ", lookup.padding);
+    Levels<GridLocator<T>, element_t> levels{};
+    levels.count = static_cast<int>(shapes.size());
+    levels.sum = lookup.sum;
+    levels.columns = columns_of(shapes, lookup.sum);
+    int64_t column = 0;
+    for (int i = 0; i < levels.count; ++i) {
+      const auto& shape = shapes[i];
+      auto& locator = levels.level[i].locator;
+      for (int axis = 0; axis < 3; ++axis) locator.resolution[axis] = static_cast<int32_t>(shape[1 + axis]);
+      locator.padding = static_cast<Padding>(lookup.padding);
+      locator.channels = shape[4];
+      locator.points_per_grid = shape[0] > 1 ? points_per_grid : 0;
+      locator.align_corners = lookup.align_corners;
+      locator.nearest = lookup.nearest;
+      levels.level[i].column = column;
+      if (!lookup.sum) column += shape[4];
+    }
+    return levels;
+  }
+
+  template <typename element_t, typename T = opmath_t<std::remove_const_t<element_t>>>
+  static Levels<CellLocator<T>, element_t> cell_levels(int64_t channels) {
+    Levels<CellLocator<T>, element_t> levels{};
+    levels.count = 1;
+    levels.columns = channels;
+    levels.level[0].locator = {channels};
+    return levels;
+  }
+
+  // Levels without channels have no memory, and nothing to say: they drop out.
+  template <typename Locator, typename scalar_t>
+  static void attach(Levels<Locator, const scalar_t>& levels, const std::vector<Tensor>& sources) {
+    int kept = 0;
+    for (int i = 0; i < levels.count; ++i) {
+      if (levels.level[i].locator.channels == 0) continue;
+      levels.level[kept] = levels.level[i];
+      levels.level[kept++].data = sources[i].template const_data_ptr<scalar_t>();
+    }
+    levels.count = kept;
+  }
+};
+
+}  // namespace voxelfield

@@ -1,0 +1,312 @@
+// The trilinear stencil: which eight vertices surround a point, with which weights, and how those weights change as the
+// point moves. Host and device, forward and every derivative, the grid op and the per-cell op all take it from here.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <type_traits>
+
+#include "common/constants.h"
+#include "common/platform.h"
+
+namespace voxelfield {
+
+// What a point outside the grid sees. The numbers are part of the op schemas.
+enum class Padding : int32_t { kBorder = 0, kZeros = 1, kReflection = 2 };
+
+// Corners are numbered 4*i + 2*j + k for (x, y, z): the memory order of a 2x2x2 block of an (X, Y, Z, C) grid.
+constexpr int kCorners = 8;
+
+VOXELFIELD_HOST_DEVICE constexpr int corner_side(int corner, int axis) { return (corner >> (2 - axis)) & 1; }
+
+template <typename T, typename offset_t = int64_t>
+struct Stencil {
+  offset_t origin;   // element offset of corner 0
+  offset_t step[3];  // element offset from the lower to the upper vertex of each axis; 0 where one is missing
+  int32_t lower[3];  // index of the lower vertex along each axis; -1 is the one before the grid
+  T weight[3][2];    // linear weight of the lower and upper vertex of each axis
+  T slope[3][2];     // derivative of that weight with respect to the point's coordinate
+  bool empty;        // no vertex contributes: the point is not finite, or outside under zeros padding
+
+  VOXELFIELD_HOST_DEVICE offset_t offset(int corner) const {
+    return origin + corner_side(corner, 0) * step[0] + corner_side(corner, 1) * step[1] +
+           corner_side(corner, 2) * step[2];
+  }
+
+  // Leaves only the lower (0) or upper (1) vertices of an axis, as if both sides were that one. Threads that differ in
+  // the side can then share code that names corners of side 0, without indexing registers.
+  VOXELFIELD_HOST_DEVICE void take_side(int axis, bool upper) {
+    if (upper) origin += step[axis];
+    weight[axis][0] = upper ? weight[axis][1] : weight[axis][0];
+    slope[axis][0] = upper ? slope[axis][1] : slope[axis][0];
+  }
+
+  VOXELFIELD_HOST_DEVICE T value(int corner) const {
+    // z times x first: a thread on one side along z has two such products for its four corners, six in all, not eight.
+    return weight[2][corner_side(corner, 2)] * weight[0][corner_side(corner, 0)] * weight[1][corner_side(corner, 1)];
+  }
+
+  // d value / d point[axis]
+  VOXELFIELD_HOST_DEVICE T partial(int corner, int axis) const {
+    const int b = (axis + 1) % 3, c = (axis + 2) % 3;
+    return slope[axis][corner_side(corner, axis)] * weight[b][corner_side(corner, b)] *
+           weight[c][corner_side(corner, c)];
+  }
+
+  // d^2 value / d point[axis] d point[other]. The weights are linear along each axis: the diagonal is zero.
+  VOXELFIELD_HOST_DEVICE T mixed_partial(int corner, int axis, int other) const {
+    if (axis == other) return T(0);
+    const int rest = 3 - axis - other;
+    return slope[axis][corner_side(corner, axis)] * slope[other][corner_side(corner, other)] *
+           weight[rest][corner_side(corner, rest)];
+  }
+};
+
+// Corner weights come in sets: what is sampled is one sum over the corners for each set. `gradient` is the derivative
+// of a weight with respect to the point. The weights of interpolation itself:
+template <typename T>
+struct ValueWeights {
+  static constexpr int kSets = 1;
+  VOXELFIELD_HOST_DEVICE ValueWeights(const T* /*directions*/, int64_t /*index*/) {}
+  template <typename S>
+  VOXELFIELD_HOST_DEVICE T operator()(const S& s, int corner, int /*set*/) const {
+    return s.value(corner);
+  }
+  template <typename S>
+  VOXELFIELD_HOST_DEVICE T gradient(const S& s, int corner, int axis, int /*set*/) const {
+    return s.partial(corner, axis);
+  }
+};
+
+// The weights of interpolation's derivative along a direction. Every second-order term of the op is one of the three
+// kernels run with these weights.
+template <typename T>
+struct DirectionalWeights {
+  static constexpr int kSets = 1;
+  T direction[3];
+
+  VOXELFIELD_HOST_DEVICE DirectionalWeights(const T* directions, int64_t index)
+      : direction{directions[3 * index], directions[3 * index + 1], directions[3 * index + 2]} {}
+
+  template <typename S>
+  VOXELFIELD_HOST_DEVICE T operator()(const S& s, int corner, int /*set*/) const {
+    return direction[0] * s.partial(corner, 0) + direction[1] * s.partial(corner, 1) +
+           direction[2] * s.partial(corner, 2);
+  }
+
+  template <typename S>
+  VOXELFIELD_HOST_DEVICE T gradient(const S& s, int corner, int axis, int /*set*/) const {
+    return direction[0] * s.mixed_partial(corner, axis, 0) + direction[1] * s.mixed_partial(corner, axis, 1) +
+           direction[2] * s.mixed_partial(corner, axis, 2);
+  }
+};
+
+// Value and spatial gradient in one pass: set 0 interpolates, set 1 + a is the derivative along axis a.
+template <typename T>
+struct JetWeights {
+  static constexpr int kSets = 4;
+  VOXELFIELD_HOST_DEVICE JetWeights(const T* /*directions*/, int64_t /*index*/) {}
+  template <typename S>
+  VOXELFIELD_HOST_DEVICE T operator()(const S& s, int corner, int set) const {
+    return set == 0 ? s.value(corner) : s.partial(corner, set - 1);
+  }
+  template <typename S>
+  VOXELFIELD_HOST_DEVICE T gradient(const S& s, int corner, int axis, int set) const {
+    return set == 0 ? s.partial(corner, axis) : s.mixed_partial(corner, axis, set - 1);
+  }
+};
+
+template <typename T>
+VOXELFIELD_HOST_DEVICE bool all_finite(const T* point) {
+  // A sum of products with zero is zero unless a term is infinite or NaN.
+  const T zero = point[0] * T(0) + point[1] * T(0) + point[2] * T(0);
+  return zero == T(0);
+}
+
+// On the device one rounding, always: kernels that meet the same point must agree on its cell, and a compiler left to
+// choose may fuse the two in one of them only.
+template <typename T>
+VOXELFIELD_HOST_DEVICE T multiply_add(T a, T b, T c) {
+#if defined(__CUDA_ARCH__)
+  return fma(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+// The number in [0, high] that is nearest; 0 for NaN.
+template <typename T>
+VOXELFIELD_HOST_DEVICE T clamp(T u, T high) {
+#if defined(__CUDA_ARCH__)
+  return fmin(fmax(u, T(0)), high);
+#else
+  return u > T(0) ? (u < high ? u : high) : T(0);
+#endif
+}
+
+// A vertex's index as a coordinate. Where a float has too few digits, on the device the next that is below.
+template <typename T>
+VOXELFIELD_HOST_DEVICE T coordinate_of(int32_t index) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (std::is_same_v<T, float>) return __int2float_rz(index);
+#endif
+  return static_cast<T>(index);
+}
+
+// The index of the last vertex that is not above u, which is not above coordinate_of(most).
+template <typename T>
+VOXELFIELD_HOST_DEVICE int32_t index_below(T u, [[maybe_unused]] int32_t most) {
+#if defined(__CUDA_ARCH__)
+  if constexpr (std::is_same_v<T, float>) return __float2int_rd(u);
+  return static_cast<int32_t>(floor(u));
+#else
+  const int32_t index = static_cast<int32_t>(std::floor(u));
+  return index < most ? index : most;
+#endif
+}
+
+// A coordinate folded back at both ends of [low, high], and whether it then runs backwards.
+template <typename T>
+struct Reflected {
+  T u;
+  bool reversed;
+};
+
+template <typename T>
+VOXELFIELD_HOST_DEVICE Reflected<T> reflect(T u, T low, T high) {
+  const T span = high - low;
+  if (!(span > T(0))) return {low, false};
+  // There and back again is one period.
+  const T phase = std::fmod(std::fabs(u - low), T(2) * span);
+  const bool back = phase > span;
+  return {back ? high - (phase - span) : low + phase, back != (u < low)};
+}
+
+// Finds the cell of dense, contiguous (B, X, Y, Z, C) grids that holds a point of the unit cube. A `Plain` locator is
+// for the common case alone (see is_plain()), which takes half the instructions.
+template <typename T, bool Plain = false>
+struct GridLocator {
+  using offset_t = std::conditional_t<Plain, int32_t, int64_t>;
+
+  int32_t resolution[3];
+  Padding padding;
+  int64_t channels;
+  int64_t points_per_grid;  // point n belongs to grid n / points_per_grid; 0: there is but one grid
+  bool align_corners;       // the unit cube ends at the outermost vertices; otherwise half a cell beyond them
+  bool nearest;             // take the nearest vertex alone
+
+  bool is_plain() const {
+    const double elements = double(resolution[0]) * resolution[1] * resolution[2] * double(channels);
+    return align_corners && !nearest && padding != Padding::kReflection && points_per_grid == 0 &&
+           elements < 0x7fffffff;
+  }
+
+  GridLocator<T, true> plain() const {
+    return {{resolution[0], resolution[1], resolution[2]}, padding, channels, 0, true, false};
+  }
+
+  VOXELFIELD_HOST_DEVICE Stencil<T, offset_t> operator()(const T* points, int64_t index) const {
+    return find(points, index, padding != Padding::kZeros);
+  }
+
+  // `clamps`, a bool, or std::true_type or std::false_type from a caller who knows: the padding leaves no point
+  // outside.
+  template <typename Clamps>
+  VOXELFIELD_HOST_DEVICE Stencil<T, offset_t> find(const T* points, int64_t index, Clamps clamps) const {
+    const bool aligned = Plain || align_corners, rounds = !Plain && nearest;
+    const T* point = points + 3 * index;
+    Stencil<T, offset_t> s;
+    s.origin = 0;
+    s.empty = !all_finite(point);
+    offset_t stride = static_cast<offset_t>(channels);
+    VOXELFIELD_UNROLL
+    for (int axis = 2; axis >= 0; --axis) {
+      const int32_t last = resolution[axis] - 1;
+      const T end = coordinate_of<T>(last);
+      T rise = aligned ? end : T(resolution[axis]);
+      T u = multiply_add(point[axis], rise, aligned ? T(0) : T(-0.5));
+      if (!Plain && padding == Padding::kReflection) {
+        const T margin = aligned ? T(0) : T(0.5);
+        const Reflected<T> folded = reflect(u, -margin, end + margin);
+        // Too far out for the fold to be known.
+        if (!(folded.u >= -margin && folded.u <= end + margin)) s.empty = true;
+        u = folded.u;
+        if (folded.reversed) rise = -rise;
+      }
+      if (clamps) {
+        // At and beyond the faces the clamped coordinate stands still, as in F.grid_sample.
+        if (!(u > T(0) && u < end)) rise = T(0);
+        u = clamp(u, end);
+      } else if (!(u >= T(-1) && u < end + T(1))) {
+        s.empty = true;
+        u = T(0);
+      }
+      if (rounds) {
+        u = std::rint(u);
+        rise = T(0);
+      }
+      const int32_t i = index_below(u, clamps ? last : resolution[axis]);
+      const T fraction = u - T(i);
+      const bool has_lower = clamps || (i >= 0 && i <= last), has_upper = i < last && !rounds;
+      s.lower[axis] = i;
+      s.weight[axis][0] = has_lower ? T(1) - fraction : T(0);
+      // On the last vertex a clamped coordinate has no fraction. Known at compile time, that spares a selection; at run
+      // time it would only add a condition to it.
+      s.weight[axis][1] = std::is_same_v<Clamps, std::true_type> || has_upper ? fraction : T(0);
+      s.slope[axis][0] = has_lower ? -rise : T(0);
+      s.slope[axis][1] = has_upper ? rise : T(0);
+      // What is missing is read, with weight zero, at the vertex that is there.
+      s.origin += (has_lower ? i : 0) * stride;
+      s.step[axis] = has_lower && has_upper ? stride : 0;
+      if (!has_lower && !has_upper) s.empty = true;
+      stride *= resolution[axis];
+    }
+    if (!Plain && points_per_grid > 0) s.origin += index / points_per_grid * stride;
+    return s;
+  }
+};
+
+// Point n owns cell n: features (N, 8, C), coordinates in [-1, 1] from the lower to the upper corner, extrapolated
+// beyond.
+template <typename T>
+struct CellLocator {
+  using offset_t = int64_t;
+
+  int64_t channels;
+
+  VOXELFIELD_HOST_DEVICE Stencil<T> operator()(const T* points, int64_t index) const {
+    const T* point = points + 3 * index;
+    Stencil<T> s;
+    s.origin = index * kCorners * channels;
+    s.empty = !all_finite(point);
+    VOXELFIELD_UNROLL
+    for (int axis = 0; axis < 3; ++axis) {
+      const T half = point[axis] * T(0.5);
+      s.weight[axis][0] = T(0.5) - half;
+      s.weight[axis][1] = T(0.5) + half;
+      s.slope[axis][0] = T(-0.5);
+      s.slope[axis][1] = T(0.5);
+      s.step[axis] = channels << (2 - axis);
+      s.lower[axis] = 0;
+    }
+    return s;
+  }
+};
+
+// One of several grids that are sampled at the same points: its values, and where its channels lie in a row of output.
+template <typename Locator, typename scalar_t>
+struct Level {
+  Locator locator;
+  scalar_t* data;
+  int64_t column;
+};
+
+template <typename Locator, typename scalar_t>
+struct Levels {
+  Level<Locator, scalar_t> level[kMaxLevels];
+  int count;
+  bool sum;         // levels add up in the same columns
+  int64_t columns;  // length of a row of output
+};
+
+}  // namespace voxelfield

@@ -1,0 +1,33 @@
+// Sample selection on the CPU: rays in parallel, samples of a ray in order.
+#include "common/backend.h"
+#include "rays/pack_rays.h"
+#include "volume/select_ops.h"
+#include "volume/walk_samples.h"
+
+namespace voxelfield {
+namespace {
+
+struct Cpu : CpuBackend {
+  static void count_visible(const PackedSamples<float>& samples, float min_weight, const SegmentParts& parts,
+                            int32_t* kept, int32_t* counts, int64_t* sums) {
+    count_segments(parts, counts, sums, [&](int64_t ray) {
+      const RaySpan span = samples.rays[ray];
+      int32_t count = 0;
+      walk_samples(samples, span, [&](int64_t i, float /*transmittance*/, float weight) {
+        if (weight > min_weight) kept[span.begin + count++] = static_cast<int32_t>(i);
+      });
+      return count;
+    });
+  }
+
+  static void pack_visible(const Packing& packing, const KeptSamples& samples) { place_segments(packing, samples); }
+};
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(voxelfield, CPU, m) {
+  m.impl("count_visible_samples", TORCH_BOX(&SelectOps<Cpu>::count_visible_samples));
+  m.impl("pack_visible_samples", TORCH_BOX(&SelectOps<Cpu>::pack_visible_samples));
+}
+
+}  // namespace voxelfield

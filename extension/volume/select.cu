@@ -1,0 +1,65 @@
+// Sample selection on CUDA: a group of threads judges a ray's samples.
+#include "common/backend.cuh"
+#include "rays/pack_rays.cuh"
+#include "volume/select_ops.h"
+#include "volume/walk_samples.cuh"
+
+namespace voxelfield {
+namespace {
+
+constexpr int kJudgeThreads = 512;
+
+template <int Group>
+__global__ void __launch_bounds__(kJudgeThreads)
+    count_visible_kernel(PackedSamples<float> samples, float min_weight, SegmentParts parts, int32_t* __restrict__ kept,
+                         int32_t* __restrict__ counts, int64_t* __restrict__ sums) {
+  __shared__ int64_t scratch[kJudgeThreads / kWarp];
+  constexpr int64_t kRays = kJudgeThreads / Group;
+  static_assert(kPartSegments % kRays == 0, "a warp has rays of one part only, so it stays together");
+  const int lane = threadIdx.x % Group;
+  const unsigned below = (1u << threadIdx.x % kWarp) - 1, group = Group == kWarp ? kFullWarp : (1u << Group) - 1;
+  const int shift = threadIdx.x % kWarp / Group * Group;
+  int64_t sum = 0;
+  const int64_t end = parts.end(blockIdx.x);
+  for (int64_t first = parts.begin(blockIdx.x); first < end; first += kRays) {
+    const int64_t ray = first + threadIdx.x / Group;
+    const RaySpan span = samples.rays[ray];
+    int32_t count = 0;
+    walk_samples<Group>(samples, span, lane, [&](int64_t i, bool /*valid*/, float /*transmittance*/, float weight) {
+      const bool keep = weight > min_weight;
+      const unsigned votes = __ballot_sync(kFullWarp, keep) & group << shift;
+      if (keep) kept[span.begin + count + __popc(votes & below)] = static_cast<int32_t>(i);
+      count += __popc(votes);
+    });
+    if (lane == 0 && ray < end) {
+      counts[ray] = count;
+      sum += count;
+    }
+  }
+  sum = block_sum<kJudgeThreads>(sum, scratch);
+  if (threadIdx.x == 0) sums[blockIdx.x] = sum;
+}
+
+struct Cuda : CudaBackend {
+  static void count_visible(const PackedSamples<float>& samples, float min_weight, const SegmentParts& parts,
+                            int32_t* kept, int32_t* counts, int64_t* sums) {
+    dispatch_group(samples, [&](auto group) {
+      count_visible_kernel<group.value><<<static_cast<unsigned>(parts.parts()), kJudgeThreads, 0, stream()>>>(
+          samples, min_weight, parts, kept, counts, sums);
+    });
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+  }
+
+  static void pack_visible(const Packing& packing, const KeptSamples& samples) {
+    launch_place_segments(packing, samples, stream());
+  }
+};
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) {
+  m.impl("count_visible_samples", TORCH_BOX(&SelectOps<Cuda>::count_visible_samples));
+  m.impl("pack_visible_samples", TORCH_BOX(&SelectOps<Cuda>::pack_visible_samples));
+}
+
+}  // namespace voxelfield
