@@ -1,4 +1,4 @@
-"""The raw grid ops: options, shapes under a compiler, derivatives. See extension/module/library.cpp for their schemas."""
+"""The raw grid ops: options, shapes under a compiler, derivatives. Schemas: extension/module/library.cpp."""
 
 from __future__ import annotations
 
