@@ -1,5 +1,6 @@
 // Rendering a voxel field of spherical harmonics on CUDA.
 #include "common/backend.cuh"
+#include "common/vector_width.h"
 #include "fields/sh_render.cuh"
 
 namespace voxelfield {
@@ -80,15 +81,12 @@ WarpPlan plan_for(const ShGridView<scalar_t>& grid, int ray_lanes, int width) {
 template <typename scalar_t, typename F>
 void dispatch_width(const ShGridView<scalar_t>& grid, const F& f) {
   constexpr int kWidest = 16 / sizeof(scalar_t);
-  const auto fits = [&](int width) {
-    return grid.channels % width == 0 && reinterpret_cast<uintptr_t>(grid.rows) % (width * sizeof(scalar_t)) == 0;
-  };
-  if (grid.degree == 0) return f(std::integral_constant<int, 1>{});
-  if (fits(kWidest)) return f(std::integral_constant<int, kWidest>{});
+  const int width = grid.degree == 0 ? 1 : vector_width(kWidest, {grid.channels}, grid.rows);
   if constexpr (kWidest > 4) {
-    if (fits(4)) return f(std::integral_constant<int, 4>{});
+    dispatch_vector_width<kWidest, 4, 1>(width, f);
+  } else {
+    dispatch_vector_width<kWidest, 1>(width, f);
   }
-  f(std::integral_constant<int, 1>{});
 }
 
 struct Cuda : CudaBackend {

@@ -1,5 +1,6 @@
 // Geometry and view side by side, on CUDA: a thread a row, moved 16 bytes at a time where rows allow it.
 #include "common/backend.cuh"
+#include "common/vector_width.h"
 #include "mlp/view_encoding_ops.h"
 
 namespace voxelfield {
@@ -49,7 +50,7 @@ struct Cuda : CudaBackend {
   static void append_view(const ViewRows<scalar_t, T>& rows, scalar_t* inputs, T* raw) {
     constexpr int kWide = kWidest<scalar_t>;
     if constexpr (sh_basis_size(Degree) % kWide == 0) {
-      if (fits<scalar_t>(rows.geometry_size, rows.geometry, inputs)) {
+      if (vector_width(kWide, {rows.geometry_size}, rows.geometry, inputs) == kWide) {
         append_view_kernel<scalar_t, Degree, kWide>
             <<<blocks(rows.n, kThreads), kThreads, 0, stream()>>>(rows, inputs, raw);
         STD_CUDA_KERNEL_LAUNCH_CHECK();
@@ -64,20 +65,13 @@ struct Cuda : CudaBackend {
   static void append_view_backward(const ViewGradients<scalar_t, T>& gradients, scalar_t* result) {
     constexpr int kWide = kWidest<scalar_t>;
     const unsigned count = blocks(gradients.n, kThreads);
-    if (gradients.view_size % kWide == 0 && fits<scalar_t>(gradients.geometry_size, gradients.inputs, result)) {
+    const int width = vector_width(kWide, {gradients.view_size, gradients.geometry_size}, gradients.inputs, result);
+    if (width == kWide) {
       append_view_backward_kernel<scalar_t, kWide><<<count, kThreads, 0, stream()>>>(gradients, result);
     } else {
       append_view_backward_kernel<scalar_t, 1><<<count, kThreads, 0, stream()>>>(gradients, result);
     }
     STD_CUDA_KERNEL_LAUNCH_CHECK();
-  }
-
- private:
-  // Whether rows that begin with so many columns of geometry can be moved 16 bytes at a time.
-  template <typename scalar_t>
-  static bool fits(int64_t geometry_size, const scalar_t* source, const scalar_t* target) {
-    const auto addresses = reinterpret_cast<uintptr_t>(source) | reinterpret_cast<uintptr_t>(target);
-    return geometry_size % kWidest<scalar_t> == 0 && addresses % 16 == 0;
   }
 };
 

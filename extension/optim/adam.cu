@@ -1,6 +1,7 @@
 // Adam on CUDA: warps that stay walk over the vertices of all grids.
 #include "common/backend.cuh"
 #include "common/constants.h"
+#include "common/vector_width.h"
 #include "optim/adam_ops.h"
 #include "optim/walk_vertices.cuh"
 
@@ -88,12 +89,9 @@ void launch(const AdamLevels& levels, const AdamRule& rule, cudaStream_t stream)
   STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
-bool fits(const AdamLevel& level, int width) {
-  const uintptr_t addresses = reinterpret_cast<uintptr_t>(level.param) | reinterpret_cast<uintptr_t>(level.exp_avg) |
-                              reinterpret_cast<uintptr_t>(level.exp_avg_sq) | reinterpret_cast<uintptr_t>(level.grad) |
-                              reinterpret_cast<uintptr_t>(level.channel_rates);
-  return level.grid.channels % width == 0 && addresses % (width * sizeof(float)) == 0 &&
-         reinterpret_cast<uintptr_t>(level.working) % (width * 2) == 0;
+int width_of(const AdamLevel& level) {
+  return vector_width(4, {level.grid.channels}, level.param, level.exp_avg, level.exp_avg_sq, level.grad,
+                      level.channel_rates, static_cast<const uint16_t*>(level.working));
 }
 
 // Where neither blocks nor vertices nor channels matter, a grid is a row of values: those that make up vectors, and a
@@ -138,12 +136,12 @@ struct Cuda : CudaBackend {
     launch_width<1, ByChannel>(parts, rule);
   }
 
-  // Updates the parts for which this is the widest vector.
+  // Updates the parts whose widest vector this is.
   template <int Width, bool ByChannel>
   static void launch_width(const std::vector<AdamLevel>& parts, const AdamRule& rule) {
     AdamLevels batch{};
     for (const AdamLevel& part : parts) {
-      if (!fits(part, Width) || (Width < 4 && fits(part, 2 * Width))) continue;
+      if (width_of(part) != Width) continue;
       batch.level[batch.count++] = part;
       if (batch.count == kMaxLevels) {
         launch<Width, ByChannel>(batch, rule, stream());

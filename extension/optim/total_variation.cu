@@ -1,5 +1,6 @@
 // The gradient of total variation on CUDA: every vertex looks at its six neighbours.
 #include "common/backend.cuh"
+#include "common/vector_width.h"
 #include "optim/total_variation_ops.h"
 #include "optim/walk_vertices.cuh"
 
@@ -51,21 +52,14 @@ __global__ void __launch_bounds__(kThreads)
 
 struct Cuda : CudaBackend {
   static void total_variation(const VertexGrid& grid, const VariationRule& rule, const float* param, float* grad) {
-    const uintptr_t addresses = reinterpret_cast<uintptr_t>(param) | reinterpret_cast<uintptr_t>(grad);
-    const auto fits = [&](int width) { return grid.channels % width == 0 && addresses % (width * sizeof(float)) == 0; };
-    if (fits(4)) return launch<4>(grid, rule, param, grad);
-    if (fits(2)) return launch<2>(grid, rule, param, grad);
-    launch<1>(grid, rule, param, grad);
-  }
-
- private:
-  template <int Width>
-  static void launch(const VertexGrid& grid, const VariationRule& rule, const float* param, float* grad) {
-    WalkSize size;
-    size.add(grid, Width);
-    if (size.tasks == 0) return;
-    total_variation_kernel<Width><<<size.thread_blocks(false), kThreads, 0, stream()>>>({grid, rule}, param, grad);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    dispatch_vector_width<4, 2, 1>(vector_width(4, {grid.channels}, param, grad), [&](auto width) {
+      constexpr int kWidth = decltype(width)::value;
+      WalkSize size;
+      size.add(grid, kWidth);
+      if (size.tasks == 0) return;
+      total_variation_kernel<kWidth><<<size.thread_blocks(false), kThreads, 0, stream()>>>({grid, rule}, param, grad);
+      STD_CUDA_KERNEL_LAUNCH_CHECK();
+    });
   }
 };
 

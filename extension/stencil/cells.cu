@@ -11,7 +11,7 @@ struct Cuda : CudaBackend {
   template <typename scalar_t, typename Weights, typename T>
   static void write_cells(const Levels<CellLocator<T>, scalar_t>& levels, const scalar_t* values, const T* points,
                           const T* directions, int64_t n) {
-    dispatch_level_width<16 / sizeof(scalar_t), scalar_t>(levels, values, [&](auto width) {
+    dispatch_level_width<Weights>(levels, values, [&](auto width) {
       constexpr int kWidth = decltype(width)::value;
       const int64_t vectors = levels.columns / kWidth;
       const unsigned x = static_cast<unsigned>(std::min<int64_t>(vectors, kThreads));

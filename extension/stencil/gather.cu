@@ -19,7 +19,7 @@ struct Cuda : CudaBackend {
   template <typename scalar_t, typename Weights, typename Locator, typename T>
   static void gather(const Levels<Locator, const scalar_t>& levels, const T* points, const T* directions, scalar_t* out,
                      int64_t n) {
-    dispatch_level_width<16 / sizeof(scalar_t), scalar_t>(levels, out, [&](auto width) {
+    dispatch_level_width<Weights>(levels, out, [&](auto width) {
       constexpr int kWidth = decltype(width)::value;
       dispatch_plain<Weights>(levels, [&](const auto& located) {
         using Located = std::decay_t<decltype(located.level[0].locator)>;

@@ -1,4 +1,4 @@
-// Choosing a kernel's variant for the levels at hand.
+// Chooses the compiled form of a kernel that suits the levels at hand.
 #pragma once
 
 #include <algorithm>
@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "common/tensors.h"
+#include "common/vector_width.h"
 #include "stencil/trilinear.h"
 
 namespace voxelfield {
@@ -17,33 +18,31 @@ int most_vectors(const Levels<Locator, scalar_t>& levels, int width) {
   return static_cast<int>(most);
 }
 
-// Calls f with the widest vector, of at most `Widest` elements, that suits every level and every pointer.
-template <int Widest, typename scalar_t, typename Locator, typename element_t, typename F>
-void dispatch_level_width(const Levels<Locator, element_t>& levels, const void* rows, const F& f) {
-  int64_t divisor = levels.columns;
-  const auto row_address = reinterpret_cast<uintptr_t>(rows);
-  uintptr_t addresses = 0;
-  for (int l = 0; l < levels.count; ++l) {
-    divisor |= levels.level[l].locator.channels | levels.level[l].column;
-    addresses |= reinterpret_cast<uintptr_t>(levels.level[l].data);
-  }
-  const auto fits = [&](int width) {
-    return divisor % width == 0 && row_address % (width * sizeof(scalar_t)) == 0 &&
-           addresses % (width * sizeof(element_t)) == 0;
-  };
-  if constexpr (Widest >= 8) {
-    if (fits(8)) return f(std::integral_constant<int, 8>{});
-  }
-  if constexpr (Widest >= 4) {
-    if (fits(4)) return f(std::integral_constant<int, 4>{});
-  }
-  if (fits(2)) return f(std::integral_constant<int, 2>{});
-  f(std::integral_constant<int, 1>{});
-}
-
-// Only what every training step runs is compiled in specialised forms: each costs time in every build.
+// Compiled in every form that is faster: what each training step runs. Derivatives and float64 have one form, in vectors
+// of four or one, because each further form takes time in every build.
 template <typename Weights>
 constexpr bool kSpecialised = std::is_same_v<Weights, ValueWeights<float>>;
+
+// Calls f with the widest vector compiled for these weights, of at most `Bytes` bytes of the levels' elements, that
+// suits every level and the rows.
+template <typename Weights, int Bytes = 16, typename scalar_t, typename Locator, typename element_t, typename F>
+void dispatch_level_width(const Levels<Locator, element_t>& levels, const scalar_t* rows, const F& f) {
+  constexpr int kWidest = std::is_same_v<opmath_t<scalar_t>, double> ? 1 : Bytes / sizeof(element_t);
+  int width = vector_width(kWidest, {levels.columns}, rows);
+  for (int l = 0; l < levels.count; ++l) {
+    const auto& level = levels.level[l];
+    width = vector_width(width, {level.locator.channels, level.column}, level.data);
+  }
+  if constexpr (kWidest == 1) {
+    dispatch_vector_width<1>(width, f);
+  } else if constexpr (!kSpecialised<Weights>) {
+    dispatch_vector_width<4, 1>(width, f);
+  } else if constexpr (kWidest == 4) {
+    dispatch_vector_width<4, 2, 1>(width, f);
+  } else {
+    dispatch_vector_width<kWidest, 4, 2, 1>(width, f);
+  }
+}
 
 // Calls f with the levels as they are, or with plain locators if all of them are plain.
 template <typename Weights, typename T, typename element_t, typename F>

@@ -11,7 +11,7 @@ struct Cuda : CudaBackend {
   template <typename scalar_t, typename Weights, typename Locator, typename T>
   static void point_gradient(const Levels<Locator, const scalar_t>& levels, const scalar_t* values, const T* points,
                              const T* directions, T* out, int64_t n) {
-    dispatch_level_width<16 / sizeof(scalar_t), scalar_t>(levels, values, [&](auto width) {
+    dispatch_level_width<Weights>(levels, values, [&](auto width) {
       constexpr int kWidth = decltype(width)::value;
       int lanes = 2;
       while (lanes < kWarp && lanes < 2 * most_vectors(levels, kWidth)) lanes *= 2;
