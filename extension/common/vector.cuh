@@ -15,6 +15,12 @@ constexpr unsigned kFullWarp = 0xffffffffu;
 template <typename scalar_t, int Width>
 struct alignas(sizeof(scalar_t) * Width) Vector {
   scalar_t lane[Width];
+
+  __device__ __forceinline__ Vector& operator+=(const Vector& other) {
+#pragma unroll
+    for (int i = 0; i < Width; ++i) lane[i] += other.lane[i];
+    return *this;
+  }
 };
 
 // The built-in type of a vector's size.

@@ -17,7 +17,8 @@ int vector_width(int widest, std::initializer_list<int64_t> counts, const Elemen
   return static_cast<int>(bits & (~bits + 1));  // the lowest set bit
 }
 
-// Calls f with the first of `Width, Narrower...`, given in falling order, that is at most `width`; the last one must be.
+// Calls f with the first of `Width, Narrower...`, given in falling order, that is at most `width`; the last one must
+// be.
 template <int Width, int... Narrower, typename F>
 void dispatch_vector_width(int width, const F& f) {
   if constexpr (sizeof...(Narrower) > 0) {

@@ -18,8 +18,8 @@ int most_vectors(const Levels<Locator, scalar_t>& levels, int width) {
   return static_cast<int>(most);
 }
 
-// Compiled in every form that is faster: what each training step runs. Derivatives and float64 have one form, in vectors
-// of four or one, because each further form takes time in every build.
+// Compiled in every form that is faster: what each training step runs. Derivatives and float64 have one form, in
+// vectors of four or one, because each further form takes time in every build.
 template <typename Weights>
 constexpr bool kSpecialised = std::is_same_v<Weights, ValueWeights<float>>;
 

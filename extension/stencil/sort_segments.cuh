@@ -1,16 +1,21 @@
-// A fixed order of summation for splat_tiled.cuh: entries of each segment by rising index.
+// A fixed order of summation: sorts the entries of each segment by rising index.
+//
+// cub's DeviceSegmentedSort waits for the device, which a CUDA graph cannot record, and its DeviceSegmentedRadixSort
+// takes 200 times as long for the short segments of tiles. Its sorts of a warp or block have a largest length; a
+// segment has none.
 #pragma once
 
-#include "stencil/splat_tiled.cuh"
+#include "stencil/entries.cuh"
 
 namespace voxelfield {
 
 constexpr int kShortSegment = 512;  // sorted by a warp
-constexpr int kSortThreads = 1024;  // of a block that sorts a longer one
-constexpr int kSortShared = 8192;   // entries that such a block holds in shared memory
-constexpr int kSortBlocks = 264;
+constexpr int kShortSortThreads = 128;
+constexpr int kLongSortThreads = 1024;  // of a block that sorts a longer one
+constexpr int kLongSortShared = 8192;   // entries that such a block holds in shared memory
+constexpr int kLongSortBlocks = 264;
 
-// Bitonic sort by `Threads` threads. Places beyond `count` stand for entries that are larger than all: they never move.
+// Bitonic sort by `Threads` threads. Places beyond `count` stand for entries larger than all others, which never move.
 template <int Threads, typename Sync>
 __device__ __forceinline__ void sort_bitonic(int32_t* values, int count, int thread, const Sync& sync) {
   int size = 1;
@@ -38,18 +43,18 @@ __device__ __forceinline__ void sort_bitonic(int32_t* values, int count, int thr
   }
 }
 
-// Sorts what a warp can, and lists longer segments for sort_long_segments.
-static __global__ void __launch_bounds__(128)
+// Sorts short segments, a warp each, and lists the long ones for sort_long_segments.
+static __global__ void __launch_bounds__(kShortSortThreads)
     sort_short_segments(const Segment* __restrict__ segments, int32_t* __restrict__ entries,
-                        int32_t* __restrict__ unsorted, TileCursors* __restrict__ cursors, int32_t tiles) {
-  __shared__ int32_t held[128 / kWarp][kShortSegment];
-  const int64_t tile = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kWarp;
+                        int32_t* __restrict__ long_segments, EntryCounters* __restrict__ counters, int32_t tiles) {
+  __shared__ int32_t shared[kShortSortThreads / kWarp][kShortSegment];
+  const int64_t tile = (static_cast<int64_t>(blockIdx.x) * kShortSortThreads + threadIdx.x) / kWarp;
   if (tile >= tiles) return;
   const int lane = threadIdx.x % kWarp;
   const Segment segment = segments[tile];
   if (segment.count < 2) return;
   if (segment.count > kShortSegment) {
-    if (lane == 0) unsorted[atomicAdd(&cursors->unsorted, 1)] = static_cast<int32_t>(tile);
+    if (lane == 0) long_segments[atomicAdd(&counters->long_segments, 1)] = static_cast<int32_t>(tile);
     return;
   }
   int32_t* values = entries + segment.start;
@@ -60,30 +65,31 @@ static __global__ void __launch_bounds__(128)
     if (lane < segment.count) values[rank] = own;
     return;
   }
-  int32_t* own_held = held[threadIdx.x / kWarp];
-  for (int i = lane; i < segment.count; i += kWarp) own_held[i] = values[i];
+  int32_t* held = shared[threadIdx.x / kWarp];
+  for (int i = lane; i < segment.count; i += kWarp) held[i] = values[i];
   __syncwarp();
-  sort_bitonic<kWarp>(own_held, segment.count, lane, [] { __syncwarp(); });
-  for (int i = lane; i < segment.count; i += kWarp) values[i] = own_held[i];
+  sort_bitonic<kWarp>(held, segment.count, lane, [] { __syncwarp(); });
+  for (int i = lane; i < segment.count; i += kWarp) values[i] = held[i];
 }
 
-static __global__ void __launch_bounds__(kSortThreads)
+static __global__ void __launch_bounds__(kLongSortThreads)
     sort_long_segments(const Segment* __restrict__ segments, int32_t* __restrict__ entries,
-                       const int32_t* __restrict__ unsorted, const TileCursors* __restrict__ cursors) {
-  __shared__ int32_t held[kSortShared];
+                       const int32_t* __restrict__ long_segments, const EntryCounters* __restrict__ counters) {
+  __shared__ int32_t held[kLongSortShared];
   const auto sync = [] { __syncthreads(); };
-  for (int i = blockIdx.x; i < cursors->unsorted; i += gridDim.x) {
-    const Segment segment = segments[unsorted[i]];
+  for (int i = blockIdx.x; i < counters->long_segments; i += gridDim.x) {
+    const Segment segment = segments[long_segments[i]];
     int32_t* values = entries + segment.start;
-    if (segment.count > kSortShared) {
-      sort_bitonic<kSortThreads>(values, segment.count, threadIdx.x, sync);
-      continue;
+    const bool fits = segment.count <= kLongSortShared;
+    if (fits) {
+      for (int k = threadIdx.x; k < segment.count; k += kLongSortThreads) held[k] = values[k];
+      __syncthreads();
     }
-    for (int k = threadIdx.x; k < segment.count; k += kSortThreads) held[k] = values[k];
-    __syncthreads();
-    sort_bitonic<kSortThreads>(held, segment.count, threadIdx.x, sync);
-    for (int k = threadIdx.x; k < segment.count; k += kSortThreads) values[k] = held[k];
-    __syncthreads();
+    sort_bitonic<kLongSortThreads>(fits ? held : values, segment.count, threadIdx.x, sync);
+    if (fits) {
+      for (int k = threadIdx.x; k < segment.count; k += kLongSortThreads) values[k] = held[k];
+      __syncthreads();
+    }
   }
 }
 

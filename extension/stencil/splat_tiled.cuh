@@ -1,223 +1,104 @@
-// Splatting without atomics on the grid: points are binned by tile of the grid, then each tile is summed in shared
-// memory and written once. It reads no old value of the gradient, needs no zeroing, and the order of summation can be
-// fixed. Steps: count entries per tile, reserve a segment for each, place the entries, (sort each segment), sum.
-//
-// An entry is a point that touches a vertex of the tile: a point in a cell between tiles is an entry of each of them.
+// Splatting without atomics on the grid: the points are listed by tile of the grid (entries.cuh), then a warp sums each
+// tile in shared memory and writes it once. No old value of the gradient is read, nothing has to be zeroed, and the
+// order of summation can be fixed (sort_segments.cuh).
 #pragma once
 
-#include "common/divisor.cuh"
 #include "common/vector.cuh"
-#include "common/warp.cuh"
-#include "stencil/trilinear.h"
+#include "stencil/entries.cuh"
+#include "stencil/splat_methods.cuh"
 
 namespace voxelfield {
 
-// Vertices of a tile along x, y, z, all powers of two. Its sums take up to 8 KiB of shared memory: grids of few
-// channels have larger tiles, which spreads the cost of a tile over more entries.
-template <int X, int Y, int Z>
-struct TileShape {
-  static constexpr int kVertices = X * Y * Z;
-  VOXELFIELD_HOST_DEVICE static constexpr int size(int axis) { return axis == 0 ? X : axis == 1 ? Y : Z; }
-};
-
-using SmallTile = TileShape<4, 4, 8>;   // up to 16 channels at once
-using LargeTile = TileShape<8, 4, 16>;  // up to 4 channels
-// Channel vectors that a warp sums at once, a chunk; further ones are another task.
+// Channel vectors that a warp sums at once, called a chunk; further chunks of a tile are tasks of their own.
 constexpr int kTileVectors = 4;
+constexpr int kTilePiece = 2048;  // a tile with more entries is split among several warps
 constexpr int kNowhere = INT32_MIN;
-constexpr int kPieceEntries = 2048;  // a tile with more entries is split among several warps
 
-// Tiles of all grids of all levels are numbered through.
+// The tiles of all grids of all levels are numbered consecutively, and so are the chunks of all tiles.
 struct TileLevel {
   int32_t first_tile;
-  int32_t first_item;  // an item is one chunk of one tile
+  int32_t first_chunk;
   Divisor tiles_per_grid;
   Divisor tiles_along_y;
   Divisor tiles_along_z;
-  Divisor chunks;
-  int32_t vectors;  // of all chunks together
+  Divisor chunks;   // of a tile
+  int32_t vectors;  // of all chunks of a tile together
 };
 
 struct TileLevels {
   TileLevel level[kMaxLevels];
   int32_t tiles;
-  int32_t items;
-  Divisor chunks;   // most of any level
-  int32_t vectors;  // most in a chunk of any level
-  int32_t held;     // vectors of sums per vertex, copies included, that a warp must have room for
+  int32_t total_chunks;
+  Divisor max_chunks;   // of a tile of any level
+  int32_t max_vectors;  // of a chunk of any level
+  int32_t sum_vectors;  // of sums per vertex, copies included, for which a warp must have room
 };
 
-// Entries of one tile.
-struct Segment {
-  int32_t start;
-  int32_t count;
-
-  VOXELFIELD_HOST_DEVICE bool is_split(int32_t piece = kPieceEntries) const { return count > piece; }
-  VOXELFIELD_HOST_DEVICE int32_t parts(int32_t piece = kPieceEntries) const { return (count + piece - 1) / piece; }
-};
-
-struct Piece {
-  int32_t tile;
-  int32_t part;
-};
-
-struct TileCursors {
-  int32_t entries;
-  int32_t pieces;
-  int32_t unsorted;
-  int32_t parts;  // of bins
-};
-
-// Counts a thread's home, or, with `Place`, returns the place of its entry there. Neighbouring points, samples of a
-// ray, often share their home: one thread speaks for them. All threads of a warp take part, with -1 those that have
-// none.
-template <bool Place>
-__device__ __forceinline__ int32_t count_home(int32_t* __restrict__ count, int32_t home) {
-  const int lane = threadIdx.x % kWarp;
-  const int32_t before = __shfl_up_sync(kFullWarp, home, 1);
-  const unsigned starts = __ballot_sync(kFullWarp, lane == 0 || before != home);
-  const int leader = kWarp - 1 - __clz(starts & (kFullWarp >> (kWarp - 1 - lane)));
-  int32_t place = 0;
-  if (leader == lane && home >= 0) {
-    const unsigned later = lane == kWarp - 1 ? 0 : starts >> (lane + 1);
-    place = atomicAdd(count + home, later == 0 ? kWarp - lane : __ffs(later));
-  }
-  if constexpr (!Place) return 0;
-  return __shfl_sync(kFullWarp, place, leader) + lane - leader;
-}
-
-// Counts entries, or, with `Place`, writes them to where `count` says the next one of a tile belongs. A point's home is
-// the first tile that it touches.
-template <typename Shape, bool Place, typename scalar_t, typename Locator, typename T>
-__device__ __forceinline__ void for_tile_entries(const Levels<Locator, scalar_t>& levels, const TileLevels& tiles,
-                                                 const T* __restrict__ points, int32_t* __restrict__ count,
-                                                 int32_t* __restrict__ entries, int64_t n) {
-  const int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+template <bool Place, typename scalar_t, typename Locator, typename T>
+__global__ void __launch_bounds__(kThreads)
+    list_tile_entries(const __grid_constant__ Levels<Locator, scalar_t> levels,
+                      const __grid_constant__ TileLevels tiles, const T* __restrict__ points,
+                      int32_t* __restrict__ count, int32_t* __restrict__ entries, int64_t n) {
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   for (int l = 0; l < levels.count; ++l) {
     const TileLevel& own = tiles.level[l];
     const Locator& locator = levels.level[l].locator;
     // Threads without a point read along with the last one, and have no entries.
     const auto s = locator(points, index < n ? index : n - 1);
-    const bool empty = s.empty || index >= n;
-    int first[3], last[3];
+    TileRange range;
+    range.empty = s.empty || index >= n;
 #pragma unroll
     for (int axis = 0; axis < 3; ++axis) {
-      first[axis] = max(s.lower[axis], 0) / Shape::size(axis);
-      last[axis] = min(s.lower[axis] + 1, locator.resolution[axis] - 1) / Shape::size(axis);
+      range.first[axis] = max(s.lower[axis], 0) / tile_size(axis);
+      range.last[axis] = min(s.lower[axis] + 1, locator.resolution[axis] - 1) / tile_size(axis);
     }
-    int32_t base = own.first_tile;
+    range.base = own.first_tile;
     if (locator.points_per_grid > 0) {
-      base += static_cast<int32_t>(index / locator.points_per_grid) * own.tiles_per_grid.value;
+      range.base += static_cast<int32_t>(index / locator.points_per_grid) * own.tiles_per_grid.value;
     }
-    const int32_t along_y = own.tiles_along_z.value, along_x = own.tiles_along_y.value * along_y;
-    const int32_t home = empty ? -1 : base + first[0] * along_x + first[1] * along_y + first[2];
-    const int32_t place = count_home<Place>(count, home);
-    if (empty) continue;
-    if constexpr (Place) entries[place] = static_cast<int32_t>(index);
-    for (int x = first[0]; x <= last[0]; ++x) {
-      for (int y = first[1]; y <= last[1]; ++y) {
-        for (int z = first[2]; z <= last[2]; ++z) {
-          const int32_t tile = base + x * along_x + y * along_y + z;
-          if (tile == home) continue;
-          const int32_t at = atomicAdd(count + tile, 1);
-          if constexpr (Place) entries[at] = static_cast<int32_t>(index);
-        }
-      }
-    }
+    range.along_y = own.tiles_along_z.value;
+    range.along_x = own.tiles_along_y.value * range.along_y;
+    add_entries<Place>(range, static_cast<int32_t>(index), 0, count, entries);
   }
 }
 
-template <typename Shape, typename scalar_t, typename Locator, typename T>
-__global__ void __launch_bounds__(256)
-    count_entries(const __grid_constant__ Levels<Locator, scalar_t> levels, const __grid_constant__ TileLevels tiles,
-                  const T* __restrict__ points, int32_t* __restrict__ count, int64_t n) {
-  for_tile_entries<Shape, false>(levels, tiles, points, count, nullptr, n);
-}
-
-// Segments follow one another in no particular order, which nothing depends on. Leaves the first free place in `count`.
-static __global__ void __launch_bounds__(256)
-    reserve_segments(int32_t* __restrict__ count, Segment* __restrict__ segments, Piece* __restrict__ pieces,
-                     TileCursors* __restrict__ cursors, int32_t tiles, int32_t piece) {
-  __shared__ int32_t warp_total[256 / kWarp];
-  __shared__ int32_t block_start;
-  const int64_t tile = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
-  const int32_t own = tile < tiles ? count[tile] : 0;
-  const int32_t up_to_here = warp_inclusive_sum(own, lane);
-  if (lane == kWarp - 1) warp_total[warp] = up_to_here;
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    int32_t total = 0;
-    for (int32_t& each : warp_total) {
-      const int32_t here = each;
-      each = total;
-      total += here;
-    }
-    block_start = total > 0 ? atomicAdd(&cursors->entries, total) : 0;
-  }
-  __syncthreads();
-  if (tile >= tiles) return;
-  const Segment segment{block_start + warp_total[warp] + up_to_here - own, own};
-  segments[tile] = segment;
-  count[tile] = segment.start;
-  if (segment.is_split(piece)) {
-    const int32_t parts = segment.parts(piece), first = atomicAdd(&cursors->pieces, parts);
-    for (int32_t part = 0; part < parts; ++part) pieces[first + part] = {static_cast<int32_t>(tile), part};
-  }
-}
-
-// `next` holds the first free place of each tile.
-template <typename Shape, typename scalar_t, typename Locator, typename T>
-__global__ void __launch_bounds__(256)
-    place_entries(const __grid_constant__ Levels<Locator, scalar_t> levels, const __grid_constant__ TileLevels tiles,
-                  const T* __restrict__ points, int32_t* __restrict__ next, int32_t* __restrict__ entries, int64_t n) {
-  for_tile_entries<Shape, true>(levels, tiles, points, next, entries, n);
-}
-
-// What a warp sums: entries of one tile into one chunk of its channels.
+// What a warp sums: entries of one tile, into one chunk of its channels.
 struct TileTask {
   int32_t level;
   int32_t tile;
   int32_t chunk;
-  int32_t start;
-  int32_t count;
-  int32_t piece;  // -1: the whole tile, straight into the grid
+  Segment entries;
+  int32_t piece;  // in the list of pieces; -1: the whole tile, straight into the grid
 };
 
-// Finds the task of an item; false if there is none. The items beyond those of whole tiles are pieces.
-__device__ __forceinline__ bool find_task(int32_t item, const TileLevels& tiles, int levels,
+// Finds the task with this number; false if there is none. First come the chunks of all tiles, then those of the pieces
+// of split tiles.
+__device__ __forceinline__ bool find_task(int32_t number, const TileLevels& tiles, int levels,
                                           const Segment* __restrict__ segments, const Piece* __restrict__ pieces,
-                                          const TileCursors* __restrict__ cursors, TileTask& task) {
-  int32_t part = 0;
+                                          const EntryCounters* __restrict__ counters, TileTask& task) {
+  Piece piece{};
   task.level = 0;
   task.piece = -1;
-  if (item < tiles.items) {
-    while (task.level + 1 < levels && item >= tiles.level[task.level + 1].first_item) ++task.level;
+  if (number < tiles.total_chunks) {
+    while (task.level + 1 < levels && number >= tiles.level[task.level + 1].first_chunk) ++task.level;
     const TileLevel& own = tiles.level[task.level];
-    task.tile = own.first_tile + own.chunks.divide(item - own.first_item, task.chunk);
+    task.tile = own.first_tile + own.chunks.divide(number - own.first_chunk, task.chunk);
   } else {
-    task.piece = tiles.chunks.divide(item - tiles.items, task.chunk);
-    if (task.piece >= cursors->pieces) return false;
-    const Piece piece = pieces[task.piece];
+    task.piece = tiles.max_chunks.divide(number - tiles.total_chunks, task.chunk);
+    if (task.piece >= counters->split_pieces) return false;
+    piece = pieces[task.piece];
     task.tile = piece.tile;
-    part = piece.part;
     while (task.level + 1 < levels && task.tile >= tiles.level[task.level + 1].first_tile) ++task.level;
     if (task.chunk >= tiles.level[task.level].chunks.value) return false;
   }
   const int2 stored = __ldg(reinterpret_cast<const int2*>(segments + task.tile));
-  const Segment segment{stored.x, stored.y};
-  task.start = segment.start;
-  task.count = segment.count;
-  if (task.piece >= 0) {
-    task.start += part * kPieceEntries;
-    task.count = min(kPieceEntries, task.count - part * kPieceEntries);
-    return true;
-  }
-  return !segment.is_split();  // its pieces do the work
+  task.entries = {stored.x, stored.y};
+  if (task.piece < 0) return task.entries.count <= kTilePiece;  // otherwise its pieces are summed
+  task.entries = task.entries.piece(piece.number, kTilePiece);
+  return true;
 }
 
-// Lowest vertex of a tile, and which grid of a batch it is in.
-template <typename Shape>
+// The lowest vertex of a tile, and the grid of a batch that the tile lies in.
 struct TilePlace {
   int32_t origin[3];
   int32_t grid;
@@ -229,12 +110,13 @@ struct TilePlace {
     const int32_t column = own.tiles_along_z.divide(rest, origin[2]);
     origin[0] = own.tiles_along_y.divide(column, origin[1]);
 #pragma unroll
-    for (int axis = 0; axis < 3; ++axis) origin[axis] *= Shape::size(axis);
+    for (int axis = 0; axis < 3; ++axis) origin[axis] *= tile_size(axis);
   }
 };
 
-// How the threads of a warp share the entries of a tile: eight corners times `vectors` threads serve an entry, as many
-// entries at once as fit. Entries that are served at once have sums of their own, so that threads never meet.
+// How the threads of a warp share the entries of a tile. Eight corners times `vectors` threads serve an entry, and as
+// many entries at once as fit a warp. Entries that are served at once have sums of their own, so that threads never
+// add to the same one.
 struct TileLane {
   int vectors;
   int together;  // entries served at once
@@ -255,67 +137,65 @@ struct TileLane {
   }
 };
 
-template <typename Shape, typename T, int Width, int Sets>
-VOXELFIELD_HOST_DEVICE constexpr int tile_shared_bytes(int held) {
-  // Sums, then weights and whereabouts of a batch of entries.
-  return Shape::kVertices * held * Width * static_cast<int>(sizeof(T)) +
+// A warp's shared memory: sums, then weights and places of 32 entries.
+template <typename T, int Width, int Sets>
+VOXELFIELD_HOST_DEVICE constexpr int tile_shared_bytes(int sum_vectors) {
+  return kTileVertices * sum_vectors * Width * static_cast<int>(sizeof(T)) +
          kWarp * (Sets * kCorners * static_cast<int>(sizeof(T)) + static_cast<int>(sizeof(int2)));
 }
 
-template <typename Shape, typename scalar_t, int Width, typename Weights, typename Locator, typename T>
+template <typename scalar_t, int Width, typename Weights, typename Locator, typename T>
 __device__ __forceinline__ void sum_entries(const Level<Locator, scalar_t>& level, const TileTask& task,
                                             const TileLane& lane, const int32_t (&origin)[3],
                                             const scalar_t* __restrict__ values, int64_t columns,
                                             const T* __restrict__ points, const T* __restrict__ directions,
                                             const int32_t* __restrict__ entries, int64_t n, T* sums, T* weights,
-                                            int2* where) {
+                                            int2* places) {
   constexpr int kSets = Weights::kSets;
   constexpr int kUnroll = kSets == 1 ? 4 : 2;
   const int own = threadIdx.x % kWarp;
   const int own_bit = lane.serves ? 1 << lane.corner : 0;
-  T* own_sums = sums + ((((lane.corner >> 2) * Shape::size(1) + ((lane.corner >> 1) & 1)) * Shape::size(2) +
-                         (lane.corner & 1) + lane.entry * Shape::kVertices) *
-                            lane.vectors +
-                        lane.vector) *
-                           Width;
+  const int own_vertex = (corner_side(lane.corner, 0) * tile_size(1) + corner_side(lane.corner, 1)) * tile_size(2) +
+                         corner_side(lane.corner, 2) + lane.entry * kTileVertices;
+  T* own_sums = sums + (own_vertex * lane.vectors + lane.vector) * Width;
   const scalar_t* own_values = values + level.column + (task.chunk * kTileVectors + lane.vector) * Width;
   const uint32_t row = static_cast<uint32_t>(columns);
-  for (int begin = 0; begin < task.count; begin += kWarp) {
-    const int batch = min(kWarp, task.count - begin);
+  for (int begin = 0; begin < task.entries.count; begin += kWarp) {
+    const int batch = min(kWarp, task.entries.count - begin);
     __syncwarp();
-    where[own] = {0, 0};
+    places[own] = {0, 0};
     if (own < batch) {
-      const int32_t index = entries[task.start + begin + own];
+      const int32_t index = entries[task.entries.start + begin + own];
       const auto s = level.locator(points, index);
       const Weights weights_of(directions, index);
-      int low[3], inside = 0xff;
+      int low[3], inside = 0xff;  // a bit for each corner
 #pragma unroll
       for (int axis = 0; axis < 3; ++axis) {
         const int upper = axis == 0 ? 0xf0 : axis == 1 ? 0xcc : 0xaa;
         low[axis] = s.lower[axis] - origin[axis];
-        if (low[axis] < 0 || low[axis] >= Shape::size(axis)) inside &= upper;
-        if (low[axis] + 1 < 0 || low[axis] + 1 >= Shape::size(axis)) inside &= ~upper;
+        if (low[axis] < 0 || low[axis] >= tile_size(axis)) inside &= upper;
+        if (low[axis] + 1 < 0 || low[axis] + 1 >= tile_size(axis)) inside &= ~upper;
       }
 #pragma unroll
       for (int set = 0; set < kSets; ++set) {
 #pragma unroll
         for (int k = 0; k < kCorners; ++k) weights[(own * kSets + set) * kCorners + k] = weights_of(s, k, set);
       }
-      const int vertex = (low[0] * Shape::size(1) + low[1]) * Shape::size(2) + low[2];
-      where[own] = {index, (vertex * lane.vectors * Width) * (1 << kCorners) | inside};
+      const int vertex = (low[0] * tile_size(1) + low[1]) * tile_size(2) + low[2];
+      places[own] = {index, (vertex * lane.vectors * Width) * (1 << kCorners) | inside};
     }
     __syncwarp();
-    // A batch is a multiple of what is served at once: places behind its last entry hold none.
-    const int2* next = where + lane.entry;
+    // 32 is a multiple of the entries served at once, and the places behind the last entry name no corner.
+    const int2* next = places + lane.entry;
     const T* next_weights = weights + lane.entry * kSets * kCorners + lane.corner % kCorners;
     for (int first = 0; first < batch; first += kUnroll * lane.together) {
       Vector<scalar_t, Width> value[kUnroll][kSets];
-      int spot[kUnroll];
+      int at[kUnroll];
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
         const int2 entry = next[u * lane.together];
-        spot[u] = (entry.y & own_bit) != 0 ? entry.y >> kCorners : kNowhere;
-        if (spot[u] != kNowhere) {
+        at[u] = (entry.y & own_bit) != 0 ? entry.y >> kCorners : kNowhere;
+        if (at[u] != kNowhere) {
           const scalar_t* from = own_values + static_cast<uint64_t>(static_cast<uint32_t>(entry.x)) * row;
 #pragma unroll
           for (int set = 0; set < kSets; ++set) value[u][set] = load_constant<Width>(from + set * n * columns);
@@ -323,15 +203,15 @@ __device__ __forceinline__ void sum_entries(const Level<Locator, scalar_t>& leve
       }
 #pragma unroll
       for (int u = 0; u < kUnroll; ++u) {
-        if (spot[u] != kNowhere) {
-          Vector<T, Width> sum = load<Width>(own_sums + spot[u]);
+        if (at[u] != kNowhere) {
+          Vector<T, Width> sum = load<Width>(own_sums + at[u]);
 #pragma unroll
           for (int set = 0; set < kSets; ++set) {
             const T weight = next_weights[(u * lane.together * kSets + set) * kCorners];
 #pragma unroll
             for (int i = 0; i < Width; ++i) sum.lane[i] += weight * static_cast<T>(value[u][set].lane[i]);
           }
-          store(own_sums + spot[u], sum);
+          store(own_sums + at[u], sum);
         }
         __syncwarp();
       }
@@ -341,126 +221,102 @@ __device__ __forceinline__ void sum_entries(const Level<Locator, scalar_t>& leve
   }
 }
 
-// Calls f(offset of a vector in the grid, offset of the same in the tile's sums) for all vectors of `channels`
-// channels. Threads keep to their place in a row of vertices along z, so that little is left to work out for each row.
-template <typename Shape, int Width, typename Locator, typename F>
-__device__ __forceinline__ void for_each_vector(const Locator& locator, const TilePlace<Shape>& place,
-                                                int first_channel, int channels, const F& f) {
-  constexpr int kSteps = Shape::size(2) * (Shape::kVertices > SmallTile::kVertices ? 4 / Width : 4) > kWarp ? 2 : 1;
-  const int vectors = channels / Width, row = Shape::size(2) * vectors;
-  const int rows = row == 8 ? 4 : row == 16 ? 2 : 1;
-  const int own = threadIdx.x % kWarp, own_row = rows == 1 ? 0 : own / row;
-  const int depth = min(Shape::size(2), locator.resolution[2] - place.origin[2]);
-  int64_t offset[kSteps];
-  int at[kSteps];
-#pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    const int vector = own - own_row * row + step * kWarp;
-    const int vertex = vectors == 3 ? vector / 3 : vector / vectors;
-    offset[step] = vertex * locator.channels + (vector - vertex * vectors) * Width;
-    at[step] = vector < row && vertex < depth ? (own_row * row + vector) * Width : -1;
-  }
+// Calls f(offset of a vector in the grid, offset of the same in the tile's sums) for all vectors of a task. Each thread
+// keeps to its place in a row of vertices along z, so that little is left to work out for each row.
+template <int Width, typename Locator, typename F>
+__device__ __forceinline__ void for_each_vector(const Locator& locator, const TilePlace& place, int chunk, int vectors,
+                                                const F& f) {
+  static_assert(tile_size(2) * kTileVectors <= kWarp);
+  const int row = tile_size(2) * vectors, rows = row == 8 ? 4 : row == 16 ? 2 : 1;
+  const int own = threadIdx.x % kWarp, own_row = rows == 1 ? 0 : own / row, vector = own - own_row * row;
+  const int vertex = vectors == 3 ? vector / 3 : vector / vectors;
+  if (vector >= row || vertex >= locator.resolution[2] - place.origin[2]) return;
   const int64_t along_y = locator.resolution[2] * locator.channels, along_x = along_y * locator.resolution[1];
   int64_t to = place.grid * along_x * locator.resolution[0] + place.origin[0] * along_x +
-               (place.origin[1] + own_row) * along_y + place.origin[2] * locator.channels + first_channel;
-  const int size_x = min(Shape::size(0), locator.resolution[0] - place.origin[0]);
-  const int size_y = min(Shape::size(1), locator.resolution[1] - place.origin[1]);
+               (place.origin[1] + own_row) * along_y + (place.origin[2] + vertex) * locator.channels +
+               (chunk * kTileVectors + vector - vertex * vectors) * Width;
+  const int size_x = min(tile_size(0), locator.resolution[0] - place.origin[0]);
+  const int size_y = min(tile_size(1), locator.resolution[1] - place.origin[1]);
   for (int x = 0; x < size_x; ++x) {
 #pragma unroll
-    for (int y = 0; y < Shape::size(1); ++y) {
+    for (int y = 0; y < tile_size(1); ++y) {
       if (y % rows != 0 || y + own_row >= size_y) continue;
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        if (at[step] >= 0) f(to + y * along_y + offset[step], (x * Shape::size(1) + y) * row * Width + at[step]);
-      }
+      f(to + y * along_y, ((x * tile_size(1) + y + own_row) * row + vector) * Width);
     }
     to += along_x;
   }
 }
 
-// Warps of the first items sum whole tiles, those beyond pieces of the tiles that have too many entries. `Width` is
-// that of summation, `OutWidth` that of access to the grid.
-template <typename Shape, typename scalar_t, int Width, int OutWidth, typename Weights, int Threads, typename Locator,
-          typename T>
+template <typename scalar_t, int Width, typename Weights, int Threads, typename Locator, typename T>
 __global__ void __launch_bounds__(Threads)
     splat_tiles(const __grid_constant__ Levels<Locator, scalar_t> levels, const __grid_constant__ TileLevels tiles,
                 const scalar_t* __restrict__ values, const T* __restrict__ points, const T* __restrict__ directions,
                 const Segment* __restrict__ segments, const Piece* __restrict__ pieces,
-                const TileCursors* __restrict__ cursors, const int32_t* __restrict__ entries,
+                const EntryCounters* __restrict__ counters, const int32_t* __restrict__ entries,
                 T* __restrict__ piece_sums, int64_t n) {
   extern __shared__ __align__(16) unsigned char shared[];
   const int warp = threadIdx.x / kWarp, own = threadIdx.x % kWarp;
   TileTask task;
-  const int32_t item = blockIdx.x * (Threads / kWarp) + warp;
-  if (!find_task(item, tiles, levels.count, segments, pieces, cursors, task)) return;
+  const int32_t number = blockIdx.x * (Threads / kWarp) + warp;
+  if (!find_task(number, tiles, levels.count, segments, pieces, counters, task)) return;
   const auto& level = levels.level[task.level];
   const TileLevel& tile_level = tiles.level[task.level];
-  const TilePlace<Shape> place(tile_level, level.locator, task.tile);
+  const TilePlace place(tile_level, level.locator, task.tile);
   const int vectors = min(kTileVectors, tile_level.vectors - task.chunk * kTileVectors);
-  const int first_channel = task.chunk * kTileVectors * Width, channels = vectors * Width;
-  if (task.count == 0) {
-    for_each_vector<Shape, OutWidth>(level.locator, place, first_channel, channels, [&](int64_t to, int) {
-      store_global(level.data + to, Vector<scalar_t, OutWidth>{});
-    });
+  if (task.entries.count == 0) {
+    for_each_vector<Width>(level.locator, place, task.chunk, vectors,
+                           [&](int64_t to, int) { store_global(level.data + to, Vector<scalar_t, Width>{}); });
     return;
   }
 
-  T* sums = reinterpret_cast<T*>(shared + warp * tile_shared_bytes<Shape, T, Width, Weights::kSets>(tiles.held));
-  T* weights = sums + Shape::kVertices * tiles.held * Width;
-  int2* where = reinterpret_cast<int2*>(weights + kWarp * Weights::kSets * kCorners);
+  T* sums = reinterpret_cast<T*>(shared + warp * tile_shared_bytes<T, Width, Weights::kSets>(tiles.sum_vectors));
+  T* weights = sums + kTileVertices * tiles.sum_vectors * Width;
+  int2* places = reinterpret_cast<int2*>(weights + kWarp * Weights::kSets * kCorners);
   const TileLane lane(vectors);
-  const int size = Shape::kVertices * channels;
+  const int size = kTileVertices * vectors * Width;
   constexpr int kClear = 16 / sizeof(T);
   for (int i = own * kClear; i < size * lane.together; i += kWarp * kClear) store(sums + i, Vector<T, kClear>{});
-  sum_entries<Shape, scalar_t, Width, Weights>(level, task, lane, place.origin, values, levels.columns, points,
-                                               directions, entries, n, sums, weights, where);
+  sum_entries<scalar_t, Width, Weights>(level, task, lane, place.origin, values, levels.columns, points, directions,
+                                        entries, n, sums, weights, places);
   __syncwarp();
   const auto total = [&](int at) {
-    Vector<T, OutWidth> sum = load<OutWidth>(sums + at);
-    for (int copy = 1; copy < lane.together; ++copy) {
-      const Vector<T, OutWidth> other = load<OutWidth>(sums + copy * size + at);
-#pragma unroll
-      for (int i = 0; i < OutWidth; ++i) sum.lane[i] += other.lane[i];
-    }
+    Vector<T, Width> sum = load<Width>(sums + at);
+    for (int copy = 1; copy < lane.together; ++copy) sum += load<Width>(sums + copy * size + at);
     return sum;
   };
   if (task.piece >= 0) {
-    const int64_t piece = static_cast<int64_t>(task.piece) * tiles.chunks.value + task.chunk;
-    T* out = piece_sums + piece * Shape::kVertices * tiles.vectors * Width;
-    for (int i = own * OutWidth; i < size; i += kWarp * OutWidth) store_global(out + i, total(i));
+    const int64_t chunk = static_cast<int64_t>(task.piece) * tiles.max_chunks.value + task.chunk;
+    T* out = piece_sums + chunk * kTileVertices * tiles.max_vectors * Width;
+    for (int i = own * Width; i < size; i += kWarp * Width) store_global(out + i, total(i));
   } else {
-    for_each_vector<Shape, OutWidth>(level.locator, place, first_channel, channels, [&](int64_t to, int from) {
-      store_global(level.data + to, narrow<scalar_t>(total(from)));
-    });
+    for_each_vector<Width>(level.locator, place, task.chunk, vectors,
+                           [&](int64_t to, int from) { store_global(level.data + to, narrow<scalar_t>(total(from))); });
   }
 }
 
-// Adds up the pieces of each split tile, in order; one warp for each chunk of channels.
-template <typename Shape, typename scalar_t, int Width, int OutWidth, typename Locator, typename T>
+// Adds up the pieces of each split tile in their order; one warp for each chunk of channels.
+template <typename scalar_t, int Width, typename Locator, typename T>
 __global__ void __launch_bounds__(kWarp)
-    join_pieces(const __grid_constant__ Levels<Locator, scalar_t> levels, const __grid_constant__ TileLevels tiles,
-                const Segment* __restrict__ segments, const Piece* __restrict__ pieces,
-                const TileCursors* __restrict__ cursors, const T* __restrict__ piece_sums) {
+    join_tile_pieces(const __grid_constant__ Levels<Locator, scalar_t> levels, const __grid_constant__ TileLevels tiles,
+                     const Segment* __restrict__ segments, const Piece* __restrict__ pieces,
+                     const EntryCounters* __restrict__ counters, const T* __restrict__ piece_sums) {
   TileTask task;
-  const int32_t item = tiles.items + blockIdx.x;
-  if (!find_task(item, tiles, levels.count, segments, pieces, cursors, task) || pieces[task.piece].part != 0) return;
+  const int32_t number = tiles.total_chunks + blockIdx.x;
+  if (!find_task(number, tiles, levels.count, segments, pieces, counters, task) || pieces[task.piece].number != 0) {
+    return;
+  }
   const auto& level = levels.level[task.level];
   const TileLevel& tile_level = tiles.level[task.level];
-  const TilePlace<Shape> place(tile_level, level.locator, task.tile);
+  const TilePlace place(tile_level, level.locator, task.tile);
   const int vectors = min(kTileVectors, tile_level.vectors - task.chunk * kTileVectors);
-  const int parts = segments[task.tile].parts();
-  const int64_t chunk_size = Shape::kVertices * tiles.vectors * Width, stride = tiles.chunks.value * chunk_size;
+  const int count = segments[task.tile].pieces(kTilePiece);
+  const int64_t chunk_size = kTileVertices * tiles.max_vectors * Width, stride = tiles.max_chunks.value * chunk_size;
   const T* first = piece_sums + task.piece * stride + task.chunk * chunk_size;
-  for_each_vector<Shape, OutWidth>(level.locator, place, task.chunk * kTileVectors * Width, vectors * Width,
-                                   [&](int64_t to, int from) {
-                                     Vector<T, OutWidth> sum{};
-                                     for (int part = 0; part < parts; ++part) {
-                                       const Vector<T, OutWidth> term = load<OutWidth>(first + part * stride + from);
-#pragma unroll
-                                       for (int i = 0; i < OutWidth; ++i) sum.lane[i] += term.lane[i];
-                                     }
-                                     store_global(level.data + to, narrow<scalar_t>(sum));
-                                   });
+  for_each_vector<Width>(level.locator, place, task.chunk, vectors, [&](int64_t to, int from) {
+    Vector<T, Width> sum{};
+    for (int piece = 0; piece < count; ++piece) sum += load<Width>(first + piece * stride + from);
+    store_global(level.data + to, narrow<scalar_t>(sum));
+  });
 }
 
 }  // namespace voxelfield

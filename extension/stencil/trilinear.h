@@ -182,6 +182,39 @@ VOXELFIELD_HOST_DEVICE Reflected<T> reflect(T u, T low, T high) {
   return {back ? high - (phase - span) : low + phase, back != (u < low)};
 }
 
+// The cell and the position within it along one axis, where align_corners is set, padding is border or zeros, and the
+// caller drops points that are not finite or lie outside: GridLocator's usual case in a third of its instructions.
+struct AxisPlace {
+  int32_t lower;
+  float fraction;
+
+  VOXELFIELD_HOST_DEVICE AxisPlace(float coordinate, int32_t resolution, bool clamps) {
+    const float last = static_cast<float>(resolution - 1);
+    float u = multiply_add(coordinate, last, 0.f);
+    if (clamps) u = clamp(u, last);
+    const float floor = std::floor(u);
+    lower = static_cast<int32_t>(floor);
+    fraction = u - floor;
+  }
+};
+
+// The value weight of one corner as a function of the position in its cell, for threads that serve one corner each.
+struct CornerWeight {
+  float base[3], slope[3];
+
+  VOXELFIELD_HOST_DEVICE explicit CornerWeight(int corner) {
+    VOXELFIELD_UNROLL
+    for (int axis = 0; axis < 3; ++axis) {
+      base[axis] = corner_side(corner, axis) ? 0.f : 1.f;
+      slope[axis] = corner_side(corner, axis) ? 1.f : -1.f;
+    }
+  }
+
+  VOXELFIELD_HOST_DEVICE float operator()(float x, float y, float z) const {
+    return (base[0] + slope[0] * x) * (base[1] + slope[1] * y) * (base[2] + slope[2] * z);
+  }
+};
+
 // Finds the cell of dense, contiguous (B, X, Y, Z, C) grids that holds a point of the unit cube. A `Plain` locator is
 // for the common case alone (see is_plain()), which takes half the instructions.
 template <typename T, bool Plain = false>

@@ -1,0 +1,143 @@
+// Lists the points that touch each tile of a grid: what summing without atomics on the grid begins with. The tiles are
+// those of splat_tiled.cuh or the larger bins of splat_binned.cuh.
+//
+// An entry is a point that touches a vertex of a tile, so a point between tiles is an entry of each of them; the first
+// tile along each axis is its home. Three launches: count the entries of each tile, reserve a segment of one array for
+// each tile, place the entries there. cub's device-wide scan and radix sort do the same in more time
+// (docs/performance.md).
+#pragma once
+
+#include <cub/block/block_scan.cuh>
+
+#include "common/backend.cuh"
+#include "common/divisor.cuh"
+
+namespace voxelfield {
+
+constexpr int32_t kHome = 1 << 30;  // can be set in an entry of a point's home
+
+// The entries of one tile.
+struct Segment {
+  int32_t start;
+  int32_t count;
+
+  // Cuts into equal pieces of at most `size` entries and returns the one with this number.
+  __device__ __forceinline__ Segment piece(int32_t number, int32_t size) const {
+    const int32_t share = (count + pieces(size) - 1) / pieces(size);
+    return {start + number * share, min(share, count - number * share)};
+  }
+  __device__ __forceinline__ int32_t pieces(int32_t size) const { return (count + size - 1) / size; }
+};
+
+struct Piece {
+  int32_t tile;
+  int32_t number;  // of the tile's pieces
+};
+
+// How long each list has become.
+struct EntryCounters {
+  int32_t entries;
+  int32_t split_pieces;
+  int32_t all_pieces;
+  int32_t long_segments;
+};
+constexpr int64_t kCounterInts = sizeof(EntryCounters) / sizeof(int32_t);
+
+// A list of pieces: those of all tiles with at least `min_entries` entries. The pieces of a tile follow one another.
+struct PieceList {
+  Piece* pieces;
+  int32_t size;  // most entries of a piece
+  int32_t min_entries;
+
+  static PieceList of_split_tiles(Piece* pieces, int32_t size) { return {pieces, size, size + 1}; }
+  static PieceList of_all_tiles(Piece* pieces, int32_t size) { return {pieces, size, 1}; }
+
+  // How many pieces n entries of `tiles` tiles make at most.
+  static int64_t max_split_pieces(int64_t n, int64_t tiles, int64_t size) {
+    return std::min(2 * (n / size), n / size + tiles);
+  }
+};
+
+// Counts a thread's entry at `home`, or, with `Place`, returns its place there. Neighbouring points, samples of a ray,
+// often share their home, so one thread counts for all neighbours that do. All threads of a warp must take part; those
+// without an entry pass -1.
+template <bool Place>
+__device__ __forceinline__ int32_t count_home(int32_t* __restrict__ count, int32_t home) {
+  const int lane = threadIdx.x % kWarp;
+  const int32_t before = __shfl_up_sync(kFullWarp, home, 1);
+  const unsigned starts = __ballot_sync(kFullWarp, lane == 0 || before != home);
+  const int leader = kWarp - 1 - __clz(starts & (kFullWarp >> (kWarp - 1 - lane)));
+  int32_t place = 0;
+  if (leader == lane && home >= 0) {
+    const unsigned later = lane == kWarp - 1 ? 0 : starts >> (lane + 1);
+    place = atomicAdd(count + home, later == 0 ? kWarp - lane : __ffs(later));
+  }
+  if constexpr (!Place) return 0;
+  return __shfl_sync(kFullWarp, place, leader) + lane - leader;
+}
+
+// The tiles that a point touches, from `first` (its home) to `last` along each axis. Tile (x, y, z) has the number
+// base + x * along_x + y * along_y + z.
+struct TileRange {
+  int32_t first[3], last[3];
+  int32_t base, along_x, along_y;
+  bool empty;
+};
+
+// Counts the entries of a point, or, with `Place`, writes them to where `count` says that a tile's next one belongs.
+// All threads of a warp must take part. `home_flag` is set in the entry at home.
+template <bool Place>
+__device__ __forceinline__ void add_entries(const TileRange& range, int32_t index, int32_t home_flag,
+                                            int32_t* __restrict__ count, int32_t* __restrict__ entries) {
+  const int32_t first = range.base + range.first[0] * range.along_x + range.first[1] * range.along_y + range.first[2];
+  const int32_t place = count_home<Place>(count, range.empty ? -1 : first);
+  if (range.empty) return;
+  if constexpr (Place) entries[place] = index | home_flag;
+  for (int x = range.first[0]; x <= range.last[0]; ++x) {
+    for (int y = range.first[1]; y <= range.last[1]; ++y) {
+      for (int z = range.first[2]; z <= range.last[2]; ++z) {
+        const int32_t tile = range.base + x * range.along_x + y * range.along_y + z;
+        if (tile == first) continue;
+        const int32_t at = atomicAdd(count + tile, 1);
+        if constexpr (Place) entries[at] = index;
+      }
+    }
+  }
+}
+
+// Reserves a segment for each tile and lists pieces; lists whose pointer is null are left out. Segments and tiles'
+// pieces lie in no particular order. Leaves the first free place of each segment in `count`.
+static __global__ void __launch_bounds__(kThreads)
+    reserve_segments(int32_t* __restrict__ count, Segment* __restrict__ segments, EntryCounters* __restrict__ counters,
+                     int32_t tiles, PieceList split, PieceList all) {
+  using Scan = cub::BlockScan<int32_t, kThreads>;
+  __shared__ typename Scan::TempStorage scratch;
+  __shared__ int32_t block_start;
+  const int64_t tile = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  // Returns where a thread's own part of what the block needs begins.
+  const auto reserve = [&](int32_t own, int32_t* counter) {
+    int32_t before, total;
+    Scan(scratch).ExclusiveSum(own, before, total);
+    if (threadIdx.x == 0) block_start = total > 0 ? atomicAdd(counter, total) : 0;
+    __syncthreads();
+    before += block_start;
+    __syncthreads();
+    return before;
+  };
+  Segment own{0, tile < tiles ? count[tile] : 0};
+  own.start = reserve(own.count, &counters->entries);
+  if (tile < tiles) {
+    segments[tile] = own;
+    count[tile] = own.start;
+  }
+  const auto append = [&](const PieceList& list, int32_t* counter) {
+    if (list.pieces == nullptr) return;
+    const int32_t pieces = own.count >= list.min_entries ? own.pieces(list.size) : 0;
+    Piece* const to = list.pieces + reserve(pieces, counter);
+    for (int32_t number = 0; number < pieces; ++number) to[number] = {static_cast<int32_t>(tile), number};
+  };
+  append(split, &counters->split_pieces);
+  append(all, &counters->all_pieces);
+}
+
+}  // namespace voxelfield
