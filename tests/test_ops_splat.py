@@ -163,10 +163,10 @@ def test_more_coarse_levels_than_a_block_sums(device, dtype, method):
 def test_a_crowd_beside_scattered_points(device, dtype, method):
     # Bins that are split, bins with a few points, and empty ones.
     sizes = [(64, 48, 40, 4), (16, 12, 10, 4)]
-    points = torch.rand(1, 24_000, 3, device=device)
-    points[:, 100:20_000] = points[:, 100:20_000] * 0.05 + 0.45
-    values = torch.randn(1, 24_000, 8, device=device, dtype=dtype)
-    assert_sums(splat(values, points, sizes, method), expected_sums(values, points, sizes), 20_000)
+    points = torch.rand(1, 60_000, 3, device=device)
+    points[:, 100:50_000] = points[:, 100:50_000] * 0.05 + 0.45
+    values = torch.randn(1, 60_000, 8, device=device, dtype=dtype)
+    assert_sums(splat(values, points, sizes, method), expected_sums(values, points, sizes), 50_000)
 
 
 @every_method

@@ -5,8 +5,8 @@
 
 namespace voxelfield {
 
-// Returns the sum to all threads. Every thread of the block must call it, with its own `scratch` for each of several
-// calls between two barriers.
+// Returns the sum to all threads. Every thread of the block must call it. Two calls without a barrier between them need
+// different `scratch`.
 template <int Threads, typename T>
 __device__ __forceinline__ T block_sum(T value, T (&scratch)[Threads / kWarp]) {
   value = warp_sum(value);
@@ -18,7 +18,8 @@ __device__ __forceinline__ T block_sum(T value, T (&scratch)[Threads / kWarp]) {
   return total;
 }
 
-// Returns the sum up to and with the thread's own value. As above, but scratch may be used again after the call.
+// Returns the sum of the values up to and including the thread's own. As above, but scratch may be reused after the
+// call.
 template <int Threads, typename T>
 __device__ __forceinline__ T block_inclusive_sum(T value, T (&scratch)[Threads / kWarp]) {
   const int lane = threadIdx.x % kWarp, own = threadIdx.x / kWarp;

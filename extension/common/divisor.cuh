@@ -1,4 +1,4 @@
-// Division of many numbers by one, without a division on the device.
+// Division by a number known on the host, without a division on the device.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -48,7 +48,7 @@ __device__ __forceinline__ Vector<scalar_t, Width> load(const scalar_t* address)
   return *reinterpret_cast<const Vector<scalar_t, Width>*>(address);
 }
 
-// From memory that nothing writes while the kernel runs.
+// Loads from memory that nothing writes while the kernel runs.
 template <int Width, typename scalar_t>
 __device__ __forceinline__ Vector<scalar_t, Width> load_constant(const scalar_t* address) {
   using word_t = typename Word<Width * sizeof(scalar_t)>::type;
@@ -63,7 +63,7 @@ __device__ __forceinline__ void store(scalar_t* address, const Vector<scalar_t, 
   *reinterpret_cast<Vector<scalar_t, Width>*>(address) = value;
 }
 
-// To global memory. The compiler may split a plain store into those of its elements, but never this one.
+// Stores to global memory in one access; the compiler may split a plain store into stores of the elements.
 template <typename scalar_t, int Width>
 __device__ __forceinline__ void store_global(scalar_t* address, const Vector<scalar_t, Width>& value) {
   typename Word<Width * sizeof(scalar_t)>::type word;
@@ -79,7 +79,8 @@ __device__ __forceinline__ Vector<scalar_t, Width> narrow(const Vector<T, Width>
   return result;
 }
 
-// Vector atomics exist for float32 from sm_90 on. VOXELFIELD_SCALAR_ATOMICS forces the older devices' path for tests.
+// Vector atomics exist for float32 from sm_90 on. Older GPUs add one element at a time, and so does every GPU if
+// VOXELFIELD_SCALAR_ATOMICS is defined, for tests.
 #if __CUDA_ARCH__ >= 900 && !defined(VOXELFIELD_SCALAR_ATOMICS)
 #define VOXELFIELD_VECTOR_ATOMICS 1
 #else

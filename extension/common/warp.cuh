@@ -5,7 +5,8 @@
 
 namespace voxelfield {
 
-// `lane` is the thread's place in its group of `Width`. All threads of the warp must take part.
+// Returns the sum of the values up to and including the thread's own, whose place in its group of `Width` is `lane`.
+// All threads of the warp must take part.
 template <int Width, typename T>
 __device__ __forceinline__ T group_inclusive_sum(T value, int lane) {
 #pragma unroll

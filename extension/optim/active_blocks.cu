@@ -1,11 +1,12 @@
-// Listing active blocks on CUDA: a few threads look at each block, and a warp adds what it found to the list at once.
+// Listing active blocks of vertices on CUDA: a few threads check each block, and a warp appends all that it found at
+// once.
 #include "common/backend.cuh"
 #include "optim/active_blocks_ops.h"
 
 namespace voxelfield {
 namespace {
 
-// Of the threads of a warp, `lanes` in a row share a block; a power of two.
+// `lanes` neighbouring threads, a power of two, share a block of vertices.
 __global__ void __launch_bounds__(kThreads)
     active_blocks_kernel(const __grid_constant__ OccupiedCells cells, int lanes, int32_t* __restrict__ ids,
                          int32_t* __restrict__ count) {

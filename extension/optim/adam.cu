@@ -1,4 +1,4 @@
-// Adam on CUDA: warps that stay walk over the vertices of all grids.
+// Adam on CUDA: one launch goes over the vertices of all grids.
 #include "common/backend.cuh"
 #include "common/constants.h"
 #include "common/vector_width.h"
@@ -13,7 +13,7 @@ struct AdamLevels {
   int count;
 };
 
-// Updates the vector of values at `at`, of which the first belongs to `channel`.
+// Updates the vector of values at `at`, the first of which belongs to `channel`.
 template <int Width, bool ByChannel>
 __device__ __forceinline__ void update_vector(const AdamLevel& level, const AdamRule& rule, const AdamStep& step,
                                               int64_t at, int channel) {
@@ -94,8 +94,7 @@ int width_of(const AdamLevel& level) {
                       level.channel_rates, static_cast<const uint16_t*>(level.working));
 }
 
-// Where neither blocks nor vertices nor channels matter, a grid is a row of values: those that make up vectors, and a
-// rest.
+// Appends a grid whose blocks, vertices and channels do not matter as a row of values: whole vectors, and the rest.
 void append_as_row(const AdamLevel& level, std::vector<AdamLevel>& parts) {
   const int64_t values = level.grid.vertices * level.grid.channels, whole = values / 4 * 4;
   AdamLevel body = level;
@@ -113,18 +112,18 @@ void append_as_row(const AdamLevel& level, std::vector<AdamLevel>& parts) {
 
 struct Cuda : CudaBackend {
   static void adam(const std::vector<AdamLevel>& levels, const AdamRule& rule) {
-    std::vector<AdamLevel> alike, by_channel;
+    std::vector<AdamLevel> one_rate, by_channel;
     for (const AdamLevel& level : levels) {
       if (level.channel_rates != nullptr) {
         by_channel.push_back(level);
       } else if (level.grid.blocks == nullptr && !rule.skip_untouched) {
-        append_as_row(level, alike);
+        append_as_row(level, one_rate);
       } else {
-        alike.push_back(level);
+        one_rate.push_back(level);
       }
     }
-    // Kernels of their own: grids whose channels learn alike pay nothing for those whose do not.
-    launch_widths<false>(alike, rule);
+    // Two kernels, so that grids with one learning rate for all channels do not pay for those with several.
+    launch_widths<false>(one_rate, rule);
     launch_widths<true>(by_channel, rule);
   }
 

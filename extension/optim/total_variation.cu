@@ -1,4 +1,4 @@
-// The gradient of total variation on CUDA: every vertex looks at its six neighbours.
+// The gradient of total variation on CUDA: each vertex is compared with its six neighbours.
 #include "common/backend.cuh"
 #include "common/vector_width.h"
 #include "optim/total_variation_ops.h"

@@ -1,4 +1,4 @@
-// Hands the vertices of several grids out to the warps of a launch whose size depends on none of them.
+// Distributes the vertices of several grids over the warps of a launch whose size depends only on their capacity.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,13 +10,13 @@
 
 namespace voxelfield {
 
-// How the lanes of a warp share vertices of `vectors` vectors each: as many whole vertices as there is room for, or one
-// that the lanes go through together.
+// How the lanes of a warp share vertices of `vectors` vectors each: as many whole vertices as fit, or one vertex that
+// the lanes go through together.
 struct VertexLanes {
   int vectors;     // of a vertex
-  int vertices;    // of a warp
-  int vertex;      // of this lane; `vertices` if it has none
-  int first;       // vector that this lane starts with; it goes on with every 32nd
+  int vertices;    // of a warp at once
+  int vertex;      // of this lane, among those; `vertices` if it has none
+  int first;       // vector that this lane starts with, followed by every 32nd
   unsigned peers;  // lanes that have the same vertex
 
   __host__ __device__ static int vertices_per_warp(int vectors) { return vectors < kWarp ? kWarp / vectors : 1; }
@@ -31,19 +31,18 @@ struct VertexLanes {
   }
 };
 
-// Calls f(l, visit, id, lanes) with a visit of grid_of(l), -1 for lanes that have none, and the id of its block if
-// there is a list. All lanes of a warp call it together.
+// Calls f(l, visit, id, lanes) with a visit of grid_of(l), or -1 for lanes that have none, and with the id of its block
+// of vertices if there is a list. All lanes of a warp call f together.
 //
-// A warp takes a few vertices at a time of a whole grid, and block by block of a list: neighbouring warps then read at
-// the same distance into neighbouring blocks, which lie one behind the other along z, so that memory is met in longer
-// runs than one block's.
+// In a whole grid a warp takes a few vertices at a time; in a list it takes block after block. Neighbouring warps then
+// read at the same offset in neighbouring blocks, which follow one another along z, so that accesses form longer runs
+// than one block's.
 template <int Width, typename GridOf, typename F>
 __device__ __forceinline__ void walk_vertices(int grids, const GridOf& grid_of, const F& f) {
   const int lane = threadIdx.x % kWarp;
   const int warps = gridDim.x * (blockDim.x / kWarp);
   int task = blockIdx.x * (blockDim.x / kWarp) + threadIdx.x / kWarp;
-  // Tasks are numbered through: a warp that finds no more in one grid goes on in the next, and small grids keep nobody
-  // waiting.
+  // Tasks of all grids are numbered consecutively: a warp that has finished one grid goes on with the next.
   for (int l = 0; l < grids; ++l) {
     const VertexGrid& grid = grid_of(l);
     const VertexLanes lanes(grid.channels / Width, lane);
@@ -57,7 +56,7 @@ __device__ __forceinline__ void walk_vertices(int grids, const GridOf& grid_of, 
         f(l, has_vertex && visit < visits ? visit : -1, 0, lanes);
       }
     } else {
-      // An id is fetched a round before it is needed, so that nobody waits first for it and then for the vertices.
+      // The next id is fetched ahead, so that its latency does not add to that of the vertices.
       int32_t id = task < tasks ? grid.blocks[task] : 0;
       for (; task < tasks; task += warps) {
         const int32_t ahead = task + warps < tasks ? grid.blocks[task + warps] : 0;
@@ -71,7 +70,7 @@ __device__ __forceinline__ void walk_vertices(int grids, const GridOf& grid_of, 
   }
 }
 
-// What decides how large a launch is: never how long lists happen to be.
+// Determines the size of a launch, which must not depend on the lengths of lists: those are known on the device only.
 struct WalkSize {
   int64_t tasks = 0;
   bool has_list = false;
@@ -83,11 +82,11 @@ struct WalkSize {
     has_list = has_list || grid.blocks != nullptr;
   }
 
-  // Where all vertices mean the same work, many blocks of threads that end soon are started in the order of memory.
-  // Otherwise fewer stay: most of many might find nothing to do. (On an H200: 97 % instead of 93 % of a copy's
-  // bandwidth for whole grids, 80 % instead of 70 % for lists.)
+  // Where all vertices take the same work, many short-lived blocks are started in the order of memory. Otherwise fewer
+  // blocks stay until all is done, because most of many might find no work. (On an H200 this reaches 97 % instead of
+  // 93 % of a copy's bandwidth for whole grids, 80 % instead of 70 % for lists.)
   unsigned thread_blocks(bool uneven) const {
-    STD_TORCH_CHECK(tasks < (int64_t{1} << 30), "too many vertices for one launch: ", tasks, " warps' worth");
+    STD_TORCH_CHECK(tasks < (int64_t{1} << 30), "grids must have fewer than 2^30 tasks of a warp, got ", tasks);
     const int64_t processors = device_attribute(cudaDevAttrMultiProcessorCount);
     const int64_t per_processor = uneven || has_list ? 32 : 512;
     return static_cast<unsigned>(

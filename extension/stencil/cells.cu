@@ -1,4 +1,4 @@
-// Splatting into the points' own cells on CUDA.
+// Splatting onto the points' own cells on CUDA.
 #include "common/backend.cuh"
 #include "stencil/cells.cuh"
 #include "stencil/levels.cuh"

@@ -1,13 +1,13 @@
-// From points to the corners of their own cells, which no other point shares.
+// Splatting onto the corners of cells that belong to one point each.
 #pragma once
 
-#include "common/vector.cuh"
+#include "common/backend.cuh"
 #include "stencil/trilinear.h"
 
 namespace voxelfield {
 
 template <typename scalar_t, int Width, typename Weights, typename T>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kThreads)
     write_cells_kernel(const __grid_constant__ Levels<CellLocator<T>, scalar_t> levels,
                        const scalar_t* __restrict__ values, const T* __restrict__ points,
                        const T* __restrict__ directions, int64_t n) {

@@ -7,10 +7,11 @@
 namespace voxelfield {
 namespace {
 
-constexpr int kWideRow = 12;  // channels
+// 16-bit rows of at least this many channels, or vectors, are read in words by a kernel of their own.
+constexpr int kWideRow = 12;
 constexpr int kWideVectors = 4;
-constexpr int kWord = 8;  // 16-bit channels that are moved in one access
-constexpr int64_t kMostRowBytes = 24 << 10;
+constexpr int kWord = 8;                    // 16-bit channels that are moved in one access
+constexpr int64_t kMaxRowBytes = 24 << 10;  // of shared memory for a block's rows
 
 template <typename Locator>
 constexpr bool kNarrow = std::is_same_v<typename Locator::offset_t, int32_t>;
@@ -23,8 +24,8 @@ struct Cuda : CudaBackend {
       constexpr int kWidth = decltype(width)::value;
       dispatch_plain<Weights>(levels, [&](const auto& located) {
         using Located = std::decay_t<decltype(located.level[0].locator)>;
-        // Offsets of 32 bits count the elements of so many points at a time. What interpolates has no directions and
-        // one set of rows: nothing but points and rows moves on from launch to launch.
+        // The most points whose elements 32-bit offsets can count; further points take further launches. Value weights
+        // have no directions and one set of rows, so only points and rows advance from launch to launch.
         static_assert(!kNarrow<Located> || std::is_same_v<Weights, ValueWeights<T>>);
         const int64_t most = kNarrow<Located> ? 0x7fffffff / std::max<int64_t>(3, levels.columns) : n;
         for (int64_t begin = 0; begin < n; begin += most) {
@@ -43,7 +44,7 @@ struct Cuda : CudaBackend {
     const LaneLayout layout(most_vectors(levels, Width));
     const bool at_once = layout.most_vectors == layout.vectors;
     if constexpr (kNarrow<Locator> && sizeof(scalar_t) == 2) {
-      // A wide row of 16-bit channels moves so few bytes that working out stencils would take longer.
+      // For a wide row of 16-bit channels every thread computing the stencil would take longer than moving the bytes.
       if (levels.count == 1 && (levels.columns >= kWideRow || layout.most_vectors >= kWideVectors)) {
         constexpr int kPiece = std::min(Width, 4);
         const auto& level = levels.level[0];
@@ -65,7 +66,7 @@ struct Cuda : CudaBackend {
       }
     }
     const int64_t rows = layout.points * (kGatherThreads / kWarp) * levels.columns * sizeof(scalar_t);
-    const bool row_buffer = levels.count > 1 && !levels.sum && Weights::kSets == 1 && at_once && rows <= kMostRowBytes;
+    const bool row_buffer = levels.count > 1 && !levels.sum && Weights::kSets == 1 && at_once && rows <= kMaxRowBytes;
     gather_kernel<scalar_t, Width, Weights, false><<<count, kGatherThreads, row_buffer ? rows : 0, stream()>>>(
         levels, points, directions, out, n, layout, row_buffer);
   }

@@ -1,4 +1,4 @@
-// From vertices to points: sampling.
+// Kernels that sample grids: from vertices to points.
 #pragma once
 
 #include <numeric>
@@ -12,14 +12,16 @@ __device__ __forceinline__ auto find_stencil(const Locator& locator, const T* po
   return locator(points, index);
 }
 
-// The padding is the same for all points: one branch on it spares a selection wherever a vertex could be missing.
+// One branch on the padding, which is the same for all points, spares a selection for each vertex that could be
+// missing.
 template <typename T>
 __device__ __forceinline__ auto find_stencil(const GridLocator<T, true>& locator, const T* points, int64_t index) {
   return locator.padding == Padding::kZeros ? locator.find(points, index, std::false_type{})
                                             : locator.find(points, index, std::true_type{});
 }
 
-// The two threads of a vector each hold the sum of one side: they exchange halves, and each completes one.
+// The two threads of a vector hold the sums of its two sides along z. They exchange halves, and each completes one
+// half.
 template <int Width, typename T>
 __device__ __forceinline__ auto exchange_halves(const Vector<T, Width>& sum, const Lane& lane) {
   constexpr int kHalf = Width > 1 ? Width / 2 : 1, kOther = Width / 2;
@@ -33,12 +35,11 @@ __device__ __forceinline__ auto exchange_halves(const Vector<T, Width>& sum, con
   return half;
 }
 
-// How a warp shares points whose two vertices along z are read together: they lie side by side, and as many
-// neighbouring threads as it takes read the aligned words that hold them. `Width` channels are a word; where the
-// vertices begin in the middle of one, they end in the middle of another.
+// How a warp shares points whose two vertices along z, which lie side by side, are read together: neighbouring threads
+// read the aligned words of `Width` channels that hold them. The vertices may begin and end in the middle of a word.
 struct WordLayout {
   int lanes;            // of a point
-  int points;           // of a warp; none if a point needs more threads than that
+  int points;           // of a warp; 0 if a point needs more threads than a warp has
   unsigned reciprocal;  // of lanes, times 2^16, rounded up
 
   WordLayout(int64_t channels, int width)
@@ -47,12 +48,12 @@ struct WordLayout {
         reciprocal((65536 + lanes - 1) / lanes) {}
 };
 
-// What the threads of a point need to know of its stencil.
+// The part of a stencil that the threads of its point read from shared memory.
 template <typename T>
 struct alignas(16) StagedStencil {
   int32_t origin;          // of the word where the vertices begin
   int32_t step[2];         // along x and y
-  int32_t last_word;       // of those that hold the vertices
+  int32_t last_word;       // of the words that hold the vertices
   T weight[kCorners / 2];  // of the four rows along z
   T along_z[2];            // weights of the vertices
   int32_t vertices;        // along z; 0: the stencil is empty
@@ -61,9 +62,9 @@ struct alignas(16) StagedStencil {
 
 constexpr int kStagedThreads = 128;
 
-// One level of a 16-bit grid. Each thread of a warp works out the stencil of one point; then all of them go through
-// those points, a few at a time. Channels must be a multiple of `Piece`, which a thread stores at once, rows along z
-// begin and end where words do, and n * channels fit 32 bits.
+// Samples one level of a 16-bit grid. Each thread of a warp computes the stencil of one point; then the whole warp goes
+// through these points, a few at a time. Channels must be a multiple of `Piece`, the number that a thread stores at
+// once; rows of vertices along z must begin and end where words do; n * channels must fit 32 bits.
 template <typename scalar_t, int Width, int Piece, typename T>
 __global__ void __launch_bounds__(kStagedThreads)
     gather_staged_kernel(const Level<GridLocator<T, true>, const scalar_t> level, const T* __restrict__ points,
@@ -82,7 +83,7 @@ __global__ void __launch_bounds__(kStagedThreads)
     StagedStencil<T> own;
 #pragma unroll
     for (int k = 0; k < kCorners / 2; ++k) own.weight[k] = s.weight[0][k >> 1] * s.weight[1][k & 1];
-    // Of two vertices that are one, one has no weight.
+    // Where the upper vertex is missing, the two are read as one.
     own.along_z[0] = s.step[2] > 0 ? s.weight[2][0] : s.weight[2][0] + s.weight[2][1];
     own.along_z[1] = s.weight[2][1];
     own.vertices = s.empty ? 0 : s.step[2] > 0 ? 2 : 1;
@@ -104,7 +105,7 @@ __global__ void __launch_bounds__(kStagedThreads)
     const StagedStencil<T>* stencil[kUnroll];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      // Threads without a point or a word read along with another: a branch would keep the loads from overlapping.
+      // Threads without a point or a word read what another thread reads: a branch would keep loads from overlapping.
       const auto& s = *(stencil[u] = staged + min(first + u * layout.points, last));
       const int origin = s.origin + min(lane, s.last_word) * Width;
 #pragma unroll
@@ -115,7 +116,7 @@ __global__ void __launch_bounds__(kStagedThreads)
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const auto& s = *stencil[u];
-      // The sums before have been read, and all loads are under way.
+      // Every thread has read the previous sums, and all loads have been issued.
       __syncwarp();
       Vector<T, Width> sum{};
 #pragma unroll
@@ -130,7 +131,8 @@ __global__ void __launch_bounds__(kStagedThreads)
       for (int channel = lane * Piece; channel < stored; channel += layout.lanes * Piece) {
         const T* const piece = own_sums + s.skip + channel;
         Vector<T, Piece> value{};
-        // What lies beyond the vertices, or an empty stencil has read, is not to be trusted: NaN times zero is NaN.
+        // Values beyond the vertices, or read for an empty stencil, may be NaN, which a weight of zero would not
+        // remove.
         if (s.vertices > 0) {
           const auto lower = load<Piece>(piece);
 #pragma unroll
@@ -149,16 +151,17 @@ __global__ void __launch_bounds__(kStagedThreads)
 
 constexpr int kGatherThreads = 256;
 
-// `Single`: one level, whose channels are served at once. `row_buffer`: the channels of every level are served at once
-// and a warp's rows fit shared memory; each level's part of a row is a short piece, so rows are put together there
-// first.
+// `Single`: one level, all of whose channels a warp serves at once. `row_buffer`: a warp serves all channels of every
+// level at once, and its rows fit shared memory. They are assembled there, because one level writes only a short part
+// of a row.
 template <typename scalar_t, int Width, typename Weights, bool Single, typename Locator, typename T>
 __global__ void __launch_bounds__(kGatherThreads)
     gather_kernel(const __grid_constant__ Levels<Locator, const scalar_t> levels, const T* __restrict__ points,
                   const T* __restrict__ directions, scalar_t* __restrict__ out, int64_t n, LaneLayout layout,
                   bool row_buffer) {
   constexpr int kSets = Weights::kSets;
-  using offset_t = typename Locator::offset_t;  // the launch sees to it that points and rows are in its range, too
+  using offset_t =
+      typename Locator::offset_t;  // the launch ensures that it also counts all elements of points and rows
   extern __shared__ __align__(16) unsigned char shared[];
   const offset_t count = static_cast<offset_t>(n), columns = static_cast<offset_t>(levels.columns);
   const int row_elements = static_cast<int>(levels.columns);
@@ -167,7 +170,7 @@ __global__ void __launch_bounds__(kGatherThreads)
   const offset_t warp = (static_cast<int64_t>(blockIdx.x) * kGatherThreads + threadIdx.x) / kWarp;
   const offset_t own_index = warp * layout.points + lane.point;
   const bool active = lane.active && own_index < count;
-  // Threads without a point read along with the last one: a branch around the loads would keep them from overlapping.
+  // Threads without a point read the last one: a branch around the loads would keep them from overlapping.
   const offset_t index = own_index < count ? own_index : count - 1;
   int first = 0;
   do {
@@ -186,7 +189,7 @@ __global__ void __launch_bounds__(kGatherThreads)
       for (int k = 0; k < kCorners / 2; ++k) {
         corner[k] = load_constant<Width>(level.data + (origin + (k & 2 ? s.step[0] : 0) + (k & 1 ? s.step[1] : 0)));
       }
-      // What an empty stencil would read is not to be trusted: NaN times zero is NaN.
+      // Values read for an empty stencil may be NaN, which a weight of zero would not remove.
       if (Single || (exists && !s.empty)) {
 #pragma unroll
         for (int set = 0; set < kSets; ++set) {

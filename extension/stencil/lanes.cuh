@@ -1,8 +1,8 @@
-// How the threads of a warp share points, in the kernels that go from points to vertices.
+// How the threads of a warp share points when they sample a grid or splat onto it.
 //
 // A point is served by 2 * vectors neighbouring threads: one for each channel vector of the lower and of the upper
-// vertex along z. Those lie side by side in memory, so a warp's access touches half as many lines as one thread for
-// both would, and the L1 cache and the L2's atomic units, which count lines, are what these kernels wait for.
+// vertex along z. These vertices lie side by side in memory, so an access of the warp touches half as many cache lines
+// as with one thread for both. The number of lines is what limits the L1 cache and the L2's atomic units.
 #pragma once
 
 #include "common/vector.cuh"
@@ -10,27 +10,27 @@
 
 namespace voxelfield {
 
-constexpr int kMostVectors = kWarp / 2;
+constexpr int kMaxVectors = kWarp / 2;
 
 struct LaneLayout {
-  int vectors;          // of a point's channels that are served at once
+  int vectors;          // of a point that are served at once
   int points;           // of a warp
   int most_vectors;     // of any level
   unsigned reciprocal;  // of 2 * vectors, times 2^16, rounded up
 
   explicit LaneLayout(int most)
-      : vectors(most < kMostVectors ? (most > 0 ? most : 1) : kMostVectors),
+      : vectors(most < kMaxVectors ? (most > 0 ? most : 1) : kMaxVectors),
         points(kWarp / (2 * vectors)),
         most_vectors(most),
         reciprocal((65536 + 2 * vectors - 1) / (2 * vectors)) {}
 };
 
 struct Lane {
-  int point;    // of the warp's
-  int vector;   // of those served at once
+  int point;    // among those of the warp
+  int vector;   // among those served at once
   bool upper;   // vertex along z
-  bool active;  // the warp's last threads may have no point
-  int partner;  // serves the other vertex; threads without a point have some other, counted modulo a warp
+  bool active;  // false for the last threads of a warp that are left without a point
+  int partner;  // the thread that serves the other vertex; any thread, modulo a warp, for threads without a point
 
   __device__ __forceinline__ explicit Lane(const LaneLayout& layout) {
     const int lane = threadIdx.x % kWarp;

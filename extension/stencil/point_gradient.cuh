@@ -1,15 +1,15 @@
-// From vertices to points: the gradient in the points.
+// The gradient in the points.
 #pragma once
 
-#include "common/vector.cuh"
+#include "common/backend.cuh"
 #include "stencil/trilinear.h"
 
 namespace voxelfield {
 
-// `lanes`, a power of two, neighbouring threads share a point; each sums some of the channel vectors of one side along
-// z.
+// A point is shared by `lanes` neighbouring threads, a power of two. Each sums over some of the channel vectors, of one
+// side along z.
 template <typename scalar_t, int Width, typename Weights, typename Locator, typename T>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kThreads)
     point_gradient_kernel(const __grid_constant__ Levels<Locator, const scalar_t> levels,
                           const scalar_t* __restrict__ values, const T* __restrict__ points,
                           const T* __restrict__ directions, T* __restrict__ out, int64_t n, int lanes) {

@@ -1,16 +1,18 @@
 // Splatting with atomics onto a zeroed grid.
 #pragma once
 
+#include "common/backend.cuh"
 #include "stencil/lanes.cuh"
 
 namespace voxelfield {
 
-// Where points are dense, a group of threads walks along consecutive points and adds up what falls into one cell before
-// it touches memory: samples of a ray often do. Elsewhere that would only cost parallelism.
+// Where points are dense, the threads of a point walk along this many consecutive points and add up those that share a
+// cell, as samples of a ray often do, before they access memory. Where points are sparse, that would only reduce the
+// number of threads.
 constexpr int kWalk = 8;
 
 template <typename scalar_t, int Width, typename Weights, int Walk, typename Locator, typename T>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kThreads)
     splat_kernel(const __grid_constant__ Levels<Locator, T> levels, const scalar_t* __restrict__ values,
                  const T* __restrict__ points, const T* __restrict__ directions, int64_t n, LaneLayout layout) {
   const Lane lane(layout);
@@ -36,7 +38,7 @@ __global__ void __launch_bounds__(256)
         auto s = level.locator(points, index);
         if (s.empty) continue;
         s.take_side(2, lane.upper);
-        // The same origin and steps: the same vertices.
+        // The same origin and steps mean the same vertices.
         if (s.origin != held.origin || s.step[0] != held.step[0] || s.step[1] != held.step[1]) flush();
         held = s;
         const Weights weights(directions, index);

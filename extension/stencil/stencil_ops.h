@@ -1,12 +1,17 @@
-// Host side of the six stencil ops, written once: check, allocate, pick types, and hand over to a backend's kernels.
-// Rows of values and output hold all levels' channels; with weights of several sets, the sets follow one another.
+// Host side of the stencil ops, written once: checks, allocates, picks types and calls a backend's kernels. Rows of
+// values and output hold the channels of all levels; with weights of several sets, the sets follow one another.
 //   Backend::gather<scalar_t, Weights>(levels, points, directions, out, n)
 //   Backend::point_gradient<scalar_t, Weights>(levels, values, points, directions, out, n)             out (n, 3)
 //   Backend::splat<scalar_t, Weights>(levels, shapes, values, points, directions, n, method)       -> the levels' sums
 //   Backend::accumulate<scalar_t>(levels, shapes, values, points, n)                        adds to the levels' data
 //   Backend::write_cells<scalar_t, Weights>(levels, values, points, directions, n)     each corner belongs to one point
+//
+// Without points or without channels every op returns zeros of the right shape (or adds nothing) and runs no kernel, so
+// backends see at least one point and one channel. The Python wrappers explain bad input; the checks here keep direct
+// calls of the raw ops from touching foreign memory.
 #pragma once
 
+#include "common/check_tensor.h"
 #include "common/tensors.h"
 #include "stencil/trilinear.h"
 
@@ -56,9 +61,7 @@ struct StencilOps {
     check_points(grids[0], points, direction, with_gradient, shapes[0][0]);
     const typename Backend::Guard guard(points);
     const std::vector<Tensor> sources = all_contiguous(grids);
-    std::vector<int64_t> shape{points.size(0), points.size(1), columns_of(shapes, sum)};
-    if (with_gradient) shape.insert(shape.begin(), 4);
-    return gather(sources, points, direction, with_gradient, shape,
+    return gather(sources, points, direction, with_gradient, columns_of(shapes, sum),
                   [&](auto zero) { return grid_levels<const decltype(zero)>(shapes, lookup, points.size(1)); });
   }
 
@@ -68,8 +71,8 @@ struct StencilOps {
                                              bool with_gradient, int64_t method) {
     const Lookup lookup{padding, align_corners, nearest, sum};
     STD_TORCH_CHECK(method >= 0 && method <= 4, "method must be 0 to 4, got ", method);
-    STD_TORCH_CHECK(!sizes.empty() && sizes.size() % 4 == 0 && points.dim() == 3,
-                    "sizes must be (X, Y, Z, C) of each level, points (B, N, 3)");
+    STD_TORCH_CHECK(sizes.size() % 4 == 0, "sizes must be X, Y, Z, C of each level, got ", sizes.size(), " numbers");
+    STD_TORCH_CHECK(points.dim() == 3, "points must be (B, N, 3), got ", points.dim(), " dimensions");
     Shapes shapes;
     for (size_t i = 0; i < sizes.size(); i += 4) {
       shapes.push_back({points.size(0), sizes[i], sizes[i + 1], sizes[i + 2], sizes[i + 3]});
@@ -81,7 +84,7 @@ struct StencilOps {
     const Tensor v = as_contiguous(values), p = as_contiguous(points);
     const auto d = as_contiguous(direction);
     const int64_t n = p.size(0) * p.size(1);
-    if (n == 0 || v.numel() == 0) {
+    if (v.numel() == 0) {
       std::vector<Tensor> zeros;
       for (const auto& shape : shapes) zeros.push_back(new_zeros(v, shape, v.scalar_type()));
       return zeros;
@@ -105,18 +108,19 @@ struct StencilOps {
     check_points(values, points, std::nullopt, false, shapes[0][0]);
     check_values(values, points, values, false, columns_of(shapes, false));
     for (const Tensor& sum : sums) {
-      STD_TORCH_CHECK(sum.is_contiguous() && same_device(sum, values), "sums must be contiguous, on values' device");
+      STD_TORCH_CHECK(same_device(sum, values), "sums must be on the device of values, got another device");
+      STD_TORCH_CHECK(sum.is_contiguous(), "sums must be contiguous, got a strided tensor");
+      STD_TORCH_CHECK(sum.scalar_type() == opmath_type(values),
+                      "sums must be float32 (float64 for float64 values), got ",
+                      torch::headeronly::toString(sum.scalar_type()));
     }
     const typename Backend::Guard guard(values);
     const Tensor v = as_contiguous(values), p = as_contiguous(points);
     const int64_t n = p.size(0) * p.size(1);
-    if (n == 0 || v.numel() == 0) return;
+    if (v.numel() == 0) return;
     dispatch_floating(v.scalar_type(), "accumulate", [&](auto zero) {
       using scalar_t = decltype(zero);
       using T = opmath_t<scalar_t>;
-      STD_TORCH_CHECK(sums[0].scalar_type() == scalar_type_of<T>(),
-                      "sums must be float32 (float64 for float64 values), got ",
-                      torch::headeronly::toString(sums[0].scalar_type()));
       auto levels = grid_levels<T>(shapes, {padding, align_corners, nearest, false}, p.size(1));
       for (int i = 0; i < levels.count; ++i) levels.level[i].data = sums[i].template mutable_data_ptr<T>();
       Backend::template accumulate<scalar_t>(levels, shapes, v, p.const_data_ptr<T>(), n);
@@ -140,20 +144,20 @@ struct StencilOps {
     check_cells(feats, points);
     check_points(feats, points, direction, false, std::nullopt);
     const typename Backend::Guard guard(feats);
-    return gather({as_contiguous(feats)}, points, direction, std::false_type{}, {points.size(0), feats.size(2)},
+    return gather({as_contiguous(feats)}, points, direction, std::false_type{}, feats.size(2),
                   [&](auto zero) { return cell_levels<const decltype(zero)>(feats.size(2)); });
   }
 
   static Tensor splat_cells(const Tensor& values, const Tensor& points, const std::optional<Tensor>& direction) {
     check_points(values, points, direction, false, std::nullopt);
-    STD_TORCH_CHECK(values.dim() == 2, "values must be (N, C)");
+    STD_TORCH_CHECK(values.dim() == 2, "values must be (N, C), got ", values.dim(), " dimensions");
     check_values(values, points, values, false, values.size(1));
     const typename Backend::Guard guard(values);
     const Tensor v = as_contiguous(values), p = as_contiguous(points);
     const auto d = as_contiguous(direction);
     const int64_t n = v.size(0), channels = v.size(1);
     Tensor out = new_empty(v, {n, kCorners, channels}, v.scalar_type());
-    if (out.numel() == 0) return out;
+    if (v.numel() == 0) return out;
     dispatch_floating(v.scalar_type(), "splat_cells", [&](auto zero) {
       using scalar_t = decltype(zero);
       using T = opmath_t<scalar_t>;
@@ -181,9 +185,12 @@ struct StencilOps {
   // `with_gradient` is a bool, or std::false_type where there is no such choice.
   template <typename WithGradient, typename MakeLevels>
   static Tensor gather(const std::vector<Tensor>& sources, const Tensor& points, const std::optional<Tensor>& direction,
-                       WithGradient with_gradient, std::vector<int64_t> shape, const MakeLevels& make_levels) {
+                       WithGradient with_gradient, int64_t columns, const MakeLevels& make_levels) {
     const Tensor p = as_contiguous(points);
     const auto d = as_contiguous(direction);
+    std::vector<int64_t> shape(points.sizes().begin(), points.sizes().end());
+    shape.back() = columns;
+    if (with_gradient) shape.insert(shape.begin(), 4);
     Tensor out = new_empty(sources[0], shape, sources[0].scalar_type());
     if (out.numel() == 0) return out;
     dispatch_floating(sources[0].scalar_type(), "gather", [&](auto zero) {
@@ -205,8 +212,8 @@ struct StencilOps {
                                const MakeLevels& make_levels) {
     const Tensor v = as_contiguous(values), p = as_contiguous(points);
     const auto d = as_contiguous(direction);
+    if (v.numel() == 0) return new_zeros(p, {p.sizes().begin(), p.sizes().end()}, p.scalar_type());
     Tensor out = torch::stable::empty_like(p);
-    if (p.numel() == 0) return out;
     dispatch_floating(sources[0].scalar_type(), "point_gradient", [&](auto zero) {
       using scalar_t = decltype(zero);
       using T = opmath_t<scalar_t>;
@@ -221,52 +228,54 @@ struct StencilOps {
     return out;
   }
 
-  // The Python wrappers explain bad input; these keep direct calls of the raw ops from touching foreign memory.
+  // Points are (B, N, 3) for grids in a batch of B, (N, 3) for cells.
   static void check_points(const Tensor& like, const Tensor& points, const std::optional<Tensor>& direction,
                            bool with_gradient, std::optional<int64_t> batch) {
-    const int64_t dim = batch.has_value() ? 3 : 2;
-    const ScalarType dtype = opmath_type(like);
-    const auto fits = [&](const Tensor& x) {
-      return x.dim() == dim && x.size(dim - 1) == 3 && x.scalar_type() == dtype && same_device(x, like);
+    const auto check = [&](const char* name, const Tensor& x, int64_t count) {
+      if (batch.has_value()) {
+        check_tensor(name, x, {*batch, count, 3}, opmath_type(like), like);
+      } else {
+        check_tensor(name, x, {count, 3}, opmath_type(like), like);
+      }
     };
-    STD_TORCH_CHECK(fits(points) && (!batch.has_value() || points.size(0) == *batch),
-                    "points must be (N, 3) for cells, (B, N, 3) for grids, of the grid's device, float32 (float64 for "
-                    "float64 grids)");
-    STD_TORCH_CHECK(!direction.has_value() || (fits(*direction) && direction->numel() == points.numel() &&
-                                               direction->size(0) == points.size(0) && !with_gradient),
-                    "direction must match points, and must be absent with with_gradient");
+    check("points", points, kAny);
+    if (!direction.has_value()) return;
+    check("direction", *direction, points.size(points.dim() - 2));
+    STD_TORCH_CHECK(!with_gradient, "direction must be None with with_gradient, got a tensor");
   }
 
+  // Values have a row of all channels for each point, with_gradient four.
   static void check_values(const Tensor& values, const Tensor& points, const Tensor& like, bool with_gradient,
                            int64_t columns) {
-    std::vector<int64_t> wanted(points.sizes().begin(), points.sizes().end() - 1);
-    wanted.push_back(columns);
-    if (with_gradient) wanted.insert(wanted.begin(), 4);
-    STD_TORCH_CHECK(
-        std::vector<int64_t>(values.sizes().begin(), values.sizes().end()) == wanted &&
-            values.scalar_type() == like.scalar_type() && same_device(values, points),
-        "values must have a row of the grids' channels for each point (four with with_gradient), of the grid's dtype "
-        "and device");
+    const int64_t n = points.size(points.dim() - 2);
+    if (points.dim() == 2) {
+      check_tensor("values", values, {n, columns}, like.scalar_type(), points);
+    } else if (with_gradient) {
+      check_tensor("values", values, {4, points.size(0), n, columns}, like.scalar_type(), points);
+    } else {
+      check_tensor("values", values, {points.size(0), n, columns}, like.scalar_type(), points);
+    }
   }
 
   static void check_shapes(const Shapes& shapes, bool sum) {
-    STD_TORCH_CHECK(!shapes.empty() && shapes.size() <= kMaxLevels, "expected 1 to ", kMaxLevels, " grids, got ",
+    STD_TORCH_CHECK(!shapes.empty() && shapes.size() <= kMaxLevels, "grids must be 1 to ", kMaxLevels, " tensors, got ",
                     shapes.size());
     for (const auto& shape : shapes) {
       for (int axis = 1; axis < 4; ++axis) {
         STD_TORCH_CHECK(shape[axis] > 0 && shape[axis] <= (int64_t{1} << 30),
-                        "grids must have 1 to 2^30 vertices along each axis");
+                        "grids must have 1 to 2^30 vertices along each axis, got ", shape[axis]);
       }
-      STD_TORCH_CHECK(shape[4] >= 0 && shape[0] == shapes[0][0] && (!sum || shape[4] == shapes[0][4]),
-                      "grids must have the same batch size, and with sum the same number of channels");
+      STD_TORCH_CHECK(shape[0] == shapes[0][0], "grids must have one batch size, got ", shapes[0][0], " and ",
+                      shape[0]);
+      STD_TORCH_CHECK(shape[4] >= 0 && (!sum || shape[4] == shapes[0][4]),
+                      "grids must have one number of channels to be added, got ", shapes[0][4], " and ", shape[4]);
     }
   }
 
   static Shapes shapes_of(const std::vector<Tensor>& grids, bool sum) {
     Shapes shapes;
     for (const Tensor& grid : grids) {
-      STD_TORCH_CHECK(grid.dim() == 5 && grid.scalar_type() == grids[0].scalar_type() && same_device(grid, grids[0]),
-                      "each grid must be (B, X, Y, Z, C), all of one dtype and device");
+      check_tensor("grids", grid, {kAny, kAny, kAny, kAny, kAny}, grids[0].scalar_type(), grids[0]);
       shapes.emplace_back(grid.sizes().begin(), grid.sizes().end());
     }
     check_shapes(shapes, sum);
@@ -274,8 +283,8 @@ struct StencilOps {
   }
 
   static void check_cells(const Tensor& feats, const Tensor& points) {
-    STD_TORCH_CHECK(feats.dim() == 3 && feats.size(1) == kCorners && feats.size(0) == points.size(0),
-                    "feats must be (N, 8, C) with the N of points");
+    check_tensor("feats", feats, {points.dim() > 0 ? points.size(0) : kAny, kCorners, kAny}, feats.scalar_type(),
+                 feats);
   }
 
   static std::vector<Tensor> all_contiguous(const std::vector<Tensor>& tensors) {
@@ -324,7 +333,7 @@ struct StencilOps {
     return levels;
   }
 
-  // Levels without channels have no memory, and nothing to say: they drop out.
+  // Levels without channels have no memory and are left out.
   template <typename Locator, typename scalar_t>
   static void attach(Levels<Locator, const scalar_t>& levels, const std::vector<Tensor>& sources) {
     int kept = 0;

@@ -1,5 +1,5 @@
-// The trilinear stencil: which eight vertices surround a point, with which weights, and how those weights change as the
-// point moves. Host and device, forward and every derivative, the grid op and the per-cell op all take it from here.
+// The trilinear stencil: the eight vertices around a point, their weights, and the derivatives of the weights. This is
+// the only statement of it: host and device, forward and every derivative, the grid op and the per-cell op use it.
 #pragma once
 
 #include <cmath>
@@ -11,7 +11,7 @@
 
 namespace voxelfield {
 
-// What a point outside the grid sees. The numbers are part of the op schemas.
+// The value outside the grid. The numbers are part of the op schemas.
 enum class Padding : int32_t { kBorder = 0, kZeros = 1, kReflection = 2 };
 
 // Corners are numbered 4*i + 2*j + k for (x, y, z): the memory order of a 2x2x2 block of an (X, Y, Z, C) grid.
@@ -42,7 +42,8 @@ struct Stencil {
   }
 
   VOXELFIELD_HOST_DEVICE T value(int corner) const {
-    // z times x first: a thread on one side along z has two such products for its four corners, six in all, not eight.
+    // z times x first: a thread on one side along z shares two such products among its four corners, and so multiplies
+    // six times instead of eight.
     return weight[2][corner_side(corner, 2)] * weight[0][corner_side(corner, 0)] * weight[1][corner_side(corner, 1)];
   }
 
@@ -62,8 +63,8 @@ struct Stencil {
   }
 };
 
-// Corner weights come in sets: what is sampled is one sum over the corners for each set. `gradient` is the derivative
-// of a weight with respect to the point. The weights of interpolation itself:
+// Corner weights come in sets: sampling returns one sum over the corners for each set. `gradient` is the derivative of
+// a weight with respect to the point. These are the weights of interpolation itself.
 template <typename T>
 struct ValueWeights {
   static constexpr int kSets = 1;
@@ -123,8 +124,8 @@ VOXELFIELD_HOST_DEVICE bool all_finite(const T* point) {
   return zero == T(0);
 }
 
-// On the device one rounding, always: kernels that meet the same point must agree on its cell, and a compiler left to
-// choose may fuse the two in one of them only.
+// Rounds once on the device: kernels that read the same point must agree on its cell, and the compiler may otherwise
+// fuse the two operations in one kernel and not in another.
 template <typename T>
 VOXELFIELD_HOST_DEVICE T multiply_add(T a, T b, T c) {
 #if defined(__CUDA_ARCH__)
@@ -134,7 +135,7 @@ VOXELFIELD_HOST_DEVICE T multiply_add(T a, T b, T c) {
 #endif
 }
 
-// The number in [0, high] that is nearest; 0 for NaN.
+// The nearest number in [0, high]; 0 for NaN.
 template <typename T>
 VOXELFIELD_HOST_DEVICE T clamp(T u, T high) {
 #if defined(__CUDA_ARCH__)
@@ -144,7 +145,7 @@ VOXELFIELD_HOST_DEVICE T clamp(T u, T high) {
 #endif
 }
 
-// A vertex's index as a coordinate. Where a float has too few digits, on the device the next that is below.
+// A vertex's index as a coordinate. On the device, indices beyond the precision of a float are rounded down.
 template <typename T>
 VOXELFIELD_HOST_DEVICE T coordinate_of(int32_t index) {
 #if defined(__CUDA_ARCH__)
@@ -165,7 +166,7 @@ VOXELFIELD_HOST_DEVICE int32_t index_below(T u, [[maybe_unused]] int32_t most) {
 #endif
 }
 
-// A coordinate folded back at both ends of [low, high], and whether it then runs backwards.
+// A coordinate folded back at both ends of [low, high], and whether it decreases as the original increases.
 template <typename T>
 struct Reflected {
   T u;
@@ -176,7 +177,7 @@ template <typename T>
 VOXELFIELD_HOST_DEVICE Reflected<T> reflect(T u, T low, T high) {
   const T span = high - low;
   if (!(span > T(0))) return {low, false};
-  // There and back again is one period.
+  // The way from one end to the other and back is one period.
   const T phase = std::fmod(std::fabs(u - low), T(2) * span);
   const bool back = phase > span;
   return {back ? high - (phase - span) : low + phase, back != (u < low)};
@@ -224,7 +225,7 @@ struct GridLocator {
   int32_t resolution[3];
   Padding padding;
   int64_t channels;
-  int64_t points_per_grid;  // point n belongs to grid n / points_per_grid; 0: there is but one grid
+  int64_t points_per_grid;  // point n belongs to grid n / points_per_grid; 0 if there is one grid
   bool align_corners;       // the unit cube ends at the outermost vertices; otherwise half a cell beyond them
   bool nearest;             // take the nearest vertex alone
 
@@ -242,8 +243,8 @@ struct GridLocator {
     return find(points, index, padding != Padding::kZeros);
   }
 
-  // `clamps`, a bool, or std::true_type or std::false_type from a caller who knows: the padding leaves no point
-  // outside.
+  // `clamps`: whether the padding leaves no point outside; a bool, or std::true_type or std::false_type where that is
+  // known at compile time.
   template <typename Clamps>
   VOXELFIELD_HOST_DEVICE Stencil<T, offset_t> find(const T* points, int64_t index, Clamps clamps) const {
     const bool aligned = Plain || align_corners, rounds = !Plain && nearest;
@@ -261,13 +262,13 @@ struct GridLocator {
       if (!Plain && padding == Padding::kReflection) {
         const T margin = aligned ? T(0) : T(0.5);
         const Reflected<T> folded = reflect(u, -margin, end + margin);
-        // Too far out for the fold to be known.
+        // Too far outside for a float to tell where it folds to.
         if (!(folded.u >= -margin && folded.u <= end + margin)) s.empty = true;
         u = folded.u;
         if (folded.reversed) rise = -rise;
       }
       if (clamps) {
-        // At and beyond the faces the clamped coordinate stands still, as in F.grid_sample.
+        // At and beyond the faces the clamped coordinate is constant, as in F.grid_sample.
         if (!(u > T(0) && u < end)) rise = T(0);
         u = clamp(u, end);
       } else if (!(u >= T(-1) && u < end + T(1))) {
@@ -283,12 +284,12 @@ struct GridLocator {
       const bool has_lower = clamps || (i >= 0 && i <= last), has_upper = i < last && !rounds;
       s.lower[axis] = i;
       s.weight[axis][0] = has_lower ? T(1) - fraction : T(0);
-      // On the last vertex a clamped coordinate has no fraction. Known at compile time, that spares a selection; at run
-      // time it would only add a condition to it.
+      // On the last vertex a clamped coordinate has no fraction. If clamping is known at compile time, this spares a
+      // selection; at run time it would only add a condition.
       s.weight[axis][1] = std::is_same_v<Clamps, std::true_type> || has_upper ? fraction : T(0);
       s.slope[axis][0] = has_lower ? -rise : T(0);
       s.slope[axis][1] = has_upper ? rise : T(0);
-      // What is missing is read, with weight zero, at the vertex that is there.
+      // A missing vertex is replaced by the other one, with weight zero.
       s.origin += (has_lower ? i : 0) * stride;
       s.step[axis] = has_lower && has_upper ? stride : 0;
       if (!has_lower && !has_upper) s.empty = true;
@@ -326,7 +327,8 @@ struct CellLocator {
   }
 };
 
-// One of several grids that are sampled at the same points: its values, and where its channels lie in a row of output.
+// One of several grids that are sampled at the same points: its values, and the column of its first channel in a row of
+// output.
 template <typename Locator, typename scalar_t>
 struct Level {
   Locator locator;
