@@ -53,13 +53,12 @@ struct StencilOps {
                                  bool nearest, bool sum, bool with_gradient) {
     const Lookup lookup{padding, align_corners, nearest, sum};
     const Shapes shapes = shapes_of(grids, sum);
-    check_points(grids[0], points, direction, with_gradient, shapes[0][0]);
+    check_points(grids[0], points, direction, with_gradient, batch_of(grids[0]));
     const typename Backend::Guard guard(points);
     const std::vector<Tensor> sources = all_contiguous(grids);
-    std::vector<int64_t> shape{points.size(0), points.size(1), columns_of(shapes, sum)};
-    if (with_gradient) shape.insert(shape.begin(), 4);
-    return gather(sources, points, direction, with_gradient, shape,
-                  [&](auto zero) { return grid_levels<const decltype(zero)>(shapes, lookup, points.size(1)); });
+    return gather(
+        sources, points, direction, with_gradient, rows_of(points, with_gradient, columns_of(shapes, sum)),
+        [&](auto zero) { return grid_levels<const decltype(zero)>(shapes, lookup, points_per_grid(points)); });
   }
 
   static std::vector<Tensor> splat_trilinear(const Tensor& values, const Tensor& points,
@@ -68,23 +67,25 @@ struct StencilOps {
                                              bool with_gradient, int64_t method) {
     const Lookup lookup{padding, align_corners, nearest, sum};
     STD_TORCH_CHECK(method >= 0 && method <= 4, "method must be 0 to 4, got ", method);
-    STD_TORCH_CHECK(!sizes.empty() && sizes.size() % 4 == 0 && points.dim() == 3,
-                    "sizes must be (X, Y, Z, C) of each level, points (B, N, 3)");
+    STD_TORCH_CHECK(!sizes.empty() && sizes.size() % 4 == 0 && (points.dim() == 2 || points.dim() == 3),
+                    "sizes must be (X, Y, Z, C) of each level, points (N, 3) or (B, N, 3)");
+    const bool batched = points.dim() == 3;
+    const int64_t batch = batched ? points.size(0) : 1;
     Shapes shapes;
     for (size_t i = 0; i < sizes.size(); i += 4) {
-      shapes.push_back({points.size(0), sizes[i], sizes[i + 1], sizes[i + 2], sizes[i + 3]});
+      shapes.push_back({batch, sizes[i], sizes[i + 1], sizes[i + 2], sizes[i + 3]});
     }
     check_shapes(shapes, sum);
-    check_points(values, points, direction, with_gradient, points.size(0));
+    check_points(values, points, direction, with_gradient, batched ? std::optional<int64_t>(batch) : std::nullopt);
     check_values(values, points, values, with_gradient, columns_of(shapes, sum));
     const typename Backend::Guard guard(values);
     const Tensor v = as_contiguous(values), p = as_contiguous(points);
     const auto d = as_contiguous(direction);
-    const int64_t n = p.size(0) * p.size(1);
+    const int64_t n = p.numel() / 3;
     if (n == 0 || v.numel() == 0) {
       std::vector<Tensor> zeros;
       for (const auto& shape : shapes) zeros.push_back(new_zeros(v, shape, v.scalar_type()));
-      return zeros;
+      return batched ? zeros : without_batch(zeros);
     }
     std::vector<Tensor> sums;
     dispatch_floating(v.scalar_type(), "splat", [&](auto zero) {
@@ -92,24 +93,24 @@ struct StencilOps {
       using T = opmath_t<scalar_t>;
       dispatch_weights<T>(d.has_value(), with_gradient, [&](auto tag) {
         sums = Backend::template splat<scalar_t, typename decltype(tag)::type>(
-            grid_levels<scalar_t>(shapes, lookup, p.size(1)), shapes, v, p.const_data_ptr<T>(), data_or_null<T>(d), n,
-            static_cast<SplatMethod>(method));
+            grid_levels<scalar_t>(shapes, lookup, points_per_grid(p)), shapes, v, p.const_data_ptr<T>(),
+            data_or_null<T>(d), n, static_cast<SplatMethod>(method));
       });
     });
-    return sums;
+    return batched ? sums : without_batch(sums);
   }
 
   static void accumulate_trilinear(std::vector<Tensor> sums, const Tensor& values, const Tensor& points,
                                    int64_t padding, bool align_corners, bool nearest) {
     const Shapes shapes = shapes_of(sums, false);
-    check_points(values, points, std::nullopt, false, shapes[0][0]);
+    check_points(values, points, std::nullopt, false, batch_of(sums[0]));
     check_values(values, points, values, false, columns_of(shapes, false));
     for (const Tensor& sum : sums) {
       STD_TORCH_CHECK(sum.is_contiguous() && same_device(sum, values), "sums must be contiguous, on values' device");
     }
     const typename Backend::Guard guard(values);
     const Tensor v = as_contiguous(values), p = as_contiguous(points);
-    const int64_t n = p.size(0) * p.size(1);
+    const int64_t n = p.numel() / 3;
     if (n == 0 || v.numel() == 0) return;
     dispatch_floating(v.scalar_type(), "accumulate", [&](auto zero) {
       using scalar_t = decltype(zero);
@@ -117,7 +118,7 @@ struct StencilOps {
       STD_TORCH_CHECK(sums[0].scalar_type() == scalar_type_of<T>(),
                       "sums must be float32 (float64 for float64 values), got ",
                       torch::headeronly::toString(sums[0].scalar_type()));
-      auto levels = grid_levels<T>(shapes, {padding, align_corners, nearest, false}, p.size(1));
+      auto levels = grid_levels<T>(shapes, {padding, align_corners, nearest, false}, points_per_grid(p));
       for (int i = 0; i < levels.count; ++i) levels.level[i].data = sums[i].template mutable_data_ptr<T>();
       Backend::template accumulate<scalar_t>(levels, shapes, v, p.const_data_ptr<T>(), n);
     });
@@ -128,12 +129,13 @@ struct StencilOps {
                                          bool nearest, bool sum, bool with_gradient) {
     const Lookup lookup{padding, align_corners, nearest, sum};
     const Shapes shapes = shapes_of(grids, sum);
-    check_points(grids[0], points, direction, with_gradient, shapes[0][0]);
+    check_points(grids[0], points, direction, with_gradient, batch_of(grids[0]));
     check_values(values, points, grids[0], with_gradient, columns_of(shapes, sum));
     const typename Backend::Guard guard(points);
     const std::vector<Tensor> sources = all_contiguous(grids);
-    return point_gradient(values, sources, points, direction, with_gradient,
-                          [&](auto zero) { return grid_levels<const decltype(zero)>(shapes, lookup, points.size(1)); });
+    return point_gradient(values, sources, points, direction, with_gradient, [&](auto zero) {
+      return grid_levels<const decltype(zero)>(shapes, lookup, points_per_grid(points));
+    });
   }
 
   static Tensor interpolate_cells(const Tensor& feats, const Tensor& points, const std::optional<Tensor>& direction) {
@@ -205,7 +207,8 @@ struct StencilOps {
                                const MakeLevels& make_levels) {
     const Tensor v = as_contiguous(values), p = as_contiguous(points);
     const auto d = as_contiguous(direction);
-    Tensor out = torch::stable::empty_like(p);
+    const auto sizes = p.sizes();
+    Tensor out = new_empty(p, std::vector<int64_t>(sizes.begin(), sizes.end()), p.scalar_type());
     if (p.numel() == 0) return out;
     dispatch_floating(sources[0].scalar_type(), "point_gradient", [&](auto zero) {
       using scalar_t = decltype(zero);
@@ -230,8 +233,8 @@ struct StencilOps {
       return x.dim() == dim && x.size(dim - 1) == 3 && x.scalar_type() == dtype && same_device(x, like);
     };
     STD_TORCH_CHECK(fits(points) && (!batch.has_value() || points.size(0) == *batch),
-                    "points must be (N, 3) for cells, (B, N, 3) for grids, of the grid's device, float32 (float64 for "
-                    "float64 grids)");
+                    "points must be (N, 3), or (B, N, 3) for a batch of grids, on the grid's device, float32 (float64 "
+                    "for float64 grids)");
     STD_TORCH_CHECK(!direction.has_value() || (fits(*direction) && direction->numel() == points.numel() &&
                                                direction->size(0) == points.size(0) && !with_gradient),
                     "direction must match points, and must be absent with with_gradient");
@@ -239,11 +242,9 @@ struct StencilOps {
 
   static void check_values(const Tensor& values, const Tensor& points, const Tensor& like, bool with_gradient,
                            int64_t columns) {
-    std::vector<int64_t> wanted(points.sizes().begin(), points.sizes().end() - 1);
-    wanted.push_back(columns);
-    if (with_gradient) wanted.insert(wanted.begin(), 4);
+    const auto sizes = values.sizes();
     STD_TORCH_CHECK(
-        std::vector<int64_t>(values.sizes().begin(), values.sizes().end()) == wanted &&
+        std::vector<int64_t>(sizes.begin(), sizes.end()) == rows_of(points, with_gradient, columns) &&
             values.scalar_type() == like.scalar_type() && same_device(values, points),
         "values must have a row of the grids' channels for each point (four with with_gradient), of the grid's dtype "
         "and device");
@@ -265,12 +266,41 @@ struct StencilOps {
   static Shapes shapes_of(const std::vector<Tensor>& grids, bool sum) {
     Shapes shapes;
     for (const Tensor& grid : grids) {
-      STD_TORCH_CHECK(grid.dim() == 5 && grid.scalar_type() == grids[0].scalar_type() && same_device(grid, grids[0]),
-                      "each grid must be (B, X, Y, Z, C), all of one dtype and device");
-      shapes.emplace_back(grid.sizes().begin(), grid.sizes().end());
+      STD_TORCH_CHECK((grid.dim() == 4 || grid.dim() == 5) && grid.dim() == grids[0].dim() &&
+                          grid.scalar_type() == grids[0].scalar_type() && same_device(grid, grids[0]),
+                      "each grid must be (X, Y, Z, C), or each (B, X, Y, Z, C), all of one dtype and device");
+      const auto sizes = grid.sizes();
+      shapes.emplace_back(sizes.begin(), sizes.end());
+      if (sizes.size() == 4) shapes.back().insert(shapes.back().begin(), 1);
     }
     check_shapes(shapes, sum);
     return shapes;
+  }
+
+  // The batch size that a grid asks of its points; nothing if it has no batch dimension.
+  static std::optional<int64_t> batch_of(const Tensor& grid) {
+    return grid.dim() == 5 ? std::optional<int64_t>(grid.size(0)) : std::nullopt;
+  }
+
+  static int64_t points_per_grid(const Tensor& points) { return points.size(points.dim() - 2); }
+
+  // The shape of values at points: as many rows of `columns`, four times over with the derivatives.
+  static std::vector<int64_t> rows_of(const Tensor& points, bool with_gradient, int64_t columns) {
+    const auto sizes = points.sizes();
+    std::vector<int64_t> shape;
+    shape.reserve(4);
+    if (with_gradient) shape.push_back(4);
+    shape.insert(shape.end(), sizes.begin(), sizes.end() - 1);
+    shape.push_back(columns);
+    return shape;
+  }
+
+  // Drops the batch dimension of sums (1, X, Y, Z, C).
+  static std::vector<Tensor> without_batch(std::vector<Tensor>& sums) {
+    std::vector<Tensor> result;
+    result.reserve(sums.size());
+    for (Tensor& sum : sums) result.push_back(without_leading(sum));
+    return result;
   }
 
   static void check_cells(const Tensor& feats, const Tensor& points) {
