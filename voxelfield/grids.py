@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from voxelfield import ops
+from voxelfield.boxes import Box, box_tensor, parse_box
 from voxelfield.fused import FusedSampling
-from voxelfield.ops._checks import FLOATING, check_choice, coordinate_dtype
+from voxelfield.ops._checks import FLOATING, check_choice, coordinate_dtype, widen_positions
+from voxelfield.ops._errors import ArgumentTypeError, ArgumentValueError, is_out_of_memory
 from voxelfield.ops._grids import PADDINGS, Padding
 
 __all__ = ["VoxelGrid", "cubic_voxels"]
@@ -97,21 +99,34 @@ class VoxelGrid(nn.Module):
         super().__init__()
         shape = (*_parse_resolution(resolution), _parse_size("channels", channels))
         if dtype not in FLOATING:
-            raise TypeError(f"dtype must be float32, float64, float16 or bfloat16, got {dtype}")
+            raise ArgumentTypeError(f"dtype must be float32, float64, float16 or bfloat16, got {dtype}")
         check_choice("padding", padding, PADDINGS)
         if not (math.isfinite(init_std) and init_std >= 0):
-            raise ValueError(f"init_std must be finite and not negative, got {init_std}")
+            raise ArgumentValueError(f"init_std must be finite and not negative, got {init_std}")
         self.padding: Padding = padding
         self.init_std = init_std
         self.fill = fill
-        self.features = nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
-        self.register_buffer("aabb", _parse_aabb(aabb).to(self.features.device))
+        try:
+            self.features = nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise torch.OutOfMemoryError(
+                f"resolution and channels ask for {math.prod(shape)} features, more than there is memory for: {error}"
+            ) from error
+        self._box = parse_box(aabb)
+        self.register_buffer("aabb", box_tensor(self._box, self.features.device))
         self._fused: FusedSampling | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws the features anew from the normal distribution given at construction."""
+        """Draws the features anew from the normal distribution given at construction, and restores the box.
+
+        Torch's deferred initialisation calls this: a grid built under ``torch.device("meta")`` has neither values nor
+        a box in memory until ``to_empty`` makes room for them and this fills them in.
+        """
         with torch.no_grad():
+            self.aabb.copy_(box_tensor(self._box, torch.device("cpu")))
             if self.init_std == 0:
                 self.features.fill_(self.fill)
             else:
@@ -173,11 +188,13 @@ class VoxelGrid(nn.Module):
             the box. Differentiable.
 
         Raises:
-            TypeError: ``points`` is not a float32 or float64 tensor.
+            TypeError: ``points`` is not a floating-point tensor.
             ValueError: Its last dimension is not 3, or it is on another device.
         """
-        self._check_world("points", points)
-        low, high = self.aabb.to(points.dtype)
+        points = self._check_world("points", points)
+        low, high = self.aabb.unbind()
+        if points.dtype == torch.float64:
+            low, high = low.double(), high.double()
         return (points - low) / (high - low)
 
     def contains(self, points: Tensor) -> Tensor:
@@ -190,10 +207,10 @@ class VoxelGrid(nn.Module):
             (...) bool; False for positions that are not finite.
 
         Raises:
-            TypeError: ``points`` is not a float32 or float64 tensor.
+            TypeError: ``points`` is not a floating-point tensor.
             ValueError: Its last dimension is not 3, or it is on another device.
         """
-        self._check_world("points", points)
+        points = self._check_world("points", points)
         low, high = self.aabb
         return ((points >= low) & (points <= high)).all(dim=-1)
 
@@ -208,7 +225,9 @@ class VoxelGrid(nn.Module):
 
         Args:
             points: (..., 3) world positions, float32 or float64, on the grid's device; any leading shape, empty ones
-                included. Positions that are not finite read zeros and receive no gradient.
+                included. Positions that are not finite read zeros and receive no gradient. 16-bit positions are
+                widened, with a warning: float16 has 11 significant bits, too few to tell the cells of a large grid
+                apart.
             with_gradient: Also return the derivative with respect to the position, from the same pass over the grid:
                 surface normals, eikonal losses.
 
@@ -219,8 +238,7 @@ class VoxelGrid(nn.Module):
             change of more than 65504 across the box overflows.
 
         Raises:
-            TypeError: ``points`` is not a float32 or float64 tensor. 16-bit positions are refused: float16 has 11
-                significant bits, too few to tell the cells of a grid apart, let alone positions inside one.
+            TypeError: ``points`` is not a floating-point tensor.
             ValueError: Its last dimension is not 3, or it is on another device.
         """
         unit = self.to_unit(self._promote(points))
@@ -246,14 +264,13 @@ class VoxelGrid(nn.Module):
             inside: (R, S) bool, whether the sample lies in the box, faces included.
 
         Raises:
-            TypeError: An argument is not a float32 or float64 tensor.
+            TypeError: An argument is not a floating-point tensor.
             ValueError: The shapes do not fit together, or an argument is on another device.
         """
-        self._check_world("origins", origins)
-        self._check_world("directions", directions)
-        self._check_coordinates("t", t)
+        origins, directions = self._check_world("origins", origins), self._check_world("directions", directions)
+        t = self._check_coordinates("t", t)
         if origins.dim() != 2 or directions.shape != origins.shape or t.shape[:-1] != origins.shape[:1]:
-            raise ValueError(
+            raise ArgumentValueError(
                 "expected origins (R, 3), directions (R, 3) and t (R, S), got "
                 f"{tuple(origins.shape)}, {tuple(directions.shape)} and {tuple(t.shape)}"
             )
@@ -272,7 +289,7 @@ class VoxelGrid(nn.Module):
             values = self._fused.sample(rows, self.padding)
         else:
             values = ops.sample_trilinear(self.features, rows, padding=self.padding)
-        return values.reshape(*unit.shape[:-1], self.channels)
+        return values if unit.dim() == 2 else values.reshape(*unit.shape[:-1], self.channels)
 
     def fuse(self, dtype: torch.dtype) -> list[Tensor]:
         """Lets the grid be read from a copy, and gradients be added in place; see :class:`FusedSampling`.
@@ -294,32 +311,31 @@ class VoxelGrid(nn.Module):
             self._fused.refresh()
 
     def _rows(self, unit: Tensor) -> Tensor:
-        return unit.reshape(-1, 3).to(coordinate_dtype(self.features.dtype))
+        rows = unit if unit.dim() == 2 else unit.reshape(-1, 3)
+        wide = coordinate_dtype(self.features.dtype)
+        return rows if rows.dtype == wide else rows.to(wide)
 
     def _promote(self, values: Tensor) -> Tensor:
-        # Before the mapping to the unit cube, so that a float64 grid gets float64 coordinates, not rounded
-        # ones.
+        # Positions are widened before they are mapped to the unit cube: a float64 grid must not get rounded ones.
         double = self.features.dtype == torch.float64 and isinstance(values, Tensor) and _is_real(values)
         return values.double() if double else values
 
-    def _check_world(self, name: str, points: Tensor) -> None:
-        self._check_coordinates(name, points)
+    def _check_world(self, name: str, points: Tensor) -> Tensor:
+        points = self._check_coordinates(name, points)
         if points.dim() == 0 or points.shape[-1] != 3:
-            raise ValueError(f"{name} must have shape (..., 3), got {tuple(points.shape)}")
+            raise ArgumentValueError(f"{name} must have shape (..., 3), got {tuple(points.shape)}")
+        return points
 
-    def _check_coordinates(self, name: str, values: Tensor) -> None:
+    def _check_coordinates(self, name: str, values: Tensor) -> Tensor:
+        """Raises unless these are coordinates on the grid's device; returns them, 16-bit ones widened."""
         if not isinstance(values, Tensor):
-            raise TypeError(f"{name} must be a torch.Tensor, got {type(values).__name__}")
-        if values.dtype in (torch.float16, torch.bfloat16):
-            raise TypeError(
-                f"{name} must be float32 or float64, got {values.dtype}: 16-bit coordinates are too inexact "
-                "to address the cells of a grid. The features may be 16-bit, the positions may not (under "
-                "autocast, compute them outside of it)"
-            )
+            raise ArgumentTypeError(f"{name} must be a torch.Tensor, got {type(values).__name__}")
+        values = widen_positions(name, values, torch.float32)
         if not _is_real(values):
-            raise TypeError(f"{name} must be float32 or float64, got {values.dtype}")
+            raise ArgumentTypeError(f"{name} must be float32 or float64, got {values.dtype}")
         if values.device != self.aabb.device:
-            raise ValueError(f"{name} must be on the grid's device {self.aabb.device}, got {values.device}")
+            raise ArgumentValueError(f"{name} must be on the grid's device {self.aabb.device}, got {values.device}")
+        return values
 
     # ------------------------------------------------------------------------------------- changing the grid
 
@@ -364,14 +380,14 @@ class VoxelGrid(nn.Module):
             ValueError: ``aabb`` is not a finite box with low < high, or does not overlap the present one; the optimizer
                 does not train this grid or its state cannot be carried over. Nothing has changed then.
         """
-        wanted_low, wanted_high = _parse_aabb(aabb).tolist()
+        wanted_low, wanted_high = parse_box(aabb)
         present_low, present_high = self.aabb.tolist()
         new_low, new_high = list(present_low), list(present_high)
         cuts: list[slice] = []
         for axis, size in enumerate(self.resolution):
             low, high = present_low[axis], present_high[axis]
             if wanted_low[axis] >= high or wanted_high[axis] <= low:
-                raise ValueError(
+                raise ArgumentValueError(
                     f"aabb must overlap the grid's box, got {(wanted_low, wanted_high)} for a grid over "
                     f"{(present_low, present_high)}: they are apart along {'xyz'[axis]}"
                 )
@@ -383,7 +399,7 @@ class VoxelGrid(nn.Module):
             if last < size - 1:
                 new_high[axis] = low + last * (high - low) / (size - 1)
         self._transform(lambda values: values[tuple(cuts)].clone(), optimizer)
-        self.aabb.copy_(torch.tensor([new_low, new_high]))
+        self._set_box((tuple(new_low), tuple(new_high)))
 
     def refit(
         self,
@@ -406,11 +422,15 @@ class VoxelGrid(nn.Module):
             ValueError: ``aabb`` is not a finite box with low < high, or a size is below 1; the optimizer does not train
                 this grid or its state cannot be carried over. Nothing has changed then.
         """
-        box, target = _parse_aabb(aabb), _parse_resolution(resolution)
+        box, target = parse_box(aabb), _parse_resolution(resolution)
         low, high = self.aabb
-        corners = ((box.to(low.device) - low) / (high - low)).to(coordinate_dtype(self.features.dtype))
+        corners = ((box_tensor(box, low.device) - low) / (high - low)).to(coordinate_dtype(self.features.dtype))
         self._transform(lambda values: _sample_vertices(values, corners, target), optimizer)
-        self.aabb.copy_(box)
+        self._set_box(box)
+
+    def _set_box(self, box: Box) -> None:
+        self._box = box
+        self.aabb.copy_(box_tensor(box, torch.device("cpu")))
 
     def _transform(self, function: Callable[[Tensor], Tensor], optimizer: torch.optim.Optimizer | None) -> None:
         """Replaces the features, and the optimizer's state for them, by ``function`` of each."""
@@ -458,10 +478,10 @@ class VoxelGrid(nn.Module):
         """
         factors = (1.0, 1.0, 1.0) if weights is None else tuple(float(weight) for weight in weights)
         if len(factors) != 3 or not all(math.isfinite(factor) for factor in factors):
-            raise ValueError(f"weights must be three finite numbers, for x, y and z, got {weights!r}")
+            raise ArgumentValueError(f"weights must be three finite numbers, for x, y and z, got {weights!r}")
         values = self.features if channels is None else self.features[..., channels]
         if values.shape[-1] == 0:
-            raise ValueError(f"channels must select at least one of {self.channels} channels, got {channels!r}")
+            raise ArgumentValueError(f"channels must select at least one of {self.channels} channels, got {channels!r}")
         scales = tuple(
             factor * size / ((size - 1) * values.numel()) if size > 1 else 0.0
             for factor, size in zip(factors, self.resolution, strict=True)
@@ -495,9 +515,9 @@ class VoxelGrid(nn.Module):
             ValueError: It does not have shape (1, C, D, H, W).
         """
         if not isinstance(volume, Tensor):
-            raise TypeError(f"volume must be a torch.Tensor, got {type(volume).__name__}")
+            raise ArgumentTypeError(f"volume must be a torch.Tensor, got {type(volume).__name__}")
         if volume.dim() != 5 or volume.shape[0] != 1:
-            raise ValueError(f"volume must have shape (1, C, D, H, W), got {tuple(volume.shape)}")
+            raise ArgumentValueError(f"volume must have shape (1, C, D, H, W), got {tuple(volume.shape)}")
         _, channels, depth, height, width = volume.shape
         grid = cls((width, height, depth), channels, aabb, padding=padding, dtype=volume.dtype, device=volume.device)
         with torch.no_grad():
@@ -548,6 +568,9 @@ class VoxelGrid(nn.Module):
             state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
         )
         self.aabb = self.aabb.float()
+        if type(self.aabb) is Tensor and not self.aabb.is_meta:
+            low, high = self.aabb.tolist()
+            self._box = (tuple(low), tuple(high))
 
     def extra_repr(self) -> str:
         """Describes the grid in one line, for ``print(module)``."""
@@ -565,9 +588,9 @@ def _parse_size(name: str, value: Any) -> int:
     try:
         size = operator.index(value)
     except TypeError:
-        raise TypeError(f"{name} must be integer, got {value!r}") from None
+        raise ArgumentTypeError(f"{name} must be integer, got {value!r}") from None
     if size < 1 or isinstance(value, bool):
-        raise ValueError(f"{name} must be at least 1, got {value!r}")
+        raise ArgumentValueError(f"{name} must be at least 1, got {value!r}")
     return size
 
 
@@ -577,21 +600,9 @@ def _parse_resolution(resolution: int | Sequence[int]) -> tuple[int, int, int]:
     except TypeError:
         sizes = (resolution,) * 3
     if len(sizes) != 3:
-        raise ValueError(f"resolution must be one int, or three for x, y and z, got {resolution!r}")
+        raise ArgumentValueError(f"resolution must be one int, or three for x, y and z, got {resolution!r}")
     x, y, z = (_parse_size("resolution", size) for size in sizes)
     return x, y, z
-
-
-def _parse_aabb(aabb: Sequence[Sequence[float]] | Tensor) -> Tensor:
-    try:
-        box = torch.as_tensor(aabb, dtype=torch.float32, device="cpu").detach().clone()
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"aabb must be two corners of three numbers each, got {aabb!r}") from error
-    if box.shape != (2, 3):
-        raise ValueError(f"aabb must have shape (2, 3), low corner first, got shape {tuple(box.shape)}")
-    if not (box.isfinite().all() and (box[0] < box[1]).all()):
-        raise ValueError(f"aabb must be finite with low < high along every axis, got {box.tolist()}")
-    return box
 
 
 def _is_real(values: Tensor) -> bool:
@@ -670,7 +681,9 @@ def _slabs(rows: int, row_elements: int) -> Iterator[slice]:
 def _migratable_state(parameter: nn.Parameter, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], list[str]]:
     """The optimizer's state for a parameter, and which of its entries change shape with the parameter."""
     if not any(held is parameter for group in optimizer.param_groups for held in group["params"]):
-        raise ValueError("optimizer must hold this grid's features in one of its parameter groups, but does not")
+        raise ArgumentValueError(
+            "optimizer must hold this grid's features in one of its parameter groups, but does not"
+        )
     if parameter not in optimizer.state:
         return {}, []
     state = optimizer.state[parameter]
@@ -680,7 +693,7 @@ def _migratable_state(parameter: nn.Parameter, optimizer: torch.optim.Optimizer)
         if not isinstance(value, Tensor) or (value.numel() == 1 and not follows):
             continue
         if not follows or not value.is_floating_point():
-            raise ValueError(
+            raise ArgumentValueError(
                 f"optimizer: {type(optimizer).__name__} keeps {key!r} as {value.dtype} of shape "
                 f"{tuple(value.shape)}, which cannot follow features of shape {tuple(parameter.shape)}. "
                 "Drop it first, with `del optimizer.state[grid.features]`, to let this grid's optimization "

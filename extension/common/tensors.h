@@ -1,6 +1,7 @@
 // Small helpers over the stable tensor API, shared by the host code of both backends.
 #pragma once
 
+#include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -10,6 +11,7 @@
 #include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Half.h>
 
+#include <algorithm>
 #include <optional>
 #include <tuple>
 #include <type_traits>
@@ -41,8 +43,32 @@ inline std::optional<Tensor> as_contiguous(const std::optional<Tensor>& x) {
   return x.has_value() ? std::optional<Tensor>(as_contiguous(*x)) : std::nullopt;
 }
 
-inline Tensor new_empty(const Tensor& like, std::vector<int64_t> shape, ScalarType dtype) {
-  return torch::stable::new_empty(like, shape, dtype);
+// Calls the C shim itself: torch::stable::new_empty looks the operator up by name in every call.
+inline Tensor new_empty(const Tensor& like, const std::vector<int64_t>& shape, ScalarType dtype) {
+  constexpr size_t kMostDims = 8;
+  STD_TORCH_CHECK(shape.size() <= kMostDims, "expected at most ", kMostDims, " dimensions, got ", shape.size());
+  int64_t strides[kMostDims], stride = 1;
+  for (size_t axis = shape.size(); axis-- > 0;) {
+    strides[axis] = stride;
+    stride *= std::max<int64_t>(shape[axis], 1);
+  }
+  int32_t device_type = 0;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
+  AtenTensorHandle result = nullptr;
+  TORCH_ERROR_CODE_CHECK(
+      aoti_torch_empty_strided(static_cast<int64_t>(shape.size()), shape.data(), strides,
+                               torch::stable::detail::to<int32_t>(torch::stable::detail::from(dtype)), device_type,
+                               like.get_device_index(), &result));
+  return Tensor(result);
+}
+
+// Views a contiguous tensor (1, ...) without its first dimension.
+inline Tensor without_leading(const Tensor& x) {
+  const auto sizes = x.sizes(), strides = x.strides();
+  AtenTensorHandle result = nullptr;
+  TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(x.get(), x.dim() - 1, sizes.data() + 1, strides.data() + 1,
+                                                        x.storage_offset(), &result));
+  return Tensor(result);
 }
 
 inline Tensor new_zeros(const Tensor& like, std::vector<int64_t> shape, ScalarType dtype) {

@@ -5,12 +5,12 @@
 #include "module/stamp.h"
 
 STABLE_TORCH_LIBRARY(voxelfield, m) {
-  // Trilinear sampling of grids (B, X, Y, Z, C), one or several resolutions, at points (B, N, 3) of the unit cube:
-  // their channels side by side, or added up with `sum`. `direction` (B, N, 3) turns each op into its derivative along
-  // that direction of the point; `with_gradient` stacks the value and its three derivatives in a leading dimension
-  // of 4. `accumulate` adds to sums that are there already. padding: 0 border, 1 zeros, 2 reflection. `sizes` are X, Y,
-  // Z, C of each level. method: 0 automatic, 1 atomic, 2 tiled, 3 tiled with a fixed order of summation, 4 binned where
-  // a level suits that.
+  // Trilinear sampling of grids (X, Y, Z, C), one or several resolutions, at points (N, 3) of the unit cube: their
+  // channels side by side, or added up with `sum`. Grids (B, X, Y, Z, C) go with points (B, N, 3). `direction`, shaped
+  // like points, turns each op into its derivative along that direction of the point; `with_gradient` stacks the value
+  // and its three derivatives in a leading dimension of 4. `accumulate` adds to sums that are there already. padding: 0
+  // border, 1 zeros, 2 reflection. `sizes` are X, Y, Z, C of each level. method: 0 automatic, 1 atomic, 2 tiled, 3
+  // tiled with a fixed order of summation, 4 binned where a level suits that.
   m.def(
       "sample_trilinear(Tensor[] grids, Tensor points, Tensor? direction, int padding, bool align_corners, "
       "bool nearest, bool sum, bool with_gradient) -> Tensor");

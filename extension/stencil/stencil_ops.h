@@ -58,11 +58,12 @@ struct StencilOps {
                                  bool nearest, bool sum, bool with_gradient) {
     const Lookup lookup{padding, align_corners, nearest, sum};
     const Shapes shapes = shapes_of(grids, sum);
-    check_points(grids[0], points, direction, with_gradient, shapes[0][0]);
+    check_points(grids[0], points, direction, with_gradient, batch_of(grids[0]));
     const typename Backend::Guard guard(points);
     const std::vector<Tensor> sources = all_contiguous(grids);
-    return gather(sources, points, direction, with_gradient, columns_of(shapes, sum),
-                  [&](auto zero) { return grid_levels<const decltype(zero)>(shapes, lookup, points.size(1)); });
+    return gather(sources, points, direction, with_gradient, columns_of(shapes, sum), [&](auto zero) {
+      return grid_levels<const decltype(zero)>(shapes, lookup, points_per_grid(points));
+    });
   }
 
   static std::vector<Tensor> splat_trilinear(const Tensor& values, const Tensor& points,
@@ -71,23 +72,27 @@ struct StencilOps {
                                              bool with_gradient, int64_t method) {
     const Lookup lookup{padding, align_corners, nearest, sum};
     STD_TORCH_CHECK(method >= 0 && method <= 4, "method must be 0 to 4, got ", method);
-    STD_TORCH_CHECK(sizes.size() % 4 == 0, "sizes must be X, Y, Z, C of each level, got ", sizes.size(), " numbers");
-    STD_TORCH_CHECK(points.dim() == 3, "points must be (B, N, 3), got ", points.dim(), " dimensions");
+    STD_TORCH_CHECK(!sizes.empty() && sizes.size() % 4 == 0, "sizes must be X, Y, Z, C of each level, got ",
+                    sizes.size(), " numbers");
+    STD_TORCH_CHECK(points.dim() == 2 || points.dim() == 3, "points must be (N, 3) or (B, N, 3), got ", points.dim(),
+                    " dimensions");
+    const bool batched = points.dim() == 3;
+    const int64_t batch = batched ? points.size(0) : 1;
     Shapes shapes;
     for (size_t i = 0; i < sizes.size(); i += 4) {
-      shapes.push_back({points.size(0), sizes[i], sizes[i + 1], sizes[i + 2], sizes[i + 3]});
+      shapes.push_back({batch, sizes[i], sizes[i + 1], sizes[i + 2], sizes[i + 3]});
     }
     check_shapes(shapes, sum);
-    check_points(values, points, direction, with_gradient, points.size(0));
+    check_points(values, points, direction, with_gradient, batched ? std::optional<int64_t>(batch) : std::nullopt);
     check_values(values, points, values, with_gradient, columns_of(shapes, sum));
     const typename Backend::Guard guard(values);
     const Tensor v = as_contiguous(values), p = as_contiguous(points);
     const auto d = as_contiguous(direction);
-    const int64_t n = p.size(0) * p.size(1);
+    const int64_t n = p.numel() / 3;
     if (v.numel() == 0) {
       std::vector<Tensor> zeros;
       for (const auto& shape : shapes) zeros.push_back(new_zeros(v, shape, v.scalar_type()));
-      return zeros;
+      return batched ? zeros : without_batch(zeros);
     }
     std::vector<Tensor> sums;
     dispatch_floating(v.scalar_type(), "splat", [&](auto zero) {
@@ -95,17 +100,17 @@ struct StencilOps {
       using T = opmath_t<scalar_t>;
       dispatch_weights<T>(d.has_value(), with_gradient, [&](auto tag) {
         sums = Backend::template splat<scalar_t, typename decltype(tag)::type>(
-            grid_levels<scalar_t>(shapes, lookup, p.size(1)), shapes, v, p.const_data_ptr<T>(), data_or_null<T>(d), n,
-            static_cast<SplatMethod>(method));
+            grid_levels<scalar_t>(shapes, lookup, points_per_grid(p)), shapes, v, p.const_data_ptr<T>(),
+            data_or_null<T>(d), n, static_cast<SplatMethod>(method));
       });
     });
-    return sums;
+    return batched ? sums : without_batch(sums);
   }
 
   static void accumulate_trilinear(std::vector<Tensor> sums, const Tensor& values, const Tensor& points,
                                    int64_t padding, bool align_corners, bool nearest) {
     const Shapes shapes = shapes_of(sums, false);
-    check_points(values, points, std::nullopt, false, shapes[0][0]);
+    check_points(values, points, std::nullopt, false, batch_of(sums[0]));
     check_values(values, points, values, false, columns_of(shapes, false));
     for (const Tensor& sum : sums) {
       STD_TORCH_CHECK(same_device(sum, values), "sums must be on the device of values, got another device");
@@ -116,12 +121,12 @@ struct StencilOps {
     }
     const typename Backend::Guard guard(values);
     const Tensor v = as_contiguous(values), p = as_contiguous(points);
-    const int64_t n = p.size(0) * p.size(1);
+    const int64_t n = p.numel() / 3;
     if (v.numel() == 0) return;
     dispatch_floating(v.scalar_type(), "accumulate", [&](auto zero) {
       using scalar_t = decltype(zero);
       using T = opmath_t<scalar_t>;
-      auto levels = grid_levels<T>(shapes, {padding, align_corners, nearest, false}, p.size(1));
+      auto levels = grid_levels<T>(shapes, {padding, align_corners, nearest, false}, points_per_grid(p));
       for (int i = 0; i < levels.count; ++i) levels.level[i].data = sums[i].template mutable_data_ptr<T>();
       Backend::template accumulate<scalar_t>(levels, shapes, v, p.const_data_ptr<T>(), n);
     });
@@ -132,12 +137,13 @@ struct StencilOps {
                                          bool nearest, bool sum, bool with_gradient) {
     const Lookup lookup{padding, align_corners, nearest, sum};
     const Shapes shapes = shapes_of(grids, sum);
-    check_points(grids[0], points, direction, with_gradient, shapes[0][0]);
+    check_points(grids[0], points, direction, with_gradient, batch_of(grids[0]));
     check_values(values, points, grids[0], with_gradient, columns_of(shapes, sum));
     const typename Backend::Guard guard(points);
     const std::vector<Tensor> sources = all_contiguous(grids);
-    return point_gradient(values, sources, points, direction, with_gradient,
-                          [&](auto zero) { return grid_levels<const decltype(zero)>(shapes, lookup, points.size(1)); });
+    return point_gradient(values, sources, points, direction, with_gradient, [&](auto zero) {
+      return grid_levels<const decltype(zero)>(shapes, lookup, points_per_grid(points));
+    });
   }
 
   static Tensor interpolate_cells(const Tensor& feats, const Tensor& points, const std::optional<Tensor>& direction) {
@@ -188,10 +194,7 @@ struct StencilOps {
                        WithGradient with_gradient, int64_t columns, const MakeLevels& make_levels) {
     const Tensor p = as_contiguous(points);
     const auto d = as_contiguous(direction);
-    std::vector<int64_t> shape(points.sizes().begin(), points.sizes().end());
-    shape.back() = columns;
-    if (with_gradient) shape.insert(shape.begin(), 4);
-    Tensor out = new_empty(sources[0], shape, sources[0].scalar_type());
+    Tensor out = new_empty(sources[0], rows_of(points, with_gradient, columns), sources[0].scalar_type());
     if (out.numel() == 0) return out;
     dispatch_floating(sources[0].scalar_type(), "gather", [&](auto zero) {
       using scalar_t = decltype(zero);
@@ -212,8 +215,10 @@ struct StencilOps {
                                const MakeLevels& make_levels) {
     const Tensor v = as_contiguous(values), p = as_contiguous(points);
     const auto d = as_contiguous(direction);
-    if (v.numel() == 0) return new_zeros(p, {p.sizes().begin(), p.sizes().end()}, p.scalar_type());
-    Tensor out = torch::stable::empty_like(p);
+    const auto sizes = p.sizes();
+    const std::vector<int64_t> shape(sizes.begin(), sizes.end());
+    if (v.numel() == 0) return new_zeros(p, shape, p.scalar_type());
+    Tensor out = new_empty(p, shape, p.scalar_type());
     dispatch_floating(sources[0].scalar_type(), "point_gradient", [&](auto zero) {
       using scalar_t = decltype(zero);
       using T = opmath_t<scalar_t>;
@@ -228,7 +233,7 @@ struct StencilOps {
     return out;
   }
 
-  // Points are (B, N, 3) for grids in a batch of B, (N, 3) for cells.
+  // Points are (B, N, 3) for grids in a batch of B, and (N, 3) for one grid and for cells.
   static void check_points(const Tensor& like, const Tensor& points, const std::optional<Tensor>& direction,
                            bool with_gradient, std::optional<int64_t> batch) {
     const auto check = [&](const char* name, const Tensor& x, int64_t count) {
@@ -240,21 +245,19 @@ struct StencilOps {
     };
     check("points", points, kAny);
     if (!direction.has_value()) return;
-    check("direction", *direction, points.size(points.dim() - 2));
+    check("direction", *direction, points_per_grid(points));
     STD_TORCH_CHECK(!with_gradient, "direction must be None with with_gradient, got a tensor");
   }
 
-  // Values have a row of all channels for each point, with_gradient four.
+  // Values have a row of all channels for each point, or four of them with_gradient.
   static void check_values(const Tensor& values, const Tensor& points, const Tensor& like, bool with_gradient,
                            int64_t columns) {
-    const int64_t n = points.size(points.dim() - 2);
-    if (points.dim() == 2) {
-      check_tensor("values", values, {n, columns}, like.scalar_type(), points);
-    } else if (with_gradient) {
-      check_tensor("values", values, {4, points.size(0), n, columns}, like.scalar_type(), points);
-    } else {
-      check_tensor("values", values, {points.size(0), n, columns}, like.scalar_type(), points);
-    }
+    const std::vector<int64_t> shape = rows_of(points, with_gradient, columns);
+    const auto sizes = values.sizes();
+    STD_TORCH_CHECK(std::vector<int64_t>(sizes.begin(), sizes.end()) == shape &&
+                        values.scalar_type() == like.scalar_type() && same_device(values, points),
+                    "values must be ", describe(shape, like.scalar_type(), points), ", got ",
+                    describe(sizes, values.scalar_type(), values));
   }
 
   static void check_shapes(const Shapes& shapes, bool sum) {
@@ -275,11 +278,43 @@ struct StencilOps {
   static Shapes shapes_of(const std::vector<Tensor>& grids, bool sum) {
     Shapes shapes;
     for (const Tensor& grid : grids) {
-      check_tensor("grids", grid, {kAny, kAny, kAny, kAny, kAny}, grids[0].scalar_type(), grids[0]);
-      shapes.emplace_back(grid.sizes().begin(), grid.sizes().end());
+      if (grids[0].dim() == 4) {
+        check_tensor("grids", grid, {kAny, kAny, kAny, kAny}, grids[0].scalar_type(), grids[0]);
+      } else {
+        check_tensor("grids", grid, {kAny, kAny, kAny, kAny, kAny}, grids[0].scalar_type(), grids[0]);
+      }
+      const auto sizes = grid.sizes();
+      shapes.emplace_back(sizes.begin(), sizes.end());
+      if (sizes.size() == 4) shapes.back().insert(shapes.back().begin(), 1);
     }
     check_shapes(shapes, sum);
     return shapes;
+  }
+
+  // The batch size that points of a grid must have, if the grid has a batch dimension.
+  static std::optional<int64_t> batch_of(const Tensor& grid) {
+    return grid.dim() == 5 ? std::optional<int64_t>(grid.size(0)) : std::nullopt;
+  }
+
+  static int64_t points_per_grid(const Tensor& points) { return points.size(points.dim() - 2); }
+
+  // The shape of values at points: as many rows of `columns`, four times over with the derivatives.
+  static std::vector<int64_t> rows_of(const Tensor& points, bool with_gradient, int64_t columns) {
+    const auto sizes = points.sizes();
+    std::vector<int64_t> shape;
+    shape.reserve(4);
+    if (with_gradient) shape.push_back(4);
+    shape.insert(shape.end(), sizes.begin(), sizes.end() - 1);
+    shape.push_back(columns);
+    return shape;
+  }
+
+  // Drops the batch dimension of sums (1, X, Y, Z, C).
+  static std::vector<Tensor> without_batch(std::vector<Tensor>& sums) {
+    std::vector<Tensor> result;
+    result.reserve(sums.size());
+    for (Tensor& sum : sums) result.push_back(without_leading(sum));
+    return result;
   }
 
   static void check_cells(const Tensor& feats, const Tensor& points) {

@@ -1,11 +1,14 @@
-"""Argument checks shared by the ops: each names the argument, what it is and what was expected."""
+"""Argument checks shared by the ops. Each message names the argument, what was expected and what was given."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection
 
 import torch
 from torch import Tensor
+
+from voxelfield.ops._errors import ArgumentTypeError, ArgumentValueError
 
 FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -13,32 +16,34 @@ FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 def check_tensor(name: str, value: object, shape: tuple[int | str, ...], why: str = "") -> None:
     """Raises unless ``value`` is a tensor of the given shape (strings stand for any length)."""
     if not isinstance(value, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
+        raise ArgumentTypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
     fits = value.dim() == len(shape) and all(
         isinstance(want, str) or got == want for got, want in zip(value.shape, shape, strict=True)
     )
     if not fits:
         wanted = ", ".join(str(s) for s in shape)
-        raise ValueError(f"{name} must have shape ({wanted}){why}, got {tuple(value.shape)}")
+        raise ArgumentValueError(f"{name} must have shape ({wanted}){why}, got {tuple(value.shape)}")
 
 
 def check_dtype(name: str, value: Tensor, allowed: tuple[torch.dtype, ...], why: str = "") -> None:
     """Raises unless the tensor has one of the allowed dtypes."""
     if value.dtype not in allowed:
         wanted = " or ".join(str(d).removeprefix("torch.") for d in allowed)
-        raise TypeError(f"{name} must be {wanted}{why}, got {str(value.dtype).removeprefix('torch.')}")
+        raise ArgumentTypeError(f"{name} must be {wanted}{why}, got {str(value.dtype).removeprefix('torch.')}")
 
 
 def check_choice(name: str, value: object, allowed: Collection[str]) -> None:
     """Raises unless ``value`` is one of the allowed strings."""
     if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{name} must be one of {list(allowed)}, got {value!r}")
+        raise ArgumentValueError(f"{name} must be one of {list(allowed)}, got {value!r}")
 
 
 def check_same_device(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
     """Raises unless both tensors are on one device."""
     if value.device != other.device:
-        raise ValueError(f"{name} must be on the device of {other_name}, {other.device}, but it is on {value.device}")
+        raise ArgumentValueError(
+            f"{name} must be on the device of {other_name}, {other.device}, but it is on {value.device}"
+        )
 
 
 def check_float32(name: str, value: object, shape: tuple[int | str, ...], other_name: str, other: Tensor) -> None:
@@ -50,7 +55,7 @@ def check_float32(name: str, value: object, shape: tuple[int | str, ...], other_
 
 
 def check_rays(origins: object, directions: object, near: object, far: object, offset: Tensor | None) -> Tensor:
-    """Raises unless rays to march are float32 and fit together; returns ``offset``, midpoints where that is None."""
+    """Raises unless rays to march are float32 and fit together; returns ``offset``, or midpoints if it is None."""
     check_tensor("origins", origins, ("R", 3))
     assert isinstance(origins, Tensor)
     if offset is None and isinstance(near, Tensor):
@@ -65,65 +70,90 @@ def check_rays(origins: object, directions: object, near: object, far: object, o
 
 
 def check_step(step: float) -> None:
-    """Raises unless ``step`` is a distance to march by, which kernels do in float32."""
+    """Raises unless ``step`` is positive and finite in float32, in which kernels march."""
     limits = torch.finfo(torch.float32)
     if not limits.tiny <= step <= limits.max:
-        raise ValueError(f"step must be a positive, finite distance, got {step}")
+        raise ArgumentValueError(f"step must be a positive, finite distance, got {step}")
 
 
-def check_points(points: object, shape: tuple[int | str, ...], source_name: str, source: Tensor) -> None:
-    """Raises unless ``points`` has a shape, the device of ``source`` and the coordinate dtype that it asks for."""
+def check_points(points: object, shape: tuple[int | str, ...], source_name: str, source: Tensor) -> Tensor:
+    """Raises unless ``points`` has a shape, the device of ``source`` and the coordinate dtype that it asks for.
+
+    Returns:
+        The points; 16-bit ones widened to that dtype.
+    """
     check_tensor("points", points, shape, f" for {source_name} of shape {tuple(source.shape)}")
     assert isinstance(points, Tensor)
     expected = coordinate_dtype(source.dtype)
-    why = f" for a {str(source.dtype).removeprefix('torch.')} {source_name}"
-    if points.dtype in (torch.float16, torch.bfloat16):
-        why += " (16-bit coordinates cannot tell neighbouring cells apart)"
-    check_dtype("points", points, (expected,), why)
+    points = widen_positions("points", points, expected)
+    check_dtype("points", points, (expected,), f" for a {str(source.dtype).removeprefix('torch.')} {source_name}")
     check_same_device("points", points, source_name, source)
+    return points
+
+
+def widen_positions(name: str, positions: Tensor, dtype: torch.dtype) -> Tensor:
+    """Returns 16-bit positions in a wider dtype, and others as they are; warns of the former once in a process."""
+    global _warned_of_narrow_positions
+    if positions.dtype not in (torch.float16, torch.bfloat16):
+        return positions
+    if not _warned_of_narrow_positions and not torch.compiler.is_compiling():
+        _warned_of_narrow_positions = True
+        warnings.warn(
+            f"{name} is {str(positions.dtype).removeprefix('torch.')} and is widened: 16-bit coordinates cannot tell "
+            "neighbouring cells of a large grid apart. Compute positions in float32, outside of autocast",
+            stacklevel=2,
+        )
+    return positions.to(dtype)
+
+
+_warned_of_narrow_positions = False
 
 
 def check_ray_offsets(ray_offsets: object, samples: int, like_name: str, like: Tensor) -> None:
-    """Raises unless ``ray_offsets`` (R + 1,) are int64 on the device of ``like``, and fit as many samples.
+    """Raises unless ``ray_offsets`` (R + 1,) are int64 on the device of ``like``, and fit the number of samples.
 
-    They fit if they never fall and lie in 0..samples. That is looked at where it costs no wait: on the CPU. Kernels
-    bound what they read (``PackedRays`` in extension/rays/packed_rays.h).
+    They fit if they never fall and lie in 0..samples. Not checked on CUDA, because that would synchronise; kernels
+    clamp what they read (``PackedRays`` in extension/rays/packed_rays.h).
     """
     check_tensor("ray_offsets", ray_offsets, ("R + 1",))
     assert isinstance(ray_offsets, Tensor)
     check_dtype("ray_offsets", ray_offsets, (torch.int64,))
     check_same_device("ray_offsets", ray_offsets, like_name, like)
     if ray_offsets.shape[0] == 0:
-        raise ValueError("ray_offsets must have R + 1 entries, at least one, got none")
-    if not _can_be_looked_at(ray_offsets):
+        raise ArgumentValueError("ray_offsets must have R + 1 entries, at least one, got none")
+    if not is_readable(ray_offsets):
         return
     falls = ray_offsets[1:] < ray_offsets[:-1]
     if falls.any():
         ray = int(falls.nonzero()[0])
         first, last = ray_offsets[ray : ray + 2].tolist()
-        raise ValueError(f"ray_offsets must not fall, got {first} followed by {last} at ray {ray}")
+        raise ArgumentValueError(f"ray_offsets must not fall, got {first} followed by {last} at ray {ray}")
     first, last = int(ray_offsets[0]), int(ray_offsets[-1])
     if first < 0 or last > samples:
-        raise ValueError(f"ray_offsets must lie in 0..{samples}, as {like_name} has rows, got {first}..{last}")
+        raise ArgumentValueError(f"ray_offsets must lie in 0..{samples}, as {like_name} has rows, got {first}..{last}")
 
 
 def check_index(name: str, index: Tensor, count: int, what: str) -> None:
-    """Raises if an index lies outside 0..count - 1, where looking costs no wait: on the CPU. Kernels bound them."""
-    if index.numel() == 0 or not _can_be_looked_at(index):
+    """Raises if an index lies outside 0..count - 1.
+
+    Not checked on CUDA, because that would synchronise; kernels clamp indices.
+    """
+    if index.numel() == 0 or not is_readable(index):
         return
     lowest, highest = (int(x) for x in index.aminmax())
     if lowest < 0 or highest >= count:
-        raise ValueError(f"{name} must lie in 0..{count - 1}, {what}, got {lowest}..{highest}")
+        raise ArgumentValueError(f"{name} must lie in 0..{count - 1}, {what}, got {lowest}..{highest}")
 
 
 def check_at_least_one(name: str, value: object) -> None:
     """Raises unless ``value`` is an int of at least 1."""
     if not isinstance(value, int) or value < 1:
-        raise ValueError(f"{name} must be an int of at least 1, got {value!r}")
+        raise ArgumentValueError(f"{name} must be an int of at least 1, got {value!r}")
 
 
-def _can_be_looked_at(x: Tensor) -> bool:
-    # Tracers bring tensors of types of their own, which have no values.
+def is_readable(x: Tensor) -> bool:
+    """Tells whether values can be read without waiting for a device."""
+    # The tensors of a tracer are of types of their own and have no values.
     return not torch.compiler.is_compiling() and type(x) is Tensor and x.device.type == "cpu"
 
 

@@ -8,8 +8,8 @@ first and second derivatives of all of them are again one of these six: the tabl
 order, backwards (``backward``, towards the inputs) and forwards (``jvp``, along tangents).
 
 These are autograd Functions with ``setup_context``, so that ``torch.func`` can transform them. The public functions
-call them; :func:`register_autograd` puts them beneath the registered ops too, for a compiler to trace.
-``torch.library.register_autograd`` would not do: under it forward-mode differentiation loses tangents silently.
+call them; :func:`register_autograd` also makes them the autograd kernels of the raw ops, which a compiler traces.
+``torch.library.register_autograd`` cannot be used: with it, forward-mode differentiation silently loses tangents.
 """
 
 from __future__ import annotations
@@ -21,29 +21,28 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 from torch._functorch.utils import unwrap_dead_wrappers
-from torch.autograd import Function
 
+from voxelfield.ops._autograd import MaybeTensor, OpFunction, below_autograd, forward_mode_active, traces_ops
 from voxelfield.ops._vmap import Folding
 
 Shapes = tuple[tuple[int, ...], ...]
-MaybeTensor = Tensor | None
-
-# torch's manual for custom operators has a kernel of autograd's call the kernels below it in this way. The second key
-# only keeps track of views: a view that is returned from a Function could not be changed in place.
-below_autograd = torch._C._AutoDispatchBelowADInplaceOrView
+Apply = Callable[..., Any]
 
 
 class Stencil(Protocol):
     """Where the corners of a point are found: the options of one call, and the raw ops that understand them."""
 
-    with_gradient: bool
-    """Whether values and results are stacked with their three derivatives in a leading dimension of 4."""
-
-    batched: bool
-    """Whether sources, points and values have a batch dimension in front (behind that of ``with_gradient``)."""
+    @property
+    def with_gradient(self) -> bool:
+        """Whether values and results are stacked with their three derivatives in a leading dimension of 4."""
+        ...
 
     shareable: ClassVar[bool]
-    """Whether all points of a batch's element read one and the same source."""
+    """Whether all points of one element of a batch read the same source."""
+
+    def batched(self, point_dims: int) -> bool:
+        """Tells whether sources and points have a batch dimension in front, given the dimensions of the points."""
+        ...
 
     def gather(self, sources: Sequence[Tensor], points: Tensor, direction: MaybeTensor) -> Tensor:
         """Runs the raw op :math:`S`."""
@@ -60,40 +59,44 @@ class Stencil(Protocol):
         ...
 
     def select(self, values: Tensor, shapes: Shapes, wanted: Sequence[bool]) -> Tensor:
-        """Returns those columns of ``values`` that belong to the wanted ones of the sources."""
-        ...
-
-    def as_batch(self) -> Stencil:
-        """Returns the same with ``batched``."""
+        """Returns the columns of ``values`` that belong to the wanted sources."""
         ...
 
 
 def sample(sources: Sequence[Tensor], points: Tensor, stencil: Stencil) -> Tensor:
-    """Samples sources at points, differentiably: what the public functions call."""
-    if torch.compiler.is_compiling():
+    """Samples sources at points, differentiably, in every situation."""
+    if traces_ops():
         return stencil.gather(sources, points, None)
-    sampled: Tensor = Gather.apply(*sources, points, None, stencil)
+    sampled: Tensor = Gather.apply(*unwrap_dead_wrappers((*sources, points)), None, stencil)
     return sampled
 
 
-class _StencilFunction(Function):
-    @classmethod
-    def apply(cls, *inputs: Any) -> Any:
-        """Does what torch's ``apply`` does, without binding inputs to a signature: that takes longer than the rest."""
-        if torch._C._are_functorch_transforms_active():
-            return super().apply(*inputs)
-        return super(Function, cls).apply(*unwrap_dead_wrappers(inputs))  # type: ignore[misc]
+def sample_eagerly(sources: Sequence[Tensor], points: Tensor, stencil: Stencil) -> Tensor:
+    """Samples sources at points, differentiably in reverse mode, with the least work on the host.
+
+    Not where :func:`voxelfield.ops._autograd.needs_long_path`. Only the raw op checks the arguments.
+    """
+    if torch.is_grad_enabled() and (points.requires_grad or any(source.requires_grad for source in sources)):
+        sampled: Tensor = Gather.record(*sources, points, None, stencil)
+        return sampled
+    with below_autograd():
+        return stencil.gather(sources, points, None)
 
 
-class Gather(_StencilFunction):
+class Gather(OpFunction):
     """:math:`S`, applied to ``(*sources, points, direction, stencil)``."""
 
     @staticmethod
-    def forward(*inputs: Any) -> Tensor:
+    def call(*inputs: Any) -> Tensor:
+        """Runs the raw op."""
         *sources, points, direction, stencil = inputs
-        with below_autograd():
-            gathered: Tensor = stencil.gather(sources, points, direction)
+        gathered: Tensor = stencil.gather(sources, points, direction)
         return gathered
+
+    @staticmethod
+    def forward(*inputs: Any) -> Tensor:
+        with below_autograd():
+            return Gather.call(*inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -101,9 +104,10 @@ class Gather(_StencilFunction):
         ctx.shapes = tuple(source.shape for source in sources)
         *_, needs_points, needs_direction, _ = ctx.needs_input_grad
         ctx.set_materialize_grads(False)
-        # The features matter to the gradient in the point alone: do not keep them alive for nothing.
+        # Only the gradient in the points reads the features. Otherwise they need not be kept alive.
         ctx.save_for_backward(points, direction, *(sources if needs_points or needs_direction else ()))
-        ctx.save_for_forward(points, direction, *sources)
+        if forward_mode_active():
+            ctx.save_for_forward(points, direction, *sources)
 
     @staticmethod
     def backward(ctx: Any, grad: MaybeTensor) -> tuple[MaybeTensor, ...]:
@@ -137,34 +141,45 @@ class Gather(_StencilFunction):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
+        return Gather.map(Gather.apply, info.batch_size, in_dims, *inputs)
+
+    @staticmethod
+    def map(apply: Apply, size: int, in_dims: Sequence[Any], *inputs: Any) -> tuple[Tensor, int]:
+        """Makes mapped calls one: ``apply`` is this Function's, or ``call`` in the batching rule of the raw op."""
         *sources, points, direction, stencil = inputs
         *source_dims, points_dim, direction_dim, _ = in_dims
-        folding = Folding(stencil, info.batch_size, source_dims)
-        gathered = Gather.apply(
+        folding = Folding(stencil, size, _batched(stencil, points, points_dim), source_dims)
+        gathered = apply(
             *folding.sources(sources, source_dims),
             folding.points(points, points_dim),
             folding.points(direction, direction_dim),
-            folding.stencil,
+            stencil,
         )
         return folding.unfold_values(gathered)
 
 
-class Splat(_StencilFunction):
+class Splat(OpFunction):
     """:math:`S^*`, applied to ``(values, points, direction, shapes, stencil)``: one sum for each of ``shapes``."""
 
     @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, ...]:
+    def call(*inputs: Any) -> tuple[Tensor, ...]:
+        """Runs the raw op."""
         values, points, direction, shapes, stencil = inputs
-        with below_autograd():
-            sums: tuple[Tensor, ...] = stencil.splat(values, points, direction, shapes)
+        sums: tuple[Tensor, ...] = stencil.splat(values, points, direction, shapes)
         return sums
+
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, ...]:
+        with below_autograd():
+            return Splat.call(*inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         values, points, direction, ctx.shapes, ctx.stencil = inputs
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(values, points, direction)
-        ctx.save_for_forward(values, points, direction)
+        if forward_mode_active():
+            ctx.save_for_forward(values, points, direction)
 
     @staticmethod
     def backward(ctx: Any, *grads: MaybeTensor) -> tuple[MaybeTensor, ...]:
@@ -200,35 +215,48 @@ class Splat(_StencilFunction):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        return Splat.map(Splat.apply, info.batch_size, in_dims, *inputs)
+
+    @staticmethod
+    def map(
+        apply: Apply, size: int, in_dims: Sequence[Any], *inputs: Any
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        """Makes mapped calls one: ``apply`` is this Function's, or ``call`` in the batching rule of the raw op."""
         values, points, direction, shapes, stencil = inputs
         values_dim, points_dim, direction_dim, *_ = in_dims
-        folding = Folding(stencil, info.batch_size)
-        sums = Splat.apply(
+        folding = Folding(stencil, size, _batched(stencil, points, points_dim))
+        sums = apply(
             folding.values(values, values_dim),
             folding.points(points, points_dim),
             folding.points(direction, direction_dim),
             tuple(folding.shape(shape) for shape in shapes),
-            folding.stencil,
+            stencil,
         )
         return tuple(folding.unfold(x) for x in sums), (0,) * len(sums)
 
 
-class PointGradient(_StencilFunction):
+class PointGradient(OpFunction):
     """:math:`P`, applied to ``(values, *sources, points, direction, stencil)``."""
 
     @staticmethod
-    def forward(*inputs: Any) -> Tensor:
+    def call(*inputs: Any) -> Tensor:
+        """Runs the raw op."""
         values, *sources, points, direction, stencil = inputs
-        with below_autograd():
-            gradient: Tensor = stencil.point_gradient(values, sources, points, direction)
+        gradient: Tensor = stencil.point_gradient(values, sources, points, direction)
         return gradient
+
+    @staticmethod
+    def forward(*inputs: Any) -> Tensor:
+        with below_autograd():
+            return PointGradient.call(*inputs)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         *tensors, ctx.stencil = inputs
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
-        ctx.save_for_forward(*tensors)
+        if forward_mode_active():
+            ctx.save_for_forward(*tensors)
 
     @staticmethod
     def backward(ctx: Any, grad: MaybeTensor) -> tuple[MaybeTensor, ...]:
@@ -268,65 +296,22 @@ class PointGradient(_StencilFunction):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[Tensor, int]:
+        return PointGradient.map(PointGradient.apply, info.batch_size, in_dims, *inputs)
+
+    @staticmethod
+    def map(apply: Apply, size: int, in_dims: Sequence[Any], *inputs: Any) -> tuple[Tensor, int]:
+        """Makes mapped calls one: ``apply`` is this Function's, or ``call`` in the batching rule of the raw op."""
         values, *sources, points, direction, stencil = inputs
         values_dim, *source_dims, points_dim, direction_dim, _ = in_dims
-        folding = Folding(stencil, info.batch_size, source_dims)
-        gradient = PointGradient.apply(
+        folding = Folding(stencil, size, _batched(stencil, points, points_dim), source_dims)
+        gradient = apply(
             folding.values(values, values_dim),
             *folding.sources(sources, source_dims),
             folding.points(points, points_dim),
             folding.points(direction, direction_dim),
-            folding.stencil,
+            stencil,
         )
         return folding.unfold_points(gradient)
-
-
-def register_autograd(op: str, apply: Callable[..., Any]) -> None:
-    """Makes autograd run a registered op by way of the Functions.
-
-    Args:
-        op: Name of the op.
-        apply: Takes the op's arguments, applies one of the Functions to them, returns the op's result.
-    """
-
-    def kernel(*args: Any) -> Any:
-        # torch.func runs this in the midst of one of its levels, where no Function can be applied.
-        if torch._C._are_functorch_transforms_active():
-            raise NotImplementedError(
-                f"torch.ops.voxelfield.{op} cannot be transformed by torch.func (grad, jvp, vmap, ...); the functions "
-                "in voxelfield.ops can, outside of torch.compile(fullgraph=True)"
-            )
-        return apply(*args)
-
-    _fragment.impl(op, kernel, "Autograd")
-
-
-def last_derivative(op: str, refusal: str) -> type[Function]:
-    """Makes the Function of a backward op that has no derivative of its own.
-
-    Args:
-        op: Name of the op.
-        refusal: Message of the NotImplementedError that asking for one raises.
-    """
-
-    class LastDerivative(Function):
-        @staticmethod
-        def forward(*inputs: Any) -> Any:
-            with below_autograd():
-                return getattr(torch.ops.voxelfield, op).default(*inputs)
-
-        @staticmethod
-        def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-            pass
-
-        @staticmethod
-        def backward(ctx: Any, *grads: Tensor) -> None:
-            raise NotImplementedError(refusal)
-
-    return LastDerivative
-
-
-_fragment = torch.library.Library("voxelfield", "FRAGMENT")
 
 
 def _splat(
@@ -337,7 +322,7 @@ def _splat(
     stencil: Stencil,
     wanted: Sequence[bool],
 ) -> Sequence[MaybeTensor]:
-    """Splats into the wanted ones of the sources alone."""
+    """Splats into the wanted sources alone."""
     if all(wanted):
         sums: tuple[Tensor, ...] = Splat.apply(values, points, direction, shapes, stencil)
         return sums
@@ -371,6 +356,10 @@ def _refuse_two_directions(direction: MaybeTensor) -> None:
             "forward-mode differentiation of trilinear sampling in the points is possible once; for a second "
             "derivative take one of the two in reverse mode, as torch.func.hessian does"
         )
+
+
+def _batched(stencil: Stencil, points: Tensor, mapped: int | None) -> bool:
+    return stencil.batched(points.dim() - (mapped is not None))
 
 
 def _any(tensors: Sequence[MaybeTensor]) -> bool:

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._checks import FLOATING, check_choice, check_dtype, check_points, check_same_device
-from voxelfield.ops._derivatives import (
-    Gather,
-    MaybeTensor,
-    PointGradient,
-    Shapes,
-    Splat,
-    register_autograd,
-    sample,
+from voxelfield.ops import _derivatives
+from voxelfield.ops._autograd import MaybeTensor, needs_long_path, register_autograd
+from voxelfield.ops._checks import (
+    FLOATING,
+    check_choice,
+    check_dtype,
+    check_points,
+    check_same_device,
+    check_tensor,
+    coordinate_dtype,
 )
+from voxelfield.ops._derivatives import Gather, PointGradient, Shapes, Splat
+from voxelfield.ops._errors import ArgumentValueError, explain_memory
+from voxelfield.ops._vmap import register_batching
 
 Padding = Literal["border", "zeros", "reflection"]
 Mode = Literal["linear", "nearest"]
@@ -33,9 +38,13 @@ MAX_LEVELS = 16  # kMaxLevels of extension/stencil/trilinear.h
 AUTOMATIC, DETERMINISTIC = 0, 3
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True)
 class GridStencil:
-    """Options of one call of the grid ops: those of their schemas, and whether the tensors have a batch dimension."""
+    """Options of one call of the grid ops, those of their schemas.
+
+    Attributes:
+        options: All but ``method``, in the order of the schemas.
+    """
 
     shareable: ClassVar[bool] = True
 
@@ -44,39 +53,43 @@ class GridStencil:
     nearest: bool
     sum: bool
     with_gradient: bool
-    method: int | None = None  # None: as torch's settings ask when the sum is taken
-    batched: bool = True
+    method: int | None = None
+    """How a gradient is summed; None follows torch's settings when the backward pass runs."""
+
+    options: tuple[int, bool, bool, bool, bool] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        options = (self.padding, self.align_corners, self.nearest, self.sum, self.with_gradient)
+        object.__setattr__(self, "options", options)
+
+    def batched(self, point_dims: int) -> bool:
+        """Tells whether there is a batch dimension; see :class:`voxelfield.ops._derivatives.Stencil`."""
+        return point_dims == 3
 
     def gather(self, sources: Sequence[Tensor], points: Tensor, direction: MaybeTensor) -> Tensor:
         """Samples ``sources`` at ``points``; see :class:`voxelfield.ops._derivatives.Stencil`."""
-        sampled: Tensor = torch.ops.voxelfield.sample_trilinear.default(
-            self._lead_all(sources), *self._lead_all((points, direction)), *self._options()
-        )
-        return self._strip(sampled, int(self.with_gradient))
+        sampled: Tensor = torch.ops.voxelfield.sample_trilinear.default(sources, points, direction, *self.options)
+        return sampled
 
     def splat(self, values: Tensor, points: Tensor, direction: MaybeTensor, shapes: Shapes) -> tuple[Tensor, ...]:
         """Adds ``values`` up in grids of ``shapes``; see :class:`voxelfield.ops._derivatives.Stencil`."""
-        sizes = list(itertools.chain.from_iterable(shape[-4:] for shape in shapes))
+        sizes = [size for shape in shapes for size in shape[-4:]]
+        method = self.method
+        if method is None:
+            method = DETERMINISTIC if torch.are_deterministic_algorithms_enabled() else AUTOMATIC
         sums: list[Tensor] = torch.ops.voxelfield.splat_trilinear.default(
-            self._lead(values, int(self.with_gradient)),
-            *self._lead_all((points, direction)),
-            sizes,
-            *self._options(),
-            self._method(),
+            values, points, direction, sizes, *self.options, method
         )
-        return tuple(self._strip(x) for x in sums)
+        return tuple(sums)
 
     def point_gradient(
         self, values: Tensor, sources: Sequence[Tensor], points: Tensor, direction: MaybeTensor
     ) -> Tensor:
         """Returns the gradient in the points; see :class:`voxelfield.ops._derivatives.Stencil`."""
         gradient: Tensor = torch.ops.voxelfield.point_gradient_trilinear.default(
-            self._lead(values, int(self.with_gradient)),
-            self._lead_all(sources),
-            *self._lead_all((points, direction)),
-            *self._options(),
+            values, sources, points, direction, *self.options
         )
-        return self._strip(gradient)
+        return gradient
 
     def select(self, values: Tensor, shapes: Shapes, wanted: Sequence[bool]) -> Tensor:
         """Returns the columns of some levels; see :class:`voxelfield.ops._derivatives.Stencil`."""
@@ -85,40 +98,66 @@ class GridStencil:
         columns = values.split([shape[-1] for shape in shapes], dim=-1)
         return torch.cat(list(itertools.compress(columns, wanted)), dim=-1)
 
-    def as_batch(self) -> GridStencil:
-        """Returns the same for tensors with a batch dimension."""
-        return replace(self, batched=True)
 
-    def _options(self) -> tuple[int, bool, bool, bool, bool]:
-        return self.padding, self.align_corners, self.nearest, self.sum, self.with_gradient
+def make_stencil(padding: str, align_corners: bool, mode: str, add: bool, with_gradient: bool) -> GridStencil:
+    """Checks the options of a public function and translates them."""
+    check_choice("padding", padding, PADDINGS)
+    check_choice("mode", mode, MODES)
+    nearest = mode == "nearest"
+    if with_gradient and nearest:
+        raise ArgumentValueError("with_gradient=True needs mode='linear', got mode='nearest': that has no gradient")
+    return GridStencil(PADDINGS[padding], bool(align_corners), nearest, add, bool(with_gradient))
 
-    def _method(self) -> int:
-        if self.method is not None:
-            return self.method
-        return DETERMINISTIC if torch.are_deterministic_algorithms_enabled() else AUTOMATIC
 
-    def _lead(self, x: Tensor, dim: int = 0) -> Tensor:
-        return x if self.batched else x.unsqueeze(dim)
+_known_stencil = functools.cache(make_stencil)
 
-    def _lead_all(self, tensors: Sequence[Any]) -> Sequence[Any]:
-        return tensors if self.batched else [None if x is None else x.unsqueeze(0) for x in tensors]
 
-    def _strip(self, x: Tensor, dim: int = 0) -> Tensor:
-        return x if self.batched else x.squeeze(dim)
+def sample_eagerly(
+    grids: Sequence[Tensor],
+    points: Tensor,
+    add: bool,
+    padding: str,
+    align_corners: bool,
+    mode: str,
+    with_gradient: bool,
+) -> Tensor | tuple[Tensor, Tensor] | None:
+    """Samples grids in the common case; None where :func:`sample_grids` must find out how to, or what is wrong.
+
+    Only the raw op checks its arguments here: on the host, the checks in Python take longer than all the rest.
+    """
+    if needs_long_path():
+        return None
+    try:
+        stencil = _known_stencil(padding, align_corners, mode, add, with_gradient)
+        sampled = _derivatives.sample_eagerly(grids, points, stencil)
+    except Exception:  # whatever it is, the long path raises it again, or explains it
+        return None
+    return _values_and_gradient(sampled) if with_gradient else sampled
 
 
 def sample_grids(
     names: Sequence[str],
     grids: Sequence[Tensor],
     points: Tensor,
-    batched: bool,
     add: bool,
     padding: str,
     align_corners: bool,
     mode: str,
     with_gradient: bool,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Checks what the public functions have in common, and samples ``grids`` of fitting shapes."""
+    """Checks what the public functions have in common, and samples ``grids`` of fitting shapes in any situation."""
+    first = grids[0]
+    _check_grids(names, grids)
+    points = check_points(points, (first.shape[0], "N", 3) if first.dim() == 5 else ("N", 3), names[0], first)
+    stencil = make_stencil(padding, align_corners, mode, add, with_gradient)
+    _library.ensure_loaded(first.device.type)
+    with explain_memory(points=points, **dict(zip(names, grids, strict=True))):
+        sampled = _derivatives.sample(grids, points, stencil)
+    return _values_and_gradient(sampled) if with_gradient else sampled
+
+
+def _check_grids(names: Sequence[str], grids: Sequence[Tensor]) -> None:
+    """Raises unless grids have at least one vertex, a dtype that kernels exist for, and fit together."""
     first = grids[0]
     for name, grid in zip(names, grids, strict=True):
         check_dtype(name, grid, FLOATING)
@@ -126,35 +165,36 @@ def sample_grids(
             check_dtype(name, grid, (first.dtype,), f" as {names[0]} is")
             check_same_device(name, grid, names[0], first)
         if 0 in grid.shape[-4:-1]:
-            raise ValueError(f"{name} must have at least one vertex along each axis, got shape {tuple(grid.shape)}")
-    check_points(points, (first.shape[0], "N", 3) if batched else ("N", 3), names[0], first)
-    check_choice("padding", padding, PADDINGS)
-    check_choice("mode", mode, MODES)
-    nearest = mode == "nearest"
-    if with_gradient and nearest:
-        raise ValueError("with_gradient=True needs mode='linear', got mode='nearest': that has no gradient")
-    _library.ensure_loaded(first.device.type)
-    stencil = GridStencil(
-        PADDINGS[padding], bool(align_corners), nearest, add, bool(with_gradient), method=None, batched=batched
-    )
-    sampled = sample(grids, points, stencil)
-    if not with_gradient:
-        return sampled
+            raise ArgumentValueError(
+                f"{name} must have at least one vertex along each axis, got shape {tuple(grid.shape)}"
+            )
+
+
+def _values_and_gradient(sampled: Tensor) -> tuple[Tensor, Tensor]:
     return sampled[0], sampled[1:].movedim(0, -1)
 
 
 def _shapes(points: Tensor, sizes: Sequence[int]) -> Shapes:
-    return tuple((points.shape[0], *sizes[i : i + 4]) for i in range(0, len(sizes), 4))
+    return tuple((*points.shape[:-2], *sizes[i : i + 4]) for i in range(0, len(sizes), 4))
 
 
 @_library.when_loaded
 def _register() -> None:
     @torch.library.register_fake("voxelfield::sample_trilinear")
     def _(grids: list[Tensor], points: Tensor, direction: MaybeTensor, *options: Any) -> Tensor:
+        # Kernels check their arguments; with tensors that have no values this stands in for that.
+        batched = grids[0].dim() == 5
+        for level, grid in enumerate(grids):
+            lead = (grids[0].shape[0],) if batched else ()
+            check_tensor(f"grids[{level}]", grid, (*lead, "X", "Y", "Z", "C"))
+        _check_grids([f"grids[{level}]" for level in range(len(grids))], grids)
+        check_tensor("points", points, (grids[0].shape[0], "N", 3) if batched else ("N", 3))
+        check_dtype("points", points, (coordinate_dtype(grids[0].dtype),))
+        check_same_device("points", points, "grids[0]", grids[0])
         *_, add, with_gradient = options
-        channels = grids[0].shape[4] if add else sum(grid.shape[4] for grid in grids)
+        channels = grids[0].shape[-1] if add else sum(grid.shape[-1] for grid in grids)
         sets = (4,) if with_gradient else ()
-        return grids[0].new_empty(*sets, points.shape[0], points.shape[1], channels)
+        return grids[0].new_empty(*sets, *points.shape[:-1], channels)
 
     @torch.library.register_fake("voxelfield::splat_trilinear")
     def _(values: Tensor, points: Tensor, direction: MaybeTensor, sizes: list[int], *options: Any) -> list[Tensor]:
@@ -180,3 +220,45 @@ def _register() -> None:
     register_autograd("sample_trilinear", sample)
     register_autograd("splat_trilinear", splat)
     register_autograd("point_gradient_trilinear", point_gradient)
+
+    def map_sample(info: Any, dims: Any, grids: Any, points: Tensor, direction: MaybeTensor, *options: Any) -> Any:
+        return Gather.map(
+            Gather.call, info.batch_size, (*dims[0], *dims[1:3], None), *grids, points, direction, GridStencil(*options)
+        )
+
+    def map_splat(
+        info: Any, dims: Any, values: Tensor, points: Tensor, direction: MaybeTensor, sizes: Any, *options: Any
+    ) -> Any:
+        # Points that are mapped over have a dimension more than those of one call.
+        lead = points.shape[:-2] if dims[1] is None else points.movedim(dims[1], 0).shape[1:-2]
+        shapes = tuple((*lead, *sizes[i : i + 4]) for i in range(0, len(sizes), 4))
+        sums, at = Splat.map(
+            Splat.call,
+            info.batch_size,
+            (*dims[:3], None, None),
+            values,
+            points,
+            direction,
+            shapes,
+            GridStencil(*options),
+        )
+        return list(sums), list(at)
+
+    def map_point_gradient(
+        info: Any, dims: Any, values: Tensor, grids: Any, points: Tensor, direction: MaybeTensor, *options: Any
+    ) -> Any:
+        stencil = GridStencil(*options)
+        return PointGradient.map(
+            PointGradient.call,
+            info.batch_size,
+            (dims[0], *dims[1], *dims[2:4], None),
+            values,
+            *grids,
+            points,
+            direction,
+            stencil,
+        )
+
+    register_batching("sample_trilinear", map_sample)
+    register_batching("splat_trilinear", map_splat)
+    register_batching("point_gradient_trilinear", map_point_gradient)

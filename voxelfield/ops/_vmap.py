@@ -1,38 +1,44 @@
-"""Folding the dimension that ``torch.vmap`` maps over into dimensions that the stencil ops have already."""
+"""Batching: folding a dimension that ``torch.vmap`` maps over into dimensions that the stencil ops already have."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from voxelfield.ops._autograd import MaybeTensor
 
 if TYPE_CHECKING:
-    from voxelfield.ops._derivatives import MaybeTensor, Stencil
+    from voxelfield.ops._derivatives import Stencil
+
+_fragment = torch.library.Library("voxelfield", "FRAGMENT")
 
 
 class Folding:
-    """Turns the inputs of ``size`` mapped calls into those of a single one, and its result back.
+    """Turns the inputs of ``size`` mapped calls into those of a single call, and its result back.
 
-    Sources that are the same in all calls are not repeated if points can share them: the calls' points are then more
-    points of the same source. Otherwise the calls become elements of the batch.
+    Sources that are the same in all calls are not repeated if points can share them: the points of all calls then
+    become more points of the same source. Otherwise the calls become elements of the batch.
 
     Args:
-        stencil: Of the mapped calls.
+        stencil: The stencil of the mapped calls.
         size: Length of the dimension that is mapped over.
-        source_dims: Where each source has that dimension, None where it has not; None if the op has no sources.
-
-    Attributes:
-        stencil: Of the single call.
+        batched: Whether the mapped calls have a batch dimension themselves.
+        source_dims: Where each source has the mapped dimension, None where it has not; None if the op has no sources.
     """
 
-    def __init__(self, stencil: Stencil, size: int, source_dims: Sequence[int | None] | None = None) -> None:
+    def __init__(
+        self, stencil: Stencil, size: int, batched: bool, source_dims: Sequence[int | None] | None = None
+    ) -> None:
         self._size = size
         self._shared = source_dims is not None and stencil.shareable and all(dim is None for dim in source_dims)
-        self._axis = int(self._shared and stencil.batched)
-        self._merges = self._shared or stencil.batched
+        self._axis = int(self._shared and batched)
+        self._merges = self._shared or batched
         self._lead = int(stencil.with_gradient)
-        self.stencil = stencil if self._merges else stencil.as_batch()
 
     def points(self, x: MaybeTensor, dim: int | None) -> MaybeTensor:
         """Folds points, or directions."""
@@ -47,15 +53,15 @@ class Folding:
         return sources if self._shared else [self._fold(x, dim, 0) for x, dim in zip(sources, dims, strict=True)]
 
     def shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Returns what becomes of a source of some shape."""
+        """Returns the shape of a folded source, given its shape in a mapped call."""
         return (self._size * shape[0], *shape[1:]) if self._merges else (self._size, *shape)
 
     def unfold_points(self, x: Tensor) -> tuple[Tensor, int]:
-        """Returns a result like points with the mapped dimension, and where it is."""
+        """Returns a result shaped like points with the mapped dimension, and where it is."""
         return self.unfold(x, self._axis), self._axis
 
     def unfold_values(self, x: Tensor) -> tuple[Tensor, int]:
-        """Returns a result like values with the mapped dimension, and where it is."""
+        """Returns a result shaped like values with the mapped dimension, and where it is."""
         return self.unfold(x, self._axis + self._lead), self._axis + self._lead
 
     def unfold(self, x: Tensor, axis: int = 0) -> Tensor:
@@ -68,3 +74,66 @@ class Folding:
         else:
             x = x.movedim(dim, axis)
         return x.flatten(axis, axis + 1) if self._merges else x
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """What a batching rule is told beside its arguments, under the name that ``torch.library`` gives it."""
+
+    batch_size: int
+
+
+Rule = Callable[..., tuple[Any, Any]]
+
+
+def register_batching(op: str, rule: Rule) -> None:
+    """Registers a raw op's batching rule for ``torch.vmap`` and for autograd's own batches of gradients.
+
+    The latter are ``torch.autograd.grad(..., is_grads_batched=True)`` and
+    ``torch.autograd.functional.jacobian(..., vectorize=True)``, which map by an older mechanism of torch.
+
+    Args:
+        op: Name of the op.
+        rule: Takes an object with ``batch_size``, where each argument has the mapped dimension (None where it has
+            not), and the arguments; returns the result and where it has the dimension. Lists of tensors have lists of
+            dimensions.
+    """
+
+    def batch_gradients(*args: Any) -> Any:
+        leaves, structure = pytree.tree_flatten(args)
+        for level in range(_innermost_level(), 0, -1):
+            sizes = [_mapped_size(leaf, level) for leaf in leaves]
+            size = next((size for size in sizes if size is not None), None)
+            if size is not None:
+                break
+        else:
+            raise RuntimeError(f"torch.ops.voxelfield.{op} was asked to map over a dimension that no argument has")
+        plain = [
+            leaf if own is None else torch._remove_batch_dim(leaf, level, size, 0)
+            for leaf, own in zip(leaves, sizes, strict=True)
+        ]
+        dims = [None if own is None else 0 for own in sizes]
+        result, result_dims = rule(
+            Mapping(size), pytree.tree_unflatten(dims, structure), *pytree.tree_unflatten(plain, structure)
+        )
+        if isinstance(result, Tensor):
+            return torch._add_batch_dim(result, result_dims, level)
+        return [torch._add_batch_dim(x, dim, level) for x, dim in zip(result, result_dims, strict=True)]
+
+    torch.library.register_vmap(f"voxelfield::{op}", rule, lib=_fragment)
+    _fragment.impl(op, batch_gradients, "Batched")
+
+
+def _innermost_level() -> int:
+    level = torch._C._vmapmode_increment_nesting() - 1
+    torch._C._vmapmode_decrement_nesting()
+    return level
+
+
+def _mapped_size(x: Any, level: int) -> int | None:
+    """Returns the length of the dimension that a level maps over, None if the argument has none."""
+    if not isinstance(x, Tensor):
+        return None
+    # torch repeats a tensor that is not mapped as often as it is told; a mapped one has its own length.
+    one, two = (int(torch._remove_batch_dim(x, level, size, 0).shape[0]) for size in (1, 2))
+    return one if one == two else None

@@ -1,4 +1,4 @@
-"""Adding a gradient to sums that are there already."""
+"""Adding the gradient of sampling to existing sums."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from voxelfield.ops._checks import (
     check_tensor,
     coordinate_dtype,
 )
+from voxelfield.ops._errors import ArgumentTypeError, ArgumentValueError
 from voxelfield.ops._grids import DETERMINISTIC, MAX_LEVELS, PADDINGS, Padding
 from voxelfield.ops.pyramid import REDUCTIONS, Reduction
 
@@ -32,15 +33,16 @@ def accumulate_trilinear_(
 ) -> None:
     """Adds the gradient of :func:`voxelfield.ops.sample_pyramid` in its grids to tensors that hold a sum.
 
-    What autograd does in two passes over memory that it allocates and clears, in one: 16-bit values are added to
-    float32 sums, and only vertices near points are touched. With ``torch.use_deterministic_algorithms(True)`` the
-    gradient is made first, reproducibly, and then added. Not differentiable.
+    Autograd would allocate and clear a gradient and then add it to the sum. This does it in one pass: 16-bit values are
+    added to float32 sums, and only vertices near points are touched. With
+    ``torch.use_deterministic_algorithms(True)`` the gradient is computed first, reproducibly, and then added. Not
+    differentiable.
 
     Args:
         sums: 1 to 16 tensors (X_l, Y_l, Z_l, C_l), contiguous, float32 (float64 for float64 ``values``); changed in
             place.
         values: (N, sum of C_l), or (N, C) for ``"sum"``: the gradient that arrives at the samples; any floating dtype.
-        points: (N, 3), where they were taken, as for :func:`voxelfield.ops.sample_trilinear`. Points that are not
+        points: (N, 3) positions of the samples, as for :func:`voxelfield.ops.sample_trilinear`. Points that are not
             finite add nothing.
         reduce: As it was for the samples.
         padding: As it was for the samples.
@@ -51,9 +53,9 @@ def accumulate_trilinear_(
         ValueError: An argument has the wrong shape or device, or a sum is not contiguous.
     """
     if isinstance(sums, Tensor) or not isinstance(sums, Sequence):
-        raise TypeError(f"sums must be a sequence of torch.Tensors, got {type(sums).__name__}")
+        raise ArgumentTypeError(f"sums must be a sequence of torch.Tensors, got {type(sums).__name__}")
     if not 1 <= len(sums) <= MAX_LEVELS:
-        raise ValueError(f"sums must be 1 to {MAX_LEVELS} tensors, got {len(sums)}")
+        raise ArgumentValueError(f"sums must be 1 to {MAX_LEVELS} tensors, got {len(sums)}")
     check_tensor("values", values, ("N", "C"))
     check_dtype("values", values, FLOATING)
     for level, total in enumerate(sums):
@@ -62,15 +64,17 @@ def accumulate_trilinear_(
         check_dtype(name, total, (coordinate_dtype(values.dtype),), f" for {values.dtype} values")
         check_same_device(name, total, "values", values)
         if not total.is_contiguous():
-            raise ValueError(f"{name} must be contiguous, got strides {total.stride()}")
+            raise ArgumentValueError(f"{name} must be contiguous, got strides {total.stride()}")
     check_choice("reduce", reduce, REDUCTIONS)
     add = reduce == "sum"
     columns = sums[0].shape[-1] if add else sum(total.shape[-1] for total in sums)
     check_tensor("values", values, ("N", columns))
     for level, total in enumerate(sums):
         if add and total.shape[-1] != columns:
-            raise ValueError(f'sums[{level}] must have {columns} channels as sums[0] for "sum", got {total.shape[-1]}')
-    check_points(points, (values.shape[0], 3), "values", values)
+            raise ArgumentValueError(
+                f'sums[{level}] must have {columns} channels as sums[0] for "sum", got {total.shape[-1]}'
+            )
+    points = check_points(points, (values.shape[0], 3), "values", values)
     check_choice("padding", padding, PADDINGS)
     _library.ensure_loaded(values.device.type)
     options = (PADDINGS[padding], bool(align_corners), False)
@@ -78,14 +82,13 @@ def accumulate_trilinear_(
         if values.is_cuda and torch.are_deterministic_algorithms_enabled():
             sizes = [size for total in sums for size in total.shape]
             fresh = torch.ops.voxelfield.splat_trilinear(
-                values.to(sums[0].dtype)[None], points[None], None, sizes, *options, add, False, DETERMINISTIC
+                values.to(sums[0].dtype), points, None, sizes, *options, add, False, DETERMINISTIC
             )
             for total, part in zip(sums, fresh, strict=True):
-                total.add_(part[0])
+                total.add_(part)
         else:
-            batched = [total[None] for total in sums]
-            for group in [[total] for total in batched] if add else [batched]:
-                torch.ops.voxelfield.accumulate_trilinear(group, values[None], points[None], *options)
+            for group in [[total] for total in sums] if add else [list(sums)]:
+                torch.ops.voxelfield.accumulate_trilinear(group, values, points, *options)
 
 
 @_library.when_loaded

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from voxelfield import _library
+from voxelfield.ops._autograd import below_autograd, last_derivative, register_autograd
 from voxelfield.ops._checks import (
     FLOATING,
     check_dtype,
@@ -17,7 +18,6 @@ from voxelfield.ops._checks import (
     check_tensor,
     coordinate_dtype,
 )
-from voxelfield.ops._derivatives import below_autograd, last_derivative, register_autograd
 
 MAX_DEGREE = 3  # kMaxShDegree of extension/volume/spherical_harmonics.h
 

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._checks import FLOATING, check_dtype, check_points, check_tensor
-from voxelfield.ops._derivatives import (
-    Gather,
-    MaybeTensor,
-    PointGradient,
-    Shapes,
-    Splat,
-    register_autograd,
-    sample,
+from voxelfield.ops._autograd import MaybeTensor, needs_long_path, register_autograd
+from voxelfield.ops._checks import (
+    FLOATING,
+    check_dtype,
+    check_points,
+    check_same_device,
+    check_tensor,
+    coordinate_dtype,
 )
+from voxelfield.ops._derivatives import Gather, PointGradient, Shapes, Splat, sample, sample_eagerly
+from voxelfield.ops._errors import ArgumentValueError, explain_memory
+from voxelfield.ops._vmap import register_batching
 
 
 def trilinear_interpolate(feats: Tensor, points: Tensor) -> Tensor:
@@ -44,23 +46,32 @@ def trilinear_interpolate(feats: Tensor, points: Tensor) -> Tensor:
         ValueError: An argument has the wrong shape or is on another device.
         NotImplementedError: A third derivative is asked for.
     """
+    if not needs_long_path():
+        try:
+            return sample_eagerly((feats,), points, _STENCIL)
+        except Exception:
+            pass
     check_tensor("feats", feats, ("N", 8, "C"))
     check_dtype("feats", feats, FLOATING)
-    check_points(points, ("N", 3), "feats", feats)
+    points = check_points(points, ("N", 3), "feats", feats)
     if points.shape[0] != feats.shape[0]:
-        raise ValueError(
+        raise ArgumentValueError(
             f"points must have one row for each of the {feats.shape[0]} cells of feats, got {tuple(points.shape)}"
         )
     _library.ensure_loaded(feats.device.type)
-    return sample([feats], points, CellStencil())
+    with explain_memory(feats=feats):
+        return sample([feats], points, _STENCIL)
 
 
 class CellStencil:
     """Point n lies in cell n; see :class:`voxelfield.ops._derivatives.Stencil`."""
 
     with_gradient = False
-    batched = True
     shareable: ClassVar[bool] = False
+
+    def batched(self, point_dims: int) -> bool:
+        """Returns True: N cells are a batch already."""
+        return True
 
     def gather(self, sources: Sequence[Tensor], points: Tensor, direction: MaybeTensor) -> Tensor:
         """Interpolates each cell at its point."""
@@ -82,15 +93,19 @@ class CellStencil:
         """Returns all values: there is one source."""
         return values
 
-    def as_batch(self) -> CellStencil:
-        """Returns the same: N cells are a batch already."""
-        return self
+
+_STENCIL = CellStencil()
 
 
 @_library.when_loaded
 def _register() -> None:
     @torch.library.register_fake("voxelfield::interpolate_cells")
     def _(feats: Tensor, points: Tensor, direction: Tensor | None) -> Tensor:
+        # Kernels check their arguments; with tensors that have no values this stands in for that.
+        check_tensor("feats", feats, ("N", 8, "C"))
+        check_tensor("points", points, (feats.shape[0], 3))
+        check_dtype("points", points, (coordinate_dtype(feats.dtype),))
+        check_same_device("points", points, "feats", feats)
         return feats.new_empty(points.shape[0], feats.shape[2])
 
     @torch.library.register_fake("voxelfield::splat_cells")
@@ -102,18 +117,40 @@ def _register() -> None:
         return points.new_empty(points.shape)
 
     def interpolate(feats: Tensor, points: Tensor, direction: MaybeTensor) -> Tensor:
-        interpolated: Tensor = Gather.apply(feats, points, direction, CellStencil())
+        interpolated: Tensor = Gather.apply(feats, points, direction, _STENCIL)
         return interpolated
 
     def splat(values: Tensor, points: Tensor, direction: MaybeTensor) -> Tensor:
         spread: Tensor
-        (spread,) = Splat.apply(values, points, direction, ((values.shape[0], 8, *values.shape[1:]),), CellStencil())
+        (spread,) = Splat.apply(values, points, direction, ((values.shape[0], 8, *values.shape[1:]),), _STENCIL)
         return spread
 
     def point_gradient(values: Tensor, feats: Tensor, points: Tensor, direction: MaybeTensor) -> Tensor:
-        gradient: Tensor = PointGradient.apply(values, feats, points, direction, CellStencil())
+        gradient: Tensor = PointGradient.apply(values, feats, points, direction, _STENCIL)
         return gradient
 
     register_autograd("interpolate_cells", interpolate)
     register_autograd("splat_cells", splat)
     register_autograd("point_gradient_cells", point_gradient)
+
+    def map_interpolate(info: Any, dims: Any, feats: Tensor, points: Tensor, direction: MaybeTensor) -> Any:
+        return Gather.map(Gather.call, info.batch_size, (*dims, None), feats, points, direction, _STENCIL)
+
+    def map_splat(info: Any, dims: Any, values: Tensor, points: Tensor, direction: MaybeTensor) -> Any:
+        one = values if dims[0] is None else values.movedim(dims[0], 0)[0]
+        shapes = ((one.shape[0], 8, one.shape[1]),)
+        (spread,), (at,) = Splat.map(
+            Splat.call, info.batch_size, (*dims, None, None), values, points, direction, shapes, _STENCIL
+        )
+        return spread, at
+
+    def map_point_gradient(
+        info: Any, dims: Any, values: Tensor, feats: Tensor, points: Tensor, direction: MaybeTensor
+    ) -> Any:
+        return PointGradient.map(
+            PointGradient.call, info.batch_size, (*dims, None), values, feats, points, direction, _STENCIL
+        )
+
+    register_batching("interpolate_cells", map_interpolate)
+    register_batching("splat_cells", map_splat)
+    register_batching("point_gradient_cells", map_point_gradient)

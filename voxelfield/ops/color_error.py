@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from voxelfield import _library
+from voxelfield.ops._autograd import MaybeTensor, below_autograd, last_derivative, register_autograd
 from voxelfield.ops._checks import check_at_least_one, check_dtype, check_index, check_same_device, check_tensor
-from voxelfield.ops._derivatives import MaybeTensor, below_autograd, last_derivative, register_autograd
 
 
 def pixel_color_error(pixels: Tensor, truth: Tensor, *, rays_per_pixel: int = 1, taken: Tensor | None = None) -> Tensor:

@@ -15,6 +15,7 @@ from voxelfield.ops._checks import (
     check_tensor,
     coordinate_dtype,
 )
+from voxelfield.ops._errors import ArgumentValueError, explain_memory
 from voxelfield.ops._grids import PADDINGS, sample_grids
 
 # torch's names for the modes, and ours.
@@ -50,8 +51,8 @@ def grid_sample(
             None is False, with torch's warning.
 
     Returns:
-        (N, C, D_out, H_out, W_out) in the dtype of ``input``, with the strides of ``torch.channels_last_3d``, as is the
-        gradient in ``input``. Differentiable twice with respect to both.
+        (N, C, D_out, H_out, W_out) in the dtype of ``input``, contiguous. Differentiable twice with respect to both;
+        the gradient in ``input`` has the strides of ``torch.channels_last_3d``.
 
     Raises:
         TypeError: An argument is no tensor, or has the wrong dtype.
@@ -60,14 +61,14 @@ def grid_sample(
         NotImplementedError: A third derivative is asked for.
     """
     if isinstance(input, Tensor) and input.dim() == 4:
-        raise ValueError(
+        raise ArgumentValueError(
             f"input must have shape (N, C, D, H, W), got {tuple(input.shape)}: this samples volumes; for pictures use "
             "torch.nn.functional.grid_sample"
         )
     check_tensor("input", input, ("N", "C", "D", "H", "W"))
     check_dtype("input", input, FLOATING)
     if 0 in input.shape[2:]:
-        raise ValueError(f"input must have at least one voxel along each axis, got shape {tuple(input.shape)}")
+        raise ArgumentValueError(f"input must have at least one voxel along each axis, got shape {tuple(input.shape)}")
     check_tensor("grid", grid, (input.shape[0], "D_out", "H_out", "W_out", 3))
     wide = coordinate_dtype(input.dtype)
     check_dtype("grid", grid, (wide, torch.float16, torch.bfloat16), f" for {input.dtype} input")
@@ -82,11 +83,10 @@ def grid_sample(
             stacklevel=2,
         )
         align_corners = False
-    # The volume's axes are z, y, x: read it in that order, and the positions backwards.
-    volume = input.permute(0, 2, 3, 4, 1).contiguous()
-    points = (grid.to(wide).flip(-1) + 1) * 0.5
-    sampled = sample_grids(
-        ["input"], [volume], points.flatten(1, 3), True, False, padding_mode, align_corners, _MODES[mode], False
-    )
-    assert isinstance(sampled, Tensor)
-    return sampled.unflatten(1, grid.shape[1:4]).permute(0, 4, 1, 2, 3)
+    # The axes of the volume are z, y, x: it is read in that order, and the positions are reversed.
+    with explain_memory(input=input, grid=grid):
+        volume = input.permute(0, 2, 3, 4, 1).contiguous()
+        points = ((grid.to(wide).flip(-1) + 1) * 0.5).flatten(1, 3)
+        sampled = sample_grids(["input"], [volume], points, False, padding_mode, align_corners, _MODES[mode], False)
+        assert isinstance(sampled, Tensor)
+        return sampled.unflatten(1, grid.shape[1:4]).permute(0, 4, 1, 2, 3).contiguous()

@@ -7,7 +7,7 @@ from typing import Literal, overload
 from torch import Tensor
 
 from voxelfield.ops._checks import check_tensor
-from voxelfield.ops._grids import Mode, Padding, sample_grids
+from voxelfield.ops._grids import Mode, Padding, sample_eagerly, sample_grids
 
 
 @overload
@@ -84,6 +84,9 @@ def sample_trilinear(
         An infinite feature reads as NaN, not as infinity, wherever the same vertex also stands in for a missing one: at
         the last face of the grid, and with ``mode="nearest"``.
     """
+    sampled = sample_eagerly((grid,), points, False, padding, align_corners, mode, with_gradient)
+    if sampled is not None:
+        return sampled
     batched = isinstance(grid, Tensor) and grid.dim() == 5
     check_tensor("grid", grid, ("B", "X", "Y", "Z", "C") if batched else ("X", "Y", "Z", "C"))
-    return sample_grids(["grid"], [grid], points, batched, False, padding, align_corners, mode, with_gradient)
+    return sample_grids(["grid"], [grid], points, False, padding, align_corners, mode, with_gradient)

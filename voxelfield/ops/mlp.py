@@ -7,12 +7,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
+from torch._functorch.utils import unwrap_dead_wrappers
 from torch.nn import functional as F
 
 from voxelfield import _library
+from voxelfield.ops._autograd import (
+    MaybeTensor,
+    OpFunction,
+    below_autograd,
+    needs_long_path,
+    register_autograd,
+    traces_ops,
+)
 from voxelfield.ops._checks import FLOATING, check_dtype, check_same_device, check_tensor
-from voxelfield.ops._derivatives import MaybeTensor, below_autograd, register_autograd
+from voxelfield.ops._errors import ArgumentTypeError, ArgumentValueError
 
 MAX_WIDTH = 128
 MAX_LAYERS = 16  # kMostLayers of extension/mlp/mlp_kernels.cuh
@@ -53,6 +61,11 @@ def mlp(input: Tensor, weights: Sequence[Tensor], *, count: Tensor | None = None
         NotImplementedError: A second derivative is asked for.
         RuntimeError: On CUDA, the network is too deep for the device's shared memory, or there are more than 2^30 rows.
     """
+    if not needs_long_path() and isinstance(input, Tensor) and input.is_cuda:
+        try:
+            return _run_on_cuda(input, weights, count)
+        except Exception:
+            pass
     check_tensor("input", input, ("N", "in"))
     if input.is_cuda:
         check_dtype("input", input, (torch.float16,), " on CUDA (torch.nn.functional.linear runs other dtypes there)")
@@ -64,25 +77,39 @@ def mlp(input: Tensor, weights: Sequence[Tensor], *, count: Tensor | None = None
         check_dtype("count", count, (torch.int32, torch.int64))
         check_same_device("count", count, "input", input)
     _library.ensure_loaded(input.device.type)
-    if torch.compiler.is_compiling():
+    if traces_ops():
         result: Tensor = torch.ops.voxelfield.mlp.default(input, list(weights), count)
     else:
-        result = _MLP.apply(input, count, *weights)
+        result = _MLP.apply(*unwrap_dead_wrappers((input, count, *weights)))
+    return result
+
+
+def _run_on_cuda(input: Tensor, weights: Sequence[Tensor], count: MaybeTensor) -> Tensor:
+    """Runs the op with the least work on the host; the kernels' own checks are as strict as those in Python."""
+    if count is not None and count.dim() > 1:
+        raise ArgumentValueError("count must be a single number")
+    if torch.is_grad_enabled() and (input.requires_grad or any(weight.requires_grad for weight in weights)):
+        result: Tensor = _MLP.record(input, count, *weights)
+    else:
+        with below_autograd():
+            result = torch.ops.voxelfield.mlp.default(input, weights, count)
     return result
 
 
 def _check_weights(input: Tensor, weights: Sequence[Tensor]) -> None:
     if isinstance(weights, Tensor) or not isinstance(weights, Sequence):
-        raise TypeError(f"weights must be a sequence of torch.Tensors, got {type(weights).__name__}")
+        raise ArgumentTypeError(f"weights must be a sequence of torch.Tensors, got {type(weights).__name__}")
     if not 2 <= len(weights) <= MAX_LAYERS:
-        raise ValueError(f"weights must be 2 to {MAX_LAYERS} tensors, got {len(weights)}")
+        raise ArgumentValueError(f"weights must be 2 to {MAX_LAYERS} tensors, got {len(weights)}")
     names = [f"weights[{layer}]" for layer in range(len(weights))]
     columns = input.shape[1]
     for name, weight in zip(names, weights, strict=True):
         source = f" as input of shape {tuple(input.shape)}" if name == names[0] else " as the layer before"
         check_tensor(name, weight, ("out", columns), f" to take {columns} columns{source} gives")
         if not (1 <= weight.shape[0] <= MAX_WIDTH and 1 <= columns <= MAX_WIDTH):
-            raise ValueError(f"{name} must have 1 to {MAX_WIDTH} rows and columns, got shape {tuple(weight.shape)}")
+            raise ArgumentValueError(
+                f"{name} must have 1 to {MAX_WIDTH} rows and columns, got shape {tuple(weight.shape)}"
+            )
         if weight is weights[0]:
             wide = torch.float64 if input.dtype == torch.float64 else torch.float32
             check_dtype(name, weight, (input.dtype, wide), f" for {str(input.dtype).removeprefix('torch.')} input")
@@ -92,7 +119,7 @@ def _check_weights(input: Tensor, weights: Sequence[Tensor]) -> None:
         columns = weight.shape[0]
 
 
-class _MLP(Function):
+class _MLP(OpFunction):
     """The op as autograd sees it, applied to ``(input, count, *weights)``."""
 
     @staticmethod
@@ -109,10 +136,14 @@ class _MLP(Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[MaybeTensor, ...]:
         input, count, *weights = ctx.saved_tensors
         grad_input, *sums = _MLPBackward.apply(grad, input, count, *weights)
-        return grad_input, None, *(s.to(w.dtype) for s, w in zip(sums, weights, strict=True))
+        return (
+            grad_input,
+            None,
+            *(s if s.dtype == w.dtype else s.to(w.dtype) for s, w in zip(sums, weights, strict=True)),
+        )
 
 
-class _MLPBackward(Function):
+class _MLPBackward(OpFunction):
     """The gradients of :class:`_MLP` in ``input`` and ``weights``, applied to ``(grad, input, count, *weights)``."""
 
     @staticmethod
@@ -131,7 +162,7 @@ class _MLPBackward(Function):
 
 
 def _run_layers(input: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
-    """Returns what enters each layer, and at last what leaves the last."""
+    """Returns the input of each layer, followed by the output of the last."""
     reached = [input]
     for layer, weight in enumerate(weights):
         x = F.linear(reached[-1], weight.to(input.dtype))

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from voxelfield import _library
+from voxelfield.ops._autograd import below_autograd, last_derivative, register_autograd
 from voxelfield.ops._checks import check_at_least_one, check_choice, check_dtype, check_same_device, check_tensor
-from voxelfield.ops._derivatives import below_autograd, last_derivative, register_autograd
 
 TRANSFERS = ("srgb", "linear")
 """How image values encode light: by the curve of sRGB (IEC 61966-2-1), or as they are."""

@@ -8,7 +8,8 @@ from typing import Literal, overload
 from torch import Tensor
 
 from voxelfield.ops._checks import check_choice, check_tensor
-from voxelfield.ops._grids import MAX_LEVELS, Mode, Padding, sample_grids
+from voxelfield.ops._errors import ArgumentTypeError, ArgumentValueError
+from voxelfield.ops._grids import MAX_LEVELS, Mode, Padding, sample_eagerly, sample_grids
 
 Reduction = Literal["concat", "sum"]
 REDUCTIONS: tuple[str, ...] = ("concat", "sum")
@@ -73,10 +74,14 @@ def sample_pyramid(
             grids, or an option is unknown.
         NotImplementedError: A third derivative is asked for, or a second one with ``with_gradient``.
     """
+    if reduce in REDUCTIONS and isinstance(grids, (list, tuple)):
+        sampled = sample_eagerly(grids, points, reduce == "sum", padding, align_corners, mode, with_gradient)
+        if sampled is not None:
+            return sampled
     if isinstance(grids, Tensor) or not isinstance(grids, Sequence):
-        raise TypeError(f"grids must be a sequence of torch.Tensors, got {type(grids).__name__}")
+        raise ArgumentTypeError(f"grids must be a sequence of torch.Tensors, got {type(grids).__name__}")
     if not 1 <= len(grids) <= MAX_LEVELS:
-        raise ValueError(f"grids must be 1 to {MAX_LEVELS} tensors, got {len(grids)}")
+        raise ArgumentValueError(f"grids must be 1 to {MAX_LEVELS} tensors, got {len(grids)}")
     check_choice("reduce", reduce, REDUCTIONS)
     names = [f"grids[{level}]" for level in range(len(grids))]
     batched = isinstance(grids[0], Tensor) and grids[0].dim() == 5
@@ -87,4 +92,4 @@ def sample_pyramid(
         check_tensor(name, grid, (*lead, "X", "Y", "Z", channels))
         if add:
             channels = grid.shape[-1]
-    return sample_grids(names, grids, points, batched, add, padding, align_corners, mode, with_gradient)
+    return sample_grids(names, grids, points, add, padding, align_corners, mode, with_gradient)

@@ -1,0 +1,58 @@
+"""Axis-aligned boxes in world units: as numbers, which outlive a move to the meta device, and as tensors."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from voxelfield.ops._errors import ArgumentValueError
+
+Box = tuple[tuple[float, ...], tuple[float, ...]]
+"""Lower and upper corner, three numbers each, exact in float32."""
+
+
+def parse_box(aabb: Sequence[Sequence[float]] | Tensor) -> Box:
+    """Returns the corners of a box, rounded to float32.
+
+    Reads no values through torch, so that a box can be given as numbers wherever torch computes none: under
+    ``torch.device("meta")`` and under ``FakeTensorMode``.
+
+    Args:
+        aabb: (2, 3) lower and upper corner, world units, as nested sequences or as a tensor that has values.
+
+    Raises:
+        ValueError: It is not a finite box with low < high along every axis.
+    """
+    corners: Any = aabb
+    try:
+        if isinstance(aabb, Tensor):
+            corners = aabb.detach().tolist()
+        else:
+            corners = [[float(value) for value in corner] for corner in aabb]
+        low, high = (tuple(_round_to_float32(value) for value in corner) for corner in corners)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ArgumentValueError(f"aabb must be two corners of three numbers each, got {aabb!r}") from error
+    if len(low) != 3 or len(high) != 3:
+        raise ArgumentValueError(f"aabb must have shape (2, 3), low corner first, got {corners}")
+    if not (all(map(math.isfinite, (*low, *high))) and all(a < b for a, b in zip(low, high, strict=True))):
+        raise ArgumentValueError(f"aabb must be finite with low < high along every axis, got {[[*low], [*high]]}")
+    return low, high
+
+
+def box_tensor(box: Box, device: torch.device) -> Tensor:
+    """Returns a box as a (2, 3) float32 tensor."""
+    return torch.tensor(box, dtype=torch.float32, device=device)
+
+
+def _round_to_float32(value: float) -> float:
+    if not math.isfinite(value):
+        return value
+    try:
+        return float(struct.unpack("f", struct.pack("f", value))[0])
+    except OverflowError:
+        return math.copysign(math.inf, value)
