@@ -3,7 +3,7 @@
 // cores; a ray that is dark ends there, so that next to nothing behind it is evaluated, and its threads take another.
 #pragma once
 
-#include "common/warp.cuh"
+#include "common/team_scan.cuh"
 #include "fields/field_network.cuh"
 #include "fields/pyramid.cuh"
 #include "fields/unit_ray.h"
@@ -80,22 +80,6 @@ struct RayTeam {
   // Bits of the team's own threads.
   __device__ __forceinline__ unsigned own(unsigned lanes) const {
     return lanes >> first & static_cast<unsigned>((1ull << Lanes) - 1);
-  }
-};
-
-// Sums over the samples of a team: of those before one's own, and of all.
-template <int Lanes>
-struct TeamSum {
-  float before = 0.0f, total;
-
-  __device__ __forceinline__ TeamSum(float value, const RayTeam<Lanes>& team) : total(value) {
-    if constexpr (Lanes > 1) {
-      const float through = group_inclusive_sum<Lanes>(value, team.seat);
-      // Not `through - value`: beside a dense sample that difference has lost what came before it.
-      const float above = __shfl_up_sync(kFullWarp, through, 1, Lanes);
-      if (team.seat > 0) before = above;
-      total = __shfl_sync(kFullWarp, through, team.first + Lanes - 1);
-    }
   }
 };
 
@@ -209,10 +193,10 @@ __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, unsigne
     const Panel<2> panel = last_two_layers<Width, Eights>(load_rows<2>(features, 0), hidden, last);
     const float raw = first_column(panel);
     const float thickness = found ? scene.density_of(raw) * scene.step : 0.0f, opacity = opacity_of(thickness);
-    const TeamSum<kLanes> of_all(thickness, team);
+    const TeamScan<float> of_all = team_scan<kLanes>(thickness, team.seat);
     const float transmittance = transmittance_at(depth_of_all + of_all.before);
     sample.kept = found && !(transmittance < scene.min_transmittance) && transmittance * opacity > scene.min_weight;
-    const TeamSum<kLanes> of_kept(sample.kept ? thickness : 0.0f, team);
+    const TeamScan<float> of_kept = team_scan<kLanes>(sample.kept ? thickness : 0.0f, team.seat);
     if (sample.kept) sample.weight = transmittance_at(depth_of_kept + of_kept.before) * opacity;
     depth_of_all += of_all.total;
     depth_of_kept += of_kept.total;
