@@ -1,5 +1,6 @@
 // Rendering a voxel field of spherical harmonics on CUDA.
 #include "common/backend.cuh"
+#include "common/launch.cuh"
 #include "fields/sh_render.cuh"
 
 namespace voxelfield {
@@ -120,9 +121,10 @@ struct Cuda : CudaBackend {
     dispatch_width(scene.grid, [&](auto width) {
       constexpr int kWidth = decltype(width)::value;
       const WarpPlan plan = plan_for(scene.grid, ray_lanes_for(batch.count), width);
-      render_backward_kernel<kWidth>
-          <<<blocks(batch.count, plan.rays() * kRenderWarps), kRenderThreads, plan.shared_bytes(), stream()>>>(
-              scene, batch, gradients, results, grad_rows, plan);
+      const auto kernel = render_backward_kernel<kWidth, scalar_t>;
+      allow_shared_memory(kernel, plan.shared_bytes());
+      kernel<<<blocks(batch.count, plan.rays() * kRenderWarps), kRenderThreads, plan.shared_bytes(), stream()>>>(
+          scene, batch, gradients, results, grad_rows, plan);
       STD_CUDA_KERNEL_LAUNCH_CHECK();
     });
   }
@@ -130,8 +132,9 @@ struct Cuda : CudaBackend {
  private:
   template <int kWidth, typename scalar_t, typename Rays>
   static void launch(const RenderScene<scalar_t>& scene, const Rays& rays, const WarpPlan& plan, int64_t warps) {
-    render_kernel<kWidth>
-        <<<blocks(warps, kRenderWarps), kRenderThreads, plan.shared_bytes(), stream()>>>(scene, rays, plan);
+    const auto kernel = render_kernel<kWidth, scalar_t, Rays>;
+    allow_shared_memory(kernel, plan.shared_bytes());
+    kernel<<<blocks(warps, kRenderWarps), kRenderThreads, plan.shared_bytes(), stream()>>>(scene, rays, plan);
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   }
 };

@@ -1,5 +1,6 @@
 // Sampling on CUDA.
 #include "common/backend.cuh"
+#include "common/launch.cuh"
 #include "stencil/gather.cuh"
 #include "stencil/levels.cuh"
 #include "stencil/stencil_ops.h"
@@ -10,7 +11,7 @@ namespace {
 constexpr int kWideRow = 12;  // channels
 constexpr int kWideVectors = 4;
 constexpr int kWord = 8;  // 16-bit channels that are moved in one access
-constexpr int64_t kMostRowBytes = 24 << 10;
+constexpr int64_t kMostRowBytes = kGatherShared;
 
 struct Cuda : CudaBackend {
   template <typename scalar_t, typename Weights, typename Locator, typename T>
@@ -66,8 +67,10 @@ struct Cuda : CudaBackend {
     }
     const int64_t rows = layout.points * (kGatherThreads / kWarp) * levels.columns * sizeof(scalar_t);
     const bool row_buffer = levels.count > 1 && !levels.sum && Weights::kSets == 1 && at_once && rows <= kMostRowBytes;
-    gather_kernel<scalar_t, Width, Weights, false><<<count, kGatherThreads, row_buffer ? rows : 0, stream()>>>(
-        levels, points, directions, out, n, layout, row_buffer);
+    const auto kernel = gather_kernel<scalar_t, Width, Weights, false, Locator, T>;
+    const int shared = row_buffer ? static_cast<int>(rows) : 0;
+    allow_shared_memory(kernel, shared);
+    kernel<<<count, kGatherThreads, shared, stream()>>>(levels, points, directions, out, n, layout, row_buffer);
   }
 
   template <int Width, int Piece, typename scalar_t, typename Locator, typename T>

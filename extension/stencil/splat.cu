@@ -2,6 +2,7 @@
 #include <array>
 
 #include "common/backend.cuh"
+#include "common/launch.cuh"
 #include "stencil/levels.cuh"
 #include "stencil/sort_segments.cuh"
 #include "stencil/splat_atomic.cuh"
@@ -265,14 +266,12 @@ struct Cuda : CudaBackend {
     if (binned.coarse.count > 0) {
       const auto kernel = splat_coarse<scalar_t>;
       const int shared = binned.coarse.shared_bytes(sizeof(scalar_t));
-      // Always the same: another thread may be about to launch it with other levels.
-      check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                      CoarseLevels::most_shared_bytes(sizeof(scalar_t))));
+      allow_shared_memory(kernel, shared);
       // Most often every bin is one part.
       kernel<<<bins, kCoarseThreads, shared, s>>>(binned.coarse, grid.bins, values, points, parts, cursors, entries);
     }
     const auto kernel = splat_bins<scalar_t>;
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBinShared));
+    allow_shared_memory(kernel, kBinShared);
     kernel<<<bins + splitting, kBinThreads, kBinShared, s>>>(grid, values, points, segments, pieces, cursors, entries,
                                                              slots, splitting);
     if (splitting > 0) {
@@ -358,9 +357,10 @@ struct Cuda : CudaBackend {
     constexpr int kTileThreads = Weights::kSets == 1 ? 128 : 64;
     constexpr int kWarps = kTileThreads / kWarp;
     const int shared = kWarps * tile_shared_bytes<Shape, T, Width, Weights::kSets>(tiles.held);
-    splat_tiles<Shape, scalar_t, Width, OutWidth, Weights, kTileThreads>
-        <<<blocks(tiles.items + most_pieces * tiles.chunks.value, kWarps), kTileThreads, shared, s>>>(
-            levels, tiles, values, points, directions, segments, pieces, cursors, entries, sums, n);
+    const auto kernel = splat_tiles<Shape, scalar_t, Width, OutWidth, Weights, kTileThreads>;
+    allow_shared_memory(kernel, shared);
+    kernel<<<blocks(tiles.items + most_pieces * tiles.chunks.value, kWarps), kTileThreads, shared, s>>>(
+        levels, tiles, values, points, directions, segments, pieces, cursors, entries, sums, n);
     if (most_pieces > 0) {
       join_pieces<Shape, scalar_t, Width, OutWidth><<<blocks(most_pieces * tiles.chunks.value, 1), kWarp, 0, s>>>(
           levels, tiles, segments, pieces, cursors, sums);

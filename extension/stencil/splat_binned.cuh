@@ -8,6 +8,7 @@
 
 #include <algorithm>
 
+#include "common/shared_memory.h"
 #include "stencil/splat_tiled.cuh"
 #include "stencil/trilinear.h"
 
@@ -22,6 +23,7 @@ constexpr int kBinThreads = 1 << kLogHeld;
 constexpr int kBinGroups = kBinThreads / kCorners;
 constexpr int kBinWidth = 4;
 constexpr int kBinShared = (kBinVertices + 3 * kBinThreads) * 16 + kBinGroups * (4 + kBinThreads);
+static_assert(kBinShared <= kSplatBinnedShared, "within the bound that tests compare with every GPU");
 constexpr int kBinPieceEntries = 8192;       // a bin with more entries is split among several blocks
 constexpr int32_t kBinResolution = 1 << 11;  // most vertices along an axis
 constexpr int32_t kHome = 1 << 30;           // set in the entries of a point's home

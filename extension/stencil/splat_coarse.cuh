@@ -43,15 +43,20 @@ struct CoarseLevels {
   int32_t windows;  // of all levels, in vectors
 
   int shared_bytes(int element_size) const { return shared_bytes(windows, count, element_size); }
-  static int most_shared_bytes(int element_size) { return shared_bytes(kCoarseAllVertices, kMostCoarse, element_size); }
+  static constexpr int most_shared_bytes(int element_size) {
+    return shared_bytes(kCoarseAllVertices, kMostCoarse, element_size);
+  }
 
  private:
   // Windows, places of the points that warps are at, positions of all points of the block, their values.
-  static int shared_bytes(int windows, int count, int element_size) {
+  static constexpr int shared_bytes(int windows, int count, int element_size) {
     return (windows + kCoarseThreads) * static_cast<int>(sizeof(float4)) +
            kCoarseEntries * 3 * static_cast<int>(sizeof(float)) + count * kCoarseStride * kBinWidth * element_size;
   }
 };
+
+static_assert(CoarseLevels::most_shared_bytes(sizeof(float)) <= kSplatCoarseShared,
+              "within the bound that tests compare with every GPU");
 
 // The groups of a warp add up the points of a block, a quarter of them each, for one level. Where a point's cell is not
 // that of the one before, `add` takes what there is of that. `pack` makes a number of a cell, and kNowhere of none.
