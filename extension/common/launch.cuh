@@ -35,11 +35,16 @@ inline int shared_memory_limit() {
   return std::min(device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin), shared_memory_cap());
 }
 
+// For launches that need no opt-in.
+inline void check_shared_memory(int64_t shared) {
+  STD_TORCH_CHECK(shared <= shared_memory_cap(), "a launch takes ", shared,
+                  " bytes of shared memory; VOXELFIELD_SHARED_MEMORY_LIMIT allows ", shared_memory_cap());
+}
+
 // Lets launches of a kernel take `shared` bytes of dynamic shared memory. The driver's own limit is raised to the
 // device's at the first call and stays there, so that threads with different networks do not lower it for one another.
 inline void allow_shared_memory(const void* kernel, int shared) {
-  STD_TORCH_CHECK(shared <= shared_memory_cap(), "a launch takes ", shared,
-                  " bytes of shared memory; VOXELFIELD_SHARED_MEMORY_LIMIT allows ", shared_memory_cap());
+  check_shared_memory(shared);
   if (shared <= kSharedWithoutOptIn) return;
   static std::mutex mutex;
   static std::map<std::tuple<const void*, int>, int> allowed;

@@ -121,10 +121,10 @@ struct Cuda : CudaBackend {
     dispatch_width(scene.grid, [&](auto width) {
       constexpr int kWidth = decltype(width)::value;
       const WarpPlan plan = plan_for(scene.grid, ray_lanes_for(batch.count), width);
-      const auto kernel = render_backward_kernel<kWidth, scalar_t>;
-      allow_shared_memory(kernel, plan.shared_bytes());
-      kernel<<<blocks(batch.count, plan.rays() * kRenderWarps), kRenderThreads, plan.shared_bytes(), stream()>>>(
-          scene, batch, gradients, results, grad_rows, plan);
+      check_shared_memory(plan.shared_bytes());
+      render_backward_kernel<kWidth>
+          <<<blocks(batch.count, plan.rays() * kRenderWarps), kRenderThreads, plan.shared_bytes(), stream()>>>(
+              scene, batch, gradients, results, grad_rows, plan);
       STD_CUDA_KERNEL_LAUNCH_CHECK();
     });
   }
@@ -132,9 +132,9 @@ struct Cuda : CudaBackend {
  private:
   template <int kWidth, typename scalar_t, typename Rays>
   static void launch(const RenderScene<scalar_t>& scene, const Rays& rays, const WarpPlan& plan, int64_t warps) {
-    const auto kernel = render_kernel<kWidth, scalar_t, Rays>;
-    allow_shared_memory(kernel, plan.shared_bytes());
-    kernel<<<blocks(warps, kRenderWarps), kRenderThreads, plan.shared_bytes(), stream()>>>(scene, rays, plan);
+    check_shared_memory(plan.shared_bytes());
+    render_kernel<kWidth>
+        <<<blocks(warps, kRenderWarps), kRenderThreads, plan.shared_bytes(), stream()>>>(scene, rays, plan);
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   }
 };

@@ -67,10 +67,9 @@ struct Cuda : CudaBackend {
     }
     const int64_t rows = layout.points * (kGatherThreads / kWarp) * levels.columns * sizeof(scalar_t);
     const bool row_buffer = levels.count > 1 && !levels.sum && Weights::kSets == 1 && at_once && rows <= kMostRowBytes;
-    const auto kernel = gather_kernel<scalar_t, Width, Weights, false, Locator, T>;
-    const int shared = row_buffer ? static_cast<int>(rows) : 0;
-    allow_shared_memory(kernel, shared);
-    kernel<<<count, kGatherThreads, shared, stream()>>>(levels, points, directions, out, n, layout, row_buffer);
+    check_shared_memory(row_buffer ? rows : 0);
+    gather_kernel<scalar_t, Width, Weights, false><<<count, kGatherThreads, row_buffer ? rows : 0, stream()>>>(
+        levels, points, directions, out, n, layout, row_buffer);
   }
 
   template <int Width, int Piece, typename scalar_t, typename Locator, typename T>

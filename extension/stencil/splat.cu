@@ -357,10 +357,10 @@ struct Cuda : CudaBackend {
     constexpr int kTileThreads = Weights::kSets == 1 ? 128 : 64;
     constexpr int kWarps = kTileThreads / kWarp;
     const int shared = kWarps * tile_shared_bytes<Shape, T, Width, Weights::kSets>(tiles.held);
-    const auto kernel = splat_tiles<Shape, scalar_t, Width, OutWidth, Weights, kTileThreads>;
-    allow_shared_memory(kernel, shared);
-    kernel<<<blocks(tiles.items + most_pieces * tiles.chunks.value, kWarps), kTileThreads, shared, s>>>(
-        levels, tiles, values, points, directions, segments, pieces, cursors, entries, sums, n);
+    check_shared_memory(shared);
+    splat_tiles<Shape, scalar_t, Width, OutWidth, Weights, kTileThreads>
+        <<<blocks(tiles.items + most_pieces * tiles.chunks.value, kWarps), kTileThreads, shared, s>>>(
+            levels, tiles, values, points, directions, segments, pieces, cursors, entries, sums, n);
     if (most_pieces > 0) {
       join_pieces<Shape, scalar_t, Width, OutWidth><<<blocks(most_pieces * tiles.chunks.value, 1), kWarp, 0, s>>>(
           levels, tiles, segments, pieces, cursors, sums);
