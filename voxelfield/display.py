@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
@@ -19,7 +20,7 @@ from voxelfield.occupancy import OccupancyGrid
 from voxelfield.ops._checks import check_at_least_one, check_choice, check_dtype, check_same_device, check_tensor
 from voxelfield.ops._pyramid_field import LEVEL_CHANNELS, MAX_GEOMETRY
 from voxelfield.ops.pixel_colors import TRANSFERS
-from voxelfield.ops.render_pyramid import MAX_COLOR_LAYERS
+from voxelfield.ops.render_pyramid import MAX_COLOR_LAYERS, pyramid_image_fits
 from voxelfield.pyramid import VoxelPyramid
 from voxelfield.rendering import RenderSettings, View, render_view
 
@@ -67,6 +68,9 @@ def display_way(field: RadianceField) -> Way:
 
 class FieldRenderer:
     """Renders images of a field by the fastest way that its kind allows, see :func:`display_way`.
+
+    Where a CUDA device has too little shared memory for :func:`voxelfield.ops.render_pyramid_image`, which no supported
+    GPU has unless ``VOXELFIELD_SHARED_MEMORY_LIMIT`` says so, ``render_view`` takes over, and a warning says that.
 
     What rendering needs beside the field is made once, here: on CUDA float16 copies of grids and networks (what
     training in 16 bits reads anyway; those of :meth:`VoxelPyramid.fuse` are shared), elsewhere float32; spherical
@@ -127,7 +131,7 @@ class FieldRenderer:
         fastest = display_way(field)
         if way not in (None, fastest, "render_view"):
             raise ValueError(f"way must be {fastest} or render_view for this field, or None, got {way!r}")
-        self.way = fastest if way is None else way
+        self.way = _way_on(background, field, fastest) if way is None else way
         self._device = background.device
         self._supersampling = supersampling
         self._transfer = transfer
@@ -165,6 +169,23 @@ class FieldRenderer:
             return self._draw(cameras, index)
         rays = self._draw(cameras[index : index + 1].enlarged(self._supersampling), 0)
         return _averaged(rays, self._supersampling, self._background, self._transfer)
+
+
+def _way_on(like: Tensor, field: RadianceField, fastest: Way) -> Way:
+    """Returns the fastest way that the device of ``like`` has room for."""
+    if fastest != "render_pyramid_image":
+        return fastest
+    decoder = field.decoder
+    assert isinstance(decoder, NetworkDecoder)
+    networks = (decoder.density_network, decoder.color_network)
+    width = max(weight.shape[0] for network in networks for weight in list(network)[:-1])
+    if pyramid_image_fits(like, width):
+        return fastest
+    warnings.warn(
+        f"render_pyramid_image does not fit the shared memory of {like.device}: render_view draws, which is slower",
+        stacklevel=3,
+    )
+    return "render_view"
 
 
 def _pyramid_images(

@@ -1,15 +1,15 @@
-// Samples that show, waiting in shared memory until a warp has enough of them for the colour network: only few of the
-// samples that are marched do. What they add to a pixel is added in their order along the ray, by one thread, so that
-// the sum does not depend on which samples waited together.
+// Visible samples wait in shared memory until a warp has enough of them for the colour network, because only few of the
+// marched samples are visible. One thread adds a pixel's samples in their order along the ray, so that the sum does not
+// depend on which samples waited together.
 #pragma once
 
-#include "fields/field_network.cuh"
+#include "fields/pyramid_march.cuh"
 #include "volume/sigmoid.h"
 #include "volume/spherical_harmonics.h"
 
 namespace voxelfield {
 
-// What becomes of a pixel's colour: background + sum of weight * (colour - background), as weights and what is open to
+// A pixel's colour is background + sum of weight * (colour - background), because the weights and the transmittance to
 // the background add up to one. So a pixel needs no visit when its ray ends.
 struct PixelColors {
   float* rgb;               // (pixels, 3)
@@ -18,10 +18,7 @@ struct PixelColors {
 
 class ColorQueue {
  public:
-  static constexpr int kRowBytes = row_stride(kFieldInputs);
-  static constexpr int kBytes = kWarp * (kRowBytes + static_cast<int>(sizeof(float) + sizeof(int)));
-
-  // `memory`: kBytes of the warp's own, aligned to 16.
+  // `memory`: kQueueBytes of the warp's own, aligned to 16.
   __device__ __forceinline__ explicit ColorQueue(unsigned char* memory)
       : rows_(memory),
         inputs_{shared_address(memory), kRowBytes},
@@ -30,8 +27,8 @@ class ColorQueue {
 
   __device__ __forceinline__ bool fits(int more) const { return count_ + more <= kWarp; }
 
-  // Takes in the samples of `kept` threads: of each its geometry, from the 32 rows of `panel`, its direction, weight
-  // and pixel.
+  // Appends the samples of the threads in `kept`: for each its row of `panel` (the geometry), direction, weight and
+  // pixel.
   __device__ __forceinline__ void push(unsigned kept, const Panel<2>& panel, const float* direction, int degree,
                                        float weight, int pixel) {
     const int lane = lane_of_warp();
@@ -66,17 +63,16 @@ class ColorQueue {
     __syncwarp();
   }
 
-  // Finds the colours of all that wait, and adds them to their pixels.
-  template <int Width>
-  __device__ __forceinline__ void flush(const FieldNetwork& network, unsigned network_weights,
-                                        const PixelColors& pixels) {
+  // Evaluates the colours of all waiting samples and adds them to their pixels.
+  template <int Width, typename Weights>
+  __device__ __forceinline__ void flush(const Weights& weights, int layers, const PixelColors& pixels) {
     const int lane = lane_of_warp(), quarter = lane % 4;
 #pragma unroll 1
     for (int row = 0; row < count_; row += 16) {
       const Activations<1, kFieldInputs> x = load_rows<1>(inputs_, row);
-      const Panel<1> panel = logits<Width>(network, network_weights, x);
+      const Panel<1> panel = logits<Width>(weights, layers, x);
       __syncwarp();
-      // Red and green lie with every fourth thread, blue with the next; what they add takes the place of the inputs.
+      // Every fourth thread holds red and green, the next one blue. Their contributions overwrite the inputs.
       if (quarter < 2) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -99,14 +95,13 @@ class ColorQueue {
   }
 
  private:
-  template <int Width>
-  static __device__ __forceinline__ Panel<1> logits(const FieldNetwork& network, unsigned weights,
+  template <int Width, typename Weights>
+  static __device__ __forceinline__ Panel<1> logits(const Weights& weights, int layers,
                                                     const Activations<1, kFieldInputs>& x) {
-    const auto matrix = [&](int l) { return network.matrix<Width>(weights, l); };
-    if (network.layers == 2) return last_two_layers<Width, 1>(x, matrix(0), matrix(1));
-    Activations<1, Width> hidden = layer<1, kFieldInputs, Width>(x, matrix(0));
-    for (int l = 1; l < network.layers - 2; ++l) hidden = layer<1, Width, Width>(hidden, matrix(l));
-    return last_two_layers<Width, 1>(hidden, matrix(network.layers - 2), matrix(network.layers - 1));
+    if (layers == 2) return last_two_layers<Width, 1>(x, weights[0], weights[1]);
+    Activations<1, Width> hidden = layer<1, kFieldInputs, Width>(x, weights[0]);
+    for (int l = 1; l < layers - 2; ++l) hidden = layer<1, Width, Width>(hidden, weights[l]);
+    return last_two_layers<Width, 1>(hidden, weights[layers - 2], weights[layers - 1]);
   }
 
   __device__ __forceinline__ int place(unsigned kept, int row) const {

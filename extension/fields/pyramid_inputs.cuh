@@ -1,4 +1,4 @@
-// Host side of what marches through a pyramid: tensors to the kernels' views, and the launch.
+// The host side of marching through a pyramid: from tensors to the kernels' views, and the launch.
 #pragma once
 
 #include <algorithm>
@@ -46,18 +46,19 @@ struct PyramidInputs {
 
 struct NetworkInputs {
   std::vector<Tensor> weights;
-  FieldNetwork view{};
+  Network view{};
   int width = 0;  // of the widest hidden layer
 
   NetworkInputs(const char* name, const std::vector<Tensor>& any_weights, int64_t inputs, int most_layers,
                 const Tensor& like) {
-    view.layers = static_cast<int>(any_weights.size());
-    STD_TORCH_CHECK(2 <= view.layers && view.layers <= most_layers, name, " must be 2 to ", most_layers,
-                    " matrices, got ", view.layers);
+    const int layers = static_cast<int>(any_weights.size());
+    STD_TORCH_CHECK(2 <= layers && layers <= most_layers, name, " must be 2 to ", most_layers, " matrices, got ",
+                    layers);
+    view = field_network(kMaxWidth, layers);
     const ScalarType dtype = any_weights[0].scalar_type();
     STD_TORCH_CHECK(dtype == ScalarType::Half || dtype == ScalarType::Float, "on CUDA ", name,
                     " must be float16 or float32, got ", torch::headeronly::toString(dtype));
-    view.wide_weights = dtype == ScalarType::Float;
+    view.float_weights = dtype == ScalarType::Float;
     int64_t columns = inputs;
     for (int l = 0; l < view.layers; ++l) {
       const Tensor own = as_contiguous(any_weights[l]);
@@ -74,14 +75,22 @@ struct NetworkInputs {
     }
   }
 
-  int outputs() const { return view.layer[view.layers - 1].out; }
+  int outputs() const { return view.out(); }
+
+  // The kernels' view, with hidden layers padded to a width.
+  Network padded_to(int padded) const {
+    Network network = view;
+    network.width = padded;
+    return network;
+  }
 };
 
 inline PyramidScene pyramid_scene(const CellInputs& cells, const PyramidInputs& pyramid, const NetworkInputs& density,
-                                  double step, double density_initial, double min_transmittance, double min_weight) {
+                                  int width, double step, double density_initial, double min_transmittance,
+                                  double min_weight) {
   return {cells.either(),
           pyramid.view,
-          density.view,
+          density.padded_to(width),
           static_cast<float>(step),
           steps_per_length(step),
           static_cast<float>(density_initial),
@@ -89,35 +98,25 @@ inline PyramidScene pyramid_scene(const CellInputs& cells, const PyramidInputs& 
           static_cast<float>(min_weight)};
 }
 
-// Calls f with the width that hidden layers are padded to.
+// The width that hidden layers of so many numbers are padded to.
+inline int padded_field_width(int width) { return width <= 64 ? 64 : 128; }
+
+// Calls f with a padded width as a constant.
 template <typename F>
-void dispatch_field_width(int width, const F& f) {
-  if (width <= 64) return f(std::integral_constant<int, 64>{});
+void dispatch_field_width(int padded, const F& f) {
+  if (padded == 64) return f(std::integral_constant<int, 64>{});
   f(std::integral_constant<int, 128>{});
 }
 
-// How many warps a block has, and how much shared memory.
-struct MarchBlock {
-  int warps, shared;
+// Blocks stay until `rays` have been marched; each warp begins with at least so many of them.
+template <typename Kernel>
+int march_blocks(Kernel* kernel, const MarchPlan& plan, int64_t rays, int rays_per_warp) {
+  const int64_t most = resident_blocks(kernel, plan.warps * kWarp, plan.shared);
+  const int64_t per_block = int64_t{rays_per_warp} * plan.warps;
+  return static_cast<int>(std::clamp<int64_t>((rays + per_block - 1) / per_block, 1, most));
+}
 
-  // As many warps as fit beside the weights, which the whole block shares.
-  MarchBlock(int most_threads, int weight_bytes, int warp_bytes) : warps(most_threads / kWarp) {
-    const int most = device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin);
-    while (warps > 1 && weight_bytes + warps * warp_bytes > most) warps /= 2;
-    shared = weight_bytes + warps * warp_bytes;
-    STD_TORCH_CHECK(shared <= most, "marching through this field takes ", shared,
-                    " bytes of shared memory; this device has ", most);
-  }
-
-  // Blocks that stay until `rays` have been marched; each warp begins with so many of them at least.
-  template <typename Kernel>
-  int blocks(Kernel* kernel, int64_t rays, int rays_per_warp) const {
-    const int64_t most = resident_blocks(kernel, warps * kWarp, shared), per_block = int64_t{rays_per_warp} * warps;
-    return static_cast<int>(std::clamp<int64_t>((rays + per_block - 1) / per_block, 1, most));
-  }
-};
-
-// A number on the device that starts at zero: rays that have been taken.
+// A number on the device that starts at zero: the next ray that no warp has yet.
 inline Tensor new_ray_counter(const Tensor& like) { return new_zeros(like, {1}, ScalarType::Int); }
 
 }  // namespace voxelfield

@@ -6,7 +6,6 @@
 namespace voxelfield {
 namespace {
 
-constexpr int kVisibleThreads = 128;
 // Rays for a warp, at least: fewer leave too many of its threads idle at the end, when none are left to begin.
 constexpr int kRaysPerWarp = 24;
 
@@ -47,15 +46,15 @@ struct ListedRays {
 };
 
 template <int Width>
-__global__ void __launch_bounds__(kVisibleThreads, kMarchThreads / kVisibleThreads)
+__global__ void __launch_bounds__(kMarchThreads, 1)
     march_visible_kernel(const __grid_constant__ PyramidScene scene, const __grid_constant__ ListedRays rays,
-                         int* __restrict__ taken) {
+                         int* __restrict__ next_ray) {
   extern __shared__ __align__(16) unsigned char shared[];
-  const unsigned weights = shared_address(shared);
-  scene.density.stage<Width>(weights);
+  const StagedField<Width> density(scene.density, shared_address(shared), nullptr);
+  density.stage(scene.density);
   __syncthreads();
-  unsigned char* rows = shared + scene.density.bytes<Width>() + threadIdx.x / kWarp * kWarpRowsBytes;
-  march_pyramid<Width, 1>(scene, weights, rays, taken, rows,
+  unsigned char* rows = shared + scene.density.staged_bytes() + threadIdx.x / kWarp * kWarpRowsBytes;
+  march_pyramid<Width, 1>(scene, density, rays, next_ray, rows,
                           [&](const PyramidSample& sample, const Panel<2>&, int ray, const float*,
                               ListedRays::Result& result, const RayTeam<ListedRays::kLanes>& team) {
                             const unsigned kept = team.own(__ballot_sync(kFullWarp, sample.kept));
@@ -66,6 +65,26 @@ __global__ void __launch_bounds__(kVisibleThreads, kMarchThreads / kVisibleThrea
                             result.count = min(result.count + __popc(kept), rays.most);
                             return result.count < rays.most;
                           });
+}
+
+// Small blocks end one by one, but each holds a copy of the weights: the smallest that fills a multiprocessor.
+template <typename Kernel>
+MarchPlan plan_visible(const Network& density, Kernel* kernel) {
+  const int limit = shared_memory_limit();
+  MarchPlan best{};
+  int most = 0;
+  for (const int warps : {4, 8, kMarchWarps}) {
+    const MarchPlan plan = plan_march(density, warps, limit);
+    if (plan.warps == 0) continue;
+    const int resident = plan.warps * resident_blocks(kernel, plan.warps * kWarp, plan.shared);
+    if (resident > most) {
+      best = plan;
+      most = resident;
+    }
+  }
+  STD_TORCH_CHECK(best.warps > 0, "march_visible: one warp takes ", density.staged_bytes() + kWarpRowsBytes,
+                  " bytes of shared memory; ", limit, " are allowed");
+  return best;
 }
 
 std::tuple<Tensor, Tensor, Tensor> march_to_slots(const Tensor& origins, const Tensor& directions, const Tensor& near,
@@ -80,8 +99,9 @@ std::tuple<Tensor, Tensor, Tensor> march_to_slots(const Tensor& origins, const T
   const CudaBackend::Guard guard(origins);
   const PyramidInputs pyramid{levels, aabb, origins};
   const NetworkInputs density{"density_weights", density_weights, kLevelChannels * pyramid.view.levels, 2, origins};
+  const int padded = padded_field_width(density.width);
   const PyramidScene scene =
-      pyramid_scene(cells, pyramid, density, step, density_initial, min_transmittance, min_weight);
+      pyramid_scene(cells, pyramid, density, padded, step, density_initial, min_transmittance, min_weight);
   const RayBatch batch = in.batch(step);
   STD_TORCH_CHECK(batch.count <= kMostMarchedRays && 1 <= most && most <= 0x7fffffff,
                   "there must be at most 2^30 rays, and at least one slot for each");
@@ -90,19 +110,18 @@ std::tuple<Tensor, Tensor, Tensor> march_to_slots(const Tensor& origins, const T
   Tensor counts = new_empty(in.origins, {batch.count}, ScalarType::Int);
   Tensor sums = new_zeros(in.origins, {parts.parts()}, ScalarType::Long);
   if (batch.count == 0) return {slots, counts, sums};
-  Tensor taken = new_ray_counter(in.origins);
+  Tensor next_ray = new_ray_counter(in.origins);
   const ListedRays rays{batch,
                         slots.mutable_data_ptr<float>(),
                         static_cast<int>(most),
                         counts.mutable_data_ptr<int32_t>(),
                         reinterpret_cast<unsigned long long*>(sums.mutable_data_ptr<int64_t>()),
                         parts.length()};
-  dispatch_field_width(density.width, [&](auto width) {
-    constexpr int kWidth = decltype(width)::value;
-    const auto kernel = march_visible_kernel<kWidth>;
-    const MarchBlock block{kVisibleThreads, density.view.bytes<kWidth>(), kWarpRowsBytes};
-    kernel<<<block.blocks(kernel, batch.count, kRaysPerWarp), block.warps * kWarp, block.shared,
-             CudaBackend::stream()>>>(scene, rays, taken.mutable_data_ptr<int>());
+  dispatch_field_width(padded, [&](auto width) {
+    const auto kernel = march_visible_kernel<decltype(width)::value>;
+    const MarchPlan plan = plan_visible(scene.density, kernel);
+    kernel<<<march_blocks(kernel, plan, batch.count, kRaysPerWarp), plan.warps * kWarp, plan.shared,
+             CudaBackend::stream()>>>(scene, rays, next_ray.mutable_data_ptr<int>());
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   });
   return {slots, counts, sums};

@@ -3,18 +3,17 @@
 // cores; a ray that is dark ends there, so that next to nothing behind it is evaluated, and its threads take another.
 #pragma once
 
-#include "common/warp.cuh"
-#include "fields/field_network.cuh"
+#include "common/team_scan.cuh"
 #include "fields/pyramid.cuh"
+#include "fields/pyramid_plan.h"
 #include "fields/unit_ray.h"
+#include "mlp/network.cuh"
 #include "rays/cells_view.h"
 #include "rays/pinhole.h"
 #include "volume/composite.h"
 
 namespace voxelfield {
 
-// On a multiprocessor: more would leave too few registers for a ray's state beside the network.
-constexpr int kMarchThreads = 512;
 // Threads without a ray wait until they are more than this many: rays are begun by all of them together.
 constexpr int kMostIdle = 5;
 // Strides before threads that have not come to a sample yet let the others go on.
@@ -25,7 +24,7 @@ constexpr float kHighestRawDensity = 12.0f;
 struct PyramidScene {
   CellsView cells;
   PyramidView pyramid;
-  FieldNetwork density;
+  Network density;
   float step, steps_per_length;
   float density_initial;
   float min_transmittance, min_weight;
@@ -42,9 +41,23 @@ struct PyramidSample {
   float weight;
 };
 
-// Rows of features or of geometry, one for each thread of a warp.
-constexpr int kRowBytes = row_stride(kFieldInputs);
-constexpr int kWarpRowsBytes = kWarp * kRowBytes;
+// The networks of a field: at most kFieldInputs inputs, in shared memory or packed.
+template <int Width>
+using StagedField = StagedWeights<Width, kFieldInputs>;
+template <int Width>
+using PackedField = PackedWeights<Width, kFieldInputs>;
+
+// 16 * M rows of inputs that lie in shared memory.
+template <int M>
+__device__ __forceinline__ Activations<M, kFieldInputs> load_rows(const SharedMatrix& inputs, int row) {
+  Activations<M, kFieldInputs> x;
+#pragma unroll
+  for (int k = 0; k < kFieldInputs / 16; ++k) {
+#pragma unroll
+    for (int m = 0; m < M; ++m) x.tile[k][m] = load_fragment(inputs, row + 16 * m, 16 * k);
+  }
+  return x;
+}
 
 __device__ __forceinline__ void clear_row(unsigned char* rows) {
   uint4* own = reinterpret_cast<uint4*>(rows + lane_of_warp() * kRowBytes);
@@ -80,22 +93,6 @@ struct RayTeam {
   // Bits of the team's own threads.
   __device__ __forceinline__ unsigned own(unsigned lanes) const {
     return lanes >> first & static_cast<unsigned>((1ull << Lanes) - 1);
-  }
-};
-
-// Sums over the samples of a team: of those before one's own, and of all.
-template <int Lanes>
-struct TeamSum {
-  float before = 0.0f, total;
-
-  __device__ __forceinline__ TeamSum(float value, const RayTeam<Lanes>& team) : total(value) {
-    if constexpr (Lanes > 1) {
-      const float through = group_inclusive_sum<Lanes>(value, team.seat);
-      // Not `through - value`: beside a dense sample that difference has lost what came before it.
-      const float above = __shfl_up_sync(kFullWarp, through, 1, Lanes);
-      if (team.seat > 0) before = above;
-      total = __shfl_sync(kFullWarp, through, team.first + Lanes - 1);
-    }
   }
 };
 
@@ -140,13 +137,11 @@ class RaySupply {
 // visit(sample, panel, ray, direction, result, team): `panel` has the 16 outputs, of which 8 * Eights are known, for
 // the rows of all threads. A ray goes on where it returns true, to all threads of the ray alike.
 template <int Width, int Eights, typename Rays, typename Visit>
-__device__ __forceinline__ void march_pyramid(const PyramidScene& scene, unsigned density_weights, const Rays& rays,
-                                              int* taken, unsigned char* rows, const Visit& visit) {
+__device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const StagedField<Width>& density,
+                                              const Rays& rays, int* taken, unsigned char* rows, const Visit& visit) {
   using Walk = SampleWalk<CellsView>;
   constexpr int kLanes = Rays::kLanes;
   const SharedMatrix features{shared_address(rows), kRowBytes};
-  const SharedMatrix hidden = scene.density.matrix<Width>(density_weights, 0);
-  const SharedMatrix last = scene.density.matrix<Width>(density_weights, 1);
   clear_row(rows);
 
   const RayTeam<kLanes> team;
@@ -206,13 +201,13 @@ __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, unsigne
       scene.pyramid.gather(point, reinterpret_cast<uint2*>(rows + lane_of_warp() * kRowBytes));
     }
     __syncwarp();
-    const Panel<2> panel = last_two_layers<Width, Eights>(load_rows<2>(features, 0), hidden, last);
+    const Panel<2> panel = last_two_layers<Width, Eights>(load_rows<2>(features, 0), density[0], density[1]);
     const float raw = first_column(panel);
     const float thickness = found ? scene.density_of(raw) * scene.step : 0.0f, opacity = opacity_of(thickness);
-    const TeamSum<kLanes> of_all(thickness, team);
+    const TeamScan<float> of_all = team_scan<kLanes>(thickness, team.seat);
     const float transmittance = transmittance_at(depth_of_all + of_all.before);
     sample.kept = found && !(transmittance < scene.min_transmittance) && transmittance * opacity > scene.min_weight;
-    const TeamSum<kLanes> of_kept(sample.kept ? thickness : 0.0f, team);
+    const TeamScan<float> of_kept = team_scan<kLanes>(sample.kept ? thickness : 0.0f, team.seat);
     if (sample.kept) sample.weight = transmittance_at(depth_of_kept + of_kept.before) * opacity;
     depth_of_all += of_all.total;
     depth_of_kept += of_kept.total;

@@ -1,6 +1,7 @@
-// Images of a pyramid of grids and two networks behind it, on CUDA: one kernel, rays included.
+// Images of a pyramid of grids with two networks behind it, on CUDA: one kernel, rays included.
 #include "fields/color_queue.cuh"
 #include "fields/pyramid_inputs.cuh"
+#include "mlp/pack_weights.h"
 
 namespace voxelfield {
 namespace {
@@ -47,34 +48,43 @@ struct PyramidImage {
   }
 };
 
-constexpr int kWarpBytes = kWarpRowsBytes + ColorQueue::kBytes;
-static_assert(kWarpBytes % 16 == 0, "rows are read 16 bytes at a time");
-
-// One block on a multiprocessor: the weights of both networks take much of its shared memory.
-template <int Width>
+// One block on a multiprocessor: rows and weights take most of its shared memory.
+template <int Width, typename ColorWeights>
 __global__ void __launch_bounds__(kMarchThreads, 1)
-    render_pyramid_kernel(const __grid_constant__ PyramidScene scene, const __grid_constant__ FieldNetwork color,
-                          const __grid_constant__ PyramidImage image, int degree, int* __restrict__ taken) {
+    render_pyramid_kernel(const __grid_constant__ PyramidScene scene, const __grid_constant__ Network color,
+                          const uint4* __restrict__ packed_color, const __grid_constant__ PyramidImage image,
+                          int degree, int* __restrict__ next_ray) {
   extern __shared__ __align__(16) unsigned char shared[];
-  const int density_bytes = scene.density.bytes<Width>();
-  const unsigned density_weights = shared_address(shared), color_weights = density_weights + density_bytes;
-  scene.density.stage<Width>(density_weights);
-  color.stage<Width>(color_weights);
+  const int density_bytes = scene.density.staged_bytes();
+  const int weight_bytes = density_bytes + (ColorWeights::kStaged ? color.staged_bytes() : 0);
+  const StagedField<Width> density(scene.density, shared_address(shared), nullptr);
+  const ColorWeights color_weights(color, shared_address(shared) + density_bytes, packed_color);
+  density.stage(scene.density);
+  color_weights.stage(color);
   __syncthreads();
-  unsigned char* const own = shared + density_bytes + color.bytes<Width>() + threadIdx.x / kWarp * kWarpBytes;
+  unsigned char* const own = shared + weight_bytes + threadIdx.x / kWarp * (kWarpRowsBytes + kQueueBytes);
   ColorQueue queue(own + kWarpRowsBytes);
-  march_pyramid<Width, 2>(scene, density_weights, image, taken, own,
+  const auto flush = [&] { queue.flush<Width>(color_weights, color.layers, image.colors); };
+  march_pyramid<Width, 2>(scene, density, image, next_ray, own,
                           [&](const PyramidSample& sample, const Panel<2>& panel, int pixel, const float* direction,
                               PyramidImage::Result& result, const RayTeam<PyramidImage::kLanes>&) {
                             const unsigned kept = __ballot_sync(kFullWarp, sample.kept);
                             if (kept == 0) return true;
-                            if (!queue.fits(__popc(kept))) queue.flush<Width>(color, color_weights, image.colors);
+                            if (!queue.fits(__popc(kept))) flush();
                             queue.push(kept, panel, direction, degree, sample.weight, pixel);
                             result.opacity += sample.weight;
                             result.depth += sample.weight * sample.t;
                             return true;
                           });
-  queue.flush<Width>(color, color_weights, image.colors);
+  flush();
+}
+
+// Whether a kernel can march through a field whose hidden layers have at most `width` numbers.
+bool pyramid_image_fits(const Tensor& like, int64_t width) {
+  const CudaBackend::Guard guard(like);
+  const int padded = padded_field_width(static_cast<int>(width));
+  const Network density = field_network(padded, 2), color = field_network(padded, kMaxFieldLayers);
+  return plan_image(density, color, shared_memory_limit()).warps > 0;
 }
 
 std::tuple<Tensor, Tensor, Tensor> render_pyramid_image(
@@ -92,15 +102,16 @@ std::tuple<Tensor, Tensor, Tensor> render_pyramid_image(
   const PyramidInputs pyramid{levels, aabb, c2w};
   const NetworkInputs density{"density_weights", density_weights, kLevelChannels * pyramid.view.levels, 2, c2w};
   const NetworkInputs color{"color_weights", color_weights, kFieldOutputs + sh_basis_size(static_cast<int>(degree)),
-                            kMostFieldLayers, c2w};
+                            kMaxFieldLayers, c2w};
   STD_TORCH_CHECK(density.outputs() == kFieldOutputs && color.outputs() == 3,
                   "the density network must have 16 outputs and the colour network 3");
+  const int padded = padded_field_width(std::max(density.width, color.width));
   const PyramidScene scene =
-      pyramid_scene(cells, pyramid, density, step, density_initial, min_transmittance, min_weight);
+      pyramid_scene(cells, pyramid, density, padded, step, density_initial, min_transmittance, min_weight);
   Tensor rgb = new_empty(pose, {height, width, 3}, ScalarType::Float);
   Tensor opacity = new_empty(pose, {height, width}, ScalarType::Float);
   Tensor depth = new_empty(pose, {height, width}, ScalarType::Float);
-  Tensor taken = new_ray_counter(pose);
+  Tensor next_ray = new_ray_counter(pose);
   const int across = static_cast<int>((width + kTile - 1) / kTile),
             down = static_cast<int>((height + kTile - 1) / kTile);
   const PyramidImage image{
@@ -110,20 +121,38 @@ std::tuple<Tensor, Tensor, Tensor> render_pyramid_image(
       depth.mutable_data_ptr<float>(),
       across,
       across * down};
-  dispatch_field_width(std::max(density.width, color.width), [&](auto padded) {
-    constexpr int kWidth = decltype(padded)::value;
-    const auto kernel = render_pyramid_kernel<kWidth>;
-    const MarchBlock block{kMarchThreads, density.view.bytes<kWidth>() + color.view.bytes<kWidth>(), kWarpBytes};
-    kernel<<<block.blocks(kernel, image.count(), PyramidImage::kBatch), block.warps * kWarp, block.shared,
-             CudaBackend::stream()>>>(scene, color.view, image, static_cast<int>(degree),
-                                      taken.mutable_data_ptr<int>());
+  const Network color_network = color.padded_to(padded);
+  const int limit = shared_memory_limit();
+  const MarchPlan plan = plan_image(scene.density, color_network, limit);
+  STD_TORCH_CHECK(plan.warps > 0, "render_pyramid_image: one warp takes ",
+                  scene.density.staged_bytes() + kWarpRowsBytes + kQueueBytes, " bytes of shared memory; ", limit,
+                  " are allowed; voxelfield.rendering.render_view needs none");
+  const auto launch = [&](const auto& kernel, const uint4* packed) {
+    kernel<<<march_blocks(kernel, plan, image.count(), PyramidImage::kBatch), plan.warps * kWarp, plan.shared,
+             CudaBackend::stream()>>>(scene, color_network, packed, image, static_cast<int>(degree),
+                                      next_ray.mutable_data_ptr<int>());
     STD_CUDA_KERNEL_LAUNCH_CHECK();
+  };
+  dispatch_field_width(padded, [&](auto width_constant) {
+    constexpr int kWidth = decltype(width_constant)::value;
+    if (plan.staged) return launch(render_pyramid_kernel<kWidth, StagedField<kWidth>>, nullptr);
+    static std::once_flag said;
+    warn_of_packed_weights(
+        said, "render_pyramid_image",
+        scene.density.staged_bytes() + color_network.staged_bytes() + kMarchWarps * (kWarpRowsBytes + kQueueBytes),
+        limit);
+    const Tensor packed = pack_weights(color_network, c2w, false);
+    launch(render_pyramid_kernel<kWidth, PackedField<kWidth>>,
+           reinterpret_cast<const uint4*>(packed.const_data_ptr<int32_t>()));
   });
   return {rgb, opacity, depth};
 }
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) { m.impl("render_pyramid_image", TORCH_BOX(&render_pyramid_image)); }
+STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) {
+  m.impl("render_pyramid_image", TORCH_BOX(&render_pyramid_image));
+  m.impl("pyramid_image_fits", TORCH_BOX(&pyramid_image_fits));
+}
 
 }  // namespace voxelfield

@@ -1,5 +1,6 @@
 // Rendering a voxel field of spherical harmonics on CUDA.
 #include "common/backend.cuh"
+#include "common/launch.cuh"
 #include "common/vector_width.h"
 #include "fields/sh_render.cuh"
 
@@ -118,6 +119,7 @@ struct Cuda : CudaBackend {
     dispatch_width(scene.grid, [&](auto width) {
       constexpr int kWidth = decltype(width)::value;
       const WarpPlan plan = plan_for(scene.grid, ray_lanes_for(batch.count), width);
+      check_shared_memory(plan.shared_bytes());
       render_backward_kernel<kWidth>
           <<<blocks(batch.count, plan.rays() * kRenderWarps), kRenderThreads, plan.shared_bytes(), stream()>>>(
               scene, batch, gradients, results, grad_rows, plan);
@@ -128,6 +130,7 @@ struct Cuda : CudaBackend {
  private:
   template <int kWidth, typename scalar_t, typename Rays>
   static void launch(const RenderScene<scalar_t>& scene, const Rays& rays, const WarpPlan& plan, int64_t warps) {
+    check_shared_memory(plan.shared_bytes());
     render_kernel<kWidth>
         <<<blocks(warps, kRenderWarps), kRenderThreads, plan.shared_bytes(), stream()>>>(scene, rays, plan);
     STD_CUDA_KERNEL_LAUNCH_CHECK();

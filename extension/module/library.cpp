@@ -157,4 +157,8 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "int[] resolution, Tensor aabb_occupancy, Tensor[] levels, Tensor aabb, Tensor[] density_weights, "
       "Tensor[] color_weights, float step, float density_initial, int degree, float min_transmittance, "
       "float min_weight) -> (Tensor, Tensor, Tensor)");
+  // Whether render_pyramid_image can run on the device of `like`, for hidden layers of so many numbers.
+  m.def("pyramid_image_fits(Tensor like, int width) -> bool");
+  // Bytes of dynamic shared memory that a block of a launch takes where `limit` are allowed, for tests; -1: too little.
+  m.def("launch_shared_bytes(str launch, int[] sizes, int limit) -> int");
 }

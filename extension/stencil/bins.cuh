@@ -6,6 +6,7 @@
 
 #include "common/constants.h"
 #include "common/divisor.cuh"
+#include "common/shared_memory.h"
 #include "stencil/trilinear.h"
 
 namespace voxelfield {
@@ -19,6 +20,7 @@ constexpr int kBinThreads = 1 << kLogBinThreads;
 constexpr int kBinGroups = kBinThreads / kCorners;
 constexpr int kBinWidth = 4;
 constexpr int kBinShared = (kBinVertices + 3 * kBinThreads) * 16 + kBinGroups * (4 + kBinThreads);
+static_assert(kBinShared <= kSplatBinnedShared, "tests compare this bound with the limit of every GPU");
 constexpr int kBinPiece = 16384;                // a bin with more entries is split among several blocks
 constexpr int32_t kBinMaxResolution = 1 << 11;  // most vertices along an axis
 
@@ -97,15 +99,20 @@ struct CoarseLevels {
   int32_t windows;  // of all levels, in vectors
 
   int shared_bytes(int element_size) const { return shared_bytes(windows, count, element_size); }
-  static int max_shared_bytes(int element_size) { return shared_bytes(kCoarseAllVertices, kMaxCoarse, element_size); }
+  static constexpr int max_shared_bytes(int element_size) {
+    return shared_bytes(kCoarseAllVertices, kMaxCoarse, element_size);
+  }
 
  private:
   // Windows, the places of the points that warps work on, positions and values of all points of the block.
-  static int shared_bytes(int windows, int count, int element_size) {
+  static constexpr int shared_bytes(int windows, int count, int element_size) {
     return (windows + kCoarseThreads) * static_cast<int>(sizeof(float4)) +
            kCoarsePiece * 3 * static_cast<int>(sizeof(float)) + count * kCoarseStride * kBinWidth * element_size;
   }
 };
+
+static_assert(CoarseLevels::max_shared_bytes(sizeof(float)) <= kSplatCoarseShared,
+              "tests compare this bound with the limit of every GPU");
 
 // The levels that are summed by bins: the finest one, if any, and coarser ones that join it.
 struct SortedBins {

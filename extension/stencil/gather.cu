@@ -1,5 +1,6 @@
 // Sampling on CUDA.
 #include "common/backend.cuh"
+#include "common/launch.cuh"
 #include "stencil/gather.cuh"
 #include "stencil/levels.cuh"
 #include "stencil/stencil_ops.h"
@@ -10,8 +11,7 @@ namespace {
 // 16-bit rows of at least this many channels, or vectors, are read in words by a kernel of their own.
 constexpr int kWideRow = 12;
 constexpr int kWideVectors = 4;
-constexpr int kWord = 8;                    // 16-bit channels that are moved in one access
-constexpr int64_t kMaxRowBytes = 24 << 10;  // of shared memory for a block's rows
+constexpr int kWord = 8;  // 16-bit channels that are moved in one access
 
 template <typename Locator>
 constexpr bool kNarrow = std::is_same_v<typename Locator::offset_t, int32_t>;
@@ -66,7 +66,8 @@ struct Cuda : CudaBackend {
       }
     }
     const int64_t rows = layout.points * (kGatherThreads / kWarp) * levels.columns * sizeof(scalar_t);
-    const bool row_buffer = levels.count > 1 && !levels.sum && Weights::kSets == 1 && at_once && rows <= kMaxRowBytes;
+    const bool row_buffer = levels.count > 1 && !levels.sum && Weights::kSets == 1 && at_once && rows <= kGatherShared;
+    check_shared_memory(row_buffer ? rows : 0);
     gather_kernel<scalar_t, Width, Weights, false><<<count, kGatherThreads, row_buffer ? rows : 0, stream()>>>(
         levels, points, directions, out, n, layout, row_buffer);
   }

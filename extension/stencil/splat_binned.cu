@@ -1,4 +1,5 @@
 // Splatting by bins on CUDA.
+#include "common/launch.cuh"
 #include "stencil/splat_coarse.cuh"
 #include "stencil/splat_methods.cuh"
 
@@ -45,15 +46,14 @@ void splat_binned(const SortedBins& binned, const SplatInput<scalar_t>& input) {
   list_bin_entries<true><<<blocks(n, kThreads), kThreads, 0, stream>>>(grid.bins, input.points, count, entries, n);
   if (coarse.count > 0) {
     const auto kernel = splat_coarse<scalar_t>;
-    // Always the same limit: another thread may be about to launch the kernel with other levels.
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                    CoarseLevels::max_shared_bytes(sizeof(scalar_t))));
+    const int shared = coarse.shared_bytes(sizeof(scalar_t));
+    allow_shared_memory(kernel, shared);
     // A piece for each bin is the usual case.
-    kernel<<<bins, kCoarseThreads, coarse.shared_bytes(sizeof(scalar_t)), stream>>>(
-        coarse, grid.bins, input.values, input.points, segments, all, counters, entries);
+    kernel<<<bins, kCoarseThreads, shared, stream>>>(coarse, grid.bins, input.values, input.points, segments, all,
+                                                     counters, entries);
   }
   const auto kernel = splat_bins<scalar_t>;
-  check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kBinShared));
+  allow_shared_memory(kernel, kBinShared);
   kernel<<<bins + split_blocks, kBinThreads, kBinShared, stream>>>(grid, input.values, input.points, segments, split,
                                                                    counters, entries, slots, split_blocks);
   if (split_blocks > 0) {

@@ -1,4 +1,5 @@
 // Splatting by tiles on CUDA.
+#include "common/launch.cuh"
 #include "stencil/sort_segments.cuh"
 #include "stencil/splat_methods.cuh"
 #include "stencil/splat_tiled.cuh"
@@ -92,6 +93,7 @@ void splat_located(const Levels<Locator, scalar_t>& levels, const SplatInput<sca
   constexpr int kTileThreads = Weights::kSets == 1 ? 128 : 64;
   constexpr int kWarps = kTileThreads / kWarp;
   const int shared = kWarps * tile_shared_bytes<T, Width, Weights::kSets>(tiles.sum_vectors);
+  check_shared_memory(shared);
   splat_tiles<scalar_t, Width, Weights, kTileThreads>
       <<<blocks(tiles.total_chunks + piece_chunks, kWarps), kTileThreads, shared, stream>>>(
           levels, tiles, input.values, input.points, input.directions, segments, split, counters, entries, sums, n);

@@ -12,7 +12,7 @@ from voxelfield.ops.marching import OccupancyBits, pack_occupancy
 from voxelfield.ops.mlp import MAX_WIDTH, mlp
 from voxelfield.ops.pyramid import sample_pyramid
 
-# As in extension/fields/pyramid.cuh and field_network.cuh.
+# As in extension/fields/pyramid.cuh and pyramid_plan.h.
 LEVEL_CHANNELS = 4
 MAX_LEVELS = 8
 MAX_GEOMETRY = 16

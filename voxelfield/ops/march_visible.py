@@ -72,7 +72,7 @@ def march_visible(
     Raises:
         TypeError: An argument is no tensor, or has the wrong type or dtype.
         ValueError: An argument has the wrong shape or device, or a number is out of range.
-        RuntimeError: On CUDA, the network takes more shared memory than the device has.
+        RuntimeError: On CUDA, a block may not have the 17 KiB of shared memory that the network takes at most.
     """
     offset = check_rays(origins, directions, near, far, offset)
     check_float32("aabb_occupancy", aabb_occupancy, (2, 3), "origins", origins)

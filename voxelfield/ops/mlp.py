@@ -23,7 +23,7 @@ from voxelfield.ops._checks import FLOATING, check_dtype, check_same_device, che
 from voxelfield.ops._errors import ArgumentTypeError, ArgumentValueError
 
 MAX_WIDTH = 128
-MAX_LAYERS = 16  # kMostLayers of extension/mlp/mlp_kernels.cuh
+MAX_LAYERS = 16  # kMaxLayers of extension/mlp/network.h
 
 
 def mlp(input: Tensor, weights: Sequence[Tensor], *, count: Tensor | None = None) -> Tensor:
@@ -32,7 +32,8 @@ def mlp(input: Tensor, weights: Sequence[Tensor], *, count: Tensor | None = None
     ``relu(... relu(input @ weights[0].T) ...) @ weights[-1].T``. On CUDA one kernel runs all layers on tensor cores and
     keeps activations in registers (the fully fused network of Mueller et al. 2021, "Real-time neural radiance caching
     for path tracing", section 4.1); its gradient is one kernel too, which computes the activations again instead of
-    storing them. On the CPU the layers are torch's matrix products, one by one.
+    storing them. Where the weights do not fit the shared memory of a block, the kernels read them from global memory,
+    with the same result but slower, and the first such call warns. On the CPU the layers are torch's matrix products.
 
     Sums are taken in float32 at least, and activations rounded to the dtype of ``input`` after each layer; so are the
     gradients that travel back. float16 gradients below 6e-8 vanish and those below 6e-5 lose digits: scale the loss up
@@ -59,7 +60,7 @@ def mlp(input: Tensor, weights: Sequence[Tensor], *, count: Tensor | None = None
         ValueError: An argument has the wrong shape or is on another device than ``input``, or there are too few or too
             many ``weights``.
         NotImplementedError: A second derivative is asked for.
-        RuntimeError: On CUDA, the network is too deep for the device's shared memory, or there are more than 2^30 rows.
+        RuntimeError: On CUDA, there are more than 2^30 rows.
     """
     if not needs_long_path() and isinstance(input, Tensor) and input.is_cuda:
         try:

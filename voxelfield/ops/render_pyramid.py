@@ -60,7 +60,9 @@ def render_pyramid_image(
     rays are those of :meth:`voxelfield.cameras.Cameras.image_rays` through ``aabb``.
 
     On CUDA every thread of a warp marches a ray, the warp evaluates the first network for the 32 samples where its rays
-    stand, and a ray ends where it is dark. The second network is evaluated for the few samples that show, 32 at a time.
+    stand, and a ray ends where it is dark. The second network is evaluated for the few samples that show, 32 at a time;
+    its weights are read from global memory, slower, where those of both do not fit the shared memory of a block, and
+    the first such call warns.
 
     Args:
         c2w: (4, 4) float32, camera to world; camera axes x right, y up, looking along -z.
@@ -89,7 +91,7 @@ def render_pyramid_image(
     Raises:
         TypeError: An argument is no tensor, or has the wrong dtype.
         ValueError: An argument has the wrong shape or device, or a number is out of range.
-        RuntimeError: On CUDA, the networks take more shared memory than the device has.
+        RuntimeError: On CUDA, a block may not have the 20 KiB of shared memory that this takes at least.
     """
     check_camera(c2w, intrinsics, width, height, background)
     check_float32("aabb_occupancy", aabb_occupancy, (2, 3), "c2w", c2w)
@@ -129,11 +131,22 @@ def render_pyramid_image(
     )
 
 
+def pyramid_image_fits(like: Tensor, width: int) -> bool:
+    """Tells whether a block on the device of ``like`` has room for networks with hidden layers of ``width``."""
+    _library.ensure_loaded(like.device.type)
+    fits: bool = torch.ops.voxelfield.pyramid_image_fits(like, width)
+    return fits
+
+
 @_library.when_loaded
 def _register() -> None:
     @torch.library.register_fake("voxelfield::render_pyramid_image")
     def _(c2w: Tensor, intrinsics: Tensor, width: int, height: int, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
         return empty_image(c2w, width, height)
+
+    @torch.library.impl("voxelfield::pyramid_image_fits", "CPU")
+    def _(like: Tensor, width: int) -> bool:
+        return True
 
     @torch.library.impl("voxelfield::render_pyramid_image", "CPU")
     @torch.no_grad()

@@ -1,0 +1,126 @@
+// The gradients of a multilayer perceptron on CUDA: how the work is laid out over warps and launches.
+#include <algorithm>
+
+#include "mlp/backward.cuh"
+#include "mlp/mlp_inputs.cuh"
+
+namespace voxelfield {
+namespace {
+
+template <int Most, typename F>
+void dispatch_units(int units, const F& f) {
+  if constexpr (Most > 1) {
+    if (units < Most) return dispatch_units<Most - 1>(units, f);
+  }
+  f(std::integral_constant<int, Most>{});
+}
+
+struct BackwardTensors {
+  const MlpInputs& in;
+  const Tensor& grad_output;
+  Tensor& grad_input;
+  MlpGradients sums;
+};
+
+// How the units of a network are divided among a block's warps and among launches.
+struct UnitShares {
+  int units, per_warp, launches, per_launch;
+
+  explicit UnitShares(const BackwardPlan& plan) : units(plan.mlp.units()) {
+    per_warp = (units + plan.warps - 1) / plan.warps;
+    const int most = backward_units(plan.mlp.network.width);
+    launches = (per_warp + most - 1) / most;
+    per_launch = (units + launches - 1) / launches;
+  }
+  int at_once() const { return (per_warp + launches - 1) / launches; }
+};
+
+template <template <int, int> class Weights, int Width, int Units>
+void launch_backward(const BackwardPlan& plan, const UnitShares& shares, const uint4* packed, BackwardTensors& t) {
+  constexpr int kTiles = backward_tiles(Width), kMostThreads = backward_warps(Width) * kWarp;
+  constexpr int kBlocks = Width > 64 ? 1 : Units == 1 ? 3 : 2;
+  const auto kernel = mlp_backward_kernel<Weights<Width, 0>, Width, kTiles, Units, kMostThreads, kBlocks>;
+  const int warps = plan.warps, units = shares.units, layers = plan.mlp.network.layers, capacity = t.in.rows.capacity;
+  const int tiles = std::max((capacity + plan.rows() - 1) / plan.rows(), 1);
+  const int blocks = std::min(tiles, resident_blocks(kernel, warps * kWarp, plan.shared));
+  const int splits = std::max(warps / units, 1);
+  const Tensor partial = new_empty(t.in.input, {blocks * splits, units, kUnit * kUnit}, ScalarType::Float);
+  MlpLaunch launch{};
+  launch.units = units;
+  launch.splits = splits;
+  launch.first_signs = MlpUnit(plan.mlp, shares.per_launch - 1).layer + 1;
+  launch.tiles = tiles * warps * kTiles;
+  const int64_t layers_with_signs = layers - launch.first_signs;  // none if there is one launch
+  Tensor signs = new_empty(t.in.input, {layers_with_signs, launch.tiles, Signs<Width>::kWords, kWarp}, ScalarType::Int);
+  launch.signs = reinterpret_cast<unsigned*>(signs.mutable_data_ptr<int32_t>());
+  BackwardPointers pointers{};
+  pointers.packed = packed;
+  pointers.grad_output = halves(t.grad_output);
+  pointers.input = halves(t.in.input);
+  pointers.partial = reinterpret_cast<float4*>(partial.mutable_data_ptr<float>());
+  constexpr int64_t kKeptInts = 4 * KeptActivations<Width, kTiles>::kVectors;
+  Tensor activations =
+      new_empty(t.in.input, {plan.staged() ? 0 : blocks * warps, layers - 1, kKeptInts}, ScalarType::Int);
+  pointers.activations = reinterpret_cast<uint4*>(activations.mutable_data_ptr<int32_t>());
+  for (int index = shares.launches - 1; index >= 0; --index) {
+    launch.first_unit = index * shares.per_launch;
+    launch.end_unit = std::min(launch.first_unit + shares.per_launch, units);
+    launch.writes_signs = index == shares.launches - 1;
+    pointers.grad_input = index == 0 ? mutable_halves(t.grad_input) : nullptr;
+    kernel<<<blocks, warps * kWarp, plan.shared, CudaBackend::stream()>>>(plan, t.in.rows, pointers, launch);
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+  }
+  mlp_reduce_kernel<<<units * kUnitVectors / kReduceVectors, kReduceThreads, 0, CudaBackend::stream()>>>(
+      plan.mlp, pointers.partial, blocks * splits, units, t.sums);
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+std::tuple<Tensor, std::vector<Tensor>> mlp_backward(const Tensor& grad_output, const Tensor& input,
+                                                     const std::vector<Tensor>& weights,
+                                                     const std::optional<Tensor>& count) {
+  const CudaBackend::Guard guard(input);
+  const MlpInputs in(input, weights, count);
+  const Network& network = in.mlp.network;
+  STD_TORCH_CHECK(grad_output.dim() == 2 && grad_output.size(0) == in.rows.capacity &&
+                      grad_output.size(1) == network.out() && grad_output.scalar_type() == ScalarType::Half &&
+                      same_device(grad_output, in.input),
+                  "mlp: grad_output must be as the output is");
+  const Tensor grads = by_vectors(grad_output, in.mlp.output_pitch, in.mlp.few_outputs() ? 1 : kOutputWidth);
+  Tensor grad_input = new_empty(in.input, {in.rows.capacity, in.mlp.input_pitch}, ScalarType::Half);
+  std::vector<Tensor> grad_weights;
+  BackwardTensors t{in, grads, grad_input, {}};
+  for (int l = 0; l < network.layers; ++l) {
+    grad_weights.push_back(new_empty(in.input, {network.layer[l].out, network.layer[l].in}, ScalarType::Float));
+    t.sums.layer[l] = grad_weights[l].mutable_data_ptr<float>();
+  }
+  const int limit = shared_memory_limit();
+  const BackwardPlan plan = plan_backward(in.mlp, limit);
+  STD_TORCH_CHECK(plan.warps > 0, "mlp: the gradient takes at least ", BackwardPlan{plan.mlp, plan.kept, 1, 0}.bytes(),
+                  " bytes of shared memory a block; ", limit, " are allowed");
+  const UnitShares shares(plan);
+  if (plan.staged()) {
+    dispatch_width(plan.mlp.network.width, [&](auto width) {
+      constexpr int kWidth = decltype(width)::value;
+      dispatch_units<backward_units(kWidth)>(shares.at_once(), [&](auto units) {
+        launch_backward<StagedWeights, kWidth, decltype(units)::value>(plan, shares, nullptr, t);
+      });
+    });
+  } else {
+    static std::once_flag said;
+    const int wanted = BackwardPlan{in.mlp, Kept::kReplaced, backward_warps(network.width), 0}.bytes();
+    warn_of_packed_weights(said, "mlp_backward", wanted, limit);
+    const PackedTensor packed{plan.mlp.network, in.input, true};
+    dispatch_packed_width(plan.mlp.network.width, [&](auto width) {
+      constexpr int kWidth = decltype(width)::value;
+      launch_backward<PackedWeights, kWidth, backward_units(kWidth)>(plan, shares, packed.pointer(), t);
+    });
+  }
+  if (in.mlp.input_pitch != network.in()) grad_input = repacked(grad_input, network.in());
+  return {grad_input, grad_weights};
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) { m.impl("mlp_backward", TORCH_BOX(&mlp_backward)); }
+
+}  // namespace voxelfield

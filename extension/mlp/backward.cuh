@@ -1,0 +1,283 @@
+// The kernel of `mlp_backward`.
+//
+// Blocks stay and walk over the rows. The hidden activations are computed again. A warp follows the gradient of its own
+// rows down the layers in registers and leaves activations and gradients in shared memory; then the block's warps share
+// out the weights' gradients, unit by unit (weight_gradient.cuh), and sum each unit in registers over all the block's
+// rows. How much of this shared memory holds at once, plan.h says. Where registers are too few for all units there are
+// several launches, the last layers' first.
+#pragma once
+
+#include "mlp/forward.cuh"
+#include "mlp/weight_gradient.cuh"
+
+namespace voxelfield {
+
+// y W of the last layer, for y in shared memory. At most 32 columns of the result are summed at a time, which spares
+// registers.
+template <int Width, int M, typename Layer>
+__device__ __forceinline__ Activations<M, Width> last_layer_transposed(const SharedMatrix& y, int row, int columns,
+                                                                       const Layer& weights) {
+  constexpr int kPart = Width < 32 ? Width : 32;
+  Activations<M, Width> hidden;
+  const auto own = weights.template tiles<true>();
+#pragma unroll
+  for (int part = 0; part < Width; part += kPart) {
+    Panel<M> panels[kPart / 16] = {};
+#pragma unroll 1
+    for (int k = 0; k < columns; k += 16) {
+      Fragment tiles[M];
+#pragma unroll
+      for (int m = 0; m < M; ++m) tiles[m] = load_fragment(y, row + 16 * m, k);
+#pragma unroll
+      for (int i = 0; i < kPart / 16; ++i) {
+        multiply_add<2>(panels[i], tiles, own(k / 16, part / 16 + i));
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kPart / 16; ++i) {
+#pragma unroll
+      for (int m = 0; m < M; ++m) hidden.tile[part / 16 + i][m] = to_half(panels[i], m);
+    }
+  }
+  return hidden;
+}
+
+// What enters the layers behind the first, of a warp's rows, in global memory. A thread reads only what it wrote.
+template <int Width, int M>
+class KeptActivations {
+ public:
+  static constexpr int kVectors = Width / 16 * M * kWarp;  // of one layer
+
+  __device__ __forceinline__ KeptActivations(uint4* memory, int layers)
+      : own_(memory + (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kWarp * (layers - 1) * kVectors +
+             lane_of_warp()) {}
+
+  __device__ __forceinline__ void write(int l, const Activations<M, Width>& x) const {
+#pragma unroll
+    for (int i = 0; i < Width / 16; ++i) {
+#pragma unroll
+      for (int m = 0; m < M; ++m) {
+        const unsigned (&part)[4] = x.tile[i][m].part;
+        at(l, i, m) = make_uint4(part[0], part[1], part[2], part[3]);
+      }
+    }
+  }
+
+  // Copies a layer's tiles into the warp's rows of shared memory.
+  __device__ __forceinline__ void read(int l, const SharedMatrix& to, int row) const {
+#pragma unroll
+    for (int i = 0; i < Width / 16; ++i) {
+#pragma unroll
+      for (int m = 0; m < M; ++m) {
+        const uint4 f = at(l, i, m);
+        store_fragment(to, row + 16 * m, 16 * i, {{f.x, f.y, f.z, f.w}});
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ uint4& at(int l, int i, int m) const {
+    return own_[(l - 1) * kVectors + (i * M + m) * kWarp];
+  }
+
+  uint4* own_;
+};
+
+struct BackwardPointers {
+  const uint4* packed;  // weights, unless the plan stages them
+  uint4* activations;   // KeptActivations, of plans that keep one layer in shared memory
+  const __half *grad_output, *input;
+  __half* grad_input;  // null: not wanted of this launch
+  float4* partial;
+};
+
+template <typename Weights, int Width, int M, int Units, int Threads, int Blocks>
+__global__ void __launch_bounds__(Threads, Blocks)
+    mlp_backward_kernel(const __grid_constant__ BackwardPlan plan, RowCount rows,
+                        const __grid_constant__ BackwardPointers pointers, const __grid_constant__ MlpLaunch launch) {
+  extern __shared__ uint4 memory[];
+  constexpr bool kStaged = Weights::kStaged;
+  const Mlp& mlp = plan.mlp;
+  const unsigned shared = shared_address(memory);
+  const int warps = blockDim.x / kWarp, warp = threadIdx.x / kWarp, lane = lane_of_warp();
+  const int block_rows = warps * 16 * M, own = warp * 16 * M, last = mlp.network.layers - 1;
+  const int used = rows.used(), step = gridDim.x * block_rows;
+  constexpr int kStride = row_stride(Width);
+  const int in_stride = plan.entering_stride(0), out_stride = plan.leaving_stride(last);
+  const auto entering_stride = [&](int l) { return l == 0 ? in_stride : kStride; };
+  const auto leaving_stride = [&](int l) { return l == last ? out_stride : kStride; };
+
+  // Warps beyond the last unit take other rows of a unit that has a warp already.
+  const int units = launch.units, splits = launch.splits, split = splits > 1 ? warp / units : 0;
+  const int some_unit = launch.first_unit + (splits > 1 ? warp % units : warp);
+  UnitOperands operand[Units];
+#pragma unroll
+  for (int u = 0; u < Units; ++u) {
+    const int index = some_unit + u * warps;
+    const bool valid = index < launch.end_unit && split < splits;
+    const MlpUnit unit(mlp, valid ? index : 0);
+    operand[u].layer = valid ? unit.layer : kNoUnit;
+    operand[u].tall = unit.row + 16 < mlp.network.rows_of(unit.layer);
+    operand[u].entering =
+        2 * unit.column + down({shared + plan.entering_offset(unit.layer), entering_stride(unit.layer)});
+    operand[u].leaving = 2 * unit.row + across({shared + plan.leaving_offset(unit.layer), leaving_stride(unit.layer)});
+  }
+  float sums[Units][2][4][4] = {};
+  const int lowest = MlpUnit(mlp, launch.first_unit).layer, highest = MlpUnit(mlp, launch.end_unit - 1).layer;
+
+  // Sums of as many panels at once as registers suffice for.
+  constexpr int kTogether = M == 1 ? 4 : 1;
+  const bool few = mlp.few_outputs();
+  const auto input_at = [&](int row) { return WarpRows<const __half*>(pointers.input, row, used, mlp.input_pitch); };
+  const auto grads_at = [&](int row) {
+    return WarpRows<const __half*>(pointers.grad_output, row, used, mlp.output_pitch);
+  };
+  const Weights weights(mlp.network, shared, pointers.packed);
+  const KeptActivations<Width, M> kept(pointers.activations, mlp.network.layers);
+  const SharedMatrix kept_input{shared + plan.entering_offset(0), in_stride};
+  const SharedMatrix kept_grads{shared + plan.leaving_offset(last), out_stride};
+  const unsigned after = kStaged ? block_rows * kStride : 0;  // from layer to layer
+  const unsigned entering = shared + plan.entering_offset(1), leaving = shared + plan.leaving_offset(0);
+  const auto keep = [&](unsigned to, const Activations<M, Width>& x) {
+#pragma unroll
+    for (int i = 0; i < Width / 16; ++i) {
+#pragma unroll
+      for (int m = 0; m < M; ++m) store_fragment({to, kStride}, own + 16 * m, 16 * i, x.tile[i][m]);
+    }
+  };
+  const auto keep_input = [&](int group, const Fragment(&tiles)[2][M]) {
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+      store_fragment(kept_input, own + 16 * m, kInputGroup * group, tiles[0][m]);
+      store_fragment(kept_input, own + 16 * m, kInputGroup * group + 16, tiles[1][m]);
+    }
+  };
+  const auto keep_entering = [&](int l, const Activations<M, Width>& x) {
+    if (l < lowest || l > highest) return;
+    if constexpr (kStaged) {
+      keep(entering + (l - 1) * after, x);
+    } else {
+      kept.write(l, x);
+    }
+  };
+
+  int block_first = blockIdx.x * block_rows;
+  prefetch<M>(input_at(block_first + own));
+  prefetch<M>(grads_at(block_first + own));
+  weights.stage(mlp.network);
+  __syncthreads();
+  for (; block_first < used; block_first += step) {
+    const int first = block_first + own;
+    prefetch<M>(input_at(first + step));
+    prefetch<M>(grads_at(first + step));
+    Fragment tiles[2][M];
+    load_input(input_at(first), 0, tiles);
+    for (int group = 0; group * kOutputGroup < mlp.output_pitch; ++group) {
+      Fragment grads[M];
+      load_output(grads_at(first), group, few, grads);
+#pragma unroll
+      for (int m = 0; m < M; ++m) store_fragment(kept_grads, own + 16 * m, kOutputGroup * group, grads[m]);
+    }
+    Activations<M, Width> x =
+        first_layer<Width>(weights[0], input_at(first), tiles, [&](int group, const Fragment(&group_tiles)[2][M]) {
+          if (kStaged && lowest == 0) keep_input(group, group_tiles);
+        });
+    keep_entering(1, x);
+    launch.write_signs(1, first, x);
+    for (int l = 1; l < highest; ++l) {
+      x = layer<M, Width, Width, kTogether>(x, weights[l]);
+      keep_entering(l + 1, x);
+      launch.write_signs(l + 1, first, x);
+    }
+
+    __syncwarp();
+    Activations<M, Width> y;
+    for (int l = last; l >= lowest; --l) {
+      if constexpr (!kStaged) {
+        if (l == 0) {
+          for (int group = 0; group * kInputGroup < mlp.input_pitch; ++group) {
+            load_input(input_at(first), group, tiles);
+            keep_input(group, tiles);
+          }
+        } else if (l <= highest) {
+          kept.read(l, {entering, kStride}, own);
+        }
+        __syncwarp();
+      }
+      // The gradient of what enters the lowest layer is needed only of the network's first.
+      if (l > lowest || pointers.grad_input != nullptr) {
+        if (l == last) {
+          y = last_layer_transposed<Width, M>(kept_grads, own, mlp.network.padded_out, weights[last]);
+        } else if (l > 0) {
+          y = layer_transposed<kTogether>(y, weights[l]);
+        } else {
+          const WarpRows<__half*> to(pointers.grad_input, first, rows.capacity, mlp.input_pitch);
+          for (int group = 0; group * kInputGroup < mlp.input_pitch; ++group) {
+            Fragment out[2][M];
+#pragma unroll
+            for (int i = 0; i < 2; ++i) {
+              const Panel<M> panel = multiply_transposed(y, weights[0], kInputGroup * group + 16 * i);
+#pragma unroll
+              for (int m = 0; m < M; ++m) out[i][m] = to_half(panel, m);
+            }
+            store_input(out, to, group);
+          }
+        }
+        if (l > highest) {
+#pragma unroll
+          for (int m = 0; m < M; ++m) {
+            const Signs<Width> signs = launch.read_signs<Width>(l, first / 16 + m);
+#pragma unroll
+            for (int i = 0; i < Width / 16; ++i) y.tile[i][m] = signs.where_set(i, y.tile[i][m]);
+          }
+        } else if (l > 0) {
+          const SharedMatrix activations{entering + (l - 1) * after, kStride};
+#pragma unroll
+          for (int i = 0; i < Width / 16; ++i) {
+#pragma unroll
+            for (int m = 0; m < M; ++m) {
+              y.tile[i][m] = where_positive(load_fragment(activations, own + 16 * m, 16 * i), y.tile[i][m]);
+            }
+          }
+        }
+      }
+      if (l == lowest || (plan.kept != Kept::kAll && l <= highest)) {
+        __syncthreads();
+#pragma unroll
+        for (int u = 0; u < Units; ++u) {
+          const UnitOperands& unit = operand[u];
+          if (unit.layer == kNoUnit || (plan.kept != Kept::kAll && unit.layer != l)) continue;
+          const int down_rows = leaving_stride(unit.layer), across_rows = entering_stride(unit.layer);
+          if (unit.tall) {
+            add_to_unit<2>(sums[u], unit, down_rows, across_rows, split, splits, block_rows / 16);
+          } else {
+            add_to_unit<1>(sums[u], unit, down_rows, across_rows, split, splits, block_rows / 16);
+          }
+        }
+        __syncthreads();
+      }
+      if constexpr (!kStaged) __syncwarp();  // gradients of the output are read where others come to lie
+      if (l > lowest && l - 1 <= highest) keep(leaving + (l - 1) * after, y);
+    }
+  }
+  if (pointers.grad_input != nullptr) {
+    for (; block_first < rows.capacity; block_first += step) {
+      clear_rows<M>(WarpRows<__half*>(pointers.grad_input, block_first + own, rows.capacity, mlp.input_pitch));
+    }
+  }
+
+#pragma unroll
+  for (int u = 0; u < Units; ++u) {
+    if (operand[u].layer == kNoUnit) continue;
+    float4* to = pointers.partial +
+                 ((static_cast<int64_t>(blockIdx.x) * splits + split) * units + some_unit + u * warps) * kUnitVectors +
+                 lane;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float (&sum)[4] = sums[u][i / 4][i % 4];
+      to[i * kWarp] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+    }
+  }
+}
+
+}  // namespace voxelfield

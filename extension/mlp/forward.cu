@@ -1,0 +1,68 @@
+// A multilayer perceptron on CUDA, forwards: how it is laid out over warps and shared memory, and its launch.
+#include <algorithm>
+
+#include "mlp/forward.cuh"
+#include "mlp/mlp_inputs.cuh"
+
+namespace voxelfield {
+namespace {
+
+constexpr int kForwardThreads = 256;
+constexpr int kForwardTiles = 2;
+
+__global__ void __launch_bounds__(256) repack_kernel(const __half* __restrict__ from, int from_columns,
+                                                     __half* __restrict__ to, int to_columns, int64_t rows) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const int64_t row = i / to_columns;
+  const int column = static_cast<int>(i - row * to_columns);
+  if (row < rows) to[i] = column < from_columns ? from[row * from_columns + column] : __ushort_as_half(0);
+}
+
+template <template <int, int> class Weights, int Width>
+void launch_forward(const ForwardPlan& plan, const MlpInputs& in, const uint4* packed, Tensor& output) {
+  const auto kernel =
+      mlp_forward_kernel<Weights<Width, 0>, Width, kForwardTiles, kForwardThreads, (Width > 64 ? 1 : 2)>;
+  const int tiles = (in.rows.capacity + 16 * kForwardTiles - 1) / (16 * kForwardTiles);
+  const int blocks = std::min(tiles, resident_blocks(kernel, kForwardThreads, plan.shared));
+  if (blocks == 0) return;
+  kernel<<<blocks, kForwardThreads, plan.shared, CudaBackend::stream()>>>(plan.mlp, packed, in.rows, halves(in.input),
+                                                                          mutable_halves(output));
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+Tensor mlp_forward(const Tensor& input, const std::vector<Tensor>& weights, const std::optional<Tensor>& count) {
+  const CudaBackend::Guard guard(input);
+  const MlpInputs in(input, weights, count);
+  Tensor output = new_empty(in.input, {in.rows.capacity, in.mlp.output_pitch}, ScalarType::Half);
+  const int limit = shared_memory_limit();
+  const ForwardPlan plan = plan_forward(in.mlp, limit);
+  if (plan.staged) {
+    dispatch_width(plan.mlp.network.width, [&](auto width) {
+      launch_forward<StagedWeights, decltype(width)::value>(plan, in, nullptr, output);
+    });
+  } else {
+    static std::once_flag said;
+    warn_of_packed_weights(said, "mlp", in.mlp.network.staged_bytes(), limit);
+    const PackedTensor packed{plan.mlp.network, in.input, false};
+    dispatch_packed_width(plan.mlp.network.width, [&](auto width) {
+      launch_forward<PackedWeights, decltype(width)::value>(plan, in, packed.pointer(), output);
+    });
+  }
+  return in.mlp.output_pitch == in.mlp.network.out() ? output : repacked(output, in.mlp.network.out());
+}
+
+}  // namespace
+
+Tensor repacked(const Tensor& x, int64_t columns) {
+  const int64_t rows = x.size(0);
+  Tensor packed = new_empty(x, {rows, columns}, ScalarType::Half);
+  if (packed.numel() == 0) return packed;
+  repack_kernel<<<CudaBackend::blocks(packed.numel(), 256), 256, 0, CudaBackend::stream()>>>(
+      halves(x), static_cast<int>(x.size(1)), mutable_halves(packed), static_cast<int>(columns), rows);
+  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  return packed;
+}
+
+STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) { m.impl("mlp", TORCH_BOX(&mlp_forward)); }
+
+}  // namespace voxelfield

@@ -1,0 +1,64 @@
+// A multilayer perceptron as the kernels see it, and the bytes that its weights take. Plain C++, so that a test can ask
+// for sizes without a GPU.
+#pragma once
+
+#include <cstdint>
+
+#include "common/platform.h"
+
+namespace voxelfield {
+
+constexpr int kMaxLayers = 16;
+constexpr int kMaxWidth = 128;
+constexpr int kTileBytes = 512;  // 16 x 16 float16
+
+// Rows in shared memory are 16 bytes longer than their columns (a multiple of 16) need. That puts the eight rows that
+// ldmatrix reads at once into different banks.
+VOXELFIELD_HOST_DEVICE constexpr int row_stride(int columns) { return 2 * (columns + 8); }
+
+VOXELFIELD_HOST_DEVICE constexpr int round_up(int value, int multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
+
+// mma.sync gives a thread columns 2t, 2t + 1 of every eight. Treating them as columns width * t ... width * t + width -
+// 1 permutes the columns of the first layer's weights, or the rows of the last layer's, and lets a thread move `width`
+// neighbouring numbers of a row in global memory in one access. A width of 2 permutes nothing.
+VOXELFIELD_HOST_DEVICE constexpr int column_at(int position, int log2_width) {
+  const int within = position & ((4 << log2_width) - 1);
+  return position - within + ((within & 6) >> 1 << log2_width) + (within >> 3) * 2 + (within & 1);
+}
+
+struct NetworkLayer {
+  const void* weights;  // (out, in)
+  int out, in;
+};
+
+// Hidden layers are padded to `width`, which is 16, 32, 64 or 128.
+struct Network {
+  NetworkLayer layer[kMaxLayers];
+  int layers;
+  int width;
+  int padded_in, padded_out;                // multiples of 16
+  int log2_input_width, log2_output_width;  // of column_at
+  bool float_weights;                       // float32, otherwise float16
+
+  VOXELFIELD_HOST_DEVICE int in() const { return layer[0].in; }
+  VOXELFIELD_HOST_DEVICE int out() const { return layer[layers - 1].out; }
+  VOXELFIELD_HOST_DEVICE int rows_of(int l) const { return l == layers - 1 ? padded_out : width; }
+  VOXELFIELD_HOST_DEVICE int columns_of(int l) const { return l == 0 ? padded_in : width; }
+
+  // Of all layers, as rows in shared memory.
+  VOXELFIELD_HOST_DEVICE int staged_bytes() const {
+    return width * row_stride(padded_in) + ((layers - 2) * width + padded_out) * row_stride(width);
+  }
+
+  // Tiles of 16 x 16 weights before a layer, or of all layers.
+  VOXELFIELD_HOST_DEVICE int tiles_before(int l) const {
+    if (l == 0) return 0;
+    const int tall = width / 16, hidden = (l < layers ? l - 1 : layers - 2) * tall * tall;
+    return tall * (padded_in / 16) + hidden + (l == layers ? padded_out / 16 * tall : 0);
+  }
+  VOXELFIELD_HOST_DEVICE int tiles() const { return tiles_before(layers); }
+};
+
+}  // namespace voxelfield

@@ -1,0 +1,131 @@
+// How the launches of `mlp` use shared memory. Plain C++, so that a test can compute it for every GPU without one.
+#pragma once
+
+#include <algorithm>
+
+#include "common/shared_memory.h"
+#include "mlp/network.h"
+
+namespace voxelfield {
+
+// A thread moves 8 neighbouring inputs at once and 4 neighbouring outputs, but single outputs where there are at
+// most 8.
+constexpr int kLog2InputWidth = 3;
+constexpr int kInputWidth = 8;
+constexpr int kOutputWidth = 4;
+constexpr int kInputGroup = 4 * kInputWidth;
+constexpr int kOutputGroup = 4 * kOutputWidth;
+constexpr int kFewOutputs = 8;
+// The weights' gradients are summed in units of 32 x 32.
+constexpr int kUnit = 32;
+
+// A network whose input and output are rows in global memory.
+struct Mlp {
+  Network network;
+  int input_pitch, output_pitch;  // from row to row: multiples of kInputWidth, kOutputWidth (unless outputs are few)
+
+  VOXELFIELD_HOST_DEVICE bool few_outputs() const { return network.out() <= kFewOutputs; }
+
+  VOXELFIELD_HOST_DEVICE int units_down(int l) const { return (network.rows_of(l) + kUnit - 1) / kUnit; }
+  VOXELFIELD_HOST_DEVICE int units_across(int l) const { return (network.columns_of(l) + kUnit - 1) / kUnit; }
+  VOXELFIELD_HOST_DEVICE int units() const {
+    int count = 0;
+    for (int l = 0; l < network.layers; ++l) count += units_down(l) * units_across(l);
+    return count;
+  }
+};
+
+// `out` are the layers' sizes; `weights` and dtypes are the caller's to fill in.
+inline Mlp plan_mlp(int in, const int* out, int layers) {
+  Mlp mlp{};
+  Network& network = mlp.network;
+  network.layers = layers;
+  network.width = 16;
+  for (int l = 0; l < layers; ++l) {
+    network.layer[l] = {nullptr, out[l], l == 0 ? in : out[l - 1]};
+    while (l < layers - 1 && network.width < out[l]) network.width *= 2;
+  }
+  network.padded_in = round_up(in, kInputGroup);
+  network.padded_out = round_up(network.out(), kOutputGroup);
+  network.log2_input_width = kLog2InputWidth;
+  network.log2_output_width = mlp.few_outputs() ? 1 : 2;
+  mlp.input_pitch = round_up(in, kInputWidth);
+  mlp.output_pitch = mlp.few_outputs() ? network.out() : round_up(network.out(), kOutputWidth);
+  return mlp;
+}
+
+// Networks that do not fit shared memory are padded to 64 at least, which spares variants of the kernels.
+constexpr int kNarrowestPacked = 64;
+
+inline Mlp widened(Mlp mlp) {
+  mlp.network.width = std::max(mlp.network.width, kNarrowestPacked);
+  return mlp;
+}
+
+struct ForwardPlan {
+  Mlp mlp;
+  bool staged;  // weights in shared memory, otherwise packed in global memory
+  int shared;   // bytes a block
+};
+
+inline ForwardPlan plan_forward(const Mlp& mlp, int limit) {
+  const int staged = mlp.network.staged_bytes();
+  return staged <= limit ? ForwardPlan{mlp, true, staged} : ForwardPlan{widened(mlp), false, 0};
+}
+
+// Tiles of 16 rows that a warp takes at once, and the most warps of a block, for hidden layers of a width.
+VOXELFIELD_HOST_DEVICE constexpr int backward_tiles(int width) { return width > 64 ? 1 : 2; }
+VOXELFIELD_HOST_DEVICE constexpr int backward_warps(int width) { return width > 64 ? 8 : 4; }
+// Registers limit how many units of the weights' gradients a warp holds; more units take more launches.
+VOXELFIELD_HOST_DEVICE constexpr int backward_units(int width) { return width >= 64 ? 4 : 2; }
+
+// What a block of the backward pass keeps in shared memory.
+enum class Kept : int {
+  kAll,       // weights, what enters each layer, and the gradients of what leaves it
+  kReplaced,  // the same, but a layer's gradients take the place of the activations above it
+  kOneLayer,  // only what enters one layer, and the gradients of what leaves it; the rest is in global memory
+};
+
+struct BackwardPlan {
+  Mlp mlp;
+  Kept kept;
+  int warps;
+  int shared;  // bytes a block
+
+  VOXELFIELD_HOST_DEVICE bool staged() const { return kept != Kept::kOneLayer; }
+  VOXELFIELD_HOST_DEVICE int rows() const { return 16 * backward_tiles(mlp.network.width) * warps; }
+  VOXELFIELD_HOST_DEVICE int entering_stride(int l) const { return row_stride(mlp.network.columns_of(l)); }
+  VOXELFIELD_HOST_DEVICE int leaving_stride(int l) const { return row_stride(mlp.network.rows_of(l)); }
+
+  // Where in shared memory the rows of what enters a layer begin, and of the gradients of what leaves it.
+  VOXELFIELD_HOST_DEVICE int entering_offset(int l) const {
+    if (!staged()) return 0;
+    const int width = row_stride(mlp.network.width);
+    return mlp.network.staged_bytes() + (l > 0 ? rows() * (entering_stride(0) + (l - 1) * width) : 0);
+  }
+  VOXELFIELD_HOST_DEVICE int leaving_offset(int l) const {
+    const int layers = mlp.network.layers, width = row_stride(mlp.network.width);
+    if (!staged()) return rows() * (width > entering_stride(0) ? width : entering_stride(0));
+    if (kept == Kept::kReplaced) return entering_offset(l + 1);
+    return entering_offset(layers) + rows() * l * width;
+  }
+  VOXELFIELD_HOST_DEVICE int bytes() const {
+    const int last = mlp.network.layers - 1, width = row_stride(mlp.network.width), out = leaving_stride(last);
+    return leaving_offset(last) + rows() * (staged() || out > width ? out : width);
+  }
+};
+
+// The first form that fits with all warps; the last form with as many warps as fit. No warps: none fits.
+inline BackwardPlan plan_backward(const Mlp& mlp, int limit) {
+  for (const Kept kept : {Kept::kAll, Kept::kReplaced}) {
+    BackwardPlan plan{mlp, kept, backward_warps(mlp.network.width), 0};
+    plan.shared = plan.bytes();
+    if (plan.shared <= limit) return plan;
+  }
+  BackwardPlan plan{widened(mlp), Kept::kOneLayer, 1, 0};
+  plan.warps = std::min(backward_warps(plan.mlp.network.width), limit / plan.bytes());
+  plan.shared = plan.bytes();
+  return plan;
+}
+
+}  // namespace voxelfield

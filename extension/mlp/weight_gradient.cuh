@@ -1,0 +1,166 @@
+// The gradients of a network's weights: units of 32 x 32 that warps sum over the rows of a block, and their sums over
+// all blocks, added in a fixed order so that the result is the same in every run on a device.
+#pragma once
+
+#include "mlp/fragments.cuh"
+#include "mlp/plan.h"
+
+namespace voxelfield {
+
+constexpr int kUnitVectors = kUnit * kUnit / 4;
+
+// The place of a unit in the weights.
+struct MlpUnit {
+  int layer, row, column;
+
+  VOXELFIELD_HOST_DEVICE MlpUnit(const Mlp& mlp, int index) : layer(0) {
+    while (index >= mlp.units_down(layer) * mlp.units_across(layer)) {
+      index -= mlp.units_down(layer) * mlp.units_across(layer);
+      ++layer;
+    }
+    row = index / mlp.units_across(layer) * kUnit;
+    column = index % mlp.units_across(layer) * kUnit;
+  }
+};
+
+// The addresses at which a thread finds the operands of a unit.
+struct UnitOperands {
+  int layer;  // or kNoUnit
+  unsigned leaving, entering;
+  bool tall;  // more than 16 rows
+};
+
+constexpr int kNoUnit = -1;
+
+// Adds every `splits`th 16 rows, starting with the `split`th, to a unit or to its upper half. Layers narrower than 32
+// columns read neighbouring shared memory; those sums are discarded.
+template <int Halves>
+__device__ __forceinline__ void add_to_unit(float (&sums)[2][4][4], const UnitOperands& unit, int leaving_stride,
+                                            int entering_stride, int split, int splits, int count) {
+  unsigned entering = unit.entering + 16 * split * entering_stride;
+  unsigned leaving = unit.leaving + 16 * split * leaving_stride;
+#pragma unroll 4
+  for (int i = split; i < count; i += splits) {
+    const Fragment right[2] = {load_matrices_transposed(entering), load_matrices_transposed(entering + 32)};
+#pragma unroll
+    for (int half = 0; half < Halves; ++half) {
+      const Fragment left = load_matrices_transposed(leaving + 32 * half);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        multiply_add(sums[half][j], sums[half][j], left, right[j / 2].part[j % 2 * 2],
+                     right[j / 2].part[j % 2 * 2 + 1]);
+      }
+    }
+    entering += 16 * splits * entering_stride;
+    leaving += 16 * splits * leaving_stride;
+  }
+}
+
+// Whether each activation of a tile's 16 rows is positive: one bit for each number that a thread has in its fragments.
+// The bit for a part's lower half lies in the lower half of a word.
+template <int Width>
+struct Signs {
+  static constexpr int kParts = Width / 16 * 4;
+  static constexpr int kWords = (kParts + 15) / 16;
+  unsigned word[kWords];
+
+  __device__ __forceinline__ void set(int tile, const Fragment& activation) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int part = 4 * tile + i;
+      word[part / 16] |= (__hgt2_mask(as_half2(activation.part[i]), __float2half2_rn(0.f)) & 0x00010001u) << part % 16;
+    }
+  }
+  __device__ __forceinline__ Fragment where_set(int tile, Fragment gradient) const {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int part = 4 * tile + i;
+      gradient.part[i] &= (word[part / 16] >> part % 16 & 0x00010001u) * 0xffffu;
+    }
+    return gradient;
+  }
+};
+
+// The units that a launch sums. It computes activations only as far up and gradients only as far down as these units
+// need. The first launch, which sums the last layers' units, writes the signs of the activations for those after it.
+struct MlpLaunch {
+  int first_unit, end_unit, units;
+  int splits;       // warps that share a unit
+  int first_signs;  // the first layer for which there are signs of what enters it
+  int tiles;        // of 16 rows
+  unsigned* signs;  // of each layer and tile of rows
+  bool writes_signs;
+
+  template <int Width>
+  __device__ __forceinline__ unsigned* signs_of(int l, int tile) const {
+    constexpr int kWords = Signs<Width>::kWords;
+    return signs + (static_cast<int64_t>(l - first_signs) * tiles + tile) * (kWords * kWarp) + lane_of_warp();
+  }
+  template <int Width, int M>
+  __device__ __forceinline__ void write_signs(int l, int row, const Activations<M, Width>& x) const {
+    if (!writes_signs || l < first_signs) return;
+#pragma unroll
+    for (int m = 0; m < M; ++m) {
+      Signs<Width> own{};
+#pragma unroll
+      for (int i = 0; i < Width / 16; ++i) own.set(i, x.tile[i][m]);
+      unsigned* const to = signs_of<Width>(l, row / 16 + m);
+#pragma unroll
+      for (int w = 0; w < Signs<Width>::kWords; ++w) to[w * kWarp] = own.word[w];
+    }
+  }
+  template <int Width>
+  __device__ __forceinline__ Signs<Width> read_signs(int l, int tile) const {
+    Signs<Width> own;
+    const unsigned* const from = signs_of<Width>(l, tile);
+#pragma unroll
+    for (int w = 0; w < Signs<Width>::kWords; ++w) own.word[w] = __ldg(from + w * kWarp);
+    return own;
+  }
+};
+
+struct MlpGradients {
+  float* layer[kMaxLayers];
+};
+
+// A block adds up 8 neighbouring vectors of the blocks' sums, with 64 threads for each.
+constexpr int kReduceVectors = 8;
+constexpr int kReduceGroups = 64;
+constexpr int kReduceThreads = kReduceVectors * kReduceGroups;
+
+__device__ __forceinline__ float4 operator+(const float4& a, const float4& b) {
+  return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+__global__ void __launch_bounds__(kReduceThreads)
+    mlp_reduce_kernel(const __grid_constant__ Mlp mlp, const float4* __restrict__ partial, int count, int units,
+                      const __grid_constant__ MlpGradients gradients) {
+  __shared__ float4 sums[kReduceGroups][kReduceVectors];
+  const int own_vector = threadIdx.x % kReduceVectors, group = threadIdx.x / kReduceVectors;
+  const int vector = blockIdx.x * kReduceVectors + own_vector;
+  float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 8
+  for (int i = group; i < count; i += kReduceGroups) {
+    sum = sum + partial[static_cast<int64_t>(i) * units * kUnitVectors + vector];
+  }
+  sums[group][own_vector] = sum;
+  for (int half = kReduceGroups / 2; half > 0; half /= 2) {
+    __syncthreads();
+    if (group < half) sums[group][own_vector] = sums[group][own_vector] + sums[group + half][own_vector];
+  }
+  if (group != 0) return;
+  sum = sums[0][own_vector];
+  const MlpUnit unit(mlp, vector / kUnitVectors);
+  const int eight = vector % kUnitVectors / kWarp, lane = vector % kWarp;
+  const float values[4] = {sum.x, sum.y, sum.z, sum.w};
+  const NetworkLayer& own = mlp.network.layer[unit.layer];
+  for (int i = 0; i < 4; ++i) {
+    const int at_row = unit.row + eight / 4 * 16 + i / 2 * 8 + lane / 4;
+    const int at_column = unit.column + eight % 4 * 8 + lane % 4 * 2 + i % 2;
+    const int row = unit.layer == mlp.network.layers - 1 ? column_at(at_row, mlp.network.log2_output_width) : at_row;
+    const int column = unit.layer == 0 ? column_at(at_column, mlp.network.log2_input_width) : at_column;
+    if (row < own.out && column < own.in) gradients.layer[unit.layer][row * own.in + column] = values[i];
+  }
+}
+
+}  // namespace voxelfield
