@@ -7,6 +7,8 @@ namespace voxelfield {
 
 // Blocks for the pieces of split bins, of which there usually are none.
 constexpr int kSplitBlocks = 128;
+// Blocks that clear the sums of coarse levels, beside those that count entries.
+constexpr int kClearingBlocks = 256;
 
 template <typename scalar_t>
 void splat_binned(const SortedBins& binned, const SplatInput<scalar_t>& input) {
@@ -34,16 +36,14 @@ void splat_binned(const SortedBins& binned, const SplatInput<scalar_t>& input) {
   const cudaStream_t stream = CudaBackend::stream();
   const auto blocks = CudaBackend::blocks;
   check_cuda(cudaMemsetAsync(counters, 0, (kCounterInts + bins) * sizeof(int32_t), stream));
-  for (int l = 0; l < coarse.count; ++l) {
-    const CoarseLevel& level = coarse.level[l];
-    const int64_t vertices = int64_t{level.resolution[0]} * level.resolution[1] * level.resolution[2];
-    check_cuda(cudaMemsetAsync(level.data, 0, vertices * kBinWidth * sizeof(float), stream));
-  }
-  list_bin_entries<false><<<blocks(n, kThreads), kThreads, 0, stream>>>(grid.bins, input.points, count, nullptr, n);
+  const int clearing_blocks = coarse.count > 0 ? kClearingBlocks : 0;
+  list_bin_entries<false><<<blocks(n, kThreads) + clearing_blocks, kThreads, 0, stream>>>(
+      grid.bins, input.points, count, nullptr, n, coarse, clearing_blocks);
   reserve_segments<<<blocks(bins, kThreads), kThreads, 0, stream>>>(count, segments, counters, bins,
                                                                     PieceList::of_split_tiles(split, kBinPiece),
                                                                     PieceList::of_all_tiles(all, kCoarsePiece));
-  list_bin_entries<true><<<blocks(n, kThreads), kThreads, 0, stream>>>(grid.bins, input.points, count, entries, n);
+  list_bin_entries<true>
+      <<<blocks(n, kThreads), kThreads, 0, stream>>>(grid.bins, input.points, count, entries, n, coarse, 0);
   if (coarse.count > 0) {
     const auto kernel = splat_coarse<scalar_t>;
     const int shared = coarse.shared_bytes(sizeof(scalar_t));

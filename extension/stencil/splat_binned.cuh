@@ -37,12 +37,26 @@ struct BinWindow {
   }
 };
 
+// Counts or places the entries of all points. The first `clearing_blocks` blocks set the sums of coarse levels to zero
+// at the same time: that takes bandwidth, while counting waits for latency.
 template <bool Place>
 __global__ void __launch_bounds__(kThreads)
     list_bin_entries(const __grid_constant__ Bins bins, const float* __restrict__ points, int32_t* __restrict__ count,
-                     int32_t* __restrict__ entries, int64_t n) {
+                     int32_t* __restrict__ entries, int64_t n, const __grid_constant__ CoarseLevels coarse,
+                     int clearing_blocks) {
+  const int64_t block = int64_t{blockIdx.x} - clearing_blocks;
+  if (block < 0) {
+    for (int l = 0; l < coarse.count; ++l) {
+      const CoarseLevel& level = coarse.level[l];
+      const int64_t vertices = int64_t{level.resolution[0]} * level.resolution[1] * level.resolution[2];
+      for (int64_t i = blockIdx.x * kThreads + threadIdx.x; i < vertices; i += clearing_blocks * kThreads) {
+        store_global(level.data + i * kBinWidth, Vector<float, kBinWidth>{});
+      }
+    }
+    return;
+  }
   // Threads without a point read along with the last one, and have no entries.
-  const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x, index = min(thread, n - 1);
+  const int64_t thread = block * kThreads + threadIdx.x, index = min(thread, n - 1);
   const float point[3] = {points[3 * index], points[3 * index + 1], points[3 * index + 2]};
   TileRange range;
   range.empty = thread >= n || !all_finite(point);
