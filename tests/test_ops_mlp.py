@@ -179,7 +179,9 @@ def test_rows_from_count_on_are_absent(device, sizes, integer):
         assert not value[kept:].any()
         assert not grad_input[kept:].any()
         actual = [value[:kept], grad_input[:kept], *sums]
-        assert_close(actual, reference(input[:kept], weights, grad[:kept]), torch.float16, len(sizes) - 1)
+        # Of one row through many layers, a single ReLU that rounding turns shows in the norm.
+        deep = 4 * (len(sizes) - 1) if kept == 1 else len(sizes) - 1
+        assert_close(actual, reference(input[:kept], weights, grad[:kept]), torch.float16, deep)
 
 
 def test_count_without_a_dimension(device):
