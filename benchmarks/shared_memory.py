@@ -67,8 +67,8 @@ def frame_times(path: Path, data_root: Path | None) -> float:
     trained = load_run(path, device)
     data = trained.config.data
     folder = find_scene(trained.config.scene.name, data_root or data.root)
-    split = load_blender(folder, "test", missing_images=data.missing_images)
-    cameras = split.cameras.to(device)
+    scene = load_blender(folder, splits=("test",), missing_images=data.missing_images)
+    cameras = scene.split("test").cameras.to(device)
     views = spread(FRAMES, len(cameras))
     renderer = trained.renderer()
     times = []

@@ -18,7 +18,7 @@ from voxelfield.ops import mlp
 TESTS = Path(__file__).parent
 # What a block may have by opting in, by compute capability (CUDA C++ Programming Guide, "Technical Specifications").
 LIMITS = {"7.5": 65536, "8.0": 166912, "8.6": 101376, "8.9": 101376, "9.0": 232448, "10.0": 232448, "12.0": 101376}
-SIZES = (1, 15, 16, 17, 32, 33, 64, 65, 100, 128)
+SIZES = (1, 17, 33, 64, 100, 128)
 FIXED = ("gather", "splat_tiled", "splat_binned", "splat_coarse", "render_grid")
 
 
@@ -33,7 +33,7 @@ def test_a_network_of_any_shape_fits_every_gpu(launch, arch):
     for layers in range(2, 17):
         for width in SIZES:
             for into in SIZES:
-                for out in (1, 8, 9, 16, 128):
+                for out in (1, 9, 128):
                     taken = launch_bytes(launch, (into, *[width] * (layers - 1), out), LIMITS[arch])
                     assert 0 <= taken <= LIMITS[arch]
 
