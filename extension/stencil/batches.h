@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
+#include "common/float16_rows.h"
 #include "common/multiversion.h"
 #include "stencil/trilinear.h"
 
@@ -12,7 +14,7 @@ namespace voxelfield {
 
 // Enough for memory to answer the prefetches of one block while the stencils of the block are still being found; few
 // enough for the stencils to stay in the first-level cache.
-constexpr int64_t kPointsPerBlock = 32;
+constexpr int64_t kPointsPerBatch = 32;
 // What a thread takes at a time: enough to make up for the taking.
 constexpr int64_t kPointsPerTask = 2048;
 constexpr int64_t kCacheLine = 64;
@@ -110,5 +112,33 @@ VOXELFIELD_HOST_DEVICE void prefetch_corners(const GridLocator<T>& locator, cons
 template <typename scalar_t, typename T>
 VOXELFIELD_HOST_DEVICE void prefetch_corners(const CellLocator<T>& /*locator*/, const scalar_t* /*data*/,
                                              const Stencil<T>* /*stencils*/, int64_t /*count*/) {}
+
+// Whether kernels convert whole rows of a dtype to float32 before they compute. bfloat16 is cheap to widen as it is
+// read.
+template <typename scalar_t>
+constexpr bool kConvertsRows = std::is_same_v<scalar_t, Half>;
+
+// A row as it is, or a converted copy in `spare`.
+template <typename scalar_t, typename T>
+VOXELFIELD_HOST_DEVICE auto compute_row(const scalar_t* row, [[maybe_unused]] int64_t length,
+                                        [[maybe_unused]] T* spare) {
+  if constexpr (kConvertsRows<scalar_t>) {
+    float16_rows.widen(&row, 1, length, spare);
+    return static_cast<const T*>(spare);
+  } else {
+    return row;
+  }
+}
+
+// Rounds contiguous sums to the dtype of the result.
+template <typename T, typename scalar_t>
+VOXELFIELD_HOST_DEVICE void round_values(const T* values, int64_t count, scalar_t* out) {
+  if constexpr (kConvertsRows<scalar_t>) {
+    float16_rows.narrow(values, count, out);
+  } else {
+    VOXELFIELD_VECTORIZE
+    for (int64_t i = 0; i < count; ++i) out[i] = Narrow<scalar_t>::from(values[i]);
+  }
+}
 
 }  // namespace voxelfield
