@@ -2,13 +2,12 @@
 // 2 to 4 layers, at most 32 inputs and 16 outputs, in shared memory for all of a block's warps.
 #pragma once
 
+#include "common/constants.h"
 #include "mlp/network.cuh"
 
 namespace voxelfield {
 
-constexpr int kMostFieldLayers = 4;
 constexpr int kFieldInputs = 32;
-constexpr int kFieldOutputs = 16;
 
 struct FieldLayer {
   const void* weights;  // (out, in)

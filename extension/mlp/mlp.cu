@@ -84,8 +84,9 @@ struct Arguments {
       STD_TORCH_CHECK(
           own.dim() == 2 && own.size(1) == columns && own.scalar_type() == dtype && same_device(own, any_input),
           "mlp: weights[", l, "] must be (out, ", columns, "), of one dtype, on the device of input");
-      STD_TORCH_CHECK(1 <= columns && columns <= 128 && 1 <= own.size(0) && own.size(0) <= 128, "mlp: weights[", l,
-                      "] must have 1 to 128 rows and columns, got ", own.size(0), " and ", columns);
+      STD_TORCH_CHECK(1 <= columns && columns <= kMaxWidth && 1 <= own.size(0) && own.size(0) <= kMaxWidth,
+                      "mlp: weights[", l, "] must have 1 to ", kMaxWidth, " rows and columns, got ", own.size(0),
+                      " and ", columns);
       columns = own.size(0);
       if (l < layers - 1) most = std::max(most, columns);
       mlp.layer[l] = {own.data_ptr(), static_cast<int>(own.size(0)), static_cast<int>(own.size(1))};

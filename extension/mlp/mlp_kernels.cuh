@@ -9,11 +9,11 @@
 // added in a fixed order: the result is the same in every run on a device.
 #pragma once
 
+#include "common/constants.h"
 #include "mlp/network.cuh"
 
 namespace voxelfield {
 
-constexpr int kMostLayers = 16;
 // A thread moves 8 neighbouring inputs at once, and 4 neighbouring outputs; of at most 8 outputs 2, one by one.
 constexpr int kLog2InputWidth = 3;
 constexpr int kInputWidth = 8;

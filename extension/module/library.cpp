@@ -5,6 +5,9 @@
 #include "module/stamp.h"
 
 STABLE_TORCH_LIBRARY(voxelfield, m) {
+  // Limits and layouts that Python must know, in the order of voxelfield/ops/_constants.py.
+  m.def("constants() -> int[]");
+
   // Trilinear sampling of grids (B, X, Y, Z, C), one or several resolutions, at points (B, N, 3) of the unit cube:
   // their channels side by side, or added up with `sum`. `direction` (B, N, 3) turns each op into its derivative along
   // that direction of the point; `with_gradient` stacks the value and its three derivatives in a leading dimension

@@ -1,4 +1,4 @@
-// Adam on the CPU: threads take spans of vertices, in a form that compilers vectorise.
+// Adam on the CPU: threads take spans of vertices; the loops are written for compilers to vectorise.
 #include "common/backend.h"
 #include "common/float16_rows.h"
 #include "common/multiversion.h"
@@ -63,7 +63,7 @@ void update_span(const AdamLevel& level, const AdamRule& rule, const AdamStep& s
   }
 }
 
-// Updates the runs of touched vertices in a span.
+// Updates each run of consecutive touched vertices in a span.
 void update_touched(const AdamLevel& level, const AdamRule& rule, const AdamStep& step, int64_t first, int64_t count) {
   const int64_t channels = level.grid.channels;
   const auto touched = [&](int64_t vertex) {

@@ -1,4 +1,4 @@
-// Adam on CUDA: warps that stay walk over the vertices of all grids.
+// Adam on CUDA: resident warps walk over the vertices of all grids.
 #include "common/backend.cuh"
 #include "common/constants.h"
 #include "optim/adam_ops.h"
@@ -96,8 +96,7 @@ bool fits(const AdamLevel& level, int width) {
          reinterpret_cast<uintptr_t>(level.working) % (width * 2) == 0;
 }
 
-// Where neither blocks nor vertices nor channels matter, a grid is a row of values: those that make up vectors, and a
-// rest.
+// A grid of which every value is updated alike is treated as one row: whole vectors of values, and a remainder.
 void append_as_row(const AdamLevel& level, std::vector<AdamLevel>& parts) {
   const int64_t values = level.grid.vertices * level.grid.channels, whole = values / 4 * 4;
   AdamLevel body = level;
@@ -119,13 +118,13 @@ struct Cuda : CudaBackend {
     for (const AdamLevel& level : levels) {
       if (level.channel_rates != nullptr) {
         by_channel.push_back(level);
-      } else if (level.grid.blocks == nullptr && !rule.skip_untouched) {
+      } else if (level.grid.tiles == nullptr && !rule.skip_untouched) {
         append_as_row(level, alike);
       } else {
         alike.push_back(level);
       }
     }
-    // Kernels of their own: grids whose channels learn alike pay nothing for those whose do not.
+    // Separate kernels, so that grids without rates by channel pay nothing for those with them.
     launch_widths<false>(alike, rule);
     launch_widths<true>(by_channel, rule);
   }

@@ -14,9 +14,9 @@ struct CellsView : OccupancyView {
   VOXELFIELD_HOST_DEVICE CellBox around(const int32_t cell[3]) const {
     if (clearances == nullptr) return OccupancyView::around(cell);
     const int32_t clearance = clearances[(cell[0] * resolution[1] + cell[1]) * resolution[2] + cell[2]];
-    const float reach = float_of(clearance > 1 ? clearance - 1 : 0);
+    const float reach = int_to_float(clearance > 1 ? clearance - 1 : 0);
     return {clearance == 0,
-            {float_of(cell[0]) - reach, float_of(cell[1]) - reach, float_of(cell[2]) - reach},
+            {int_to_float(cell[0]) - reach, int_to_float(cell[1]) - reach, int_to_float(cell[2]) - reach},
             fmaf(2.0f, reach, 1.0f)};
   }
 };

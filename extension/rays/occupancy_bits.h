@@ -2,12 +2,12 @@
 // one load about all the space around it, and crosses an empty block in one stride.
 #pragma once
 
+#include "common/constants.h"
 #include "common/whole_numbers.h"
 #include "rays/cell_box.h"
 
 namespace voxelfield {
 
-constexpr int32_t kBlockShift = 2;
 constexpr int32_t kBlockCells = 1 << kBlockShift;  // along each axis
 constexpr int32_t kWithinBlock = kBlockCells - 1;
 
@@ -30,8 +30,8 @@ struct OccupancyView {
         words[((cell[0] >> kBlockShift) * blocks[1] + (cell[1] >> kBlockShift)) * blocks[2] + (cell[2] >> kBlockShift)];
     const int32_t width = word == 0 || word == -1 ? kBlockCells : 1;
     return {(static_cast<uint64_t>(word) >> bit_of(cell[0], cell[1], cell[2]) & 1) != 0,
-            {float_of(cell[0] & -width), float_of(cell[1] & -width), float_of(cell[2] & -width)},
-            float_of(width)};
+            {int_to_float(cell[0] & -width), int_to_float(cell[1] & -width), int_to_float(cell[2] & -width)},
+            int_to_float(width)};
   }
 };
 

@@ -78,7 +78,7 @@ class RayWalk {
     for (int axis = 0; axis < 3; ++axis) {
       // Outside, and where the position is NaN: the cell at the border.
       const float position = fmaf(t, slope_[axis], start_[axis]);
-      cell[axis] = floor_of(position > 0.0f ? (position < border_[axis] ? position : border_[axis]) : 0.0f);
+      cell[axis] = trunc_small(position > 0.0f ? (position < border_[axis] ? position : border_[axis]) : 0.0f);
     }
     const CellBox box = grid_->around(cell);
     float next = stop;
@@ -88,7 +88,7 @@ class RayWalk {
       const float leave = fmaf(face, steps_per_cell_[axis], leave_[axis]);
       next = leave < next ? leave : next;
     }
-    next = ceil_of(next);
+    next = ceil_small(next);
     k = next > k ? next : k + 1.0f;
     return box.occupied;
   }

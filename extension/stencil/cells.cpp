@@ -1,4 +1,4 @@
-// Summing into cells on the CPU: every corner belongs to one point, so it is written, not added to.
+// The gradient in cells on the CPU: every corner belongs to one point, so it is written rather than added to.
 #include <vector>
 
 #include "common/backend.h"

@@ -1,9 +1,9 @@
 // Summing into a grid on the CPU, without atomics and without a pass that zeroes the result.
 //
-// Points are sorted by the column of cells (x, y) they lie in. The grid is cut into tiles of vertex rows; a tile is
-// summed by one thread, which walks the columns of cells around the tile's rows in order, clears each row just before
-// its first column, and leaves out what falls outside the tile. So every vertex receives its terms in an order that
-// depends on the points alone: the result is the same to the last bit for any number of threads.
+// Points are sorted by the column (x, y) of cells that they lie in. The grid is divided into tiles of vertex rows. One
+// thread sums a tile: it walks the columns of cells around the tile's rows in order, clears each row just before its
+// first column, and drops terms that belong to other tiles. Every vertex therefore receives its terms in an order that
+// depends on the points alone, and the result has the same bits for any number of threads.
 #include <memory>
 #include <vector>
 
@@ -18,12 +18,12 @@ namespace {
 
 // Two planes of a tile's rows should stay in the second-level cache.
 constexpr int64_t kTileBytes = 3 << 19;
-// The planes of a tile. Points between two tiles are visited for both.
+// Planes of a tile. Points between two tiles are visited once for each.
 constexpr int64_t kTileWidth = 8;
-// Enough for threads that finish early to help the others.
+// So many that threads which finish early find further tiles.
 constexpr int64_t kTilesPerThread = 4;
 
-// Points of a level in the order of the column of cells they lie in; points without a cell are not among them.
+// Points of a level, sorted by the column of cells that they lie in. Points without a cell are left out.
 struct SortedPoints {
   std::unique_ptr<int64_t[]> order;
   std::vector<int64_t> start;  // of each column, and the end
@@ -56,7 +56,7 @@ SortedPoints sort_by_column(const GridLocator<T>& locator, const T* points, int6
   const int64_t columns = batch * (locator.resolution[0] + 1) * (locator.resolution[1] + 1);
   // Points without a cell go last.
   const int64_t keys = columns + 1;
-  // A range has a histogram of its own, which should not outweigh its points.
+  // Each range has a histogram of its own, which should take no longer to clear than its points to count.
   const int64_t ranges = threads_for(n / std::max(keys, kPointsPerTask));
   const auto range_start = [&](int64_t range) { return n * range / ranges; };
   const std::unique_ptr<int64_t[]> column(new int64_t[n]);
@@ -186,7 +186,7 @@ VOXELFIELD_MULTIVERSION void splat_tile(const Splat<scalar_t, T>& job, const Til
     const int64_t x_end = start[tile.y1];
     for (int64_t y = tile.y0 - 1; y < tile.y1; ++y) {
       if (!job.accumulate && x + 1 < tile.x1 && y + 1 < tile.y1) std::fill_n(sums_of(x + 1, y + 1), row_size, T(0));
-      // With nearest there is no upper vertex, and a weight of zero must not meet an infinite value.
+      // Nearest has no upper vertex: an infinite value times a weight of zero would be NaN.
       const bool upper = !job.locator.nearest;
       T* const rows[4] = {sums_of(x, y), upper ? sums_of(x, y + 1) : spare.outside,
                           upper ? sums_of(x + 1, y) : spare.outside, upper ? sums_of(x + 1, y + 1) : spare.outside};
@@ -198,7 +198,7 @@ VOXELFIELD_MULTIVERSION void splat_tile(const Splat<scalar_t, T>& job, const Til
           const int64_t* batch = job.sorted.order.get() + at;
           locate(job.locator, job.points, batch, batch_end - at, stencils);
           if constexpr (kConvertsRows<scalar_t>) widen_batch<Weights>(job, batch, batch_end - at, spare.values);
-          // These arrive while this block is summed: sorted points lie anywhere in memory.
+          // The next batch is fetched while this one is summed: sorted points lie anywhere in memory.
           for (int64_t i = batch_end; i < std::min(batch_end + kPointsPerBatch, x_end); ++i) {
             const int64_t point = job.sorted.order[i];
             prefetch(job.points + 3 * point, 3);

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
+from voxelfield.ops import _constants
 from voxelfield.ops._checks import FLOATING, check_choice, check_dtype, check_points, check_same_device
 from voxelfield.ops._derivatives import (
     Gather,
@@ -26,11 +27,6 @@ Padding = Literal["border", "zeros", "reflection"]
 Mode = Literal["linear", "nearest"]
 PADDINGS: dict[str, int] = {"border": 0, "zeros": 1, "reflection": 2}
 MODES: tuple[str, ...] = ("linear", "nearest")
-
-MAX_LEVELS = 16  # kMaxLevels of extension/stencil/trilinear.h
-
-# Ways to sum a gradient into a grid, numbered as in extension/stencil/stencil_ops.h.
-AUTOMATIC, DETERMINISTIC = 0, 3
 
 
 @dataclass(slots=True)
@@ -95,7 +91,7 @@ class GridStencil:
     def _method(self) -> int:
         if self.method is not None:
             return self.method
-        return DETERMINISTIC if torch.are_deterministic_algorithms_enabled() else AUTOMATIC
+        return _constants.DETERMINISTIC if torch.are_deterministic_algorithms_enabled() else _constants.AUTOMATIC
 
     def _lead(self, x: Tensor, dim: int = 0) -> Tensor:
         return x if self.batched else x.unsqueeze(dim)

@@ -7,8 +7,9 @@ from typing import Literal, overload
 
 from torch import Tensor
 
+from voxelfield.ops import _constants
 from voxelfield.ops._checks import check_choice, check_tensor
-from voxelfield.ops._grids import MAX_LEVELS, Mode, Padding, sample_grids
+from voxelfield.ops._grids import Mode, Padding, sample_grids
 
 Reduction = Literal["concat", "sum"]
 REDUCTIONS: tuple[str, ...] = ("concat", "sum")
@@ -75,8 +76,8 @@ def sample_pyramid(
     """
     if isinstance(grids, Tensor) or not isinstance(grids, Sequence):
         raise TypeError(f"grids must be a sequence of torch.Tensors, got {type(grids).__name__}")
-    if not 1 <= len(grids) <= MAX_LEVELS:
-        raise ValueError(f"grids must be 1 to {MAX_LEVELS} tensors, got {len(grids)}")
+    if not 1 <= len(grids) <= _constants.MAX_LEVELS:
+        raise ValueError(f"grids must be 1 to {_constants.MAX_LEVELS} tensors, got {len(grids)}")
     check_choice("reduce", reduce, REDUCTIONS)
     names = [f"grids[{level}]" for level in range(len(grids))]
     batched = isinstance(grids[0], Tensor) and grids[0].dim() == 5
