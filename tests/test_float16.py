@@ -1,4 +1,4 @@
-"""float16 to float32 and back inside the ops: the same bits as torch's own conversions, in every form of the CPU code."""
+"""float16 to float32 and back inside the ops: the bits of torch's own conversions, in every form of the CPU code."""
 
 from __future__ import annotations
 

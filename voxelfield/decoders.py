@@ -301,7 +301,9 @@ class NetworkDecoder(nn.Module):
         inputs = geometry + (view_degree + 1) ** 2
         for name, size in (("channels", channels), ("width", width), ("geometry and view_degree", inputs)):
             if size > _constants.MAX_WIDTH:
-                raise ValueError(f"{name} must come to at most {_constants.MAX_WIDTH} numbers for the fused networks, got {size}")
+                raise ValueError(
+                    f"{name} must come to at most {_constants.MAX_WIDTH} numbers for the fused networks, got {size}"
+                )
         self.channels = channels
         self.view_channels: tuple[int, ...] = ()
         self.view_degree = view_degree

@@ -51,7 +51,11 @@ def display_way(field: RadianceField) -> Way:
     if field.has_pyramid_density:
         assert isinstance(decoder, NetworkDecoder)
         outputs, layers = decoder.density_network[-1].shape[0], len(decoder.color_network)
-        return "render_pyramid_image" if outputs == _constants.MAX_GEOMETRY and layers <= _constants.MAX_FIELD_LAYERS else "render_view"
+        return (
+            "render_pyramid_image"
+            if outputs == _constants.MAX_GEOMETRY and layers <= _constants.MAX_FIELD_LAYERS
+            else "render_view"
+        )
     plain = type(field) is RadianceField and all(parameter.dtype in _DTYPES for parameter in field.parameters())
     if plain and type(decoder) is SHDecoder and (type(grid) is VoxelGrid or _is_sum(grid)):
         finest = grid.grids[grid.active - 1] if isinstance(grid, VoxelPyramid) else grid

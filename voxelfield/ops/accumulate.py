@@ -79,7 +79,14 @@ def accumulate_trilinear_(
         if values.is_cuda and torch.are_deterministic_algorithms_enabled():
             sizes = [size for total in sums for size in total.shape]
             fresh = torch.ops.voxelfield.splat_trilinear(
-                values.to(sums[0].dtype)[None], points[None], None, sizes, *options, add, False, _constants.DETERMINISTIC
+                values.to(sums[0].dtype)[None],
+                points[None],
+                None,
+                sizes,
+                *options,
+                add,
+                False,
+                _constants.DETERMINISTIC,
             )
             for total, part in zip(sums, fresh, strict=True):
                 total.add_(part[0])

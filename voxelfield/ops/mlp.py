@@ -80,7 +80,9 @@ def _check_weights(input: Tensor, weights: Sequence[Tensor]) -> None:
         source = f" as input of shape {tuple(input.shape)}" if name == names[0] else " as the layer before"
         check_tensor(name, weight, ("out", columns), f" to take {columns} columns{source} gives")
         if not (1 <= weight.shape[0] <= _constants.MAX_WIDTH and 1 <= columns <= _constants.MAX_WIDTH):
-            raise ValueError(f"{name} must have 1 to {_constants.MAX_WIDTH} rows and columns, got shape {tuple(weight.shape)}")
+            raise ValueError(
+                f"{name} must have 1 to {_constants.MAX_WIDTH} rows and columns, got shape {tuple(weight.shape)}"
+            )
         if weight is weights[0]:
             wide = torch.float64 if input.dtype == torch.float64 else torch.float32
             check_dtype(name, weight, (input.dtype, wide), f" for {str(input.dtype).removeprefix('torch.')} input")
