@@ -8,6 +8,7 @@ import sys
 import pytest
 import torch
 
+from voxelfield import _library
 from voxelfield.ops import _constants, sample_pyramid
 
 
@@ -18,7 +19,7 @@ def run(code: str) -> str:
 
 
 def test_importing_reads_none_of_them():
-    code = "import voxelfield, voxelfield.ops._constants; from voxelfield import _library; print(_library.loaded_modules())"
+    code = "import voxelfield.ops._constants; from voxelfield import _library; print(_library.loaded_modules())"
     assert run(code) == "{}"
 
 
@@ -33,6 +34,7 @@ def test_the_first_use_may_be_under_fake_tensors():
 
 
 def test_every_name_has_a_value():
+    _library.ensure_loaded("cpu")
     values = torch.ops.voxelfield.constants()
     assert [getattr(_constants, name) for name in _constants._NAMES] == values
     with pytest.raises(AttributeError, match="MAX_NOTHING"):
@@ -40,6 +42,7 @@ def test_every_name_has_a_value():
 
 
 def test_the_kernels_enforce_the_limit_on_levels():
+    _library.ensure_loaded("cpu")
     points = torch.rand(1, 5, 3)
     grids = [torch.rand(1, 2, 2, 2, 1)] * _constants.MAX_LEVELS
     options = (points, None, 0, True, False, False, False)
