@@ -12,13 +12,14 @@ from tolerances import assert_matches
 
 from voxelfield import VoxelGrid, _library
 from voxelfield.ops import active_blocks, grid_adam_, grid_total_variation_grad_, sample_trilinear
-from voxelfield.ops.blocks import BLOCK, blocks_along
+from voxelfield.ops.blocks import blocks_along
 from voxelfield.optim import GridAdam
 
 BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
 # One value; odd sizes; blocks cut by every face; several vectors a vertex; more vectors than a warp has lanes.
 SHAPES = [(1, 1, 1, 1), (3, 2, 5, 3), (9, 6, 20, 4), (5, 4, 8, 28), (4, 5, 9, 6), (2, 3, 9, 33), (2, 2, 9, 140)]
 CUT_SHAPES = [(9, 6, 20, 4), (13, 9, 17, 1), (5, 8, 9, 33)]  # cut by the grid's faces
+BLOCK = (4, 4, 8)  # vertices along x, y, z
 STEPS = 24
 
 

@@ -12,8 +12,7 @@ from torch.autograd.function import Function, once_differentiable
 from torch.nn import functional as F
 
 from voxelfield import ops
-from voxelfield.ops._pyramid_field import HIGHEST_RAW
-from voxelfield.ops.mlp import MAX_WIDTH
+from voxelfield.ops import _constants
 
 MAX_SH_DEGREE = 3
 
@@ -128,7 +127,7 @@ class ExponentialDensity(nn.Module):
 class _BoundedExp(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: float) -> Tensor:
-        result = x.clamp(max=HIGHEST_RAW).exp_().mul_(scale)
+        result = x.clamp(max=_constants.HIGHEST_RAW).exp_().mul_(scale)
         ctx.save_for_backward(result)
         return result
 
@@ -301,8 +300,10 @@ class NetworkDecoder(nn.Module):
         _check_degree("view_degree", view_degree)
         inputs = geometry + (view_degree + 1) ** 2
         for name, size in (("channels", channels), ("width", width), ("geometry and view_degree", inputs)):
-            if size > MAX_WIDTH:
-                raise ValueError(f"{name} must come to at most {MAX_WIDTH} numbers for the fused networks, got {size}")
+            if size > _constants.MAX_WIDTH:
+                raise ValueError(
+                    f"{name} must come to at most {_constants.MAX_WIDTH} numbers for the fused networks, got {size}"
+                )
         self.channels = channels
         self.view_channels: tuple[int, ...] = ()
         self.view_degree = view_degree

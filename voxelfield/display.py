@@ -17,10 +17,10 @@ from voxelfield.decoders import DensityActivation, ExponentialDensity, NetworkDe
 from voxelfield.fields import RadianceField
 from voxelfield.grids import VoxelGrid
 from voxelfield.occupancy import OccupancyGrid
+from voxelfield.ops import _constants
 from voxelfield.ops._checks import check_at_least_one, check_choice, check_dtype, check_same_device, check_tensor
-from voxelfield.ops._pyramid_field import LEVEL_CHANNELS, MAX_GEOMETRY
 from voxelfield.ops.pixel_colors import TRANSFERS
-from voxelfield.ops.render_pyramid import MAX_COLOR_LAYERS, pyramid_image_fits
+from voxelfield.ops.render_pyramid import pyramid_image_fits
 from voxelfield.pyramid import VoxelPyramid
 from voxelfield.rendering import RenderSettings, View, render_view
 
@@ -53,7 +53,11 @@ def display_way(field: RadianceField) -> Way:
     if field.has_pyramid_density:
         assert isinstance(decoder, NetworkDecoder)
         outputs, layers = decoder.density_network[-1].shape[0], len(decoder.color_network)
-        return "render_pyramid_image" if outputs == MAX_GEOMETRY and layers <= MAX_COLOR_LAYERS else "render_view"
+        return (
+            "render_pyramid_image"
+            if outputs == _constants.MAX_GEOMETRY and layers <= _constants.MAX_FIELD_LAYERS
+            else "render_view"
+        )
     plain = type(field) is RadianceField and all(parameter.dtype in _DTYPES for parameter in field.parameters())
     if plain and type(decoder) is SHDecoder and (type(grid) is VoxelGrid or _is_sum(grid)):
         finest = grid.grids[grid.active - 1] if isinstance(grid, VoxelPyramid) else grid
@@ -199,7 +203,7 @@ def _pyramid_images(
     levels = pyramid.active_levels(dtype)
     first, last = decoder.density_network
     # Levels that are off read zero: as if their columns were not there.
-    weights = [first[:, : LEVEL_CHANNELS * len(levels)], last]
+    weights = [first[:, : _constants.LEVEL_CHANNELS * len(levels)], last]
     render = partial(
         ops.render_pyramid_image,
         levels=levels,

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from voxelfield.decoders import ExponentialDensity, MLPDecoder, NetworkDecoder, SHDecoder
 from voxelfield.grids import VoxelGrid
-from voxelfield.ops._pyramid_field import LEVEL_CHANNELS, MAX_GEOMETRY, MAX_LEVELS, MAX_NUMBERS
+from voxelfield.ops import _constants
+from voxelfield.ops._pyramid_field import MAX_NUMBERS
 from voxelfield.pyramid import VoxelPyramid
 from voxelfield.rays import RaySamples
 
@@ -109,10 +110,10 @@ class RadianceField(nn.Module):
             return False
         return (
             type(decoder.activation) is ExponentialDensity
-            and decoder.density_network[-1].shape[0] <= MAX_GEOMETRY
+            and decoder.density_network[-1].shape[0] <= _constants.MAX_GEOMETRY
             and grid.reduce == "concat"
-            and grid.active <= MAX_LEVELS
-            and all(level.padding == "border" and level.channels == LEVEL_CHANNELS for level in grid.grids)
+            and grid.active <= _constants.MAX_FIELD_LEVELS
+            and all(level.padding == "border" and level.channels == _constants.LEVEL_CHANNELS for level in grid.grids)
             and all(level.numel() < MAX_NUMBERS for level in grid.levels)
             and all(parameter.dtype in (torch.float32, torch.float16) for parameter in self.parameters())
         )
@@ -135,5 +136,5 @@ class RadianceField(nn.Module):
         first, last = decoder.density_network
         # Levels that are off read zero: their columns of the first matrix do nothing.
         return PyramidDensity(
-            levels, grid.aabb, [first[:, : LEVEL_CHANNELS * len(levels)], last], decoder.activation.initial
+            levels, grid.aabb, [first[:, : _constants.LEVEL_CHANNELS * len(levels)], last], decoder.activation.initial
         )

@@ -1,4 +1,4 @@
-// What every CPU backend shares.
+// The parts that all CPU backends share: the device guard, and how work is distributed over threads.
 #pragma once
 
 #include <algorithm>
@@ -9,19 +9,20 @@
 namespace voxelfield {
 
 struct CpuBackend {
-  // The host has one device: nothing to switch.
+  // The host is one device, so there is nothing to switch.
   struct Guard {
     explicit Guard(const Tensor& /*like*/) {}
   };
 };
 
-// The threads that for_each_task uses at most.
+// The most threads that for_each_task uses.
 inline int64_t threads_for(int64_t tasks) {
   return std::clamp<int64_t>(torch::stable::get_num_threads(), 1, std::max<int64_t>(tasks, 1));
 }
 
-// Calls f(task, thread) for every task, each thread taking the next one as it finishes: work that is uneven, or a core
-// that is busy with something else, holds nobody up for long. Results must not depend on which thread does what.
+// Calls f(task, thread) for every task. A thread that finishes a task takes the next one, so that uneven tasks, or a
+// core that is busy elsewhere, leave the other threads little to wait for. Results must not depend on which thread runs
+// which task.
 template <typename F>
 void for_each_task(int64_t tasks, const F& f) {
   std::atomic<int64_t> next{0};

@@ -1,28 +1,36 @@
-// What the raw ops ask of tensors. The Python wrappers explain bad input; this keeps direct calls of the raw ops from
-// touching foreign memory.
+// Checks of the raw ops' tensors. The Python wrappers explain bad input; these checks keep direct calls of the raw ops
+// from touching memory outside their tensors.
 #pragma once
 
 #include <initializer_list>
 #include <string>
+#include <vector>
 
 #include "common/tensors.h"
 #include "rays/packed_rays.h"
 
 namespace voxelfield {
 
-constexpr int64_t kAny = -1;  // a length that does not matter
+constexpr int64_t kAny = -1;  // a size that may be anything
+
+inline std::string device_name(const Tensor& x) {
+  return x.is_cuda() ? "cuda:" + std::to_string(x.get_device_index()) : "cpu";
+}
 
 template <typename Sizes>
 std::string describe(const Sizes& sizes, ScalarType dtype, const Tensor& on) {
   std::string text = "(";
   for (const int64_t size : sizes) text += (text.size() > 1 ? ", " : "") + (size == kAny ? "*" : std::to_string(size));
-  text += std::string(") ") + torch::headeronly::toString(dtype) + " on ";
-  return text + (on.is_cuda() ? "cuda:" + std::to_string(on.get_device_index()) : "cpu");
+  return text + ") " + torch::headeronly::toString(dtype) + " on " + device_name(on);
 }
 
-// Raises unless a tensor has such a shape and dtype, on the device of `like`.
-inline void check_tensor(const char* name, const Tensor& x, std::initializer_list<int64_t> shape, ScalarType dtype,
-                         const Tensor& like) {
+inline std::vector<int64_t> shape_of(const Tensor& x) { return {x.sizes().begin(), x.sizes().end()}; }
+
+using ShapeList = std::initializer_list<int64_t>;
+
+// Raises unless a tensor has this shape (a list or a vector) and dtype, on the device of `like`.
+template <typename Shape = ShapeList>
+void check_tensor(const char* name, const Tensor& x, const Shape& shape, ScalarType dtype, const Tensor& like) {
   bool fits = x.dim() == static_cast<int64_t>(shape.size()) && x.scalar_type() == dtype && same_device(x, like);
   int64_t axis = 0;
   for (const int64_t size : shape) {
@@ -33,14 +41,21 @@ inline void check_tensor(const char* name, const Tensor& x, std::initializer_lis
                   describe(x.sizes(), x.scalar_type(), x));
 }
 
-// The same where memory is used as it lies.
-inline void check_contiguous(const char* name, const Tensor& x, std::initializer_list<int64_t> shape, ScalarType dtype,
-                             const Tensor& like) {
+// The same for memory that a kernel addresses directly.
+template <typename Shape = ShapeList>
+void check_contiguous(const char* name, const Tensor& x, const Shape& shape, ScalarType dtype, const Tensor& like) {
   check_tensor(name, x, shape, dtype, like);
-  STD_TORCH_CHECK(x.is_contiguous(), name, " must be contiguous");
+  STD_TORCH_CHECK(x.is_contiguous(), name, " must be contiguous, got a tensor that is not");
 }
 
-// Contents are bounded where they are read (PackedRays).
+// One number in device memory.
+inline void check_number(const char* name, const Tensor& x, ScalarType dtype, const Tensor& like) {
+  STD_TORCH_CHECK(x.numel() == 1 && x.scalar_type() == dtype && same_device(x, like), name, " must be one ",
+                  torch::headeronly::toString(dtype), " on ", device_name(like), ", got ",
+                  describe(x.sizes(), x.scalar_type(), x));
+}
+
+// Offsets are bounded where they are read, by PackedRays.
 inline void check_ray_offsets(const Tensor& ray_offsets, const Tensor& like) {
   check_tensor("ray_offsets", ray_offsets, {kAny}, ScalarType::Long, like);
   STD_TORCH_CHECK(ray_offsets.size(0) > 0, "ray_offsets must have R + 1 entries, at least one, got none");

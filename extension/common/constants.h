@@ -1,9 +1,44 @@
-// Limits that several families share.
+// Limits and layouts that host and device code, or several families, or C++ and Python share. Python reads them from
+// the op `constants` (constants.cpp), so that no number is written down twice.
 #pragma once
+
+#include <cstdint>
 
 namespace voxelfield {
 
 // Grids that one call takes: the levels of a pyramid, or the parameters of one optimizer step.
 constexpr int kMaxLevels = 16;
+
+// A small network (mlp/): matrices, and rows or columns of each.
+constexpr int kMaxLayers = 16;
+constexpr int kMaxWidth = 128;
+
+// A pyramid with a density network behind it (fields/): its levels, their channels, the layers of a network beside a
+// march, and the outputs of the density network.
+constexpr int kMaxPyramidLevels = 8;
+constexpr int kLevelChannels = 4;
+constexpr int kMaxFieldLayers = 4;
+constexpr int kFieldOutputs = 16;
+// Raw density is clamped here: e^12 per world unit is opaque within a millionth of one, so nothing is gained beyond.
+constexpr int kHighestRawDensity = 12;
+
+// The highest band of spherical harmonics.
+constexpr int kMaxShDegree = 3;
+
+// Cells along each axis of a brick, whose occupancy one word holds, as a power of two.
+constexpr int32_t kBlockShift = 2;
+
+// Packing (rays/packing.h) counts a multiple of these many rays, and of these many segments, in each of so many parts.
+constexpr int64_t kPartRays = 32;
+constexpr int64_t kPartSegments = 64;
+constexpr int64_t kMaxParts = 2048;
+// Ranges of steps that a walk through occupied cells keeps for the second pass (rays/march_ops.h).
+constexpr int kStretches = 8;
+
+// A tile is 4 x 4 x 8 vertices of a grid, as powers of two; see optim/vertex_tiles.h. Its id has the tile's number
+// along each axis in so many bits.
+constexpr int kTileShiftXY = 2;
+constexpr int kTileShiftZ = 3;
+constexpr int kTileBits = 10;
 
 }  // namespace voxelfield

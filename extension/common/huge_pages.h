@@ -1,4 +1,5 @@
-// Fresh memory comes from the system page by page, which costs more than summing a grid does; large pages come cheaper.
+// Large pages for new memory: the system supplies it page by page, which for 4 KiB pages takes longer than summing a
+// grid.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +11,7 @@
 
 namespace voxelfield {
 
-// Advice about memory that is about to be written in full; a system that does not take it loses nothing.
+// Advises the system to back memory that will be written in full by large pages. Ignoring the advice is harmless.
 inline void ask_for_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] int64_t bytes) {
 #if defined(MADV_HUGEPAGE)
   constexpr int64_t kWorthwhile = 4 << 20;

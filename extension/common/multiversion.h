@@ -1,5 +1,5 @@
-// One binary, several instruction sets: hot loops are compiled for baseline x86-64, AVX2 and AVX-512 and chosen at
-// load. What such a function calls must be inlined into it (VOXELFIELD_HOST_DEVICE does) or be multiversioned itself.
+// One binary, several instruction sets: hot loops are compiled for baseline x86-64, AVX2 and AVX-512, and one form is
+// chosen at load. Functions that they call must be inlined (VOXELFIELD_HOST_DEVICE does) or multiversioned themselves.
 #pragma once
 
 #if defined(_MSC_VER) && (defined(_M_X64) || defined(_M_IX86))
@@ -12,12 +12,12 @@
 #define VOXELFIELD_MULTIVERSION
 #endif
 
-// `omp simd` is a promise that iterations are independent (or only sum into the named variables); no OpenMP runtime.
+// `omp simd` promises that iterations are independent, or only add to the named variables. It needs no OpenMP runtime.
 #define VOXELFIELD_PRAGMA_(x) _Pragma(#x)
 #define VOXELFIELD_VECTORIZE VOXELFIELD_PRAGMA_(omp simd)
 #define VOXELFIELD_VECTORIZE_SUM(...) VOXELFIELD_PRAGMA_(omp simd reduction(+ : __VA_ARGS__))
 
-// Asks for the cache line at an address that will be read soon.
+// Requests the cache line of an address that will be read soon.
 #if defined(__GNUC__)
 #define VOXELFIELD_PREFETCH(address) __builtin_prefetch(address)
 #elif defined(_MSC_VER) && (defined(_M_X64) || defined(_M_IX86))

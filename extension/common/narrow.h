@@ -1,5 +1,5 @@
-// 16-bit numbers to and from float32 in a form that compilers vectorise on any instruction set: no branches, no calls.
-// To nearest even, with infinities, NaN and subnormals, to the same bits as torch's own conversions.
+// 16-bit numbers to and from float32, without branches or calls, so that compilers vectorise them for any instruction
+// set. Rounding is to nearest even. Infinities, NaN and subnormals are converted too, to the same bits as by torch.
 #pragma once
 
 #include <torch/headeronly/util/BFloat16.h>
@@ -36,7 +36,7 @@ VOXELFIELD_HOST_DEVICE float widen(Half x) {
   const uint32_t sign = (static_cast<uint32_t>(x.x) & 0x8000) << 16;
   // The exponent moves from a bias of 15 to one of 127, and on to 255 for infinities and NaN.
   const uint32_t moved = (bits << 13) + (bits >= 0x7c00 ? 0x70000000u : 0x38000000u);
-  // A subnormal is a multiple of 2^-24: what it adds to 0.5.
+  // A subnormal is a multiple of 2^-24, the distance between floats above 0.5: its bits become the fraction of 0.5.
   const uint32_t subnormal = float_to_bits(bits_to_float(bits | 0x3f000000) - 0.5f);
   return bits_to_float(sign | (bits < 0x0400 ? subnormal : moved));
 }
@@ -60,11 +60,11 @@ template <>
 struct Narrow<Half> {
   VOXELFIELD_HOST_DEVICE static Half from(float x) {
     const uint32_t sign = (float_to_bits(x) >> 16) & 0x8000, bits = float_to_bits(x) & 0x7fffffff;
-    // The exponent's bias moves from 127 to 15, and 13 bits of the fraction are rounded off. A carry moves on into the
-    // exponent, and from the largest number to infinity.
+    // The exponent's bias moves from 127 to 15, and 13 bits of the fraction are rounded off. A carry increments the
+    // exponent, and turns the largest number into infinity.
     const uint32_t rounded = (bits - 0x38000000 + 0x0fff + ((bits >> 13) & 1)) >> 13;
     const uint32_t number = bits >= 0x47800000 ? 0x7c00 : rounded;
-    // A subnormal is a multiple of 2^-24, to which adding 0.5 rounds.
+    // A subnormal is a multiple of 2^-24; adding 0.5 rounds to such a multiple.
     const uint32_t subnormal = float_to_bits(bits_to_float(bits) + 0.5f) - 0x3f000000;
     const uint32_t finite = bits < 0x38800000 ? subnormal : number;
     return Half(static_cast<unsigned short>(sign | (bits > 0x7f800000 ? 0x7e00 : finite)), Half::from_bits());

@@ -1,4 +1,4 @@
-// Small helpers over the stable tensor API, shared by the host code of both backends.
+// Helpers on top of the stable tensor API, for the host code of both backends.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -94,7 +94,7 @@ auto dispatch_floating(ScalarType dtype, const char* name, const F& f) {
     case ScalarType::BFloat16: return f(torch::headeronly::BFloat16{});
     default: break;
   }
-  STD_TORCH_CHECK(false, name, ": expected a float32, float64, float16 or bfloat16 tensor, got ",
+  STD_TORCH_CHECK(false, name, " must be float32, float64, float16 or bfloat16, got ",
                   torch::headeronly::toString(dtype));
 }
 

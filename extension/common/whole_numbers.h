@@ -1,14 +1,17 @@
-// Whole numbers from 0 to 2^22 as floats, and back.
+// Conversions between float and int32_t for whole numbers from 0 to 2^22.
 #pragma once
+
+#include <cmath>
+#include <cstdint>
 
 #include "common/platform.h"
 
 namespace voxelfield {
 
-// Conversions between float and int take several times as long as sums on CUDA. For whole numbers n below 2^23,
-// however, the bits of n + 2^23 are those of 2^23 with n in the fraction.
+// On CUDA, conversion instructions have a fraction of the throughput of additions. Adding 2^23 to a whole number n
+// below it gives a float whose bits are those of 2^23 plus n, so that one addition converts in either direction.
 
-// Rounds a number from 0 to 2^22 towards zero.
+// Drops the fraction of a number that is not negative.
 VOXELFIELD_HOST_DEVICE int32_t trunc_small(float value) {
 #if defined(__CUDA_ARCH__)
   return __float_as_int(__fadd_rd(value, 8388608.0f)) & 0x7fffff;
@@ -25,7 +28,7 @@ VOXELFIELD_HOST_DEVICE float int_to_float(int32_t n) {
 #endif
 }
 
-// Rounds a number up to 2^22 up. Negative input stays negative; it is not rounded up.
+// Rounds up. Negative input stays negative; it is not rounded up.
 VOXELFIELD_HOST_DEVICE float ceil_small(float value) {
 #if defined(__CUDA_ARCH__)
   return __fadd_ru(value, 8388608.0f) - 8388608.0f;

@@ -3,13 +3,11 @@
 
 #include <cuda_fp16.h>
 
+#include "common/constants.h"
 #include "common/vector.cuh"
 #include "stencil/trilinear.h"
 
 namespace voxelfield {
-
-constexpr int kLevelChannels = 4;
-constexpr int kMostPyramidLevels = 8;
 
 struct PyramidLevel {
   const __half* features;  // (X, Y, Z, 4)
@@ -42,7 +40,7 @@ struct PyramidLevel {
 };
 
 struct PyramidView {
-  PyramidLevel level[kMostPyramidLevels];
+  PyramidLevel level[kMaxPyramidLevels];
   int levels;
   const float* aabb;
 

@@ -27,7 +27,7 @@ struct PyramidInputs {
   PyramidInputs(const std::vector<Tensor>& any_levels, const Tensor& any_aabb, const Tensor& like)
       : aabb(as_contiguous(any_aabb)) {
     const int count = static_cast<int>(any_levels.size());
-    STD_TORCH_CHECK(1 <= count && count <= kMostPyramidLevels, "levels must be 1 to ", kMostPyramidLevels,
+    STD_TORCH_CHECK(1 <= count && count <= kMaxPyramidLevels, "levels must be 1 to ", kMaxPyramidLevels,
                     " tensors, got ", count);
     check_tensor("aabb", aabb, {2, 3}, ScalarType::Float, like);
     for (const Tensor& level : any_levels) {

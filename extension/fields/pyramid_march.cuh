@@ -3,6 +3,7 @@
 // cores; a ray that is dark ends there, so that next to nothing behind it is evaluated, and its threads take another.
 #pragma once
 
+#include "common/constants.h"
 #include "common/team_scan.cuh"
 #include "fields/pyramid.cuh"
 #include "fields/pyramid_plan.h"
@@ -18,8 +19,6 @@ namespace voxelfield {
 constexpr int kMostIdle = 5;
 // Strides before threads that have not come to a sample yet let the others go on.
 constexpr int kMostStrides = 32;
-// As voxelfield.decoders.ExponentialDensity.
-constexpr float kHighestRawDensity = 12.0f;
 
 struct PyramidScene {
   CellsView cells;
@@ -30,7 +29,7 @@ struct PyramidScene {
   float min_transmittance, min_weight;
 
   __device__ __forceinline__ float density_of(float raw) const {
-    return density_initial * std::exp(raw > kHighestRawDensity ? kHighestRawDensity : raw);
+    return density_initial * std::exp(raw > float(kHighestRawDensity) ? float(kHighestRawDensity) : raw);
   }
 };
 

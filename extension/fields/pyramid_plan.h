@@ -4,14 +4,13 @@
 
 #include <algorithm>
 
+#include "common/constants.h"
 #include "common/shared_memory.h"
 #include "mlp/network.h"
 
 namespace voxelfield {
 
-constexpr int kMaxFieldLayers = 4;
 constexpr int kFieldInputs = 32;
-constexpr int kFieldOutputs = 16;
 
 // Threads of a multiprocessor. More would leave too few registers for a ray's state beside the network.
 constexpr int kMarchThreads = 512;

@@ -4,12 +4,11 @@
 
 #include <cstdint>
 
+#include "common/constants.h"
 #include "common/platform.h"
 
 namespace voxelfield {
 
-constexpr int kMaxLayers = 16;
-constexpr int kMaxWidth = 128;
 constexpr int kTileBytes = 512;  // 16 x 16 float16
 
 // Rows in shared memory are 16 bytes longer than their columns (a multiple of 16) need. That puts the eight rows that

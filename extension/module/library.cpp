@@ -5,6 +5,9 @@
 #include "module/stamp.h"
 
 STABLE_TORCH_LIBRARY(voxelfield, m) {
+  // Limits and layouts that Python must know, in the order of voxelfield/ops/_constants.py.
+  m.def("constants() -> int[]");
+
   // Trilinear sampling of grids (X, Y, Z, C), one or several resolutions, at points (N, 3) of the unit cube: their
   // channels side by side, or added up with `sum`. Grids (B, X, Y, Z, C) go with points (B, N, 3). `direction`, shaped
   // like points, turns each op into its derivative along that direction of the point; `with_gradient` stacks the value

@@ -1,5 +1,6 @@
-// Adam on the CPU: threads take spans of vertices, in a form that compilers vectorise.
+// Adam on the CPU: threads take spans of vertices; the loops are written for compilers to vectorise.
 #include "common/backend.h"
+#include "common/float16_rows.h"
 #include "common/multiversion.h"
 #include "common/narrow.h"
 #include "optim/adam_ops.h"
@@ -40,11 +41,6 @@ VOXELFIELD_MULTIVERSION void update_by_channel(const AdamRule& rule, const AdamS
   }
 }
 
-VOXELFIELD_MULTIVERSION void round_values(const float* values, Half* rounded, int64_t count) {
-  VOXELFIELD_VECTORIZE
-  for (int64_t i = 0; i < count; ++i) rounded[i] = Narrow<Half>::from(values[i]);
-}
-
 VOXELFIELD_MULTIVERSION void round_values(const float* values, BFloat16* rounded, int64_t count) {
   VOXELFIELD_VECTORIZE
   for (int64_t i = 0; i < count; ++i) rounded[i] = Narrow<BFloat16>::from(values[i]);
@@ -61,13 +57,13 @@ void update_span(const AdamLevel& level, const AdamRule& rule, const AdamStep& s
   }
   if (rule.clear_grad) std::fill_n(level.grad + at, values, 0.0f);
   if (level.working_type == WorkingType::kHalf) {
-    round_values(level.param + at, static_cast<Half*>(level.working) + at, values);
+    float16_rows.narrow(level.param + at, values, static_cast<Half*>(level.working) + at);
   } else if (level.working_type == WorkingType::kBFloat16) {
     round_values(level.param + at, static_cast<BFloat16*>(level.working) + at, values);
   }
 }
 
-// Updates the runs of touched vertices in a span.
+// Updates each run of consecutive touched vertices in a span.
 void update_touched(const AdamLevel& level, const AdamRule& rule, const AdamStep& step, int64_t first, int64_t count) {
   const int64_t channels = level.grid.channels;
   const auto touched = [&](int64_t vertex) {

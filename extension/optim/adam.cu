@@ -1,4 +1,4 @@
-// Adam on CUDA: one launch goes over the vertices of all grids.
+// Adam on CUDA: resident warps walk over the vertices of all grids.
 #include "common/backend.cuh"
 #include "common/constants.h"
 #include "common/vector_width.h"
@@ -94,7 +94,7 @@ int width_of(const AdamLevel& level) {
                       level.channel_rates, static_cast<const uint16_t*>(level.working));
 }
 
-// Appends a grid whose blocks, vertices and channels do not matter as a row of values: whole vectors, and the rest.
+// A grid of which every value is updated alike is treated as one row: whole vectors of values, and a remainder.
 void append_as_row(const AdamLevel& level, std::vector<AdamLevel>& parts) {
   const int64_t values = level.grid.vertices * level.grid.channels, whole = values / 4 * 4;
   AdamLevel body = level;
@@ -116,13 +116,13 @@ struct Cuda : CudaBackend {
     for (const AdamLevel& level : levels) {
       if (level.channel_rates != nullptr) {
         by_channel.push_back(level);
-      } else if (level.grid.blocks == nullptr && !rule.skip_untouched) {
+      } else if (level.grid.tiles == nullptr && !rule.skip_untouched) {
         append_as_row(level, one_rate);
       } else {
         one_rate.push_back(level);
       }
     }
-    // Two kernels, so that grids with one learning rate for all channels do not pay for those with several.
+    // Separate kernels, so that grids without rates by channel pay nothing for those with them.
     launch_widths<false>(one_rate, rule);
     launch_widths<true>(by_channel, rule);
   }

@@ -1,4 +1,4 @@
-// One step of Adam for one value.
+// Adam's update (Kingma and Ba 2015) of one value: the only copy of the formula, for host and device.
 #pragma once
 
 #include <cmath>
@@ -7,7 +7,7 @@
 
 namespace voxelfield {
 
-// What all steps have in common.
+// Options of the optimizer, the same for every value and step.
 struct AdamRule {
   double log_beta1, log_beta2;
   float rise1, rise2;  // 1 - beta
@@ -33,21 +33,22 @@ struct AdamRule {
   }
 };
 
-// What the values of one step have in common.
+// Factors of one step, the same for every value of a grid.
 struct AdamStep {
   float size;  // learning rate over the first moment's bias correction
   float root;  // factor that corrects the bias in the second moment's square root
-  float keep;  // what decoupled decay leaves
+  float keep;  // factor on the parameter, from decoupled decay
 
   VOXELFIELD_HOST_DEVICE static AdamStep make(const AdamRule& rule, float lr, double step) {
-    // 1 - beta^step by expm1: early steps of a beta close to 1 would lose half their digits to the subtraction.
+    // 1 - beta^step is computed by expm1: in early steps, with beta close to 1, the subtraction would lose half the
+    // digits.
     const float bias1 = -expm1f(static_cast<float>(step * rule.log_beta1));
     const float bias2 = -expm1f(static_cast<float>(step * rule.log_beta2));
     return {lr / bias1, 1.0f / sqrtf(bias2), 1.0f - lr * rule.decay};
   }
 
-  // The same step at a multiple of the learning rate, decay included. Of a rate of one it is the step itself, to the
-  // bit unless decay takes more than half.
+  // The same step at a multiple of the learning rate, which also scales decay. A rate of one gives the same bits,
+  // unless decay removes more than half of the parameter.
   VOXELFIELD_HOST_DEVICE AdamStep times(float rate) const { return {size * rate, root, 1.0f - rate * (1.0f - keep)}; }
 };
 

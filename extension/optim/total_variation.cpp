@@ -1,4 +1,4 @@
-// The gradient of total variation on the CPU: row by row of z, one direction of neighbours after the other.
+// The gradient of total variation on the CPU: row by row along z, one direction of neighbours at a time.
 #include "common/backend.h"
 #include "common/multiversion.h"
 #include "optim/total_variation_ops.h"
@@ -7,7 +7,7 @@
 namespace voxelfield {
 namespace {
 
-// Adds what neighbours at a distance of `stride` values contribute.
+// Adds the contributions of neighbours `stride` values away.
 VOXELFIELD_MULTIVERSION void add_slopes(const VariationRule& rule, float factor, const float* value, int64_t stride,
                                         float* grad, int64_t count) {
   const VariationRule r = rule;

@@ -1,7 +1,8 @@
-// Host side of grid_total_variation_grad_, written once: check and hand over to Backend::total_variation(grid, rule,
-// param, grad).
+// Host side of grid_total_variation_grad_, written once: check the tensors and call
+// Backend::total_variation(grid, rule, param, grad).
 #pragma once
 
+#include "common/check_tensor.h"
 #include "optim/total_variation.h"
 #include "optim/vertex_grid.h"
 
@@ -13,18 +14,9 @@ struct TotalVariationOps {
                                          const std::optional<Tensor>& blocks,
                                          const std::optional<Tensor>& block_count) {
     const typename Backend::Guard guard(param);
-    const VertexGrid grid = vertex_grid(param, blocks, block_count);
-    for (const Tensor& x : {param, grad}) {
-      STD_TORCH_CHECK(
-          x.dim() == 4 && x.is_contiguous() && x.scalar_type() == ScalarType::Float && same_device(x, param),
-          "grad and param must be contiguous float32 (X, Y, Z, C) on one device");
-    }
-    for (int axis = 0; axis < 4; ++axis) {
-      STD_TORCH_CHECK(grad.size(axis) == param.size(axis), "grad must have the shape of param");
-    }
-    STD_TORCH_CHECK(weights.dim() == 1 && weights.size(0) == 3 && weights.is_contiguous() &&
-                        weights.scalar_type() == ScalarType::Float && same_device(weights, param),
-                    "weights must be contiguous float32 (3,) on the device of param");
+    const VertexGrid grid = vertex_grid("param", param, blocks, block_count);
+    check_contiguous("grad", grad, shape_of(param), ScalarType::Float, param);
+    check_contiguous("weights", weights, {3}, ScalarType::Float, param);
     if (param.numel() == 0) return;
     VariationRule rule{weights.const_data_ptr<float>(), {}, static_cast<float>(delta)};
     for (int axis = 0; axis < 3; ++axis) {

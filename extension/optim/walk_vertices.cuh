@@ -1,4 +1,5 @@
-// Distributes the vertices of several grids over the warps of a launch whose size depends only on their capacity.
+// Distributes the vertices of several grids over the warps of a launch whose size does not depend on the lists'
+// lengths.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -6,7 +7,7 @@
 #include <algorithm>
 
 #include "common/backend.cuh"
-#include "optim/vertex_blocks.h"
+#include "optim/vertex_tiles.h"
 
 namespace voxelfield {
 
@@ -31,37 +32,37 @@ struct VertexLanes {
   }
 };
 
-// Calls f(l, visit, id, lanes) with a visit of grid_of(l), or -1 for lanes that have none, and with the id of its block
-// of vertices if there is a list. All lanes of a warp call f together.
+// Calls f(l, visit, id, lanes) with a visit of grid_of(l), -1 for lanes that have none, and the id of its tile if
+// tiles are listed. All lanes of a warp call it together.
 //
-// In a whole grid a warp takes a few vertices at a time; in a list it takes block after block. Neighbouring warps then
-// read at the same offset in neighbouring blocks, which follow one another along z, so that accesses form longer runs
-// than one block's.
+// A warp takes a few vertices at a time of a whole grid, or one listed tile at a time. Neighbouring warps then read the
+// same row of neighbouring tiles, which follow one another along z, so that accesses form longer runs than one tile's.
 template <int Width, typename GridOf, typename F>
 __device__ __forceinline__ void walk_vertices(int grids, const GridOf& grid_of, const F& f) {
   const int lane = threadIdx.x % kWarp;
   const int warps = gridDim.x * (blockDim.x / kWarp);
   int task = blockIdx.x * (blockDim.x / kWarp) + threadIdx.x / kWarp;
-  // Tasks of all grids are numbered consecutively: a warp that has finished one grid goes on with the next.
+  // Tasks are numbered across grids: a warp that has finished with one grid continues with the next, so that small
+  // grids leave no warp idle.
   for (int l = 0; l < grids; ++l) {
     const VertexGrid& grid = grid_of(l);
     const VertexLanes lanes(grid.channels / Width, lane);
     const bool has_vertex = lanes.vertex < lanes.vertices;
     const int64_t visits = grid.visits();
-    const int64_t per_task = grid.blocks == nullptr ? lanes.vertices : kBlockVertices;
+    const int64_t per_task = grid.tiles == nullptr ? lanes.vertices : kTileVertices;
     const int tasks = static_cast<int>((visits + per_task - 1) / per_task);
-    if (grid.blocks == nullptr) {
+    if (grid.tiles == nullptr) {
       for (; task < tasks; task += warps) {
         const int64_t visit = task * per_task + lanes.vertex;
         f(l, has_vertex && visit < visits ? visit : -1, 0, lanes);
       }
     } else {
-      // The next id is fetched ahead, so that its latency does not add to that of the vertices.
-      int32_t id = task < tasks ? grid.blocks[task] : 0;
+      // An id is fetched one round before it is needed, so that its latency does not add to that of the vertices.
+      int32_t id = task < tasks ? grid.tiles[task] : 0;
       for (; task < tasks; task += warps) {
-        const int32_t ahead = task + warps < tasks ? grid.blocks[task + warps] : 0;
-        for (int within = lanes.vertex; within - lanes.vertex < kBlockVertices; within += lanes.vertices) {
-          f(l, has_vertex && within < kBlockVertices ? task * per_task + within : -1, id, lanes);
+        const int32_t ahead = task + warps < tasks ? grid.tiles[task + warps] : 0;
+        for (int within = lanes.vertex; within - lanes.vertex < kTileVertices; within += lanes.vertices) {
+          f(l, has_vertex && within < kTileVertices ? task * per_task + within : -1, id, lanes);
         }
         id = ahead;
       }
@@ -70,20 +71,20 @@ __device__ __forceinline__ void walk_vertices(int grids, const GridOf& grid_of, 
   }
 }
 
-// Determines the size of a launch, which must not depend on the lengths of lists: those are known on the device only.
+// The size of a launch, which the number of listed tiles does not influence: it is known on the device only.
 struct WalkSize {
   int64_t tasks = 0;
   bool has_list = false;
 
   void add(const VertexGrid& grid, int width) {
     const int64_t per_task =
-        grid.blocks == nullptr ? VertexLanes::vertices_per_warp(grid.channels / width) : kBlockVertices;
+        grid.tiles == nullptr ? VertexLanes::vertices_per_warp(grid.channels / width) : kTileVertices;
     tasks += (grid.most_visits() + per_task - 1) / per_task;
-    has_list = has_list || grid.blocks != nullptr;
+    has_list = has_list || grid.tiles != nullptr;
   }
 
-  // Where all vertices take the same work, many short-lived blocks are started in the order of memory. Otherwise fewer
-  // blocks stay until all is done, because most of many might find no work. (On an H200 this reaches 97 % instead of
+  // If all vertices take the same work, many short-lived blocks of threads are started in the order of memory.
+  // Otherwise fewer blocks stay resident, because most of many might find nothing to do. (On an H200: 97 % instead of
   // 93 % of a copy's bandwidth for whole grids, 80 % instead of 70 % for lists.)
   unsigned thread_blocks(bool uneven) const {
     STD_TORCH_CHECK(tasks < (int64_t{1} << 30), "grids must have fewer than 2^30 tasks of a warp, got ", tasks);

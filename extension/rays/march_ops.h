@@ -6,9 +6,8 @@
 
 namespace voxelfield {
 
-// Stretches of a segment that the first pass remembers for the second, which walks on from there if there are more.
-constexpr int kStretches = 8;
-
+// The first pass remembers kStretches stretches of a segment for the second, which walks on from there if there are
+// more.
 struct Stretch {
   int32_t begin, end;
 };

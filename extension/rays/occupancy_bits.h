@@ -2,12 +2,12 @@
 // one load about all the space around it, and crosses an empty block in one stride.
 #pragma once
 
+#include "common/constants.h"
 #include "common/whole_numbers.h"
 #include "rays/cell_box.h"
 
 namespace voxelfield {
 
-constexpr int32_t kBlockShift = 2;
 constexpr int32_t kBlockCells = 1 << kBlockShift;  // along each axis
 constexpr int32_t kWithinBlock = kBlockCells - 1;
 

@@ -5,14 +5,12 @@
 #pragma once
 
 #include "common/check_tensor.h"
+#include "common/constants.h"
 
 namespace voxelfield {
 
 // A ray is counted in one segment, or in a few (always the same power of two) that may be walked in parallel.
 constexpr int kMostShift = 5;
-constexpr int64_t kPartRays = 32;      // a part has a multiple of these,
-constexpr int64_t kPartSegments = 64;  // or at least of these
-constexpr int64_t kMostParts = 2048;
 
 struct SegmentParts {
   int64_t segments;
@@ -21,7 +19,7 @@ struct SegmentParts {
   VOXELFIELD_HOST_DEVICE int64_t rays() const { return segments >> segments_shift; }
   VOXELFIELD_HOST_DEVICE int64_t length() const {
     const int64_t rays = kPartRays << segments_shift, unit = rays > kPartSegments ? rays : kPartSegments;
-    const int64_t units = (segments + unit * kMostParts - 1) / (unit * kMostParts);
+    const int64_t units = (segments + unit * kMaxParts - 1) / (unit * kMaxParts);
     return unit * (units > 0 ? units : 1);
   }
   // At least one.

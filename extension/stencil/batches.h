@@ -1,19 +1,21 @@
-// How the CPU kernels cut their work up: points into blocks whose stencils are found together, ahead of their use, and
-// the channels of a point into pieces of a width known to the compiler, so that they stay in registers.
+// How the CPU kernels divide their work: points into batches, whose stencils are found together ahead of their use, and
+// the channels of a point into pieces of a width that the compiler knows, so that they stay in registers.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
+#include "common/float16_rows.h"
 #include "common/multiversion.h"
 #include "stencil/trilinear.h"
 
 namespace voxelfield {
 
-// Enough for memory to answer the prefetches of one block while the stencils of the block are still being found; few
-// enough for the stencils to stay in the first-level cache.
-constexpr int64_t kPointsPerBlock = 32;
-// What a thread takes at a time: enough to make up for the taking.
+// Enough for prefetches of a batch to complete while its remaining stencils are found, and few enough for the stencils
+// to stay in the first-level cache.
+constexpr int64_t kPointsPerBatch = 32;
+// A thread takes so many points at a time that the cost of taking a task does not matter.
 constexpr int64_t kPointsPerTask = 2048;
 constexpr int64_t kCacheLine = 64;
 
@@ -37,7 +39,7 @@ VOXELFIELD_HOST_DEVICE void for_each_piece(int64_t channels, const F& f) {
   if (channels & 1) f.template piece<1>(c);
 }
 
-// The points of a block by number: consecutive ones, or those of a list.
+// The points of a batch by index: consecutive ones here, or a pointer to a list of them.
 struct Consecutive {
   int64_t first;
   VOXELFIELD_HOST_DEVICE int64_t operator[](int64_t i) const { return first + i; }
@@ -49,7 +51,7 @@ VOXELFIELD_HOST_DEVICE void locate_each(const Locator& locator, const T* points,
   for (int64_t i = 0; i < count; ++i) stencils[i] = locator(points, indices[i]);
 }
 
-// The usual lookups get a loop of their own, from which the compiler can remove what they do not need.
+// The usual lookups have loops of their own, from which the compiler removes the branches of the others.
 template <Padding kPadding, bool kAlignCorners, typename T, typename Indices>
 VOXELFIELD_HOST_DEVICE void locate_linear(GridLocator<T> locator, const T* points, Indices indices, int64_t count,
                                           Stencil<T>* stencils) {
@@ -83,7 +85,7 @@ VOXELFIELD_MULTIVERSION void locate(const CellLocator<T>& locator, const T* poin
   locate_each(locator, points, indices, count, stencils);
 }
 
-// Longer runs the hardware follows by itself, and more would not stay in the first-level cache until it is used.
+// The hardware prefetches longer runs by itself, and more would not stay in the first-level cache until its use.
 constexpr int64_t kMaxPrefetch = 256;
 
 template <typename scalar_t>
@@ -94,7 +96,7 @@ VOXELFIELD_HOST_DEVICE void prefetch(const scalar_t* data, int64_t count) {
   VOXELFIELD_PREFETCH(bytes + size - 1);
 }
 
-// Asks for what a block will read: two neighbours along z lie side by side.
+// Requests the corners of a batch. Two neighbours along z are contiguous.
 template <typename scalar_t, typename T>
 VOXELFIELD_HOST_DEVICE void prefetch_corners(const GridLocator<T>& locator, const scalar_t* data,
                                              const Stencil<T>* stencils, int64_t count) {
@@ -106,9 +108,37 @@ VOXELFIELD_HOST_DEVICE void prefetch_corners(const GridLocator<T>& locator, cons
   }
 }
 
-// Cells are read in the order of memory.
+// Cells are read in the order of memory, which needs no prefetching.
 template <typename scalar_t, typename T>
 VOXELFIELD_HOST_DEVICE void prefetch_corners(const CellLocator<T>& /*locator*/, const scalar_t* /*data*/,
                                              const Stencil<T>* /*stencils*/, int64_t /*count*/) {}
+
+// Whether kernels convert whole rows of a dtype to float32 before they compute. bfloat16 is cheap to widen as it is
+// read.
+template <typename scalar_t>
+constexpr bool kConvertsRows = std::is_same_v<scalar_t, Half>;
+
+// A row as it is, or a converted copy in `spare`.
+template <typename scalar_t, typename T>
+VOXELFIELD_HOST_DEVICE auto compute_row(const scalar_t* row, [[maybe_unused]] int64_t length,
+                                        [[maybe_unused]] T* spare) {
+  if constexpr (kConvertsRows<scalar_t>) {
+    float16_rows.widen(&row, 1, length, spare);
+    return static_cast<const T*>(spare);
+  } else {
+    return row;
+  }
+}
+
+// Rounds contiguous sums to the dtype of the result.
+template <typename T, typename scalar_t>
+VOXELFIELD_HOST_DEVICE void round_values(const T* values, int64_t count, scalar_t* out) {
+  if constexpr (kConvertsRows<scalar_t>) {
+    float16_rows.narrow(values, count, out);
+  } else {
+    VOXELFIELD_VECTORIZE
+    for (int64_t i = 0; i < count; ++i) out[i] = Narrow<scalar_t>::from(values[i]);
+  }
+}
 
 }  // namespace voxelfield

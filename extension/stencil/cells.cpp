@@ -1,4 +1,6 @@
-// Summing into cells on the CPU: every corner belongs to one point, so it is written, not added to.
+// The gradient in cells on the CPU: every corner belongs to one point, so it is written rather than added to.
+#include <vector>
+
 #include "common/backend.h"
 #include "common/huge_pages.h"
 #include "common/narrow.h"
@@ -8,21 +10,32 @@
 namespace voxelfield {
 namespace {
 
+// `spare` has room for the nine rows of a point, if rows are converted.
 template <typename scalar_t, typename Weights, typename T = opmath_t<scalar_t>>
 VOXELFIELD_MULTIVERSION void write_cells_range(const Levels<CellLocator<T>, scalar_t>& levels, const scalar_t* values,
-                                               const T* points, const T* directions, int64_t begin, int64_t end) {
+                                               const T* points, const T* directions, int64_t begin, int64_t end,
+                                               T* spare) {
   const int64_t channels = levels.columns;
   for (int64_t n = begin; n < end; ++n) {
     const Stencil<T> s = levels.level[0].locator(points, n);
     const Weights weights(directions, n);
+    const auto* value = compute_row(values + n * channels, channels, spare);
+    scalar_t* const cell = levels.level[0].data + s.origin;
     for (int k = 0; k < kCorners; ++k) {
       const T weight = weights(s, k, 0);
-      scalar_t* target = levels.level[0].data + s.offset(k);
-      VOXELFIELD_VECTORIZE
-      for (int64_t c = 0; c < channels; ++c) {
-        target[c] = Narrow<scalar_t>::from(s.empty ? T(0) : weight * widen(values[n * channels + c]));
+      if constexpr (kConvertsRows<scalar_t>) {
+        T* target = spare + (1 + k) * channels;
+        VOXELFIELD_VECTORIZE
+        for (int64_t c = 0; c < channels; ++c) target[c] = s.empty ? T(0) : weight * value[c];
+      } else {
+        scalar_t* target = cell + k * channels;
+        VOXELFIELD_VECTORIZE
+        for (int64_t c = 0; c < channels; ++c) {
+          target[c] = Narrow<scalar_t>::from(s.empty ? T(0) : weight * widen(value[c]));
+        }
       }
     }
+    if constexpr (kConvertsRows<scalar_t>) round_values(spare + channels, kCorners * channels, cell);
   }
 }
 
@@ -32,7 +45,8 @@ struct Cpu : CpuBackend {
                           const T* directions, int64_t n) {
     ask_for_huge_pages(levels.level[0].data, n * kCorners * levels.columns * sizeof(scalar_t));
     for_each_range(n, kPointsPerTask, [&](int64_t begin, int64_t end) {
-      write_cells_range<scalar_t, Weights>(levels, values, points, directions, begin, end);
+      std::vector<T> spare(kConvertsRows<scalar_t> ? (1 + kCorners) * levels.columns : 0);
+      write_cells_range<scalar_t, Weights>(levels, values, points, directions, begin, end, spare.data());
     });
   }
 };

@@ -3,40 +3,11 @@
 #include "common/backend.h"
 #include "common/narrow.h"
 #include "stencil/batches.h"
+#include "stencil/corner_sums.h"
 #include "stencil/stencil_ops.h"
 
 namespace voxelfield {
 namespace {
-
-template <typename scalar_t, typename T>
-struct CornerSlope {
-  const scalar_t* corner[kCorners];
-  T slope[3][kCorners];  // of the corners' weights along each axis
-  const scalar_t* value;
-  T* gradient;
-
-  template <int kWidth>
-  VOXELFIELD_HOST_DEVICE void piece(int64_t first) const {
-    T x = 0, y = 0, z = 0;
-    VOXELFIELD_VECTORIZE_SUM(x, y, z)
-    for (int c = 0; c < kWidth; ++c) {
-      T along_x = 0, along_y = 0, along_z = 0;
-      for (int k = 0; k < kCorners; ++k) {
-        const T feature = widen(corner[k][first + c]);
-        along_x += slope[0][k] * feature;
-        along_y += slope[1][k] * feature;
-        along_z += slope[2][k] * feature;
-      }
-      const T back = widen(value[first + c]);
-      x += back * along_x;
-      y += back * along_y;
-      z += back * along_z;
-    }
-    gradient[0] += x;
-    gradient[1] += y;
-    gradient[2] += z;
-  }
-};
 
 template <typename scalar_t, typename Weights, typename T>
 VOXELFIELD_HOST_DEVICE void add_by_channel(const scalar_t* data, const Stencil<T>& s, const Weights& weights, int set,
@@ -48,20 +19,18 @@ VOXELFIELD_HOST_DEVICE void add_by_channel(const scalar_t* data, const Stencil<T
     sum.corner[k] = data + s.offset(k);
     for (int axis = 0; axis < 3; ++axis) sum.slope[axis][k] = weights.gradient(s, k, axis, set);
   }
-  for_each_piece(channels, sum);
+  if constexpr (kConvertsRows<scalar_t>) {
+    float16_corners.add_gradient(sum, channels);
+  } else {
+    for_each_piece(channels, sum);
+  }
 }
-
-// From here on one product per corner, each summed over all channels, is less work than three sums per channel.
-constexpr int64_t kManyChannels = 64;
 
 template <typename scalar_t, typename Weights, typename T>
 VOXELFIELD_HOST_DEVICE void add_by_corner(const scalar_t* data, const Stencil<T>& s, const Weights& weights, int set,
                                           int64_t channels, const scalar_t* value, T* gradient) {
   for (int k = 0; k < kCorners; ++k) {
-    const scalar_t* corner = data + s.offset(k);
-    T product = 0;
-    VOXELFIELD_VECTORIZE_SUM(product)
-    for (int64_t c = 0; c < channels; ++c) product += widen(value[c]) * widen(corner[c]);
+    const T product = dot(value, data + s.offset(k), channels);
     for (int axis = 0; axis < 3; ++axis) gradient[axis] += weights.gradient(s, k, axis, set) * product;
   }
 }
@@ -71,9 +40,9 @@ VOXELFIELD_MULTIVERSION void point_gradient_range(const Levels<Locator, const sc
                                                   const T* points, const T* directions, T* out, int64_t n,
                                                   int64_t begin, int64_t end) {
   std::fill(out + 3 * begin, out + 3 * end, T(0));
-  Stencil<T> stencils[kPointsPerBlock];
-  for (int64_t first = begin; first < end; first += kPointsPerBlock) {
-    const int64_t count = std::min(kPointsPerBlock, end - first);
+  Stencil<T> stencils[kPointsPerBatch];
+  for (int64_t first = begin; first < end; first += kPointsPerBatch) {
+    const int64_t count = std::min(kPointsPerBatch, end - first);
     for (int l = 0; l < levels.count; ++l) {
       const auto& level = levels.level[l];
       const int64_t channels = level.locator.channels;
@@ -86,7 +55,7 @@ VOXELFIELD_MULTIVERSION void point_gradient_range(const Levels<Locator, const sc
         for (int set = 0; set < Weights::kSets; ++set) {
           const scalar_t* value = values + (set * n + first + i) * levels.columns + level.column;
           T* gradient = out + 3 * (first + i);
-          if (channels < kManyChannels) {
+          if (kConvertsRows<scalar_t> || channels < kManyChannels) {
             add_by_channel(level.data, s, weights, set, channels, value, gradient);
           } else {
             add_by_corner(level.data, s, weights, set, channels, value, gradient);

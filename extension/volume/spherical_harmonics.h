@@ -2,11 +2,11 @@
 // orthonormal over the sphere, with the Condon-Shortley phase, in the order l = 0..degree, m = -l..l.
 #pragma once
 
+#include "common/constants.h"
 #include "common/platform.h"
 
 namespace voxelfield {
 
-constexpr int kMaxShDegree = 3;
 constexpr int kMaxShBasis = (kMaxShDegree + 1) * (kMaxShDegree + 1);
 
 VOXELFIELD_HOST_DEVICE constexpr int sh_basis_size(int degree) { return (degree + 1) * (degree + 1); }

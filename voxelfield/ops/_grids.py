@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops import _derivatives
+from voxelfield.ops import _constants, _derivatives
 from voxelfield.ops._autograd import MaybeTensor, needs_long_path, register_autograd
 from voxelfield.ops._checks import (
     FLOATING,
@@ -31,11 +31,6 @@ Padding = Literal["border", "zeros", "reflection"]
 Mode = Literal["linear", "nearest"]
 PADDINGS: dict[str, int] = {"border": 0, "zeros": 1, "reflection": 2}
 MODES: tuple[str, ...] = ("linear", "nearest")
-
-MAX_LEVELS = 16  # kMaxLevels of extension/stencil/trilinear.h
-
-# Ways to sum a gradient into a grid, numbered as in extension/stencil/stencil_ops.h.
-AUTOMATIC, DETERMINISTIC = 0, 3
 
 
 @dataclass(frozen=True)
@@ -76,7 +71,8 @@ class GridStencil:
         sizes = [size for shape in shapes for size in shape[-4:]]
         method = self.method
         if method is None:
-            method = DETERMINISTIC if torch.are_deterministic_algorithms_enabled() else AUTOMATIC
+            deterministic = torch.are_deterministic_algorithms_enabled()
+            method = _constants.DETERMINISTIC if deterministic else _constants.AUTOMATIC
         sums: list[Tensor] = torch.ops.voxelfield.splat_trilinear.default(
             values, points, direction, sizes, *self.options, method
         )

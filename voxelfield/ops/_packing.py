@@ -8,11 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-# As in extension/rays/packing.h and march_ops.h.
-_PART_RAYS = 32
-_PART_SEGMENTS = 64
-_MOST_PARTS = 2048
-STRETCHES = 8
+from voxelfield.ops import _constants
 
 
 class PackedSamples(NamedTuple):
@@ -62,8 +58,8 @@ def sums_of_parts(counts: Tensor) -> Tensor:
 
 
 def _part_length(rays: int, segments: int) -> int:
-    unit = max(_PART_RAYS * segments, _PART_SEGMENTS)
-    return unit * max(1, -(-rays * segments // (unit * _MOST_PARTS)))
+    unit = max(_constants.PART_RAYS * segments, _constants.PART_SEGMENTS)
+    return unit * max(1, -(-rays * segments // (unit * _constants.MAX_PARTS)))
 
 
 def empty_samples(like: Tensor, rays: int, capacity: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -7,19 +7,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from voxelfield.ops import _constants
 from voxelfield.ops._checks import check_dtype, check_float32, check_same_device, check_tensor
 from voxelfield.ops.marching import OccupancyBits, pack_occupancy
-from voxelfield.ops.mlp import MAX_WIDTH, mlp
+from voxelfield.ops.mlp import mlp
 from voxelfield.ops.pyramid import sample_pyramid
 
-# As in extension/fields/pyramid.cuh and pyramid_plan.h.
-LEVEL_CHANNELS = 4
-MAX_LEVELS = 8
-MAX_GEOMETRY = 16
-MAX_NUMBERS = 2**31  # of a level, and not as many
-# Of an exponential density: e^12 per world unit is opaque within a millionth of one, and beyond there is nothing to
-# gain. As in extension/fields/pyramid_march.cuh.
-HIGHEST_RAW = 12.0
+MAX_NUMBERS = 2**31  # A level must have fewer: offsets in it are 32-bit.
 
 
 def check_pyramid_field(
@@ -33,18 +27,18 @@ def check_pyramid_field(
     """Raises unless grids, box and density network are what the ops take, on the device of ``like``."""
     if isinstance(levels, Tensor) or not isinstance(levels, Sequence):
         raise TypeError(f"levels must be a sequence of torch.Tensors, got {type(levels).__name__}")
-    if not 1 <= len(levels) <= MAX_LEVELS:
-        raise ValueError(f"levels must be 1 to {MAX_LEVELS} tensors, got {len(levels)}")
+    if not 1 <= len(levels) <= _constants.MAX_FIELD_LEVELS:
+        raise ValueError(f"levels must be 1 to {_constants.MAX_FIELD_LEVELS} tensors, got {len(levels)}")
     allowed = (torch.float16,) if like.is_cuda else (torch.float32, torch.float16, torch.bfloat16)
     for index, level in enumerate(levels):
         name = f"levels[{index}]"
-        check_tensor(name, level, ("X", "Y", "Z", LEVEL_CHANNELS))
+        check_tensor(name, level, ("X", "Y", "Z", _constants.LEVEL_CHANNELS))
         check_dtype(name, level, allowed if index == 0 else (levels[0].dtype,), " on CUDA" if like.is_cuda else "")
         check_same_device(name, level, device_of, like)
         if not 0 < level.numel() < MAX_NUMBERS:
             raise ValueError(f"{name} must have 1 to 2^31 - 1 numbers, got shape {tuple(level.shape)}")
     check_float32("aabb", aabb, (2, 3), device_of, like)
-    check_network("density_weights", density_weights, LEVEL_CHANNELS * len(levels), 2, device_of, like)
+    check_network("density_weights", density_weights, _constants.LEVEL_CHANNELS * len(levels), 2, device_of, like)
     if not 0 < density_initial <= torch.finfo(torch.float32).max:
         raise ValueError(f"density_initial must be positive and finite, got {density_initial}")
 
@@ -64,7 +58,7 @@ def check_network(
         check_tensor(own, weight, ("out", columns))
         check_dtype(own, weight, (torch.float32, torch.float16) if layer == 0 else (weights[0].dtype,))
         check_same_device(own, weight, device_of, like)
-        most = MAX_GEOMETRY if layer == len(weights) - 1 else MAX_WIDTH
+        most = _constants.MAX_GEOMETRY if layer == len(weights) - 1 else _constants.MAX_WIDTH
         if not 1 <= weight.shape[0] <= most:
             raise ValueError(f"{own} must have 1 to {most} rows, got shape {tuple(weight.shape)}")
         columns = weight.shape[0]
@@ -84,4 +78,4 @@ def geometry_at(positions: Tensor, levels: Sequence[Tensor], aabb: Tensor, densi
 
 def density_of(raw: Tensor, initial: float) -> Tensor:
     """Maps the first network's first output to density, as :class:`voxelfield.decoders.ExponentialDensity` does."""
-    return initial * raw.float().clamp(max=HIGHEST_RAW).exp()
+    return initial * raw.float().clamp(max=_constants.HIGHEST_RAW).exp()

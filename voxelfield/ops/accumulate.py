@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
+from voxelfield.ops import _constants
 from voxelfield.ops._checks import (
     FLOATING,
     check_choice,
@@ -18,7 +19,7 @@ from voxelfield.ops._checks import (
     coordinate_dtype,
 )
 from voxelfield.ops._errors import ArgumentTypeError, ArgumentValueError
-from voxelfield.ops._grids import DETERMINISTIC, MAX_LEVELS, PADDINGS, Padding
+from voxelfield.ops._grids import PADDINGS, Padding
 from voxelfield.ops.pyramid import REDUCTIONS, Reduction
 
 
@@ -54,8 +55,8 @@ def accumulate_trilinear_(
     """
     if isinstance(sums, Tensor) or not isinstance(sums, Sequence):
         raise ArgumentTypeError(f"sums must be a sequence of torch.Tensors, got {type(sums).__name__}")
-    if not 1 <= len(sums) <= MAX_LEVELS:
-        raise ArgumentValueError(f"sums must be 1 to {MAX_LEVELS} tensors, got {len(sums)}")
+    if not 1 <= len(sums) <= _constants.MAX_LEVELS:
+        raise ArgumentValueError(f"sums must be 1 to {_constants.MAX_LEVELS} tensors, got {len(sums)}")
     check_tensor("values", values, ("N", "C"))
     check_dtype("values", values, FLOATING)
     for level, total in enumerate(sums):
@@ -82,7 +83,7 @@ def accumulate_trilinear_(
         if values.is_cuda and torch.are_deterministic_algorithms_enabled():
             sizes = [size for total in sums for size in total.shape]
             fresh = torch.ops.voxelfield.splat_trilinear(
-                values.to(sums[0].dtype), points, None, sizes, *options, add, False, DETERMINISTIC
+                values.to(sums[0].dtype), points, None, sizes, *options, add, False, _constants.DETERMINISTIC
             )
             for total, part in zip(sums, fresh, strict=True):
                 total.add_(part)

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from voxelfield import _library
+from voxelfield.ops import _constants
 from voxelfield.ops._autograd import below_autograd, last_derivative, register_autograd
 from voxelfield.ops._checks import (
     FLOATING,
@@ -18,8 +19,6 @@ from voxelfield.ops._checks import (
     check_tensor,
     coordinate_dtype,
 )
-
-MAX_DEGREE = 3  # kMaxShDegree of extension/volume/spherical_harmonics.h
 
 
 def append_view(geometry: Tensor, directions: Tensor, ray_index: Tensor, degree: int) -> tuple[Tensor, Tensor]:
@@ -53,8 +52,8 @@ def append_view(geometry: Tensor, directions: Tensor, ray_index: Tensor, degree:
     check_dtype("ray_index", ray_index, (torch.int64,))
     check_same_device("directions", directions, "geometry", geometry)
     check_same_device("ray_index", ray_index, "geometry", geometry)
-    if not 0 <= degree <= MAX_DEGREE:
-        raise ValueError(f"degree must lie in 0..{MAX_DEGREE}, got {degree}")
+    if not 0 <= degree <= _constants.MAX_DEGREE:
+        raise ValueError(f"degree must lie in 0..{_constants.MAX_DEGREE}, got {degree}")
     rays = directions.shape[0]
     check_index("ray_index", ray_index, max(rays, 1), f"for {rays} directions")
     _library.ensure_loaded(geometry.device.type)

@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
+from voxelfield.ops import _constants
 from voxelfield.ops._checks import check_dtype, check_same_device, check_tensor
 
-# Vertices of a block along x, y and z, as in extension/optim/vertex_blocks.h.
-BLOCK = (4, 4, 8)
 
-# The number of blocks along an axis stays below this, so that ids hold ten bits for each.
-MAX_BLOCKS_ALONG = 1 << 10
+def block_shape() -> tuple[int, int, int]:
+    """Returns how many vertices a block has along x, y and z."""
+    return _constants.TILE_X, _constants.TILE_Y, _constants.TILE_Z
 
 
 def blocks_along(resolution: Sequence[int]) -> tuple[int, int, int]:
     """Returns how many blocks cover a grid's vertices along x, y and z; the last ones may reach beyond it."""
-    x, y, z = (-(-size // side) for size, side in zip(resolution, BLOCK, strict=True))
+    x, y, z = (-(-size // side) for size, side in zip(resolution, block_shape(), strict=True))
     return x, y, z
 
 
@@ -52,8 +52,8 @@ def active_blocks(
     if occupied.numel() == 0:
         raise ValueError(f"occupied must have at least one cell, got shape {tuple(occupied.shape)}")
     sizes = tuple(resolution)
-    if len(sizes) != 3 or min(sizes) < 1 or max(blocks_along(sizes)) > MAX_BLOCKS_ALONG:
-        most = tuple(side * MAX_BLOCKS_ALONG for side in BLOCK)
+    if len(sizes) != 3 or min(sizes) < 1 or max(blocks_along(sizes)) > _constants.MAX_TILES_ALONG:
+        most = tuple(side * _constants.MAX_TILES_ALONG for side in block_shape())
         raise ValueError(f"resolution must be three numbers of vertices, from 1 to {most}, got {sizes}")
     total = math.prod(blocks_along(sizes))
     if out is None:

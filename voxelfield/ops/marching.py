@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
+from voxelfield.ops import _constants
 from voxelfield.ops._checks import check_dtype, check_float32, check_rays, check_same_device, check_step, check_tensor
-from voxelfield.ops._packing import STRETCHES, PackedSamples, check_capacity, empty_samples, parts_of
+from voxelfield.ops._packing import PackedSamples, check_capacity, empty_samples, parts_of
 
-_BLOCK = 4  # cells of a word along each axis
 # Below this many walks at once a GPU waits for memory rather than works, so rays are walked in several segments.
 _ENOUGH_WALKS = 1 << 16
 _MOST_SEGMENTS = 8
@@ -107,7 +107,7 @@ def march_rays(
 
 def check_bits(bits: OccupancyBits) -> None:
     """Raises unless the words are those of as many cells."""
-    expected = tuple(-(-cells // _BLOCK) for cells in bits.resolution)
+    expected = tuple(-(-cells // _constants.BRICK_CELLS) for cells in bits.resolution)
     check_tensor("occupied.words", bits.words, expected, f" for {bits.resolution} cells")
     check_dtype("occupied.words", bits.words, (torch.int64,))
     if bits.words.numel() == 0:
@@ -126,7 +126,7 @@ def _segments(rays: int, device: torch.device) -> int:
 def _register() -> None:
     @torch.library.register_fake("voxelfield::pack_occupancy")
     def _(occupied: Tensor) -> Tensor:
-        return occupied.new_empty([-(-cells // _BLOCK) for cells in occupied.shape], dtype=torch.int64)
+        return occupied.new_empty([-(-cells // _constants.BRICK_CELLS) for cells in occupied.shape], dtype=torch.int64)
 
     @torch.library.register_fake("voxelfield::count_ray_samples")
     def _(
@@ -144,7 +144,7 @@ def _register() -> None:
         walks = origins.shape[0] * segments
         return (
             origins.new_empty(walks, dtype=torch.int32),
-            origins.new_empty(STRETCHES, walks, 2, dtype=torch.int32),
+            origins.new_empty(_constants.STEP_RANGES, walks, 2, dtype=torch.int32),
             origins.new_empty(parts_of(origins.shape[0], segments), dtype=torch.int64),
         )
 

@@ -11,6 +11,7 @@ from torch._functorch.utils import unwrap_dead_wrappers
 from torch.nn import functional as F
 
 from voxelfield import _library
+from voxelfield.ops import _constants
 from voxelfield.ops._autograd import (
     MaybeTensor,
     OpFunction,
@@ -21,9 +22,6 @@ from voxelfield.ops._autograd import (
 )
 from voxelfield.ops._checks import FLOATING, check_dtype, check_same_device, check_tensor
 from voxelfield.ops._errors import ArgumentTypeError, ArgumentValueError
-
-MAX_WIDTH = 128
-MAX_LAYERS = 16  # kMaxLayers of extension/mlp/network.h
 
 
 def mlp(input: Tensor, weights: Sequence[Tensor], *, count: Tensor | None = None) -> Tensor:
@@ -100,16 +98,16 @@ def _run_on_cuda(input: Tensor, weights: Sequence[Tensor], count: MaybeTensor) -
 def _check_weights(input: Tensor, weights: Sequence[Tensor]) -> None:
     if isinstance(weights, Tensor) or not isinstance(weights, Sequence):
         raise ArgumentTypeError(f"weights must be a sequence of torch.Tensors, got {type(weights).__name__}")
-    if not 2 <= len(weights) <= MAX_LAYERS:
-        raise ArgumentValueError(f"weights must be 2 to {MAX_LAYERS} tensors, got {len(weights)}")
+    if not 2 <= len(weights) <= _constants.MAX_LAYERS:
+        raise ArgumentValueError(f"weights must be 2 to {_constants.MAX_LAYERS} tensors, got {len(weights)}")
     names = [f"weights[{layer}]" for layer in range(len(weights))]
     columns = input.shape[1]
     for name, weight in zip(names, weights, strict=True):
         source = f" as input of shape {tuple(input.shape)}" if name == names[0] else " as the layer before"
         check_tensor(name, weight, ("out", columns), f" to take {columns} columns{source} gives")
-        if not (1 <= weight.shape[0] <= MAX_WIDTH and 1 <= columns <= MAX_WIDTH):
+        if not (1 <= weight.shape[0] <= _constants.MAX_WIDTH and 1 <= columns <= _constants.MAX_WIDTH):
             raise ArgumentValueError(
-                f"{name} must have 1 to {MAX_WIDTH} rows and columns, got shape {tuple(weight.shape)}"
+                f"{name} must have 1 to {_constants.MAX_WIDTH} rows and columns, got shape {tuple(weight.shape)}"
             )
         if weight is weights[0]:
             wide = torch.float64 if input.dtype == torch.float64 else torch.float32

@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
+from voxelfield.ops import _constants
 from voxelfield.ops._checks import check_float32, check_tensor
 from voxelfield.ops._images import RenderedImage, check_camera, empty_image
 from voxelfield.ops._pyramid_field import (
-    MAX_GEOMETRY,
     bits_of,
     check_network,
     check_pyramid_field,
     density_of,
     geometry_at,
 )
-from voxelfield.ops.append_view import MAX_DEGREE, append_view
+from voxelfield.ops.append_view import append_view
 from voxelfield.ops.compositing import composite
 from voxelfield.ops.marching import OccupancyBits, march_rays
 from voxelfield.ops.mlp import mlp
@@ -28,7 +28,6 @@ from voxelfield.ops.render_grid import cells_to_walk, check_numbers
 from voxelfield.ops.selection import select_samples
 
 _COLORS = 3
-MAX_COLOR_LAYERS = 4
 _RAYS_AT_ONCE = 1 << 14  # on the CPU, to bound memory
 
 
@@ -95,14 +94,14 @@ def render_pyramid_image(
     """
     check_camera(c2w, intrinsics, width, height, background)
     check_float32("aabb_occupancy", aabb_occupancy, (2, 3), "c2w", c2w)
-    if not isinstance(view_degree, int) or not 0 <= view_degree <= MAX_DEGREE:
-        raise ValueError(f"view_degree must be an int in 0..{MAX_DEGREE}, got {view_degree!r}")
+    if not isinstance(view_degree, int) or not 0 <= view_degree <= _constants.MAX_DEGREE:
+        raise ValueError(f"view_degree must be an int in 0..{_constants.MAX_DEGREE}, got {view_degree!r}")
     cells = cells_to_walk(occupied, "c2w", c2w)
     check_pyramid_field(levels, aabb, density_weights, density_initial, "c2w", c2w)
-    inputs = MAX_GEOMETRY + (view_degree + 1) ** 2
-    check_network("color_weights", color_weights, inputs, MAX_COLOR_LAYERS, "c2w", c2w)
+    inputs = _constants.MAX_GEOMETRY + (view_degree + 1) ** 2
+    check_network("color_weights", color_weights, inputs, _constants.MAX_FIELD_LAYERS, "c2w", c2w)
     for name, weights, outputs in (
-        ("density_weights", density_weights, MAX_GEOMETRY),
+        ("density_weights", density_weights, _constants.MAX_GEOMETRY),
         ("color_weights", color_weights, _COLORS),
     ):
         last = weights[-1]

@@ -1,9 +1,9 @@
-// Which blocks of a grid's vertices can be reached from occupied cells of the same box.
+// Which tiles of a grid's vertices samples in occupied cells of the same box can touch.
 #pragma once
 
 #include <cstdint>
 
-#include "optim/vertex_blocks.h"
+#include "optim/vertex_tiles.h"
 
 namespace voxelfield {
 
@@ -18,18 +18,18 @@ struct OccupiedCells {
   const bool* occupied;  // (X, Y, Z)
   int32_t cells[3];
   int32_t vertices[3];  // of the grid
-  int32_t blocks[3];    // that cover it
+  int32_t tiles[3];     // that cover it
 
-  // The cells from which samples touch a vertex of a block.
-  VOXELFIELD_HOST_DEVICE CellRange range_of(const int32_t (&block)[3]) const {
+  // The cells in which samples touch a vertex of a tile.
+  VOXELFIELD_HOST_DEVICE CellRange range_of(const int32_t (&tile)[3]) const {
     CellRange range;
     for (int axis = 0; axis < 3; ++axis) {
       const int64_t intervals = vertices[axis] > 1 ? vertices[axis] - 1 : 1;
-      const int64_t first = static_cast<int64_t>(block[axis]) << block_shift(axis);
-      const int64_t next = first + (int64_t{1} << block_shift(axis));
-      // Cell i spans the grid's coordinates i * intervals / cells to (i + 1) * intervals / cells, and a vertex is
-      // touched from one below it to one above. In integers, with faces on both sides: a sample whose position was
-      // rounded may lie in the cell next door.
+      const int64_t first = static_cast<int64_t>(tile[axis]) << tile_shift(axis);
+      const int64_t next = first + (int64_t{1} << tile_shift(axis));
+      // Cell i spans the grid's coordinates i * intervals / cells to (i + 1) * intervals / cells, and samples touch a
+      // vertex up to one interval below and above it. The bounds are computed in integers and include cells that only
+      // share a face, because rounding may move a sample into the neighbouring cell.
       const int64_t low = first > 1 ? ((first - 1) * cells[axis] + intervals - 1) / intervals - 1 : 0;
       const int64_t high = (next < vertices[axis] ? next : vertices[axis]) * cells[axis] / intervals;
       range.first[axis] = static_cast<int32_t>(low < 0 ? 0 : low);
@@ -49,13 +49,13 @@ struct OccupiedCells {
     return any;
   }
 
-  VOXELFIELD_HOST_DEVICE int64_t block_total() const { return static_cast<int64_t>(blocks[0]) * blocks[1] * blocks[2]; }
+  VOXELFIELD_HOST_DEVICE int64_t tile_total() const { return static_cast<int64_t>(tiles[0]) * tiles[1] * tiles[2]; }
 
-  VOXELFIELD_HOST_DEVICE void block_of(int64_t number, int32_t (&block)[3]) const {
-    const int32_t row = static_cast<int32_t>(number / blocks[2]);
-    block[2] = static_cast<int32_t>(number - static_cast<int64_t>(row) * blocks[2]);
-    block[0] = row / blocks[1];
-    block[1] = row - block[0] * blocks[1];
+  VOXELFIELD_HOST_DEVICE void tile_of(int64_t number, int32_t (&tile)[3]) const {
+    const int32_t row = static_cast<int32_t>(number / tiles[2]);
+    tile[2] = static_cast<int32_t>(number - static_cast<int64_t>(row) * tiles[2]);
+    tile[0] = row / tiles[1];
+    tile[1] = row - tile[0] * tiles[1];
   }
 };
 
