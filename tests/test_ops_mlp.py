@@ -77,8 +77,8 @@ def value_and_gradients(input, weights, grad, **options):
 
 def assert_close(actual, expected, dtype, deep=2):
     # An activation on the border between two numbers of its dtype may be rounded either way. The layers behind carry
-    # that on, and a ReLU may turn it into a gradient that is there or not: so sums of squares are compared. Through many
-    # layers that adds up: another order of float32 sums alone has been seen to make 14 eps of 7 layers, 24 of 16.
+    # that on, and a ReLU may turn it into a gradient that is there or not: so sums of squares are compared. That adds
+    # up: another order of float32 sums alone has been seen to make 14 eps through 7 layers and 24 through 16.
     eps = torch.finfo(dtype).eps
     tolerance = (2 if deep <= 4 else 4) * deep * eps
     names = ("value", "input gradient", *(f"gradient of weights[{i}]" for i in range(len(expected))))
