@@ -44,6 +44,12 @@ def parse_box(aabb: Sequence[Sequence[float]] | Tensor) -> Box:
     return low, high
 
 
+def box_extent(box: Box) -> tuple[float, ...]:
+    """Returns the lengths of a box along x, y and z, rounded to float32."""
+    low, high = box
+    return tuple(_round_to_float32(b - a) for a, b in zip(low, high, strict=True))
+
+
 def box_tensor(box: Box, device: torch.device) -> Tensor:
     """Returns a box as a (2, 3) float32 tensor."""
     return torch.tensor(box, dtype=torch.float32, device=device)
