@@ -103,7 +103,7 @@ def test_wrong_resolutions_are_refused(resolution):
 
 @pytest.mark.parametrize("aabb", [BOX.flatten(), BOX.flip(0), BOX[[0, 0]], torch.full((2, 3), math.nan)])
 def test_wrong_boxes_are_refused(aabb):
-    with pytest.raises(ValueError, match=r"aabb must be \(2, 3\) with lower < upper"):
+    with pytest.raises(ValueError, match=r"aabb must be (finite with low < high|two corners)"):
         OccupancyGrid(4, aabb)
 
 

@@ -297,12 +297,8 @@ def tensors(feats=(5, 8, 4), points=(5, 3), feats_dtype=torch.float32, points_dt
         pytest.param(tensors(points=(1, 3)), ValueError, "points .*5 cells of feats", id="no broadcasting"),
         pytest.param(tensors(feats_dtype=torch.int32), TypeError, "feats .*int32", id="int feats"),
         pytest.param(tensors(points_dtype=torch.int64), TypeError, "points .*float32.*int64", id="int points"),
-        pytest.param(tensors(points_dtype=torch.half), TypeError, "points .*float32.*float16", id="half points"),
         pytest.param(tensors(points_dtype=torch.float64), TypeError, "points .*float32.*float64", id="double points"),
         pytest.param(tensors(feats_dtype=torch.float64), TypeError, "points .*float64.*float32", id="double feats"),
-        pytest.param(
-            tensors(feats_dtype=torch.bfloat16, points_dtype=torch.bfloat16), TypeError, "points .*16", id="all half"
-        ),
         pytest.param((tensors()[0].tolist(), tensors()[1]), TypeError, "feats .*list", id="list as feats"),
         pytest.param((tensors()[0], tensors()[1].numpy()), TypeError, "points .*ndarray", id="array as points"),
         pytest.param((None, tensors()[1]), TypeError, "feats .*NoneType", id="None as feats"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import types
 import unittest
@@ -101,7 +102,7 @@ def test_a_channels_last_volume_is_not_copied(device, dtype):
     with saved_for_backward() as saved:
         value = grid_sample(volume, where, align_corners=False)
     assert volume.data_ptr() in saved
-    assert value.is_contiguous(memory_format=torch.channels_last_3d)
+    assert value.is_contiguous()
     value.sum().backward()
     assert volume.grad.is_contiguous(memory_format=torch.channels_last_3d)
     contiguous = volume.detach().contiguous()
@@ -197,3 +198,64 @@ def tensors(volume=(2, 3, 4, 4, 4), where=(2, 1, 1, 5, 3), dtype=torch.float32, 
 def test_malformed_input_is_explained(arguments, options, error, message):
     with pytest.raises(error, match=message):
         grid_sample(*arguments, align_corners=True, **options)
+
+
+@every_option
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last_3d], ids=str)
+def test_the_result_can_be_viewed_as_that_of_torch_can(device, layout, options):
+    volume, where = make(device)
+    value = grid_sample(volume.to(memory_format=layout), where, *options)
+    assert value.is_contiguous()
+    assert value.view(-1).shape == (value.numel(),)
+
+
+def test_malformed_input_raises_what_torch_raises():
+    volume, where = make("cpu")
+    for arguments in [(volume, where[..., :2]), (volume[:, :, :0], where), (volume, where[:1])]:
+        with pytest.raises(RuntimeError):
+            F.grid_sample(*arguments, align_corners=False)
+        with pytest.raises(RuntimeError):
+            grid_sample(*arguments, align_corners=False)
+
+
+# --- cases of PyTorch's own tests of grid_sample (test_nn.py, OpInfo), for volumes
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 10])
+@pytest.mark.parametrize("reach", [0.5, 1.0, 2.0, 10.0])
+def test_random_sizes_and_reaches(device, size, reach):
+    for padding, align_corners, mode in itertools.product(
+        ("zeros", "border", "reflection"), (False, True), ("bilinear", "nearest")
+    ):
+        volume = torch.randn(2, 3, size, size + 1, max(size - 1, 1), device=device, dtype=torch.float64)
+        where = reach * (2 * torch.rand(2, size, 3, 2, 3, device=device, dtype=torch.float64) - 1)
+        options = (mode, padding, align_corners)
+        expected = results(F.grid_sample, volume, where, options)
+        assert_all_match(results(grid_sample, volume, where, options), expected, ("value", "d input", "d grid"))
+
+
+@every_option
+def test_the_same_volume_expanded_over_the_batch(device, options):
+    volume, where = make(device, torch.float64)
+    expanded = volume[:1].expand_as(volume)
+    assert_matches(grid_sample(expanded, where, *options), F.grid_sample(expanded, where, *options))
+
+
+@every_option
+def test_the_gradient_that_was_expanded(device, options):
+    volume, where = leaves(*make(device, torch.float64))
+    for sample in (grid_sample, F.grid_sample):
+        sample(volume, where, *options).sum().backward()
+    twice = volume.grad.clone()
+    volume.grad = None
+    grid_sample(volume, where, *options).sum().backward()
+    assert_matches(2 * volume.grad, twice)
+
+
+@pytest.mark.parametrize("padding", ["zeros", "border"])
+def test_coordinates_far_outside_do_not_overflow(device, padding):
+    volume, _ = make(device)
+    where = torch.tensor([-1e30, 1e30, 3e38, -3e38, 2.0**31, -(2.0**62)], device=device)
+    where = where[None, :, None, None, None].expand(volume.shape[0], -1, 1, 1, 3).contiguous()
+    options = ("bilinear", padding, True)
+    assert_matches(grid_sample(volume, where, *options), F.grid_sample(volume, where, *options))

@@ -7,7 +7,7 @@ import torch
 from op_testing import every_linear_lookup, keywords, make, points_off_faces
 from reference import interpolate_cells, sample_grid, sample_grid_with_gradient
 from tolerances import assert_matches
-from torch.autograd import forward_ad
+from torch.autograd import forward_ad, functional
 from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vjp, vmap
 from torch.utils._pytree import tree_flatten
 
@@ -320,7 +320,7 @@ def test_tangent_of_value_and_gradient_along_the_points_is_refused(device):
         jvp(lambda p: sample_trilinear(grid, p, with_gradient=True), (points,), (torch.ones_like(points),))
 
 
-@pytest.mark.parametrize("transform", ["grad", "jvp", "vmap"])
+@pytest.mark.parametrize("transform", ["grad", "jvp"])
 def test_raw_ops_under_transforms_are_refused(device, transform):
     _library.ensure_loaded(device.type)
     grid, points = (x[None] for x in make(device))
@@ -332,7 +332,6 @@ def test_raw_ops_under_transforms_are_refused(device, transform):
         {
             "grad": lambda: grad(lambda p: raw(p).sum())(points),
             "jvp": lambda: jvp(raw, (points,), (torch.ones_like(points),)),
-            "vmap": lambda: vmap(lambda p: raw(p[None]))(points.view(4, 10, 3)),
         }[transform]()
 
 
@@ -395,6 +394,116 @@ def test_compiled_calls_keep_the_tangents_of_forward_mode(device):
     with forward_ad.dual_level():
         actual = forward_ad.unpack_dual(compiled(forward_ad.make_dual(points, tangent))).tangent
     assert_same(actual, jvp(lambda p: sample_grid(grid, p), (points,), (tangent,))[1])
+
+
+# --- autograd's own batches of gradients, and compiled maps
+
+
+@every_op
+def test_batches_of_gradients(device, op):
+    sample, _, inputs = OPS[op]
+    source, points = (x.requires_grad_() for x in inputs(device, 5))
+    value = sample(source, points)
+    grads = torch.randn(3, *value.shape, device=device, dtype=value.dtype)
+    actual = torch.autograd.grad(value, (source, points), grads, is_grads_batched=True, retain_graph=True)
+    each = [torch.autograd.grad(value, (source, points), g, retain_graph=True) for g in grads]
+    assert_same(actual, [torch.stack(parts) for parts in zip(*each, strict=True)])
+
+
+@every_op
+@pytest.mark.parametrize("strategy", ["reverse-mode", "forward-mode"])
+def test_vectorised_jacobians(device, op, strategy):
+    def transform(sample):
+        return lambda *inputs: functional.jacobian(sample, inputs, vectorize=True, strategy=strategy)
+
+    def one_by_one(sample):
+        return lambda *inputs: functional.jacobian(sample, inputs)
+
+    ours, reference, inputs = OPS[op]
+    inputs = inputs(device, 3)
+    assert_same(transform(ours)(*inputs), one_by_one(reference)(*inputs))
+
+
+@every_op
+def test_vectorised_hessians(device, op):
+    ours, reference, inputs = OPS[op]
+    inputs = inputs(device, 2)
+    actual = functional.hessian(scalar(ours), inputs, vectorize=True)
+    assert_same(actual, functional.hessian(scalar(reference), inputs))
+
+
+@every_op
+@pytest.mark.parametrize("in_dims", [(None, 0), (0, None), (0, 0), (1, 2)], ids=str)
+def test_compiled_maps_in_one_graph(device, op, in_dims):
+    if op == "cells" and None in in_dims:
+        pytest.skip("a cell belongs to one point: covered by the other axes")
+    torch.compiler.reset()
+    ours, _, inputs = OPS[op]
+    pairs = [inputs(device, 3) for _ in range(4)]
+    mapped = [
+        (pairs[0][i] if dim is None else torch.stack([pair[i] for pair in pairs], dim=dim)).requires_grad_()
+        for i, dim in enumerate(in_dims)
+    ]
+    compiled = torch.compile(vmap(ours, in_dims=in_dims), fullgraph=True, backend="aot_eager")
+    results = []
+    for function in (compiled, vmap(ours, in_dims=in_dims)):
+        value = function(*mapped)
+        results.append([value, *torch.autograd.grad(value.square().sum(), mapped)])
+    assert_same(*results)
+
+
+@pytest.mark.parametrize("in_dims", [(None, 0), (0, None), (0, 0)], ids=str)
+def test_raw_ops_can_be_mapped(device, in_dims):
+    _library.ensure_loaded(device.type)
+    grids = torch.randn(*(4,) * (in_dims[0] is not None), 3, 4, 3, 2, device=device, dtype=torch.float64)
+    points = torch.rand(*(4,) * (in_dims[1] is not None), 7, 3, device=device, dtype=torch.float64)
+    options = (0, True, False, False, False)
+
+    def gather(grid, points):
+        return torch.ops.voxelfield.sample_trilinear([grid], points, None, *options)
+
+    actual = vmap(gather, in_dims=in_dims)(grids, points)
+    assert_same(actual, vmap(sample_trilinear, in_dims=in_dims)(grids, points))
+
+    def splat(grid, points):
+        values = points[:, :2] + grid.sum()
+        return torch.ops.voxelfield.splat_trilinear(values, points, None, [3, 4, 3, 2], *options, 0)[0]
+
+    each = [[x] * 4 if dim is None else x for x, dim in zip((grids, points), in_dims, strict=True)]
+    assert_same(
+        vmap(splat, in_dims=in_dims)(grids, points),
+        torch.stack([splat(g, p) for g, p in zip(*each, strict=True)]),
+    )
+
+
+# --- the shortest path
+
+
+def test_tangents_take_the_long_path(device):
+    grid, points = make(device)
+    tangent = torch.randn_like(grid)
+    with forward_ad.dual_level(), torch.no_grad():
+        value = sample_trilinear(forward_ad.make_dual(grid, tangent), points)
+        assert_same(forward_ad.unpack_dual(value).tangent, sample_grid(tangent, points))
+
+
+def test_tensors_that_outlive_a_transform_can_be_sampled(device):
+    grid, points = make(device)
+    kept = []
+    vmap(lambda p: kept.append(p) or p)(points)
+    grad(lambda g: kept.append(g) or g.sum())(grid)
+    assert_same(sample_trilinear(kept[1], points), sample_grid(grid, points))
+
+
+def test_a_refusal_leaves_later_calls_alone(device):
+    grid, points = make(device)
+    expected = sample_trilinear(grid, points)
+    for error, arguments in [(TypeError, (grid, points.int())), (ValueError, (grid, points[:, :2]))]:
+        with pytest.raises(error):
+            sample_trilinear(*arguments)
+        with pytest.raises(RuntimeError):  # as torch's own functions raise it
+            sample_trilinear(*arguments)
+    assert torch.equal(sample_trilinear(grid, points), expected)
 
 
 # --- what stands on the ops

@@ -36,12 +36,20 @@ def parse_box(aabb: Sequence[Sequence[float]] | Tensor) -> Box:
             corners = [[float(value) for value in corner] for corner in aabb]
         low, high = (tuple(_round_to_float32(value) for value in corner) for corner in corners)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ArgumentValueError(f"aabb must be two corners of three numbers each, got {aabb!r}") from error
+        raise ArgumentValueError(
+            f"aabb must be two corners of three numbers each, shape (2, 3), got {aabb!r}"
+        ) from error
     if len(low) != 3 or len(high) != 3:
-        raise ArgumentValueError(f"aabb must have shape (2, 3), low corner first, got {corners}")
+        raise ArgumentValueError(f"aabb must be two corners of three numbers each, shape (2, 3), got {corners}")
     if not (all(map(math.isfinite, (*low, *high))) and all(a < b for a, b in zip(low, high, strict=True))):
         raise ArgumentValueError(f"aabb must be finite with low < high along every axis, got {[[*low], [*high]]}")
     return low, high
+
+
+def box_extent(box: Box) -> tuple[float, ...]:
+    """Returns the lengths of a box along x, y and z, rounded to float32."""
+    low, high = box
+    return tuple(_round_to_float32(b - a) for a, b in zip(low, high, strict=True))
 
 
 def box_tensor(box: Box, device: torch.device) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from voxelfield import ops
-from voxelfield.boxes import Box, box_tensor, parse_box
+from voxelfield.boxes import Box, box_extent, box_tensor, parse_box
 from voxelfield.fused import FusedSampling
 from voxelfield.ops._checks import FLOATING, check_choice, coordinate_dtype, widen_positions
 from voxelfield.ops._errors import ArgumentTypeError, ArgumentValueError, is_out_of_memory
@@ -28,14 +28,14 @@ _SLAB_ELEMENTS = 1 << 24
 _SNAP_TOLERANCE = 1e-3
 
 
-def cubic_voxels(aabb: Tensor, resolution: int) -> tuple[int, int, int]:
+def cubic_voxels(aabb: Sequence[Sequence[float]] | Tensor, resolution: int) -> tuple[int, int, int]:
     """Returns the number of vertices along each axis that fills a box with ``resolution**3`` cubes.
 
     Args:
         aabb: (2, 3) box, world units.
         resolution: Cube root of the number of voxels.
     """
-    extent = [float(e) for e in (aabb[1] - aabb[0]).tolist()]
+    extent = box_extent(parse_box(aabb))
     edge = math.prod(extent) ** (1 / 3) / resolution
     x, y, z = (max(2, round(e / edge)) for e in extent)
     return x, y, z
@@ -127,10 +127,13 @@ class VoxelGrid(nn.Module):
         """
         with torch.no_grad():
             self.aabb.copy_(box_tensor(self._box, torch.device("cpu")))
-            if self.init_std == 0:
-                self.features.fill_(self.fill)
-            else:
-                self.features.normal_(self.fill, self.init_std)
+            self._draw_features()
+
+    def _draw_features(self) -> None:
+        if self.init_std == 0:
+            self.features.fill_(self.fill)
+        else:
+            self.features.normal_(self.fill, self.init_std)
 
     # ---------------------------------------------------------------------------------------------- geometry
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from voxelfield import ops
+from voxelfield.boxes import box_tensor, parse_box
 
 # Cells that are evaluated at once, to bound the memory that this needs.
 _CELLS_AT_ONCE = 1 << 20
@@ -42,16 +43,27 @@ class OccupancyGrid(nn.Module):
         shape = (resolution,) * 3 if isinstance(resolution, int) else tuple(resolution)
         if len(shape) != 3 or min(shape) < 1:
             raise ValueError(f"resolution must be one or three numbers of cells, each at least 1, got {resolution}")
-        box = torch.as_tensor(aabb, dtype=torch.float32).clone()
-        if box.shape != (2, 3) or not bool((box[0] < box[1]).all()):
-            raise ValueError(f"aabb must be (2, 3) with lower < upper on each axis, got {box.tolist()}")
-        self.register_buffer("occupied", torch.ones(shape, dtype=torch.bool))
-        self.register_buffer("possible", torch.ones(shape, dtype=torch.bool))
-        self.register_buffer("highest", torch.zeros(shape))
-        self.register_buffer("aabb", box)
+        self._initial_box = parse_box(aabb)
+        self.register_buffer("occupied", torch.empty(shape, dtype=torch.bool))
+        self.register_buffer("possible", torch.empty(shape, dtype=torch.bool))
+        self.register_buffer("highest", torch.empty(shape))
+        self.register_buffer("aabb", torch.empty(2, 3))
+        self.reset_parameters()
         self._cells: Tensor | None = None  # indices (N, 3) of the possible cells, once they are needed
         self._bits = _Derived(_packed_words)
         self._clearance = _Derived(ops.occupancy_clearance)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Starts afresh, as after construction: all cells are occupied, in the box given there.
+
+        Torch's deferred initialisation calls this after ``to_empty``.
+        """
+        self.occupied.fill_(True)
+        self.possible.fill_(True)
+        self.highest.zero_()
+        self.aabb.copy_(box_tensor(self._initial_box, torch.device("cpu")))
+        self._cells = None
 
     @property
     def bits(self) -> ops.OccupancyBits:
@@ -176,10 +188,12 @@ class OccupancyGrid(nn.Module):
                 derived.of(self.occupied)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> OccupancyGrid:
-        kept = self.aabb, self.highest
+        kept = {"aabb": self.aabb, "highest": self.highest}
         super()._apply(fn, recurse)
         self._cells = None
-        self.aabb, self.highest = (buffer.to(self.aabb.device) for buffer in kept)  # .half() must not blur geometry
+        for name, buffer in kept.items():
+            if getattr(self, name).dtype != buffer.dtype:  # .half() must not blur geometry
+                setattr(self, name, buffer.to(self.aabb.device))
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:

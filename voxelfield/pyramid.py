@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from voxelfield import ops
+from voxelfield.boxes import Box, parse_box
 from voxelfield.fused import FusedSampling
 from voxelfield.grids import VoxelGrid, cubic_voxels
 from voxelfield.ops._checks import check_choice
+from voxelfield.ops._errors import ArgumentTypeError, ArgumentValueError
 from voxelfield.ops._grids import Padding
 from voxelfield.ops.pyramid import REDUCTIONS, Reduction
 
@@ -27,20 +29,20 @@ _ROW_VERTICES = 8
 class VoxelPyramid(nn.Module):
     """Trainable features on grids from coarse to fine over one box, concatenated or added up at every position.
 
-    Coarse levels regularise, fine levels sharpen: the dense counterpart of a multiresolution hash grid (Mueller et
-    al. 2022), without its collisions. Added up, fine levels hold what coarse ones lack, and every feature keeps the
-    meaning that it has in a single grid. For that each level of a sum divides the voxels of the one before into a whole
-    number along every axis: its vertices are among the next one's, and the sum is trilinear in the voxels of the
-    finest, a single grid by other means (:meth:`collapse`). Levels can be switched on from coarse to fine (``active``);
-    those that are off read zero.
+    Coarse levels regularise, fine levels sharpen: this is the dense counterpart of a multiresolution hash grid (Mueller
+    et al. 2022), without its collisions. In a sum, fine levels add what coarse ones lack, and every feature keeps the
+    meaning that it has in a single grid. To make that exact, each level of a sum divides the voxels of the previous one
+    into a whole number along every axis. The vertices of a level are then among those of the next one, and the sum is
+    trilinear in the voxels of the finest level: it equals a single grid (:meth:`collapse`). Levels can be switched on
+    from coarse to fine (``active``); levels that are off read zero.
 
     Args:
-        resolutions: Of each level, coarse to fine: the cube root of its number of voxels, which are nearly cubes. At
-            least 2; of a sum each a whole multiple of the one before, and cells are counted: there is a
-            vertex more along every axis.
+        resolutions: For each level, coarse to fine, the cube root of its number of voxels, which are nearly cubes. At
+            least 2. For a sum, each must be a whole multiple of the previous one and counts cells: there is one vertex
+            more along every axis.
         channels: Features per vertex of each level. At least 1.
         aabb: Box in world units, as for :class:`VoxelGrid`.
-        reduce: ``"concat"`` lays the levels' features side by side, ``"sum"`` adds them up.
+        reduce: ``"concat"`` puts the levels' features side by side, ``"sum"`` adds them.
         padding: What a position outside the box reads, as for :class:`VoxelGrid`.
         init_range: Features start uniform in [-init_range, init_range].
         device: Where the features and the box live.
@@ -72,26 +74,24 @@ class VoxelPyramid(nn.Module):
     ) -> None:
         super().__init__()
         if len(resolutions) == 0 or list(resolutions) != sorted(set(resolutions)) or resolutions[0] < 2:
-            raise ValueError(f"resolutions must rise from at least 2, got {list(resolutions)}")
+            raise ArgumentValueError(f"resolutions must rise from at least 2, got {list(resolutions)}")
         if not (math.isfinite(init_range) and init_range >= 0):
-            raise ValueError(f"init_range must be finite and not negative, got {init_range}")
+            raise ArgumentValueError(f"init_range must be finite and not negative, got {init_range}")
         check_choice("reduce", reduce, REDUCTIONS)
         if reduce == "sum" and any(finer % coarser for coarser, finer in pairwise(resolutions)):
-            raise ValueError(
+            raise ArgumentValueError(
                 "resolutions of levels that are added up must each be a whole multiple of the one before, "
                 f"got {list(resolutions)}"
             )
-        box = torch.as_tensor(aabb, dtype=torch.float32)
+        box = parse_box(aabb)
         self.reduce = reduce
         self.resolutions = tuple(resolutions)
         self._grids = nn.ModuleList(
-            VoxelGrid(vertices, channels, box, padding=padding, device=device) for vertices in self._vertices(box)
+            _Level(init_range, vertices, channels, box, padding=padding, device=device)
+            for vertices in self._vertices(box)
         )
         self.active = len(resolutions)
         self._fused: FusedSampling | None = None
-        with torch.no_grad():
-            for level in self.levels:
-                level.uniform_(-init_range, init_range)
 
     @property
     def grids(self) -> list[VoxelGrid]:
@@ -139,7 +139,7 @@ class VoxelPyramid(nn.Module):
         """
         unit = self.grids[0].to_unit(points)
         if unit.dtype != torch.float32:
-            raise TypeError(f"points must be float32, got {points.dtype}")
+            raise ArgumentTypeError(f"points must be float32, got {points.dtype}")
         rows, padding = unit.reshape(-1, 3), self.grids[0].padding
         if self._fused is not None:
             features = self._fused.sample(rows, padding)
@@ -168,15 +168,15 @@ class VoxelPyramid(nn.Module):
 
     @property
     def read_from(self) -> list[Tensor]:
-        """What the active levels are read from: the copies of :meth:`fuse`, if any, otherwise the levels themselves."""
+        """The tensors that are sampled: the copies of :meth:`fuse`, if any, otherwise the active levels themselves."""
         return list(self.levels[: self.active]) if self._fused is None else self._fused.copies
 
     def active_levels(self, dtype: torch.dtype) -> list[Tensor]:
         """Returns the features of the levels that are on, in a dtype and without gradient; not to be written to.
 
         Args:
-            dtype: float16, bfloat16 or float32. Where :meth:`fuse` keeps copies of it these are returned, and where the
-                levels have it they themselves: neither costs memory, and both go on changing in training.
+            dtype: float16, bfloat16 or float32. If :meth:`fuse` keeps copies of this dtype, they are returned; if the
+                levels have it, the levels themselves. Neither costs memory, and both go on changing in training.
         """
         if self._fused is not None and self._fused.copies[0].dtype == dtype:
             return list(self._fused.copies)
@@ -184,11 +184,11 @@ class VoxelPyramid(nn.Module):
 
     @torch.no_grad()
     def collapse(self, dtype: torch.dtype) -> Tensor:
-        """Adds the active levels of a sum up into one grid with the vertices of the finest.
+        """Adds the active levels of a sum into one grid with the vertices of the finest.
 
-        In the box it reads as the sum does, up to rounding: every level has its vertices among those of the next. (In a
-        sum that was loaded with other numbers of vertices, a coarse level may bend between them.) What :meth:`fuse`
-        copied is read from the copies.
+        Inside the box the result equals the sum, up to rounding, because the vertices of every level are among those of
+        the next one. (In a sum that was loaded with other numbers of vertices, a coarse level may bend between them.)
+        If :meth:`fuse` keeps copies, they are read.
 
         Args:
             dtype: Of the result: float16, bfloat16 or float32.
@@ -197,10 +197,10 @@ class VoxelPyramid(nn.Module):
             (X, Y, Z, channels) at the vertices of the finest active level.
 
         Raises:
-            ValueError: The levels are not added up but concatenated.
+            ValueError: The levels are concatenated, not added.
         """
         if self.reduce != "sum":
-            raise ValueError(f'reduce must be "sum" for levels that are to be collapsed, got {self.reduce!r}')
+            raise ArgumentValueError(f'reduce must be "sum" for levels that are to be collapsed, got {self.reduce!r}')
         x, y, z = self.resolution
         axes = [torch.linspace(0, 1, size, device=self.aabb.device) for size in (x, y, z)]
         collapsed = torch.empty(x, y, z, self.channels, dtype=dtype, device=self.aabb.device)
@@ -227,7 +227,8 @@ class VoxelPyramid(nn.Module):
     def refit(self, aabb: Sequence[Sequence[float]] | Tensor, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Moves all levels to another box, with the same number of voxels: a smaller box gets finer ones.
 
-        Features and the optimizer's moments are interpolated at the new vertices. Ends what :meth:`fuse` began.
+        Features and the optimizer's moments are interpolated at the new vertices. Ends the use of copies by
+        :meth:`fuse`.
 
         Args:
             aabb: The new box, world units.
@@ -237,23 +238,23 @@ class VoxelPyramid(nn.Module):
             ValueError: ``aabb`` is not a box, or the optimizer's state cannot follow.
         """
         self._fused = None
-        box = torch.as_tensor(aabb, dtype=torch.float32)
+        box = parse_box(aabb)
         for grid, vertices in zip(self.grids, self._vertices(box), strict=True):
             grid.refit(box, vertices, optimizer)
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Returns what ``state_dict`` holds beside the levels."""
+        """Returns the settings that ``state_dict`` holds beside the levels."""
         return {"active": self.active, "reduce": self.reduce}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Takes what :meth:`get_extra_state` returned; ends what :meth:`fuse` began.
+        """Restores the state that :meth:`get_extra_state` returned, and ends the use of copies by :meth:`fuse`.
 
         Raises:
-            ValueError: Its levels are not put together as these are. (Older states do not tell.)
+            ValueError: It was saved with another ``reduce``. (Older states do not hold it.)
         """
         saved = state.get("reduce", self.reduce)
         if saved != self.reduce:
-            raise ValueError(f"reduce must be {saved!r} as in the state that is loaded, got {self.reduce!r}")
+            raise ArgumentValueError(f"reduce must be {saved!r} as in the state that is loaded, got {self.reduce!r}")
         self.active = state["active"]
         self._fused = None
 
@@ -261,7 +262,7 @@ class VoxelPyramid(nn.Module):
         """Shows the settings in ``print(module)``."""
         return f"resolutions={self.resolutions}, reduce={self.reduce!r}, active={self.active}"
 
-    def _vertices(self, aabb: Tensor) -> list[tuple[int, int, int]]:
+    def _vertices(self, aabb: Box) -> list[tuple[int, int, int]]:
         """Numbers of vertices of each level in a box."""
         if self.reduce == "concat":
             return [_aligned(*cubic_voxels(aabb, resolution)) for resolution in self.resolutions]
@@ -270,6 +271,20 @@ class VoxelPyramid(nn.Module):
         x, y, z = cubic_voxels(aabb, self.resolutions[0])
         shares = [resolution // self.resolutions[0] for resolution in self.resolutions]
         return [(x * share + 1, y * share + 1, z * share + 1) for share in shares]
+
+
+class _Level(VoxelGrid):
+    """A grid whose features start from a uniform distribution, in torch's deferred initialisation too."""
+
+    def __init__(self, init_range: float, *args: Any, **kwargs: Any) -> None:
+        self.init_range = init_range
+        super().__init__(*args, **kwargs)
+
+    def _draw_features(self) -> None:
+        self.features.uniform_(-self.init_range, self.init_range)
+
+    def _get_name(self) -> str:
+        return "VoxelGrid"
 
 
 def _aligned(x: int, y: int, z: int) -> tuple[int, int, int]:

@@ -33,10 +33,21 @@ def explain_memory(**arguments: Tensor) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         sizes = " and ".join(f"{name} of shape {tuple(value.shape)}" for name, value in arguments.items())
-        raise torch.OutOfMemoryError(f"{sizes} ask for more memory than there is: {error}") from error
+        raise torch.OutOfMemoryError(f"{sizes} ask for more memory than there is") from error
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Tells whether torch, or a kernel below it, failed for want of memory."""
-    words = ("out of memory", "not enough memory", "can't allocate memory", "Storage size calculation overflowed")
-    return isinstance(error, torch.OutOfMemoryError) or any(part in str(error) for part in words)
+    """Tells whether torch, or a kernel of this library, failed for want of memory."""
+    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in _OUT_OF_MEMORY)
+
+
+# Below the stable ABI the reason is lost. The calls that allocate are named instead, and fail for no other one.
+_OUT_OF_MEMORY = (
+    "out of memory",
+    "not enough memory",
+    "can't allocate memory",
+    "Storage size calculation overflowed",
+    "aoti_torch_empty_strided",
+    "aten::contiguous",
+    "aten::new_zeros",
+)

@@ -185,6 +185,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 def _register() -> None:
     @torch.library.register_fake("voxelfield::mlp")
     def _(input: Tensor, weights: list[Tensor], count: MaybeTensor) -> Tensor:
+        _check_weights(input, weights)  # as the kernels do
         return input.new_empty(input.shape[0], weights[-1].shape[0])
 
     @torch.library.register_fake("voxelfield::mlp_backward")
