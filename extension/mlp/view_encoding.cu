@@ -41,10 +41,10 @@ __global__ void append_view_backward_kernel(ViewGradients<scalar_t, T> gradients
   }
 }
 
-struct Cuda : CudaBackend {
-  template <typename scalar_t>
-  static constexpr int kWidest = 16 / sizeof(scalar_t);
+template <typename scalar_t>
+constexpr int kWidest = 16 / sizeof(scalar_t);
 
+struct Cuda : CudaBackend {
   template <typename scalar_t, int Degree, typename T>
   static void append_view(const ViewRows<scalar_t, T>& rows, scalar_t* inputs, T* raw) {
     constexpr int kWide = kWidest<scalar_t>;

@@ -12,6 +12,9 @@ constexpr int kWideVectors = 4;
 constexpr int kWord = 8;  // 16-bit channels that are moved in one access
 constexpr int64_t kMostRowBytes = 24 << 10;
 
+template <typename Locator>
+constexpr bool kNarrow = std::is_same_v<typename Locator::offset_t, int32_t>;
+
 struct Cuda : CudaBackend {
   template <typename scalar_t, typename Weights, typename Locator, typename T>
   static void gather(const Levels<Locator, const scalar_t>& levels, const T* points, const T* directions, scalar_t* out,
@@ -34,9 +37,6 @@ struct Cuda : CudaBackend {
   }
 
  private:
-  template <typename Locator>
-  static constexpr bool kNarrow = std::is_same_v<typename Locator::offset_t, int32_t>;
-
   template <typename scalar_t, int Width, typename Weights, typename Locator, typename T>
   static void launch(const Levels<Locator, const scalar_t>& levels, const T* points, const T* directions, scalar_t* out,
                      int64_t n) {
