@@ -1,8 +1,6 @@
-// Every operator of voxelfield, in one page. Kernels register themselves for CPU (cpu/) and CUDA (cuda/); shapes under
-// torch.compile and derivatives are registered in Python (voxelfield/ops/).
+// The schema of every operator of voxelfield. The .cpp and .cu files of each family register the kernels for CPU and
+// CUDA; Python registers shapes for torch.compile and derivatives (voxelfield/ops/).
 #include <torch/csrc/stable/library.h>
-
-#include "module/stamp.h"
 
 STABLE_TORCH_LIBRARY(voxelfield, m) {
   // Trilinear sampling of grids (B, X, Y, Z, C), one or several resolutions, at points (B, N, 3) of the unit cube:
