@@ -197,7 +197,7 @@ def test_with_kept_objects_a_build_compiles_what_changed_and_the_stamp(cpu_half,
     project, tools = tmp_path / "project", tmp_path / "tools"
     shutil.copytree(clone, project)
     command = ["-m", "voxelfield.build", "--only", "cpu", "--out", str(tmp_path / "out"), "--objects", "objects"]
-    env = environment(project, tmp_path / "cache", CXX=compiler(tools, ":"), TORCH_NO_COMPILER_WRAPPER="1")
+    env = environment(project, tmp_path / "cache", CXX=compiler(tools, ":"))
     succeeded(run_python(*command, cwd=tmp_path, env=env))
     compiled = tools / "compiled.txt"
     assert len(compiled.read_text().splitlines()) == len(list((project / "extension").rglob("*.cpp"))) + 1
