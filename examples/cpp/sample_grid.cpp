@@ -22,8 +22,8 @@ Tensor interpolate(const Tensor& grid, const Tensor& points) {
     const Tensor offset = torch::tensor({corner >> 2 & 1, corner >> 1 & 1, corner & 1}, points.options());
     const Tensor vertex = (lower + offset).to(torch::kLong);
     const Tensor weight = (offset * fraction + (1 - offset) * (1 - fraction)).prod(1, /*keepdim=*/true);
-    sum = sum + weight * grid.index({vertex.index({Slice(), 0}), vertex.index({Slice(), 1}),
-                                     vertex.index({Slice(), 2})});
+    sum =
+        sum + weight * grid.index({vertex.index({Slice(), 0}), vertex.index({Slice(), 1}), vertex.index({Slice(), 2})});
   }
   return sum;
 }

@@ -1,5 +1,5 @@
-// The stamp of a module: the loader reads it from the file, unloaded, to tell whether the binary fits the sources and the
-// GPUs at hand. voxelfield/_build/stamps.py writes the translation unit that includes this header, and parses the stamp.
+// The stamp of a module: the loader reads it from the unloaded file to tell whether the binary fits the sources and the
+// GPUs at hand. voxelfield/_build/stamps.py writes the translation unit that includes this header, and reads the stamp.
 #pragma once
 
 #ifndef VOXELFIELD_STAMP

@@ -25,8 +25,8 @@ auto find_operator(const char* name) {
 }
 
 inline at::Tensor sample(at::TensorList grids, const at::Tensor& points, Padding padding, bool align_corners) {
-  using Signature = at::Tensor(at::TensorList, const at::Tensor&, const std::optional<at::Tensor>&, int64_t, bool, bool,
-                               bool, bool);
+  using Signature =
+      at::Tensor(at::TensorList, const at::Tensor&, const std::optional<at::Tensor>&, int64_t, bool, bool, bool, bool);
   static const auto op = find_operator<Signature>("voxelfield::sample_trilinear");
   return op.call(grids, points, std::nullopt, static_cast<int64_t>(padding), align_corners, /*nearest=*/false,
                  /*sum=*/false, /*with_gradient=*/false);
@@ -34,9 +34,8 @@ inline at::Tensor sample(at::TensorList grids, const at::Tensor& points, Padding
 
 inline at::Tensor splat(const at::Tensor& values, const at::Tensor& points, at::IntArrayRef size, Padding padding,
                         bool align_corners) {
-  using Signature =
-      std::vector<at::Tensor>(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&, at::IntArrayRef,
-                              int64_t, bool, bool, bool, bool, int64_t);
+  using Signature = std::vector<at::Tensor>(const at::Tensor&, const at::Tensor&, const std::optional<at::Tensor>&,
+                                            at::IntArrayRef, int64_t, bool, bool, bool, bool, int64_t);
   static const auto op = find_operator<Signature>("voxelfield::splat_trilinear");
   return op.call(values, points, std::nullopt, size, static_cast<int64_t>(padding), align_corners, /*nearest=*/false,
                  /*sum=*/false, /*with_gradient=*/false, /*method=*/0)[0];
@@ -93,16 +92,16 @@ class SampleTrilinear : public torch::autograd::Function<SampleTrilinear> {
 //
 // Returns (N, C) or (B, N, C) in the grid's dtype, differentiable once with respect to grid and points. Raises
 // c10::Error where shapes, dtypes or devices do not fit, and where a second derivative is asked for.
-inline at::Tensor sample_trilinear(const at::Tensor& grid, const at::Tensor& points,
-                                   Padding padding = Padding::kBorder, bool align_corners = true) {
+inline at::Tensor sample_trilinear(const at::Tensor& grid, const at::Tensor& points, Padding padding = Padding::kBorder,
+                                   bool align_corners = true) {
   TORCH_CHECK_VALUE(grid.dim() == 4 || grid.dim() == 5, "grid must be (X, Y, Z, C) or (B, X, Y, Z, C), got shape ",
                     grid.sizes());
   TORCH_CHECK_VALUE(points.dim() == grid.dim() - 2, "points must be ", grid.dim() == 4 ? "(N, 3)" : "(B, N, 3)",
                     " beside a grid of shape ", grid.sizes(), ", got shape ", points.sizes());
   const bool batched = grid.dim() == 5;
-  const at::Tensor sampled = detail::SampleTrilinear::apply(batched ? grid : grid.unsqueeze(0),
-                                                            batched ? points : points.unsqueeze(0),
-                                                            static_cast<int64_t>(padding), align_corners);
+  const at::Tensor sampled =
+      detail::SampleTrilinear::apply(batched ? grid : grid.unsqueeze(0), batched ? points : points.unsqueeze(0),
+                                     static_cast<int64_t>(padding), align_corners);
   return batched ? sampled : sampled.squeeze(0);
 }
 
