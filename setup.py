@@ -17,11 +17,15 @@ HERE = Path(__file__).resolve().parent
 
 
 def load_builder() -> ModuleType:
-    """Imports voxelfield/_build.py by path: importing the package itself would need torch."""
-    spec = importlib.util.spec_from_file_location("voxelfield_build", HERE / "voxelfield" / "_build.py")
+    """Imports voxelfield/_build by path: importing voxelfield would need the dependencies of its ops too."""
+    folder = HERE / "voxelfield" / "_build"
+    spec = importlib.util.spec_from_file_location(
+        "voxelfield_build", folder / "__init__.py", submodule_search_locations=[str(folder)]
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return module
 
@@ -36,9 +40,10 @@ def compiled_parts() -> dict[str, Any]:
         )
         return {}
     builder = load_builder()
+    names, note = builder.choose_modules()
     return {
-        "ext_modules": builder.extensions(builder.module_names(), sources_relative_to=HERE),
-        "cmdclass": {"build_ext": builder.build_command()},
+        "ext_modules": builder.extensions(names, sources_relative_to=HERE),
+        "cmdclass": {"build_ext": builder.build_command(note, terminal=True)},
         "options": {"bdist_wheel": {"py_limited_api": "cp310"}},
     }
 

@@ -1,4 +1,4 @@
-"""Finding, building and loading the compiled modules.
+"""Finding, compiling and loading the extension's modules.
 
 Importing voxelfield does none of it; the first use of an op does.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -28,8 +29,15 @@ _registrations: list[Callable[[], None]] = []
 
 
 def when_loaded(register: Callable[[], None]) -> Callable[[], None]:
-    """Decorates a function that registers fakes and derivatives; it runs once the operators' schemas exist."""
-    _registrations.append(register)
+    """Decorates a function that registers fakes and derivatives, which need the operators' schemas to exist.
+
+    It runs as soon as they do: at once if the CPU module is loaded already.
+    """
+    with _lock:
+        if _build.CPU_MODULE in _loaded:
+            register()
+        else:
+            _registrations.append(register)
     return register
 
 
@@ -45,7 +53,7 @@ def ensure_loaded(device_type: str) -> bool:
 
     Raises:
         NotImplementedError: There are no kernels for this device type.
-        RuntimeError: The kernels could not be compiled or do not fit this torch; the message says why.
+        RuntimeError: The kernels could not be compiled, or none fit this torch and these GPUs; the message says why.
     """
     if device_type == "meta":
         device_type = "cpu"  # shapes come from the fake kernels, which need the schemas only
@@ -53,7 +61,8 @@ def ensure_loaded(device_type: str) -> bool:
         raise NotImplementedError(f"voxelfield has kernels for cpu and cuda tensors, got a tensor on {device_type!r}")
     with _lock:
         _ensure_module(_build.CPU_MODULE)
-        if device_type == "cuda":
+        # Without a visible GPU, "cuda" tensors are fake ones, and the schemas suffice.
+        if device_type == "cuda" and _build.CUDA_MODULE not in _loaded and _capabilities():
             _ensure_module(_build.CUDA_MODULE)
     return True
 
@@ -69,30 +78,31 @@ def _ensure_module(name: str) -> None:
     if name in _failed:
         raise RuntimeError(_failed[name])
     try:
-        path = _find(name) or _build_just_in_time(name)
-        _check_cuda(name, path)
+        path = _find(name) or _compile(name)
         torch.ops.load_library(path)
-    except (RuntimeError, OSError) as error:
+    except (RuntimeError, OSError, ValueError) as error:
         # Ops are called thousands of times: fail the same way at once instead of compiling again.
         _failed[name] = str(error)
         raise
     _loaded[name] = path
     if name == _build.CPU_MODULE:
-        for register in _registrations:
-            register()
+        while _registrations:
+            _registrations.pop(0)()
 
 
 def _folders() -> Iterator[Path]:
-    yield _build.PACKAGE
+    yield _build.package_directory()
     # A clone's own voxelfield/ may shadow an installed package that has binaries: those serve if the sources agree.
     for distribution in importlib.metadata.distributions(name="voxelfield"):
         yield Path(str(distribution.locate_file("voxelfield")))
-    # Last: to ask torch where that is takes longer than all the rest.
-    yield _build.cache_directory()
+    # The cache comes last: asking torch where it is takes longer than all the rest.
+    cache = _build.cache_directory()
+    if cache.is_dir():
+        yield from sorted(folder for folder in cache.iterdir() if folder.is_dir())
 
 
 def _candidates(name: str) -> Iterator[Path]:
-    """Prebuilt modules in the order they are tried: beside this file, in an installed copy, in the build cache."""
+    """Compiled modules in the order they are tried: beside this file, in an installed copy, in the build cache."""
     seen = set()
     for folder in _folders():
         for suffix in (".abi3.so", ".pyd", ".so"):
@@ -103,17 +113,40 @@ def _candidates(name: str) -> Iterator[Path]:
 
 
 def _find(name: str) -> Path | None:
-    digest = _build.source_digest()
-    for path in _candidates(name):
-        stamp = _build.read_stamp(path)
-        if stamp is not None and stamp[0] == digest:
-            return path
-    return None
+    return next((path for path in _candidates(name) if not _misfit(name, path)), None)
 
 
-def _warn_of_unfit(name: str) -> None:
-    for path in _candidates(name):
-        logger.warning("ignoring %s: it was built from other sources than %s", path, _build.source_root())
+def _misfit(name: str, path: Path) -> str:
+    """Says why a module must not be loaded here, in words that follow its path; "" if it fits."""
+    stamp = _build.read_stamp(path)
+    if stamp is None or stamp.digest != _build.source_digest():
+        return f"was compiled from other sources than {_build.source_root()}"
+    if name == _build.CPU_MODULE:
+        return ""
+    if stamp.cuda != _torch_cuda():
+        return f"was compiled by CUDA {stamp.cuda}, but this torch ({torch.__version__}) runs CUDA {_torch_cuda()}"
+    if stamp.variant != _build.requested_variant():
+        return (
+            f"was compiled with {stamp.variant or 'no special macro'}, but NVCC_APPEND_FLAGS asks for "
+            f"{_build.requested_variant() or 'none'}"
+        )
+    unserved = [capability for capability in _capabilities() if not stamp.architectures.run_on(capability)]
+    if unserved:
+        major, minor = unserved[0]
+        return f"was compiled for {stamp.architectures}, but a GPU here has compute capability {major}.{minor}"
+    return ""
+
+
+def _torch_cuda() -> int:
+    return int((torch.version.cuda or "0").split(".")[0])
+
+
+def _capabilities() -> list[tuple[int, int]]:
+    """Returns the compute capabilities of torch's GPUs, leaving out those too old for voxelfield unless all are."""
+    if not torch.cuda.is_available():
+        return []
+    found = [torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())]
+    return [capability for capability in found if capability >= _build.OLDEST] or found
 
 
 def _acquire(lock: FileLock, half: str) -> AcquireReturnProxy:
@@ -124,32 +157,65 @@ def _acquire(lock: FileLock, half: str) -> AcquireReturnProxy:
         return lock.acquire()
 
 
-def _build_just_in_time(name: str) -> Path:
-    directory = _build.cache_directory()
+def _misfits(name: str) -> list[str]:
+    return [f"{path} {reason}" for path in _candidates(name) if (reason := _misfit(name, path))]
+
+
+def _architectures() -> _build.Architectures:
+    """Returns what to compile for, which must serve every GPU here.
+
+    Raises:
+        FileNotFoundError: There is no nvcc.
+        ValueError: ``TORCH_CUDA_ARCH_LIST`` leaves a GPU out, or nvcc compiles for none of them.
+    """
+    architectures = _build.cuda_architectures(_capabilities())
+    for major, minor in _capabilities():
+        if not architectures.run_on((major, minor)):
+            raise ValueError(
+                f"TORCH_CUDA_ARCH_LIST must include this machine's GPUs, got {os.environ['TORCH_CUDA_ARCH_LIST']!r} "
+                f"and a GPU of compute capability {major}.{minor}; add {major}.{minor} to it, or unset it"
+            )
+    return architectures
+
+
+def _compile(name: str) -> Path:
+    """Compiles a module into the build cache, in a process of its own, and returns it."""
     half = "CUDA" if name == _build.CUDA_MODULE else "CPU"
+    environment, target = dict(os.environ), ""
+    misfits = _misfits(name)
+    try:
+        if name == _build.CUDA_MODULE:
+            architectures = _architectures()
+            target = f" for {architectures}"
+            environment["TORCH_CUDA_ARCH_LIST"] = architectures.torch_list()
+        directory = _build.module_directory(name, _capabilities())
+    except (FileNotFoundError, ValueError) as error:
+        raise RuntimeError("\n".join([f"no compiled {half} kernels fit, and {error}", *misfits])) from error
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RuntimeError(
-            f"no prebuilt {half} kernels fit, and the folder to compile them into cannot be made ({error}); set "
+            f"no compiled {half} kernels fit, and the folder to compile them into cannot be made ({error}); set "
             "TORCH_EXTENSIONS_DIR to a folder that can be written"
         ) from error
     # The operating system drops this lock when its holder dies, so that no stale lock can stop a later build.
     with _acquire(FileLock(directory / f"{name}.lock"), half):
         if (ready := _find(name)) is not None:
             return ready
-        _warn_of_unfit(name)
+        for misfit in misfits:
+            logger.warning("voxelfield: ignoring %s", misfit)
         logger.warning(
-            "voxelfield: no prebuilt %s kernels fit; compiling them once into %s (a minute or two)",
+            "voxelfield: no compiled %s kernels fit; compiling them once%s into %s (a minute or two on a few cores)",
             half,
+            target,
             directory,
         )
         started = time.monotonic()
         # The builder sees the packages that this process sees, whatever lies in the working directory.
-        search = [str(_build.PACKAGE.parent), *sys.path]
+        search = [str(_build.package_directory().parent), *sys.path]
         start = f"import sys; sys.path[:] = {search!r}; from voxelfield.build import main; main()"
         command = [sys.executable, "-c", start, "--only", half.lower(), "--out", str(directory)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         ready = _find(name) if done.returncode == 0 else None
         if ready is None:
             # ninja passes the compilers' words on to stdout; stderr ends a traceback with what went wrong in Python.
@@ -157,23 +223,9 @@ def _build_just_in_time(name: str) -> Path:
             raise RuntimeError(
                 f"voxelfield could not compile its {half} kernels (exit status {done.returncode}). The end of the "
                 "compiler's output:\n  "
-                + "\n  ".join(output)
+                + "\n  ".join([*output, *misfits])
                 + f"\nNeeded: {'nvcc (PATH or CUDA_HOME) and ' if half == 'CUDA' else ''}a C++17 compiler (CXX) and "
                 f"ninja. Once that is mended, `{Path(sys.executable).name} -m voxelfield.build` shows the whole build."
             )
         logger.warning("voxelfield: compiled the %s kernels in %.0f s", half, time.monotonic() - started)
         return ready
-
-
-def _check_cuda(name: str, path: Path) -> None:
-    if name != _build.CUDA_MODULE:
-        return
-    stamp = _build.read_stamp(path)
-    ours = stamp[1] if stamp else 0
-    theirs = int((torch.version.cuda or "0").split(".")[0])
-    if ours != theirs:
-        raise RuntimeError(
-            f"{path} was compiled by CUDA {ours}, but this torch ({torch.__version__}) runs CUDA "
-            f"{theirs or 'not at all'}; compile it again with that CUDA's nvcc: "
-            f"`python -m voxelfield.build --only cuda --out {path.parent}`"
-        )

@@ -1,7 +1,7 @@
-"""Command line: compile ahead of time what would otherwise be compiled on first use.
+"""Command line: compiles ahead of time what the first use of an op would compile.
 
-``python -m voxelfield.build`` compiles the CPU half, and the CUDA half where nvcc is found, into the folder in which
-just-in-time builds live; ``--out`` names another, ``--only cpu`` or ``--only cuda`` asks for one half.
+``python -m voxelfield.build`` compiles the CPU half, and the CUDA half where there is nvcc and a GPU, into the folder
+in which builds on first use live. ``--only cpu`` or ``--only cuda`` asks for one half, ``--out`` names another folder.
 """
 
 from __future__ import annotations
@@ -19,13 +19,23 @@ HALVES = {"cpu": _build.CPU_MODULE, "cuda": _build.CUDA_MODULE}
 def main(arguments: list[str] | None = None) -> None:
     """Parses the command line and builds."""
     parser = argparse.ArgumentParser(prog="python -m voxelfield.build", description=__doc__)
-    parser.add_argument("--out", type=Path, help="folder for the modules (default: where just-in-time builds go)")
-    parser.add_argument("--only", choices=sorted(HALVES), help="one half (default: CPU, and CUDA where nvcc is found)")
+    parser.add_argument("--out", type=Path, help="folder for the modules (default: where builds on first use go)")
+    parser.add_argument("--only", choices=sorted(HALVES), help="one half (default: CPU, and CUDA for a visible GPU)")
+    parser.add_argument("--objects", type=Path, help="keep object files here, to recompile only what changed later")
+    parser.add_argument("--werror", action="store_true", help="treat the compilers' warnings as errors")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    names = [HALVES[options.only]] if options.only else _build.module_names()
-    for path in _build.build(names, options.out or _build.cache_directory()):
-        logging.getLogger("voxelfield.build").info("built %s", path)
+    logger = logging.getLogger("voxelfield.build")
+    if options.only:
+        names, note = [HALVES[options.only]], ""
+    else:
+        names, note = _build.choose_modules()
+    if note:
+        logger.warning("voxelfield: %s", note)
+    for name in names:
+        directory = options.out or _build.module_directory(name)
+        for path in _build.build([name], directory, options.objects, options.werror):
+            logger.info("built %s", path)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
-// Every operator of voxelfield, in one page. Kernels register themselves for CPU (cpu/) and CUDA (cuda/); shapes under
-// torch.compile and derivatives are registered in Python (voxelfield/ops/).
+// The schema of every operator of voxelfield. The .cpp and .cu files of each family register the kernels for CPU and
+// CUDA; Python registers shapes for torch.compile and derivatives (voxelfield/ops/).
 #include <torch/csrc/stable/library.h>
-
-#include "module/stamp.h"
 
 STABLE_TORCH_LIBRARY(voxelfield, m) {
   // Limits and layouts that Python must know, in the order of voxelfield/ops/_constants.py.

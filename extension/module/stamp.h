@@ -1,8 +1,9 @@
-// Stamps a module with the digest of the sources it was compiled from, so that a stale binary is recognised unloaded.
+// The stamp of a module: the loader reads it from the unloaded file to tell whether the binary fits the sources and the
+// GPUs at hand. voxelfield/_build/stamps.py writes the translation unit that includes this header, and reads the stamp.
 #pragma once
 
-#ifndef VOXELFIELD_SOURCE_DIGEST
-#error "define VOXELFIELD_SOURCE_DIGEST (voxelfield/_build.py does)"
+#ifndef VOXELFIELD_STAMP
+#error "VOXELFIELD_STAMP is not defined: voxelfield/_build/stamps.py writes the file that includes this header"
 #endif
 
 #define VOXELFIELD_STRING_(x) #x
@@ -14,16 +15,14 @@
 #define VOXELFIELD_KEEP __attribute__((used))
 #endif
 
+// The CUDA half links libcudart, which must be of the CUDA major version that torch brings.
 #if defined(__CUDACC_VER_MAJOR__)
 #define VOXELFIELD_CUDA_MAJOR __CUDACC_VER_MAJOR__
 #else
 #define VOXELFIELD_CUDA_MAJOR 0
 #endif
 
-// The module also says which CUDA it was compiled by: its libcudart must be the one that torch brings (0: none needed).
 extern "C" {
 extern const char voxelfield_stamp[];
-VOXELFIELD_KEEP const char voxelfield_stamp[] =
-    "voxelfield-source-digest:" VOXELFIELD_STRING(VOXELFIELD_SOURCE_DIGEST)  //
-    ";cuda:" VOXELFIELD_STRING(VOXELFIELD_CUDA_MAJOR) ";";
+VOXELFIELD_KEEP const char voxelfield_stamp[] = VOXELFIELD_STAMP "cuda:" VOXELFIELD_STRING(VOXELFIELD_CUDA_MAJOR) ";";
 }

@@ -1,2 +1,0 @@
-// The stamp of _C_cuda; library.cpp has that of _C.
-#include "module/stamp.h"

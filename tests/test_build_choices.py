@@ -1,0 +1,402 @@
+"""Which halves are compiled, for which GPUs, and which binary is taken. Nothing is compiled here."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from build_testing import forge, needs_nvcc, needs_posix, path_without_nvcc
+
+from voxelfield import _build, _library
+from voxelfield._build import Architectures
+
+pytest_plugins = ["build_fixtures"]
+pytestmark = needs_posix
+
+
+# --- which halves, and where the toolkit is -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_toolkit(monkeypatch):
+    for variable in ("CUDA_HOME", "CUDA_PATH", "VOXELFIELD_CUDA"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("PATH", path_without_nvcc())
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Sets the GPUs that the driver seems to show, by compute capability."""
+
+    def show(*capabilities: tuple[int, int]) -> None:
+        monkeypatch.setattr(_build.compiling, "visible_capabilities", lambda: capabilities)
+
+    show()
+    return show
+
+
+@pytest.mark.usefixtures("no_toolkit")
+def test_without_nvcc_the_cpu_half_alone_is_chosen_and_the_note_says_why(gpus):
+    gpus((9, 0))
+    names, note = _build.choose_modules()
+    assert names == ["_C"]
+    assert "no nvcc" in note
+    assert "only the CPU half" in note
+
+
+def toolkit(root: Path, says: str = "") -> Path:
+    """Makes a folder that looks like a CUDA toolkit's, as far as a search for one looks."""
+    nvcc = root / "bin" / "nvcc"
+    nvcc.parent.mkdir(parents=True)
+    nvcc.write_text(f"#!/bin/sh\n{says}\n")
+    nvcc.chmod(0o755)
+    return root
+
+
+@pytest.mark.usefixtures("no_toolkit")
+def test_with_a_toolkit_and_a_gpu_both_halves_are_chosen_unless_cuda_is_forbidden(monkeypatch, tmp_path, gpus):
+    monkeypatch.setenv("CUDA_HOME", str(toolkit(tmp_path / "toolkit")))
+    gpus((8, 6))
+    assert _build.choose_modules() == (["_C", "_C_cuda"], "")
+    monkeypatch.setenv("VOXELFIELD_CUDA", "0")
+    names, note = _build.choose_modules()
+    assert names == ["_C"]
+    assert "VOXELFIELD_CUDA=0" in note
+
+
+@pytest.mark.usefixtures("no_toolkit")
+def test_without_a_gpu_the_cuda_half_waits_for_one_unless_it_is_demanded(monkeypatch, tmp_path, gpus):
+    monkeypatch.setenv("CUDA_HOME", str(toolkit(tmp_path / "toolkit")))
+    gpus()
+    names, note = _build.choose_modules()
+    assert names == ["_C"]
+    for words in ("no GPU is visible", "on first use on a machine with a GPU", "now with VOXELFIELD_CUDA=1"):
+        assert words in note
+    monkeypatch.setenv("VOXELFIELD_CUDA", "1")
+    assert _build.choose_modules() == (["_C", "_C_cuda"], "")
+
+
+@pytest.mark.usefixtures("no_toolkit")
+def test_cuda_demanded_without_a_toolkit_is_an_error(monkeypatch):
+    monkeypatch.setenv("VOXELFIELD_CUDA", "1")
+    with pytest.raises(FileNotFoundError, match=r"VOXELFIELD_CUDA=1 but no nvcc.*PATH.*CUDA_HOME"):
+        _build.choose_modules()
+
+
+@pytest.mark.usefixtures("no_toolkit")
+@pytest.mark.parametrize("variable", ["CUDA_HOME", "CUDA_PATH"])
+def test_a_variable_that_names_no_toolkit_is_passed_over(monkeypatch, tmp_path, caplog, variable, gpus):
+    gone = tmp_path / "gone"
+    gpus((9, 0))
+    monkeypatch.setenv(variable, str(gone))
+    with caplog.at_level(logging.WARNING, logger="voxelfield.build"):
+        assert _build.choose_modules()[0] == ["_C"]
+    assert f"ignoring {variable}={gone}: there is no bin/nvcc in it" in caplog.text
+    # One on the PATH is found all the same.
+    there = toolkit(tmp_path / "toolkit", f"echo '#$ TOP={tmp_path}/toolkit' >&2")
+    monkeypatch.setenv("PATH", f"{there / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    assert _build.find_cuda_home() == there
+    assert _build.choose_modules()[0] == ["_C", "_C_cuda"]
+
+
+def test_another_wish_than_0_or_1_is_an_error(monkeypatch):
+    monkeypatch.setenv("VOXELFIELD_CUDA", "yes")
+    with pytest.raises(ValueError, match="must be 0, 1 or unset, got 'yes'"):
+        _build.choose_modules()
+
+
+@pytest.mark.usefixtures("no_toolkit")
+def test_the_toolkit_is_where_nvcc_says_even_if_nvcc_is_a_wrapper(monkeypatch, tmp_path):
+    assert _build.find_cuda_home() is None
+    own = toolkit(tmp_path / "toolkit")
+    wrapper = toolkit(tmp_path / "tools", f"echo '#$ _SPACE_= ' >&2\necho '#$ TOP={own}/bin/..' >&2")
+    monkeypatch.setenv("PATH", f"{wrapper / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    assert _build.find_cuda_home() == own
+    for variable in ("CUDA_PATH", "CUDA_HOME"):
+        monkeypatch.setenv(variable, str(toolkit(tmp_path / variable)))
+        assert _build.find_cuda_home() == tmp_path / variable
+
+
+@needs_nvcc
+def test_the_toolkit_found_holds_nvcc_and_its_headers():
+    home = _build.find_cuda_home()
+    assert (home / "bin" / "nvcc").is_file()
+    assert (home / "include" / "cuda_runtime.h").is_file()
+
+
+# --- stamps ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_digest_follows_the_sources_and_nothing_else(clone, tmp_path, monkeypatch):
+    shutil.copytree(clone / "extension", tmp_path / "extension")
+    monkeypatch.setattr(_build.sources, "_PACKAGE", tmp_path / "voxelfield")
+    before = _build.source_digest()
+    (tmp_path / "extension" / "notes.txt").write_text("no source")
+    assert _build.source_digest() == before
+    header = tmp_path / "extension" / "stencil" / "trilinear.h"
+    header.write_text(header.read_text() + "\n")
+    assert _build.source_digest() != before
+
+
+def test_missing_sources_are_an_error_that_names_both_places(tmp_path, monkeypatch):
+    monkeypatch.setattr(_build.sources, "_PACKAGE", tmp_path / "site" / "voxelfield")
+    with pytest.raises(FileNotFoundError, match="reinstall voxelfield") as caught:
+        _build.source_root()
+    assert str(tmp_path / "site" / "voxelfield" / "extension") in str(caught.value)
+    assert str(tmp_path / "site" / "extension") in str(caught.value)
+
+
+def test_a_stamp_is_read_without_loading(tmp_path):
+    module = forge(tmp_path / "_C_cuda.abi3.so", "0123456789abcdef", 13, "75,90a", "120", "VOXELFIELD_X=1")
+    architectures = Architectures(("75", "90a"), ("120",))
+    assert _build.read_stamp(module) == ("0123456789abcdef", architectures, "VOXELFIELD_X=1", 13)
+    assert _build.read_stamp(forge(tmp_path / "_C.abi3.so", "0123456789abcdef")) == (
+        "0123456789abcdef",
+        Architectures(),
+        "",
+        0,
+    )
+    (tmp_path / "other.so").write_bytes(b"\x7fELF" + bytes(64))
+    assert _build.read_stamp(tmp_path / "other.so") is None
+
+
+@pytest.mark.parametrize(
+    ("variables", "variant"),
+    [
+        ({}, ""),
+        ({"NVCC_APPEND_FLAGS": "-lineinfo -DOTHER -O1"}, ""),
+        (
+            {"NVCC_APPEND_FLAGS": "-DVOXELFIELD_B=2 -lineinfo", "NVCC_PREPEND_FLAGS": "-DVOXELFIELD_A"},
+            "VOXELFIELD_A,VOXELFIELD_B=2",
+        ),
+    ],
+)
+def test_a_variant_is_the_macros_of_voxelfield_that_the_environment_defines(monkeypatch, variables, variant):
+    for name in ("NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert _build.requested_variant() == variant
+
+
+@pytest.mark.usefixtures("packaged")
+def test_stale_and_foreign_modules_are_passed_over(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    folder = _build.module_directory("_C")
+    forge(folder / "_C.abi3.so", "0123456789abcdef")
+    (folder / "_C.so").write_bytes(b"\x7fELF" + bytes(64))
+    assert _library._find("_C") is None
+    for misfit, name in zip(_library._misfits("_C"), ("_C.abi3.so", "_C.so"), strict=True):
+        assert misfit.startswith(f"{folder / name} was compiled from other sources than ")
+    fitting = forge(folder / "_C.abi3.so", _build.source_digest())
+    assert _library._find("_C") == fitting
+
+
+# --- GPU architectures ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("sm", "ptx", "runs", "fails"),
+    [
+        (("86",), (), [(8, 6), (8, 9)], [(7, 5), (8, 0), (9, 0), (12, 0)]),
+        (("80", "90"), ("90",), [(8, 0), (8, 9), (9, 0), (10, 0), (12, 0)], [(7, 5)]),
+        ((), ("75",), [(7, 5), (8, 6), (12, 1)], [(7, 0)]),
+        (("120",), (), [(12, 0), (12, 1)], [(10, 0)]),
+        (("90a",), ("90a",), [(9, 0)], [(8, 9), (10, 0)]),
+        ((), (), [], [(9, 0)]),
+    ],
+)
+def test_a_binary_runs_on_the_gpus_that_cuda_promises(sm, ptx, runs, fails):
+    architectures = Architectures(sm, ptx)
+    assert all(architectures.run_on(capability) for capability in runs)
+    assert not any(architectures.run_on(capability) for capability in fails)
+
+
+@pytest.mark.parametrize(
+    ("text", "sm", "ptx"),
+    [
+        ("9.0", ("90",), ()),
+        ("7.5;8.6+PTX", ("75", "86"), ("86",)),
+        ("12.0+PTX 8.0", ("80", "120"), ("120",)),
+        ("8.0, 9.0a", ("80", "90a"), ()),
+    ],
+)
+def test_torchs_list_is_parsed_and_written(monkeypatch, text, sm, ptx):
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", text)
+    chosen = _build.architectures_for([(7, 5)], set())
+    assert chosen == Architectures(sm, ptx)
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", chosen.torch_list())
+    assert _build.architectures_for([], set()) == chosen
+
+
+def test_another_list_is_an_error_that_shows_one(monkeypatch):
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0;Hopper")
+    with pytest.raises(ValueError, match=r"must list compute capabilities such as '8.6;9.0\+PTX', got 'Hopper'"):
+        _build.architectures_for([], {"80"})
+
+
+NVCC_13 = {"75", "80", "86", "87", "88", "89", "90", "100", "103", "110", "120", "121"}
+
+
+@pytest.mark.parametrize(
+    ("capabilities", "known", "sm", "ptx"),
+    [
+        ([], NVCC_13, ("75", "80", "86", "90", "100", "120"), ("120",)),
+        ([], {"70", "75", "80", "86", "89", "90"}, ("75", "80", "86", "90"), ("90",)),
+        ([(8, 9)], NVCC_13, ("89",), ("89",)),
+        ([(9, 0), (8, 6), (9, 0)], NVCC_13, ("86", "90"), ("90",)),
+        ([(12, 0)], {"80", "90"}, (), ("90",)),  # newer than nvcc: the driver compiles the newest PTX
+        ([(6, 1), (8, 6)], NVCC_13, ("86",), ("86",)),  # an old card beside one that serves
+    ],
+)
+def test_without_a_list_the_gpus_decide_and_without_gpus_the_common_ones(monkeypatch, capabilities, known, sm, ptx):
+    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
+    chosen = _build.architectures_for(capabilities, known)
+    assert chosen == Architectures(sm, ptx)
+    assert all(chosen.run_on(capability) for capability in capabilities if capability >= _build.OLDEST)
+
+
+def test_a_gpu_too_old_for_voxelfield_is_an_error(monkeypatch):
+    monkeypatch.delenv("TORCH_CUDA_ARCH_LIST", raising=False)
+    with pytest.raises(ValueError, match=r"compute capability 7.5 or later, got 6.1"):
+        _build.architectures_for([(6, 1)], NVCC_13)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_driver_shows_the_same_gpus_as_torch():
+    seen = [torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())]
+    assert list(_build.visible_capabilities()) == seen
+
+
+# --- which CUDA module is taken -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def machine(packaged, tmp_path, monkeypatch):
+    """A machine with a torch for CUDA 13 and an nvcc that compiles nothing; returns a function that sets its GPUs."""
+    nvcc = """case "$1" in
+--version) echo "Cuda compilation tools, release 13.0, V13.0.88" ;;
+--list-gpu-arch) echo compute_80; echo compute_86; echo compute_90 ;;
+*) exit 1 ;;
+esac"""
+    monkeypatch.setenv("CUDA_HOME", str(toolkit(tmp_path / "toolkit", nvcc)))
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "cache"))
+    for name in ("TORCH_CUDA_ARCH_LIST", "NVCC_APPEND_FLAGS", "NVCC_PREPEND_FLAGS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(_library, "_loaded", {"_C": Path("already")})
+
+    def show(*capabilities: tuple[int, int]) -> None:
+        monkeypatch.setattr(_library, "_capabilities", lambda: list(capabilities))
+
+    return show
+
+
+def test_two_machines_on_one_home_each_take_and_build_their_own(machine):
+    digest = _build.source_digest()
+    machine((8, 6))
+    first = _build.module_directory("_C_cuda", [(8, 6)])
+    ada = forge(first / "_C_cuda.abi3.so", digest, 13, "86", "86")
+    assert _library._find("_C_cuda") == ada
+    machine((8, 0))
+    assert _library._find("_C_cuda") is None
+    (misfit,) = _library._misfits("_C_cuda")
+    assert misfit == (
+        f"{ada} was compiled for compute capability 8.6 and PTX of 8.6, but a GPU here has compute capability 8.0"
+    )
+    second = _build.module_directory("_C_cuda", [(8, 0)])
+    assert second != first
+    ampere = forge(second / "_C_cuda.abi3.so", digest, 13, "80", "80")
+    assert _library._find("_C_cuda") == ampere
+    machine((8, 6), (8, 0))
+    assert _library._find("_C_cuda") == ampere, "machine code for 8.0 runs on 8.6"
+
+
+def test_a_module_must_serve_every_gpu_of_the_machine(machine):
+    machine((9, 0), (8, 0))
+    forge(_build.module_directory("_C_cuda", [(9, 0)]) / "_C_cuda.abi3.so", _build.source_digest(), 13, "90", "90")
+    assert _library._find("_C_cuda") is None
+
+
+@pytest.mark.parametrize(
+    ("stamp", "reason"),
+    [
+        ({"cuda": 12, "sm": "90"}, r"was compiled by CUDA 12, but this torch \(.*\) runs CUDA 13"),
+        ({"cuda": 13, "sm": "80,86"}, "compute capability 8.0, 8.6, but a GPU here has compute capability 9.0"),
+        (
+            {"cuda": 13, "sm": "90", "variant": "VOXELFIELD_SCALAR_ATOMICS"},
+            "was compiled with VOXELFIELD_SCALAR_ATOMICS, but NVCC_APPEND_FLAGS asks for none",
+        ),
+    ],
+)
+def test_a_prebuilt_module_that_fits_not_is_rebuilt_or_the_error_says_why(
+    machine, clone, installed, monkeypatch, caplog, stamp, reason
+):
+    machine((9, 0))
+    monkeypatch.setattr(_build.sources, "_PACKAGE", installed / "voxelfield")
+    wheel = forge(installed / "voxelfield" / "_C_cuda.abi3.so", _build.source_digest(), **stamp)
+    for _ in range(2):  # nothing is compiled a second time
+        with (
+            caplog.at_level(logging.WARNING, logger="voxelfield"),
+            pytest.raises(RuntimeError, match="could not compile its CUDA kernels") as caught,
+        ):
+            _library.ensure_loaded("cuda")
+        assert str(wheel) in str(caught.value)
+        assert re.search(reason, str(caught.value))
+    warnings = [record.getMessage() for record in caplog.records]
+    assert len(warnings) == 2
+    assert warnings[0].startswith(f"voxelfield: ignoring {wheel} was compiled")
+    assert "compiling them once for compute capability 9.0 and PTX of 9.0 into " in warnings[1]
+    assert "_C_cuda" not in _library.loaded_modules()
+
+
+def test_without_nvcc_the_error_names_it_and_the_prebuilt_module_that_lacks_the_gpu(machine, monkeypatch, installed):
+    machine((9, 0))
+    monkeypatch.delenv("CUDA_HOME")
+    monkeypatch.setenv("PATH", path_without_nvcc())
+    monkeypatch.setattr(_build.sources, "_PACKAGE", installed / "voxelfield")
+    wheel = forge(installed / "voxelfield" / "_C_cuda.abi3.so", _build.source_digest(), 13, "80")
+    with pytest.raises(RuntimeError, match="needs nvcc: put it on the PATH or set CUDA_HOME") as caught:
+        _library.ensure_loaded("cuda")
+    assert f"{wheel} was compiled for compute capability 8.0, but a GPU here" in str(caught.value)
+
+
+def test_a_list_that_leaves_out_a_gpu_is_an_error_before_anything_is_compiled(machine, monkeypatch, caplog):
+    machine((9, 0))
+    monkeypatch.setenv("TORCH_CUDA_ARCH_LIST", "8.0;8.6")
+    with pytest.raises(RuntimeError, match=r"must include this machine's GPUs, got '8.0;8.6' and .*; add 9.0"):
+        _library.ensure_loaded("cuda")
+    assert not caplog.records
+
+
+def test_without_a_visible_gpu_fake_cuda_tensors_need_the_schemas_only(machine):
+    machine()
+    assert _library.ensure_loaded("cuda")
+    assert "_C_cuda" not in _library.loaded_modules()
+
+
+# --- loading --------------------------------------------------------------------------------------------------------
+
+
+def test_registrations_wait_for_the_schemas_and_run_at_once_after_them(monkeypatch):
+    calls = []
+    monkeypatch.setattr(_library, "_registrations", [])
+    monkeypatch.setattr(_library, "_loaded", {})
+    _library.when_loaded(lambda: calls.append("before"))
+    assert calls == []
+    monkeypatch.setattr(_library, "_find", lambda name: Path("module"))
+    monkeypatch.setattr(torch.ops, "load_library", lambda path: None)
+    _library.ensure_loaded("cpu")
+    assert calls == ["before"]
+    _library.when_loaded(lambda: calls.append("after"))
+    assert calls == ["before", "after"]
+
+
+def test_a_device_without_kernels_is_named():
+    with pytest.raises(NotImplementedError, match="kernels for cpu and cuda tensors, got a tensor on 'xpu'"):
+        _library.ensure_loaded("xpu")

@@ -1,0 +1,126 @@
+"""Wheels and source archives: what they hold, and that what they hold works."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+import shutil
+import subprocess
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+import setuptools
+from build_testing import (
+    NO_COMPILER,
+    REPO,
+    USE,
+    assert_nothing_was_built,
+    digest_of,
+    environment,
+    loaded_from,
+    needs_posix,
+    run_python,
+    succeeded,
+)
+
+from voxelfield import _build
+
+pytest_plugins = ["build_fixtures"]
+pytestmark = needs_posix
+
+
+def packed_sources(project: Path) -> set[str]:
+    """Every file of the package as an install must hold it, binaries aside."""
+    package = {
+        path.relative_to(project).as_posix()
+        for path in (project / "voxelfield").rglob("*")
+        if path.suffix in {".py", ".json", ".typed"}
+    }
+    sources = {
+        f"voxelfield/{path.relative_to(project).as_posix()}"
+        for path in (project / "extension").rglob("*")
+        if path.is_file()
+    }
+    assert {"voxelfield/py.typed", "voxelfield/datasets/manifests/lego.json"} <= package
+    return package | sources
+
+
+def content_of(wheel: Path) -> set[str]:
+    with zipfile.ZipFile(wheel) as archive:
+        return {name for name in archive.namelist() if ".dist-info/" not in name and not name.endswith("/")}
+
+
+@pytest.fixture
+def project(clone, tmp_path):
+    """The marked clone with all that packaging needs, to be written to."""
+    root = tmp_path / "project"
+    shutil.copytree(clone, root)
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(REPO / name, root)
+    return root
+
+
+@pytest.fixture
+def isolated(tmp_path):
+    """An environment in which setuptools can be imported and torch cannot, as under build isolation."""
+    library = tmp_path / "isolated"
+    library.mkdir()
+    packages = Path(setuptools.__file__).parents[1]
+    metadata = packages / f"setuptools-{importlib.metadata.version('setuptools')}.dist-info"
+    for entry in (packages / "setuptools", packages / "_distutils_hack", metadata):
+        (library / entry.name).symlink_to(entry)
+    return {**environment(library, tmp_path / "cache"), "PYTHONNOUSERSITE": "1"}
+
+
+def test_a_wheel_built_in_isolation_holds_the_sources_and_no_binary(project, isolated, tmp_path):
+    code = f"from setuptools import build_meta; print('wheel', build_meta.build_wheel({str(tmp_path)!r}))"
+    done = succeeded(run_python("-S", "-c", code, cwd=project, env=isolated))
+    assert "torch is not importable in this build" in done.stderr
+    assert "on first use" in done.stderr
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    assert content_of(wheel) == packed_sources(project)
+
+
+def test_a_source_archive_holds_all_that_a_build_needs(project, isolated, tmp_path):
+    code = f"from setuptools import build_meta; build_meta.build_sdist({str(tmp_path)!r})"
+    succeeded(run_python("-S", "-c", code, cwd=project, env=isolated))
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as files:
+        names = {name.partition("/")[2] for name in files.getnames()}
+    packed = {name.replace("voxelfield/extension/", "extension/") for name in packed_sources(project)}
+    assert packed | {"setup.py", "pyproject.toml", "README.md", "LICENSE"} <= names
+
+
+@pytest.mark.slow
+def test_a_wheel_built_beside_torch_carries_every_half_that_can_be_compiled(project, tmp_path):
+    names = ["_C", "_C_cuda"] if _build.find_cuda_home() else ["_C"]
+    wish = {"VOXELFIELD_CUDA": "1", "TORCH_CUDA_ARCH_LIST": "9.0"} if "_C_cuda" in names else {}
+    env = environment(tmp_path, tmp_path / "cache", **wish)
+    options = ["--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(tmp_path)]
+    succeeded(run_python("-m", "pip", "wheel", *options, str(project), cwd=tmp_path, env=env))
+    (wheel,) = tmp_path.glob("*.whl")
+    assert re.search(r"-cp310-abi3-\w+\.whl$", wheel.name)
+    halves = {f"voxelfield/{name}.abi3.so" for name in names}
+    assert content_of(wheel) == packed_sources(project) | halves
+
+    site = tmp_path / "unpacked"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    assert digest_of(site / "voxelfield" / "extension") == digest_of(project / "extension")
+    done = run_python("-c", USE, cwd=tmp_path, env=environment(site, tmp_path / "cache", CXX=NO_COMPILER))
+    assert loaded_from(done) == site / "voxelfield" / "_C.abi3.so"
+    assert_nothing_was_built(done)
+
+    cuda = site / "voxelfield" / "_C_cuda.abi3.so"
+    if cuda.is_file():
+        stamp = _build.read_stamp(cuda)
+        assert stamp.digest == digest_of(project / "extension")
+        assert stamp.architectures == _build.Architectures(("90",), ())
+        assert stamp.cuda >= 12
+        needed = subprocess.run(["readelf", "-d", str(cuda)], capture_output=True, text=True, check=True)
+        # libtorch brings libtorch_cuda along, which holds the stream symbol; the linker must not drop it.
+        assert "Shared library: [libtorch.so]" in needed.stdout
+        assert "libtorch_python" not in needed.stdout

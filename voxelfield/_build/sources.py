@@ -1,0 +1,43 @@
+"""Where the extension's sources are, and the digest that tells one state of them from another."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+CPU_MODULE = "_C"
+CUDA_MODULE = "_C_cuda"
+
+_PACKAGE = Path(__file__).resolve().parents[1]
+_SUFFIXES = {".h", ".cpp", ".cu", ".cuh"}
+
+
+def package_directory() -> Path:
+    """Returns the folder of the ``voxelfield`` package, in which prebuilt modules lie."""
+    return _PACKAGE
+
+
+def source_root() -> Path:
+    """Returns the folder of the extension's C++ and CUDA sources, in a clone or in an installed copy.
+
+    Raises:
+        FileNotFoundError: Neither place has them.
+    """
+    package = package_directory()
+    for root in (package / "extension", package.parent / "extension"):
+        if (root / "module" / "library.cpp").is_file():
+            return root
+    raise FileNotFoundError(
+        f"the extension's sources are neither in {package / 'extension'} nor in {package.parent / 'extension'}; "
+        "reinstall voxelfield"
+    )
+
+
+def source_digest() -> str:
+    """Returns a digest of the extension's sources; every module is stamped with the one it was compiled from."""
+    root = source_root()
+    digest = hashlib.sha256()
+    for path in sorted(p for p in root.rglob("*") if p.suffix in _SUFFIXES):
+        digest.update(path.relative_to(root).as_posix().encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
