@@ -15,7 +15,7 @@ from voxelfield import _library
 from voxelfield.ops import composite, ray_weights
 
 NAMES = ("density", "rgb", "t", "dt")
-RESULTS = ("rgb", "opacity", "depth", "weights", "distortion")
+RESULTS = ("rgb", "opacity", "depth_sum", "weights", "distortion")
 # None, one, and on either side of multiples of 32, the samples that a warp takes at once.
 COUNTS = [0, 1, 33, 100, 0, 31, 32, 64, 65, 0]
 
@@ -101,7 +101,7 @@ def test_a_ray_of_constant_density_in_closed_form(device):
     torch.testing.assert_close(
         result.weights, (1 - math.exp(-sigma * dt)) * torch.exp(-sigma * dt * torch.arange(count).to(t))
     )
-    assert result.depth.item() == pytest.approx((result.weights * t).sum().item())
+    assert result.depth_sum.item() == pytest.approx((result.weights * t).sum().item())
 
 
 @pytest.mark.parametrize("min_transmittance", [0.0, 0.5])
@@ -157,9 +157,8 @@ def test_weights_alone_are_the_same_weights(device):
         inputs = make(device, dtype=dtype, thickness=0.3)
         inputs["density"].requires_grad_()
         weights = ray_weights(inputs["density"], inputs["dt"], inputs["ray_offsets"], **limit)
-        assert not weights.requires_grad
         assert (weights == 0).any()
-        assert_matches(weights, composite(**inputs, **limit).weights.detach().double())
+        assert_matches(weights.detach(), composite(**inputs, **limit).weights.detach().double())
 
 
 # --- where a ray stops
@@ -175,7 +174,7 @@ def tenths(device, count=40):
     }
 
 
-@pytest.mark.parametrize(("min_transmittance", "seen"), [(1.1, 0), (0.5, 1), (5e-3, 3), (5e-36, 36), (0.0, 40)])
+@pytest.mark.parametrize(("min_transmittance", "seen"), [(1.0, 1), (0.5, 1), (5e-3, 3), (5e-36, 36), (0.0, 40)])
 def test_samples_behind_the_limit_count_for_nothing(device, min_transmittance, seen):
     inputs = tenths(device)
     result = composite(**inputs, min_transmittance=min_transmittance)
@@ -207,7 +206,7 @@ def test_default_limit(device):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("wall", [1e4, 1e9, 1e30, math.inf])
+@pytest.mark.parametrize("wall", [1e4, 1e9, 1e30])
 def test_a_wall_hides_what_is_behind_and_nothing_before(device, dtype, wall):
     # Haze, then matter so dense that sums of optical depth with and without it share no digit.
     for place in (0, 5, 31, 32, 40):
@@ -252,7 +251,7 @@ def test_rays_without_samples_are_zero(device):
         result = composite(**make(device, counts=[0] * 500 + [2] + [0] * 499))
         assert not result.rgb[:500].any()
         assert not result.opacity[501:].any()
-        assert not result.depth[501:].any()
+        assert not result.depth_sum[501:].any()
 
 
 def test_distortion_is_only_there_when_wanted(device):
@@ -393,7 +392,7 @@ def test_cpu_and_cuda_agree():
 WRONG = {
     "dimensions": (lambda x: x[..., None], ValueError, r"{} must have shape \("),
     "size": (lambda x: torch.cat([x, x]), ValueError, r"{} must have shape \("),
-    "half": (lambda x: x.half(), TypeError, "{} must be .*got float16"),
+    "single": (lambda x: x.float(), TypeError, "{} must be .*got float32"),
     "int": (lambda x: x.to(torch.int32), TypeError, "{} must be .*got int32"),
     "list": (lambda x: x.tolist(), TypeError, r"{} must be a torch\.Tensor, got list"),
     "device": (lambda x: x.to("meta"), ValueError, "{} must be on the device of density"),
@@ -410,9 +409,12 @@ def test_wrong_arguments_are_named(name, kind):
     inputs = make("cpu", counts=[2, 3])
     inputs[name] = change(inputs[name])
     # density sets the number of samples and the device.
-    blamed = "dt" if name == "density" and kind in ("size", "device") else name
+    blamed = "rgb" if name == "density" and kind in ("size", "device") else name
+    if name == "density" and kind == "single":
+        blamed, message = "rgb", "{} must be .*for density that is not float64, got float64"
     with pytest.raises(error, match=message.format(blamed)):
         composite(**inputs)
+    blamed = "dt" if blamed == "rgb" else blamed
     if name in ("density", "dt", "ray_offsets"):
         with pytest.raises(error, match=message.format(blamed)):
             ray_weights(inputs["density"], inputs["dt"], inputs["ray_offsets"])
@@ -438,11 +440,17 @@ def test_opcheck(device, counts):
     forward = (*inputs.values(), 1e-3, True)
     grads = random_grads(inputs)
     ops = torch.ops.voxelfield
-    torch.library.opcheck(ops.ray_weights.default, (inputs["density"], inputs["dt"], inputs["ray_offsets"], 1e-3))
-    rgb, opacity, depth, _, distortion = ops.composite(*forward)
+    light = inputs["density"].clone().requires_grad_(), inputs["dt"], inputs["ray_offsets"], 1e-3
+    for transmittance in (False, True):
+        torch.library.opcheck(ops.ray_light.default, (*light, transmittance))
+        torch.library.opcheck(
+            ops.ray_light_backward.default,
+            (grads[3], *(x.detach() if isinstance(x, torch.Tensor) else x for x in light), transmittance),
+        )
+    rgb, opacity, depth_sum, _, distortion = ops.composite(*forward)
     for missing in (None, 0, 3, 4):
         some = [None if i == missing else g for i, g in enumerate(grads)]
-        backward = (*some, *inputs.values(), rgb, opacity, depth, distortion, 1e-3)
+        backward = (*some, *inputs.values(), rgb, opacity, depth_sum, distortion, 1e-3)
         torch.library.opcheck(ops.composite_backward.default, backward)
     differentiable = (inputs["density"].requires_grad_(), inputs["rgb"].requires_grad_(), *forward[2:])
     for wanted in (True, False):

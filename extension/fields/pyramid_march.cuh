@@ -3,13 +3,12 @@
 // cores; a ray that is dark ends there, so that next to nothing behind it is evaluated, and its threads take another.
 #pragma once
 
-#include "common/warp.cuh"
 #include "fields/field_network.cuh"
 #include "fields/pyramid.cuh"
 #include "fields/unit_ray.h"
 #include "rays/cells_view.h"
 #include "rays/pinhole.h"
-#include "volume/composite.h"
+#include "volume/keep_rule.cuh"
 
 namespace voxelfield {
 
@@ -83,22 +82,6 @@ struct RayTeam {
   }
 };
 
-// Sums over the samples of a team: of those before one's own, and of all.
-template <int Lanes>
-struct TeamSum {
-  float before = 0.0f, total;
-
-  __device__ __forceinline__ TeamSum(float value, const RayTeam<Lanes>& team) : total(value) {
-    if constexpr (Lanes > 1) {
-      const float through = group_inclusive_sum<Lanes>(value, team.seat);
-      // Not `through - value`: beside a dense sample that difference has lost what came before it.
-      const float above = __shfl_up_sync(kFullWarp, through, 1, Lanes);
-      if (team.seat > 0) before = above;
-      total = __shfl_sync(kFullWarp, through, team.first + Lanes - 1);
-    }
-  }
-};
-
 // Hands out the numbers of rays, [0, count), to the teams of a warp, which takes `Batch` at a time from all.
 template <int Batch, int Lanes>
 class RaySupply {
@@ -157,7 +140,8 @@ __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, unsigne
   UnitRay unit(view, scene.pyramid.aabb);
   int own = -1;
   bool walking = false;
-  float depth_of_all = 0.0f, depth_of_kept = 0.0f;
+  const KeepRule<float> rule{scene.min_transmittance, scene.min_weight};
+  KeptLight<float> light(rule);
   typename Rays::Result result{};
   for (;;) {
     unsigned idle = __ballot_sync(kFullWarp, !walking);
@@ -177,7 +161,7 @@ __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, unsigne
         if (walking) {
           walk = Walk(scene.cells, view);
           unit = UnitRay(view, scene.pyramid.aabb);
-          depth_of_all = depth_of_kept = 0.0f;
+          light = KeptLight<float>(rule);
         }
       }
       idle = __ballot_sync(kFullWarp, !walking);
@@ -208,15 +192,11 @@ __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, unsigne
     __syncwarp();
     const Panel<2> panel = last_two_layers<Width, Eights>(load_rows<2>(features, 0), hidden, last);
     const float raw = first_column(panel);
-    const float thickness = found ? scene.density_of(raw) * scene.step : 0.0f, opacity = opacity_of(thickness);
-    const TeamSum<kLanes> of_all(thickness, team);
-    const float transmittance = transmittance_at(depth_of_all + of_all.before);
-    sample.kept = found && !(transmittance < scene.min_transmittance) && transmittance * opacity > scene.min_weight;
-    const TeamSum<kLanes> of_kept(sample.kept ? thickness : 0.0f, team);
-    if (sample.kept) sample.weight = transmittance_at(depth_of_kept + of_kept.before) * opacity;
-    depth_of_all += of_all.total;
-    depth_of_kept += of_kept.total;
-    if (transmittance_at(depth_of_all) < scene.min_transmittance) walking = false;
+    const JudgedSample<float> judged =
+        light.judge(absorption_of_density(scene.density_of(raw), scene.step), found, TeamScanner<kLanes>{team.seat});
+    sample.kept = judged.kept;
+    sample.weight = judged.weight;
+    if (light.stopped()) walking = false;
     if (!visit(sample, panel, own, ray.direction, result, team)) walking = false;
     __syncwarp();
   }

@@ -31,7 +31,9 @@ struct ListedRays {
             view.offset};
   }
 
-  __device__ __forceinline__ void store(int64_t index, const RenderedRay& result) const { out.store(index, result); }
+  __device__ __forceinline__ void store(int64_t index, const RayTotals<float>& totals) const {
+    out.store(index, totals);
+  }
 };
 
 // The rays of an image: a warp renders a tile of pixels, whose rays stay close together.
@@ -58,8 +60,8 @@ struct ImageRays {
     return camera(pixel - y * camera.width, y);
   }
 
-  __device__ __forceinline__ void store(int64_t index, const RenderedRay& result) const {
-    out.store_over(background, index, result);
+  __device__ __forceinline__ void store(int64_t index, const RayTotals<float>& totals) const {
+    out.store_pixel(background, index, totals);
   }
 };
 

@@ -3,8 +3,8 @@
 // each. So the threads of a warp stay busy however few of its rays are inside the object.
 #pragma once
 
-#include "common/warp.cuh"
 #include "fields/sh_field.h"
+#include "volume/keep_rule.cuh"
 
 namespace voxelfield {
 
@@ -56,25 +56,6 @@ struct WarpSeat {
     staged = reinterpret_cast<StagedSample*>(shared) + warp * kWarp;
     basis = reinterpret_cast<float*>(reinterpret_cast<StagedSample*>(shared) + kRenderThreads) +
             warp * (kWarp / plan.ray_lanes) * plan.row;
-  }
-};
-
-// Sums over the threads of one ray: inclusive of this thread's value, and over all of them.
-struct RaySum {
-  float through;
-  float before;
-  float total;
-
-  __device__ __forceinline__ RaySum(float value, const WarpSeat& seat, int ray_lanes) {
-    through = value;
-    for (int step = 1; step < ray_lanes; step *= 2) {
-      const float below = __shfl_up_sync(kFullWarp, through, step);
-      if (seat.ray_seat >= step) through += below;
-    }
-    // Not `through - value`: beside a dense sample that difference has lost what came before it.
-    const float above = __shfl_up_sync(kFullWarp, through, 1);
-    before = seat.ray_seat > 0 ? above : 0.0f;
-    total = __shfl_sync(kFullWarp, through, seat.lane | (ray_lanes - 1));
   }
 };
 
@@ -192,7 +173,8 @@ __device__ __forceinline__ void walk_rays(const RenderScene<scalar_t>& scene, co
   __syncwarp();
   SampleWalk walk(scene.cells, ray);
   const UnitRay unit(ray, scene.grid.aabb);
-  float depth_of_all = 0.0f, depth_of_kept = 0.0f;
+  KeptLight<float> light(scene.rule);
+  const SizedTeamScanner scan{seat.ray_seat, plan.ray_lanes};
   while (__any_sync(kFullWarp, walking)) {
     WalkedSample sample{};
     bool found = false;
@@ -205,23 +187,17 @@ __device__ __forceinline__ void walk_rays(const RenderScene<scalar_t>& scene, co
       }
     }
     Stencil<float, int32_t> stencil;
-    float thickness = 0.0f;
+    Absorption<float> absorption{0.0f, 0.0f};
     if (found) {
       stencil = unit.at(sample.t, scene.grid.locator);
       sample.raw = raw_density(scene.grid, stencil);
-      thickness = scene.grid.density_of(sample.raw) * scene.step;
+      absorption = absorption_of_density(scene.grid.density_of(sample.raw), scene.step);
     }
-    const RaySum of_all(thickness, seat, plan.ray_lanes);
-    const float transmittance = transmittance_at(depth_of_all + of_all.before), opacity = opacity_of(thickness);
-    sample.kept = found && !(transmittance < scene.min_transmittance) && transmittance * opacity > scene.min_weight;
-    const RaySum of_kept(sample.kept ? thickness : 0.0f, seat, plan.ray_lanes);
-    if (sample.kept) {
-      sample.transmittance = transmittance_at(depth_of_kept + of_kept.before);
-      sample.weight = sample.transmittance * opacity;
-    }
-    depth_of_all += of_all.total;
-    depth_of_kept += of_kept.total;
-    if (transmittance_at(depth_of_all) < scene.min_transmittance) walking = false;
+    const JudgedSample<float> judged = light.judge(absorption, found, scan);
+    sample.kept = judged.kept;
+    sample.transmittance = judged.transmittance;
+    sample.weight = judged.weight;
+    if (light.stopped()) walking = false;
 
     const unsigned kept = __ballot_sync(kFullWarp, sample.kept);
     if (kept == 0) continue;

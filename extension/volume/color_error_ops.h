@@ -15,7 +15,7 @@ struct ColorErrors {
   const T* truth;            // (pixels, 3)
   const T* weights;          // (rows,), if rows are samples
   const int64_t* ray_index;  // (rows,), likewise
-  const int64_t* taken;      // one number, that of the rays that count; null: all
+  const int64_t* rays_kept;      // one number, that of the rays that count; null: all
   int64_t rows;
   int64_t pixels;
   int64_t rays_per_pixel;
@@ -23,8 +23,8 @@ struct ColorErrors {
 
   VOXELFIELD_HOST_DEVICE int64_t rays() const {
     const int64_t all = pixels * rays_per_pixel;
-    if (taken == nullptr) return all;
-    return *taken < 0 ? 0 : (*taken < all ? *taken : all);
+    if (rays_kept == nullptr) return all;
+    return *rays_kept < 0 ? 0 : (*rays_kept < all ? *rays_kept : all);
   }
 
   // A pixel of which only some rays count does not. Samples of rays that do not count weigh nothing.
@@ -75,10 +75,10 @@ template <typename Backend>
 struct ColorErrorOps {
   static Tensor color_error(const Tensor& colors, const Tensor& truth, const std::optional<Tensor>& weights,
                             const std::optional<Tensor>& ray_index, int64_t rays_per_pixel,
-                            const std::optional<Tensor>& taken) {
-    check(colors, truth, weights, ray_index, rays_per_pixel, taken);
+                            const std::optional<Tensor>& rays_kept) {
+    check(colors, truth, weights, ray_index, rays_per_pixel, rays_kept);
     const typename Backend::Guard guard(colors);
-    const Inputs in{colors, truth, weights, ray_index, rays_per_pixel, taken};
+    const Inputs in{colors, truth, weights, ray_index, rays_per_pixel, rays_kept};
     Tensor partial = new_empty(colors, {Backend::parts(colors.size(0))}, colors.scalar_type());
     Tensor error = new_empty(colors, {}, colors.scalar_type());
     dispatch(colors, [&](auto zero) {
@@ -90,11 +90,11 @@ struct ColorErrorOps {
 
   static Tensor color_error_backward(const Tensor& grad, const Tensor& colors, const Tensor& truth,
                                      const std::optional<Tensor>& weights, const std::optional<Tensor>& ray_index,
-                                     int64_t rays_per_pixel, const std::optional<Tensor>& taken) {
-    check(colors, truth, weights, ray_index, rays_per_pixel, taken);
+                                     int64_t rays_per_pixel, const std::optional<Tensor>& rays_kept) {
+    check(colors, truth, weights, ray_index, rays_per_pixel, rays_kept);
     check_tensor("grad", grad, {}, colors.scalar_type(), colors);
     const typename Backend::Guard guard(colors);
-    const Inputs in{colors, truth, weights, ray_index, rays_per_pixel, taken};
+    const Inputs in{colors, truth, weights, ray_index, rays_per_pixel, rays_kept};
     Tensor grad_colors = new_empty(colors, {colors.size(0), 3}, colors.scalar_type());
     if (colors.size(0) > 0) {
       dispatch(colors, [&](auto zero) {
@@ -109,7 +109,7 @@ struct ColorErrorOps {
  private:
   static void check(const Tensor& colors, const Tensor& truth, const std::optional<Tensor>& weights,
                     const std::optional<Tensor>& ray_index, int64_t rays_per_pixel,
-                    const std::optional<Tensor>& taken) {
+                    const std::optional<Tensor>& rays_kept) {
     check_tensor("colors", colors, {kAny, 3}, opmath_type(colors), colors);
     check_tensor("truth", truth, {weights.has_value() ? kAny : colors.size(0), 3}, colors.scalar_type(), colors);
     STD_TORCH_CHECK(weights.has_value() == ray_index.has_value(), "weights and ray_index must be given together");
@@ -119,21 +119,21 @@ struct ColorErrorOps {
     }
     STD_TORCH_CHECK(rays_per_pixel > 0 && truth.size(0) <= INT64_MAX / rays_per_pixel,
                     "rays_per_pixel must be at least 1 and fit 64 bits times the pixels, got ", rays_per_pixel);
-    if (taken.has_value()) check_tensor("taken", *taken, {}, ScalarType::Long, colors);
+    if (rays_kept.has_value()) check_tensor("rays_kept", *rays_kept, {}, ScalarType::Long, colors);
   }
 
   struct Inputs {
     Tensor colors, truth;
-    std::optional<Tensor> weights, ray_index, taken;
+    std::optional<Tensor> weights, ray_index, rays_kept;
     int64_t rays_per_pixel;
 
     Inputs(const Tensor& colors, const Tensor& truth, const std::optional<Tensor>& weights,
-           const std::optional<Tensor>& ray_index, int64_t rays_per_pixel, const std::optional<Tensor>& taken)
+           const std::optional<Tensor>& ray_index, int64_t rays_per_pixel, const std::optional<Tensor>& rays_kept)
         : colors(as_contiguous(colors)),
           truth(as_contiguous(truth)),
           weights(as_contiguous(weights)),
           ray_index(as_contiguous(ray_index)),
-          taken(taken),
+          rays_kept(rays_kept),
           rays_per_pixel(rays_per_pixel) {}
 
     template <typename T>
@@ -142,7 +142,7 @@ struct ColorErrorOps {
               truth.const_data_ptr<T>(),
               data_or_null<T>(weights),
               data_or_null<int64_t>(ray_index),
-              data_or_null<int64_t>(taken),
+              data_or_null<int64_t>(rays_kept),
               colors.size(0),
               truth.size(0),
               rays_per_pixel,

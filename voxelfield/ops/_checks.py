@@ -71,6 +71,12 @@ def check_step(step: float) -> None:
         raise ValueError(f"step must be a positive, finite distance, got {step}")
 
 
+def check_fraction(name: str, value: float) -> None:
+    """Raises unless a number lies in [0, 1]."""
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name} must lie in [0, 1], got {value}")
+
+
 def check_points(points: object, shape: tuple[int | str, ...], source_name: str, source: Tensor) -> None:
     """Raises unless ``points`` has a shape, the device of ``source`` and the coordinate dtype that it asks for."""
     check_tensor("points", points, shape, f" for {source_name} of shape {tuple(source.shape)}")

@@ -323,6 +323,14 @@ def last_derivative(op: str, refusal: str) -> type[Function]:
         def backward(ctx: Any, *grads: Tensor) -> None:
             raise NotImplementedError(refusal)
 
+        @staticmethod
+        def jvp(ctx: Any, *tangents: MaybeTensor) -> None:
+            raise NotImplementedError(refusal)
+
+        @staticmethod
+        def vmap(*_: object) -> None:
+            raise NotImplementedError(f"{op} cannot be mapped by torch.vmap")
+
     return LastDerivative
 
 

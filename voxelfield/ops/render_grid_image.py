@@ -12,8 +12,10 @@ from torch.nn import functional as F
 from voxelfield import _library
 from voxelfield.ops._checks import check_same_device, check_tensor
 from voxelfield.ops._images import RenderedImage, check_camera, empty_image
+from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.marching import OccupancyBits
 from voxelfield.ops.render_grid import GRID_DTYPES, cells_to_walk, check_numbers, check_scene
+from voxelfield.ops.selection import MIN_WEIGHT
 
 _ROW_BYTES = 16  # that one thread reads at once
 
@@ -81,8 +83,8 @@ def render_grid_image(
     step: float,
     density_scale: float,
     density_shift: float,
-    min_transmittance: float = 1e-4,
-    min_weight: float = 1e-4,
+    min_transmittance: float = MIN_TRANSMITTANCE,
+    min_weight: float = MIN_WEIGHT,
 ) -> RenderedImage:
     """Renders the image of a pinhole camera in one kernel, rays included, without gradient.
 
@@ -95,7 +97,7 @@ def render_grid_image(
         width: Of the image, in pixels.
         height: Of the image, in pixels.
         background: (3,) float32 colour behind the scene.
-        occupied: As for :func:`render_grid`; clearances are fastest.
+        occupied: As for :func:`render_grid`; empty distances are fastest.
         aabb_occupancy: (2, 3) float32, lower and upper corner.
         field: The field, see :meth:`ShDisplayGrid.pack`. All tensors are on one device.
         step: Distance between samples, world units.
@@ -105,8 +107,9 @@ def render_grid_image(
         min_weight: As for :func:`render_grid`.
 
     Returns:
-        rgb (height, width, 3) over the background, opacity (height, width) and the mean depth (height, width) of what
-        is there, in world units along the ray; float32. Nothing waits for the device.
+        rgb (height, width, 3) over the background, opacity (height, width) and depth (height, width), the
+        opacity-weighted mean distance in world units along the ray, 0 where there is nothing; float32. Does not
+        synchronise with the device.
 
     Raises:
         TypeError: An argument is no tensor, or has the wrong dtype.

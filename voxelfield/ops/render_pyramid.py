@@ -20,12 +20,12 @@ from voxelfield.ops._pyramid_field import (
     geometry_at,
 )
 from voxelfield.ops.append_view import MAX_DEGREE, append_view
-from voxelfield.ops.compositing import composite
+from voxelfield.ops.compositing import MIN_TRANSMITTANCE, composite
 from voxelfield.ops.marching import OccupancyBits, march_rays
 from voxelfield.ops.mlp import mlp
 from voxelfield.ops.pixel_rays import pixel_rays
 from voxelfield.ops.render_grid import cells_to_walk, check_numbers
-from voxelfield.ops.selection import select_samples
+from voxelfield.ops.selection import MIN_WEIGHT, select_samples
 
 _COLORS = 3
 MAX_COLOR_LAYERS = 4
@@ -49,8 +49,8 @@ def render_pyramid_image(
     step: float,
     density_initial: float,
     view_degree: int,
-    min_transmittance: float = 1e-4,
-    min_weight: float = 1e-3,
+    min_transmittance: float = MIN_TRANSMITTANCE,
+    min_weight: float = MIN_WEIGHT,
 ) -> RenderedImage:
     r"""Renders the image of a pinhole camera, on CUDA in one kernel, rays included, without gradient.
 
@@ -68,7 +68,7 @@ def render_pyramid_image(
         width: Of the image, in pixels.
         height: Of the image, in pixels.
         background: (3,) float32 colour behind the scene.
-        occupied: As for :func:`render_grid`; clearances are fastest.
+        occupied: As for :func:`render_grid`; empty distances are fastest.
         aabb_occupancy: (2, 3) float32, lower and upper corner.
         levels: As for :func:`march_visible`.
         aabb: (2, 3) float32.
@@ -169,7 +169,7 @@ def _register() -> None:
             geometry = geometry_at(seen.positions, levels, aabb, density_weights)
             inputs, raw = append_view(geometry, rays.directions, seen.ray_index, view_degree)
             logits = mlp(inputs, [weight.to(inputs.dtype) for weight in color_weights])
-            rgb, opacity, depth, *_ = composite(
+            rgb, opacity, depth_sum, *_ = composite(
                 density_of(raw, density_initial),
                 torch.sigmoid(logits.float()),
                 seen.t,
@@ -177,6 +177,6 @@ def _register() -> None:
                 seen.ray_offsets,
                 min_transmittance=min_transmittance,
             )
-            parts.append((rgb + (1 - opacity)[:, None] * background, opacity, depth / opacity.clamp(min=1e-6)))
+            parts.append((rgb + (1 - opacity)[:, None] * background, opacity, depth_sum / opacity.clamp(min=1e-6)))
         rgb, opacity, depth = (torch.cat(each) for each in zip(*parts, strict=True))
         return rgb.view(height, width, _COLORS), opacity.view(height, width), depth.view(height, width)

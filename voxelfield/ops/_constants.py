@@ -1,0 +1,35 @@
+"""Inputs in which an op has no derivative: no gradient may seem to reach them, and no tangent be lost silently."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.autograd import forward_ad
+
+
+def hold_constant(op: str, **inputs: Tensor) -> tuple[Tensor, ...]:
+    """Returns inputs detached, so that results do not require a gradient on their account.
+
+    Args:
+        op: Name of the op.
+        inputs: By name.
+
+    Raises:
+        NotImplementedError: An input carries a tangent of forward-mode differentiation.
+    """
+    # In torch.func too: its forward mode enters a level of torch.autograd.forward_ad.
+    if forward_ad._current_level >= 0:
+        for name, x in inputs.items():
+            if forward_ad.unpack_dual(x).tangent is not None:
+                raise NotImplementedError(
+                    f"{op} has no derivative in {name}, which must carry no tangent: pass {name}.detach()"
+                )
+    return tuple(x.detach() if x.requires_grad else x for x in inputs.values())
+
+
+def refuse_vmap(op: str, remedy: str) -> staticmethod[..., None]:
+    """Returns the ``vmap`` of an autograd Function whose op cannot be mapped: it raises, naming the op."""
+
+    def vmap(*_: object) -> None:
+        raise NotImplementedError(f"{op} cannot be mapped by torch.vmap: {remedy}")
+
+    return staticmethod(vmap)
