@@ -154,8 +154,8 @@ def march(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Tests every lattice position of every ray: positions (M, 3), t (M,), ray_index (M,), ray_offsets (R + 1,).
 
-    Only positions inside the box count. Ours tells cells apart in float32: compare where no position lies within rounding
-    of a cell's face, or of ``far``.
+    Only positions inside the box count. Ours tells cells apart in float32: compare where no position lies within
+    rounding of a cell's face, or of ``far``.
     """
     cells = origins.new_tensor(occupied.shape)
     positions, distances, ray_index, ray_offsets = [], [], [], [0]

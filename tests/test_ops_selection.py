@@ -110,9 +110,8 @@ def test_a_density_that_is_not_finite_hides_nothing_and_is_hidden_by_a_wall(devi
         density = torch.zeros(64, device=device)
         density[5], density[place] = 1e4, math.nan
         ones = torch.ones_like(density)
-        packed = select_samples(
-            density, ones[:, None].expand(64, 3), ones.cumsum(0) - 1, ones, torch.tensor([0, 64], device=device)
-        )
+        t, offsets = ones.cumsum(0) - 1, torch.tensor([0, 64], device=device)
+        packed = select_samples(density, ones[:, None].expand(64, 3), t, ones, offsets)
         assert packed.t.tolist() == kept
 
 

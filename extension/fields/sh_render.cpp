@@ -1,6 +1,6 @@
 // Rendering a voxel field of spherical harmonics on the CPU: rays in parallel, the samples of a ray in order. The
-// gradient goes into the grid in layers along x, every other one in parallel, so that threads never meet at a vertex
-// and any number of them gives the same sums.
+// gradient is summed into the grid layer by layer along x. Every other layer runs in parallel, so that no two threads
+// write to the same vertex, and the number of threads does not change the sums.
 #include <vector>
 
 #include "common/backend.h"
@@ -12,7 +12,7 @@ namespace voxelfield {
 namespace {
 
 constexpr int64_t kRaysPerTask = 64;
-constexpr int kMostChannels = 1 + 3 * kMaxShBasis;
+constexpr int kMaxChannels = 1 + 3 * kMaxShBasis;
 
 template <typename scalar_t>
 VOXELFIELD_HOST_DEVICE float raw_density(const ShGridView<scalar_t>& grid, const Stencil<float, int32_t>& s) {
@@ -26,7 +26,7 @@ template <typename scalar_t>
 VOXELFIELD_HOST_DEVICE void shade(const ShGridView<scalar_t>& grid, const Stencil<float, int32_t>& s,
                                   const float* basis, float* rgb) {
   const int used = grid.used_channels(), size = grid.basis_size();
-  float feature[kMostChannels] = {};
+  float feature[kMaxChannels] = {};
   for (int k = 0; k < kCorners && !s.empty; ++k) {
     const scalar_t* row = grid.rows + s.offset(k) * grid.channels;
     const float weight = s.value(k);
@@ -123,7 +123,7 @@ VOXELFIELD_MULTIVERSION void find_contributions(const RenderScene<scalar_t>& sce
   }
 }
 
-// The contributions by the layer of their lower vertices along x, in the order of the rays.
+// Contributions sorted by the layer of their lower vertices along x; within a layer they keep the order of the rays.
 class Layers {
  public:
   Layers(const std::vector<std::vector<Contribution>>& parts, int64_t layers) : first_(layers + 1, 0) {
@@ -154,7 +154,7 @@ VOXELFIELD_MULTIVERSION void scatter_layer(const ShGridView<scalar_t>& grid, con
   const int used = grid.used_channels(), size = grid.basis_size();
   for (int64_t i = layers.begin(layer); i < layers.end(layer); ++i) {
     const Contribution& one = layers[i];
-    float basis[kMaxShBasis], value[kMostChannels];
+    float basis[kMaxShBasis], value[kMaxChannels];
     spherical_harmonics(rays[one.ray].direction, grid.degree, basis);
     value[0] = one.gradient.raw;
     for (int color = 0; color < 3; ++color) {
@@ -192,7 +192,7 @@ struct Cpu : CpuBackend {
       find_contributions(scene, rays, begin, end, gradients, results, parts[begin / kRaysPerTask]);
     });
     const Layers layers(parts, scene.grid.locator.resolution[0]);
-    // A layer's samples touch it and the next one.
+    // The samples of a layer write to it and to the next one.
     for (int64_t parity = 0; parity < 2; ++parity) {
       for_each_task((layers.count() - parity + 1) / 2, [&](int64_t task, int64_t /*thread*/) {
         scatter_layer(scene.grid, rays, layers, 2 * task + parity, grad_rows);

@@ -5,10 +5,11 @@
 namespace voxelfield {
 namespace {
 
-// Threads that share a ray shorten the way through its samples, one after the other, but each of them walks all of it.
-// That pays while there are too few rays to keep the device busy, and a little for the longest rays of an image.
+// Threads that share a ray take its samples in turn, which shortens its longest chain of work, but each of them walks
+// the whole ray. That pays while there are too few rays to keep the device busy, and a little for the longest rays of
+// an image.
 constexpr int64_t kEnoughThreads = 1 << 16;
-constexpr int kMostRayLanes = 8;
+constexpr int kMaxRayLanes = 8;
 constexpr int kImageRayLanes = 2;
 
 // Rays from memory.
@@ -67,7 +68,7 @@ struct ImageRays {
 
 int ray_lanes_for(int64_t rays) {
   int lanes = 1;
-  while (lanes < kMostRayLanes && 2 * lanes * rays <= kEnoughThreads) lanes *= 2;
+  while (lanes < kMaxRayLanes && 2 * lanes * rays <= kEnoughThreads) lanes *= 2;
   return lanes;
 }
 

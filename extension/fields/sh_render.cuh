@@ -6,7 +6,7 @@
 
 namespace voxelfield {
 
-// Batches for training are too small to fill the device anyway.
+// Blocks on a multiprocessor. A training batch is too small to fill the device, so that more would not help.
 constexpr int kListedBlocks = 4;
 
 __device__ __forceinline__ float sum_over_ray(float value, int ray_lanes) {
@@ -14,8 +14,8 @@ __device__ __forceinline__ float sum_over_ray(float value, int ray_lanes) {
   return value;
 }
 
-// `Rays` says which ray a thread of a warp works on, takes its result, and knows how many blocks it wants on a
-// multiprocessor: more of them hide memory's latency, fewer leave each thread more registers.
+// `Rays` maps the threads of a warp to rays, stores the results, and sets the number of blocks on a multiprocessor:
+// more of them hide the latency of memory, fewer leave more registers to each thread.
 template <int Width, typename scalar_t, typename Rays>
 __global__ void __launch_bounds__(kRenderThreads, Rays::kBlocks)
     render_kernel(const __grid_constant__ RenderScene<scalar_t> scene, const __grid_constant__ Rays rays,

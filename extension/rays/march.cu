@@ -1,4 +1,4 @@
-// Ray marching on CUDA: a thread walks a ray, or a segment of one where there are few rays.
+// Ray marching on CUDA: each thread walks a ray, or a segment of one where there are few rays.
 #include "common/backend.cuh"
 #include "rays/march_ops.h"
 #include "rays/pack_rays.cuh"
@@ -38,7 +38,7 @@ struct Cuda : CudaBackend {
       count_kernel<threads.value><<<static_cast<unsigned>(parts.parts()), threads.value, 0, stream()>>>(
           rays, parts, counts, step_ranges, sums);
     };
-    // As many threads as a part has segments, while that is not too many to keep the device evenly busy.
+    // As many threads as a part has segments, up to 256: larger blocks would leave the device unevenly busy.
     if (parts.length() <= 64) {
       launch(std::integral_constant<int, 64>{});
     } else if (parts.length() <= 128) {

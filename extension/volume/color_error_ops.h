@@ -8,14 +8,14 @@
 
 namespace voxelfield {
 
-// Colours and what they should be: of pixels, or of the samples along pixels' rays, which have weights.
+// Colours and the true ones: of pixels, or of the samples along pixels' rays, which have weights.
 template <typename T>
 struct ColorErrors {
   const T* colors;           // (rows, 3)
   const T* truth;            // (pixels, 3)
-  const T* weights;          // (rows,), if rows are samples
-  const int64_t* ray_index;  // (rows,), likewise
-  const int64_t* rays_kept;      // one number, that of the rays that count; null: all
+  const T* weights;          // (rows,) if rows are samples, else null
+  const int64_t* ray_index;  // (rows,) likewise
+  const int64_t* rays_kept;  // one number, the rays that count; null for all
   int64_t rows;
   int64_t pixels;
   int64_t rays_per_pixel;
@@ -27,24 +27,24 @@ struct ColorErrors {
     return *rays_kept < 0 ? 0 : (*rays_kept < all ? *rays_kept : all);
   }
 
-  // A pixel of which only some rays count does not. Samples of rays that do not count weigh nothing.
+  // A pixel counts only if all of its rays do. Samples of rays that do not count have weight zero.
   VOXELFIELD_HOST_DEVICE int64_t counted_rows() const { return of_samples ? rows : rays() / rays_per_pixel; }
 
-  // What a sum of weighted squared errors is multiplied by: means are over pixels and channels, or over rays.
+  // The factor on a sum of weighted squared errors: means are over pixels and channels, or over rays.
   VOXELFIELD_HOST_DEVICE T scale() const {
     const int64_t count = of_samples ? rays() : 3 * (rays() / rays_per_pixel);
     return T(1) / static_cast<T>(count > 0 ? count : 1);
   }
 
-  // Returns the weight of a row, and how far its colour is off. A row whose index is that of no ray weighs nothing.
-  VOXELFIELD_HOST_DEVICE T off(int64_t row, T (&difference)[3]) const {
+  // Returns the weight of a row, and the error of its colour. A row whose index is that of no ray has weight zero.
+  VOXELFIELD_HOST_DEVICE T error(int64_t row, T (&difference)[3]) const {
     T weight = 1;
     int64_t pixel = row;
     if (of_samples) {
       weight = weights[row];
       const int64_t ray = ray_index[row];
       if (ray < 0 || ray >= pixels * rays_per_pixel) weight = 0;
-      // Half as long a division.
+      // A 32-bit division takes half as long.
       pixel = pixels * rays_per_pixel <= UINT32_MAX && rays_per_pixel <= UINT32_MAX
                   ? static_cast<uint32_t>(ray) / static_cast<uint32_t>(rays_per_pixel)
                   : ray / rays_per_pixel;
@@ -58,14 +58,14 @@ struct ColorErrors {
 
   VOXELFIELD_HOST_DEVICE T weighted_square(int64_t row) const {
     T d[3];
-    const T weight = off(row, d);
+    const T weight = error(row, d);
     return weight * (d[0] * d[0] + d[1] * d[1] + d[2] * d[2]);
   }
 
-  // `factor` is that of all rows.
+  // `factor` is common to all rows.
   VOXELFIELD_HOST_DEVICE void write_gradient(int64_t row, int64_t counted, T factor, T* grad_colors) const {
     T d[3] = {0, 0, 0};
-    const T slope = row < counted ? factor * off(row, d) : T(0);
+    const T slope = row < counted ? factor * error(row, d) : T(0);
     VOXELFIELD_UNROLL
     for (int c = 0; c < 3; ++c) grad_colors[3 * row + c] = slope * d[c];
   }

@@ -1,4 +1,4 @@
-// Sample selection on CUDA: a group of threads judges a ray's samples.
+// Sample selection on CUDA: a group of threads judges the samples of a ray.
 #include "common/backend.cuh"
 #include "rays/pack_rays.cuh"
 #include "volume/select_ops.h"
