@@ -179,7 +179,7 @@ CALLS = {
                 levels=levels,
                 aabb=aabb,
                 density_weights=weights,
-                color_weights=[torch.randn(8, 17), torch.randn(3, 8)],
+                color_weights=[torch.ones(8, 17) / 9, torch.ones(3, 8) / 9],
                 step=0.1,
                 density_initial=1.0,
                 view_degree=0,
@@ -206,7 +206,7 @@ NAMES = {
     "sample_color_error": "colou?r.error|errors of colours",
 }
 ARGUMENTS = [(op, name) for op, (inputs, _) in CALLS.items() for name in inputs()]
-every_argument = pytest.mark.parametrize(("op", "argument"), ARGUMENTS, ids="-".join)
+every_argument = pytest.mark.parametrize(("op", "argument"), ARGUMENTS, ids=[f"{op}-{name}" for op, name in ARGUMENTS])
 every_op = pytest.mark.parametrize("op", CALLS)
 
 
@@ -234,7 +234,8 @@ def refused(op, attempt):
     try:
         return False, attempt()
     except (NotImplementedError, RuntimeError) as error:
-        assert names_the_op(error, op), error
+        if not names_the_op(error, op):
+            raise
         return True, None
 
 
@@ -292,8 +293,9 @@ def test_gradients(op, argument):
     if x.dtype != torch.float64:
         (grad,) = torch.autograd.grad(results[0].sum(), x, create_graph=True)
         assert grad.any()
-        was_refused, _ = refused(op, lambda: torch.autograd.grad(grad.sum(), x))
-        assert was_refused or op == "append_view"
+        if grad.requires_grad:  # not that of a linear op
+            was_refused, _ = refused(op, lambda: torch.autograd.grad(grad.sum(), x))
+            assert was_refused
         return
     assert torch.autograd.gradcheck(lambda x: tuple(function(x)), x)
     was_refused, right = refused(op, lambda: torch.autograd.gradgradcheck(lambda x: tuple(function(x)), x))

@@ -17,6 +17,7 @@ from voxelfield.ops._checks import (
     check_tensor,
     coordinate_dtype,
 )
+from voxelfield.ops._constants import hold_constant, refuse_jvp, refuse_vmap
 from voxelfield.ops._derivatives import below_autograd, last_derivative, register_autograd
 
 MAX_DEGREE = 3  # kMaxShDegree of extension/volume/spherical_harmonics.h
@@ -58,6 +59,7 @@ def append_view(geometry: Tensor, directions: Tensor, ray_index: Tensor, degree:
     rays = directions.shape[0]
     check_index("ray_index", ray_index, max(rays, 1), f"for {rays} directions")
     _library.ensure_loaded(geometry.device.type)
+    (directions,) = hold_constant("append_view", directions=directions)
     if torch.compiler.is_compiling():
         inputs, raw = torch.ops.voxelfield.append_view.default(geometry, directions, ray_index, degree)
     else:
@@ -79,6 +81,9 @@ class _AppendView(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         return _AppendViewBackward.apply(*grads, ctx.geometry_size), None, None, None
+
+    jvp = refuse_jvp("append_view")
+    vmap = refuse_vmap("append_view", "call it once with the rows of all calls")
 
 
 _AppendViewBackward = last_derivative(

@@ -10,6 +10,7 @@ from torch.autograd import Function
 
 from voxelfield import _library
 from voxelfield.ops._checks import check_at_least_one, check_dtype, check_index, check_same_device, check_tensor
+from voxelfield.ops._constants import hold_constant, refuse_jvp, refuse_vmap
 from voxelfield.ops._derivatives import MaybeTensor, below_autograd, last_derivative, register_autograd
 
 
@@ -37,6 +38,7 @@ def pixel_color_error(
     """
     _check("pixels", pixels, truth, rays_per_pixel, rays_kept)
     check_tensor("truth", truth, (pixels.shape[0], 3), " as pixels has rows")
+    (truth,) = hold_constant("pixel_color_error", truth=truth)
     return _error(pixels, truth, None, None, rays_per_pixel, rays_kept)
 
 
@@ -78,6 +80,7 @@ def sample_color_error(
         check_tensor(name, value, (sample_rgb.shape[0],), " as sample_rgb has rows")
         check_dtype(name, value, (dtype,))
         check_same_device(name, value, "sample_rgb", sample_rgb)
+    weights, truth = hold_constant("sample_color_error", weights=weights, truth=truth)
     rays = truth.shape[0] * rays_per_pixel
     check_index("ray_index", ray_index, rays, f"for {truth.shape[0]} pixels of {rays_per_pixel} rays")
     return _error(sample_rgb, truth, weights, ray_index, rays_per_pixel, rays_kept)
@@ -122,6 +125,9 @@ class _ColorError(Function):
         if ctx.needs_input_grad[0]:
             d_colors = _ColorErrorBackward.apply(grad, *tensors, ctx.rays_per_pixel, rays_kept)
         return d_colors, None, None, None, None, None
+
+    jvp = refuse_jvp("pixel_color_error and sample_color_error")
+    vmap = refuse_vmap("pixel_color_error and sample_color_error", "call them once with all colours")
 
 
 _ColorErrorBackward = last_derivative(

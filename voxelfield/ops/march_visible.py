@@ -10,6 +10,7 @@ from torch import Tensor
 
 from voxelfield import _library
 from voxelfield.ops._checks import check_at_least_one, check_float32, check_rays
+from voxelfield.ops._constants import hold_constant
 from voxelfield.ops._packing import PackedSamples, check_capacity, empty_samples, parts_of, sums_of_parts
 from voxelfield.ops._pyramid_field import bits_of, check_pyramid_field, density_of, geometry_at
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
@@ -83,6 +84,10 @@ def march_visible(
     check_numbers(step, 0.0, min_transmittance, min_weight)
     check_at_least_one("most", most)
     check_capacity(capacity)
+    rays = {"origins": origins, "directions": directions, "near": near, "far": far, "offset": offset}
+    hold_constant("march_visible", **rays, aabb=aabb, aabb_occupancy=aabb_occupancy)
+    for name, several in (("levels", levels), ("density_weights", density_weights)):
+        hold_constant("march_visible", **{f"{name}[{i}]": x for i, x in enumerate(several)})
     _library.ensure_loaded(origins.device.type)
     slots, counts, sums = torch.ops.voxelfield.march_to_slots(
         origins,

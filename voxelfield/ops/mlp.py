@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from voxelfield import _library
 from voxelfield.ops._checks import FLOATING, check_dtype, check_same_device, check_tensor
+from voxelfield.ops._constants import refuse_jvp, refuse_vmap
 from voxelfield.ops._derivatives import MaybeTensor, below_autograd, register_autograd
 
 MAX_WIDTH = 128
@@ -111,6 +112,9 @@ class _MLP(Function):
         grad_input, *sums = _MLPBackward.apply(grad, input, count, *weights)
         return grad_input, None, *(s.to(w.dtype) for s, w in zip(sums, weights, strict=True))
 
+    jvp = refuse_jvp("mlp")
+    vmap = refuse_vmap("mlp", "call it once with the rows of all calls")
+
 
 class _MLPBackward(Function):
     """The gradients of :class:`_MLP` in ``input`` and ``weights``, applied to ``(grad, input, count, *weights)``."""
@@ -128,6 +132,9 @@ class _MLPBackward(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> None:
         raise NotImplementedError("mlp is differentiable once; a second derivative was asked for")
+
+    jvp = refuse_jvp("mlp")
+    vmap = refuse_vmap("mlp", "call it once with the rows of all calls")
 
 
 def _run_layers(input: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:

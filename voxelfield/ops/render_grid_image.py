@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from voxelfield import _library
 from voxelfield.ops._checks import check_same_device, check_tensor
+from voxelfield.ops._constants import hold_constant
 from voxelfield.ops._images import RenderedImage, check_camera, empty_image
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.marching import OccupancyBits
@@ -114,11 +115,15 @@ def render_grid_image(
     Raises:
         TypeError: An argument is no tensor, or has the wrong dtype.
         ValueError: An argument has the wrong shape or device, or a number is out of range.
+        NotImplementedError: An argument carries a tangent of forward-mode differentiation.
     """
     check_camera(c2w, intrinsics, width, height, background)
     cells = cells_to_walk(occupied, "c2w", c2w)
     check_scene(aabb_occupancy, field.features, field.aabb, field.density, field.degree, "c2w", c2w)
     check_numbers(step, density_scale, min_transmittance, min_weight)
+    features, density, box = field.features, field.density, field.aabb
+    hold_constant("render_grid_image", features=features, density=density, aabb=box, aabb_occupancy=aabb_occupancy)
+    hold_constant("render_grid_image", c2w=c2w, intrinsics=intrinsics, background=background)
     _library.ensure_loaded(c2w.device.type)
     return RenderedImage(
         *torch.ops.voxelfield.render_grid_image(
@@ -129,9 +134,9 @@ def render_grid_image(
             background,
             *cells,
             aabb_occupancy,
-            field.features,
-            field.density,
-            field.aabb,
+            features,
+            density,
+            box,
             step,
             field.degree,
             density_scale,

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from voxelfield import _library
 from voxelfield.ops._checks import check_float32, check_tensor
+from voxelfield.ops._constants import hold_constant
 from voxelfield.ops._images import RenderedImage, check_camera, empty_image
 from voxelfield.ops._pyramid_field import (
     MAX_GEOMETRY,
@@ -106,6 +107,10 @@ def render_pyramid_image(
         last = weights[-1]
         check_tensor(f"{name}[{len(weights) - 1}]", last, (outputs, last.shape[1]))
     check_numbers(step, 0.0, min_transmittance, min_weight)
+    hold_constant("render_pyramid_image", c2w=c2w, intrinsics=intrinsics, background=background)
+    hold_constant("render_pyramid_image", aabb=aabb, aabb_occupancy=aabb_occupancy)
+    for name, several in (("levels", levels), ("density_weights", density_weights), ("color_weights", color_weights)):
+        hold_constant("render_pyramid_image", **{f"{name}[{i}]": x for i, x in enumerate(several)})
     _library.ensure_loaded(c2w.device.type)
     return RenderedImage(
         *torch.ops.voxelfield.render_pyramid_image(
