@@ -444,3 +444,41 @@ def test_a_message_says_what_was_expected_and_what_came(device, kernels):
         kernels.ray_light(density, dt[:3].double(), offsets, 0.0, False)
     with pytest.raises(RuntimeError, match=r"ray_offsets must have R \+ 1 entries, at least one, got none"):
         kernels.ray_light(density, dt, offsets[:0], 0.0, False)
+
+
+# The numbers of raw ops, and values that they refuse.
+NUMBERS = {
+    "min_transmittance": (-0.1, 1.1, math.nan),
+    "min_weight": (-1e-9, 1.1, math.nan),
+    "step": (0.0, -0.1, math.inf, math.nan),
+    "density_scale": (-1.0, math.inf, math.nan),
+    "density_shift": (math.inf, math.nan),
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["count_ray_samples", "place_ray_samples", "count_visible_samples", "ray_light", "ray_light_backward"]
+    + ["composite", "composite_backward", "render_grid", "render_grid_backward", "render_grid_accumulate"]
+    + ["render_grid_image"],
+)
+def test_raw_ops_refuse_numbers_out_of_range(device, kernels, name):
+    op = getattr(torch.ops.voxelfield, name).default
+    valid = calls(device)[name]
+    changed = 0
+    for place, argument in enumerate(op._schema.arguments):
+        for value in NUMBERS.get(argument.name, ()):
+            with pytest.raises(RuntimeError, match=rf"{argument.name} must"):
+                op(*valid[:place], value, *valid[place + 1 :])
+            changed += 1
+    assert changed > 0
+
+
+def test_counting_leaves_no_slot_unwritten(device, kernels):
+    arguments = calls(device)["count_ray_samples"]
+    first = kernels.count_ray_samples(*arguments)
+    torch.full((100_000,), 7, dtype=torch.int32, device=device)  # memory that the next call may be given
+    for one, other in zip(first, kernels.count_ray_samples(*arguments), strict=True):
+        assert torch.equal(one, other)
+    # A ray of few ranges has empty ones behind them.
+    assert (first[1][-1] == 0).any()

@@ -524,3 +524,21 @@ def test_opcheck(device, count):
         torch.ops.voxelfield.render_grid_image.default,
         (*camera, *occupancy, grid, grid[..., 0].contiguous(), aabb, *numbers),
     )
+
+
+@pytest.mark.cuda
+def test_a_gradient_without_a_fixed_order_is_refused_where_that_is_asked_for():
+    device = torch.device("cuda")
+    scene = on(device, make_scene(count=10))
+    scene["grid"].requires_grad_()
+    total = ops.render_grid(*(scene[name] for name in TENSORS), **settings()).rgb.sum()
+    try:
+        torch.use_deterministic_algorithms(True)
+        with pytest.raises(RuntimeError, match="render_grid does not have a deterministic implementation on CUDA"):
+            total.backward(retain_graph=True)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        with pytest.warns(UserWarning, match="render_grid does not have a deterministic implementation on CUDA"):
+            total.backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert scene["grid"].grad.any()
