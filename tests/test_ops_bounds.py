@@ -7,6 +7,7 @@ defined result. Sizes, dtypes and devices that do not fit are errors that name t
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
