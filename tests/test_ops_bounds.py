@@ -457,12 +457,20 @@ NUMBERS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["count_ray_samples", "place_ray_samples", "count_visible_samples", "ray_light", "ray_light_backward"]
-    + ["composite", "composite_backward", "render_grid", "render_grid_backward", "render_grid_accumulate"]
-    + ["render_grid_image"],
-)
+WITH_NUMBERS = [
+    *(
+        "count_ray_samples",
+        "place_ray_samples",
+        "count_visible_samples",
+        "ray_light",
+        "ray_light_backward",
+        "composite",
+    ),
+    *("composite_backward", "render_grid", "render_grid_backward", "render_grid_accumulate", "render_grid_image"),
+]
+
+
+@pytest.mark.parametrize("name", WITH_NUMBERS)
 def test_raw_ops_refuse_numbers_out_of_range(device, kernels, name):
     op = getattr(torch.ops.voxelfield, name).default
     valid = calls(device)[name]
