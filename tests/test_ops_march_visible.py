@@ -250,7 +250,7 @@ def test_can_be_captured_in_a_graph():
         ),
         ({"step": 0.0}, ValueError, "step must be a positive, finite distance, got 0.0"),
         ({"density_initial": 0.0}, ValueError, "density_initial must be positive and finite, got 0.0"),
-        ({"min_weight": -1.0}, ValueError, r"min_weight must lie in \[0, 1\), got -1.0"),
+        ({"min_weight": -1.0}, ValueError, r"min_weight must lie in \[0, 1\], got -1.0"),
         ({"most": 0}, ValueError, "most must be an int of at least 1, got 0"),
         ({"capacity": -1}, ValueError, "capacity must be a number of samples, at least 0, got -1"),
     ],

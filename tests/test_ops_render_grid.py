@@ -463,7 +463,7 @@ def test_bits_and_empty_distances_must_be_that():
         ({"degree": 4}, r"degree must be an int in 0\.\.3, got 4"),
         ({"degree": 3}, "grid must have at least 49 channels for degree 3, got 28"),
         ({"density_scale": -1.0}, "density_scale must be finite and not negative, got -1.0"),
-        ({"min_transmittance": 1.0}, r"min_transmittance must lie in \[0, 1\], got 1.0"),
+        ({"min_transmittance": 1.01}, r"min_transmittance must lie in \[0, 1\], got 1.01"),
         ({"min_weight": -0.1}, r"min_weight must lie in \[0, 1\], got -0.1"),
     ],
 )
