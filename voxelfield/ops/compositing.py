@@ -262,7 +262,8 @@ class _RayLight(Function):
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        light = _Tangents(*ctx.saved_tensors, ctx.min_transmittance, tangent)
+        values, dt, ray_offsets = ctx.saved_tensors
+        light = _Tangents(values, dt, ray_offsets, ctx.min_transmittance, tangent)
         return light.of_transmittance if ctx.transmittance else light.of_weights
 
     vmap = refuse_vmap("ray_weights", _PACK_THEM)

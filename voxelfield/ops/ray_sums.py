@@ -112,7 +112,8 @@ class _Total(_AlongRays):
 
     @staticmethod
     def backward(ctx: Any, grad: MaybeTensor) -> tuple[MaybeTensor, None]:
-        return None if grad is None else spread(grad, *ctx.saved_tensors, ctx.rows), None
+        (ray_offsets,) = ctx.saved_tensors
+        return None if grad is None else spread(grad, ray_offsets, ctx.rows), None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
@@ -137,7 +138,8 @@ class _Spread(_AlongRays):
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        return spread(tangent, *ctx.saved_tensors, ctx.samples)
+        (ray_offsets,) = ctx.saved_tensors
+        return spread(tangent, ray_offsets, ctx.samples)
 
 
 class _TotalAhead(_AlongRays):
