@@ -62,7 +62,7 @@ def render(scene, camera, degree=3, **changes):
     )
 
 
-def by_steps(scene, camera, degree=3, min_weight=1e-4):
+def by_steps(scene, camera, degree=3, min_weight=1e-3):
     """Marches, samples, runs the networks and composites one after the other; float64 but for where the samples are."""
     rays = camera.image_rays(0, scene["aabb"])
     walk = (rays.origins, rays.directions, rays.near, rays.far, scene["occupied"], scene["aabb_occupancy"])
