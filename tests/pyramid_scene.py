@@ -19,8 +19,8 @@ STEP = 0.06
 
 CELLS = {
     "bits": ops.pack_occupancy,
-    "clearances to 2": lambda cells: ops.occupancy_clearance(cells, 2),
-    "clearances to 255": lambda cells: ops.occupancy_clearance(cells, 255),
+    "empty distances to 2": lambda cells: ops.empty_distance(cells, 2),
+    "empty distances to 255": lambda cells: ops.empty_distance(cells, 255),
 }
 
 # Of weights, relative. A raw density of a few units, rounded to 11 bits after each layer, is off by a few thousandths;

@@ -154,8 +154,8 @@ def march(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Tests every lattice position of every ray: positions (M, 3), t (M,), ray_index (M,), ray_offsets (R + 1,).
 
-    A position outside the box belongs to the nearest cell. Ours tells cells apart in float32: compare where no position
-    lies within rounding of a cell's face, or of ``far``.
+    Only positions inside the box count. Ours tells cells apart in float32: compare where no position lies within
+    rounding of a cell's face, or of ``far``.
     """
     cells = origins.new_tensor(occupied.shape)
     positions, distances, ray_index, ray_offsets = [], [], [], [0]
@@ -166,7 +166,9 @@ def march(
                 break
             position = origins[ray] + t * directions[ray]
             cell = ((position - aabb[0]) / (aabb[1] - aabb[0]) * cells).floor()
-            x, y, z = cell.clamp(min=0).minimum(cells - 1).long().tolist()
+            if not ((cell >= 0) & (cell < cells)).all():
+                continue
+            x, y, z = cell.long().tolist()
             if occupied[x, y, z]:
                 positions.append(position)
                 distances.append(t)

@@ -97,7 +97,7 @@ def run_rendering():
     kernels, device = torch.ops.voxelfield, torch.device("cuda")
     aabb = torch.tensor([[-1.0] * 3, [1.0] * 3], device=device)
     occupied = torch.rand(9, 8, 10, device=device) < 0.5
-    cells = (*ops.pack_occupancy(occupied), aabb), (ops.occupancy_clearance(occupied, 4), occupied.shape, aabb)
+    cells = (*ops.pack_occupancy(occupied), aabb), (ops.empty_distance(occupied, 4), occupied.shape, aabb)
     camera = torch.eye(4, device=device), torch.full((4,), 10.0, device=device), 13, 7, torch.ones(3, device=device)
     for dtype, degree, channels, cell_form in itertools.product(
         (torch.float32, torch.float16, torch.bfloat16), range(4), (49, 52, 56), cells
@@ -125,7 +125,7 @@ def run_pyramid_marches():
         sizes = [4 * count, width, 16], [32, *[width] * hidden, 3]
         networks = [[torch.randn(b, a, device=device) / 8 for a, b in itertools.pairwise(s)] for s in sizes]
         field = levels, aabb, networks[0]
-        for cells in (ops.pack_occupancy(occupied), ops.occupancy_clearance(occupied, 4)):
+        for cells in (ops.pack_occupancy(occupied), ops.empty_distance(occupied, 4)):
             for rays in (50, 70000):
                 directions = torch.nn.functional.normalize(torch.randn(rays, 3, device=device), dim=-1)
                 ends = torch.zeros(rays, device=device), torch.full((rays,), 1.0, device=device)
@@ -196,8 +196,8 @@ def run_misleading_contents():
             index = torch.randint(low, high, (count,), device="cuda")
             ops.append_view(torch.rand(count, 16, device="cuda").half(), rgb.detach()[:rays], index, 3)
             colors = rgb.detach().requires_grad_()
-            ops.sample_color_error(t, colors, index, rgb.detach()[:rays], 3, taken=index[0]).backward()
-            ops.pixel_color_error(colors, rgb.detach(), rays_per_pixel=3, taken=index[0]).backward()
+            ops.sample_color_error(t, colors, index, rgb.detach()[:rays], 3, rays_kept=index[0]).backward()
+            ops.pixel_color_error(colors, rgb.detach(), rays_per_pixel=3, rays_kept=index[0]).backward()
             images = torch.zeros(2, 5, 7, 4, dtype=torch.uint8, device="cuda")
             poses, lenses = torch.eye(4, device="cuda").repeat(2, 1, 1), torch.ones(2, 4, device="cuda")
             box = torch.tensor([[-1.0] * 3, [1.0] * 3], device="cuda")
@@ -220,10 +220,10 @@ def run_losses():
         opacity = torch.ones(rays, device="cuda", requires_grad=True)
         for background in (truth, torch.ones(3, device="cuda")):
             colors = ops.pixel_colors(rgb, opacity, background, rays_per_pixel, transfer=transfer)
-            taken = torch.tensor(rays // 2, device="cuda")
-            ops.pixel_color_error(colors, truth, rays_per_pixel=rays_per_pixel, taken=taken).backward()
+            rays_kept = torch.tensor(rays // 2, device="cuda")
+            ops.pixel_color_error(colors, truth, rays_per_pixel=rays_per_pixel, rays_kept=rays_kept).backward()
         index = torch.arange(rays, device="cuda")
-        ops.sample_color_error(opacity.detach(), rgb, index, truth, rays_per_pixel, taken=taken).backward()
+        ops.sample_color_error(opacity.detach(), rgb, index, truth, rays_per_pixel, rays_kept=rays_kept).backward()
 
 
 def run_networks():

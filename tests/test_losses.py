@@ -20,12 +20,12 @@ def make_rendering(
     sample_rgb=((1.0, 0.0, 0.0), (0.0, 0.0, 0.0), (0.5, 0.5, 0.5)),
     ray_index=(0, 0, 2),
     opacity=(0.75, 0.0, 0.5),
-    taken=None,
+    rays_kept=None,
     device="cpu",
 ) -> Rendering:
     """Three rays: the first with two samples, the second with none, the third with one."""
     count, rays = len(weights), len(opacity)
-    taken, row = rays if taken is None else taken, torch.arange(rays, device=device)
+    rays_kept, row = rays if rays_kept is None else rays_kept, torch.arange(rays, device=device)
     index = torch.tensor(ray_index, device=device)
     samples = RaySamples(
         positions=torch.zeros(count, 3, device=device),
@@ -35,16 +35,16 @@ def make_rendering(
         ray_offsets=torch.searchsorted(index, torch.arange(rays + 1, device=device)),
     )
     return Rendering(
-        distortion=(torch.arange(1.0, rays + 1, device=device) * (row < taken)).requires_grad_(),
+        distortion=(torch.arange(1.0, rays + 1, device=device) * (row < rays_kept)).requires_grad_(),
         rgb=torch.zeros(rays, 3, device=device),
         opacity=torch.tensor(opacity, device=device, requires_grad=True),
-        depth=torch.zeros(rays, device=device),
+        depth_sum=torch.zeros(rays, device=device),
         samples=samples,
         density=3 * torch.tensor(weights, device=device, requires_grad=True),
         weights=torch.tensor(weights, device=device, requires_grad=True),
         sample_rgb=torch.tensor(sample_rgb, device=device, requires_grad=True),
         marched=torch.tensor(count, device=device),
-        taken=torch.tensor(taken, device=device),
+        rays_kept=torch.tensor(rays_kept, device=device),
     )
 
 
@@ -113,7 +113,7 @@ def test_terms_without_samples_are_zero_and_differentiable(device):
     rendering = Rendering(
         rgb=torch.zeros(2, 3, device=device),
         opacity=torch.zeros(2, device=device, requires_grad=True),
-        depth=torch.zeros(2, device=device),
+        depth_sum=torch.zeros(2, device=device),
         samples=RaySamples(
             torch.zeros(0, 3, device=device),
             torch.zeros(0, device=device),
@@ -125,7 +125,7 @@ def test_terms_without_samples_are_zero_and_differentiable(device):
         weights=torch.zeros(0, device=device, requires_grad=True),
         sample_rgb=torch.zeros(0, 3, device=device, requires_grad=True),
         marched=torch.zeros((), dtype=torch.int64, device=device),
-        taken=torch.tensor(2, device=device),
+        rays_kept=torch.tensor(2, device=device),
     )
     truth = torch.full((2, 3), 0.5, device=device)
     config = make_config(sample_rgb=1.0, sparsity=1.0)
@@ -157,7 +157,11 @@ def test_terms_carry_their_weights_and_absent_ones_are_left_out():
 def test_a_pixel_of_which_a_ray_had_no_room_does_not_count():
     """Two pixels of two rays each; of the second pixel one ray had no room."""
     rendering = make_rendering(
-        ray_index=(0, 1, 2), weights=(0.5, 0.25, 1.0), sample_rgb=((1.0, 0.0, 0.0),) * 3, opacity=(0.0,) * 4, taken=3
+        ray_index=(0, 1, 2),
+        weights=(0.5, 0.25, 1.0),
+        sample_rgb=((1.0, 0.0, 0.0),) * 3,
+        opacity=(0.0,) * 4,
+        rays_kept=3,
     )
     pixels, truth = torch.tensor([[0.5] * 3, [5.0] * 3]), torch.tensor([[0.25] * 3, [0.0] * 3])
     terms = losses.rendering_terms(make_config(sample_rgb=1.0, distortion=1.0), rendering, pixels, truth)
@@ -174,9 +178,9 @@ def test_distortion_must_have_been_rendered():
 
 
 def test_rays_without_room_count_for_nothing(device):
-    """Two of three rays were taken, and one row of the samples' room is not used."""
+    """Two of three rays were kept, and one row of the samples' room is not used."""
     settings = {"sample_rgb": 1.0, "distortion": 1.0, "opacity_entropy": 1.0, "sparsity": 1.0}
-    rendering = make_rendering(ray_index=(0, 1, 2), weights=(0.5, 0.25, 0.0), taken=2, device=device)
+    rendering = make_rendering(ray_index=(0, 1, 2), weights=(0.5, 0.25, 0.0), rays_kept=2, device=device)
     rendering.samples.ray_offsets[3:] = 2
     truth = torch.rand(3, 3, device=device)
     prediction = torch.rand(3, 3, device=device)
@@ -200,7 +204,7 @@ def test_rays_without_room_count_for_nothing(device):
 
 
 def test_no_ray_taken_is_no_loss(device):
-    nothing = {"weights": (0.0,) * 3, "opacity": (0.0,) * 3, "taken": 0}
+    nothing = {"weights": (0.0,) * 3, "opacity": (0.0,) * 3, "rays_kept": 0}
     config = make_config(sample_rgb=1.0, distortion=1.0, opacity_entropy=1.0)
     pixels, truth = torch.ones(3, 3, device=device), torch.zeros(3, 3, device=device)
     terms = losses.rendering_terms(config, make_rendering(**nothing, device=device), pixels, truth)

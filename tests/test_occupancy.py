@@ -151,6 +151,30 @@ def test_huge_density_is_occupied_and_none_is_empty(device):
         assert grid.fraction() == fraction
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_density_that_is_not_finite_is_occupied_until_it_is_finite(device, value):
+    grid = OccupancyGrid(4, BOX).to(device)
+    density = torch.zeros(5, 5, 5, device=device)
+    grid.update(density, BOX.to(device), STEP, THRESHOLD)
+    assert grid.fraction() == 0
+    density[1, 2, 3] = value
+    grid.update(density, BOX.to(device), STEP, THRESHOLD)
+    assert grid.occupied.nonzero().amin(0).tolist() == [0, 1, 2]
+    assert grid.occupied.sum() == 8
+    grid.update(torch.zeros_like(density), BOX.to(device), STEP, THRESHOLD)
+    assert grid.fraction() == 0
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_observing_recovers_from_densities_that_are_not_finite(device, value):
+    grid = OccupancyGrid(4, BOX).to(device)
+    grid.observe(lambda x: torch.where(x[:, 0] < BOX[:, 0].mean().item(), value, 0.0), STEP, THRESHOLD)
+    assert grid.occupied[:2].all()
+    assert not grid.occupied[2:].any()
+    grid.observe(lambda x: torch.zeros_like(x[:, 0]), STEP, THRESHOLD)
+    assert grid.fraction() == 0
+
+
 def test_update_needs_no_gradient(device):
     grid = OccupancyGrid(2, BOX).to(device)
     grid.update(torch.rand(3, 3, 3, device=device, requires_grad=True), BOX.to(device), STEP, THRESHOLD)

@@ -98,8 +98,10 @@ def test_composite_within_bounds(device, kernels, case):
 def test_weights_within_bounds(device, kernels, case):
     samples = make_samples(device)
     offsets, spans = offsets_of(case, device)
-    weights = kernels.ray_weights(samples["density"], samples["dt"], offsets, 1e-4)
-    alone = [kernels.ray_weights(samples["density"], samples["dt"], offsets.new_tensor(span), 1e-4) for span in spans]
+    weights = kernels.ray_light(samples["density"], samples["dt"], offsets, 1e-4, False)
+    alone = [
+        kernels.ray_light(samples["density"], samples["dt"], offsets.new_tensor(span), 1e-4, False) for span in spans
+    ]
     assert_any_of(weights, torch.stack([*alone, torch.zeros_like(weights)]))
     if shares_no_sample(offsets, spans):
         torch.testing.assert_close(weights, sum(alone))
@@ -113,7 +115,7 @@ def test_selection_within_bounds(device, kernels, case):
     limits = 0.3, 0.01
     counted = kernels.count_visible_samples(samples["density"], samples["dt"], offsets, *limits)
     alone = [
-        kernels.ray_weights(samples["density"], samples["dt"], offsets.new_tensor(span), limits[0]) > limits[1]
+        kernels.ray_light(samples["density"], samples["dt"], offsets.new_tensor(span), limits[0], False) > limits[1]
         for span in spans
     ]
     counts = [int(x.sum()) for x in alone]
@@ -121,10 +123,10 @@ def test_selection_within_bounds(device, kernels, case):
     assert int(counted[2].sum()) == sum(counts)
     for capacity in (sum(counts) // 2, sum(counts), sum(counts) + 9):
         inputs = positions, samples["t"], samples["dt"], offsets
-        found, t, _, ray_index, ray_offsets, taken = kernels.pack_visible_samples(*inputs, *counted, capacity)
+        found, t, _, ray_index, ray_offsets, rays_kept = kernels.pack_visible_samples(*inputs, *counted, capacity)
         used = int(ray_offsets[-1])
         fitting = next((ray for ray in range(len(counts)) if sum(counts[: ray + 1]) > capacity), len(counts))
-        assert int(taken) == fitting
+        assert int(rays_kept) == fitting
         assert used == sum(counts[:fitting])
         rows = torch.cat([torch.zeros(0, dtype=torch.int64, device=device)] + [x.nonzero()[:, 0] for x in alone])[:used]
         if shares_no_sample(offsets, spans):
@@ -195,15 +197,15 @@ def test_packing_within_bounds_whatever_was_counted(device, kernels, counts, tot
     offsets = torch.tensor([0, 20, 40, 60, 90], device=device)
     kept = torch.tensor([LOWEST, HIGHEST, 5], device=device).clamp(-(2**31), 2**31 - 1).int().repeat(SAMPLES // 3)
     walk = make_walk(device, rays)
-    stretches = kept.repeat(2)[:64].view(8, rays, 2)
+    step_ranges = kept.repeat(2)[:64].view(8, rays, 2)
     packed = [
         kernels.pack_visible_samples(positions, samples["t"], samples["dt"], offsets, kept, counts, sums, capacity),
         kernels.pack_slots(*walk[:2], torch.rand(rays, 6, device=device), counts, sums, 0.1, capacity),
-        kernels.place_ray_samples(*walk, 0.1, 1, counts, stretches.contiguous(), sums, capacity),
+        kernels.place_ray_samples(*walk, 0.1, 1, counts, step_ranges.contiguous(), sums, capacity),
     ]
-    for *_, ray_offsets, taken in packed:
+    for *_, ray_offsets, rays_kept in packed:
         assert ((ray_offsets >= 0) & (ray_offsets <= capacity)).all()
-        assert 0 <= int(taken) <= rays
+        assert 0 <= int(rays_kept) <= rays
 
 
 # --- indices
@@ -228,8 +230,8 @@ def test_samples_of_no_ray_have_no_error(device, kernels):
     index = torch.tensor(BAD_INDEX, device=device)
     known = (index >= 0) & (index < 4)
     colors, truth, weights = (torch.randn(n, device=device) for n in ((8, 3), (2, 3), 8))
-    for taken, rays in ((HIGHEST, 4), (4, 4), (3, 3), (0, 1), (LOWEST, 1)):
-        count = torch.tensor(taken, device=device)
+    for rays_kept, rays in ((HIGHEST, 4), (4, 4), (3, 3), (0, 1), (LOWEST, 1)):
+        count = torch.tensor(rays_kept, device=device)
         pixel = index[known] // 2
         expected = (weights[known, None] * (colors[known] - truth[pixel]).square()).sum() / rays
         torch.testing.assert_close(kernels.color_error(colors, truth, weights, index, 2, count), expected)
@@ -237,7 +239,7 @@ def test_samples_of_no_ray_have_no_error(device, kernels):
         off = 2 / rays * weights[0] * weights[known, None] * (colors[known] - truth[pixel])
         torch.testing.assert_close(gradient[known], off)
         assert not gradient[~known].any()
-        counted = min(max(taken, 0), 4) // 2
+        counted = min(max(rays_kept, 0), 4) // 2
         expected = (colors[:2] - truth).square()[:counted].sum() / (3 * max(counted, 1))
         torch.testing.assert_close(kernels.color_error(colors[:2], truth, None, None, 2, count), expected)
 
@@ -333,7 +335,11 @@ def calls(device):
         "place_ray_samples": (*walk, 0.1, 1, *kernels.count_ray_samples(*walk, 0.1, 1), 40),
         "count_visible_samples": (density, dt, offsets, 1e-4, 1e-4),
         "pack_visible_samples": (rgb, t, dt, offsets, *counted, 40),
-        "ray_weights": (density, dt, offsets, 1e-4),
+        "ray_light": (density, dt, offsets, 1e-4, False),
+        "ray_light_backward": (dt, density, dt, offsets, 1e-4, True),
+        "sum_along_rays": (rgb, offsets),
+        "exclusive_sum_along_rays": (rgb, offsets),
+        "spread_along_rays": (rgb[:rays], offsets, rows),
         "composite": (density, rgb, t, dt, offsets, 1e-4, True),
         "composite_backward": (
             *(torch.randn_like(x) for x in composited),
@@ -365,7 +371,8 @@ def calls(device):
 
 OPS = [
     *("pack_occupancy", "pixel_rays", "count_ray_samples", "place_ray_samples", "count_visible_samples"),
-    *("pack_visible_samples", "ray_weights", "composite", "composite_backward", "append_view", "append_view_backward"),
+    *("pack_visible_samples", "ray_light", "ray_light_backward", "composite", "composite_backward"),
+    *("sum_along_rays", "exclusive_sum_along_rays", "spread_along_rays", "append_view", "append_view_backward"),
     *("render_grid", "render_grid_backward", "render_grid_accumulate", "render_grid_image", "pack_slots"),
     *("pixel_colors", "pixel_colors_backward", "color_error", "color_error_backward"),
 ]
@@ -374,9 +381,10 @@ ON_CUDA = ["march_to_slots", "render_pyramid_image"]
 
 # Another length of these is another valid call, or one whose contents alone are in doubt; or they are single numbers.
 FREE = {("append_view", "directions"), ("pixel_rays", "index"), ("pack_occupancy", "occupied")}
-FREE |= {(op, "ray_offsets") for op in ("count_visible_samples", "ray_weights", "composite")}
+FREE |= {(op, "ray_offsets") for op in ("count_visible_samples", "ray_light", "ray_light_backward", "composite")}
+FREE |= {(op, name) for op in ("sum_along_rays", "exclusive_sum_along_rays") for name in ("values", "ray_offsets")}
 FREE |= {("color_error", "truth"), ("color_error_backward", "truth")}
-FREE |= {("color_error", "taken"), ("color_error_backward", "taken"), ("color_error_backward", "grad")}
+FREE |= {("color_error", "rays_kept"), ("color_error_backward", "rays_kept"), ("color_error_backward", "grad")}
 FREE |= {("render_grid_image", "grid"), ("render_grid_backward", "grid")}
 
 WRONG = {
@@ -405,7 +413,7 @@ def assert_refused(device, name, kind):
         with pytest.raises(RuntimeError, match=rf"{blamed}(must|expected)"):
             op(*valid[:place], wrong, *valid[place + 1 :])
         changed += 1
-    assert changed > 0 or name == "pack_occupancy"
+    assert changed > 0 or name in ("pack_occupancy", "sum_along_rays", "exclusive_sum_along_rays")
 
 
 @every_op
@@ -434,6 +442,52 @@ def test_a_message_says_what_was_expected_and_what_came(device, kernels):
     offsets = torch.tensor([0, 7], device=device)
     where = "cpu" if device.type == "cpu" else r"cuda:\d+"
     with pytest.raises(RuntimeError, match=rf"dt must be \(7\) Float on {where}, got \(3\) Double on {where}"):
-        kernels.ray_weights(density, dt[:3].double(), offsets, math.inf)
+        kernels.ray_light(density, dt[:3].double(), offsets, 0.0, False)
     with pytest.raises(RuntimeError, match=r"ray_offsets must have R \+ 1 entries, at least one, got none"):
-        kernels.ray_weights(density, dt, offsets[:0], 0.0)
+        kernels.ray_light(density, dt, offsets[:0], 0.0, False)
+
+
+# The numbers of raw ops, and values that they refuse.
+NUMBERS = {
+    "min_transmittance": (-0.1, 1.1, math.nan),
+    "min_weight": (-1e-9, 1.1, math.nan),
+    "step": (0.0, -0.1, math.inf, math.nan),
+    "density_scale": (-1.0, math.inf, math.nan),
+    "density_shift": (math.inf, math.nan),
+}
+
+
+WITH_NUMBERS = [
+    *(
+        "count_ray_samples",
+        "place_ray_samples",
+        "count_visible_samples",
+        "ray_light",
+        "ray_light_backward",
+        "composite",
+    ),
+    *("composite_backward", "render_grid", "render_grid_backward", "render_grid_accumulate", "render_grid_image"),
+]
+
+
+@pytest.mark.parametrize("name", WITH_NUMBERS)
+def test_raw_ops_refuse_numbers_out_of_range(device, kernels, name):
+    op = getattr(torch.ops.voxelfield, name).default
+    valid = calls(device)[name]
+    changed = 0
+    for place, argument in enumerate(op._schema.arguments):
+        for value in NUMBERS.get(argument.name, ()):
+            with pytest.raises(RuntimeError, match=rf"{argument.name} must"):
+                op(*valid[:place], value, *valid[place + 1 :])
+            changed += 1
+    assert changed > 0
+
+
+def test_counting_leaves_no_slot_unwritten(device, kernels):
+    arguments = calls(device)["count_ray_samples"]
+    first = kernels.count_ray_samples(*arguments)
+    torch.full((100_000,), 7, dtype=torch.int32, device=device)  # memory that the next call may be given
+    for one, other in zip(first, kernels.count_ray_samples(*arguments), strict=True):
+        assert torch.equal(one, other)
+    # A ray of few ranges has empty ones behind them.
+    assert (first[1][-1] == 0).any()

@@ -29,16 +29,16 @@ def expected_of_samples(weights, colors, index, truth, rays_per_pixel, rays):
 
 @each_dtype
 @each_count
-@pytest.mark.parametrize("taken", [None, 100])
-def test_samples(device, dtype, rows, taken):
+@pytest.mark.parametrize("rays_kept", [None, 100])
+def test_samples(device, dtype, rows, rays_kept):
     weights, colors, index, truth = make_samples(device, rows, dtype)
     colors.requires_grad_()
-    count = None if taken is None else torch.tensor(taken, device=device)
-    error = sample_color_error(weights, colors, index, truth, 4, taken=count)
+    count = None if rays_kept is None else torch.tensor(rays_kept, device=device)
+    error = sample_color_error(weights, colors, index, truth, 4, rays_kept=count)
     assert error.shape == ()
     assert error.dtype == dtype
     (wide,) = leaves(colors.double())
-    expected = expected_of_samples(weights, wide, index, truth, 4, taken or 160)
+    expected = expected_of_samples(weights, wide, index, truth, 4, rays_kept or 160)
     assert_matches(error.detach(), expected.detach())
     factor = torch.tensor(-3.5, device=device, dtype=dtype)
     (grad,) = torch.autograd.grad(error, colors, factor)
@@ -56,7 +56,7 @@ def test_pixels(device, dtype, rows, part):
     with torch.no_grad():
         colors[counted:] = torch.nan
     count = None if part is None else torch.tensor(rays, device=device)
-    error = pixel_color_error(colors, truth, rays_per_pixel=4, taken=count)
+    error = pixel_color_error(colors, truth, rays_per_pixel=4, rays_kept=count)
     assert error.shape == ()
     assert error.dtype == dtype
     (wide,) = leaves(colors[:counted].double())
@@ -69,9 +69,9 @@ def test_pixels(device, dtype, rows, part):
 
 def test_a_pixel_counts_whole_or_not_at_all(device):
     colors, truth = torch.tensor([[1.0] * 3, [3.0] * 3], device=device), torch.zeros(2, 3, device=device)
-    for taken, expected in ((0, 0.0), (3, 0.0), (4, 1.0), (7, 1.0), (8, 5.0), (9, 5.0), (-1, 0.0)):
-        error = pixel_color_error(colors, truth, rays_per_pixel=4, taken=torch.tensor(taken, device=device))
-        assert error.item() == expected, taken
+    for rays_kept, expected in ((0, 0.0), (3, 0.0), (4, 1.0), (7, 1.0), (8, 5.0), (9, 5.0), (-1, 0.0)):
+        error = pixel_color_error(colors, truth, rays_per_pixel=4, rays_kept=torch.tensor(rays_kept, device=device))
+        assert error.item() == expected, rays_kept
 
 
 def test_samples_without_weight_count_for_nothing_whatever_their_colour(device):
@@ -104,11 +104,13 @@ def test_only_colours_move(device):
 def test_gradcheck(device):
     weights, colors, index, truth = make_samples(device, 30)
     colors.requires_grad_()
-    taken = torch.tensor(100, device=device)
-    assert torch.autograd.gradcheck(lambda x: sample_color_error(weights, x, index, truth, 4, taken=taken), colors)
+    rays_kept = torch.tensor(100, device=device)
+    assert torch.autograd.gradcheck(
+        lambda x: sample_color_error(weights, x, index, truth, 4, rays_kept=rays_kept), colors
+    )
     pixels = torch.rand_like(truth).requires_grad_()
     assert torch.autograd.gradcheck(
-        lambda x: pixel_color_error(x, truth, rays_per_pixel=4, taken=taken), pixels, nondet_tol=0.0
+        lambda x: pixel_color_error(x, truth, rays_per_pixel=4, rays_kept=rays_kept), pixels, nondet_tol=0.0
     )
 
 
@@ -155,10 +157,10 @@ def test_under_torch_func(device):
 def test_compiles_whole(device):
     weights, colors, index, truth = make_samples(device, 30)
     colors.requires_grad_()
-    taken = torch.tensor(100, device=device)
+    rays_kept = torch.tensor(100, device=device)
 
     def error(colors):
-        samples = sample_color_error(weights, colors, index, truth, 4, taken=taken)
+        samples = sample_color_error(weights, colors, index, truth, 4, rays_kept=rays_kept)
         return samples + pixel_color_error(colors[:20], colors[20:].detach()[:20].repeat(2, 1))
 
     compiled = torch.compile(error, fullgraph=True, backend="aot_eager")
@@ -178,8 +180,8 @@ def test_opcheck(device):
     weights, colors, index, truth = make_samples(device, 40)
     pixel_color_error(colors, truth)  # loads the extension
     op = torch.ops.voxelfield.color_error.default
-    taken = torch.tensor(100, device=device)
-    torch.library.opcheck(op, (colors.requires_grad_(), truth, weights, index, 4, taken))
+    rays_kept = torch.tensor(100, device=device)
+    torch.library.opcheck(op, (colors.requires_grad_(), truth, weights, index, 4, rays_kept))
     torch.library.opcheck(op, (colors, truth, None, None, 1, None))
 
 
@@ -193,8 +195,8 @@ def test_opcheck(device):
         ({"weights": torch.zeros(7)}, ValueError, r"weights must have shape \(8\) as sample_rgb has rows, got \(7,\)"),
         ({"ray_index": torch.zeros(8)}, TypeError, "ray_index must be int64, got float32"),
         ({"rays_per_pixel": 0}, ValueError, "rays_per_pixel must be an int of at least 1, got 0"),
-        ({"taken": torch.zeros(1)}, ValueError, r"taken must have shape \(\), got \(1,\)"),
-        ({"taken": torch.tensor(1.0)}, TypeError, "taken must be int64, got float32"),
+        ({"rays_kept": torch.zeros(1)}, ValueError, r"rays_kept must have shape \(\), got \(1,\)"),
+        ({"rays_kept": torch.tensor(1.0)}, TypeError, "rays_kept must be int64, got float32"),
         ({"weights": torch.zeros(8, device="meta")}, ValueError, "weights must be on the device of sample_rgb, cpu"),
     ],
 )

@@ -12,10 +12,17 @@ from op_testing import LAYOUTS, threads
 from tolerances import assert_matches
 
 from voxelfield import _library
-from voxelfield.ops import composite, ray_weights
+from voxelfield.ops import (
+    alpha_transmittance,
+    alpha_weights,
+    composite,
+    composite_alphas,
+    ray_transmittance,
+    ray_weights,
+)
 
 NAMES = ("density", "rgb", "t", "dt")
-RESULTS = ("rgb", "opacity", "depth", "weights", "distortion")
+RESULTS = ("rgb", "opacity", "depth_sum", "weights", "distortion")
 # None, one, and on either side of multiples of 32, the samples that a warp takes at once.
 COUNTS = [0, 1, 33, 100, 0, 31, 32, 64, 65, 0]
 
@@ -101,7 +108,7 @@ def test_a_ray_of_constant_density_in_closed_form(device):
     torch.testing.assert_close(
         result.weights, (1 - math.exp(-sigma * dt)) * torch.exp(-sigma * dt * torch.arange(count).to(t))
     )
-    assert result.depth.item() == pytest.approx((result.weights * t).sum().item())
+    assert result.depth_sum.item() == pytest.approx((result.weights * t).sum().item())
 
 
 @pytest.mark.parametrize("min_transmittance", [0.0, 0.5])
@@ -115,7 +122,7 @@ def test_gradcheck(device, min_transmittance):
     density, rgb = inputs["density"].requires_grad_(), inputs["rgb"].requires_grad_()
     stopped = function(density, rgb).weights == 0
     assert stopped.any() == (min_transmittance > 0)
-    assert torch.autograd.gradcheck(function, (density, rgb))
+    assert torch.autograd.gradcheck(function, (density, rgb), check_forward_ad=True)
 
 
 @pytest.mark.parametrize("output", RESULTS)
@@ -157,9 +164,8 @@ def test_weights_alone_are_the_same_weights(device):
         inputs = make(device, dtype=dtype, thickness=0.3)
         inputs["density"].requires_grad_()
         weights = ray_weights(inputs["density"], inputs["dt"], inputs["ray_offsets"], **limit)
-        assert not weights.requires_grad
         assert (weights == 0).any()
-        assert_matches(weights, composite(**inputs, **limit).weights.detach().double())
+        assert_matches(weights.detach(), composite(**inputs, **limit).weights.detach().double())
 
 
 # --- where a ray stops
@@ -175,7 +181,7 @@ def tenths(device, count=40):
     }
 
 
-@pytest.mark.parametrize(("min_transmittance", "seen"), [(1.1, 0), (0.5, 1), (5e-3, 3), (5e-36, 36), (0.0, 40)])
+@pytest.mark.parametrize(("min_transmittance", "seen"), [(1.0, 1), (0.5, 1), (5e-3, 3), (5e-36, 36), (0.0, 40)])
 def test_samples_behind_the_limit_count_for_nothing(device, min_transmittance, seen):
     inputs = tenths(device)
     result = composite(**inputs, min_transmittance=min_transmittance)
@@ -207,7 +213,7 @@ def test_default_limit(device):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("wall", [1e4, 1e9, 1e30, math.inf])
+@pytest.mark.parametrize("wall", [1e4, 1e9, 1e30])
 def test_a_wall_hides_what_is_behind_and_nothing_before(device, dtype, wall):
     # Haze, then matter so dense that sums of optical depth with and without it share no digit.
     for place in (0, 5, 31, 32, 40):
@@ -252,7 +258,7 @@ def test_rays_without_samples_are_zero(device):
         result = composite(**make(device, counts=[0] * 500 + [2] + [0] * 499))
         assert not result.rgb[:500].any()
         assert not result.opacity[501:].any()
-        assert not result.depth[501:].any()
+        assert not result.depth_sum[501:].any()
 
 
 def test_distortion_is_only_there_when_wanted(device):
@@ -387,13 +393,186 @@ def test_cpu_and_cuda_agree():
     assert_all_match(theirs, ours)
 
 
+# --- values that are not finite
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("place", [0, 3, 31, 32, 60])
+def test_a_density_that_is_not_finite_shows_where_it_is_reached(device, value, place):
+    # Two rays: the second one is sound. Samples behind it and around it are finite.
+    inputs = make(device, counts=[64, 40], thickness=0.01)
+    inputs["density"][place] = value
+    density, rgb = inputs["density"].requires_grad_(), inputs["rgb"].requires_grad_()
+    result = composite_all(**inputs)
+    for name in ("rgb", "opacity", "depth_sum", "distortion"):
+        assert not getattr(result, name)[0].isfinite().any(), name
+        assert getattr(result, name)[1].isfinite().all(), name
+    weights = result.weights.detach()
+    assert weights[place].isnan()
+    assert weights.isfinite().sum() == len(weights) - 1
+    (result.rgb.sum() + result.opacity.sum()).backward()
+    assert not density.grad[:64].isfinite().any()
+    assert density.grad[64:].isfinite().all()
+    assert rgb.grad[64:].isfinite().all()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("what", ["density", "rgb"])
+def test_behind_the_end_of_a_ray_anything_may_lie(device, value, what):
+    inputs = make(device, counts=[64])
+    inputs["density"][5] = 1e9
+    expected = value_and_gradients(composite_all, inputs, random_grads(inputs))
+    for place in (6, 31, 40):
+        broken = {**inputs, what: inputs[what].clone()}
+        broken[what][place] = value
+        torch.manual_seed(0)
+        grads = random_grads(inputs)
+        torch.manual_seed(0)
+        actual = value_and_gradients(composite_all, broken, grads)
+        expected = value_and_gradients(composite_all, inputs, grads)
+        for one, other in zip(actual, expected, strict=True):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_color_that_is_not_finite_shows(device, value):
+    inputs = make(device, counts=[64, 40], thickness=0.01)
+    inputs["rgb"][7, 1] = value
+    result = composite_all(**inputs)
+    assert not result.rgb[0, 1].isfinite()
+    assert result.rgb[0, ::2].isfinite().all()
+    assert result.rgb[1].isfinite().all()
+
+
+# --- alphas, transmittance
+
+
+def alphas(inputs):
+    return -torch.expm1(-inputs["density"] * inputs["dt"])
+
+
+@pytest.mark.parametrize("min_transmittance", [0.0, 1e-2])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_alphas_give_what_their_densities_give(device, dtype, min_transmittance):
+    inputs = make(device, thickness=0.3)
+    grads = random_grads(inputs)[:4]
+    limit = {"min_transmittance": min_transmittance}
+
+    def by_density(alpha, rgb):
+        density = -torch.log1p(-alpha) / inputs["dt"]
+        return composite(**{**inputs, "density": density, "rgb": rgb}, **limit)[:4]
+
+    def by_alpha(alpha, rgb):
+        t = inputs["t"].to(alpha.dtype)
+        return composite_alphas(alpha, rgb, t, inputs["ray_offsets"], **limit)[:4]
+
+    results = []
+    for function, kind in ((by_alpha, dtype), (by_density, torch.float64)):
+        alpha = alphas(inputs).to(kind).requires_grad_()
+        rgb = inputs["rgb"].to(kind).requires_grad_()
+        values = function(alpha, rgb)
+        results.append([*values, *torch.autograd.grad(values, (alpha, rgb), [g.to(kind) for g in grads])])
+    for name, actual, expected in zip(("rgb", "opacity", "depth", "weights", "alpha", "color"), *results, strict=True):
+        assert_matches(actual.detach(), expected.detach(), name)
+
+
+def test_an_opaque_alpha_ends_its_ray(device):
+    alpha = torch.tensor([0.5, 1.0, 0.5, 0.25], device=device, requires_grad=True)
+    rgb = torch.rand(4, 3, device=device)
+    offsets = torch.tensor([0, 3, 4], device=device)
+    for limit in (0.0, 1e-4):
+        result = composite_alphas(alpha, rgb, torch.ones_like(alpha), offsets, min_transmittance=limit)
+        assert result.weights.tolist() == [0.5, 0.5, 0.0, 0.25]
+        light = alpha_transmittance(alpha, offsets, min_transmittance=limit)
+        assert light.tolist() == [1.0, 0.5, 0.0, 1.0]
+        (grad,) = torch.autograd.grad(result.rgb.sum(), alpha)
+        expected = [rgb[0].sum() - rgb[1].sum(), 0.5 * rgb[1].sum(), 0.0, rgb[3].sum()]
+        torch.testing.assert_close(grad, torch.tensor(expected, device=device))
+
+
+@pytest.mark.parametrize("value", [math.nan, 1.1, math.inf])
+def test_an_alpha_out_of_range_shows(device, value):
+    alpha = torch.full((10,), 0.1, device=device)
+    alpha[4] = value
+    result = composite_alphas(alpha, torch.rand(10, 3, device=device), alpha, torch.tensor([0, 10], device=device))
+    assert result.rgb.isnan().all()
+    assert result.weights[4].isnan()
+
+
+@pytest.mark.parametrize("min_transmittance", [0.0, 1e-2])
+def test_transmittance_is_what_the_weights_leave(device, min_transmittance):
+    inputs = make(device, thickness=0.3)
+    limit = {"min_transmittance": min_transmittance}
+    args = inputs["density"], inputs["dt"], inputs["ray_offsets"]
+    light, weights = ray_transmittance(*args, **limit), ray_weights(*args, **limit)
+    alpha = alphas(inputs)
+    assert_matches(light * alpha, weights)
+    assert_matches(alpha_transmittance(alpha, args[2], **limit), light)
+    assert_matches(alpha_weights(alpha, args[2], **limit), weights)
+    first = inputs["ray_offsets"][:-1][inputs["ray_offsets"].diff() > 0]
+    assert (light[first] == 1).all()
+    assert (light == 0).any() == (min_transmittance > 0)
+
+
+LIGHT = {
+    "ray_weights": lambda x, dt, offsets: ray_weights(x, dt, offsets, min_transmittance=1e-2),
+    "ray_transmittance": lambda x, dt, offsets: ray_transmittance(x, dt, offsets, min_transmittance=1e-2),
+    "alpha_weights": lambda x, dt, offsets: alpha_weights(1 - torch.exp(-x * dt), offsets, min_transmittance=1e-2),
+    "alpha_transmittance": lambda x, dt, offsets: alpha_transmittance(
+        1 - torch.exp(-x * dt), offsets, min_transmittance=1e-2
+    ),
+}
+
+
+@pytest.mark.parametrize("op", LIGHT)
+def test_gradcheck_of_light(device, op):
+    inputs = make(device, counts=[0, 1, 33, 70], thickness=0.1)
+    function = LIGHT[op]
+    density = inputs["density"].requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda x: function(x, inputs["dt"], inputs["ray_offsets"]), density, check_forward_ad=True
+    )
+
+
+# --- 16 bits, autocast, what requires a gradient
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_sixteen_bit_input_is_summed_in_float32(device, dtype):
+    inputs = make(device, dtype=torch.float32)
+    for name in ("density", "rgb", "dt"):
+        inputs[name] = inputs[name].to(dtype)
+    density, rgb = inputs["density"].requires_grad_(), inputs["rgb"].requires_grad_()
+    wide = {name: x.detach().float() if x.is_floating_point() else x for name, x in inputs.items()}
+    with torch.autocast(device.type, dtype):
+        result = composite_all(**inputs)
+        weights = ray_weights(density, inputs["dt"], inputs["ray_offsets"])
+    for actual, expected in zip(result, composite_all(**wide), strict=True):
+        assert actual.dtype == torch.float32
+        assert torch.equal(actual, expected)
+    assert torch.equal(weights, result.weights)
+    (result.rgb.sum() + result.distortion.sum()).backward()
+    assert density.grad.dtype == rgb.grad.dtype == dtype
+    assert density.grad.any()
+
+
+def test_results_require_no_gradient_on_account_of_distances(device):
+    inputs = make(device, counts=[5])
+    for name in ("t", "dt"):
+        inputs[name].requires_grad_()
+    assert not any(x.requires_grad for x in composite_all(**inputs))
+    assert not ray_weights(inputs["density"], inputs["dt"], inputs["ray_offsets"]).requires_grad
+    alpha = torch.rand(5, dtype=torch.float64, device=device)
+    assert not composite_alphas(alpha, inputs["rgb"], inputs["t"], inputs["ray_offsets"]).rgb.requires_grad
+
+
 # --- errors and registration
 
 
 WRONG = {
     "dimensions": (lambda x: x[..., None], ValueError, r"{} must have shape \("),
     "size": (lambda x: torch.cat([x, x]), ValueError, r"{} must have shape \("),
-    "half": (lambda x: x.half(), TypeError, "{} must be .*got float16"),
+    "single": (lambda x: x.float(), TypeError, "{} must be .*got float32"),
     "int": (lambda x: x.to(torch.int32), TypeError, "{} must be .*got int32"),
     "list": (lambda x: x.tolist(), TypeError, r"{} must be a torch\.Tensor, got list"),
     "device": (lambda x: x.to("meta"), ValueError, "{} must be on the device of density"),
@@ -410,9 +589,12 @@ def test_wrong_arguments_are_named(name, kind):
     inputs = make("cpu", counts=[2, 3])
     inputs[name] = change(inputs[name])
     # density sets the number of samples and the device.
-    blamed = "dt" if name == "density" and kind in ("size", "device") else name
+    blamed = "rgb" if name == "density" and kind in ("size", "device") else name
+    if name == "density" and kind == "single":
+        blamed, message = "rgb", "{} must be .*for density that is not float64, got float64"
     with pytest.raises(error, match=message.format(blamed)):
         composite(**inputs)
+    blamed = "dt" if blamed == "rgb" else blamed
     if name in ("density", "dt", "ray_offsets"):
         with pytest.raises(error, match=message.format(blamed)):
             ray_weights(inputs["density"], inputs["dt"], inputs["ray_offsets"])
@@ -438,11 +620,14 @@ def test_opcheck(device, counts):
     forward = (*inputs.values(), 1e-3, True)
     grads = random_grads(inputs)
     ops = torch.ops.voxelfield
-    torch.library.opcheck(ops.ray_weights.default, (inputs["density"], inputs["dt"], inputs["ray_offsets"], 1e-3))
-    rgb, opacity, depth, _, distortion = ops.composite(*forward)
+    light = inputs["density"].clone().requires_grad_(), inputs["dt"], inputs["ray_offsets"], 1e-3
+    for transmittance in (False, True):
+        torch.library.opcheck(ops.ray_light.default, (*light, transmittance))
+        torch.library.opcheck(ops.ray_light_backward.default, (grads[3], inputs["density"], *light[1:], transmittance))
+    rgb, opacity, depth_sum, _, distortion = ops.composite(*forward)
     for missing in (None, 0, 3, 4):
         some = [None if i == missing else g for i, g in enumerate(grads)]
-        backward = (*some, *inputs.values(), rgb, opacity, depth, distortion, 1e-3)
+        backward = (*some, *inputs.values(), rgb, opacity, depth_sum, distortion, 1e-3)
         torch.library.opcheck(ops.composite_backward.default, backward)
     differentiable = (inputs["density"].requires_grad_(), inputs["rgb"].requires_grad_(), *forward[2:])
     for wanted in (True, False):

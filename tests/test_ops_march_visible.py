@@ -97,7 +97,7 @@ def test_samples_are_packed_by_ray(device):
     assert torch.equal(seen.ray_index, torch.repeat_interleave(torch.arange(200, device=device), counts))
     assert (seen.t.diff()[seen.ray_index.diff() == 0] > 0).all()
     assert (seen.dt == torch.tensor(STEP)).all()
-    assert seen.rays_taken == 200
+    assert seen.rays_kept == 200
     expected = scene["origins"][seen.ray_index] + seen.t[:, None] * scene["directions"][seen.ray_index]
     torch.testing.assert_close(seen.positions, expected)
 
@@ -119,9 +119,9 @@ def test_rays_are_taken_whole_while_they_fit(device):
     every = ops.march_visible(**scene, **settings())
     capacity = int(every.ray_offsets[120]) + 1
     part = ops.march_visible(**scene, **settings(), capacity=capacity)
-    taken = int(part.rays_taken)
-    used = int(every.ray_offsets[taken])
-    assert every.ray_offsets[taken] <= capacity < every.ray_offsets[taken + 1]
+    rays_kept = int(part.rays_kept)
+    used = int(every.ray_offsets[rays_kept])
+    assert every.ray_offsets[rays_kept] <= capacity < every.ray_offsets[rays_kept + 1]
     assert torch.equal(part.ray_offsets, every.ray_offsets.clamp(max=used))
     for one, two in zip(part[:4], every[:4], strict=True):
         assert len(one) == capacity
@@ -250,7 +250,7 @@ def test_can_be_captured_in_a_graph():
         ),
         ({"step": 0.0}, ValueError, "step must be a positive, finite distance, got 0.0"),
         ({"density_initial": 0.0}, ValueError, "density_initial must be positive and finite, got 0.0"),
-        ({"min_weight": -1.0}, ValueError, r"min_weight must lie in \[0, 1\), got -1.0"),
+        ({"min_weight": -1.0}, ValueError, r"min_weight must lie in \[0, 1\], got -1.0"),
         ({"most": 0}, ValueError, "most must be an int of at least 1, got 0"),
         ({"capacity": -1}, ValueError, "capacity must be a number of samples, at least 0, got -1"),
     ],

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from voxelfield import _library
 from voxelfield.ops import OccupancyBits, PackedSamples, march_rays, pack_occupancy, sample_trilinear
+from voxelfield.rays import intersect_aabb
 
 BOX = torch.tensor([[-1.0, 0.5, -3.0], [2.0, 1.5, 1.0]])
 STEP = 0.07
@@ -35,7 +36,7 @@ def make_rays(count):
     back = 2.0 * torch.rand(count, 1)
     back[::4] = 0.0  # start inside
     origins = inside - back * directions
-    origins[::7] += 10.0  # miss: all positions belong to cells at the border
+    origins[::7] += 10.0  # miss
     near = 0.3 * torch.rand(count)
     far = near + 3.0 * torch.rand(count)
     far[::11] = near[::11]
@@ -80,11 +81,11 @@ def assert_same_samples(one, two, scene, offset, step=STEP):
 
 def assert_packed(samples, scene, offset=None, step=STEP):
     """Fails unless the samples are sorted, packed consistently, on their rays' lattices and between near and far."""
-    positions, t, dt, ray_index, ray_offsets, rays_taken = (x.cpu() for x in samples)
+    positions, t, dt, ray_index, ray_offsets, rays_kept = (x.cpu() for x in samples)
     rays, count = len(scene["near"]), len(t)
     assert positions.shape == (count, 3)
     assert torch.equal(dt, torch.full((count,), step))
-    assert rays_taken.tolist() == [rays]
+    assert rays_kept.tolist() == [rays]
     assert ray_index.shape == (count,)
     assert ray_offsets.shape == (rays + 1,)
     assert positions.dtype == t.dtype == torch.float32
@@ -187,15 +188,20 @@ def test_rays_without_length_have_no_samples(device):
         assert not ray_offsets.any()
 
 
+def boxed_in(scene):
+    """The same scene with a box that holds all rays."""
+    return scene | {"aabb": torch.tensor([[-50.0] * 3, [50.0] * 3], device=scene["aabb"].device)}
+
+
 def test_a_ray_shorter_than_half_a_step_has_no_midpoint(device):
-    scene = on(device, make_scene(count=3, fraction=1.1))
+    scene = boxed_in(on(device, make_scene(count=3, fraction=1.1)))
     for length, count in ((0.4, 0), (0.6, 1), (1.4, 1), (1.6, 2)):
         ray_offsets = march_rays(**{**scene, "far": scene["near"] + length * STEP}, step=STEP).ray_offsets
         assert ray_offsets.diff().tolist() == [count] * 3
 
 
 def test_far_itself_is_excluded_and_near_included(device):
-    scene = on(device, make_scene(count=2, fraction=1.1))
+    scene = boxed_in(on(device, make_scene(count=2, fraction=1.1)))
     scene |= {"near": torch.ones(2, device=device), "far": torch.tensor([2.0, 2.0 + 2**-20], device=device)}
     _, t, _, _, ray_offsets, _ = march_rays(**scene, step=0.25, offset=torch.zeros(2, device=device))
     assert ray_offsets.tolist() == [0, 4, 9]
@@ -210,13 +216,56 @@ def test_midpoints_are_the_default(device):
 
 
 def test_each_ray_has_its_own_offset(device):
-    scene = on(device, make_scene(fraction=1.1))
+    scene = boxed_in(on(device, make_scene(fraction=1.1)))
     offset = torch.linspace(0, 0.99, 60, device=device)
     _, t, _, _, ray_offsets, _ = march_rays(**scene, step=STEP, offset=offset)
     filled = ray_offsets.diff() > 0
     assert filled.sum() > 30
     first = t[ray_offsets[:-1][filled]]
     torch.testing.assert_close(first, (scene["near"] + offset * STEP)[filled], rtol=1e-6, atol=1e-6)
+
+
+def test_there_are_no_samples_outside_the_box(device):
+    scene = on(device, make_scene(count=300, fraction=1.1))
+    scene |= {"near": torch.zeros_like(scene["near"]), "far": torch.full_like(scene["far"], 50.0)}
+    positions, *_ = samples = march_rays(**scene, step=STEP)
+    low, high = scene["aabb"]
+    assert ((positions > low - 1e-5) & (positions < high + 1e-5)).all()
+    counts = samples.ray_offsets.diff()
+    assert not counts[::7].any()
+    assert (counts > 0).sum() > 200
+
+
+def test_an_infinite_far_ends_at_the_box(device):
+    scene = on(device, make_scene(count=300))
+    bounded = march_rays(**{**scene, "far": torch.full_like(scene["far"], 50.0)}, step=STEP)
+    endless = march_rays(**{**scene, "far": torch.full_like(scene["far"], math.inf)}, step=STEP)
+    assert len(bounded.t) > 1000
+    for one, other in zip(bounded, endless, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_infinite_rays_that_never_leave_have_no_samples(device):
+    scene = on(device, make_scene(count=3, fraction=1.1))
+    scene |= {"directions": torch.zeros(3, 3, device=device), "far": torch.full((3,), math.inf, device=device)}
+    assert len(march_rays(**scene, step=STEP).t) == 0
+    near = torch.full((3,), -math.inf, device=device)
+    assert len(march_rays(**on(device, make_scene(count=3, fraction=1.1)) | {"near": near}, step=STEP).t) == 0
+
+
+@pytest.mark.parametrize("start", [0.0, 5.0, 1e3])
+def test_faces_of_the_box_belong_to_it(device, start):
+    # Rays whose near and far were found from the same box, and whose first and last samples lie on its faces.
+    low, high = BOX.to(device)
+    directions = torch.eye(3, device=device).repeat(2, 1) * torch.tensor([1.0] * 3 + [-1.0] * 3, device=device)[:, None]
+    origins = (low + high) / 2 - directions * start
+    near, far = intersect_aabb(origins, directions, BOX.to(device))
+    occupied = torch.ones(4, 5, 6, dtype=torch.bool, device=device)
+    step = 0.01
+    found = march_rays(origins, directions, near, far, occupied, BOX.to(device), step, torch.zeros_like(near))
+    expected = ((far - near) / step).ceil()
+    assert ((found.ray_offsets.diff() - expected).abs() <= 1 + 1e-6 * start / step).all()
+    assert torch.equal(found.t[found.ray_offsets[:-1]], near)
 
 
 def test_nothing_occupied(device):
@@ -227,10 +276,10 @@ def test_nothing_occupied(device):
 
 
 def test_no_rays(device):
-    positions, t, dt, ray_index, ray_offsets, rays_taken = march_rays(**on(device, make_scene(count=0)), step=STEP)
+    positions, t, dt, ray_index, ray_offsets, rays_kept = march_rays(**on(device, make_scene(count=0)), step=STEP)
     assert positions.shape == (0, 3)
     assert len(t) == len(dt) == len(ray_index) == 0
-    assert ray_offsets.tolist() == rays_taken.tolist() == [0]
+    assert ray_offsets.tolist() == rays_kept.tolist() == [0]
 
 
 def test_rays_do_not_depend_on_their_neighbours(device):
@@ -335,7 +384,7 @@ def test_bits_must_fit_their_resolution(device):
 @pytest.mark.parametrize("segments", [2, 8, 32])
 def test_samples_do_not_depend_on_how_rays_are_cut(device, segments):
     _library.ensure_loaded(device.type)
-    # Half of the cells, singly: more stretches than the first pass remembers.
+    # Half of the cells, singly: more step_ranges than the first pass remembers.
     scene = on(device, make_scene(count=500, resolution=(40, 50, 60), fraction=0.5))
     bits = pack_occupancy(scene["occupied"])
     ops = torch.ops.voxelfield
@@ -360,9 +409,9 @@ def test_samples_do_not_depend_on_how_rays_are_cut(device, segments):
 def assert_truncated(samples, whole, capacity):
     """Fails unless ``samples`` are the first of ``whole`` whose rays fit, and nothing in the rows behind."""
     rays = len(whole.ray_offsets) - 1
-    taken = int((whole.ray_offsets[1:] <= capacity).sum())
-    used = int(whole.ray_offsets[taken])
-    assert samples.rays_taken.tolist() == [taken]
+    rays_kept = int((whole.ray_offsets[1:] <= capacity).sum())
+    used = int(whole.ray_offsets[rays_kept])
+    assert samples.rays_kept.tolist() == [rays_kept]
     assert torch.equal(samples.ray_offsets, whole.ray_offsets.clamp(max=used))
     for name in ("positions", "t", "dt", "ray_index"):
         value = getattr(samples, name)
@@ -372,12 +421,12 @@ def assert_truncated(samples, whole, capacity):
     assert not samples.t[used:].any()
     assert not samples.dt[used:].any()
     assert (samples.ray_index[used:] == max(rays - 1, 0)).all()
-    return taken
+    return rays_kept
 
 
 @pytest.mark.parametrize("count", [3, 60, 2000])
 def test_rays_are_taken_whole_while_they_fit(device, count):
-    scene = on(device, make_scene(count=count))
+    scene = boxed_in(on(device, make_scene(count=count, fraction=0.7)))
     whole = march_rays(**scene, step=STEP)
     total = len(whole.t)
     bounds = whole.ray_offsets.tolist()
@@ -401,7 +450,7 @@ def test_capacity_with_more_rays_than_parts(device):
 def test_capacity_without_rays(device):
     scene = on(device, make_scene(count=0))
     samples = march_rays(**scene, step=STEP, capacity=5000)
-    assert samples.ray_offsets.tolist() == samples.rays_taken.tolist() == [0]
+    assert samples.ray_offsets.tolist() == samples.rays_kept.tolist() == [0]
     assert samples.positions.isnan().all()
     assert not samples.ray_index.any()
 

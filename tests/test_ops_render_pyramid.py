@@ -223,7 +223,7 @@ def test_a_large_image_matches_the_cpu():
         ),
         ({"view_degree": 4}, ValueError, r"view_degree must be an int in 0\.\.3, got 4"),
         ({"density_initial": -1.0}, ValueError, "density_initial must be positive and finite, got -1.0"),
-        ({"min_transmittance": 1.0}, ValueError, r"min_transmittance must lie in \[0, 1\), got 1.0"),
+        ({"min_transmittance": 1.01}, ValueError, r"min_transmittance must lie in \[0, 1\], got 1.01"),
     ],
 )
 def test_wrong_arguments_are_named(change, error, message):

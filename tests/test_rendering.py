@@ -141,7 +141,7 @@ def test_march_through_nothing(device):
     samples = march(straight_rays(device), nowhere(device), STEP)
     assert samples.t.shape == (0,)
     assert samples.ray_offsets.tolist() == [0, 0, 0, 0]
-    assert samples.rays_taken.item() == 3
+    assert samples.rays_kept.item() == 3
 
 
 # --- select
@@ -180,7 +180,9 @@ def test_uniform_box_in_closed_form(device):
     torch.testing.assert_close(rendering.rgb, (opacity * color).expand(3, 3))
     # Integral of t sigma exp(-sigma (t - 1)) over [1, 3]; midpoints miss it by about sigma step^2 / 12.
     depth = 1 + 1 / SIGMA - (3 + 1 / SIGMA) * math.exp(-2 * SIGMA)
-    torch.testing.assert_close(rendering.depth, torch.full((3,), depth, device=device), rtol=0, atol=SIGMA * STEP**2)
+    torch.testing.assert_close(
+        rendering.depth_sum, torch.full((3,), depth, device=device), rtol=0, atol=SIGMA * STEP**2
+    )
     assert rendering.marched == len(rendering.samples) == len(rendering.weights) == len(rendering.sample_rgb) == 192
     torch.testing.assert_close(rendering.weights.view(3, 64).sum(1), rendering.opacity)
     torch.testing.assert_close(rendering.sample_rgb, color.expand(192, 3))
@@ -203,7 +205,7 @@ def test_depth_of_a_wall(device):
     occupancy = nowhere(device)
     occupancy.occupied[:, :, 2:] = True  # z > 0: rays from z = -2 meet it after 2
     rendering = render(field, straight_rays(device), occupancy, RenderSettings(step=STEP))
-    torch.testing.assert_close(rendering.depth / rendering.opacity, torch.full((3,), 2 + STEP / 2, device=device))
+    torch.testing.assert_close(rendering.depth_sum / rendering.opacity, torch.full((3,), 2 + STEP / 2, device=device))
     assert rendering.marched == 96
     assert len(rendering.samples) == 3
 
@@ -220,7 +222,7 @@ def test_empty_space_and_missing_rays_are_transparent(device):
             assert rendering.rgb.shape == (3, 3)
             assert not rendering.rgb.any()
             assert not rendering.opacity.any()
-            assert not rendering.depth.any()
+            assert not rendering.depth_sum.any()
             assert rendering.marched == 0
             rendering.rgb.sum().backward()
     assert not field.grid.features.grad.any()
@@ -407,7 +409,7 @@ def test_room_to_spare_changes_nothing(device, make, min_weight):
     grads, renderings = [], []
     for capacity in (None, Capacity(marched=100 * 150, visible=100 * 140)):
         rendering = render(field, rays, everywhere(device), settings, capacity=capacity)
-        (rendering.rgb.square().sum() + rendering.depth.sum()).backward()
+        (rendering.rgb.square().sum() + rendering.depth_sum.sum()).backward()
         grads.append([parameter.grad.clone() for parameter in field.parameters()])
         field.zero_grad()
         renderings.append(rendering)
@@ -415,8 +417,8 @@ def test_room_to_spare_changes_nothing(device, make, min_weight):
     assert len(exact.samples) < len(roomy.samples)
     assert torch.equal(exact.samples.ray_offsets, roomy.samples.ray_offsets)
     assert exact.marched == roomy.marched
-    assert exact.taken == roomy.taken == 100
-    for name in ("rgb", "opacity", "depth"):
+    assert exact.rays_kept == roomy.rays_kept == 100
+    for name in ("rgb", "opacity", "depth_sum"):
         torch.testing.assert_close(getattr(roomy, name), getattr(exact, name), msg=name)
     # On CUDA networks and sums of gradients work in other orders.
     tolerance = {} if device.type == "cpu" else {"rtol": 1e-2, "atol": 1e-2}
@@ -432,13 +434,13 @@ def test_rays_without_room_show_nothing_and_are_reported(device, make, narrow):
     all_samples = int(exact.marched if narrow == "marched" else exact.samples.ray_offsets[-1])
     room = Capacity(**{"marched": 15000, "visible": 15000, narrow: all_samples // 2})
     rendering = render(field, rays, everywhere(device), settings, capacity=room)
-    taken = int(rendering.taken)
-    assert 30 < taken < 70
+    rays_kept = int(rendering.rays_kept)
+    assert 30 < rays_kept < 70
     assert rendering.samples.ray_offsets[-1] <= room.visible
     assert rendering.weights.shape == (room.visible,)
-    for name in ("rgb", "opacity", "depth"):
-        torch.testing.assert_close(getattr(rendering, name)[:taken], getattr(exact, name)[:taken], msg=name)
-        assert not getattr(rendering, name)[taken:].any()
+    for name in ("rgb", "opacity", "depth_sum"):
+        torch.testing.assert_close(getattr(rendering, name)[:rays_kept], getattr(exact, name)[:rays_kept], msg=name)
+        assert not getattr(rendering, name)[rays_kept:].any()
     assert not rendering.weights[int(rendering.samples.ray_offsets[-1]) :].any()
 
 
@@ -448,11 +450,11 @@ def test_losses_of_the_rays_that_were_taken(device, make):
     config = LossConfig(sample_rgb=1.0, distortion=0.0, opacity_entropy=1.0, sparsity=1.0, tv_density=0.0, tv_color=0.0)
     truth, background = torch.rand(60, 3).to(device), torch.rand(60, 3).to(device)
     part = render(field, rays, everywhere(device), settings, capacity=Capacity(2000, 2000))
-    taken = int(part.taken)
-    assert 0 < taken < 60
-    alone = render(field, rays[:taken], everywhere(device), settings)
+    rays_kept = int(part.rays_kept)
+    assert 0 < rays_kept < 60
+    alone = render(field, rays[:rays_kept], everywhere(device), settings)
     terms = rendering_terms(config, part, part.over(background), truth)
-    expected = rendering_terms(config, alone, alone.over(background[:taken]), truth[:taken])
+    expected = rendering_terms(config, alone, alone.over(background[:rays_kept]), truth[:rays_kept])
     for name, term in expected.items():
         torch.testing.assert_close(terms[name], term, rtol=1e-4, atol=1e-6, msg=name)
 

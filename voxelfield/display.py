@@ -254,7 +254,7 @@ def _views(
 def _one_kernel(
     render: Callable[..., ops.RenderedImage], occupancy: OccupancyGrid, settings: RenderSettings, background: Tensor
 ) -> _Draw:
-    scene = {"background": background, "occupied": occupancy.clearance, "aabb_occupancy": occupancy.aabb}
+    scene = {"background": background, "occupied": occupancy.empty_distance, "aabb_occupancy": occupancy.aabb}
     prepared = partial(render, **scene, **asdict(settings))
 
     def draw(cameras: Cameras, index: int) -> View:

@@ -51,7 +51,7 @@ class OccupancyGrid(nn.Module):
         self.reset_parameters()
         self._cells: Tensor | None = None  # indices (N, 3) of the possible cells, once they are needed
         self._bits = _Derived(_packed_words)
-        self._clearance = _Derived(ops.occupancy_clearance)
+        self._empty_distance = _Derived(ops.empty_distance)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -76,9 +76,9 @@ class OccupancyGrid(nn.Module):
         return ops.OccupancyBits(self._bits.of(self.occupied), (x, y, z))
 
     @property
-    def clearance(self) -> Tensor:
-        """How far each cell is from what is occupied (:func:`voxelfield.ops.occupancy_clearance`); kept like bits."""
-        return self._clearance.of(self.occupied)
+    def empty_distance(self) -> Tensor:
+        """How far each cell is from what is occupied (:func:`voxelfield.ops.empty_distance`); kept like bits."""
+        return self._empty_distance.of(self.occupied)
 
     @torch.no_grad()
     def confine(self, possible: Tensor, aabb: Tensor) -> None:
@@ -150,7 +150,8 @@ class OccupancyGrid(nn.Module):
             self._cells = self.possible.nonzero()
         extent = self.aabb[1] - self.aabb[0]
         size = torch.stack([extent[axis] / cells for axis, cells in enumerate(self.occupied.shape)])
-        self.highest *= decay
+        # A density that was not finite keeps its cell occupied until the next look, not for ever.
+        self.highest.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).mul_(decay)
         highest = self.highest.view(-1)
         for cells in self._cells.split(_CELLS_AT_ONCE):
             seen = density(self.aabb[0] + (cells + torch.rand(cells.shape, device=cells.device)) * size)
@@ -183,7 +184,7 @@ class OccupancyGrid(nn.Module):
         """Takes over cells and their box, in place: a captured CUDA graph may be reading them."""
         self.occupied.copy_(occupied)
         self.aabb.copy_(aabb)
-        for derived in (self._bits, self._clearance):
+        for derived in (self._bits, self._empty_distance):
             if derived.wanted:
                 derived.of(self.occupied)
 
@@ -254,5 +255,5 @@ def _check_threshold(threshold: float) -> None:
 
 
 def _reaches(density: Tensor, step: float, threshold: float) -> Tensor:
-    """Tells where one sample has more than the threshold's opacity."""
-    return -torch.expm1(-density * step) > threshold
+    """Returns where one sample may have more than the threshold's opacity: everywhere that density is not finite."""
+    return ~(-torch.expm1(-density * step) <= threshold)

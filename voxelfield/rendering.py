@@ -54,27 +54,27 @@ class Rendering:
     Attributes:
         rgb: (R, 3) emitted colour, without background.
         opacity: (R,) in [0, 1].
-        depth: (R,) opacity-weighted distance along the ray, world units; divide by opacity for the mean.
+        depth_sum: (R,) sum of weights times distances along the ray, world units; divide by opacity for the mean.
         samples: The M samples whose colour was evaluated.
         density: (M,) their densities, per world unit.
         weights: (M,) their share of their pixel.
         sample_rgb: (M, 3) their colours.
         marched: () int64, number of samples placed in occupied space, before faint ones were dropped; None where
             they were not counted (see :func:`visible_samples`).
-        taken: () int64: rays from this one on had no room, if the capacity was limited, and show nothing.
+        rays_kept: () int64: rays from this one on had no room, if the capacity was limited, and show nothing.
         distortion: (R,) how far the weights of each ray are spread, as :func:`voxelfield.ops.composite` has it; None
             unless wanted.
     """
 
     rgb: Tensor
     opacity: Tensor
-    depth: Tensor
+    depth_sum: Tensor
     samples: RaySamples
     density: Tensor
     weights: Tensor
     sample_rgb: Tensor
     marched: Tensor | None
-    taken: Tensor
+    rays_kept: Tensor
     distortion: Tensor | None = None
 
     def over(self, background: Tensor) -> Tensor:
@@ -187,7 +187,7 @@ def visible_samples(
             rays.directions,
             rays.near,
             rays.far,
-            occupancy.clearance if rays.origins.is_cuda else occupancy.bits,
+            occupancy.empty_distance if rays.origins.is_cuda else occupancy.bits,
             occupancy.aabb,
             density.levels,
             density.aabb,
@@ -204,8 +204,8 @@ def visible_samples(
     marched = march(rays, occupancy, settings.step, jitter, None if capacity is None else capacity.marched)
     packed = select(field, marched, settings, room)
     if capacity is not None:
-        taken = torch.minimum(marched.rays_taken, packed.rays_taken)
-        packed = packed._replace(rays_taken=taken)
+        rays_kept = torch.minimum(marched.rays_kept, packed.rays_kept)
+        packed = packed._replace(rays_kept=rays_kept)
     return packed, marched.ray_offsets[-1]
 
 
@@ -250,13 +250,13 @@ def render(
     return Rendering(
         composite.rgb,
         composite.opacity,
-        composite.depth,
+        composite.depth_sum,
         samples,
         density,
         composite.weights,
         rgb,
         marched,
-        packed.rays_taken[0],
+        packed.rays_kept[0],
         composite.distortion,
     )
 
@@ -291,6 +291,6 @@ def render_view(
         part = render(field, rays[first : first + chunk], occupancy, settings)
         rgb.append(part.over(background))
         opacity.append(part.opacity)
-        depth.append(part.depth / part.opacity.clamp(min=1e-6))
+        depth.append(part.depth_sum / part.opacity.clamp(min=1e-6))
     size = (cameras.height, cameras.width)
     return View(torch.cat(rgb).view(*size, 3), torch.cat(opacity).view(size), torch.cat(depth).view(size))

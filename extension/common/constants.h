@@ -26,14 +26,14 @@ constexpr int kHighestRawDensity = 12;
 constexpr int kMaxShDegree = 3;
 
 // Cells along each axis of a brick, whose occupancy one word holds, as a power of two.
-constexpr int32_t kBlockShift = 2;
+constexpr int32_t kBrickShift = 2;
 
 // Packing (rays/packing.h) counts a multiple of these many rays, and of these many segments, in each of so many parts.
 constexpr int64_t kPartRays = 32;
 constexpr int64_t kPartSegments = 64;
 constexpr int64_t kMaxParts = 2048;
 // Ranges of steps that a walk through occupied cells keeps for the second pass (rays/march_ops.h).
-constexpr int kStretches = 8;
+constexpr int kStoredRanges = 8;
 
 // A tile is 4 x 4 x 8 vertices of a grid, as powers of two; see optim/vertex_tiles.h. Its id has the tile's number
 // along each axis in so many bits.

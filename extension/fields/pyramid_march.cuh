@@ -4,14 +4,13 @@
 #pragma once
 
 #include "common/constants.h"
-#include "common/team_scan.cuh"
 #include "fields/pyramid.cuh"
 #include "fields/pyramid_plan.h"
 #include "fields/unit_ray.h"
 #include "mlp/network.cuh"
 #include "rays/cells_view.h"
 #include "rays/pinhole.h"
-#include "volume/composite.h"
+#include "volume/keep_rule.cuh"
 
 namespace voxelfield {
 
@@ -151,7 +150,8 @@ __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const S
   UnitRay unit(view, scene.pyramid.aabb);
   int own = -1;
   bool walking = false;
-  float depth_of_all = 0.0f, depth_of_kept = 0.0f;
+  const KeepRule<float> rule{scene.min_transmittance, scene.min_weight};
+  KeptLight<float> light(rule);
   typename Rays::Result result{};
   for (;;) {
     unsigned idle = __ballot_sync(kFullWarp, !walking);
@@ -171,7 +171,7 @@ __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const S
         if (walking) {
           walk = Walk(scene.cells, view);
           unit = UnitRay(view, scene.pyramid.aabb);
-          depth_of_all = depth_of_kept = 0.0f;
+          light = KeptLight<float>(rule);
         }
       }
       idle = __ballot_sync(kFullWarp, !walking);
@@ -202,15 +202,11 @@ __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const S
     __syncwarp();
     const Panel<2> panel = last_two_layers<Width, Eights>(load_rows<2>(features, 0), density[0], density[1]);
     const float raw = first_column(panel);
-    const float thickness = found ? scene.density_of(raw) * scene.step : 0.0f, opacity = opacity_of(thickness);
-    const TeamScan<float> of_all = team_scan<kLanes>(thickness, team.seat);
-    const float transmittance = transmittance_at(depth_of_all + of_all.before);
-    sample.kept = found && !(transmittance < scene.min_transmittance) && transmittance * opacity > scene.min_weight;
-    const TeamScan<float> of_kept = team_scan<kLanes>(sample.kept ? thickness : 0.0f, team.seat);
-    if (sample.kept) sample.weight = transmittance_at(depth_of_kept + of_kept.before) * opacity;
-    depth_of_all += of_all.total;
-    depth_of_kept += of_kept.total;
-    if (transmittance_at(depth_of_all) < scene.min_transmittance) walking = false;
+    const JudgedSample<float> judged =
+        light.judge(absorption_of_density(scene.density_of(raw), scene.step), found, TeamScanner<kLanes>{team.seat});
+    sample.kept = judged.kept;
+    sample.weight = judged.weight;
+    if (light.stopped()) walking = false;
     if (!visit(sample, panel, own, ray.direction, result, team)) walking = false;
     __syncwarp();
   }

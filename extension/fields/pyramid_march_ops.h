@@ -46,7 +46,7 @@ struct VisibleOps {
     const Tensor starts = as_contiguous(origins), ways = as_contiguous(directions), distances = as_contiguous(slots);
     const PackedTensors out = new_packed(starts, rays, capacity);
     Backend::pack_slots(
-        packing_of(counts, sums, 1, most < kMostSteps ? most : kMostSteps, out),
+        packing_of(counts, sums, 1, most < kMaxSteps ? most : kMaxSteps, out),
         SlottedSamples{starts.const_data_ptr<float>(), ways.const_data_ptr<float>(), distances.const_data_ptr<float>(),
                        most, static_cast<float>(step), SamplePointers(out)});
     return out;

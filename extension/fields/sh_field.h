@@ -1,9 +1,8 @@
 // A voxel field of spherical harmonics (Fridovich-Keil et al. 2022, Plenoxels): from a grid's features to density and
-// colour along a ray, and back. The stencil is trilinear.h's, the walk ray_walk.h's, the weights composite.h's.
+// colour along a ray, and back. trilinear.h has the stencil, ray_walk.h the walk, keep_rule.h the weights.
 //
-// Channels are raw density, then for red, green and blue the coefficient of every basis function; more are padding.
-// A sample whose weight does not exceed min_weight is left out, as if it were not there: it neither shows nor casts a
-// shadow. So two optical depths are kept, of all samples, to find each one's weight, and of those that stay.
+// Channel 0 is raw density; then come, for red, green and blue in turn, the coefficients of all basis functions.
+// Further channels are padding.
 #pragma once
 
 #include "fields/unit_ray.h"
@@ -28,7 +27,7 @@ struct ShGridView {
   VOXELFIELD_HOST_DEVICE int basis_size() const { return sh_basis_size(degree); }
   VOXELFIELD_HOST_DEVICE int used_channels() const { return 1 + 3 * basis_size(); }
 
-  // scale * softplus(raw + shift), linear where softplus differs from it by less than float32 tells.
+  // scale * softplus(raw + shift). Beyond 20 softplus(x) rounds to x in float32.
   VOXELFIELD_HOST_DEVICE float density_of(float raw) const {
     const float x = raw + density_shift;
     return density_scale * (x > 20.0f ? x : std::log1p(std::exp(x)));
@@ -39,8 +38,8 @@ struct ShGridView {
   }
 };
 
-// Which colours the channels of a vector belong to: those before `split` to the first, the others to the next. A vector
-// of up to 8 never meets three, unless a colour is a single channel.
+// The colours that the channels of a vector belong to: channels before `split` belong to `first`, the others to the
+// next one. A vector of up to 8 channels spans at most two colours, unless a colour has a single channel.
 struct ShColors {
   int first;
   int split;
@@ -55,54 +54,25 @@ struct RenderScene {
   CellsView cells;
   ShGridView<scalar_t> grid;
   float step, steps_per_length;
-  float min_transmittance;
-  float min_weight;
+  KeepRule<float> rule;
 };
 
-// Gradients arriving at one ray's results.
-struct RenderedGradient {
-  float rgb[3];
-  float opacity;
-  float depth;
-
-  VOXELFIELD_HOST_DEVICE float at_weight(const float* sample_rgb, float t) const {
-    return opacity + depth * t + rgb[0] * sample_rgb[0] + rgb[1] * sample_rgb[1] + rgb[2] * sample_rgb[2];
-  }
-};
-
-// What a ray adds up to.
-struct RenderedRay {
-  float rgb[3] = {0, 0, 0};
-  float opacity = 0;
-  float depth = 0;
-
-  VOXELFIELD_HOST_DEVICE void add(float weight, const float* sample_rgb, float t) {
-    for (int color = 0; color < 3; ++color) rgb[color] += weight * sample_rgb[color];
-    opacity += weight;
-    depth += weight * t;
-  }
-
-  // The sum of weight * gradient at the weight, over all samples: what lies behind a sample is this less what came
-  // before, so that the way back needs but one walk.
-  VOXELFIELD_HOST_DEVICE float against(const RenderedGradient& gradient) const {
-    float sum = opacity * gradient.opacity + depth * gradient.depth;
-    for (int color = 0; color < 3; ++color) sum += rgb[color] * gradient.rgb[color];
-    return sum;
-  }
-};
-
-// Gradient at what a sample reads of the grid: at its raw density and at the three colours before the sigmoid.
+// Gradient at the numbers that a sample reads from the grid: its raw density, and its three colours before the sigmoid.
 struct SampleGradient {
   float raw;
   float logit[3];
 };
 
+// `gradient` is that at the ray's totals, `at_weight` that at the sample's weight; for `suffix_grad` see
+// density_gradient.
 template <typename scalar_t>
 VOXELFIELD_HOST_DEVICE SampleGradient sample_gradient(const RenderScene<scalar_t>& scene,
-                                                      const RenderedGradient& gradient, float raw, float transmittance,
-                                                      float weight, const float* rgb, float at_weight, float behind) {
+                                                      const RayTotals<float>& gradient, float raw, float transmittance,
+                                                      float weight, const float* rgb, float at_weight,
+                                                      float suffix_grad) {
   SampleGradient result;
-  result.raw = density_gradient(scene.step, transmittance, weight, at_weight, behind) * scene.grid.density_slope(raw);
+  result.raw =
+      density_gradient(scene.step, transmittance, weight, at_weight, suffix_grad) * scene.grid.density_slope(raw);
   for (int color = 0; color < 3; ++color) {
     result.logit[color] = weight * gradient.rgb[color] * rgb[color] * (1.0f - rgb[color]);
   }

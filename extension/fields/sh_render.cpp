@@ -1,6 +1,6 @@
 // Rendering a voxel field of spherical harmonics on the CPU: rays in parallel, the samples of a ray in order. The
-// gradient goes into the grid in layers along x, every other one in parallel, so that threads never meet at a vertex
-// and any number of them gives the same sums.
+// gradient is summed into the grid layer by layer along x. Every other layer runs in parallel, so that no two threads
+// write to the same vertex, and the number of threads does not change the sums.
 #include <vector>
 
 #include "common/backend.h"
@@ -12,7 +12,7 @@ namespace voxelfield {
 namespace {
 
 constexpr int64_t kRaysPerTask = 64;
-constexpr int kMostChannels = 1 + 3 * kMaxShBasis;
+constexpr int kMaxChannels = 1 + 3 * kMaxShBasis;
 
 template <typename scalar_t>
 VOXELFIELD_HOST_DEVICE float raw_density(const ShGridView<scalar_t>& grid, const Stencil<float, int32_t>& s) {
@@ -26,7 +26,7 @@ template <typename scalar_t>
 VOXELFIELD_HOST_DEVICE void shade(const ShGridView<scalar_t>& grid, const Stencil<float, int32_t>& s,
                                   const float* basis, float* rgb) {
   const int used = grid.used_channels(), size = grid.basis_size();
-  float feature[kMostChannels] = {};
+  float feature[kMaxChannels] = {};
   for (int k = 0; k < kCorners && !s.empty; ++k) {
     const scalar_t* row = grid.rows + s.offset(k) * grid.channels;
     const float weight = s.value(k);
@@ -40,7 +40,7 @@ VOXELFIELD_HOST_DEVICE void shade(const ShGridView<scalar_t>& grid, const Stenci
   }
 }
 
-// One sample that shows.
+// One sample that is kept.
 struct WalkedSample {
   Stencil<float, int32_t> stencil;
   float t, raw, transmittance, weight;
@@ -52,19 +52,16 @@ VOXELFIELD_HOST_DEVICE void walk_ray(const RenderScene<scalar_t>& scene, const R
                                      const Visit& visit) {
   SampleWalk walk(scene.cells, ray);
   const UnitRay unit(ray, scene.grid.aabb);
-  float depth_of_all = 0.0f, depth_of_kept = 0.0f;
+  KeptLight<float> light(scene.rule);
   WalkedSample sample;
-  while (walk.next(sample.t)) {
-    const float reaching = transmittance_at(depth_of_all);
-    if (reaching < scene.min_transmittance) return;
+  while (!light.stopped() && walk.next(sample.t)) {
     sample.stencil = unit.at(sample.t, scene.grid.locator);
     sample.raw = raw_density(scene.grid, sample.stencil);
-    const float thickness = scene.grid.density_of(sample.raw) * scene.step, opacity = opacity_of(thickness);
-    depth_of_all += thickness;
-    if (!(reaching * opacity > scene.min_weight)) continue;
-    sample.transmittance = transmittance_at(depth_of_kept);
-    sample.weight = sample.transmittance * opacity;
-    depth_of_kept += thickness;
+    const JudgedSample<float> judged =
+        light.judge(absorption_of_density(scene.grid.density_of(sample.raw), scene.step), true, SingleScan{});
+    if (!judged.kept) continue;
+    sample.transmittance = judged.transmittance;
+    sample.weight = judged.weight;
     float rgb[3];
     shade(scene.grid, sample.stencil, basis, rgb);
     visit(sample, rgb);
@@ -72,13 +69,13 @@ VOXELFIELD_HOST_DEVICE void walk_ray(const RenderScene<scalar_t>& scene, const R
 }
 
 template <typename scalar_t>
-VOXELFIELD_HOST_DEVICE RenderedRay render_ray(const RenderScene<scalar_t>& scene, const RayView& ray) {
-  RenderedRay result;
+VOXELFIELD_HOST_DEVICE RayTotals<float> render_ray(const RenderScene<scalar_t>& scene, const RayView& ray) {
+  RayTotals<float> totals;
   float basis[kMaxShBasis];
   spherical_harmonics(ray.direction, scene.grid.degree, basis);
   walk_ray(scene, ray, basis,
-           [&](const WalkedSample& sample, const float* rgb) { result.add(sample.weight, rgb, sample.t); });
-  return result;
+           [&](const WalkedSample& sample, const float* rgb) { totals.add(sample.weight, rgb, sample.t); });
+  return totals;
 }
 
 template <typename scalar_t>
@@ -92,7 +89,7 @@ VOXELFIELD_MULTIVERSION void render_row(const RenderScene<scalar_t>& scene, cons
                                         const float* background, const RenderedPointers<float>& out) {
   for (int64_t x = 0; x < camera.width; ++x) {
     const Ray ray = camera(x, y);
-    out.store_over(background, y * camera.width + x, render_ray(scene, ray.view(scene.step, scene.steps_per_length)));
+    out.store_pixel(background, y * camera.width + x, render_ray(scene, ray.view(scene.step, scene.steps_per_length)));
   }
 }
 
@@ -109,24 +106,24 @@ VOXELFIELD_MULTIVERSION void find_contributions(const RenderScene<scalar_t>& sce
                                                 const RenderedPointers<const float>& results,
                                                 std::vector<Contribution>& found) {
   for (int64_t ray = begin; ray < end; ++ray) {
-    const RenderedGradient gradient = gradients.gradient(ray);
-    float behind = results.result(ray).against(gradient);
+    const RayTotals<float> gradient = gradients.load(ray);
+    float suffix_grad = gradient.of_ray(results.load(ray));
     float basis[kMaxShBasis];
     const RayView view = rays[ray];
     spherical_harmonics(view.direction, scene.grid.degree, basis);
     walk_ray(scene, view, basis, [&](const WalkedSample& sample, const float* rgb) {
       const float at_weight = gradient.at_weight(rgb, sample.t);
-      behind -= sample.weight * at_weight;
+      suffix_grad -= sample.weight * at_weight;
       if (sample.stencil.empty) return;
-      found.push_back(
-          {sample.stencil,
-           sample_gradient(scene, gradient, sample.raw, sample.transmittance, sample.weight, rgb, at_weight, behind),
-           ray});
+      found.push_back({sample.stencil,
+                       sample_gradient(scene, gradient, sample.raw, sample.transmittance, sample.weight, rgb, at_weight,
+                                       suffix_grad),
+                       ray});
     });
   }
 }
 
-// The contributions by the layer of their lower vertices along x, in the order of the rays.
+// Contributions sorted by the layer of their lower vertices along x; within a layer they keep the order of the rays.
 class Layers {
  public:
   Layers(const std::vector<std::vector<Contribution>>& parts, int64_t layers) : first_(layers + 1, 0) {
@@ -157,7 +154,7 @@ VOXELFIELD_MULTIVERSION void scatter_layer(const ShGridView<scalar_t>& grid, con
   const int used = grid.used_channels(), size = grid.basis_size();
   for (int64_t i = layers.begin(layer); i < layers.end(layer); ++i) {
     const Contribution& one = layers[i];
-    float basis[kMaxShBasis], value[kMostChannels];
+    float basis[kMaxShBasis], value[kMaxChannels];
     spherical_harmonics(rays[one.ray].direction, grid.degree, basis);
     value[0] = one.gradient.raw;
     for (int color = 0; color < 3; ++color) {
@@ -195,7 +192,7 @@ struct Cpu : CpuBackend {
       find_contributions(scene, rays, begin, end, gradients, results, parts[begin / kRaysPerTask]);
     });
     const Layers layers(parts, scene.grid.locator.resolution[0]);
-    // A layer's samples touch it and the next one.
+    // The samples of a layer write to it and to the next one.
     for (int64_t parity = 0; parity < 2; ++parity) {
       for_each_task((layers.count() - parity + 1) / 2, [&](int64_t task, int64_t /*thread*/) {
         scatter_layer(scene.grid, rays, layers, 2 * task + parity, grad_rows);

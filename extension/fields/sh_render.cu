@@ -7,10 +7,11 @@
 namespace voxelfield {
 namespace {
 
-// Threads that share a ray shorten the way through its samples, one after the other, but each of them walks all of it.
-// That pays while there are too few rays to keep the device busy, and a little for the longest rays of an image.
+// Threads that share a ray take its samples in turn, which shortens its longest chain of work, but each of them walks
+// the whole ray. That pays while there are too few rays to keep the device busy, and a little for the longest rays of
+// an image.
 constexpr int64_t kEnoughThreads = 1 << 16;
-constexpr int kMostRayLanes = 8;
+constexpr int kMaxRayLanes = 8;
 constexpr int kImageRayLanes = 2;
 
 // Rays from memory.
@@ -33,7 +34,9 @@ struct ListedRays {
             view.offset};
   }
 
-  __device__ __forceinline__ void store(int64_t index, const RenderedRay& result) const { out.store(index, result); }
+  __device__ __forceinline__ void store(int64_t index, const RayTotals<float>& totals) const {
+    out.store(index, totals);
+  }
 };
 
 // The rays of an image: a warp renders a tile of pixels, whose rays stay close together.
@@ -60,14 +63,14 @@ struct ImageRays {
     return camera(pixel - y * camera.width, y);
   }
 
-  __device__ __forceinline__ void store(int64_t index, const RenderedRay& result) const {
-    out.store_over(background, index, result);
+  __device__ __forceinline__ void store(int64_t index, const RayTotals<float>& totals) const {
+    out.store_pixel(background, index, totals);
   }
 };
 
 int ray_lanes_for(int64_t rays) {
   int lanes = 1;
-  while (lanes < kMostRayLanes && 2 * lanes * rays <= kEnoughThreads) lanes *= 2;
+  while (lanes < kMaxRayLanes && 2 * lanes * rays <= kEnoughThreads) lanes *= 2;
   return lanes;
 }
 

@@ -6,7 +6,7 @@
 
 namespace voxelfield {
 
-// Batches for training are too small to fill the device anyway.
+// Blocks on a multiprocessor. A training batch is too small to fill the device, so that more would not help.
 constexpr int kListedBlocks = 4;
 
 __device__ __forceinline__ float sum_over_ray(float value, int ray_lanes) {
@@ -14,8 +14,8 @@ __device__ __forceinline__ float sum_over_ray(float value, int ray_lanes) {
   return value;
 }
 
-// `Rays` says which ray a thread of a warp works on, takes its result, and knows how many blocks it wants on a
-// multiprocessor: more of them hide memory's latency, fewer leave each thread more registers.
+// `Rays` maps the threads of a warp to rays, stores the results, and sets the number of blocks on a multiprocessor:
+// more of them hide the latency of memory, fewer leave more registers to each thread.
 template <int Width, typename scalar_t, typename Rays>
 __global__ void __launch_bounds__(kRenderThreads, Rays::kBlocks)
     render_kernel(const __grid_constant__ RenderScene<scalar_t> scene, const __grid_constant__ Rays rays,
@@ -24,16 +24,16 @@ __global__ void __launch_bounds__(kRenderThreads, Rays::kBlocks)
   const int64_t warp = static_cast<int64_t>(blockIdx.x) * kRenderWarps + threadIdx.x / kWarp;
   const int64_t index = rays.index(warp, seat.ray, kWarp / plan.ray_lanes);
   const Ray ray = rays[index];
-  RenderedRay result;
+  RayTotals<float> totals;
   walk_rays<Width>(scene, ray.view(scene.step, scene.steps_per_length), index >= 0, seat, plan,
                    [&](const WalkedSample& sample, int, int) {
-                     if (sample.kept) result.add(sample.weight, sample.rgb, sample.t);
+                     if (sample.kept) totals.add(sample.weight, sample.rgb, sample.t);
                    });
 #pragma unroll
-  for (int color = 0; color < 3; ++color) result.rgb[color] = sum_over_ray(result.rgb[color], plan.ray_lanes);
-  result.opacity = sum_over_ray(result.opacity, plan.ray_lanes);
-  result.depth = sum_over_ray(result.depth, plan.ray_lanes);
-  if (index >= 0 && seat.ray_seat == 0) rays.store(index, result);
+  for (int color = 0; color < 3; ++color) totals.rgb[color] = sum_over_ray(totals.rgb[color], plan.ray_lanes);
+  totals.opacity = sum_over_ray(totals.opacity, plan.ray_lanes);
+  totals.depth_sum = sum_over_ray(totals.depth_sum, plan.ray_lanes);
+  if (index >= 0 && seat.ray_seat == 0) rays.store(index, totals);
 }
 
 // Adds the gradients of the staged samples to the grid's.
@@ -75,20 +75,20 @@ __global__ void __launch_bounds__(kRenderThreads, kListedBlocks)
   const int64_t index = warp * (kWarp / plan.ray_lanes) + seat.ray;
   const bool exists = index < rays.count;
   const int64_t known = exists ? index : 0;
-  const RenderedGradient gradient = gradients.gradient(known);
-  float behind = results.result(known).against(gradient);
+  const RayTotals<float> gradient = gradients.load(known);
+  float suffix_grad = gradient.of_ray(results.load(known));
   walk_rays<Width>(scene, rays[known], exists, seat, plan, [&](const WalkedSample& sample, int place, int count) {
     const float at_weight = sample.kept ? gradient.at_weight(sample.rgb, sample.t) : 0.0f;
-    const RaySum passed(sample.weight * at_weight, seat, plan.ray_lanes);
+    const TeamScan<float> passed = team_scan(sample.weight * at_weight, seat.ray_seat, plan.ray_lanes);
     if (sample.kept) {
       const SampleGradient out = sample_gradient(scene, gradient, sample.raw, sample.transmittance, sample.weight,
-                                                 sample.rgb, at_weight, behind - passed.through);
+                                                 sample.rgb, at_weight, suffix_grad - passed.through);
       float* value = seat.staged[place].value;
       value[0] = out.raw;
 #pragma unroll
       for (int color = 0; color < 3; ++color) value[1 + color] = out.logit[color];
     }
-    behind -= passed.total;
+    suffix_grad -= passed.total;
     __syncwarp();
     scatter<Width>(grad_rows, scene.grid.channels, scene.grid.degree, seat, plan, count);
   });

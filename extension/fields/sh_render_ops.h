@@ -4,37 +4,35 @@
 //   Backend::render_backward(scene, rays, gradients, results, grad_rows)     adds to grad_rows
 #pragma once
 
+#include "common/check_numbers.h"
 #include "fields/sh_field.h"
 #include "rays/pinhole.h"
 #include "rays/ray_inputs.h"
 
 namespace voxelfield {
 
-// Colour (R, 3), opacity (R,) and depth (R,) of rays, or the gradients at them.
+// Colour (R, 3), opacity (R,) and summed depth (R,) of rays, or the gradients at them.
 template <typename T>
 struct RenderedPointers {
   T *rgb, *opacity, *depth;
 
-  VOXELFIELD_HOST_DEVICE RenderedGradient gradient(int64_t ray) const {
+  VOXELFIELD_HOST_DEVICE RayTotals<float> load(int64_t ray) const {
     return {{rgb[3 * ray], rgb[3 * ray + 1], rgb[3 * ray + 2]}, opacity[ray], depth[ray]};
   }
 
-  VOXELFIELD_HOST_DEVICE RenderedRay result(int64_t ray) const {
-    return {{rgb[3 * ray], rgb[3 * ray + 1], rgb[3 * ray + 2]}, opacity[ray], depth[ray]};
+  VOXELFIELD_HOST_DEVICE void store(int64_t ray, const RayTotals<float>& totals) const {
+    for (int color = 0; color < 3; ++color) rgb[3 * ray + color] = totals.rgb[color];
+    opacity[ray] = totals.opacity;
+    depth[ray] = totals.depth_sum;
   }
 
-  VOXELFIELD_HOST_DEVICE void store(int64_t ray, const RenderedRay& result) const {
-    for (int color = 0; color < 3; ++color) rgb[3 * ray + color] = result.rgb[color];
-    opacity[ray] = result.opacity;
-    depth[ray] = result.depth;
-  }
-
-  // Over a background, with the mean depth of what is there.
-  VOXELFIELD_HOST_DEVICE void store_over(const float* background, int64_t pixel, const RenderedRay& result) const {
-    const float open = 1.0f - result.opacity;
-    for (int color = 0; color < 3; ++color) rgb[3 * pixel + color] = result.rgb[color] + open * background[color];
-    opacity[pixel] = result.opacity;
-    depth[pixel] = result.depth / fmaxf(result.opacity, 1e-6f);
+  // Colour over a background, and the mean depth instead of the sum.
+  VOXELFIELD_HOST_DEVICE void store_pixel(const float* background, int64_t pixel,
+                                          const RayTotals<float>& totals) const {
+    const float open = 1.0f - totals.opacity;
+    for (int color = 0; color < 3; ++color) rgb[3 * pixel + color] = totals.rgb[color] + open * background[color];
+    opacity[pixel] = totals.opacity;
+    depth[pixel] = mean_depth(totals);
   }
 };
 
@@ -82,8 +80,8 @@ struct RenderOps {
     return out;
   }
 
-  static Tensor render_grid_backward(const Tensor& grad_rgb, const Tensor& grad_opacity, const Tensor& grad_depth,
-                                     const Tensor& rgb, const Tensor& opacity, const Tensor& depth,
+  static Tensor render_grid_backward(const Tensor& grad_rgb, const Tensor& grad_opacity, const Tensor& grad_depth_sum,
+                                     const Tensor& rgb, const Tensor& opacity, const Tensor& depth_sum,
                                      const Tensor& origins, const Tensor& directions, const Tensor& near,
                                      const Tensor& far, const Tensor& offset, const Tensor& occupied,
                                      std::vector<int64_t> resolution, const Tensor& aabb_occupancy, const Tensor& grid,
@@ -91,15 +89,15 @@ struct RenderOps {
                                      double density_shift, double min_transmittance, double min_weight) {
     STD_TORCH_CHECK(grid.dim() == 4, "grid must be (X, Y, Z, C)");
     Tensor out = new_zeros(grid, {grid.size(0), grid.size(1), grid.size(2), grid.size(3)}, ScalarType::Float);
-    render_grid_accumulate(out, grad_rgb, grad_opacity, grad_depth, rgb, opacity, depth, origins, directions, near, far,
-                           offset, occupied, resolution, aabb_occupancy, grid, aabb_grid, step, degree, density_scale,
-                           density_shift, min_transmittance, min_weight);
+    render_grid_accumulate(out, grad_rgb, grad_opacity, grad_depth_sum, rgb, opacity, depth_sum, origins, directions,
+                           near, far, offset, occupied, resolution, aabb_occupancy, grid, aabb_grid, step, degree,
+                           density_scale, density_shift, min_transmittance, min_weight);
     return out;
   }
 
   static void render_grid_accumulate(Tensor grad_grid, const Tensor& grad_rgb, const Tensor& grad_opacity,
-                                     const Tensor& grad_depth, const Tensor& rgb, const Tensor& opacity,
-                                     const Tensor& depth, const Tensor& origins, const Tensor& directions,
+                                     const Tensor& grad_depth_sum, const Tensor& rgb, const Tensor& opacity,
+                                     const Tensor& depth_sum, const Tensor& origins, const Tensor& directions,
                                      const Tensor& near, const Tensor& far, const Tensor& offset,
                                      const Tensor& occupied, std::vector<int64_t> resolution,
                                      const Tensor& aabb_occupancy, const Tensor& grid, const Tensor& aabb_grid,
@@ -113,13 +111,13 @@ struct RenderOps {
     const int64_t count = rays.origins.size(0);
     check_tensor("grad_rgb", grad_rgb, {count, 3}, ScalarType::Float, origins);
     check_tensor("grad_opacity", grad_opacity, {count}, ScalarType::Float, origins);
-    check_tensor("grad_depth", grad_depth, {count}, ScalarType::Float, origins);
+    check_tensor("grad_depth_sum", grad_depth_sum, {count}, ScalarType::Float, origins);
     check_tensor("rgb", rgb, {count, 3}, ScalarType::Float, origins);
     check_tensor("opacity", opacity, {count}, ScalarType::Float, origins);
-    check_tensor("depth", depth, {count}, ScalarType::Float, origins);
+    check_tensor("depth_sum", depth_sum, {count}, ScalarType::Float, origins);
     const typename Backend::Guard guard(origins);
-    const Rendered gradients{as_contiguous(grad_rgb), as_contiguous(grad_opacity), as_contiguous(grad_depth)};
-    const Rendered results{as_contiguous(rgb), as_contiguous(opacity), as_contiguous(depth)};
+    const Rendered gradients{as_contiguous(grad_rgb), as_contiguous(grad_opacity), as_contiguous(grad_depth_sum)};
+    const Rendered results{as_contiguous(rgb), as_contiguous(opacity), as_contiguous(depth_sum)};
     if (count == 0) return;
     const RayBatch batch = rays.batch(step);
     field.dispatch([&](const auto& view) {
@@ -145,6 +143,8 @@ struct RenderOps {
           density_scale(density_scale),
           density_shift(density_shift) {
       STD_TORCH_CHECK(degree >= 0 && degree <= kMaxShDegree, "degree must lie in 0..3, got ", degree);
+      check_finite_not_negative("density_scale", density_scale);
+      check_finite("density_shift", density_shift);
       const ScalarType dtype = grid.scalar_type();
       STD_TORCH_CHECK(dtype == ScalarType::Float || dtype == ScalarType::Half || dtype == ScalarType::BFloat16,
                       "grid must be float32, float16 or bfloat16, got ", torch::headeronly::toString(dtype));
@@ -191,12 +191,14 @@ struct RenderOps {
   template <typename scalar_t>
   static RenderScene<scalar_t> scene(const CellsView& cells, const ShGridView<scalar_t>& grid, double step,
                                      double min_transmittance, double min_weight) {
+    check_step(step);
+    check_fraction("min_transmittance", min_transmittance);
+    check_fraction("min_weight", min_weight);
     return {cells,
             grid,
             static_cast<float>(step),
             steps_per_length(step),
-            static_cast<float>(min_transmittance),
-            static_cast<float>(min_weight)};
+            {static_cast<float>(min_transmittance), static_cast<float>(min_weight)}};
   }
 
   static Rendered allocate(const Tensor& like, const std::vector<int64_t>& shape) {

@@ -1,10 +1,10 @@
-// How a warp renders rays. `ray_lanes` neighbouring threads walk one ray together and take a sample each; the samples
-// that matter are then staged in shared memory, and `sample_lanes` threads read the features of one together, a vector
-// each. So the threads of a warp stay busy however few of its rays are inside the object.
+// Rendering rays with the threads of a warp. `ray_lanes` neighbouring threads walk one ray together and take a sample
+// each. The samples that are kept are then staged in shared memory, where `sample_lanes` threads read the features of
+// one together, a vector each. So the threads of a warp stay busy however few of its rays are inside the object.
 #pragma once
 
-#include "common/warp.cuh"
 #include "fields/sh_field.h"
+#include "volume/keep_rule.cuh"
 
 namespace voxelfield {
 
@@ -25,8 +25,8 @@ struct alignas(16) StagedSample {
   float weight[kCorners];
   int32_t origin;  // in vertices
   int32_t step[3];
-  float value[4];  // colour on the way back; going out, the gradient at raw density and at the colours' logits
-  int32_t ray;     // of the warp's
+  float value[4];  // forward: the colour; backward: the gradient at raw density and at the colours before the sigmoid
+  int32_t ray;     // its number among those of the warp
 
   __device__ __forceinline__ int64_t vertex(int corner) const {
     return origin + corner_side(corner, 0) * step[0] + corner_side(corner, 1) * step[1] +
@@ -42,10 +42,10 @@ inline int WarpPlan::shared_bytes() const {
 // A thread's place in its warp, and the warp's shared memory.
 struct WarpSeat {
   int lane;
-  int ray;       // of the warp's
-  int ray_seat;  // among the threads of the ray
+  int ray;       // number of the thread's ray among those of the warp
+  int ray_seat;  // number of the thread among those of its ray
   StagedSample* staged;
-  float* basis;  // (rays, plan.row): what each channel is multiplied by, zero for those that are no colour
+  float* basis;  // (rays, plan.row): the factor on each channel, zero for those that belong to no colour
 
   __device__ __forceinline__ explicit WarpSeat(const WarpPlan& plan) {
     extern __shared__ __align__(16) unsigned char shared[];
@@ -56,25 +56,6 @@ struct WarpSeat {
     staged = reinterpret_cast<StagedSample*>(shared) + warp * kWarp;
     basis = reinterpret_cast<float*>(reinterpret_cast<StagedSample*>(shared) + kRenderThreads) +
             warp * (kWarp / plan.ray_lanes) * plan.row;
-  }
-};
-
-// Sums over the threads of one ray: inclusive of this thread's value, and over all of them.
-struct RaySum {
-  float through;
-  float before;
-  float total;
-
-  __device__ __forceinline__ RaySum(float value, const WarpSeat& seat, int ray_lanes) {
-    through = value;
-    for (int step = 1; step < ray_lanes; step *= 2) {
-      const float below = __shfl_up_sync(kFullWarp, through, step);
-      if (seat.ray_seat >= step) through += below;
-    }
-    // Not `through - value`: beside a dense sample that difference has lost what came before it.
-    const float above = __shfl_up_sync(kFullWarp, through, 1);
-    before = seat.ray_seat > 0 ? above : 0.0f;
-    total = __shfl_sync(kFullWarp, through, seat.lane | (ray_lanes - 1));
   }
 };
 
@@ -101,7 +82,7 @@ __device__ __forceinline__ void stage(StagedSample& staged, const Stencil<float,
   staged.ray = ray;
 }
 
-// Rows of a multiple of 8 channels hold whole vectors; 4 more keep neighbouring rows in different banks.
+// A multiple of 8 channels holds whole vectors; 4 more numbers put neighbouring rows into different banks.
 inline int basis_row(int used_channels) { return (used_channels + 7) / 8 * 8 + 4; }
 
 __device__ __forceinline__ void fill_basis_row(const float* direction, int degree, int row, float* out) {
@@ -112,7 +93,7 @@ __device__ __forceinline__ void fill_basis_row(const float* direction, int degre
   for (int i = 1 + 3 * size; i < row; ++i) out[i] = 0.0f;
 }
 
-// Works out the staged samples' colours, before the sigmoid, and leaves them there.
+// Computes the colours of the staged samples, before the sigmoid, into their `value`.
 template <int Width, typename scalar_t>
 __device__ __forceinline__ void shade(const ShGridView<scalar_t>& grid, const WarpSeat& seat, const WarpPlan& plan,
                                       int count) {
@@ -179,9 +160,9 @@ struct WalkedSample {
   float rgb[3];
 };
 
-// Walks the warp's rays, each thread one sample at a time. Whenever some are kept, their colours are found, and all
-// threads call visit(sample, place, count): `place` is that of the thread's sample among the `count` staged ones, if it
-// is kept.
+// Walks the warp's rays, each thread one sample at a time. Whenever some samples are kept, it finds their colours and
+// calls visit(sample, place, count) on all threads: `place` is the place of the thread's sample, if it is kept, among
+// the `count` staged ones.
 template <int Width, typename scalar_t, typename Visit>
 __device__ __forceinline__ void walk_rays(const RenderScene<scalar_t>& scene, const RayView& ray, bool exists,
                                           const WarpSeat& seat, const WarpPlan& plan, const Visit& visit) {
@@ -192,7 +173,8 @@ __device__ __forceinline__ void walk_rays(const RenderScene<scalar_t>& scene, co
   __syncwarp();
   SampleWalk walk(scene.cells, ray);
   const UnitRay unit(ray, scene.grid.aabb);
-  float depth_of_all = 0.0f, depth_of_kept = 0.0f;
+  KeptLight<float> light(scene.rule);
+  const SizedTeamScanner scan{seat.ray_seat, plan.ray_lanes};
   while (__any_sync(kFullWarp, walking)) {
     WalkedSample sample{};
     bool found = false;
@@ -205,23 +187,17 @@ __device__ __forceinline__ void walk_rays(const RenderScene<scalar_t>& scene, co
       }
     }
     Stencil<float, int32_t> stencil;
-    float thickness = 0.0f;
+    Absorption<float> absorption{0.0f, 0.0f};
     if (found) {
       stencil = unit.at(sample.t, scene.grid.locator);
       sample.raw = raw_density(scene.grid, stencil);
-      thickness = scene.grid.density_of(sample.raw) * scene.step;
+      absorption = absorption_of_density(scene.grid.density_of(sample.raw), scene.step);
     }
-    const RaySum of_all(thickness, seat, plan.ray_lanes);
-    const float transmittance = transmittance_at(depth_of_all + of_all.before), opacity = opacity_of(thickness);
-    sample.kept = found && !(transmittance < scene.min_transmittance) && transmittance * opacity > scene.min_weight;
-    const RaySum of_kept(sample.kept ? thickness : 0.0f, seat, plan.ray_lanes);
-    if (sample.kept) {
-      sample.transmittance = transmittance_at(depth_of_kept + of_kept.before);
-      sample.weight = sample.transmittance * opacity;
-    }
-    depth_of_all += of_all.total;
-    depth_of_kept += of_kept.total;
-    if (transmittance_at(depth_of_all) < scene.min_transmittance) walking = false;
+    const JudgedSample<float> judged = light.judge(absorption, found, scan);
+    sample.kept = judged.kept;
+    sample.transmittance = judged.transmittance;
+    sample.weight = judged.weight;
+    if (light.stopped()) walking = false;
 
     const unsigned kept = __ballot_sync(kFullWarp, sample.kept);
     if (kept == 0) continue;
@@ -233,7 +209,7 @@ __device__ __forceinline__ void walk_rays(const RenderScene<scalar_t>& scene, co
     if (sample.kept) {
 #pragma unroll
       for (int color = 0; color < 3; ++color) {
-        // What an empty stencil has read is not to be trusted: NaN times zero is NaN.
+        // An empty stencil has read arbitrary numbers, and NaN times zero is NaN.
         sample.rgb[color] = sigmoid(stencil.empty ? 0.0f : seat.staged[place].value[color]);
       }
     }

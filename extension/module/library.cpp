@@ -47,7 +47,7 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   m.def(
       "place_ray_samples(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, "
       "Tensor occupied, int[] resolution, Tensor aabb_occupancy, float step, int segments, Tensor counts, "
-      "Tensor stretches, Tensor sums, int capacity) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+      "Tensor step_ranges, Tensor sums, int capacity) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 
   // Those samples that show: first which and how many of each ray, then copies of them, in `capacity` rows.
   m.def(
@@ -57,15 +57,27 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "pack_visible_samples(Tensor positions, Tensor t, Tensor dt, Tensor ray_offsets, Tensor kept, Tensor counts, "
       "Tensor sums, int capacity) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 
-  // Emission-absorption along packed rays (ray_offsets is CSR).
-  m.def("ray_weights(Tensor density, Tensor dt, Tensor ray_offsets, float min_transmittance) -> Tensor");
+  // Emission and absorption along packed rays (ray_offsets is CSR). Without `dt`, `density` holds alphas: the shares of
+  // the arriving light that samples stop. ray_light returns the transmittance in front of each sample, or its weight.
   m.def(
-      "composite(Tensor density, Tensor rgb, Tensor t, Tensor dt, Tensor ray_offsets, float min_transmittance, "
+      "ray_light(Tensor density, Tensor? dt, Tensor ray_offsets, float min_transmittance, bool transmittance) -> "
+      "Tensor");
+  m.def(
+      "ray_light_backward(Tensor grad, Tensor density, Tensor? dt, Tensor ray_offsets, float min_transmittance, "
+      "bool transmittance) -> Tensor");
+  m.def(
+      "composite(Tensor density, Tensor rgb, Tensor t, Tensor? dt, Tensor ray_offsets, float min_transmittance, "
       "bool distortion) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
-      "composite_backward(Tensor? grad_rgb, Tensor? grad_opacity, Tensor? grad_depth, Tensor? grad_weights, "
-      "Tensor? grad_distortion, Tensor density, Tensor rgb, Tensor t, Tensor dt, Tensor ray_offsets, Tensor ray_rgb, "
-      "Tensor opacity, Tensor depth, Tensor distortion, float min_transmittance) -> (Tensor, Tensor)");
+      "composite_backward(Tensor? grad_rgb, Tensor? grad_opacity, Tensor? grad_depth_sum, Tensor? grad_weights, "
+      "Tensor? grad_distortion, Tensor density, Tensor rgb, Tensor t, Tensor? dt, Tensor ray_offsets, Tensor ray_rgb, "
+      "Tensor opacity, Tensor depth_sum, Tensor distortion, float min_transmittance) -> (Tensor, Tensor)");
+
+  // The sum of each ray's rows, (M, C) to (R, C); the sum of the rows ahead of each sample, (M, C) to (M, C); and the
+  // adjoint of the first, which gives each of the M samples its ray's row.
+  m.def("sum_along_rays(Tensor values, Tensor ray_offsets) -> Tensor");
+  m.def("exclusive_sum_along_rays(Tensor values, Tensor ray_offsets) -> Tensor");
+  m.def("spread_along_rays(Tensor values, Tensor ray_offsets, int samples) -> Tensor");
 
   // Colours of pixels over a background (pixels, 3) or (3,), each from `rays_per_pixel` rays that follow one another;
   // by their mean light if image values encode it as `srgb` does, else by the mean of their values.
@@ -75,14 +87,14 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "bool srgb) -> (Tensor grad_rgb, Tensor grad_opacity)");
 
   // Mean squared error of colours: of pixels, over pixels and channels, or with the `weights` and `ray_index` of
-  // samples, over rays. Rays from `taken` (one integer) on do not count, nor do pixels
+  // samples, over rays. Rays from `rays_kept` (one integer) on do not count, nor do pixels
   // that have one of them; of samples it is only how many rays the mean is over.
   m.def(
       "color_error(Tensor colors, Tensor truth, Tensor? weights, Tensor? ray_index, int rays_per_pixel, "
-      "Tensor? taken) -> Tensor");
+      "Tensor? rays_kept) -> Tensor");
   m.def(
       "color_error_backward(Tensor grad, Tensor colors, Tensor truth, Tensor? weights, Tensor? ray_index, "
-      "int rays_per_pixel, Tensor? taken) -> Tensor");
+      "int rays_per_pixel, Tensor? rays_kept) -> Tensor");
 
   // Lists blocks of 4 x 4 x 8 vertices of a grid that samples in occupied cells (X, Y, Z) of the same box touch: their
   // ids into the first `count` of `ids`, in any order.
@@ -114,23 +126,23 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "mlp_backward(Tensor grad_output, Tensor input, Tensor[] weights, Tensor? count) -> (Tensor grad_input, Tensor[] "
       "grad_weights)");
 
-  // A grid (X, Y, Z, C) of raw density and spherical harmonics along rays: colour, opacity and depth, and the gradient
-  // in the grid. `density` (X, Y, Z) is read instead of the grid's first channel, if given. `occupied` are the words of
-  // pack_occupancy for `resolution` cells, or clearances (X', Y', Z') uint8.
+  // A grid (X, Y, Z, C) of raw density and spherical harmonics along rays: colour, opacity and the sum of weights times
+  // distances, and the gradient in the grid. `density` (X, Y, Z) is read instead of the grid's first channel, if given.
+  // `occupied` holds the words of pack_occupancy for `resolution` cells, or empty distances (X', Y', Z') uint8.
   m.def(
       "render_grid(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor occupied, "
       "int[] resolution, Tensor aabb_occupancy, Tensor grid, Tensor? density, Tensor aabb_grid, float step, "
       "int degree, float density_scale, float density_shift, float min_transmittance, float min_weight) -> "
       "(Tensor, Tensor, Tensor)");
   m.def(
-      "render_grid_backward(Tensor grad_rgb, Tensor grad_opacity, Tensor grad_depth, Tensor rgb, Tensor opacity, "
-      "Tensor depth, Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor occupied, "
+      "render_grid_backward(Tensor grad_rgb, Tensor grad_opacity, Tensor grad_depth_sum, Tensor rgb, Tensor opacity, "
+      "Tensor depth_sum, Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor occupied, "
       "int[] resolution, Tensor aabb_occupancy, Tensor grid, Tensor aabb_grid, float step, int degree, "
       "float density_scale, float density_shift, float min_transmittance, float min_weight) -> Tensor");
   // The gradient, added to what is there: float32, for a caller that keeps a sum over several batches.
   m.def(
-      "render_grid_accumulate(Tensor(a!) grad_grid, Tensor grad_rgb, Tensor grad_opacity, Tensor grad_depth, "
-      "Tensor rgb, Tensor opacity, Tensor depth, Tensor origins, Tensor directions, Tensor near, Tensor far, "
+      "render_grid_accumulate(Tensor(a!) grad_grid, Tensor grad_rgb, Tensor grad_opacity, Tensor grad_depth_sum, "
+      "Tensor rgb, Tensor opacity, Tensor depth_sum, Tensor origins, Tensor directions, Tensor near, Tensor far, "
       "Tensor offset, Tensor occupied, int[] resolution, Tensor aabb_occupancy, Tensor grid, Tensor aabb_grid, "
       "float step, int degree, float density_scale, float density_shift, float min_transmittance, "
       "float min_weight) -> ()");

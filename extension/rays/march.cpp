@@ -6,18 +6,18 @@
 namespace voxelfield {
 namespace {
 
-constexpr int64_t kBlocksPerTask = 1 << 10;
+constexpr int64_t kBricksPerTask = 1 << 10;
 
 struct Cpu : CpuBackend {
-  static void pack_blocks(const bool* occupied, const OccupancyView& grid, int64_t* words, int64_t blocks) {
-    torch::stable::parallel_for(0, blocks, kBlocksPerTask, [&](int64_t begin, int64_t end) {
-      for (int64_t block = begin; block < end; ++block) words[block] = pack_block(occupied, grid.resolution, block);
+  static void pack_bricks(const bool* occupied, const OccupancyView& grid, int64_t* words, int64_t bricks) {
+    torch::stable::parallel_for(0, bricks, kBricksPerTask, [&](int64_t begin, int64_t end) {
+      for (int64_t brick = begin; brick < end; ++brick) words[brick] = pack_brick(occupied, grid.resolution, brick);
     });
   }
 
-  static void count_samples(const RaySegments& rays, const SegmentParts& parts, int32_t* counts, Stretch* stretches,
+  static void count_samples(const RaySegments& rays, const SegmentParts& parts, int32_t* counts, StepRange* step_ranges,
                             int64_t* sums) {
-    count_segments(parts, counts, sums, [&](int64_t segment) { return count_on_segment(rays, segment, stretches); });
+    count_segments(parts, counts, sums, [&](int64_t segment) { return count_on_segment(rays, segment, step_ranges); });
   }
 
   static void place_samples(const Packing& packing, const MarchedSamples& samples) { place_segments(packing, samples); }

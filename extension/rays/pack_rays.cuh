@@ -1,4 +1,4 @@
-// The second pass of packing on CUDA: a block places a part, whose first row it finds from the sums of all parts.
+// The second pass of packing on CUDA: a block packs a part, whose first row follows from the sums of all parts.
 #pragma once
 
 #include "common/backend.cuh"
@@ -7,43 +7,45 @@
 
 namespace voxelfield {
 
-constexpr int64_t kTailRows = 4096;    // for each block that has no part
-constexpr int64_t kTailBlocks = 1024;  // at most
+// The rows behind the last ray's are cleared by all blocks; there are more blocks than parts if that pays.
+constexpr int64_t kTailRows = 4096;  // for each block
+constexpr int64_t kMaxTailBlocks = 1024;
 
-struct Shares {
-  int64_t before;  // samples of all parts before one's own
-  int64_t total;
+// The samples of all parts before a block's own, and of all parts.
+struct PartSums {
+  int64_t before, total;
 };
 
 template <int Threads>
-__device__ __forceinline__ Shares share_of(const Packing& packing, int64_t part) {
+__device__ __forceinline__ PartSums sum_parts(const Packing& packing, int64_t part) {
   __shared__ int64_t scratch[2][Threads / kWarp];
-  Shares shares{0, 0};
+  PartSums sums{0, 0};
   const int64_t parts = packing.parts.parts();
 #pragma unroll 4
   for (int64_t i = threadIdx.x; i < parts; i += Threads) {
     const int64_t sum = packing.sum(i);
-    shares.total += sum;
-    if (i < part) shares.before += sum;
+    sums.total += sum;
+    if (i < part) sums.before += sum;
   }
-  shares.before = block_sum<Threads>(shares.before, scratch[0]);
-  shares.total = block_sum<Threads>(shares.total, scratch[1]);
-  return shares;
+  sums.before = block_sum<Threads>(sums.before, scratch[0]);
+  sums.total = block_sum<Threads>(sums.total, scratch[1]);
+  return sums;
 }
 
-struct Taken {
+// The rays that fit, counted from the first, and their rows.
+struct KeptRays {
   int64_t rays, rows;
 };
 
-// Which rays fit, where not all do. Their last lies in the first part whose samples do not fit whole.
+// Finds the rays that fit, where not all do: the last of them lies in the first part that does not fit whole.
 template <int Threads>
-__device__ Taken find_taken(const Packing& packing) {
+__device__ KeptRays find_kept(const Packing& packing) {
   __shared__ int64_t scratch[Threads / kWarp];
   __shared__ int64_t full_part, rows;
-  __shared__ Taken taken;
+  __shared__ KeptRays kept;
   if (threadIdx.x == 0) {
     full_part = rows = 0;
-    taken = {0, 0};  // which stays so where counts do not add up to their sums
+    kept = {0, 0};  // the result if counts do not add up to their sums
   }
   const int64_t parts = packing.parts.parts();
   int64_t before = 0;
@@ -70,18 +72,18 @@ __device__ Taken find_taken(const Packing& packing) {
       own += packing.count(s);
     }
     const int64_t through = before + block_inclusive_sum<Threads>(own, scratch);
-    if (through - own <= packing.capacity && packing.capacity < through) taken = {i, through - own};
+    if (through - own <= packing.capacity && packing.capacity < through) kept = {i, through - own};
     if (__syncthreads_or(through > packing.capacity)) break;
     if (threadIdx.x == Threads - 1) rows = through;
     __syncthreads();
     before = rows;
   }
-  return taken;
+  return kept;
 }
 
-constexpr int kGroupRows = 4;  // that a thread writes, in accesses of 16 bytes
+constexpr int kGroupRows = 4;  // consecutive rows, which a thread writes in accesses of 16 bytes
 
-// Writes those of a group's samples that are known and whose rows, from `first` on, lie in [begin, end).
+// Writes the samples of a group that are known and whose rows, counted from `first`, lie in [begin, end).
 __device__ __forceinline__ void write_group(const SamplePointers& out, int64_t first, int64_t begin, int64_t end,
                                             const SampleRow (&rows)[kGroupRows]) {
   bool whole = begin <= first && first + kGroupRows <= end;
@@ -114,15 +116,15 @@ static __global__ void __launch_bounds__(Threads) place_segments(Packing packing
   __shared__ unsigned first_of[kChunk + 1];
   __shared__ unsigned scratch[Threads / kWarp];
   const int64_t part = blockIdx.x, rays = packing.parts.rays();
-  const Shares shares = share_of<Threads>(packing, part);
-  const bool fits = shares.total <= packing.capacity;
-  const Taken taken = fits ? Taken{rays, shares.total} : find_taken<Threads>(packing);
+  const PartSums sums = sum_parts<Threads>(packing, part);
+  const bool fits = sums.total <= packing.capacity;
+  const KeptRays kept = fits ? KeptRays{rays, sums.total} : find_kept<Threads>(packing);
   if (part == 0 && threadIdx.x == 0) {
-    *packing.rays_taken = taken.rays;
+    *packing.rays_kept = kept.rays;
     packing.ray_offsets[0] = 0;
   }
 
-  int64_t before = shares.before;
+  int64_t before = sums.before;
   const int64_t last = part < packing.parts.parts() ? packing.parts.end(part) : 0;
   for (int64_t chunk = packing.parts.begin(part); chunk < last; chunk += kChunk) {
     const int64_t own = chunk + threadIdx.x;
@@ -135,10 +137,10 @@ static __global__ void __launch_bounds__(Threads) place_segments(Packing packing
     __syncthreads();
     if (owns && ((own + 1) >> packing.parts.segments_shift) << packing.parts.segments_shift == own + 1) {
       const int64_t offset = before + through;
-      packing.ray_offsets[(own + 1) >> packing.parts.segments_shift] = offset < taken.rows ? offset : taken.rows;
+      packing.ray_offsets[(own + 1) >> packing.parts.segments_shift] = offset < kept.rows ? offset : kept.rows;
     }
     const int64_t after = before + first_of[kChunk];
-    const int64_t end = after < taken.rows ? after : taken.rows;
+    const int64_t end = after < kept.rows ? after : kept.rows;
     for (int64_t row = (before / kGroupRows + threadIdx.x) * kGroupRows; row < end; row += Threads * kGroupRows) {
       const unsigned from = row > before ? static_cast<unsigned>(row - before) : 0;
       int segment = 0;
@@ -167,16 +169,16 @@ static __global__ void __launch_bounds__(Threads) place_segments(Packing packing
   const SampleRow none = no_sample(rays);
   const SampleRow nothing[kGroupRows] = {none, none, none, none};
   const int64_t stride = static_cast<int64_t>(gridDim.x) * Threads * kGroupRows;
-  for (int64_t row = (taken.rows / kGroupRows + part * Threads + threadIdx.x) * kGroupRows; row < packing.capacity;
+  for (int64_t row = (kept.rows / kGroupRows + part * Threads + threadIdx.x) * kGroupRows; row < packing.capacity;
        row += stride) {
-    write_group(samples.out, row, taken.rows, packing.capacity, nothing);
+    write_group(samples.out, row, kept.rows, packing.capacity, nothing);
   }
 }
 
 template <typename Samples>
 void launch_place_segments(const Packing& packing, const Samples& samples, cudaStream_t stream) {
   const int64_t tail = (packing.capacity + kTailRows - 1) / kTailRows;
-  const int64_t tail_blocks = tail < kTailBlocks ? tail : kTailBlocks;
+  const int64_t tail_blocks = tail < kMaxTailBlocks ? tail : kMaxTailBlocks;
   const int64_t parts = packing.parts.parts();
   const unsigned blocks = static_cast<unsigned>(parts > tail_blocks ? parts : tail_blocks);
   place_segments<kThreads><<<blocks, kThreads, 0, stream>>>(packing, samples);

@@ -1,4 +1,4 @@
-// The two passes of packing on the CPU: parts in parallel, and between the passes one walk over all counts.
+// The two passes of packing on the CPU: parts in parallel, and one loop over all counts between the passes.
 #pragma once
 
 #include "common/backend.h"
@@ -19,10 +19,10 @@ void count_segments(const SegmentParts& parts, int32_t* counts, int64_t* sums, c
   });
 }
 
-// Fills in ray_offsets and rays_taken.
-inline void take_rays(const Packing& packing) {
+// Fills in ray_offsets and rays_kept.
+inline void keep_rays(const Packing& packing) {
   const int64_t rays = packing.parts.rays(), segments_per_ray = int64_t{1} << packing.parts.segments_shift;
-  int64_t used = 0, taken = 0;
+  int64_t used = 0, kept = 0;
   bool fits = true;
   packing.ray_offsets[0] = 0;
   for (int64_t ray = 0; ray < rays; ++ray) {
@@ -31,20 +31,20 @@ inline void take_rays(const Packing& packing) {
     fits = fits && used + samples <= packing.capacity;
     if (fits) {
       used += samples;
-      ++taken;
+      ++kept;
     }
     packing.ray_offsets[ray + 1] = used;
   }
-  *packing.rays_taken = taken;
+  *packing.rays_kept = kept;
 }
 
-// Second pass: writes every row: by samples.sample and write_rest, or as one that no ray has.
+// Second pass: writes every row, those of rays by samples.sample and write_rest, the others as rows of no ray.
 template <typename Samples>
 void place_segments(const Packing& packing, const Samples& samples) {
   constexpr int64_t kRowsPerTask = 1 << 14, kRaysPerTask = 64;
-  take_rays(packing);
-  const int64_t rays = packing.parts.rays(), taken = *packing.rays_taken, used = packing.ray_offsets[rays];
-  for_each_range(taken, kRaysPerTask, [&](int64_t begin, int64_t end) {
+  keep_rays(packing);
+  const int64_t rays = packing.parts.rays(), kept = *packing.rays_kept, used = packing.ray_offsets[rays];
+  for_each_range(kept, kRaysPerTask, [&](int64_t begin, int64_t end) {
     for (int64_t ray = begin; ray < end; ++ray) {
       int64_t row = packing.ray_offsets[ray];
       const int64_t first = ray << packing.parts.segments_shift, last = (ray + 1) << packing.parts.segments_shift;

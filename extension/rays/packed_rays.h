@@ -1,5 +1,5 @@
-// Which rows of packed samples a ray has. Offsets are the caller's, and on a GPU nobody looks at them before a kernel
-// does: whatever they are, no ray reaches beyond the samples, and each sample is some ray's or no ray's.
+// The rows of packed samples that a ray has. The caller's offsets are not checked on CUDA, because that would
+// synchronise; whatever they are, no ray reaches beyond the samples.
 #pragma once
 
 #include <cstdint>

@@ -1,11 +1,11 @@
-// Rays of a pinhole camera: the same that voxelfield.cameras casts, made where they are used.
+// Rays of a pinhole camera, as voxelfield.cameras casts them, computed where they are used.
 #pragma once
 
 #include "rays/ray_walk.h"
 
 namespace voxelfield {
 
-// A ray that lies nowhere in memory.
+// A ray held by value.
 struct Ray {
   float origin[3];
   float direction[3];
@@ -18,14 +18,14 @@ struct Ray {
   }
 };
 
-// The stretch of a ray inside a box; near == far == 0 where it misses (Kay and Kajiya 1986, slabs).
+// Sets near and far to the part of a ray inside a box, or both to 0 where it misses (Kay and Kajiya 1986, slabs).
 VOXELFIELD_HOST_DEVICE void clip_to_box(const float* aabb, Ray& ray) {
   float enter = 0.0f, leave = INFINITY;
   VOXELFIELD_UNROLL
   for (int axis = 0; axis < 3; ++axis) {
     const float low = (aabb[axis] - ray.origin[axis]) / ray.direction[axis];
     const float high = (aabb[3 + axis] - ray.origin[axis]) / ray.direction[axis];
-    // 0 / 0, of an origin on the face of a slab that the ray runs along, bounds nothing: fmin and fmax pass over NaN.
+    // 0 / 0 comes from an origin on the face of a slab that the ray runs along: it bounds nothing.
     if (low == low && high == high) {
       enter = fmaxf(enter, fminf(low, high));
       leave = fminf(leave, fmaxf(low, high));
@@ -47,7 +47,7 @@ struct PinholeView {
     return through(static_cast<float>(x) + 0.5f, static_cast<float>(y) + 0.5f);
   }
 
-  // The ray through a point of the image, in pixels from its corner; its samples at the middle of their steps.
+  // The ray through a point of the image, in pixels from its corner; it is sampled at the middle of each step.
   VOXELFIELD_HOST_DEVICE Ray through(float x, float y) const {
     const float right = (x - intrinsics[2]) / intrinsics[0];
     const float down = (y - intrinsics[3]) / intrinsics[1];

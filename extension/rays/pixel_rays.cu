@@ -1,4 +1,4 @@
-// Rays through pixels of photographs, on CUDA: a thread a ray.
+// Rays through pixels of photographs, on CUDA: each thread casts a ray.
 #include "common/backend.cuh"
 #include "rays/pixel_rays_ops.h"
 
@@ -7,7 +7,7 @@ namespace {
 
 __global__ void __launch_bounds__(kThreads)
     pixel_rays_kernel(ImagesView images, const int64_t* __restrict__ index, int64_t rays, PixelRayPointers out) {
-  // Three numbers a ray would leave a thread's stores apart from its neighbours'.
+  // Written straight to memory, three numbers for each ray would not coalesce.
   __shared__ float origins[3 * kThreads], directions[3 * kThreads];
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads, row = first + threadIdx.x;
   if (row < rays) {

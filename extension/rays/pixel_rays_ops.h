@@ -15,17 +15,17 @@ struct ImagesView {
   const float* aabb;
   int64_t width, height;
   int64_t count;  // of pixels, at least 1
-  int64_t side;   // of the square of rays through each pixel
+  int64_t side;   // rays along each side of a pixel
 
-  // The nearest one that there is.
+  // The pixel of an index, clamped to those that there are.
   VOXELFIELD_HOST_DEVICE int64_t pixel(int64_t index) const {
     return index < 0 ? 0 : (index < count ? index : count - 1);
   }
 
   VOXELFIELD_HOST_DEVICE int64_t rays_per_pixel() const { return side * side; }
 
-  // The ray through the middle of one of the squares that divide a pixel; both are counted row by row, pixels through
-  // all images.
+  // The ray through the middle of one of the squares that divide a pixel. Both numbers count row by row, that of the
+  // pixel through all images.
   VOXELFIELD_HOST_DEVICE Ray ray(int64_t pixel, int64_t square) const {
     const int64_t size = width * height, camera = pixel / size, at = pixel - camera * size;
     const int64_t y = at / width, x = at - y * width, down = square / side, right = square - down * side;
@@ -38,14 +38,14 @@ struct ImagesView {
   }
 
  private:
-  VOXELFIELD_HOST_DEVICE float middle(int64_t pixel, int64_t part) const {
-    return static_cast<float>(pixel) + (static_cast<float>(part) + 0.5f) / static_cast<float>(side);
+  VOXELFIELD_HOST_DEVICE float middle(int64_t pixel, int64_t square) const {
+    return static_cast<float>(pixel) + (static_cast<float>(square) + 0.5f) / static_cast<float>(side);
   }
 };
 
 struct PixelRayPointers {
-  float *origins, *directions, *near, *far;  // of rays, those of a pixel together
-  float* rgba;                               // of pixels
+  float *origins, *directions, *near, *far;  // for each ray, those of a pixel together
+  float* rgba;                               // for each pixel
 };
 
 template <typename Backend>

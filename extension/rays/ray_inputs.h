@@ -1,6 +1,7 @@
-// What the host sides of ops that walk rays share: rays in memory, and the cells that they are walked through.
+// Shared by the host sides of ops that walk rays: the rays in memory, and the cells that they are walked through.
 #pragma once
 
+#include "common/check_numbers.h"
 #include "common/check_tensor.h"
 #include "rays/cells_view.h"
 #include "rays/ray_walk.h"
@@ -39,6 +40,7 @@ struct RayInputs {
   }
 
   RayBatch batch(double step) const {
+    check_step(step);
     return {origins.const_data_ptr<float>(), directions.const_data_ptr<float>(),
             near.const_data_ptr<float>(),    far.const_data_ptr<float>(),
             offset.const_data_ptr<float>(),  static_cast<float>(step),
@@ -49,19 +51,19 @@ struct RayInputs {
 inline OccupancyView occupancy_view(const int64_t* words, const std::vector<int64_t>& resolution, const float* aabb) {
   STD_TORCH_CHECK(resolution.size() == 3, "resolution must be X, Y, Z, got ", resolution.size(), " numbers");
   OccupancyView grid{words, {}, {}, aabb};
-  int64_t blocks = 1;
+  int64_t bricks = 1;
   for (int axis = 0; axis < 3; ++axis) {
-    STD_TORCH_CHECK(resolution[axis] >= 0 && resolution[axis] < kMostCells,
+    STD_TORCH_CHECK(resolution[axis] >= 0 && resolution[axis] < kMaxCells,
                     "an occupancy grid must have fewer than 2^22 cells along each axis, got ", resolution[axis]);
     grid.resolution[axis] = static_cast<int32_t>(resolution[axis]);
-    grid.blocks[axis] = blocks_for(resolution[axis]);
-    blocks *= grid.blocks[axis];
-    STD_TORCH_CHECK(blocks < (int64_t{1} << 31), "an occupancy grid must have fewer than 2^31 blocks of 4^3 cells");
+    grid.bricks[axis] = bricks_for(resolution[axis]);
+    bricks *= grid.bricks[axis];
+    STD_TORCH_CHECK(bricks < (int64_t{1} << 31), "an occupancy grid must have fewer than 2^31 bricks of 4^3 cells");
   }
   return grid;
 }
 
-// The cells of a box: words of bits, or a clearance each.
+// The cells of a box: words of bits, or a distance for each cell.
 struct CellInputs {
   Tensor cells, aabb;
   std::vector<int64_t> resolution;
@@ -78,7 +80,7 @@ struct CellInputs {
     const OccupancyView grid =
         occupancy_view(cells.const_data_ptr<int64_t>(), resolution, aabb.const_data_ptr<float>());
     for (int axis = 0; axis < 3; ++axis) {
-      STD_TORCH_CHECK(cells.size(axis) == grid.blocks[axis],
+      STD_TORCH_CHECK(cells.size(axis) == grid.bricks[axis],
                       "occupied must be what pack_occupancy returned for a grid of ", resolution[0], " x ",
                       resolution[1], " x ", resolution[2], " cells, got ", cells.size(axis), " words along axis ",
                       axis);
@@ -90,15 +92,15 @@ struct CellInputs {
     if (cells.scalar_type() == ScalarType::Long) return {bits(), nullptr};
     const OccupancyView grid = occupancy_view(nullptr, resolution, aabb.const_data_ptr<float>());
     for (int axis = 0; axis < 3; ++axis) {
-      STD_TORCH_CHECK(cells.size(axis) == resolution[axis], "resolution[", axis, "] must be that of the clearances, ",
+      STD_TORCH_CHECK(cells.size(axis) == resolution[axis], "resolution[", axis, "] must be that of the distances, ",
                       cells.size(axis), ", got ", resolution[axis]);
     }
-    STD_TORCH_CHECK(cells.numel() < (int64_t{1} << 31), "there must be fewer than 2^31 clearances");
+    STD_TORCH_CHECK(cells.numel() < (int64_t{1} << 31), "there must be fewer than 2^31 cells with distances");
     return {grid, cells.const_data_ptr<uint8_t>()};
   }
 };
 
-// A pinhole camera, the size of its image, and what lies behind the scene.
+// A pinhole camera, the size of its image, and the colour behind the scene.
 inline void check_camera(const Tensor& c2w, const Tensor& intrinsics, int64_t width, int64_t height,
                          const Tensor& background) {
   check_tensor("c2w", c2w, {4, 4}, ScalarType::Float, c2w);

@@ -1,9 +1,9 @@
 // Walking a ray through an occupancy grid on a fixed lattice of steps: t_k = near + (k + offset) * step.
 //
-// Whether lattice position k is taken depends on k alone: on the cell that its rounded position falls into. Strides
-// over cells of one kind end early by a bound on all rounding, so where a walk starts, or what it strides over, changes
-// nothing; parts of a ray can be walked in parallel, and again. Which products and sums are fused is spelled out for
-// the same reason.
+// Lattice position k is a hit if it lies inside the box, in an occupied cell. That depends on k alone: on the cell that
+// its rounded position falls into. Strides over cells of one kind end early by a bound on all rounding errors, so
+// neither the start of a walk nor the length of its strides changes a result; segments of a ray can be walked in
+// parallel, and again. Fused and separate products are spelled out for the same reason.
 #pragma once
 
 #include "common/whole_numbers.h"
@@ -11,9 +11,14 @@
 
 namespace voxelfield {
 
-// Lattice positions of a ray that are looked at. Up to here floats count exactly, and round as below.
-constexpr int32_t kMostSteps = 1 << 22;
-constexpr int64_t kMostCells = 1 << 22;  // along an axis
+// Lattice positions of a ray that are examined at most. Floats count exactly up to here, and round as below.
+constexpr int32_t kMaxSteps = 1 << 22;
+constexpr int64_t kMaxCells = 1 << 22;  // along an axis
+
+// Lattice positions begin, ..., end - 1 of a ray.
+struct StepRange {
+  int32_t begin, end;
+};
 
 struct RayView {
   const float* origin;
@@ -26,13 +31,15 @@ struct RayView {
 
   VOXELFIELD_HOST_DEVICE float t(float k) const { return fmaf(k + offset, step, near); }
 
-  // Number of lattice positions before `far`.
-  VOXELFIELD_HOST_DEVICE int32_t steps() const {
-    const float estimate = (far - near) * steps_per_length - offset;
+  // The number of lattice positions before distance `limit`; none if that is infinitely far.
+  VOXELFIELD_HOST_DEVICE int32_t steps_before(float limit) const {
+    const float length = limit - near;
+    if (!(length < INFINITY)) return 0;
+    const float estimate = fmaf(length, steps_per_length, -offset);
     int32_t k = 0;
-    if (estimate > 0.0f) k = estimate < static_cast<float>(kMostSteps) ? static_cast<int32_t>(estimate) : kMostSteps;
-    while (k > 0 && !(t(static_cast<float>(k - 1)) < far)) --k;
-    while (k < kMostSteps && t(static_cast<float>(k)) < far) ++k;
+    if (estimate > 0.0f) k = estimate < static_cast<float>(kMaxSteps) ? static_cast<int32_t>(estimate) : kMaxSteps;
+    while (k > 0 && !(t(static_cast<float>(k - 1)) < limit)) --k;
+    while (k < kMaxSteps && t(static_cast<float>(k)) < limit) ++k;
     return k;
   }
 };
@@ -52,7 +59,9 @@ class RayWalk {
  public:
   VOXELFIELD_HOST_DEVICE RayWalk(const Cells& grid, const RayView& ray) : grid_(&grid), ray_(&ray) {
     constexpr float kRounding = 8 * 5.9604645e-8f;
-    const float slack = kRounding * (fabsf(ray.near) + fabsf(ray.far));
+    float enter = -INFINITY, leave = INFINITY;  // distances at which the ray crosses the faces of the box
+    float length[3];                            // of ray for each cell
+    bool outside = false;
     VOXELFIELD_UNROLL
     for (int axis = 0; axis < 3; ++axis) {
       const float size = static_cast<float>(grid.resolution[axis]);
@@ -60,23 +69,49 @@ class RayWalk {
       border_[axis] = size - 1.0f;
       start_[axis] = rounded_product(ray.origin[axis] - grid.aabb[axis], cells);
       slope_[axis] = rounded_product(ray.direction[axis], cells);
-      const float error = kRounding * (fabsf(start_[axis]) + fabsf(ray.far * slope_[axis]) + size);
-      const bool moves = slope_[axis] != 0.0f;
-      const float length = moves ? 1.0f / slope_[axis] : 0.0f;
-      const float leave = moves ? -start_[axis] * length - error * fabsf(length) : INFINITY;
-      steps_per_cell_[axis] = length * ray.steps_per_length;
-      leave_[axis] = (leave - ray.near - slack) * ray.steps_per_length - ray.offset;
+      length[axis] = slope_[axis] != 0.0f ? 1.0f / slope_[axis] : 0.0f;
+      // A position that rounding may have moved out of the box still belongs to it. NaN bounds nothing.
+      const float extent = fabsf(start_[axis]) + size;
+      const float below = fmaf(-2 * kRounding, extent, -start_[axis]);
+      const float above = fmaf(2 * kRounding, extent, size - start_[axis]);
+      if (slope_[axis] != 0.0f) {
+        const float first = (slope_[axis] > 0.0f ? below : above) * length[axis];
+        const float last = (slope_[axis] > 0.0f ? above : below) * length[axis];
+        if (first > enter) enter = first;
+        if (last < leave) leave = last;
+      } else {
+        outside = outside || below > 0.0f || above < 0.0f;
+      }
     }
+    // Beyond `reach` there is nothing to find.
+    const float reach = fminf(ray.far, leave), distances = fabsf(ray.near) + fabsf(reach);
+    VOXELFIELD_UNROLL
+    for (int axis = 0; axis < 3; ++axis) {
+      const float size = static_cast<float>(grid.resolution[axis]);
+      const float error = kRounding * (fabsf(start_[axis]) + fabsf(reach * slope_[axis]) + size);
+      const float last = slope_[axis] != 0.0f ? -start_[axis] * length[axis] - error * fabsf(length[axis]) : INFINITY;
+      steps_per_cell_[axis] = length[axis] * ray.steps_per_length;
+      leave_[axis] = (last - ray.near - kRounding * distances) * ray.steps_per_length - ray.offset;
+    }
+    range_ = {0, 0};
+    if (outside || !(enter < leave)) return;
+    const float first = fmaf(-kRounding, distances, enter), last = fmaf(kRounding, distances, leave);
+    if (ray.near < first) range_.begin = ray.steps_before(first);
+    range_.end = ray.steps_before(fminf(ray.far, last));
+    if (range_.end < range_.begin) range_.end = range_.begin;
   }
 
-  // Moves on from lattice position k to the next one that may differ from it, `stop` at most. Says whether those in
-  // between are taken.
+  // The lattice positions before `far` that lie inside the box.
+  VOXELFIELD_HOST_DEVICE StepRange range() const { return range_; }
+
+  // Moves on from lattice position k to the next one that may differ from it, `stop` at most. Returns whether the
+  // positions in between are hits.
   VOXELFIELD_HOST_DEVICE bool stride(float& k, float stop) const {
     const float t = ray_->t(k);
     int32_t cell[3];
     VOXELFIELD_UNROLL
     for (int axis = 0; axis < 3; ++axis) {
-      // Outside, and where the position is NaN: the cell at the border.
+      // A position just outside, or NaN, belongs to the cell at the border.
       const float position = fmaf(t, slope_[axis], start_[axis]);
       cell[axis] = trunc_small(position > 0.0f ? (position < border_[axis] ? position : border_[axis]) : 0.0f);
     }
@@ -93,52 +128,57 @@ class RayWalk {
     return box.occupied;
   }
 
-  // Calls visit(begin, end) for stretches of taken lattice positions that cover all of [first, last), in order, until
-  // it returns false. Stretches may touch.
+  // Calls visit(range) for ranges of hits that cover all of those in `within`, in order, until it returns false. Ranges
+  // may touch.
   template <typename Visit>
-  VOXELFIELD_HOST_DEVICE void walk(int32_t first, int32_t last, const Visit& visit) const {
-    const float stop = static_cast<float>(last);
-    for (float k = static_cast<float>(first); k < stop;) {
+  VOXELFIELD_HOST_DEVICE void walk(const StepRange& within, const Visit& visit) const {
+    const float stop = static_cast<float>(within.end);
+    for (float k = static_cast<float>(within.begin); k < stop;) {
       const float begin = k;
-      if (stride(k, stop) && !visit(static_cast<int32_t>(begin), static_cast<int32_t>(k))) return;
+      if (stride(k, stop) && !visit(StepRange{static_cast<int32_t>(begin), static_cast<int32_t>(k)})) return;
     }
   }
 
  private:
   const Cells* grid_;
   const RayView* ray_;
-  // Along each axis: the last cell; in cells, where the ray is at t = 0 and how fast it goes; and the lattice number at
-  // which it surely has not passed cell border `face` yet is face * steps_per_cell + leave.
+  StepRange range_;
+  // Along each axis: the last cell; the ray's position at t = 0 and its slope, in cells; and the lattice number at
+  // which it surely has not passed cell border `face` yet, which is face * steps_per_cell + leave.
   float border_[3], start_[3], slope_[3], steps_per_cell_[3], leave_[3];
 };
 
-// The taken lattice positions of a ray one at a time, for those who do something else in between. A walk can be
-// assigned to, which begins another ray's.
+// The hits of a ray one at a time, for callers that do something else in between. A walk can be assigned to, which
+// begins another ray's.
 template <typename Cells>
 class SampleWalk {
  public:
   enum class Step { kSample, kPassed, kEnd };
 
   VOXELFIELD_HOST_DEVICE SampleWalk(const Cells& grid, const RayView& ray)
-      : walk_(grid, ray), ray_(&ray), next_(0.0f), taken_(0.0f), stop_(static_cast<float>(ray.steps())) {}
+      : walk_(grid, ray),
+        ray_(&ray),
+        next_(static_cast<float>(walk_.range().begin)),
+        hits_end_(next_),
+        stop_(static_cast<float>(walk_.range().end)) {}
 
-  // The distance of the next one; or cells without any have been passed, or none is left.
+  // Sets t to the distance of the next hit; or passes cells without any; or finds that none is left.
   VOXELFIELD_HOST_DEVICE Step step(float& t) {
-    if (!(next_ < taken_)) {
+    if (!(next_ < hits_end_)) {
       if (!(next_ < stop_)) return Step::kEnd;
       float end = next_;
       if (!walk_.stride(end, stop_)) {
         next_ = end;
         return Step::kPassed;
       }
-      taken_ = end;
+      hits_end_ = end;
     }
     t = ray_->t(next_);
     next_ += 1.0f;
     return Step::kSample;
   }
 
-  // The distance of the next one; false at the ray's end.
+  // Sets t to the distance of the next hit; returns false at the ray's end.
   VOXELFIELD_HOST_DEVICE bool next(float& t) {
     Step step = Step::kPassed;
     while (step == Step::kPassed) step = this->step(t);
@@ -148,7 +188,7 @@ class SampleWalk {
  private:
   RayWalk<Cells> walk_;
   const RayView* ray_;
-  float next_, taken_, stop_;  // lattice numbers: positions from `next_` to before `taken_` are known to be taken
+  float next_, hits_end_, stop_;  // lattice numbers: positions from `next_` to before `hits_end_` are known hits
 };
 
 }  // namespace voxelfield

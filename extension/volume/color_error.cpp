@@ -1,4 +1,4 @@
-// Errors of colours on the CPU: sums over fixed ranges of rows, whatever threads there are.
+// Errors of colours on the CPU: sums over fixed ranges of rows, so that the number of threads changes nothing.
 #include "common/backend.h"
 #include "volume/color_error_ops.h"
 

@@ -1,4 +1,4 @@
-// Errors of colours on CUDA: every block sums rows, and a last one the blocks' sums, in a fixed order.
+// Errors of colours on CUDA: every block sums rows, then one block sums the blocks' sums, both in a fixed order.
 #include <algorithm>
 
 #include "common/backend.cuh"
@@ -9,7 +9,7 @@ namespace voxelfield {
 namespace {
 
 constexpr int64_t kRowsPerBlock = 4 * kThreads;
-constexpr int64_t kMostBlocks = 1024;
+constexpr int64_t kMaxBlocks = 1024;
 
 template <typename T>
 __global__ void __launch_bounds__(kThreads) color_error_kernel(ColorErrors<T> errors, T* __restrict__ partial) {
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 struct Cuda : CudaBackend {
-  static int64_t parts(int64_t rows) { return std::min((rows + kRowsPerBlock - 1) / kRowsPerBlock, kMostBlocks); }
+  static int64_t parts(int64_t rows) { return std::min((rows + kRowsPerBlock - 1) / kRowsPerBlock, kMaxBlocks); }
 
   template <typename T>
   static void color_error(const ColorErrors<T>& errors, T* partial, T* result) {

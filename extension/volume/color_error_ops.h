@@ -8,14 +8,14 @@
 
 namespace voxelfield {
 
-// Colours and what they should be: of pixels, or of the samples along pixels' rays, which have weights.
+// Colours and the true ones: of pixels, or of the samples along pixels' rays, which have weights.
 template <typename T>
 struct ColorErrors {
   const T* colors;           // (rows, 3)
   const T* truth;            // (pixels, 3)
-  const T* weights;          // (rows,), if rows are samples
-  const int64_t* ray_index;  // (rows,), likewise
-  const int64_t* taken;      // one number, that of the rays that count; null: all
+  const T* weights;          // (rows,) if rows are samples, else null
+  const int64_t* ray_index;  // (rows,) likewise
+  const int64_t* rays_kept;  // one number, the rays that count; null for all
   int64_t rows;
   int64_t pixels;
   int64_t rays_per_pixel;
@@ -23,28 +23,28 @@ struct ColorErrors {
 
   VOXELFIELD_HOST_DEVICE int64_t rays() const {
     const int64_t all = pixels * rays_per_pixel;
-    if (taken == nullptr) return all;
-    return *taken < 0 ? 0 : (*taken < all ? *taken : all);
+    if (rays_kept == nullptr) return all;
+    return *rays_kept < 0 ? 0 : (*rays_kept < all ? *rays_kept : all);
   }
 
-  // A pixel of which only some rays count does not. Samples of rays that do not count weigh nothing.
+  // A pixel counts only if all of its rays do. Samples of rays that do not count have weight zero.
   VOXELFIELD_HOST_DEVICE int64_t counted_rows() const { return of_samples ? rows : rays() / rays_per_pixel; }
 
-  // What a sum of weighted squared errors is multiplied by: means are over pixels and channels, or over rays.
+  // The factor on a sum of weighted squared errors: means are over pixels and channels, or over rays.
   VOXELFIELD_HOST_DEVICE T scale() const {
     const int64_t count = of_samples ? rays() : 3 * (rays() / rays_per_pixel);
     return T(1) / static_cast<T>(count > 0 ? count : 1);
   }
 
-  // Returns the weight of a row, and how far its colour is off. A row whose index is that of no ray weighs nothing.
-  VOXELFIELD_HOST_DEVICE T off(int64_t row, T (&difference)[3]) const {
+  // Returns the weight of a row, and the error of its colour. A row whose index is that of no ray has weight zero.
+  VOXELFIELD_HOST_DEVICE T error(int64_t row, T (&difference)[3]) const {
     T weight = 1;
     int64_t pixel = row;
     if (of_samples) {
       weight = weights[row];
       const int64_t ray = ray_index[row];
       if (ray < 0 || ray >= pixels * rays_per_pixel) weight = 0;
-      // Half as long a division.
+      // A 32-bit division takes half as long.
       pixel = pixels * rays_per_pixel <= UINT32_MAX && rays_per_pixel <= UINT32_MAX
                   ? static_cast<uint32_t>(ray) / static_cast<uint32_t>(rays_per_pixel)
                   : ray / rays_per_pixel;
@@ -58,14 +58,14 @@ struct ColorErrors {
 
   VOXELFIELD_HOST_DEVICE T weighted_square(int64_t row) const {
     T d[3];
-    const T weight = off(row, d);
+    const T weight = error(row, d);
     return weight * (d[0] * d[0] + d[1] * d[1] + d[2] * d[2]);
   }
 
-  // `factor` is that of all rows.
+  // `factor` is common to all rows.
   VOXELFIELD_HOST_DEVICE void write_gradient(int64_t row, int64_t counted, T factor, T* grad_colors) const {
     T d[3] = {0, 0, 0};
-    const T slope = row < counted ? factor * off(row, d) : T(0);
+    const T slope = row < counted ? factor * error(row, d) : T(0);
     VOXELFIELD_UNROLL
     for (int c = 0; c < 3; ++c) grad_colors[3 * row + c] = slope * d[c];
   }
@@ -75,10 +75,10 @@ template <typename Backend>
 struct ColorErrorOps {
   static Tensor color_error(const Tensor& colors, const Tensor& truth, const std::optional<Tensor>& weights,
                             const std::optional<Tensor>& ray_index, int64_t rays_per_pixel,
-                            const std::optional<Tensor>& taken) {
-    check(colors, truth, weights, ray_index, rays_per_pixel, taken);
+                            const std::optional<Tensor>& rays_kept) {
+    check(colors, truth, weights, ray_index, rays_per_pixel, rays_kept);
     const typename Backend::Guard guard(colors);
-    const Inputs in{colors, truth, weights, ray_index, rays_per_pixel, taken};
+    const Inputs in{colors, truth, weights, ray_index, rays_per_pixel, rays_kept};
     Tensor partial = new_empty(colors, {Backend::parts(colors.size(0))}, colors.scalar_type());
     Tensor error = new_empty(colors, {}, colors.scalar_type());
     dispatch(colors, [&](auto zero) {
@@ -90,11 +90,11 @@ struct ColorErrorOps {
 
   static Tensor color_error_backward(const Tensor& grad, const Tensor& colors, const Tensor& truth,
                                      const std::optional<Tensor>& weights, const std::optional<Tensor>& ray_index,
-                                     int64_t rays_per_pixel, const std::optional<Tensor>& taken) {
-    check(colors, truth, weights, ray_index, rays_per_pixel, taken);
+                                     int64_t rays_per_pixel, const std::optional<Tensor>& rays_kept) {
+    check(colors, truth, weights, ray_index, rays_per_pixel, rays_kept);
     check_tensor("grad", grad, {}, colors.scalar_type(), colors);
     const typename Backend::Guard guard(colors);
-    const Inputs in{colors, truth, weights, ray_index, rays_per_pixel, taken};
+    const Inputs in{colors, truth, weights, ray_index, rays_per_pixel, rays_kept};
     Tensor grad_colors = new_empty(colors, {colors.size(0), 3}, colors.scalar_type());
     if (colors.size(0) > 0) {
       dispatch(colors, [&](auto zero) {
@@ -109,7 +109,7 @@ struct ColorErrorOps {
  private:
   static void check(const Tensor& colors, const Tensor& truth, const std::optional<Tensor>& weights,
                     const std::optional<Tensor>& ray_index, int64_t rays_per_pixel,
-                    const std::optional<Tensor>& taken) {
+                    const std::optional<Tensor>& rays_kept) {
     check_tensor("colors", colors, {kAny, 3}, opmath_type(colors), colors);
     check_tensor("truth", truth, {weights.has_value() ? kAny : colors.size(0), 3}, colors.scalar_type(), colors);
     STD_TORCH_CHECK(weights.has_value() == ray_index.has_value(), "weights and ray_index must be given together");
@@ -119,21 +119,21 @@ struct ColorErrorOps {
     }
     STD_TORCH_CHECK(rays_per_pixel > 0 && truth.size(0) <= INT64_MAX / rays_per_pixel,
                     "rays_per_pixel must be at least 1 and fit 64 bits times the pixels, got ", rays_per_pixel);
-    if (taken.has_value()) check_tensor("taken", *taken, {}, ScalarType::Long, colors);
+    if (rays_kept.has_value()) check_tensor("rays_kept", *rays_kept, {}, ScalarType::Long, colors);
   }
 
   struct Inputs {
     Tensor colors, truth;
-    std::optional<Tensor> weights, ray_index, taken;
+    std::optional<Tensor> weights, ray_index, rays_kept;
     int64_t rays_per_pixel;
 
     Inputs(const Tensor& colors, const Tensor& truth, const std::optional<Tensor>& weights,
-           const std::optional<Tensor>& ray_index, int64_t rays_per_pixel, const std::optional<Tensor>& taken)
+           const std::optional<Tensor>& ray_index, int64_t rays_per_pixel, const std::optional<Tensor>& rays_kept)
         : colors(as_contiguous(colors)),
           truth(as_contiguous(truth)),
           weights(as_contiguous(weights)),
           ray_index(as_contiguous(ray_index)),
-          taken(taken),
+          rays_kept(rays_kept),
           rays_per_pixel(rays_per_pixel) {}
 
     template <typename T>
@@ -142,7 +142,7 @@ struct ColorErrorOps {
               truth.const_data_ptr<T>(),
               data_or_null<T>(weights),
               data_or_null<int64_t>(ray_index),
-              data_or_null<int64_t>(taken),
+              data_or_null<int64_t>(rays_kept),
               colors.size(0),
               truth.size(0),
               rays_per_pixel,

@@ -8,8 +8,8 @@ namespace {
 
 constexpr int64_t kRaysPerTask = 64;
 
-// Calls visit(ray, span) for every ray, which returns the first sample that it left out, and clear(i) for samples left
-// out and for those that belong to no ray.
+// Calls visit(ray, span) for every ray, which returns the first sample behind the ray's end, and clear(i) for the
+// samples from there on and for those that belong to no ray.
 template <typename T, typename Visit, typename Clear>
 void for_each_ray(const PackedSamples<T>& samples, const Visit& visit, const Clear& clear) {
   torch::stable::parallel_for(0, samples.rays.count, kRaysPerTask, [&](int64_t begin, int64_t end) {
@@ -25,13 +25,33 @@ void for_each_ray(const PackedSamples<T>& samples, const Visit& visit, const Cle
 
 struct Cpu : CpuBackend {
   template <typename T>
-  static void weights(const PackedSamples<T>& samples, T* weights) {
+  static void light(const PackedSamples<T>& samples, LightValue value, T* values) {
     for_each_ray(
         samples,
         [&](int64_t /*ray*/, const RaySpan& span) {
-          return walk_samples(samples, span, [&](int64_t i, T /*transmittance*/, T weight) { weights[i] = weight; });
+          return walk_samples(samples, span, [&](int64_t i, T transmittance, T weight) {
+            values[i] = value == LightValue::kWeight ? weight : transmittance;
+          });
         },
-        [&](int64_t i) { weights[i] = 0; });
+        [&](int64_t i) { values[i] = 0; });
+  }
+
+  template <typename T>
+  static void light_backward(const PackedSamples<T>& samples, LightValue value, const T* grad, T* grad_density) {
+    for_each_ray(
+        samples,
+        [&](int64_t /*ray*/, const RaySpan& span) {
+          T suffix_grad = 0;
+          walk_samples(samples, span, [&](int64_t i, T transmittance, T weight) {
+            suffix_grad += (value == LightValue::kWeight ? weight : transmittance) * grad[i];
+          });
+          return walk_samples(samples, span, [&](int64_t i, T transmittance, T weight) {
+            suffix_grad -= (value == LightValue::kWeight ? weight : transmittance) * grad[i];
+            const T at_weight = value == LightValue::kWeight ? grad[i] : T(0);
+            grad_density[i] = samples.gradient(i, transmittance, weight, at_weight, suffix_grad);
+          });
+        },
+        [&](int64_t i) { grad_density[i] = 0; });
   }
 
   template <typename T>
@@ -39,17 +59,19 @@ struct Cpu : CpuBackend {
     for_each_ray(
         samples,
         [&](int64_t ray, const RaySpan& span) {
-          RayResult<T> result;
-          Matter<T> before;
-          const int64_t stop = walk_samples(samples, span, [&](int64_t i, T /*transmittance*/, T weight) {
+          RayTotals<T> totals;
+          WeightMoments<T> before;
+          T distortion = 0;
+          const int64_t end = walk_samples(samples, span, [&](int64_t i, T /*transmittance*/, T weight) {
             out.weights[i] = weight;
-            result.add(samples, i, weight);
+            totals.add(weight, samples.rgb + 3 * i, samples.t[i]);
+            if (out.distortion == nullptr) return;
             const T distance = samples.t[i] - samples.t[span.begin];
-            result.distortion += distortion_of(before, weight, distance, samples.dt[i]);
+            distortion += distortion_of(before, weight, distance, samples.dt[i]);
             before.add(weight, distance);
           });
-          out.write(ray, result);
-          return stop;
+          out.write(ray, totals, distortion);
+          return end;
         },
         [&](int64_t i) { out.weights[i] = 0; });
   }
@@ -60,26 +82,28 @@ struct Cpu : CpuBackend {
     for_each_ray(
         samples,
         [&](int64_t ray, const RaySpan& span) {
-          const RayGradient<T> gradient{gradients.of_ray(ray), gradients.weights};
-          const RayResult<T> result = results.of_ray(ray);
-          T behind = gradient.of_all(result);
-          if (gradient.weights != nullptr) {
-            walk_samples(samples, span,
-                         [&](int64_t i, T /*transmittance*/, T weight) { behind += weight * gradient.weights[i]; });
+          const RayTotals<T> gradient = gradients.totals(ray), totals = results.totals(ray);
+          const T at_distortion = gradients.distortion_of_ray(ray);
+          // Distortion is a sum of products of two weights, so that each of its terms counts twice.
+          T suffix_grad = gradient.of_ray(totals) + 2 * at_distortion * results.distortion_of_ray(ray);
+          if (gradients.weights != nullptr) {
+            walk_samples(samples, span, [&](int64_t i, T /*transmittance*/, T weight) {
+              suffix_grad += weight * gradients.weights[i];
+            });
           }
           const T origin = span.begin < span.end ? samples.t[span.begin] : T(0);
-          const Matter<T> all{result.opacity, result.depth - result.opacity * origin};
-          Matter<T> before;
+          const WeightMoments<T> all{totals.opacity, totals.depth_sum - totals.opacity * origin};
+          WeightMoments<T> before;
           return walk_samples(samples, span, [&](int64_t i, T transmittance, T weight) {
-            const T distance = samples.t[i] - origin;
-            const T at_weight = gradient.at_weight(samples, i) +
-                                gradient.at.distortion * distortion_slope(before, all, weight, distance, samples.dt[i]);
-            before.add(weight, distance);
-            behind -= weight * at_weight;
-            out.density[i] = density_gradient(samples.dt[i], transmittance, weight, at_weight, behind);
-            for (int channel = 0; channel < 3; ++channel) {
-              out.rgb[3 * i + channel] = weight * gradient.at.rgb[channel];
+            T at_weight = gradient.at_weight(samples.rgb + 3 * i, samples.t[i]) + gradients.at_weight(i);
+            if (gradients.distortion != nullptr) {
+              const T distance = samples.t[i] - origin;
+              at_weight += at_distortion * distortion_slope(before, all, weight, distance, samples.dt[i]);
+              before.add(weight, distance);
             }
+            suffix_grad -= weight * at_weight;
+            out.density[i] = samples.gradient(i, transmittance, weight, at_weight, suffix_grad);
+            for (int channel = 0; channel < 3; ++channel) out.rgb[3 * i + channel] = weight * gradient.rgb[channel];
           });
         },
         [&](int64_t i) {
@@ -92,7 +116,8 @@ struct Cpu : CpuBackend {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(voxelfield, CPU, m) {
-  m.impl("ray_weights", TORCH_BOX(&CompositeOps<Cpu>::ray_weights));
+  m.impl("ray_light", TORCH_BOX(&CompositeOps<Cpu>::ray_light));
+  m.impl("ray_light_backward", TORCH_BOX(&CompositeOps<Cpu>::ray_light_backward));
   m.impl("composite", TORCH_BOX(&CompositeOps<Cpu>::composite));
   m.impl("composite_backward", TORCH_BOX(&CompositeOps<Cpu>::composite_backward));
 }

@@ -9,7 +9,7 @@ namespace {
 constexpr int64_t kClearedRows = 16 * kThreads;  // for each block that has no ray
 constexpr int64_t kClearingBlocks = 512;         // at most
 
-// Blocks that walk rays, and behind them blocks that clear the rows of no ray.
+// The blocks that walk rays come first, then those that clear the rows which belong to no ray.
 struct CompositeGrid {
   int64_t walking, clearing;
 
@@ -21,7 +21,7 @@ struct CompositeGrid {
   }
 };
 
-// Does the work of a block that has no ray, and says whether it is one.
+// Clears rows if the block has no rays to walk, and returns whether that is so.
 template <typename T, typename Clear>
 __device__ __forceinline__ bool cleared(const PackedSamples<T>& samples, const CompositeGrid& grid,
                                         const Clear& clear) {
@@ -41,15 +41,54 @@ __device__ __forceinline__ int64_t own_ray() {
 
 template <int Group, typename T>
 __global__ void __launch_bounds__(kThreads)
-    weights_kernel(PackedSamples<T> samples, CompositeGrid grid, T* __restrict__ weights) {
-  const auto clear = [&](int64_t i) { weights[i] = 0; };
+    light_kernel(PackedSamples<T> samples, LightValue value, CompositeGrid grid, T* __restrict__ values) {
+  const auto clear = [&](int64_t i) { values[i] = 0; };
   if (cleared(samples, grid, clear)) return;
   const RaySpan span = samples.rays[own_ray<Group>()];
   const int lane = threadIdx.x % Group;
-  int64_t i = walk_samples<Group>(samples, span, lane, [&](int64_t i, bool valid, T /*transmittance*/, T weight) {
-    if (valid) weights[i] = weight;
+  int64_t i = walk_samples<Group>(samples, span, lane, [&](const GroupSample<T>& sample) {
+    if (sample.exists) values[sample.index] = value == LightValue::kWeight ? sample.weight : sample.transmittance;
   });
   for (i += lane; i < span.end; i += Group) clear(i);
+}
+
+template <int Group, typename T>
+__global__ void __launch_bounds__(kThreads)
+    light_backward_kernel(PackedSamples<T> samples, LightValue value, CompositeGrid grid, const T* __restrict__ grad,
+                          T* __restrict__ grad_density) {
+  const auto clear = [&](int64_t i) { grad_density[i] = 0; };
+  if (cleared(samples, grid, clear)) return;
+  const RaySpan span = samples.rays[own_ray<Group>()];
+  const int lane = threadIdx.x % Group;
+  const auto weighted = [&](const GroupSample<T>& sample) {
+    if (!sample.reached) return T(0);
+    return (value == LightValue::kWeight ? sample.weight : sample.transmittance) * grad[sample.index];
+  };
+  T sum = 0;
+  walk_samples<Group>(samples, span, lane, [&](const GroupSample<T>& sample) { sum += weighted(sample); });
+  T suffix_grad = group_sum<Group>(sum);
+  int64_t i = walk_samples<Group>(samples, span, lane, [&](const GroupSample<T>& sample) {
+    const TeamScan<T> passed = team_scan<Group>(weighted(sample), lane);
+    if (sample.reached) {
+      const T at_weight = value == LightValue::kWeight ? grad[sample.index] : T(0);
+      grad_density[sample.index] =
+          samples.gradient(sample.index, sample.transmittance, sample.weight, at_weight, suffix_grad - passed.through);
+    } else if (sample.exists) {
+      clear(sample.index);
+    }
+    suffix_grad -= passed.total;
+  });
+  for (i += lane; i < span.end; i += Group) clear(i);
+}
+
+// The moments of the samples ahead of each of a group's samples; `ahead` are those of earlier groups, and moves on.
+template <int Group, typename T>
+__device__ __forceinline__ WeightMoments<T> scan_moments(WeightMoments<T>& ahead, T weight, T distance, int lane) {
+  const TeamScan<T> weights = team_scan<Group>(weight, lane), moments = team_scan<Group>(weight * distance, lane);
+  const WeightMoments<T> before{ahead.weight + weights.before, ahead.moment + moments.before};
+  ahead.weight += weights.total;
+  ahead.moment += moments.total;
+  return before;
 }
 
 template <int Group, bool Distortion, typename T>
@@ -61,31 +100,25 @@ __global__ void __launch_bounds__(kThreads)
   const RaySpan span = samples.rays[ray];
   const int lane = threadIdx.x % Group;
   const T origin = Distortion && span.begin < span.end ? samples.t[span.begin] : T(0);
-  RayResult<T> result;
-  Matter<T> matter;  // before the samples at hand
-  int64_t i = walk_samples<Group>(samples, span, lane, [&](int64_t i, bool valid, T /*transmittance*/, T weight) {
-    if (valid) {
-      out.weights[i] = weight;
-      result.add(samples, i, weight);
-    }
+  RayTotals<T> totals;
+  WeightMoments<T> ahead;
+  T distortion = 0;
+  int64_t i = walk_samples<Group>(samples, span, lane, [&](const GroupSample<T>& sample) {
+    if (sample.exists) out.weights[sample.index] = sample.weight;
+    if (sample.reached) totals.add(sample.weight, samples.rgb + 3 * sample.index, samples.t[sample.index]);
     if constexpr (Distortion) {
-      const T distance = valid ? samples.t[i] - origin : T(0);
-      const Matter<T> through{group_inclusive_sum<Group>(weight, lane),
-                              group_inclusive_sum<Group>(weight * distance, lane)};
-      const Matter<T> before{matter.weight + through.weight - weight,
-                             matter.moment + through.moment - weight * distance};
-      if (valid) result.distortion += distortion_of(before, weight, distance, samples.dt[i]);
-      matter.weight += __shfl_sync(kFullWarp, through.weight, Group - 1, Group);
-      matter.moment += __shfl_sync(kFullWarp, through.moment, Group - 1, Group);
+      const T distance = sample.reached ? samples.t[sample.index] - origin : T(0);
+      const WeightMoments<T> before = scan_moments<Group>(ahead, sample.weight, distance, lane);
+      if (sample.reached) distortion += distortion_of(before, sample.weight, distance, samples.dt[sample.index]);
     }
   });
   for (i += lane; i < span.end; i += Group) clear(i);
 #pragma unroll
-  for (int channel = 0; channel < 3; ++channel) result.rgb[channel] = group_sum<Group>(result.rgb[channel]);
-  result.opacity = group_sum<Group>(result.opacity);
-  result.depth = group_sum<Group>(result.depth);
-  if constexpr (Distortion) result.distortion = group_sum<Group>(result.distortion);
-  if (lane == 0 && ray < samples.rays.count) out.write(ray, result);
+  for (int channel = 0; channel < 3; ++channel) totals.rgb[channel] = group_sum<Group>(totals.rgb[channel]);
+  totals.opacity = group_sum<Group>(totals.opacity);
+  totals.depth_sum = group_sum<Group>(totals.depth_sum);
+  if constexpr (Distortion) distortion = group_sum<Group>(distortion);
+  if (lane == 0 && ray < samples.rays.count) out.write(ray, totals, distortion);
 }
 
 template <int Group, bool Distortion, typename T>
@@ -100,53 +133,68 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t ray = own_ray<Group>();
   const RaySpan span = samples.rays[ray];
   const int lane = threadIdx.x % Group;
-  RayGradient<T> gradient{{}, gradients.weights};
-  RayResult<T> result;
-  T origin = 0;
+  RayTotals<T> gradient, totals;
+  T at_distortion = 0, origin = 0, suffix_grad = 0;
   if (span.begin < span.end) {
-    gradient.at = gradients.of_ray(ray);
-    result = results.of_ray(ray);
+    gradient = gradients.totals(ray);
+    totals = results.totals(ray);
+    suffix_grad = gradient.of_ray(totals);
     origin = samples.t[span.begin];
-  }
-  T behind = gradient.of_all(result);
-  if (gradient.weights != nullptr) {
-    T sum = 0;
-    walk_samples<Group>(samples, span, lane, [&](int64_t i, bool valid, T /*transmittance*/, T weight) {
-      if (valid) sum += weight * gradient.weights[i];
-    });
-    behind += group_sum<Group>(sum);
-  }
-  const Matter<T> all{result.opacity, result.depth - result.opacity * origin};
-  Matter<T> matter;
-  int64_t i = walk_samples<Group>(samples, span, lane, [&](int64_t i, bool valid, T transmittance, T weight) {
-    T at_weight = valid ? gradient.at_weight(samples, i) : T(0);
     if constexpr (Distortion) {
-      const T distance = valid ? samples.t[i] - origin : T(0);
-      const Matter<T> through{group_inclusive_sum<Group>(weight, lane),
-                              group_inclusive_sum<Group>(weight * distance, lane)};
-      const Matter<T> before{matter.weight + through.weight - weight,
-                             matter.moment + through.moment - weight * distance};
-      if (valid) at_weight += gradient.at.distortion * distortion_slope(before, all, weight, distance, samples.dt[i]);
-      matter.weight += __shfl_sync(kFullWarp, through.weight, Group - 1, Group);
-      matter.moment += __shfl_sync(kFullWarp, through.moment, Group - 1, Group);
+      at_distortion = gradients.distortion_of_ray(ray);
+      // Distortion is a sum of products of two weights, so that each of its terms counts twice.
+      suffix_grad += 2 * at_distortion * results.distortion_of_ray(ray);
     }
-    const T passed = group_inclusive_sum<Group>(weight * at_weight, lane);
-    if (valid) {
-      out.density[i] = transmittance > T(0)
-                           ? density_gradient(samples.dt[i], transmittance, weight, at_weight, behind - passed)
-                           : T(0);
-      for (int channel = 0; channel < 3; ++channel) out.rgb[3 * i + channel] = weight * gradient.at.rgb[channel];
+  }
+  if (gradients.weights != nullptr) {
+    T sum = 0;
+    walk_samples<Group>(samples, span, lane, [&](const GroupSample<T>& sample) {
+      if (sample.reached) sum += sample.weight * gradients.weights[sample.index];
+    });
+    suffix_grad += group_sum<Group>(sum);
+  }
+  const WeightMoments<T> all{totals.opacity, totals.depth_sum - totals.opacity * origin};
+  WeightMoments<T> ahead;
+  int64_t i = walk_samples<Group>(samples, span, lane, [&](const GroupSample<T>& sample) {
+    const int64_t index = sample.index;
+    T at_weight = 0;
+    if (sample.reached) {
+      at_weight = gradient.at_weight(samples.rgb + 3 * index, samples.t[index]) + gradients.at_weight(index);
     }
-    behind -= __shfl_sync(kFullWarp, passed, Group - 1, Group);
+    if constexpr (Distortion) {
+      const T distance = sample.reached ? samples.t[index] - origin : T(0);
+      const WeightMoments<T> before = scan_moments<Group>(ahead, sample.weight, distance, lane);
+      if (sample.reached) {
+        at_weight += at_distortion * distortion_slope(before, all, sample.weight, distance, samples.dt[index]);
+      }
+    }
+    const TeamScan<T> passed = team_scan<Group>(sample.weight * at_weight, lane);
+    if (sample.reached) {
+      out.density[index] =
+          samples.gradient(index, sample.transmittance, sample.weight, at_weight, suffix_grad - passed.through);
+      for (int channel = 0; channel < 3; ++channel)
+        out.rgb[3 * index + channel] = sample.weight * gradient.rgb[channel];
+    } else if (sample.exists) {
+      clear(index);
+    }
+    suffix_grad -= passed.total;
   });
   for (i += lane; i < span.end; i += Group) clear(i);
 }
 
 struct Cuda : CudaBackend {
   template <typename T>
-  static void weights(const PackedSamples<T>& samples, T* weights) {
+  static void light(const PackedSamples<T>& samples, LightValue value, T* values) {
     launch(samples, [&](auto group, const CompositeGrid& grid, unsigned blocks) {
-      weights_kernel<group.value, T><<<blocks, kThreads, 0, stream()>>>(samples, grid, weights);
+      light_kernel<group.value, T><<<blocks, kThreads, 0, stream()>>>(samples, value, grid, values);
+    });
+  }
+
+  template <typename T>
+  static void light_backward(const PackedSamples<T>& samples, LightValue value, const T* grad, T* grad_density) {
+    launch(samples, [&](auto group, const CompositeGrid& grid, unsigned blocks) {
+      light_backward_kernel<group.value, T>
+          <<<blocks, kThreads, 0, stream()>>>(samples, value, grid, grad, grad_density);
     });
   }
 
@@ -191,7 +239,8 @@ struct Cuda : CudaBackend {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) {
-  m.impl("ray_weights", TORCH_BOX(&CompositeOps<Cuda>::ray_weights));
+  m.impl("ray_light", TORCH_BOX(&CompositeOps<Cuda>::ray_light));
+  m.impl("ray_light_backward", TORCH_BOX(&CompositeOps<Cuda>::ray_light_backward));
   m.impl("composite", TORCH_BOX(&CompositeOps<Cuda>::composite));
   m.impl("composite_backward", TORCH_BOX(&CompositeOps<Cuda>::composite_backward));
 }

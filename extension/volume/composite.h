@@ -1,43 +1,56 @@
-// Emission and absorption along one ray (Max 1995; Mildenhall et al. 2020, eq. 3), in terms of optical depth:
-//   transmittance_i = exp(-sum_{j<i} density_j dt_j),  weight_i = transmittance_i (1 - exp(-density_i dt_i)).
-// A sample that less than min_transmittance of the light reaches, and all behind it, have weight and gradient zero.
+// Emission and absorption along the packed samples of rays, and the derivatives: keep_rule.h says what a sample weighs.
+// A ray's results are sums of weights; the samples behind its end have weight and gradient zero.
 //
 // Distortion (Barron et al. 2022, "Mip-NeRF 360", eq. 15) is how far apart the matter on a ray lies:
 //   sum_ij weight_i weight_j |t_i - t_j| + 1/3 sum_i weight_i^2 dt_i,
 // here with sums over the samples before each (Sun et al. 2022, "Improved direct voxel grid optimization").
 #pragma once
 
-#include <cmath>
 #include <cstdint>
 
 #include "rays/packed_rays.h"
+#include "volume/keep_rule.h"
 
 namespace voxelfield {
 
+// d loss / d density of a sample of length dt, from its transmittance and weight, the gradient at its weight, and
+// `suffix_grad`, the sum of weight times gradient over all samples behind it.
 template <typename T>
-VOXELFIELD_HOST_DEVICE T transmittance_at(T optical_depth) {
-  return std::exp(-optical_depth);
+VOXELFIELD_HOST_DEVICE T density_gradient(T dt, T transmittance, T weight, T at_weight, T suffix_grad) {
+  return dt * ((transmittance - weight) * at_weight - suffix_grad);
 }
 
-template <typename T>
-VOXELFIELD_HOST_DEVICE T opacity_of(T optical_thickness) {
-  return -std::expm1(-optical_thickness);
-}
-
+// Without `dt` the densities are alphas: the shares of the arriving light that samples stop.
 template <typename T>
 struct PackedSamples {
   const T* density;  // (M,)
   const T* rgb;      // (M, 3); null where only weights are wanted
-  const T* t;        // (M,)
+  const T* t;        // (M,); likewise
   const T* dt;       // (M,)
   PackedRays rays;
   T min_transmittance;
+
+  VOXELFIELD_HOST_DEVICE Absorption<T> absorption(int64_t i) const {
+    return dt == nullptr ? absorption_of_alpha(density[i]) : absorption_of_density(density[i], dt[i]);
+  }
+
+  VOXELFIELD_HOST_DEVICE bool stops(T transmittance) const { return transmittance < min_transmittance; }
+
+  // d loss / d density_i, or alpha_i, from the gradient `at_weight` of the sample's own weight and the sum
+  // `suffix_grad` of weight times gradient over all samples behind it. For an alpha that ends the ray that sum is zero,
+  // and must not be divided: beside an alpha of 1 its rounding error would be all that is left.
+  VOXELFIELD_HOST_DEVICE T gradient(int64_t i, T transmittance, T weight, T at_weight, T suffix_grad) const {
+    if (dt != nullptr) return density_gradient(dt[i], transmittance, weight, at_weight, suffix_grad);
+    const T open = T(1) - density[i];
+    const bool ends = open == T(0) || stops(transmittance * open);
+    return transmittance * at_weight - (ends ? T(0) : suffix_grad / open);
+  }
 };
 
-// Weight, and weight times distance, of some of a ray's samples. Distances are from the ray's first sample, since
-// differences of them are what matters.
+// The sums of weights, and of weights times distance, of some of a ray's samples. Distances count from the ray's first
+// sample, because differences of them are what matters.
 template <typename T>
-struct Matter {
+struct WeightMoments {
   T weight = 0;
   T moment = 0;
 
@@ -47,61 +60,56 @@ struct Matter {
   }
 };
 
-// What a sample adds to its ray's distortion, `before` being all matter before it.
+// A sample's share of its ray's distortion; `before` is over all samples ahead of it.
 template <typename T>
-VOXELFIELD_HOST_DEVICE T distortion_of(const Matter<T>& before, T weight, T distance, T dt) {
+VOXELFIELD_HOST_DEVICE T distortion_of(const WeightMoments<T>& before, T weight, T distance, T dt) {
   return weight * (2 * (distance * before.weight - before.moment) + weight * dt / 3);
 }
 
-// d distortion / d weight of a sample.
+// d distortion / d weight of a sample; `all` is over the whole ray.
 template <typename T>
-VOXELFIELD_HOST_DEVICE T distortion_slope(const Matter<T>& before, const Matter<T>& all, T weight, T distance, T dt) {
-  const T behind = all.weight - before.weight - weight;
-  const T behind_moment = all.moment - before.moment - weight * distance;
-  return 2 * (distance * (before.weight - behind) - (before.moment - behind_moment) + weight * dt / 3);
+VOXELFIELD_HOST_DEVICE T distortion_slope(const WeightMoments<T>& before, const WeightMoments<T>& all, T weight,
+                                          T distance, T dt) {
+  const T weight_behind = all.weight - before.weight - weight;
+  const T moment_behind = all.moment - before.moment - weight * distance;
+  return 2 * (distance * (before.weight - weight_behind) - (before.moment - moment_behind) + weight * dt / 3);
 }
 
-// What is summed along a ray.
+// The sums that a ray's samples add up to; or a loss's gradients at them.
 template <typename T>
-struct RayResult {
+struct RayTotals {
   T rgb[3] = {0, 0, 0};
   T opacity = 0;
-  T depth = 0;
-  T distortion = 0;
+  T depth_sum = 0;  // of weights times distances
 
-  VOXELFIELD_HOST_DEVICE void add(const PackedSamples<T>& samples, int64_t i, T weight) {
-    for (int channel = 0; channel < 3; ++channel) rgb[channel] += weight * samples.rgb[3 * i + channel];
+  VOXELFIELD_HOST_DEVICE void add(T weight, const T* sample_rgb, T t) {
+    VOXELFIELD_UNROLL
+    for (int channel = 0; channel < 3; ++channel) rgb[channel] += weight * sample_rgb[channel];
     opacity += weight;
-    depth += weight * samples.t[i];
+    depth_sum += weight * t;
   }
-};
 
-// Gradients arriving at one ray's results, and at the weights of all samples (null if none does).
-template <typename T>
-struct RayGradient {
-  RayResult<T> at;
-  const T* weights;  // (M,)
-
-  VOXELFIELD_HOST_DEVICE T at_weight(const PackedSamples<T>& samples, int64_t i) const {
-    T sum = at.opacity + at.depth * samples.t[i];
-    if (weights != nullptr) sum += weights[i];
-    for (int channel = 0; channel < 3; ++channel) sum += at.rgb[channel] * samples.rgb[3 * i + channel];
+  // Of gradients: the one that arrives at the weight of a sample.
+  VOXELFIELD_HOST_DEVICE T at_weight(const T* sample_rgb, T t) const {
+    T sum = opacity + depth_sum * t;
+    VOXELFIELD_UNROLL
+    for (int channel = 0; channel < 3; ++channel) sum += rgb[channel] * sample_rgb[channel];
     return sum;
   }
 
-  // Sum of weight_i times the gradient at it over a ray, but for `weights`: results are sums of weights, and distortion
-  // is one of products of two.
-  VOXELFIELD_HOST_DEVICE T of_all(const RayResult<T>& result) const {
-    T sum = at.opacity * result.opacity + at.depth * result.depth + 2 * at.distortion * result.distortion;
-    for (int channel = 0; channel < 3; ++channel) sum += at.rgb[channel] * result.rgb[channel];
+  // Of gradients: the sum of weight times gradient at the weight over the ray, from what the ray added up to. A walk
+  // that subtracts the samples it has passed so has what lies behind each, and the ray need not be walked twice.
+  VOXELFIELD_HOST_DEVICE T of_ray(const RayTotals& totals) const {
+    T sum = opacity * totals.opacity + depth_sum * totals.depth_sum;
+    VOXELFIELD_UNROLL
+    for (int channel = 0; channel < 3; ++channel) sum += rgb[channel] * totals.rgb[channel];
     return sum;
   }
 };
 
-// d loss / d density_i, from the light that passes sample i and the weighted gradients of everything behind it.
-template <typename T>
-VOXELFIELD_HOST_DEVICE T density_gradient(T dt, T transmittance, T weight, T at_weight, T behind) {
-  return dt * ((transmittance - weight) * at_weight - behind);
+// The opacity-weighted mean distance; zero where there is nothing.
+VOXELFIELD_HOST_DEVICE float mean_depth(const RayTotals<float>& totals) {
+  return totals.depth_sum / (totals.opacity < 1e-6f ? 1e-6f : totals.opacity);
 }
 
 }  // namespace voxelfield

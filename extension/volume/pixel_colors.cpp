@@ -16,12 +16,12 @@ void for_each_pixel(int64_t pixels, const F& f) {
 
 struct Cpu : CpuBackend {
   template <bool Srgb, typename T>
-  static void pixel_colors(const PixelRays<T>& rays, T* colors) {
+  static void pixel_colors(const RayColors<T>& rays, T* colors) {
     for_each_pixel(rays.pixels, [&](int64_t pixel) { pixel_color<Srgb>(rays, pixel, colors); });
   }
 
   template <bool Srgb, typename T>
-  static void pixel_colors_backward(const PixelRays<T>& rays, const T* grad, T* grad_rgb, T* grad_opacity) {
+  static void pixel_colors_backward(const RayColors<T>& rays, const T* grad, T* grad_rgb, T* grad_opacity) {
     for_each_pixel(rays.pixels,
                    [&](int64_t pixel) { pixel_color_gradient<Srgb>(rays, pixel, grad, grad_rgb, grad_opacity); });
   }

@@ -12,22 +12,23 @@
 
 namespace voxelfield {
 
+// The colours of rays, those of a pixel together, and what lies behind them.
 template <typename T>
-struct PixelRays {
-  const T* rgb;         // (pixels * per_pixel, 3), those of a pixel together
+struct RayColors {
+  const T* rgb;         // (pixels * per_pixel, 3)
   const T* opacity;     // (pixels * per_pixel,)
   const T* background;  // (pixels, 3), or (3,) with a stride of 0
   int64_t background_stride;
   int64_t pixels;
   int64_t per_pixel;
 
-  // A ray that meets nothing has no colour, nor any weight in the light.
+  // A ray that meets nothing has no colour; its weight in the light is zero.
   VOXELFIELD_HOST_DEVICE T straight(int64_t ray, int channel) const {
     return opacity[ray] == T(0) ? T(0) : rgb[3 * ray + channel] / opacity[ray];
   }
 };
 
-// Of a pixel's rays together: mean opacity, and L, or mean_i rgb_i where image values are light.
+// A pixel's mean opacity, and L; or mean_i rgb_i instead of L where image values are light.
 template <typename T>
 struct PixelLight {
   T opacity = 0;
@@ -35,7 +36,7 @@ struct PixelLight {
 };
 
 template <bool Srgb, typename T>
-VOXELFIELD_HOST_DEVICE PixelLight<T> light_of(const PixelRays<T>& rays, int64_t pixel) {
+VOXELFIELD_HOST_DEVICE PixelLight<T> light_of(const RayColors<T>& rays, int64_t pixel) {
   PixelLight<T> sum;
   for (int64_t ray = pixel * rays.per_pixel; ray < (pixel + 1) * rays.per_pixel; ++ray) {
     sum.opacity += rays.opacity[ray];
@@ -52,7 +53,7 @@ VOXELFIELD_HOST_DEVICE PixelLight<T> light_of(const PixelRays<T>& rays, int64_t 
 }
 
 template <bool Srgb, typename T>
-VOXELFIELD_HOST_DEVICE void pixel_color(const PixelRays<T>& rays, int64_t pixel, T* colors) {
+VOXELFIELD_HOST_DEVICE void pixel_color(const RayColors<T>& rays, int64_t pixel, T* colors) {
   const PixelLight<T> sum = light_of<Srgb>(rays, pixel);
   const T* background = rays.background + rays.background_stride * pixel;
   VOXELFIELD_UNROLL
@@ -63,9 +64,10 @@ VOXELFIELD_HOST_DEVICE void pixel_color(const PixelRays<T>& rays, int64_t pixel,
 }
 
 template <bool Srgb, typename T>
-VOXELFIELD_HOST_DEVICE void pixel_color_gradient(const PixelRays<T>& rays, int64_t pixel, const T* grad, T* grad_rgb,
+VOXELFIELD_HOST_DEVICE void pixel_color_gradient(const RayColors<T>& rays, int64_t pixel, const T* grad, T* grad_rgb,
                                                  T* grad_opacity) {
-  T share[3], seen[3];  // of a ray in the gradient, and encode(L) - background
+  T share[3];  // of each ray in the gradient
+  T seen[3];   // encode(L) - background
   Transferred<T> encoded[3];
   PixelLight<T> sum;
   if constexpr (Srgb) sum = light_of<true>(rays, pixel);

@@ -72,13 +72,13 @@ struct PixelColorsOps {
           rays_per_pixel(rays_per_pixel) {}
 
     template <typename T>
-    PixelRays<T> rays() const {
+    RayColors<T> rays() const {
       return {rgb.const_data_ptr<T>(),       opacity.const_data_ptr<T>(),  background.const_data_ptr<T>(),
               background.dim() == 1 ? 0 : 3, rgb.size(0) / rays_per_pixel, rays_per_pixel};
     }
   };
 
-  // A single ray is its pixel: there is nothing to decode and encode again.
+  // Decoding and encoding again cancel out for a pixel of a single ray.
   template <typename F>
   static void dispatch(const Tensor& like, bool encoded, const F& f) {
     const auto with_type = [&](auto zero) { encoded ? f(zero, std::true_type{}) : f(zero, std::false_type{}); };

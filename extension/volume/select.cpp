@@ -8,13 +8,13 @@ namespace voxelfield {
 namespace {
 
 struct Cpu : CpuBackend {
-  static void count_visible(const PackedSamples<float>& samples, float min_weight, const SegmentParts& parts,
+  static void count_visible(const PackedSamples<float>& samples, const KeepRule<float>& rule, const SegmentParts& parts,
                             int32_t* kept, int32_t* counts, int64_t* sums) {
     count_segments(parts, counts, sums, [&](int64_t ray) {
       const RaySpan span = samples.rays[ray];
       int32_t count = 0;
       walk_samples(samples, span, [&](int64_t i, float /*transmittance*/, float weight) {
-        if (weight > min_weight) kept[span.begin + count++] = static_cast<int32_t>(i);
+        if (rule.keeps(weight)) kept[span.begin + count++] = static_cast<int32_t>(i);
       });
       return count;
     });

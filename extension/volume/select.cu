@@ -1,4 +1,4 @@
-// Sample selection on CUDA: a group of threads judges a ray's samples.
+// Sample selection on CUDA: a group of threads judges the samples of a ray.
 #include "common/backend.cuh"
 #include "rays/pack_rays.cuh"
 #include "volume/select_ops.h"
@@ -11,8 +11,8 @@ constexpr int kJudgeThreads = 512;
 
 template <int Group>
 __global__ void __launch_bounds__(kJudgeThreads)
-    count_visible_kernel(PackedSamples<float> samples, float min_weight, SegmentParts parts, int32_t* __restrict__ kept,
-                         int32_t* __restrict__ counts, int64_t* __restrict__ sums) {
+    count_visible_kernel(PackedSamples<float> samples, KeepRule<float> rule, SegmentParts parts,
+                         int32_t* __restrict__ kept, int32_t* __restrict__ counts, int64_t* __restrict__ sums) {
   __shared__ int64_t scratch[kJudgeThreads / kWarp];
   constexpr int64_t kRays = kJudgeThreads / Group;
   static_assert(kPartSegments % kRays == 0, "a warp has rays of one part only, so it stays together");
@@ -25,10 +25,10 @@ __global__ void __launch_bounds__(kJudgeThreads)
     const int64_t ray = first + threadIdx.x / Group;
     const RaySpan span = samples.rays[ray];
     int32_t count = 0;
-    walk_samples<Group>(samples, span, lane, [&](int64_t i, bool /*valid*/, float /*transmittance*/, float weight) {
-      const bool keep = weight > min_weight;
+    walk_samples<Group>(samples, span, lane, [&](const GroupSample<float>& sample) {
+      const bool keep = sample.reached && rule.keeps(sample.weight);
       const unsigned votes = __ballot_sync(kFullWarp, keep) & group << shift;
-      if (keep) kept[span.begin + count + __popc(votes & below)] = static_cast<int32_t>(i);
+      if (keep) kept[span.begin + count + __popc(votes & below)] = static_cast<int32_t>(sample.index);
       count += __popc(votes);
     });
     if (lane == 0 && ray < end) {
@@ -41,11 +41,11 @@ __global__ void __launch_bounds__(kJudgeThreads)
 }
 
 struct Cuda : CudaBackend {
-  static void count_visible(const PackedSamples<float>& samples, float min_weight, const SegmentParts& parts,
+  static void count_visible(const PackedSamples<float>& samples, const KeepRule<float>& rule, const SegmentParts& parts,
                             int32_t* kept, int32_t* counts, int64_t* sums) {
     dispatch_group(samples, [&](auto group) {
       count_visible_kernel<group.value><<<static_cast<unsigned>(parts.parts()), kJudgeThreads, 0, stream()>>>(
-          samples, min_weight, parts, kept, counts, sums);
+          samples, rule, parts, kept, counts, sums);
     });
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   }

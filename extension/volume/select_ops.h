@@ -1,6 +1,9 @@
-// Host side of sample selection, written once: allocate and hand over to a backend's kernels.
+// Host side of sample selection, written once: check, allocate, and hand over to a backend's kernels.
+//   Backend::count_visible(samples, rule, parts, kept, counts, sums)
+//   Backend::pack_visible(packing, samples)
 #pragma once
 
+#include "common/check_numbers.h"
 #include "rays/packing.h"
 #include "volume/composite.h"
 
@@ -10,7 +13,7 @@ namespace voxelfield {
 struct KeptSamples {
   const float *positions, *t, *dt;
   PackedRays rays;
-  const int32_t* kept;  // where a ray's samples are, the indices of those that were kept come first
+  const int32_t* kept;  // in the rows of a ray: first the indices of its kept samples, then anything
   SamplePointers out;
 
   using Staged = int64_t;  // where the ray's samples begin
@@ -27,7 +30,7 @@ struct KeptSamples {
             true};
   }
 
-  // All are remembered.
+  // The first pass remembers every sample that it kept.
   VOXELFIELD_HOST_DEVICE void write_rest(int64_t /*row*/, int64_t /*ray*/, int32_t /*count*/) const {}
 
  private:
@@ -40,6 +43,8 @@ struct SelectOps {
                                                                   const Tensor& ray_offsets, double min_transmittance,
                                                                   double min_weight) {
     check_samples("density", density, dt, ray_offsets);
+    check_fraction("min_transmittance", min_transmittance);
+    check_fraction("min_weight", min_weight);
     const typename Backend::Guard guard(density);
     const Tensor d = as_contiguous(density), width = as_contiguous(dt), offsets = as_contiguous(ray_offsets);
     const int64_t rays = offsets.size(0) - 1;
@@ -53,8 +58,9 @@ struct SelectOps {
                                        width.const_data_ptr<float>(),
                                        packed_rays(offsets, d.size(0)),
                                        static_cast<float>(min_transmittance)};
-    Backend::count_visible(samples, static_cast<float>(min_weight), parts, kept.mutable_data_ptr<int32_t>(),
-                           counts.mutable_data_ptr<int32_t>(), sums.mutable_data_ptr<int64_t>());
+    const KeepRule<float> rule{samples.min_transmittance, static_cast<float>(min_weight)};
+    Backend::count_visible(samples, rule, parts, kept.mutable_data_ptr<int32_t>(), counts.mutable_data_ptr<int32_t>(),
+                           sums.mutable_data_ptr<int64_t>());
     return {kept, counts, sums};
   }
 

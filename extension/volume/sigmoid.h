@@ -1,4 +1,4 @@
-// From what a colour network, or basis functions, add up to, to colour.
+// The last step to a colour, from the output of a network or of basis functions.
 #pragma once
 
 #include <cmath>

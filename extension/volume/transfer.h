@@ -1,5 +1,5 @@
-// How image values encode light: the transfer function of sRGB (IEC 61966-2-1), each way, with its slope. Below zero
-// its straight part goes on, above one its power law.
+// The transfer function of sRGB (IEC 61966-2-1), by which image values encode light, in both directions and with its
+// slope. Its linear part extends below zero, its power law above one.
 #pragma once
 
 #include <cmath>

@@ -4,7 +4,7 @@
 
 #include <type_traits>
 
-#include "common/warp.cuh"
+#include "common/team_scan.cuh"
 #include "volume/composite.h"
 
 namespace voxelfield {
@@ -22,25 +22,34 @@ void dispatch_group(const PackedSamples<T>& samples, const F& f) {
   }
 }
 
-// Calls visit(i, valid, transmittance, weight) on all threads of the warp, for as many samples of each group's ray as
-// it has threads; behind min_transmittance both are zero, as they are for threads past the ray's end. Stops where all
-// of the warp's rays are dark, and returns the first sample of the ray that was not visited.
+// A thread's sample of its group's ray.
+template <typename T>
+struct GroupSample {
+  int64_t index;
+  bool exists;   // false past the ray's last sample
+  bool reached;  // false behind the ray's end, too: transmittance and weight are zero there
+  T transmittance, weight;
+};
+
+// Calls visit(sample) on all threads of the warp, with as many samples of each group's ray as it has threads. Stops
+// where all of the warp's rays have ended, and returns the first sample of the ray that was not visited.
 template <int Group, typename T, typename Visit>
 __device__ __forceinline__ int64_t walk_samples(const PackedSamples<T>& samples, const RaySpan& span, int lane,
                                                 const Visit& visit) {
   T optical_depth = 0;
   int64_t first = span.begin;
-  while (__any_sync(kFullWarp, first < span.end && !(transmittance_at(optical_depth) < samples.min_transmittance))) {
-    const int64_t i = first + lane;
-    const bool valid = i < span.end;
-    const T thickness = valid ? samples.density[i] * samples.dt[i] : T(0);
-    const T through = group_inclusive_sum<Group>(thickness, lane);
-    // Not `through - thickness`: beside a dense sample that difference has lost the depth before it, or is NaN.
-    const T above = __shfl_up_sync(kFullWarp, through, 1, Group);
-    T transmittance = transmittance_at(optical_depth + (lane > 0 ? above : T(0)));
-    if (!valid || transmittance < samples.min_transmittance) transmittance = 0;
-    visit(i, valid, transmittance, transmittance * opacity_of(thickness));
-    optical_depth += __shfl_sync(kFullWarp, through, Group - 1, Group);
+  while (__any_sync(kFullWarp, first < span.end && !samples.stops(transmittance_at(optical_depth)))) {
+    GroupSample<T> sample{first + lane, first + lane < span.end, false, T(0), T(0)};
+    const Absorption<T> absorption = sample.exists ? samples.absorption(sample.index) : Absorption<T>{T(0), T(0)};
+    const TeamScan<T> depth = team_scan<Group>(absorption.thickness, lane);
+    const T transmittance = transmittance_at(optical_depth + depth.before);
+    sample.reached = sample.exists && !samples.stops(transmittance);
+    if (sample.reached) {
+      sample.transmittance = transmittance;
+      sample.weight = transmittance * absorption.opacity;
+    }
+    visit(sample);
+    optical_depth += depth.total;
     first += Group;
   }
   return first;

@@ -76,6 +76,12 @@ def check_step(step: float) -> None:
         raise ArgumentValueError(f"step must be a positive, finite distance, got {step}")
 
 
+def check_fraction(name: str, value: float) -> None:
+    """Raises unless a number lies in [0, 1]."""
+    if not 0 <= value <= 1:
+        raise ArgumentValueError(f"{name} must lie in [0, 1], got {value}")
+
+
 def check_points(points: object, shape: tuple[int | str, ...], source_name: str, source: Tensor) -> Tensor:
     """Raises unless ``points`` has a shape, the device of ``source`` and the coordinate dtype that it asks for.
 

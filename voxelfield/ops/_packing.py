@@ -24,7 +24,7 @@ class PackedSamples(NamedTuple):
         dt: (M,) float32, length that each sample stands for, world units.
         ray_index: (M,) int64, rising.
         ray_offsets: (R + 1,) int64.
-        rays_taken: (1,) int64: rays from this one on have no samples because theirs did not fit. R if all did.
+        rays_kept: (1,) int64: rays from this one on have no samples because theirs did not fit. R if all did.
     """
 
     positions: Tensor
@@ -32,7 +32,7 @@ class PackedSamples(NamedTuple):
     dt: Tensor
     ray_index: Tensor
     ray_offsets: Tensor
-    rays_taken: Tensor
+    rays_kept: Tensor
 
 
 def check_capacity(capacity: object) -> None:

@@ -65,7 +65,7 @@ def check_network(
 
 
 def bits_of(cells: Tensor, resolution: Sequence[int]) -> OccupancyBits:
-    """Returns as bits what the ops take as either bits or clearances."""
+    """Returns as bits what the ops take as either bits or empty distances."""
     x, y, z = resolution
     return OccupancyBits(cells, (x, y, z)) if cells.dtype == torch.int64 else pack_occupancy(cells == 0)
 

@@ -19,6 +19,7 @@ from voxelfield.ops._checks import (
     check_tensor,
     coordinate_dtype,
 )
+from voxelfield.ops._no_derivative import hold_constant, refuse_jvp, refuse_vmap
 
 
 def append_view(geometry: Tensor, directions: Tensor, ray_index: Tensor, degree: int) -> tuple[Tensor, Tensor]:
@@ -57,6 +58,7 @@ def append_view(geometry: Tensor, directions: Tensor, ray_index: Tensor, degree:
     rays = directions.shape[0]
     check_index("ray_index", ray_index, max(rays, 1), f"for {rays} directions")
     _library.ensure_loaded(geometry.device.type)
+    (directions,) = hold_constant("append_view", directions=directions)
     if torch.compiler.is_compiling():
         inputs, raw = torch.ops.voxelfield.append_view.default(geometry, directions, ray_index, degree)
     else:
@@ -78,6 +80,9 @@ class _AppendView(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         return _AppendViewBackward.apply(*grads, ctx.geometry_size), None, None, None
+
+    jvp = refuse_jvp("append_view")
+    vmap = refuse_vmap("append_view", "call it once with the rows of all calls")
 
 
 _AppendViewBackward = last_derivative(

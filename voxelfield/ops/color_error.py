@@ -11,9 +11,12 @@ from torch.autograd import Function
 from voxelfield import _library
 from voxelfield.ops._autograd import MaybeTensor, below_autograd, last_derivative, register_autograd
 from voxelfield.ops._checks import check_at_least_one, check_dtype, check_index, check_same_device, check_tensor
+from voxelfield.ops._no_derivative import hold_constant, refuse_jvp, refuse_vmap
 
 
-def pixel_color_error(pixels: Tensor, truth: Tensor, *, rays_per_pixel: int = 1, taken: Tensor | None = None) -> Tensor:
+def pixel_color_error(
+    pixels: Tensor, truth: Tensor, *, rays_per_pixel: int = 1, rays_kept: Tensor | None = None
+) -> Tensor:
     """Returns the mean squared error of pixels' colours, over pixels and channels.
 
     Its bits are the same in every run: sums have a fixed order.
@@ -22,8 +25,8 @@ def pixel_color_error(pixels: Tensor, truth: Tensor, *, rays_per_pixel: int = 1,
         pixels: (P, 3) float32 or float64; differentiable.
         truth: (P, 3) what they should be, dtype of ``pixels``; not differentiable.
         rays_per_pixel: How many rays a pixel is made of, at least 1.
-        taken: () int64, rays that count, the first so many of ``P * rays_per_pixel``: pixels that have others are left
-            out, whatever their colour. None: all.
+        rays_kept: () int64, the number of rays that count, from the first of ``P * rays_per_pixel`` on: a pixel counts
+            only if all of its rays do. None: all.
 
     Returns:
         () in the dtype of ``pixels``; 0 where no pixel counts. Differentiable once.
@@ -33,9 +36,10 @@ def pixel_color_error(pixels: Tensor, truth: Tensor, *, rays_per_pixel: int = 1,
         ValueError: An argument has the wrong shape or device, or ``rays_per_pixel`` is below 1.
         NotImplementedError: A second derivative is asked for.
     """
-    _check("pixels", pixels, truth, rays_per_pixel, taken)
+    _check("pixels", pixels, truth, rays_per_pixel, rays_kept)
     check_tensor("truth", truth, (pixels.shape[0], 3), " as pixels has rows")
-    return _error(pixels, truth, None, None, rays_per_pixel, taken)
+    (truth,) = hold_constant("pixel_color_error", truth=truth)
+    return _error(pixels, truth, None, None, rays_per_pixel, rays_kept)
 
 
 def sample_color_error(
@@ -45,7 +49,7 @@ def sample_color_error(
     truth: Tensor,
     rays_per_pixel: int,
     *,
-    taken: Tensor | None = None,
+    rays_kept: Tensor | None = None,
 ) -> Tensor:
     """Returns the weighted squared error of each sample's own colour, added up and divided by the number of rays.
 
@@ -60,7 +64,7 @@ def sample_color_error(
             sample whose index lies outside counts for nothing.
         truth: (P, 3) what the pixels' colours should be, dtype of ``sample_rgb``; not differentiable.
         rays_per_pixel: How many rays a pixel is made of, at least 1; they follow one another.
-        taken: () int64, number of rays to divide by: those that have samples if not all had room. None: all.
+        rays_kept: () int64, number of rays to divide by: those that have samples if not all had room. None: all.
 
     Returns:
         () in the dtype of ``sample_rgb``. Differentiable once.
@@ -71,27 +75,28 @@ def sample_color_error(
             ``ray_index`` leaves its range.
         NotImplementedError: A second derivative is asked for.
     """
-    _check("sample_rgb", sample_rgb, truth, rays_per_pixel, taken)
+    _check("sample_rgb", sample_rgb, truth, rays_per_pixel, rays_kept)
     for name, value, dtype in (("weights", weights, sample_rgb.dtype), ("ray_index", ray_index, torch.int64)):
         check_tensor(name, value, (sample_rgb.shape[0],), " as sample_rgb has rows")
         check_dtype(name, value, (dtype,))
         check_same_device(name, value, "sample_rgb", sample_rgb)
+    weights, truth = hold_constant("sample_color_error", weights=weights, truth=truth)
     rays = truth.shape[0] * rays_per_pixel
     check_index("ray_index", ray_index, rays, f"for {truth.shape[0]} pixels of {rays_per_pixel} rays")
-    return _error(sample_rgb, truth, weights, ray_index, rays_per_pixel, taken)
+    return _error(sample_rgb, truth, weights, ray_index, rays_per_pixel, rays_kept)
 
 
-def _check(name: str, colors: Tensor, truth: Tensor, rays_per_pixel: int, taken: Tensor | None) -> None:
+def _check(name: str, colors: Tensor, truth: Tensor, rays_per_pixel: int, rays_kept: Tensor | None) -> None:
     check_tensor(name, colors, ("P" if name == "pixels" else "M", 3))
     check_dtype(name, colors, (torch.float32, torch.float64))
     check_tensor("truth", truth, ("P", 3))
     check_dtype("truth", truth, (colors.dtype,), f" as {name} is")
     check_same_device("truth", truth, name, colors)
     check_at_least_one("rays_per_pixel", rays_per_pixel)
-    if taken is not None:
-        check_tensor("taken", taken, ())
-        check_dtype("taken", taken, (torch.int64,))
-        check_same_device("taken", taken, name, colors)
+    if rays_kept is not None:
+        check_tensor("rays_kept", rays_kept, ())
+        check_dtype("rays_kept", rays_kept, (torch.int64,))
+        check_same_device("rays_kept", rays_kept, name, colors)
 
 
 def _error(colors: Tensor, *others: MaybeTensor | int) -> Tensor:
@@ -110,16 +115,19 @@ class _ColorError(Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *tensors, ctx.rays_per_pixel, taken = inputs
-        ctx.save_for_backward(*tensors, taken)
+        *tensors, ctx.rays_per_pixel, rays_kept = inputs
+        ctx.save_for_backward(*tensors, rays_kept)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[MaybeTensor, ...]:
-        *tensors, taken = ctx.saved_tensors
+        *tensors, rays_kept = ctx.saved_tensors
         d_colors = None
         if ctx.needs_input_grad[0]:
-            d_colors = _ColorErrorBackward.apply(grad, *tensors, ctx.rays_per_pixel, taken)
+            d_colors = _ColorErrorBackward.apply(grad, *tensors, ctx.rays_per_pixel, rays_kept)
         return d_colors, None, None, None, None, None
+
+    jvp = refuse_jvp("pixel_color_error and sample_color_error")
+    vmap = refuse_vmap("pixel_color_error and sample_color_error", "call them once with all colours")
 
 
 _ColorErrorBackward = last_derivative(

@@ -10,10 +10,13 @@ from torch import Tensor
 
 from voxelfield import _library
 from voxelfield.ops._checks import check_at_least_one, check_float32, check_rays
+from voxelfield.ops._no_derivative import hold_constant
 from voxelfield.ops._packing import PackedSamples, check_capacity, empty_samples, parts_of, sums_of_parts
 from voxelfield.ops._pyramid_field import bits_of, check_pyramid_field, density_of, geometry_at
+from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.marching import OccupancyBits, march_rays
 from voxelfield.ops.render_grid import cells_to_walk, check_numbers
+from voxelfield.ops.selection import MIN_WEIGHT
 
 
 @torch.no_grad()
@@ -31,8 +34,8 @@ def march_visible(
     step: float,
     density_initial: float,
     offset: Tensor | None = None,
-    min_transmittance: float = 1e-4,
-    min_weight: float = 1e-4,
+    min_transmittance: float = MIN_TRANSMITTANCE,
+    min_weight: float = MIN_WEIGHT,
     most: int = 64,
     capacity: int | None = None,
 ) -> PackedSamples:
@@ -48,7 +51,7 @@ def march_visible(
         origins: (R, 3) float32, world units.
         directions: (R, 3) float32, unit length.
         near: (R,) float32, distance at which a ray starts.
-        far: (R,) float32, distance at which it ends; finite. ``far <= near`` yields no samples.
+        far: (R,) float32, distance at which it ends, as for :func:`march_rays`.
         occupied: As for :func:`render_grid`.
         aabb_occupancy: (2, 3) float32, lower and upper corner.
         levels: 1 to 8 grids (X_l, Y_l, Z_l, 4) at the vertices of ``aabb``, vertices on its faces, all of one dtype:
@@ -81,6 +84,10 @@ def march_visible(
     check_numbers(step, 0.0, min_transmittance, min_weight)
     check_at_least_one("most", most)
     check_capacity(capacity)
+    rays = {"origins": origins, "directions": directions, "near": near, "far": far, "offset": offset}
+    hold_constant("march_visible", **rays, aabb=aabb, aabb_occupancy=aabb_occupancy)
+    for name, several in (("levels", levels), ("density_weights", density_weights)):
+        hold_constant("march_visible", **{f"{name}[{i}]": x for i, x in enumerate(several)})
     _library.ensure_loaded(origins.device.type)
     slots, counts, sums = torch.ops.voxelfield.march_to_slots(
         origins,

@@ -10,15 +10,16 @@ from torch import Tensor
 from voxelfield import _library
 from voxelfield.ops import _constants
 from voxelfield.ops._checks import check_dtype, check_float32, check_rays, check_same_device, check_step, check_tensor
+from voxelfield.ops._no_derivative import hold_constant
 from voxelfield.ops._packing import PackedSamples, check_capacity, empty_samples, parts_of
 
-# Below this many walks at once a GPU waits for memory rather than works, so rays are walked in several segments.
+# With fewer walks at once a GPU mostly waits for memory, so rays are cut into segments that are walked in parallel.
 _ENOUGH_WALKS = 1 << 16
-_MOST_SEGMENTS = 8
+_MAX_SEGMENTS = 8
 
 
 class OccupancyBits(NamedTuple):
-    """Which cells of a box are occupied, a bit each; made by :func:`pack_occupancy`.
+    """The occupied cells of a box, one bit each; made by :func:`pack_occupancy`.
 
     Attributes:
         words: (ceil(X / 4), ceil(Y / 4), ceil(Z / 4)) int64, 4 x 4 x 4 cells each.
@@ -36,7 +37,7 @@ def pack_occupancy(occupied: Tensor) -> OccupancyBits:
         occupied: (X, Y, Z) bool, the cells of a box.
 
     Returns:
-        The same cells, a sixty-fourth as many words. Does not synchronise with the device.
+        The same cells, 64 in a word. Does not synchronise with the device.
 
     Raises:
         TypeError: ``occupied`` is no tensor, or not bool.
@@ -66,21 +67,23 @@ def march_rays(
     r"""Walks rays on a lattice of equal steps and keeps the positions that lie in occupied cells.
 
     Ray r is tested at :math:`t_k = near_r + (k + offset_r) \cdot step` for :math:`t_k < far_r` and
-    :math:`k < 2^{22}`; empty cells, and blocks of them, are crossed in one stride (Amanatides and Woo 1987, on the
-    lattice; Mueller et al. 2022). A position outside the box belongs to the nearest cell. Not differentiable.
+    :math:`k < 2^{22}`; empty cells, and bricks of 4 x 4 x 4 of them, are crossed in one stride (Amanatides and Woo
+    1987, on the lattice; Mueller et al. 2022). There are no samples outside the box, except for positions that rounding
+    may have moved there. Not differentiable.
 
     Args:
         origins: (R, 3) float32, world units.
         directions: (R, 3) float32, unit length.
         near: (R,) float32, distance at which a ray starts.
-        far: (R,) float32, distance at which it ends; finite. ``far <= near`` yields no samples.
+        far: (R,) float32, distance at which it ends. ``far <= near`` yields no samples; an infinite one ends where the
+            ray leaves the box.
         occupied: The cells of the box ``aabb``: (X, Y, Z) bool, or the same packed by :func:`pack_occupancy`.
         aabb: (2, 3) float32, lower and upper corner.
         step: Distance between samples, world units.
         offset: (R,) float32 in [0, 1), shift of each ray's lattice in steps; 0.5 (midpoints) if None.
-        capacity: Rows of the result. Rays are taken in order for as long as all their samples fit; from the first ray
-            whose samples do not, rays have none. The host never waits for the device, and the call can be captured in
-            a CUDA graph. None: as many rows as there are samples, which synchronises with the device once.
+        capacity: Rows of the result. Rays are kept in order for as long as all their samples fit; from the first ray
+            whose samples do not fit, rays have none. The call does not synchronise with the device, and can be captured
+            in a CUDA graph. None: as many rows as there are samples, which synchronises once.
 
     Returns:
         The samples; ``dt`` is ``step``.
@@ -89,6 +92,7 @@ def march_rays(
         TypeError: An argument has the wrong type or dtype.
         ValueError: An argument has the wrong shape or device, ``step`` is not positive and finite, or ``capacity`` is
             negative.
+        NotImplementedError: An argument carries a tangent of forward-mode differentiation.
     """
     offset = check_rays(origins, directions, near, far, offset)
     check_float32("aabb", aabb, (2, 3), "origins", origins)
@@ -97,12 +101,14 @@ def march_rays(
     check_same_device("occupied", bits.words, "origins", origins)
     check_step(step)
     check_capacity(capacity)
+    rays = {"origins": origins, "directions": directions, "near": near, "far": far, "offset": offset}
+    origins, directions, near, far, offset, aabb = hold_constant("march_rays", **rays, aabb=aabb)
     _library.ensure_loaded(origins.device.type)
     segments = _segments(origins.shape[0], origins.device)
     walk = (origins, directions, near, far, offset, bits.words, bits.resolution, aabb, step, segments)
-    counts, stretches, sums = torch.ops.voxelfield.count_ray_samples(*walk)
+    counts, step_ranges, sums = torch.ops.voxelfield.count_ray_samples(*walk)
     rows = int(sums.sum()) if capacity is None else capacity
-    return PackedSamples(*torch.ops.voxelfield.place_ray_samples(*walk, counts, stretches, sums, rows))
+    return PackedSamples(*torch.ops.voxelfield.place_ray_samples(*walk, counts, step_ranges, sums, rows))
 
 
 def check_bits(bits: OccupancyBits) -> None:
@@ -115,9 +121,9 @@ def check_bits(bits: OccupancyBits) -> None:
 
 
 def _segments(rays: int, device: torch.device) -> int:
-    """Returns into how many segments each ray is cut; the samples do not depend on it."""
+    """Returns the number of segments that each ray is cut into; the samples do not depend on it."""
     segments = 1
-    while device.type == "cuda" and segments < _MOST_SEGMENTS and 2 * segments * rays <= _ENOUGH_WALKS:
+    while device.type == "cuda" and segments < _MAX_SEGMENTS and 2 * segments * rays <= _ENOUGH_WALKS:
         segments *= 2
     return segments
 
@@ -161,7 +167,7 @@ def _register() -> None:
         step: float,
         segments: int,
         counts: Tensor,
-        stretches: Tensor,
+        step_ranges: Tensor,
         sums: Tensor,
         capacity: int,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -22,6 +22,7 @@ from voxelfield.ops._autograd import (
 )
 from voxelfield.ops._checks import FLOATING, check_dtype, check_same_device, check_tensor
 from voxelfield.ops._errors import ArgumentTypeError, ArgumentValueError
+from voxelfield.ops._no_derivative import refuse_jvp, refuse_vmap
 
 
 def mlp(input: Tensor, weights: Sequence[Tensor], *, count: Tensor | None = None) -> Tensor:
@@ -141,6 +142,9 @@ class _MLP(OpFunction):
             *(s if s.dtype == w.dtype else s.to(w.dtype) for s, w in zip(sums, weights, strict=True)),
         )
 
+    jvp = refuse_jvp("mlp")
+    vmap = refuse_vmap("mlp", "call it once with the rows of all calls")
+
 
 class _MLPBackward(OpFunction):
     """The gradients of :class:`_MLP` in ``input`` and ``weights``, applied to ``(grad, input, count, *weights)``."""
@@ -158,6 +162,9 @@ class _MLPBackward(OpFunction):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> None:
         raise NotImplementedError("mlp is differentiable once; a second derivative was asked for")
+
+    jvp = refuse_jvp("mlp")
+    vmap = refuse_vmap("mlp", "call it once with the rows of all calls")
 
 
 def _run_layers(input: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:

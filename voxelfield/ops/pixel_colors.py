@@ -11,6 +11,7 @@ from torch.autograd import Function
 from voxelfield import _library
 from voxelfield.ops._autograd import below_autograd, last_derivative, register_autograd
 from voxelfield.ops._checks import check_at_least_one, check_choice, check_dtype, check_same_device, check_tensor
+from voxelfield.ops._no_derivative import refuse_jvp, refuse_vmap
 
 TRANSFERS = ("srgb", "linear")
 """How image values encode light: by the curve of sRGB (IEC 61966-2-1), or as they are."""
@@ -91,6 +92,9 @@ class _PixelColors(Function):
             through = 1 - opacity.unflatten(0, (-1, ctx.rays_per_pixel)).mean(dim=1)
             d_background = (through[:, None] * grad).sum_to_size(background.shape)
         return d_rgb, d_opacity, d_background, None, None
+
+    jvp = refuse_jvp("pixel_colors")
+    vmap = refuse_vmap("pixel_colors", "call it once with the rays of all pixels")
 
 
 _PixelColorsBackward = last_derivative(

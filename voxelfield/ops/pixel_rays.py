@@ -16,6 +16,7 @@ from voxelfield.ops._checks import (
     check_same_device,
     check_tensor,
 )
+from voxelfield.ops._no_derivative import hold_constant
 
 
 class PixelRays(NamedTuple):
@@ -42,16 +43,16 @@ def pixel_rays(
     """Casts the rays of some pixels and reads their colours, in one pass: a training step's first.
 
     The rays are those of :meth:`voxelfield.cameras.Cameras.rays` through the middles of the equal squares that divide a
-    pixel. Never waits for the device; not differentiable.
+    pixel. Does not synchronise with the device. Not differentiable.
 
     Args:
         images: (N, H, W, 4) uint8, contiguous.
-        index: (P,) int64 in [0, N * H * W): pixels, counted through all images row by row. On CUDA nobody waits to
-            look: an index outside is taken for the nearest inside.
+        index: (P,) int64 in [0, N * H * W): pixels, counted through all images row by row. Not checked on CUDA, because
+            that would synchronise: an index outside is clamped to that range.
         c2w: (N, 4, 4) float32, camera to world, OpenGL axes.
         intrinsics: (N, 4) float32: fx, fy, cx, cy in pixels.
         aabb: (2, 3) float32, the box that bounds the rays, world units.
-        supersampling: Side of the square of rays through each pixel, at least 1, which is the ray through its centre.
+        supersampling: Side of the square of rays through each pixel, at least 1: one ray, through its centre.
 
     Returns:
         R = P * supersampling**2 rays, those of a pixel together, row by row; and the pixels' colours. float32.
@@ -60,6 +61,7 @@ def pixel_rays(
         TypeError: An argument is no tensor, or has the wrong dtype.
         ValueError: An argument has the wrong shape or device, or ``images`` is not contiguous, or has no pixel to
             choose from, or ``supersampling`` is no int of at least 1; or, on the CPU, ``index`` leaves its range.
+        NotImplementedError: An argument carries a tangent of forward-mode differentiation.
     """
     check_tensor("images", images, ("N", "H", "W", 4))
     check_dtype("images", images, (torch.uint8,))
@@ -81,6 +83,7 @@ def pixel_rays(
         raise ValueError(f"images must have pixels for index to choose from, got shape {tuple(images.shape)}")
     check_index("index", index, pixels, f"for images of shape {tuple(images.shape)}")
     check_at_least_one("supersampling", supersampling)
+    c2w, intrinsics, aabb = hold_constant("pixel_rays", c2w=c2w, intrinsics=intrinsics, aabb=aabb)
     _library.ensure_loaded(images.device.type)
     return PixelRays(*torch.ops.voxelfield.pixel_rays(images, index, c2w, intrinsics, aabb, supersampling))
 

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from voxelfield import _library
-from voxelfield.ops._checks import check_dtype, check_float32, check_rays, check_same_device, check_step, check_tensor
+from voxelfield.ops._checks import (
+    check_dtype,
+    check_float32,
+    check_fraction,
+    check_rays,
+    check_same_device,
+    check_step,
+    check_tensor,
+)
+from voxelfield.ops._no_derivative import hold_constant
+from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.marching import OccupancyBits, check_bits, pack_occupancy
 
 MAX_SH_DEGREE = 3
@@ -16,11 +28,17 @@ GRID_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class RenderedRays(NamedTuple):
-    """What :func:`render_grid` returns for each ray."""
+    """What :func:`render_grid` returns for each ray.
+
+    Attributes:
+        rgb: (R, 3) emitted colour, without any background.
+        opacity: (R,) sum of weights.
+        depth_sum: (R,) sum of weights times distances; divide by ``opacity`` for the mean distance.
+    """
 
     rgb: Tensor
     opacity: Tensor
-    depth: Tensor
+    depth_sum: Tensor
 
 
 def render_grid(
@@ -39,7 +57,7 @@ def render_grid(
     density_shift: float,
     offset: Tensor | None = None,
     density: Tensor | None = None,
-    min_transmittance: float = 1e-4,
+    min_transmittance: float = MIN_TRANSMITTANCE,
     min_weight: float = 0.0,
 ) -> RenderedRays:
     r"""Marches rays through occupied space, samples a voxel field there and composites, all in one pass.
@@ -48,16 +66,20 @@ def render_grid(
     :func:`composite` one after the other, without anything in between being written to memory: colour is the sigmoid
     of a sum of spherical harmonics of the viewing direction whose coefficients are interpolated, density is
     :math:`s \cdot \log(1 + e^{x + b})` of the interpolated first channel (Fridovich-Keil et al. 2022, Plenoxels,
-    section 3.1, with the density of Sun et al. 2022, DirectVoxGO). Backward it walks the rays a second time: what lies
-    behind a sample is the ray's total less what came before.
+    section 3.1, with the density of Sun et al. 2022, DirectVoxGO). The backward pass walks the rays a second time and
+    finds the sums over the samples behind each by subtracting those ahead from the ray's totals.
+
+    A density or colour that is not finite gives a pixel that is not finite where a ray reaches it, as for
+    :func:`composite`.
 
     Args:
         origins: (R, 3) float32, world units.
         directions: (R, 3) float32, unit length.
         near: (R,) float32, distance at which a ray starts.
-        far: (R,) float32, distance at which it ends; finite. ``far <= near`` yields nothing.
+        far: (R,) float32, distance at which it ends. ``far <= near`` yields nothing; an infinite one ends where the ray
+            leaves the box ``aabb_occupancy``.
         occupied: Which cells of the box ``aabb_occupancy`` are sampled: (X', Y', Z') bool, or the same packed by
-            :func:`pack_occupancy`; or their clearances, uint8, from :func:`occupancy_clearance`, with which empty space
+            :func:`pack_occupancy`; or their empty distances, uint8, from :func:`empty_distance`, with which empty space
             is crossed in fewer strides. The samples are the same.
         aabb_occupancy: (2, 3) float32, lower and upper corner.
         grid: (X, Y, Z, C) features at the vertices of ``aabb_grid``, vertices on its faces; float32, float16 or
@@ -73,18 +95,20 @@ def render_grid(
         offset: (R,) float32 in [0, 1), shift of each ray's samples in steps; 0.5 (midpoints) if None.
         density: (X, Y, Z) raw densities in the dtype of ``grid``, read in place of channel 0: rendering visits many
             more densities than colours, and these lie closer together. Without gradient.
-        min_transmittance: Where a ray stops; 0 never stops.
-        min_weight: Samples whose weight does not exceed this are left out as if they were not there, and their colour
-            is not read.
+        min_transmittance: Where a ray stops, in [0, 1]; 0 never stops.
+        min_weight: Samples whose weight does not exceed this are dropped as if they did not exist, and their colour is
+            not read; in [0, 1].
 
     Returns:
-        rgb (R, 3) without any background, opacity (R,) and depth (R,), the sums of weights and of weights times
-        distances; float32. A ray without samples is all zeros. Nothing waits for the device.
+        The sums of each ray, float32; zeros for a ray without samples. Does not synchronise with the device.
 
     Raises:
         TypeError: An argument is no tensor, or has the wrong dtype.
         ValueError: An argument has the wrong shape or device, or a number is out of range; or ``density`` is given
             while ``grid`` requires a gradient.
+        NotImplementedError: A second derivative, forward-mode differentiation or ``torch.vmap`` is asked for.
+        RuntimeError: On CUDA, a gradient is asked for under ``torch.use_deterministic_algorithms(True)``: it is summed
+            by atomics, in an order that changes from run to run.
     """
     offset = check_rays(origins, directions, near, far, offset)
     check_scene(aabb_occupancy, grid, aabb_grid, density, degree, "origins", origins)
@@ -92,6 +116,14 @@ def render_grid(
     check_numbers(step, density_scale, min_transmittance, min_weight)
     if density is not None and grid.requires_grad and torch.is_grad_enabled():
         raise ValueError("density must be None where grid requires a gradient: it would receive none")
+    rays = {"origins": origins, "directions": directions, "near": near, "far": far, "offset": offset}
+    origins, directions, near, far, offset = hold_constant("render_grid", **rays)
+    aabb_occupancy, aabb_grid = hold_constant("render_grid", aabb_occupancy=aabb_occupancy, aabb_grid=aabb_grid)
+    if forward_ad._current_level >= 0 and forward_ad.unpack_dual(grid).tangent is not None:
+        raise NotImplementedError(
+            "render_grid has no forward-mode derivative in grid, which must carry no tangent: differentiate in reverse "
+            "mode, or use march_rays, sample_trilinear and composite"
+        )
     _library.ensure_loaded(origins.device.type)
     return RenderedRays(
         *torch.ops.voxelfield.render_grid(
@@ -118,7 +150,7 @@ def render_grid(
 def cells_to_walk(
     occupied: Tensor | OccupancyBits, device_of: str, like: Tensor
 ) -> tuple[Tensor, tuple[int, int, int]]:
-    """Returns bits or clearances and their numbers of cells; raises unless they are that, on the device of ``like``."""
+    """Returns bits or empty distances and their resolution; raises unless they are that, on the device of ``like``."""
     if isinstance(occupied, OccupancyBits):
         check_bits(occupied)
         check_same_device("occupied", occupied.words, device_of, like)
@@ -167,9 +199,21 @@ def check_numbers(step: float, density_scale: float, min_transmittance: float, m
     check_step(step)
     if not 0 <= density_scale <= torch.finfo(torch.float32).max:
         raise ValueError(f"density_scale must be finite and not negative, got {density_scale}")
-    for name, value in (("min_transmittance", min_transmittance), ("min_weight", min_weight)):
-        if not 0 <= value < 1:
-            raise ValueError(f"{name} must lie in [0, 1), got {value}")
+    check_fraction("min_transmittance", min_transmittance)
+    check_fraction("min_weight", min_weight)
+
+
+def _alert_not_deterministic(device: torch.device) -> None:
+    """Raises or warns, as torch's own ops without a deterministic implementation do."""
+    if device.type != "cuda" or not torch.are_deterministic_algorithms_enabled():
+        return
+    message = (
+        "the gradient of render_grid does not have a deterministic implementation on CUDA, but "
+        "torch.use_deterministic_algorithms(True) is set: march_rays, sample_trilinear and composite have one together"
+    )
+    if not torch.is_deterministic_algorithms_warn_only_enabled():
+        raise RuntimeError(message)
+    warnings.warn(message, stacklevel=2)
 
 
 @_library.when_loaded
@@ -199,6 +243,7 @@ def _register() -> None:
             raise NotImplementedError("rendering with a density of its own has no derivative; leave density out")
         d_grid = None
         if ctx.needs_input_grad[8]:
+            _alert_not_deterministic(grads[0].device)
             *saved, aabb_occupancy, grid, aabb_grid = ctx.saved_tensors
             d_grid = torch.ops.voxelfield.render_grid_backward(
                 *grads, *saved, ctx.resolution, aabb_occupancy, grid, aabb_grid, *ctx.settings

@@ -12,8 +12,11 @@ from torch.nn import functional as F
 from voxelfield import _library
 from voxelfield.ops._checks import check_same_device, check_tensor
 from voxelfield.ops._images import RenderedImage, check_camera, empty_image
+from voxelfield.ops._no_derivative import hold_constant
+from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.marching import OccupancyBits
 from voxelfield.ops.render_grid import GRID_DTYPES, cells_to_walk, check_numbers, check_scene
+from voxelfield.ops.selection import MIN_WEIGHT
 
 _ROW_BYTES = 16  # that one thread reads at once
 
@@ -81,8 +84,8 @@ def render_grid_image(
     step: float,
     density_scale: float,
     density_shift: float,
-    min_transmittance: float = 1e-4,
-    min_weight: float = 1e-4,
+    min_transmittance: float = MIN_TRANSMITTANCE,
+    min_weight: float = MIN_WEIGHT,
 ) -> RenderedImage:
     """Renders the image of a pinhole camera in one kernel, rays included, without gradient.
 
@@ -95,7 +98,7 @@ def render_grid_image(
         width: Of the image, in pixels.
         height: Of the image, in pixels.
         background: (3,) float32 colour behind the scene.
-        occupied: As for :func:`render_grid`; clearances are fastest.
+        occupied: As for :func:`render_grid`; empty distances are fastest.
         aabb_occupancy: (2, 3) float32, lower and upper corner.
         field: The field, see :meth:`ShDisplayGrid.pack`. All tensors are on one device.
         step: Distance between samples, world units.
@@ -105,17 +108,22 @@ def render_grid_image(
         min_weight: As for :func:`render_grid`.
 
     Returns:
-        rgb (height, width, 3) over the background, opacity (height, width) and the mean depth (height, width) of what
-        is there, in world units along the ray; float32. Nothing waits for the device.
+        rgb (height, width, 3) over the background, opacity (height, width) and depth (height, width), the
+        opacity-weighted mean distance in world units along the ray, 0 where there is nothing; float32. Does not
+        synchronise with the device.
 
     Raises:
         TypeError: An argument is no tensor, or has the wrong dtype.
         ValueError: An argument has the wrong shape or device, or a number is out of range.
+        NotImplementedError: An argument carries a tangent of forward-mode differentiation.
     """
     check_camera(c2w, intrinsics, width, height, background)
     cells = cells_to_walk(occupied, "c2w", c2w)
     check_scene(aabb_occupancy, field.features, field.aabb, field.density, field.degree, "c2w", c2w)
     check_numbers(step, density_scale, min_transmittance, min_weight)
+    features, density, box = field.features, field.density, field.aabb
+    hold_constant("render_grid_image", features=features, density=density, aabb=box, aabb_occupancy=aabb_occupancy)
+    hold_constant("render_grid_image", c2w=c2w, intrinsics=intrinsics, background=background)
     _library.ensure_loaded(c2w.device.type)
     return RenderedImage(
         *torch.ops.voxelfield.render_grid_image(
@@ -126,9 +134,9 @@ def render_grid_image(
             background,
             *cells,
             aabb_occupancy,
-            field.features,
-            field.density,
-            field.aabb,
+            features,
+            density,
+            box,
             step,
             field.degree,
             density_scale,

@@ -12,6 +12,7 @@ from voxelfield import _library
 from voxelfield.ops import _constants
 from voxelfield.ops._checks import check_float32, check_tensor
 from voxelfield.ops._images import RenderedImage, check_camera, empty_image
+from voxelfield.ops._no_derivative import hold_constant
 from voxelfield.ops._pyramid_field import (
     bits_of,
     check_network,
@@ -20,12 +21,12 @@ from voxelfield.ops._pyramid_field import (
     geometry_at,
 )
 from voxelfield.ops.append_view import append_view
-from voxelfield.ops.compositing import composite
+from voxelfield.ops.compositing import MIN_TRANSMITTANCE, composite
 from voxelfield.ops.marching import OccupancyBits, march_rays
 from voxelfield.ops.mlp import mlp
 from voxelfield.ops.pixel_rays import pixel_rays
 from voxelfield.ops.render_grid import cells_to_walk, check_numbers
-from voxelfield.ops.selection import select_samples
+from voxelfield.ops.selection import MIN_WEIGHT, select_samples
 
 _COLORS = 3
 _RAYS_AT_ONCE = 1 << 14  # on the CPU, to bound memory
@@ -48,8 +49,8 @@ def render_pyramid_image(
     step: float,
     density_initial: float,
     view_degree: int,
-    min_transmittance: float = 1e-4,
-    min_weight: float = 1e-3,
+    min_transmittance: float = MIN_TRANSMITTANCE,
+    min_weight: float = MIN_WEIGHT,
 ) -> RenderedImage:
     r"""Renders the image of a pinhole camera, on CUDA in one kernel, rays included, without gradient.
 
@@ -69,7 +70,7 @@ def render_pyramid_image(
         width: Of the image, in pixels.
         height: Of the image, in pixels.
         background: (3,) float32 colour behind the scene.
-        occupied: As for :func:`render_grid`; clearances are fastest.
+        occupied: As for :func:`render_grid`; empty distances are fastest.
         aabb_occupancy: (2, 3) float32, lower and upper corner.
         levels: As for :func:`march_visible`.
         aabb: (2, 3) float32.
@@ -107,6 +108,10 @@ def render_pyramid_image(
         last = weights[-1]
         check_tensor(f"{name}[{len(weights) - 1}]", last, (outputs, last.shape[1]))
     check_numbers(step, 0.0, min_transmittance, min_weight)
+    hold_constant("render_pyramid_image", c2w=c2w, intrinsics=intrinsics, background=background)
+    hold_constant("render_pyramid_image", aabb=aabb, aabb_occupancy=aabb_occupancy)
+    for name, several in (("levels", levels), ("density_weights", density_weights), ("color_weights", color_weights)):
+        hold_constant("render_pyramid_image", **{f"{name}[{i}]": x for i, x in enumerate(several)})
     _library.ensure_loaded(c2w.device.type)
     return RenderedImage(
         *torch.ops.voxelfield.render_pyramid_image(
@@ -181,7 +186,7 @@ def _register() -> None:
             geometry = geometry_at(seen.positions, levels, aabb, density_weights)
             inputs, raw = append_view(geometry, rays.directions, seen.ray_index, view_degree)
             logits = mlp(inputs, [weight.to(inputs.dtype) for weight in color_weights])
-            rgb, opacity, depth, *_ = composite(
+            rgb, opacity, depth_sum, *_ = composite(
                 density_of(raw, density_initial),
                 torch.sigmoid(logits.float()),
                 seen.t,
@@ -189,6 +194,6 @@ def _register() -> None:
                 seen.ray_offsets,
                 min_transmittance=min_transmittance,
             )
-            parts.append((rgb + (1 - opacity)[:, None] * background, opacity, depth / opacity.clamp(min=1e-6)))
+            parts.append((rgb + (1 - opacity)[:, None] * background, opacity, depth_sum / opacity.clamp(min=1e-6)))
         rgb, opacity, depth = (torch.cat(each) for each in zip(*parts, strict=True))
         return rgb.view(height, width, _COLORS), opacity.view(height, width), depth.view(height, width)

@@ -6,8 +6,13 @@ import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._checks import check_dtype, check_ray_offsets, check_same_device, check_tensor
+from voxelfield.ops._checks import check_dtype, check_fraction, check_ray_offsets, check_same_device, check_tensor
+from voxelfield.ops._no_derivative import hold_constant
 from voxelfield.ops._packing import PackedSamples, check_capacity, empty_samples, parts_of
+from voxelfield.ops.compositing import MIN_TRANSMITTANCE
+
+MIN_WEIGHT = 1e-4
+"""The weight below which samples are dropped unless told otherwise, in all ops that do so."""
 
 
 def select_samples(
@@ -17,34 +22,35 @@ def select_samples(
     dt: Tensor,
     ray_offsets: Tensor,
     *,
-    min_transmittance: float = 1e-4,
-    min_weight: float = 1e-4,
+    min_transmittance: float = MIN_TRANSMITTANCE,
+    min_weight: float = MIN_WEIGHT,
     capacity: int | None = None,
 ) -> PackedSamples:
     """Keeps the samples whose weight exceeds a limit, packed again by ray. Not differentiable.
 
-    Weights are those of :func:`voxelfield.ops.composite`. Rows of the input that belong to no ray are
-    ignored.
+    Weights are those of :func:`composite`. A sample whose density is not finite is kept, so that its pixel shows it.
+    Rows of the input that belong to no ray are ignored.
 
     Args:
         density: (M,) float32, non-negative, per world unit of length; M below 2^31.
         positions: (M, 3) float32.
         t: (M,) float32, distance of each sample.
         dt: (M,) float32, length that each sample stands for.
-        ray_offsets: As for :func:`voxelfield.ops.composite`; of samples of several rays, any is kept.
-        min_transmittance: Where a ray stops; 0 never stops.
-        min_weight: A sample is kept if its weight exceeds this; at least 0.
-        capacity: Rows of the result, as for :func:`voxelfield.ops.march_rays`: rays are taken in order for as long as
-            all that is kept of them fits, and the host never waits for the device. None: as many rows as samples are
-            kept, which synchronises with the device once.
+        ray_offsets: As for :func:`composite`.
+        min_transmittance: Where a ray stops, in [0, 1]; 0 never stops.
+        min_weight: A sample is kept if its weight exceeds this; in [0, 1].
+        capacity: Rows of the result, as for :func:`march_rays`: rays are kept in order for as long as all of their kept
+            samples fit, and the call does not synchronise with the device. None: as many rows as samples are kept,
+            which synchronises once.
 
     Returns:
-        The samples that were kept. ``rays_taken`` counts from the rays given here: a ray that had no samples counts.
+        The samples that were kept. ``rays_kept`` counts the rays given here, those without samples included.
 
     Raises:
         TypeError: An argument has the wrong type or dtype.
-        ValueError: An argument has the wrong shape or device, or ``min_weight`` or ``capacity`` is negative; or, on
-            the CPU, ``ray_offsets`` fall or leave 0..M.
+        ValueError: An argument has the wrong shape or device, ``min_transmittance`` or ``min_weight`` is out of range,
+            or ``capacity`` is negative; or, on the CPU, ``ray_offsets`` fall or leave 0..M.
+        NotImplementedError: An argument carries a tangent of forward-mode differentiation.
     """
     check_tensor("density", density, ("M",))
     count = density.shape[0]
@@ -54,8 +60,9 @@ def select_samples(
         check_dtype(name, value, (torch.float32,))
         check_same_device(name, value, "density", density)
     check_ray_offsets(ray_offsets, count, "density", density)
-    if not min_weight >= 0:
-        raise ValueError(f"min_weight must be at least 0, got {min_weight}")
+    check_fraction("min_transmittance", min_transmittance)
+    check_fraction("min_weight", min_weight)
+    density, positions, t, dt = hold_constant("select_samples", density=density, positions=positions, t=t, dt=dt)
     check_capacity(capacity)
     _library.ensure_loaded(density.device.type)
     with torch.no_grad():

@@ -12,15 +12,15 @@ from voxelfield.rendering import Rendering
 from voxelfield.training.config import LossConfig
 
 
-def opacity_entropy(opacity: Tensor, taken: Tensor | None = None) -> Tensor:
+def opacity_entropy(opacity: Tensor, rays_kept: Tensor | None = None) -> Tensor:
     """Mean binary entropy of ray opacities (R,): a pixel shows the scene or its background (Sun et al. 2022).
 
     Args:
         opacity: (R,) in [0, 1].
-        taken: One integer: only that many of the first rays count; all if None.
+        rays_kept: One integer: only that many of the first rays count; all if None.
     """
     o = opacity.clamp(1e-5, 1 - 1e-5)
-    return _mean(-(o * o.log() + (1 - o) * (1 - o).log()), taken)
+    return _mean(-(o * o.log() + (1 - o) * (1 - o).log()), rays_kept)
 
 
 def sparsity(density: Tensor, rays: int | Tensor) -> Tensor:
@@ -44,9 +44,9 @@ def rendering_terms(config: LossConfig, rendering: Rendering, pixels: Tensor, tr
     Raises:
         ValueError: Distortion is asked of rays that were rendered without it.
     """
-    taken, rays = rendering.taken, rendering.opacity.shape[0]
+    rays_kept, rays = rendering.rays_kept, rendering.opacity.shape[0]
     rays_per_pixel = rays // truth.shape[0]
-    terms = {"photometric": ops.pixel_color_error(pixels, truth, rays_per_pixel=rays_per_pixel, taken=taken)}
+    terms = {"photometric": ops.pixel_color_error(pixels, truth, rays_per_pixel=rays_per_pixel, rays_kept=rays_kept)}
     if config.sample_rgb > 0:
         error = ops.sample_color_error(
             rendering.weights,
@@ -54,33 +54,33 @@ def rendering_terms(config: LossConfig, rendering: Rendering, pixels: Tensor, tr
             rendering.samples.ray_index,
             truth,
             rays_per_pixel,
-            taken=taken,
+            rays_kept=rays_kept,
         )
         terms["sample_rgb"] = config.sample_rgb * error
     if config.distortion > 0:
         if rendering.distortion is None:
             raise ValueError("rays must be rendered with their distortion where config.distortion is positive")
         # That of rays without room is zero.
-        terms["distortion"] = config.distortion * rendering.distortion.sum() / _rays(rays, taken)
+        terms["distortion"] = config.distortion * rendering.distortion.sum() / _rays(rays, rays_kept)
     if config.opacity_entropy > 0:
-        terms["opacity_entropy"] = config.opacity_entropy * opacity_entropy(rendering.opacity, taken)
+        terms["opacity_entropy"] = config.opacity_entropy * opacity_entropy(rendering.opacity, rays_kept)
     if config.sparsity > 0:
         # Where there is room for more samples than there are, the rest reads the density of a zero feature.
         rows = torch.arange(rendering.density.shape[0], device=rendering.density.device)
         density = torch.where(rows < rendering.samples.ray_offsets[-1], rendering.density, 0.0)
-        terms["sparsity"] = config.sparsity * sparsity(density, _rays(rays, taken))
+        terms["sparsity"] = config.sparsity * sparsity(density, _rays(rays, rays_kept))
     return terms
 
 
-def _rays(drawn: int, taken: Tensor | None) -> int | Tensor:
-    return drawn if taken is None else taken.clamp(min=1)
+def _rays(drawn: int, rays_kept: Tensor | None) -> int | Tensor:
+    return drawn if rays_kept is None else rays_kept.clamp(min=1)
 
 
-def _mean(values: Tensor, taken: Tensor | None) -> Tensor:
-    if taken is None:
+def _mean(values: Tensor, rays_kept: Tensor | None) -> Tensor:
+    if rays_kept is None:
         return values.mean()
-    counts = torch.arange(values.shape[0], device=values.device) < taken
-    return torch.where(counts, values, 0.0).sum() / _rays(values.shape[0], taken)
+    counts = torch.arange(values.shape[0], device=values.device) < rays_kept
+    return torch.where(counts, values, 0.0).sum() / _rays(values.shape[0], rays_kept)
 
 
 def grid_terms(config: LossConfig, grid: VoxelGrid | VoxelPyramid, step: int) -> dict[str, Tensor]:

@@ -126,7 +126,7 @@ class TrainingStep:
         self.number += 1
         self._error.copy_(terms["photometric"].detach())
         self.count(terms)
-        counts = {"steps": self._one, "rays": rendering.taken, "samples": rendering.samples.ray_offsets[-1]}
+        counts = {"steps": self._one, "rays": rendering.rays_kept, "samples": rendering.samples.ray_offsets[-1]}
         if rendering.marched is not None:
             counts["marched"] = rendering.marched
         self.totals.add(counts)

@@ -10,30 +10,30 @@ from voxelfield.ops._checks import check_dtype, check_tensor
 
 
 @torch.no_grad()
-def occupancy_clearance(occupied: Tensor, farthest: int = 32) -> Tensor:
+def empty_distance(occupied: Tensor, max_distance: int = 32) -> Tensor:
     """Returns for each cell the distance in cells to the nearest occupied one, the largest along any axis.
 
-    A cell of clearance r is the middle of a block of ``2r - 1`` empty cells along each axis, which a ray can leave in
-    one stride (proximity clouds, Cohen and Sheffer 1994). Rendering takes the result in place of ``occupied``.
+    A cell at distance r is the middle of a cube of ``2r - 1`` empty cells along each axis, which a ray can leave in one
+    stride (proximity clouds, Cohen and Sheffer 1994). Rendering accepts the result in place of ``occupied``.
 
     Args:
         occupied: (X, Y, Z) bool.
-        farthest: Clearances are cut off here, 1 to 255. Each unit costs a pass over the grid.
+        max_distance: Distances are cut off here, 1 to 255. Each unit costs a pass over the grid.
 
     Returns:
         (X, Y, Z) uint8, 0 where occupied.
 
     Raises:
         TypeError: ``occupied`` is not a bool tensor.
-        ValueError: ``occupied`` has another shape, or ``farthest`` is out of range.
+        ValueError: ``occupied`` has another shape, or ``max_distance`` is out of range.
     """
     check_tensor("occupied", occupied, ("X", "Y", "Z"))
     check_dtype("occupied", occupied, (torch.bool,))
-    if not 1 <= farthest <= 255:
-        raise ValueError(f"farthest must lie in 1..255, got {farthest}")
+    if not 1 <= max_distance <= 255:
+        raise ValueError(f"max_distance must lie in 1..255, got {max_distance}")
     near = occupied[None, None].float()
-    clearance = (~occupied).to(torch.uint8)
-    for _ in range(farthest - 1 if occupied.numel() else 0):
+    distance = (~occupied).to(torch.uint8)
+    for _ in range(max_distance - 1 if occupied.numel() else 0):
         near = F.max_pool3d(near, 3, stride=1, padding=1)
-        clearance += near[0, 0] == 0
-    return clearance
+        distance += near[0, 0] == 0
+    return distance

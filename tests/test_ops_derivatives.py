@@ -1,0 +1,319 @@
+"""Every public op under forward mode, a second derivative and vmap: right, or refused by name, never a silent zero."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+from torch.autograd import forward_ad
+
+from voxelfield import ops
+
+OFFSETS = [0, 3, 3, 8]
+BOX = [[-1.0] * 3, [1.0] * 3]
+
+
+def doubles(*shape):
+    return torch.rand(*shape, dtype=torch.float64) * 0.8 + 0.1
+
+
+def singles(*shape):
+    return torch.rand(*shape) * 0.8 + 0.1
+
+
+def rays():
+    return {
+        "origins": torch.tensor([[-2.0, 0.1, 0.2], [0.3, -2.0, 0.1]]),
+        "directions": torch.tensor([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0]]),
+        "near": torch.ones(2),
+        "far": torch.full((2,), 3.0),
+    }
+
+
+def cells():
+    return torch.ones(3, 3, 3, dtype=torch.bool)
+
+
+def box():
+    return torch.tensor(BOX)
+
+
+def camera():
+    return {"c2w": torch.eye(4), "intrinsics": torch.tensor([4.0, 4.0, 2.0, 2.0])}
+
+
+def sh_grid():
+    return {"grid": torch.randn(4, 4, 4, 4), "aabb_occupancy": box(), "aabb_grid": box()}
+
+
+def samples(make=doubles):
+    return {"density": make(8) * 4, "rgb": make(8, 3), "t": make(8).cumsum(0), "dt": make(8) * 0.1}
+
+
+def offsets():
+    return torch.tensor(OFFSETS)
+
+
+def pyramid():
+    levels = {"first": torch.randn(4, 4, 4, 4), "second": torch.randn(5, 5, 5, 4)}
+    return levels | {"hidden": torch.randn(16, 8), "last": torch.randn(16, 16), "aabb": box()}
+
+
+SH = {"step": 0.1, "degree": 0, "density_scale": 5.0, "density_shift": 0.0}
+
+
+def of_pyramid(op):
+    def call(first, second, hidden, last, aabb, **others):
+        return op(others, [first, second], aabb, [hidden, last])
+
+    return call
+
+
+# The floating inputs of a call of each op, and the call.
+CALLS = {
+    "sample_trilinear": (
+        lambda: {"grid": doubles(3, 4, 5, 2), "points": doubles(6, 3) * 0.9},
+        lambda **x: ops.sample_trilinear(**x),
+    ),
+    "sample_pyramid": (
+        lambda: {"first": doubles(3, 4, 5, 2), "second": doubles(5, 6, 4, 2), "points": doubles(6, 3) * 0.9},
+        lambda first, second, points: ops.sample_pyramid([first, second], points),
+    ),
+    "grid_sample": (
+        lambda: {"input": doubles(1, 2, 3, 4, 5), "grid": doubles(1, 2, 2, 2, 3) * 0.9},
+        lambda **x: ops.grid_sample(**x, align_corners=True),
+    ),
+    "trilinear_interpolate": (
+        lambda: {"feats": doubles(6, 8, 2), "points": doubles(6, 3)},
+        lambda **x: ops.trilinear_interpolate(**x),
+    ),
+    "composite": (samples, lambda **x: ops.composite(**x, ray_offsets=offsets(), distortion=True)),
+    "composite_alphas": (
+        lambda: {"alpha": doubles(8), "rgb": doubles(8, 3), "t": doubles(8)},
+        lambda **x: ops.composite_alphas(**x, ray_offsets=offsets(), min_transmittance=0.0)[:4],
+    ),
+    "ray_weights": (
+        lambda: {"density": doubles(8), "dt": doubles(8)},
+        lambda **x: ops.ray_weights(**x, ray_offsets=offsets()),
+    ),
+    "ray_transmittance": (
+        lambda: {"density": doubles(8), "dt": doubles(8)},
+        lambda **x: ops.ray_transmittance(**x, ray_offsets=offsets()),
+    ),
+    "alpha_weights": (lambda: {"alpha": doubles(8)}, lambda alpha: ops.alpha_weights(alpha, offsets())),
+    "alpha_transmittance": (lambda: {"alpha": doubles(8)}, lambda alpha: ops.alpha_transmittance(alpha, offsets())),
+    "sum_along_rays": (
+        lambda: {"values": doubles(8, 2), "weights": doubles(8)},
+        lambda values, weights: ops.sum_along_rays(values, offsets(), weights),
+    ),
+    "mlp": (
+        lambda: {"input": doubles(6, 5), "hidden": doubles(7, 5), "last": doubles(3, 7)},
+        lambda input, hidden, last: ops.mlp(input, [hidden, last]),
+    ),
+    "append_view": (
+        lambda: {"geometry": singles(8, 5), "directions": rays()["directions"]},
+        lambda **x: ops.append_view(**x, ray_index=torch.zeros(8, dtype=torch.int64), degree=1),
+    ),
+    "pixel_colors": (
+        lambda: {"rgb": doubles(8, 3) * 0.1, "opacity": doubles(8), "background": doubles(3)},
+        lambda **x: ops.pixel_colors(**x, rays_per_pixel=4),
+    ),
+    "pixel_color_error": (
+        lambda: {"pixels": doubles(8, 3), "truth": doubles(8, 3)},
+        lambda **x: ops.pixel_color_error(**x),
+    ),
+    "sample_color_error": (
+        lambda: {"weights": doubles(8), "sample_rgb": doubles(8, 3), "truth": doubles(2, 3)},
+        lambda **x: ops.sample_color_error(**x, ray_index=torch.zeros(8, dtype=torch.int64), rays_per_pixel=2),
+    ),
+    "render_grid": (
+        lambda: rays() | sh_grid() | {"offset": torch.full((2,), 0.5)},
+        lambda **x: ops.render_grid(**x, occupied=cells(), **SH),
+    ),
+    "march_rays": (
+        lambda: rays() | {"aabb": box(), "offset": torch.full((2,), 0.5)},
+        lambda **x: ops.march_rays(**x, occupied=cells(), step=0.1),
+    ),
+    "select_samples": (
+        lambda: {"density": singles(8), "positions": singles(8, 3), "t": singles(8), "dt": singles(8)},
+        lambda **x: ops.select_samples(**x, ray_offsets=offsets()),
+    ),
+    "march_visible": (
+        lambda: rays() | {"aabb_occupancy": box()} | pyramid(),
+        of_pyramid(
+            lambda others, levels, aabb, weights: ops.march_visible(
+                **others,
+                occupied=cells(),
+                levels=levels,
+                aabb=aabb,
+                density_weights=weights,
+                step=0.1,
+                density_initial=1.0,
+            )
+        ),
+    ),
+    "pixel_rays": (
+        lambda: {"c2w": torch.eye(4)[None], "intrinsics": camera()["intrinsics"][None], "aabb": box()},
+        lambda **x: ops.pixel_rays(torch.zeros(1, 4, 4, 4, dtype=torch.uint8), torch.arange(3), **x),
+    ),
+    "render_grid_image": (
+        lambda: camera() | {"background": torch.ones(3), "aabb_occupancy": box(), "grid": torch.randn(4, 4, 4, 4)},
+        lambda grid, **x: ops.render_grid_image(
+            **x,
+            width=4,
+            height=4,
+            occupied=cells(),
+            field=ops.ShDisplayGrid(grid, grid[..., 0].contiguous(), box(), 0),
+            **{name: value for name, value in SH.items() if name != "degree"},
+        ),
+    ),
+    "render_pyramid_image": (
+        lambda: camera() | {"background": torch.ones(3), "aabb_occupancy": box()} | pyramid(),
+        of_pyramid(
+            lambda others, levels, aabb, weights: ops.render_pyramid_image(
+                **others,
+                width=4,
+                height=4,
+                occupied=cells(),
+                levels=levels,
+                aabb=aabb,
+                density_weights=weights,
+                color_weights=[torch.ones(8, 17) / 9, torch.ones(3, 8) / 9],
+                step=0.1,
+                density_initial=1.0,
+                view_degree=0,
+            )
+        ),
+    ),
+}
+# Updates of optimizers, in place and outside of autograd, and ops on cells, which are bools.
+NOT_DIFFERENTIATED = {
+    *("accumulate_trilinear_", "grid_adam_", "grid_total_variation_grad_"),
+    *("pack_occupancy", "empty_distance", "active_blocks"),
+}
+# Where the message is about a family of ops.
+NAMES = {
+    "sample_trilinear": "trilinear sampling",
+    "sample_pyramid": "trilinear sampling",
+    "grid_sample": "trilinear sampling",
+    "trilinear_interpolate": "trilinear sampling",
+    "composite_alphas": "composite",
+    "ray_transmittance": "ray_weights",
+    "alpha_weights": "ray_weights",
+    "alpha_transmittance": "ray_weights",
+    "pixel_color_error": "colou?r.error|errors of colours",
+    "sample_color_error": "colou?r.error|errors of colours",
+}
+ARGUMENTS = [(op, name) for op, (inputs, _) in CALLS.items() for name in inputs()]
+every_argument = pytest.mark.parametrize(("op", "argument"), ARGUMENTS, ids=[f"{op}-{name}" for op, name in ARGUMENTS])
+every_op = pytest.mark.parametrize("op", CALLS)
+
+
+def test_every_public_op_is_here():
+    public = {name for name in ops.__all__ if name.islower()}
+    assert public == set(CALLS) | NOT_DIFFERENTIATED
+
+
+def tensors(result):
+    return [result] if isinstance(result, torch.Tensor) else [x for x in result if isinstance(x, torch.Tensor)]
+
+
+def floats(result):
+    return [x for x in tensors(result) if x.is_floating_point()]
+
+
+def names_the_op(error, op):
+    return isinstance(error, (NotImplementedError, RuntimeError)) and re.search(
+        rf"{op}|{NAMES.get(op, op)}", str(error)
+    )
+
+
+def refused(op, attempt):
+    """Returns whether an attempt is refused by name; its result otherwise."""
+    try:
+        return False, attempt()
+    except (NotImplementedError, RuntimeError) as error:
+        if not names_the_op(error, op):
+            raise
+        return True, None
+
+
+@every_argument
+def test_forward_mode(op, argument):
+    inputs, call = CALLS[op]
+    inputs = inputs()
+    tangent = torch.randn_like(inputs[argument])
+
+    def attempt():
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(inputs[argument], tangent)
+            return [forward_ad.unpack_dual(x).tangent for x in floats(call(**{**inputs, argument: dual}))]
+
+    was_refused, actual = refused(op, attempt)
+    if was_refused:
+        return
+    assert inputs[argument].dtype == torch.float64, "cannot be compared with differences"
+    step = 1e-6
+    ahead, behind = (floats(call(**{**inputs, argument: inputs[argument] + sign * step * tangent})) for sign in (1, -1))
+    assert any(x is not None and x.any() for x in actual)
+    for x, high, low in zip(actual, ahead, behind, strict=True):
+        torch.testing.assert_close(
+            torch.zeros_like(high) if x is None else x, (high - low) / (2 * step), rtol=1e-5, atol=1e-6
+        )
+
+
+@every_argument
+def test_torch_func_jvp(op, argument):
+    inputs, call = CALLS[op]
+    inputs = inputs()
+    tangent = torch.randn_like(inputs[argument])
+
+    def attempt():
+        function = lambda x: tuple(floats(call(**{**inputs, argument: x})))  # noqa: E731
+        return torch.func.jvp(function, (inputs[argument],), (tangent,))[1]
+
+    was_refused, actual = refused(op, attempt)
+    assert was_refused or any(x.any() for x in actual)
+
+
+@every_argument
+def test_gradients(op, argument):
+    """A first derivative is right, or results do not require one; a second one is right, or refused."""
+    inputs, call = CALLS[op]
+    inputs = inputs()
+    x = inputs[argument].requires_grad_()
+
+    def function(x):
+        return [y for y in floats(call(**{**inputs, argument: x})) if y.requires_grad]
+
+    results = function(x)
+    if not results:
+        return
+    if x.dtype != torch.float64:
+        (grad,) = torch.autograd.grad(results[0].sum(), x, create_graph=True)
+        assert grad.any()
+        if grad.requires_grad:  # not that of a linear op
+            was_refused, _ = refused(op, lambda: torch.autograd.grad(grad.sum(), x))
+            assert was_refused
+        return
+    assert torch.autograd.gradcheck(lambda x: tuple(function(x)), x)
+    was_refused, right = refused(op, lambda: torch.autograd.gradgradcheck(lambda x: tuple(function(x)), x))
+    assert was_refused or right
+
+
+@every_argument
+def test_vmap(op, argument):
+    inputs, call = CALLS[op]
+    inputs = inputs()
+    several = torch.stack([inputs[argument], inputs[argument] * 0.9])
+
+    def attempt():
+        return torch.func.vmap(lambda x: tuple(floats(call(**{**inputs, argument: x}))))(several)
+
+    was_refused, actual = refused(op, attempt)
+    if was_refused:
+        return
+    for row, x in enumerate(several):
+        for one, other in zip(actual, floats(call(**{**inputs, argument: x})), strict=True):
+            torch.testing.assert_close(one[row], other)

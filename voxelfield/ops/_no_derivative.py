@@ -1,0 +1,47 @@
+"""Inputs in which an op has no derivative: no gradient may seem to reach them, and no tangent be lost silently."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+
+def hold_constant(op: str, **inputs: Tensor) -> tuple[Tensor, ...]:
+    """Returns inputs detached, so that results do not require a gradient on their account.
+
+    Args:
+        op: Name of the op.
+        inputs: By name.
+
+    Raises:
+        NotImplementedError: An input carries a tangent of forward-mode differentiation, or is mapped by ``torch.vmap``.
+    """
+    if torch._C._are_functorch_transforms_active() and any(map(torch._C._functorch.is_batchedtensor, inputs.values())):
+        raise NotImplementedError(f"{op} cannot be mapped by torch.vmap: call it once with the inputs of all calls")
+    # In torch.func too: its forward mode enters a level of torch.autograd.forward_ad.
+    if forward_ad._current_level >= 0:
+        for name, x in inputs.items():
+            if forward_ad.unpack_dual(x).tangent is not None:
+                raise NotImplementedError(
+                    f"{op} has no derivative in {name}, which must carry no tangent: pass {name}.detach()"
+                )
+    return tuple(x.detach() if x.requires_grad else x for x in inputs.values())
+
+
+def refuse_jvp(op: str) -> staticmethod[..., None]:
+    """Returns the ``jvp`` of an autograd Function without forward mode: it raises, naming the op."""
+
+    def jvp(*_: object) -> None:
+        raise NotImplementedError(f"{op} has no forward-mode derivative: differentiate in reverse mode")
+
+    return staticmethod(jvp)
+
+
+def refuse_vmap(op: str, remedy: str) -> staticmethod[..., None]:
+    """Returns the ``vmap`` of an autograd Function whose op cannot be mapped: it raises, naming the op."""
+
+    def vmap(*_: object) -> None:
+        raise NotImplementedError(f"{op} cannot be mapped by torch.vmap: {remedy}")
+
+    return staticmethod(vmap)
