@@ -47,7 +47,7 @@ def test_the_kernels_enforce_the_limit_on_levels():
     grids = [torch.rand(1, 2, 2, 2, 1)] * _constants.MAX_LEVELS
     options = (points, None, 0, True, False, False, False)
     assert torch.ops.voxelfield.sample_trilinear(grids, *options).shape[-1] == _constants.MAX_LEVELS
-    with pytest.raises(RuntimeError, match=rf"{_constants.MAX_LEVELS} grids, got {_constants.MAX_LEVELS + 1}"):
+    with pytest.raises(RuntimeError, match=rf"{_constants.MAX_LEVELS} tensors, got {_constants.MAX_LEVELS + 1}"):
         torch.ops.voxelfield.sample_trilinear([*grids, grids[0]], *options)
 
 

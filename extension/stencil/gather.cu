@@ -16,9 +16,6 @@ constexpr int kWord = 8;  // 16-bit channels that are moved in one access
 template <typename Locator>
 constexpr bool kNarrow = std::is_same_v<typename Locator::offset_t, int32_t>;
 
-template <typename Locator>
-constexpr bool kNarrow = std::is_same_v<typename Locator::offset_t, int32_t>;
-
 struct Cuda : CudaBackend {
   template <typename scalar_t, typename Weights, typename Locator, typename T>
   static void gather(const Levels<Locator, const scalar_t>& levels, const T* points, const T* directions, scalar_t* out,
