@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 _fragment = torch.library.Library("voxelfield", "FRAGMENT")
 
+# Mapped gradients of mapped gradients, and so on: how deep torch.autograd may nest them.
+_MAX_NESTING = 8
+
 
 class Folding:
     """Turns the inputs of ``size`` mapped calls into those of a single call, and its result back.
@@ -101,7 +104,9 @@ def register_batching(op: str, rule: Rule) -> None:
 
     def batch_gradients(*args: Any) -> Any:
         leaves, structure = pytree.tree_flatten(args)
-        for level in range(_innermost_level(), 0, -1):
+        # Innermost first. The level itself is not known here: on CUDA this runs in the device's thread of the backward
+        # pass, and torch counts levels in the thread that started it.
+        for level in range(_MAX_NESTING, 0, -1):
             sizes = [_mapped_size(leaf, level) for leaf in leaves]
             size = next((size for size in sizes if size is not None), None)
             if size is not None:
@@ -122,12 +127,6 @@ def register_batching(op: str, rule: Rule) -> None:
 
     torch.library.register_vmap(f"voxelfield::{op}", rule, lib=_fragment)
     _fragment.impl(op, batch_gradients, "Batched")
-
-
-def _innermost_level() -> int:
-    level = torch._C._vmapmode_increment_nesting() - 1
-    torch._C._vmapmode_decrement_nesting()
-    return level
 
 
 def _mapped_size(x: Any, level: int) -> int | None:
