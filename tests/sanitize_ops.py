@@ -171,11 +171,24 @@ def run_ray_ops():
         for kept in (capacity // 8, capacity):
             ops.select_samples(density, *packed, capacity=kept)
         ops.ray_weights(density, samples.dt, samples.ray_offsets)
+        ops.ray_transmittance(density, samples.dt, samples.ray_offsets)
+        run_alpha_ops(torch.rand(capacity, device="cuda"), samples.t, samples.ray_offsets)
         for distortion in (False, True):
             density.requires_grad_()
             rgb = torch.rand(capacity, 3, device="cuda", requires_grad=True)
             result = ops.composite(density, rgb, *packed[1:], distortion=distortion)
             torch.stack([x.sum() for x in result if x is not None]).sum().backward()
+
+
+def run_alpha_ops(alpha, t, ray_offsets):
+    """Composites alphas and adds up rows of one and of several columns, both ways."""
+    ops.alpha_transmittance(alpha, ray_offsets)
+    rgb = torch.rand(len(alpha), 3, device="cuda", requires_grad=True)
+    alpha.requires_grad_()
+    result = ops.composite_alphas(alpha, rgb, t, ray_offsets)
+    sums = ops.sum_along_rays(rgb, ray_offsets, ops.alpha_weights(alpha, ray_offsets))
+    totals = [x.sum() for x in (*result, sums, ops.sum_along_rays(alpha, ray_offsets)) if x is not None]
+    torch.stack(totals).sum().backward()
 
 
 def run_misleading_contents():
@@ -230,7 +243,9 @@ def run_networks():
     """Runs the multilayer perceptron with part of the rows, in its variants for widths, sizes of rows and layers."""
     ops = torch.ops.voxelfield
     count = torch.tensor(200, device="cuda")
-    for sizes in ((24, 64, 16), (32, 64, 64, 3), (33, 16, 13), (16, 32, 40), (40, 128, 128, 5), (8, *[64] * 6, 8)):
+    # The last one's weights do not fit shared memory.
+    few, deep = ((24, 64, 16), (32, 64, 64, 3), (33, 16, 13), (16, 32, 40), (40, 128, 128, 5)), (8, *[64] * 6, 8)
+    for sizes in (*few, deep, (32, *[128] * 9, 3)):
         input = torch.randn(260, sizes[0], device="cuda").half()
         grad = torch.randn(260, sizes[-1], device="cuda").half()
         weights = [torch.randn(out, into, device="cuda") for into, out in itertools.pairwise(sizes)]
