@@ -36,7 +36,8 @@ def installed(clone, tmp_path):
 
 @pytest.fixture
 def packaged(clone, monkeypatch):
-    """Points this process's builder and loader at the clone, with nothing loaded."""
+    """Points this process's builder and loader at the clone, with nothing loaded and no other copy installed."""
+    monkeypatch.setattr(_library.importlib.metadata, "distributions", lambda **_: [])
     monkeypatch.setattr(_build.sources, "_PACKAGE", clone / "voxelfield")
     monkeypatch.setattr(_library, "_loaded", {})
     monkeypatch.setattr(_library, "_failed", {})
