@@ -14,8 +14,6 @@ from torch.nn import functional as F
 from voxelfield import ops
 from voxelfield.ops import _constants
 
-MAX_SH_DEGREE = 3
-
 
 def spherical_harmonics(directions: Tensor, degree: int) -> Tensor:
     """Evaluates the real spherical harmonics basis.
@@ -334,5 +332,5 @@ def _weights(*widths: int) -> nn.ParameterList:
 
 
 def _check_degree(name: str, degree: int) -> None:
-    if not 0 <= degree <= MAX_SH_DEGREE:
-        raise ValueError(f"{name} must lie in 0..{MAX_SH_DEGREE}, got {degree}")
+    if not 0 <= degree <= _constants.MAX_DEGREE:
+        raise ValueError(f"{name} must lie in 0..{_constants.MAX_DEGREE}, got {degree}")

@@ -11,6 +11,8 @@ from voxelfield import ops
 from voxelfield.cameras import Cameras
 from voxelfield.fields import RadianceField
 from voxelfield.occupancy import OccupancyGrid
+from voxelfield.ops.compositing import MIN_TRANSMITTANCE
+from voxelfield.ops.selection import MIN_WEIGHT
 from voxelfield.rays import Rays, RaySamples
 
 # Of one ray. Fog, which fills space in the first steps of training, shows about half as many; surfaces show a few.
@@ -28,8 +30,8 @@ class RenderSettings:
     """
 
     step: float
-    min_transmittance: float = 1e-4
-    min_weight: float = 1e-4
+    min_transmittance: float = MIN_TRANSMITTANCE
+    min_weight: float = MIN_WEIGHT
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,7 @@ def forward_mode_active() -> bool:
 
 def needs_long_path() -> bool:
     """Tells whether an op is traced or transformed, so that the shortest way to its kernel would be wrong."""
-    return torch.compiler.is_compiling() or (
-        torch._C._is_tracing() or forward_ad._current_level >= 0 or functorch_active()
-    )
+    return traces_ops() or forward_mode_active()
 
 
 class OpFunction(Function):

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from voxelfield.ops._autograd import functorch_active
+
 
 def hold_constant(op: str, **inputs: Tensor) -> tuple[Tensor, ...]:
     """Returns inputs detached, so that results do not require a gradient on their account.
@@ -17,7 +19,7 @@ def hold_constant(op: str, **inputs: Tensor) -> tuple[Tensor, ...]:
     Raises:
         NotImplementedError: An input carries a tangent of forward-mode differentiation, or is mapped by ``torch.vmap``.
     """
-    if torch._C._are_functorch_transforms_active() and any(map(torch._C._functorch.is_batchedtensor, inputs.values())):
+    if functorch_active() and any(map(torch._C._functorch.is_batchedtensor, inputs.values())):
         raise NotImplementedError(f"{op} cannot be mapped by torch.vmap: call it once with the inputs of all calls")
     # In torch.func too: its forward mode enters a level of torch.autograd.forward_ad.
     if forward_ad._current_level >= 0:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from voxelfield import _library
+from voxelfield.ops import _constants
 from voxelfield.ops._checks import (
     check_dtype,
     check_float32,
@@ -23,7 +24,6 @@ from voxelfield.ops._no_derivative import hold_constant
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.marching import OccupancyBits, check_bits, pack_occupancy
 
-MAX_SH_DEGREE = 3
 GRID_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -176,8 +176,8 @@ def check_scene(
     like: Tensor,
 ) -> None:
     """Raises unless boxes and field are tensors that fit together, on the device of ``like``."""
-    if not isinstance(degree, int) or not 0 <= degree <= MAX_SH_DEGREE:
-        raise ValueError(f"degree must be an int in 0..{MAX_SH_DEGREE}, got {degree!r}")
+    if not isinstance(degree, int) or not 0 <= degree <= _constants.MAX_DEGREE:
+        raise ValueError(f"degree must be an int in 0..{_constants.MAX_DEGREE}, got {degree!r}")
     check_tensor("grid", grid, ("X", "Y", "Z", "C"))
     check_dtype("grid", grid, GRID_DTYPES)
     channels = 1 + 3 * (degree + 1) ** 2
