@@ -24,6 +24,12 @@ inline int device_attribute(cudaDeviceAttr attribute) {
   return value;
 }
 
+template <typename F>
+__global__ void __launch_bounds__(kThreads) for_each_kernel(int64_t n, F f) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < n) f(i);
+}
+
 struct CudaBackend {
   struct Guard {
     torch::stable::accelerator::DeviceGuard device;
@@ -42,6 +48,21 @@ struct CudaBackend {
     const int64_t count = (items + per_block - 1) / per_block;
     STD_TORCH_CHECK(count <= 0x7fffffff, "too many items for one launch: ", items);
     return static_cast<unsigned>(count);
+  }
+
+  // Launches a kernel on the current stream, and checks the launch.
+  template <typename... Parameters, typename... Arguments>
+  static void launch(void (*kernel)(Parameters...), unsigned blocks, unsigned threads, int shared,
+                     const Arguments&... arguments) {
+    kernel<<<blocks, threads, shared, stream()>>>(arguments...);
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
+  }
+
+  // Calls f(i) for every i in [0, n), each in a thread of its own. F is a struct whose operator() is
+  // VOXELFIELD_HOST_DEVICE, so that it serves CpuBackend too.
+  template <typename F>
+  static void for_each(int64_t n, const F& f) {
+    if (n > 0) launch(for_each_kernel<F>, blocks(n, kThreads), kThreads, 0, n, f);
   }
 };
 

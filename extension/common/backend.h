@@ -8,13 +8,6 @@
 
 namespace voxelfield {
 
-struct CpuBackend {
-  // The host is one device, so there is nothing to switch.
-  struct Guard {
-    explicit Guard(const Tensor& /*like*/) {}
-  };
-};
-
 // The most threads that for_each_task uses.
 inline int64_t threads_for(int64_t tasks) {
   return std::clamp<int64_t>(torch::stable::get_num_threads(), 1, std::max<int64_t>(tasks, 1));
@@ -39,5 +32,21 @@ void for_each_range(int64_t n, int64_t length, const F& f) {
   for_each_task((n + length - 1) / length,
                 [&](int64_t task, int64_t /*thread*/) { f(task * length, std::min((task + 1) * length, n)); });
 }
+
+struct CpuBackend {
+  // The host is one device, so there is nothing to switch.
+  struct Guard {
+    explicit Guard(const Tensor& /*like*/) {}
+  };
+
+  // Calls f(i) for every i in [0, n), in parallel.
+  template <typename F>
+  static void for_each(int64_t n, const F& f) {
+    constexpr int64_t kPerTask = 1024;
+    for_each_range(n, kPerTask, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) f(i);
+    });
+  }
+};
 
 }  // namespace voxelfield

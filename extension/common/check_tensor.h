@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "common/tensors.h"
-#include "rays/packed_rays.h"
 
 namespace voxelfield {
 
@@ -53,16 +52,6 @@ inline void check_number(const char* name, const Tensor& x, ScalarType dtype, co
   STD_TORCH_CHECK(x.numel() == 1 && x.scalar_type() == dtype && same_device(x, like), name, " must be one ",
                   torch::headeronly::toString(dtype), " on ", device_name(like), ", got ",
                   describe(x.sizes(), x.scalar_type(), x));
-}
-
-// Offsets are bounded where they are read, by PackedRays.
-inline void check_ray_offsets(const Tensor& ray_offsets, const Tensor& like) {
-  check_tensor("ray_offsets", ray_offsets, {kAny}, ScalarType::Long, like);
-  STD_TORCH_CHECK(ray_offsets.size(0) > 0, "ray_offsets must have R + 1 entries, at least one, got none");
-}
-
-inline PackedRays packed_rays(const Tensor& ray_offsets, int64_t samples) {
-  return {ray_offsets.const_data_ptr<int64_t>(), ray_offsets.size(0) - 1, samples};
 }
 
 }  // namespace voxelfield

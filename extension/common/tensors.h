@@ -23,6 +23,7 @@ namespace voxelfield {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
+using Library = torch::stable::detail::StableLibrary;
 
 // Arithmetic is done in float64 for float64 tensors and in float32 for everything narrower.
 template <typename scalar_t>
@@ -82,6 +83,12 @@ inline bool same_device(const Tensor& a, const Tensor& b) {
 template <typename T>
 const T* data_or_null(const std::optional<Tensor>& x) {
   return x.has_value() ? x->const_data_ptr<T>() : nullptr;
+}
+
+// Calls f(T{}) with the C++ type of a tensor that the caller checked to be float32 or float64.
+template <typename F>
+auto dispatch_opmath(const Tensor& like, const F& f) {
+  return like.scalar_type() == ScalarType::Double ? f(double{}) : f(float{});
 }
 
 // Calls f(scalar_t{}) with the C++ type of a floating dtype.

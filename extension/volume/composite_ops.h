@@ -6,7 +6,7 @@
 #pragma once
 
 #include "common/check_numbers.h"
-#include "common/check_tensor.h"
+#include "rays/check_rays.h"
 #include "volume/composite.h"
 
 namespace voxelfield {

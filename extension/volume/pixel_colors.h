@@ -15,6 +15,8 @@ namespace voxelfield {
 // The colours of rays, those of a pixel together, and what lies behind them.
 template <typename T>
 struct RayColors {
+  using value_type = T;
+
   const T* rgb;         // (pixels * per_pixel, 3)
   const T* opacity;     // (pixels * per_pixel,)
   const T* background;  // (pixels, 3), or (3,) with a stride of 0
@@ -53,47 +55,57 @@ VOXELFIELD_HOST_DEVICE PixelLight<T> light_of(const RayColors<T>& rays, int64_t 
 }
 
 template <bool Srgb, typename T>
-VOXELFIELD_HOST_DEVICE void pixel_color(const RayColors<T>& rays, int64_t pixel, T* colors) {
-  const PixelLight<T> sum = light_of<Srgb>(rays, pixel);
-  const T* background = rays.background + rays.background_stride * pixel;
-  VOXELFIELD_UNROLL
-  for (int c = 0; c < 3; ++c) {
-    const T emitted = Srgb ? sum.opacity * srgb_encode(sum.light[c]).value : sum.light[c];
-    colors[3 * pixel + c] = emitted + (T(1) - sum.opacity) * background[c];
-  }
-}
+struct PixelColor {
+  RayColors<T> rays;
+  T* colors;
 
-template <bool Srgb, typename T>
-VOXELFIELD_HOST_DEVICE void pixel_color_gradient(const RayColors<T>& rays, int64_t pixel, const T* grad, T* grad_rgb,
-                                                 T* grad_opacity) {
-  T share[3];  // of each ray in the gradient
-  T seen[3];   // encode(L) - background
-  Transferred<T> encoded[3];
-  PixelLight<T> sum;
-  if constexpr (Srgb) sum = light_of<true>(rays, pixel);
-  VOXELFIELD_UNROLL
-  for (int c = 0; c < 3; ++c) {
-    share[c] = grad[3 * pixel + c] / static_cast<T>(rays.per_pixel);
-    if constexpr (Srgb) encoded[c] = srgb_encode(sum.light[c]);
-    seen[c] = (Srgb ? encoded[c].value : T(0)) - rays.background[rays.background_stride * pixel + c];
-  }
-  for (int64_t ray = pixel * rays.per_pixel; ray < (pixel + 1) * rays.per_pixel; ++ray) {
-    T at_opacity = 0;
+  VOXELFIELD_HOST_DEVICE void operator()(int64_t pixel) const {
+    const PixelLight<T> sum = light_of<Srgb>(rays, pixel);
+    const T* background = rays.background + rays.background_stride * pixel;
     VOXELFIELD_UNROLL
     for (int c = 0; c < 3; ++c) {
-      if constexpr (Srgb) {
-        const T color = rays.straight(ray, c);
-        const Transferred<T> decoded = srgb_decode(color);
-        const T excess = decoded.value - color * decoded.slope - sum.light[c];
-        grad_rgb[3 * ray + c] = share[c] * encoded[c].slope * decoded.slope;
-        at_opacity += share[c] * (seen[c] + encoded[c].slope * excess);
-      } else {
-        grad_rgb[3 * ray + c] = share[c];
-        at_opacity += share[c] * seen[c];
-      }
+      const T emitted = Srgb ? sum.opacity * srgb_encode(sum.light[c]).value : sum.light[c];
+      colors[3 * pixel + c] = emitted + (T(1) - sum.opacity) * background[c];
     }
-    grad_opacity[ray] = at_opacity;
   }
-}
+};
+
+template <bool Srgb, typename T>
+struct PixelColorGradient {
+  RayColors<T> rays;
+  const T* grad;
+  T *grad_rgb, *grad_opacity;
+
+  VOXELFIELD_HOST_DEVICE void operator()(int64_t pixel) const {
+    T share[3];  // of each ray in the gradient
+    T seen[3];   // encode(L) - background
+    Transferred<T> encoded[3];
+    PixelLight<T> sum;
+    if constexpr (Srgb) sum = light_of<true>(rays, pixel);
+    VOXELFIELD_UNROLL
+    for (int c = 0; c < 3; ++c) {
+      share[c] = grad[3 * pixel + c] / static_cast<T>(rays.per_pixel);
+      if constexpr (Srgb) encoded[c] = srgb_encode(sum.light[c]);
+      seen[c] = (Srgb ? encoded[c].value : T(0)) - rays.background[rays.background_stride * pixel + c];
+    }
+    for (int64_t ray = pixel * rays.per_pixel; ray < (pixel + 1) * rays.per_pixel; ++ray) {
+      T at_opacity = 0;
+      VOXELFIELD_UNROLL
+      for (int c = 0; c < 3; ++c) {
+        if constexpr (Srgb) {
+          const T color = rays.straight(ray, c);
+          const Transferred<T> decoded = srgb_decode(color);
+          const T excess = decoded.value - color * decoded.slope - sum.light[c];
+          grad_rgb[3 * ray + c] = share[c] * encoded[c].slope * decoded.slope;
+          at_opacity += share[c] * (seen[c] + encoded[c].slope * excess);
+        } else {
+          grad_rgb[3 * ray + c] = share[c];
+          at_opacity += share[c] * seen[c];
+        }
+      }
+      grad_opacity[ray] = at_opacity;
+    }
+  }
+};
 
 }  // namespace voxelfield

@@ -1,6 +1,4 @@
-// Host side of pixel_colors, written once: check, allocate, and hand over to a backend's two kernels.
-//   Backend::pixel_colors<Srgb>(rays, colors)
-//   Backend::pixel_colors_backward<Srgb>(rays, grad, grad_rgb, grad_opacity)
+// Host side of pixel_colors, written once for both backends: check, allocate, and compute each pixel.
 #pragma once
 
 #include "common/check_tensor.h"
@@ -12,42 +10,60 @@ template <typename Backend>
 struct PixelColorsOps {
   static Tensor pixel_colors(const Tensor& rgb, const Tensor& opacity, const Tensor& background, int64_t rays_per_pixel,
                              bool srgb) {
-    const int64_t pixels = check(rgb, opacity, background, rays_per_pixel);
+    const Inputs in = checked(rgb, opacity, background, rays_per_pixel);
     const typename Backend::Guard guard(rgb);
-    const Inputs in{rgb, opacity, background, rays_per_pixel};
-    Tensor colors = new_empty(rgb, {pixels, 3}, rgb.scalar_type());
-    if (pixels > 0) {
-      dispatch(rgb, srgb && rays_per_pixel > 1, [&](auto zero, auto encoded) {
-        using T = decltype(zero);
-        Backend::template pixel_colors<encoded.value>(in.template rays<T>(), colors.mutable_data_ptr<T>());
-      });
-    }
+    Tensor colors = new_empty(rgb, {in.pixels, 3}, rgb.scalar_type());
+    in.dispatch(srgb, [&](auto encoded, auto rays) {
+      using T = typename decltype(rays)::value_type;
+      Backend::for_each(in.pixels, PixelColor<encoded.value, T>{rays, colors.mutable_data_ptr<T>()});
+    });
     return colors;
   }
 
   static std::tuple<Tensor, Tensor> pixel_colors_backward(const Tensor& grad, const Tensor& rgb, const Tensor& opacity,
                                                           const Tensor& background, int64_t rays_per_pixel, bool srgb) {
-    const int64_t pixels = check(rgb, opacity, background, rays_per_pixel);
-    check_tensor("grad", grad, {pixels, 3}, rgb.scalar_type(), rgb);
+    const Inputs in = checked(rgb, opacity, background, rays_per_pixel);
+    check_tensor("grad", grad, {in.pixels, 3}, rgb.scalar_type(), rgb);
     const typename Backend::Guard guard(rgb);
-    const Inputs in{rgb, opacity, background, rays_per_pixel};
     const Tensor g = as_contiguous(grad);
     Tensor grad_rgb = new_empty(rgb, {rgb.size(0), 3}, rgb.scalar_type());
     Tensor grad_opacity = new_empty(rgb, {rgb.size(0)}, rgb.scalar_type());
-    if (pixels > 0) {
-      dispatch(rgb, srgb && rays_per_pixel > 1, [&](auto zero, auto encoded) {
-        using T = decltype(zero);
-        Backend::template pixel_colors_backward<encoded.value>(in.template rays<T>(), g.const_data_ptr<T>(),
-                                                               grad_rgb.mutable_data_ptr<T>(),
-                                                               grad_opacity.mutable_data_ptr<T>());
-      });
-    }
+    in.dispatch(srgb, [&](auto encoded, auto rays) {
+      using T = typename decltype(rays)::value_type;
+      Backend::for_each(
+          in.pixels, PixelColorGradient<encoded.value, T>{rays, g.const_data_ptr<T>(), grad_rgb.mutable_data_ptr<T>(),
+                                                          grad_opacity.mutable_data_ptr<T>()});
+    });
     return {grad_rgb, grad_opacity};
   }
 
+  static void implement(Library& m) {
+    m.impl("pixel_colors", TORCH_BOX(&PixelColorsOps::pixel_colors));
+    m.impl("pixel_colors_backward", TORCH_BOX(&PixelColorsOps::pixel_colors_backward));
+  }
+
  private:
-  // Returns the number of pixels.
-  static int64_t check(const Tensor& rgb, const Tensor& opacity, const Tensor& background, int64_t rays_per_pixel) {
+  struct Inputs {
+    Tensor rgb, opacity, background;
+    int64_t pixels, rays_per_pixel;
+
+    // Decoding and encoding again cancel out for a pixel of a single ray.
+    template <typename F>
+    void dispatch(bool srgb, const F& f) const {
+      dispatch_opmath(rgb, [&](auto zero) {
+        using T = decltype(zero);
+        const RayColors<T> rays{rgb.const_data_ptr<T>(),
+                                opacity.const_data_ptr<T>(),
+                                background.const_data_ptr<T>(),
+                                background.dim() == 1 ? 0 : 3,
+                                pixels,
+                                rays_per_pixel};
+        srgb&& rays_per_pixel > 1 ? f(std::true_type{}, rays) : f(std::false_type{}, rays);
+      });
+    }
+  };
+
+  static Inputs checked(const Tensor& rgb, const Tensor& opacity, const Tensor& background, int64_t rays_per_pixel) {
     check_tensor("rgb", rgb, {kAny, 3}, opmath_type(rgb), rgb);
     check_tensor("opacity", opacity, {rgb.size(0)}, rgb.scalar_type(), rgb);
     STD_TORCH_CHECK(rays_per_pixel > 0 && rgb.size(0) % rays_per_pixel == 0,
@@ -58,31 +74,7 @@ struct PixelColorsOps {
     } else {
       check_tensor("background", background, {pixels, 3}, rgb.scalar_type(), rgb);
     }
-    return pixels;
-  }
-
-  struct Inputs {
-    Tensor rgb, opacity, background;
-    int64_t rays_per_pixel;
-
-    Inputs(const Tensor& rgb, const Tensor& opacity, const Tensor& background, int64_t rays_per_pixel)
-        : rgb(as_contiguous(rgb)),
-          opacity(as_contiguous(opacity)),
-          background(as_contiguous(background)),
-          rays_per_pixel(rays_per_pixel) {}
-
-    template <typename T>
-    RayColors<T> rays() const {
-      return {rgb.const_data_ptr<T>(),       opacity.const_data_ptr<T>(),  background.const_data_ptr<T>(),
-              background.dim() == 1 ? 0 : 3, rgb.size(0) / rays_per_pixel, rays_per_pixel};
-    }
-  };
-
-  // Decoding and encoding again cancel out for a pixel of a single ray.
-  template <typename F>
-  static void dispatch(const Tensor& like, bool encoded, const F& f) {
-    const auto with_type = [&](auto zero) { encoded ? f(zero, std::true_type{}) : f(zero, std::false_type{}); };
-    like.scalar_type() == ScalarType::Double ? with_type(double{}) : with_type(float{});
+    return {as_contiguous(rgb), as_contiguous(opacity), as_contiguous(background), pixels, rays_per_pixel};
   }
 };
 

@@ -4,7 +4,7 @@
 //   Backend::spread(sums, rays, channels, values)
 #pragma once
 
-#include "common/check_tensor.h"
+#include "rays/check_rays.h"
 
 namespace voxelfield {
 

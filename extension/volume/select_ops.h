@@ -4,6 +4,7 @@
 #pragma once
 
 #include "common/check_numbers.h"
+#include "rays/check_rays.h"
 #include "rays/packing.h"
 #include "volume/composite.h"
 
