@@ -14,6 +14,7 @@ from build_testing import forge, needs_nvcc, needs_posix, path_without_nvcc
 
 from voxelfield import _build, _library
 from voxelfield._build import Architectures
+from voxelfield._build.bundles import LONG, bundles, write_bundles
 
 pytest_plugins = ["build_fixtures"]
 pytestmark = needs_posix
@@ -246,7 +247,8 @@ NVCC_13 = {"75", "80", "86", "87", "88", "89", "90", "100", "103", "110", "120",
 @pytest.mark.parametrize(
     ("capabilities", "known", "sm", "ptx"),
     [
-        ([], NVCC_13, ("75", "80", "86", "90", "100", "120"), ("120",)),
+        ([], NVCC_13, ("75", "80", "86", "90", "120"), ("90",)),
+        ([], {"75", "80", "86", "87", "89"}, ("75", "80", "86"), ("86",)),
         ([], {"70", "75", "80", "86", "89", "90"}, ("75", "80", "86", "90"), ("90",)),
         ([(8, 9)], NVCC_13, ("89",), ("89",)),
         ([(9, 0), (8, 6), (9, 0)], NVCC_13, ("86", "90"), ("90",)),
@@ -400,3 +402,16 @@ def test_registrations_wait_for_the_schemas_and_run_at_once_after_them(monkeypat
 def test_a_device_without_kernels_is_named():
     with pytest.raises(NotImplementedError, match="kernels for cpu and cuda tensors, got a tensor on 'xpu'"):
         _library.ensure_loaded("xpu")
+
+
+def test_every_cuda_source_is_compiled_once(tmp_path):
+    root = _build.source_root()
+    sources = sorted(path.relative_to(root).as_posix() for path in root.rglob("*.cu"))
+    assert set(LONG) <= set(sources)
+    units = bundles(root)
+    assert sorted(source for unit in units.values() for source in unit) == sources
+    assert len(units) < len(sources)
+    written = write_bundles(root, tmp_path)
+    assert [path.stem for path in written] == list(units)
+    times = [path.stat().st_mtime_ns for path in written]
+    assert [path.stat().st_mtime_ns for path in write_bundles(root, tmp_path)] == times, "written again"

@@ -9,9 +9,12 @@ import re
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-# Machine code for these, where nvcc knows them; the last one also as PTX, which the driver compiles for later GPUs.
-# Machine code runs on later GPUs of the same major version: 8.9 (Ada) runs that of 8.6, 10.3 that of 10.0.
-COMMON = ("75", "80", "86", "90", "100", "120")
+# Machine code for these, where nvcc knows them. It runs on later GPUs of the same major version: 8.9 (Ada) runs that of
+# 8.6, 12.1 that of 12.0.
+COMMON = ("75", "80", "86", "90", "120")
+# PTX of this one, or of the newest before it: the driver compiles it for 10.0 and 10.3, which few people own, and for
+# GPUs that are yet to come.
+COMMON_PTX = "90"
 OLDEST = (7, 5)
 
 Capability = tuple[int, int]
@@ -113,7 +116,7 @@ def architectures_for(capabilities: Sequence[Capability], known: Collection[str]
         return parse_torch_list(wish)
     if not capabilities:
         sm = tuple(a for a in COMMON if a in known)
-        return Architectures(sm, sm[-1:])
+        return Architectures(sm, tuple(a for a in sm if _capability(a) <= _capability(COMMON_PTX))[-1:])
     supported = [c for c in capabilities if c >= OLDEST]
     names = sorted((a for a in known if a.isdigit()), key=_capability)
     usable = [[a for a in names if _capability(a) <= c] for c in supported]

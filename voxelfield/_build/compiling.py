@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .architectures import Architectures, Capability, architectures_for, visible_capabilities
+from .bundles import write_bundles, write_if_changed
 from .sources import CPU_MODULE, CUDA_MODULE, source_digest, source_root
 from .stamps import requested_variant, stamp_source
 from .toolkit import cuda_major, find_cuda_home, known_architectures, require_cuda_home
@@ -185,6 +186,8 @@ def build_command(note: str = "", terminal: bool = False) -> Any:
                 shutil.rmtree(objects, ignore_errors=True)
             _tell(_announcement(name, len(ext.sources)), terminal)
             self.build_temp = str(objects)
+            if name == CUDA_MODULE:
+                ext.sources = [str(path) for path in write_bundles(source_root(), objects / "bundles")]
             ext.sources = [*ext.sources, str(_write_stamp(name, objects))]
             try:
                 super().build_extension(ext)
@@ -195,15 +198,10 @@ def build_command(note: str = "", terminal: bool = False) -> Any:
 
 
 def _write_stamp(name: str, folder: Path) -> Path:
-    """Writes the translation unit that stamps a module, unless it is there already: ninja goes by its time."""
+    """Writes the translation unit that stamps a module."""
     if name == CPU_MODULE:
-        path, content = folder / "stamp.cpp", stamp_source(Architectures(), "")
-    else:
-        path, content = folder / "stamp.cu", stamp_source(cuda_architectures(), requested_variant())
-    if not path.is_file() or path.read_text() != content:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(content)
-    return path
+        return write_if_changed(folder / "stamp.cpp", stamp_source(Architectures(), ""))
+    return write_if_changed(folder / "stamp.cu", stamp_source(cuda_architectures(), requested_variant()))
 
 
 def build(names: Iterable[str], directory: Path, objects: Path | None = None, strict: bool = False) -> list[Path]:
