@@ -121,7 +121,7 @@ def test_a_folder_without_a_run_is_named(tmp_path):
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
+def render_benchmark(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     return importlib.import_module("render").main
 
@@ -139,11 +139,11 @@ def incomplete(tmp_path):
 
 
 @ways
-def test_frames_of_a_run_are_timed_and_judged(train, benchmark, incomplete, device, way, tmp_path, capsys):
+def test_frames_of_a_run_are_timed_and_judged(train, render_benchmark, incomplete, device, way, tmp_path, capsys):
     overrides = (f"data.root={incomplete}", "data.missing_images=skip", "trainer.image_size=25")
     trainer = train(way, device, *overrides)
     result = tmp_path / "figures" / "render.json"
-    benchmark([str(trainer.run_directory), "--device", device.type, "--quick", "--json", str(result)])
+    render_benchmark([str(trainer.run_directory), "--device", device.type, "--quick", "--json", str(result)])
     written = json.loads(result.read_text())
     assert written["benchmark"] == "render"
     assert written["machine"]["torch"] == torch.__version__
@@ -175,11 +175,11 @@ def test_frames_of_a_run_are_timed_and_judged(train, benchmark, incomplete, devi
     assert (f"{way}, a frame" in output) == bool(rows[0]["profile"])
 
 
-def test_settings_of_the_command_line_come_first(train, benchmark, tmp_path):
+def test_settings_of_the_command_line_come_first(train, render_benchmark, tmp_path):
     trainer = train("render_grid_image", torch.device("cpu"))
     options = ["--data-root", str(FIXTURE.parent), "--split", "train", "--views", "2", "--only", "grid"]
     changes = ["--supersampling", "1", "--min-weight", "0.01", "--device", "cpu"]
-    benchmark([str(trainer.run_directory), *options, *changes, "--json", str(tmp_path / "render.json")])
+    render_benchmark([str(trainer.run_directory), *options, *changes, "--json", str(tmp_path / "render.json")])
     (row,) = json.loads((tmp_path / "render.json").read_text())["rows"]
     assert row["way"] == "render_grid_image"
     assert list(row["ms_per_view"]) == ["r_0", "r_50"]
@@ -187,13 +187,13 @@ def test_settings_of_the_command_line_come_first(train, benchmark, tmp_path):
     assert row["render"]["min_weight"] == 0.01
 
 
-def test_missing_images_are_an_error_unless_configured(train, benchmark, incomplete):
+def test_missing_images_are_an_error_unless_configured(train, render_benchmark, incomplete):
     trainer = train("render_grid_image", torch.device("cpu"), f"data.root={incomplete}")
     with pytest.raises(FileNotFoundError, match="1 of 4 images are missing"):
-        benchmark([str(trainer.run_directory), "--device", "cpu"])
+        render_benchmark([str(trainer.run_directory), "--device", "cpu"])
 
 
-def test_frames_must_be_some(benchmark, tmp_path, capsys):
+def test_frames_must_be_some(render_benchmark, tmp_path, capsys):
     with pytest.raises(SystemExit):
-        benchmark([str(tmp_path), "--views", "0"])
+        render_benchmark([str(tmp_path), "--views", "0"])
     assert "--views must be at least 1, got 0" in capsys.readouterr().err
