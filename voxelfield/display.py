@@ -11,7 +11,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from voxelfield import ops
 from voxelfield.cameras import Cameras
 from voxelfield.decoders import DensityActivation, ExponentialDensity, NetworkDecoder, SHDecoder
 from voxelfield.fields import RadianceField
@@ -19,8 +18,10 @@ from voxelfield.grids import VoxelGrid
 from voxelfield.occupancy import OccupancyGrid
 from voxelfield.ops import _constants
 from voxelfield.ops._checks import check_at_least_one, check_choice, check_dtype, check_same_device, check_tensor
-from voxelfield.ops.pixel_colors import TRANSFERS
-from voxelfield.ops.render_pyramid import pyramid_image_fits
+from voxelfield.ops._internal.images import RenderedImage
+from voxelfield.ops._internal.pixel_colors import TRANSFERS, pixel_colors
+from voxelfield.ops._internal.render_grid_image import PackedSHGrid, render_grid_image
+from voxelfield.ops._internal.render_pyramid_image import pyramid_image_fits, render_pyramid_image
 from voxelfield.pyramid import VoxelPyramid
 from voxelfield.rendering import RenderSettings, View, render_view
 
@@ -78,7 +79,7 @@ class FieldRenderer:
 
     What rendering needs beside the field is made once, here: on CUDA float16 copies of grids and networks (what
     training in 16 bits reads anyway; those of :meth:`VoxelPyramid.fuse` are shared), elsewhere float32; spherical
-    harmonics in the layout of :class:`voxelfield.ops.ShDisplayGrid`; and how far empty cells are from occupied ones. So
+    harmonics in the layout of :class:`voxelfield.ops.PackedSHGrid`; and how far empty cells are from occupied ones. So
     field and occupancy must stay as they are while a renderer is in use: after a change, make another.
 
     Args:
@@ -205,7 +206,7 @@ def _pyramid_images(
     # Levels that are off read zero: as if their columns were not there.
     weights = [first[:, : _constants.LEVEL_CHANNELS * len(levels)], last]
     render = partial(
-        ops.render_pyramid_image,
+        render_pyramid_image,
         levels=levels,
         aabb=pyramid.aabb,
         density_weights=[weight.detach().to(dtype).contiguous() for weight in weights],
@@ -223,8 +224,8 @@ def _grid_images(field: RadianceField, occupancy: OccupancyGrid, settings: Rende
     dtype = _stored_dtype(background.device)
     features = grid.collapse(dtype) if isinstance(grid, VoxelPyramid) else grid.features
     render = partial(
-        ops.render_grid_image,
-        field=ops.ShDisplayGrid.pack(features, grid.aabb, decoder.degree, dtype),
+        render_grid_image,
+        field=PackedSHGrid.pack(features, grid.aabb, decoder.degree, dtype),
         density_scale=decoder.activation.scale,
         density_shift=decoder.activation.shift,
     )
@@ -252,7 +253,7 @@ def _views(
 
 
 def _one_kernel(
-    render: Callable[..., ops.RenderedImage], occupancy: OccupancyGrid, settings: RenderSettings, background: Tensor
+    render: Callable[..., RenderedImage], occupancy: OccupancyGrid, settings: RenderSettings, background: Tensor
 ) -> _Draw:
     scene = {"background": background, "occupied": occupancy.empty_distance, "aabb_occupancy": occupancy.aabb}
     prepared = partial(render, **scene, **asdict(settings))
@@ -276,6 +277,6 @@ def _averaged(view: View, side: int, background: Tensor, transfer: str) -> View:
 
     rgb, weights, depth = (squares(image) for image in (view.rgb, view.opacity, view.depth))
     height, width, rays = weights.shape
-    pixels = ops.pixel_colors(rgb.reshape(-1, 3), weights.reshape(-1), background, rays, transfer=transfer)
+    pixels = pixel_colors(rgb.reshape(-1, 3), weights.reshape(-1), background, rays, transfer=transfer)
     opacity = weights.mean(dim=2)
     return View(pixels.view(height, width, 3), opacity, (depth * weights).mean(dim=2) / opacity.clamp(min=1e-6))

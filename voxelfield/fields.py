@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from voxelfield.decoders import ExponentialDensity, MLPDecoder, NetworkDecoder, SHDecoder
 from voxelfield.grids import VoxelGrid
 from voxelfield.ops import _constants
-from voxelfield.ops._pyramid_field import MAX_NUMBERS
+from voxelfield.ops._internal.pyramid_field import MAX_NUMBERS
 from voxelfield.pyramid import VoxelPyramid
 from voxelfield.rays import RaySamples
 

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from voxelfield import _library
 from voxelfield.ops._checks import check_same_device, check_tensor
-from voxelfield.ops._images import RenderedImage, check_camera, empty_image
+from voxelfield.ops._internal.images import RenderedImage, check_camera, empty_image
 from voxelfield.ops._no_derivative import hold_constant
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.marching import OccupancyBits
@@ -22,7 +22,7 @@ _ROW_BYTES = 16  # that one thread reads at once
 
 
 @dataclass(frozen=True, eq=False)
-class ShDisplayGrid:
+class PackedSHGrid:
     """A field of spherical harmonics laid out for display.
 
     Attributes:
@@ -41,7 +41,7 @@ class ShDisplayGrid:
 
     @staticmethod
     @torch.no_grad()
-    def pack(grid: Tensor, aabb: Tensor, degree: int, dtype: torch.dtype = torch.float16) -> ShDisplayGrid:
+    def pack(grid: Tensor, aabb: Tensor, degree: int, dtype: torch.dtype = torch.float16) -> PackedSHGrid:
         """Copies a field into the layout for display.
 
         Args:
@@ -67,7 +67,7 @@ class ShDisplayGrid:
         check_same_device("aabb", aabb, "grid", grid)
         together = _ROW_BYTES // dtype.itemsize
         features = F.pad(grid.detach()[..., :channels].to(dtype), (0, -channels % together)).contiguous()
-        return ShDisplayGrid(features, features[..., 0].contiguous(), aabb.to(torch.float32), degree)
+        return PackedSHGrid(features, features[..., 0].contiguous(), aabb.to(torch.float32), degree)
 
 
 @torch.no_grad()
@@ -79,7 +79,7 @@ def render_grid_image(
     background: Tensor,
     occupied: Tensor | OccupancyBits,
     aabb_occupancy: Tensor,
-    field: ShDisplayGrid,
+    field: PackedSHGrid,
     *,
     step: float,
     density_scale: float,
@@ -100,7 +100,7 @@ def render_grid_image(
         background: (3,) float32 colour behind the scene.
         occupied: As for :func:`render_grid`; empty distances are fastest.
         aabb_occupancy: (2, 3) float32, lower and upper corner.
-        field: The field, see :meth:`ShDisplayGrid.pack`. All tensors are on one device.
+        field: The field, see :meth:`PackedSHGrid.pack`. All tensors are on one device.
         step: Distance between samples, world units.
         density_scale: As for :func:`render_grid`.
         density_shift: As for :func:`render_grid`.

@@ -11,20 +11,20 @@ from torch import Tensor
 from voxelfield import _library
 from voxelfield.ops import _constants
 from voxelfield.ops._checks import check_float32, check_tensor
-from voxelfield.ops._images import RenderedImage, check_camera, empty_image
-from voxelfield.ops._no_derivative import hold_constant
-from voxelfield.ops._pyramid_field import (
+from voxelfield.ops._internal.append_view import append_view
+from voxelfield.ops._internal.images import RenderedImage, check_camera, empty_image
+from voxelfield.ops._internal.pixel_rays import pixel_rays
+from voxelfield.ops._internal.pyramid_field import (
     bits_of,
     check_network,
     check_pyramid_field,
     density_of,
     geometry_at,
 )
-from voxelfield.ops.append_view import append_view
+from voxelfield.ops._no_derivative import hold_constant
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE, composite
 from voxelfield.ops.marching import OccupancyBits, march_rays
 from voxelfield.ops.mlp import mlp
-from voxelfield.ops.pixel_rays import pixel_rays
 from voxelfield.ops.render_grid import cells_to_walk, check_numbers
 from voxelfield.ops.selection import MIN_WEIGHT, select_samples
 

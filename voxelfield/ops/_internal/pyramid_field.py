@@ -44,13 +44,13 @@ def check_pyramid_field(
 
 
 def check_network(
-    name: str, weights: Sequence[Tensor], inputs: int, most_layers: int, device_of: str, like: Tensor
+    name: str, weights: Sequence[Tensor], inputs: int, max_layers: int, device_of: str, like: Tensor
 ) -> None:
     """Raises unless ``weights`` are those of a network that fits beside a march."""
     if isinstance(weights, Tensor) or not isinstance(weights, Sequence):
         raise TypeError(f"{name} must be a sequence of torch.Tensors, got {type(weights).__name__}")
-    if not 2 <= len(weights) <= most_layers:
-        wanted = "2" if most_layers == 2 else f"2 to {most_layers}"
+    if not 2 <= len(weights) <= max_layers:
+        wanted = "2" if max_layers == 2 else f"2 to {max_layers}"
         raise ValueError(f"{name} must be {wanted} tensors, got {len(weights)}")
     columns = inputs
     for layer, weight in enumerate(weights):
@@ -58,9 +58,9 @@ def check_network(
         check_tensor(own, weight, ("out", columns))
         check_dtype(own, weight, (torch.float32, torch.float16) if layer == 0 else (weights[0].dtype,))
         check_same_device(own, weight, device_of, like)
-        most = _constants.MAX_GEOMETRY if layer == len(weights) - 1 else _constants.MAX_WIDTH
-        if not 1 <= weight.shape[0] <= most:
-            raise ValueError(f"{own} must have 1 to {most} rows, got shape {tuple(weight.shape)}")
+        max_rows = _constants.MAX_GEOMETRY if layer == len(weights) - 1 else _constants.MAX_WIDTH
+        if not 1 <= weight.shape[0] <= max_rows:
+            raise ValueError(f"{own} must have 1 to {max_rows} rows, got shape {tuple(weight.shape)}")
         columns = weight.shape[0]
 
 
