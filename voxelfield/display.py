@@ -38,10 +38,10 @@ _DTYPES = (torch.float32, torch.float16)
 def display_way(field: RadianceField) -> Way:
     """Tells which function renders images of a field; decided by the kind of field alone, the same on every device.
 
-    - :func:`voxelfield.ops.render_pyramid_image`: a :class:`VoxelPyramid` of 4 channels a level side by side, at most 8
-      levels on, read by a :class:`NetworkDecoder` of 16 geometry numbers and one to three hidden layers of colour, with
-      :class:`ExponentialDensity`.
-    - :func:`voxelfield.ops.render_grid_image`: a :class:`VoxelGrid`, or a :class:`VoxelPyramid` that is a sum, read by
+    - ``render_pyramid_image``, one kernel on CUDA: a :class:`VoxelPyramid` of 4 channels a level side by side, at most
+      8 levels on, read by a :class:`NetworkDecoder` of 16 geometry numbers and one to three hidden layers of colour,
+      with :class:`ExponentialDensity`.
+    - ``render_grid_image``, one kernel: a :class:`VoxelGrid`, or a :class:`VoxelPyramid` that is a sum, read by
       an :class:`SHDecoder`. A sum is collapsed into one grid (:meth:`VoxelPyramid.collapse`), which loses nothing.
     - :func:`voxelfield.rendering.render_view`: every other field. Among them are those of the kinds above that are
       neither float32 nor float16, whose padding is not "border", that are too large (a level of 2^31 numbers, a grid of
@@ -74,22 +74,21 @@ def display_way(field: RadianceField) -> Way:
 class FieldRenderer:
     """Renders images of a field by the fastest way that its kind allows, see :func:`display_way`.
 
-    Where a CUDA device has too little shared memory for :func:`voxelfield.ops.render_pyramid_image`, which no supported
-    GPU has unless ``VOXELFIELD_SHARED_MEMORY_LIMIT`` says so, ``render_view`` takes over, and a warning says that.
+    On a CUDA device with too little shared memory for ``render_pyramid_image``, ``render_view`` draws instead, with a
+    warning. Every supported GPU has enough, unless ``VOXELFIELD_SHARED_MEMORY_LIMIT`` reduces it.
 
     What rendering needs beside the field is made once, here: on CUDA float16 copies of grids and networks (what
     training in 16 bits reads anyway; those of :meth:`VoxelPyramid.fuse` are shared), elsewhere float32; spherical
-    harmonics in the layout of :class:`voxelfield.ops.PackedSHGrid`; and how far empty cells are from occupied ones. So
-    field and occupancy must stay as they are while a renderer is in use: after a change, make another.
+    harmonics padded to whole 16-byte reads, with densities stored apart; and the distances of empty cells to occupied
+    ones. So field and occupancy must stay as they are while a renderer is in use: after a change, make another.
 
     Args:
         field: The field.
         occupancy: Where to sample, on the field's device.
         settings: How to sample.
         background: (3,) float32 colour behind the scene, on the field's device.
-        supersampling: Side of the square of rays that a pixel is made of: its colour by their light
-            (:func:`voxelfield.ops.pixel_colors`), its opacity by their mean, its depth by their mean, weighted by
-            opacity.
+        supersampling: Side of the square of rays that a pixel is made of. The pixel's colour is the mean light of these
+            rays, its opacity their mean opacity, its depth their mean depth, weighted by opacity.
         transfer: How image values encode light, ``srgb`` or ``linear``. Only where there is supersampling.
         chunk: Rays at once, to bound memory. Only for the way ``render_view``.
         precision: Of the decoder, by autocast. Only for the way ``render_view``.

@@ -17,7 +17,7 @@ from voxelfield.rays import RaySamples
 
 @dataclass(frozen=True, eq=False)
 class PyramidDensity:
-    """The density of a pyramid with a network behind it, as :func:`voxelfield.ops.march_visible` takes it.
+    """The density of a pyramid with a network behind it, in the form that the marching kernel reads.
 
     Attributes:
         levels: What the active levels are read from, each (X_l, Y_l, Z_l, 4).

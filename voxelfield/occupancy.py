@@ -78,7 +78,11 @@ class OccupancyGrid(nn.Module):
 
     @property
     def empty_distance(self) -> Tensor:
-        """How far each cell is from what is occupied (:func:`voxelfield.ops.empty_distance`); kept like bits."""
+        """The distance in cells from each cell to the nearest occupied one, the largest along any axis.
+
+        (X, Y, Z) uint8, 0 where occupied, at most 32. :func:`voxelfield.ops.render_grid` accepts it in place of
+        ``occupied``. Computed again, like :attr:`bits`, when ``occupied`` has changed.
+        """
         return self._empty_distance.of(self.occupied)
 
     @torch.no_grad()

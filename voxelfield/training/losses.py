@@ -38,7 +38,7 @@ def rendering_terms(config: LossConfig, rendering: Rendering, pixels: Tensor, tr
     Args:
         config: The terms' weights.
         rendering: R rays, those of a pixel together.
-        pixels: (P, 3) their pixels' colours over the background, see :func:`voxelfield.ops.pixel_colors`.
+        pixels: (P, 3) their pixels' colours over the background.
         truth: (P, 3) what these should be, over the same background; R a multiple of P.
 
     Raises:

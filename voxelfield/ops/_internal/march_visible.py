@@ -1,4 +1,4 @@
-"""Placing samples along rays where a field shows."""
+"""Samples along rays at which a pyramid with a density network is visible."""
 
 from __future__ import annotations
 
@@ -41,9 +41,10 @@ def march_visible(
 ) -> PackedSamples:
     r"""Marches rays through a pyramid of grids and keeps the samples whose weight exceeds a limit, packed by ray.
 
-    The same as :func:`march_rays`, :func:`sample_pyramid`, :func:`mlp` and :func:`select_samples` one after the other,
-    but on CUDA in one kernel that leaves a ray where it is dark: nothing behind a surface is evaluated (early ray
-    termination, Levoy 1990), and there is no buffer of all the samples in occupied space. Density is
+    The result is that of :func:`march_rays`, :func:`sample_pyramid`, :func:`mlp` and :func:`select_samples` one after
+    the other. On CUDA a single kernel computes it, which stops a ray once its transmittance falls below
+    ``min_transmittance``: nothing behind a surface is evaluated (early ray termination, Levoy 1990), and no buffer
+    holds all the samples in occupied space. Density is
     :math:`\sigma_0 e^{x_0}` of the network's first output, :math:`x_0 \le 12`
     (:class:`voxelfield.decoders.ExponentialDensity`). Not differentiable.
 
@@ -54,20 +55,21 @@ def march_visible(
         far: (R,) float32, distance at which it ends, as for :func:`march_rays`.
         occupied: As for :func:`render_grid`.
         aabb_occupancy: (2, 3) float32, lower and upper corner.
-        levels: 1 to 8 grids (X_l, Y_l, Z_l, 4) at the vertices of ``aabb``, vertices on its faces, all of one dtype:
-            float16 on CUDA; float32, float16 or bfloat16 on the CPU. Positions outside the box see its nearest face.
+        levels: 1 to 8 grids (X_l, Y_l, Z_l, 4) that fill ``aabb``, outermost vertices on its faces, all of one dtype:
+            float16 on CUDA; float32, float16 or bfloat16 on the CPU. A position outside the box reads the nearest point
+            of the box.
         aabb: (2, 3) float32.
-        density_weights: Two matrices (W, 4 * levels), W at most 128, and (G, W), G at most 16, float32 or float16:
-            the network, as for :func:`mlp`, which runs in the dtype of ``levels``.
+        density_weights: The two matrices of the network, as for :func:`mlp`: (W, 4 * levels) with W at most 128, and
+            (G, W) with G at most 16; float32 or float16. The network runs in the dtype of ``levels``.
         step: Distance between samples, world units.
         density_initial: :math:`\sigma_0`, per world unit of length.
         offset: (R,) float32 in [0, 1), shift of each ray's samples in steps; 0.5 (midpoints) if None.
-        min_transmittance: Where a ray stops; 0 never stops.
+        min_transmittance: A ray stops once its transmittance falls below this; 0 never stops it.
         min_weight: A sample is kept if its weight exceeds this.
         max_samples_per_ray: If more samples of a ray exceed ``min_weight``, only the nearest this many are kept.
-        capacity: Rows of the result, as for :func:`march_rays`: rays are taken in order for as long as all that is kept
-            of them fits, and the host never waits for the device. None: as many rows as samples are kept, which
-            synchronises with the device once.
+        capacity: Rows of the result, as for :func:`march_rays`: rays are kept in order for as long as all of their kept
+            samples fit, and the call does not synchronise with the device. None: as many rows as samples are kept,
+            which synchronises once.
 
     Returns:
         The samples that were kept; ``dt`` is ``step``.
@@ -150,7 +152,7 @@ def _register() -> None:
         bits = bits_of(occupied, resolution)
         marched = march_rays(origins, directions, near, far, bits, aabb_occupancy, step, offset)
         density = density_of(geometry_at(marched.positions, levels, aabb, density_weights)[:, 0], density_initial)
-        # Where a ray's samples are, the indices of those that were kept come first.
+        # Within the range of a ray, `kept` starts with the indices of the samples that were kept.
         kept, counts, _ = torch.ops.voxelfield.count_visible_samples(
             density, marched.dt, marched.ray_offsets, min_transmittance, min_weight
         )

@@ -1,4 +1,4 @@
-"""A field of a pyramid of grids and networks behind it, as the ops that march through one take it."""
+"""Arguments shared by the ops that march through a pyramid of grids with a density network."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check_pyramid_field(
     device_of: str,
     like: Tensor,
 ) -> None:
-    """Raises unless grids, box and density network are what the ops take, on the device of ``like``."""
+    """Raises unless grids, box and density network suit the kernels and are on the device of ``like``."""
     if isinstance(levels, Tensor) or not isinstance(levels, Sequence):
         raise TypeError(f"levels must be a sequence of torch.Tensors, got {type(levels).__name__}")
     if not 1 <= len(levels) <= _constants.MAX_FIELD_LEVELS:
@@ -46,7 +46,7 @@ def check_pyramid_field(
 def check_network(
     name: str, weights: Sequence[Tensor], inputs: int, max_layers: int, device_of: str, like: Tensor
 ) -> None:
-    """Raises unless ``weights`` are those of a network that fits beside a march."""
+    """Raises unless the marching kernels can evaluate a network with these weights."""
     if isinstance(weights, Tensor) or not isinstance(weights, Sequence):
         raise TypeError(f"{name} must be a sequence of torch.Tensors, got {type(weights).__name__}")
     if not 2 <= len(weights) <= max_layers:
@@ -65,13 +65,13 @@ def check_network(
 
 
 def bits_of(cells: Tensor, resolution: Sequence[int]) -> OccupancyBits:
-    """Returns as bits what the ops take as either bits or empty distances."""
+    """Returns occupancy as bits, given either as bits or as empty distances."""
     x, y, z = resolution
     return OccupancyBits(cells, (x, y, z)) if cells.dtype == torch.int64 else pack_occupancy(cells == 0)
 
 
 def geometry_at(positions: Tensor, levels: Sequence[Tensor], aabb: Tensor, density_weights: Sequence[Tensor]) -> Tensor:
-    """Returns what the first network makes (M, G) of world positions (M, 3)."""
+    """Returns the first network's outputs (M, G) at world positions (M, 3)."""
     features = sample_pyramid(levels, (positions - aabb[0]) / (aabb[1] - aabb[0]))
     return mlp(features, [weight.to(features.dtype) for weight in density_weights])
 

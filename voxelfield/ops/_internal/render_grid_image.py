@@ -18,20 +18,20 @@ from voxelfield.ops.marching import OccupancyBits
 from voxelfield.ops.render_grid import GRID_DTYPES, cells_to_walk, check_numbers, check_scene
 from voxelfield.ops.selection import MIN_WEIGHT
 
-_ROW_BYTES = 16  # that one thread reads at once
+_ROW_BYTES = 16  # the widest read of one thread
 
 
 @dataclass(frozen=True, eq=False)
 class PackedSHGrid:
-    """A field of spherical harmonics laid out for display.
+    """A grid of densities and spherical harmonics, in the layout that is rendered fastest.
 
     Attributes:
-        features: (X, Y, Z, P): the channels of :func:`render_grid`, padded so that a vertex takes a whole number of
-            16-byte reads.
-        density: (X, Y, Z): its first channel once more, by itself. Most samples are of empty or hidden space and need
-            nothing else, so that what they touch stays in the cache.
+        features: (X, Y, Z, P): the channels of :func:`render_grid`, padded so that the features of a vertex are a whole
+            number of 16-byte reads.
+        density: (X, Y, Z): a copy of the first channel. Most samples lie in empty or hidden space and need only their
+            density; a separate array of densities stays in the cache.
         aabb: (2, 3) float32, the box of the vertices.
-        degree: Of the spherical harmonics.
+        degree: Degree of the spherical harmonics.
     """
 
     features: Tensor
@@ -47,8 +47,8 @@ class PackedSHGrid:
         Args:
             grid: (X, Y, Z, C) floating point, as for :func:`render_grid`.
             aabb: (2, 3) float32 on the device of ``grid``.
-            degree: Of the spherical harmonics, 0 to 3.
-            dtype: To store: float16 halves the traffic against float32.
+            degree: Degree of the spherical harmonics, 0 to 3.
+            dtype: Type of the stored numbers; float16 halves the memory traffic of float32.
 
         Returns:
             The packed field, on the device of ``grid``.
@@ -89,14 +89,14 @@ def render_grid_image(
 ) -> RenderedImage:
     """Renders the image of a pinhole camera in one kernel, rays included, without gradient.
 
-    Pixel by pixel what :func:`render_grid` gives for the rays of :meth:`voxelfield.cameras.Cameras.image_rays` through
-    the box of ``field``. Neighbouring pixels are rendered by neighbouring threads, in tiles.
+    Each pixel is the result of :func:`render_grid` for its ray of :meth:`voxelfield.cameras.Cameras.image_rays` through
+    the box of ``field``. Neighbouring threads render neighbouring pixels.
 
     Args:
         c2w: (4, 4) float32, camera to world; camera axes x right, y up, looking along -z.
         intrinsics: (4,) float32, fx, fy, cx, cy in pixels.
-        width: Of the image, in pixels.
-        height: Of the image, in pixels.
+        width: Width of the image in pixels.
+        height: Height of the image in pixels.
         background: (3,) float32 colour behind the scene.
         occupied: As for :func:`render_grid`; empty distances are fastest.
         aabb_occupancy: (2, 3) float32, lower and upper corner.
@@ -109,7 +109,7 @@ def render_grid_image(
 
     Returns:
         rgb (height, width, 3) over the background, opacity (height, width) and depth (height, width), the
-        opacity-weighted mean distance in world units along the ray, 0 where there is nothing; float32. Does not
+        opacity-weighted mean distance in world units along the ray, 0 where opacity is 0; float32. Does not
         synchronise with the device.
 
     Raises:
