@@ -229,9 +229,9 @@ class VoxelGrid(nn.Module):
 
         Args:
             points: (..., 3) world positions, float32 or float64, on the grid's device. The leading shape is
-                arbitrary, also one of no elements. Positions that are not finite read zeros and receive no gradient. 16-bit positions
-                are converted to float32, with a warning: float16 has 11 significant bits, too few to tell the cells of
-                a large grid apart.
+                arbitrary, also one of no elements. Positions that are not finite read zeros and receive no gradient.
+                16-bit positions are converted to float32, with a warning: float16 has 11 significant bits, too few to
+                tell the cells of a large grid apart.
             with_gradient: Also return the derivative with respect to the position, from the same pass over the grid,
                 for surface normals or eikonal losses.
 
