@@ -28,7 +28,7 @@ GRID_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class RenderedRays(NamedTuple):
-    """What :func:`render_grid` returns for each ray.
+    """The result of :func:`render_grid` for each ray.
 
     Attributes:
         rgb: (R, 3) emitted colour, without any background.
