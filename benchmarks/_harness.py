@@ -39,12 +39,12 @@ class Effort:
     """How long to measure one thing: as many repeats as fit into ``seconds``, within the two bounds."""
 
     seconds: float
-    least: int
-    most: int = 200
+    min_repeats: int
+    max_repeats: int = 200
 
     def repeats(self, estimate: float) -> int:
         """Returns the number of repeats for a call of about ``estimate`` seconds."""
-        return max(self.least, min(self.most, int(self.seconds / max(estimate, 1e-9))))
+        return max(self.min_repeats, min(self.max_repeats, int(self.seconds / max(estimate, 1e-9))))
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,8 @@ class Timing:
 def effort(device: torch.device, quick: bool) -> Effort:
     """Returns the effort of a full or a quick run."""
     if device.type == "cuda":
-        return Effort(seconds=0.05, least=5) if quick else Effort(seconds=0.2, least=20)
-    return Effort(seconds=0.1, least=1) if quick else Effort(seconds=0.7, least=3)
+        return Effort(seconds=0.05, min_repeats=5) if quick else Effort(seconds=0.2, min_repeats=20)
+    return Effort(seconds=0.1, min_repeats=1) if quick else Effort(seconds=0.7, min_repeats=3)
 
 
 def measure(calls: Sequence[Call], device: torch.device, how: Effort) -> Timing:
@@ -96,7 +96,7 @@ def _cpu_times(calls: Sequence[Call], how: Effort) -> tuple[list[float], float]:
     first = timed(calls[0])
     repeats = how.repeats(first)
     # A second warm-up costs little where calls are short, and long calls do not need it.
-    estimate = min(first, timed(calls[-1])) if repeats > how.least else first
+    estimate = min(first, timed(calls[-1])) if repeats > how.min_repeats else first
     times = [1e3 * timed(calls[i % len(calls)]) for i in range(how.repeats(estimate))]
     return times, statistics.median(times)
 
@@ -140,7 +140,7 @@ def copy_bandwidth(device: torch.device) -> float:
     size = (1 << 30) if device.type == "cuda" else (1 << 28)
     source = torch.rand(size // 4, device=device)
     target = torch.rand_like(source)
-    how = Effort(seconds=1.0, least=20) if device.type == "cuda" else Effort(seconds=0.5, least=5)
+    how = Effort(seconds=1.0, min_repeats=20) if device.type == "cuda" else Effort(seconds=0.5, min_repeats=5)
     timing = measure([lambda: target.copy_(source), lambda: source.copy_(target)], device, how)
     return 2 * size / (timing.low * 1e-3)
 
@@ -173,17 +173,17 @@ def l2_bandwidth(device: torch.device) -> float:
             with torch.cuda.graph(graph):
                 for _ in range(_L2_PASSES):
                     once()
-            timing = measure([graph.replay], device, Effort(seconds=0.1, least=20))
+            timing = measure([graph.replay], device, Effort(seconds=0.1, min_repeats=20))
             best = max(best, _L2_PASSES * moved / (timing.low * 1e-3))
     return best
 
 
-def input_sets(bytes_per_set: int, device: torch.device, least: int = 2) -> int:
+def input_sets(bytes_per_set: int, device: torch.device, min_sets: int = 2) -> int:
     """Returns how many input sets to rotate among so that they exceed the last-level cache several times over."""
     cache = _CPU_CACHE_BYTES
     if device.type == "cuda":
         cache = l2_bytes(device)
-    return max(least, min(32, math.ceil(3 * cache / max(bytes_per_set, 1))))
+    return max(min_sets, min(32, math.ceil(3 * cache / max(bytes_per_set, 1))))
 
 
 def granule(device: torch.device) -> int:

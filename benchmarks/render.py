@@ -201,8 +201,8 @@ def main(arguments: list[str] | None = None) -> None:
     missing_images = options.missing_images or data.missing_images
     scene = load_blender(folder, splits=(options.split,), missing_images=missing_images)
     split = scene.split(options.split)
-    most = min(options.views or len(split), QUICK_FRAMES if options.quick else len(split))
-    rows = run(trained, split, spread(most, len(split)), session.device, options.only)
+    frames = min(options.views or len(split), QUICK_FRAMES if options.quick else len(split))
+    rows = run(trained, split, spread(frames, len(split)), session.device, options.only)
 
     session.announce()
     if rows:

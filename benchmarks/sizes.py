@@ -92,7 +92,7 @@ RANGES = {
 
 
 # Values of one output: more would take minutes.
-MOST_VALUES = 2 * 10**9
+MAX_VALUES = 2 * 10**9
 
 
 def sizes(device: torch.device, quick: bool) -> list[Size]:
@@ -105,7 +105,7 @@ def sizes(device: torch.device, quick: bool) -> list[Size]:
         found += [Size(resolution, channels, n) for n in span.points]
     found += [Size(resolution, n, points) for n in span.channels]
     for n, c, p in itertools.product(*((values[0], values[-1]) for values in span[:3])):
-        found.append(Size(n, c, p if c * p <= MOST_VALUES else p // 10))
+        found.append(Size(n, c, p if c * p <= MAX_VALUES else p // 10))
     if quick:
         found = [s for s in found if s.points <= 10**6 and s.grid_bytes <= 4 << 30]
     return sorted(dict.fromkeys(found))
@@ -191,13 +191,13 @@ def run(size: Size, points: str, session: harness.Session) -> list[dict[str, Any
     per_set = size.grid_bytes + size.stream_bytes
     count = harness.input_sets(per_set, session.device)
     if needed_bytes(size, 3) * count > room:
-        count = harness.input_sets(per_set, session.device, least=1)
+        count = harness.input_sets(per_set, session.device, min_sets=1)
     # A grid and its gradient; NCDHW is a copy of the grid besides.
     needed = {name: needed_bytes(size, 3 if "NCDHW" in name else 2) * count for name in (OURS, *LAYOUTS)}
     skipped = {
-        name: f"needs {most / 2**30:.1f} GiB, {room / 2**30:.1f} GiB are free"
-        for name, most in needed.items()
-        if most > room
+        name: f"needs {size_in_bytes / 2**30:.1f} GiB, {room / 2**30:.1f} GiB are free"
+        for name, size_in_bytes in needed.items()
+        if size_in_bytes > room
     }
     label = f"{size.label} {points}"
     for name, why in skipped.items():

@@ -12,6 +12,7 @@ import itertools
 import torch
 
 from voxelfield import _library, ops
+from voxelfield.ops import _internal
 
 LEVELS = [(1,), (4,), (12,), (28,), (33,), (64,), (3, 1), (12, 8)]  # channels of each level
 # padding, align_corners, nearest, batch
@@ -97,7 +98,7 @@ def run_rendering():
     kernels, device = torch.ops.voxelfield, torch.device("cuda")
     aabb = torch.tensor([[-1.0] * 3, [1.0] * 3], device=device)
     occupied = torch.rand(9, 8, 10, device=device) < 0.5
-    cells = (*ops.pack_occupancy(occupied), aabb), (ops.empty_distance(occupied, 4), occupied.shape, aabb)
+    cells = (*ops.pack_occupancy(occupied), aabb), (_internal.empty_distance(occupied, 4), occupied.shape, aabb)
     camera = torch.eye(4, device=device), torch.full((4,), 10.0, device=device), 13, 7, torch.ones(3, device=device)
     for dtype, degree, channels, cell_form in itertools.product(
         (torch.float32, torch.float16, torch.bfloat16), range(4), (49, 52, 56), cells
@@ -125,33 +126,35 @@ def run_pyramid_marches():
         sizes = [4 * count, width, 16], [32, *[width] * hidden, 3]
         networks = [[torch.randn(b, a, device=device) / 8 for a, b in itertools.pairwise(s)] for s in sizes]
         field = levels, aabb, networks[0]
-        for cells in (ops.pack_occupancy(occupied), ops.empty_distance(occupied, 4)):
+        for cells in (ops.pack_occupancy(occupied), _internal.empty_distance(occupied, 4)):
             for rays in (50, 70000):
                 directions = torch.nn.functional.normalize(torch.randn(rays, 3, device=device), dim=-1)
                 ends = torch.zeros(rays, device=device), torch.full((rays,), 1.0, device=device)
                 walk = torch.rand(rays, 3, device=device) - 0.5, directions, *ends, cells, aabb
-                ops.march_visible(*walk, *field, step=0.05, density_initial=1.0, most=8, capacity=3 * rays)
-            ops.render_pyramid_image(
+                _internal.march_visible(
+                    *walk, *field, step=0.05, density_initial=1.0, max_samples_per_ray=8, capacity=3 * rays
+                )
+            _internal.render_pyramid_image(
                 *camera, cells, aabb, *field, networks[1], step=0.05, density_initial=1.0, view_degree=3
             )
 
 
 def run_optimizer_ops():
-    """Lists blocks, adds total variation and takes steps of Adam, over whole grids and listed blocks."""
+    """Lists tiles, adds total variation and takes steps of Adam, over whole grids and listed tiles."""
     for channels in (1, 2, 3, 4, 33, 140):
         shape = (9, 6, 20, channels)
-        ids, count = ops.active_blocks(torch.rand(30, 4, 50, device="cuda") < 0.1, shape[:3])
+        ids, count = _internal.active_tiles(torch.rand(30, 4, 50, device="cuda") < 0.1, shape[:3])
         arrays = [torch.rand(shape, device="cuda") for _ in range(4)]
         rates = None, torch.rand(channels, device="cuda")
-        for blocks, skip_untouched, own in itertools.product(((None, None), (ids, count)), (False, True), rates):
-            ops.grid_total_variation_grad_(arrays[3], arrays[0], 1.0, blocks=blocks[0], block_count=blocks[1])
-            ops.grid_adam_(
+        for tiles, skip_untouched, own in itertools.product(((None, None), (ids, count)), (False, True), rates):
+            _internal.grid_total_variation_grad_(arrays[3], arrays[0], 1.0, tiles=tiles[0], tile_count=tiles[1])
+            _internal.grid_adam_(
                 *([x] for x in arrays),
                 [0.1],
                 [1],
                 working=[torch.empty(shape, device="cuda", dtype=torch.float16)],
-                blocks=[blocks[0]],
-                block_counts=[blocks[1]],
+                tiles=[tiles[0]],
+                tile_counts=[tiles[1]],
                 channel_rates=[own],
                 skip_untouched=skip_untouched,
             )
@@ -207,15 +210,15 @@ def run_misleading_contents():
             for capacity in (0, count // 8, 3 * count):
                 ops.select_samples(density.detach(), rgb.detach(), t, dt, offsets, capacity=capacity)
             index = torch.randint(low, high, (count,), device="cuda")
-            ops.append_view(torch.rand(count, 16, device="cuda").half(), rgb.detach()[:rays], index, 3)
+            _internal.append_view(torch.rand(count, 16, device="cuda").half(), rgb.detach()[:rays], index, 3)
             colors = rgb.detach().requires_grad_()
-            ops.sample_color_error(t, colors, index, rgb.detach()[:rays], 3, rays_kept=index[0]).backward()
-            ops.pixel_color_error(colors, rgb.detach(), rays_per_pixel=3, rays_kept=index[0]).backward()
+            _internal.sample_color_error(t, colors, index, rgb.detach()[:rays], 3, rays_kept=index[0]).backward()
+            _internal.pixel_color_error(colors, rgb.detach(), rays_per_pixel=3, rays_kept=index[0]).backward()
             images = torch.zeros(2, 5, 7, 4, dtype=torch.uint8, device="cuda")
             poses, lenses = torch.eye(4, device="cuda").repeat(2, 1, 1), torch.ones(2, 4, device="cuda")
             box = torch.tensor([[-1.0] * 3, [1.0] * 3], device="cuda")
             for side in (1, 2, 3):
-                ops.pixel_rays(images, index, poses, lenses, box, supersampling=side)
+                _internal.pixel_rays(images, index, poses, lenses, box, supersampling=side)
             # What a counting op might have returned, but did not.
             kept, counts = (torch.randint(-(2**31), 2**31, (n,), device="cuda").int() for n in (count, rays))
             sums = torch.randint(low, high, (-(-rays // 64),), device="cuda")
@@ -232,11 +235,13 @@ def run_losses():
         rgb, truth = torch.rand(rays, 3, device="cuda", requires_grad=True), torch.rand(pixels, 3, device="cuda")
         opacity = torch.ones(rays, device="cuda", requires_grad=True)
         for background in (truth, torch.ones(3, device="cuda")):
-            colors = ops.pixel_colors(rgb, opacity, background, rays_per_pixel, transfer=transfer)
+            colors = _internal.pixel_colors(rgb, opacity, background, rays_per_pixel, transfer=transfer)
             rays_kept = torch.tensor(rays // 2, device="cuda")
-            ops.pixel_color_error(colors, truth, rays_per_pixel=rays_per_pixel, rays_kept=rays_kept).backward()
+            _internal.pixel_color_error(colors, truth, rays_per_pixel=rays_per_pixel, rays_kept=rays_kept).backward()
         index = torch.arange(rays, device="cuda")
-        ops.sample_color_error(opacity.detach(), rgb, index, truth, rays_per_pixel, rays_kept=rays_kept).backward()
+        _internal.sample_color_error(
+            opacity.detach(), rgb, index, truth, rays_per_pixel, rays_kept=rays_kept
+        ).backward()
 
 
 def run_networks():

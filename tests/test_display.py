@@ -23,7 +23,7 @@ WIDTH, HEIGHT = 39, 26
 # What a pixel may be off by, in the mean and all but one in a hundred: rays made by other roundings enter a cell a
 # sample earlier or later, and float16 has 11 bits.
 MEAN_ERROR = {"cpu": 5e-5, "cuda": 1e-3}
-MOST_ERROR = {"cpu": 1e-3, "cuda": 1e-2}
+MAX_ERROR = {"cpu": 1e-3, "cuda": 1e-2}
 
 
 def pyramid(
@@ -175,7 +175,7 @@ def assert_views_agree(view, expected, device):
         assert not one.requires_grad
         error = (one - two).abs()
         assert error.mean() < scale * MEAN_ERROR[device.type], name
-        assert (error > scale * MOST_ERROR[device.type]).double().mean() < 0.01, name
+        assert (error > scale * MAX_ERROR[device.type]).double().mean() < 0.01, name
 
 
 # --- which way
@@ -239,7 +239,7 @@ def test_settings_hold_for_every_way(device, make, min_weight):
     view = FieldRenderer(field, occupancy, settings, background).view(cameras, 0)
     expected = render_view(field, cameras, 0, occupancy, settings, background, chunk=400)
     # A ray stops, or keeps a sample, on either side of a threshold that is crossed by rounding.
-    off = (view.rgb - expected.rgb).abs().amax(-1) > MOST_ERROR[device.type]
+    off = (view.rgb - expected.rgb).abs().amax(-1) > MAX_ERROR[device.type]
     assert off.double().mean() < 0.03
     assert (view.rgb - make_renderer(field, device).view(cameras, 0).rgb).abs().max() > 0.01
 

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from voxelfield import ops
 from voxelfield.cameras import Cameras
+from voxelfield.ops import _internal
 
 BOX = [[-1.0] * 3, [1.0] * 3]
 STEP = 0.1
@@ -109,9 +110,9 @@ def test_a_color_that_is_not_a_number_shows(device, renderer):
 def test_an_image_shows_what_its_rays_show(device, value):
     cameras, grid = make_camera(device), make_grid(device, value, 0)
     box = torch.tensor(BOX, device=device)
-    field = ops.ShDisplayGrid.pack(grid, box, 0, torch.float32)
+    field = _internal.PackedSHGrid.pack(grid, box, 0, torch.float32)
     background = torch.ones(3, device=device)
-    image = ops.render_grid_image(
+    image = _internal.render_grid_image(
         cameras.c2w[0], cameras.intrinsics[0], SIZE, SIZE, background, **scene(device), field=field, step=STEP, **SH
     )
     rays = cameras.image_rays(0, box)
@@ -138,11 +139,11 @@ def test_a_pyramid_shows_what_is_not_a_number(device):
     rays = cameras.image_rays(0, torch.tensor(BOX, device=device))
     walk = (rays.origins, rays.directions, rays.near, rays.far)
     field = make_pyramid(device, math.nan)
-    sound = ops.march_visible(*walk, **scene(device), **make_pyramid(device, 0.0), **settings)
-    seen = ops.march_visible(*walk, **scene(device), **field, **settings)
+    sound = _internal.march_visible(*walk, **scene(device), **make_pyramid(device, 0.0), **settings)
+    seen = _internal.march_visible(*walk, **scene(device), **field, **settings)
     assert torch.equal(seen.ray_offsets, sound.ray_offsets)  # none of them is dropped
     color = [torch.zeros(8, 17, device=device), torch.zeros(3, 8, device=device)]
-    image = ops.render_pyramid_image(
+    image = _internal.render_pyramid_image(
         cameras.c2w[0],
         cameras.intrinsics[0],
         SIZE,

@@ -19,6 +19,7 @@ from pyramid_scene import (
 )
 
 from voxelfield import _library, ops
+from voxelfield.ops import _internal
 
 INITIAL = 8.0
 LIMITS = {"min_transmittance": 1e-4, "min_weight": 1e-3}
@@ -66,7 +67,7 @@ def test_keeps_what_shows(device, dtype, levels, width):
     offset = torch.rand(200)
     marched = march(scene, offset)
     _, weight = exact_light(scene, marched)
-    seen = ops.march_visible(**on(device, scene), **settings(), offset=offset.to(device))
+    seen = _internal.march_visible(**on(device, scene), **settings(), offset=offset.to(device))
     tolerance = WEIGHT_TOLERANCE[dtype]
     found = set(rows_of(seen))
     assert len(found) == len(seen.t)
@@ -82,7 +83,7 @@ def test_stops_where_it_is_dark(device):
     scene = make_scene()
     marched = march(scene)
     transmittance, _ = exact_light(scene, marched)
-    seen = ops.march_visible(**on(device, scene), **settings(min_transmittance=0.3, min_weight=0.0))
+    seen = _internal.march_visible(**on(device, scene), **settings(min_transmittance=0.3, min_weight=0.0))
     found, rows = set(rows_of(seen)), rows_of(marched)
     assert {row for row, light in zip(rows, transmittance.tolist(), strict=True) if light > 0.31} <= found
     assert found <= {row for row, light in zip(rows, transmittance.tolist(), strict=True) if light > 0.29}
@@ -91,7 +92,7 @@ def test_stops_where_it_is_dark(device):
 
 def test_samples_are_packed_by_ray(device):
     scene = on(device, make_scene())
-    seen = ops.march_visible(**scene, **settings())
+    seen = _internal.march_visible(**scene, **settings())
     assert seen.ray_offsets[-1] == len(seen.t) > 0
     counts = seen.ray_offsets.diff()
     assert torch.equal(seen.ray_index, torch.repeat_interleave(torch.arange(200, device=device), counts))
@@ -102,23 +103,23 @@ def test_samples_are_packed_by_ray(device):
     torch.testing.assert_close(seen.positions, expected)
 
 
-@pytest.mark.parametrize("most", [1, 3])
-def test_a_ray_keeps_its_first_samples(device, most):
+@pytest.mark.parametrize("max_samples", [1, 3])
+def test_a_ray_keeps_its_first_samples(device, max_samples):
     scene = on(device, make_scene())
-    every = ops.march_visible(**scene, **settings())
-    first = ops.march_visible(**scene, **settings(), most=most)
+    every = _internal.march_visible(**scene, **settings())
+    first = _internal.march_visible(**scene, **settings(), max_samples_per_ray=max_samples)
     place = torch.arange(len(every.t), device=device) - every.ray_offsets[every.ray_index]
-    assert (place >= most).any()
+    assert (place >= max_samples).any()
     for one, two in zip(first[:4], every[:4], strict=True):
-        assert torch.equal(one, two[place < most])
-    assert torch.equal(first.ray_offsets.diff(), every.ray_offsets.diff().clamp(max=most))
+        assert torch.equal(one, two[place < max_samples])
+    assert torch.equal(first.ray_offsets.diff(), every.ray_offsets.diff().clamp(max=max_samples))
 
 
 def test_rays_are_taken_whole_while_they_fit(device):
     scene = on(device, make_scene())
-    every = ops.march_visible(**scene, **settings())
+    every = _internal.march_visible(**scene, **settings())
     capacity = int(every.ray_offsets[120]) + 1
-    part = ops.march_visible(**scene, **settings(), capacity=capacity)
+    part = _internal.march_visible(**scene, **settings(), capacity=capacity)
     rays_kept = int(part.rays_kept)
     used = int(every.ray_offsets[rays_kept])
     assert every.ray_offsets[rays_kept] <= capacity < every.ray_offsets[rays_kept + 1]
@@ -136,7 +137,7 @@ def test_nothing_to_see(device):
     missing = make_scene()
     missing["far"] = missing["near"].clone()
     for scene in (missing, make_scene(fraction=-1.0), make_scene(count=0)):
-        seen = ops.march_visible(**on(device, scene), **settings(), capacity=5)
+        seen = _internal.march_visible(**on(device, scene), **settings(), capacity=5)
         assert not seen.ray_offsets.any()
         assert seen.positions.isnan().all()
 
@@ -144,9 +145,9 @@ def test_nothing_to_see(device):
 @pytest.mark.parametrize("form", CELLS)
 def test_how_cells_are_given_changes_nothing(device, form):
     scene = on(device, make_scene(fraction=0.1))
-    expected = ops.march_visible(**scene, **settings())
+    expected = _internal.march_visible(**scene, **settings())
     assert len(expected.t) > 50
-    seen = ops.march_visible(**{**scene, "occupied": CELLS[form](scene["occupied"])}, **settings())
+    seen = _internal.march_visible(**{**scene, "occupied": CELLS[form](scene["occupied"])}, **settings())
     for one, two in zip(seen, expected, strict=True):
         assert torch.equal(one, two)
 
@@ -154,23 +155,23 @@ def test_how_cells_are_given_changes_nothing(device, form):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_any_memory_layout(device, layout):
     scene = on(device, make_scene())
-    expected = ops.march_visible(**scene, **settings())
+    expected = _internal.march_visible(**scene, **settings())
     change = LAYOUTS[layout]
     for name in ("origins", "far", "levels"):
         value = scene[name]
         changed = [change(x) for x in value] if isinstance(value, list) else change(value)
-        seen = ops.march_visible(**{**scene, name: changed}, **settings())
+        seen = _internal.march_visible(**{**scene, name: changed}, **settings())
         for one, two in zip(seen, expected, strict=True):
             assert torch.equal(one, two)
 
 
 def test_non_finite_rays_do_not_disturb_the_others(device):
     scene = on(device, make_scene())
-    expected = ops.march_visible(**scene, **settings())
+    expected = _internal.march_visible(**scene, **settings())
     broken = {name: value.clone() if isinstance(value, torch.Tensor) else value for name, value in scene.items()}
     broken["origins"][3] = torch.nan
     broken["near"][77] = torch.nan
-    seen = ops.march_visible(**broken, **settings())
+    seen = _internal.march_visible(**broken, **settings())
     others = [(ray, t) for ray, t in rows_of(expected) if ray not in (3, 77)]
     assert [(ray, t) for ray, t in rows_of(seen) if ray not in (3, 77)] == others
 
@@ -181,13 +182,13 @@ def test_a_ray_does_not_depend_on_the_others(width):
     # Many more rays than threads: they are handed out as others end.
     count = 200_000
     scene = on("cuda", make_scene(count, levels=6, width=width))
-    seen = ops.march_visible(**scene, **settings())
-    again = ops.march_visible(**scene, **settings())
+    seen = _internal.march_visible(**scene, **settings())
+    again = _internal.march_visible(**scene, **settings())
     for one, two in zip(seen, again, strict=True):
         assert torch.equal(one, two)
     rays = ("origins", "directions", "near", "far")
     some = torch.randperm(count, device="cuda")[:500].sort().values
-    alone = ops.march_visible(**{n: v[some] if n in rays else v for n, v in scene.items()}, **settings())
+    alone = _internal.march_visible(**{n: v[some] if n in rays else v for n, v in scene.items()}, **settings())
     assert torch.equal(alone.ray_offsets.diff(), seen.ray_offsets.diff()[some])
     chosen = torch.isin(seen.ray_index, some)
     assert torch.equal(alone.t, seen.t[chosen])
@@ -197,8 +198,8 @@ def test_a_ray_does_not_depend_on_the_others(width):
 @pytest.mark.cuda
 def test_cpu_and_cuda_agree():
     scene = make_scene(3000, levels=6, width=128)
-    ours = ops.march_visible(**scene, **settings())
-    theirs = ops.march_visible(**on("cuda", scene), **settings())
+    ours = _internal.march_visible(**scene, **settings())
+    theirs = _internal.march_visible(**on("cuda", scene), **settings())
     one, two = set(rows_of(ours)), set(rows_of(theirs))
     assert len(one) > 3000
     assert len(one ^ two) < 0.01 * len(one)
@@ -208,12 +209,12 @@ def test_cpu_and_cuda_agree():
 def test_can_be_captured_in_a_graph():
     scene = on("cuda", make_scene(5000))
     packed = {**scene, "occupied": ops.pack_occupancy(scene["occupied"])}
-    expected = ops.march_visible(**packed, **settings(), capacity=40_000)
+    expected = _internal.march_visible(**packed, **settings(), capacity=40_000)
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
-        seen = ops.march_visible(**packed, **settings(), capacity=40_000)
+        seen = _internal.march_visible(**packed, **settings(), capacity=40_000)
     for _ in range(2):
         graph.replay()
         torch.cuda.synchronize()
@@ -251,19 +252,19 @@ def test_can_be_captured_in_a_graph():
         ({"step": 0.0}, ValueError, "step must be a positive, finite distance, got 0.0"),
         ({"density_initial": 0.0}, ValueError, "density_initial must be positive and finite, got 0.0"),
         ({"min_weight": -1.0}, ValueError, r"min_weight must lie in \[0, 1\], got -1.0"),
-        ({"most": 0}, ValueError, "most must be an int of at least 1, got 0"),
+        ({"max_samples_per_ray": 0}, ValueError, "max_samples_per_ray must be an int of at least 1, got 0"),
         ({"capacity": -1}, ValueError, "capacity must be a number of samples, at least 0, got -1"),
     ],
 )
 def test_wrong_arguments_are_named(change, error, message):
     with pytest.raises(error, match=message):
-        ops.march_visible(**{**make_scene(count=2), **settings(), **change})
+        _internal.march_visible(**{**make_scene(count=2), **settings(), **change})
 
 
 @pytest.mark.cuda
 def test_wide_levels_are_refused_on_cuda():
     with pytest.raises(TypeError, match=r"levels\[0\] must be float16 on CUDA, got float32"):
-        ops.march_visible(**on("cuda", make_scene(dtype=torch.float32)), **settings())
+        _internal.march_visible(**on("cuda", make_scene(dtype=torch.float32)), **settings())
 
 
 @pytest.mark.parametrize("count", [0, 70])

@@ -8,7 +8,7 @@ import torch
 from op_testing import LAYOUTS, leaves
 from tolerances import assert_matches
 
-from voxelfield.ops import pixel_colors
+from voxelfield.ops._internal import pixel_colors
 
 both_transfers = pytest.mark.parametrize("transfer", ["srgb", "linear"])
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

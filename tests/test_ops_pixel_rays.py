@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from voxelfield.cameras import Cameras
-from voxelfield.ops import pixel_rays
+from voxelfield.ops._internal import pixel_rays
 
 BOX = [[-1.0, -0.5, -2.0], [1.0, 1.5, 0.5]]
 

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from voxelfield import _library, ops
 from voxelfield.cameras import Cameras
 from voxelfield.decoders import DensityActivation, SHDecoder, spherical_harmonics
+from voxelfield.ops import _internal
 
 SCALE, SHIFT = 20.0, -1.5
 DEGREES = [0, 1, 2, 3]
@@ -143,7 +144,7 @@ def test_density_of_its_own(device):
 
 CELLS = {
     "bits": ops.pack_occupancy,
-    **{f"empty distances to {n}": lambda occupied, n=n: ops.empty_distance(occupied, n) for n in (1, 2, 255)},
+    **{f"empty distances to {n}": lambda occupied, n=n: _internal.empty_distance(occupied, n) for n in (1, 2, 255)},
 }
 
 
@@ -175,11 +176,11 @@ def test_cells_packed_or_not_give_the_same_gradient():
 def test_empty_distance_is_the_distance_to_occupied_cells(device):
     occupied = torch.rand(9, 5, 12) < 0.02
     assert occupied.any()
-    empty_distance = ops.empty_distance(occupied.to(device), 4).cpu()
+    empty_distance = _internal.empty_distance(occupied.to(device), 4).cpu()
     cells = torch.stack(torch.meshgrid(*map(torch.arange, occupied.shape), indexing="ij"), dim=-1).flatten(0, 2)
     distance = (cells[:, None] - cells[occupied.flatten()][None]).abs().amax(dim=2).amin(dim=1)
     assert torch.equal(empty_distance.flatten().long(), distance.clamp(max=4))
-    assert (ops.empty_distance(torch.zeros(3, 3, 3, dtype=torch.bool), 7) == 7).all()
+    assert (_internal.empty_distance(torch.zeros(3, 3, 3, dtype=torch.bool), 7) == 7).all()
 
 
 def test_rays_that_miss_and_empty_space_give_nothing(device):
@@ -366,10 +367,10 @@ def test_an_image_is_its_rays_over_the_background(device, degree, dtype, form):
     scene = on(device, make_scene(degree=degree))
     camera = make_camera(device)
     background = torch.tensor([1.0, 0.5, 0.25], device=device)
-    field = ops.ShDisplayGrid.pack(scene["grid"], scene["aabb_grid"], degree, dtype)
+    field = _internal.PackedSHGrid.pack(scene["grid"], scene["aabb_grid"], degree, dtype)
     changes = settings(min_weight=1e-3)
     del changes["degree"]
-    image = ops.render_grid_image(
+    image = _internal.render_grid_image(
         camera.c2w[0],
         camera.intrinsics[0],
         WIDTH,
@@ -400,7 +401,7 @@ def test_an_image_is_its_rays_over_the_background(device, degree, dtype, form):
 
 def test_a_display_grid_keeps_the_field(device):
     grid = torch.randn(4, 5, 6, 30, device=device)
-    field = ops.ShDisplayGrid.pack(grid, GRID_BOX.to(device), 2)
+    field = _internal.PackedSHGrid.pack(grid, GRID_BOX.to(device), 2)
     assert field.features.shape == (4, 5, 6, 32)
     assert field.features.dtype == field.density.dtype == torch.float16
     assert torch.equal(field.features[..., :28], grid[..., :28].half())
@@ -482,10 +483,10 @@ def test_a_density_of_its_own_is_refused_in_training():
 @pytest.mark.parametrize(("name", "value"), [("width", 0), ("height", 2.5)])
 def test_an_image_must_have_pixels(name, value):
     scene, camera = make_scene(), make_camera("cpu")
-    field = ops.ShDisplayGrid.pack(scene["grid"], scene["aabb_grid"], 2)
+    field = _internal.PackedSHGrid.pack(scene["grid"], scene["aabb_grid"], 2)
     size = {"width": 4, "height": 4, name: value}
     with pytest.raises(ValueError, match=f"{name} must be an int of at least 1, got {value}"):
-        ops.render_grid_image(
+        _internal.render_grid_image(
             camera.c2w[0],
             camera.intrinsics[0],
             *size.values(),

@@ -1,4 +1,4 @@
-"""GridAdam, the ops that it is made of, and the lists of blocks that they visit."""
+"""GridAdam, the ops that it is made of, and the lists of tiles that they visit."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from op_testing import OpRecorder, threads
 from tolerances import assert_matches
 
 from voxelfield import VoxelGrid, _library
-from voxelfield.ops import active_blocks, grid_adam_, grid_total_variation_grad_, sample_trilinear
-from voxelfield.ops.blocks import blocks_along
+from voxelfield.ops import sample_trilinear
+from voxelfield.ops._internal import active_tiles, grid_adam_, grid_total_variation_grad_
+from voxelfield.ops._internal.active_tiles import tiles_along
 from voxelfield.optim import GridAdam
 
 BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
-# One value; odd sizes; blocks cut by every face; several vectors a vertex; more vectors than a warp has lanes.
+# One value; odd sizes; tiles cut by every face; several vectors a vertex; more vectors than a warp has lanes.
 SHAPES = [(1, 1, 1, 1), (3, 2, 5, 3), (9, 6, 20, 4), (5, 4, 8, 28), (4, 5, 9, 6), (2, 3, 9, 33), (2, 2, 9, 140)]
 CUT_SHAPES = [(9, 6, 20, 4), (13, 9, 17, 1), (5, 8, 9, 33)]  # cut by the grid's faces
-BLOCK = (4, 4, 8)  # vertices along x, y, z
+TILE = (4, 4, 8)  # vertices along x, y, z
 STEPS = 24
 
 
@@ -73,24 +74,24 @@ def assert_all_match(actual, expected):
         )
 
 
-def block_id(x, y, z):
+def tile_id(x, y, z):
     return (x << 20) + (y << 10) + z
 
 
-def every_block(resolution):
-    return [block_id(*block) for block in itertools.product(*map(range, blocks_along(resolution)))]
+def every_tile(resolution):
+    return [tile_id(*tile) for tile in itertools.product(*map(range, tiles_along(resolution)))]
 
 
 def listed(ids, count):
     return sorted(ids[: int(count)].tolist())
 
 
-def block_mask(ids, count, resolution):
-    """Which vertices lie in the listed blocks, (X, Y, Z) bool."""
-    mask = torch.zeros([n * side for n, side in zip(blocks_along(resolution), BLOCK, strict=True)], dtype=torch.bool)
-    for block in listed(ids, count):
-        x, y, z = block >> 20, block >> 10 & 1023, block & 1023
-        mask[x * BLOCK[0] :, y * BLOCK[1] :, z * BLOCK[2] :][: BLOCK[0], : BLOCK[1], : BLOCK[2]] = True
+def tile_mask(ids, count, resolution):
+    """Which vertices lie in the listed tiles, (X, Y, Z) bool."""
+    mask = torch.zeros([n * side for n, side in zip(tiles_along(resolution), TILE, strict=True)], dtype=torch.bool)
+    for tile in listed(ids, count):
+        x, y, z = tile >> 20, tile >> 10 & 1023, tile & 1023
+        mask[x * TILE[0] :, y * TILE[1] :, z * TILE[2] :][: TILE[0], : TILE[1], : TILE[2]] = True
     return mask[: resolution[0], : resolution[1], : resolution[2]]
 
 
@@ -261,7 +262,7 @@ def test_channels_learn_as_groups_of_their_own(device, shape, ours, theirs, kind
     assert torch.equal(param.detach()[..., -1].cpu(), parameter(shape, "cpu").detach()[..., -1])
 
 
-@pytest.mark.parametrize("restriction", ["none", "untouched", "blocks"])
+@pytest.mark.parametrize("restriction", ["none", "untouched", "tiles"])
 @pytest.mark.parametrize("shape", [(9, 6, 20, 4), (5, 4, 8, 28), (4, 5, 9, 6), (2, 2, 9, 140)], ids=str)
 def test_shares_of_one_change_nothing(device, shape, restriction):
     made = []
@@ -273,7 +274,7 @@ def test_shares_of_one_change_nothing(device, shape, restriction):
         optimizer = GridAdam([param], channel_rates=rates, **options)
         working = torch.zeros_like(param, dtype=torch.float16)
         optimizer.set_working(param, working)
-        if restriction == "blocks":
+        if restriction == "tiles":
             optimizer.set_active(param, occupied)
         train(optimizer, param, range(3), sparse=True)
         assert torch.equal(working, param.detach().half())
@@ -391,21 +392,21 @@ def test_a_gradient_that_is_not_a_number_counts_as_touched(device):
     assert param.detach().isnan().nonzero().tolist() == [[1, 1, 1, 2]]
 
 
-# --- active blocks
+# --- active tiles
 
 
-def random_blocks(resolution, device, fraction=0.5):
-    blocks = torch.tensor(every_block(resolution), dtype=torch.int32)
-    count = torch.tensor([int(len(blocks) * fraction)], dtype=torch.int32)
-    return blocks[torch.randperm(len(blocks))].to(device), count.to(device)
+def random_tiles(resolution, device, fraction=0.5):
+    tiles = torch.tensor(every_tile(resolution), dtype=torch.int32)
+    count = torch.tensor([int(len(tiles) * fraction)], dtype=torch.int32)
+    return tiles[torch.randperm(len(tiles))].to(device), count.to(device)
 
 
 @pytest.mark.parametrize("by_channel", [False, True])
 @pytest.mark.parametrize("skip_untouched", [False, True])
 @pytest.mark.parametrize("shape", [*CUT_SHAPES, (6, 7, 30, 6), (5, 8, 9, 140)], ids=str)
-def test_only_listed_blocks_move(device, shape, skip_untouched, by_channel):
-    ids, count = random_blocks(shape[:3], device)
-    mask = block_mask(ids, count, shape[:3])
+def test_only_listed_tiles_move(device, shape, skip_untouched, by_channel):
+    ids, count = random_tiles(shape[:3], device)
+    mask = tile_mask(ids, count, shape[:3])
     assert mask.any()
     assert not mask.all()
     param = parameter(shape, device)
@@ -416,8 +417,8 @@ def test_only_listed_blocks_move(device, shape, skip_untouched, by_channel):
     everywhere = [x.clone() for x in before]
     options = {"betas": (0.9, 0.99), "clear_grad": True, "skip_untouched": skip_untouched}
     options["channel_rates"] = [shares(shape[3], device)] if by_channel else None
-    for (p, m, v, w, g), blocks in ((everywhere, (None, None)), ((param, *state, working, grad), (ids, count))):
-        grid_adam_([p], [m], [v], [g], [0.1], [5], working=[w], blocks=[blocks[0]], block_counts=[blocks[1]], **options)
+    for (p, m, v, w, g), tiles in ((everywhere, (None, None)), ((param, *state, working, grad), (ids, count))):
+        grid_adam_([p], [m], [v], [g], [0.1], [5], working=[w], tiles=[tiles[0]], tile_counts=[tiles[1]], **options)
     for now, old, full in zip((param, *state, working, grad), before, everywhere, strict=True):
         assert torch.equal(now.detach().cpu()[~mask], old.cpu()[~mask])
         assert torch.equal(now.detach().cpu()[mask], full.cpu()[mask])
@@ -427,22 +428,22 @@ def test_only_listed_blocks_move(device, shape, skip_untouched, by_channel):
 def test_counts_are_kept_within_the_list(device, count):
     param = parameter((9, 9, 9, 4), device)
     before = param.detach().clone()
-    ids = torch.tensor([0, block_id(2, 2, 1)], dtype=torch.int32, device=device)
+    ids = torch.tensor([0, tile_id(2, 2, 1)], dtype=torch.int32, device=device)
     counts = torch.tensor([count], dtype=torch.int32, device=device)
     ones, zeros = torch.ones_like(param), [torch.zeros_like(param) for _ in range(2)]
-    grid_adam_([param], [zeros[0]], [zeros[1]], [ones], [0.1], [1], blocks=[ids], block_counts=[counts])
-    expected = block_mask(ids, min(max(count, 0), 2), (9, 9, 9))
+    grid_adam_([param], [zeros[0]], [zeros[1]], [ones], [0.1], [1], tiles=[ids], tile_counts=[counts])
+    expected = tile_mask(ids, min(max(count, 0), 2), (9, 9, 9))
     assert torch.equal((param.detach() != before).all(-1).cpu(), expected)
 
 
 def test_ids_beyond_the_grid_reach_nothing(device):
     param = parameter((9, 9, 9, 4), device)
     before = param.detach().clone()
-    beyond = [-1, block_id(3, 0, 0), block_id(0, 3, 0), block_id(0, 0, 2), 2**31 - 1, -(2**31)]
+    beyond = [-1, tile_id(3, 0, 0), tile_id(0, 3, 0), tile_id(0, 0, 2), 2**31 - 1, -(2**31)]
     ids = torch.tensor(beyond, dtype=torch.int32, device=device)
     count = torch.tensor([len(beyond)], dtype=torch.int32, device=device)
     ones, zeros = torch.ones_like(param), [torch.zeros_like(param) for _ in range(2)]
-    grid_adam_([param], [zeros[0]], [zeros[1]], [ones], [0.1], [1], blocks=[ids], block_counts=[count])
+    grid_adam_([param], [zeros[0]], [zeros[1]], [ones], [0.1], [1], tiles=[ids], tile_counts=[count])
     assert torch.equal(param.detach(), before)
 
 
@@ -461,8 +462,8 @@ def test_dense_and_restricted_grids_in_one_pass(device):
         optimizer.step()
     assert recorder.names == ["grid_adam_"]
     for grid, old in zip(grids, before, strict=True):
-        blocks = optimizer.active_blocks(grid)
-        mask = torch.ones(grid.shape[:3], dtype=torch.bool) if blocks is None else block_mask(*blocks, grid.shape[:3])
+        tiles = optimizer.active_tiles(grid)
+        mask = torch.ones(grid.shape[:3], dtype=torch.bool) if tiles is None else tile_mask(*tiles, grid.shape[:3])
         torch.testing.assert_close(grid.detach().cpu(), old.cpu() - 0.1 * mask[..., None])
         assert torch.equal(grid.grad.cpu(), (~mask)[..., None].expand(grid.shape).float())
 
@@ -475,8 +476,8 @@ def test_dense_and_restricted_grids_in_one_pass(device):
 def test_every_vertex_that_a_sample_can_touch_is_listed(device, cells, resolution):
     occupied = torch.rand(cells, device=device) < 0.08
     occupied.view(-1)[-1] = True
-    ids, count = active_blocks(occupied, resolution)
-    mask = block_mask(ids, count, resolution)
+    ids, count = active_tiles(occupied, resolution)
+    mask = tile_mask(ids, count, resolution)
     # Samples in occupied cells, many of them on faces and corners.
     which = occupied.nonzero().repeat_interleave(300, dim=0)
     fraction = torch.rand(which.shape, device=device)
@@ -489,29 +490,29 @@ def test_every_vertex_that_a_sample_can_touch_is_listed(device, cells, resolutio
     assert not (touched & ~mask).any()
 
 
-def test_lists_are_exact_for_cells_of_whole_blocks(device):
-    # 33 vertices: 32 intervals, of which a cell of a quarter has 8; z blocks have 8 vertices, x and y blocks 4.
+def test_lists_are_exact_for_cells_of_whole_tiles(device):
+    # 33 vertices: 32 intervals, of which a cell of a quarter has 8; a tile has 8 vertices along z, 4 along x and y.
     occupied = torch.zeros(4, 4, 4, dtype=torch.bool, device=device)
     occupied[1, 0, 2] = True
-    ids, count = active_blocks(occupied, (33, 33, 33))
+    ids, count = active_tiles(occupied, (33, 33, 33))
     # Vertices 8..16, 0..8 and 16..24, one more on each side for the faces.
-    expected = [block_id(*block) for block in itertools.product(range(1, 5), range(0, 3), range(1, 4))]
+    expected = [tile_id(*tile) for tile in itertools.product(range(1, 5), range(0, 3), range(1, 4))]
     assert listed(ids, count) == expected
 
 
 @pytest.mark.parametrize("cells", [(3, 3, 3), (200, 1, 90)], ids=str)
 def test_no_cell_and_every_cell(device, cells):
     for value in (False, True):
-        ids, count = active_blocks(torch.full(cells, value, device=device), (10, 10, 10))
-        assert listed(ids, count) == (every_block((10, 10, 10)) if value else [])
+        ids, count = active_tiles(torch.full(cells, value, device=device), (10, 10, 10))
+        assert listed(ids, count) == (every_tile((10, 10, 10)) if value else [])
 
 
 def test_lists_are_written_into_the_buffers_given(device):
-    buffers = active_blocks(torch.ones(2, 2, 2, dtype=torch.bool, device=device), (20, 20, 20))
+    buffers = active_tiles(torch.ones(2, 2, 2, dtype=torch.bool, device=device), (20, 20, 20))
     occupied = torch.zeros(2, 2, 2, dtype=torch.bool, device=device)
     occupied[1, 1, 1] = True
-    fresh = active_blocks(occupied, (20, 20, 20))
-    written = active_blocks(occupied, (20, 20, 20), out=buffers)
+    fresh = active_tiles(occupied, (20, 20, 20))
+    written = active_tiles(occupied, (20, 20, 20), out=buffers)
     assert all(a is b for a, b in zip(written, buffers, strict=True))
     assert listed(*written) == listed(*fresh)
 
@@ -581,13 +582,13 @@ def test_total_variation_is_that_of_voxel_grid(device):
 
 
 @pytest.mark.parametrize("shape", CUT_SHAPES, ids=str)
-def test_total_variation_in_listed_blocks_only(device, shape):
-    ids, count = random_blocks(shape[:3], device)
-    mask = block_mask(ids, count, shape[:3])
+def test_total_variation_in_listed_tiles_only(device, shape):
+    ids, count = random_tiles(shape[:3], device)
+    mask = tile_mask(ids, count, shape[:3])
     param, start = parameter(shape, device), gradients(shape, 1)
     everywhere, listed = start.to(device, copy=True), start.to(device, copy=True)
     grid_total_variation_grad_(everywhere, param, 2.0)
-    grid_total_variation_grad_(listed, param, 2.0, blocks=ids, block_count=count)
+    grid_total_variation_grad_(listed, param, 2.0, tiles=ids, tile_count=count)
     assert torch.equal(listed.cpu()[~mask], start[~mask])
     torch.testing.assert_close(listed.cpu()[mask], everywhere.cpu()[mask])
     assert not torch.equal(everywhere.cpu()[mask], start[mask])
@@ -603,7 +604,7 @@ def test_the_optimizer_adds_total_variation_where_it_is_active(device):
     optimizer.set_active(param, occupied)
     param.grad = torch.zeros_like(param)
     optimizer.add_total_variation(param, (1.0, 2.0, 3.0), delta=0.3)
-    mask = block_mask(*optimizer.active_blocks(param), (9, 9, 17))
+    mask = tile_mask(*optimizer.active_tiles(param), (9, 9, 17))
     expected = torch.zeros_like(param)
     grid_total_variation_grad_(expected, param, (1.0, 2.0, 3.0), delta=0.3)
     torch.testing.assert_close(param.grad.cpu(), expected.cpu() * mask[..., None])
@@ -712,7 +713,7 @@ def test_cpu_and_cuda_agree(skip_untouched, by_channel):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("by_channel", [False, True])
-def test_a_captured_step_follows_rates_shares_and_blocks(by_channel):
+def test_a_captured_step_follows_rates_shares_and_tiles(by_channel):
     shape, resolution = (17, 18, 33, 4), (17, 18, 33)
     made = []
     for captured in (False, True):
@@ -747,7 +748,7 @@ def test_a_captured_step_follows_rates_shares_and_blocks(by_channel):
                 if i % 3 == 1:
                     generator = torch.Generator().manual_seed(i)
                     optimizer.set_active(param, (torch.rand(4, 4, 4, generator=generator) < 0.2).cuda())
-                    mask = block_mask(*optimizer.active_blocks(param), resolution)
+                    mask = tile_mask(*optimizer.active_tiles(param), resolution)
                     assert mask.any()
                     assert not mask.all()
                 param.grad.copy_(gradients(shape, i))
@@ -760,15 +761,15 @@ def test_a_captured_step_follows_rates_shares_and_blocks(by_channel):
 
 
 @pytest.mark.cuda
-def test_blocks_are_listed_under_capture():
+def test_tiles_are_listed_under_capture():
     occupied = torch.zeros(8, 8, 8, dtype=torch.bool, device="cuda")
-    buffers = active_blocks(occupied, (20, 21, 40))
+    buffers = active_tiles(occupied, (20, 21, 40))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        active_blocks(occupied, (20, 21, 40), out=buffers)
+        active_tiles(occupied, (20, 21, 40), out=buffers)
     occupied[2, 3, 4] = True
     graph.replay()
-    assert listed(*buffers) == listed(*active_blocks(occupied, (20, 21, 40)))
+    assert listed(*buffers) == listed(*active_tiles(occupied, (20, 21, 40)))
     assert int(buffers[1]) > 0
 
 
@@ -785,7 +786,7 @@ def test_registration(device):
     shape = (4, 4, 9, 4)
     _library.ensure_loaded(device.type)
     arrays = [torch.rand(shape, device=device) for _ in range(4)]
-    ids, count = random_blocks(shape[:3], device)
+    ids, count = random_tiles(shape[:3], device)
     one = torch.ones(1, device=device)
     working = torch.zeros(shape, device=device, dtype=torch.float16)
     lists = [[x] for x in arrays]
@@ -852,16 +853,16 @@ INT = torch.int32
         ({"params": [torch.zeros(4, 9, 4, 2).mT]}, ValueError, r"params\[0\] must be contiguous|must have shape"),
         ({"exp_avg_sqs": [torch.zeros(4, 4, 2, 9).mT]}, ValueError, r"exp_avg_sqs\[0\] must be contiguous"),
         ({"working": [torch.zeros(4, 4, 9, 2)]}, TypeError, r"working\[0\] must be float16 or bfloat16"),
-        ({"blocks": [torch.zeros(1, dtype=INT)]}, ValueError, r"blocks\[0\] and block_counts\[0\] come together"),
+        ({"tiles": [torch.zeros(1, dtype=INT)]}, ValueError, r"tiles\[0\] and tile_counts\[0\] come together"),
         (
-            {"blocks": [torch.zeros(1, dtype=torch.int64)], "block_counts": [torch.zeros(1, dtype=INT)]},
+            {"tiles": [torch.zeros(1, dtype=torch.int64)], "tile_counts": [torch.zeros(1, dtype=INT)]},
             TypeError,
-            "block ids must be int32, got int64",
+            "tile ids must be int32, got int64",
         ),
         (
-            {"blocks": [torch.zeros(1, dtype=INT)], "block_counts": [torch.zeros((), dtype=INT)]},
+            {"tiles": [torch.zeros(1, dtype=INT)], "tile_counts": [torch.zeros((), dtype=INT)]},
             ValueError,
-            r"block count must have shape \(1\)",
+            r"tile count must have shape \(1\)",
         ),
         ({"lrs": [torch.zeros(2)]}, ValueError, r"lrs\[0\] must be one number on cpu"),
         ({"lrs": [torch.zeros(1).double()]}, TypeError, r"lrs\[0\] must be float32, got float64"),
@@ -889,17 +890,17 @@ def test_the_op_takes_no_grids_and_empty_grids():
 def test_unfit_arguments_of_the_other_functions_are_refused():
     param, cells = torch.zeros(4, 4, 9, 2), torch.ones(2, 2, 2, dtype=torch.bool)
     with pytest.raises(TypeError, match="occupied must be bool"):
-        active_blocks(cells.float(), (4, 4, 9))
+        active_tiles(cells.float(), (4, 4, 9))
     with pytest.raises(ValueError, match="occupied must have at least one cell"):
-        active_blocks(cells[:0], (4, 4, 9))
+        active_tiles(cells[:0], (4, 4, 9))
     with pytest.raises(ValueError, match="resolution must be three numbers"):
-        active_blocks(cells, (4, 0, 9))
+        active_tiles(cells, (4, 0, 9))
     with pytest.raises(
         ValueError, match=r"resolution must be three numbers of vertices, from 1 to \(4096, 4096, 8192\)"
     ):
-        active_blocks(cells, (4, 4097, 9))
-    with pytest.raises(ValueError, match=r"block ids must have shape \(2\) for \(1, 1, 2\) blocks, got \(3,\)"):
-        active_blocks(cells, (4, 4, 9), out=(torch.zeros(3, dtype=INT), torch.zeros(1, dtype=INT)))
+        active_tiles(cells, (4, 4097, 9))
+    with pytest.raises(ValueError, match=r"tile ids must have shape \(2\) for \(1, 1, 2\) tiles, got \(3,\)"):
+        active_tiles(cells, (4, 4, 9), out=(torch.zeros(3, dtype=INT), torch.zeros(1, dtype=INT)))
     with pytest.raises(ValueError, match=r"grad must have shape \(4, 4, 9, 2\)"):
         grid_total_variation_grad_(param[..., :1], param, 1.0)
     with pytest.raises(ValueError, match=r"weights must have shape \(3\), got \(2,\)"):

@@ -10,7 +10,7 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from voxelfield.datasets.blender import load_blender
-from voxelfield.rendering import MOST_VISIBLE
+from voxelfield.rendering import MAX_VISIBLE_PER_RAY
 from voxelfield.training import run as module
 from voxelfield.training.config import TrainerConfig, parse
 from voxelfield.training.memory import MemoryEstimate, check_memory, estimate_memory
@@ -86,7 +86,7 @@ def test_a_pyramid_marched_in_one_kernel_notes_distances_by_ray():
     few, many = (estimated(*options, f"trainer.marched={count}") for count in (10**6, 3 * 10**6))
     assert few.samples == many.samples
     more = estimated(*options[:-1], "trainer.max_rays=2000")
-    assert more.samples - few.samples >= 1000 * MOST_VISIBLE * 4
+    assert more.samples - few.samples >= 1000 * MAX_VISIBLE_PER_RAY * 4
 
 
 def test_what_fits_passes_and_a_cpu_is_not_asked(monkeypatch):

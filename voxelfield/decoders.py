@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from voxelfield import ops
 from voxelfield.ops import _constants
+from voxelfield.ops._internal.append_view import append_view
 
 
 def spherical_harmonics(directions: Tensor, degree: int) -> Tensor:
@@ -316,7 +317,7 @@ class NetworkDecoder(nn.Module):
 
     def forward(self, features: Tensor, directions: Tensor, ray_index: Tensor) -> tuple[Tensor, Tensor]:
         """See :class:`Decoder`."""
-        inputs, raw = ops.append_view(self._geometry(features), directions, ray_index, self.view_degree)
+        inputs, raw = append_view(self._geometry(features), directions, ray_index, self.view_degree)
         return self.activation(raw), torch.sigmoid(ops.mlp(inputs, list(self.color_network)).float())
 
     def _geometry(self, features: Tensor) -> Tensor:

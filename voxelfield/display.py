@@ -11,7 +11,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from voxelfield import ops
 from voxelfield.cameras import Cameras
 from voxelfield.decoders import DensityActivation, ExponentialDensity, NetworkDecoder, SHDecoder
 from voxelfield.fields import RadianceField
@@ -19,8 +18,10 @@ from voxelfield.grids import VoxelGrid
 from voxelfield.occupancy import OccupancyGrid
 from voxelfield.ops import _constants
 from voxelfield.ops._checks import check_at_least_one, check_choice, check_dtype, check_same_device, check_tensor
-from voxelfield.ops.pixel_colors import TRANSFERS
-from voxelfield.ops.render_pyramid import pyramid_image_fits
+from voxelfield.ops._internal.images import RenderedImage
+from voxelfield.ops._internal.pixel_colors import TRANSFERS, pixel_colors
+from voxelfield.ops._internal.render_grid_image import PackedSHGrid, render_grid_image
+from voxelfield.ops._internal.render_pyramid_image import pyramid_image_fits, render_pyramid_image
 from voxelfield.pyramid import VoxelPyramid
 from voxelfield.rendering import RenderSettings, View, render_view
 
@@ -37,10 +38,10 @@ _DTYPES = (torch.float32, torch.float16)
 def display_way(field: RadianceField) -> Way:
     """Tells which function renders images of a field; decided by the kind of field alone, the same on every device.
 
-    - :func:`voxelfield.ops.render_pyramid_image`: a :class:`VoxelPyramid` of 4 channels a level side by side, at most 8
-      levels on, read by a :class:`NetworkDecoder` of 16 geometry numbers and one to three hidden layers of colour, with
-      :class:`ExponentialDensity`.
-    - :func:`voxelfield.ops.render_grid_image`: a :class:`VoxelGrid`, or a :class:`VoxelPyramid` that is a sum, read by
+    - ``render_pyramid_image``, one kernel on CUDA: a :class:`VoxelPyramid` of 4 channels a level side by side, at most
+      8 levels on, read by a :class:`NetworkDecoder` of 16 geometry numbers and one to three hidden layers of colour,
+      with :class:`ExponentialDensity`.
+    - ``render_grid_image``, one kernel: a :class:`VoxelGrid`, or a :class:`VoxelPyramid` that is a sum, read by
       an :class:`SHDecoder`. A sum is collapsed into one grid (:meth:`VoxelPyramid.collapse`), which loses nothing.
     - :func:`voxelfield.rendering.render_view`: every other field. Among them are those of the kinds above that are
       neither float32 nor float16, whose padding is not "border", that are too large (a level of 2^31 numbers, a grid of
@@ -73,22 +74,21 @@ def display_way(field: RadianceField) -> Way:
 class FieldRenderer:
     """Renders images of a field by the fastest way that its kind allows, see :func:`display_way`.
 
-    Where a CUDA device has too little shared memory for :func:`voxelfield.ops.render_pyramid_image`, which no supported
-    GPU has unless ``VOXELFIELD_SHARED_MEMORY_LIMIT`` says so, ``render_view`` takes over, and a warning says that.
+    On a CUDA device with too little shared memory for ``render_pyramid_image``, ``render_view`` draws instead, with a
+    warning. Every supported GPU has enough, unless ``VOXELFIELD_SHARED_MEMORY_LIMIT`` reduces it.
 
     What rendering needs beside the field is made once, here: on CUDA float16 copies of grids and networks (what
     training in 16 bits reads anyway; those of :meth:`VoxelPyramid.fuse` are shared), elsewhere float32; spherical
-    harmonics in the layout of :class:`voxelfield.ops.ShDisplayGrid`; and how far empty cells are from occupied ones. So
-    field and occupancy must stay as they are while a renderer is in use: after a change, make another.
+    harmonics padded to whole 16-byte reads, with densities stored apart; and the distances of empty cells to occupied
+    ones. So field and occupancy must stay as they are while a renderer is in use: after a change, make another.
 
     Args:
         field: The field.
         occupancy: Where to sample, on the field's device.
         settings: How to sample.
         background: (3,) float32 colour behind the scene, on the field's device.
-        supersampling: Side of the square of rays that a pixel is made of: its colour by their light
-            (:func:`voxelfield.ops.pixel_colors`), its opacity by their mean, its depth by their mean, weighted by
-            opacity.
+        supersampling: Side of the square of rays that a pixel is made of. The pixel's colour is the mean light of these
+            rays, its opacity their mean opacity, its depth their mean depth, weighted by opacity.
         transfer: How image values encode light, ``srgb`` or ``linear``. Only where there is supersampling.
         chunk: Rays at once, to bound memory. Only for the way ``render_view``.
         precision: Of the decoder, by autocast. Only for the way ``render_view``.
@@ -205,7 +205,7 @@ def _pyramid_images(
     # Levels that are off read zero: as if their columns were not there.
     weights = [first[:, : _constants.LEVEL_CHANNELS * len(levels)], last]
     render = partial(
-        ops.render_pyramid_image,
+        render_pyramid_image,
         levels=levels,
         aabb=pyramid.aabb,
         density_weights=[weight.detach().to(dtype).contiguous() for weight in weights],
@@ -223,8 +223,8 @@ def _grid_images(field: RadianceField, occupancy: OccupancyGrid, settings: Rende
     dtype = _stored_dtype(background.device)
     features = grid.collapse(dtype) if isinstance(grid, VoxelPyramid) else grid.features
     render = partial(
-        ops.render_grid_image,
-        field=ops.ShDisplayGrid.pack(features, grid.aabb, decoder.degree, dtype),
+        render_grid_image,
+        field=PackedSHGrid.pack(features, grid.aabb, decoder.degree, dtype),
         density_scale=decoder.activation.scale,
         density_shift=decoder.activation.shift,
     )
@@ -252,7 +252,7 @@ def _views(
 
 
 def _one_kernel(
-    render: Callable[..., ops.RenderedImage], occupancy: OccupancyGrid, settings: RenderSettings, background: Tensor
+    render: Callable[..., RenderedImage], occupancy: OccupancyGrid, settings: RenderSettings, background: Tensor
 ) -> _Draw:
     scene = {"background": background, "occupied": occupancy.empty_distance, "aabb_occupancy": occupancy.aabb}
     prepared = partial(render, **scene, **asdict(settings))
@@ -276,6 +276,6 @@ def _averaged(view: View, side: int, background: Tensor, transfer: str) -> View:
 
     rgb, weights, depth = (squares(image) for image in (view.rgb, view.opacity, view.depth))
     height, width, rays = weights.shape
-    pixels = ops.pixel_colors(rgb.reshape(-1, 3), weights.reshape(-1), background, rays, transfer=transfer)
+    pixels = pixel_colors(rgb.reshape(-1, 3), weights.reshape(-1), background, rays, transfer=transfer)
     opacity = weights.mean(dim=2)
     return View(pixels.view(height, width, 3), opacity, (depth * weights).mean(dim=2) / opacity.clamp(min=1e-6))

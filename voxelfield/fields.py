@@ -10,14 +10,14 @@ from torch import Tensor, nn
 from voxelfield.decoders import ExponentialDensity, MLPDecoder, NetworkDecoder, SHDecoder
 from voxelfield.grids import VoxelGrid
 from voxelfield.ops import _constants
-from voxelfield.ops._pyramid_field import MAX_NUMBERS
+from voxelfield.ops._internal.pyramid_field import MAX_NUMBERS
 from voxelfield.pyramid import VoxelPyramid
 from voxelfield.rays import RaySamples
 
 
 @dataclass(frozen=True, eq=False)
 class PyramidDensity:
-    """The density of a pyramid with a network behind it, as :func:`voxelfield.ops.march_visible` takes it.
+    """The density of a pyramid with a network behind it, in the form that the marching kernel reads.
 
     Attributes:
         levels: What the active levels are read from, each (X_l, Y_l, Z_l, 4).

@@ -11,6 +11,7 @@ from torch.autograd.function import Function, once_differentiable
 
 from voxelfield import ops
 from voxelfield.ops._grids import Padding
+from voxelfield.ops._internal.accumulate import accumulate_trilinear_
 from voxelfield.ops.pyramid import Reduction
 
 
@@ -99,5 +100,5 @@ class _Sample(Function):
             if owner.grad is None:  # zero_grad() was called since
                 owner.grad = torch.zeros_like(owner)
         sums = [owner.grad for owner in ctx.owners]
-        ops.accumulate_trilinear_(sums, grad, points, reduce=ctx.reduce, padding=ctx.padding)
+        accumulate_trilinear_(sums, grad, points, reduce=ctx.reduce, padding=ctx.padding)
         return (None,) * (5 + len(ctx.owners))

@@ -19,12 +19,12 @@ from voxelfield.ops._grids import PADDINGS, Padding
 
 __all__ = ["VoxelGrid", "cubic_voxels"]
 
-# Elements of a temporary (64 MiB of float32): whole-grid passes work slab by slab, so that what they need
-# beside their input and output stays this small for any grid.
+# Elements of a temporary tensor (64 MiB of float32). Passes over a whole grid work slab by slab, so that their
+# temporaries stay this small for any grid.
 _SLAB_ELEMENTS = 1 << 24
 
-# Fraction of a cell: a crop face this close to a vertex counts as lying on it. Far above the rounding of
-# float32 world coordinates, far below anything visible.
+# Fraction of a cell: a face of a cropping box that is this close to a vertex counts as lying on it. The tolerance is
+# far above the rounding of float32 world coordinates and far below anything visible.
 _SNAP_TOLERANCE = 1e-3
 
 
@@ -48,21 +48,22 @@ class VoxelGrid(nn.Module):
     (``align_corners=True`` of :func:`torch.nn.functional.grid_sample`). An axis with a single vertex is constant. The
     index order is x, y, z everywhere.
 
-    The grid knows nothing of rays, densities or colours: it is a function from a position to ``channels`` numbers,
-    differentiable (twice) in its features and in the position.
+    The grid gives no meaning to its features, such as density or colour: it is a function from a position to
+    ``channels`` numbers, differentiable twice in its features and in the position.
 
-    Dtypes: ``.half()``, ``.bfloat16()`` and ``.double()`` convert the features only. The box stays float32 and
-    positions stay float32 (float64 if given so), because 16-bit coordinates cannot address the cells of a large grid.
+    Dtypes: ``.half()``, ``.bfloat16()`` and ``.double()`` convert the features only. The box stays float32, and
+    positions are float32 or float64, because 16-bit coordinates cannot address the cells of a large grid.
 
     Args:
         resolution: Number of vertices along x, y and z; a single int means the same along all three. At least 1.
         channels: Number C of features per vertex. At least 1.
         aabb: Axis-aligned box in world units as ``((low_x, low_y, low_z), (high_x, high_y, high_z))``, or a tensor of
             shape (2, 3). Stored as float32.
-        padding: What a position outside the box reads: ``"border"`` the nearest point of the box; ``"zeros"`` features
-            that fade to zero within one cell of the box; ``"reflection"`` the grid mirrored at the box's faces.
-        init_std: Standard deviation of the normal distribution that the features start from.
-        fill: Mean of that distribution; with ``init_std=0`` the constant value of all features.
+        padding: The value read at a position outside the box. With ``"border"`` it is that of the nearest point of the
+            box, with ``"zeros"`` features fade to zero within one cell of the box, and with ``"reflection"`` the grid
+            is mirrored at the box's faces.
+        init_std: Standard deviation of the normal distribution from which the initial features are drawn.
+        fill: Mean of that distribution; with ``init_std=0`` the initial value of all features.
         dtype: Type of the features: float32, float64, float16 or bfloat16.
         device: Where the features and the box live.
 
@@ -120,10 +121,10 @@ class VoxelGrid(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draws the features anew from the normal distribution given at construction, and restores the box.
+        """Draws new features from the normal distribution given at construction, and restores the box.
 
-        Torch's deferred initialisation calls this: a grid built under ``torch.device("meta")`` has neither values nor
-        a box in memory until ``to_empty`` makes room for them and this fills them in.
+        Torch's deferred initialisation calls this. A grid built under ``torch.device("meta")`` has no values of
+        features and box; ``to_empty`` allocates memory for them, and this method fills it.
         """
         with torch.no_grad():
             self.aabb.copy_(box_tensor(self._box, torch.device("cpu")))
@@ -150,19 +151,19 @@ class VoxelGrid(nn.Module):
 
     @property
     def levels(self) -> list[nn.Parameter]:
-        """The features, alone in a list: as a :class:`voxelfield.VoxelPyramid` has several."""
+        """A list of the features only, for code that serves :class:`voxelfield.VoxelPyramid` too."""
         return [self.features]
 
     @property
     def active(self) -> int:
-        """The number of levels that are read: always 1."""
+        """The number of levels that are read, which is always 1."""
         return 1
 
     @property
     def voxel_size(self) -> Tensor:
         """Distance between neighbouring vertices along x, y and z: (3,) float32, world units.
 
-        Along an axis with a single vertex it is the extent of the box.
+        Along an axis with a single vertex, the extent of the box.
         """
         cells = [max(size - 1, 1) for size in self.resolution]
         return (self.aabb[1] - self.aabb[0]) / torch.tensor(cells, device=self.aabb.device)
@@ -171,8 +172,8 @@ class VoxelGrid(nn.Module):
         """Positions of the vertices.
 
         Returns:
-            (X, Y, Z, 3) float32 world positions. The outermost vertices lie exactly on the faces of the box; the vertex
-            of an axis with a single one lies in the middle.
+            (X, Y, Z, 3) float32 world positions. The outermost vertices lie exactly on the faces of the box. Along an
+            axis with a single vertex, this vertex lies in the middle.
         """
         low, high = self.aabb
         axes = []
@@ -181,14 +182,14 @@ class VoxelGrid(nn.Module):
         return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)
 
     def to_unit(self, points: Tensor) -> Tensor:
-        """Maps world positions to the unit cube that the functions in ``voxelfield.ops`` work in.
+        """Maps world positions to the unit cube, in which the functions in ``voxelfield.ops`` take positions.
 
         Args:
             points: (..., 3) world positions, float32 or float64, on the grid's device.
 
         Returns:
-            (..., 3) in the dtype of ``points``: 0 at the low and 1 at the high face (both exactly), beyond them outside
-            the box. Differentiable.
+            (..., 3) in the dtype of ``points``: exactly 0 at the low and exactly 1 at the high face, less than 0 or
+            more than 1 outside the box. Differentiable.
 
         Raises:
             TypeError: ``points`` is not a floating-point tensor.
@@ -227,18 +228,20 @@ class VoxelGrid(nn.Module):
         """Interpolates the features at world positions.
 
         Args:
-            points: (..., 3) world positions, float32 or float64, on the grid's device; any leading shape, empty ones
-                included. Positions that are not finite read zeros and receive no gradient. 16-bit positions are
-                widened, with a warning: float16 has 11 significant bits, too few to tell the cells of a large grid
-                apart.
-            with_gradient: Also return the derivative with respect to the position, from the same pass over the grid:
-                surface normals, eikonal losses.
+            points: (..., 3) world positions, float32 or float64, on the grid's device. The leading shape is
+                arbitrary, also one of no elements. Positions that are not finite read zeros and receive no gradient.
+                16-bit positions are converted to float32, with a warning: float16 has 11 significant bits, too few to
+                tell the cells of a large grid apart.
+            with_gradient: Also return the derivative with respect to the position, from the same pass over the grid,
+                for surface normals or eikonal losses.
 
         Returns:
-            (..., C) in the dtype of the grid; the arithmetic is float64 for a float64 grid and float32 otherwise.
-            Outside the box ``padding`` decides. With ``with_gradient`` a pair: that, and its gradient (..., C, 3) per
-            world unit along x, y and z, in the same dtype; both are then differentiable once, not twice. In float16 a
-            change of more than 65504 across the box overflows.
+            features: (..., C) in the dtype of the grid, computed in float64 for a float64 grid and in float32
+                otherwise. Outside the box the result depends on ``padding``.
+            gradient: (..., C, 3), only with ``with_gradient``: the derivatives of the features per world unit along
+                x, y and z, in the same dtype. In float16 a change of more than 65504 across the box overflows.
+
+            The features alone are differentiable twice; features and gradient together are differentiable once.
 
         Raises:
             TypeError: ``points`` is not a floating-point tensor.
@@ -262,8 +265,8 @@ class VoxelGrid(nn.Module):
             t: (R, S) distances along the rays, in units of the directions' length.
 
         Returns:
-            features: (R, S, C) in the dtype of the grid. Samples outside the box are zero and receive no gradient,
-                whatever the grid's ``padding``.
+            features: (R, S, C) in the dtype of the grid. Samples outside the box are zero and receive no gradient, for
+                any ``padding`` of the grid.
             inside: (R, S) bool, whether the sample lies in the box, faces included.
 
         Raises:
@@ -280,8 +283,8 @@ class VoxelGrid(nn.Module):
         origins, directions, t = self._promote(origins), self._promote(directions), self._promote(t)
         points = origins[:, None] + t[..., None] * directions[:, None]
         inside = self.contains(points)
-        # The op reads zeros and scatters nothing at positions that are not finite, which is cheaper than
-        # masking its result: samples outside then cost no memory traffic in either pass.
+        # At positions that are not finite, the op returns zeros and adds no gradient. Replacing positions outside by
+        # NaN is cheaper than masking the result, because samples outside then access no memory in either pass.
         unit = self.to_unit(points).masked_fill(~inside[..., None], math.nan)
         return self._sample(unit), inside
 
@@ -295,21 +298,21 @@ class VoxelGrid(nn.Module):
         return values if unit.dim() == 2 else values.reshape(*unit.shape[:-1], self.channels)
 
     def fuse(self, dtype: torch.dtype) -> list[Tensor]:
-        """Lets the grid be read from a copy, and gradients be added in place; see :class:`FusedSampling`.
+        """Makes the grid read a copy of its features and add gradients in place; see :class:`FusedSampling`.
 
-        Changing the grid's resolution or box ends this, and so does ``load_state_dict``.
+        This ends when the grid's resolution or box changes, and with ``load_state_dict``.
 
         Args:
-            dtype: Of the copy: float16, bfloat16 or float32.
+            dtype: Type of the copy: float16, bfloat16 or float32.
 
         Returns:
-            The copy, alone in a list, for the optimizer to keep up to date.
+            A list of the copy only. The optimizer must update the copy with the features.
         """
         self._fused = FusedSampling([self.features], dtype)
         return self._fused.copies
 
     def refresh(self) -> None:
-        """Makes the copy of :meth:`fuse`, if any, equal to the features again."""
+        """Copies the features into the copy of :meth:`fuse`, if there is one."""
         if self._fused is not None:
             self._fused.refresh()
 
@@ -319,7 +322,7 @@ class VoxelGrid(nn.Module):
         return rows if rows.dtype == wide else rows.to(wide)
 
     def _promote(self, values: Tensor) -> Tensor:
-        # Positions are widened before they are mapped to the unit cube: a float64 grid must not get rounded ones.
+        # Positions are widened before they are mapped to the unit cube, so that a float64 grid gets unrounded ones.
         double = self.features.dtype == torch.float64 and isinstance(values, Tensor) and _is_real(values)
         return values.double() if double else values
 
@@ -330,7 +333,7 @@ class VoxelGrid(nn.Module):
         return points
 
     def _check_coordinates(self, name: str, values: Tensor) -> Tensor:
-        """Raises unless these are coordinates on the grid's device; returns them, 16-bit ones widened."""
+        """Raises unless these are coordinates on the grid's device; returns them, converted to float32 if 16-bit."""
         if not isinstance(values, Tensor):
             raise ArgumentTypeError(f"{name} must be a torch.Tensor, got {type(values).__name__}")
         values = widen_positions(name, values, torch.float32)
@@ -345,43 +348,43 @@ class VoxelGrid(nn.Module):
     def upsample(self, resolution: int | Sequence[int], optimizer: torch.optim.Optimizer | None = None) -> None:
         """Resamples the features to another resolution over the same box, and the optimizer's state with them.
 
-        New vertex i of R' sits at the old coordinate ``i * (R - 1) / (R' - 1)``, computed in integers, and is
-        interpolated trilinearly. Where the new vertices contain the old ones (R' - 1 a multiple of R - 1, as in
-        R -> 2R - 1) the old values are kept bit for bit and the field as a function of position is the same, up to the
-        rounding of the new values. A lower resolution is valid too; it picks points, without smoothing. The arithmetic
-        is at least float32, and beside the old and the new tensor only a small temporary is allocated.
+        New vertex i of R' has the old coordinate ``i * (R - 1) / (R' - 1)``, computed in integers, and its value is
+        interpolated trilinearly. If the old vertices are among the new ones (R' - 1 is a multiple of R - 1, as in
+        R -> 2R - 1), the old values are kept bit for bit, and the field as a function of position stays the same up to
+        the rounding of the new values. The resolution may also be lower; values are then interpolated without
+        smoothing. The arithmetic is at least float32, and only a small temporary is allocated besides the new tensor.
 
-        The Parameter object stays the same, so optimizers and modules that hold it need not be told; its ``grad`` is
-        dropped. ``DistributedDataParallel`` sizes its buckets once: wrap the model again afterwards.
+        The Parameter object stays the same, so optimizers and modules that hold it remain valid; its ``grad`` is
+        dropped. ``DistributedDataParallel`` sizes its buckets once, so wrap the model again afterwards.
 
         Args:
             resolution: New number of vertices along x, y and z, or one int for all three.
-            optimizer: The optimizer that trains this grid, if any: every tensor in its state that is shaped like the
-                features (the moments of Adam, the momentum of SGD) is resampled likewise. Step counts are kept.
+            optimizer: The optimizer that trains this grid, if any. Every tensor in its state that is shaped like the
+                features (the moments of Adam, the momentum of SGD) is resampled like them. Step counts are kept.
 
         Raises:
             TypeError: ``resolution`` is not integer.
-            ValueError: A size is below 1; the optimizer does not train this grid, or has state for it that has another
-                shape and cannot be carried over. Nothing has changed then.
+            ValueError: A size is below 1, the optimizer does not train this grid, or its state for the grid has another
+                shape and cannot be resampled. In all these cases nothing has changed.
         """
         target = _parse_resolution(resolution)
         self._transform(lambda values: _resample(values, target), optimizer)
 
     def crop(self, aabb: Sequence[Sequence[float]] | Tensor, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Cuts the grid down to the whole cells that a box touches, and the optimizer's state with it.
+        """Crops the grid to the whole cells that a box touches, and the optimizer's state with it.
 
-        The box is clamped to the present one and then grown outwards to whole vertices, so nothing is resampled: the
-        kept features are bit-identical and the field inside is the same. A face within a thousandth of a cell of a
-        vertex counts as lying on it. Axes with a single vertex keep their extent. Everything said under
-        :meth:`upsample` on the Parameter, its ``grad`` and the optimizer holds here too.
+        The box is clamped to the present one and then enlarged to whole cells, so nothing is resampled: the features
+        that are kept are bit-identical and the field inside is the same. A face within a thousandth of a cell of a
+        vertex counts as lying on it. Axes with a single vertex keep their extent. The Parameter, its ``grad`` and the
+        optimizer are treated as by :meth:`upsample`.
 
         Args:
             aabb: Box to keep, in world units, as ``((low_x, low_y, low_z), (high_x, high_y, high_z))`` or (2, 3).
             optimizer: The optimizer that trains this grid, if any.
 
         Raises:
-            ValueError: ``aabb`` is not a finite box with low < high, or does not overlap the present one; the optimizer
-                does not train this grid or its state cannot be carried over. Nothing has changed then.
+            ValueError: ``aabb`` is not a finite box with low < high or does not overlap the present one, the optimizer
+                does not train this grid, or its state cannot be cropped. In all these cases nothing has changed.
         """
         wanted_low, wanted_high = parse_box(aabb)
         present_low, present_high = self.aabb.tolist()
@@ -396,7 +399,7 @@ class VoxelGrid(nn.Module):
                 )
             first, last = _touched_vertices(low, high, size, wanted_low[axis], wanted_high[axis])
             cuts.append(slice(first, last + 1))
-            # Faces that stay keep their exact value, so that cropping twice to the same box changes nothing.
+            # A face that stays keeps its exact coordinate, so that a second crop to the same box changes nothing.
             if first > 0:
                 new_low[axis] = low + first * (high - low) / (size - 1)
             if last < size - 1:
@@ -410,10 +413,10 @@ class VoxelGrid(nn.Module):
         resolution: int | Sequence[int],
         optimizer: torch.optim.Optimizer | None = None,
     ) -> None:
-        """Moves the grid to another box and resolution at once, and the optimizer's state with it.
+        """Resamples the grid to another box and resolution at once, and the optimizer's state with it.
 
-        Every new vertex takes the value interpolated at its position; beyond the old box ``"border"`` padding applies.
-        Everything said under :meth:`upsample` on the Parameter, its ``grad`` and the optimizer holds here too.
+        Every new vertex receives the value interpolated at its position, with ``"border"`` padding outside the old box.
+        The Parameter, its ``grad`` and the optimizer are treated as by :meth:`upsample`.
 
         Args:
             aabb: New box in world units, as ``((low_x, low_y, low_z), (high_x, high_y, high_z))`` or (2, 3).
@@ -422,8 +425,8 @@ class VoxelGrid(nn.Module):
 
         Raises:
             TypeError: ``resolution`` is not integer.
-            ValueError: ``aabb`` is not a finite box with low < high, or a size is below 1; the optimizer does not train
-                this grid or its state cannot be carried over. Nothing has changed then.
+            ValueError: ``aabb`` is not a finite box with low < high, a size is below 1, the optimizer does not train
+                this grid, or its state cannot be resampled. In all these cases nothing has changed.
         """
         box, target = parse_box(aabb), _parse_resolution(resolution)
         low, high = self.aabb
@@ -436,7 +439,7 @@ class VoxelGrid(nn.Module):
         self.aabb.copy_(box_tensor(box, torch.device("cpu")))
 
     def _transform(self, function: Callable[[Tensor], Tensor], optimizer: torch.optim.Optimizer | None) -> None:
-        """Replaces the features, and the optimizer's state for them, by ``function`` of each."""
+        """Applies ``function`` to the features and to the optimizer's state for them."""
         state, shaped = _migratable_state(self.features, optimizer) if optimizer is not None else ({}, [])
         with torch.no_grad():
             self._set_features(function(self.features.detach()))
@@ -444,13 +447,13 @@ class VoxelGrid(nn.Module):
                 state[key] = function(state[key])
 
     def _set_features(self, values: Tensor) -> None:
-        """Gives the Parameter other values, of any shape, without changing its identity."""
+        """Replaces the Parameter's values, by a tensor of any shape, without replacing the Parameter object."""
         parameter = self.features
         parameter.grad = None
         self._fused = None
-        # While a graph of an earlier step is still referenced (a loss kept for logging is enough), autograd
-        # reuses the Parameter's gradient accumulator, which remembers the old shape, and the next backward
-        # fails. It discards the accumulator when the dtype changes, hence the detour.
+        # As long as the graph of an earlier step is referenced, for example by a loss kept for logging, autograd
+        # reuses the Parameter's gradient accumulator, which still has the old shape, and the next backward pass
+        # would fail. Autograd discards the accumulator when the dtype changes, so the dtype is changed for a moment.
         other = torch.float32 if values.dtype != torch.float32 else torch.float64
         parameter.data = torch.empty(0, dtype=other, device=values.device)
         parameter.data = values
@@ -462,16 +465,17 @@ class VoxelGrid(nn.Module):
 
         .. math:: \sum_{a \in \{x, y, z\}} \frac{w_a}{N_a} \sum_{v, c} (f_{v + e_a, c} - f_{v, c})^2
 
-        where N_a counts pairs times channels. Each axis is thus a mean over its own pairs, whatever the resolution and
-        the number of channels; border vertices are not padded. Differences are per cell, not per world unit: pass
-        ``1 / grid.voxel_size**2`` (scaled to taste) as weights for squared slopes. An axis with a single vertex adds 0.
+        where N_a is the number of pairs along axis a times the number of channels. The term of each axis is thus a mean
+        over its own pairs for any resolution and number of channels; vertices at the border are not padded. Differences
+        are per cell, not per world unit: for squared slopes, pass multiples of ``1 / grid.voxel_size**2`` as weights.
+        An axis with a single vertex adds 0.
 
-        This is the total variation loss of Plenoxels (Fridovich-Keil et al. 2022) without its square root, which
-        couples the axes and has no derivative where the grid is flat.
+        This is the total variation loss of Plenoxels (Fridovich-Keil et al. 2022) without its square root. The root
+        would couple the axes, and it has no derivative where the grid is flat.
 
         Args:
             weights: Three weights for x, y and z; all 1 if None.
-            channels: Channels to take into account; all if None. Lets density and colour be smoothed differently.
+            channels: Channels to take into account; all if None. Density and colour can thus be smoothed differently.
 
         Returns:
             Scalar, float64 for a float64 grid and float32 otherwise. Differentiable (twice) in the features.
@@ -502,20 +506,20 @@ class VoxelGrid(nn.Module):
         """Builds a grid from a volume laid out for :func:`torch.nn.functional.grid_sample`.
 
         That function reads (1, C, D, H, W) at coordinates (x, y, z) in [-1, 1], where x runs along W, y along H and z
-        along D, that is, backwards through the shape. The grid is a copy of ``volume[0].permute(3, 2, 1, 0)``, so
-        X = W, Y = H, Z = D, and reads the same values there as ``F.grid_sample`` with ``align_corners=True``.
+        along D, in reverse order of the shape. The grid is a copy of ``volume[0].permute(3, 2, 1, 0)``, so X = W,
+        Y = H, Z = D, and reads the same values there as ``F.grid_sample`` with ``align_corners=True``.
 
         Args:
             volume: (1, C, D, H, W), of a dtype that a grid can have.
             aabb: Box in world units that the volume fills, outermost vertices on its faces.
-            padding: As of the class.
+            padding: As for the constructor.
 
         Returns:
             A grid with the volume's dtype and device, and its own copy of the values.
 
         Raises:
             TypeError: ``volume`` is not a tensor of a supported dtype.
-            ValueError: It does not have shape (1, C, D, H, W).
+            ValueError: ``volume`` does not have shape (1, C, D, H, W).
         """
         if not isinstance(volume, Tensor):
             raise ArgumentTypeError(f"volume must be a torch.Tensor, got {type(volume).__name__}")
@@ -528,7 +532,7 @@ class VoxelGrid(nn.Module):
         return grid
 
     def to_grid_sample_layout(self) -> Tensor:
-        """Views the features as :func:`torch.nn.functional.grid_sample` wants them.
+        """Returns the features in the layout of :func:`torch.nn.functional.grid_sample`.
 
         Returns:
             (1, C, Z, Y, X), a view on the features (not contiguous, differentiable). ``F.grid_sample`` with
@@ -555,8 +559,8 @@ class VoxelGrid(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Adopts the saved resolution and box: they are results of training, not settings of the code."""
-        self._fused = None  # its copies would go on showing what was there before
+        """Adopts the saved resolution and box, because these are results of training and not settings of the code."""
+        self._fused = None  # its copy still holds the old features
         key = prefix + "features"
         saved = state_dict.get(key)
         if isinstance(saved, Tensor) and saved.dim() == 4 and saved.shape != self.features.shape:
@@ -616,13 +620,13 @@ def _is_real(values: Tensor) -> bool:
 
 
 def _touched_vertices(low: float, high: float, size: int, wanted_low: float, wanted_high: float) -> tuple[int, int]:
-    """First and last vertex of the cells that an interval touches, along an axis of vertices low to high."""
+    """First and last vertex of the cells that an interval touches, along an axis with vertices from low to high."""
     if size == 1:
         return 0, 0
     cell = (high - low) / (size - 1)
     first = max(math.floor((wanted_low - low) / cell + _SNAP_TOLERANCE), 0)
     last = min(math.ceil((wanted_high - low) / cell - _SNAP_TOLERANCE), size - 1)
-    # An interval within the tolerance of one vertex would snap to that vertex alone; keep a cell.
+    # An interval that lies within the tolerance of one vertex would be reduced to that vertex; at least a cell is kept.
     first = min(first, size - 2)
     return first, max(last, first + 1)
 
@@ -647,7 +651,7 @@ def _resample_axis(values: Tensor, axis: int, index: Tensor, new_size: int) -> T
     if new_size > 1:
         position, unit = index * (size - 1), new_size - 1
     else:
-        # A single vertex stands for the whole extent: take the middle.
+        # A single vertex represents the whole extent, so its value is that of the middle.
         position, unit = torch.tensor([size - 1]), 2
     lower = position // unit
     upper = (lower + 1).clamp(max=size - 1)
@@ -699,8 +703,7 @@ def _migratable_state(parameter: nn.Parameter, optimizer: torch.optim.Optimizer)
             raise ArgumentValueError(
                 f"optimizer: {type(optimizer).__name__} keeps {key!r} as {value.dtype} of shape "
                 f"{tuple(value.shape)}, which cannot follow features of shape {tuple(parameter.shape)}. "
-                "Drop it first, with `del optimizer.state[grid.features]`, to let this grid's optimization "
-                "start afresh"
+                "To restart this grid's optimization, drop it first with `del optimizer.state[grid.features]`"
             )
         shaped.append(key)
     return state, shaped

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from voxelfield import ops
 from voxelfield.boxes import box_tensor, parse_box
+from voxelfield.ops._internal.empty_distance import empty_distance
 
 # Cells that are evaluated at once, to bound the memory that this needs.
 _CELLS_AT_ONCE = 1 << 20
@@ -51,7 +52,7 @@ class OccupancyGrid(nn.Module):
         self.reset_parameters()
         self._cells: Tensor | None = None  # indices (N, 3) of the possible cells, once they are needed
         self._bits = _Derived(_packed_words)
-        self._empty_distance = _Derived(ops.empty_distance)
+        self._empty_distance = _Derived(empty_distance)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -77,7 +78,11 @@ class OccupancyGrid(nn.Module):
 
     @property
     def empty_distance(self) -> Tensor:
-        """How far each cell is from what is occupied (:func:`voxelfield.ops.empty_distance`); kept like bits."""
+        """The distance in cells from each cell to the nearest occupied one, the largest along any axis.
+
+        (X, Y, Z) uint8, 0 where occupied, at most 32. :func:`voxelfield.ops.render_grid` accepts it in place of
+        ``occupied``. Computed again, like :attr:`bits`, when ``occupied`` has changed.
+        """
         return self._empty_distance.of(self.occupied)
 
     @torch.no_grad()

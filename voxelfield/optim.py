@@ -1,4 +1,4 @@
-"""GridAdam: Adam for voxel grids, fused, and restricted to where a scene has something."""
+"""GridAdam: Adam for voxel grids in one pass over memory, optionally restricted to the occupied part of a scene."""
 
 from __future__ import annotations
 
@@ -10,52 +10,58 @@ import torch
 from torch import Tensor
 
 from voxelfield.ops._checks import check_dtype, check_same_device, check_tensor
-from voxelfield.ops.blocks import active_blocks
-from voxelfield.ops.grid_adam import check_channel_rates, check_rule, grid_adam_
-from voxelfield.ops.total_variation import grid_total_variation_grad_
+from voxelfield.ops._internal.active_tiles import active_tiles
+from voxelfield.ops._internal.grid_adam import check_channel_rates, check_rule, grid_adam_
+from voxelfield.ops._internal.total_variation import grid_total_variation_grad_
 
 __all__ = ["GridAdam"]
 
 
-class _Active:
-    """The blocks of a parameter's vertices that are updated, for the resolution that it had then."""
+class _ActiveTiles:
+    """The tiles of a parameter's vertices that are updated, and the resolution that they were listed for."""
 
     def __init__(self, occupied: Tensor, resolution: tuple[int, ...]) -> None:
         self.resolution = resolution
-        self.ids, self.count = active_blocks(occupied, resolution)
+        self.ids, self.count = active_tiles(occupied, resolution)
 
     def update(self, occupied: Tensor) -> None:
-        active_blocks(occupied, self.resolution, out=(self.ids, self.count))
+        active_tiles(occupied, self.resolution, out=(self.ids, self.count))
 
 
 class GridAdam(torch.optim.Optimizer):
-    """Adam or AdamW for grids (X, Y, Z, C), the same steps as torch's, in one pass over memory.
+    r"""Adam or AdamW for grids (X, Y, Z, C): the steps of torch's optimizers, in one pass over memory.
 
-    A step updates the moments, the parameter, and its 16-bit working copy if it has one, and clears the gradient, for
-    all grids of a group together; see :func:`voxelfield.ops.grid_adam_` for the equations. Learning rates, step counts
-    and lists of blocks are on the device: a step never waits for it, and a CUDA graph that captured one follows their
-    changes. Take one step before capturing, to have the state allocated.
+    With gradient g (plus ``l2 * param``) and step number t, a step computes
+    :math:`m \leftarrow \beta_1 m + (1 - \beta_1) g`, :math:`v \leftarrow \beta_2 v + (1 - \beta_2) g^2` and
+    :math:`p \leftarrow (1 - \mathrm{lr} \cdot \mathrm{decay}) p - \mathrm{lr} \frac{m}{1 - \beta_1^t} /
+    (\sqrt{v / (1 - \beta_2^t)} + \epsilon)`. It also updates the parameter's 16-bit working copy, if there is one, and
+    clears the gradient. All grids of a group are updated together.
 
-    Channels need not learn alike: with ``channel_rates`` each has its share of the learning rate. This can hold back
-    harmonics of colour, which few views tell from one another (3D Gaussian Splatting, Kerbl et al. 2023, trains all but
-    the constant one at 1/20 of its rate).
+    Learning rates, step counts and lists of tiles are in device memory. A step therefore does not synchronise with the
+    device, and a captured CUDA graph uses the values that these tensors hold when it is replayed. Take one step before
+    capturing, because the first step allocates the state.
 
-    The state of a parameter is that of :class:`torch.optim.Adam` (``step``, ``exp_avg``, ``exp_avg_sq``), and follows
-    the grid through :meth:`voxelfield.VoxelGrid.upsample` and ``crop``. Working copies and active blocks are not
-    part of it: set them anew after that, and after loading.
+    With ``channel_rates`` each channel has its own learning rate. Lower rates for the higher spherical harmonics help
+    where few views tell these apart (3D Gaussian Splatting, Kerbl et al. 2023, trains all but the constant harmonic at
+    1/20 of its rate).
+
+    The state of a parameter is that of :class:`torch.optim.Adam` (``step``, ``exp_avg``, ``exp_avg_sq``).
+    :meth:`voxelfield.VoxelGrid.upsample` and ``crop`` resample it with the grid. Working copies and active tiles are
+    not part of the state: set them again after resizing a grid and after loading a state.
 
     Args:
         params: Parameters or groups of them: float32, 4-D, contiguous. Groups may override every option.
-        lr: Learning rate: a number, or one float32 on the parameters' device, to be changed in place.
+        lr: Learning rate: a number, or a float32 tensor of one element on the parameters' device, which may be changed
+            in place.
         betas: Decay rates of the moments.
         eps: Added to the denominator.
         decay: Decoupled weight decay (AdamW).
-        l2: Weight decay by way of the gradient (Adam's ``weight_decay``).
-        channel_rates: (C,) float32 on the parameters' device, contiguous: a factor on the learning rate for each
-            channel, finite and not negative, decay included (as if each channel had a group of its own); None for
-            ones. To be changed in place, which captured graphs follow.
-        skip_untouched: Leave vertices alone, moments too, whose gradient is exactly zero.
-        clear_grad: Set gradients to zero in the same pass, which makes ``zero_grad()`` needless.
+        l2: Factor of the parameter that is added to its gradient (``weight_decay`` of :class:`torch.optim.Adam`).
+        channel_rates: (C,) float32 on the parameters' device, contiguous: a factor on the learning rate of each
+            channel, finite and not negative. It also scales the channel's decay, as if each channel were a group. None
+            means 1 for all channels. The tensor may be changed in place, also between replays of a captured graph.
+        skip_untouched: Do not update a vertex, nor its moments, if the gradients of all its channels are exactly zero.
+        clear_grad: Set gradients to zero in the same pass, so that ``zero_grad()`` is not needed.
 
     Raises:
         TypeError: A parameter or ``channel_rates`` is not float32.
@@ -77,9 +83,9 @@ class GridAdam(torch.optim.Optimizer):
         clear_grad: bool = True,
     ) -> None:
         options = {"lr": lr, "betas": betas, "eps": eps, "decay": decay, "l2": l2, "channel_rates": channel_rates}
-        # `capturable` has load_state_dict put step counts on the device.
+        # `capturable` makes load_state_dict put step counts on the device.
         flags = {"skip_untouched": skip_untouched, "clear_grad": clear_grad, "capturable": True}
-        self._active: dict[Tensor, _Active] = {}
+        self._active: dict[Tensor, _ActiveTiles] = {}
         self._working: dict[Tensor, Tensor] = {}
         self._rates: dict[tuple[int, torch.device], tuple[float, Tensor]] = {}
         super().__init__(params, {**options, **flags})
@@ -88,20 +94,20 @@ class GridAdam(torch.optim.Optimizer):
         present = [group["channel_rates"] for group in self.__dict__.get("param_groups", [])]
         super().__setstate__(state)
         for name in ("_active", "_working", "_rates"):
-            self.__dict__.setdefault(name, {})  # a copy of an optimizer starts without
+            self.__dict__.setdefault(name, {})  # a copied or unpickled optimizer does not have these yet
         for group, own in itertools.zip_longest(self.param_groups, present):
-            rates = group.setdefault("channel_rates", own)  # which older states have not
+            rates = group.setdefault("channel_rates", own)  # older saved states lack this entry
             if rates is None:
                 continue
             for param in group["params"][:1]:
-                group["channel_rates"] = rates.to(param.device)  # it was saved from another, perhaps
+                group["channel_rates"] = rates.to(param.device)  # the state may come from another device
             _check_channel_rates(group)
             if own is not None:
-                # Graphs and whoever made it hold on to the tensor.
+                # Captured graphs and the caller refer to this tensor, so it is overwritten, not replaced.
                 group["channel_rates"] = own.copy_(rates)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group, as of :class:`torch.optim.Optimizer`, after checking its parameters and options."""
+        """Adds a group, as :class:`torch.optim.Optimizer` does, and checks its parameters and options."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         check_rule(group["betas"], group["eps"], group["decay"], group["l2"])
@@ -115,18 +121,19 @@ class GridAdam(torch.optim.Optimizer):
         _check_channel_rates(group)
 
     def set_active(self, param: Tensor, occupied: Tensor | None) -> None:
-        """Restricts updates of a parameter to blocks of vertices that samples in occupied cells can touch.
+        """Restricts updates of a parameter to the tiles of vertices that a sample in an occupied cell can read.
 
-        Outside of them nothing changes from then on, and gradients are neither used nor cleared. Called again for the
-        same resolution, it writes into the same buffers, without waiting for the device, and captured graphs follow.
+        A tile is 4 x 4 x 8 vertices along x, y, z. Vertices outside the listed tiles are not updated from then on, and
+        their gradients are neither used nor cleared. A second call for the same resolution writes into the same
+        buffers without synchronising with the device, so captured graphs use the new list.
 
-        On CUDA a step is half as long again where the rows of the grid are not whole 128-byte lines: with 4 channels,
-        choose a number of vertices along z that is a multiple of 8.
+        On CUDA a step takes half as long again if the rows of the grid along z are not multiples of 128 bytes: with 4
+        channels, choose a number of vertices along z that is a multiple of 8.
 
         Args:
             param: A parameter of this optimizer.
-            occupied: (X, Y, Z) bool, cells that divide the grid's box evenly, on the parameter's device; None lifts the
-                restriction.
+            occupied: (X, Y, Z) bool, cells that divide the grid's box evenly, on the parameter's device; None removes
+                the restriction.
 
         Raises:
             TypeError: ``occupied`` is not bool.
@@ -142,24 +149,26 @@ class GridAdam(torch.optim.Optimizer):
         if present is not None and present.resolution == resolution:
             present.update(occupied)
         else:
-            self._active[param] = _Active(occupied, resolution)
+            self._active[param] = _ActiveTiles(occupied, resolution)
 
-    def active_blocks(self, param: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Returns the ids and the count of the blocks that are updated, None if that is the whole grid."""
+    def active_tiles(self, param: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Returns the ids and the count of the tiles that are updated; None if the whole grid is updated."""
         active = self._active.get(param)
         return None if active is None else (active.ids, active.count)
 
     @torch.no_grad()
     def set_working(self, param: Tensor, working: Tensor | None) -> None:
-        """Names the 16-bit copy of a parameter that each step keeps up to date, and rounds the parameter into it.
+        """Sets the 16-bit copy of a parameter that every step updates, and rounds the parameter into it now.
 
         Args:
             param: A parameter of this optimizer.
-            working: Its shape and device, float16 or bfloat16, contiguous; None for none.
+            working: A float16 or bfloat16 tensor of the parameter's shape and device, contiguous; None removes the
+                copy.
 
         Raises:
             TypeError: ``working`` has another dtype.
-            ValueError: It has another shape or device, is not contiguous, or the optimizer does not hold ``param``.
+            ValueError: ``working`` has another shape or device or is not contiguous, or the optimizer does not hold
+                ``param``.
         """
         self._check_held(param)
         if working is None:
@@ -176,28 +185,33 @@ class GridAdam(torch.optim.Optimizer):
     def add_total_variation(
         self, param: Tensor, weights: Tensor | float | Sequence[float], *, delta: float | None = None
     ) -> None:
-        """Adds the gradient of the total variation to a parameter's gradient, in the blocks that are updated.
+        r"""Adds the gradient of the total variation to a parameter's gradient, in the tiles that are updated.
+
+        The total variation is that of :meth:`voxelfield.VoxelGrid.total_variation`. With ``delta`` the squared
+        difference :math:`d^2` of two neighbours is replaced by twice its Huber loss (Huber 1964): :math:`d^2` up to
+        :math:`|d| = \delta` and :math:`2 \delta |d| - \delta^2` beyond, which preserves edges.
 
         Args:
             param: A parameter of this optimizer that has a gradient.
-            weights: As for :func:`voxelfield.ops.grid_total_variation_grad_`.
-            delta: As there.
+            weights: The weights of x, y and z: a (3,) float32 tensor on the parameter's device, which a captured CUDA
+                graph reads when it is replayed; three numbers; or one number for all axes.
+            delta: Difference between neighbours above which the penalty is linear; None makes it quadratic everywhere.
 
         Raises:
             TypeError: ``weights`` is not float32.
-            ValueError: The parameter has no gradient, was resized since :meth:`set_active`, or an argument is as that
-                function refuses it.
+            ValueError: The parameter has no gradient or was resized since :meth:`set_active`, ``weights`` has another
+                shape or device, or ``delta`` is not positive.
         """
         self._check_held(param)
         if param.grad is None:
             raise ValueError("param must have a gradient to add to, but its grad is None")
-        ids, count = self._blocks(param)
-        grid_total_variation_grad_(param.grad, param, weights, delta=delta, blocks=ids, block_count=count)
+        ids, count = self._tiles(param)
+        grid_total_variation_grad_(param.grad, param, weights, delta=delta, tiles=ids, tile_count=count)
 
     def update_rates(self) -> None:
-        """Brings learning rates that are plain numbers to the device; :meth:`step` does so by itself.
+        """Copies learning rates that are plain numbers to the device. :meth:`step` does this too.
 
-        To be called before a captured graph is replayed, if a rate has changed. Does not wait for the device.
+        Call this before a captured graph is replayed if a rate has changed. It does not synchronise with the device.
         """
         for index, group in enumerate(self.param_groups):
             for device in {param.device for param in group["params"]}:
@@ -208,10 +222,10 @@ class GridAdam(torch.optim.Optimizer):
         """Takes a step for every parameter that has a gradient.
 
         Args:
-            closure: Computes the loss and the gradients anew, if given.
+            closure: Recomputes the loss and the gradients; None if the gradients are up to date.
 
         Returns:
-            What ``closure`` returns, else None.
+            The loss that ``closure`` returned; None without a closure.
 
         Raises:
             ValueError: A parameter was resized since :meth:`set_active` or :meth:`set_working`.
@@ -237,7 +251,7 @@ class GridAdam(torch.optim.Optimizer):
         params = [param for param, _, _ in levels]
         states = [self._state(param) for param in params]
         steps = [state["step"] for state in states]
-        blocks = [self._blocks(param) for param in params]
+        tiles = [self._tiles(param) for param in params]
         working = [self._working_copy(param) for param in params]
         torch._foreach_add_(steps, 1)
         grid_adam_(
@@ -248,8 +262,8 @@ class GridAdam(torch.optim.Optimizer):
             [rate for _, rate, _ in levels],
             steps,
             working=working,
-            blocks=[ids for ids, _ in blocks],
-            block_counts=[count for _, count in blocks],
+            tiles=[ids for ids, _ in tiles],
+            tile_counts=[count for _, count in tiles],
             channel_rates=[shares for _, _, shares in levels],
             betas=(beta1, beta2),
             eps=eps,
@@ -263,7 +277,9 @@ class GridAdam(torch.optim.Optimizer):
         state: dict[str, Any] = self.state[param]
         if not state:
             if _is_capturing(param.device):
-                raise RuntimeError("GridAdam must have taken a step before one is captured: its state is made then")
+                raise RuntimeError(
+                    "GridAdam must have taken a step before one is captured, because the first step allocates its state"
+                )
             state["step"] = torch.zeros((), dtype=torch.float32, device=param.device)
             state["exp_avg"] = torch.zeros_like(param)
             state["exp_avg_sq"] = torch.zeros_like(param)
@@ -283,13 +299,13 @@ class GridAdam(torch.optim.Optimizer):
         self._rates[index, device] = lr, rate
         return rate
 
-    def _blocks(self, param: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def _tiles(self, param: Tensor) -> tuple[Tensor | None, Tensor | None]:
         active = self._active.get(param)
         if active is None:
             return None, None
         if active.resolution != tuple(param.shape[:3]):
             raise ValueError(
-                f"a parameter's active blocks are those of resolution {active.resolution}, but it has "
+                f"a parameter's active tiles are those of resolution {active.resolution}, but it has "
                 f"{tuple(param.shape[:3])} now: call set_active again after a grid is resized"
             )
         return active.ids, active.count

@@ -22,7 +22,7 @@ from voxelfield.ops.pyramid import REDUCTIONS, Reduction
 
 __all__ = ["VoxelPyramid"]
 
-# 128 bytes of float32 at 4 channels: where blocks of vertices that an optimizer visits begin.
+# 128 bytes of float32 at 4 channels: the optimizer's tiles of vertices begin at multiples of this.
 _ROW_VERTICES = 8
 
 
@@ -267,7 +267,7 @@ class VoxelPyramid(nn.Module):
         if self.reduce == "concat":
             return [_aligned(*cubic_voxels(aabb, resolution)) for resolution in self.resolutions]
         # Nesting asks for one vertex more than cells, so rows are not whole lines. That matters little where vertices
-        # are wide: a block's eight of 28 channels are seven lines, and meet one more where a row starts inside one.
+        # are wide: eight vertices of 28 channels, as a tile has along z, are seven lines, or touch an eighth.
         x, y, z = cubic_voxels(aabb, self.resolutions[0])
         shares = [resolution // self.resolutions[0] for resolution in self.resolutions]
         return [(x * share + 1, y * share + 1, z * share + 1) for share in shares]
@@ -288,5 +288,5 @@ class _Level(VoxelGrid):
 
 
 def _aligned(x: int, y: int, z: int) -> tuple[int, int, int]:
-    """Rounds long rows up so that blocks of vertices do not straddle cache lines."""
+    """Rounds long rows up so that tiles of vertices do not straddle cache lines."""
     return x, y, z if z < 8 * _ROW_VERTICES else -(-z // _ROW_VERTICES) * _ROW_VERTICES

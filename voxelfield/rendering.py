@@ -11,12 +11,13 @@ from voxelfield import ops
 from voxelfield.cameras import Cameras
 from voxelfield.fields import RadianceField
 from voxelfield.occupancy import OccupancyGrid
+from voxelfield.ops._internal.march_visible import march_visible
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.selection import MIN_WEIGHT
 from voxelfield.rays import Rays, RaySamples
 
-# Of one ray. Fog, which fills space in the first steps of training, shows about half as many; surfaces show a few.
-MOST_VISIBLE = 256
+# Fog, which fills space in the first steps of training, shows about half as many samples of a ray; surfaces show a few.
+MAX_VISIBLE_PER_RAY = 256
 
 
 @dataclass(frozen=True)
@@ -165,7 +166,7 @@ def visible_samples(
     A field that :meth:`RadianceField.pyramid_density` can tell the density of is marched through by one kernel, which
     leaves a ray where it is dark; what lies behind is never placed, nor counted. Others are marched, evaluated and
     judged one after the other, with the same samples for a result, except that the kernel keeps the first
-    ``MOST_VISIBLE`` of a ray that shows more.
+    ``MAX_VISIBLE_PER_RAY`` of a ray that shows more.
 
     Args:
         field: Tells their densities.
@@ -184,7 +185,7 @@ def visible_samples(
     room = None if capacity is None else capacity.visible
     density = field.pyramid_density()
     if density is not None:
-        packed = ops.march_visible(
+        packed = march_visible(
             rays.origins,
             rays.directions,
             rays.near,
@@ -199,7 +200,7 @@ def visible_samples(
             offset=torch.rand_like(rays.near) if jitter else None,
             min_transmittance=settings.min_transmittance,
             min_weight=settings.min_weight,
-            most=MOST_VISIBLE,
+            max_samples_per_ray=MAX_VISIBLE_PER_RAY,
             capacity=room,
         )
         return packed, None

@@ -30,7 +30,7 @@ Apply = Callable[..., Any]
 
 
 class Stencil(Protocol):
-    """Where the corners of a point are found: the options of one call, and the raw ops that understand them."""
+    """The rule that finds the corners of a point: the options of one call, and the raw ops that take these options."""
 
     @property
     def with_gradient(self) -> bool:

@@ -45,21 +45,21 @@ def check_capacity(capacity: object) -> None:
         raise ValueError(f"capacity must be a number of samples, at least 0, got {capacity}")
 
 
-def parts_of(rays: int, segments: int = 1) -> int:
-    """Returns into how many parts, each with a sum of its own, the ops divide rays of so many segments each."""
-    return max(1, -(-rays * segments // _part_length(rays, segments)))
+def parts_of(rays: int, segments_per_ray: int = 1) -> int:
+    """Returns the number of parts into which packing divides the segments of all rays; each part has its own sum."""
+    return max(1, -(-rays * segments_per_ray // _part_length(rays, segments_per_ray)))
 
 
 def sums_of_parts(counts: Tensor) -> Tensor:
-    """Returns what (R,) rays have, one segment each, added up over each part: int64."""
+    """Returns the sum of each part (int64) of the counts (R,) of rays of one segment each."""
     rays = counts.shape[0]
     length = _part_length(rays, 1)
     return F.pad(counts.long(), (0, parts_of(rays) * length - rays)).view(-1, length).sum(dim=1)
 
 
-def _part_length(rays: int, segments: int) -> int:
-    unit = max(_constants.PART_RAYS * segments, _constants.PART_SEGMENTS)
-    return unit * max(1, -(-rays * segments // (unit * _constants.MAX_PARTS)))
+def _part_length(rays: int, segments_per_ray: int) -> int:
+    unit = max(_constants.PART_RAYS * segments_per_ray, _constants.PART_SEGMENTS)
+    return unit * max(1, -(-rays * segments_per_ray // (unit * _constants.MAX_PARTS)))
 
 
 def empty_samples(like: Tensor, rays: int, capacity: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:

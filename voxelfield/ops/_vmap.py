@@ -81,7 +81,7 @@ class Folding:
 
 @dataclass(frozen=True)
 class Mapping:
-    """What a batching rule is told beside its arguments, under the name that ``torch.library`` gives it."""
+    """The information that a batching rule receives besides its arguments, with the field name of ``torch.library``."""
 
     batch_size: int
 

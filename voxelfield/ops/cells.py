@@ -1,4 +1,4 @@
-"""Trilinear interpolation of points that bring the features of their own cell's eight corners."""
+"""Trilinear interpolation of points in cells of their own, each given by the features of its eight corners."""
 
 from __future__ import annotations
 
@@ -24,22 +24,23 @@ from voxelfield.ops._vmap import register_batching
 
 
 def trilinear_interpolate(feats: Tensor, points: Tensor) -> Tensor:
-    r"""Interpolates eight corner features at a point inside each cell.
+    r"""Interpolates the eight corner features of each cell at one point.
 
     With :math:`u = (p + 1) / 2` the result is
     :math:`\sum_{ijk \in \{0,1\}} w_i(u_x)\, w_j(u_y)\, w_k(u_z)\; f_{4i+2j+k}` where :math:`w_1(u) = u` and
     :math:`w_0(u) = 1 - u`.
 
     Args:
-        feats: (N, 8, C) features of the corners in binary order: corner ``4*i + 2*j + k`` is the upper one along
-            x, y, z where i, j, k are 1. That is the memory order of a 2x2x2 block of an (X, Y, Z, C) grid. float32,
-            float64, float16 or bfloat16, on CPU or CUDA, of any strides.
-        points: (N, 3) x, y, z in the cell's own coordinates: -1 at the lower, 1 at the upper corner; beyond that the
-            interpolant is continued linearly. On the device of ``feats``, float32 (float64 for float64 ``feats``). A
-            point with a NaN or infinite coordinate yields zeros and receives no gradient.
+        feats: (N, 8, C) features of the corners in binary order: corner ``4*i + 2*j + k`` lies at the upper end of x
+            if i is 1, of y if j is 1 and of z if k is 1. This is the memory order of 2 x 2 x 2 vertices of an
+            (X, Y, Z, C) grid. float32, float64, float16 or bfloat16, on CPU or CUDA, of any strides.
+        points: (N, 3) x, y, z in the cell's own coordinates, -1 at the lower and 1 at the upper end of each axis.
+            Outside the cell the interpolant is extrapolated linearly. On the device of ``feats``, float32 (float64 for
+            float64 ``feats``). A point with a NaN or infinite coordinate yields zeros and receives no gradient.
 
     Returns:
-        (N, C) in the dtype of ``feats``; the arithmetic is at least float32. Differentiable twice with respect to both.
+        (N, C) in the dtype of ``feats``, computed in float32, or in float64 for float64 ``feats``. Differentiable twice
+        with respect to both arguments.
 
     Raises:
         TypeError: An argument is no tensor, or has the wrong dtype.
@@ -64,13 +65,13 @@ def trilinear_interpolate(feats: Tensor, points: Tensor) -> Tensor:
 
 
 class CellStencil:
-    """Point n lies in cell n; see :class:`voxelfield.ops._derivatives.Stencil`."""
+    """A :class:`voxelfield.ops._derivatives.Stencil` in which point n lies in cell n."""
 
     with_gradient = False
     shareable: ClassVar[bool] = False
 
     def batched(self, point_dims: int) -> bool:
-        """Returns True: N cells are a batch already."""
+        """Returns True, because the first dimension of N cells is a batch dimension."""
         return True
 
     def gather(self, sources: Sequence[Tensor], points: Tensor, direction: MaybeTensor) -> Tensor:
@@ -79,18 +80,18 @@ class CellStencil:
         return interpolated
 
     def splat(self, values: Tensor, points: Tensor, direction: MaybeTensor, shapes: Shapes) -> tuple[Tensor, ...]:
-        """Spreads each value over the corners of its cell."""
+        """Distributes each value to the corners of its cell."""
         return (torch.ops.voxelfield.splat_cells.default(values, points, direction),)
 
     def point_gradient(
         self, values: Tensor, sources: Sequence[Tensor], points: Tensor, direction: MaybeTensor
     ) -> Tensor:
-        """Returns the gradient in the points."""
+        """Returns the gradient with respect to the points."""
         gradient: Tensor = torch.ops.voxelfield.point_gradient_cells.default(values, *sources, points, direction)
         return gradient
 
     def select(self, values: Tensor, shapes: Shapes, wanted: Sequence[bool]) -> Tensor:
-        """Returns all values: there is one source."""
+        """Returns all values, because there is only one source."""
         return values
 
 
@@ -101,7 +102,7 @@ _STENCIL = CellStencil()
 def _register() -> None:
     @torch.library.register_fake("voxelfield::interpolate_cells")
     def _(feats: Tensor, points: Tensor, direction: Tensor | None) -> Tensor:
-        # Kernels check their arguments; with tensors that have no values this stands in for that.
+        # The kernels check their arguments, but they do not run on fake tensors.
         check_tensor("feats", feats, ("N", 8, "C"))
         check_tensor("points", points, (feats.shape[0], 3))
         check_dtype("points", points, (coordinate_dtype(feats.dtype),))

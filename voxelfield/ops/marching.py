@@ -13,9 +13,10 @@ from voxelfield.ops._checks import check_dtype, check_float32, check_rays, check
 from voxelfield.ops._no_derivative import hold_constant
 from voxelfield.ops._packing import PackedSamples, check_capacity, empty_samples, parts_of
 
-# With fewer walks at once a GPU mostly waits for memory, so rays are cut into segments that are walked in parallel.
-_ENOUGH_WALKS = 1 << 16
-_MAX_SEGMENTS = 8
+# With fewer threads than this a GPU mostly waits for memory, so each ray is split into segments that are marched in
+# parallel.
+_ENOUGH_THREADS = 1 << 16
+_MAX_SEGMENTS_PER_RAY = 8
 
 
 class OccupancyBits(NamedTuple):
@@ -104,8 +105,8 @@ def march_rays(
     rays = {"origins": origins, "directions": directions, "near": near, "far": far, "offset": offset}
     origins, directions, near, far, offset, aabb = hold_constant("march_rays", **rays, aabb=aabb)
     _library.ensure_loaded(origins.device.type)
-    segments = _segments(origins.shape[0], origins.device)
-    walk = (origins, directions, near, far, offset, bits.words, bits.resolution, aabb, step, segments)
+    segments_per_ray = _segments_per_ray(origins.shape[0], origins.device)
+    walk = (origins, directions, near, far, offset, bits.words, bits.resolution, aabb, step, segments_per_ray)
     counts, step_ranges, sums = torch.ops.voxelfield.count_ray_samples(*walk)
     rows = int(sums.sum()) if capacity is None else capacity
     return PackedSamples(*torch.ops.voxelfield.place_ray_samples(*walk, counts, step_ranges, sums, rows))
@@ -120,10 +121,10 @@ def check_bits(bits: OccupancyBits) -> None:
         raise ValueError(f"occupied must have at least one cell, got resolution {bits.resolution}")
 
 
-def _segments(rays: int, device: torch.device) -> int:
-    """Returns the number of segments that each ray is cut into; the samples do not depend on it."""
+def _segments_per_ray(rays: int, device: torch.device) -> int:
+    """Returns the number of segments that each ray is split into; the samples do not depend on it."""
     segments = 1
-    while device.type == "cuda" and segments < _MAX_SEGMENTS and 2 * segments * rays <= _ENOUGH_WALKS:
+    while device.type == "cuda" and segments < _MAX_SEGMENTS_PER_RAY and 2 * segments * rays <= _ENOUGH_THREADS:
         segments *= 2
     return segments
 
@@ -145,13 +146,13 @@ def _register() -> None:
         resolution: list[int],
         aabb_occupancy: Tensor,
         step: float,
-        segments: int,
+        segments_per_ray: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        walks = origins.shape[0] * segments
+        segments = origins.shape[0] * segments_per_ray
         return (
-            origins.new_empty(walks, dtype=torch.int32),
-            origins.new_empty(_constants.STEP_RANGES, walks, 2, dtype=torch.int32),
-            origins.new_empty(parts_of(origins.shape[0], segments), dtype=torch.int64),
+            origins.new_empty(segments, dtype=torch.int32),
+            origins.new_empty(_constants.STEP_RANGES, segments, 2, dtype=torch.int32),
+            origins.new_empty(parts_of(origins.shape[0], segments_per_ray), dtype=torch.int64),
         )
 
     @torch.library.register_fake("voxelfield::place_ray_samples")
@@ -165,7 +166,7 @@ def _register() -> None:
         resolution: list[int],
         aabb_occupancy: Tensor,
         step: float,
-        segments: int,
+        segments_per_ray: int,
         counts: Tensor,
         step_ranges: Tensor,
         sums: Tensor,

@@ -1,4 +1,4 @@
-"""A small multilayer perceptron in one pass."""
+"""A small multilayer perceptron, evaluated in one pass."""
 
 from __future__ import annotations
 
@@ -28,34 +28,36 @@ from voxelfield.ops._no_derivative import refuse_jvp, refuse_vmap
 def mlp(input: Tensor, weights: Sequence[Tensor], *, count: Tensor | None = None) -> Tensor:
     """Evaluates a multilayer perceptron with ReLU between its layers and no biases.
 
-    ``relu(... relu(input @ weights[0].T) ...) @ weights[-1].T``. On CUDA one kernel runs all layers on tensor cores and
-    keeps activations in registers (the fully fused network of Mueller et al. 2021, "Real-time neural radiance caching
-    for path tracing", section 4.1); its gradient is one kernel too, which computes the activations again instead of
-    storing them. Where the weights do not fit the shared memory of a block, the kernels read them from global memory,
-    with the same result but slower, and the first such call warns. On the CPU the layers are torch's matrix products.
+    The result is ``relu(... relu(input @ weights[0].T) ...) @ weights[-1].T``. On CUDA one kernel runs all layers on
+    tensor cores and keeps activations in registers (the fully fused network of Mueller et al. 2021, "Real-time neural
+    radiance caching for path tracing", section 4.1). The backward pass is one kernel too, which recomputes the
+    activations instead of storing them. If the weights do not fit the shared memory of a block, the kernels read them
+    from global memory: the result is the same, but slower, and the first such call warns. On the CPU the layers are
+    torch's matrix products.
 
-    Sums are taken in float32 at least, and activations rounded to the dtype of ``input`` after each layer; so are the
-    gradients that travel back. float16 gradients below 6e-8 vanish and those below 6e-5 lose digits: scale the loss up
-    in training, and the weights' gradients down again.
+    Sums are accumulated in float32 (float64 for float64 ``input``). Activations are rounded to the dtype of ``input``
+    after each layer, and so are the gradients with respect to them. float16 gradients below 6e-8 become zero and those
+    below 6e-5 lose digits: scale the loss up in training, and the weights' gradients down again.
 
     Args:
         input: (N, in). On CUDA float16; on the CPU float32, float64, float16 or bfloat16. Differentiable.
         weights: 2 to 16 matrices (out, in), each with as many columns as the one before has rows; all sizes 1 to 128.
-            Of the dtype of ``input``, or float32 for a 16-bit ``input``: these are rounded on the way, and their
-            gradients are float32. Differentiable. On CUDA hidden layers are padded to the widest one's next power of
-            two, 16 at least, ``in`` to a multiple of 32 and ``out`` to one of 16. An ``in`` that is no multiple of 8
-            costs a copy of ``input``, and so for an ``out`` above 8 that is no multiple of 4.
-        count: One int32 or int64 number on the device of ``input``, read when the kernels run: rows from there on are
-            absent. Their results, and their gradients in ``input``, are zeros, and they add nothing to the gradients
-            in ``weights``. None: all rows count.
+            They have the dtype of ``input``, or are float32 for a 16-bit ``input``; then they are rounded before use,
+            and their gradients are float32. Differentiable. On CUDA hidden layers are padded to the next power of two
+            of the widest one, at least 16, ``in`` to a multiple of 32 and ``out`` to a multiple of 16. An ``in`` that
+            is not a multiple of 8 costs copies of ``input`` and of its gradient, and an ``out`` above 8 that is not a
+            multiple of 4 costs copies of the result and of its gradient.
+        count: A tensor of one int32 or int64 on the device of ``input``, the number of rows that count; the kernels
+            read it when they run. The results of the other rows and their gradients in ``input`` are zeros, and these
+            rows add nothing to the gradients in ``weights``. None: all rows count.
 
     Returns:
         (N, out) in the dtype of ``input``. Differentiable once, in reverse mode; the gradients are the same in every
         run on a device.
 
     Raises:
-        TypeError: An argument is no tensor (``weights``: no sequence of them), or has the wrong dtype. That goes for an
-            ``input`` on CUDA other than float16, too: for a wider one apply ``torch.nn.functional.linear``.
+        TypeError: An argument is no tensor (``weights``: no sequence of them), or has the wrong dtype. On CUDA
+            ``input`` must be float16; for wider dtypes use ``torch.nn.functional.linear``.
         ValueError: An argument has the wrong shape or is on another device than ``input``, or there are too few or too
             many ``weights``.
         NotImplementedError: A second derivative is asked for.
@@ -85,7 +87,7 @@ def mlp(input: Tensor, weights: Sequence[Tensor], *, count: Tensor | None = None
 
 
 def _run_on_cuda(input: Tensor, weights: Sequence[Tensor], count: MaybeTensor) -> Tensor:
-    """Runs the op with the least work on the host; the kernels' own checks are as strict as those in Python."""
+    """Runs the op with little work on the host: without Python's checks, which the kernels' own checks equal."""
     if count is not None and count.dim() > 1:
         raise ArgumentValueError("count must be a single number")
     if torch.is_grad_enabled() and (input.requires_grad or any(weight.requires_grad for weight in weights)):

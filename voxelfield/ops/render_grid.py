@@ -28,7 +28,7 @@ GRID_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class RenderedRays(NamedTuple):
-    """What :func:`render_grid` returns for each ray.
+    """The result of :func:`render_grid` for each ray.
 
     Attributes:
         rgb: (R, 3) emitted colour, without any background.
@@ -79,8 +79,9 @@ def render_grid(
         far: (R,) float32, distance at which it ends. ``far <= near`` yields nothing; an infinite one ends where the ray
             leaves the box ``aabb_occupancy``.
         occupied: Which cells of the box ``aabb_occupancy`` are sampled: (X', Y', Z') bool, or the same packed by
-            :func:`pack_occupancy`; or their empty distances, uint8, from :func:`empty_distance`, with which empty space
-            is crossed in fewer strides. The samples are the same.
+            :func:`pack_occupancy`; or (X', Y', Z') uint8, the distance of each cell to the nearest occupied one, as
+            :attr:`voxelfield.occupancy.OccupancyGrid.empty_distance` has it, with which a ray crosses empty space in
+            fewer strides. The samples are the same.
         aabb_occupancy: (2, 3) float32, lower and upper corner.
         grid: (X, Y, Z, C) features at the vertices of ``aabb_grid``, vertices on its faces; float32, float16 or
             bfloat16, arithmetic in float32. Channel 0 is raw density; then for red, green and blue the coefficients of

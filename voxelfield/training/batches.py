@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from voxelfield import ops
 from voxelfield.datasets.scene import Split
+from voxelfield.ops._internal.pixel_rays import pixel_rays
 from voxelfield.rays import Rays
 
 
@@ -45,7 +45,7 @@ class PixelSampler:
             straight alpha.
         """
         index = torch.randint(self._count, (count,), device=self._images.device)
-        *rays, rgba = ops.pixel_rays(
+        *rays, rgba = pixel_rays(
             self._images,
             index,
             self.cameras.c2w,

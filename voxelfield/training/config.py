@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
-from voxelfield.ops.pixel_colors import TRANSFERS
+from voxelfield.ops._internal.pixel_colors import TRANSFERS
 
 
 @dataclass

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from voxelfield import ops
 from voxelfield.grids import VoxelGrid
+from voxelfield.ops._internal.color_error import pixel_color_error, sample_color_error
 from voxelfield.pyramid import VoxelPyramid
 from voxelfield.rendering import Rendering
 from voxelfield.training.config import LossConfig
@@ -38,7 +38,7 @@ def rendering_terms(config: LossConfig, rendering: Rendering, pixels: Tensor, tr
     Args:
         config: The terms' weights.
         rendering: R rays, those of a pixel together.
-        pixels: (P, 3) their pixels' colours over the background, see :func:`voxelfield.ops.pixel_colors`.
+        pixels: (P, 3) their pixels' colours over the background.
         truth: (P, 3) what these should be, over the same background; R a multiple of P.
 
     Raises:
@@ -46,9 +46,9 @@ def rendering_terms(config: LossConfig, rendering: Rendering, pixels: Tensor, tr
     """
     rays_kept, rays = rendering.rays_kept, rendering.opacity.shape[0]
     rays_per_pixel = rays // truth.shape[0]
-    terms = {"photometric": ops.pixel_color_error(pixels, truth, rays_per_pixel=rays_per_pixel, rays_kept=rays_kept)}
+    terms = {"photometric": pixel_color_error(pixels, truth, rays_per_pixel=rays_per_pixel, rays_kept=rays_kept)}
     if config.sample_rgb > 0:
-        error = ops.sample_color_error(
+        error = sample_color_error(
             rendering.weights,
             rendering.sample_rgb,
             rendering.samples.ray_index,

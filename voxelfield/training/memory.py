@@ -9,7 +9,7 @@ import torch
 from voxelfield.datasets.scene import Split
 from voxelfield.fields import RadianceField
 from voxelfield.pyramid import VoxelPyramid
-from voxelfield.rendering import MOST_VISIBLE
+from voxelfield.rendering import MAX_VISIBLE_PER_RAY
 from voxelfield.training.config import TrainerConfig
 from voxelfield.training.optimizer import copies_dtype
 
@@ -75,7 +75,7 @@ def estimate_memory(field: RadianceField, config: TrainerConfig, split: Split) -
     width = copies.itemsize
     channels = field.grid.channels
     if copies == torch.float16 and field.pyramid_density() is not None:
-        marched = config.max_rays * MOST_VISIBLE * _FLOAT  # distances that march_visible notes for each ray
+        marched = config.max_rays * MAX_VISIBLE_PER_RAY * _FLOAT  # distances that march_visible notes for each ray
     else:
         marched = config.marched * (_PACKED_SAMPLE + width * (channels + 16))
     visible = config.samples * (_PACKED_SAMPLE + width * (2 * channels + _DECODED_SAMPLE))

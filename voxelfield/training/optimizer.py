@@ -88,9 +88,9 @@ class Optimizers:
     def confine(self, occupancy: OccupancyGrid) -> None:
         """Follows a change of what is occupied, within the same resolutions and box."""
         for parameter in self._active_levels():
-            # A small grid is updated whole sooner than its blocks are listed.
+            # Updating a whole small grid is faster than listing its active tiles.
             if parameter[..., 0].numel() >= _WORTH_LISTING:
-                # Total variation reaches beyond the blocks: what waits there is no part of a later step.
+                # Total variation also adds gradients outside the tiles, which no later step must use.
                 if parameter.grad is not None:
                     parameter.grad.zero_()
                 self.grid.set_active(parameter, occupancy.occupied)

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from voxelfield import ops
 from voxelfield.fields import RadianceField
 from voxelfield.occupancy import OccupancyGrid
+from voxelfield.ops._internal.pixel_colors import pixel_colors
 from voxelfield.rendering import Capacity, RenderSettings, render
 from voxelfield.training.batches import PixelSampler, background_for
 from voxelfield.training.config import TrainerConfig
@@ -117,9 +117,7 @@ class TrainingStep:
                 capacity=self.capacity,
                 distortion=config.loss.distortion > 0,
             )
-        predicted = ops.pixel_colors(
-            rendering.rgb, rendering.opacity, background, rays_per_pixel, transfer=config.transfer
-        )
+        predicted = pixel_colors(rendering.rgb, rendering.opacity, background, rays_per_pixel, transfer=config.transfer)
         terms = rendering_terms(config.loss, rendering, predicted, truth)
         torch.autograd.backward(list(terms.values()), [self._loss_scale] * len(terms))
         self._optimizers.step()

@@ -213,7 +213,7 @@ class Trainer:
             self._refresh_occupancy()
 
     def _attach(self) -> None:
-        """Starts afresh with what depends on the grids' shapes: their copies, blocks of vertices, the CUDA graph."""
+        """Starts afresh with what depends on the grids' shapes: their copies, active tiles, the CUDA graph."""
         self.optimizers.attach(copies_dtype(self.config.precision, self.device), self.occupancy)
         # Captured in the graph as numbers: what they are computed from must not be looked at in there.
         settings = self.settings

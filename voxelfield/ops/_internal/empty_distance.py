@@ -1,4 +1,4 @@
-"""How far from any occupied cell the empty ones are, so that rays can cross empty space in long strides."""
+"""Distances of empty cells to the nearest occupied one, with which rays cross empty space in long strides."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def empty_distance(occupied: Tensor, max_distance: int = 32) -> Tensor:
 
     Args:
         occupied: (X, Y, Z) bool.
-        max_distance: Distances are cut off here, 1 to 255. Each unit costs a pass over the grid.
+        max_distance: Larger distances are returned as this, 1 to 255. Each unit costs a pass over the grid.
 
     Returns:
         (X, Y, Z) uint8, 0 where occupied.

@@ -1,4 +1,4 @@
-"""Whole images of a field, as the ops that draw them in one kernel take and return them."""
+"""Arguments and results shared by the ops that render a whole image in one kernel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from voxelfield.ops._checks import check_at_least_one, check_float32
 
 
 class RenderedImage(NamedTuple):
-    """What :func:`render_grid_image` and :func:`render_pyramid_image` return."""
+    """The result of :func:`render_grid_image` and :func:`render_pyramid_image`."""
 
     rgb: Tensor
     opacity: Tensor

@@ -1,4 +1,4 @@
-"""One step of Adam for grids, fused."""
+"""One step of Adam for several grids in one pass over their memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from voxelfield import _library
 from voxelfield.ops._checks import check_dtype, check_same_device, check_tensor
-from voxelfield.ops.blocks import check_blocks
+from voxelfield.ops._internal.active_tiles import check_tiles
 
 
 @torch.no_grad()
@@ -23,8 +23,8 @@ def grid_adam_(
     steps: Sequence[Tensor | float],
     *,
     working: Sequence[Tensor | None] | None = None,
-    blocks: Sequence[Tensor | None] | None = None,
-    block_counts: Sequence[Tensor | None] | None = None,
+    tiles: Sequence[Tensor | None] | None = None,
+    tile_counts: Sequence[Tensor | None] | None = None,
     channel_rates: Sequence[Tensor | None] | None = None,
     betas: tuple[float, float] = (0.9, 0.999),
     eps: float = 1e-8,
@@ -38,36 +38,37 @@ def grid_adam_(
     With gradient g (plus ``l2 * param``) and step number t,
     :math:`m \leftarrow \beta_1 m + (1 - \beta_1) g`, :math:`v \leftarrow \beta_2 v + (1 - \beta_2) g^2`,
     :math:`p \leftarrow (1 - \mathrm{lr} \cdot \mathrm{decay}) p - \mathrm{lr} \frac{m}{1 - \beta_1^t} /
-    (\sqrt{v / (1 - \beta_2^t)} + \epsilon)` (Kingma and Ba 2015; decay: Loshchilov and Hutter 2019): what
-    :class:`torch.optim.Adam` does, or :class:`torch.optim.AdamW` with ``decay``.
+    (\sqrt{v / (1 - \beta_2^t)} + \epsilon)` (Kingma and Ba 2015; decay: Loshchilov and Hutter 2019). This is the
+    rule of :class:`torch.optim.Adam`, or with ``decay`` that of :class:`torch.optim.AdamW`.
 
-    With ``channel_rates`` each channel has a learning rate of its own, wherever lr stands above: its decay too is at
-    that rate, as for a parameter group of its own.
+    With ``channel_rates`` each channel has its own learning rate in place of lr in these equations. The rate also
+    scales the channel's decay, as if each channel were a parameter group.
 
-    Learning rates, step numbers and lists of blocks are read on the device, so that a captured CUDA graph follows what
-    is written into them.
+    The kernels read learning rates, step numbers and lists of tiles from device memory, so a captured CUDA graph uses
+    the values that these tensors hold when it is replayed.
 
     Args:
         params: Grids (X, Y, Z, C) float32, contiguous, all on one device.
         exp_avgs: The first moments m, each of its grid's shape, float32, contiguous.
-        exp_avg_sqs: The second moments v, likewise.
-        grads: The gradients g, likewise.
-        lrs: Learning rate of each grid: one float32 on the grids' device, or a number.
-        steps: Number of this step for each grid, from 1: one float32 or int64 on the grids' device, or a number.
-        working: 16-bit copies of the grids, float16 or bfloat16, to be set to the rounded new values; None for none.
-        blocks: For each grid ids (K,) int32 of blocks of vertices, as :func:`voxelfield.ops.active_blocks` lists them,
-            each at most once; None for all vertices. Outside these blocks nothing changes, moments and gradients
-            included (whereas momentum would carry torch's Adam on).
-        block_counts: For each grid (1,) int32, how many of its ids are in use; None where ``blocks`` is.
-        channel_rates: For each grid (C,) float32 on its device, contiguous: factors on the learning rate, finite and
-            not negative, which is not checked; None for ones.
+        exp_avg_sqs: The second moments v, of the same shapes, float32, contiguous.
+        grads: The gradients g, of the same shapes, float32, contiguous.
+        lrs: The learning rate of each grid: a float32 tensor of one element on the grids' device, or a number.
+        steps: The number of this step for each grid, counted from 1: a float32 or int64 tensor of one element on the
+            grids' device, or a number.
+        working: For each grid a float16 or bfloat16 copy, which receives the rounded new values; None for no copy.
+        tiles: For each grid the ids (K,) int32 of tiles of vertices, as listed by :func:`active_tiles`, each at most
+            once; None for all vertices. Parameters, moments and gradients outside these tiles do not change (torch's
+            Adam would go on moving parameters by their momentum).
+        tile_counts: For each grid (1,) int32, the number of ids in use; None where ``tiles`` is None.
+        channel_rates: For each grid (C,) float32 on its device, contiguous: factors on the learning rate. They must be
+            finite and not negative, which is not checked. None means 1 for all channels.
         betas: Decay rates of the moments.
         eps: Added to the denominator.
         decay: Decoupled weight decay, as a fraction of the learning rate.
-        l2: Weight decay by way of the gradient, that of half the squared norm.
-        skip_untouched: Leave vertices alone, moments too, at which the gradients of all channels are exactly zero (the
-            masked Adam of DirectVoxGO, Sun et al. 2022, for whole vertices).
-        clear_grad: Set the gradients that were used to zero.
+        l2: Factor of the parameter that is added to its gradient: weight decay as in :class:`torch.optim.Adam`.
+        skip_untouched: Do not update a vertex, nor its moments, if the gradients of all its channels are exactly zero
+            (the masked Adam of DirectVoxGO, Sun et al. 2022, for whole vertices).
+        clear_grad: Set the gradients of the updated vertices to zero.
 
     Raises:
         TypeError: An argument is no tensor, or has the wrong dtype.
@@ -77,11 +78,11 @@ def grid_adam_(
     check_rule(betas, eps, decay, l2)
     count = len(params)
     copies = [None] * count if working is None else list(working)
-    ids = [None] * count if blocks is None else list(blocks)
-    counts = [None] * count if block_counts is None else list(block_counts)
+    ids = [None] * count if tiles is None else list(tiles)
+    counts = [None] * count if tile_counts is None else list(tile_counts)
     factors = [None] * count if channel_rates is None else list(channel_rates)
     lists = {"exp_avgs": exp_avgs, "exp_avg_sqs": exp_avg_sqs, "grads": grads, "lrs": lrs, "steps": steps}
-    options = {"working": copies, "blocks": ids, "block_counts": counts, "channel_rates": factors}
+    options = {"working": copies, "tiles": ids, "tile_counts": counts, "channel_rates": factors}
     for name, values in {**lists, **options}.items():
         if len(values) != count:
             raise ValueError(f"{name} must have one entry for each of the {count} params, got {len(values)}")
@@ -95,9 +96,9 @@ def grid_adam_(
         if copies[i] is not None:
             _check_array(f"working[{i}]", copies[i], (torch.float16, torch.bfloat16), params[i])
         if (ids[i] is None) != (counts[i] is None):
-            raise ValueError(f"blocks[{i}] and block_counts[{i}] come together, got only one of them")
+            raise ValueError(f"tiles[{i}] and tile_counts[{i}] come together, got only one of them")
         if ids[i] is not None:
-            check_blocks(ids[i], counts[i], f"params[{i}]", params[i])
+            check_tiles(ids[i], counts[i], f"params[{i}]", params[i])
         if factors[i] is not None:
             check_channel_rates(f"channel_rates[{i}]", factors[i], f"params[{i}]", params[i])
     device = params[0].device
@@ -176,8 +177,8 @@ def _register() -> None:
         working: list[Tensor | None],
         lrs: list[Tensor],
         steps: list[Tensor],
-        blocks: list[Tensor | None],
-        block_counts: list[Tensor | None],
+        tiles: list[Tensor | None],
+        tile_counts: list[Tensor | None],
         channel_rates: list[Tensor | None],
         beta1: float,
         beta2: float,

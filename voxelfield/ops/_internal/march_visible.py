@@ -1,4 +1,4 @@
-"""Placing samples along rays where a field shows."""
+"""Samples along rays at which a pyramid with a density network is visible."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 
 from voxelfield import _library
 from voxelfield.ops._checks import check_at_least_one, check_float32, check_rays
+from voxelfield.ops._internal.pyramid_field import bits_of, check_pyramid_field, density_of, geometry_at
 from voxelfield.ops._no_derivative import hold_constant
 from voxelfield.ops._packing import PackedSamples, check_capacity, empty_samples, parts_of, sums_of_parts
-from voxelfield.ops._pyramid_field import bits_of, check_pyramid_field, density_of, geometry_at
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.marching import OccupancyBits, march_rays
 from voxelfield.ops.render_grid import cells_to_walk, check_numbers
@@ -36,14 +36,15 @@ def march_visible(
     offset: Tensor | None = None,
     min_transmittance: float = MIN_TRANSMITTANCE,
     min_weight: float = MIN_WEIGHT,
-    most: int = 64,
+    max_samples_per_ray: int = 64,
     capacity: int | None = None,
 ) -> PackedSamples:
     r"""Marches rays through a pyramid of grids and keeps the samples whose weight exceeds a limit, packed by ray.
 
-    The same as :func:`march_rays`, :func:`sample_pyramid`, :func:`mlp` and :func:`select_samples` one after the other,
-    but on CUDA in one kernel that leaves a ray where it is dark: nothing behind a surface is evaluated (early ray
-    termination, Levoy 1990), and there is no buffer of all the samples in occupied space. Density is
+    The result is that of :func:`march_rays`, :func:`sample_pyramid`, :func:`mlp` and :func:`select_samples` one after
+    the other. On CUDA a single kernel computes it, which stops a ray once its transmittance falls below
+    ``min_transmittance``: nothing behind a surface is evaluated (early ray termination, Levoy 1990), and no buffer
+    holds all the samples in occupied space. Density is
     :math:`\sigma_0 e^{x_0}` of the network's first output, :math:`x_0 \le 12`
     (:class:`voxelfield.decoders.ExponentialDensity`). Not differentiable.
 
@@ -54,20 +55,21 @@ def march_visible(
         far: (R,) float32, distance at which it ends, as for :func:`march_rays`.
         occupied: As for :func:`render_grid`.
         aabb_occupancy: (2, 3) float32, lower and upper corner.
-        levels: 1 to 8 grids (X_l, Y_l, Z_l, 4) at the vertices of ``aabb``, vertices on its faces, all of one dtype:
-            float16 on CUDA; float32, float16 or bfloat16 on the CPU. Positions outside the box see its nearest face.
+        levels: 1 to 8 grids (X_l, Y_l, Z_l, 4) that fill ``aabb``, outermost vertices on its faces, all of one dtype:
+            float16 on CUDA; float32, float16 or bfloat16 on the CPU. A position outside the box reads the nearest point
+            of the box.
         aabb: (2, 3) float32.
-        density_weights: Two matrices (W, 4 * levels), W at most 128, and (G, W), G at most 16, float32 or float16:
-            the network, as for :func:`mlp`, which runs in the dtype of ``levels``.
+        density_weights: The two matrices of the network, as for :func:`mlp`: (W, 4 * levels) with W at most 128, and
+            (G, W) with G at most 16; float32 or float16. The network runs in the dtype of ``levels``.
         step: Distance between samples, world units.
         density_initial: :math:`\sigma_0`, per world unit of length.
         offset: (R,) float32 in [0, 1), shift of each ray's samples in steps; 0.5 (midpoints) if None.
-        min_transmittance: Where a ray stops; 0 never stops.
+        min_transmittance: A ray stops once its transmittance falls below this; 0 never stops it.
         min_weight: A sample is kept if its weight exceeds this.
-        most: Samples that are kept of one ray: of one with more, the first.
-        capacity: Rows of the result, as for :func:`march_rays`: rays are taken in order for as long as all that is kept
-            of them fits, and the host never waits for the device. None: as many rows as samples are kept, which
-            synchronises with the device once.
+        max_samples_per_ray: If more samples of a ray exceed ``min_weight``, only the nearest this many are kept.
+        capacity: Rows of the result, as for :func:`march_rays`: rays are kept in order for as long as all of their kept
+            samples fit, and the call does not synchronise with the device. None: as many rows as samples are kept,
+            which synchronises once.
 
     Returns:
         The samples that were kept; ``dt`` is ``step``.
@@ -82,7 +84,7 @@ def march_visible(
     cells = cells_to_walk(occupied, "origins", origins)
     check_pyramid_field(levels, aabb, density_weights, density_initial, "origins", origins)
     check_numbers(step, 0.0, min_transmittance, min_weight)
-    check_at_least_one("most", most)
+    check_at_least_one("max_samples_per_ray", max_samples_per_ray)
     check_capacity(capacity)
     rays = {"origins": origins, "directions": directions, "near": near, "far": far, "offset": offset}
     hold_constant("march_visible", **rays, aabb=aabb, aabb_occupancy=aabb_occupancy)
@@ -104,7 +106,7 @@ def march_visible(
         density_initial,
         min_transmittance,
         min_weight,
-        most,
+        max_samples_per_ray,
     )
     rows = int(sums.sum()) if capacity is None else capacity
     return PackedSamples(*torch.ops.voxelfield.pack_slots(origins, directions, slots, counts, sums, step, rows))
@@ -114,9 +116,9 @@ def march_visible(
 def _register() -> None:
     @torch.library.register_fake("voxelfield::march_to_slots")
     def _(origins: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-        rays, most = origins.shape[0], rest[-1]
+        rays, max_samples_per_ray = origins.shape[0], rest[-1]
         return (
-            origins.new_empty(rays, most),
+            origins.new_empty(rays, max_samples_per_ray),
             origins.new_empty(rays, dtype=torch.int32),
             origins.new_empty(parts_of(rays), dtype=torch.int64),
         )
@@ -145,18 +147,18 @@ def _register() -> None:
         density_initial: float,
         min_transmittance: float,
         min_weight: float,
-        most: int,
+        max_samples_per_ray: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
         bits = bits_of(occupied, resolution)
         marched = march_rays(origins, directions, near, far, bits, aabb_occupancy, step, offset)
         density = density_of(geometry_at(marched.positions, levels, aabb, density_weights)[:, 0], density_initial)
-        # Where a ray's samples are, the indices of those that were kept come first.
+        # Within the range of a ray, `kept` starts with the indices of the samples that were kept.
         kept, counts, _ = torch.ops.voxelfield.count_visible_samples(
             density, marched.dt, marched.ray_offsets, min_transmittance, min_weight
         )
-        counts = counts.clamp(max=most)
-        column = torch.arange(most)
+        counts = counts.clamp(max=max_samples_per_ray)
+        column = torch.arange(max_samples_per_ray)
         filled = column < counts[:, None]
-        slots = origins.new_zeros(origins.shape[0], most)
+        slots = origins.new_zeros(origins.shape[0], max_samples_per_ray)
         slots[filled] = marched.t[kept[(marched.ray_offsets[:-1, None] + column)[filled]].long()]
         return slots, counts, sums_of_parts(counts)

@@ -1,4 +1,4 @@
-"""The input of a colour network: what is known of a sample, and where it is seen from."""
+"""The input of a colour network: geometry features beside the encoded viewing direction."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from voxelfield.ops._no_derivative import hold_constant, refuse_jvp, refuse_vmap
 
 
 def append_view(geometry: Tensor, directions: Tensor, ray_index: Tensor, degree: int) -> tuple[Tensor, Tensor]:
-    """Lays geometry and the spherical harmonics of each sample's viewing direction side by side, in one pass.
+    """Concatenates geometry and the spherical harmonics of each sample's viewing direction, in one pass.
 
     The harmonics are those of :func:`voxelfield.decoders.spherical_harmonics`; the layout is that of Instant-NGP's
     colour network (Mueller et al. 2022, section 5.4).
@@ -32,7 +32,7 @@ def append_view(geometry: Tensor, directions: Tensor, ray_index: Tensor, degree:
         geometry: (M, G), any floating dtype; column 0 is raw density. Differentiable.
         directions: (R, 3) float32 (float64 for float64 ``geometry``), the rays' unit directions, world frame.
         ray_index: (M,) int64, the ray of each sample, in [0, R); 0 where R is 0, as :class:`PackedSamples` has it. On
-            CUDA nobody waits to look: for an index outside, the harmonics are those of the direction (0, 0, 0).
+            CUDA not checked, because that would synchronise: an index outside selects the direction (0, 0, 0).
         degree: Highest band of the harmonics, 0 to 3.
 
     Returns:

@@ -20,7 +20,7 @@ from voxelfield.ops._no_derivative import hold_constant
 
 
 class PixelRays(NamedTuple):
-    """What :func:`pixel_rays` returns: R rays of P pixels.
+    """The result of :func:`pixel_rays`: R rays of P pixels.
 
     Attributes:
         origins: (R, 3) world units.
@@ -40,10 +40,10 @@ class PixelRays(NamedTuple):
 def pixel_rays(
     images: Tensor, index: Tensor, c2w: Tensor, intrinsics: Tensor, aabb: Tensor, *, supersampling: int = 1
 ) -> PixelRays:
-    """Casts the rays of some pixels and reads their colours, in one pass: a training step's first.
+    """Casts the rays of some pixels and reads the pixels' colours, in one pass.
 
-    The rays are those of :meth:`voxelfield.cameras.Cameras.rays` through the middles of the equal squares that divide a
-    pixel. Does not synchronise with the device. Not differentiable.
+    A pixel is divided into equal squares, and the rays are those of :meth:`voxelfield.cameras.Cameras.rays` through the
+    centres of these squares. Does not synchronise with the device. Not differentiable.
 
     Args:
         images: (N, H, W, 4) uint8, contiguous.
@@ -52,7 +52,8 @@ def pixel_rays(
         c2w: (N, 4, 4) float32, camera to world, OpenGL axes.
         intrinsics: (N, 4) float32: fx, fy, cx, cy in pixels.
         aabb: (2, 3) float32, the box that bounds the rays, world units.
-        supersampling: Side of the square of rays through each pixel, at least 1: one ray, through its centre.
+        supersampling: Number of squares along each side of a pixel, at least 1. With 1 the only ray goes through the
+            pixel's centre.
 
     Returns:
         R = P * supersampling**2 rays, those of a pixel together, row by row; and the pixels' colours. float32.

@@ -1,4 +1,4 @@
-"""The gradient of a grid's total variation, added to what is there."""
+"""Adds the gradient of a grid's total variation to an existing gradient."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from voxelfield import _library
 from voxelfield.ops._checks import check_dtype, check_same_device, check_tensor
-from voxelfield.ops.blocks import check_blocks
+from voxelfield.ops._internal.active_tiles import check_tiles
 
 
 @torch.no_grad()
@@ -20,26 +20,26 @@ def grid_total_variation_grad_(
     weights: Tensor | float | Sequence[float],
     *,
     delta: float | None = None,
-    blocks: Tensor | None = None,
-    block_count: Tensor | None = None,
+    tiles: Tensor | None = None,
+    tile_count: Tensor | None = None,
 ) -> None:
     r"""Adds the gradient of a grid's total variation to a gradient, in place.
 
     The total variation is :math:`\sum_{a \in \{x, y, z\}} \frac{w_a}{N_a} \sum_{v, c} h(f_{v + e_a, c} - f_{v, c})`
-    with :math:`N_a` pairs of neighbours times channels, as in :meth:`voxelfield.VoxelGrid.total_variation`: :math:`h(d)
-    = d^2`, or with ``delta`` :math:`h(d) = d^2` up to :math:`|d| = \delta` and :math:`2 \delta |d| - \delta^2` beyond
-    (Huber 1964, doubled), which leaves edges standing.
+    where :math:`N_a` is the number of pairs of neighbours along axis a times the number of channels, as in
+    :meth:`voxelfield.VoxelGrid.total_variation`. Without ``delta`` the penalty is :math:`h(d) = d^2`. With ``delta`` it
+    is twice the Huber loss (Huber 1964), :math:`d^2` up to :math:`|d| = \delta` and
+    :math:`2 \delta |d| - \delta^2` beyond, which preserves edges.
 
     Args:
         grad: (X, Y, Z, C) float32, contiguous; written to.
         param: (X, Y, Z, C) float32, contiguous, on the device of ``grad``.
-        weights: The weights w of x, y, z: (3,) float32 on the device of ``grad``, where a captured CUDA graph follows
-            changes; three numbers; or one for all.
-        delta: Difference between neighbours from which on the cost is linear; None for nowhere.
-        blocks: Ids (K,) int32 of blocks of vertices, as :func:`voxelfield.ops.active_blocks` lists them, each at most
-            once: only gradients in these are written, though with the neighbours outside taken into account. None for
-            all vertices.
-        block_count: (1,) int32, how many ids are in use; None if ``blocks`` is.
+        weights: The weights w of x, y, z: a (3,) float32 tensor on the device of ``grad``, which a captured CUDA graph
+            reads when it is replayed; three numbers; or one number for all axes.
+        delta: Difference between neighbours above which the penalty is linear; None makes it quadratic everywhere.
+        tiles: Ids (K,) int32 of tiles of vertices, as listed by :func:`active_tiles`, each at most once. Only gradients
+            in these tiles are written; differences to neighbours outside the tiles still count. None for all vertices.
+        tile_count: (1,) int32, the number of ids in use; None if ``tiles`` is None.
 
     Raises:
         TypeError: An argument is no tensor, or has the wrong dtype.
@@ -54,20 +54,20 @@ def grid_total_variation_grad_(
     check_same_device("grad", grad, "param", param)
     if delta is not None and not delta > 0:
         raise ValueError(f"delta must be positive, got {delta}")
-    if (blocks is None) != (block_count is None):
-        raise ValueError("blocks and block_count come together, got only one of them")
-    if blocks is not None:
-        check_blocks(blocks, block_count, "param", param)
+    if (tiles is None) != (tile_count is None):
+        raise ValueError("tiles and tile_count come together, got only one of them")
+    if tiles is not None:
+        check_tiles(tiles, tile_count, "param", param)
     if not isinstance(weights, Tensor):
         numbers = [weights] * 3 if isinstance(weights, (int, float)) else list(weights)
-        # Filled one by one: a tensor made of a list is a copy from the host, which no graph can capture.
+        # torch.tensor(list) would copy from the host, which a CUDA graph cannot capture; new_full fills on the device.
         weights = torch.stack([param.new_full((), number) for number in numbers])
     check_tensor("weights", weights, (3,))
     check_dtype("weights", weights, (torch.float32,))
     check_same_device("weights", weights, "param", param)
     _library.ensure_loaded(param.device.type)
     torch.ops.voxelfield.grid_total_variation_grad_(
-        grad, param, weights.contiguous(), math.inf if delta is None else delta, blocks, block_count
+        grad, param, weights.contiguous(), math.inf if delta is None else delta, tiles, tile_count
     )
 
 
@@ -79,7 +79,7 @@ def _register() -> None:
         param: Tensor,
         weights: Tensor,
         delta: float,
-        blocks: Tensor | None,
-        block_count: Tensor | None,
+        tiles: Tensor | None,
+        tile_count: Tensor | None,
     ) -> None:
         return None

@@ -11,20 +11,20 @@ from torch import Tensor
 from voxelfield import _library
 from voxelfield.ops import _constants
 from voxelfield.ops._checks import check_float32, check_tensor
-from voxelfield.ops._images import RenderedImage, check_camera, empty_image
-from voxelfield.ops._no_derivative import hold_constant
-from voxelfield.ops._pyramid_field import (
+from voxelfield.ops._internal.append_view import append_view
+from voxelfield.ops._internal.images import RenderedImage, check_camera, empty_image
+from voxelfield.ops._internal.pixel_rays import pixel_rays
+from voxelfield.ops._internal.pyramid_field import (
     bits_of,
     check_network,
     check_pyramid_field,
     density_of,
     geometry_at,
 )
-from voxelfield.ops.append_view import append_view
+from voxelfield.ops._no_derivative import hold_constant
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE, composite
 from voxelfield.ops.marching import OccupancyBits, march_rays
 from voxelfield.ops.mlp import mlp
-from voxelfield.ops.pixel_rays import pixel_rays
 from voxelfield.ops.render_grid import cells_to_walk, check_numbers
 from voxelfield.ops.selection import MIN_WEIGHT, select_samples
 
@@ -59,16 +59,17 @@ def render_pyramid_image(
     and the spherical harmonics of the viewing direction to colour (Mueller et al. 2022, Instant-NGP, section 5.4). The
     rays are those of :meth:`voxelfield.cameras.Cameras.image_rays` through ``aabb``.
 
-    On CUDA every thread of a warp marches a ray, the warp evaluates the first network for the 32 samples where its rays
-    stand, and a ray ends where it is dark. The second network is evaluated for the few samples that show, 32 at a time;
-    its weights are read from global memory, slower, where those of both do not fit the shared memory of a block, and
-    the first such call warns.
+    On CUDA every thread of a warp marches a ray, and the warp evaluates the first network for the current samples of
+    its 32 rays at once. A ray ends once its transmittance falls below ``min_transmittance``. The second network is
+    evaluated only for samples whose weight exceeds ``min_weight``, 32 at a time. If the weights of both networks do not
+    fit the shared memory of a block, the kernel reads those of the second from global memory, which is slower, and the
+    first such call warns.
 
     Args:
         c2w: (4, 4) float32, camera to world; camera axes x right, y up, looking along -z.
         intrinsics: (4,) float32, fx, fy, cx, cy in pixels.
-        width: Of the image, in pixels.
-        height: Of the image, in pixels.
+        width: Width of the image in pixels.
+        height: Height of the image in pixels.
         background: (3,) float32 colour behind the scene.
         occupied: As for :func:`render_grid`; empty distances are fastest.
         aabb_occupancy: (2, 3) float32, lower and upper corner.
@@ -79,14 +80,14 @@ def render_pyramid_image(
             most 128; float32 or float16.
         step: Distance between samples, world units.
         density_initial: As for :func:`march_visible`.
-        view_degree: Of the spherical harmonics, 0 to 3.
-        min_transmittance: Where a ray stops; 0 never stops.
-        min_weight: Samples whose weight does not exceed this are left out as if they were not there.
+        view_degree: Degree of the spherical harmonics, 0 to 3.
+        min_transmittance: A ray stops once its transmittance falls below this; 0 never stops it.
+        min_weight: Samples whose weight does not exceed this are dropped as if they did not exist.
 
     Returns:
-        rgb (height, width, 3) over the background, opacity (height, width) and the mean depth (height, width) of what
-        is there, in world units along the ray; float32. Nothing waits for the device, and the image is the same in
-        every run on it.
+        rgb (height, width, 3) over the background, opacity (height, width) and depth (height, width), the
+        opacity-weighted mean distance in world units along the ray; float32. Does not synchronise with the device. The
+        image is the same in every run on a device.
 
     Raises:
         TypeError: An argument is no tensor, or has the wrong dtype.

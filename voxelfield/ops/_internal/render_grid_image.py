@@ -11,27 +11,27 @@ from torch.nn import functional as F
 
 from voxelfield import _library
 from voxelfield.ops._checks import check_same_device, check_tensor
-from voxelfield.ops._images import RenderedImage, check_camera, empty_image
+from voxelfield.ops._internal.images import RenderedImage, check_camera, empty_image
 from voxelfield.ops._no_derivative import hold_constant
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.marching import OccupancyBits
 from voxelfield.ops.render_grid import GRID_DTYPES, cells_to_walk, check_numbers, check_scene
 from voxelfield.ops.selection import MIN_WEIGHT
 
-_ROW_BYTES = 16  # that one thread reads at once
+_ROW_BYTES = 16  # the widest read of one thread
 
 
 @dataclass(frozen=True, eq=False)
-class ShDisplayGrid:
-    """A field of spherical harmonics laid out for display.
+class PackedSHGrid:
+    """A grid of densities and spherical harmonics, in the layout that is rendered fastest.
 
     Attributes:
-        features: (X, Y, Z, P): the channels of :func:`render_grid`, padded so that a vertex takes a whole number of
-            16-byte reads.
-        density: (X, Y, Z): its first channel once more, by itself. Most samples are of empty or hidden space and need
-            nothing else, so that what they touch stays in the cache.
+        features: (X, Y, Z, P): the channels of :func:`render_grid`, padded so that the features of a vertex are a whole
+            number of 16-byte reads.
+        density: (X, Y, Z): a copy of the first channel. Most samples lie in empty or hidden space and need only their
+            density; a separate array of densities stays in the cache.
         aabb: (2, 3) float32, the box of the vertices.
-        degree: Of the spherical harmonics.
+        degree: Degree of the spherical harmonics.
     """
 
     features: Tensor
@@ -41,14 +41,14 @@ class ShDisplayGrid:
 
     @staticmethod
     @torch.no_grad()
-    def pack(grid: Tensor, aabb: Tensor, degree: int, dtype: torch.dtype = torch.float16) -> ShDisplayGrid:
+    def pack(grid: Tensor, aabb: Tensor, degree: int, dtype: torch.dtype = torch.float16) -> PackedSHGrid:
         """Copies a field into the layout for display.
 
         Args:
             grid: (X, Y, Z, C) floating point, as for :func:`render_grid`.
             aabb: (2, 3) float32 on the device of ``grid``.
-            degree: Of the spherical harmonics, 0 to 3.
-            dtype: To store: float16 halves the traffic against float32.
+            degree: Degree of the spherical harmonics, 0 to 3.
+            dtype: Type of the stored numbers; float16 halves the memory traffic of float32.
 
         Returns:
             The packed field, on the device of ``grid``.
@@ -67,7 +67,7 @@ class ShDisplayGrid:
         check_same_device("aabb", aabb, "grid", grid)
         together = _ROW_BYTES // dtype.itemsize
         features = F.pad(grid.detach()[..., :channels].to(dtype), (0, -channels % together)).contiguous()
-        return ShDisplayGrid(features, features[..., 0].contiguous(), aabb.to(torch.float32), degree)
+        return PackedSHGrid(features, features[..., 0].contiguous(), aabb.to(torch.float32), degree)
 
 
 @torch.no_grad()
@@ -79,7 +79,7 @@ def render_grid_image(
     background: Tensor,
     occupied: Tensor | OccupancyBits,
     aabb_occupancy: Tensor,
-    field: ShDisplayGrid,
+    field: PackedSHGrid,
     *,
     step: float,
     density_scale: float,
@@ -89,18 +89,18 @@ def render_grid_image(
 ) -> RenderedImage:
     """Renders the image of a pinhole camera in one kernel, rays included, without gradient.
 
-    Pixel by pixel what :func:`render_grid` gives for the rays of :meth:`voxelfield.cameras.Cameras.image_rays` through
-    the box of ``field``. Neighbouring pixels are rendered by neighbouring threads, in tiles.
+    Each pixel is the result of :func:`render_grid` for its ray of :meth:`voxelfield.cameras.Cameras.image_rays` through
+    the box of ``field``. Neighbouring threads render neighbouring pixels.
 
     Args:
         c2w: (4, 4) float32, camera to world; camera axes x right, y up, looking along -z.
         intrinsics: (4,) float32, fx, fy, cx, cy in pixels.
-        width: Of the image, in pixels.
-        height: Of the image, in pixels.
+        width: Width of the image in pixels.
+        height: Height of the image in pixels.
         background: (3,) float32 colour behind the scene.
         occupied: As for :func:`render_grid`; empty distances are fastest.
         aabb_occupancy: (2, 3) float32, lower and upper corner.
-        field: The field, see :meth:`ShDisplayGrid.pack`. All tensors are on one device.
+        field: The field, see :meth:`PackedSHGrid.pack`. All tensors are on one device.
         step: Distance between samples, world units.
         density_scale: As for :func:`render_grid`.
         density_shift: As for :func:`render_grid`.
@@ -109,7 +109,7 @@ def render_grid_image(
 
     Returns:
         rgb (height, width, 3) over the background, opacity (height, width) and depth (height, width), the
-        opacity-weighted mean distance in world units along the ray, 0 where there is nothing; float32. Does not
+        opacity-weighted mean distance in world units along the ray, 0 where opacity is 0; float32. Does not
         synchronise with the device.
 
     Raises:

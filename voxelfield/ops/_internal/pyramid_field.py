@@ -1,4 +1,4 @@
-"""A field of a pyramid of grids and networks behind it, as the ops that march through one take it."""
+"""Arguments shared by the ops that march through a pyramid of grids with a density network."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def check_pyramid_field(
     device_of: str,
     like: Tensor,
 ) -> None:
-    """Raises unless grids, box and density network are what the ops take, on the device of ``like``."""
+    """Raises unless grids, box and density network suit the kernels and are on the device of ``like``."""
     if isinstance(levels, Tensor) or not isinstance(levels, Sequence):
         raise TypeError(f"levels must be a sequence of torch.Tensors, got {type(levels).__name__}")
     if not 1 <= len(levels) <= _constants.MAX_FIELD_LEVELS:
@@ -44,13 +44,13 @@ def check_pyramid_field(
 
 
 def check_network(
-    name: str, weights: Sequence[Tensor], inputs: int, most_layers: int, device_of: str, like: Tensor
+    name: str, weights: Sequence[Tensor], inputs: int, max_layers: int, device_of: str, like: Tensor
 ) -> None:
-    """Raises unless ``weights`` are those of a network that fits beside a march."""
+    """Raises unless the marching kernels can evaluate a network with these weights."""
     if isinstance(weights, Tensor) or not isinstance(weights, Sequence):
         raise TypeError(f"{name} must be a sequence of torch.Tensors, got {type(weights).__name__}")
-    if not 2 <= len(weights) <= most_layers:
-        wanted = "2" if most_layers == 2 else f"2 to {most_layers}"
+    if not 2 <= len(weights) <= max_layers:
+        wanted = "2" if max_layers == 2 else f"2 to {max_layers}"
         raise ValueError(f"{name} must be {wanted} tensors, got {len(weights)}")
     columns = inputs
     for layer, weight in enumerate(weights):
@@ -58,20 +58,20 @@ def check_network(
         check_tensor(own, weight, ("out", columns))
         check_dtype(own, weight, (torch.float32, torch.float16) if layer == 0 else (weights[0].dtype,))
         check_same_device(own, weight, device_of, like)
-        most = _constants.MAX_GEOMETRY if layer == len(weights) - 1 else _constants.MAX_WIDTH
-        if not 1 <= weight.shape[0] <= most:
-            raise ValueError(f"{own} must have 1 to {most} rows, got shape {tuple(weight.shape)}")
+        max_rows = _constants.MAX_GEOMETRY if layer == len(weights) - 1 else _constants.MAX_WIDTH
+        if not 1 <= weight.shape[0] <= max_rows:
+            raise ValueError(f"{own} must have 1 to {max_rows} rows, got shape {tuple(weight.shape)}")
         columns = weight.shape[0]
 
 
 def bits_of(cells: Tensor, resolution: Sequence[int]) -> OccupancyBits:
-    """Returns as bits what the ops take as either bits or empty distances."""
+    """Returns occupancy as bits, given either as bits or as empty distances."""
     x, y, z = resolution
     return OccupancyBits(cells, (x, y, z)) if cells.dtype == torch.int64 else pack_occupancy(cells == 0)
 
 
 def geometry_at(positions: Tensor, levels: Sequence[Tensor], aabb: Tensor, density_weights: Sequence[Tensor]) -> Tensor:
-    """Returns what the first network makes (M, G) of world positions (M, 3)."""
+    """Returns the first network's outputs (M, G) at world positions (M, 3)."""
     features = sample_pyramid(levels, (positions - aabb[0]) / (aabb[1] - aabb[0]))
     return mlp(features, [weight.to(features.dtype) for weight in density_weights])
 

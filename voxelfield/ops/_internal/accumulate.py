@@ -1,4 +1,4 @@
-"""Adding the gradient of sampling to existing sums."""
+"""Adds the gradient of sampling to existing sums."""
 
 from __future__ import annotations
 
@@ -32,22 +32,21 @@ def accumulate_trilinear_(
     padding: Padding = "border",
     align_corners: bool = True,
 ) -> None:
-    """Adds the gradient of :func:`voxelfield.ops.sample_pyramid` in its grids to tensors that hold a sum.
+    """Adds the gradient of :func:`voxelfield.ops.sample_pyramid` in its grids to existing tensors, in one pass.
 
-    Autograd would allocate and clear a gradient and then add it to the sum. This does it in one pass: 16-bit values are
-    added to float32 sums, and only vertices near points are touched. With
-    ``torch.use_deterministic_algorithms(True)`` the gradient is computed first, reproducibly, and then added. Not
-    differentiable.
+    Autograd would allocate and clear a gradient and then add it. This op adds 16-bit values to float32 sums directly
+    and touches only the vertices around the points. With ``torch.use_deterministic_algorithms(True)`` it computes the
+    gradient first, reproducibly, and then adds it. Not differentiable.
 
     Args:
         sums: 1 to 16 tensors (X_l, Y_l, Z_l, C_l), contiguous, float32 (float64 for float64 ``values``); changed in
             place.
-        values: (N, sum of C_l), or (N, C) for ``"sum"``: the gradient that arrives at the samples; any floating dtype.
+        values: (N, sum of C_l), or (N, C) for ``"sum"``: the gradient in the samples; any floating dtype.
         points: (N, 3) positions of the samples, as for :func:`voxelfield.ops.sample_trilinear`. Points that are not
             finite add nothing.
-        reduce: As it was for the samples.
-        padding: As it was for the samples.
-        align_corners: As it was for the samples.
+        reduce: The option that the samples were taken with.
+        padding: The option that the samples were taken with.
+        align_corners: The option that the samples were taken with.
 
     Raises:
         TypeError: An argument is no tensor (``sums``: no sequence of them), or has the wrong dtype.

@@ -1,4 +1,4 @@
-"""How far colours are off: those of pixels, and those of samples that pixels are made of."""
+"""Squared errors of pixels' colours, and of the colours of the samples along their rays."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def pixel_color_error(
 ) -> Tensor:
     """Returns the mean squared error of pixels' colours, over pixels and channels.
 
-    Its bits are the same in every run: sums have a fixed order.
+    The result is the same to the bit in every run, because the sums have a fixed order.
 
     Args:
         pixels: (P, 3) float32 or float64; differentiable.
-        truth: (P, 3) what they should be, dtype of ``pixels``; not differentiable.
-        rays_per_pixel: How many rays a pixel is made of, at least 1.
-        rays_kept: () int64, the number of rays that count, from the first of ``P * rays_per_pixel`` on: a pixel counts
-            only if all of its rays do. None: all.
+        truth: (P, 3) true colours, in the dtype of ``pixels``; not differentiable.
+        rays_per_pixel: The number of rays of each pixel, at least 1.
+        rays_kept: () int64, the number of rays that count; these are the first of the ``P * rays_per_pixel`` rays. A
+            pixel counts only if all of its rays do. None: all rays count.
 
     Returns:
-        () in the dtype of ``pixels``; 0 where no pixel counts. Differentiable once.
+        () in the dtype of ``pixels``; 0 if no pixel counts. Differentiable once.
 
     Raises:
         TypeError: An argument is no tensor, or has the wrong dtype.
@@ -53,18 +53,18 @@ def sample_color_error(
 ) -> Tensor:
     """Returns the weighted squared error of each sample's own colour, added up and divided by the number of rays.
 
-    The "per-point rgb loss" of DirectVoxGO (Sun et al. 2022). Its bits are the same in every run: sums have a fixed
-    order.
+    The "per-point rgb loss" of DirectVoxGO (Sun et al. 2022). The result is the same to the bit in every run, because
+    the sums have a fixed order.
 
     Args:
-        weights: (M,) shares of the samples in their rays, dtype of ``sample_rgb``; not differentiable. A sample of
-            weight 0 counts for nothing, whatever its colour.
+        weights: (M,) weights of the samples in their rays, in the dtype of ``sample_rgb``; not differentiable. A sample
+            of weight 0 adds nothing, even if its colour is not finite.
         sample_rgb: (M, 3) float32 or float64; differentiable.
-        ray_index: (M,) int64, the ray of each sample, in [0, P * rays_per_pixel). On CUDA nobody waits to look: a
-            sample whose index lies outside counts for nothing.
-        truth: (P, 3) what the pixels' colours should be, dtype of ``sample_rgb``; not differentiable.
-        rays_per_pixel: How many rays a pixel is made of, at least 1; they follow one another.
-        rays_kept: () int64, number of rays to divide by: those that have samples if not all had room. None: all.
+        ray_index: (M,) int64, the ray of each sample, in [0, P * rays_per_pixel). Not checked on CUDA, because that
+            would synchronise: a sample whose index lies outside adds nothing.
+        truth: (P, 3) true colours of the pixels, in the dtype of ``sample_rgb``; not differentiable.
+        rays_per_pixel: The number of rays of each pixel, at least 1; rays of a pixel are consecutive.
+        rays_kept: () int64, the number of rays to divide by, if some rays were dropped for lack of room. None: all.
 
     Returns:
         () in the dtype of ``sample_rgb``. Differentiable once.

@@ -1,4 +1,4 @@
-"""From rays to the pixels of a camera, which adds up light."""
+"""Colours of pixels from the colours of their rays."""
 
 from __future__ import annotations
 
@@ -14,31 +14,32 @@ from voxelfield.ops._checks import check_at_least_one, check_choice, check_dtype
 from voxelfield.ops._no_derivative import refuse_jvp, refuse_vmap
 
 TRANSFERS = ("srgb", "linear")
-"""How image values encode light: by the curve of sRGB (IEC 61966-2-1), or as they are."""
+"""How image values encode light: by the transfer function of sRGB (IEC 61966-2-1), or linearly."""
 
 
 def pixel_colors(
     rgb: Tensor, opacity: Tensor, background: Tensor, rays_per_pixel: int, *, transfer: str = "srgb"
 ) -> Tensor:
-    r"""Makes each pixel of several rays, as a camera does: it adds up light, not the values that encode light.
+    r"""Averages the rays of each pixel as a camera does: the light is averaged, not the values that encode light.
 
-    With straight colours :math:`c_i = \mathrm{rgb}_i / o_i` of the k rays of a pixel, and :math:`d` for decoding,
+    With straight colours :math:`c_i = \mathrm{rgb}_i / o_i` of the k rays of a pixel, and :math:`d` the function that
+    decodes values to light,
 
     .. math:: L = \frac{\sum_i o_i\, d(c_i)}{\sum_i o_i}, \quad O = \frac1k \sum_i o_i, \quad
         \mathrm{pixel} = O\, d^{-1}(L) + (1 - O)\, \mathrm{background}.
 
-    The background is composited in encoded values, as images with straight alpha are. Below 0 the straight part of
-    sRGB's curve goes on, above 1 its power law. With ``transfer="linear"``, or of one ray, a pixel is the mean of
-    :math:`\mathrm{rgb}_i + (1 - o_i)\, \mathrm{background}`.
+    The background is composited in encoded values, as images with straight alpha are. For values below 0 the linear
+    part of sRGB's transfer function is continued, for values above 1 its power law. With ``transfer="linear"``, or with
+    one ray per pixel, a pixel is the mean of :math:`\mathrm{rgb}_i + (1 - o_i)\, \mathrm{background}`.
 
     Args:
-        rgb: (R, 3) float32 or float64, what each ray emits, without background, as :func:`composite` has it: at most
-            ``opacity`` where colours are at most 1. Rays of a pixel follow one another. Differentiable.
-        opacity: (R,) in [0, 1], dtype of ``rgb``; differentiable. Where light is averaged, a ray of opacity 0 has no
-            colour, whatever ``rgb`` says, and the gradient of a black one.
-        background: (P, 3), or (3,) for all pixels, encoded as images are; dtype of ``rgb``; differentiable.
+        rgb: (R, 3) float32 or float64, the emitted colour of each ray without background, as :func:`composite` returns
+            it: at most ``opacity`` if colours are at most 1. Rays of a pixel are consecutive. Differentiable.
+        opacity: (R,) in [0, 1], in the dtype of ``rgb``; differentiable. If light is averaged, the ``rgb`` of a ray of
+            opacity 0 is ignored, and its gradient is that of a black ray.
+        background: (P, 3), or (3,) for all pixels, encoded as images are, in the dtype of ``rgb``; differentiable.
         rays_per_pixel: R / P, at least 1.
-        transfer: ``srgb`` or ``linear``: how values encode light.
+        transfer: ``srgb`` or ``linear``, the encoding of light by image values.
 
     Returns:
         (P, 3) in the dtype of ``rgb``, encoded as images are. Differentiable once.
