@@ -15,7 +15,7 @@ from tolerances import assert_matches
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from voxelfield import VoxelGrid, VoxelPyramid, grids
+from voxelfield import VoxelGrid, VoxelPyramid, grids, ops
 from voxelfield.occupancy import OccupancyGrid
 from voxelfield.ops import _checks
 
@@ -272,6 +272,86 @@ def test_leading_shapes(device, shape):
     values.sum().backward()
     assert points.grad.shape == shape
     assert grid.features.grad.shape == grid.features.shape
+
+
+@pytest.mark.parametrize("shape", [(3,), (7, 3), (2, 5, 3), (0, 3)], ids=str)
+@pytest.mark.parametrize("padding", ["border", "zeros", "reflection"])
+@pytest.mark.parametrize("dtype", ALL_DTYPES)
+def test_calls_equal_sampling_in_the_unit_cube_bit_for_bit(device, dtype, padding, shape):
+    """They take a shorter way there, which leaves out most checks."""
+    grid = make_grid(dtype=dtype, padding=padding, device=device)
+    points = points_around(max(math.prod(shape[:-1]), 1), device)[: math.prod(shape[:-1])].reshape(shape)
+    unit = grid.to_unit(points.double() if dtype == torch.float64 else points).reshape(-1, 3)
+    expected = ops.sample_trilinear(grid.features, unit, padding=padding).reshape(*shape[:-1], 3)
+    for enabled in (True, False):
+        with torch.set_grad_enabled(enabled):
+            values = grid(points)
+        assert values.requires_grad == enabled
+        assert torch.equal(values, expected)
+    grad = torch.randn_like(expected)
+    of_call, of_op = (torch.autograd.grad(x, grid.features, grad)[0] for x in (grid(points), expected))
+    torch.testing.assert_close(of_call, of_op)
+
+
+def test_calls_follow_the_box_and_the_features_however_these_change():
+    """Nothing of the box is kept from call to call."""
+    grid, points, new_box = make_grid(), points_around(50), torch.tensor(((-1.0, 0.0, -3.0), (1.0, 2.0, 1.0)))
+
+    def check(module: VoxelGrid) -> None:
+        torch.testing.assert_close(module(points), reference(module.features, module.aabb, points).float())
+
+    def parametrize() -> None:
+        nn.utils.parametrize.register_parametrization(grid, "features", nn.Softplus())
+
+    changes = (
+        lambda: grid.aabb.copy_(new_box),
+        grid.reset_parameters,
+        lambda: setattr(grid.aabb, "data", new_box.clone()),
+        lambda: grid.aabb.data.mul_(1.5),
+        lambda: grid.aabb.detach().numpy().__imul__(0.5),
+        lambda: setattr(grid, "aabb", new_box + 0.25),
+        lambda: grid.load_state_dict(make_grid((3, 8, 2), aabb=new_box - 0.25).state_dict()),
+        lambda: grid.load_state_dict(make_grid(aabb=new_box).state_dict(), assign=True),
+        lambda: grid.to_empty(device="cpu").reset_parameters(),
+        lambda: grid.to("meta").to_empty(device="cpu").reset_parameters(),
+        lambda: setattr(grid, "padding", "border"),
+        grid.share_memory,
+        parametrize,
+    )
+    check(grid)
+    for change in changes:
+        before = copy.deepcopy(grid)
+        change()
+        check(grid)
+        check(before)
+
+
+def test_calls_are_differentiable_in_a_box_that_replaces_the_own():
+    grid, points = make_grid(), points_around(50, margin=-0.1)
+    box = grid.aabb.clone().requires_grad_()
+    torch.func.functional_call(grid, {"aabb": box}, (points,)).sum().backward()
+    low, high = grid.aabb.double().requires_grad_().unbind()
+    low.retain_grad()
+    high.retain_grad()
+    reference(grid.features, torch.stack((low, high)), points).sum().backward()
+    torch.testing.assert_close(box.grad, torch.stack((low.grad, high.grad)).float(), atol=1e-3, rtol=1e-3)
+
+
+def test_calls_are_mapped_and_compiled():
+    grid, points = make_grid(), points_around(40).reshape(4, 10, 3)
+    torch.testing.assert_close(torch.vmap(grid)(points), grid(points))
+    torch._dynamo.reset()
+    compiled = torch.compile(grid, fullgraph=True, backend="aot_eager")
+    for enabled in (True, False):
+        with torch.set_grad_enabled(enabled):
+            torch.testing.assert_close(compiled(points), grid(points))
+
+
+@pytest.mark.parametrize("last", [1, 2, 4])
+def test_points_of_other_widths_are_refused(device, last):
+    """One of 1 would do for arithmetic."""
+    with pytest.raises(ValueError, match=r"points must have shape \(\.\.\., 3\)"):
+        make_grid(device=device)(torch.zeros(5, last, device=device))
 
 
 def test_strided_points_read_as_contiguous_ones(device):

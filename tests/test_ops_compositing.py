@@ -10,6 +10,7 @@ import reference
 import torch
 from op_testing import LAYOUTS, threads
 from tolerances import assert_matches
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from voxelfield import _library
 from voxelfield.ops import (
@@ -598,6 +599,37 @@ def test_wrong_arguments_are_named(name, kind):
     if name in ("density", "dt", "ray_offsets"):
         with pytest.raises(error, match=message.format(blamed)):
             ray_weights(inputs["density"], inputs["dt"], inputs["ray_offsets"])
+
+
+def test_lengths_may_not_be_left_out():
+    with pytest.raises(TypeError, match=r"dt must be a torch\.Tensor, got NoneType"):
+        composite(**{**make("cpu", counts=[2, 3]), "dt": None})
+
+
+@pytest.mark.parametrize("rays", [3, 1000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_any_number_of_offsets_is_looked_at(rays, dtype):
+    inputs = make("cpu", counts=[2] * rays, dtype=dtype)
+    assert composite(**inputs).rgb.shape == (rays, 3)
+    for at, value, message in ((1, 5, "not fall"), (0, -1, "lie in"), (-1, 2 * rays + 1, "lie in")):
+        offsets = inputs["ray_offsets"].clone()
+        offsets[at] = value
+        with pytest.raises(ValueError, match=f"ray_offsets must {message}"):
+            composite(**{**inputs, "ray_offsets": offsets})
+
+
+@pytest.mark.parametrize("make_fake", [lambda x: x.to("meta"), FakeTensorMode().from_tensor], ids=["meta", "fake"])
+def test_tensors_without_values_are_checked_too(make_fake):
+    inputs = {name: make_fake(x) for name, x in make("cpu", counts=[2, 3], dtype=torch.float32).items()}
+    shapes = [None if x is None else x.shape for x in composite_all(**inputs)]
+    assert shapes == [(2, 3), (2,), (2,), (5,), (2,)]
+    wide = composite(**{**inputs, "density": inputs["density"].half(), "rgb": inputs["rgb"].bfloat16()})
+    assert {x.dtype for x in wide if x is not None} == {torch.float32}
+    for name in NAMES:
+        with pytest.raises(ValueError, match="must have shape"):
+            composite(**{**inputs, name: inputs[name][:2]})
+    with pytest.raises(ValueError, match="min_transmittance must lie in"):
+        composite(**inputs, min_transmittance=2.0)
 
 
 def test_mixed_precision_is_refused():

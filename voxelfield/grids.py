@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from voxelfield import ops
 from voxelfield.boxes import Box, box_extent, box_tensor, parse_box
 from voxelfield.fused import FusedSampling
+from voxelfield.ops import _derivatives
+from voxelfield.ops._autograd import below_autograd, needs_long_path
 from voxelfield.ops._checks import FLOATING, check_choice, coordinate_dtype, widen_positions
 from voxelfield.ops._errors import ArgumentTypeError, ArgumentValueError, is_out_of_memory
-from voxelfield.ops._grids import PADDINGS, Padding
+from voxelfield.ops._grids import PADDINGS, Padding, known_stencil
 
 __all__ = ["VoxelGrid", "cubic_voxels"]
 
@@ -247,9 +249,10 @@ class VoxelGrid(nn.Module):
             TypeError: ``points`` is not a floating-point tensor.
             ValueError: Its last dimension is not 3, or it is on another device.
         """
-        unit = self.to_unit(self._promote(points))
         if not with_gradient:
-            return self._sample(unit)
+            sampled = self._sample_eagerly(points)
+            return self._sample(self.to_unit(self._promote(points))) if sampled is None else sampled
+        unit = self.to_unit(self._promote(points))
         values, slopes = ops.sample_trilinear(self.features, self._rows(unit), padding=self.padding, with_gradient=True)
         low, high = self.aabb.to(coordinate_dtype(slopes.dtype))
         slopes = (slopes / (high - low)).to(slopes.dtype)
@@ -287,6 +290,32 @@ class VoxelGrid(nn.Module):
         # NaN is cheaper than masking the result, because samples outside then access no memory in either pass.
         unit = self.to_unit(points).masked_fill(~inside[..., None], math.nan)
         return self._sample(unit), inside
+
+    def _sample_eagerly(self, points: Tensor) -> Tensor | None:
+        """Interpolates at world positions in the common case; None where the other way must find out what to do.
+
+        It computes what the other way does, with the least work on the host: without checks but for what arithmetic and
+        the kernel would let pass, and with tensors from where the module keeps them, since asking it for them takes as
+        long as adding up two.
+        """
+        if self._fused is not None or needs_long_path():
+            return None
+        try:
+            features: Any = self._parameters["features"]
+            aabb: Any = self._buffers["aabb"]
+            if points.dtype is not torch.float32 or features.dtype is torch.float64 or points.shape[-1] != 3:
+                return None
+            if points.requires_grad or aabb.requires_grad:
+                return None
+            with below_autograd():
+                low, high = aabb.unbind()
+                unit = (points - low) / (high - low)
+                rows = unit if unit.dim() == 2 else unit.reshape(-1, 3)
+            stencil = known_stencil(self.padding, True, "linear", False, False)
+            sampled = _derivatives.sample_eagerly((features,), rows, stencil)
+            return sampled if rows is unit else sampled.view(*unit.shape[:-1], features.shape[-1])
+        except Exception:  # whatever it is, the other way raises it again, or explains it
+            return None
 
     def _sample(self, unit: Tensor) -> Tensor:
         """Interpolates at positions (..., 3) in the unit cube."""

@@ -127,7 +127,7 @@ def check_ray_offsets(ray_offsets: object, samples: int, like_name: str, like: T
     check_same_device("ray_offsets", ray_offsets, like_name, like)
     if ray_offsets.shape[0] == 0:
         raise ArgumentValueError("ray_offsets must have R + 1 entries, at least one, got none")
-    if not is_readable(ray_offsets):
+    if offsets_fit(ray_offsets, samples):
         return
     falls = ray_offsets[1:] < ray_offsets[:-1]
     if falls.any():
@@ -135,8 +135,21 @@ def check_ray_offsets(ray_offsets: object, samples: int, like_name: str, like: T
         first, last = ray_offsets[ray : ray + 2].tolist()
         raise ArgumentValueError(f"ray_offsets must not fall, got {first} followed by {last} at ray {ray}")
     first, last = int(ray_offsets[0]), int(ray_offsets[-1])
-    if first < 0 or last > samples:
-        raise ArgumentValueError(f"ray_offsets must lie in 0..{samples}, as {like_name} has rows, got {first}..{last}")
+    raise ArgumentValueError(f"ray_offsets must lie in 0..{samples}, as {like_name} has rows, got {first}..{last}")
+
+
+def offsets_fit(ray_offsets: Tensor, samples: int) -> bool:
+    """Tells whether offsets never fall and lie in 0..samples; True of any whose values cannot be read."""
+    if not is_readable(ray_offsets):
+        return True
+    if ray_offsets.shape[0] <= _FEW:
+        offsets = [0, *ray_offsets.tolist(), samples]
+        return offsets == sorted(offsets)
+    return torch.equal(ray_offsets, ray_offsets.clamp(0, samples).cummax(0).values)
+
+
+# Python compares so many numbers in less time than it takes to call torch a few times.
+_FEW = 128
 
 
 def check_index(name: str, index: Tensor, count: int, what: str) -> None:
@@ -160,7 +173,7 @@ def check_at_least_one(name: str, value: object) -> None:
 def is_readable(x: Tensor) -> bool:
     """Tells whether values can be read without waiting for a device."""
     # The tensors of a tracer are of types of their own and have no values.
-    return not torch.compiler.is_compiling() and type(x) is Tensor and x.device.type == "cpu"
+    return not torch.compiler.is_compiling() and type(x) is Tensor and x.is_cpu
 
 
 def coordinate_dtype(dtype: torch.dtype) -> torch.dtype:

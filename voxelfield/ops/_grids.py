@@ -105,7 +105,7 @@ def make_stencil(padding: str, align_corners: bool, mode: str, add: bool, with_g
     return GridStencil(PADDINGS[padding], bool(align_corners), nearest, add, bool(with_gradient))
 
 
-_known_stencil = functools.cache(make_stencil)
+known_stencil = functools.cache(make_stencil)
 
 
 def sample_eagerly(
@@ -124,7 +124,7 @@ def sample_eagerly(
     if needs_long_path():
         return None
     try:
-        stencil = _known_stencil(padding, align_corners, mode, add, with_gradient)
+        stencil = known_stencil(padding, align_corners, mode, add, with_gradient)
         sampled = _derivatives.sample_eagerly(grids, points, stencil)
     except Exception:  # whatever it is, the long path raises it again, or explains it
         return None

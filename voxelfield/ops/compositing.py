@@ -2,30 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
-from torch.autograd import Function
 
-from voxelfield import _library
-from voxelfield.ops._autograd import MaybeTensor, below_autograd, last_derivative, register_autograd
-from voxelfield.ops._checks import (
-    FLOATING,
-    check_dtype,
-    check_fraction,
-    check_ray_offsets,
-    check_same_device,
-    check_tensor,
-)
-from voxelfield.ops._no_derivative import hold_constant, refuse_vmap
-from voxelfield.ops.ray_sums import spread, total, total_ahead, widen
+from voxelfield.ops._autograd import MaybeTensor
+from voxelfield.ops._light import CompositeSamples, RayLight, check_samples, run, run_eagerly
+from voxelfield.ops._no_derivative import hold_constant
+from voxelfield.ops.ray_sums import widen
 
 MIN_TRANSMITTANCE = 1e-4
 """Where rays stop unless told otherwise, in all ops."""
-
-_SINGLE = (torch.float32, torch.float16, torch.bfloat16)
-_PACK_THEM = "pack the rays of all calls end to end, with one ray_offsets"
 
 
 class Composite(NamedTuple):
@@ -95,10 +82,15 @@ def composite(
             ``ray_offsets`` fall or leave 0..M.
         NotImplementedError: A second derivative, a tangent of ``t`` or ``dt``, or ``torch.vmap`` is asked for.
     """
-    _check("density", density, ray_offsets, min_transmittance, rgb=rgb, t=t, dt=dt)
+    results = run_eagerly(
+        CompositeSamples, (density, rgb), (t, dt), density, rgb, t, dt, ray_offsets, min_transmittance, distortion
+    )
+    if results is not None:
+        return _named(results, distortion)
+    check_samples("density", density, ray_offsets, min_transmittance, rgb=rgb, t=t, dt=dt)
     t, dt = hold_constant("composite", t=t, dt=dt)
-    results = _composite(widen(density), widen(rgb), widen(t), widen(dt), ray_offsets, min_transmittance, distortion)
-    return results if distortion else results._replace(distortion=None)
+    inputs = (widen(density), widen(rgb), widen(t), widen(dt), ray_offsets, min_transmittance, distortion)
+    return _named(run("composite", CompositeSamples, *inputs), distortion)
 
 
 def composite_alphas(
@@ -126,10 +118,15 @@ def composite_alphas(
         ValueError: As for :func:`composite`.
         NotImplementedError: As for :func:`composite`.
     """
-    _check("alpha", alpha, ray_offsets, min_transmittance, rgb=rgb, t=t)
+    results = run_eagerly(
+        CompositeSamples, (alpha, rgb), (t,), alpha, rgb, t, None, ray_offsets, min_transmittance, False
+    )
+    if results is not None:
+        return _named(results, False)
+    check_samples("alpha", alpha, ray_offsets, min_transmittance, rgb=rgb, t=t)
     (t,) = hold_constant("composite_alphas", t=t)
-    results = _composite(widen(alpha), widen(rgb), widen(t), None, ray_offsets, min_transmittance, False)
-    return results._replace(distortion=None)
+    inputs = (widen(alpha), widen(rgb), widen(t), None, ray_offsets, min_transmittance, False)
+    return _named(run("composite", CompositeSamples, *inputs), False)
 
 
 def ray_weights(
@@ -203,23 +200,9 @@ def alpha_transmittance(alpha: Tensor, ray_offsets: Tensor, *, min_transmittance
     return _light("alpha_transmittance", alpha, None, ray_offsets, min_transmittance, transmittance=True)
 
 
-def _check(name: str, values: Tensor, ray_offsets: Tensor, min_transmittance: float, **others: Tensor) -> None:
-    check_tensor(name, values, ("M",))
-    check_dtype(name, values, FLOATING)
-    wide = values.dtype == torch.float64
-    allowed, why = ((torch.float64,), f" as {name} is") if wide else (_SINGLE, f" for {name} that is not float64")
-    for other, x in others.items():
-        check_tensor(other, x, (values.shape[0], 3) if other == "rgb" else (values.shape[0],))
-        check_dtype(other, x, allowed, why)
-        check_same_device(other, x, name, values)
-    check_ray_offsets(ray_offsets, values.shape[0], name, values)
-    check_fraction("min_transmittance", min_transmittance)
-    _library.ensure_loaded(values.device.type)
-
-
-def _composite(*inputs: Any) -> Composite:
-    run = torch.ops.voxelfield.composite.default if torch.compiler.is_compiling() else _Composite.apply
-    return Composite(*run(*inputs))
+def _named(results: tuple[Tensor, ...], with_distortion: bool) -> Composite:
+    rgb, opacity, depth_sum, weights, distortion = results
+    return Composite(rgb, opacity, depth_sum, weights, distortion if with_distortion else None)
 
 
 def _light(
@@ -231,173 +214,17 @@ def _light(
     *,
     transmittance: bool,
 ) -> Tensor:
+    constant = () if dt is None else (dt,)
+    light: Tensor | None = run_eagerly(
+        RayLight, (values,), constant, values, dt, ray_offsets, min_transmittance, transmittance
+    )
+    if light is not None:
+        return light
     if dt is None:
-        _check("alpha", values, ray_offsets, min_transmittance)
+        check_samples("alpha", values, ray_offsets, min_transmittance)
     else:
-        _check("density", values, ray_offsets, min_transmittance, dt=dt)
+        check_samples("density", values, ray_offsets, min_transmittance, dt=dt)
         (dt,) = hold_constant(op, dt=dt)
         dt = widen(dt)
-    run = torch.ops.voxelfield.ray_light.default if torch.compiler.is_compiling() else _RayLight.apply
-    light: Tensor = run(widen(values), dt, ray_offsets, min_transmittance, transmittance)
+    light = run("ray_light", RayLight, widen(values), dt, ray_offsets, min_transmittance, transmittance)
     return light
-
-
-class _RayLight(Function):
-    @staticmethod
-    def forward(*inputs: Any) -> Tensor:
-        with below_autograd():
-            light: Tensor = torch.ops.voxelfield.ray_light.default(*inputs)
-        return light
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *tensors, ctx.min_transmittance, ctx.transmittance = inputs
-        ctx.save_for_backward(*tensors)
-        ctx.save_for_forward(*tensors)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[MaybeTensor, ...]:
-        settings = ctx.min_transmittance, ctx.transmittance
-        return _RayLightBackward.apply(grad, *ctx.saved_tensors, *settings), None, None, None, None
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor, *_: None) -> Tensor:
-        values, dt, ray_offsets = ctx.saved_tensors
-        light = _Tangents(values, dt, ray_offsets, ctx.min_transmittance, tangent)
-        return light.of_transmittance if ctx.transmittance else light.of_weights
-
-    vmap = refuse_vmap("ray_weights", _PACK_THEM)
-
-
-_RayLightBackward = last_derivative(
-    "ray_light_backward", "ray_weights is differentiable once in reverse mode; a second derivative was asked for"
-)
-
-
-class _Tangents:
-    """The light along rays and its derivative along a tangent of the densities, or of the alphas where dt is None."""
-
-    def __init__(
-        self, values: Tensor, dt: MaybeTensor, ray_offsets: Tensor, min_transmittance: float, tangent: Tensor
-    ) -> None:
-        light = (values, dt, ray_offsets, min_transmittance)
-        transmittance = _RayLight.apply(*light, True)
-        self.weights: Tensor = _RayLight.apply(*light, False)
-        if dt is None:
-            # Behind an alpha of 1 everything is dark, whatever that alpha's tangent.
-            passing = 1 - values
-            thickness = torch.where(passing > 0, tangent / torch.where(passing > 0, passing, 1), 0)
-            of_opacity = transmittance * tangent
-        else:
-            thickness = tangent * dt
-            of_opacity = (transmittance - self.weights) * thickness
-        # Samples that a ray does not reach have no say, not even in the sums for those behind them.
-        reached = transmittance != 0
-        ahead = total_ahead(torch.where(reached, thickness, 0)[:, None], ray_offsets)[:, 0]
-        self.of_transmittance = -transmittance * ahead
-        self.of_weights = torch.where(reached, of_opacity - self.weights * ahead, 0)
-
-
-class _Composite(Function):
-    @staticmethod
-    def forward(*inputs: Any) -> tuple[Tensor, ...]:
-        with below_autograd():
-            results: tuple[Tensor, ...] = torch.ops.voxelfield.composite.default(*inputs)
-        return results
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        *tensors, ctx.min_transmittance, ctx.distortion = inputs
-        ray_rgb, opacity, depth_sum, _, spread = output
-        ctx.save_for_backward(*tensors, ray_rgb, opacity, depth_sum, spread)
-        ctx.save_for_forward(*tensors)
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: MaybeTensor) -> tuple[MaybeTensor, ...]:
-        *others, of_distortion = grads
-        d_density, d_rgb = _CompositeBackward.apply(
-            *others, of_distortion if ctx.distortion else None, *ctx.saved_tensors, ctx.min_transmittance
-        )
-        return d_density, d_rgb, None, None, None, None, None
-
-    @staticmethod
-    def jvp(ctx: Any, d_density: MaybeTensor, d_rgb: MaybeTensor, *_: None) -> tuple[Tensor, ...]:
-        density, rgb, t, dt, ray_offsets = ctx.saved_tensors
-        tangent = torch.zeros_like(density) if d_density is None else d_density
-        light = _Tangents(density, dt, ray_offsets, ctx.min_transmittance, tangent)
-        of_color = light.of_weights[:, None] * rgb
-        if d_rgb is not None:
-            of_color = of_color + light.weights[:, None] * d_rgb
-        of_weights = light.of_weights[:, None]
-        columns = [of_color, of_weights, of_weights * t[:, None]]
-        if ctx.distortion:
-            columns.append(of_weights * _distortion_slope(light.weights, t, dt, ray_offsets)[:, None])
-        sums = total(torch.cat(columns, dim=1), ray_offsets)
-        of_distortion = sums[:, 5] if ctx.distortion else sums.new_zeros(0)
-        return sums[:, :3], sums[:, 3], sums[:, 4], light.of_weights, of_distortion
-
-    vmap = refuse_vmap("composite", _PACK_THEM)
-
-
-_CompositeBackward = last_derivative(
-    "composite_backward", "composite is differentiable once in reverse mode; a second derivative was asked for"
-)
-
-
-def _distortion_slope(weights: Tensor, t: Tensor, dt: Tensor, ray_offsets: Tensor) -> Tensor:
-    """Returns the derivative of a ray's distortion in each of its weights (M,)."""
-    moments = torch.stack((weights, weights * t), dim=1)
-    ahead = total_ahead(moments, ray_offsets)
-    apart = 2 * ahead + moments - spread(total(moments, ray_offsets), ray_offsets, weights.shape[0])
-    return 2 * (t * apart[:, 0] - apart[:, 1] + weights * dt / 3)
-
-
-@_library.when_loaded
-def _register() -> None:
-    @torch.library.register_fake("voxelfield::ray_light")
-    def _(
-        density: Tensor, dt: MaybeTensor, ray_offsets: Tensor, min_transmittance: float, transmittance: bool
-    ) -> Tensor:
-        return density.new_empty(density.shape)
-
-    @torch.library.register_fake("voxelfield::ray_light_backward")
-    def _(grad: Tensor, density: Tensor, *rest: Any) -> Tensor:
-        return density.new_empty(density.shape)
-
-    @torch.library.register_fake("voxelfield::composite")
-    def _(
-        density: Tensor,
-        rgb: Tensor,
-        t: Tensor,
-        dt: MaybeTensor,
-        ray_offsets: Tensor,
-        min_transmittance: float,
-        distortion: bool,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        rays = ray_offsets.shape[0] - 1
-        return (
-            density.new_empty(rays, 3),
-            density.new_empty(rays),
-            density.new_empty(rays),
-            density.new_empty(density.shape),
-            density.new_empty(rays if distortion else 0),
-        )
-
-    @torch.library.register_fake("voxelfield::composite_backward")
-    def _(
-        grad_rgb: MaybeTensor,
-        grad_opacity: MaybeTensor,
-        grad_depth_sum: MaybeTensor,
-        grad_weights: MaybeTensor,
-        grad_distortion: MaybeTensor,
-        density: Tensor,
-        rgb: Tensor,
-        *rest: Any,
-    ) -> tuple[Tensor, Tensor]:
-        return density.new_empty(density.shape), rgb.new_empty(rgb.shape)
-
-    register_autograd("ray_light", _RayLight.apply)
-    register_autograd("ray_light_backward", _RayLightBackward.apply)
-    register_autograd("composite", _Composite.apply)
-    register_autograd("composite_backward", _CompositeBackward.apply)
