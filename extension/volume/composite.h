@@ -23,6 +23,8 @@ VOXELFIELD_HOST_DEVICE T density_gradient(T dt, T transmittance, T weight, T at_
 // Without `dt` the densities are alphas: the shares of the arriving light that samples stop.
 template <typename T>
 struct PackedSamples {
+  using value_type = T;
+
   const T* density;  // (M,)
   const T* rgb;      // (M, 3); null where only weights are wanted
   const T* t;        // (M,); likewise
@@ -54,9 +56,14 @@ struct WeightMoments {
   T weight = 0;
   T moment = 0;
 
-  VOXELFIELD_HOST_DEVICE void add(T more_weight, T distance) {
-    weight += more_weight;
-    moment += more_weight * distance;
+  // Returns the sums ahead of a sample, or of each sample of a group's threads, and moves on behind them.
+  template <typename Scan>
+  VOXELFIELD_HOST_DEVICE WeightMoments pass(T more_weight, T distance, const Scan& scan) {
+    const auto weights = scan(more_weight), moments = scan(more_weight * distance);
+    const WeightMoments before{weight + weights.before, moment + moments.before};
+    weight += weights.total;
+    moment += moments.total;
+    return before;
   }
 };
 

@@ -73,12 +73,12 @@ struct SingleScan {
 
   template <typename T>
   struct Sums {
-    T before, total;
+    T through, before, total;
   };
 
   template <typename T>
   VOXELFIELD_HOST_DEVICE Sums<T> operator()(T value) const {
-    return {T(0), value};
+    return {value, T(0), value};
   }
 };
 
