@@ -1,8 +1,7 @@
 // Sample selection on CUDA: a group of threads judges the samples of a ray.
-#include "common/backend.cuh"
 #include "rays/pack_rays.cuh"
 #include "volume/select_ops.h"
-#include "volume/walk_samples.cuh"
+#include "volume/walk_rays.cuh"
 
 namespace voxelfield {
 namespace {
@@ -25,7 +24,7 @@ __global__ void __launch_bounds__(kJudgeThreads)
     const int64_t ray = first + threadIdx.x / Group;
     const RaySpan span = samples.rays[ray];
     int32_t count = 0;
-    walk_samples<Group>(samples, span, lane, [&](const GroupSample<float>& sample) {
+    walk_samples(samples, span, RayGroup<Group>(lane, ray < end), [&](const GroupSample<float>& sample) {
       const bool keep = sample.reached && rule.keeps(sample.weight);
       const unsigned votes = __ballot_sync(kFullWarp, keep) & group << shift;
       if (keep) kept[span.begin + count + __popc(votes & below)] = static_cast<int32_t>(sample.index);
@@ -43,11 +42,10 @@ __global__ void __launch_bounds__(kJudgeThreads)
 struct Cuda : CudaBackend {
   static void count_visible(const PackedSamples<float>& samples, const KeepRule<float>& rule, const SegmentParts& parts,
                             int32_t* kept, int32_t* counts, int64_t* sums) {
-    dispatch_group(samples, [&](auto group) {
-      count_visible_kernel<group.value><<<static_cast<unsigned>(parts.parts()), kJudgeThreads, 0, stream()>>>(
-          samples, rule, parts, kept, counts, sums);
+    dispatch_group(samples.rays, [&](auto group) {
+      launch(count_visible_kernel<group.value>, blocks(parts.parts(), 1), kJudgeThreads, 0, samples, rule, parts, kept,
+             counts, sums);
     });
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
   }
 
   static void pack_visible(const Packing& packing, const KeptSamples& samples) {
@@ -57,9 +55,6 @@ struct Cuda : CudaBackend {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) {
-  m.impl("count_visible_samples", TORCH_BOX(&SelectOps<Cuda>::count_visible_samples));
-  m.impl("pack_visible_samples", TORCH_BOX(&SelectOps<Cuda>::pack_visible_samples));
-}
+STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) { SelectOps<Cuda>::implement(m); }
 
 }  // namespace voxelfield

@@ -6,7 +6,7 @@
 #include "common/check_numbers.h"
 #include "rays/check_rays.h"
 #include "rays/packing.h"
-#include "volume/composite.h"
+#include "volume/walk_samples.h"
 
 namespace voxelfield {
 
@@ -80,6 +80,11 @@ struct SelectOps {
         KeptSamples{p.const_data_ptr<float>(), distance.const_data_ptr<float>(), width.const_data_ptr<float>(),
                     packed_rays(offsets, t.size(0)), kept.const_data_ptr<int32_t>(), SamplePointers(out)});
     return out;
+  }
+
+  static void implement(Library& m) {
+    m.impl("count_visible_samples", TORCH_BOX(&SelectOps::count_visible_samples));
+    m.impl("pack_visible_samples", TORCH_BOX(&SelectOps::pack_visible_samples));
   }
 
  private:
