@@ -1,4 +1,6 @@
 // Errors of colours on the CPU: sums over fixed ranges of rows, so that the number of threads changes nothing.
+#include <numeric>
+
 #include "common/backend.h"
 #include "volume/color_error_ops.h"
 
@@ -18,26 +20,12 @@ struct Cpu : CpuBackend {
       for (int64_t row = begin; row < end; ++row) sum += errors.weighted_square(row);
       partial[begin / kRowsPerTask] = sum;
     });
-    T total = 0;
-    for (int64_t part = 0; part < parts(counted); ++part) total += partial[part];
-    *result = total * errors.scale();
-  }
-
-  template <typename T>
-  static void color_error_backward(const ColorErrors<T>& errors, const T* grad, T* grad_colors) {
-    const int64_t counted = errors.counted_rows();
-    const T factor = 2 * *grad * errors.scale();
-    for_each_range(errors.rows, kRowsPerTask, [&](int64_t begin, int64_t end) {
-      for (int64_t row = begin; row < end; ++row) errors.write_gradient(row, counted, factor, grad_colors);
-    });
+    *result = std::accumulate(partial, partial + parts(counted), T(0)) * errors.scale();
   }
 };
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(voxelfield, CPU, m) {
-  m.impl("color_error", TORCH_BOX(&ColorErrorOps<Cpu>::color_error));
-  m.impl("color_error_backward", TORCH_BOX(&ColorErrorOps<Cpu>::color_error_backward));
-}
+STABLE_TORCH_LIBRARY_IMPL(voxelfield, CPU, m) { ColorErrorOps<Cpu>::implement(m); }
 
 }  // namespace voxelfield

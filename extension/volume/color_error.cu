@@ -35,39 +35,19 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) *result = sum * errors.scale();
 }
 
-template <typename T>
-__global__ void __launch_bounds__(kThreads)
-    color_error_backward_kernel(ColorErrors<T> errors, const T* __restrict__ grad, T* __restrict__ grad_colors) {
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (row < errors.rows) errors.write_gradient(row, errors.counted_rows(), 2 * *grad * errors.scale(), grad_colors);
-}
-
 struct Cuda : CudaBackend {
   static int64_t parts(int64_t rows) { return std::min((rows + kRowsPerBlock - 1) / kRowsPerBlock, kMaxBlocks); }
 
   template <typename T>
   static void color_error(const ColorErrors<T>& errors, T* partial, T* result) {
     const int64_t count = parts(errors.rows);
-    if (count > 0) {
-      color_error_kernel<<<blocks(count, 1), kThreads, 0, stream()>>>(errors, partial);
-      STD_CUDA_KERNEL_LAUNCH_CHECK();
-    }
-    color_error_total_kernel<<<1, kThreads, 0, stream()>>>(errors, partial, count, result);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
-  }
-
-  template <typename T>
-  static void color_error_backward(const ColorErrors<T>& errors, const T* grad, T* grad_colors) {
-    color_error_backward_kernel<<<blocks(errors.rows, kThreads), kThreads, 0, stream()>>>(errors, grad, grad_colors);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    if (count > 0) launch(color_error_kernel<T>, blocks(count, 1), kThreads, 0, errors, partial);
+    launch(color_error_total_kernel<T>, 1, kThreads, 0, errors, partial, count, result);
   }
 };
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) {
-  m.impl("color_error", TORCH_BOX(&ColorErrorOps<Cuda>::color_error));
-  m.impl("color_error_backward", TORCH_BOX(&ColorErrorOps<Cuda>::color_error_backward));
-}
+STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) { ColorErrorOps<Cuda>::implement(m); }
 
 }  // namespace voxelfield
