@@ -56,7 +56,7 @@ struct WeightMoments {
   T weight = 0;
   T moment = 0;
 
-  // Returns the sums ahead of a sample, or of each sample of a group's threads, and moves on behind them.
+  // Returns the sums ahead of a sample, or of the samples of a team's threads, and moves on behind them.
   template <typename Scan>
   VOXELFIELD_HOST_DEVICE WeightMoments pass(T more_weight, T distance, const Scan& scan) {
     const auto weights = scan(more_weight), moments = scan(more_weight * distance);

@@ -1,4 +1,4 @@
-// What composite, ray_light and their backward ops do on a ray, for a thread or for a group of threads that share the
+// What composite, ray_light and their backward ops do on a ray, for a thread or for a team of threads that share the
 // ray: see walk_rays.h.
 #pragma once
 
@@ -15,9 +15,9 @@ struct LightWalk {
 
   VOXELFIELD_HOST_DEVICE void clear(int64_t i) const { values[i] = 0; }
 
-  template <typename Group>
-  VOXELFIELD_HOST_DEVICE int64_t operator()(int64_t /*ray*/, const RaySpan& span, const Group& group) const {
-    return walk_samples(samples, span, group, [&](const GroupSample<T>& sample) {
+  template <typename Team>
+  VOXELFIELD_HOST_DEVICE int64_t operator()(int64_t /*ray*/, const RaySpan& span, const Team& team) const {
+    return walk_samples(samples, span, team, [&](const TeamSample<T>& sample) {
       if (sample.exists) values[sample.index] = transmittance ? sample.transmittance : sample.weight;
     });
   }
@@ -32,17 +32,17 @@ struct LightGradientWalk {
 
   VOXELFIELD_HOST_DEVICE void clear(int64_t i) const { grad_density[i] = 0; }
 
-  template <typename Group>
-  VOXELFIELD_HOST_DEVICE int64_t operator()(int64_t /*ray*/, const RaySpan& span, const Group& group) const {
-    const auto weighted = [&](const GroupSample<T>& sample) {
+  template <typename Team>
+  VOXELFIELD_HOST_DEVICE int64_t operator()(int64_t /*ray*/, const RaySpan& span, const Team& team) const {
+    const auto weighted = [&](const TeamSample<T>& sample) {
       if (!sample.reached) return T(0);
       return (transmittance ? sample.transmittance : sample.weight) * grad[sample.index];
     };
     T sum = 0;
-    walk_samples(samples, span, group, [&](const GroupSample<T>& sample) { sum += weighted(sample); });
-    T suffix_grad = group.sum(sum);
-    return walk_samples(samples, span, group, [&](const GroupSample<T>& sample) {
-      const auto passed = group(weighted(sample));
+    walk_samples(samples, span, team, [&](const TeamSample<T>& sample) { sum += weighted(sample); });
+    T suffix_grad = team.sum(sum);
+    return walk_samples(samples, span, team, [&](const TeamSample<T>& sample) {
+      const auto passed = team(weighted(sample));
       if (sample.reached) {
         const T at_weight = transmittance ? T(0) : grad[sample.index];
         grad_density[sample.index] = samples.gradient(sample.index, sample.transmittance, sample.weight, at_weight,
@@ -62,28 +62,28 @@ struct CompositeWalk {
 
   VOXELFIELD_HOST_DEVICE void clear(int64_t i) const { weights[i] = 0; }
 
-  template <typename Group>
-  VOXELFIELD_HOST_DEVICE int64_t operator()(int64_t ray, const RaySpan& span, const Group& group) const {
+  template <typename Team>
+  VOXELFIELD_HOST_DEVICE int64_t operator()(int64_t ray, const RaySpan& span, const Team& team) const {
     const T origin = Distortion && span.begin < span.end ? samples.t[span.begin] : T(0);
     RayTotals<T> totals;
     WeightMoments<T> ahead;
     T spread = 0;
-    const int64_t end = walk_samples(samples, span, group, [&](const GroupSample<T>& sample) {
+    const int64_t end = walk_samples(samples, span, team, [&](const TeamSample<T>& sample) {
       const int64_t i = sample.index;
       if (sample.exists) weights[i] = sample.weight;
       if (sample.reached) totals.add(sample.weight, samples.rgb + 3 * i, samples.t[i]);
       if constexpr (Distortion) {
         const T distance = sample.reached ? samples.t[i] - origin : T(0);
-        const WeightMoments<T> before = ahead.pass(sample.weight, distance, group);
+        const WeightMoments<T> before = ahead.pass(sample.weight, distance, team);
         if (sample.reached) spread += distortion_of(before, sample.weight, distance, samples.dt[i]);
       }
     });
     VOXELFIELD_UNROLL
-    for (int channel = 0; channel < 3; ++channel) totals.rgb[channel] = group.sum(totals.rgb[channel]);
-    totals.opacity = group.sum(totals.opacity);
-    totals.depth_sum = group.sum(totals.depth_sum);
-    if constexpr (Distortion) spread = group.sum(spread);
-    if (group.leads) {
+    for (int channel = 0; channel < 3; ++channel) totals.rgb[channel] = team.sum(totals.rgb[channel]);
+    totals.opacity = team.sum(totals.opacity);
+    totals.depth_sum = team.sum(totals.depth_sum);
+    if constexpr (Distortion) spread = team.sum(spread);
+    if (team.leads) {
       for (int channel = 0; channel < 3; ++channel) rgb[3 * ray + channel] = totals.rgb[channel];
       opacity[ray] = totals.opacity;
       depth_sum[ray] = totals.depth_sum;
@@ -120,8 +120,8 @@ struct CompositeGradientWalk {
     for (int channel = 0; channel < 3; ++channel) grad_rgb[3 * i + channel] = 0;
   }
 
-  template <typename Group>
-  VOXELFIELD_HOST_DEVICE int64_t operator()(int64_t ray, const RaySpan& span, const Group& group) const {
+  template <typename Team>
+  VOXELFIELD_HOST_DEVICE int64_t operator()(int64_t ray, const RaySpan& span, const Team& team) const {
     RayTotals<T> gradient, totals;
     T at_distortion = 0, origin = 0, suffix_grad = 0;
     if (span.begin < span.end) {
@@ -137,14 +137,14 @@ struct CompositeGradientWalk {
     }
     if (gradients.weights != nullptr) {
       T sum = 0;
-      walk_samples(samples, span, group, [&](const GroupSample<T>& sample) {
+      walk_samples(samples, span, team, [&](const TeamSample<T>& sample) {
         if (sample.reached) sum += sample.weight * gradients.weights[sample.index];
       });
-      suffix_grad += group.sum(sum);
+      suffix_grad += team.sum(sum);
     }
     const WeightMoments<T> all{totals.opacity, totals.depth_sum - totals.opacity * origin};
     WeightMoments<T> ahead;
-    return walk_samples(samples, span, group, [&](const GroupSample<T>& sample) {
+    return walk_samples(samples, span, team, [&](const TeamSample<T>& sample) {
       const int64_t i = sample.index;
       T at_weight = 0;
       if (sample.reached) {
@@ -153,12 +153,12 @@ struct CompositeGradientWalk {
       }
       if constexpr (Distortion) {
         const T distance = sample.reached ? samples.t[i] - origin : T(0);
-        const WeightMoments<T> before = ahead.pass(sample.weight, distance, group);
+        const WeightMoments<T> before = ahead.pass(sample.weight, distance, team);
         if (sample.reached) {
           at_weight += at_distortion * distortion_slope(before, all, sample.weight, distance, samples.dt[i]);
         }
       }
-      const auto passed = group(sample.weight * at_weight);
+      const auto passed = team(sample.weight * at_weight);
       if (sample.reached) {
         grad_density[i] =
             samples.gradient(i, sample.transmittance, sample.weight, at_weight, suffix_grad - passed.through);

@@ -23,11 +23,6 @@ VOXELFIELD_HOST_DEVICE T transmittance_at(T optical_depth) {
   return std::exp(-optical_depth);
 }
 
-template <typename T>
-VOXELFIELD_HOST_DEVICE T opacity_of(T thickness) {
-  return -std::expm1(-thickness);
-}
-
 // One sample's optical thickness, and the share of the arriving light that it stops.
 template <typename T>
 struct Absorption {
@@ -39,7 +34,7 @@ template <typename T>
 VOXELFIELD_HOST_DEVICE Absorption<T> absorption_of_density(T density, T dt) {
   const T thickness = density * dt;
   const bool sound = density < T(INFINITY) && thickness == thickness;
-  return {sound ? thickness : T(0), sound ? opacity_of(thickness) : T(NAN)};
+  return {sound ? thickness : T(0), sound ? -std::expm1(-thickness) : T(NAN)};
 }
 
 // An alpha of 1 is an infinite thickness, behind which no light is left.
@@ -67,9 +62,10 @@ struct JudgedSample {
   T weight;
 };
 
-// The scan of a thread that walks its ray alone.
-struct SingleScan {
-  static constexpr bool kSingle = true;
+// A thread that walks its ray alone: a team of one, see keep_rule.cuh. A call scans the values of a team's threads.
+struct SingleThread {
+  static constexpr bool kSingle = true, leads = true;
+  static constexpr int kSize = 1, seat = 0;
 
   template <typename T>
   struct Sums {
@@ -80,6 +76,13 @@ struct SingleScan {
   VOXELFIELD_HOST_DEVICE Sums<T> operator()(T value) const {
     return {value, T(0), value};
   }
+
+  template <typename T>
+  VOXELFIELD_HOST_DEVICE T sum(T value) const {
+    return value;
+  }
+
+  VOXELFIELD_HOST_DEVICE bool any(bool value) const { return value; }
 };
 
 // The light along a ray of which faint samples are dropped.

@@ -1,11 +1,79 @@
-// Host side of sums over the samples of each ray and of their adjoint, written once for both backends: check, allocate,
-// and walk the rays.
+// Sums over the samples of each ray and their adjoint, written once for both backends. Sums have a fixed order, so that
+// every run returns the same bits.
 #pragma once
 
 #include "rays/check_rays.h"
-#include "volume/ray_sums.h"
 
 namespace voxelfield {
+
+// The sum of each ray's rows, or for each sample that of the rows ahead of it.
+template <bool Ahead, typename T>
+struct RaySums {
+  const T* values;
+  int64_t channels;
+  T* sums;
+
+  VOXELFIELD_HOST_DEVICE void clear(int64_t i) const {
+    for (int64_t c = 0; Ahead && c < channels; ++c) sums[i * channels + c] = 0;
+  }
+
+  template <typename Team>
+  VOXELFIELD_HOST_DEVICE int64_t operator()(int64_t ray, const RaySpan& span, const Team& team) const {
+    // A thread alone takes several channels on its way, because they lie together.
+    constexpr int kColumns = Team::kSize == 1 ? 8 : 1;
+    for (int64_t c = 0; c < channels; c += kColumns) {
+      T sum[kColumns] = {};
+      for (int64_t first = span.begin; Ahead ? team.any(first < span.end) : first < span.end; first += Team::kSize) {
+        const int64_t i = first + team.seat;
+        for (int k = 0; k < kColumns && c + k < channels; ++k) {
+          const T value = i < span.end ? values[i * channels + c + k] : T(0);
+          if constexpr (Ahead) {
+            const auto scan = team(value);
+            if (i < span.end) sums[i * channels + c + k] = sum[k] + scan.before;
+            sum[k] += scan.total;
+          } else {
+            sum[k] += value;
+          }
+        }
+      }
+      for (int k = 0; !Ahead && k < kColumns && c + k < channels; ++k) {
+        const T total = team.sum(sum[k]);
+        if (team.leads) sums[ray * channels + c + k] = total;
+      }
+    }
+    return span.end;
+  }
+};
+
+template <typename T>
+using TotalSums = RaySums<false, T>;
+
+template <typename T>
+using SumsAhead = RaySums<true, T>;
+
+// Each sample's row is that of its ray.
+template <typename T>
+struct RaySpread {
+  const T* sums;
+  int64_t channels;
+  T* values;
+
+  VOXELFIELD_HOST_DEVICE void clear(int64_t i) const {
+    for (int64_t c = 0; c < channels; ++c) values[i * channels + c] = 0;
+  }
+
+  template <typename Team>
+  VOXELFIELD_HOST_DEVICE int64_t operator()(int64_t ray, const RaySpan& span, const Team& team) const {
+    const int64_t step = Team::kSize % channels;
+    int64_t c = team.seat % channels;
+    for (int64_t k = span.begin * channels + team.seat; k < span.end * channels; k += Team::kSize) {
+      values[k] = sums[ray * channels + c];
+      c += step;
+      if (c >= channels) c -= channels;
+    }
+    return span.end;
+  }
+};
 
 template <typename Backend>
 struct RaySumsOps {

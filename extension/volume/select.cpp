@@ -13,7 +13,7 @@ struct Cpu : CpuBackend {
     count_segments(parts, counts, sums, [&](int64_t ray) {
       const RaySpan span = samples.rays[ray];
       int32_t count = 0;
-      walk_samples(samples, span, SingleThread{}, [&](const GroupSample<float>& sample) {
+      walk_samples(samples, span, SingleThread{}, [&](const TeamSample<float>& sample) {
         if (rule.keeps(sample.weight)) kept[span.begin + count++] = static_cast<int32_t>(sample.index);
       });
       return count;

@@ -7,19 +7,6 @@
 
 namespace voxelfield {
 
-// A team of one, with the interface of RayGroup in walk_rays.cuh.
-struct SingleThread : SingleScan {
-  static constexpr int kSize = 1, seat = 0;
-  static constexpr bool leads = true;
-
-  static bool any(bool value) { return value; }
-
-  template <typename T>
-  static T sum(T value) {
-    return value;
-  }
-};
-
 struct CpuRays : CpuBackend {
   // Calls walk(ray, span, team) for every ray, which returns the first sample that it did not deal with, and
   // walk.clear(i) for the samples from there on and for those that belong to no ray.
