@@ -22,6 +22,15 @@ struct Cpu : CpuBackend {
     });
     *result = std::accumulate(partial, partial + parts(counted), T(0)) * errors.scale();
   }
+
+  template <typename T>
+  static void color_error_backward(const ColorErrors<T>& errors, const T* grad, T* grad_colors) {
+    const int64_t counted = errors.counted_rows();
+    const T factor = 2 * *grad * errors.scale();
+    for_each_range(errors.rows, kRowsPerTask, [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) errors.write_gradient(row, counted, factor, grad_colors);
+    });
+  }
 };
 
 }  // namespace

@@ -35,6 +35,17 @@ __global__ void __launch_bounds__(kThreads)
   if (threadIdx.x == 0) *result = sum * errors.scale();
 }
 
+template <typename T>
+struct ColorErrorGradient {
+  ColorErrors<T> errors;
+  const T* grad;
+  T* grad_colors;
+
+  __device__ void operator()(int64_t row) const {
+    errors.write_gradient(row, errors.counted_rows(), 2 * *grad * errors.scale(), grad_colors);
+  }
+};
+
 struct Cuda : CudaBackend {
   static int64_t parts(int64_t rows) { return std::min((rows + kRowsPerBlock - 1) / kRowsPerBlock, kMaxBlocks); }
 
@@ -43,6 +54,11 @@ struct Cuda : CudaBackend {
     const int64_t count = parts(errors.rows);
     if (count > 0) launch(color_error_kernel<T>, blocks(count, 1), kThreads, 0, errors, partial);
     launch(color_error_total_kernel<T>, 1, kThreads, 0, errors, partial, count, result);
+  }
+
+  template <typename T>
+  static void color_error_backward(const ColorErrors<T>& errors, const T* grad, T* grad_colors) {
+    for_each(errors.rows, ColorErrorGradient<T>{errors, grad, grad_colors});
   }
 };
 

@@ -1,6 +1,7 @@
 // Host side of color_error, written once: check, allocate, and hand over to a backend's two kernels.
 //   Backend::parts(rows) -> how many partial sums there are
 //   Backend::color_error(errors, partial, result)
+//   Backend::color_error_backward(errors, grad, grad_colors)
 #pragma once
 
 #include "common/check_tensor.h"
@@ -62,17 +63,11 @@ struct ColorErrors {
     const T weight = error(row, d);
     return weight * (d[0] * d[0] + d[1] * d[1] + d[2] * d[2]);
   }
-};
 
-template <typename T>
-struct ColorErrorGradient {
-  ColorErrors<T> errors;
-  const T* grad;
-  T* grad_colors;
-
-  VOXELFIELD_HOST_DEVICE void operator()(int64_t row) const {
+  // `factor` is common to all rows.
+  VOXELFIELD_HOST_DEVICE void write_gradient(int64_t row, int64_t counted, T factor, T* grad_colors) const {
     T d[3] = {0, 0, 0};
-    const T slope = row < errors.counted_rows() ? 2 * *grad * errors.scale() * errors.error(row, d) : T(0);
+    const T slope = row < counted ? factor * error(row, d) : T(0);
     VOXELFIELD_UNROLL
     for (int c = 0; c < 3; ++c) grad_colors[3 * row + c] = slope * d[c];
   }
@@ -103,8 +98,7 @@ struct ColorErrorOps {
     Tensor grad_colors = new_empty(colors, {colors.size(0), 3}, colors.scalar_type());
     in.dispatch([&](auto errors) {
       using T = typename decltype(errors)::value_type;
-      Backend::for_each(errors.rows,
-                        ColorErrorGradient<T>{errors, grad.const_data_ptr<T>(), grad_colors.mutable_data_ptr<T>()});
+      Backend::color_error_backward(errors, grad.const_data_ptr<T>(), grad_colors.mutable_data_ptr<T>());
     });
     return grad_colors;
   }

@@ -20,7 +20,7 @@ struct RaySums {
   template <typename Team>
   VOXELFIELD_HOST_DEVICE int64_t operator()(int64_t ray, const RaySpan& span, const Team& team) const {
     // A thread alone takes several channels on its way, because they lie together.
-    constexpr int kColumns = Team::kSize == 1 ? 8 : 1;
+    constexpr int kColumns = Team::kSize > 1 ? 1 : Ahead ? 8 : 16;
     for (int64_t c = 0; c < channels; c += kColumns) {
       T sum[kColumns] = {};
       for (int64_t first = span.begin; Ahead ? team.any(first < span.end) : first < span.end; first += Team::kSize) {
@@ -64,12 +64,18 @@ struct RaySpread {
 
   template <typename Team>
   VOXELFIELD_HOST_DEVICE int64_t operator()(int64_t ray, const RaySpan& span, const Team& team) const {
-    const int64_t step = Team::kSize % channels;
-    int64_t c = team.seat % channels;
-    for (int64_t k = span.begin * channels + team.seat; k < span.end * channels; k += Team::kSize) {
-      values[k] = sums[ray * channels + c];
-      c += step;
-      if (c >= channels) c -= channels;
+    if constexpr (Team::kSize == 1) {
+      for (int64_t i = span.begin; i < span.end; ++i) {
+        for (int64_t c = 0; c < channels; ++c) values[i * channels + c] = sums[ray * channels + c];
+      }
+    } else {
+      const int64_t step = Team::kSize % channels;
+      int64_t c = team.seat % channels;
+      for (int64_t k = span.begin * channels + team.seat; k < span.end * channels; k += Team::kSize) {
+        values[k] = sums[ray * channels + c];
+        c += step;
+        if (c >= channels) c -= channels;
+      }
     }
     return span.end;
   }
