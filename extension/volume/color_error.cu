@@ -36,15 +36,11 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <typename T>
-struct ColorErrorGradient {
-  ColorErrors<T> errors;
-  const T* grad;
-  T* grad_colors;
-
-  __device__ void operator()(int64_t row) const {
-    errors.write_gradient(row, errors.counted_rows(), 2 * *grad * errors.scale(), grad_colors);
-  }
-};
+__global__ void __launch_bounds__(kThreads)
+    color_error_backward_kernel(ColorErrors<T> errors, const T* __restrict__ grad, T* __restrict__ grad_colors) {
+  const int64_t row = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (row < errors.rows) errors.write_gradient(row, errors.counted_rows(), 2 * *grad * errors.scale(), grad_colors);
+}
 
 struct Cuda : CudaBackend {
   static int64_t parts(int64_t rows) { return std::min((rows + kRowsPerBlock - 1) / kRowsPerBlock, kMaxBlocks); }
@@ -58,7 +54,8 @@ struct Cuda : CudaBackend {
 
   template <typename T>
   static void color_error_backward(const ColorErrors<T>& errors, const T* grad, T* grad_colors) {
-    for_each(errors.rows, ColorErrorGradient<T>{errors, grad, grad_colors});
+    const unsigned count = blocks(errors.rows, kThreads);
+    if (count > 0) launch(color_error_backward_kernel<T>, count, kThreads, 0, errors, grad, grad_colors);
   }
 };
 

@@ -4,7 +4,7 @@
 
 #include "common/check_numbers.h"
 #include "rays/check_rays.h"
-#include "volume/walk_samples.h"
+#include "volume/composite.h"
 
 namespace voxelfield {
 
@@ -95,26 +95,27 @@ struct CompositeWalk {
   }
 };
 
-// One number of each for every ray, or for `weights` for every sample; null stands for zeros.
-template <typename T>
+// Pointers or tensors: one number of each for every ray, or for `weights` for every sample. Null stands for zeros.
+template <typename X>
 struct CompositeValues {
-  const T *rgb, *opacity, *depth_sum, *weights, *distortion;
-
-  VOXELFIELD_HOST_DEVICE RayTotals<T> totals(int64_t ray) const {
-    RayTotals<T> totals;
-    if (rgb != nullptr) {
-      for (int channel = 0; channel < 3; ++channel) totals.rgb[channel] = rgb[3 * ray + channel];
-    }
-    if (opacity != nullptr) totals.opacity = opacity[ray];
-    if (depth_sum != nullptr) totals.depth_sum = depth_sum[ray];
-    return totals;
-  }
+  X rgb, opacity, depth_sum, weights, distortion;
 };
+
+template <typename T>
+VOXELFIELD_HOST_DEVICE RayTotals<T> totals_of(const CompositeValues<const T*>& values, int64_t ray) {
+  RayTotals<T> totals;
+  if (values.rgb != nullptr) {
+    for (int channel = 0; channel < 3; ++channel) totals.rgb[channel] = values.rgb[3 * ray + channel];
+  }
+  if (values.opacity != nullptr) totals.opacity = values.opacity[ray];
+  if (values.depth_sum != nullptr) totals.depth_sum = values.depth_sum[ray];
+  return totals;
+}
 
 template <bool Distortion, typename T>
 struct CompositeGradientWalk {
   PackedSamples<T> samples;
-  CompositeValues<T> gradients, results;
+  CompositeValues<const T*> gradients, results;
   T *grad_density, *grad_rgb;
 
   VOXELFIELD_HOST_DEVICE void clear(int64_t i) const {
@@ -127,8 +128,8 @@ struct CompositeGradientWalk {
     RayTotals<T> gradient, totals;
     T at_distortion = 0, origin = 0, suffix_grad = 0;
     if (span.begin < span.end) {
-      gradient = gradients.totals(ray);
-      totals = results.totals(ray);
+      gradient = totals_of(gradients, ray);
+      totals = totals_of(results, ray);
       suffix_grad = gradient.of_ray(totals);
       origin = samples.t[span.begin];
       if constexpr (Distortion) {
@@ -252,10 +253,10 @@ struct CompositeOps {
     Tensor grad_sample_rgb = new_empty(density, {samples, 3}, density.scalar_type());
     in.dispatch(spreads, [&](auto packed, auto distorted) {
       using T = typename decltype(packed)::value_type;
-      Backend::for_each_ray(packed.rays,
-                            CompositeGradientWalk<distorted.value, T>{
-                                packed, gradients.template pointers<T>(), results.template pointers<T>(),
-                                grad_density.mutable_data_ptr<T>(), grad_sample_rgb.mutable_data_ptr<T>()});
+      Backend::for_each_ray(
+          packed.rays, CompositeGradientWalk<distorted.value, T>{packed, pointers<T>(gradients), pointers<T>(results),
+                                                                 grad_density.mutable_data_ptr<T>(),
+                                                                 grad_sample_rgb.mutable_data_ptr<T>()});
     });
     return {grad_density, grad_sample_rgb};
   }
@@ -268,15 +269,13 @@ struct CompositeOps {
   }
 
  private:
-  struct Values {
-    std::optional<Tensor> rgb, opacity, depth_sum, weights, distortion;
+  using Values = CompositeValues<std::optional<Tensor>>;
 
-    template <typename T>
-    CompositeValues<T> pointers() const {
-      return {data_or_null<T>(rgb), data_or_null<T>(opacity), data_or_null<T>(depth_sum), data_or_null<T>(weights),
-              data_or_null<T>(distortion)};
-    }
-  };
+  template <typename T>
+  static CompositeValues<const T*> pointers(const Values& x) {
+    return {data_or_null<T>(x.rgb), data_or_null<T>(x.opacity), data_or_null<T>(x.depth_sum),
+            data_or_null<T>(x.weights), data_or_null<T>(x.distortion)};
+  }
 
   // Keeps contiguous copies alive for as long as raw pointers to them are in use.
   struct Inputs {
@@ -284,13 +283,12 @@ struct CompositeOps {
     std::optional<Tensor> dt, rgb, t;
     double min_transmittance;
 
-    // Calls f(samples).
     template <typename F>
     void dispatch(const F& f) const {
       dispatch_opmath(density, [&](auto zero) {
         using T = decltype(zero);
-        f(PackedSamples<T>{density.const_data_ptr<T>(), data_or_null<T>(rgb), data_or_null<T>(t), data_or_null<T>(dt),
-                           packed_rays(ray_offsets, density.size(0)), static_cast<T>(min_transmittance)});
+        f(PackedSamples<T>{density.const_data_ptr<T>(), data_or_null<T>(dt), packed_rays(ray_offsets, density.size(0)),
+                           static_cast<T>(min_transmittance), data_or_null<T>(rgb), data_or_null<T>(t)});
       });
     }
 

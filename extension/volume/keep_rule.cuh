@@ -9,7 +9,6 @@ namespace voxelfield {
 // A team of a size that is known at compile time.
 template <int Size>
 struct ThreadTeam {
-  static constexpr bool kSingle = Size == 1;
   static constexpr int kSize = Size;
   int seat;            // the thread's place in the team
   bool leads = false;  // true for one thread of a team whose ray exists
@@ -30,7 +29,7 @@ struct ThreadTeam {
 
 // A team of any power of two of threads.
 struct SizedTeam {
-  static constexpr bool kSingle = false;
+  static constexpr int kSize = 0;  // known when the kernel runs
   int seat, size;
 
   template <typename T>

@@ -64,8 +64,8 @@ struct JudgedSample {
 
 // A thread that walks its ray alone: a team of one, see keep_rule.cuh. A call scans the values of a team's threads.
 struct SingleThread {
-  static constexpr bool kSingle = true, leads = true;
   static constexpr int kSize = 1, seat = 0;
+  static constexpr bool leads = true;
 
   template <typename T>
   struct Sums {
@@ -96,7 +96,7 @@ class KeptLight {
   template <typename Scan>
   VOXELFIELD_HOST_DEVICE JudgedSample<T> judge(const Absorption<T>& sample, bool found, const Scan& scan) {
     const auto all = scan(found ? sample.thickness : T(0));
-    const T reaching = Scan::kSingle ? reaching_ : transmittance_at(depth_of_all_ + all.before);
+    const T reaching = Scan::kSize == 1 ? reaching_ : transmittance_at(depth_of_all_ + all.before);
     JudgedSample<T> judged{found && !rule_.stops(reaching) && rule_.keeps(reaching * sample.opacity), T(0), T(0)};
     const auto kept = scan(judged.kept ? sample.thickness : T(0));
     if (judged.kept) {

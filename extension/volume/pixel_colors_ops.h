@@ -153,13 +153,11 @@ struct PixelColorsOps {
     void dispatch(bool srgb, const F& f) const {
       dispatch_opmath(rgb, [&](auto zero) {
         using T = decltype(zero);
-        const RayColors<T> rays{rgb.const_data_ptr<T>(),
-                                opacity.const_data_ptr<T>(),
-                                background.const_data_ptr<T>(),
-                                background.dim() == 1 ? 0 : 3,
-                                pixels,
-                                rays_per_pixel};
-        srgb&& rays_per_pixel > 1 ? f(std::true_type{}, rays) : f(std::false_type{}, rays);
+        const auto call = [&](auto encoded) {
+          f(encoded, RayColors<T>{rgb.const_data_ptr<T>(), opacity.const_data_ptr<T>(), background.const_data_ptr<T>(),
+                                  background.dim() == 1 ? 0 : 3, pixels, rays_per_pixel});
+        };
+        srgb&& rays_per_pixel > 1 ? call(std::true_type{}) : call(std::false_type{});
       });
     }
   };
@@ -170,11 +168,8 @@ struct PixelColorsOps {
     STD_TORCH_CHECK(rays_per_pixel > 0 && rgb.size(0) % rays_per_pixel == 0,
                     "rays_per_pixel must be a divisor of the number of rays, ", rgb.size(0), ", got ", rays_per_pixel);
     const int64_t pixels = rgb.size(0) / rays_per_pixel;
-    if (background.dim() == 1) {
-      check_tensor("background", background, {3}, rgb.scalar_type(), rgb);
-    } else {
-      check_tensor("background", background, {pixels, 3}, rgb.scalar_type(), rgb);
-    }
+    const std::vector<int64_t> each{pixels, 3}, all{3};
+    check_tensor("background", background, background.dim() == 1 ? all : each, rgb.scalar_type(), rgb);
     return {as_contiguous(rgb), as_contiguous(opacity), as_contiguous(background), pixels, rays_per_pixel};
   }
 };

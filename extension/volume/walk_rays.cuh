@@ -19,11 +19,8 @@ constexpr int64_t kClearingBlocks = 512;         // at most
 // Calls f with the size of the teams as a constant.
 template <typename F>
 void dispatch_team(const PackedRays& rays, const F& f) {
-  if (rays.samples <= kShortRay * rays.count) {
-    f(std::integral_constant<int, kShortRayTeam>{});
-  } else {
-    f(std::integral_constant<int, kWarp>{});
-  }
+  const bool are_short = rays.samples <= kShortRay * rays.count;
+  are_short ? f(std::integral_constant<int, kShortRayTeam>{}) : f(std::integral_constant<int, kWarp>{});
 }
 
 // The first `walking` blocks walk rays, the others clear the rows which belong to no ray.
