@@ -23,10 +23,9 @@ struct RaySums {
     constexpr int kColumns = Team::kSize > 1 ? 1 : Ahead ? 8 : 16;
     for (int64_t c = 0; c < channels; c += kColumns) {
       T sum[kColumns] = {};
-      for (int64_t first = span.begin; Ahead ? team.any(first < span.end) : first < span.end; first += Team::kSize) {
-        const int64_t i = first + team.seat;
+      for (int64_t i = span.begin + team.seat; Ahead ? team.any(i < span.end) : i < span.end; i += Team::kSize) {
         for (int k = 0; k < kColumns && c + k < channels; ++k) {
-          const T value = i < span.end ? values[i * channels + c + k] : T(0);
+          const T value = !Ahead || i < span.end ? values[i * channels + c + k] : T(0);
           if constexpr (Ahead) {
             const auto scan = team(value);
             if (i < span.end) sums[i * channels + c + k] = sum[k] + scan.before;
