@@ -203,7 +203,7 @@ __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const S
     const Panel<2> panel = last_two_layers<Width, Eights>(load_rows<2>(features, 0), density[0], density[1]);
     const float raw = first_column(panel);
     const JudgedSample<float> judged =
-        light.judge(absorption_of_density(scene.density_of(raw), scene.step), found, TeamScanner<kLanes>{team.seat});
+        light.judge(absorption_of_density(scene.density_of(raw), scene.step), found, ThreadTeam<kLanes>{team.seat});
     sample.kept = judged.kept;
     sample.weight = judged.weight;
     if (light.stopped()) walking = false;

@@ -58,7 +58,7 @@ VOXELFIELD_HOST_DEVICE void walk_ray(const RenderScene<scalar_t>& scene, const R
     sample.stencil = unit.at(sample.t, scene.grid.locator);
     sample.raw = raw_density(scene.grid, sample.stencil);
     const JudgedSample<float> judged =
-        light.judge(absorption_of_density(scene.grid.density_of(sample.raw), scene.step), true, SingleScan{});
+        light.judge(absorption_of_density(scene.grid.density_of(sample.raw), scene.step), true, SingleThread{});
     if (!judged.kept) continue;
     sample.transmittance = judged.transmittance;
     sample.weight = judged.weight;

@@ -174,7 +174,7 @@ __device__ __forceinline__ void walk_rays(const RenderScene<scalar_t>& scene, co
   SampleWalk walk(scene.cells, ray);
   const UnitRay unit(ray, scene.grid.aabb);
   KeptLight<float> light(scene.rule);
-  const SizedTeamScanner scan{seat.ray_seat, plan.ray_lanes};
+  const SizedTeam scan{seat.ray_seat, plan.ray_lanes};
   while (__any_sync(kFullWarp, walking)) {
     WalkedSample sample{};
     bool found = false;

@@ -1,4 +1,6 @@
 // Errors of colours on the CPU: sums over fixed ranges of rows, so that the number of threads changes nothing.
+#include <numeric>
+
 #include "common/backend.h"
 #include "volume/color_error_ops.h"
 
@@ -18,9 +20,7 @@ struct Cpu : CpuBackend {
       for (int64_t row = begin; row < end; ++row) sum += errors.weighted_square(row);
       partial[begin / kRowsPerTask] = sum;
     });
-    T total = 0;
-    for (int64_t part = 0; part < parts(counted); ++part) total += partial[part];
-    *result = total * errors.scale();
+    *result = std::accumulate(partial, partial + parts(counted), T(0)) * errors.scale();
   }
 
   template <typename T>
@@ -35,9 +35,6 @@ struct Cpu : CpuBackend {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(voxelfield, CPU, m) {
-  m.impl("color_error", TORCH_BOX(&ColorErrorOps<Cpu>::color_error));
-  m.impl("color_error_backward", TORCH_BOX(&ColorErrorOps<Cpu>::color_error_backward));
-}
+STABLE_TORCH_LIBRARY_IMPL(voxelfield, CPU, m) { ColorErrorOps<Cpu>::implement(m); }
 
 }  // namespace voxelfield

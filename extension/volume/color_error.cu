@@ -48,26 +48,19 @@ struct Cuda : CudaBackend {
   template <typename T>
   static void color_error(const ColorErrors<T>& errors, T* partial, T* result) {
     const int64_t count = parts(errors.rows);
-    if (count > 0) {
-      color_error_kernel<<<blocks(count, 1), kThreads, 0, stream()>>>(errors, partial);
-      STD_CUDA_KERNEL_LAUNCH_CHECK();
-    }
-    color_error_total_kernel<<<1, kThreads, 0, stream()>>>(errors, partial, count, result);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    if (count > 0) launch(color_error_kernel<T>, blocks(count, 1), kThreads, 0, errors, partial);
+    launch(color_error_total_kernel<T>, 1, kThreads, 0, errors, partial, count, result);
   }
 
   template <typename T>
   static void color_error_backward(const ColorErrors<T>& errors, const T* grad, T* grad_colors) {
-    color_error_backward_kernel<<<blocks(errors.rows, kThreads), kThreads, 0, stream()>>>(errors, grad, grad_colors);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    const unsigned count = blocks(errors.rows, kThreads);
+    if (count > 0) launch(color_error_backward_kernel<T>, count, kThreads, 0, errors, grad, grad_colors);
   }
 };
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) {
-  m.impl("color_error", TORCH_BOX(&ColorErrorOps<Cuda>::color_error));
-  m.impl("color_error_backward", TORCH_BOX(&ColorErrorOps<Cuda>::color_error_backward));
-}
+STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) { ColorErrorOps<Cuda>::implement(m); }
 
 }  // namespace voxelfield

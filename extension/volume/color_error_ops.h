@@ -11,6 +11,8 @@ namespace voxelfield {
 // Colours and the true ones: of pixels, or of the samples along pixels' rays, which have weights.
 template <typename T>
 struct ColorErrors {
+  using value_type = T;
+
   const T* colors;           // (rows, 3)
   const T* truth;            // (pixels, 3)
   const T* weights;          // (rows,) if rows are samples, else null
@@ -76,14 +78,13 @@ struct ColorErrorOps {
   static Tensor color_error(const Tensor& colors, const Tensor& truth, const std::optional<Tensor>& weights,
                             const std::optional<Tensor>& ray_index, int64_t rays_per_pixel,
                             const std::optional<Tensor>& rays_kept) {
-    check(colors, truth, weights, ray_index, rays_per_pixel, rays_kept);
+    const Inputs in = checked(colors, truth, weights, ray_index, rays_per_pixel, rays_kept);
     const typename Backend::Guard guard(colors);
-    const Inputs in{colors, truth, weights, ray_index, rays_per_pixel, rays_kept};
     Tensor partial = new_empty(colors, {Backend::parts(colors.size(0))}, colors.scalar_type());
     Tensor error = new_empty(colors, {}, colors.scalar_type());
-    dispatch(colors, [&](auto zero) {
-      using T = decltype(zero);
-      Backend::color_error(in.template errors<T>(), partial.mutable_data_ptr<T>(), error.mutable_data_ptr<T>());
+    in.dispatch([&](auto errors) {
+      using T = typename decltype(errors)::value_type;
+      Backend::color_error(errors, partial.mutable_data_ptr<T>(), error.mutable_data_ptr<T>());
     });
     return error;
   }
@@ -91,25 +92,42 @@ struct ColorErrorOps {
   static Tensor color_error_backward(const Tensor& grad, const Tensor& colors, const Tensor& truth,
                                      const std::optional<Tensor>& weights, const std::optional<Tensor>& ray_index,
                                      int64_t rays_per_pixel, const std::optional<Tensor>& rays_kept) {
-    check(colors, truth, weights, ray_index, rays_per_pixel, rays_kept);
+    const Inputs in = checked(colors, truth, weights, ray_index, rays_per_pixel, rays_kept);
     check_tensor("grad", grad, {}, colors.scalar_type(), colors);
     const typename Backend::Guard guard(colors);
-    const Inputs in{colors, truth, weights, ray_index, rays_per_pixel, rays_kept};
     Tensor grad_colors = new_empty(colors, {colors.size(0), 3}, colors.scalar_type());
-    if (colors.size(0) > 0) {
-      dispatch(colors, [&](auto zero) {
-        using T = decltype(zero);
-        Backend::color_error_backward(in.template errors<T>(), grad.const_data_ptr<T>(),
-                                      grad_colors.mutable_data_ptr<T>());
-      });
-    }
+    in.dispatch([&](auto errors) {
+      using T = typename decltype(errors)::value_type;
+      Backend::color_error_backward(errors, grad.const_data_ptr<T>(), grad_colors.mutable_data_ptr<T>());
+    });
     return grad_colors;
   }
 
+  static void implement(Library& m) {
+    m.impl("color_error", TORCH_BOX(&ColorErrorOps::color_error));
+    m.impl("color_error_backward", TORCH_BOX(&ColorErrorOps::color_error_backward));
+  }
+
  private:
-  static void check(const Tensor& colors, const Tensor& truth, const std::optional<Tensor>& weights,
-                    const std::optional<Tensor>& ray_index, int64_t rays_per_pixel,
-                    const std::optional<Tensor>& rays_kept) {
+  struct Inputs {
+    Tensor colors, truth;
+    std::optional<Tensor> weights, ray_index, rays_kept;
+    int64_t rays_per_pixel;
+
+    template <typename F>
+    void dispatch(const F& f) const {
+      dispatch_opmath(colors, [&](auto zero) {
+        using T = decltype(zero);
+        f(ColorErrors<T>{colors.const_data_ptr<T>(), truth.const_data_ptr<T>(), data_or_null<T>(weights),
+                         data_or_null<int64_t>(ray_index), data_or_null<int64_t>(rays_kept), colors.size(0),
+                         truth.size(0), rays_per_pixel, weights.has_value()});
+      });
+    }
+  };
+
+  static Inputs checked(const Tensor& colors, const Tensor& truth, const std::optional<Tensor>& weights,
+                        const std::optional<Tensor>& ray_index, int64_t rays_per_pixel,
+                        const std::optional<Tensor>& rays_kept) {
     check_tensor("colors", colors, {kAny, 3}, opmath_type(colors), colors);
     check_tensor("truth", truth, {weights.has_value() ? kAny : colors.size(0), 3}, colors.scalar_type(), colors);
     STD_TORCH_CHECK(weights.has_value() == ray_index.has_value(), "weights and ray_index must be given together");
@@ -120,39 +138,8 @@ struct ColorErrorOps {
     STD_TORCH_CHECK(rays_per_pixel > 0 && truth.size(0) <= INT64_MAX / rays_per_pixel,
                     "rays_per_pixel must be at least 1 and fit 64 bits times the pixels, got ", rays_per_pixel);
     if (rays_kept.has_value()) check_tensor("rays_kept", *rays_kept, {}, ScalarType::Long, colors);
-  }
-
-  struct Inputs {
-    Tensor colors, truth;
-    std::optional<Tensor> weights, ray_index, rays_kept;
-    int64_t rays_per_pixel;
-
-    Inputs(const Tensor& colors, const Tensor& truth, const std::optional<Tensor>& weights,
-           const std::optional<Tensor>& ray_index, int64_t rays_per_pixel, const std::optional<Tensor>& rays_kept)
-        : colors(as_contiguous(colors)),
-          truth(as_contiguous(truth)),
-          weights(as_contiguous(weights)),
-          ray_index(as_contiguous(ray_index)),
-          rays_kept(rays_kept),
-          rays_per_pixel(rays_per_pixel) {}
-
-    template <typename T>
-    ColorErrors<T> errors() const {
-      return {colors.const_data_ptr<T>(),
-              truth.const_data_ptr<T>(),
-              data_or_null<T>(weights),
-              data_or_null<int64_t>(ray_index),
-              data_or_null<int64_t>(rays_kept),
-              colors.size(0),
-              truth.size(0),
-              rays_per_pixel,
-              weights.has_value()};
-    }
-  };
-
-  template <typename F>
-  static void dispatch(const Tensor& like, const F& f) {
-    like.scalar_type() == ScalarType::Double ? f(double{}) : f(float{});
+    return {as_contiguous(colors), as_contiguous(truth), as_contiguous(weights), as_contiguous(ray_index), rays_kept,
+            rays_per_pixel};
   }
 };
 

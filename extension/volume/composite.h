@@ -23,12 +23,14 @@ VOXELFIELD_HOST_DEVICE T density_gradient(T dt, T transmittance, T weight, T at_
 // Without `dt` the densities are alphas: the shares of the arriving light that samples stop.
 template <typename T>
 struct PackedSamples {
+  using value_type = T;
+
   const T* density;  // (M,)
-  const T* rgb;      // (M, 3); null where only weights are wanted
-  const T* t;        // (M,); likewise
   const T* dt;       // (M,)
   PackedRays rays;
   T min_transmittance;
+  const T* rgb = nullptr;  // (M, 3); null where only weights are wanted
+  const T* t = nullptr;    // (M,); likewise
 
   VOXELFIELD_HOST_DEVICE Absorption<T> absorption(int64_t i) const {
     return dt == nullptr ? absorption_of_alpha(density[i]) : absorption_of_density(density[i], dt[i]);
@@ -47,6 +49,38 @@ struct PackedSamples {
   }
 };
 
+// A thread's sample of its team's ray.
+template <typename T>
+struct TeamSample {
+  int64_t index;
+  bool exists;   // false past the ray's last sample
+  bool reached;  // false behind the ray's end, too: transmittance and weight are zero there
+  T transmittance, weight;
+};
+
+// Calls visit(sample) on all threads of the warp, with as many samples of each team's ray as it has threads. Stops
+// where all of the warp's rays have ended, and returns the first sample of the ray that was not visited.
+template <typename T, typename Team, typename Visit>
+VOXELFIELD_HOST_DEVICE int64_t walk_samples(const PackedSamples<T>& samples, const RaySpan& span, const Team& team,
+                                            const Visit& visit) {
+  T optical_depth = 0;
+  for (int64_t first = span.begin;; first += Team::kSize) {
+    const T reaching = first < span.end ? transmittance_at(optical_depth) : T(0);
+    if (!team.any(first < span.end && !samples.stops(reaching))) return first;
+    TeamSample<T> sample{first + team.seat, first + team.seat < span.end, false, T(0), T(0)};
+    const Absorption<T> absorption = sample.exists ? samples.absorption(sample.index) : Absorption<T>{T(0), T(0)};
+    const auto depth = team(absorption.thickness);
+    const T transmittance = Team::kSize == 1 ? reaching : transmittance_at(optical_depth + depth.before);
+    sample.reached = sample.exists && !samples.stops(transmittance);
+    if (sample.reached) {
+      sample.transmittance = transmittance;
+      sample.weight = transmittance * absorption.opacity;
+    }
+    visit(sample);
+    optical_depth += depth.total;
+  }
+}
+
 // The sums of weights, and of weights times distance, of some of a ray's samples. Distances count from the ray's first
 // sample, because differences of them are what matters.
 template <typename T>
@@ -54,9 +88,14 @@ struct WeightMoments {
   T weight = 0;
   T moment = 0;
 
-  VOXELFIELD_HOST_DEVICE void add(T more_weight, T distance) {
-    weight += more_weight;
-    moment += more_weight * distance;
+  // Returns the sums ahead of a sample, or of the samples of a team's threads, and moves on behind them.
+  template <typename Scan>
+  VOXELFIELD_HOST_DEVICE WeightMoments pass(T more_weight, T distance, const Scan& scan) {
+    const auto weights = scan(more_weight), moments = scan(more_weight * distance);
+    const WeightMoments before{weight + weights.before, moment + moments.before};
+    weight += weights.total;
+    moment += moments.total;
+    return before;
   }
 };
 

@@ -1,8 +1,5 @@
-// Host side of compositing, written once: check, allocate, and hand over to a backend's kernels.
-//   Backend::light(samples, value, values)                      weights or transmittances alone
-//   Backend::light_backward(samples, value, grad, grad_density)
-//   Backend::forward(samples, out)
-//   Backend::backward(samples, gradients, results, out)
+// Compositing, written once for both backends: what a thread, or a team of threads, does on its ray, and the host side,
+// which checks, allocates, and walks the rays.
 #pragma once
 
 #include "common/check_numbers.h"
@@ -11,77 +8,197 @@
 
 namespace voxelfield {
 
-// What an op returns for each sample.
-enum class LightValue { kWeight, kTransmittance };
-
-// Where a ray's results go to; `distortion` is null where it is not wanted.
+// Transmittances or weights.
 template <typename T>
-struct CompositeOutputs {
+struct LightWalk {
+  PackedSamples<T> samples;
+  bool transmittance;
+  T* values;
+
+  VOXELFIELD_HOST_DEVICE void clear(int64_t i) const { values[i] = 0; }
+
+  template <typename Team>
+  VOXELFIELD_HOST_DEVICE int64_t operator()(int64_t /*ray*/, const RaySpan& span, const Team& team) const {
+    return walk_samples(samples, span, team, [&](const TeamSample<T>& sample) {
+      if (sample.exists) values[sample.index] = transmittance ? sample.transmittance : sample.weight;
+    });
+  }
+};
+
+template <typename T>
+struct LightGradientWalk {
+  PackedSamples<T> samples;
+  bool transmittance;
+  const T* grad;
+  T* grad_density;
+
+  VOXELFIELD_HOST_DEVICE void clear(int64_t i) const { grad_density[i] = 0; }
+
+  template <typename Team>
+  VOXELFIELD_HOST_DEVICE int64_t operator()(int64_t /*ray*/, const RaySpan& span, const Team& team) const {
+    const auto weighted = [&](const TeamSample<T>& sample) {
+      if (!sample.reached) return T(0);
+      return (transmittance ? sample.transmittance : sample.weight) * grad[sample.index];
+    };
+    T sum = 0;
+    walk_samples(samples, span, team, [&](const TeamSample<T>& sample) { sum += weighted(sample); });
+    T suffix_grad = team.sum(sum);
+    return walk_samples(samples, span, team, [&](const TeamSample<T>& sample) {
+      const auto passed = team(weighted(sample));
+      if (sample.reached) {
+        const T at_weight = transmittance ? T(0) : grad[sample.index];
+        grad_density[sample.index] = samples.gradient(sample.index, sample.transmittance, sample.weight, at_weight,
+                                                      suffix_grad - passed.through);
+      } else if (sample.exists) {
+        clear(sample.index);
+      }
+      suffix_grad -= passed.total;
+    });
+  }
+};
+
+template <bool Distortion, typename T>
+struct CompositeWalk {
+  PackedSamples<T> samples;
   T *rgb, *opacity, *depth_sum, *weights, *distortion;
 
-  VOXELFIELD_HOST_DEVICE void write(int64_t ray, const RayTotals<T>& totals, T distortion_of_ray) const {
-    for (int channel = 0; channel < 3; ++channel) rgb[3 * ray + channel] = totals.rgb[channel];
-    opacity[ray] = totals.opacity;
-    depth_sum[ray] = totals.depth_sum;
-    if (distortion != nullptr) distortion[ray] = distortion_of_ray;
-  }
-};
+  VOXELFIELD_HOST_DEVICE void clear(int64_t i) const { weights[i] = 0; }
 
-// One number of each for every ray, or for `weights` for every sample; null stands for zeros.
-template <typename T>
-struct CompositeValues {
-  const T *rgb, *opacity, *depth_sum, *weights, *distortion;
-
-  VOXELFIELD_HOST_DEVICE RayTotals<T> totals(int64_t ray) const {
+  template <typename Team>
+  VOXELFIELD_HOST_DEVICE int64_t operator()(int64_t ray, const RaySpan& span, const Team& team) const {
+    const T origin = Distortion && span.begin < span.end ? samples.t[span.begin] : T(0);
     RayTotals<T> totals;
-    if (rgb != nullptr) {
-      for (int channel = 0; channel < 3; ++channel) totals.rgb[channel] = rgb[3 * ray + channel];
+    WeightMoments<T> ahead;
+    T spread = 0;
+    const int64_t end = walk_samples(samples, span, team, [&](const TeamSample<T>& sample) {
+      const int64_t i = sample.index;
+      if (sample.exists) weights[i] = sample.weight;
+      if (sample.reached) totals.add(sample.weight, samples.rgb + 3 * i, samples.t[i]);
+      if constexpr (Distortion) {
+        const T distance = sample.reached ? samples.t[i] - origin : T(0);
+        const WeightMoments<T> before = ahead.pass(sample.weight, distance, team);
+        if (sample.reached) spread += distortion_of(before, sample.weight, distance, samples.dt[i]);
+      }
+    });
+    VOXELFIELD_UNROLL
+    for (int channel = 0; channel < 3; ++channel) totals.rgb[channel] = team.sum(totals.rgb[channel]);
+    totals.opacity = team.sum(totals.opacity);
+    totals.depth_sum = team.sum(totals.depth_sum);
+    if constexpr (Distortion) spread = team.sum(spread);
+    if (team.leads) {
+      for (int channel = 0; channel < 3; ++channel) rgb[3 * ray + channel] = totals.rgb[channel];
+      opacity[ray] = totals.opacity;
+      depth_sum[ray] = totals.depth_sum;
+      if constexpr (Distortion) distortion[ray] = spread;
     }
-    if (opacity != nullptr) totals.opacity = opacity[ray];
-    if (depth_sum != nullptr) totals.depth_sum = depth_sum[ray];
-    return totals;
+    return end;
   }
+};
 
-  VOXELFIELD_HOST_DEVICE T distortion_of_ray(int64_t ray) const {
-    return distortion != nullptr ? distortion[ray] : T(0);
-  }
-
-  VOXELFIELD_HOST_DEVICE T at_weight(int64_t sample) const { return weights != nullptr ? weights[sample] : T(0); }
+// Pointers or tensors: one number of each for every ray, or for `weights` for every sample. Null stands for zeros.
+template <typename X>
+struct CompositeValues {
+  X rgb, opacity, depth_sum, weights, distortion;
 };
 
 template <typename T>
-struct SampleGradients {
-  T *density, *rgb;
+VOXELFIELD_HOST_DEVICE RayTotals<T> totals_of(const CompositeValues<const T*>& values, int64_t ray) {
+  RayTotals<T> totals;
+  if (values.rgb != nullptr) {
+    for (int channel = 0; channel < 3; ++channel) totals.rgb[channel] = values.rgb[3 * ray + channel];
+  }
+  if (values.opacity != nullptr) totals.opacity = values.opacity[ray];
+  if (values.depth_sum != nullptr) totals.depth_sum = values.depth_sum[ray];
+  return totals;
+}
+
+template <bool Distortion, typename T>
+struct CompositeGradientWalk {
+  PackedSamples<T> samples;
+  CompositeValues<const T*> gradients, results;
+  T *grad_density, *grad_rgb;
+
+  VOXELFIELD_HOST_DEVICE void clear(int64_t i) const {
+    grad_density[i] = 0;
+    for (int channel = 0; channel < 3; ++channel) grad_rgb[3 * i + channel] = 0;
+  }
+
+  template <typename Team>
+  VOXELFIELD_HOST_DEVICE int64_t operator()(int64_t ray, const RaySpan& span, const Team& team) const {
+    RayTotals<T> gradient, totals;
+    T at_distortion = 0, origin = 0, suffix_grad = 0;
+    if (span.begin < span.end) {
+      gradient = totals_of(gradients, ray);
+      totals = totals_of(results, ray);
+      suffix_grad = gradient.of_ray(totals);
+      origin = samples.t[span.begin];
+      if constexpr (Distortion) {
+        at_distortion = gradients.distortion[ray];
+        // Distortion is a sum of products of two weights, so that each of its terms counts twice.
+        suffix_grad += 2 * at_distortion * results.distortion[ray];
+      }
+    }
+    if (gradients.weights != nullptr) {
+      T sum = 0;
+      walk_samples(samples, span, team, [&](const TeamSample<T>& sample) {
+        if (sample.reached) sum += sample.weight * gradients.weights[sample.index];
+      });
+      suffix_grad += team.sum(sum);
+    }
+    const WeightMoments<T> all{totals.opacity, totals.depth_sum - totals.opacity * origin};
+    WeightMoments<T> ahead;
+    return walk_samples(samples, span, team, [&](const TeamSample<T>& sample) {
+      const int64_t i = sample.index;
+      T at_weight = 0;
+      if (sample.reached) {
+        at_weight = gradient.at_weight(samples.rgb + 3 * i, samples.t[i]);
+        if (gradients.weights != nullptr) at_weight += gradients.weights[i];
+      }
+      if constexpr (Distortion) {
+        const T distance = sample.reached ? samples.t[i] - origin : T(0);
+        const WeightMoments<T> before = ahead.pass(sample.weight, distance, team);
+        if (sample.reached) {
+          at_weight += at_distortion * distortion_slope(before, all, sample.weight, distance, samples.dt[i]);
+        }
+      }
+      const auto passed = team(sample.weight * at_weight);
+      if (sample.reached) {
+        grad_density[i] =
+            samples.gradient(i, sample.transmittance, sample.weight, at_weight, suffix_grad - passed.through);
+        for (int channel = 0; channel < 3; ++channel) grad_rgb[3 * i + channel] = sample.weight * gradient.rgb[channel];
+      } else if (sample.exists) {
+        clear(i);
+      }
+      suffix_grad -= passed.total;
+    });
+  }
 };
 
 template <typename Backend>
 struct CompositeOps {
   static Tensor ray_light(const Tensor& density, const std::optional<Tensor>& dt, const Tensor& ray_offsets,
                           double min_transmittance, bool transmittance) {
-    check_packed(density, dt, ray_offsets, min_transmittance);
+    const Inputs in = checked(density, dt, ray_offsets, min_transmittance);
     const typename Backend::Guard guard(density);
-    const Inputs in{density, dt, ray_offsets};
     Tensor values = new_empty(density, {density.size(0)}, density.scalar_type());
-    dispatch(density, [&](auto zero) {
-      using T = decltype(zero);
-      Backend::light(in.template samples<T>(min_transmittance), light_value(transmittance),
-                     values.mutable_data_ptr<T>());
+    in.dispatch([&](auto samples) {
+      using T = typename decltype(samples)::value_type;
+      Backend::for_each_ray(samples.rays, LightWalk<T>{samples, transmittance, values.mutable_data_ptr<T>()});
     });
     return values;
   }
 
   static Tensor ray_light_backward(const Tensor& grad, const Tensor& density, const std::optional<Tensor>& dt,
                                    const Tensor& ray_offsets, double min_transmittance, bool transmittance) {
-    check_packed(density, dt, ray_offsets, min_transmittance);
+    const Inputs in = checked(density, dt, ray_offsets, min_transmittance);
     check_tensor("grad", grad, {density.size(0)}, density.scalar_type(), density);
     const typename Backend::Guard guard(density);
-    const Inputs in{density, dt, ray_offsets};
     const Tensor g = as_contiguous(grad);
     Tensor grad_density = new_empty(density, {density.size(0)}, density.scalar_type());
-    dispatch(density, [&](auto zero) {
-      using T = decltype(zero);
-      Backend::light_backward(in.template samples<T>(min_transmittance), light_value(transmittance),
-                              g.const_data_ptr<T>(), grad_density.mutable_data_ptr<T>());
+    in.dispatch([&](auto samples) {
+      using T = typename decltype(samples)::value_type;
+      Backend::for_each_ray(samples.rays, LightGradientWalk<T>{samples, transmittance, g.const_data_ptr<T>(),
+                                                               grad_density.mutable_data_ptr<T>()});
     });
     return grad_density;
   }
@@ -90,23 +207,22 @@ struct CompositeOps {
                                                                       const Tensor& t, const std::optional<Tensor>& dt,
                                                                       const Tensor& ray_offsets,
                                                                       double min_transmittance, bool distortion) {
-    check_inputs(density, rgb, t, dt, ray_offsets, min_transmittance);
+    const Inputs in = checked(density, dt, ray_offsets, min_transmittance, rgb, t);
     STD_TORCH_CHECK(dt.has_value() || !distortion, "dt must be given for distortion");
     const typename Backend::Guard guard(density);
-    const Inputs in{density, dt, ray_offsets, rgb, t};
-    const int64_t rays = in.ray_offsets.size(0) - 1;
-    const ScalarType dtype = in.density.scalar_type();
-    Tensor ray_rgb = new_empty(in.density, {rays, 3}, dtype);
-    Tensor opacity = new_empty(in.density, {rays}, dtype);
-    Tensor depth_sum = new_empty(in.density, {rays}, dtype);
-    Tensor weights = new_empty(in.density, {in.density.size(0)}, dtype);
-    Tensor spread = new_empty(in.density, {distortion ? rays : 0}, dtype);
-    dispatch(in.density, [&](auto zero) {
-      using T = decltype(zero);
-      Backend::forward(in.template samples<T>(min_transmittance),
-                       CompositeOutputs<T>{ray_rgb.mutable_data_ptr<T>(), opacity.mutable_data_ptr<T>(),
-                                           depth_sum.mutable_data_ptr<T>(), weights.mutable_data_ptr<T>(),
-                                           distortion ? spread.mutable_data_ptr<T>() : nullptr});
+    const int64_t rays = ray_offsets.size(0) - 1;
+    const ScalarType dtype = density.scalar_type();
+    Tensor ray_rgb = new_empty(density, {rays, 3}, dtype);
+    Tensor opacity = new_empty(density, {rays}, dtype);
+    Tensor depth_sum = new_empty(density, {rays}, dtype);
+    Tensor weights = new_empty(density, {density.size(0)}, dtype);
+    Tensor spread = new_empty(density, {distortion ? rays : 0}, dtype);
+    in.dispatch(distortion, [&](auto samples, auto distorted) {
+      using T = typename decltype(samples)::value_type;
+      Backend::for_each_ray(samples.rays, CompositeWalk<distorted.value, T>{
+                                              samples, ray_rgb.mutable_data_ptr<T>(), opacity.mutable_data_ptr<T>(),
+                                              depth_sum.mutable_data_ptr<T>(), weights.mutable_data_ptr<T>(),
+                                              spread.mutable_data_ptr<T>()});
     });
     return {ray_rgb, opacity, depth_sum, weights, spread};
   }
@@ -117,96 +233,83 @@ struct CompositeOps {
       const std::optional<Tensor>& grad_distortion, const Tensor& density, const Tensor& rgb, const Tensor& t,
       const std::optional<Tensor>& dt, const Tensor& ray_offsets, const Tensor& ray_rgb, const Tensor& opacity,
       const Tensor& depth_sum, const Tensor& distortion, double min_transmittance) {
-    check_inputs(density, rgb, t, dt, ray_offsets, min_transmittance);
-    STD_TORCH_CHECK(dt.has_value() || !grad_distortion.has_value(), "dt must be given for distortion");
+    const Inputs in = checked(density, dt, ray_offsets, min_transmittance, rgb, t);
+    const bool spreads = grad_distortion.has_value();
+    STD_TORCH_CHECK(dt.has_value() || !spreads, "dt must be given for distortion");
     const int64_t samples = density.size(0), rays = ray_offsets.size(0) - 1;
-    const auto check = [&](const char* name, const std::optional<Tensor>& x, std::initializer_list<int64_t> shape) {
+    const auto value = [&](const char* name, const std::optional<Tensor>& x, ShapeList shape) {
       if (x.has_value()) check_tensor(name, *x, shape, density.scalar_type(), density);
+      return as_contiguous(x);
     };
-    check("grad_rgb", grad_rgb, {rays, 3});
-    check("grad_opacity", grad_opacity, {rays});
-    check("grad_depth_sum", grad_depth_sum, {rays});
-    check("grad_weights", grad_weights, {samples});
-    check("grad_distortion", grad_distortion, {rays});
-    check("ray_rgb", ray_rgb, {rays, 3});
-    check("opacity", opacity, {rays});
-    check("depth_sum", depth_sum, {rays});
-    if (grad_distortion.has_value()) check("distortion", distortion, {rays});
+    const Values gradients{value("grad_rgb", grad_rgb, {rays, 3}), value("grad_opacity", grad_opacity, {rays}),
+                           value("grad_depth_sum", grad_depth_sum, {rays}),
+                           value("grad_weights", grad_weights, {samples}),
+                           value("grad_distortion", grad_distortion, {rays})};
+    const Values results{value("ray_rgb", ray_rgb, {rays, 3}), value("opacity", opacity, {rays}),
+                         value("depth_sum", depth_sum, {rays}), std::nullopt,
+                         spreads ? value("distortion", distortion, {rays}) : std::nullopt};
     const typename Backend::Guard guard(density);
-    const Inputs in{density, dt, ray_offsets, rgb, t};
-    const auto g_rgb = as_contiguous(grad_rgb), g_opacity = as_contiguous(grad_opacity),
-               g_depth_sum = as_contiguous(grad_depth_sum), g_weights = as_contiguous(grad_weights),
-               g_distortion = as_contiguous(grad_distortion);
-    const Tensor result_rgb = as_contiguous(ray_rgb), result_opacity = as_contiguous(opacity),
-                 result_depth_sum = as_contiguous(depth_sum), result_distortion = as_contiguous(distortion);
-    Tensor d_density = new_empty(in.density, {samples}, in.density.scalar_type());
-    Tensor d_rgb = new_empty(in.density, {samples, 3}, in.density.scalar_type());
-    dispatch(in.density, [&](auto zero) {
-      using T = decltype(zero);
-      const bool spreads = g_distortion.has_value();
-      Backend::backward(
-          in.template samples<T>(min_transmittance),
-          CompositeValues<T>{data_or_null<T>(g_rgb), data_or_null<T>(g_opacity), data_or_null<T>(g_depth_sum),
-                             data_or_null<T>(g_weights), data_or_null<T>(g_distortion)},
-          CompositeValues<T>{result_rgb.const_data_ptr<T>(), result_opacity.const_data_ptr<T>(),
-                             result_depth_sum.const_data_ptr<T>(), nullptr,
-                             spreads ? result_distortion.const_data_ptr<T>() : nullptr},
-          SampleGradients<T>{d_density.mutable_data_ptr<T>(), d_rgb.mutable_data_ptr<T>()});
+    Tensor grad_density = new_empty(density, {samples}, density.scalar_type());
+    Tensor grad_sample_rgb = new_empty(density, {samples, 3}, density.scalar_type());
+    in.dispatch(spreads, [&](auto packed, auto distorted) {
+      using T = typename decltype(packed)::value_type;
+      Backend::for_each_ray(
+          packed.rays, CompositeGradientWalk<distorted.value, T>{packed, pointers<T>(gradients), pointers<T>(results),
+                                                                 grad_density.mutable_data_ptr<T>(),
+                                                                 grad_sample_rgb.mutable_data_ptr<T>()});
     });
-    return {d_density, d_rgb};
+    return {grad_density, grad_sample_rgb};
+  }
+
+  static void implement(Library& m) {
+    m.impl("ray_light", TORCH_BOX(&CompositeOps::ray_light));
+    m.impl("ray_light_backward", TORCH_BOX(&CompositeOps::ray_light_backward));
+    m.impl("composite", TORCH_BOX(&CompositeOps::composite));
+    m.impl("composite_backward", TORCH_BOX(&CompositeOps::composite_backward));
   }
 
  private:
-  static LightValue light_value(bool transmittance) {
-    return transmittance ? LightValue::kTransmittance : LightValue::kWeight;
-  }
+  using Values = CompositeValues<std::optional<Tensor>>;
 
-  static void check_packed(const Tensor& density, const std::optional<Tensor>& dt, const Tensor& ray_offsets,
-                           double min_transmittance) {
-    check_tensor("density", density, {kAny}, opmath_type(density), density);
-    if (dt.has_value()) check_tensor("dt", *dt, {density.size(0)}, density.scalar_type(), density);
-    check_ray_offsets(ray_offsets, density);
-    check_fraction("min_transmittance", min_transmittance);
-  }
-
-  static void check_inputs(const Tensor& density, const Tensor& rgb, const Tensor& t, const std::optional<Tensor>& dt,
-                           const Tensor& ray_offsets, double min_transmittance) {
-    check_packed(density, dt, ray_offsets, min_transmittance);
-    check_tensor("rgb", rgb, {density.size(0), 3}, density.scalar_type(), density);
-    check_tensor("t", t, {density.size(0)}, density.scalar_type(), density);
+  template <typename T>
+  static CompositeValues<const T*> pointers(const Values& x) {
+    return {data_or_null<T>(x.rgb), data_or_null<T>(x.opacity), data_or_null<T>(x.depth_sum),
+            data_or_null<T>(x.weights), data_or_null<T>(x.distortion)};
   }
 
   // Keeps contiguous copies alive for as long as raw pointers to them are in use.
   struct Inputs {
     Tensor density, ray_offsets;
     std::optional<Tensor> dt, rgb, t;
+    double min_transmittance;
 
-    Inputs(const Tensor& density, const std::optional<Tensor>& dt, const Tensor& ray_offsets,
-           const std::optional<Tensor>& rgb = std::nullopt, const std::optional<Tensor>& t = std::nullopt)
-        : density(as_contiguous(density)),
-          ray_offsets(as_contiguous(ray_offsets)),
-          dt(as_contiguous(dt)),
-          rgb(as_contiguous(rgb)),
-          t(as_contiguous(t)) {}
+    template <typename F>
+    void dispatch(const F& f) const {
+      dispatch_opmath(density, [&](auto zero) {
+        using T = decltype(zero);
+        f(PackedSamples<T>{density.const_data_ptr<T>(), data_or_null<T>(dt), packed_rays(ray_offsets, density.size(0)),
+                           static_cast<T>(min_transmittance), data_or_null<T>(rgb), data_or_null<T>(t)});
+      });
+    }
 
-    template <typename T>
-    PackedSamples<T> samples(double min_transmittance) const {
-      return {density.const_data_ptr<T>(),
-              data_or_null<T>(rgb),
-              data_or_null<T>(t),
-              data_or_null<T>(dt),
-              packed_rays(ray_offsets, density.size(0)),
-              static_cast<T>(min_transmittance)};
+    // Calls f(samples, flag) with the flag as a constant.
+    template <typename F>
+    void dispatch(bool flag, const F& f) const {
+      dispatch([&](auto samples) { flag ? f(samples, std::true_type{}) : f(samples, std::false_type{}); });
     }
   };
 
-  template <typename F>
-  static void dispatch(const Tensor& like, const F& f) {
-    if (like.scalar_type() == ScalarType::Double) {
-      f(double{});
-    } else {
-      f(float{});
-    }
+  static Inputs checked(const Tensor& density, const std::optional<Tensor>& dt, const Tensor& ray_offsets,
+                        double min_transmittance, const std::optional<Tensor>& rgb = std::nullopt,
+                        const std::optional<Tensor>& t = std::nullopt) {
+    check_tensor("density", density, {kAny}, opmath_type(density), density);
+    if (dt.has_value()) check_tensor("dt", *dt, {density.size(0)}, density.scalar_type(), density);
+    check_ray_offsets(ray_offsets, density);
+    check_fraction("min_transmittance", min_transmittance);
+    if (rgb.has_value()) check_tensor("rgb", *rgb, {density.size(0), 3}, density.scalar_type(), density);
+    if (t.has_value()) check_tensor("t", *t, {density.size(0)}, density.scalar_type(), density);
+    return {as_contiguous(density), as_contiguous(ray_offsets), as_contiguous(dt),
+            as_contiguous(rgb),     as_contiguous(t),           min_transmittance};
   }
 };
 

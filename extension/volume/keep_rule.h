@@ -23,11 +23,6 @@ VOXELFIELD_HOST_DEVICE T transmittance_at(T optical_depth) {
   return std::exp(-optical_depth);
 }
 
-template <typename T>
-VOXELFIELD_HOST_DEVICE T opacity_of(T thickness) {
-  return -std::expm1(-thickness);
-}
-
 // One sample's optical thickness, and the share of the arriving light that it stops.
 template <typename T>
 struct Absorption {
@@ -39,7 +34,7 @@ template <typename T>
 VOXELFIELD_HOST_DEVICE Absorption<T> absorption_of_density(T density, T dt) {
   const T thickness = density * dt;
   const bool sound = density < T(INFINITY) && thickness == thickness;
-  return {sound ? thickness : T(0), sound ? opacity_of(thickness) : T(NAN)};
+  return {sound ? thickness : T(0), sound ? -std::expm1(-thickness) : T(NAN)};
 }
 
 // An alpha of 1 is an infinite thickness, behind which no light is left.
@@ -67,19 +62,27 @@ struct JudgedSample {
   T weight;
 };
 
-// The scan of a thread that walks its ray alone.
-struct SingleScan {
-  static constexpr bool kSingle = true;
+// A thread that walks its ray alone: a team of one, see keep_rule.cuh. A call scans the values of a team's threads.
+struct SingleThread {
+  static constexpr int kSize = 1, seat = 0;
+  static constexpr bool leads = true;
 
   template <typename T>
   struct Sums {
-    T before, total;
+    T through, before, total;
   };
 
   template <typename T>
   VOXELFIELD_HOST_DEVICE Sums<T> operator()(T value) const {
-    return {T(0), value};
+    return {value, T(0), value};
   }
+
+  template <typename T>
+  VOXELFIELD_HOST_DEVICE T sum(T value) const {
+    return value;
+  }
+
+  VOXELFIELD_HOST_DEVICE bool any(bool value) const { return value; }
 };
 
 // The light along a ray of which faint samples are dropped.
@@ -93,7 +96,7 @@ class KeptLight {
   template <typename Scan>
   VOXELFIELD_HOST_DEVICE JudgedSample<T> judge(const Absorption<T>& sample, bool found, const Scan& scan) {
     const auto all = scan(found ? sample.thickness : T(0));
-    const T reaching = Scan::kSingle ? reaching_ : transmittance_at(depth_of_all_ + all.before);
+    const T reaching = Scan::kSize == 1 ? reaching_ : transmittance_at(depth_of_all_ + all.before);
     JudgedSample<T> judged{found && !rule_.stops(reaching) && rule_.keeps(reaching * sample.opacity), T(0), T(0)};
     const auto kept = scan(judged.kept ? sample.thickness : T(0));
     if (judged.kept) {

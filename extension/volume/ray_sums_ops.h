@@ -1,71 +1,131 @@
-// Host side of sums over the samples of each ray and of their adjoint, written once: check, allocate, and hand over to
-// a backend's kernels.
-//   Backend::sum(values, rays, channels, sums)
-//   Backend::spread(sums, rays, channels, values)
+// Sums over the samples of each ray and their adjoint, written once for both backends. Sums have a fixed order, so that
+// every run returns the same bits.
 #pragma once
 
 #include "rays/check_rays.h"
 
 namespace voxelfield {
 
+// The sum of each ray's rows, or for each sample that of the rows ahead of it.
+template <bool Ahead, typename T>
+struct RaySums {
+  const T* values;
+  int64_t channels;
+  T* sums;
+
+  VOXELFIELD_HOST_DEVICE void clear(int64_t i) const {
+    for (int64_t c = 0; Ahead && c < channels; ++c) sums[i * channels + c] = 0;
+  }
+
+  template <typename Team>
+  VOXELFIELD_HOST_DEVICE int64_t operator()(int64_t ray, const RaySpan& span, const Team& team) const {
+    // A thread alone takes several channels on its way, because they lie together.
+    constexpr int kColumns = Team::kSize > 1 ? 1 : Ahead ? 8 : 16;
+    for (int64_t c = 0; c < channels; c += kColumns) {
+      T sum[kColumns] = {};
+      for (int64_t i = span.begin + team.seat; Ahead ? team.any(i < span.end) : i < span.end; i += Team::kSize) {
+        for (int k = 0; k < kColumns && c + k < channels; ++k) {
+          const T value = !Ahead || i < span.end ? values[i * channels + c + k] : T(0);
+          if constexpr (Ahead) {
+            const auto scan = team(value);
+            if (i < span.end) sums[i * channels + c + k] = sum[k] + scan.before;
+            sum[k] += scan.total;
+          } else {
+            sum[k] += value;
+          }
+        }
+      }
+      for (int k = 0; !Ahead && k < kColumns && c + k < channels; ++k) {
+        const T total = team.sum(sum[k]);
+        if (team.leads) sums[ray * channels + c + k] = total;
+      }
+    }
+    return span.end;
+  }
+};
+
+template <typename T>
+using TotalSums = RaySums<false, T>;
+
+template <typename T>
+using SumsAhead = RaySums<true, T>;
+
+// Each sample's row is that of its ray.
+template <typename T>
+struct RaySpread {
+  const T* sums;
+  int64_t channels;
+  T* values;
+
+  VOXELFIELD_HOST_DEVICE void clear(int64_t i) const {
+    for (int64_t c = 0; c < channels; ++c) values[i * channels + c] = 0;
+  }
+
+  template <typename Team>
+  VOXELFIELD_HOST_DEVICE int64_t operator()(int64_t ray, const RaySpan& span, const Team& team) const {
+    if constexpr (Team::kSize == 1) {
+      for (int64_t i = span.begin; i < span.end; ++i) {
+        for (int64_t c = 0; c < channels; ++c) values[i * channels + c] = sums[ray * channels + c];
+      }
+    } else {
+      const int64_t step = Team::kSize % channels;
+      int64_t c = team.seat % channels;
+      for (int64_t k = span.begin * channels + team.seat; k < span.end * channels; k += Team::kSize) {
+        values[k] = sums[ray * channels + c];
+        c += step;
+        if (c >= channels) c -= channels;
+      }
+    }
+    return span.end;
+  }
+};
+
 template <typename Backend>
 struct RaySumsOps {
   // (M, C) -> (R, C): the sum of each ray's rows, in order.
   static Tensor sum_along_rays(const Tensor& values, const Tensor& ray_offsets) {
-    check_tensor("values", values, {kAny, kAny}, opmath_type(values), values);
-    check_ray_offsets(ray_offsets, values);
-    const typename Backend::Guard guard(values);
-    const Tensor rows = as_contiguous(values), offsets = as_contiguous(ray_offsets);
-    const PackedRays rays = packed_rays(offsets, rows.size(0));
-    Tensor sums = new_empty(rows, {rays.count, rows.size(1)}, rows.scalar_type());
-    if (sums.numel() > 0) {
-      dispatch(rows, [&](auto zero) {
-        using T = decltype(zero);
-        Backend::sum(rows.const_data_ptr<T>(), rays, rows.size(1), sums.mutable_data_ptr<T>());
-      });
-    }
-    return sums;
+    check(values, ray_offsets, false);
+    return walk<TotalSums>(values, ray_offsets, values.size(0), ray_offsets.size(0) - 1);
   }
 
   // (M, C) -> (M, C): the sum of the rows ahead of each, along its ray; samples of no ray get zeros.
   static Tensor exclusive_sum_along_rays(const Tensor& values, const Tensor& ray_offsets) {
-    check_tensor("values", values, {kAny, kAny}, opmath_type(values), values);
-    check_ray_offsets(ray_offsets, values);
-    const typename Backend::Guard guard(values);
-    const Tensor rows = as_contiguous(values), offsets = as_contiguous(ray_offsets);
-    const PackedRays rays = packed_rays(offsets, rows.size(0));
-    Tensor sums = new_zeros(rows, {rows.size(0), rows.size(1)}, rows.scalar_type());
-    if (sums.numel() > 0 && rays.count > 0) {
-      dispatch(rows, [&](auto zero) {
-        using T = decltype(zero);
-        Backend::exclusive_sum(rows.const_data_ptr<T>(), rays, rows.size(1), sums.mutable_data_ptr<T>());
-      });
-    }
-    return sums;
+    check(values, ray_offsets, false);
+    return walk<SumsAhead>(values, ray_offsets, values.size(0), values.size(0));
   }
 
   // (R, C) -> (M, C): each sample's row is that of its ray; samples of no ray get zeros.
   static Tensor spread_along_rays(const Tensor& values, const Tensor& ray_offsets, int64_t samples) {
-    check_ray_offsets(ray_offsets, values);
-    check_tensor("values", values, {ray_offsets.size(0) - 1, kAny}, opmath_type(values), values);
+    check(values, ray_offsets, true);
     STD_TORCH_CHECK(samples >= 0, "samples must not be negative, got ", samples);
-    const typename Backend::Guard guard(values);
-    const Tensor rows = as_contiguous(values), offsets = as_contiguous(ray_offsets);
-    const PackedRays rays = packed_rays(offsets, samples);
-    Tensor spread = new_empty(rows, {samples, rows.size(1)}, rows.scalar_type());
-    if (spread.numel() > 0) {
-      dispatch(rows, [&](auto zero) {
-        using T = decltype(zero);
-        Backend::spread(rows.const_data_ptr<T>(), rays, rows.size(1), spread.mutable_data_ptr<T>());
-      });
-    }
-    return spread;
+    return walk<RaySpread>(values, ray_offsets, samples, samples);
+  }
+
+  static void implement(Library& m) {
+    m.impl("sum_along_rays", TORCH_BOX(&RaySumsOps::sum_along_rays));
+    m.impl("exclusive_sum_along_rays", TORCH_BOX(&RaySumsOps::exclusive_sum_along_rays));
+    m.impl("spread_along_rays", TORCH_BOX(&RaySumsOps::spread_along_rays));
   }
 
  private:
-  template <typename F>
-  static void dispatch(const Tensor& like, const F& f) {
-    like.scalar_type() == ScalarType::Double ? f(double{}) : f(float{});
+  static void check(const Tensor& values, const Tensor& ray_offsets, bool of_rays) {
+    check_ray_offsets(ray_offsets, values);
+    check_tensor("values", values, {of_rays ? ray_offsets.size(0) - 1 : kAny, kAny}, opmath_type(values), values);
+  }
+
+  // Returns the results of Walk, so many rows of them.
+  template <template <typename> class Walk>
+  static Tensor walk(const Tensor& values, const Tensor& ray_offsets, int64_t samples, int64_t rows) {
+    const typename Backend::Guard guard(values);
+    const Tensor from = as_contiguous(values), offsets = as_contiguous(ray_offsets);
+    Tensor results = new_empty(values, {rows, values.size(1)}, values.scalar_type());
+    if (results.numel() == 0) return results;
+    dispatch_opmath(values, [&](auto zero) {
+      using T = decltype(zero);
+      Backend::for_each_ray(packed_rays(offsets, samples),
+                            Walk<T>{from.const_data_ptr<T>(), values.size(1), results.mutable_data_ptr<T>()});
+    });
+    return results;
   }
 };
 

@@ -2,7 +2,7 @@
 #include "common/backend.h"
 #include "rays/pack_rays.h"
 #include "volume/select_ops.h"
-#include "volume/walk_samples.h"
+#include "volume/walk_rays.h"
 
 namespace voxelfield {
 namespace {
@@ -13,8 +13,8 @@ struct Cpu : CpuBackend {
     count_segments(parts, counts, sums, [&](int64_t ray) {
       const RaySpan span = samples.rays[ray];
       int32_t count = 0;
-      walk_samples(samples, span, [&](int64_t i, float /*transmittance*/, float weight) {
-        if (rule.keeps(weight)) kept[span.begin + count++] = static_cast<int32_t>(i);
+      walk_samples(samples, span, SingleThread{}, [&](const TeamSample<float>& sample) {
+        if (rule.keeps(sample.weight)) kept[span.begin + count++] = static_cast<int32_t>(sample.index);
       });
       return count;
     });
@@ -25,9 +25,6 @@ struct Cpu : CpuBackend {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(voxelfield, CPU, m) {
-  m.impl("count_visible_samples", TORCH_BOX(&SelectOps<Cpu>::count_visible_samples));
-  m.impl("pack_visible_samples", TORCH_BOX(&SelectOps<Cpu>::pack_visible_samples));
-}
+STABLE_TORCH_LIBRARY_IMPL(voxelfield, CPU, m) { SelectOps<Cpu>::implement(m); }
 
 }  // namespace voxelfield

@@ -1,31 +1,30 @@
-// Sample selection on CUDA: a group of threads judges the samples of a ray.
-#include "common/backend.cuh"
+// Sample selection on CUDA: a team of threads judges the samples of a ray.
 #include "rays/pack_rays.cuh"
 #include "volume/select_ops.h"
-#include "volume/walk_samples.cuh"
+#include "volume/walk_rays.cuh"
 
 namespace voxelfield {
 namespace {
 
 constexpr int kJudgeThreads = 512;
 
-template <int Group>
+template <int Size>
 __global__ void __launch_bounds__(kJudgeThreads)
     count_visible_kernel(PackedSamples<float> samples, KeepRule<float> rule, SegmentParts parts,
                          int32_t* __restrict__ kept, int32_t* __restrict__ counts, int64_t* __restrict__ sums) {
   __shared__ int64_t scratch[kJudgeThreads / kWarp];
-  constexpr int64_t kRays = kJudgeThreads / Group;
+  constexpr int64_t kRays = kJudgeThreads / Size;
   static_assert(kPartSegments % kRays == 0, "a warp has rays of one part only, so it stays together");
-  const int lane = threadIdx.x % Group;
-  const unsigned below = (1u << threadIdx.x % kWarp) - 1, group = Group == kWarp ? kFullWarp : (1u << Group) - 1;
-  const int shift = threadIdx.x % kWarp / Group * Group;
+  const int lane = threadIdx.x % Size;
+  const unsigned below = (1u << threadIdx.x % kWarp) - 1, group = Size == kWarp ? kFullWarp : (1u << Size) - 1;
+  const int shift = threadIdx.x % kWarp / Size * Size;
   int64_t sum = 0;
   const int64_t end = parts.end(blockIdx.x);
   for (int64_t first = parts.begin(blockIdx.x); first < end; first += kRays) {
-    const int64_t ray = first + threadIdx.x / Group;
+    const int64_t ray = first + threadIdx.x / Size;
     const RaySpan span = samples.rays[ray];
     int32_t count = 0;
-    walk_samples<Group>(samples, span, lane, [&](const GroupSample<float>& sample) {
+    walk_samples(samples, span, ThreadTeam<Size>{lane}, [&](const TeamSample<float>& sample) {
       const bool keep = sample.reached && rule.keeps(sample.weight);
       const unsigned votes = __ballot_sync(kFullWarp, keep) & group << shift;
       if (keep) kept[span.begin + count + __popc(votes & below)] = static_cast<int32_t>(sample.index);
@@ -43,11 +42,10 @@ __global__ void __launch_bounds__(kJudgeThreads)
 struct Cuda : CudaBackend {
   static void count_visible(const PackedSamples<float>& samples, const KeepRule<float>& rule, const SegmentParts& parts,
                             int32_t* kept, int32_t* counts, int64_t* sums) {
-    dispatch_group(samples, [&](auto group) {
-      count_visible_kernel<group.value><<<static_cast<unsigned>(parts.parts()), kJudgeThreads, 0, stream()>>>(
-          samples, rule, parts, kept, counts, sums);
+    dispatch_team(samples.rays, [&](auto size) {
+      launch(count_visible_kernel<size.value>, blocks(parts.parts(), 1), kJudgeThreads, 0, samples, rule, parts, kept,
+             counts, sums);
     });
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
   }
 
   static void pack_visible(const Packing& packing, const KeptSamples& samples) {
@@ -57,9 +55,6 @@ struct Cuda : CudaBackend {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) {
-  m.impl("count_visible_samples", TORCH_BOX(&SelectOps<Cuda>::count_visible_samples));
-  m.impl("pack_visible_samples", TORCH_BOX(&SelectOps<Cuda>::pack_visible_samples));
-}
+STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) { SelectOps<Cuda>::implement(m); }
 
 }  // namespace voxelfield

@@ -24,11 +24,9 @@ struct KeptSamples {
   VOXELFIELD_HOST_DEVICE SampleRow sample(Staged begin, int64_t ray, int32_t number) const {
     const int64_t source = within(begin + number) ? kept[begin + number] : -1;
     if (!within(source)) return empty_row(ray);
-    return {{positions[3 * source], positions[3 * source + 1], positions[3 * source + 2]},
-            t[source],
-            dt[source],
-            ray,
-            true};
+    SampleRow row{{}, t[source], dt[source], ray, true};
+    for (int axis = 0; axis < 3; ++axis) row.position[axis] = positions[3 * source + axis];
+    return row;
   }
 
   // The first pass remembers every sample that it kept.
@@ -53,12 +51,8 @@ struct SelectOps {
     Tensor kept = new_empty(d, {d.size(0)}, ScalarType::Int);
     Tensor counts = new_empty(d, {rays}, ScalarType::Int);
     Tensor sums = new_empty(d, {parts.parts()}, ScalarType::Long);
-    const PackedSamples<float> samples{d.const_data_ptr<float>(),
-                                       nullptr,
-                                       nullptr,
-                                       width.const_data_ptr<float>(),
-                                       packed_rays(offsets, d.size(0)),
-                                       static_cast<float>(min_transmittance)};
+    const PackedSamples<float> samples{d.const_data_ptr<float>(), width.const_data_ptr<float>(),
+                                       packed_rays(offsets, d.size(0)), static_cast<float>(min_transmittance)};
     const KeepRule<float> rule{samples.min_transmittance, static_cast<float>(min_weight)};
     Backend::count_visible(samples, rule, parts, kept.mutable_data_ptr<int32_t>(), counts.mutable_data_ptr<int32_t>(),
                            sums.mutable_data_ptr<int64_t>());
@@ -80,6 +74,11 @@ struct SelectOps {
         KeptSamples{p.const_data_ptr<float>(), distance.const_data_ptr<float>(), width.const_data_ptr<float>(),
                     packed_rays(offsets, t.size(0)), kept.const_data_ptr<int32_t>(), SamplePointers(out)});
     return out;
+  }
+
+  static void implement(Library& m) {
+    m.impl("count_visible_samples", TORCH_BOX(&SelectOps::count_visible_samples));
+    m.impl("pack_visible_samples", TORCH_BOX(&SelectOps::pack_visible_samples));
   }
 
  private:

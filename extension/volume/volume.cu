@@ -1,0 +1,15 @@
+// The ops on CUDA that compute rays and pixels by the same functors on both backends.
+#include "volume/composite_ops.h"
+#include "volume/pixel_colors_ops.h"
+#include "volume/ray_sums_ops.h"
+#include "volume/walk_rays.cuh"
+
+namespace voxelfield {
+
+STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) {
+  CompositeOps<CudaRays>::implement(m);
+  PixelColorsOps<CudaRays>::implement(m);
+  RaySumsOps<CudaRays>::implement(m);
+}
+
+}  // namespace voxelfield

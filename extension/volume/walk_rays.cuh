@@ -1,0 +1,57 @@
+// Work on rays of packed samples on CUDA: a team of threads takes a ray. Teams are as small as the rays are short, so
+// that few threads idle.
+#pragma once
+
+#include <algorithm>
+#include <type_traits>
+
+#include "common/backend.cuh"
+#include "rays/packed_rays.h"
+#include "volume/keep_rule.cuh"
+
+namespace voxelfield {
+
+constexpr int kShortRayTeam = 8;
+constexpr int64_t kShortRay = 24;                // samples, on average
+constexpr int64_t kClearedRows = 16 * kThreads;  // for each block that has no ray
+constexpr int64_t kClearingBlocks = 512;         // at most
+
+// Calls f with the size of the teams as a constant.
+template <typename F>
+void dispatch_team(const PackedRays& rays, const F& f) {
+  const bool are_short = rays.samples <= kShortRay * rays.count;
+  are_short ? f(std::integral_constant<int, kShortRayTeam>{}) : f(std::integral_constant<int, kWarp>{});
+}
+
+// The first `walking` blocks walk rays, the others clear the rows which belong to no ray.
+template <int Size, typename Walk>
+__global__ void __launch_bounds__(kThreads) walk_kernel(PackedRays rays, unsigned walking, Walk walk) {
+  if (blockIdx.x >= walking) {
+    const int64_t thread = static_cast<int64_t>(blockIdx.x - walking) * kThreads + threadIdx.x;
+    const int64_t threads = static_cast<int64_t>(gridDim.x - walking) * kThreads;
+    const RaySpan before = rays.before(), behind = rays.behind();
+    for (int64_t i = before.begin + thread; i < before.end; i += threads) walk.clear(i);
+    for (int64_t i = behind.begin + thread; i < behind.end; i += threads) walk.clear(i);
+    return;
+  }
+  const int64_t ray = static_cast<int64_t>(blockIdx.x) * (kThreads / Size) + threadIdx.x / Size;
+  const RaySpan span = rays[ray];
+  const int seat = threadIdx.x % Size;
+  const ThreadTeam<Size> team{seat, seat == 0 && ray < rays.count};
+  for (int64_t i = walk(ray, span, team) + seat; i < span.end; i += Size) walk.clear(i);
+}
+
+struct CudaRays : CudaBackend {
+  // As for CpuRays.
+  template <typename Walk>
+  static void for_each_ray(const PackedRays& rays, const Walk& walk) {
+    dispatch_team(rays, [&](auto size) {
+      const unsigned walking = blocks(rays.count, kThreads / size.value);
+      const int64_t clearing = std::min((rays.samples + kClearedRows - 1) / kClearedRows, kClearingBlocks);
+      if (walking + clearing == 0) return;
+      launch(walk_kernel<size.value, Walk>, blocks(walking + clearing, 1), kThreads, 0, rays, walking, walk);
+    });
+  }
+};
+
+}  // namespace voxelfield
