@@ -42,11 +42,11 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   // Samples along rays through occupied space: first how many each ray has, then where they are, in `capacity` rows.
   m.def(
       "count_ray_samples(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, "
-      "Tensor occupied, int[] resolution, Tensor aabb_occupancy, float step, int segments) -> "
+      "Tensor occupied, int[] resolution, Tensor aabb_occupancy, float step, int segments_per_ray) -> "
       "(Tensor, Tensor, Tensor)");
   m.def(
       "place_ray_samples(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, "
-      "Tensor occupied, int[] resolution, Tensor aabb_occupancy, float step, int segments, Tensor counts, "
+      "Tensor occupied, int[] resolution, Tensor aabb_occupancy, float step, int segments_per_ray, Tensor counts, "
       "Tensor step_ranges, Tensor sums, int capacity) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 
   // Those samples that show: first which and how many of each ray, then copies of them, in `capacity` rows.
@@ -98,7 +98,7 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
 
   // Lists blocks of 4 x 4 x 8 vertices of a grid that samples in occupied cells (X, Y, Z) of the same box touch: their
   // ids into the first `count` of `ids`, in any order.
-  m.def("active_blocks_(Tensor occupied, int[] resolution, Tensor(a!) ids, Tensor(b!) count) -> ()");
+  m.def("active_tiles_(Tensor occupied, int[] resolution, Tensor(a!) ids, Tensor(b!) count) -> ()");
 
   // One step of Adam for grids (X, Y, Z, C) float32, in place: every vertex, or those of the first `block_counts` of
   // such `blocks`. `working` are 16-bit copies to keep up to date; `lrs`, `steps` and `channel_rates` (C,), factors on

@@ -5,8 +5,8 @@
 //   Backend::backward(samples, gradients, results, out)
 #pragma once
 
-#include "common/check_numbers.h"
-#include "rays/check_rays.h"
+#include "common/checks.h"
+#include "rays/packed_rays.h"
 #include "volume/composite.h"
 
 namespace voxelfield {

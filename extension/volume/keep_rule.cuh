@@ -1,7 +1,7 @@
 // The scans with which teams of threads that share a ray follow the keep rule.
 #pragma once
 
-#include "common/team_scan.cuh"
+#include "common/sums.cuh"
 #include "volume/keep_rule.h"
 
 namespace voxelfield {

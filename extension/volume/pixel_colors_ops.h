@@ -1,7 +1,7 @@
 // Host side of pixel_colors, written once for both backends: check, allocate, and compute each pixel.
 #pragma once
 
-#include "common/check_tensor.h"
+#include "common/checks.h"
 #include "volume/pixel_colors.h"
 
 namespace voxelfield {

@@ -1,6 +1,6 @@
 // Sums over the samples of each ray on CUDA: a warp takes a ray, and its threads consecutive numbers of the ray's rows.
 #include "common/backend.cuh"
-#include "common/team_scan.cuh"
+#include "common/sums.cuh"
 #include "volume/ray_sums_ops.h"
 
 namespace voxelfield {

@@ -4,7 +4,7 @@
 //   Backend::spread(sums, rays, channels, values)
 #pragma once
 
-#include "rays/check_rays.h"
+#include "rays/packed_rays.h"
 
 namespace voxelfield {
 

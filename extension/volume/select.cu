@@ -1,6 +1,6 @@
 // Sample selection on CUDA: a group of threads judges the samples of a ray.
 #include "common/backend.cuh"
-#include "rays/pack_rays.cuh"
+#include "rays/packing.cuh"
 #include "volume/select_ops.h"
 #include "volume/walk_samples.cuh"
 
@@ -40,19 +40,17 @@ __global__ void __launch_bounds__(kJudgeThreads)
   if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
 
-struct Cuda : CudaBackend {
+struct Cuda : CudaPacking {
   static void count_visible(const PackedSamples<float>& samples, const KeepRule<float>& rule, const SegmentParts& parts,
                             int32_t* kept, int32_t* counts, int64_t* sums) {
     dispatch_group(samples, [&](auto group) {
-      count_visible_kernel<group.value><<<static_cast<unsigned>(parts.parts()), kJudgeThreads, 0, stream()>>>(
+      count_visible_kernel<group.value><<<static_cast<unsigned>(parts.count), kJudgeThreads, 0, stream()>>>(
           samples, rule, parts, kept, counts, sums);
     });
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   }
 
-  static void pack_visible(const Packing& packing, const KeptSamples& samples) {
-    launch_place_segments(packing, samples, stream());
-  }
+  static void pack_visible(const Packing& packing, const KeptSamples& samples) { place_segments(packing, samples); }
 };
 
 }  // namespace

@@ -4,7 +4,7 @@
 
 #include <type_traits>
 
-#include "common/team_scan.cuh"
+#include "common/sums.cuh"
 #include "volume/composite.h"
 
 namespace voxelfield {

@@ -62,7 +62,7 @@ def active_blocks(
     check_blocks(ids, count, "occupied", occupied)
     check_tensor("block ids", ids, (total,), f" for {blocks_along(sizes)} blocks")
     _library.ensure_loaded(occupied.device.type)
-    torch.ops.voxelfield.active_blocks_(occupied, sizes, ids, count)
+    torch.ops.voxelfield.active_tiles_(occupied, sizes, ids, count)
     return ids, count
 
 
@@ -79,6 +79,6 @@ def check_blocks(ids: object, count: object, other_name: str, other: Tensor) -> 
 
 @_library.when_loaded
 def _register() -> None:
-    @torch.library.register_fake("voxelfield::active_blocks_")
+    @torch.library.register_fake("voxelfield::active_tiles_")
     def _(occupied: Tensor, resolution: list[int], ids: Tensor, count: Tensor) -> None:
         return None
