@@ -797,7 +797,7 @@ def test_registration(device):
         )
     occupied = torch.ones(2, 2, 2, dtype=torch.bool, device=device)
     torch.library.opcheck(
-        torch.ops.voxelfield.active_blocks_.default, (occupied, shape[:3], ids.clone(), count.clone())
+        torch.ops.voxelfield.active_tiles_.default, (occupied, shape[:3], ids.clone(), count.clone())
     )
     torch.library.opcheck(
         torch.ops.voxelfield.grid_total_variation_grad_.default,

@@ -1,10 +1,21 @@
-// What every CUDA backend shares: the device, its stream and the size of a launch.
+// What every CUDA backend shares: the device, its stream, the size of a launch, and what a launch may use. This is the
+// one place that asks a device; answers are kept, because the driver takes microseconds.
 #pragma once
 
 #include <cuda_runtime.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/macros.h>
 
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <limits>
+#include <map>
+#include <mutex>
+#include <string>
+#include <tuple>
+
+#include "common/constants.h"
 #include "common/tensors.h"
 #include "common/vector.cuh"
 
@@ -65,5 +76,85 @@ struct CudaBackend {
     if (n > 0) launch(for_each_kernel<F>, blocks(n, kThreads), kThreads, 0, n, f);
   }
 };
+
+// VOXELFIELD_SHARED_MEMORY_LIMIT, read once: bytes that a block may use, for tests and benchmarks of smaller GPUs.
+inline int shared_memory_cap() {
+  static const int cap = [] {
+    const char* const text = std::getenv("VOXELFIELD_SHARED_MEMORY_LIMIT");
+    if (text == nullptr) return std::numeric_limits<int>::max();
+    char* end = nullptr;
+    errno = 0;
+    const long value = std::strtol(text, &end, 10);
+    STD_TORCH_CHECK(end != text && *end == '\0' && errno == 0 && 0 < value && value <= std::numeric_limits<int>::max(),
+                    "VOXELFIELD_SHARED_MEMORY_LIMIT must be a positive number of bytes, got '", text, "'");
+    return static_cast<int>(value);
+  }();
+  return cap;
+}
+
+// Bytes of shared memory, static and dynamic together, that a block may have on the current device.
+inline int shared_memory_limit() {
+  return std::min(device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin), shared_memory_cap());
+}
+
+// For launches that need no opt-in.
+inline void check_shared_memory(int64_t shared) {
+  STD_TORCH_CHECK(shared <= shared_memory_cap(), "a launch takes ", shared,
+                  " bytes of shared memory; VOXELFIELD_SHARED_MEMORY_LIMIT allows ", shared_memory_cap());
+}
+
+// Returns what the driver answers about launches of a kernel on the current device. Only the first call asks it.
+template <typename F>
+int ask_once(const void* kernel, int threads, int shared, const F& ask) {
+  static std::mutex mutex;
+  static std::map<std::tuple<const void*, int, int, int>, int> answers;
+  int device = 0;
+  check_cuda(cudaGetDevice(&device));
+  const std::lock_guard<std::mutex> lock(mutex);
+  int& answer = answers[{kernel, device, threads, shared}];
+  if (answer == 0) answer = ask();
+  return answer;
+}
+
+// Lets launches of a kernel take `shared` bytes of dynamic shared memory. The driver's own limit is raised to the
+// device's at the first call and stays there, so that threads with different networks do not lower it for one another.
+template <typename Kernel>
+void allow_shared_memory(Kernel* kernel, int shared) {
+  check_shared_memory(shared);
+  if (shared <= kSharedWithoutOptIn) return;
+  const int limit = ask_once(reinterpret_cast<const void*>(kernel), 0, 0, [&] {
+    cudaFuncAttributes attributes{};
+    check_cuda(cudaFuncGetAttributes(&attributes, kernel));
+    const int free =
+        device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin) - static_cast<int>(attributes.sharedSizeBytes);
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, free));
+    return free;
+  });
+  STD_TORCH_CHECK(shared <= limit, "a launch takes ", shared, " bytes of shared memory; this device allows ", limit);
+}
+
+// For kernels whose blocks stay: the number of blocks that the current device runs at once, readied for launch.
+template <typename Kernel>
+int resident_blocks(Kernel* kernel, int threads, int shared) {
+  allow_shared_memory(kernel, shared);
+  return ask_once(reinterpret_cast<const void*>(kernel), threads, shared, [&] {
+    int per_multiprocessor = 0;
+    check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&per_multiprocessor, kernel, threads, shared));
+    STD_TORCH_CHECK(per_multiprocessor > 0, "no block of the kernel fits this device");
+    return per_multiprocessor * device_attribute(cudaDevAttrMultiProcessorCount);
+  });
+}
+
+// Warns once for each kind of launch that a network's weights do not fit shared memory. `said` is the caller's own.
+inline void warn_of_packed_weights(std::once_flag& said, const char* name, int wanted, int limit) {
+  std::call_once(said, [&] {
+    const std::string message =
+        std::string(name) + ": " + std::to_string(wanted) + " bytes do not fit the shared memory of a block (" +
+        std::to_string(limit) +
+        " bytes), so the weights of the network are read from global memory, which is slower. " +
+        "Narrower or fewer hidden layers avoid that. This is said once.";
+    aoti_torch_warn("voxelfield", __FILE__, __LINE__, message.c_str());
+  });
+}
 
 }  // namespace voxelfield

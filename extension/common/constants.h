@@ -1,5 +1,6 @@
-// Limits and layouts that host and device code, or several families, or C++ and Python share. Python reads them from
-// the op `constants` (constants.cpp), so that no number is written down twice.
+// Limits and layouts that host and device code, or several families, or C++ and Python share. Python reads its part
+// from the op `constants` (module/constants.cpp), so that no number is written down twice. Plain C++, for tests without
+// a GPU.
 #pragma once
 
 #include <cstdint>
@@ -40,5 +41,19 @@ constexpr int kStoredRanges = 8;
 constexpr int kTileShiftXY = 2;
 constexpr int kTileShiftZ = 3;
 constexpr int kTileBits = 10;
+
+// How a gradient is summed into a grid. The numbers are part of the op schemas.
+enum class SplatMethod : int64_t { kAutomatic = 0, kAtomic = 1, kTiled = 2, kDeterministic = 3, kBinned = 4 };
+
+// Bytes of shared memory that a block may have without asking the driver for more.
+constexpr int kSharedWithoutOptIn = 48 << 10;
+
+// How much of it a block of each launch may take whose needs are known when it is compiled; each asserts its own. Those
+// that depend on a network are planned in mlp/plan.h and fields/pyramid_plan.h.
+constexpr int kGatherShared = 24 << 10;
+constexpr int kSplatTiledShared = kSharedWithoutOptIn;
+constexpr int kSplatBinnedShared = 56 << 10;
+constexpr int kSplatCoarseShared = 56 << 10;
+constexpr int kRenderGridShared = kSharedWithoutOptIn;
 
 }  // namespace voxelfield

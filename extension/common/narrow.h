@@ -1,5 +1,6 @@
-// 16-bit numbers to and from float32, without branches or calls, so that compilers vectorise them for any instruction
-// set. Rounding is to nearest even. Infinities, NaN and subnormals are converted too, to the same bits as by torch.
+// 16-bit numbers to and from float32 on the CPU: one by one, without branches or calls, so that compilers vectorise
+// them for any instruction set; and rows of float16 by the processor's own conversions (F16C) where it has them.
+// Rounding is to nearest even. Infinities, NaN and subnormals are converted too, to the same bits as by torch.
 #pragma once
 
 #include <torch/headeronly/util/BFloat16.h>
@@ -7,8 +8,15 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "common/platform.h"
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#define VOXELFIELD_HAS_F16C
+// Every processor with AVX2 has FMA and F16C.
+#define VOXELFIELD_F16C __attribute__((target("avx2,fma,f16c")))
+#endif
 
 namespace voxelfield {
 
@@ -27,18 +35,10 @@ VOXELFIELD_HOST_DEVICE float bits_to_float(uint32_t bits) {
   return x;
 }
 
-VOXELFIELD_HOST_DEVICE float widen(float x) { return x; }
-VOXELFIELD_HOST_DEVICE double widen(double x) { return x; }
-VOXELFIELD_HOST_DEVICE float widen(BFloat16 x) { return bits_to_float(static_cast<uint32_t>(x.x) << 16); }
-
-VOXELFIELD_HOST_DEVICE float widen(Half x) {
-  const uint32_t bits = static_cast<uint32_t>(x.x) & 0x7fff;
-  const uint32_t sign = (static_cast<uint32_t>(x.x) & 0x8000) << 16;
-  // The exponent moves from a bias of 15 to one of 127, and on to 255 for infinities and NaN.
-  const uint32_t moved = (bits << 13) + (bits >= 0x7c00 ? 0x70000000u : 0x38000000u);
-  // A subnormal is a multiple of 2^-24, the distance between floats above 0.5: its bits become the fraction of 0.5.
-  const uint32_t subnormal = float_to_bits(bits_to_float(bits | 0x3f000000) - 0.5f);
-  return bits_to_float(sign | (bits < 0x0400 ? subnormal : moved));
+// To the type of arithmetic. torch's own conversions are vectorised in this direction, but not in the other.
+template <typename scalar_t>
+VOXELFIELD_HOST_DEVICE auto widen(scalar_t x) {
+  return static_cast<std::conditional_t<std::is_same_v<scalar_t, double>, double, float>>(x);
 }
 
 template <typename scalar_t>
@@ -70,5 +70,21 @@ struct Narrow<Half> {
     return Half(static_cast<unsigned short>(sign | (bits > 0x7f800000 ? 0x7e00 : finite)), Half::from_bits());
   }
 };
+
+// Whether functions marked VOXELFIELD_F16C run here. ATEN_CPU_CAPABILITY=default in the environment, which keeps
+// torch's own kernels to the baseline, says no.
+bool runs_f16c();
+
+// Only functions compiled for F16C may contain its instructions, and compilers do not inline such functions into code
+// that also runs elsewhere. Hot loops therefore call functions that work through whole rows, by pointers chosen at run
+// time.
+struct Float16Rows {
+  // Converts `count` rows of `length` numbers into rows that follow one another.
+  void (*widen)(const Half* const* rows, int count, int64_t length, float* out);
+  void (*narrow)(const float* values, int64_t count, Half* out);
+};
+
+// Chosen when the library is loaded.
+extern const Float16Rows float16_rows;
 
 }  // namespace voxelfield

@@ -1,9 +1,11 @@
-// Vector access to memory and vector atomics.
+// Vector access to memory, vector atomics, and how many elements one access can move.
 #pragma once
 
 #include <cuda_runtime.h>
 
+#include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <type_traits>
 
 namespace voxelfield {
@@ -25,23 +27,10 @@ struct alignas(sizeof(scalar_t) * Width) Vector {
 
 // The built-in type of a vector's size.
 template <int Bytes>
-struct Word;
-template <>
-struct Word<2> {
-  using type = unsigned short;
-};
-template <>
-struct Word<4> {
-  using type = unsigned;
-};
-template <>
-struct Word<8> {
-  using type = uint2;
-};
-template <>
-struct Word<16> {
-  using type = uint4;
-};
+using Word = std::conditional_t<
+    Bytes == 16, uint4,
+    std::conditional_t<Bytes == 8, uint2,
+                       std::conditional_t<Bytes == 4, unsigned, std::conditional_t<Bytes == 2, unsigned short, void>>>>;
 
 template <int Width, typename scalar_t>
 __device__ __forceinline__ Vector<scalar_t, Width> load(const scalar_t* address) {
@@ -51,8 +40,7 @@ __device__ __forceinline__ Vector<scalar_t, Width> load(const scalar_t* address)
 // Loads from memory that nothing writes while the kernel runs.
 template <int Width, typename scalar_t>
 __device__ __forceinline__ Vector<scalar_t, Width> load_constant(const scalar_t* address) {
-  using word_t = typename Word<Width * sizeof(scalar_t)>::type;
-  const word_t word = __ldg(reinterpret_cast<const word_t*>(address));
+  const auto word = __ldg(reinterpret_cast<const Word<Width * sizeof(scalar_t)>*>(address));
   Vector<scalar_t, Width> value;
   memcpy(&value, &word, sizeof(word));
   return value;
@@ -66,7 +54,7 @@ __device__ __forceinline__ void store(scalar_t* address, const Vector<scalar_t, 
 // Stores to global memory in one access; the compiler may split a plain store into stores of the elements.
 template <typename scalar_t, int Width>
 __device__ __forceinline__ void store_global(scalar_t* address, const Vector<scalar_t, Width>& value) {
-  typename Word<Width * sizeof(scalar_t)>::type word;
+  Word<Width * sizeof(scalar_t)> word;
   memcpy(&word, &value, sizeof(word));
   __stwb(reinterpret_cast<decltype(word)*>(address), word);
 }
@@ -89,23 +77,39 @@ __device__ __forceinline__ Vector<scalar_t, Width> narrow(const Vector<T, Width>
 
 template <int Width, typename T>
 __device__ __forceinline__ void atomic_add(T* address, const Vector<T, Width>& value) {
-#if VOXELFIELD_VECTOR_ATOMICS
-  constexpr bool kFloat = std::is_same_v<T, float>;
-#else
-  constexpr bool kFloat = false;
-#endif
-  if constexpr (kFloat && Width % 4 == 0) {
+  constexpr bool kVectors = VOXELFIELD_VECTOR_ATOMICS && std::is_same_v<T, float>;
+  if constexpr (kVectors && Width % 4 == 0) {
 #pragma unroll
     for (int i = 0; i < Width; i += 4) {
       atomicAdd(reinterpret_cast<float4*>(address + i),
                 make_float4(value.lane[i], value.lane[i + 1], value.lane[i + 2], value.lane[i + 3]));
     }
-  } else if constexpr (kFloat && Width == 2) {
+  } else if constexpr (kVectors && Width == 2) {
     atomicAdd(reinterpret_cast<float2*>(address), make_float2(value.lane[0], value.lane[1]));
   } else {
 #pragma unroll
     for (int i = 0; i < Width; ++i) atomicAdd(address + i, value.lane[i]);
   }
+}
+
+// Returns the width, a power of two up to `widest`, of the widest vectors into which data can be cut: it divides every
+// count (a length, stride or offset in elements), and every array is aligned to it. Null pointers suit any width.
+template <typename... Elements>
+int vector_width(int widest, std::initializer_list<int64_t> counts, const Elements*... arrays) {
+  uint64_t bits = static_cast<uint64_t>(widest);
+  for (const int64_t count : counts) bits |= static_cast<uint64_t>(count);
+  ((bits |= reinterpret_cast<uintptr_t>(arrays) / sizeof(Elements)), ...);
+  return static_cast<int>(bits & (~bits + 1));  // the lowest set bit
+}
+
+// Calls f with the first of `Width, Narrower...`, given in falling order, that is at most `width`; the last one must
+// be.
+template <int Width, int... Narrower, typename F>
+void dispatch_vector_width(int width, const F& f) {
+  if constexpr (sizeof...(Narrower) > 0) {
+    if (width < Width) return dispatch_vector_width<Narrower...>(width, f);
+  }
+  f(std::integral_constant<int, Width>{});
 }
 
 }  // namespace voxelfield

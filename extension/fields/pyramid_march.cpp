@@ -1,12 +1,12 @@
 // Packing the samples that show on the CPU: rays in parallel. (They are found by other ops, in Python.)
 #include "common/backend.h"
 #include "fields/pyramid_march_ops.h"
-#include "rays/pack_rays.h"
+#include "rays/packing.h"
 
 namespace voxelfield {
 namespace {
 
-struct Cpu : CpuBackend {
+struct Cpu : CpuPacking {
   static void pack_slots(const Packing& packing, const SlottedSamples& samples) { place_segments(packing, samples); }
 };
 

@@ -1,7 +1,7 @@
 // The samples of rays through a pyramid that show, on CUDA: marched and judged in one kernel, then packed.
 #include "fields/pyramid_inputs.cuh"
 #include "fields/pyramid_march_ops.h"
-#include "rays/pack_rays.cuh"
+#include "rays/packing.cuh"
 
 namespace voxelfield {
 namespace {
@@ -108,7 +108,7 @@ std::tuple<Tensor, Tensor, Tensor> march_to_slots(const Tensor& origins, const T
   const SegmentParts parts{batch.count, 0};
   Tensor slots = new_empty(in.origins, {batch.count, most}, ScalarType::Float);
   Tensor counts = new_empty(in.origins, {batch.count}, ScalarType::Int);
-  Tensor sums = new_zeros(in.origins, {parts.parts()}, ScalarType::Long);
+  Tensor sums = new_zeros(in.origins, {parts.count}, ScalarType::Long);
   if (batch.count == 0) return {slots, counts, sums};
   Tensor next_ray = new_ray_counter(in.origins);
   const ListedRays rays{batch,
@@ -116,7 +116,7 @@ std::tuple<Tensor, Tensor, Tensor> march_to_slots(const Tensor& origins, const T
                         static_cast<int>(most),
                         counts.mutable_data_ptr<int32_t>(),
                         reinterpret_cast<unsigned long long*>(sums.mutable_data_ptr<int64_t>()),
-                        parts.length()};
+                        parts.length};
   dispatch_field_width(padded, [&](auto width) {
     const auto kernel = march_visible_kernel<decltype(width)::value>;
     const MarchPlan plan = plan_visible(scene.density, kernel);
@@ -127,10 +127,8 @@ std::tuple<Tensor, Tensor, Tensor> march_to_slots(const Tensor& origins, const T
   return {slots, counts, sums};
 }
 
-struct Cuda : CudaBackend {
-  static void pack_slots(const Packing& packing, const SlottedSamples& samples) {
-    launch_place_segments(packing, samples, stream());
-  }
+struct Cuda : CudaPacking {
+  static void pack_slots(const Packing& packing, const SlottedSamples& samples) { place_segments(packing, samples); }
 };
 
 }  // namespace

@@ -8,7 +8,7 @@
 #include "fields/pyramid_plan.h"
 #include "fields/unit_ray.h"
 #include "mlp/network.cuh"
-#include "rays/cells_view.h"
+#include "rays/occupancy.h"
 #include "rays/pinhole.h"
 #include "volume/keep_rule.cuh"
 

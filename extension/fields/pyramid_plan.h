@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "common/constants.h"
-#include "common/shared_memory.h"
 #include "mlp/network.h"
 
 namespace voxelfield {

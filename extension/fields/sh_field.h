@@ -6,7 +6,7 @@
 #pragma once
 
 #include "fields/unit_ray.h"
-#include "rays/cells_view.h"
+#include "rays/occupancy.h"
 #include "rays/ray_walk.h"
 #include "volume/composite.h"
 #include "volume/sigmoid.h"

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "common/backend.h"
-#include "common/multiversion.h"
 #include "common/narrow.h"
+#include "common/platform.h"
 #include "fields/sh_render_ops.h"
 
 namespace voxelfield {

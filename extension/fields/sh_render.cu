@@ -1,7 +1,6 @@
 // Rendering a voxel field of spherical harmonics on CUDA.
 #include "common/backend.cuh"
-#include "common/launch.cuh"
-#include "common/vector_width.h"
+#include "common/vector.cuh"
 #include "fields/sh_render.cuh"
 
 namespace voxelfield {

@@ -4,7 +4,7 @@
 //   Backend::render_backward(scene, rays, gradients, results, grad_rows)     adds to grad_rows
 #pragma once
 
-#include "common/check_numbers.h"
+#include "common/checks.h"
 #include "fields/sh_field.h"
 #include "rays/pinhole.h"
 #include "rays/ray_inputs.h"

@@ -6,7 +6,6 @@
 #include <vector>
 
 #include "common/backend.cuh"
-#include "common/launch.cuh"
 #include "mlp/pack_weights.h"
 #include "mlp/rows.cuh"
 

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "common/shared_memory.h"
+#include "common/constants.h"
 #include "mlp/network.h"
 
 namespace voxelfield {

@@ -1,6 +1,6 @@
 // Geometry and view side by side, on CUDA: a thread a row, moved 16 bytes at a time where rows allow it.
 #include "common/backend.cuh"
-#include "common/vector_width.h"
+#include "common/vector.cuh"
 #include "mlp/view_encoding_ops.h"
 
 namespace voxelfield {

@@ -3,7 +3,7 @@
 //   Backend::append_view_backward<scalar_t>(gradients, result)
 #pragma once
 
-#include "common/check_tensor.h"
+#include "common/checks.h"
 #include "volume/spherical_harmonics.h"
 
 namespace voxelfield {

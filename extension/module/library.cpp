@@ -42,11 +42,11 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   // Samples along rays through occupied space: first how many each ray has, then where they are, in `capacity` rows.
   m.def(
       "count_ray_samples(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, "
-      "Tensor occupied, int[] resolution, Tensor aabb_occupancy, float step, int segments) -> "
+      "Tensor occupied, int[] resolution, Tensor aabb_occupancy, float step, int segments_per_ray) -> "
       "(Tensor, Tensor, Tensor)");
   m.def(
       "place_ray_samples(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, "
-      "Tensor occupied, int[] resolution, Tensor aabb_occupancy, float step, int segments, Tensor counts, "
+      "Tensor occupied, int[] resolution, Tensor aabb_occupancy, float step, int segments_per_ray, Tensor counts, "
       "Tensor step_ranges, Tensor sums, int capacity) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 
   // Those samples that show: first which and how many of each ray, then copies of them, in `capacity` rows.
@@ -98,7 +98,7 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
 
   // Lists blocks of 4 x 4 x 8 vertices of a grid that samples in occupied cells (X, Y, Z) of the same box touch: their
   // ids into the first `count` of `ids`, in any order.
-  m.def("active_blocks_(Tensor occupied, int[] resolution, Tensor(a!) ids, Tensor(b!) count) -> ()");
+  m.def("active_tiles_(Tensor occupied, int[] resolution, Tensor(a!) ids, Tensor(b!) count) -> ()");
 
   // One step of Adam for grids (X, Y, Z, C) float32, in place: every vertex, or those of the first `block_counts` of
   // such `blocks`. `working` are 16-bit copies to keep up to date; `lrs`, `steps` and `channel_rates` (C,), factors on
@@ -154,12 +154,13 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "(Tensor, Tensor, Tensor)");
 
   // Samples of rays that show, of a field whose density is initial * exp(network's first output): `levels` (X, Y, Z, 4)
-  // are read side by side. At most the first `most` of each ray, their distances in slots (R, most), how many each ray
-  // has, and sums of that for pack_slots, which packs them into `capacity` rows. `occupied` as for render_grid.
+  // are read side by side. At most the first `max_samples` of each ray, their distances in slots (R, max_samples), how
+  // many each ray has, and sums of that for pack_slots, which packs them into `capacity` rows. `occupied` as for
+  // render_grid.
   m.def(
       "march_to_slots(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor occupied, "
       "int[] resolution, Tensor aabb_occupancy, Tensor[] levels, Tensor aabb, Tensor[] density_weights, float step, "
-      "float density_initial, float min_transmittance, float min_weight, int most) -> (Tensor, Tensor, Tensor)");
+      "float density_initial, float min_transmittance, float min_weight, int max_samples) -> (Tensor, Tensor, Tensor)");
   m.def(
       "pack_slots(Tensor origins, Tensor directions, Tensor slots, Tensor counts, Tensor sums, float step, "
       "int capacity) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");

@@ -1,14 +1,52 @@
-// Host side of grid_adam_, written once: check the tensors, collect their pointers and call Backend::adam(levels,
-// rule).
+// Adam (Kingma and Ba 2015): the update of one value, the only copy of the formula, and the host side of grid_adam_,
+// written once: check the tensors, collect their pointers and call Backend::adam(levels, rule).
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
-#include "common/check_tensor.h"
-#include "optim/adam.h"
 #include "optim/vertex_grid.h"
 
 namespace voxelfield {
+
+// Options of the optimizer, the same for every value and step.
+struct AdamRule {
+  double log_beta1, log_beta2;
+  float rise1, rise2;  // 1 - beta
+  float beta2;
+  float eps;
+  float decay;  // decoupled weight decay, a fraction of the learning rate
+  float l2;     // weight decay by way of the gradient
+  bool skip_untouched;
+  bool clear_grad;
+};
+
+// Factors of one step, the same for every value of a grid.
+struct AdamStep {
+  float size;  // learning rate over the first moment's bias correction
+  float root;  // factor that corrects the bias in the second moment's square root
+  float keep;  // factor on the parameter, from decoupled decay
+
+  VOXELFIELD_HOST_DEVICE static AdamStep make(const AdamRule& rule, float lr, double step) {
+    // 1 - beta^step is computed by expm1: in early steps, with beta close to 1, the subtraction would lose half the
+    // digits.
+    const float bias1 = -expm1f(static_cast<float>(step * rule.log_beta1));
+    const float bias2 = -expm1f(static_cast<float>(step * rule.log_beta2));
+    return {lr / bias1, 1.0f / sqrtf(bias2), 1.0f - lr * rule.decay};
+  }
+
+  // The same step at a multiple of the learning rate, which also scales decay. A rate of one gives the same bits,
+  // unless decay removes more than half of the parameter.
+  VOXELFIELD_HOST_DEVICE AdamStep times(float rate) const { return {size * rate, root, 1.0f - rate * (1.0f - keep)}; }
+};
+
+VOXELFIELD_HOST_DEVICE void adam_update(const AdamRule& rule, const AdamStep& step, float grad, float& param,
+                                        float& exp_avg, float& exp_avg_sq) {
+  grad += rule.l2 * param;
+  exp_avg += rule.rise1 * (grad - exp_avg);
+  exp_avg_sq = rule.beta2 * exp_avg_sq + rule.rise2 * grad * grad;
+  param = step.keep * param - step.size * exp_avg / (sqrtf(exp_avg_sq) * step.root + rule.eps);
+}
 
 enum class WorkingType : int32_t { kNone, kHalf, kBFloat16 };
 
@@ -40,17 +78,9 @@ struct GridAdamOps {
                          OptionalTensors channel_rates, double beta1, double beta2, double eps, double decay, double l2,
                          bool skip_untouched, bool clear_grad) {
     const size_t count = params.size();
-    const std::pair<const char*, size_t> lengths[] = {{"exp_avgs", exp_avgs.size()},
-                                                      {"exp_avg_sqs", exp_avg_sqs.size()},
-                                                      {"grads", grads.size()},
-                                                      {"working", working.size()},
-                                                      {"lrs", lrs.size()},
-                                                      {"steps", steps.size()},
-                                                      {"blocks", blocks.size()},
-                                                      {"block_counts", block_counts.size()},
-                                                      {"channel_rates", channel_rates.size()}};
-    for (const auto& [name, length] : lengths) {
-      STD_TORCH_CHECK(length == count, name, " must be as long as params, ", count, ", got ", length);
+    for (const size_t length : {exp_avgs.size(), exp_avg_sqs.size(), grads.size(), working.size(), lrs.size(),
+                                steps.size(), blocks.size(), block_counts.size(), channel_rates.size()}) {
+      STD_TORCH_CHECK(length == count, "every list must be as long as params, ", count, ", got ", length);
     }
     if (count == 0) return;
     const typename Backend::Guard guard(params[0]);
@@ -84,8 +114,12 @@ struct GridAdamOps {
       if (param.numel() > 0) levels.push_back(level);
     }
     if (levels.empty()) return;
-    Backend::adam(levels, AdamRule::make(beta1, beta2, eps, decay, l2, skip_untouched, clear_grad));
+    const auto narrow = [](double x) { return static_cast<float>(x); };
+    Backend::adam(levels, AdamRule{std::log(beta1), std::log(beta2), narrow(1 - beta1), narrow(1 - beta2),
+                                   narrow(beta2), narrow(eps), narrow(decay), narrow(l2), skip_untouched, clear_grad});
   }
+
+  static void implement(Library& m) { m.impl("grid_adam_", TORCH_BOX(&GridAdamOps::grid_adam_)); }
 
  private:
   static float* data(const Tensor& x, const Tensor& param, const char* name) {

@@ -1,26 +1,94 @@
-// Host side of VertexGrid: made from checked tensors.
+// Which vertices of a grid (X, Y, Z, C) a kernel visits: all of them, or those of tiles listed in device memory.
 #pragma once
 
-#include "common/check_tensor.h"
-#include "optim/vertex_tiles.h"
+#include <cstdint>
+
+#include "common/checks.h"
+#include "common/constants.h"
 
 namespace voxelfield {
 
-// The vertices of a grid (X, Y, Z, C): all of them, or those of the first `block_count` of the tiles listed in
-// `blocks`.
+// A tile is 4 x 4 x 8 vertices. Eight along z are 128 contiguous bytes of a float32 grid of four channels; fewer along
+// x and y follow a surface more closely.
+VOXELFIELD_HOST_DEVICE constexpr int tile_shift(int axis) { return axis < 2 ? kTileShiftXY : kTileShiftZ; }
+constexpr int kTileVertices = 1 << (2 * kTileShiftXY + kTileShiftZ);
+
+VOXELFIELD_HOST_DEVICE constexpr int32_t tiles_along(int32_t vertices, int axis) {
+  return ((vertices - 1) >> tile_shift(axis)) + 1;
+}
+
+// A tile's id holds its number along each axis in ten bits, x highest, so that reading it takes no division.
+constexpr int32_t kMaxTilesAlong = 1 << kTileBits;
+
+VOXELFIELD_HOST_DEVICE constexpr int32_t tile_id(int32_t x, int32_t y, int32_t z) {
+  return (x << kTileBits | y) << kTileBits | z;
+}
+
+struct VertexGrid {
+  int32_t size[3];
+  int32_t channels;
+  int64_t vertices;
+  const int32_t* tiles;       // ids; null: every vertex is visited
+  const int32_t* tile_count;  // how many of them to visit
+  int32_t capacity;           // the length of the list
+
+  // Visits are numbered. Some visits of listed tiles lie outside the grid, where its far faces cut a tile.
+  VOXELFIELD_HOST_DEVICE int64_t visits() const {
+    if (tiles == nullptr) return vertices;
+    const int32_t count = *tile_count;
+    return static_cast<int64_t>(count < 0 ? 0 : (count < capacity ? count : capacity)) * kTileVertices;
+  }
+
+  int64_t max_visits() const { return tiles == nullptr ? vertices : static_cast<int64_t>(capacity) * kTileVertices; }
+
+  // The id of the listed tile that a visit lies in.
+  VOXELFIELD_HOST_DEVICE int32_t id_of(int64_t visit) const { return tiles[visit / kTileVertices]; }
+
+  // Finds the vertex of a visit, in tile `id` if tiles are listed. Returns false if it lies outside the grid.
+  VOXELFIELD_HOST_DEVICE bool find(int64_t visit, int32_t id, int32_t (&vertex)[3]) const {
+    if (tiles == nullptr) {
+      const int64_t row = visit / size[2];
+      vertex[2] = static_cast<int32_t>(visit - row * size[2]);
+      vertex[0] = static_cast<int32_t>(row / size[1]);
+      vertex[1] = static_cast<int32_t>(row - static_cast<int64_t>(vertex[0]) * size[1]);
+      return true;
+    }
+    int32_t within = static_cast<int32_t>(visit % kTileVertices);
+    bool inside = id >= 0;
+    VOXELFIELD_UNROLL
+    for (int axis = 2; axis >= 0; --axis) {
+      const int32_t tile = axis > 0 ? id & (kMaxTilesAlong - 1) : id;
+      vertex[axis] = tile << tile_shift(axis) | (within & ((1 << tile_shift(axis)) - 1));
+      inside = inside && vertex[axis] < size[axis];
+      id >>= kTileBits;
+      within >>= tile_shift(axis);
+    }
+    return inside;
+  }
+
+  VOXELFIELD_HOST_DEVICE int64_t index_of(const int32_t (&vertex)[3]) const {
+    return (static_cast<int64_t>(vertex[0]) * size[1] + vertex[1]) * size[2] + vertex[2];
+  }
+
+  // The index of a visit's vertex; -1 if it lies outside the grid.
+  VOXELFIELD_HOST_DEVICE int64_t index_of_visit(int64_t visit, int32_t id) const {
+    if (tiles == nullptr) return visit;
+    int32_t vertex[3];
+    return find(visit, id, vertex) ? index_of(vertex) : -1;
+  }
+};
+
+// Host side: made from checked tensors. The vertices are all of a grid (X, Y, Z, C), or those of the first
+// `block_count` of the tiles listed in `blocks`.
 inline VertexGrid vertex_grid(const char* name, const Tensor& like, const std::optional<Tensor>& blocks,
                               const std::optional<Tensor>& block_count) {
   check_contiguous(name, like, {kAny, kAny, kAny, kAny}, ScalarType::Float, like);
   VertexGrid grid{};
-  grid.vertices = 1;
-  for (int axis = 0; axis < 3; ++axis) {
-    STD_TORCH_CHECK(like.size(axis) <= 0x7fffffff, name, " must have fewer than 2^31 vertices along an axis, got ",
-                    like.size(axis));
-    grid.size[axis] = static_cast<int32_t>(like.size(axis));
-    grid.vertices *= grid.size[axis];
+  for (int axis = 0; axis < 4; ++axis) {
+    STD_TORCH_CHECK(like.size(axis) <= 0x7fffffff, name, " must have sizes below 2^31, got ", like.size(axis));
+    (axis < 3 ? grid.size[axis] : grid.channels) = static_cast<int32_t>(like.size(axis));
   }
-  STD_TORCH_CHECK(like.size(3) <= 0x7fffffff, name, " must have fewer than 2^31 channels, got ", like.size(3));
-  grid.channels = static_cast<int32_t>(like.size(3));
+  grid.vertices = int64_t{grid.size[0]} * grid.size[1] * grid.size[2];
   STD_TORCH_CHECK(blocks.has_value() == block_count.has_value(),
                   "blocks and block_count must be given together, got only one of them");
   if (!blocks.has_value()) return grid;

@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "common/backend.cuh"
-#include "optim/vertex_tiles.h"
+#include "optim/vertex_grid.h"
 
 namespace voxelfield {
 
@@ -79,12 +79,12 @@ struct WalkSize {
   void add(const VertexGrid& grid, int width) {
     const int64_t per_task =
         grid.tiles == nullptr ? VertexLanes::vertices_per_warp(grid.channels / width) : kTileVertices;
-    tasks += (grid.most_visits() + per_task - 1) / per_task;
+    tasks += (grid.max_visits() + per_task - 1) / per_task;
     has_list = has_list || grid.tiles != nullptr;
   }
 
   // If all vertices take the same work, many short-lived blocks of threads are started in the order of memory.
-  // Otherwise fewer blocks stay resident, because most of many might find nothing to do. (On an H200: 97 % instead of
+  // Otherwise fewer blocks stay resident, because many of them might find nothing to do. (On an H200: 97 % instead of
   // 93 % of a copy's bandwidth for whole grids, 80 % instead of 70 % for lists.)
   unsigned thread_blocks(bool uneven) const {
     STD_TORCH_CHECK(tasks < (int64_t{1} << 30), "grids must have fewer than 2^30 tasks of a warp, got ", tasks);

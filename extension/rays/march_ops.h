@@ -1,16 +1,10 @@
-// Host side of ray marching, written once: check, allocate, and hand over to a backend's kernels.
-//   Backend::pack_bricks(occupied, grid, words, bricks)
-//   Backend::count_samples(rays, parts, counts, step_ranges, sums)
-//   Backend::place_samples(packing, samples)
+// Ray marching in two passes, and its host side, written once: check, allocate, and hand over to a backend.
 #pragma once
 
 #include "rays/packing.h"
 #include "rays/ray_inputs.h"
 
 namespace voxelfield {
-
-// The first pass stores kStoredRanges ranges of hits for each segment. The second pass walks on from there if there are
-// more.
 
 // Rays, each cut into segments.
 struct RaySegments : RayBatch {
@@ -30,33 +24,39 @@ struct RaySegments : RayBatch {
   }
 };
 
-// Counts the samples of a segment and stores its first ranges of hits; ranges that there are not are empty.
-VOXELFIELD_HOST_DEVICE int32_t count_on_segment(const RaySegments& rays, int64_t segment, StepRange* step_ranges) {
-  const RayView view = rays.ray_of(segment);
-  const int64_t stride = rays.segments();
-  int32_t samples = 0;
-  int stored = 0;
-  const auto store = [&](const StepRange& range) {
-    if (stored < kStoredRanges) step_ranges[stored * stride + segment] = range;
-    ++stored;
-  };
-  if (view.near < view.far) {
-    const RayWalk walk(rays.grid, view);
-    StepRange open{0, 0};  // grows for as long as ranges touch
-    walk.walk(rays.share(walk.range(), segment), [&](const StepRange& range) {
-      samples += range.end - range.begin;
-      if (range.begin != open.end || open.end == open.begin) {
-        if (open.end > open.begin) store(open);
-        open.begin = range.begin;
-      }
-      open.end = range.end;
-      return true;
-    });
-    if (open.end > open.begin) store(open);
+// The first pass counts the samples of a segment, and stores its first ranges of hits; ranges that there are not are
+// empty. The second pass walks on from there if there are more.
+struct CountSamples {
+  RaySegments rays;
+  StepRange* step_ranges;  // (kStoredRanges, segments)
+
+  VOXELFIELD_HOST_DEVICE int32_t operator()(int64_t segment) const {
+    const RayView view = rays.ray_of(segment);
+    const int64_t stride = rays.segments();
+    int32_t samples = 0;
+    int stored = 0;
+    const auto store = [&](const StepRange& range) {
+      if (stored < kStoredRanges) step_ranges[stored * stride + segment] = range;
+      ++stored;
+    };
+    if (view.near < view.far) {
+      const RayWalk walk(rays.grid, view);
+      StepRange open{0, 0};  // grows for as long as ranges touch
+      walk.walk(rays.share(walk.range(), segment), [&](const StepRange& range) {
+        samples += range.end - range.begin;
+        if (range.begin != open.end || open.end == open.begin) {
+          if (open.end > open.begin) store(open);
+          open.begin = range.begin;
+        }
+        open.end = range.end;
+        return true;
+      });
+      if (open.end > open.begin) store(open);
+    }
+    while (stored < kStoredRanges) store({0, 0});
+    return samples;
   }
-  while (stored < kStoredRanges) store({0, 0});
-  return samples;
-}
+};
 
 // Finds samples from the ranges that the first pass stored, and by walking on behind them.
 struct MarchedSamples {
@@ -120,14 +120,11 @@ struct MarchedSamples {
 template <typename Backend>
 struct MarchOps {
   static Tensor pack_occupancy(const Tensor& occupied) {
-    check_tensor("occupied", occupied, {kAny, kAny, kAny}, ScalarType::Bool, occupied);
+    const Tensor cells = checked("occupied", occupied, {kAny, kAny, kAny}, ScalarType::Bool, occupied);
     const typename Backend::Guard guard(occupied);
-    const Tensor cells = as_contiguous(occupied);
-    const OccupancyView grid = occupancy_view(nullptr, {cells.size(0), cells.size(1), cells.size(2)}, nullptr);
+    const OccupancyView grid = occupancy_view(nullptr, shape_of(cells), nullptr);
     Tensor words = new_empty(cells, {grid.bricks[0], grid.bricks[1], grid.bricks[2]}, ScalarType::Long);
-    if (words.numel() > 0) {
-      Backend::pack_bricks(cells.const_data_ptr<bool>(), grid, words.mutable_data_ptr<int64_t>(), words.numel());
-    }
+    Backend::for_each(words.numel(), PackBricks{cells.const_data_ptr<bool>(), grid, words.mutable_data_ptr<int64_t>()});
     return words;
   }
 
@@ -136,37 +133,45 @@ struct MarchOps {
                                                               const Tensor& offset, const Tensor& occupied,
                                                               std::vector<int64_t> resolution,
                                                               const Tensor& aabb_occupancy, double step,
-                                                              int64_t segments) {
+                                                              int64_t segments_per_ray) {
     const RayInputs in{origins, directions, near, far, offset};
     const CellInputs cells{occupied, resolution, aabb_occupancy, origins};
     const typename Backend::Guard guard(origins);
-    const RaySegments rays{in.batch(step), cells.bits(), shift_of(segments)};
+    const RaySegments rays{in.batch(step), cells.bits(), shift_of(segments_per_ray)};
     const SegmentParts parts{rays.segments(), rays.segments_shift};
     Tensor counts = new_empty(in.origins, {rays.segments()}, ScalarType::Int);
     Tensor step_ranges = new_empty(in.origins, {kStoredRanges, rays.segments(), 2}, ScalarType::Int);
-    Tensor sums = new_empty(in.origins, {parts.parts()}, ScalarType::Long);
-    Backend::count_samples(rays, parts, counts.mutable_data_ptr<int32_t>(),
-                           reinterpret_cast<StepRange*>(step_ranges.mutable_data_ptr<int32_t>()),
-                           sums.mutable_data_ptr<int64_t>());
+    Tensor sums = new_empty(in.origins, {parts.count}, ScalarType::Long);
+    Backend::count_segments(parts, counts.mutable_data_ptr<int32_t>(), sums.mutable_data_ptr<int64_t>(),
+                            CountSamples{rays, ranges_in(step_ranges)});
     return {counts, step_ranges, sums};
   }
 
   static PackedTensors place_ray_samples(const Tensor& origins, const Tensor& directions, const Tensor& near,
                                          const Tensor& far, const Tensor& offset, const Tensor& occupied,
                                          std::vector<int64_t> resolution, const Tensor& aabb_occupancy, double step,
-                                         int64_t segments, const Tensor& counts, const Tensor& step_ranges,
+                                         int64_t segments_per_ray, const Tensor& counts, const Tensor& step_ranges,
                                          const Tensor& sums, int64_t capacity) {
     const RayInputs in{origins, directions, near, far, offset};
     const CellInputs cells{occupied, resolution, aabb_occupancy, origins};
     const typename Backend::Guard guard(origins);
-    const RaySegments rays{in.batch(step), cells.bits(), shift_of(segments)};
+    const RaySegments rays{in.batch(step), cells.bits(), shift_of(segments_per_ray)};
     const PackedTensors out = new_packed(in.origins, rays.count, capacity);
-    const Packing packing = packing_of(counts, sums, segments, kMaxSteps, out);
+    const Packing packing = packing_of(counts, sums, segments_per_ray, kMaxSteps, out);
     check_contiguous("step_ranges", step_ranges, {kStoredRanges, rays.segments(), 2}, ScalarType::Int, origins);
-    Backend::place_samples(
-        packing, MarchedSamples{rays, reinterpret_cast<const StepRange*>(step_ranges.const_data_ptr<int32_t>()),
-                                SamplePointers(out)});
+    Backend::place_segments(packing, MarchedSamples{rays, ranges_in(step_ranges), SamplePointers(out)});
     return out;
+  }
+
+  static void implement(Library& m) {
+    m.impl("pack_occupancy", TORCH_BOX(&MarchOps::pack_occupancy));
+    m.impl("count_ray_samples", TORCH_BOX(&MarchOps::count_ray_samples));
+    m.impl("place_ray_samples", TORCH_BOX(&MarchOps::place_ray_samples));
+  }
+
+ private:
+  static StepRange* ranges_in(const Tensor& step_ranges) {
+    return reinterpret_cast<StepRange*>(step_ranges.mutable_data_ptr<int32_t>());
   }
 };
 

@@ -2,9 +2,7 @@
 // synchronise; whatever they are, no ray reaches beyond the samples.
 #pragma once
 
-#include <cstdint>
-
-#include "common/platform.h"
+#include "common/checks.h"
 
 namespace voxelfield {
 
@@ -34,5 +32,15 @@ struct PackedRays {
     return given < 0 ? 0 : (given < samples ? given : samples);
   }
 };
+
+// Offsets are bounded where they are read, by PackedRays.
+inline void check_ray_offsets(const Tensor& ray_offsets, const Tensor& like) {
+  check_tensor("ray_offsets", ray_offsets, {kAny}, ScalarType::Long, like);
+  STD_TORCH_CHECK(ray_offsets.size(0) > 0, "ray_offsets must have R + 1 entries, at least one, got none");
+}
+
+inline PackedRays packed_rays(const Tensor& ray_offsets, int64_t samples) {
+  return {ray_offsets.const_data_ptr<int64_t>(), ray_offsets.size(0) - 1, samples};
+}
 
 }  // namespace voxelfield

@@ -1,12 +1,13 @@
 // Packing the samples of rays end to end into buffers of a fixed number of rows, in two passes. The first counts the
-// samples of each segment: a ray has one segment, or a few that threads walk in parallel. Consecutive segments make up
-// a part, which one block of threads packs in the second pass; the sums of all parts tell each where its rows begin, so
-// that no kernel is needed between the two passes.
+// samples of each segment of a ray: a ray is one segment, or a few that threads walk in parallel. Consecutive segments
+// make up a part, which one block of threads packs in the second pass; the sums of all parts tell each where its rows
+// begin, so that no kernel is needed between the two passes.
 //
 // Rays are kept in order for as long as all of their samples fit. From the first ray that does not fit, none is kept.
 #pragma once
 
-#include "common/check_tensor.h"
+#include "common/backend.h"
+#include "common/checks.h"
 #include "common/constants.h"
 
 namespace voxelfield {
@@ -18,18 +19,20 @@ constexpr int kMaxSegmentsShift = 5;
 struct SegmentParts {
   int64_t segments;
   int segments_shift;  // a ray has 2^segments_shift segments
+  int64_t length;      // of a part, in segments
+  int64_t count;       // of parts: at least one, even without segments
+
+  SegmentParts(int64_t segments, int segments_shift) : segments(segments), segments_shift(segments_shift) {
+    const int64_t unit = std::max(kPartRays << segments_shift, kPartSegments);
+    length = unit * std::max<int64_t>((segments + unit * kMaxParts - 1) / (unit * kMaxParts), 1);
+    count = std::max<int64_t>((segments + length - 1) / length, 1);
+  }
 
   VOXELFIELD_HOST_DEVICE int64_t rays() const { return segments >> segments_shift; }
-  VOXELFIELD_HOST_DEVICE int64_t length() const {
-    const int64_t rays = kPartRays << segments_shift, unit = rays > kPartSegments ? rays : kPartSegments;
-    const int64_t units = (segments + unit * kMaxParts - 1) / (unit * kMaxParts);
-    return unit * (units > 0 ? units : 1);
-  }
-  // At least one, even without segments.
-  VOXELFIELD_HOST_DEVICE int64_t parts() const { return segments > 0 ? (segments + length() - 1) / length() : 1; }
-  VOXELFIELD_HOST_DEVICE int64_t begin(int64_t part) const { return part * length(); }
+  VOXELFIELD_HOST_DEVICE int64_t first(int64_t ray) const { return ray << segments_shift; }
+  VOXELFIELD_HOST_DEVICE int64_t begin(int64_t part) const { return part * length; }
   VOXELFIELD_HOST_DEVICE int64_t end(int64_t part) const {
-    return (part + 1) * length() < segments ? (part + 1) * length() : segments;
+    return (part + 1) * length < segments ? (part + 1) * length : segments;
   }
 };
 
@@ -49,6 +52,12 @@ struct Packing {
   }
   VOXELFIELD_HOST_DEVICE int64_t sum(int64_t part) const { return bounded(sums[part], max_sum); }
 
+  VOXELFIELD_HOST_DEVICE int64_t count_of_ray(int64_t ray) const {
+    int64_t samples = 0;
+    for (int64_t segment = parts.first(ray); segment < parts.first(ray + 1); ++segment) samples += count(segment);
+    return samples;
+  }
+
  private:
   // Callers of the raw op may pass arbitrary counts, so they are clamped.
   VOXELFIELD_HOST_DEVICE static int64_t bounded(int64_t value, int64_t max_value) {
@@ -60,7 +69,7 @@ inline int shift_of(int64_t segments_per_ray) {
   int shift = 0;
   while ((int64_t{1} << shift) < segments_per_ray) ++shift;
   STD_TORCH_CHECK(segments_per_ray == int64_t{1} << shift && shift <= kMaxSegmentsShift,
-                  "segments must be a power of two, at most 32, got ", segments_per_ray);
+                  "segments_per_ray must be a power of two, at most 32, got ", segments_per_ray);
   return shift;
 }
 
@@ -107,21 +116,77 @@ VOXELFIELD_HOST_DEVICE SampleRow empty_row(int64_t ray) { return {{NAN, NAN, NAN
 // A row that belongs to no ray. It names the last ray, so that ray_index never falls.
 VOXELFIELD_HOST_DEVICE SampleRow no_sample(int64_t rays) { return empty_row(rays > 0 ? rays - 1 : 0); }
 
-// `max_count` is the most that a segment can have.
+// No segment has more than `max_count` samples.
 inline Packing packing_of(const Tensor& counts, const Tensor& sums, int64_t segments_per_ray, int64_t max_count,
                           const PackedTensors& out) {
   const Tensor &t = std::get<1>(out), &ray_offsets = std::get<4>(out), &rays_kept = std::get<5>(out);
   const SegmentParts parts{(ray_offsets.size(0) - 1) * segments_per_ray, shift_of(segments_per_ray)};
   check_contiguous("counts", counts, {parts.segments}, ScalarType::Int, t);
-  check_contiguous("sums", sums, {parts.parts()}, ScalarType::Long, t);
+  check_contiguous("sums", sums, {parts.count}, ScalarType::Long, t);
   return {counts.const_data_ptr<int32_t>(),
           sums.const_data_ptr<int64_t>(),
           max_count,
-          max_count * parts.length(),
+          max_count * parts.length,
           parts,
           t.size(0),
           ray_offsets.mutable_data_ptr<int64_t>(),
           rays_kept.mutable_data_ptr<int64_t>()};
 }
+
+// On the CPU parts are counted in parallel, and one loop over all counts lies between the passes.
+struct CpuPacking : CpuBackend {
+  // First pass: count(segment) for every segment, and the sums of each part.
+  template <typename Count>
+  static void count_segments(const SegmentParts& parts, int32_t* counts, int64_t* sums, const Count& count) {
+    for_each_task(parts.count, [&](int64_t part, int64_t /*thread*/) {
+      int64_t sum = 0;
+      for (int64_t segment = parts.begin(part); segment < parts.end(part); ++segment) {
+        counts[segment] = count(segment);
+        sum += counts[segment];
+      }
+      sums[part] = sum;
+    });
+  }
+
+  // Second pass: writes every row, those of rays by samples.sample and write_rest, the others as rows of no ray.
+  template <typename Samples>
+  static void place_segments(const Packing& packing, const Samples& samples) {
+    keep_rays(packing);
+    const int64_t rays = packing.parts.rays(), used = packing.ray_offsets[rays];
+    const auto place_ray = [&](int64_t ray) {
+      int64_t row = packing.ray_offsets[ray];
+      for (int64_t segment = packing.parts.first(ray); segment < packing.parts.first(ray + 1); ++segment) {
+        const int32_t count = packing.count(segment);
+        if (count == 0) continue;
+        const auto staged = samples.stage(segment);
+        for (int32_t number = 0; number < count; ++number) {
+          samples.out.write(row + number, samples.sample(staged, segment, number));
+        }
+        samples.write_rest(row, segment, count);
+        row += count;
+      }
+    };
+    for_each(*packing.rays_kept, place_ray, 64);
+    for_each(packing.capacity - used, [&](int64_t row) { samples.out.write(used + row, no_sample(rays)); }, 1 << 14);
+  }
+
+ private:
+  // Fills in ray_offsets and rays_kept.
+  static void keep_rays(const Packing& packing) {
+    int64_t used = 0, kept = 0;
+    bool fits = true;
+    packing.ray_offsets[0] = 0;
+    for (int64_t ray = 0; ray < packing.parts.rays(); ++ray) {
+      const int64_t samples = packing.count_of_ray(ray);
+      fits = fits && used + samples <= packing.capacity;
+      if (fits) {
+        used += samples;
+        ++kept;
+      }
+      packing.ray_offsets[ray + 1] = used;
+    }
+    *packing.rays_kept = kept;
+  }
+};
 
 }  // namespace voxelfield

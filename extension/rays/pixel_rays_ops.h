@@ -1,14 +1,14 @@
-// Host side of pixel_rays, written once: check, allocate, and hand over to a backend's kernel.
-//   Backend::pixel_rays(images, index, pixels, out)
+// Rays through pixels of photographs, and the host side of pixel_rays, written once: check, allocate, and cast each
+// ray.
 #pragma once
 
-#include "common/check_tensor.h"
+#include "common/checks.h"
 #include "rays/pinhole.h"
 
 namespace voxelfield {
 
-// Photographs (cameras, height, width, 4) and how they were taken.
-struct ImagesView {
+// Casts the rays of chosen pixels of photographs (cameras, height, width, 4).
+struct PixelRays {
   const uint8_t* pixels;
   const float* c2w;         // (cameras, 4, 4)
   const float* intrinsics;  // (cameras, 4)
@@ -16,13 +16,29 @@ struct ImagesView {
   int64_t width, height;
   int64_t count;  // of pixels, at least 1
   int64_t side;   // rays along each side of a pixel
+  const int64_t* index;
+  float *origins, *directions, *near, *far;  // for each ray, those of a pixel together
+  float* rgba;                               // for each pixel
 
+  VOXELFIELD_HOST_DEVICE void operator()(int64_t row) const {
+    const int64_t each = side * side, chosen = row / each, square = row - chosen * each, at = pixel(index[chosen]);
+    const Ray cast = ray(at, square);
+    VOXELFIELD_UNROLL
+    for (int axis = 0; axis < 3; ++axis) {
+      origins[3 * row + axis] = cast.origin[axis];
+      directions[3 * row + axis] = cast.direction[axis];
+    }
+    near[row] = cast.near;
+    far[row] = cast.far;
+    if (square > 0) return;
+    for (int k = 0; k < 4; ++k) rgba[4 * chosen + k] = static_cast<float>(pixels[4 * at + k]) / 255.0f;
+  }
+
+ private:
   // The pixel of an index, clamped to those that there are.
   VOXELFIELD_HOST_DEVICE int64_t pixel(int64_t index) const {
     return index < 0 ? 0 : (index < count ? index : count - 1);
   }
-
-  VOXELFIELD_HOST_DEVICE int64_t rays_per_pixel() const { return side * side; }
 
   // The ray through the middle of one of the squares that divide a pixel. Both numbers count row by row, that of the
   // pixel through all images.
@@ -33,19 +49,9 @@ struct ImagesView {
     return view.through(middle(x, right), middle(y, down));
   }
 
-  VOXELFIELD_HOST_DEVICE void color(int64_t pixel, float* rgba) const {
-    for (int k = 0; k < 4; ++k) rgba[k] = static_cast<float>(pixels[4 * pixel + k]) / 255.0f;
-  }
-
- private:
   VOXELFIELD_HOST_DEVICE float middle(int64_t pixel, int64_t square) const {
     return static_cast<float>(pixel) + (static_cast<float>(square) + 0.5f) / static_cast<float>(side);
   }
-};
-
-struct PixelRayPointers {
-  float *origins, *directions, *near, *far;  // for each ray, those of a pixel together
-  float* rgba;                               // for each pixel
 };
 
 template <typename Backend>
@@ -54,33 +60,31 @@ struct PixelRaysOps {
                                                                        const Tensor& c2w, const Tensor& intrinsics,
                                                                        const Tensor& aabb, int64_t supersampling) {
     check_contiguous("images", images, {kAny, kAny, kAny, 4}, ScalarType::Byte, images);
-    check_tensor("index", index, {kAny}, ScalarType::Long, images);
-    check_tensor("c2w", c2w, {images.size(0), 4, 4}, ScalarType::Float, images);
-    check_tensor("intrinsics", intrinsics, {images.size(0), 4}, ScalarType::Float, images);
-    check_tensor("aabb", aabb, {2, 3}, ScalarType::Float, images);
+    const Tensor chosen = checked("index", index, {kAny}, ScalarType::Long, images);
+    const Tensor poses = checked("c2w", c2w, {images.size(0), 4, 4}, ScalarType::Float, images);
+    const Tensor lenses = checked("intrinsics", intrinsics, {images.size(0), 4}, ScalarType::Float, images);
+    const Tensor box = checked("aabb", aabb, {2, 3}, ScalarType::Float, images);
     STD_TORCH_CHECK(images.numel() > 0 || index.size(0) == 0, "images must have at least one pixel, got none");
     const int64_t pixels = index.size(0);
     constexpr int64_t kRayBytes = 3 * sizeof(float);  // in origins, and in directions
     STD_TORCH_CHECK(supersampling > 0 && pixels <= INT64_MAX / kRayBytes / supersampling / supersampling,
                     "supersampling must be at least 1 and the bytes of all rays fit 64 bits, got ", supersampling);
     const typename Backend::Guard guard(images);
-    const Tensor poses = as_contiguous(c2w), lenses = as_contiguous(intrinsics), box = as_contiguous(aabb);
-    const Tensor chosen = as_contiguous(index);
     const int64_t rays = pixels * supersampling * supersampling;
     Tensor origins = new_empty(poses, {rays, 3}, ScalarType::Float),
            directions = new_empty(poses, {rays, 3}, ScalarType::Float);
     Tensor near = new_empty(poses, {rays}, ScalarType::Float), far = new_empty(poses, {rays}, ScalarType::Float);
     Tensor rgba = new_empty(poses, {pixels, 4}, ScalarType::Float);
-    if (pixels > 0) {
-      Backend::pixel_rays(
-          {images.const_data_ptr<uint8_t>(), poses.const_data_ptr<float>(), lenses.const_data_ptr<float>(),
-           box.const_data_ptr<float>(), images.size(2), images.size(1), images.numel() / 4, supersampling},
-          chosen.const_data_ptr<int64_t>(), pixels,
-          {origins.mutable_data_ptr<float>(), directions.mutable_data_ptr<float>(), near.mutable_data_ptr<float>(),
-           far.mutable_data_ptr<float>(), rgba.mutable_data_ptr<float>()});
-    }
+    Backend::for_each(
+        rays, PixelRays{images.const_data_ptr<uint8_t>(), poses.const_data_ptr<float>(), lenses.const_data_ptr<float>(),
+                        box.const_data_ptr<float>(), images.size(2), images.size(1), images.numel() / 4, supersampling,
+                        chosen.const_data_ptr<int64_t>(), origins.mutable_data_ptr<float>(),
+                        directions.mutable_data_ptr<float>(), near.mutable_data_ptr<float>(),
+                        far.mutable_data_ptr<float>(), rgba.mutable_data_ptr<float>()});
     return {origins, directions, near, far, rgba};
   }
+
+  static void implement(Library& m) { m.impl("pixel_rays", TORCH_BOX(&PixelRaysOps::pixel_rays)); }
 };
 
 }  // namespace voxelfield

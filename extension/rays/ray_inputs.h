@@ -1,9 +1,8 @@
 // Shared by the host sides of ops that walk rays: the rays in memory, and the cells that they are walked through.
 #pragma once
 
-#include "common/check_numbers.h"
-#include "common/check_tensor.h"
-#include "rays/cells_view.h"
+#include "common/checks.h"
+#include "rays/occupancy.h"
 #include "rays/ray_walk.h"
 
 namespace voxelfield {
@@ -26,18 +25,11 @@ struct RayInputs {
 
   RayInputs(const Tensor& origins, const Tensor& directions, const Tensor& near, const Tensor& far,
             const Tensor& offset)
-      : origins(as_contiguous(origins)),
-        directions(as_contiguous(directions)),
-        near(as_contiguous(near)),
-        far(as_contiguous(far)),
-        offset(as_contiguous(offset)) {
-    check_tensor("origins", origins, {kAny, 3}, ScalarType::Float, origins);
-    const int64_t rays = origins.size(0);
-    check_tensor("directions", directions, {rays, 3}, ScalarType::Float, origins);
-    check_tensor("near", near, {rays}, ScalarType::Float, origins);
-    check_tensor("far", far, {rays}, ScalarType::Float, origins);
-    check_tensor("offset", offset, {rays}, ScalarType::Float, origins);
-  }
+      : origins(checked("origins", origins, {kAny, 3}, ScalarType::Float, origins)),
+        directions(checked("directions", directions, {origins.size(0), 3}, ScalarType::Float, origins)),
+        near(checked("near", near, {origins.size(0)}, ScalarType::Float, origins)),
+        far(checked("far", far, {origins.size(0)}, ScalarType::Float, origins)),
+        offset(checked("offset", offset, {origins.size(0)}, ScalarType::Float, origins)) {}
 
   RayBatch batch(double step) const {
     check_step(step);
@@ -69,32 +61,24 @@ struct CellInputs {
   std::vector<int64_t> resolution;
 
   CellInputs(const Tensor& cells, const std::vector<int64_t>& resolution, const Tensor& aabb, const Tensor& like)
-      : cells(as_contiguous(cells)), aabb(as_contiguous(aabb)), resolution(resolution) {
-    const ScalarType dtype = cells.scalar_type() == ScalarType::Byte ? ScalarType::Byte : ScalarType::Long;
-    check_tensor("occupied", cells, {kAny, kAny, kAny}, dtype, like);
-    check_tensor("aabb_occupancy", aabb, {2, 3}, ScalarType::Float, like);
+      : cells(checked("occupied", cells, {kAny, kAny, kAny},
+                      cells.scalar_type() == ScalarType::Byte ? ScalarType::Byte : ScalarType::Long, like)),
+        aabb(checked("aabb_occupancy", aabb, {2, 3}, ScalarType::Float, like)),
+        resolution(resolution) {
     STD_TORCH_CHECK(cells.numel() > 0, "occupied must have at least one cell, got none");
   }
 
   OccupancyView bits() const {
     const OccupancyView grid =
         occupancy_view(cells.const_data_ptr<int64_t>(), resolution, aabb.const_data_ptr<float>());
-    for (int axis = 0; axis < 3; ++axis) {
-      STD_TORCH_CHECK(cells.size(axis) == grid.bricks[axis],
-                      "occupied must be what pack_occupancy returned for a grid of ", resolution[0], " x ",
-                      resolution[1], " x ", resolution[2], " cells, got ", cells.size(axis), " words along axis ",
-                      axis);
-    }
+    check_tensor("occupied", cells, {grid.bricks[0], grid.bricks[1], grid.bricks[2]}, ScalarType::Long, cells);
     return grid;
   }
 
   CellsView either() const {
     if (cells.scalar_type() == ScalarType::Long) return {bits(), nullptr};
     const OccupancyView grid = occupancy_view(nullptr, resolution, aabb.const_data_ptr<float>());
-    for (int axis = 0; axis < 3; ++axis) {
-      STD_TORCH_CHECK(cells.size(axis) == resolution[axis], "resolution[", axis, "] must be that of the distances, ",
-                      cells.size(axis), ", got ", resolution[axis]);
-    }
+    check_tensor("occupied", cells, resolution, ScalarType::Byte, cells);
     STD_TORCH_CHECK(cells.numel() < (int64_t{1} << 31), "there must be fewer than 2^31 cells with distances");
     return {grid, cells.const_data_ptr<uint8_t>()};
   }

@@ -7,7 +7,7 @@
 #pragma once
 
 #include "common/whole_numbers.h"
-#include "rays/cell_box.h"
+#include "rays/occupancy.h"
 
 namespace voxelfield {
 

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "common/float16_rows.h"
-#include "common/multiversion.h"
+#include "common/narrow.h"
+#include "common/platform.h"
 #include "stencil/trilinear.h"
 
 namespace voxelfield {

@@ -5,8 +5,7 @@
 #include <algorithm>
 
 #include "common/constants.h"
-#include "common/divisor.cuh"
-#include "common/shared_memory.h"
+#include "common/whole_numbers.h"
 #include "stencil/trilinear.h"
 
 namespace voxelfield {

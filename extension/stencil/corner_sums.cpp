@@ -1,7 +1,7 @@
 // Arithmetic with float16 corners: with F16C, and in portable form.
 #include "stencil/corner_sums.h"
 
-#include "common/float16_rows.h"
+#include "common/narrow.h"
 
 #if defined(VOXELFIELD_HAS_F16C)
 #include <immintrin.h>

@@ -1,8 +1,8 @@
 // Arithmetic with the eight corners of one point's cell on the CPU, channel by channel.
 #pragma once
 
-#include "common/multiversion.h"
 #include "common/narrow.h"
+#include "common/platform.h"
 #include "common/tensors.h"
 #include "stencil/batches.h"
 
@@ -70,7 +70,7 @@ VOXELFIELD_HOST_DEVICE T dot(const scalar_t* a, const scalar_t* b, int64_t chann
 // From here on one product per corner, summed over all channels first, is less work than three sums per channel.
 constexpr int64_t kManyChannels = 64;
 
-// The same for float16, in functions of their own; see float16_rows.h.
+// The same for float16, in functions of their own; see common/narrow.h.
 struct Float16Corners {
   // Sums with `sets` of eight weights each, in rows `stride` apart: written, or added to what the rows hold.
   void (*sum)(const Half* const* corner, const float* weight, int sets, int64_t channels, float* row, int64_t stride);

@@ -10,7 +10,7 @@
 #include <cub/block/block_scan.cuh>
 
 #include "common/backend.cuh"
-#include "common/divisor.cuh"
+#include "common/whole_numbers.h"
 
 namespace voxelfield {
 

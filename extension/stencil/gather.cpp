@@ -2,7 +2,6 @@
 #include <vector>
 
 #include "common/backend.h"
-#include "common/huge_pages.h"
 #include "common/narrow.h"
 #include "stencil/batches.h"
 #include "stencil/corner_sums.h"

@@ -1,6 +1,5 @@
 // Sampling on CUDA.
 #include "common/backend.cuh"
-#include "common/launch.cuh"
 #include "stencil/gather.cuh"
 #include "stencil/levels.cuh"
 #include "stencil/stencil_ops.h"

@@ -6,7 +6,7 @@
 #include <type_traits>
 
 #include "common/tensors.h"
-#include "common/vector_width.h"
+#include "common/vector.cuh"
 #include "stencil/trilinear.h"
 
 namespace voxelfield {

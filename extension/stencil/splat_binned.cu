@@ -1,5 +1,5 @@
 // Splatting by bins on CUDA.
-#include "common/launch.cuh"
+#include "common/backend.cuh"
 #include "stencil/splat_coarse.cuh"
 #include "stencil/splat_methods.cuh"
 

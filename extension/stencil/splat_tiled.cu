@@ -1,5 +1,5 @@
 // Splatting by tiles on CUDA.
-#include "common/launch.cuh"
+#include "common/backend.cuh"
 #include "stencil/sort_segments.cuh"
 #include "stencil/splat_methods.cuh"
 #include "stencil/splat_tiled.cuh"

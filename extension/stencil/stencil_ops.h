@@ -11,14 +11,11 @@
 // calls of the raw ops from touching foreign memory.
 #pragma once
 
-#include "common/check_tensor.h"
+#include "common/checks.h"
 #include "common/tensors.h"
 #include "stencil/trilinear.h"
 
 namespace voxelfield {
-
-// How a gradient is summed into a grid. The numbers are part of the op schemas.
-enum class SplatMethod : int64_t { kAutomatic = 0, kAtomic = 1, kTiled = 2, kDeterministic = 3, kBinned = 4 };
 
 // Calls f with a tag that carries the type of the corner weights.
 template <typename T>

@@ -2,7 +2,7 @@
 #include <algorithm>
 
 #include "common/backend.cuh"
-#include "common/block_sum.cuh"
+#include "common/sums.cuh"
 #include "volume/color_error_ops.h"
 
 namespace voxelfield {

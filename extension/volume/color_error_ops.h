@@ -4,7 +4,7 @@
 //   Backend::color_error_backward(errors, grad, grad_colors)
 #pragma once
 
-#include "common/check_tensor.h"
+#include "common/checks.h"
 
 namespace voxelfield {
 

@@ -2,8 +2,8 @@
 // which checks, allocates, and walks the rays.
 #pragma once
 
-#include "common/check_numbers.h"
-#include "rays/check_rays.h"
+#include "common/checks.h"
+#include "rays/packed_rays.h"
 #include "volume/composite.h"
 
 namespace voxelfield {

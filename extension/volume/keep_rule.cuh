@@ -1,7 +1,7 @@
 // Teams of threads that share a ray. All threads of the warp must make a team's calls together.
 #pragma once
 
-#include "common/team_scan.cuh"
+#include "common/sums.cuh"
 #include "volume/keep_rule.h"
 
 namespace voxelfield {

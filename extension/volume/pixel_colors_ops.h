@@ -6,7 +6,7 @@
 // Where image values are light themselves, pixel = mean_i rgb_i + (1 - O) background.
 #pragma once
 
-#include "common/check_tensor.h"
+#include "common/checks.h"
 #include "volume/transfer.h"
 
 namespace voxelfield {

@@ -1,13 +1,13 @@
 // Sample selection on the CPU: rays in parallel, samples of a ray in order.
 #include "common/backend.h"
-#include "rays/pack_rays.h"
+#include "rays/packing.h"
 #include "volume/select_ops.h"
 #include "volume/walk_rays.h"
 
 namespace voxelfield {
 namespace {
 
-struct Cpu : CpuBackend {
+struct Cpu : CpuPacking {
   static void count_visible(const PackedSamples<float>& samples, const KeepRule<float>& rule, const SegmentParts& parts,
                             int32_t* kept, int32_t* counts, int64_t* sums) {
     count_segments(parts, counts, sums, [&](int64_t ray) {

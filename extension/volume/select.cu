@@ -1,5 +1,5 @@
 // Sample selection on CUDA: a team of threads judges the samples of a ray.
-#include "rays/pack_rays.cuh"
+#include "rays/packing.cuh"
 #include "volume/select_ops.h"
 #include "volume/walk_rays.cuh"
 
@@ -39,18 +39,16 @@ __global__ void __launch_bounds__(kJudgeThreads)
   if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
 
-struct Cuda : CudaBackend {
+struct Cuda : CudaPacking {
   static void count_visible(const PackedSamples<float>& samples, const KeepRule<float>& rule, const SegmentParts& parts,
                             int32_t* kept, int32_t* counts, int64_t* sums) {
     dispatch_team(samples.rays, [&](auto size) {
-      launch(count_visible_kernel<size.value>, blocks(parts.parts(), 1), kJudgeThreads, 0, samples, rule, parts, kept,
+      launch(count_visible_kernel<size.value>, static_cast<unsigned>(parts.count), kJudgeThreads, 0, samples, rule, parts, kept,
              counts, sums);
     });
   }
 
-  static void pack_visible(const Packing& packing, const KeptSamples& samples) {
-    launch_place_segments(packing, samples, stream());
-  }
+  static void pack_visible(const Packing& packing, const KeptSamples& samples) { place_segments(packing, samples); }
 };
 
 }  // namespace

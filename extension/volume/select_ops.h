@@ -3,8 +3,8 @@
 //   Backend::pack_visible(packing, samples)
 #pragma once
 
-#include "common/check_numbers.h"
-#include "rays/check_rays.h"
+#include "common/checks.h"
+#include "rays/packed_rays.h"
 #include "rays/packing.h"
 #include "volume/composite.h"
 
@@ -50,7 +50,7 @@ struct SelectOps {
     const SegmentParts parts{rays, 0};
     Tensor kept = new_empty(d, {d.size(0)}, ScalarType::Int);
     Tensor counts = new_empty(d, {rays}, ScalarType::Int);
-    Tensor sums = new_empty(d, {parts.parts()}, ScalarType::Long);
+    Tensor sums = new_empty(d, {parts.count}, ScalarType::Long);
     const PackedSamples<float> samples{d.const_data_ptr<float>(), width.const_data_ptr<float>(),
                                        packed_rays(offsets, d.size(0)), static_cast<float>(min_transmittance)};
     const KeepRule<float> rule{samples.min_transmittance, static_cast<float>(min_weight)};

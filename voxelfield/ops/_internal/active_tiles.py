@@ -63,7 +63,7 @@ def active_tiles(
     check_tiles(ids, count, "occupied", occupied)
     check_tensor("tile ids", ids, (total,), f" for {tiles_along(sizes)} tiles")
     _library.ensure_loaded(occupied.device.type)
-    torch.ops.voxelfield.active_blocks_(occupied, sizes, ids, count)
+    torch.ops.voxelfield.active_tiles_(occupied, sizes, ids, count)
     return ids, count
 
 
@@ -80,6 +80,6 @@ def check_tiles(ids: object, count: object, other_name: str, other: Tensor) -> N
 
 @_library.when_loaded
 def _register() -> None:
-    @torch.library.register_fake("voxelfield::active_blocks_")
+    @torch.library.register_fake("voxelfield::active_tiles_")
     def _(occupied: Tensor, resolution: list[int], ids: Tensor, count: Tensor) -> None:
         return None

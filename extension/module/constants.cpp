@@ -1,10 +1,11 @@
-// A private op for tests: the dynamic shared memory that a launch takes, computed as the launch itself computes it.
+// The op that tells Python the constants of common/constants.h, and one that tells tests what launches take.
+#include "common/constants.h"
+
 #include <torch/csrc/stable/library.h>
 
 #include <string>
 #include <vector>
 
-#include "common/shared_memory.h"
 #include "common/tensors.h"
 #include "fields/pyramid_plan.h"
 #include "mlp/plan.h"
@@ -12,7 +13,34 @@
 namespace voxelfield {
 namespace {
 
-// `sizes` of an mlp are its input's and each layer's; of a field the padded width and the colour network's layers.
+// In the order of `_NAMES` in voxelfield/ops/_constants.py.
+std::vector<int64_t> constants() {
+  const auto power = [](int shift) { return int64_t{1} << shift; };
+  const auto number = [](SplatMethod method) { return static_cast<int64_t>(method); };
+  return {kMaxLevels,
+          kMaxLayers,
+          kMaxWidth,
+          kMaxPyramidLevels,
+          kLevelChannels,
+          kMaxFieldLayers,
+          kFieldOutputs,
+          kHighestRawDensity,
+          kMaxShDegree,
+          power(kBrickShift),
+          kPartRays,
+          kPartSegments,
+          kMaxParts,
+          kStoredRanges,
+          power(kTileShiftXY),
+          power(kTileShiftXY),
+          power(kTileShiftZ),
+          power(kTileBits),
+          number(SplatMethod::kAutomatic),
+          number(SplatMethod::kDeterministic)};
+}
+
+// The dynamic shared memory of a launch, computed as the launch itself computes it. `sizes` of an mlp are its input's
+// and each layer's; of a field the padded width and the colour network's layers.
 int64_t launch_shared_bytes(std::string launch, std::vector<int64_t> sizes, int64_t limit) {
   const int allowed = static_cast<int>(limit);
   if (launch == "mlp" || launch == "mlp_backward") {
@@ -44,6 +72,7 @@ int64_t launch_shared_bytes(std::string launch, std::vector<int64_t> sizes, int6
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(voxelfield, CompositeExplicitAutograd, m) {
+  m.impl("constants", TORCH_BOX(&constants));
   m.impl("launch_shared_bytes", TORCH_BOX(&launch_shared_bytes));
 }
 

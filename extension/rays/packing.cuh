@@ -1,11 +1,28 @@
-// The second pass of packing on CUDA: a block packs a part, whose first row follows from the sums of all parts.
+// The two passes of packing on CUDA: a block of threads counts, and packs, the segments of a part. The first row of a
+// part follows from the sums of all parts.
 #pragma once
 
+#include <algorithm>
+
 #include "common/backend.cuh"
-#include "common/block_sum.cuh"
+#include "common/sums.cuh"
 #include "rays/packing.h"
 
 namespace voxelfield {
+
+template <int Threads, typename Count>
+__global__ void __launch_bounds__(Threads)
+    count_kernel(SegmentParts parts, int32_t* __restrict__ counts, int64_t* __restrict__ sums, Count count) {
+  __shared__ int64_t scratch[Threads / kWarp];
+  int64_t sum = 0;
+  for (int64_t segment = parts.begin(blockIdx.x) + threadIdx.x; segment < parts.end(blockIdx.x); segment += Threads) {
+    const int32_t samples = count(segment);
+    counts[segment] = samples;
+    sum += samples;
+  }
+  sum = block_sum<Threads>(sum, scratch);
+  if (threadIdx.x == 0) sums[blockIdx.x] = sum;
+}
 
 // The rows behind the last ray's are cleared by all blocks; there are more blocks than parts if that pays.
 constexpr int64_t kTailRows = 4096;  // for each block
@@ -20,7 +37,7 @@ template <int Threads>
 __device__ __forceinline__ PartSums sum_parts(const Packing& packing, int64_t part) {
   __shared__ int64_t scratch[2][Threads / kWarp];
   PartSums sums{0, 0};
-  const int64_t parts = packing.parts.parts();
+  const int64_t parts = packing.parts.count;
 #pragma unroll 4
   for (int64_t i = threadIdx.x; i < parts; i += Threads) {
     const int64_t sum = packing.sum(i);
@@ -37,48 +54,35 @@ struct KeptRays {
   int64_t rays, rows;
 };
 
-// Finds the rays that fit, where not all do: the last of them lies in the first part that does not fit whole.
+// Adds up size(i) for i from `first` to before `end`, onto `rows`, until the rows exceed the capacity. Returns the i at
+// which they do, and the rows before it; zeros if they never do.
+template <int Threads, typename Size>
+__device__ KeptRays find_overflow(int64_t first, int64_t end, int64_t rows, int64_t capacity, const Size& size) {
+  __shared__ int64_t scratch[Threads / kWarp], last;
+  __shared__ KeptRays found;
+  if (threadIdx.x == 0) found = {0, 0};
+  __syncthreads();
+  for (; first < end; first += Threads) {
+    const int64_t i = first + threadIdx.x, own = i < end ? size(i) : 0;
+    const int64_t through = rows + block_inclusive_sum<Threads>(own, scratch);
+    if (through - own <= capacity && capacity < through) found = {i, through - own};
+    if (threadIdx.x == Threads - 1) last = through;
+    if (__syncthreads_or(through > capacity)) break;
+    rows = last;
+  }
+  return found;
+}
+
+// Finds the rays that fit, where not all do: the last of them lies in the first part that does not fit whole. There are
+// none if counts do not add up to their sums.
 template <int Threads>
 __device__ KeptRays find_kept(const Packing& packing) {
-  __shared__ int64_t scratch[Threads / kWarp];
-  __shared__ int64_t full_part, rows;
-  __shared__ KeptRays kept;
-  if (threadIdx.x == 0) {
-    full_part = rows = 0;
-    kept = {0, 0};  // the result if counts do not add up to their sums
-  }
-  const int64_t parts = packing.parts.parts();
-  int64_t before = 0;
-  for (int64_t first = 0; first < parts; first += Threads) {
-    const int64_t i = first + threadIdx.x;
-    const int64_t own = i < parts ? packing.sum(i) : 0;
-    const int64_t through = before + block_inclusive_sum<Threads>(own, scratch);
-    if (through - own <= packing.capacity && packing.capacity < through) {
-      full_part = i;
-      rows = through - own;
-    }
-    if (__syncthreads_or(through > packing.capacity)) break;
-    if (threadIdx.x == Threads - 1) rows = through;
-    __syncthreads();
-    before = rows;
-  }
-  const int64_t end = packing.parts.end(full_part) >> packing.parts.segments_shift;
-  int64_t ray = packing.parts.begin(full_part) >> packing.parts.segments_shift;
-  before = rows;
-  for (; ray < end; ray += Threads) {
-    const int64_t i = ray + threadIdx.x;
-    int64_t own = 0;
-    for (int64_t s = i << packing.parts.segments_shift; i < end && s < (i + 1) << packing.parts.segments_shift; ++s) {
-      own += packing.count(s);
-    }
-    const int64_t through = before + block_inclusive_sum<Threads>(own, scratch);
-    if (through - own <= packing.capacity && packing.capacity < through) kept = {i, through - own};
-    if (__syncthreads_or(through > packing.capacity)) break;
-    if (threadIdx.x == Threads - 1) rows = through;
-    __syncthreads();
-    before = rows;
-  }
-  return kept;
+  const SegmentParts& parts = packing.parts;
+  const KeptRays part =
+      find_overflow<Threads>(0, parts.count, 0, packing.capacity, [&](int64_t i) { return packing.sum(i); });
+  return find_overflow<Threads>(parts.begin(part.rays) >> parts.segments_shift,
+                                parts.end(part.rays) >> parts.segments_shift, part.rows, packing.capacity,
+                                [&](int64_t ray) { return packing.count_of_ray(ray); });
 }
 
 constexpr int kGroupRows = 4;  // consecutive rows, which a thread writes in accesses of 16 bytes
@@ -110,7 +114,7 @@ __device__ __forceinline__ void write_group(const SamplePointers& out, int64_t f
 }
 
 template <int Threads, typename Samples>
-static __global__ void __launch_bounds__(Threads) place_segments(Packing packing, Samples samples) {
+__global__ void __launch_bounds__(Threads, 3) place_kernel(Packing packing, Samples samples) {
   constexpr int kChunk = Threads;  // segments at a time
   __shared__ typename Samples::Staged staged[kChunk];
   __shared__ unsigned first_of[kChunk + 1];
@@ -125,7 +129,7 @@ static __global__ void __launch_bounds__(Threads) place_segments(Packing packing
   }
 
   int64_t before = sums.before;
-  const int64_t last = part < packing.parts.parts() ? packing.parts.end(part) : 0;
+  const int64_t last = part < packing.parts.count ? packing.parts.end(part) : 0;
   for (int64_t chunk = packing.parts.begin(part); chunk < last; chunk += kChunk) {
     const int64_t own = chunk + threadIdx.x;
     const bool owns = own < last;
@@ -175,14 +179,27 @@ static __global__ void __launch_bounds__(Threads) place_segments(Packing packing
   }
 }
 
-template <typename Samples>
-void launch_place_segments(const Packing& packing, const Samples& samples, cudaStream_t stream) {
-  const int64_t tail = (packing.capacity + kTailRows - 1) / kTailRows;
-  const int64_t tail_blocks = tail < kMaxTailBlocks ? tail : kMaxTailBlocks;
-  const int64_t parts = packing.parts.parts();
-  const unsigned blocks = static_cast<unsigned>(parts > tail_blocks ? parts : tail_blocks);
-  place_segments<kThreads><<<blocks, kThreads, 0, stream>>>(packing, samples);
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
-}
+struct CudaPacking : CudaBackend {
+  // First pass: count(segment) for every segment, and the sums of each part.
+  template <typename Count>
+  static void count_segments(const SegmentParts& parts, int32_t* counts, int64_t* sums, const Count& count) {
+    const auto run = [&](auto threads) {
+      launch(count_kernel<threads.value, Count>, static_cast<unsigned>(parts.count), threads.value, 0, parts, counts,
+             sums, count);
+    };
+    // As many threads as a part has segments, up to 256: larger blocks would leave the device unevenly busy.
+    if (parts.length <= 64) return run(std::integral_constant<int, 64>{});
+    if (parts.length <= 128) return run(std::integral_constant<int, 128>{});
+    run(std::integral_constant<int, 256>{});
+  }
+
+  // Second pass: writes every row, those of rays by samples.sample and write_rest, the others as rows of no ray.
+  template <typename Samples>
+  static void place_segments(const Packing& packing, const Samples& samples) {
+    const int64_t tail = std::min((packing.capacity + kTailRows - 1) / kTailRows, kMaxTailBlocks);
+    const unsigned count = static_cast<unsigned>(std::max(packing.parts.count, tail));
+    launch(place_kernel<kThreads, Samples>, count, kThreads, 0, packing, samples);
+  }
+};
 
 }  // namespace voxelfield

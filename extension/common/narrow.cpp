@@ -1,10 +1,8 @@
 // Conversions of float16 rows: with F16C, and in the portable form of narrow.h. Both give the same bits.
-#include "common/float16_rows.h"
+#include "common/narrow.h"
 
 #include <cstdlib>
 #include <cstring>
-
-#include "common/multiversion.h"
 
 #if defined(VOXELFIELD_HAS_F16C)
 #include <cpuid.h>

@@ -1,8 +1,9 @@
-// Checks of the raw ops' tensors. The Python wrappers explain bad input; these checks keep direct calls of the raw ops
-// from touching memory outside their tensors.
+// Checks of what raw ops take. The Python wrappers explain bad input; these checks keep direct calls of the raw ops
+// from touching memory outside their tensors, and kernels from never ending.
 #pragma once
 
 #include <initializer_list>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,13 @@ void check_tensor(const char* name, const Tensor& x, const Shape& shape, ScalarT
                   describe(x.sizes(), x.scalar_type(), x));
 }
 
+// The same, and returns the tensor, or a contiguous copy of one that is not.
+template <typename Shape = ShapeList>
+Tensor checked(const char* name, const Tensor& x, const Shape& shape, ScalarType dtype, const Tensor& like) {
+  check_tensor(name, x, shape, dtype, like);
+  return as_contiguous(x);
+}
+
 // The same for memory that a kernel addresses directly.
 template <typename Shape = ShapeList>
 void check_contiguous(const char* name, const Tensor& x, const Shape& shape, ScalarType dtype, const Tensor& like) {
@@ -52,6 +60,28 @@ inline void check_number(const char* name, const Tensor& x, ScalarType dtype, co
   STD_TORCH_CHECK(x.numel() == 1 && x.scalar_type() == dtype && same_device(x, like), name, " must be one ",
                   torch::headeronly::toString(dtype), " on ", device_name(like), ", got ",
                   describe(x.sizes(), x.scalar_type(), x));
+}
+
+// Comparisons are written so that NaN fails them.
+inline void check_fraction(const char* name, double value) {
+  STD_TORCH_CHECK(value >= 0.0 && value <= 1.0, name, " must lie in [0, 1], got ", value);
+}
+
+// Kernels march in float32.
+inline void check_step(double step) {
+  using Limits = std::numeric_limits<float>;
+  STD_TORCH_CHECK(step >= static_cast<double>(Limits::min()) && step <= static_cast<double>(Limits::max()),
+                  "step must be a positive, finite distance, got ", step);
+}
+
+inline void check_finite(const char* name, double value) {
+  const double limit = static_cast<double>(std::numeric_limits<float>::max());
+  STD_TORCH_CHECK(value >= -limit && value <= limit, name, " must be finite, got ", value);
+}
+
+inline void check_finite_not_negative(const char* name, double value) {
+  check_finite(name, value);
+  STD_TORCH_CHECK(value >= 0.0, name, " must not be negative, got ", value);
 }
 
 }  // namespace voxelfield

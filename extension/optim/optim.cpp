@@ -1,0 +1,162 @@
+// The ops of this room on the CPU: threads take spans of vertices that are contiguous in memory, by loops that are
+// written for compilers to vectorise.
+#include <algorithm>
+#include <vector>
+
+#include "common/backend.h"
+#include "common/narrow.h"
+#include "optim/active_tiles_ops.h"
+#include "optim/adam_ops.h"
+#include "optim/total_variation_ops.h"
+
+namespace voxelfield {
+namespace {
+
+// Calls f(first, count) for spans that together cover all vertices to visit.
+template <typename F>
+void for_each_span(const VertexGrid& grid, const F& f) {
+  constexpr int64_t kValuesPerTask = 1 << 15;
+  const int64_t visits_per_task = (kValuesPerTask / std::max(grid.channels, 1) / kTileVertices + 1) * kTileVertices;
+  for_each_range(grid.visits(), visits_per_task, [&](int64_t begin, int64_t end) {
+    if (grid.tiles == nullptr) return f(begin, end - begin);
+    // Visits follow the rows of a tile along z, so only the first vertex of each row is looked up.
+    constexpr int64_t kRow = int64_t{1} << tile_shift(2);
+    for (int64_t visit = begin; visit < end; visit += kRow) {
+      int32_t vertex[3];
+      if (grid.find(visit, grid.id_of(visit), vertex)) {
+        f(grid.index_of(vertex), std::min<int64_t>(kRow, grid.size[2] - vertex[2]));
+      }
+    }
+  });
+}
+
+// Updates rows of `length` values, from value `first` on; with kByChannel a value's rate is that of its column.
+template <bool kByChannel>
+VOXELFIELD_HOST_DEVICE void update_rows(const AdamLevel& level, const AdamRule& rule, const AdamStep& step,
+                                        int64_t first, int64_t rows, int64_t length) {
+  const AdamRule r = rule;
+  const AdamStep s = step;
+  const float *grad = level.grad, *rates = level.channel_rates;
+  float *param = level.param, *exp_avg = level.exp_avg, *exp_avg_sq = level.exp_avg_sq;
+  for (int64_t row = first; row < first + rows * length; row += length) {
+    VOXELFIELD_VECTORIZE
+    for (int64_t c = 0; c < length; ++c) {
+      const int64_t i = row + c;
+      float p = param[i], m = exp_avg[i], v = exp_avg_sq[i];
+      adam_update(r, kByChannel ? s.times(rates[c]) : s, grad[i], p, m, v);
+      param[i] = p;
+      exp_avg[i] = m;
+      exp_avg_sq[i] = v;
+    }
+  }
+}
+
+VOXELFIELD_MULTIVERSION void update_values(const AdamLevel& level, const AdamRule& rule, const AdamStep& step,
+                                           int64_t first, int64_t count) {
+  update_rows<false>(level, rule, step, first, 1, count);
+}
+
+VOXELFIELD_MULTIVERSION void update_by_channel(const AdamLevel& level, const AdamRule& rule, const AdamStep& step,
+                                               int64_t first, int64_t count) {
+  update_rows<true>(level, rule, step, first, count / level.grid.channels, level.grid.channels);
+}
+
+VOXELFIELD_MULTIVERSION void round_values(const float* values, BFloat16* rounded, int64_t count) {
+  VOXELFIELD_VECTORIZE
+  for (int64_t i = 0; i < count; ++i) rounded[i] = Narrow<BFloat16>::from(values[i]);
+}
+
+void update_span(const AdamLevel& level, const AdamRule& rule, const AdamStep& step, int64_t first, int64_t count) {
+  const int64_t at = first * level.grid.channels, values = count * level.grid.channels;
+  (level.channel_rates == nullptr ? update_values : update_by_channel)(level, rule, step, at, values);
+  if (rule.clear_grad) std::fill_n(level.grad + at, values, 0.0f);
+  if (level.working_type == WorkingType::kHalf) {
+    float16_rows.narrow(level.param + at, values, static_cast<Half*>(level.working) + at);
+  } else if (level.working_type == WorkingType::kBFloat16) {
+    round_values(level.param + at, static_cast<BFloat16*>(level.working) + at, values);
+  }
+}
+
+// Updates each run of consecutive touched vertices in a span.
+void update_touched(const AdamLevel& level, const AdamRule& rule, const AdamStep& step, int64_t first, int64_t count) {
+  const int64_t channels = level.grid.channels;
+  const auto touched = [&](int64_t vertex) {
+    const float* grad = level.grad + vertex * channels;
+    return std::any_of(grad, grad + channels, [](float x) { return x != 0.0f; });
+  };
+  const int64_t last = first + count;
+  for (int64_t begin = first; begin < last; ++begin) {
+    if (!touched(begin)) continue;
+    int64_t end = begin + 1;
+    while (end < last && touched(end)) ++end;
+    update_span(level, rule, step, begin, end - begin);
+    begin = end;
+  }
+}
+
+// Total variation goes row by row along z, one direction of neighbours at a time.
+// Adds what neighbours `stride` values away along an axis contribute to the values [begin, end).
+VOXELFIELD_MULTIVERSION void add_slopes(const TotalVariation& all, int axis, int64_t stride, int64_t begin,
+                                        int64_t end) {
+  const TotalVariation task = all;
+  const float factor = task.factor(axis);
+  VOXELFIELD_VECTORIZE
+  for (int64_t i = begin; i < end; ++i) {
+    task.grad[i] += factor * task.slope(task.param[i] - task.param[i + stride]);
+  }
+}
+
+// Part of a row, from vertex number `first`, which is vertex `z` of the row.
+void add_row(const TotalVariation& task, int64_t first, int64_t z, int64_t length) {
+  const int32_t (&size)[3] = task.grid.size;
+  const int64_t channels = task.grid.channels, begin = first * channels, end = begin + length * channels;
+  const int64_t row = first / size[2], x = row / size[1], y = row % size[1];
+  const int64_t along_y = size[2] * channels, along_x = size[1] * along_y;
+  add_slopes(task, 2, -channels, z == 0 ? begin + channels : begin, end);
+  add_slopes(task, 2, channels, begin, z + length == size[2] ? end - channels : end);
+  if (y > 0) add_slopes(task, 1, -along_y, begin, end);
+  if (y < size[1] - 1) add_slopes(task, 1, along_y, begin, end);
+  if (x > 0) add_slopes(task, 0, -along_x, begin, end);
+  if (x < size[0] - 1) add_slopes(task, 0, along_x, begin, end);
+}
+
+struct Cpu : CpuBackend {
+  static void adam(const std::vector<AdamLevel>& levels, const AdamRule& rule) {
+    for (const AdamLevel& level : levels) {
+      const AdamStep step = level.step(rule);
+      const auto update = rule.skip_untouched ? update_touched : update_span;
+      for_each_span(level.grid, [&](int64_t first, int64_t count) { update(level, rule, step, first, count); });
+    }
+  }
+
+  static void total_variation(const TotalVariation& task) {
+    for_each_span(task.grid, [&](int64_t first, int64_t count) {
+      for (const int64_t last = first + count; first < last;) {
+        const int64_t z = first % task.grid.size[2], length = std::min(last - first, task.grid.size[2] - z);
+        add_row(task, first, z, length);
+        first += length;
+      }
+    });
+  }
+
+  // Tiles are tested in parallel and listed in order.
+  static void active_tiles(const OccupiedCells& cells, int32_t* ids, int32_t* count) {
+    const int64_t total = cells.tile_total();
+    std::vector<char> active(total);
+    for_each(total, [&](int64_t number) { active[number] = cells.any(cells[number], 0, 1); }, 256);
+    *count = 0;
+    for (int64_t number = 0; number < total; ++number) {
+      if (active[number]) ids[(*count)++] = cells[number].id;
+    }
+  }
+};
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(voxelfield, CPU, m) {
+  GridAdamOps<Cpu>::implement(m);
+  TotalVariationOps<Cpu>::implement(m);
+  ActiveTilesOps<Cpu>::implement(m);
+}
+
+}  // namespace voxelfield

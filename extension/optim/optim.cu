@@ -1,0 +1,224 @@
+// The ops of this room on CUDA: warps walk over the vertices of grids, and a few threads test each tile.
+#include <map>
+
+#include "common/backend.cuh"
+#include "optim/active_tiles_ops.h"
+#include "optim/adam_ops.h"
+#include "optim/total_variation_ops.h"
+#include "optim/walk_vertices.cuh"
+
+namespace voxelfield {
+namespace {
+
+using torch::headeronly::BFloat16;
+using torch::headeronly::Half;
+
+struct AdamLevels {
+  AdamLevel level[kMaxLevels];
+  int count;
+};
+
+// Updates the vector of values at `at`, the first of which belongs to `channel`.
+template <int Width, bool ByChannel>
+__device__ __forceinline__ void update_vector(const AdamLevel& level, const AdamRule& rule, const AdamStep& step,
+                                              int64_t at, int channel) {
+  using Floats = Vector<float, Width>;
+  const Floats grad = load<Width>(level.grad + at);
+  Floats param = load<Width>(level.param + at);
+  Floats exp_avg = load<Width>(level.exp_avg + at);
+  Floats exp_avg_sq = load<Width>(level.exp_avg_sq + at);
+  [[maybe_unused]] Floats rates;
+  if constexpr (ByChannel) rates = load_constant<Width>(level.channel_rates + channel);
+#pragma unroll
+  for (int i = 0; i < Width; ++i) {
+    AdamStep own = step;
+    if constexpr (ByChannel) own = step.times(rates.lane[i]);
+    adam_update(rule, own, grad.lane[i], param.lane[i], exp_avg.lane[i], exp_avg_sq.lane[i]);
+  }
+  store_global(level.param + at, param);
+  store_global(level.exp_avg + at, exp_avg);
+  store_global(level.exp_avg_sq + at, exp_avg_sq);
+  if (rule.clear_grad) store_global(level.grad + at, Floats{});
+  if (level.working_type == WorkingType::kHalf) {
+    store_global(static_cast<Half*>(level.working) + at, narrow<Half>(param));
+  } else if (level.working_type == WorkingType::kBFloat16) {
+    store_global(static_cast<BFloat16*>(level.working) + at, narrow<BFloat16>(param));
+  }
+}
+
+template <int Width>
+__device__ __forceinline__ bool any_nonzero(const Vector<float, Width>& x) {
+  bool any = false;
+#pragma unroll
+  for (int i = 0; i < Width; ++i) any = any || x.lane[i] != 0.0f;
+  return any;
+}
+
+template <int Width, bool SkipUntouched, bool ByChannel>
+__global__ void __launch_bounds__(kThreads) adam_kernel(const __grid_constant__ AdamLevels levels, AdamRule rule) {
+  __shared__ AdamStep steps[kMaxLevels];
+  if (threadIdx.x < levels.count) steps[threadIdx.x] = levels.level[threadIdx.x].step(rule);
+  __syncthreads();
+  walk_vertices<Width>(
+      levels.count, [&](int l) -> const VertexGrid& { return levels.level[l].grid; },
+      [&](int l, int64_t visit, int32_t id, const VertexLanes& lanes) {
+        const AdamLevel& level = levels.level[l];
+        const int64_t vertex = visit < 0 ? -1 : level.grid.index_of_visit(visit, id);
+        const int64_t start = vertex * level.grid.channels;
+        const int vectors = vertex < 0 ? 0 : lanes.vectors;
+        if (SkipUntouched) {
+          bool any = false;
+          for (int j = lanes.first; j < vectors; j += kWarp) {
+            any = any || any_nonzero(load<Width>(level.grad + start + j * Width));
+          }
+          if ((__ballot_sync(kFullWarp, any) & lanes.peers) == 0) return;
+        }
+        for (int j = lanes.first; j < vectors; j += kWarp) {
+          update_vector<Width, ByChannel>(level, rule, steps[l], start + j * Width, j * Width);
+        }
+      });
+}
+
+int width_of(const AdamLevel& level) {
+  return vector_width(4, {level.grid.channels}, level.param, level.exp_avg, level.exp_avg_sq, level.grad,
+                      level.channel_rates, static_cast<const uint16_t*>(level.working));
+}
+
+// The parts of a grid that are updated as grids of their own. One of which every value is updated alike is treated as
+// one row: whole vectors of values, and a remainder.
+std::vector<AdamLevel> parts_of(const AdamLevel& level, const AdamRule& rule) {
+  if (level.grid.tiles != nullptr || level.channel_rates != nullptr || rule.skip_untouched) return {level};
+  const int64_t values = level.grid.vertices * level.grid.channels, whole = values / 4 * 4;
+  AdamLevel body = level, rest = level;
+  body.grid.channels = 4;
+  body.grid.vertices = whole / 4;
+  rest.grid.channels = 1;
+  rest.grid.vertices = values - whole;
+  for (float** array : {&rest.param, &rest.exp_avg, &rest.exp_avg_sq, &rest.grad}) *array += whole;
+  if (rest.working != nullptr) rest.working = static_cast<uint16_t*>(rest.working) + whole;
+  if (whole == 0) return {rest};
+  return whole == values ? std::vector<AdamLevel>{body} : std::vector<AdamLevel>{body, rest};
+}
+
+template <int Width>
+__device__ __forceinline__ void add_slopes(const TotalVariation& task, float factor, const Vector<float, Width>& center,
+                                           const float* neighbour, Vector<float, Width>& sum) {
+  const Vector<float, Width> other = load_constant<Width>(neighbour);
+#pragma unroll
+  for (int i = 0; i < Width; ++i) sum.lane[i] += factor * task.slope(center.lane[i] - other.lane[i]);
+}
+
+template <int Width>
+__global__ void __launch_bounds__(kThreads) total_variation_kernel(const __grid_constant__ TotalVariation task) {
+  const VertexGrid& grid = task.grid;
+  walk_vertices<Width>(
+      1, [&](int) -> const VertexGrid& { return task.grid; },
+      [&](int, int64_t visit, int32_t id, const VertexLanes& lanes) {
+        int32_t vertex[3];
+        if (visit < 0 || !grid.find(visit, id, vertex)) return;
+        const int64_t start = grid.index_of(vertex) * grid.channels;
+        for (int j = lanes.first; j < lanes.vectors; j += kWarp) {
+          const float* value = task.param + start + j * Width;
+          float* out = task.grad + start + j * Width;
+          Vector<float, Width> sum = load<Width>(out);
+          const Vector<float, Width> center = load_constant<Width>(value);
+          int64_t stride = grid.channels;
+#pragma unroll
+          for (int axis = 2; axis >= 0; --axis) {
+            const float factor = task.factor(axis);
+            if (vertex[axis] > 0) add_slopes<Width>(task, factor, center, value - stride, sum);
+            if (vertex[axis] < grid.size[axis] - 1) add_slopes<Width>(task, factor, center, value + stride, sum);
+            stride *= grid.size[axis];
+          }
+          store_global(out, sum);
+        }
+      });
+}
+
+// A warp appends all active tiles that it found with one atomic. Of its threads, `lanes` in a row share a tile; a power
+// of two.
+__global__ void __launch_bounds__(kThreads)
+    active_tiles_kernel(const __grid_constant__ OccupiedCells cells, int lanes, int32_t* __restrict__ ids,
+                        int32_t* __restrict__ count) {
+  const int64_t thread = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int lane = threadIdx.x % kWarp;
+  const int first = lane % lanes;
+  const int64_t number = thread / lanes;
+  TileCells tile{};
+  bool found = false;
+  if (number < cells.tile_total()) {
+    tile = cells[number];
+    found = cells.any(tile, first, lanes);
+  }
+  const unsigned peers = (lanes == kWarp ? kFullWarp : (1u << lanes) - 1) << (lane - first);
+  const unsigned finders = __ballot_sync(kFullWarp, found);
+  const bool active = first == 0 && (finders & peers) != 0;
+  const unsigned listed = __ballot_sync(kFullWarp, active);
+  int32_t place = 0;
+  if (lane == 0 && listed != 0) place = atomicAdd(count, __popc(listed));
+  place = __shfl_sync(kFullWarp, place, 0);
+  if (active) ids[place + __popc(listed & ((1u << lane) - 1))] = tile.id;
+}
+
+struct Cuda : CudaBackend {
+  static void adam(const std::vector<AdamLevel>& levels, const AdamRule& rule) {
+    // By the width of vectors, and by whether rates differ by channel, so that grids where they do not pay nothing for
+    // those where they do.
+    std::map<std::pair<int, bool>, std::vector<AdamLevel>> groups;
+    for (const AdamLevel& level : levels) {
+      for (const AdamLevel& part : parts_of(level, rule)) {
+        groups[{width_of(part), part.channel_rates != nullptr}].push_back(part);
+      }
+    }
+    for (const auto& [kind, parts] : groups) {
+      const bool by_channel = kind.second;
+      dispatch_vector_width<4, 2, 1>(kind.first, [&, &parts = parts](auto width) {
+        by_channel ? update<width.value, true>(parts, rule) : update<width.value, false>(parts, rule);
+      });
+    }
+  }
+
+  static void total_variation(const TotalVariation& task) {
+    dispatch_vector_width<4, 2, 1>(vector_width(4, {task.grid.channels}, task.param, task.grad), [&](auto width) {
+      WalkSize size;
+      size.add(task.grid, width.value);
+      if (size.tasks > 0) launch(total_variation_kernel<width.value>, size.thread_blocks(false), kThreads, 0, task);
+    });
+  }
+
+  static void active_tiles(const OccupiedCells& cells, int32_t* ids, int32_t* count) {
+    constexpr int32_t kRowsPerThread = 16;
+    const int64_t middle = ((int64_t{cells.tiles[0] / 2} * cells.tiles[1]) + cells.tiles[1] / 2) * cells.tiles[2];
+    const int32_t share = cells[middle + cells.tiles[2] / 2].rows() / kRowsPerThread;
+    int lanes = 1;
+    while (lanes < kWarp && lanes < share) lanes *= 2;
+    check_cuda(cudaMemsetAsync(count, 0, sizeof(int32_t), stream()));
+    launch(active_tiles_kernel, blocks(cells.tile_total() * lanes, kThreads), kThreads, 0, cells, lanes, ids, count);
+  }
+
+ private:
+  template <int Width, bool ByChannel>
+  static void update(const std::vector<AdamLevel>& parts, const AdamRule& rule) {
+    const bool skip = rule.skip_untouched;
+    const auto kernel = skip ? adam_kernel<Width, true, ByChannel> : adam_kernel<Width, false, ByChannel>;
+    for (size_t next = 0; next < parts.size();) {
+      AdamLevels batch{};
+      WalkSize size;
+      while (next < parts.size() && batch.count < kMaxLevels) {
+        size.add(parts[next].grid, Width);
+        batch.level[batch.count++] = parts[next++];
+      }
+      if (size.tasks > 0) launch(kernel, size.thread_blocks(skip), kThreads, 0, batch, rule);
+    }
+  }
+};
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) {
+  GridAdamOps<Cuda>::implement(m);
+  TotalVariationOps<Cuda>::implement(m);
+  ActiveTilesOps<Cuda>::implement(m);
+}
+
+}  // namespace voxelfield

@@ -1,0 +1,12 @@
+// The ops of this room on CUDA.
+#include "rays/march_ops.h"
+#include "rays/pixel_rays_ops.h"
+
+namespace voxelfield {
+
+STABLE_TORCH_LIBRARY_IMPL(voxelfield, CPU, m) {
+  MarchOps<CpuPacking>::implement(m);
+  PixelRaysOps<CpuPacking>::implement(m);
+}
+
+}  // namespace voxelfield
