@@ -21,7 +21,7 @@ constexpr int kBinGroups = kBinThreads / kCorners;
 constexpr int kBinWidth = 4;
 constexpr int kBinShared = (kBinVertices + 3 * kBinThreads) * 16 + kBinGroups * (4 + kBinThreads);
 static_assert(kBinShared <= kSplatBinnedShared, "tests compare this bound with the limit of every GPU");
-constexpr int kBinPiece = 16384;                // a bin with more entries is split among several blocks
+constexpr int kBinChunk = 16384;                // a bin with more entries is split among several blocks
 constexpr int32_t kBinMaxResolution = 1 << 11;  // most vertices along an axis
 
 struct Bins {
@@ -69,8 +69,8 @@ struct BinnedGrid {
 constexpr int kCoarseThreads = 128;
 constexpr int kCoarseWarps = kCoarseThreads / kWarp;
 constexpr int kCoarseGroups = kWarp / kCorners;
-constexpr int kCoarsePiece = 224;  // entries of a bin for one block: with five levels, six blocks fit a multiprocessor
-constexpr int kCoarseStride = kCoarsePiece + 2;  // between levels: a row's first four are in different banks
+constexpr int kCoarseChunk = 224;  // entries of a bin for one block: with five levels, six blocks fit a multiprocessor
+constexpr int kCoarseStride = kCoarseChunk + 2;  // between levels: a row's first four are in different banks
 constexpr int kMaxCoarse = 8;                    // levels, for which a block of sm_75 has room
 constexpr int kCoarseVertices = 640;             // sums of a level's window, all copies together
 constexpr int kCoarseAllVertices = 1280;         // of all levels
@@ -107,7 +107,7 @@ struct CoarseLevels {
   // Windows, the places of the points that warps work on, positions and values of all points of the block.
   static constexpr int shared_bytes(int windows, int count, int element_size) {
     return (windows + kCoarseThreads) * static_cast<int>(sizeof(float4)) +
-           kCoarsePiece * 3 * static_cast<int>(sizeof(float)) + count * kCoarseStride * kBinWidth * element_size;
+           kCoarseChunk * 3 * static_cast<int>(sizeof(float)) + count * kCoarseStride * kBinWidth * element_size;
   }
 };
 

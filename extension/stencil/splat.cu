@@ -1,4 +1,5 @@
-// Summing a gradient into grids on CUDA: chooses how each level is summed.
+// From points to vertices on CUDA: chooses how a gradient is summed into each level, and writes to the corners of cells
+// that belong to one point each.
 #include "stencil/splat_methods.cuh"
 #include "stencil/stencil_ops.h"
 
@@ -17,8 +18,6 @@ constexpr int64_t kMaxPointsPerTile = 48;
 constexpr int64_t kMinCacheSizes = 2;
 constexpr int64_t kMaxVerticesPerPoint = 32;
 
-int64_t vertices_of(const std::vector<int64_t>& shape) { return shape[0] * shape[1] * shape[2] * shape[3]; }
-
 template <typename scalar_t>
 bool suits_tiles(int64_t vertices, int64_t channels, int64_t n, SplatMethod method) {
   if (method == SplatMethod::kAtomic) return false;
@@ -35,11 +34,11 @@ bool suits_bins(int64_t vertices, int64_t n) {
 
 // Chooses the finest level that suits bins, if any, and the coarser ones that then join it.
 template <typename scalar_t>
-SortedBins choose_bins(const Levels<GridLocator<float>, scalar_t>& levels, const SplatInput<scalar_t>& input,
-                       SplatMethod method) {
+SortedBins choose_bins(const SplatLevels<scalar_t>& levels, const SplatInput<scalar_t>& input, SplatMethod method) {
   SortedBins bins;
+  const int64_t n = input.at.count;
   const bool forced = method == SplatMethod::kBinned;
-  if (!(forced || method == SplatMethod::kAutomatic) || 8 * input.n >= kMaxEntries) return bins;
+  if (!(forced || method == SplatMethod::kAutomatic) || 8 * n >= kMaxEntries) return bins;
   const auto fits = [&](int l) {
     const auto& level = levels.level[l];
     const auto& locator = level.locator;
@@ -49,15 +48,14 @@ SortedBins choose_bins(const Levels<GridLocator<float>, scalar_t>& levels, const
   };
   int64_t most = 0;
   for (int l = 0; l < levels.count; ++l) {
-    const int32_t* resolution = levels.level[l].locator.resolution;
-    const int64_t vertices = int64_t{resolution[0]} * resolution[1] * resolution[2];
-    if (vertices <= most || !fits(l) || !(forced || suits_bins(vertices, input.n))) continue;
+    const int64_t vertices = levels.level[l].locator.vertices();
+    if (vertices <= most || !fits(l) || !(forced || suits_bins(vertices, n))) continue;
     most = vertices;
     bins.finest = l;
   }
   if (bins.finest < 0) return bins;
   const auto& finest = levels.level[bins.finest];
-  bins.grid.bins = cut_into_bins(finest.locator, input.n);
+  bins.grid.bins = cut_into_bins(finest.locator, n);
   bins.grid.column = finest.column;
   bins.grid.columns = bins.coarse.columns = levels.columns;
   if (!cut_into_boxes(bins.grid)) {
@@ -76,15 +74,40 @@ SortedBins choose_bins(const Levels<GridLocator<float>, scalar_t>& levels, const
   return bins;
 }
 
+template <typename scalar_t, int Width, typename Weights, typename T>
+__global__ void __launch_bounds__(kThreads)
+    write_cells_kernel(const __grid_constant__ Levels<CellLocator<T>, scalar_t> levels,
+                       const scalar_t* __restrict__ values, const T* __restrict__ points,
+                       const T* __restrict__ directions, int64_t n) {
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+  if (index >= n) return;
+  const auto s = levels.level[0].locator(points, index);
+  const Weights weights(directions, index);
+  const int64_t channels = levels.columns;
+  for (int64_t c = static_cast<int64_t>(threadIdx.x) * Width; c < channels;
+       c += static_cast<int64_t>(blockDim.x) * Width) {
+    const Vector<scalar_t, Width> value = load_constant<Width>(values + index * channels + c);
+#pragma unroll
+    for (int k = 0; k < kCorners; ++k) {
+      const T weight = weights(s, k, 0);
+      Vector<T, Width> term;
+#pragma unroll
+      for (int i = 0; i < Width; ++i) term.lane[i] = s.empty ? T(0) : weight * static_cast<T>(value.lane[i]);
+      store_global(levels.level[0].data + s.offset(k) + c, narrow<scalar_t>(term));
+    }
+  }
+}
+
 struct Cuda : CudaBackend {
-  template <typename scalar_t, typename Weights, typename T>
+  template <typename Weights, typename scalar_t, typename T>
   static std::vector<Tensor> splat(const Levels<GridLocator<T>, scalar_t>& levels,
                                    const std::vector<std::vector<int64_t>>& shapes, const Tensor& values,
-                                   const T* points, const T* directions, int64_t n, SplatMethod method) {
-    const SplatInput<scalar_t> input{values, values.const_data_ptr<scalar_t>(), points, directions, n};
+                                   const PointsView<T>& at, SplatMethod method) {
+    const SplatInput<scalar_t> input{values, values.const_data_ptr<scalar_t>(), at};
+    const int64_t n = at.count;
     // Levels that are summed the same way share their launches.
-    Levels<GridLocator<T>, scalar_t> tiled{};
-    Levels<GridLocator<T>, T> dense{};
+    SplatLevels<scalar_t> tiled{};
+    SplatLevels<T> dense{};
     tiled.columns = dense.columns = levels.columns;
     const bool deterministic = method == SplatMethod::kDeterministic;
     const int64_t levels_at_once = std::max<int64_t>((kMaxEntries - 1) / (8 * n), 1);
@@ -93,14 +116,15 @@ struct Cuda : CudaBackend {
     std::vector<Tensor> sums;
     for (int l = 0; l < levels.count; ++l) {
       const auto& level = levels.level[l];
-      const int64_t vertices = vertices_of(shapes[l]);
+      const GridLocator<T>& locator = level.locator;
+      const int64_t vertices = locator.vertices() * locator.grids(n);
       const bool joins_bins = bins.coarse_index[l] >= 0;
       const bool uses_tiles =
-          l != bins.finest && !joins_bins && suits_tiles<scalar_t>(vertices, shapes[l][4], n, method);
+          l != bins.finest && !joins_bins && suits_tiles<scalar_t>(vertices, locator.channels, n, method);
       // Where several threads add to a vertex in memory, 16-bit grids are summed in float32.
       const bool in_place = l == bins.finest || uses_tiles;
       sums.push_back(new_empty(values, shapes[l], in_place ? values.scalar_type() : scalar_type_of<T>()));
-      if (level.locator.channels == 0) continue;
+      if (locator.channels == 0) continue;
       void* data = sums[l].mutable_data_ptr();
       if (l == bins.finest) {
         bins.grid.data = data;
@@ -111,16 +135,13 @@ struct Cuda : CudaBackend {
           splat_tiled<Weights>(tiled, input, deterministic);
           tiled.count = 0;
         }
-        tiled.level[tiled.count++] = {level.locator, static_cast<scalar_t*>(data), level.column};
+        tiled.level[tiled.count++] = {locator, static_cast<scalar_t*>(data), level.column};
       } else {
         check_cuda(cudaMemsetAsync(data, 0, sums[l].numel() * sizeof(T), stream()));
-        const Level<GridLocator<T>, T> zeroed{level.locator, static_cast<T*>(data), level.column};
-        if (n > vertices) {
-          dense.level[dense.count++] = zeroed;
-        } else {
+        dense.level[dense.count++] = {locator, static_cast<T*>(data), level.column};
+        if (n <= vertices) {
           // A launch of its own: two large grids would push one another out of the L2 cache.
-          Levels<GridLocator<T>, T> sparse{{zeroed}, 1, false, levels.columns};
-          splat_atomic<Weights>(sparse, input, false);
+          splat_atomic<Weights>(SplatLevels<T>{{dense.level[--dense.count]}, 1, false, levels.columns}, input, false);
         }
       }
     }
@@ -136,17 +157,32 @@ struct Cuda : CudaBackend {
   }
 
   template <typename scalar_t, typename T>
-  static void accumulate(const Levels<GridLocator<T>, T>& levels, const std::vector<std::vector<int64_t>>& shapes,
-                         const Tensor& values, const T* points, int64_t n) {
-    const SplatInput<scalar_t> input{values, values.const_data_ptr<scalar_t>(), points, nullptr, n};
-    Levels<GridLocator<T>, T> dense{}, sparse{};
-    dense.columns = sparse.columns = levels.columns;
-    for (int l = 0; l < levels.count; ++l) {
-      auto& group = n > vertices_of(shapes[l]) ? dense : sparse;
-      if (levels.level[l].locator.channels > 0) group.level[group.count++] = levels.level[l];
+  static void accumulate(const Levels<GridLocator<T>, T>& levels, const Tensor& values, const PointsView<T>& at) {
+    const SplatInput<scalar_t> input{values, values.const_data_ptr<scalar_t>(), at};
+    for (const bool dense : {true, false}) {
+      SplatLevels<T> group{};
+      group.columns = levels.columns;
+      for (int l = 0; l < levels.count; ++l) {
+        const GridLocator<T>& locator = levels.level[l].locator;
+        const bool is_dense = at.count > locator.vertices() * locator.grids(at.count);
+        if (is_dense == dense) group.level[group.count++] = levels.level[l];
+      }
+      if (group.count > 0) splat_atomic<ValueWeights<T>>(group, input, dense);
     }
-    if (dense.count > 0) splat_atomic<ValueWeights<T>>(dense, input, true);
-    if (sparse.count > 0) splat_atomic<ValueWeights<T>>(sparse, input, false);
+  }
+
+  template <typename Weights, typename scalar_t, typename T>
+  static void write_cells(const Levels<CellLocator<T>, scalar_t>& levels, const scalar_t* values,
+                          const PointsView<T>& at) {
+    dispatch_level_width<Weights>(levels, values, [&](auto width) {
+      constexpr int kWidth = decltype(width)::value;
+      const int64_t vectors = levels.columns / kWidth;
+      const unsigned x = static_cast<unsigned>(std::min<int64_t>(vectors, kThreads));
+      const dim3 threads(x, kThreads / x);
+      write_cells_kernel<scalar_t, kWidth, Weights>
+          <<<blocks(at.count, threads.y), threads, 0, stream()>>>(levels, values, at.points, at.directions, at.count);
+    });
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
   }
 };
 
@@ -155,6 +191,7 @@ struct Cuda : CudaBackend {
 STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) {
   m.impl("splat_trilinear", TORCH_BOX(&StencilOps<Cuda>::splat_trilinear));
   m.impl("accumulate_trilinear", TORCH_BOX(&StencilOps<Cuda>::accumulate_trilinear));
+  m.impl("splat_cells", TORCH_BOX(&StencilOps<Cuda>::splat_cells));
 }
 
 }  // namespace voxelfield

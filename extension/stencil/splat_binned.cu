@@ -5,61 +5,43 @@
 
 namespace voxelfield {
 
-// Blocks for the pieces of split bins, of which there usually are none.
+// Blocks for the chunks of split bins, of which there usually are none.
 constexpr int kSplitBlocks = 128;
 // Blocks that clear the sums of coarse levels, beside those that count entries.
 constexpr int kClearingBlocks = 256;
 
 template <typename scalar_t>
 void splat_binned(const SortedBins& binned, const SplatInput<scalar_t>& input) {
+  const auto launch = [](auto kernel, int64_t blocks, int threads, int shared, const auto&... arguments) {
+    allow_shared_memory(kernel, shared);
+    CudaBackend::launch(kernel, static_cast<unsigned>(blocks), threads, shared, arguments...);
+  };
   const BinnedGrid& grid = binned.grid;
   const CoarseLevels& coarse = binned.coarse;
   const int32_t bins = grid.bins.count;
-  const int64_t n = input.n, most = 8 * n;
-  const int64_t split_pieces = PieceList::max_split_pieces(most, bins, kBinPiece);
-  const int64_t coarse_pieces = coarse.count > 0 ? bins + most / kCoarsePiece : 0;
-  const int split_blocks = split_pieces > 0 ? kSplitBlocks : 0;
-  Tensor slot_sums = new_empty(input.tensor, {split_pieces * grid.size() * kBinWidth}, ScalarType::Float);
+  const int64_t n = input.at.count;
+  const float* points = input.at.points;
+  const EntryLists lists(input.tensor, 8 * n, bins, kBinChunk, coarse.count > 0 ? kCoarseChunk : 0);
+  const int split_blocks = lists.split_chunks > 0 ? kSplitBlocks : 0;
+  Tensor slot_sums = new_empty(input.tensor, {lists.split_chunks * grid.size() * kBinWidth}, ScalarType::Float);
   float* slots = slot_sums.mutable_data_ptr<float>();
 
-  // One allocation, of which counters and counts are zeroed.
-  const int64_t ints = kCounterInts + int64_t{3} * bins + 2 * (split_pieces + coarse_pieces) + most;
-  Tensor scratch = new_empty(input.tensor, {ints}, ScalarType::Int);
-  auto* counters = reinterpret_cast<EntryCounters*>(scratch.mutable_data_ptr<int32_t>());
-  int32_t* count = scratch.mutable_data_ptr<int32_t>() + kCounterInts;
-  int32_t* entries = count + bins;
-  // Pairs of numbers begin at even ones.
-  auto* segments = reinterpret_cast<Segment*>(entries + most + bins % 2);
-  auto* split = reinterpret_cast<Piece*>(segments + bins);
-  Piece* all = coarse_pieces > 0 ? split + split_pieces : nullptr;
-
-  const cudaStream_t stream = CudaBackend::stream();
-  const auto blocks = CudaBackend::blocks;
-  check_cuda(cudaMemsetAsync(counters, 0, (kCounterInts + bins) * sizeof(int32_t), stream));
-  const int clearing_blocks = coarse.count > 0 ? kClearingBlocks : 0;
-  list_bin_entries<false><<<blocks(n, kThreads) + clearing_blocks, kThreads, 0, stream>>>(
-      grid.bins, input.points, count, nullptr, n, coarse, clearing_blocks);
-  reserve_segments<<<blocks(bins, kThreads), kThreads, 0, stream>>>(count, segments, counters, bins,
-                                                                    PieceList::of_split_tiles(split, kBinPiece),
-                                                                    PieceList::of_all_tiles(all, kCoarsePiece));
-  list_bin_entries<true>
-      <<<blocks(n, kThreads), kThreads, 0, stream>>>(grid.bins, input.points, count, entries, n, coarse, 0);
+  lists.fill([&](auto place) {
+    const int clearing_blocks = coarse.count > 0 && !place ? kClearingBlocks : 0;
+    launch(list_bin_entries<place.value>, CudaBackend::blocks(n, kThreads) + clearing_blocks, kThreads, 0, grid.bins,
+           points, lists.count, lists.entries, n, coarse, clearing_blocks);
+  });
   if (coarse.count > 0) {
-    const auto kernel = splat_coarse<scalar_t>;
-    const int shared = coarse.shared_bytes(sizeof(scalar_t));
-    allow_shared_memory(kernel, shared);
-    // A piece for each bin is the usual case.
-    kernel<<<bins, kCoarseThreads, shared, stream>>>(coarse, grid.bins, input.values, input.points, segments, all,
-                                                     counters, entries);
+    // A chunk for each bin is the usual case.
+    launch(splat_coarse<scalar_t>, bins, kCoarseThreads, coarse.shared_bytes(sizeof(scalar_t)), coarse, grid.bins,
+           input.values, points, lists.lists, lists.all.chunks, lists.counters, lists.entries);
   }
-  const auto kernel = splat_bins<scalar_t>;
-  allow_shared_memory(kernel, kBinShared);
-  kernel<<<bins + split_blocks, kBinThreads, kBinShared, stream>>>(grid, input.values, input.points, segments, split,
-                                                                   counters, entries, slots, split_blocks);
+  launch(splat_bins<scalar_t>, bins + split_blocks, kBinThreads, kBinShared, grid, input.values, points, lists.lists,
+         lists.split.chunks, lists.counters, lists.entries, slots, split_blocks);
   if (split_blocks > 0) {
-    join_bin_pieces<scalar_t><<<split_blocks, kBinThreads, 0, stream>>>(grid, segments, split, counters, slots);
+    launch(join_bin_chunks<scalar_t>, split_blocks, kBinThreads, 0, grid, lists.lists, lists.split.chunks,
+           lists.counters, slots);
   }
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
 template void splat_binned<float>(const SortedBins&, const SplatInput<float>&);

@@ -181,14 +181,14 @@ __device__ __forceinline__ void for_each_vertex(const BinnedGrid& grid, const Bi
   }
 }
 
-// The first `split_blocks` blocks go through the pieces of bins that have too many entries for one block, and write the
+// The first `split_blocks` blocks go through the chunks of bins that have too many entries for one block, and write the
 // sums of each to a slot of its own. They are followed by one block for each bin.
 template <typename scalar_t>
 __global__ void __launch_bounds__(kBinThreads, 4)
     splat_bins(const __grid_constant__ BinnedGrid grid, const scalar_t* __restrict__ values,
-               const float* __restrict__ points, const Segment* __restrict__ segments, const Piece* __restrict__ pieces,
-               const EntryCounters* __restrict__ counters, const int32_t* __restrict__ entries,
-               float* __restrict__ slots, int split_blocks) {
+               const float* __restrict__ points, const EntryList* __restrict__ entry_lists,
+               const Chunk* __restrict__ chunks, const EntryCounters* __restrict__ counters,
+               const int32_t* __restrict__ entries, float* __restrict__ slots, int split_blocks) {
   extern __shared__ __align__(16) unsigned char shared[];
   float4* sums = reinterpret_cast<float4*>(shared);
   float4* unused = sums + kBinVertices;
@@ -218,13 +218,13 @@ __global__ void __launch_bounds__(kBinThreads, 4)
 
   const int32_t bin = blockIdx.x - split_blocks;
   const bool whole = bin >= 0;
-  for (int32_t number = blockIdx.x; whole || number < counters->split_pieces; number += split_blocks) {
-    const Piece piece = whole ? Piece{bin, 0} : pieces[number];
-    Segment own = segments[piece.tile];
-    if (whole && own.count > kBinPiece) return;
-    if (!whole) own = own.piece(piece.number, kBinPiece);
+  for (int32_t number = blockIdx.x; whole || number < counters->split_chunks; number += split_blocks) {
+    const Chunk chunk = whole ? Chunk{bin, 0} : chunks[number];
+    EntryList own = entry_lists[chunk.tile];
+    if (whole && own.count > kBinChunk) return;
+    if (!whole) own = own.chunk(chunk.number, kBinChunk);
     const int32_t begin = own.start, count = own.count;
-    const BinWindow window(grid.bins, piece.tile);
+    const BinWindow window(grid.bins, chunk.tile);
     if (count == 0) {
       for_each_vertex(grid, window, [&](int32_t to, int) { store_global(data + to, Vector<scalar_t, kBinWidth>{}); });
       return;
@@ -264,15 +264,15 @@ __global__ void __launch_bounds__(kBinThreads, 4)
   }
 }
 
-// Adds up the pieces of split bins.
+// Adds up the chunks of split bins.
 template <typename scalar_t>
 __global__ void __launch_bounds__(kBinThreads)
-    join_bin_pieces(const __grid_constant__ BinnedGrid grid, const Segment* __restrict__ segments,
-                    const Piece* __restrict__ pieces, const EntryCounters* __restrict__ counters,
+    join_bin_chunks(const __grid_constant__ BinnedGrid grid, const EntryList* __restrict__ entry_lists,
+                    const Chunk* __restrict__ chunks, const EntryCounters* __restrict__ counters,
                     const float* __restrict__ slots) {
-  for (int32_t number = blockIdx.x; number < counters->split_pieces; number += gridDim.x) {
-    if (pieces[number].number != 0) continue;
-    const int32_t bin = pieces[number].tile, count = segments[bin].pieces(kBinPiece), size = grid.size();
+  for (int32_t number = blockIdx.x; number < counters->split_chunks; number += gridDim.x) {
+    if (chunks[number].number != 0) continue;
+    const int32_t bin = chunks[number].tile, count = entry_lists[bin].chunks(kBinChunk), size = grid.size();
     const auto* sums = reinterpret_cast<const float4*>(slots) + int64_t{number} * size;
     for_each_vertex(grid, BinWindow(grid.bins, bin), [&](int32_t to, int at) {
       const auto sum = sum_copies(sums, at, size, count);

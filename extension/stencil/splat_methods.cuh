@@ -16,31 +16,36 @@ VOXELFIELD_HOST_DEVICE constexpr int tile_size(int axis) { return axis < 2 ? 4 :
 constexpr int kTileVertices = 4 * 4 * 8;
 
 template <typename scalar_t>
-struct SplatInput {
-  using T = opmath_t<scalar_t>;
+using SplatLevels = Levels<GridLocator<opmath_t<scalar_t>>, scalar_t>;
 
+template <typename scalar_t>
+struct SplatInput {
   const Tensor& tensor;    // of the values; scratch memory is allocated like it
-  const scalar_t* values;  // (sets, n, columns)
-  const T* points;         // (n, 3)
-  const T* directions;     // (n, 3), for directional weights
-  int64_t n;
+  const scalar_t* values;  // (sets, points, columns)
+  PointsView<opmath_t<scalar_t>> at;
 };
 
 // Adds to the levels' data with atomics. `dense`: there are more points than vertices.
 template <typename Weights, typename scalar_t>
-void splat_atomic(const Levels<GridLocator<opmath_t<scalar_t>>, opmath_t<scalar_t>>& levels,
-                  const SplatInput<scalar_t>& input, bool dense);
+void splat_atomic(const SplatLevels<opmath_t<scalar_t>>& levels, const SplatInput<scalar_t>& input, bool dense);
 
 // Writes the levels' data by tiles, in a fixed order of summation if `deterministic`.
 template <typename Weights, typename scalar_t>
-void splat_tiled(const Levels<GridLocator<opmath_t<scalar_t>>, scalar_t>& levels, const SplatInput<scalar_t>& input,
-                 bool deterministic);
+void splat_tiled(const SplatLevels<scalar_t>& levels, const SplatInput<scalar_t>& input, bool deterministic);
 
 // Writes the data of the finest level of the bins, and of the levels that join it (bins.cuh).
 template <typename scalar_t>
 void splat_binned(const SortedBins& bins, const SplatInput<scalar_t>& input);
 
-// Calls a macro with each type of values.
-#define VOXELFIELD_FOR_EACH_FLOATING(F) F(float) F(double) F(torch::headeronly::Half) F(torch::headeronly::BFloat16)
+// Calls a macro with each type of values and of weights.
+#define VOXELFIELD_FOR_EACH_WEIGHTS(F, scalar_t)      \
+  F(scalar_t, ValueWeights<opmath_t<scalar_t>>)       \
+  F(scalar_t, DirectionalWeights<opmath_t<scalar_t>>) \
+  F(scalar_t, JetWeights<opmath_t<scalar_t>>)
+#define VOXELFIELD_FOR_EACH_SPLAT(F)                      \
+  VOXELFIELD_FOR_EACH_WEIGHTS(F, float)                   \
+  VOXELFIELD_FOR_EACH_WEIGHTS(F, double)                  \
+  VOXELFIELD_FOR_EACH_WEIGHTS(F, torch::headeronly::Half) \
+  VOXELFIELD_FOR_EACH_WEIGHTS(F, torch::headeronly::BFloat16)
 
 }  // namespace voxelfield

@@ -229,6 +229,11 @@ struct GridLocator {
   bool align_corners;       // the unit cube ends at the outermost vertices; otherwise half a cell beyond them
   bool nearest;             // take the nearest vertex alone
 
+  // Of one grid.
+  int64_t vertices() const { return int64_t{resolution[0]} * resolution[1] * resolution[2]; }
+  // How many grids n points lie in.
+  int64_t grids(int64_t n) const { return points_per_grid > 0 ? n / points_per_grid : 1; }
+
   bool is_plain() const {
     const double elements = double(resolution[0]) * resolution[1] * resolution[2] * double(channels);
     return align_corners && !nearest && padding != Padding::kReflection && points_per_grid == 0 &&
@@ -298,6 +303,14 @@ struct GridLocator {
     if (!Plain && points_per_grid > 0) s.origin += index / points_per_grid * stride;
     return s;
   }
+};
+
+// Points and, for weights that need them, a direction at each.
+template <typename T>
+struct PointsView {
+  const T* points;      // (count, 3)
+  const T* directions;  // (count, 3) or null
+  int64_t count;
 };
 
 // Point n owns cell n: features (N, 8, C), coordinates in [-1, 1] from the lower to the upper corner, extrapolated
