@@ -7,6 +7,7 @@
 #include "common/constants.h"
 #include "common/divisor.cuh"
 #include "common/shared_memory.h"
+#include "common/vector.cuh"
 #include "stencil/trilinear.h"
 
 namespace voxelfield {
@@ -33,6 +34,34 @@ struct Bins {
 
   // The most vertices that a bin owns along an axis.
   int32_t size(int axis) const { return (resolution[axis] - 1) / along[axis].value + 1; }
+};
+
+__device__ __forceinline__ int32_t bin_of_vertex(const Bins& bins, int axis, int32_t vertex) {
+  int32_t rest;
+  return min(bins.spans[axis].divide(vertex * bins.along[axis].value, rest), bins.along[axis].value - 1);
+}
+
+// The first vertex that a bin owns; for the bin beyond the last, the first vertex beyond the grid.
+__device__ __forceinline__ int32_t first_vertex(const Bins& bins, int axis, int32_t bin) {
+  const Divisor& along = bins.along[axis];
+  int32_t rest;
+  return bin == along.value ? bins.resolution[axis]
+                            : along.divide(bin * bins.spans[axis].value + along.value - 1, rest);
+}
+
+// The vertices that a bin owns.
+struct BinWindow {
+  int32_t low[3], size[3];
+
+  __device__ __forceinline__ BinWindow(const Bins& bins, int32_t index) {
+    int32_t bin[3];
+    bin[0] = bins.along[1].divide(bins.along[2].divide(index, bin[2]), bin[1]);
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis) {
+      low[axis] = first_vertex(bins, axis, bin[axis]);
+      size[axis] = first_vertex(bins, axis, bin[axis] + 1) - low[axis];
+    }
+  }
 };
 
 // Strides in a box of vertices that keep the eight vertices of a cell in different banks of shared memory: steps along
@@ -98,12 +127,6 @@ struct CoarseLevels {
   int64_t columns;
   int32_t windows;  // of all levels, in vectors
 
-  int shared_bytes(int element_size) const { return shared_bytes(windows, count, element_size); }
-  static constexpr int max_shared_bytes(int element_size) {
-    return shared_bytes(kCoarseAllVertices, kMaxCoarse, element_size);
-  }
-
- private:
   // Windows, the places of the points that warps work on, positions and values of all points of the block.
   static constexpr int shared_bytes(int windows, int count, int element_size) {
     return (windows + kCoarseThreads) * static_cast<int>(sizeof(float4)) +
@@ -111,7 +134,7 @@ struct CoarseLevels {
   }
 };
 
-static_assert(CoarseLevels::max_shared_bytes(sizeof(float)) <= kSplatCoarseShared,
+static_assert(CoarseLevels::shared_bytes(kCoarseAllVertices, kMaxCoarse, sizeof(float)) <= kSplatCoarseShared,
               "tests compare this bound with the limit of every GPU");
 
 // The levels that are summed by bins: the finest one, if any, and coarser ones that join it.
@@ -123,6 +146,21 @@ struct SortedBins {
 
   SortedBins() { std::fill_n(coarse_index, kMaxLevels, -1); }
 };
+
+__device__ __forceinline__ void add_weighted(float4* to, float weight, const float4& value) {
+  float4 sum = *to;
+  sum.x += weight * value.x;
+  sum.y += weight * value.y;
+  sum.z += weight * value.z;
+  sum.w += weight * value.w;
+  *to = sum;
+}
+
+__device__ __forceinline__ Vector<float, kBinWidth> sum_copies(const float4* sums, int at, int size, int copies) {
+  float4 sum = sums[at];
+  for (int copy = 1; copy < copies; ++copy) add_weighted(&sum, 1.f, sums[copy * size + at]);
+  return {sum.x, sum.y, sum.z, sum.w};
+}
 
 // Cuts a grid into bins: no larger than allowed, and enough of them for the points that a block holds at once.
 template <typename Locator>

@@ -106,7 +106,8 @@ VOXELFIELD_MULTIVERSION void point_gradient_range(const Levels<Locator, const sc
 
 struct Cpu : CpuBackend {
   template <typename Weights, typename Locator, typename scalar_t, typename T>
-  static void gather(const Levels<Locator, const scalar_t>& levels, const PointsView<T>& at, scalar_t* out) {
+  static void gather(Tag<Weights> /*weights*/, const Levels<Locator, const scalar_t>& levels, const PointsView<T>& at,
+                     scalar_t* out) {
     ask_for_huge_pages(out, Weights::kSets * at.count * levels.columns * sizeof(scalar_t));
     const bool totals = levels.sum || kConvertsRows<scalar_t>;
     for_each_range(at.count, kPointsPerTask, [&](int64_t begin, int64_t end) {
@@ -116,8 +117,8 @@ struct Cpu : CpuBackend {
   }
 
   template <typename Weights, typename Locator, typename scalar_t, typename T>
-  static void point_gradient(const Levels<Locator, const scalar_t>& levels, const scalar_t* values,
-                             const PointsView<T>& at, T* out) {
+  static void point_gradient(Tag<Weights> /*weights*/, const Levels<Locator, const scalar_t>& levels,
+                             const scalar_t* values, const PointsView<T>& at, T* out) {
     for_each_range(at.count, kPointsPerTask, [&](int64_t begin, int64_t end) {
       point_gradient_range<Weights>(levels, values, at, out, begin, end);
     });

@@ -137,13 +137,6 @@ VOXELFIELD_HOST_DEVICE void widen_batch(const Splat<Half, T>& job, const int64_t
 
 // `spare` holds, in this order: a row for sums that belong to other tiles; two planes of a tile's rows, unless sums are
 // made in place; the values of a batch, (point, set, channel), where rows are converted.
-template <typename scalar_t, int kSets, typename T>
-int64_t spare_size(const Splat<scalar_t, T>& job, int64_t height) {
-  const int64_t rows = Splat<scalar_t, T>::kInPlace ? 1 : 1 + 2 * height;
-  const int64_t values = kConvertsRows<scalar_t> ? kPointsPerBatch * kSets : 0;
-  return (rows * job.locator.resolution[2] + values) * job.locator.channels;
-}
-
 template <typename Weights, typename scalar_t, typename T>
 VOXELFIELD_MULTIVERSION void splat_tile(const Splat<scalar_t, T>& job, const SortedPoints& sorted, const Tile& tile,
                                         T* spare) {
@@ -228,7 +221,9 @@ void splat_grid(const Splat<scalar_t, T>& job) {
   const int64_t width = std::clamp<int64_t>(grids * size_x * tiles_y / wanted, 1, kTileWidth);
   const int64_t tiles_x = (size_x + width - 1) / width;
   const int64_t tiles = grids * tiles_x * tiles_y;
-  const int64_t size = spare_size<scalar_t, Weights::kSets>(job, height);
+  const int64_t spare_rows = Splat<scalar_t, T>::kInPlace ? 1 : 1 + 2 * height;
+  const int64_t spare_values = kConvertsRows<scalar_t> ? kPointsPerBatch * Weights::kSets : 0;
+  const int64_t size = (spare_rows * job.locator.resolution[2] + spare_values) * job.locator.channels;
   const std::unique_ptr<T[]> spare(new T[threads_for(tiles) * size]());
   for_each_task(tiles, [&](int64_t i, int64_t thread) {
     const int64_t x = i / tiles_y % tiles_x * width, y = i % tiles_y * height;
@@ -271,7 +266,7 @@ VOXELFIELD_MULTIVERSION void write_cells_range(const Levels<CellLocator<T>, scal
 
 struct Cpu : CpuBackend {
   template <typename Weights, typename scalar_t, typename T>
-  static std::vector<Tensor> splat(const Levels<GridLocator<T>, scalar_t>& levels,
+  static std::vector<Tensor> splat(Tag<Weights> /*weights*/, const Levels<GridLocator<T>, scalar_t>& levels,
                                    const std::vector<std::vector<int64_t>>& shapes, const Tensor& values,
                                    const PointsView<T>& at, SplatMethod /*method*/) {
     std::vector<Tensor> sums;
@@ -297,8 +292,8 @@ struct Cpu : CpuBackend {
   }
 
   template <typename Weights, typename scalar_t, typename T>
-  static void write_cells(const Levels<CellLocator<T>, scalar_t>& levels, const scalar_t* values,
-                          const PointsView<T>& at) {
+  static void write_cells(Tag<Weights> /*weights*/, const Levels<CellLocator<T>, scalar_t>& levels,
+                          const scalar_t* values, const PointsView<T>& at) {
     ask_for_huge_pages(levels.level[0].data, at.count * kCorners * levels.columns * sizeof(scalar_t));
     for_each_range(at.count, kPointsPerTask, [&](int64_t begin, int64_t end) {
       std::vector<T> spare(kConvertsRows<scalar_t> ? (1 + kCorners) * levels.columns : 0);

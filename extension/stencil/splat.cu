@@ -47,21 +47,20 @@ SortedBins choose_bins(const SplatLevels<scalar_t>& levels, const SplatInput<sca
            std::max({locator.resolution[0], locator.resolution[1], locator.resolution[2]}) <= kBinMaxResolution;
   };
   int64_t most = 0;
+  int chosen = -1;
   for (int l = 0; l < levels.count; ++l) {
     const int64_t vertices = levels.level[l].locator.vertices();
     if (vertices <= most || !fits(l) || !(forced || suits_bins(vertices, n))) continue;
     most = vertices;
-    bins.finest = l;
+    chosen = l;
   }
-  if (bins.finest < 0) return bins;
-  const auto& finest = levels.level[bins.finest];
+  if (chosen < 0) return bins;
+  const auto& finest = levels.level[chosen];
   bins.grid.bins = cut_into_bins(finest.locator, n);
   bins.grid.column = finest.column;
   bins.grid.columns = bins.coarse.columns = levels.columns;
-  if (!cut_into_boxes(bins.grid)) {
-    bins.finest = -1;
-    return bins;
-  }
+  if (!cut_into_boxes(bins.grid)) return bins;
+  bins.finest = chosen;
   // Without clamping, a point may lie outside of the finest level but not of a coarser one.
   if (!bins.grid.bins.clamps) return bins;
   for (int l = 0; l < levels.count; ++l) {
@@ -100,7 +99,7 @@ __global__ void __launch_bounds__(kThreads)
 
 struct Cuda : CudaBackend {
   template <typename Weights, typename scalar_t, typename T>
-  static std::vector<Tensor> splat(const Levels<GridLocator<T>, scalar_t>& levels,
+  static std::vector<Tensor> splat(Tag<Weights> /*weights*/, const Levels<GridLocator<T>, scalar_t>& levels,
                                    const std::vector<std::vector<int64_t>>& shapes, const Tensor& values,
                                    const PointsView<T>& at, SplatMethod method) {
     const SplatInput<scalar_t> input{values, values.const_data_ptr<scalar_t>(), at};
@@ -172,8 +171,8 @@ struct Cuda : CudaBackend {
   }
 
   template <typename Weights, typename scalar_t, typename T>
-  static void write_cells(const Levels<CellLocator<T>, scalar_t>& levels, const scalar_t* values,
-                          const PointsView<T>& at) {
+  static void write_cells(Tag<Weights> /*weights*/, const Levels<CellLocator<T>, scalar_t>& levels,
+                          const scalar_t* values, const PointsView<T>& at) {
     dispatch_level_width<Weights>(levels, values, [&](auto width) {
       constexpr int kWidth = decltype(width)::value;
       const int64_t vectors = levels.columns / kWidth;

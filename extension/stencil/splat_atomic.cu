@@ -1,5 +1,4 @@
 // Splatting with atomics onto a zeroed grid on CUDA.
-#include "stencil/lanes.cuh"
 #include "stencil/splat_methods.cuh"
 
 namespace voxelfield {
@@ -48,8 +47,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
           for (int k = 0; k < kCorners / 2; ++k) {
             const T weight = weights(s, 2 * k, set);
-#pragma unroll
-            for (int i = 0; i < Width; ++i) sum[k].lane[i] += weight * static_cast<T>(value.lane[i]);
+            add_weighted(sum[k], weight, value);
           }
         }
         if (Walk == 1) break;

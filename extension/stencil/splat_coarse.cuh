@@ -1,4 +1,4 @@
-// Splatting onto grids that are coarser than one whose points are listed by bin (splat_binned.cuh). The points of a bin
+// Splatting onto grids that are coarser than one whose points are listed by bin (splat_binned.cu). The points of a bin
 // lie in few cells of such a grid, and consecutive ones, samples of a ray, often lie in the same cell: a group of eight
 // threads adds them up in registers. For the coarsest levels, of which a bin's points touch only a few vertices, a warp
 // collects these sums in a window in shared memory; for finer levels they are added to the grid with atomics.
@@ -8,7 +8,8 @@
 
 #include <cub/block/block_scan.cuh>
 
-#include "stencil/splat_binned.cuh"
+#include "stencil/bins.cuh"
+#include "stencil/entries.cuh"
 
 namespace voxelfield {
 

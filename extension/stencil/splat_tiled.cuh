@@ -1,6 +1,6 @@
 // Splatting without atomics on the grid: the points are listed by tile of the grid (entries.cuh), then a warp sums each
 // tile in shared memory and writes it once. No old value of the gradient is read, nothing has to be zeroed, and the
-// order of summation can be fixed (sort_entries.cuh).
+// order of summation can be fixed (splat_tiled.cu).
 #pragma once
 
 #include "common/vector.cuh"
@@ -208,8 +208,7 @@ __device__ __forceinline__ void sum_entries(const Level<Locator, scalar_t>& leve
 #pragma unroll
           for (int set = 0; set < kSets; ++set) {
             const T weight = next_weights[(u * lane.together * kSets + set) * kCorners];
-#pragma unroll
-            for (int i = 0; i < Width; ++i) sum.lane[i] += weight * static_cast<T>(value[u][set].lane[i]);
+            add_weighted(sum, weight, value[u][set]);
           }
           store(own_sums + at[u], sum);
         }

@@ -1,10 +1,11 @@
 // Host side of the stencil ops, written once: checks, allocates, picks types and calls a backend's kernels. Rows of
 // values and output hold the channels of all levels; with weights of several sets, the sets follow one another.
-//   Backend::gather<Weights>(levels, points, out)
-//   Backend::point_gradient<Weights>(levels, values, points, out)                                      out (n, 3)
-//   Backend::splat<Weights>(levels, shapes, values, points, method)                                -> the levels' sums
+//   Backend::gather(weights, levels, points, out)
+//   Backend::point_gradient(weights, levels, values, points, out)                                      out (n, 3)
+//   Backend::splat(weights, levels, shapes, values, points, method)                                -> the levels' sums
 //   Backend::accumulate<scalar_t>(levels, values, points)                                   adds to the levels' data
-//   Backend::write_cells<Weights>(levels, values, points)                            each corner belongs to one point
+//   Backend::write_cells(weights, levels, values, points)                            each corner belongs to one point
+// `weights` is a Tag of the corner weights.
 //
 // Without points or without channels every op returns zeros of the right shape (or adds nothing) and runs no kernel, so
 // backends see at least one point and one channel. The Python wrappers explain bad input; the checks here keep direct
@@ -20,11 +21,9 @@ namespace voxelfield {
 // How a gradient is summed into a grid. The numbers are part of the op schemas.
 enum class SplatMethod : int64_t { kAutomatic = 0, kAtomic = 1, kTiled = 2, kDeterministic = 3, kBinned = 4 };
 
-// Carries the type of the corner weights.
+// Carries a type, that of the corner weights.
 template <typename T>
-struct Tag {
-  using type = T;
-};
+struct Tag {};
 
 template <typename Backend>
 struct StencilOps {
@@ -61,8 +60,8 @@ struct StencilOps {
     } else {
       dispatch(v, "splat", at, with_gradient, [&](auto zero, auto weights) {
         using scalar_t = decltype(zero);
-        sums = Backend::template splat<typename decltype(weights)::type>(
-            target.template levels<scalar_t>(at), shapes, v, at.view(zero), static_cast<SplatMethod>(method));
+        sums = Backend::splat(weights, target.template levels<scalar_t>(at), shapes, v, at.view(zero),
+                              static_cast<SplatMethod>(method));
       });
     }
     for (Tensor& grid : sums) grid = batch.has_value() ? grid : without_leading(grid);
@@ -106,8 +105,8 @@ struct StencilOps {
     if (v.numel() == 0) return target.data[0];
     dispatch(v, "splat_cells", at, std::false_type{}, [&](auto zero, auto weights) {
       using scalar_t = decltype(zero);
-      Backend::template write_cells<typename decltype(weights)::type>(
-          target.template levels<scalar_t>(at), v.template const_data_ptr<scalar_t>(), at.view(zero));
+      Backend::write_cells(weights, target.template levels<scalar_t>(at), v.template const_data_ptr<scalar_t>(),
+                           at.view(zero));
     });
     return target.data[0];
   }
@@ -131,8 +130,6 @@ struct StencilOps {
   struct Points {
     Tensor points;
     Direction direction;
-
-    int64_t per_grid() const { return points.size(points.dim() - 2); }
 
     template <typename scalar_t>
     auto view(scalar_t /*zero*/) const {
@@ -198,7 +195,7 @@ struct StencilOps {
         for (int axis = 0; axis < 3; ++axis) locator.resolution[axis] = static_cast<int32_t>(shape[1 + axis]);
         locator.padding = static_cast<Padding>(lookup.padding);
         locator.channels = shape[4];
-        locator.points_per_grid = shape[0] > 1 ? at.per_grid() : 0;
+        locator.points_per_grid = shape[0] > 1 ? at.points.size(1) : 0;
         locator.align_corners = lookup.align_corners;
         locator.nearest = lookup.nearest;
         if (!data.empty()) level.data = data_of<element_t>(data[i]);
@@ -240,8 +237,8 @@ struct StencilOps {
     if (out.numel() == 0) return out;
     dispatch(like, "gather", at, with_gradient, [&](auto zero, auto weights) {
       using scalar_t = decltype(zero);
-      Backend::template gather<typename decltype(weights)::type>(source.template levels<const scalar_t>(at),
-                                                                 at.view(zero), out.mutable_data_ptr<scalar_t>());
+      Backend::gather(weights, source.template levels<const scalar_t>(at), at.view(zero),
+                      out.mutable_data_ptr<scalar_t>());
     });
     return out;
   }
@@ -257,9 +254,9 @@ struct StencilOps {
     Tensor out = new_empty(at.points, shape_of(at.points), dtype);
     dispatch(like, "point_gradient", at, with_gradient, [&](auto zero, auto weights) {
       using scalar_t = decltype(zero);
-      Backend::template point_gradient<typename decltype(weights)::type>(
-          source.template levels<const scalar_t>(at), v.template const_data_ptr<scalar_t>(), at.view(zero),
-          out.mutable_data_ptr<opmath_t<scalar_t>>());
+      Backend::point_gradient(weights, source.template levels<const scalar_t>(at),
+                              v.template const_data_ptr<scalar_t>(), at.view(zero),
+                              out.mutable_data_ptr<opmath_t<scalar_t>>());
     });
     return out;
   }
