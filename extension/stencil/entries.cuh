@@ -1,5 +1,5 @@
 // Lists the points that touch each tile of a grid: what summing without atomics on the grid begins with. The tiles are
-// those of splat_tiled.cuh or the larger bins of splat_binned.cuh.
+// those of splat_tiled.cuh or the larger bins of splat_binned.cu.
 //
 // An entry is a point that touches a vertex of a tile, so a point between tiles is an entry of each of them; the first
 // tile along each axis is its home. Three launches: count the entries of each tile, reserve a list for each tile

@@ -1,5 +1,5 @@
-// The ways of summing a gradient into grids on CUDA, one source file each: splat_atomic.cu, splat_tiled.cu and
-// splat_binned.cu. splat.cu chooses among them.
+// The ways of summing a gradient into grids on CUDA that do without atomics on each vertex: splat_tiled.cu and
+// splat_binned.cu. splat.cu chooses among them and atomics.
 #pragma once
 
 #include "common/backend.cuh"
@@ -25,10 +25,6 @@ struct SplatInput {
   PointsView<opmath_t<scalar_t>> at;
 };
 
-// Adds to the levels' data with atomics. `dense`: there are more points than vertices.
-template <typename Weights, typename scalar_t>
-void splat_atomic(const SplatLevels<opmath_t<scalar_t>>& levels, const SplatInput<scalar_t>& input, bool dense);
-
 // Writes the levels' data by tiles, in a fixed order of summation if `deterministic`.
 template <typename Weights, typename scalar_t>
 void splat_tiled(const SplatLevels<scalar_t>& levels, const SplatInput<scalar_t>& input, bool deterministic);
@@ -36,16 +32,5 @@ void splat_tiled(const SplatLevels<scalar_t>& levels, const SplatInput<scalar_t>
 // Writes the data of the finest level of the bins, and of the levels that join it (bins.cuh).
 template <typename scalar_t>
 void splat_binned(const SortedBins& bins, const SplatInput<scalar_t>& input);
-
-// Calls a macro with each type of values and of weights.
-#define VOXELFIELD_FOR_EACH_WEIGHTS(F, scalar_t)      \
-  F(scalar_t, ValueWeights<opmath_t<scalar_t>>)       \
-  F(scalar_t, DirectionalWeights<opmath_t<scalar_t>>) \
-  F(scalar_t, JetWeights<opmath_t<scalar_t>>)
-#define VOXELFIELD_FOR_EACH_SPLAT(F)                      \
-  VOXELFIELD_FOR_EACH_WEIGHTS(F, float)                   \
-  VOXELFIELD_FOR_EACH_WEIGHTS(F, double)                  \
-  VOXELFIELD_FOR_EACH_WEIGHTS(F, torch::headeronly::Half) \
-  VOXELFIELD_FOR_EACH_WEIGHTS(F, torch::headeronly::BFloat16)
 
 }  // namespace voxelfield

@@ -194,8 +194,16 @@ void splat_tiled(const SplatLevels<scalar_t>& levels, const SplatInput<scalar_t>
   });
 }
 
-#define VOXELFIELD_INSTANTIATE(scalar_t, Weights) \
-  template void splat_tiled<Weights>(const SplatLevels<scalar_t>&, const SplatInput<scalar_t>&, bool);
-VOXELFIELD_FOR_EACH_SPLAT(VOXELFIELD_INSTANTIATE)
+#define VOXELFIELD_INSTANTIATE(scalar_t, Weights)                                                                   \
+  template void splat_tiled<Weights<opmath_t<scalar_t>>>(const SplatLevels<scalar_t>&, const SplatInput<scalar_t>&, \
+                                                         bool);
+#define VOXELFIELD_INSTANTIATE_EACH(scalar_t)          \
+  VOXELFIELD_INSTANTIATE(scalar_t, ValueWeights)       \
+  VOXELFIELD_INSTANTIATE(scalar_t, DirectionalWeights) \
+  VOXELFIELD_INSTANTIATE(scalar_t, JetWeights)
+VOXELFIELD_INSTANTIATE_EACH(float)
+VOXELFIELD_INSTANTIATE_EACH(double)
+VOXELFIELD_INSTANTIATE_EACH(torch::headeronly::Half)
+VOXELFIELD_INSTANTIATE_EACH(torch::headeronly::BFloat16)
 
 }  // namespace voxelfield
