@@ -67,6 +67,13 @@ __device__ __forceinline__ Vector<scalar_t, Width> narrow(const Vector<T, Width>
   return result;
 }
 
+// sum += weight * value
+template <typename scalar_t, int Width, typename T>
+__device__ __forceinline__ void add_weighted(Vector<T, Width>& sum, T weight, const Vector<scalar_t, Width>& value) {
+#pragma unroll
+  for (int i = 0; i < Width; ++i) sum.lane[i] += weight * static_cast<T>(value.lane[i]);
+}
+
 // Vector atomics exist for float32 from sm_90 on. Older GPUs add one element at a time, and so does every GPU if
 // VOXELFIELD_SCALAR_ATOMICS is defined, for tests.
 #if __CUDA_ARCH__ >= 900 && !defined(VOXELFIELD_SCALAR_ATOMICS)

@@ -1,5 +1,5 @@
 // How the CPU kernels divide their work: points into batches, whose stencils are found together ahead of their use, and
-// the channels of a point into pieces of a width that the compiler knows, so that they stay in registers.
+// the channels of a point into blocks of a width that the compiler knows, so that they stay in registers.
 #pragma once
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 
 #include "common/narrow.h"
 #include "common/platform.h"
+#include "common/tensors.h"
 #include "stencil/trilinear.h"
 
 namespace voxelfield {
@@ -19,24 +20,16 @@ constexpr int64_t kPointsPerBatch = 32;
 constexpr int64_t kPointsPerTask = 2048;
 constexpr int64_t kCacheLine = 64;
 
-// Calls f.template piece<width>(first) for pieces that cover all channels.
-template <typename F>
-VOXELFIELD_HOST_DEVICE void for_each_piece(int64_t channels, const F& f) {
-  int64_t c = 0;
-  for (; c + 16 <= channels; c += 16) f.template piece<16>(c);
-  if (channels & 8) {
-    f.template piece<8>(c);
-    c += 8;
+// Calls f.template block<width>(first) for blocks that cover all channels.
+template <int kWidth = 16, typename F>
+VOXELFIELD_HOST_DEVICE void for_each_block(int64_t channels, const F& f, int64_t first = 0) {
+  if constexpr (kWidth == 16) {
+    for (; first + kWidth <= channels; first += kWidth) f.template block<kWidth>(first);
+  } else if (channels & kWidth) {
+    f.template block<kWidth>(first);
+    first += kWidth;
   }
-  if (channels & 4) {
-    f.template piece<4>(c);
-    c += 4;
-  }
-  if (channels & 2) {
-    f.template piece<2>(c);
-    c += 2;
-  }
-  if (channels & 1) f.template piece<1>(c);
+  if constexpr (kWidth > 1) for_each_block<kWidth / 2>(channels, f, first);
 }
 
 // The points of a batch by index: consecutive ones here, or a pointer to a list of them.
@@ -51,37 +44,29 @@ VOXELFIELD_HOST_DEVICE void locate_each(const Locator& locator, const T* points,
   for (int64_t i = 0; i < count; ++i) stencils[i] = locator(points, indices[i]);
 }
 
-// The usual lookups have loops of their own, from which the compiler removes the branches of the others.
-template <Padding kPadding, bool kAlignCorners, typename T, typename Indices>
-VOXELFIELD_HOST_DEVICE void locate_linear(GridLocator<T> locator, const T* points, Indices indices, int64_t count,
-                                          Stencil<T>* stencils) {
+template <Padding kPadding, bool kAlignCorners, typename T>
+VOXELFIELD_HOST_DEVICE GridLocator<T> linear(GridLocator<T> locator) {
   locator.padding = kPadding;
   locator.align_corners = kAlignCorners;
   locator.nearest = false;
-  locate_each(locator, points, indices, count, stencils);
+  return locator;
 }
 
-template <typename T, typename Indices>
-VOXELFIELD_MULTIVERSION void locate(const GridLocator<T>& locator, const T* points, Indices indices, int64_t count,
+// The usual lookups have loops of their own, from which the compiler removes the branches of the others.
+template <typename Locator, typename T, typename Indices>
+VOXELFIELD_MULTIVERSION void locate(const Locator& locator, const T* points, Indices indices, int64_t count,
                                     Stencil<T>* stencils) {
-  if (locator.nearest || locator.padding == Padding::kReflection) {
-    locate_each(locator, points, indices, count, stencils);
-  } else if (locator.padding == Padding::kBorder) {
-    if (locator.align_corners) {
-      locate_linear<Padding::kBorder, true>(locator, points, indices, count, stencils);
-    } else {
-      locate_linear<Padding::kBorder, false>(locator, points, indices, count, stencils);
+  if constexpr (std::is_same_v<Locator, GridLocator<T>>) {
+    const bool aligned = locator.align_corners;
+    if (!locator.nearest && locator.padding == Padding::kBorder) {
+      return aligned ? locate_each(linear<Padding::kBorder, true>(locator), points, indices, count, stencils)
+                     : locate_each(linear<Padding::kBorder, false>(locator), points, indices, count, stencils);
     }
-  } else if (locator.align_corners) {
-    locate_linear<Padding::kZeros, true>(locator, points, indices, count, stencils);
-  } else {
-    locate_linear<Padding::kZeros, false>(locator, points, indices, count, stencils);
+    if (!locator.nearest && locator.padding == Padding::kZeros) {
+      return aligned ? locate_each(linear<Padding::kZeros, true>(locator), points, indices, count, stencils)
+                     : locate_each(linear<Padding::kZeros, false>(locator), points, indices, count, stencils);
+    }
   }
-}
-
-template <typename T, typename Indices>
-VOXELFIELD_MULTIVERSION void locate(const CellLocator<T>& locator, const T* points, Indices indices, int64_t count,
-                                    Stencil<T>* stencils) {
   locate_each(locator, points, indices, count, stencils);
 }
 
@@ -96,10 +81,12 @@ VOXELFIELD_HOST_DEVICE void prefetch(const scalar_t* data, int64_t count) {
   VOXELFIELD_PREFETCH(bytes + size - 1);
 }
 
-// Requests the corners of a batch. Two neighbours along z are contiguous.
-template <typename scalar_t, typename T>
-VOXELFIELD_HOST_DEVICE void prefetch_corners(const GridLocator<T>& locator, const scalar_t* data,
-                                             const Stencil<T>* stencils, int64_t count) {
+// Requests the corners of a batch. Two neighbours along z are contiguous. Cells are read in the order of memory, which
+// needs no prefetching.
+template <typename Locator, typename scalar_t, typename T>
+VOXELFIELD_HOST_DEVICE void prefetch_corners(const Locator& locator, const scalar_t* data, const Stencil<T>* stencils,
+                                             int64_t count) {
+  if constexpr (!std::is_same_v<Locator, GridLocator<T>>) return;
   for (int64_t i = 0; i < count; ++i) {
     const Stencil<T>& s = stencils[i];
     for (int corner = 0; corner < kCorners; corner += 2) {
@@ -108,27 +95,14 @@ VOXELFIELD_HOST_DEVICE void prefetch_corners(const GridLocator<T>& locator, cons
   }
 }
 
-// Cells are read in the order of memory, which needs no prefetching.
-template <typename scalar_t, typename T>
-VOXELFIELD_HOST_DEVICE void prefetch_corners(const CellLocator<T>& /*locator*/, const scalar_t* /*data*/,
-                                             const Stencil<T>* /*stencils*/, int64_t /*count*/) {}
-
 // Whether kernels convert whole rows of a dtype to float32 before they compute. bfloat16 is cheap to widen as it is
 // read.
 template <typename scalar_t>
 constexpr bool kConvertsRows = std::is_same_v<scalar_t, Half>;
 
-// A row as it is, or a converted copy in `spare`.
-template <typename scalar_t, typename T>
-VOXELFIELD_HOST_DEVICE auto compute_row(const scalar_t* row, [[maybe_unused]] int64_t length,
-                                        [[maybe_unused]] T* spare) {
-  if constexpr (kConvertsRows<scalar_t>) {
-    float16_rows.widen(&row, 1, length, spare);
-    return static_cast<const T*>(spare);
-  } else {
-    return row;
-  }
-}
+// The elements of rows that kernels compute with.
+template <typename scalar_t>
+using row_t = std::conditional_t<kConvertsRows<scalar_t>, opmath_t<scalar_t>, scalar_t>;
 
 // Rounds contiguous sums to the dtype of the result.
 template <typename T, typename scalar_t>

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "common/constants.h"
+#include "common/vector.cuh"
 #include "common/whole_numbers.h"
 #include "stencil/trilinear.h"
 
@@ -20,7 +21,7 @@ constexpr int kBinGroups = kBinThreads / kCorners;
 constexpr int kBinWidth = 4;
 constexpr int kBinShared = (kBinVertices + 3 * kBinThreads) * 16 + kBinGroups * (4 + kBinThreads);
 static_assert(kBinShared <= kSplatBinnedShared, "tests compare this bound with the limit of every GPU");
-constexpr int kBinPiece = 16384;                // a bin with more entries is split among several blocks
+constexpr int kBinChunk = 16384;                // a bin with more entries is split among several blocks
 constexpr int32_t kBinMaxResolution = 1 << 11;  // most vertices along an axis
 
 struct Bins {
@@ -32,6 +33,34 @@ struct Bins {
 
   // The most vertices that a bin owns along an axis.
   int32_t size(int axis) const { return (resolution[axis] - 1) / along[axis].value + 1; }
+};
+
+__device__ __forceinline__ int32_t bin_of_vertex(const Bins& bins, int axis, int32_t vertex) {
+  int32_t rest;
+  return min(bins.spans[axis].divide(vertex * bins.along[axis].value, rest), bins.along[axis].value - 1);
+}
+
+// The first vertex that a bin owns; for the bin beyond the last, the first vertex beyond the grid.
+__device__ __forceinline__ int32_t first_vertex(const Bins& bins, int axis, int32_t bin) {
+  const Divisor& along = bins.along[axis];
+  int32_t rest;
+  return bin == along.value ? bins.resolution[axis]
+                            : along.divide(bin * bins.spans[axis].value + along.value - 1, rest);
+}
+
+// The vertices that a bin owns.
+struct BinWindow {
+  int32_t low[3], size[3];
+
+  __device__ __forceinline__ BinWindow(const Bins& bins, int32_t index) {
+    int32_t bin[3];
+    bin[0] = bins.along[1].divide(bins.along[2].divide(index, bin[2]), bin[1]);
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis) {
+      low[axis] = first_vertex(bins, axis, bin[axis]);
+      size[axis] = first_vertex(bins, axis, bin[axis] + 1) - low[axis];
+    }
+  }
 };
 
 // Strides in a box of vertices that keep the eight vertices of a cell in different banks of shared memory: steps along
@@ -68,8 +97,8 @@ struct BinnedGrid {
 constexpr int kCoarseThreads = 128;
 constexpr int kCoarseWarps = kCoarseThreads / kWarp;
 constexpr int kCoarseGroups = kWarp / kCorners;
-constexpr int kCoarsePiece = 224;  // entries of a bin for one block: with five levels, six blocks fit a multiprocessor
-constexpr int kCoarseStride = kCoarsePiece + 2;  // between levels: a row's first four are in different banks
+constexpr int kCoarseChunk = 224;  // entries of a bin for one block: with five levels, six blocks fit a multiprocessor
+constexpr int kCoarseStride = kCoarseChunk + 2;  // between levels: a row's first four are in different banks
 constexpr int kMaxCoarse = 8;                    // levels, for which a block of sm_75 has room
 constexpr int kCoarseVertices = 640;             // sums of a level's window, all copies together
 constexpr int kCoarseAllVertices = 1280;         // of all levels
@@ -97,20 +126,14 @@ struct CoarseLevels {
   int64_t columns;
   int32_t windows;  // of all levels, in vectors
 
-  int shared_bytes(int element_size) const { return shared_bytes(windows, count, element_size); }
-  static constexpr int max_shared_bytes(int element_size) {
-    return shared_bytes(kCoarseAllVertices, kMaxCoarse, element_size);
-  }
-
- private:
   // Windows, the places of the points that warps work on, positions and values of all points of the block.
   static constexpr int shared_bytes(int windows, int count, int element_size) {
     return (windows + kCoarseThreads) * static_cast<int>(sizeof(float4)) +
-           kCoarsePiece * 3 * static_cast<int>(sizeof(float)) + count * kCoarseStride * kBinWidth * element_size;
+           kCoarseChunk * 3 * static_cast<int>(sizeof(float)) + count * kCoarseStride * kBinWidth * element_size;
   }
 };
 
-static_assert(CoarseLevels::max_shared_bytes(sizeof(float)) <= kSplatCoarseShared,
+static_assert(CoarseLevels::shared_bytes(kCoarseAllVertices, kMaxCoarse, sizeof(float)) <= kSplatCoarseShared,
               "tests compare this bound with the limit of every GPU");
 
 // The levels that are summed by bins: the finest one, if any, and coarser ones that join it.
@@ -122,6 +145,21 @@ struct SortedBins {
 
   SortedBins() { std::fill_n(coarse_index, kMaxLevels, -1); }
 };
+
+__device__ __forceinline__ void add_weighted(float4* to, float weight, const float4& value) {
+  float4 sum = *to;
+  sum.x += weight * value.x;
+  sum.y += weight * value.y;
+  sum.z += weight * value.z;
+  sum.w += weight * value.w;
+  *to = sum;
+}
+
+__device__ __forceinline__ Vector<float, kBinWidth> sum_copies(const float4* sums, int at, int size, int copies) {
+  float4 sum = sums[at];
+  for (int copy = 1; copy < copies; ++copy) add_weighted(&sum, 1.f, sums[copy * size + at]);
+  return {sum.x, sum.y, sum.z, sum.w};
+}
 
 // Cuts a grid into bins: no larger than allowed, and enough of them for the points that a block holds at once.
 template <typename Locator>

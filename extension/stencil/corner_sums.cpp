@@ -1,6 +1,8 @@
 // Arithmetic with float16 corners: with F16C, and in portable form.
 #include "stencil/corner_sums.h"
 
+#include <cstring>
+
 #include "common/narrow.h"
 
 #if defined(VOXELFIELD_HAS_F16C)
@@ -13,76 +15,55 @@ namespace {
 template <bool kAdd>
 VOXELFIELD_MULTIVERSION void sum_portably(const Half* const* corner, const float* weight, int sets, int64_t channels,
                                           float* row, int64_t stride) {
-  CornerSum<kAdd, Half, float, float> sum;
-  for (int k = 0; k < kCorners; ++k) sum.corner[k] = corner[k];
-  for (int set = 0; set < sets; ++set) {
-    sum.weight = weight + set * kCorners;
-    sum.row = row + set * stride;
-    for_each_piece(channels, sum);
-  }
+  sum_corners<kAdd>(corner, weight, sets, channels, row, stride);
 }
 
 VOXELFIELD_MULTIVERSION void add_gradient_portably(const CornerSlope<Half, float>& sum, int64_t channels) {
-  if (channels < kManyChannels) return for_each_piece(channels, sum);
-  for (int k = 0; k < kCorners; ++k) {
-    const float product = dot(sum.value, sum.corner[k], channels);
-    for (int axis = 0; axis < 3; ++axis) sum.gradient[axis] += sum.slope[axis][k] * product;
-  }
+  add_gradient(sum, channels);
 }
 
 #if defined(VOXELFIELD_HAS_F16C)
 
-VOXELFIELD_F16C inline __m256 load_eight(const Half* values) {
-  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values)));
+// Eight or four numbers as a vector, or one as a float.
+template <int kWidth>
+VOXELFIELD_F16C inline auto load(const Half* values) {
+  if constexpr (kWidth == 8) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values)));
+  } else if constexpr (kWidth == 4) {
+    return _mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(values)));
+  } else {
+    return _cvtsh_ss(values->x);
+  }
 }
 
-VOXELFIELD_F16C inline __m128 load_four(const Half* values) {
-  return _mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(values)));
-}
-
-// The other lanes are zero.
-VOXELFIELD_F16C inline __m128 load_one(const Half* value) { return _mm_cvtph_ps(_mm_cvtsi32_si128(value->x)); }
+template <int kWidth>
+using Numbers = decltype(load<kWidth>(nullptr));
 
 // Corners are converted once for all sets.
+template <bool kAdd, int kWidth>
+VOXELFIELD_F16C inline void sum_block(const Half* const* corner, const float* weight, int sets, int64_t first,
+                                      float* row, int64_t stride) {
+  Numbers<kWidth> feature[kCorners];
+  for (int k = 0; k < kCorners; ++k) feature[k] = load<kWidth>(corner[k] + first);
+  for (int set = 0; set < sets; ++set) {
+    float* out = row + set * stride + first;
+    Numbers<kWidth> sum{};
+    if (kAdd) std::memcpy(&sum, out, sizeof(sum));
+    for (int k = 0; k < kCorners; ++k) sum += weight[set * kCorners + k] * feature[k];
+    std::memcpy(out, &sum, sizeof(sum));
+  }
+}
+
 template <bool kAdd>
 VOXELFIELD_F16C void sum_by_f16c(const Half* const* corner, const float* weight, int sets, int64_t channels, float* row,
                                  int64_t stride) {
   int64_t c = 0;
-  for (; c + 8 <= channels; c += 8) {
-    __m256 feature[kCorners];
-    for (int k = 0; k < kCorners; ++k) feature[k] = load_eight(corner[k] + c);
-    for (int set = 0; set < sets; ++set) {
-      float* out = row + set * stride + c;
-      __m256 sum = kAdd ? _mm256_loadu_ps(out) : _mm256_setzero_ps();
-      for (int k = 0; k < kCorners; ++k) {
-        sum = _mm256_fmadd_ps(_mm256_broadcast_ss(weight + set * kCorners + k), feature[k], sum);
-      }
-      _mm256_storeu_ps(out, sum);
-    }
-  }
+  for (; c + 8 <= channels; c += 8) sum_block<kAdd, 8>(corner, weight, sets, c, row, stride);
   if (channels & 4) {
-    __m128 feature[kCorners];
-    for (int k = 0; k < kCorners; ++k) feature[k] = load_four(corner[k] + c);
-    for (int set = 0; set < sets; ++set) {
-      float* out = row + set * stride + c;
-      __m128 sum = kAdd ? _mm_loadu_ps(out) : _mm_setzero_ps();
-      for (int k = 0; k < kCorners; ++k) {
-        sum = _mm_fmadd_ps(_mm_broadcast_ss(weight + set * kCorners + k), feature[k], sum);
-      }
-      _mm_storeu_ps(out, sum);
-    }
+    sum_block<kAdd, 4>(corner, weight, sets, c, row, stride);
     c += 4;
   }
-  for (; c < channels; ++c) {
-    float feature[kCorners];
-    for (int k = 0; k < kCorners; ++k) feature[k] = _cvtsh_ss(corner[k][c].x);
-    for (int set = 0; set < sets; ++set) {
-      float* out = row + set * stride + c;
-      float sum = kAdd ? *out : 0.0f;
-      for (int k = 0; k < kCorners; ++k) sum += weight[set * kCorners + k] * feature[k];
-      *out = sum;
-    }
-  }
+  for (; c < channels; ++c) sum_block<kAdd, 1>(corner, weight, sets, c, row, stride);
 }
 
 // The sums over lanes of four vectors.
@@ -94,24 +75,25 @@ VOXELFIELD_F16C inline __m128 halves_added(__m256 x) {
   return _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
 }
 
+template <int kWidth>
+VOXELFIELD_F16C inline void add_products(const Half* const* corner, const Half* value, int64_t first,
+                                         Numbers<kWidth>* sum) {
+  const auto factor = load<kWidth>(value + first);
+  for (int k = 0; k < kCorners; ++k) sum[k] += factor * load<kWidth>(corner[k] + first);
+}
+
 VOXELFIELD_F16C inline __m256 product_sums(const Half* const* corner, const Half* value, int64_t channels) {
-  __m256 wide[kCorners];
-  for (int k = 0; k < kCorners; ++k) wide[k] = _mm256_setzero_ps();
+  __m256 wide[kCorners] = {};
   int64_t c = 0;
-  for (; c + 8 <= channels; c += 8) {
-    const __m256 factor = load_eight(value + c);
-    for (int k = 0; k < kCorners; ++k) wide[k] = _mm256_fmadd_ps(factor, load_eight(corner[k] + c), wide[k]);
-  }
+  for (; c + 8 <= channels; c += 8) add_products<8>(corner, value, c, wide);
   __m128 sum[kCorners];
   for (int k = 0; k < kCorners; ++k) sum[k] = halves_added(wide[k]);
   if (channels & 4) {
-    const __m128 factor = load_four(value + c);
-    for (int k = 0; k < kCorners; ++k) sum[k] = _mm_fmadd_ps(factor, load_four(corner[k] + c), sum[k]);
+    add_products<4>(corner, value, c, sum);
     c += 4;
   }
   for (; c < channels; ++c) {
-    const __m128 factor = load_one(value + c);
-    for (int k = 0; k < kCorners; ++k) sum[k] = _mm_fmadd_ps(factor, load_one(corner[k] + c), sum[k]);
+    for (int k = 0; k < kCorners; ++k) sum[k][0] += load<1>(value + c) * load<1>(corner[k] + c);
   }
   return _mm256_set_m128(sum_lanes(sum[4], sum[5], sum[6], sum[7]), sum_lanes(sum[0], sum[1], sum[2], sum[3]));
 }

@@ -16,7 +16,7 @@ struct CornerSum {
   Result* row;
 
   template <int kWidth>
-  VOXELFIELD_HOST_DEVICE void piece(int64_t first) const {
+  VOXELFIELD_HOST_DEVICE void block(int64_t first) const {
     Result* out = row + first;
     VOXELFIELD_VECTORIZE
     for (int c = 0; c < kWidth; ++c) {
@@ -36,7 +36,7 @@ struct CornerSlope {
   T* gradient;
 
   template <int kWidth>
-  VOXELFIELD_HOST_DEVICE void piece(int64_t first) const {
+  VOXELFIELD_HOST_DEVICE void block(int64_t first) const {
     T x = 0, y = 0, z = 0;
     VOXELFIELD_VECTORIZE_SUM(x, y, z)
     for (int c = 0; c < kWidth; ++c) {
@@ -67,12 +67,33 @@ VOXELFIELD_HOST_DEVICE T dot(const scalar_t* a, const scalar_t* b, int64_t chann
   return product;
 }
 
+// Sums with `sets` of eight weights each, in rows `stride` apart: written, or with kAdd added to what the rows hold.
+template <bool kAdd, typename scalar_t, typename T, typename Result>
+VOXELFIELD_HOST_DEVICE void sum_corners(const scalar_t* const* corner, const T* weight, int sets, int64_t channels,
+                                        Result* row, int64_t stride) {
+  CornerSum<kAdd, scalar_t, Result, T> sum;
+  std::copy_n(corner, kCorners, sum.corner);
+  for (int set = 0; set < sets; ++set) {
+    sum.weight = weight + set * kCorners;
+    sum.row = row + set * stride;
+    for_each_block(channels, sum);
+  }
+}
+
 // From here on one product per corner, summed over all channels first, is less work than three sums per channel.
 constexpr int64_t kManyChannels = 64;
 
-// The same for float16, in functions of their own; see common/narrow.h.
+template <typename scalar_t, typename T>
+VOXELFIELD_HOST_DEVICE void add_gradient(const CornerSlope<scalar_t, T>& sum, int64_t channels) {
+  if (channels < kManyChannels) return for_each_block(channels, sum);
+  for (int k = 0; k < kCorners; ++k) {
+    const T product = dot(sum.value, sum.corner[k], channels);
+    for (int axis = 0; axis < 3; ++axis) sum.gradient[axis] += sum.slope[axis][k] * product;
+  }
+}
+
+// The same for float16, in functions of their own; see float16_rows.h.
 struct Float16Corners {
-  // Sums with `sets` of eight weights each, in rows `stride` apart: written, or added to what the rows hold.
   void (*sum)(const Half* const* corner, const float* weight, int sets, int64_t channels, float* row, int64_t stride);
   void (*add)(const Half* const* corner, const float* weight, int sets, int64_t channels, float* row, int64_t stride);
   void (*add_gradient)(const CornerSlope<Half, float>& sum, int64_t channels);

@@ -1,9 +1,9 @@
 // Lists the points that touch each tile of a grid: what summing without atomics on the grid begins with. The tiles are
-// those of splat_tiled.cuh or the larger bins of splat_binned.cuh.
+// those of splat_tiled.cuh or the larger bins of splat_binned.cu.
 //
 // An entry is a point that touches a vertex of a tile, so a point between tiles is an entry of each of them; the first
-// tile along each axis is its home. Three launches: count the entries of each tile, reserve a segment of one array for
-// each tile, place the entries there. cub's device-wide scan and radix sort do the same in more time
+// tile along each axis is its home. Three launches: count the entries of each tile, reserve a list for each tile
+// in one array, place the entries there. cub's device-wide scan and radix sort do the same in more time
 // (docs/performance.md).
 #pragma once
 
@@ -17,45 +17,37 @@ namespace voxelfield {
 constexpr int32_t kHome = 1 << 30;  // can be set in an entry of a point's home
 
 // The entries of one tile.
-struct Segment {
+struct EntryList {
   int32_t start;
   int32_t count;
 
-  // Cuts into equal pieces of at most `size` entries and returns the one with this number.
-  __device__ __forceinline__ Segment piece(int32_t number, int32_t size) const {
-    const int32_t share = (count + pieces(size) - 1) / pieces(size);
+  // Cuts into equal chunks of at most `size` entries and returns the one with this number.
+  __device__ __forceinline__ EntryList chunk(int32_t number, int32_t size) const {
+    const int32_t share = (count + chunks(size) - 1) / chunks(size);
     return {start + number * share, min(share, count - number * share)};
   }
-  __device__ __forceinline__ int32_t pieces(int32_t size) const { return (count + size - 1) / size; }
+  __device__ __forceinline__ int32_t chunks(int32_t size) const { return (count + size - 1) / size; }
 };
 
-struct Piece {
+struct Chunk {
   int32_t tile;
-  int32_t number;  // of the tile's pieces
+  int32_t number;  // of the tile's chunks
 };
 
 // How long each list has become.
 struct EntryCounters {
   int32_t entries;
-  int32_t split_pieces;
-  int32_t all_pieces;
-  int32_t long_segments;
+  int32_t split_chunks;
+  int32_t all_chunks;
+  int32_t long_lists;
 };
 constexpr int64_t kCounterInts = sizeof(EntryCounters) / sizeof(int32_t);
 
-// A list of pieces: those of all tiles with at least `min_entries` entries. The pieces of a tile follow one another.
-struct PieceList {
-  Piece* pieces;
-  int32_t size;  // most entries of a piece
+// A list of chunks: those of all tiles with at least `min_entries` entries. The chunks of a tile follow one another.
+struct ChunkList {
+  Chunk* chunks;
+  int32_t size;  // most entries of a chunk
   int32_t min_entries;
-
-  static PieceList of_split_tiles(Piece* pieces, int32_t size) { return {pieces, size, size + 1}; }
-  static PieceList of_all_tiles(Piece* pieces, int32_t size) { return {pieces, size, 1}; }
-
-  // How many pieces n entries of `tiles` tiles make at most.
-  static int64_t max_split_pieces(int64_t n, int64_t tiles, int64_t size) {
-    return std::min(2 * (n / size), n / size + tiles);
-  }
 };
 
 // Counts a thread's entry at `home`, or, with `Place`, returns its place there. Neighbouring points, samples of a ray,
@@ -105,11 +97,11 @@ __device__ __forceinline__ void add_entries(const TileRange& range, int32_t inde
   }
 }
 
-// Reserves a segment for each tile and lists pieces; lists whose pointer is null are left out. Segments and tiles'
-// pieces lie in no particular order. Leaves the first free place of each segment in `count`.
+// Reserves a list for each tile and lists chunks; chunk lists whose pointer is null are left out. Lists and
+// tiles' chunks lie in no particular order. Leaves the first free place of each list in `count`.
 static __global__ void __launch_bounds__(kThreads)
-    reserve_segments(int32_t* __restrict__ count, Segment* __restrict__ segments, EntryCounters* __restrict__ counters,
-                     int32_t tiles, PieceList split, PieceList all) {
+    reserve_lists(int32_t* __restrict__ count, EntryList* __restrict__ entry_lists,
+                  EntryCounters* __restrict__ counters, int32_t tiles, ChunkList split, ChunkList all) {
   using Scan = cub::BlockScan<int32_t, kThreads>;
   __shared__ typename Scan::TempStorage scratch;
   __shared__ int32_t block_start;
@@ -124,20 +116,60 @@ static __global__ void __launch_bounds__(kThreads)
     __syncthreads();
     return before;
   };
-  Segment own{0, tile < tiles ? count[tile] : 0};
+  EntryList own{0, tile < tiles ? count[tile] : 0};
   own.start = reserve(own.count, &counters->entries);
   if (tile < tiles) {
-    segments[tile] = own;
+    entry_lists[tile] = own;
     count[tile] = own.start;
   }
-  const auto append = [&](const PieceList& list, int32_t* counter) {
-    if (list.pieces == nullptr) return;
-    const int32_t pieces = own.count >= list.min_entries ? own.pieces(list.size) : 0;
-    Piece* const to = list.pieces + reserve(pieces, counter);
-    for (int32_t number = 0; number < pieces; ++number) to[number] = {static_cast<int32_t>(tile), number};
+  const auto append = [&](const ChunkList& list, int32_t* counter) {
+    if (list.chunks == nullptr) return;
+    const int32_t chunks = own.count >= list.min_entries ? own.chunks(list.size) : 0;
+    Chunk* const to = list.chunks + reserve(chunks, counter);
+    for (int32_t number = 0; number < chunks; ++number) to[number] = {static_cast<int32_t>(tile), number};
   };
-  append(split, &counters->split_pieces);
-  append(all, &counters->all_pieces);
+  append(split, &counters->split_chunks);
+  append(all, &counters->all_chunks);
 }
+
+// The lists of all tiles in one allocation, and how to fill them. Tiles with more entries than `split_size` are split
+// into chunks of that size; chunks of `all_size`, unless it is 0, are listed for all tiles.
+struct EntryLists {
+  Tensor memory;
+  int32_t tiles;
+  int64_t split_chunks;  // at most
+  ChunkList split, all;
+  EntryList* lists;
+  EntryCounters* counters;
+  int32_t *count, *long_lists, *entries;
+
+  EntryLists(const Tensor& like, int64_t max_entries, int32_t tiles, int32_t split_size, int32_t all_size)
+      : tiles(tiles),
+        split_chunks(std::min(2 * (max_entries / split_size), max_entries / split_size + tiles)),
+        split{nullptr, split_size, split_size + 1},
+        all{nullptr, all_size, 1} {
+    const int64_t all_chunks = all_size > 0 ? tiles + max_entries / all_size : 0;
+    const int64_t ints = 2 * (tiles + split_chunks + all_chunks) + kCounterInts + int64_t{2} * tiles + max_entries;
+    memory = new_empty(like, {ints}, ScalarType::Int);
+    // Pairs of numbers come first, where they are aligned.
+    lists = reinterpret_cast<EntryList*>(memory.mutable_data_ptr<int32_t>());
+    split.chunks = reinterpret_cast<Chunk*>(lists + tiles);
+    if (all_size > 0) all.chunks = split.chunks + split_chunks;
+    counters = reinterpret_cast<EntryCounters*>(split.chunks + split_chunks + all_chunks);
+    count = reinterpret_cast<int32_t*>(counters + 1);
+    long_lists = count + tiles;
+    entries = long_lists + tiles;
+  }
+
+  // list_entries(place) launches a kernel that counts entries, or, if `place` is true_type, places them.
+  template <typename F>
+  void fill(const F& list_entries) const {
+    check_cuda(cudaMemsetAsync(counters, 0, (kCounterInts + tiles) * sizeof(int32_t), CudaBackend::stream()));
+    list_entries(std::false_type{});
+    CudaBackend::launch(reserve_lists, CudaBackend::blocks(tiles, kThreads), kThreads, 0, count, lists, counters, tiles,
+                        split, all);
+    list_entries(std::true_type{});
+  }
+};
 
 }  // namespace voxelfield

@@ -1,11 +1,284 @@
-// Sampling on CUDA.
+// From vertices to points on CUDA: sampling, and the gradient in the points.
+#include <numeric>
+
 #include "common/backend.cuh"
-#include "stencil/gather.cuh"
 #include "stencil/levels.cuh"
 #include "stencil/stencil_ops.h"
 
 namespace voxelfield {
 namespace {
+
+template <typename Locator, typename T>
+__device__ __forceinline__ auto find_stencil(const Locator& locator, const T* points, int64_t index) {
+  return locator(points, index);
+}
+
+// One branch on the padding, which is the same for all points, spares a selection for each vertex that could be
+// missing.
+template <typename T>
+__device__ __forceinline__ auto find_stencil(const GridLocator<T, true>& locator, const T* points, int64_t index) {
+  return locator.padding == Padding::kZeros ? locator.find(points, index, std::false_type{})
+                                            : locator.find(points, index, std::true_type{});
+}
+
+// The two threads of a vector hold the sums of its two sides along z. They exchange halves, and each completes one
+// half.
+template <int Width, typename T>
+__device__ __forceinline__ auto exchange_halves(const Vector<T, Width>& sum, const Lane& lane) {
+  constexpr int kHalf = Width > 1 ? Width / 2 : 1, kOther = Width / 2;
+  Vector<T, kHalf> half;
+#pragma unroll
+  for (int i = 0; i < kHalf; ++i) {
+    const T keep = lane.upper ? sum.lane[i + kOther] : sum.lane[i];
+    const T give = lane.upper ? sum.lane[i] : sum.lane[i + kOther];
+    half.lane[i] = keep + __shfl_sync(kFullWarp, give, lane.partner);
+  }
+  return half;
+}
+
+// How a warp shares points whose two vertices along z, which lie side by side, are read together: neighbouring threads
+// read the aligned words of `Width` channels that hold them. The vertices may begin and end in the middle of a word.
+struct WordLayout {
+  int lanes;            // of a point
+  int points;           // of a warp; 0 if a point needs more threads than a warp has
+  unsigned reciprocal;  // of lanes, times 2^16, rounded up
+
+  WordLayout(int64_t channels, int width)
+      : lanes(static_cast<int>((2 * channels + width - std::gcd(channels, width) + width - 1) / width)),
+        points(kWarp / lanes),
+        reciprocal((65536 + lanes - 1) / lanes) {}
+};
+
+// The part of a stencil that the threads of its point read from shared memory.
+template <typename T>
+struct alignas(16) StagedStencil {
+  int32_t origin;          // of the word where the vertices begin
+  int32_t step[2];         // along x and y
+  int32_t last_word;       // of the words that hold the vertices
+  T weight[kCorners / 2];  // of the four rows along z
+  T along_z[2];            // weights of the vertices
+  int32_t vertices;        // along z; 0: the stencil is empty
+  int32_t skip;            // channels between the word's beginning and theirs
+};
+
+constexpr int kStagedThreads = 128;
+
+// Samples one level of a 16-bit grid. Each thread of a warp computes the stencil of one point; then the whole warp goes
+// through these points, a few at a time. Channels must be a multiple of `Store`, the number that a thread stores at
+// once; rows of vertices along z must begin and end where words do; n * channels must fit 32 bits.
+template <typename scalar_t, int Width, int Store, typename T>
+__global__ void __launch_bounds__(kStagedThreads)
+    gather_staged_kernel(const Level<GridLocator<T, true>, const scalar_t> level, const T* __restrict__ points,
+                         scalar_t* __restrict__ out, int64_t n, WordLayout layout) {
+  static_assert(sizeof(scalar_t) == 2 && Width % Store == 0 && (Width & (Width - 1)) == 0);
+  constexpr int kUnroll = 2, kWarps = kStagedThreads / kWarp;
+  __shared__ StagedStencil<T> all_staged[kWarps][kWarp];
+  __shared__ __align__(sizeof(Vector<T, Width>)) T all_sums[kWarps][kWarp * Width];
+  auto* const staged = all_staged[threadIdx.x / kWarp];
+  const int count = static_cast<int>(n), channels = static_cast<int>(level.locator.channels);
+  const int begin = (blockIdx.x * kWarps + threadIdx.x / kWarp) * kWarp, thread = threadIdx.x % kWarp;
+  if (begin >= count) return;
+  const int last = min(kWarp, count - begin) - 1;
+  {
+    const auto s = find_stencil(level.locator, points, begin + min(thread, last));
+    StagedStencil<T> own;
+#pragma unroll
+    for (int k = 0; k < kCorners / 2; ++k) own.weight[k] = s.weight[0][k >> 1] * s.weight[1][k & 1];
+    // Where the upper vertex is missing, the two are read as one.
+    own.along_z[0] = s.step[2] > 0 ? s.weight[2][0] : s.weight[2][0] + s.weight[2][1];
+    own.along_z[1] = s.weight[2][1];
+    own.vertices = s.empty ? 0 : s.step[2] > 0 ? 2 : 1;
+    own.skip = s.origin & (Width - 1);
+    own.origin = s.origin - own.skip;
+    own.step[0] = s.step[0];
+    own.step[1] = s.step[1];
+    own.last_word = (own.skip + channels + s.step[2] - 1) / Width;
+    staged[thread] = own;
+  }
+  __syncwarp();
+
+  const int point = static_cast<int>(thread * layout.reciprocal >> 16), lane = thread - point * layout.lanes;
+  T* const sums = all_sums[threadIdx.x / kWarp];
+  const T* const own_sums = sums + point * layout.lanes * Width;
+  const int stored = point < layout.points ? channels : 0;
+  for (int first = point; first - point <= last; first += kUnroll * layout.points) {
+    Vector<scalar_t, Width> word[kUnroll][kCorners / 2];
+    const StagedStencil<T>* stencil[kUnroll];
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      // Threads without a point or a word read what another thread reads: a branch would keep loads from overlapping.
+      const auto& s = *(stencil[u] = staged + min(first + u * layout.points, last));
+      const int origin = s.origin + min(lane, s.last_word) * Width;
+#pragma unroll
+      for (int k = 0; k < kCorners / 2; ++k) {
+        word[u][k] = load_constant<Width>(level.data + (origin + (k & 2 ? s.step[0] : 0) + (k & 1 ? s.step[1] : 0)));
+      }
+    }
+#pragma unroll
+    for (int u = 0; u < kUnroll; ++u) {
+      const auto& s = *stencil[u];
+      // Every thread has read the previous sums, and all loads have been issued.
+      __syncwarp();
+      Vector<T, Width> sum{};
+#pragma unroll
+      for (int k = 0; k < kCorners / 2; ++k) {
+        add_weighted(sum, s.weight[k], word[u][k]);
+      }
+      store(sums + thread * Width, sum);
+      __syncwarp();
+      const int at = first + u * layout.points;
+      if (at > last) continue;
+      for (int channel = lane * Store; channel < stored; channel += layout.lanes * Store) {
+        const T* const from = own_sums + s.skip + channel;
+        Vector<T, Store> value{};
+        // Values beyond the vertices, or read for an empty stencil, may be NaN, which a weight of zero would not
+        // remove.
+        if (s.vertices > 0) {
+          const auto lower = load<Store>(from);
+#pragma unroll
+          for (int i = 0; i < Store; ++i) value.lane[i] = s.along_z[0] * lower.lane[i];
+        }
+        if (s.vertices > 1) {
+          const auto upper = load<Store>(from + channels);
+#pragma unroll
+          for (int i = 0; i < Store; ++i) value.lane[i] += s.along_z[1] * upper.lane[i];
+        }
+        store_global(out + ((begin + at) * channels + channel), narrow<scalar_t>(value));
+      }
+    }
+  }
+}
+
+constexpr int kGatherThreads = 256;
+
+// `Single`: one level, all of whose channels a warp serves at once. `row_buffer`: a warp serves all channels of every
+// level at once, and its rows fit shared memory. They are assembled there, because one level writes only a short part
+// of a row.
+template <typename scalar_t, int Width, typename Weights, bool Single, typename Locator, typename T>
+__global__ void __launch_bounds__(kGatherThreads)
+    gather_kernel(const __grid_constant__ Levels<Locator, const scalar_t> levels, const T* __restrict__ points,
+                  const T* __restrict__ directions, scalar_t* __restrict__ out, int64_t n, LaneLayout layout,
+                  bool row_buffer) {
+  constexpr int kSets = Weights::kSets;
+  // The launch ensures that it also counts all elements of points and rows.
+  using offset_t = typename Locator::offset_t;
+  extern __shared__ __align__(16) unsigned char shared[];
+  const offset_t count = static_cast<offset_t>(n), columns = static_cast<offset_t>(levels.columns);
+  const int row_elements = static_cast<int>(levels.columns);
+  scalar_t* const rows = reinterpret_cast<scalar_t*>(shared) + threadIdx.x / kWarp * layout.points * row_elements;
+  const Lane lane(layout);
+  const offset_t warp = (static_cast<int64_t>(blockIdx.x) * kGatherThreads + threadIdx.x) / kWarp;
+  const offset_t own_index = warp * layout.points + lane.point;
+  const bool active = lane.active && own_index < count;
+  // Threads without a point read the last one: a branch around the loads would keep them from overlapping.
+  const offset_t index = own_index < count ? own_index : count - 1;
+  int first = 0;
+  do {
+    const int vector = first + lane.vector;
+    Vector<T, Width> sum[kSets] = {};
+    int l = 0;
+    do {
+      const auto& level = levels.level[Single ? 0 : l];
+      const bool exists = Single || vector * Width < level.locator.channels;
+      auto s = find_stencil(level.locator, points, index);
+      s.take_side(2, lane.upper);
+      const Weights weights(directions, index);
+      const auto origin = exists ? s.origin + vector * Width : 0;
+      Vector<scalar_t, Width> corner[kCorners / 2];
+#pragma unroll
+      for (int k = 0; k < kCorners / 2; ++k) {
+        corner[k] = load_constant<Width>(level.data + (origin + (k & 2 ? s.step[0] : 0) + (k & 1 ? s.step[1] : 0)));
+      }
+      // Values read for an empty stencil may be NaN, which a weight of zero would not remove.
+      if (Single || (exists && !s.empty)) {
+#pragma unroll
+        for (int set = 0; set < kSets; ++set) {
+#pragma unroll
+          for (int k = 0; k < kCorners / 2; ++k) {
+            const T weight = weights(s, 2 * k, set);
+            add_weighted(sum[set], weight, corner[k]);
+          }
+        }
+      }
+      if (!Single && levels.sum && l + 1 < levels.count) continue;
+#pragma unroll
+      for (int set = 0; set < kSets; ++set) {
+        auto half = exchange_halves(sum[set], lane);
+        if (Single && s.empty) half = {};
+        if (active && exists && (Width > 1 || !lane.upper)) {
+          const int channel = vector * Width + (lane.upper ? Width / 2 : 0);
+          if (!Single && row_buffer) {
+            store(rows + lane.point * row_elements + static_cast<int>(level.column) + channel, narrow<scalar_t>(half));
+          } else {
+            const offset_t column = Single ? channel : static_cast<offset_t>(level.column) + channel;
+            store_global(out + ((set * count + index) * columns + column), narrow<scalar_t>(half));
+          }
+        }
+        sum[set] = {};
+      }
+    } while (!Single && ++l < levels.count);
+    first += layout.vectors;
+  } while (!Single && first < layout.most_vectors);
+  if (Single || !row_buffer) return;
+  __syncwarp();
+  const offset_t begin = warp * layout.points, left = count - begin;
+  const int elements = row_elements * static_cast<int>(left < layout.points ? (left > 0 ? left : 0) : layout.points);
+  for (int i = threadIdx.x % kWarp * Width; i < elements; i += kWarp * Width) {
+    store_global(out + (begin * columns + i), load<Width>(rows + i));
+  }
+}
+
+// A point is shared by `lanes` neighbouring threads, a power of two. Each sums over some of the channel vectors, of one
+// side along z.
+template <typename scalar_t, int Width, typename Weights, typename Locator, typename T>
+__global__ void __launch_bounds__(kThreads)
+    point_gradient_kernel(const __grid_constant__ Levels<Locator, const scalar_t> levels,
+                          const scalar_t* __restrict__ values, const T* __restrict__ points,
+                          const T* __restrict__ directions, T* __restrict__ out, int64_t n, int lanes) {
+  const int64_t thread = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const int64_t index = thread / lanes;
+  const int lane = static_cast<int>(thread) & (lanes - 1);
+  const bool upper = lane >= lanes / 2;
+  const int own = lane & (lanes / 2 - 1);
+  T gradient[3] = {};
+  if (index < n) {
+    const Weights weights(directions, index);
+    for (int l = 0; l < levels.count; ++l) {
+      const auto& level = levels.level[l];
+      auto s = level.locator(points, index);
+      if (s.empty) continue;
+      s.take_side(2, upper);
+      for (int64_t c = own * Width; c < level.locator.channels; c += lanes / 2 * Width) {
+        Vector<scalar_t, Width> corner[kCorners / 2];
+#pragma unroll
+        for (int k = 0; k < kCorners / 2; ++k) corner[k] = load_constant<Width>(level.data + s.offset(2 * k) + c);
+#pragma unroll
+        for (int set = 0; set < Weights::kSets; ++set) {
+          const Vector<scalar_t, Width> value =
+              load_constant<Width>(values + (set * n + index) * levels.columns + level.column + c);
+#pragma unroll
+          for (int k = 0; k < kCorners / 2; ++k) {
+            T product = 0;
+#pragma unroll
+            for (int i = 0; i < Width; ++i) {
+              product += static_cast<T>(value.lane[i]) * static_cast<T>(corner[k].lane[i]);
+            }
+#pragma unroll
+            for (int axis = 0; axis < 3; ++axis) gradient[axis] += weights.gradient(s, 2 * k, axis, set) * product;
+          }
+        }
+      }
+    }
+  }
+  for (int step = lanes / 2; step > 0; step /= 2) {
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis) gradient[axis] += __shfl_xor_sync(kFullWarp, gradient[axis], step);
+  }
+  if (index < n && lane == 0) {
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis) out[3 * index + axis] = gradient[axis];
+  }
+}
 
 // 16-bit rows of at least this many channels, or vectors, are read in words by a kernel of their own.
 constexpr int kWideRow = 12;
@@ -16,66 +289,69 @@ template <typename Locator>
 constexpr bool kNarrow = std::is_same_v<typename Locator::offset_t, int32_t>;
 
 struct Cuda : CudaBackend {
-  template <typename scalar_t, typename Weights, typename Locator, typename T>
-  static void gather(const Levels<Locator, const scalar_t>& levels, const T* points, const T* directions, scalar_t* out,
-                     int64_t n) {
+  template <typename Weights, typename Locator, typename scalar_t, typename T>
+  static void gather(Tag<Weights> /*weights*/, const Levels<Locator, const scalar_t>& levels, const PointsView<T>& at,
+                     scalar_t* out) {
     dispatch_level_width<Weights>(levels, out, [&](auto width) {
-      constexpr int kWidth = decltype(width)::value;
       dispatch_plain<Weights>(levels, [&](const auto& located) {
-        using Located = std::decay_t<decltype(located.level[0].locator)>;
+        constexpr bool kNarrowOffsets = kNarrow<std::decay_t<decltype(located.level[0].locator)>>;
         // The most points whose elements 32-bit offsets can count; further points take further launches. Value weights
         // have no directions and one set of rows, so only points and rows advance from launch to launch.
-        static_assert(!kNarrow<Located> || std::is_same_v<Weights, ValueWeights<T>>);
-        const int64_t most = kNarrow<Located> ? 0x7fffffff / std::max<int64_t>(3, levels.columns) : n;
-        for (int64_t begin = 0; begin < n; begin += most) {
-          launch<scalar_t, kWidth, Weights>(located, points + 3 * begin, directions, out + begin * levels.columns,
-                                            std::min(most, n - begin));
+        static_assert(!kNarrowOffsets || std::is_same_v<Weights, ValueWeights<T>>);
+        const int64_t most = kNarrowOffsets ? 0x7fffffff / std::max<int64_t>(3, levels.columns) : at.count;
+        for (int64_t begin = 0; begin < at.count; begin += most) {
+          const PointsView<T> part{at.points + 3 * begin, at.directions, std::min(most, at.count - begin)};
+          gather_part<Weights, decltype(width)::value>(located, part, out + begin * levels.columns);
         }
       });
     });
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+  }
+
+  template <typename Weights, typename Locator, typename scalar_t, typename T>
+  static void point_gradient(Tag<Weights> /*weights*/, const Levels<Locator, const scalar_t>& levels,
+                             const scalar_t* values, const PointsView<T>& at, T* out) {
+    dispatch_level_width<Weights>(levels, values, [&](auto width) {
+      constexpr int kWidth = decltype(width)::value;
+      int lanes = 2;
+      while (lanes < kWarp && lanes < 2 * most_vectors(levels, kWidth)) lanes *= 2;
+      dispatch_plain<Weights>(levels, [&](const auto& located) {
+        using Located = std::decay_t<decltype(located.level[0].locator)>;
+        launch(point_gradient_kernel<scalar_t, kWidth, Weights, Located, T>, blocks(at.count, kThreads / lanes),
+               kThreads, 0, located, values, at.points, at.directions, out, at.count, lanes);
+      });
+    });
   }
 
  private:
-  template <typename scalar_t, int Width, typename Weights, typename Locator, typename T>
-  static void launch(const Levels<Locator, const scalar_t>& levels, const T* points, const T* directions, scalar_t* out,
-                     int64_t n) {
+  template <typename Weights, int Width, typename Locator, typename scalar_t, typename T>
+  static void gather_part(const Levels<Locator, const scalar_t>& levels, const PointsView<T>& at, scalar_t* out) {
     const LaneLayout layout(most_vectors(levels, Width));
     const bool at_once = layout.most_vectors == layout.vectors;
     if constexpr (kNarrow<Locator> && sizeof(scalar_t) == 2) {
       // For a wide row of 16-bit channels every thread computing the stencil would take longer than moving the bytes.
       if (levels.count == 1 && (levels.columns >= kWideRow || layout.most_vectors >= kWideVectors)) {
-        constexpr int kPiece = std::min(Width, 4);
+        constexpr int kStore = std::min(Width, 4);
         const auto& level = levels.level[0];
         const bool in_words = level.locator.resolution[2] * levels.columns % kWord == 0 &&
                               reinterpret_cast<uintptr_t>(level.data) % (kWord * sizeof(scalar_t)) == 0;
-        const WordLayout words(levels.columns, in_words ? kWord : kPiece);
+        const WordLayout words(levels.columns, in_words ? kWord : kStore);
         if (words.points > 0) {
-          return in_words ? launch_staged<kWord, kPiece>(level, points, out, n, words)
-                          : launch_staged<kPiece, kPiece>(level, points, out, n, words);
+          const auto kernel = in_words ? gather_staged_kernel<scalar_t, kWord, kStore, T>
+                                       : gather_staged_kernel<scalar_t, kStore, kStore, T>;
+          return launch(kernel, blocks(at.count, kStagedThreads), kStagedThreads, 0, level, at.points, out, at.count,
+                        words);
         }
       }
     }
-    const unsigned count = blocks(n, layout.points * (kGatherThreads / kWarp));
-    if constexpr (kNarrow<Locator>) {
-      if (levels.count == 1 && at_once) {
-        gather_kernel<scalar_t, Width, Weights, true>
-            <<<count, kGatherThreads, 0, stream()>>>(levels, points, directions, out, n, layout, false);
-        return;
-      }
-    }
+    const bool single = kNarrow<Locator> && levels.count == 1 && at_once;
     const int64_t rows = layout.points * (kGatherThreads / kWarp) * levels.columns * sizeof(scalar_t);
     const bool row_buffer = levels.count > 1 && !levels.sum && Weights::kSets == 1 && at_once && rows <= kGatherShared;
-    check_shared_memory(row_buffer ? rows : 0);
-    gather_kernel<scalar_t, Width, Weights, false><<<count, kGatherThreads, row_buffer ? rows : 0, stream()>>>(
-        levels, points, directions, out, n, layout, row_buffer);
-  }
-
-  template <int Width, int Piece, typename scalar_t, typename Locator, typename T>
-  static void launch_staged(const Level<Locator, const scalar_t>& level, const T* points, scalar_t* out, int64_t n,
-                            const WordLayout& layout) {
-    gather_staged_kernel<scalar_t, Width, Piece>
-        <<<blocks(n, kStagedThreads), kStagedThreads, 0, stream()>>>(level, points, out, n, layout);
+    const int shared = row_buffer ? static_cast<int>(rows) : 0;
+    check_shared_memory(shared);
+    const auto kernel = single ? gather_kernel<scalar_t, Width, Weights, kNarrow<Locator>, Locator, T>
+                               : gather_kernel<scalar_t, Width, Weights, false, Locator, T>;
+    launch(kernel, blocks(at.count, layout.points * (kGatherThreads / kWarp)), kGatherThreads, shared, levels,
+           at.points, at.directions, out, at.count, layout, row_buffer);
   }
 };
 
@@ -84,6 +360,8 @@ struct Cuda : CudaBackend {
 STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) {
   m.impl("sample_trilinear", TORCH_BOX(&StencilOps<Cuda>::sample_trilinear));
   m.impl("interpolate_cells", TORCH_BOX(&StencilOps<Cuda>::interpolate_cells));
+  m.impl("point_gradient_trilinear", TORCH_BOX(&StencilOps<Cuda>::point_gradient_trilinear));
+  m.impl("point_gradient_cells", TORCH_BOX(&StencilOps<Cuda>::point_gradient_cells));
 }
 
 }  // namespace voxelfield

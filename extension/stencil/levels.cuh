@@ -1,4 +1,4 @@
-// Chooses the compiled form of a kernel that suits the levels at hand.
+// Chooses the compiled form of a kernel that suits the levels at hand, and how the threads of a warp share points.
 #pragma once
 
 #include <algorithm>
@@ -33,25 +33,19 @@ void dispatch_level_width(const Levels<Locator, element_t>& levels, const scalar
     const auto& level = levels.level[l];
     width = vector_width(width, {level.locator.channels, level.column}, level.data);
   }
-  if constexpr (kWidest == 1) {
-    dispatch_vector_width<1>(width, f);
-  } else if constexpr (!kSpecialised<Weights>) {
-    dispatch_vector_width<4, 1>(width, f);
-  } else if constexpr (kWidest == 4) {
-    dispatch_vector_width<4, 2, 1>(width, f);
+  constexpr int kFour = std::min(kWidest, 4), kTwo = std::min(kWidest, 2);
+  if constexpr (kSpecialised<Weights>) {
+    dispatch_vector_width<kWidest, kFour, kTwo, 1>(width, f);
   } else {
-    dispatch_vector_width<kWidest, 4, 2, 1>(width, f);
+    dispatch_vector_width<kFour, 1>(width, f);
   }
 }
 
 // Calls f with the levels as they are, or with plain locators if all of them are plain.
-template <typename Weights, typename T, typename element_t, typename F>
-void dispatch_plain(const Levels<GridLocator<T>, element_t>& levels, const F& f) {
-  if constexpr (kSpecialised<Weights>) {
-    Levels<GridLocator<T, true>, element_t> plain{};
-    plain.count = levels.count;
-    plain.sum = levels.sum;
-    plain.columns = levels.columns;
+template <typename Weights, typename Locator, typename element_t, typename F>
+void dispatch_plain(const Levels<Locator, element_t>& levels, const F& f) {
+  if constexpr (kSpecialised<Weights> && std::is_same_v<Locator, GridLocator<float>>) {
+    Levels<GridLocator<float, true>, element_t> plain{{}, levels.count, levels.sum, levels.columns};
     bool all_plain = levels.columns < 0x7fffffff;
     for (int l = 0; l < levels.count; ++l) {
       const auto& level = levels.level[l];
@@ -63,9 +57,40 @@ void dispatch_plain(const Levels<GridLocator<T>, element_t>& levels, const F& f)
   f(levels);
 }
 
-template <typename Weights, typename T, typename element_t, typename F>
-void dispatch_plain(const Levels<CellLocator<T>, element_t>& levels, const F& f) {
-  f(levels);
-}
+// A point is served by 2 * vectors neighbouring threads: one for each channel vector of the lower and of the upper
+// vertex along z. These vertices lie side by side in memory, so an access of the warp touches half as many cache lines
+// as with one thread for both. The number of lines is what limits the L1 cache and the L2's atomic units.
+constexpr int kMaxVectors = kWarp / 2;
+
+struct LaneLayout {
+  int vectors;          // of a point that are served at once
+  int points;           // of a warp
+  int most_vectors;     // of any level
+  unsigned reciprocal;  // of 2 * vectors, times 2^16, rounded up
+
+  explicit LaneLayout(int most)
+      : vectors(most < kMaxVectors ? (most > 0 ? most : 1) : kMaxVectors),
+        points(kWarp / (2 * vectors)),
+        most_vectors(most),
+        reciprocal((65536 + 2 * vectors - 1) / (2 * vectors)) {}
+};
+
+struct Lane {
+  int point;    // among those of the warp
+  int vector;   // among those served at once
+  bool upper;   // vertex along z
+  bool active;  // false for the last threads of a warp that are left without a point
+  int partner;  // the thread that serves the other vertex; any thread, modulo a warp, for threads without a point
+
+  __device__ __forceinline__ explicit Lane(const LaneLayout& layout) {
+    const int lane = threadIdx.x % kWarp;
+    point = static_cast<int>(lane * layout.reciprocal >> 16);
+    const int rest = lane - point * 2 * layout.vectors;
+    upper = rest >= layout.vectors;
+    vector = upper ? rest - layout.vectors : rest;
+    active = point < layout.points;
+    partner = upper ? lane - layout.vectors : lane + layout.vectors;
+  }
+};
 
 }  // namespace voxelfield

@@ -1,10 +1,12 @@
-// Summing into a grid on the CPU, without atomics and without a pass that zeroes the result.
+// From points to vertices on the CPU: summing into a grid, without atomics and without a pass that zeroes the result,
+// and writing to cells, where every corner belongs to one point.
 //
-// Points are sorted by the column (x, y) of cells that they lie in. The grid is divided into tiles of vertex rows. One
-// thread sums a tile: it walks the columns of cells around the tile's rows in order, clears each row just before its
-// first column, and drops terms that belong to other tiles. Every vertex therefore receives its terms in an order that
-// depends on the points alone, and the result has the same bits for any number of threads.
+// For a grid, points are sorted by the column (x, y) of cells that they lie in. The grid is divided into tiles of
+// vertex rows. One thread sums a tile: it walks the columns of cells around the tile's rows in order, clears each row
+// just before its first column, and drops terms that belong to other tiles. Every vertex therefore receives its terms
+// in an order that depends on the points alone, and the result has the same bits for any number of threads.
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "common/backend.h"
@@ -29,12 +31,6 @@ struct SortedPoints {
 };
 
 template <typename T>
-VOXELFIELD_HOST_DEVICE int64_t column_key(const GridLocator<T>& locator, const Stencil<T>& s, int64_t point) {
-  const int64_t grid = locator.points_per_grid > 0 ? point / locator.points_per_grid : 0;
-  return (grid * (locator.resolution[0] + 1) + s.lower[0] + 1) * (locator.resolution[1] + 1) + s.lower[1] + 1;
-}
-
-template <typename T>
 VOXELFIELD_MULTIVERSION void find_columns(const GridLocator<T>& locator, const T* points, int64_t begin, int64_t end,
                                           int64_t columns, int64_t* column, int64_t* histogram) {
   Stencil<T> stencils[kPointsPerBatch];
@@ -42,7 +38,10 @@ VOXELFIELD_MULTIVERSION void find_columns(const GridLocator<T>& locator, const T
     const int64_t count = std::min(kPointsPerBatch, end - first);
     locate(locator, points, Consecutive{first}, count, stencils);
     for (int64_t i = 0; i < count; ++i) {
-      const int64_t key = stencils[i].empty ? columns : column_key(locator, stencils[i], first + i);
+      const Stencil<T>& s = stencils[i];
+      const int64_t grid = locator.points_per_grid > 0 ? (first + i) / locator.points_per_grid : 0;
+      const int64_t x = grid * (locator.resolution[0] + 1) + s.lower[0] + 1;
+      const int64_t key = s.empty ? columns : x * (locator.resolution[1] + 1) + s.lower[1] + 1;
       column[first + i] = key;
       ++histogram[key];
     }
@@ -51,8 +50,9 @@ VOXELFIELD_MULTIVERSION void find_columns(const GridLocator<T>& locator, const T
 
 // A counting sort, stable, of ranges of points side by side: the order does not depend on how many ranges there are.
 template <typename T>
-SortedPoints sort_by_column(const GridLocator<T>& locator, const T* points, int64_t n, int64_t batch) {
-  const int64_t columns = batch * (locator.resolution[0] + 1) * (locator.resolution[1] + 1);
+SortedPoints sort_by_column(const GridLocator<T>& locator, const PointsView<T>& at) {
+  const int64_t n = at.count;
+  const int64_t columns = locator.grids(n) * (locator.resolution[0] + 1) * (locator.resolution[1] + 1);
   // Points without a cell go last.
   const int64_t keys = columns + 1;
   // Each range has a histogram of its own, which should take no longer to clear than its points to count.
@@ -61,18 +61,14 @@ SortedPoints sort_by_column(const GridLocator<T>& locator, const T* points, int6
   const std::unique_ptr<int64_t[]> column(new int64_t[n]);
   std::vector<int64_t> place(ranges * keys, 0);
   for_each_task(ranges, [&](int64_t range, int64_t /*thread*/) {
-    find_columns(locator, points, range_start(range), range_start(range + 1), columns, column.get(),
+    find_columns(locator, at.points, range_start(range), range_start(range + 1), columns, column.get(),
                  place.data() + range * keys);
   });
   SortedPoints sorted{std::unique_ptr<int64_t[]>(new int64_t[n]), std::vector<int64_t>(keys)};
   int64_t total = 0;
   for (int64_t key = 0; key < keys; ++key) {
     sorted.start[key] = total;
-    for (int64_t range = 0; range < ranges; ++range) {
-      const int64_t count = place[range * keys + key];
-      place[range * keys + key] = total;
-      total += count;
-    }
+    for (int64_t range = 0; range < ranges; ++range) total += std::exchange(place[range * keys + key], total);
   }
   for_each_task(ranges, [&](int64_t range, int64_t /*thread*/) {
     int64_t* next = place.data() + range * keys;
@@ -90,7 +86,7 @@ struct CornerAdd {
   T* target[kCorners];
 
   template <int kWidth>
-  VOXELFIELD_HOST_DEVICE void piece(int64_t first) const {
+  VOXELFIELD_HOST_DEVICE void block(int64_t first) const {
     T term[kSets][kWidth];
     for (int set = 0; set < kSets; ++set) {
       VOXELFIELD_VECTORIZE
@@ -119,174 +115,189 @@ struct Splat {
   GridLocator<T> locator;
   const scalar_t* values;  // of the level's first column
   int64_t stride;          // from one point's values to the next one's
-  const T* points;
-  const T* directions;
-  int64_t n;
-  const SortedPoints& sorted;
+  PointsView<T> at;
   scalar_t* out;
-  bool accumulate = false;  // add to what is there
+  bool accumulate;  // add to what is there
 
   // 16-bit grids are summed in float32 and rounded once.
   static constexpr bool kInPlace = std::is_same_v<scalar_t, T>;
-};
 
-// Memory of a thread, in this order.
-template <typename T>
-struct Spare {
-  T* outside;  // a row for sums that belong to other tiles
-  T* planes;   // unless sums are made in place: two planes of a tile's rows
-  T* values;   // where rows are converted: the values of a batch, (point, set, channel)
-};
-
-template <typename scalar_t, typename Weights, typename T>
-struct SpareSize {
-  int64_t row, planes, values;
-
-  SpareSize(const Splat<scalar_t, T>& job, int64_t height)
-      : row(job.locator.resolution[2] * job.locator.channels),
-        planes(Splat<scalar_t, T>::kInPlace ? 0 : 2 * height * row),
-        values(kConvertsRows<scalar_t> ? kPointsPerBatch * Weights::kSets * job.locator.channels : 0) {}
-
-  int64_t total() const { return row + planes + values; }
-  Spare<T> divide(T* memory) const { return {memory, memory + row, memory + row + planes}; }
-};
-
-template <typename Weights, typename T>
-VOXELFIELD_HOST_DEVICE void widen_batch(const Splat<Half, T>& job, const int64_t* points, int64_t count, T* values) {
-  const Half* rows[kPointsPerBatch * Weights::kSets];
-  for (int64_t i = 0; i < count; ++i) {
-    for (int set = 0; set < Weights::kSets; ++set) {
-      rows[i * Weights::kSets + set] = job.values + (set * job.n + points[i]) * job.stride;
-    }
+  VOXELFIELD_HOST_DEVICE const scalar_t* values_of(int64_t point, int set) const {
+    return values + (set * at.count + point) * stride;
   }
-  float16_rows.widen(rows, static_cast<int>(count * Weights::kSets), job.locator.channels, values);
+};
+
+template <int kSets, typename T>
+VOXELFIELD_HOST_DEVICE void widen_batch(const Splat<Half, T>& job, const int64_t* points, int64_t count, T* values) {
+  const Half* rows[kPointsPerBatch * kSets];
+  for (int64_t i = 0; i < count * kSets; ++i) rows[i] = job.values_of(points[i / kSets], i % kSets);
+  float16_rows.widen(rows, static_cast<int>(count * kSets), job.locator.channels, values);
 }
 
-template <typename scalar_t, typename Weights, typename T = opmath_t<scalar_t>>
-VOXELFIELD_MULTIVERSION void splat_tile(const Splat<scalar_t, T>& job, const Tile& tile, const Spare<T>& spare) {
+// `spare` holds, in this order: a row for sums that belong to other tiles; two planes of a tile's rows, unless sums are
+// made in place; the values of a batch, (point, set, channel), where rows are converted.
+template <typename Weights, typename scalar_t, typename T>
+VOXELFIELD_MULTIVERSION void splat_tile(const Splat<scalar_t, T>& job, const SortedPoints& sorted, const Tile& tile,
+                                        T* spare) {
+  constexpr bool kInPlace = Splat<scalar_t, T>::kInPlace;
+  constexpr int kSets = Weights::kSets;
   const int64_t channels = job.locator.channels;
   const int64_t resolution[] = {job.locator.resolution[0], job.locator.resolution[1], job.locator.resolution[2]};
   const int64_t row_size = resolution[2] * channels;
   const int64_t height = tile.y1 - tile.y0;
+  T *const outside = spare, *const planes = outside + row_size;
+  [[maybe_unused]] T* const wide_values = planes + (kInPlace ? 0 : 2 * height * row_size);
   const auto vertex_row = [&](int64_t x, int64_t y) { return ((tile.grid * resolution[0] + x) * resolution[1] + y); };
   const auto sums_of = [&](int64_t x, int64_t y) -> T* {
-    if (x < tile.x0 || x >= tile.x1 || y < tile.y0 || y >= tile.y1) return spare.outside;
-    if constexpr (Splat<scalar_t, T>::kInPlace) {
+    if (x < tile.x0 || x >= tile.x1 || y < tile.y0 || y >= tile.y1) return outside;
+    if constexpr (kInPlace) {
       return job.out + vertex_row(x, y) * row_size;
     } else {
-      return spare.planes + ((x & 1) * height + y - tile.y0) * row_size;
+      return planes + ((x & 1) * height + y - tile.y0) * row_size;
     }
   };
   Stencil<T> stencils[kPointsPerBatch];
   for (int64_t x = tile.x0 - 1; x < tile.x1; ++x) {
     const int64_t key = (tile.grid * (resolution[0] + 1) + x + 1) * (resolution[1] + 1) + 1;
-    const int64_t* start = job.sorted.start.data() + key;
-    int64_t at = start[tile.y0 - 1], batch_start = at, batch_end = at;
+    const int64_t* start = sorted.start.data() + key;
+    int64_t next = start[tile.y0 - 1], batch_start = next, batch_end = next;
     const int64_t x_end = start[tile.y1];
     for (int64_t y = tile.y0 - 1; y < tile.y1; ++y) {
       if (!job.accumulate && x + 1 < tile.x1 && y + 1 < tile.y1) std::fill_n(sums_of(x + 1, y + 1), row_size, T(0));
       // Nearest has no upper vertex: an infinite value times a weight of zero would be NaN.
       const bool upper = !job.locator.nearest;
-      T* const rows[4] = {sums_of(x, y), upper ? sums_of(x, y + 1) : spare.outside,
-                          upper ? sums_of(x + 1, y) : spare.outside, upper ? sums_of(x + 1, y + 1) : spare.outside};
+      T* const rows[4] = {sums_of(x, y), upper ? sums_of(x, y + 1) : outside, upper ? sums_of(x + 1, y) : outside,
+                          upper ? sums_of(x + 1, y + 1) : outside};
       const int64_t row_start = vertex_row(std::max<int64_t>(x, 0), std::max<int64_t>(y, 0)) * row_size;
-      for (; at < start[y + 1]; ++at) {
-        if (at == batch_end) {
-          batch_start = at;
-          batch_end = std::min(at + kPointsPerBatch, x_end);
-          const int64_t* batch = job.sorted.order.get() + at;
-          locate(job.locator, job.points, batch, batch_end - at, stencils);
-          if constexpr (kConvertsRows<scalar_t>) widen_batch<Weights>(job, batch, batch_end - at, spare.values);
+      for (; next < start[y + 1]; ++next) {
+        if (next == batch_end) {
+          batch_start = next;
+          batch_end = std::min(next + kPointsPerBatch, x_end);
+          const int64_t* batch = sorted.order.get() + next;
+          locate(job.locator, job.at.points, batch, batch_end - next, stencils);
+          if constexpr (kConvertsRows<scalar_t>) widen_batch<kSets>(job, batch, batch_end - next, wide_values);
           // The next batch is fetched while this one is summed: sorted points lie anywhere in memory.
           for (int64_t i = batch_end; i < std::min(batch_end + kPointsPerBatch, x_end); ++i) {
-            const int64_t point = job.sorted.order[i];
-            prefetch(job.points + 3 * point, 3);
-            for (int set = 0; set < Weights::kSets; ++set) {
-              prefetch(job.values + (set * job.n + point) * job.stride, channels);
-            }
+            const int64_t point = sorted.order[i];
+            prefetch(job.at.points + 3 * point, 3);
+            for (int set = 0; set < kSets; ++set) prefetch(job.values_of(point, set), channels);
           }
         }
-        const Stencil<T>& s = stencils[at - batch_start];
-        const int64_t point = job.sorted.order[at];
-        const Weights weights(job.directions, point);
-        CornerAdd<std::conditional_t<kConvertsRows<scalar_t>, T, scalar_t>, Weights::kSets, T> add;
+        const Stencil<T>& s = stencils[next - batch_start];
+        const int64_t point = sorted.order[next];
+        const Weights weights(job.at.directions, point);
+        CornerAdd<row_t<scalar_t>, kSets, T> add;
         if constexpr (kConvertsRows<scalar_t>) {
-          add.value = spare.values + (at - batch_start) * Weights::kSets * channels;
+          add.value = wide_values + (next - batch_start) * kSets * channels;
           add.set_stride = channels;
         } else {
-          add.value = job.values + point * job.stride;
-          add.set_stride = job.n * job.stride;
+          add.value = job.values_of(point, 0);
+          add.set_stride = job.at.count * job.stride;
         }
         const int64_t z = s.origin - row_start;
         for (int k = 0; k < kCorners; ++k) {
-          for (int set = 0; set < Weights::kSets; ++set) add.weight[set][k] = weights(s, k, set);
+          for (int set = 0; set < kSets; ++set) add.weight[set][k] = weights(s, k, set);
           add.target[k] = rows[k >> 1] + z + corner_side(k, 2) * s.step[2];
         }
-        for_each_piece(channels, add);
+        for_each_block(channels, add);
       }
-      if constexpr (!Splat<scalar_t, T>::kInPlace) {
-        if (x >= tile.x0 && y >= tile.y0) {
-          const T* sums = sums_of(x, y);
-          scalar_t* row = job.out + vertex_row(x, y) * row_size;
-          round_values(sums, row_size, row);
-        }
+      if (!kInPlace && x >= tile.x0 && y >= tile.y0) {
+        round_values(sums_of(x, y), row_size, job.out + vertex_row(x, y) * row_size);
       }
     }
   }
 }
 
-template <typename scalar_t, typename Weights, typename T>
-void splat_grid(const Splat<scalar_t, T>& job, int64_t batch) {
-  const int64_t resolution[] = {job.locator.resolution[0], job.locator.resolution[1], job.locator.resolution[2]};
-  const int64_t row_size = resolution[2] * job.locator.channels;
-  const int64_t height =
-      std::clamp<int64_t>(kTileBytes / std::max<int64_t>(2 * row_size * sizeof(T), 1), 1, resolution[1]);
-  const int64_t tiles_y = (resolution[1] + height - 1) / height;
+template <typename Weights, typename scalar_t, typename T>
+void splat_grid(const Splat<scalar_t, T>& job) {
+  const SortedPoints sorted = sort_by_column(job.locator, job.at);
+  const int64_t grids = job.locator.grids(job.at.count);
+  const int64_t size_x = job.locator.resolution[0], size_y = job.locator.resolution[1];
+  const int64_t row_bytes = job.locator.resolution[2] * job.locator.channels * sizeof(T);
+  const int64_t height = std::clamp<int64_t>(kTileBytes / std::max<int64_t>(2 * row_bytes, 1), 1, size_y);
+  const int64_t tiles_y = (size_y + height - 1) / height;
   const int64_t wanted = kTilesPerThread * torch::stable::get_num_threads();
-  const int64_t width = std::clamp<int64_t>(batch * resolution[0] * tiles_y / wanted, 1, kTileWidth);
-  const int64_t tiles_x = (resolution[0] + width - 1) / width;
-  const int64_t tiles = batch * tiles_x * tiles_y;
-  const SpareSize<scalar_t, Weights, T> spare_size(job, height);
-  const std::unique_ptr<T[]> spare(new T[threads_for(tiles) * spare_size.total()]());
+  const int64_t width = std::clamp<int64_t>(grids * size_x * tiles_y / wanted, 1, kTileWidth);
+  const int64_t tiles_x = (size_x + width - 1) / width;
+  const int64_t tiles = grids * tiles_x * tiles_y;
+  const int64_t spare_rows = Splat<scalar_t, T>::kInPlace ? 1 : 1 + 2 * height;
+  const int64_t spare_values = kConvertsRows<scalar_t> ? kPointsPerBatch * Weights::kSets : 0;
+  const int64_t size = (spare_rows * job.locator.resolution[2] + spare_values) * job.locator.channels;
+  const std::unique_ptr<T[]> spare(new T[threads_for(tiles) * size]());
   for_each_task(tiles, [&](int64_t i, int64_t thread) {
     const int64_t x = i / tiles_y % tiles_x * width, y = i % tiles_y * height;
-    const Tile tile{i / tiles_y / tiles_x, x, std::min(x + width, resolution[0]), y,
-                    std::min(y + height, resolution[1])};
-    splat_tile<scalar_t, Weights>(job, tile, spare_size.divide(spare.get() + thread * spare_size.total()));
+    const Tile tile{i / tiles_y / tiles_x, x, std::min(x + width, size_x), y, std::min(y + height, size_y)};
+    splat_tile<Weights>(job, sorted, tile, spare.get() + thread * size);
   });
 }
 
+// `spare` has room for the nine rows of a point, if rows are converted.
+template <typename Weights, typename scalar_t, typename T>
+VOXELFIELD_MULTIVERSION void write_cells_range(const Levels<CellLocator<T>, scalar_t>& levels, const scalar_t* values,
+                                               const PointsView<T>& at, int64_t begin, int64_t end, T* spare) {
+  const int64_t channels = levels.columns;
+  for (int64_t n = begin; n < end; ++n) {
+    const Stencil<T> s = levels.level[0].locator(at.points, n);
+    const Weights weights(at.directions, n);
+    const scalar_t* const row = values + n * channels;
+    scalar_t* const cell = levels.level[0].data + s.origin;
+    const row_t<scalar_t>* value;
+    row_t<scalar_t>* targets;
+    if constexpr (kConvertsRows<scalar_t>) {
+      float16_rows.widen(&row, 1, channels, spare);
+      value = spare;
+      targets = spare + channels;
+    } else {
+      value = row;
+      targets = cell;
+    }
+    for (int k = 0; k < kCorners; ++k) {
+      const T weight = weights(s, k, 0);
+      row_t<scalar_t>* target = targets + k * channels;
+      VOXELFIELD_VECTORIZE
+      for (int64_t c = 0; c < channels; ++c) {
+        target[c] = Narrow<row_t<scalar_t>>::from(s.empty ? T(0) : weight * widen(value[c]));
+      }
+    }
+    if constexpr (kConvertsRows<scalar_t>) round_values(targets, kCorners * channels, cell);
+  }
+}
+
 struct Cpu : CpuBackend {
-  template <typename scalar_t, typename Weights, typename T>
-  static std::vector<Tensor> splat(const Levels<GridLocator<T>, scalar_t>& levels,
+  template <typename Weights, typename scalar_t, typename T>
+  static std::vector<Tensor> splat(Tag<Weights> /*weights*/, const Levels<GridLocator<T>, scalar_t>& levels,
                                    const std::vector<std::vector<int64_t>>& shapes, const Tensor& values,
-                                   const T* points, const T* directions, int64_t n, SplatMethod /*method*/) {
+                                   const PointsView<T>& at, SplatMethod /*method*/) {
     std::vector<Tensor> sums;
     for (int l = 0; l < levels.count; ++l) {
       const auto& level = levels.level[l];
-      Tensor sum = new_empty(values, shapes[l], values.scalar_type());
-      scalar_t* out = sum.mutable_data_ptr<scalar_t>();
-      ask_for_huge_pages(out, sum.numel() * sizeof(scalar_t));
-      const SortedPoints sorted = sort_by_column(level.locator, points, n, shapes[l][0]);
-      splat_grid<scalar_t, Weights>(Splat<scalar_t, T>{level.locator, values.const_data_ptr<scalar_t>() + level.column,
-                                                       levels.columns, points, directions, n, sorted, out},
-                                    shapes[l][0]);
-      sums.push_back(sum);
+      sums.push_back(new_empty(values, shapes[l], values.scalar_type()));
+      scalar_t* out = sums[l].mutable_data_ptr<scalar_t>();
+      ask_for_huge_pages(out, sums[l].numel() * sizeof(scalar_t));
+      const scalar_t* first = values.const_data_ptr<scalar_t>() + level.column;
+      splat_grid<Weights>(Splat<scalar_t, T>{level.locator, first, levels.columns, at, out, false});
     }
     return sums;
   }
 
   template <typename scalar_t, typename T>
-  static void accumulate(const Levels<GridLocator<T>, T>& levels, const std::vector<std::vector<int64_t>>& shapes,
-                         const Tensor& values, const T* points, int64_t n) {
+  static void accumulate(const Levels<GridLocator<T>, T>& levels, const Tensor& values, const PointsView<T>& at) {
     const Tensor wide = torch::stable::to(values, scalar_type_of<T>());
     for (int l = 0; l < levels.count; ++l) {
       const auto& level = levels.level[l];
-      const SortedPoints sorted = sort_by_column(level.locator, points, n, shapes[l][0]);
-      splat_grid<T, ValueWeights<T>>(Splat<T, T>{level.locator, wide.const_data_ptr<T>() + level.column, levels.columns,
-                                                 points, nullptr, n, sorted, level.data, true},
-                                     shapes[l][0]);
+      const T* first = wide.const_data_ptr<T>() + level.column;
+      splat_grid<ValueWeights<T>>(Splat<T, T>{level.locator, first, levels.columns, at, level.data, true});
     }
+  }
+
+  template <typename Weights, typename scalar_t, typename T>
+  static void write_cells(Tag<Weights> /*weights*/, const Levels<CellLocator<T>, scalar_t>& levels,
+                          const scalar_t* values, const PointsView<T>& at) {
+    ask_for_huge_pages(levels.level[0].data, at.count * kCorners * levels.columns * sizeof(scalar_t));
+    for_each_range(at.count, kPointsPerTask, [&](int64_t begin, int64_t end) {
+      std::vector<T> spare(kConvertsRows<scalar_t> ? (1 + kCorners) * levels.columns : 0);
+      write_cells_range<Weights>(levels, values, at, begin, end, spare.data());
+    });
   }
 };
 
@@ -295,6 +306,7 @@ struct Cpu : CpuBackend {
 STABLE_TORCH_LIBRARY_IMPL(voxelfield, CPU, m) {
   m.impl("splat_trilinear", TORCH_BOX(&StencilOps<Cpu>::splat_trilinear));
   m.impl("accumulate_trilinear", TORCH_BOX(&StencilOps<Cpu>::accumulate_trilinear));
+  m.impl("splat_cells", TORCH_BOX(&StencilOps<Cpu>::splat_cells));
 }
 
 }  // namespace voxelfield

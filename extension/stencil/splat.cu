@@ -1,4 +1,5 @@
-// Summing a gradient into grids on CUDA: chooses how each level is summed.
+// From points to vertices on CUDA: chooses how a gradient is summed into each level, sums with atomics onto zeroed
+// grids, and writes to the corners of cells that belong to one point each.
 #include "stencil/splat_methods.cuh"
 #include "stencil/stencil_ops.h"
 
@@ -17,8 +18,6 @@ constexpr int64_t kMaxPointsPerTile = 48;
 constexpr int64_t kMinCacheSizes = 2;
 constexpr int64_t kMaxVerticesPerPoint = 32;
 
-int64_t vertices_of(const std::vector<int64_t>& shape) { return shape[0] * shape[1] * shape[2] * shape[3]; }
-
 template <typename scalar_t>
 bool suits_tiles(int64_t vertices, int64_t channels, int64_t n, SplatMethod method) {
   if (method == SplatMethod::kAtomic) return false;
@@ -35,11 +34,11 @@ bool suits_bins(int64_t vertices, int64_t n) {
 
 // Chooses the finest level that suits bins, if any, and the coarser ones that then join it.
 template <typename scalar_t>
-SortedBins choose_bins(const Levels<GridLocator<float>, scalar_t>& levels, const SplatInput<scalar_t>& input,
-                       SplatMethod method) {
+SortedBins choose_bins(const SplatLevels<scalar_t>& levels, const SplatInput<scalar_t>& input, SplatMethod method) {
   SortedBins bins;
+  const int64_t n = input.at.count;
   const bool forced = method == SplatMethod::kBinned;
-  if (!(forced || method == SplatMethod::kAutomatic) || 8 * input.n >= kMaxEntries) return bins;
+  if (!(forced || method == SplatMethod::kAutomatic) || 8 * n >= kMaxEntries) return bins;
   const auto fits = [&](int l) {
     const auto& level = levels.level[l];
     const auto& locator = level.locator;
@@ -48,22 +47,20 @@ SortedBins choose_bins(const Levels<GridLocator<float>, scalar_t>& levels, const
            std::max({locator.resolution[0], locator.resolution[1], locator.resolution[2]}) <= kBinMaxResolution;
   };
   int64_t most = 0;
+  int chosen = -1;
   for (int l = 0; l < levels.count; ++l) {
-    const int32_t* resolution = levels.level[l].locator.resolution;
-    const int64_t vertices = int64_t{resolution[0]} * resolution[1] * resolution[2];
-    if (vertices <= most || !fits(l) || !(forced || suits_bins(vertices, input.n))) continue;
+    const int64_t vertices = levels.level[l].locator.vertices();
+    if (vertices <= most || !fits(l) || !(forced || suits_bins(vertices, n))) continue;
     most = vertices;
-    bins.finest = l;
+    chosen = l;
   }
-  if (bins.finest < 0) return bins;
-  const auto& finest = levels.level[bins.finest];
-  bins.grid.bins = cut_into_bins(finest.locator, input.n);
+  if (chosen < 0) return bins;
+  const auto& finest = levels.level[chosen];
+  bins.grid.bins = cut_into_bins(finest.locator, n);
   bins.grid.column = finest.column;
   bins.grid.columns = bins.coarse.columns = levels.columns;
-  if (!cut_into_boxes(bins.grid)) {
-    bins.finest = -1;
-    return bins;
-  }
+  if (!cut_into_boxes(bins.grid)) return bins;
+  bins.finest = chosen;
   // Without clamping, a point may lie outside of the finest level but not of a coarser one.
   if (!bins.grid.bins.clamps) return bins;
   for (int l = 0; l < levels.count; ++l) {
@@ -76,15 +73,115 @@ SortedBins choose_bins(const Levels<GridLocator<float>, scalar_t>& levels, const
   return bins;
 }
 
+// Where points are dense, the threads of a point walk along this many consecutive points and add up those that share a
+// cell, as samples of a ray often do, before they access memory. Where points are sparse, that would only reduce the
+// number of threads.
+constexpr int kWalk = 8;
+
+template <typename scalar_t, int Width, typename Weights, int Walk, typename Locator, typename T>
+__global__ void __launch_bounds__(kThreads)
+    splat_kernel(const __grid_constant__ Levels<Locator, T> levels, const scalar_t* __restrict__ values,
+                 const T* __restrict__ points, const T* __restrict__ directions, int64_t n, LaneLayout layout) {
+  const Lane lane(layout);
+  if (!lane.active) return;
+  const int64_t warp = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kWarp;
+  const int64_t begin = (warp * layout.points + lane.point) * Walk;
+  const int64_t end = begin + Walk < n ? begin + Walk : n;
+  for (int l = 0; l < levels.count; ++l) {
+    const auto& level = levels.level[l];
+    for (int vector = lane.vector; vector * Width < level.locator.channels; vector += layout.vectors) {
+      Vector<T, Width> sum[kCorners / 2] = {};
+      Stencil<T, typename Locator::offset_t> held;
+      held.empty = true;
+      const auto flush = [&] {
+        if (held.empty) return;
+#pragma unroll
+        for (int k = 0; k < kCorners / 2; ++k) {
+          atomic_add<Width>(level.data + held.offset(2 * k) + vector * Width, sum[k]);
+          sum[k] = {};
+        }
+      };
+      for (int64_t index = begin; index < end; ++index) {
+        auto s = level.locator(points, index);
+        if (s.empty) continue;
+        s.take_side(2, lane.upper);
+        // The same origin and steps mean the same vertices.
+        if (s.origin != held.origin || s.step[0] != held.step[0] || s.step[1] != held.step[1]) flush();
+        held = s;
+        const Weights weights(directions, index);
+#pragma unroll
+        for (int set = 0; set < Weights::kSets; ++set) {
+          const Vector<scalar_t, Width> value =
+              load_constant<Width>(values + (set * n + index) * levels.columns + level.column + vector * Width);
+#pragma unroll
+          for (int k = 0; k < kCorners / 2; ++k) {
+            const T weight = weights(s, 2 * k, set);
+            add_weighted(sum[k], weight, value);
+          }
+        }
+        if (Walk == 1) break;
+      }
+      flush();
+    }
+  }
+}
+
+// Adds to the levels' data with atomics. `dense`: there are more points than vertices.
+template <typename Weights, typename scalar_t>
+void splat_atomic(const SplatLevels<opmath_t<scalar_t>>& levels, const SplatInput<scalar_t>& input, bool dense) {
+  using T = opmath_t<scalar_t>;
+  const PointsView<T>& at = input.at;
+  dispatch_level_width<Weights>(levels, input.values, [&](auto width) {
+    constexpr int kWidth = decltype(width)::value;
+    const LaneLayout layout(most_vectors(levels, kWidth));
+    dispatch_plain<Weights>(levels, [&](const auto& located) {
+      using Located = std::decay_t<decltype(located.level[0].locator)>;
+      // Other weights always walk, which spares a compiled form.
+      constexpr int kShortest = kSpecialised<Weights> ? 1 : kWalk;
+      const int walk = dense ? kWalk : kShortest;
+      const auto kernel = dense ? splat_kernel<scalar_t, kWidth, Weights, kWalk, Located, T>
+                                : splat_kernel<scalar_t, kWidth, Weights, kShortest, Located, T>;
+      const int64_t per_block = layout.points * (kThreads / kWarp) * walk;
+      CudaBackend::launch(kernel, CudaBackend::blocks(at.count, per_block), kThreads, 0, located, input.values,
+                          at.points, at.directions, at.count, layout);
+    });
+  });
+}
+
+template <typename scalar_t, int Width, typename Weights, typename T>
+__global__ void __launch_bounds__(kThreads)
+    write_cells_kernel(const __grid_constant__ Levels<CellLocator<T>, scalar_t> levels,
+                       const scalar_t* __restrict__ values, const T* __restrict__ points,
+                       const T* __restrict__ directions, int64_t n) {
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+  if (index >= n) return;
+  const auto s = levels.level[0].locator(points, index);
+  const Weights weights(directions, index);
+  const int64_t channels = levels.columns;
+  for (int64_t c = static_cast<int64_t>(threadIdx.x) * Width; c < channels;
+       c += static_cast<int64_t>(blockDim.x) * Width) {
+    const Vector<scalar_t, Width> value = load_constant<Width>(values + index * channels + c);
+#pragma unroll
+    for (int k = 0; k < kCorners; ++k) {
+      const T weight = weights(s, k, 0);
+      Vector<T, Width> term;
+#pragma unroll
+      for (int i = 0; i < Width; ++i) term.lane[i] = s.empty ? T(0) : weight * static_cast<T>(value.lane[i]);
+      store_global(levels.level[0].data + s.offset(k) + c, narrow<scalar_t>(term));
+    }
+  }
+}
+
 struct Cuda : CudaBackend {
-  template <typename scalar_t, typename Weights, typename T>
-  static std::vector<Tensor> splat(const Levels<GridLocator<T>, scalar_t>& levels,
+  template <typename Weights, typename scalar_t, typename T>
+  static std::vector<Tensor> splat(Tag<Weights> /*weights*/, const Levels<GridLocator<T>, scalar_t>& levels,
                                    const std::vector<std::vector<int64_t>>& shapes, const Tensor& values,
-                                   const T* points, const T* directions, int64_t n, SplatMethod method) {
-    const SplatInput<scalar_t> input{values, values.const_data_ptr<scalar_t>(), points, directions, n};
+                                   const PointsView<T>& at, SplatMethod method) {
+    const SplatInput<scalar_t> input{values, values.const_data_ptr<scalar_t>(), at};
+    const int64_t n = at.count;
     // Levels that are summed the same way share their launches.
-    Levels<GridLocator<T>, scalar_t> tiled{};
-    Levels<GridLocator<T>, T> dense{};
+    SplatLevels<scalar_t> tiled{};
+    SplatLevels<T> dense{};
     tiled.columns = dense.columns = levels.columns;
     const bool deterministic = method == SplatMethod::kDeterministic;
     const int64_t levels_at_once = std::max<int64_t>((kMaxEntries - 1) / (8 * n), 1);
@@ -93,14 +190,15 @@ struct Cuda : CudaBackend {
     std::vector<Tensor> sums;
     for (int l = 0; l < levels.count; ++l) {
       const auto& level = levels.level[l];
-      const int64_t vertices = vertices_of(shapes[l]);
+      const GridLocator<T>& locator = level.locator;
+      const int64_t vertices = locator.vertices() * locator.grids(n);
       const bool joins_bins = bins.coarse_index[l] >= 0;
       const bool uses_tiles =
-          l != bins.finest && !joins_bins && suits_tiles<scalar_t>(vertices, shapes[l][4], n, method);
+          l != bins.finest && !joins_bins && suits_tiles<scalar_t>(vertices, locator.channels, n, method);
       // Where several threads add to a vertex in memory, 16-bit grids are summed in float32.
       const bool in_place = l == bins.finest || uses_tiles;
       sums.push_back(new_empty(values, shapes[l], in_place ? values.scalar_type() : scalar_type_of<T>()));
-      if (level.locator.channels == 0) continue;
+      if (locator.channels == 0) continue;
       void* data = sums[l].mutable_data_ptr();
       if (l == bins.finest) {
         bins.grid.data = data;
@@ -111,16 +209,13 @@ struct Cuda : CudaBackend {
           splat_tiled<Weights>(tiled, input, deterministic);
           tiled.count = 0;
         }
-        tiled.level[tiled.count++] = {level.locator, static_cast<scalar_t*>(data), level.column};
+        tiled.level[tiled.count++] = {locator, static_cast<scalar_t*>(data), level.column};
       } else {
         check_cuda(cudaMemsetAsync(data, 0, sums[l].numel() * sizeof(T), stream()));
-        const Level<GridLocator<T>, T> zeroed{level.locator, static_cast<T*>(data), level.column};
-        if (n > vertices) {
-          dense.level[dense.count++] = zeroed;
-        } else {
+        dense.level[dense.count++] = {locator, static_cast<T*>(data), level.column};
+        if (n <= vertices) {
           // A launch of its own: two large grids would push one another out of the L2 cache.
-          Levels<GridLocator<T>, T> sparse{{zeroed}, 1, false, levels.columns};
-          splat_atomic<Weights>(sparse, input, false);
+          splat_atomic<Weights>(SplatLevels<T>{{dense.level[--dense.count]}, 1, false, levels.columns}, input, false);
         }
       }
     }
@@ -136,17 +231,32 @@ struct Cuda : CudaBackend {
   }
 
   template <typename scalar_t, typename T>
-  static void accumulate(const Levels<GridLocator<T>, T>& levels, const std::vector<std::vector<int64_t>>& shapes,
-                         const Tensor& values, const T* points, int64_t n) {
-    const SplatInput<scalar_t> input{values, values.const_data_ptr<scalar_t>(), points, nullptr, n};
-    Levels<GridLocator<T>, T> dense{}, sparse{};
-    dense.columns = sparse.columns = levels.columns;
-    for (int l = 0; l < levels.count; ++l) {
-      auto& group = n > vertices_of(shapes[l]) ? dense : sparse;
-      if (levels.level[l].locator.channels > 0) group.level[group.count++] = levels.level[l];
+  static void accumulate(const Levels<GridLocator<T>, T>& levels, const Tensor& values, const PointsView<T>& at) {
+    const SplatInput<scalar_t> input{values, values.const_data_ptr<scalar_t>(), at};
+    for (const bool dense : {true, false}) {
+      SplatLevels<T> group{};
+      group.columns = levels.columns;
+      for (int l = 0; l < levels.count; ++l) {
+        const GridLocator<T>& locator = levels.level[l].locator;
+        const bool is_dense = at.count > locator.vertices() * locator.grids(at.count);
+        if (is_dense == dense) group.level[group.count++] = levels.level[l];
+      }
+      if (group.count > 0) splat_atomic<ValueWeights<T>>(group, input, dense);
     }
-    if (dense.count > 0) splat_atomic<ValueWeights<T>>(dense, input, true);
-    if (sparse.count > 0) splat_atomic<ValueWeights<T>>(sparse, input, false);
+  }
+
+  template <typename Weights, typename scalar_t, typename T>
+  static void write_cells(Tag<Weights> /*weights*/, const Levels<CellLocator<T>, scalar_t>& levels,
+                          const scalar_t* values, const PointsView<T>& at) {
+    dispatch_level_width<Weights>(levels, values, [&](auto width) {
+      constexpr int kWidth = decltype(width)::value;
+      const int64_t vectors = levels.columns / kWidth;
+      const unsigned x = static_cast<unsigned>(std::min<int64_t>(vectors, kThreads));
+      const dim3 threads(x, kThreads / x);
+      write_cells_kernel<scalar_t, kWidth, Weights>
+          <<<blocks(at.count, threads.y), threads, 0, stream()>>>(levels, values, at.points, at.directions, at.count);
+    });
+    STD_CUDA_KERNEL_LAUNCH_CHECK();
   }
 };
 
@@ -155,6 +265,7 @@ struct Cuda : CudaBackend {
 STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) {
   m.impl("splat_trilinear", TORCH_BOX(&StencilOps<Cuda>::splat_trilinear));
   m.impl("accumulate_trilinear", TORCH_BOX(&StencilOps<Cuda>::accumulate_trilinear));
+  m.impl("splat_cells", TORCH_BOX(&StencilOps<Cuda>::splat_cells));
 }
 
 }  // namespace voxelfield

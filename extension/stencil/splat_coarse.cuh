@@ -1,4 +1,4 @@
-// Splatting onto grids that are coarser than one whose points are listed by bin (splat_binned.cuh). The points of a bin
+// Splatting onto grids that are coarser than one whose points are listed by bin (splat_binned.cu). The points of a bin
 // lie in few cells of such a grid, and consecutive ones, samples of a ray, often lie in the same cell: a group of eight
 // threads adds them up in registers. For the coarsest levels, of which a bin's points touch only a few vertices, a warp
 // collects these sums in a window in shared memory; for finer levels they are added to the grid with atomics.
@@ -8,7 +8,8 @@
 
 #include <cub/block/block_scan.cuh>
 
-#include "stencil/splat_binned.cuh"
+#include "stencil/bins.cuh"
+#include "stencil/entries.cuh"
 
 namespace voxelfield {
 
@@ -33,8 +34,8 @@ __device__ __forceinline__ void walk_points(const CoarseLevel& level, const floa
     float4 found = {0.f, 0.f, 0.f, __int_as_float(kNoCell)};
     if (own < end) {
       const AxisPlace x(positions[own], level.resolution[0], true);
-      const AxisPlace y(positions[own + kCoarsePiece], level.resolution[1], true);
-      const AxisPlace z(positions[own + 2 * kCoarsePiece], level.resolution[2], true);
+      const AxisPlace y(positions[own + kCoarseChunk], level.resolution[1], true);
+      const AxisPlace z(positions[own + 2 * kCoarseChunk], level.resolution[2], true);
       found = {x.fraction, y.fraction, z.fraction, __int_as_float(pack(x.lower, y.lower, z.lower))};
     }
     places[lane] = found;
@@ -68,31 +69,31 @@ __device__ __forceinline__ void walk_points(const CoarseLevel& level, const floa
   __syncwarp();
 }
 
-// Blocks take pieces of bins, and the warps of a block take levels. Coordinates outside of the grids are clamped.
+// Blocks take chunks of bins, and the warps of a block take levels. Coordinates outside of the grids are clamped.
 template <typename scalar_t>
 __global__ void __launch_bounds__(kCoarseThreads, 6)
     splat_coarse(const __grid_constant__ CoarseLevels levels, const __grid_constant__ Bins bins,
                  const scalar_t* __restrict__ values, const float* __restrict__ points,
-                 const Segment* __restrict__ segments, const Piece* __restrict__ pieces,
+                 const EntryList* __restrict__ entry_lists, const Chunk* __restrict__ chunks,
                  const EntryCounters* __restrict__ counters, const int32_t* __restrict__ entries) {
   using Value = Vector<scalar_t, kBinWidth>;
   using Scan = cub::BlockScan<int, kCoarseThreads, cub::BLOCK_SCAN_WARP_SCANS>;
   extern __shared__ __align__(16) unsigned char shared[];
-  __shared__ int32_t indices[kCoarsePiece];
+  __shared__ int32_t indices[kCoarseChunk];
   __shared__ typename Scan::TempStorage scan_scratch;
   float4* windows = reinterpret_cast<float4*>(shared);
   float4* all_places = windows + levels.windows;
   float* positions = reinterpret_cast<float*>(all_places + kCoarseThreads);
-  Value* held_values = reinterpret_cast<Value*>(positions + 3 * kCoarsePiece);
+  Value* held_values = reinterpret_cast<Value*>(positions + 3 * kCoarseChunk);
   const int thread = threadIdx.x, warp = thread / kWarp, lane = thread % kWarp, corner = lane % kCorners;
 
-  for (int32_t number = blockIdx.x; number < counters->all_pieces; number += gridDim.x) {
-    const Piece piece = pieces[number];
-    const Segment own = segments[piece.tile].piece(piece.number, kCoarsePiece);
+  for (int32_t number = blockIdx.x; number < counters->all_chunks; number += gridDim.x) {
+    const Chunk chunk = chunks[number];
+    const EntryList own = entry_lists[chunk.tile].chunk(chunk.number, kCoarseChunk);
 
     // Up to two entries for each thread, of which those at home are kept: a point counts once.
     constexpr int kPerThread = 2;
-    static_assert(kPerThread * kCoarseThreads >= kCoarsePiece);
+    static_assert(kPerThread * kCoarseThreads >= kCoarseChunk);
     int32_t entry[kPerThread];
     int homes = 0, slot, held;
 #pragma unroll
@@ -112,7 +113,7 @@ __global__ void __launch_bounds__(kCoarseThreads, 6)
       const float* from = points + int64_t{3} * indices[i];
 #pragma unroll
       for (int axis = 0; axis < 3; ++axis) {
-        __pipeline_memcpy_async(positions + axis * kCoarsePiece + i, from + axis, sizeof(float));
+        __pipeline_memcpy_async(positions + axis * kCoarseChunk + i, from + axis, sizeof(float));
       }
     }
     // The levels of a row lie side by side: neighbouring threads fetch them.
@@ -149,7 +150,7 @@ __global__ void __launch_bounds__(kCoarseThreads, 6)
         });
         continue;
       }
-      const BinWindow bin(bins, piece.tile);
+      const BinWindow bin(bins, chunk.tile);
       int32_t low[3];
 #pragma unroll
       for (int axis = 0; axis < 3; ++axis) {

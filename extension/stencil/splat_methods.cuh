@@ -1,5 +1,5 @@
-// The ways of summing a gradient into grids on CUDA, one source file each: splat_atomic.cu, splat_tiled.cu and
-// splat_binned.cu. splat.cu chooses among them.
+// The ways of summing a gradient into grids on CUDA that do without atomics on each vertex: splat_tiled.cu and
+// splat_binned.cu. splat.cu chooses among them and atomics.
 #pragma once
 
 #include "common/backend.cuh"
@@ -16,31 +16,21 @@ VOXELFIELD_HOST_DEVICE constexpr int tile_size(int axis) { return axis < 2 ? 4 :
 constexpr int kTileVertices = 4 * 4 * 8;
 
 template <typename scalar_t>
+using SplatLevels = Levels<GridLocator<opmath_t<scalar_t>>, scalar_t>;
+
+template <typename scalar_t>
 struct SplatInput {
-  using T = opmath_t<scalar_t>;
-
   const Tensor& tensor;    // of the values; scratch memory is allocated like it
-  const scalar_t* values;  // (sets, n, columns)
-  const T* points;         // (n, 3)
-  const T* directions;     // (n, 3), for directional weights
-  int64_t n;
+  const scalar_t* values;  // (sets, points, columns)
+  PointsView<opmath_t<scalar_t>> at;
 };
-
-// Adds to the levels' data with atomics. `dense`: there are more points than vertices.
-template <typename Weights, typename scalar_t>
-void splat_atomic(const Levels<GridLocator<opmath_t<scalar_t>>, opmath_t<scalar_t>>& levels,
-                  const SplatInput<scalar_t>& input, bool dense);
 
 // Writes the levels' data by tiles, in a fixed order of summation if `deterministic`.
 template <typename Weights, typename scalar_t>
-void splat_tiled(const Levels<GridLocator<opmath_t<scalar_t>>, scalar_t>& levels, const SplatInput<scalar_t>& input,
-                 bool deterministic);
+void splat_tiled(const SplatLevels<scalar_t>& levels, const SplatInput<scalar_t>& input, bool deterministic);
 
 // Writes the data of the finest level of the bins, and of the levels that join it (bins.cuh).
 template <typename scalar_t>
 void splat_binned(const SortedBins& bins, const SplatInput<scalar_t>& input);
-
-// Calls a macro with each type of values.
-#define VOXELFIELD_FOR_EACH_FLOATING(F) F(float) F(double) F(torch::headeronly::Half) F(torch::headeronly::BFloat16)
 
 }  // namespace voxelfield

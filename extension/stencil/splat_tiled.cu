@@ -1,17 +1,105 @@
 // Splatting by tiles on CUDA.
 #include "common/backend.cuh"
-#include "stencil/sort_segments.cuh"
 #include "stencil/splat_methods.cuh"
 #include "stencil/splat_tiled.cuh"
 
 namespace voxelfield {
 namespace {
 
+// A fixed order of summation: the entries of each list are sorted by rising index.
+//
+// cub's DeviceSegmentedSort waits for the device, which a CUDA graph cannot record, and its DeviceSegmentedRadixSort
+// takes 200 times as long for the short lists of tiles. Its sorts of a warp or block have a largest length; a list has
+// none.
+constexpr int kShortList = 512;  // sorted by a warp
+constexpr int kShortSortThreads = 128;
+constexpr int kLongSortThreads = 1024;  // of a block that sorts a longer one
+constexpr int kLongSortShared = 8192;   // entries that such a block holds in shared memory
+constexpr int kLongSortBlocks = 264;
+
+// Bitonic sort by `Threads` threads. Places beyond `count` stand for entries larger than all others, which never move.
+template <int Threads, typename Sync>
+__device__ __forceinline__ void sort_bitonic(int32_t* values, int count, int thread, const Sync& sync) {
+  int size = 1;
+  while (size < count) size *= 2;
+  const auto order = [&](int low, int high) {
+    if (high < count && values[low] > values[high]) {
+      const int32_t larger = values[low];
+      values[low] = values[high];
+      values[high] = larger;
+    }
+  };
+  for (int merged = 2; merged <= size; merged *= 2) {
+    for (int i = thread; i < size / 2; i += Threads) {
+      const int within = i & (merged / 2 - 1), low = 2 * i - within;
+      order(low, low + merged - 1 - 2 * within);
+    }
+    sync();
+    for (int step = merged / 4; step > 0; step /= 2) {
+      for (int i = thread; i < size / 2; i += Threads) {
+        const int low = 2 * i - (i & (step - 1));
+        order(low, low + step);
+      }
+      sync();
+    }
+  }
+}
+
+// Sorts short lists, a warp each, and lists the long ones for sort_long_lists.
+__global__ void __launch_bounds__(kShortSortThreads)
+    sort_short_lists(const EntryList* __restrict__ entry_lists, int32_t* __restrict__ entries,
+                     int32_t* __restrict__ long_lists, EntryCounters* __restrict__ counters, int32_t tiles) {
+  __shared__ int32_t shared[kShortSortThreads / kWarp][kShortList];
+  const int64_t tile = (static_cast<int64_t>(blockIdx.x) * kShortSortThreads + threadIdx.x) / kWarp;
+  if (tile >= tiles) return;
+  const int lane = threadIdx.x % kWarp;
+  const EntryList list = entry_lists[tile];
+  if (list.count < 2) return;
+  if (list.count > kShortList) {
+    if (lane == 0) long_lists[atomicAdd(&counters->long_lists, 1)] = static_cast<int32_t>(tile);
+    return;
+  }
+  int32_t* values = entries + list.start;
+  if (list.count <= kWarp) {
+    const int32_t own = lane < list.count ? values[lane] : INT32_MAX;
+    int rank = 0;
+    for (int other = 0; other < list.count; ++other) rank += __shfl_sync(kFullWarp, own, other) < own;
+    if (lane < list.count) values[rank] = own;
+    return;
+  }
+  int32_t* held = shared[threadIdx.x / kWarp];
+  for (int i = lane; i < list.count; i += kWarp) held[i] = values[i];
+  __syncwarp();
+  sort_bitonic<kWarp>(held, list.count, lane, [] { __syncwarp(); });
+  for (int i = lane; i < list.count; i += kWarp) values[i] = held[i];
+}
+
+__global__ void __launch_bounds__(kLongSortThreads)
+    sort_long_lists(const EntryList* __restrict__ entry_lists, int32_t* __restrict__ entries,
+                    const int32_t* __restrict__ long_lists, const EntryCounters* __restrict__ counters) {
+  __shared__ int32_t held[kLongSortShared];
+  const auto sync = [] { __syncthreads(); };
+  for (int i = blockIdx.x; i < counters->long_lists; i += gridDim.x) {
+    const EntryList list = entry_lists[long_lists[i]];
+    int32_t* values = entries + list.start;
+    const bool fits = list.count <= kLongSortShared;
+    if (fits) {
+      for (int k = threadIdx.x; k < list.count; k += kLongSortThreads) held[k] = values[k];
+      __syncthreads();
+    }
+    sort_bitonic<kLongSortThreads>(fits ? held : values, list.count, threadIdx.x, sync);
+    if (fits) {
+      for (int k = threadIdx.x; k < list.count; k += kLongSortThreads) values[k] = held[k];
+      __syncthreads();
+    }
+  }
+}
+
 // Numbers the tiles of all levels.
 template <int Width, typename Locator, typename scalar_t>
 TileLevels number_tiles(const Levels<Locator, scalar_t>& levels, int64_t n) {
   TileLevels tiles{};
-  int32_t max_chunks = 1;
+  int32_t max_slices = 1;
   for (int l = 0; l < levels.count; ++l) {
     const auto& locator = levels.level[l].locator;
     TileLevel& own = tiles.level[l];
@@ -21,24 +109,24 @@ TileLevels number_tiles(const Levels<Locator, scalar_t>& levels, int64_t n) {
       per_grid *= along[axis];
     }
     own.vectors = static_cast<int32_t>(locator.channels / Width);
-    const int32_t chunks = (own.vectors + kTileVectors - 1) / kTileVectors;
-    const int64_t grids = locator.points_per_grid > 0 ? n / locator.points_per_grid : 1;
-    STD_TORCH_CHECK(tiles.total_chunks + per_grid * grids * chunks < kMaxEntries,
+    const int32_t slices = (own.vectors + kTileVectors - 1) / kTileVectors;
+    const int64_t grids = locator.grids(n);
+    STD_TORCH_CHECK(tiles.total_slices + per_grid * grids * slices < kMaxEntries,
                     "grids must have fewer than 2^30 tiles of 4 x 4 x 8 vertices and 4 vectors of channels together");
     own.first_tile = tiles.tiles;
-    own.first_chunk = tiles.total_chunks;
+    own.first_slice = tiles.total_slices;
     own.tiles_per_grid = Divisor(static_cast<int32_t>(per_grid));
     own.tiles_along_y = Divisor(static_cast<int32_t>(along[1]));
     own.tiles_along_z = Divisor(static_cast<int32_t>(along[2]));
-    own.chunks = Divisor(chunks);
+    own.slices = Divisor(slices);
     tiles.tiles += static_cast<int32_t>(per_grid * grids);
-    tiles.total_chunks += static_cast<int32_t>(per_grid * grids * chunks);
-    max_chunks = std::max(max_chunks, chunks);
+    tiles.total_slices += static_cast<int32_t>(per_grid * grids * slices);
+    max_slices = std::max(max_slices, slices);
     // With one or two vectors several entries are served at once, each into sums of its own.
     tiles.sum_vectors = std::max(tiles.sum_vectors, own.vectors == 3 ? 3 : kTileVectors);
     tiles.max_vectors = std::max(tiles.max_vectors, std::min(own.vectors, kTileVectors));
   }
-  tiles.max_chunks = Divisor(max_chunks);
+  tiles.max_slices = Divisor(max_slices);
   return tiles;
 }
 
@@ -57,58 +145,46 @@ int64_t max_entries(const Levels<Locator, scalar_t>& levels, int64_t n) {
 template <int Width, typename Weights, typename Locator, typename scalar_t>
 void splat_located(const Levels<Locator, scalar_t>& levels, const SplatInput<scalar_t>& input, bool deterministic) {
   using T = opmath_t<scalar_t>;
-  const int64_t n = input.n;
+  const auto launch = [](auto kernel, int64_t items, int per_block, int threads, int shared, const auto&... arguments) {
+    CudaBackend::launch(kernel, CudaBackend::blocks(items, per_block), threads, shared, arguments...);
+  };
+  const T* points = input.at.points;
+  const int64_t n = input.at.count;
   const TileLevels tiles = number_tiles<Width>(levels, n);
   const int64_t most = max_entries(levels, n);
   STD_TORCH_CHECK(most < kMaxEntries, "points must have fewer than 2^30 entries in tiles, got up to ", most);
-  const int64_t pieces = PieceList::max_split_pieces(most, tiles.tiles, kTilePiece);
-  const int64_t piece_chunks = pieces * tiles.max_chunks.value;
-  Tensor piece_sums =
-      new_empty(input.tensor, {piece_chunks * kTileVertices * tiles.max_vectors * Width}, scalar_type_of<T>());
-  T* sums = piece_sums.mutable_data_ptr<T>();
+  const EntryLists lists(input.tensor, most, tiles.tiles, kTileChunk, 0);
+  const int64_t chunk_slices = lists.split_chunks * tiles.max_slices.value;
+  Tensor chunk_sums =
+      new_empty(input.tensor, {chunk_slices * kTileVertices * tiles.max_vectors * Width}, scalar_type_of<T>());
+  T* sums = chunk_sums.mutable_data_ptr<T>();
 
-  // One allocation, of which counters and counts are zeroed.
-  const int64_t ints = kCounterInts + int64_t{4} * tiles.tiles + 2 * pieces + most;
-  Tensor scratch = new_empty(input.tensor, {ints}, ScalarType::Int);
-  auto* counters = reinterpret_cast<EntryCounters*>(scratch.mutable_data_ptr<int32_t>());
-  int32_t* count = scratch.mutable_data_ptr<int32_t>() + kCounterInts;
-  int32_t* long_segments = count + tiles.tiles;
-  auto* split = reinterpret_cast<Piece*>(long_segments + tiles.tiles);
-  auto* segments = reinterpret_cast<Segment*>(split + pieces);
-  int32_t* entries = reinterpret_cast<int32_t*>(segments + tiles.tiles);
-
-  const cudaStream_t stream = CudaBackend::stream();
-  const auto blocks = CudaBackend::blocks;
-  check_cuda(cudaMemsetAsync(counters, 0, (kCounterInts + tiles.tiles) * sizeof(int32_t), stream));
-  list_tile_entries<false>
-      <<<blocks(n, kThreads), kThreads, 0, stream>>>(levels, tiles, input.points, count, nullptr, n);
-  reserve_segments<<<blocks(tiles.tiles, kThreads), kThreads, 0, stream>>>(
-      count, segments, counters, tiles.tiles, PieceList::of_split_tiles(split, kTilePiece), PieceList{});
-  list_tile_entries<true><<<blocks(n, kThreads), kThreads, 0, stream>>>(levels, tiles, input.points, count, entries, n);
+  lists.fill([&](auto place) {
+    launch(list_tile_entries<place.value, scalar_t, Locator, T>, n, kThreads, kThreads, 0, levels, tiles, points,
+           lists.count, lists.entries, n);
+  });
   if (deterministic) {
-    sort_short_segments<<<blocks(tiles.tiles, kShortSortThreads / kWarp), kShortSortThreads, 0, stream>>>(
-        segments, entries, long_segments, counters, tiles.tiles);
-    sort_long_segments<<<kLongSortBlocks, kLongSortThreads, 0, stream>>>(segments, entries, long_segments, counters);
+    launch(sort_short_lists, tiles.tiles, kShortSortThreads / kWarp, kShortSortThreads, 0, lists.lists, lists.entries,
+           lists.long_lists, lists.counters, tiles.tiles);
+    launch(sort_long_lists, kLongSortBlocks, 1, kLongSortThreads, 0, lists.lists, lists.entries, lists.long_lists,
+           lists.counters);
   }
-  constexpr int kTileThreads = Weights::kSets == 1 ? 128 : 64;
-  constexpr int kWarps = kTileThreads / kWarp;
+  constexpr int kTileThreads = Weights::kSets == 1 ? 128 : 64, kWarps = kTileThreads / kWarp;
   const int shared = kWarps * tile_shared_bytes<T, Width, Weights::kSets>(tiles.sum_vectors);
   check_shared_memory(shared);
-  splat_tiles<scalar_t, Width, Weights, kTileThreads>
-      <<<blocks(tiles.total_chunks + piece_chunks, kWarps), kTileThreads, shared, stream>>>(
-          levels, tiles, input.values, input.points, input.directions, segments, split, counters, entries, sums, n);
-  if (pieces > 0) {
-    join_tile_pieces<scalar_t, Width>
-        <<<blocks(piece_chunks, 1), kWarp, 0, stream>>>(levels, tiles, segments, split, counters, sums);
+  launch(splat_tiles<scalar_t, Width, Weights, kTileThreads, Locator, T>, tiles.total_slices + chunk_slices, kWarps,
+         kTileThreads, shared, levels, tiles, input.values, points, input.at.directions, lists.lists,
+         lists.split.chunks, lists.counters, lists.entries, sums, n);
+  if (lists.split_chunks > 0) {
+    launch(join_tile_chunks<scalar_t, Width, Locator, T>, chunk_slices, 1, kWarp, 0, levels, tiles, lists.lists,
+           lists.split.chunks, lists.counters, sums);
   }
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
 }  // namespace
 
 template <typename Weights, typename scalar_t>
-void splat_tiled(const Levels<GridLocator<opmath_t<scalar_t>>, scalar_t>& levels, const SplatInput<scalar_t>& input,
-                 bool deterministic) {
+void splat_tiled(const SplatLevels<scalar_t>& levels, const SplatInput<scalar_t>& input, bool deterministic) {
   // Sums are accessed in 16 bytes at most, and so may be twice as wide as 16-bit values.
   constexpr int kBytes = 16 * sizeof(scalar_t) / sizeof(opmath_t<scalar_t>);
   dispatch_level_width<Weights, kBytes>(levels, input.values, [&](auto width) {
@@ -118,13 +194,16 @@ void splat_tiled(const Levels<GridLocator<opmath_t<scalar_t>>, scalar_t>& levels
   });
 }
 
-#define VOXELFIELD_INSTANTIATE_WEIGHTS(scalar_t, Weights)                                                          \
-  template void splat_tiled<Weights<opmath_t<scalar_t>>>(const Levels<GridLocator<opmath_t<scalar_t>>, scalar_t>&, \
-                                                         const SplatInput<scalar_t>&, bool);
-#define VOXELFIELD_INSTANTIATE(scalar_t)                       \
-  VOXELFIELD_INSTANTIATE_WEIGHTS(scalar_t, ValueWeights)       \
-  VOXELFIELD_INSTANTIATE_WEIGHTS(scalar_t, DirectionalWeights) \
-  VOXELFIELD_INSTANTIATE_WEIGHTS(scalar_t, JetWeights)
-VOXELFIELD_FOR_EACH_FLOATING(VOXELFIELD_INSTANTIATE)
+#define VOXELFIELD_INSTANTIATE(scalar_t, Weights)                                                                   \
+  template void splat_tiled<Weights<opmath_t<scalar_t>>>(const SplatLevels<scalar_t>&, const SplatInput<scalar_t>&, \
+                                                         bool);
+#define VOXELFIELD_INSTANTIATE_EACH(scalar_t)          \
+  VOXELFIELD_INSTANTIATE(scalar_t, ValueWeights)       \
+  VOXELFIELD_INSTANTIATE(scalar_t, DirectionalWeights) \
+  VOXELFIELD_INSTANTIATE(scalar_t, JetWeights)
+VOXELFIELD_INSTANTIATE_EACH(float)
+VOXELFIELD_INSTANTIATE_EACH(double)
+VOXELFIELD_INSTANTIATE_EACH(torch::headeronly::Half)
+VOXELFIELD_INSTANTIATE_EACH(torch::headeronly::BFloat16)
 
 }  // namespace voxelfield

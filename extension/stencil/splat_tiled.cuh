@@ -1,6 +1,6 @@
 // Splatting without atomics on the grid: the points are listed by tile of the grid (entries.cuh), then a warp sums each
 // tile in shared memory and writes it once. No old value of the gradient is read, nothing has to be zeroed, and the
-// order of summation can be fixed (sort_segments.cuh).
+// order of summation can be fixed (splat_tiled.cu).
 #pragma once
 
 #include "common/vector.cuh"
@@ -9,28 +9,28 @@
 
 namespace voxelfield {
 
-// Channel vectors that a warp sums at once, called a chunk; further chunks of a tile are tasks of their own.
+// Channel vectors that a warp sums at once, called a slice; further slices of a tile are tasks of their own.
 constexpr int kTileVectors = 4;
-constexpr int kTilePiece = 2048;  // a tile with more entries is split among several warps
+constexpr int kTileChunk = 2048;  // a tile with more entries is split among several warps
 constexpr int kNowhere = INT32_MIN;
 
-// The tiles of all grids of all levels are numbered consecutively, and so are the chunks of all tiles.
+// The tiles of all grids of all levels are numbered consecutively, and so are the slices of all tiles.
 struct TileLevel {
   int32_t first_tile;
-  int32_t first_chunk;
+  int32_t first_slice;
   Divisor tiles_per_grid;
   Divisor tiles_along_y;
   Divisor tiles_along_z;
-  Divisor chunks;   // of a tile
-  int32_t vectors;  // of all chunks of a tile together
+  Divisor slices;   // of a tile
+  int32_t vectors;  // of all slices of a tile together
 };
 
 struct TileLevels {
   TileLevel level[kMaxLevels];
   int32_t tiles;
-  int32_t total_chunks;
-  Divisor max_chunks;   // of a tile of any level
-  int32_t max_vectors;  // of a chunk of any level
+  int32_t total_slices;
+  Divisor max_slices;   // of a tile of any level
+  int32_t max_vectors;  // of a slice of any level
   int32_t sum_vectors;  // of sums per vertex, copies included, for which a warp must have room
 };
 
@@ -62,39 +62,39 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// What a warp sums: entries of one tile, into one chunk of its channels.
+// What a warp sums: entries of one tile, into one slice of its channels.
 struct TileTask {
   int32_t level;
   int32_t tile;
-  int32_t chunk;
-  Segment entries;
-  int32_t piece;  // in the list of pieces; -1: the whole tile, straight into the grid
+  int32_t slice;
+  EntryList entries;
+  int32_t chunk;  // in the list of chunks; -1: the whole tile, straight into the grid
 };
 
-// Finds the task with this number; false if there is none. First come the chunks of all tiles, then those of the pieces
+// Finds the task with this number; false if there is none. First come the slices of all tiles, then those of the chunks
 // of split tiles.
 __device__ __forceinline__ bool find_task(int32_t number, const TileLevels& tiles, int levels,
-                                          const Segment* __restrict__ segments, const Piece* __restrict__ pieces,
+                                          const EntryList* __restrict__ entry_lists, const Chunk* __restrict__ chunks,
                                           const EntryCounters* __restrict__ counters, TileTask& task) {
-  Piece piece{};
+  Chunk chunk{};
   task.level = 0;
-  task.piece = -1;
-  if (number < tiles.total_chunks) {
-    while (task.level + 1 < levels && number >= tiles.level[task.level + 1].first_chunk) ++task.level;
+  task.chunk = -1;
+  if (number < tiles.total_slices) {
+    while (task.level + 1 < levels && number >= tiles.level[task.level + 1].first_slice) ++task.level;
     const TileLevel& own = tiles.level[task.level];
-    task.tile = own.first_tile + own.chunks.divide(number - own.first_chunk, task.chunk);
+    task.tile = own.first_tile + own.slices.divide(number - own.first_slice, task.slice);
   } else {
-    task.piece = tiles.max_chunks.divide(number - tiles.total_chunks, task.chunk);
-    if (task.piece >= counters->split_pieces) return false;
-    piece = pieces[task.piece];
-    task.tile = piece.tile;
+    task.chunk = tiles.max_slices.divide(number - tiles.total_slices, task.slice);
+    if (task.chunk >= counters->split_chunks) return false;
+    chunk = chunks[task.chunk];
+    task.tile = chunk.tile;
     while (task.level + 1 < levels && task.tile >= tiles.level[task.level + 1].first_tile) ++task.level;
-    if (task.chunk >= tiles.level[task.level].chunks.value) return false;
+    if (task.slice >= tiles.level[task.level].slices.value) return false;
   }
-  const int2 stored = __ldg(reinterpret_cast<const int2*>(segments + task.tile));
+  const int2 stored = __ldg(reinterpret_cast<const int2*>(entry_lists + task.tile));
   task.entries = {stored.x, stored.y};
-  if (task.piece < 0) return task.entries.count <= kTilePiece;  // otherwise its pieces are summed
-  task.entries = task.entries.piece(piece.number, kTilePiece);
+  if (task.chunk < 0) return task.entries.count <= kTileChunk;  // otherwise its chunks are summed
+  task.entries = task.entries.chunk(chunk.number, kTileChunk);
   return true;
 }
 
@@ -158,7 +158,7 @@ __device__ __forceinline__ void sum_entries(const Level<Locator, scalar_t>& leve
   const int own_vertex = (corner_side(lane.corner, 0) * tile_size(1) + corner_side(lane.corner, 1)) * tile_size(2) +
                          corner_side(lane.corner, 2) + lane.entry * kTileVertices;
   T* own_sums = sums + (own_vertex * lane.vectors + lane.vector) * Width;
-  const scalar_t* own_values = values + level.column + (task.chunk * kTileVectors + lane.vector) * Width;
+  const scalar_t* own_values = values + level.column + (task.slice * kTileVectors + lane.vector) * Width;
   const uint32_t row = static_cast<uint32_t>(columns);
   for (int begin = 0; begin < task.entries.count; begin += kWarp) {
     const int batch = min(kWarp, task.entries.count - begin);
@@ -208,8 +208,7 @@ __device__ __forceinline__ void sum_entries(const Level<Locator, scalar_t>& leve
 #pragma unroll
           for (int set = 0; set < kSets; ++set) {
             const T weight = next_weights[(u * lane.together * kSets + set) * kCorners];
-#pragma unroll
-            for (int i = 0; i < Width; ++i) sum.lane[i] += weight * static_cast<T>(value[u][set].lane[i]);
+            add_weighted(sum, weight, value[u][set]);
           }
           store(own_sums + at[u], sum);
         }
@@ -224,7 +223,7 @@ __device__ __forceinline__ void sum_entries(const Level<Locator, scalar_t>& leve
 // Calls f(offset of a vector in the grid, offset of the same in the tile's sums) for all vectors of a task. Each thread
 // keeps to its place in a row of vertices along z, so that little is left to work out for each row.
 template <int Width, typename Locator, typename F>
-__device__ __forceinline__ void for_each_vector(const Locator& locator, const TilePlace& place, int chunk, int vectors,
+__device__ __forceinline__ void for_each_vector(const Locator& locator, const TilePlace& place, int slice, int vectors,
                                                 const F& f) {
   static_assert(tile_size(2) * kTileVectors <= kWarp);
   const int row = tile_size(2) * vectors, rows = row == 8 ? 4 : row == 16 ? 2 : 1;
@@ -234,7 +233,7 @@ __device__ __forceinline__ void for_each_vector(const Locator& locator, const Ti
   const int64_t along_y = locator.resolution[2] * locator.channels, along_x = along_y * locator.resolution[1];
   int64_t to = place.grid * along_x * locator.resolution[0] + place.origin[0] * along_x +
                (place.origin[1] + own_row) * along_y + (place.origin[2] + vertex) * locator.channels +
-               (chunk * kTileVectors + vector - vertex * vectors) * Width;
+               (slice * kTileVectors + vector - vertex * vectors) * Width;
   const int size_x = min(tile_size(0), locator.resolution[0] - place.origin[0]);
   const int size_y = min(tile_size(1), locator.resolution[1] - place.origin[1]);
   for (int x = 0; x < size_x; ++x) {
@@ -251,20 +250,20 @@ template <typename scalar_t, int Width, typename Weights, int Threads, typename 
 __global__ void __launch_bounds__(Threads)
     splat_tiles(const __grid_constant__ Levels<Locator, scalar_t> levels, const __grid_constant__ TileLevels tiles,
                 const scalar_t* __restrict__ values, const T* __restrict__ points, const T* __restrict__ directions,
-                const Segment* __restrict__ segments, const Piece* __restrict__ pieces,
+                const EntryList* __restrict__ entry_lists, const Chunk* __restrict__ chunks,
                 const EntryCounters* __restrict__ counters, const int32_t* __restrict__ entries,
-                T* __restrict__ piece_sums, int64_t n) {
+                T* __restrict__ chunk_sums, int64_t n) {
   extern __shared__ __align__(16) unsigned char shared[];
   const int warp = threadIdx.x / kWarp, own = threadIdx.x % kWarp;
   TileTask task;
   const int32_t number = blockIdx.x * (Threads / kWarp) + warp;
-  if (!find_task(number, tiles, levels.count, segments, pieces, counters, task)) return;
+  if (!find_task(number, tiles, levels.count, entry_lists, chunks, counters, task)) return;
   const auto& level = levels.level[task.level];
   const TileLevel& tile_level = tiles.level[task.level];
   const TilePlace place(tile_level, level.locator, task.tile);
-  const int vectors = min(kTileVectors, tile_level.vectors - task.chunk * kTileVectors);
+  const int vectors = min(kTileVectors, tile_level.vectors - task.slice * kTileVectors);
   if (task.entries.count == 0) {
-    for_each_vector<Width>(level.locator, place, task.chunk, vectors,
+    for_each_vector<Width>(level.locator, place, task.slice, vectors,
                            [&](int64_t to, int) { store_global(level.data + to, Vector<scalar_t, Width>{}); });
     return;
   }
@@ -284,37 +283,37 @@ __global__ void __launch_bounds__(Threads)
     for (int copy = 1; copy < lane.together; ++copy) sum += load<Width>(sums + copy * size + at);
     return sum;
   };
-  if (task.piece >= 0) {
-    const int64_t chunk = static_cast<int64_t>(task.piece) * tiles.max_chunks.value + task.chunk;
-    T* out = piece_sums + chunk * kTileVertices * tiles.max_vectors * Width;
+  if (task.chunk >= 0) {
+    const int64_t slice = static_cast<int64_t>(task.chunk) * tiles.max_slices.value + task.slice;
+    T* out = chunk_sums + slice * kTileVertices * tiles.max_vectors * Width;
     for (int i = own * Width; i < size; i += kWarp * Width) store_global(out + i, total(i));
   } else {
-    for_each_vector<Width>(level.locator, place, task.chunk, vectors,
+    for_each_vector<Width>(level.locator, place, task.slice, vectors,
                            [&](int64_t to, int from) { store_global(level.data + to, narrow<scalar_t>(total(from))); });
   }
 }
 
-// Adds up the pieces of each split tile in their order; one warp for each chunk of channels.
+// Adds up the chunks of each split tile in their order; one warp for each slice of channels.
 template <typename scalar_t, int Width, typename Locator, typename T>
 __global__ void __launch_bounds__(kWarp)
-    join_tile_pieces(const __grid_constant__ Levels<Locator, scalar_t> levels, const __grid_constant__ TileLevels tiles,
-                     const Segment* __restrict__ segments, const Piece* __restrict__ pieces,
-                     const EntryCounters* __restrict__ counters, const T* __restrict__ piece_sums) {
+    join_tile_chunks(const __grid_constant__ Levels<Locator, scalar_t> levels, const __grid_constant__ TileLevels tiles,
+                     const EntryList* __restrict__ entry_lists, const Chunk* __restrict__ chunks,
+                     const EntryCounters* __restrict__ counters, const T* __restrict__ chunk_sums) {
   TileTask task;
-  const int32_t number = tiles.total_chunks + blockIdx.x;
-  if (!find_task(number, tiles, levels.count, segments, pieces, counters, task) || pieces[task.piece].number != 0) {
+  const int32_t number = tiles.total_slices + blockIdx.x;
+  if (!find_task(number, tiles, levels.count, entry_lists, chunks, counters, task) || chunks[task.chunk].number != 0) {
     return;
   }
   const auto& level = levels.level[task.level];
   const TileLevel& tile_level = tiles.level[task.level];
   const TilePlace place(tile_level, level.locator, task.tile);
-  const int vectors = min(kTileVectors, tile_level.vectors - task.chunk * kTileVectors);
-  const int count = segments[task.tile].pieces(kTilePiece);
-  const int64_t chunk_size = kTileVertices * tiles.max_vectors * Width, stride = tiles.max_chunks.value * chunk_size;
-  const T* first = piece_sums + task.piece * stride + task.chunk * chunk_size;
-  for_each_vector<Width>(level.locator, place, task.chunk, vectors, [&](int64_t to, int from) {
+  const int vectors = min(kTileVectors, tile_level.vectors - task.slice * kTileVectors);
+  const int count = entry_lists[task.tile].chunks(kTileChunk);
+  const int64_t slice_size = kTileVertices * tiles.max_vectors * Width, stride = tiles.max_slices.value * slice_size;
+  const T* first = chunk_sums + task.chunk * stride + task.slice * slice_size;
+  for_each_vector<Width>(level.locator, place, task.slice, vectors, [&](int64_t to, int from) {
     Vector<T, Width> sum{};
-    for (int piece = 0; piece < count; ++piece) sum += load<Width>(first + piece * stride + from);
+    for (int chunk = 0; chunk < count; ++chunk) sum += load<Width>(first + chunk * stride + from);
     store_global(level.data + to, narrow<scalar_t>(sum));
   });
 }

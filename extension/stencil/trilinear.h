@@ -64,20 +64,30 @@ struct Stencil {
 };
 
 // Corner weights come in sets: sampling returns one sum over the corners for each set. `gradient` is the derivative of
-// a weight with respect to the point. These are the weights of interpolation itself.
-template <typename T>
-struct ValueWeights {
-  static constexpr int kSets = 1;
-  VOXELFIELD_HOST_DEVICE ValueWeights(const T* /*directions*/, int64_t /*index*/) {}
+// a weight with respect to the point. Set 0 interpolates, set 1 + a is the derivative along axis a.
+template <typename T, int Sets>
+struct PartialWeights {
+  static constexpr int kSets = Sets;
+  VOXELFIELD_HOST_DEVICE PartialWeights(const T* /*directions*/, int64_t /*index*/) {}
+
   template <typename S>
-  VOXELFIELD_HOST_DEVICE T operator()(const S& s, int corner, int /*set*/) const {
-    return s.value(corner);
+  VOXELFIELD_HOST_DEVICE T operator()(const S& s, int corner, int set) const {
+    return set == 0 ? s.value(corner) : s.partial(corner, set - 1);
   }
+
   template <typename S>
-  VOXELFIELD_HOST_DEVICE T gradient(const S& s, int corner, int axis, int /*set*/) const {
-    return s.partial(corner, axis);
+  VOXELFIELD_HOST_DEVICE T gradient(const S& s, int corner, int axis, int set) const {
+    return set == 0 ? s.partial(corner, axis) : s.mixed_partial(corner, axis, set - 1);
   }
 };
+
+// Interpolation itself.
+template <typename T>
+using ValueWeights = PartialWeights<T, 1>;
+
+// Value and spatial gradient in one pass.
+template <typename T>
+using JetWeights = PartialWeights<T, 4>;
 
 // The weights of interpolation's derivative along a direction. Every second-order term of the op is one of the three
 // kernels run with these weights.
@@ -99,21 +109,6 @@ struct DirectionalWeights {
   VOXELFIELD_HOST_DEVICE T gradient(const S& s, int corner, int axis, int /*set*/) const {
     return direction[0] * s.mixed_partial(corner, axis, 0) + direction[1] * s.mixed_partial(corner, axis, 1) +
            direction[2] * s.mixed_partial(corner, axis, 2);
-  }
-};
-
-// Value and spatial gradient in one pass: set 0 interpolates, set 1 + a is the derivative along axis a.
-template <typename T>
-struct JetWeights {
-  static constexpr int kSets = 4;
-  VOXELFIELD_HOST_DEVICE JetWeights(const T* /*directions*/, int64_t /*index*/) {}
-  template <typename S>
-  VOXELFIELD_HOST_DEVICE T operator()(const S& s, int corner, int set) const {
-    return set == 0 ? s.value(corner) : s.partial(corner, set - 1);
-  }
-  template <typename S>
-  VOXELFIELD_HOST_DEVICE T gradient(const S& s, int corner, int axis, int set) const {
-    return set == 0 ? s.partial(corner, axis) : s.mixed_partial(corner, axis, set - 1);
   }
 };
 
@@ -229,6 +224,11 @@ struct GridLocator {
   bool align_corners;       // the unit cube ends at the outermost vertices; otherwise half a cell beyond them
   bool nearest;             // take the nearest vertex alone
 
+  // Of one grid.
+  int64_t vertices() const { return int64_t{resolution[0]} * resolution[1] * resolution[2]; }
+  // How many grids n points lie in.
+  int64_t grids(int64_t n) const { return points_per_grid > 0 ? n / points_per_grid : 1; }
+
   bool is_plain() const {
     const double elements = double(resolution[0]) * resolution[1] * resolution[2] * double(channels);
     return align_corners && !nearest && padding != Padding::kReflection && points_per_grid == 0 &&
@@ -298,6 +298,14 @@ struct GridLocator {
     if (!Plain && points_per_grid > 0) s.origin += index / points_per_grid * stride;
     return s;
   }
+};
+
+// Points and, for weights that need them, a direction at each.
+template <typename T>
+struct PointsView {
+  const T* points;      // (count, 3)
+  const T* directions;  // (count, 3) or null
+  int64_t count;
 };
 
 // Point n owns cell n: features (N, 8, C), coordinates in [-1, 1] from the lower to the upper corner, extrapolated

@@ -43,8 +43,8 @@ struct Cuda : CudaPacking {
   static void count_visible(const PackedSamples<float>& samples, const KeepRule<float>& rule, const SegmentParts& parts,
                             int32_t* kept, int32_t* counts, int64_t* sums) {
     dispatch_team(samples.rays, [&](auto size) {
-      launch(count_visible_kernel<size.value>, static_cast<unsigned>(parts.count), kJudgeThreads, 0, samples, rule, parts, kept,
-             counts, sums);
+      launch(count_visible_kernel<size.value>, static_cast<unsigned>(parts.count), kJudgeThreads, 0, samples, rule,
+             parts, kept, counts, sums);
     });
   }
 
