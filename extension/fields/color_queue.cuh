@@ -29,19 +29,18 @@ class ColorQueue {
 
   // Appends the samples of the threads in `kept`: for each its row of `panel` (the geometry), direction, weight and
   // pixel.
-  __device__ __forceinline__ void push(unsigned kept, const Panel<2>& panel, const float* direction, int degree,
+  __device__ __forceinline__ void push(unsigned kept, const Fragment (&geometry)[2], const float* direction, int degree,
                                        float weight, int pixel) {
     const int lane = lane_of_warp();
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
-      const Fragment geometry = to_half(panel, m);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const int row = 16 * m + 8 * i + lane / 4;
         if (kept >> row & 1) {
           unsigned char* to = rows_ + place(kept, row) * kRowBytes + lane % 4 * 4;
-          *reinterpret_cast<unsigned*>(to) = geometry.part[i];
-          *reinterpret_cast<unsigned*>(to + 16) = geometry.part[i + 2];
+          *reinterpret_cast<unsigned*>(to) = geometry[m].part[i];
+          *reinterpret_cast<unsigned*>(to + 16) = geometry[m].part[i + 2];
         }
       }
     }
@@ -63,14 +62,14 @@ class ColorQueue {
     __syncwarp();
   }
 
-  // Evaluates the colours of all waiting samples and adds them to their pixels.
+  // Evaluates the colours of all waiting samples and adds them to their pixels. `weights()` are the network's.
   template <int Width, typename Weights>
   __device__ __forceinline__ void flush(const Weights& weights, int layers, const PixelColors& pixels) {
     const int lane = lane_of_warp(), quarter = lane % 4;
 #pragma unroll 1
     for (int row = 0; row < count_; row += 16) {
       const Activations<1, kFieldInputs> x = load_rows<1>(inputs_, row);
-      const Panel<1> panel = logits<Width>(weights, layers, x);
+      const Panel<1> panel = logits<Width>(weights(), layers, x);
       __syncwarp();
       // Every fourth thread holds red and green, the next one blue. Their contributions overwrite the inputs.
       if (quarter < 2) {

@@ -107,15 +107,17 @@ void dispatch_field_width(int padded, const F& f) {
   f(std::integral_constant<int, 128>{});
 }
 
-// Blocks stay until `rays` have been marched; each warp begins with at least so many of them.
-template <typename Kernel>
-int march_blocks(Kernel* kernel, const MarchPlan& plan, int64_t rays, int rays_per_warp) {
+// Launches a kernel whose blocks stay until `rays` have been marched; each warp begins with at least so many of them.
+// The kernel's last parameter points to the next ray that no warp has yet.
+template <typename Kernel, typename... Arguments>
+void launch_march(Kernel* kernel, const MarchPlan& plan, int64_t rays, int rays_per_warp, const Tensor& like,
+                  const Arguments&... arguments) {
   const int64_t most = resident_blocks(kernel, plan.warps * kWarp, plan.shared);
   const int64_t per_block = int64_t{rays_per_warp} * plan.warps;
-  return static_cast<int>(std::clamp<int64_t>((rays + per_block - 1) / per_block, 1, most));
+  const int64_t blocks = std::clamp<int64_t>((rays + per_block - 1) / per_block, 1, most);
+  Tensor next_ray = new_zeros(like, {1}, ScalarType::Int);
+  CudaBackend::launch(kernel, static_cast<unsigned>(blocks), plan.warps * kWarp, plan.shared, arguments...,
+                      next_ray.mutable_data_ptr<int>());
 }
-
-// A number on the device that starts at zero: the next ray that no warp has yet.
-inline Tensor new_ray_counter(const Tensor& like) { return new_zeros(like, {1}, ScalarType::Int); }
 
 }  // namespace voxelfield

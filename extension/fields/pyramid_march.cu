@@ -28,14 +28,7 @@ struct ListedRays {
   __device__ __forceinline__ int count() const { return static_cast<int>(batch.count); }
   __device__ __forceinline__ int locate(int number) const { return number; }
 
-  __device__ __forceinline__ Ray operator[](int ray) const {
-    const RayView view = batch[ray];
-    return {{view.origin[0], view.origin[1], view.origin[2]},
-            {view.direction[0], view.direction[1], view.direction[2]},
-            view.near,
-            view.far,
-            view.offset};
-  }
+  __device__ __forceinline__ Ray operator[](int ray) const { return Ray::copy(batch[ray]); }
 
   __device__ __forceinline__ void begin(int /*ray*/) const {}
 
@@ -55,7 +48,7 @@ __global__ void __launch_bounds__(kMarchThreads, 1)
   __syncthreads();
   unsigned char* rows = shared + scene.density.staged_bytes() + threadIdx.x / kWarp * kWarpRowsBytes;
   march_pyramid<Width, 1>(scene, density, rays, next_ray, rows,
-                          [&](const PyramidSample& sample, const Panel<2>&, int ray, const float*,
+                          [&](const PyramidSample& sample, const Panel<2>&, int ray, const Ray&, const UnitRay&,
                               ListedRays::Result& result, const RayTeam<ListedRays::kLanes>& team) {
                             const unsigned kept = team.own(__ballot_sync(kFullWarp, sample.kept));
                             const int place = result.count + __popc(kept & ((1u << team.seat) - 1u));
@@ -110,7 +103,6 @@ std::tuple<Tensor, Tensor, Tensor> march_to_slots(const Tensor& origins, const T
   Tensor counts = new_empty(in.origins, {batch.count}, ScalarType::Int);
   Tensor sums = new_zeros(in.origins, {parts.count}, ScalarType::Long);
   if (batch.count == 0) return {slots, counts, sums};
-  Tensor next_ray = new_ray_counter(in.origins);
   const ListedRays rays{batch,
                         slots.mutable_data_ptr<float>(),
                         static_cast<int>(most),
@@ -120,9 +112,7 @@ std::tuple<Tensor, Tensor, Tensor> march_to_slots(const Tensor& origins, const T
   dispatch_field_width(padded, [&](auto width) {
     const auto kernel = march_visible_kernel<decltype(width)::value>;
     const MarchPlan plan = plan_visible(scene.density, kernel);
-    kernel<<<march_blocks(kernel, plan, batch.count, kRaysPerWarp), plan.warps * kWarp, plan.shared,
-             CudaBackend::stream()>>>(scene, rays, next_ray.mutable_data_ptr<int>());
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    launch_march(kernel, plan, batch.count, kRaysPerWarp, origins, scene, rays);
   });
   return {slots, counts, sums};
 }

@@ -132,7 +132,7 @@ class RaySupply {
 //   rays.begin(ray)            called once, by the first of its threads
 //   rays.end(ray, result)      called once it has ended, with what visit() made of Rays::Result{}
 // `rows` are the warp's, in shared memory. Whenever there are samples, all threads call
-// visit(sample, panel, ray, direction, result, team): `panel` has the 16 outputs, of which 8 * Eights are known, for
+// visit(sample, panel, number, ray, unit, result, team): `panel` has the 16 outputs, of which 8 * Eights are known, for
 // the rows of all threads. A ray goes on where it returns true, to all threads of the ray alike.
 template <int Width, int Eights, typename Rays, typename Visit>
 __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const StagedField<Width>& density,
@@ -207,7 +207,7 @@ __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const S
     sample.kept = judged.kept;
     sample.weight = judged.weight;
     if (light.stopped()) walking = false;
-    if (!visit(sample, panel, own, ray.direction, result, team)) walking = false;
+    if (!visit(sample, panel, own, ray, unit, result, team)) walking = false;
     __syncwarp();
   }
   if (own >= 0 && team.seat == 0) rays.end(own, result);

@@ -48,6 +48,16 @@ struct PyramidImage {
   }
 };
 
+// What a thread puts into its row of features while the warp evaluates colours, which takes most of the registers.
+struct ParkedSample {
+  int pixel;
+  float direction[3];
+  UnitRay unit;
+  PyramidImage::Result result;
+  Fragment geometry[2];
+};
+static_assert(sizeof(ParkedSample) <= kRowBytes, "a row must hold what is parked in it");
+
 // One block on a multiprocessor: rows and weights take most of its shared memory.
 template <int Width, typename ColorWeights>
 __global__ void __launch_bounds__(kMarchThreads, 1)
@@ -58,24 +68,44 @@ __global__ void __launch_bounds__(kMarchThreads, 1)
   const int density_bytes = scene.density.staged_bytes();
   const int weight_bytes = density_bytes + (ColorWeights::kStaged ? color.staged_bytes() : 0);
   const StagedField<Width> density(scene.density, shared_address(shared), nullptr);
-  const ColorWeights color_weights(color, shared_address(shared) + density_bytes, packed_color);
+  // The compiler would load packed tiles once for all the batches of a flush, and spill them, if it knew them to be the
+  // same.
+  const auto color_weights = [&] {
+    const uint4* tiles = packed_color;
+    asm volatile("" : "+l"(tiles));
+    return ColorWeights(color, shared_address(shared) + density_bytes, tiles);
+  };
   density.stage(scene.density);
-  color_weights.stage(color);
+  color_weights().stage(color);
   __syncthreads();
-  unsigned char* const own = shared + weight_bytes + threadIdx.x / kWarp * (kWarpRowsBytes + kQueueBytes);
-  ColorQueue queue(own + kWarpRowsBytes);
+  unsigned char* const rows = shared + weight_bytes + threadIdx.x / kWarp * (kWarpRowsBytes + kQueueBytes);
+  ColorQueue queue(rows + kWarpRowsBytes);
   const auto flush = [&] { queue.flush<Width>(color_weights, color.layers, image.colors); };
-  march_pyramid<Width, 2>(scene, density, image, next_ray, own,
-                          [&](const PyramidSample& sample, const Panel<2>& panel, int pixel, const float* direction,
-                              PyramidImage::Result& result, const RayTeam<PyramidImage::kLanes>&) {
-                            const unsigned kept = __ballot_sync(kFullWarp, sample.kept);
-                            if (kept == 0) return true;
-                            if (!queue.fits(__popc(kept))) flush();
-                            queue.push(kept, panel, direction, degree, sample.weight, pixel);
-                            result.opacity += sample.weight;
-                            result.depth += sample.weight * sample.t;
-                            return true;
-                          });
+  march_pyramid<Width, 2>(
+      scene, density, image, next_ray, rows,
+      [&](const PyramidSample& sample, const Panel<2>& panel, int& pixel, Ray& ray, UnitRay& unit,
+          PyramidImage::Result& result, const RayTeam<PyramidImage::kLanes>&) {
+        const unsigned kept = __ballot_sync(kFullWarp, sample.kept);
+        if (kept == 0) return true;
+        float (&direction)[3] = ray.direction;
+        ParkedSample own{
+            pixel, {direction[0], direction[1], direction[2]}, unit, result, {to_half(panel, 0), to_half(panel, 1)}};
+        if (!queue.fits(__popc(kept))) {
+          auto& parked = *reinterpret_cast<ParkedSample*>(rows + lane_of_warp() * kRowBytes);
+          parked = own;
+          flush();
+          own = parked;
+          pixel = own.pixel;
+          for (int axis = 0; axis < 3; ++axis) direction[axis] = own.direction[axis];
+          unit = own.unit;
+          result = own.result;
+          clear_row(rows);
+        }
+        queue.push(kept, own.geometry, direction, degree, sample.weight, pixel);
+        result.opacity += sample.weight;
+        result.depth += sample.weight * sample.t;
+        return true;
+      });
   flush();
 }
 
@@ -111,7 +141,6 @@ std::tuple<Tensor, Tensor, Tensor> render_pyramid_image(
   Tensor rgb = new_empty(pose, {height, width, 3}, ScalarType::Float);
   Tensor opacity = new_empty(pose, {height, width}, ScalarType::Float);
   Tensor depth = new_empty(pose, {height, width}, ScalarType::Float);
-  Tensor next_ray = new_ray_counter(pose);
   const int across = static_cast<int>((width + kTile - 1) / kTile),
             down = static_cast<int>((height + kTile - 1) / kTile);
   const PyramidImage image{
@@ -128,10 +157,8 @@ std::tuple<Tensor, Tensor, Tensor> render_pyramid_image(
                   scene.density.staged_bytes() + kWarpRowsBytes + kQueueBytes, " bytes of shared memory; ", limit,
                   " are allowed; voxelfield.rendering.render_view needs none");
   const auto launch = [&](const auto& kernel, const uint4* packed) {
-    kernel<<<march_blocks(kernel, plan, image.count(), PyramidImage::kBatch), plan.warps * kWarp, plan.shared,
-             CudaBackend::stream()>>>(scene, color_network, packed, image, static_cast<int>(degree),
-                                      next_ray.mutable_data_ptr<int>());
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    launch_march(kernel, plan, image.count(), PyramidImage::kBatch, pose, scene, color_network, packed, image,
+                 static_cast<int>(degree));
   };
   dispatch_field_width(padded, [&](auto width_constant) {
     constexpr int kWidth = decltype(width_constant)::value;

@@ -78,18 +78,12 @@ VOXELFIELD_HOST_DEVICE RayTotals<float> render_ray(const RenderScene<scalar_t>& 
   return totals;
 }
 
-template <typename scalar_t>
-VOXELFIELD_MULTIVERSION void render_range(const RenderScene<scalar_t>& scene, const RayBatch& rays, int64_t begin,
-                                          int64_t end, const RenderedPointers<float>& out) {
-  for (int64_t ray = begin; ray < end; ++ray) out.store(ray, render_ray(scene, rays[ray]));
-}
-
-template <typename scalar_t>
-VOXELFIELD_MULTIVERSION void render_row(const RenderScene<scalar_t>& scene, const PinholeView& camera, int64_t y,
-                                        const float* background, const RenderedPointers<float>& out) {
-  for (int64_t x = 0; x < camera.width; ++x) {
-    const Ray ray = camera(x, y);
-    out.store_pixel(background, y * camera.width + x, render_ray(scene, ray.view(scene.step, scene.steps_per_length)));
+template <typename scalar_t, typename Rays>
+VOXELFIELD_MULTIVERSION void render_range(const RenderScene<scalar_t>& scene, const Rays& rays, int64_t begin,
+                                          int64_t end) {
+  for (int64_t index = begin; index < end; ++index) {
+    const Ray ray = rays[index];
+    rays.store(index, render_ray(scene, ray.view(scene.step, scene.steps_per_length)));
   }
 }
 
@@ -123,37 +117,15 @@ VOXELFIELD_MULTIVERSION void find_contributions(const RenderScene<scalar_t>& sce
   }
 }
 
-// Contributions sorted by the layer of their lower vertices along x; within a layer they keep the order of the rays.
-class Layers {
- public:
-  Layers(const std::vector<std::vector<Contribution>>& parts, int64_t layers) : first_(layers + 1, 0) {
-    for (const auto& part : parts) {
-      for (const Contribution& one : part) ++first_[one.stencil.lower[0] + 1];
-    }
-    for (int64_t layer = 0; layer < layers; ++layer) first_[layer + 1] += first_[layer];
-    sorted_.resize(first_[layers]);
-    std::vector<int64_t> next(first_.begin(), first_.end() - 1);
-    for (const auto& part : parts) {
-      for (const Contribution& one : part) sorted_[next[one.stencil.lower[0]]++] = &one;
-    }
-  }
-
-  int64_t count() const { return static_cast<int64_t>(first_.size()) - 1; }
-  int64_t begin(int64_t layer) const { return first_[layer]; }
-  int64_t end(int64_t layer) const { return first_[layer + 1]; }
-  const Contribution& operator[](int64_t i) const { return *sorted_[i]; }
-
- private:
-  std::vector<int64_t> first_;
-  std::vector<const Contribution*> sorted_;
-};
+// Contributions to the layer of their lower vertices along x and to the next one, in the order of the rays.
+using Layer = std::vector<const Contribution*>;
 
 template <typename scalar_t>
-VOXELFIELD_MULTIVERSION void scatter_layer(const ShGridView<scalar_t>& grid, const RayBatch& rays, const Layers& layers,
-                                           int64_t layer, float* grad_rows) {
+VOXELFIELD_MULTIVERSION void scatter_layer(const ShGridView<scalar_t>& grid, const RayBatch& rays, const Layer& layer,
+                                           float* grad_rows) {
   const int used = grid.used_channels(), size = grid.basis_size();
-  for (int64_t i = layers.begin(layer); i < layers.end(layer); ++i) {
-    const Contribution& one = layers[i];
+  for (const Contribution* const item : layer) {
+    const Contribution& one = *item;
     float basis[kMaxShBasis], value[kMaxChannels];
     spherical_harmonics(rays[one.ray].direction, grid.degree, basis);
     value[0] = one.gradient.raw;
@@ -171,16 +143,10 @@ VOXELFIELD_MULTIVERSION void scatter_layer(const ShGridView<scalar_t>& grid, con
 }
 
 struct Cpu : CpuBackend {
-  template <typename scalar_t>
-  static void render(const RenderScene<scalar_t>& scene, const RayBatch& rays, const RenderedPointers<float>& out) {
-    for_each_range(rays.count, kRaysPerTask,
-                   [&](int64_t begin, int64_t end) { render_range(scene, rays, begin, end, out); });
-  }
-
-  template <typename scalar_t>
-  static void render_image(const RenderScene<scalar_t>& scene, const PinholeView& camera, const float* background,
-                           const RenderedPointers<float>& out) {
-    for_each_task(camera.height, [&](int64_t y, int64_t /*thread*/) { render_row(scene, camera, y, background, out); });
+  template <typename scalar_t, typename Rays>
+  static void render(const RenderScene<scalar_t>& scene, const Rays& rays) {
+    for_each_range(rays.count(), kRaysPerTask,
+                   [&](int64_t begin, int64_t end) { render_range(scene, rays, begin, end); });
   }
 
   template <typename scalar_t>
@@ -191,11 +157,13 @@ struct Cpu : CpuBackend {
     for_each_range(rays.count, kRaysPerTask, [&](int64_t begin, int64_t end) {
       find_contributions(scene, rays, begin, end, gradients, results, parts[begin / kRaysPerTask]);
     });
-    const Layers layers(parts, scene.grid.locator.resolution[0]);
-    // The samples of a layer write to it and to the next one.
-    for (int64_t parity = 0; parity < 2; ++parity) {
-      for_each_task((layers.count() - parity + 1) / 2, [&](int64_t task, int64_t /*thread*/) {
-        scatter_layer(scene.grid, rays, layers, 2 * task + parity, grad_rows);
+    std::vector<Layer> layers(scene.grid.locator.resolution[0]);
+    for (const auto& part : parts) {
+      for (const Contribution& one : part) layers[one.stencil.lower[0]].push_back(&one);
+    }
+    for (size_t parity = 0; parity < 2; ++parity) {
+      for_each_task((layers.size() - parity + 1) / 2, [&](int64_t task, int64_t /*thread*/) {
+        scatter_layer(scene.grid, rays, layers[2 * task + parity], grad_rows);
       });
     }
   }
@@ -203,11 +171,6 @@ struct Cpu : CpuBackend {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(voxelfield, CPU, m) {
-  m.impl("render_grid", TORCH_BOX(&RenderOps<Cpu>::render_grid));
-  m.impl("render_grid_image", TORCH_BOX(&RenderOps<Cpu>::render_grid_image));
-  m.impl("render_grid_backward", TORCH_BOX(&RenderOps<Cpu>::render_grid_backward));
-  m.impl("render_grid_accumulate", TORCH_BOX(&RenderOps<Cpu>::render_grid_accumulate));
-}
+STABLE_TORCH_LIBRARY_IMPL(voxelfield, CPU, m) { RenderOps<Cpu>::implement(m); }
 
 }  // namespace voxelfield

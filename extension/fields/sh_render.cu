@@ -13,38 +13,23 @@ constexpr int64_t kEnoughThreads = 1 << 16;
 constexpr int kMaxRayLanes = 8;
 constexpr int kImageRayLanes = 2;
 
-// Rays from memory.
-struct ListedRays {
+// Rays in the order of memory.
+struct ListedWarps : ListedRays {
   static constexpr int kBlocks = kListedBlocks;
-  RayBatch batch;
-  RenderedPointers<float> out;
 
   __device__ __forceinline__ int64_t index(int64_t warp, int ray, int rays_per_warp) const {
     const int64_t index = warp * rays_per_warp + ray;
     return index < batch.count ? index : -1;
   }
-
-  __device__ __forceinline__ Ray operator[](int64_t index) const {
-    const RayView view = batch[index < 0 ? 0 : index];
-    return {{view.origin[0], view.origin[1], view.origin[2]},
-            {view.direction[0], view.direction[1], view.direction[2]},
-            view.near,
-            view.far,
-            view.offset};
-  }
-
-  __device__ __forceinline__ void store(int64_t index, const RayTotals<float>& totals) const {
-    out.store(index, totals);
-  }
 };
 
-// The rays of an image: a warp renders a tile of pixels, whose rays stay close together.
-struct ImageRays {
-  static constexpr int kBlocks = 5;
+struct TileSize {
   int tile_width, tile_height;  // powers of two
-  PinholeView camera;
-  const float* background;
-  RenderedPointers<float> out;
+};
+
+// A warp renders a tile of pixels, whose rays stay close together.
+struct ImageWarps : TileSize, ImageRays {
+  static constexpr int kBlocks = 5;
 
   __host__ __device__ int64_t tiles_across() const { return (camera.width + tile_width - 1) / tile_width; }
   int64_t tiles() const { return tiles_across() * ((camera.height + tile_height - 1) / tile_height); }
@@ -55,15 +40,6 @@ struct ImageRays {
     const int64_t x = (tile - row * across) * tile_width + (ray & (tile_width - 1));
     const int64_t y = row * tile_height + ray / tile_width;
     return x < camera.width && y < camera.height ? y * camera.width + x : -1;
-  }
-
-  __device__ __forceinline__ Ray operator[](int64_t index) const {
-    const int64_t pixel = index < 0 ? 0 : index, y = pixel / camera.width;
-    return camera(pixel - y * camera.width, y);
-  }
-
-  __device__ __forceinline__ void store(int64_t index, const RayTotals<float>& totals) const {
-    out.store_pixel(background, index, totals);
   }
 };
 
@@ -94,23 +70,23 @@ void dispatch_width(const ShGridView<scalar_t>& grid, const F& f) {
 
 struct Cuda : CudaBackend {
   template <typename scalar_t>
-  static void render(const RenderScene<scalar_t>& scene, const RayBatch& batch, const RenderedPointers<float>& out) {
+  static void render(const RenderScene<scalar_t>& scene, const ListedRays& rays) {
     dispatch_width(scene.grid, [&](auto width) {
-      const WarpPlan plan = plan_for(scene.grid, ray_lanes_for(batch.count), width);
-      launch<decltype(width)::value>(scene, ListedRays{batch, out}, plan,
-                                     (batch.count + plan.rays() - 1) / plan.rays());
+      const WarpPlan plan = plan_for(scene.grid, ray_lanes_for(rays.count()), width);
+      launch_warps(render_kernel<decltype(width)::value, scalar_t, ListedWarps>, plan,
+                   (rays.count() + plan.rays() - 1) / plan.rays(), scene, ListedWarps{rays}, plan);
     });
   }
 
   template <typename scalar_t>
-  static void render_image(const RenderScene<scalar_t>& scene, const PinholeView& camera, const float* background,
-                           const RenderedPointers<float>& out) {
+  static void render(const RenderScene<scalar_t>& scene, const ImageRays& rays) {
     dispatch_width(scene.grid, [&](auto width) {
       const WarpPlan plan = plan_for(scene.grid, kImageRayLanes, width);
       int tile_width = 1;
       while (tile_width * tile_width < plan.rays()) tile_width *= 2;
-      const ImageRays rays{tile_width, plan.rays() / tile_width, camera, background, out};
-      launch<decltype(width)::value>(scene, rays, plan, rays.tiles());
+      const ImageWarps warps{{tile_width, plan.rays() / tile_width}, rays};
+      launch_warps(render_kernel<decltype(width)::value, scalar_t, ImageWarps>, plan, warps.tiles(), scene, warps,
+                   plan);
     });
   }
 
@@ -119,33 +95,22 @@ struct Cuda : CudaBackend {
                               const RenderedPointers<const float>& gradients,
                               const RenderedPointers<const float>& results, float* grad_rows) {
     dispatch_width(scene.grid, [&](auto width) {
-      constexpr int kWidth = decltype(width)::value;
       const WarpPlan plan = plan_for(scene.grid, ray_lanes_for(batch.count), width);
-      check_shared_memory(plan.shared_bytes());
-      render_backward_kernel<kWidth>
-          <<<blocks(batch.count, plan.rays() * kRenderWarps), kRenderThreads, plan.shared_bytes(), stream()>>>(
-              scene, batch, gradients, results, grad_rows, plan);
-      STD_CUDA_KERNEL_LAUNCH_CHECK();
+      launch_warps(render_backward_kernel<decltype(width)::value, scalar_t>, plan,
+                   (batch.count + plan.rays() - 1) / plan.rays(), scene, batch, gradients, results, grad_rows, plan);
     });
   }
 
  private:
-  template <int kWidth, typename scalar_t, typename Rays>
-  static void launch(const RenderScene<scalar_t>& scene, const Rays& rays, const WarpPlan& plan, int64_t warps) {
+  template <typename Kernel, typename... Arguments>
+  static void launch_warps(Kernel* kernel, const WarpPlan& plan, int64_t warps, const Arguments&... arguments) {
     check_shared_memory(plan.shared_bytes());
-    render_kernel<kWidth>
-        <<<blocks(warps, kRenderWarps), kRenderThreads, plan.shared_bytes(), stream()>>>(scene, rays, plan);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    launch(kernel, blocks(warps, kRenderWarps), kRenderThreads, plan.shared_bytes(), arguments...);
   }
 };
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) {
-  m.impl("render_grid", TORCH_BOX(&RenderOps<Cuda>::render_grid));
-  m.impl("render_grid_image", TORCH_BOX(&RenderOps<Cuda>::render_grid_image));
-  m.impl("render_grid_backward", TORCH_BOX(&RenderOps<Cuda>::render_grid_backward));
-  m.impl("render_grid_accumulate", TORCH_BOX(&RenderOps<Cuda>::render_grid_accumulate));
-}
+STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) { RenderOps<Cuda>::implement(m); }
 
 }  // namespace voxelfield

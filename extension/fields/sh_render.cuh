@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(kRenderThreads, Rays::kBlocks)
   const WarpSeat seat(plan);
   const int64_t warp = static_cast<int64_t>(blockIdx.x) * kRenderWarps + threadIdx.x / kWarp;
   const int64_t index = rays.index(warp, seat.ray, kWarp / plan.ray_lanes);
-  const Ray ray = rays[index];
+  const Ray ray = rays[index < 0 ? 0 : index];
   RayTotals<float> totals;
   walk_rays<Width>(scene, ray.view(scene.step, scene.steps_per_length), index >= 0, seat, plan,
                    [&](const WalkedSample& sample, int, int) {

@@ -1,6 +1,5 @@
 // Host side of rendering, written once: check, allocate, pick types, and hand over to a backend's kernels.
-//   Backend::render(scene, rays, out)                 rays: a RayBatch
-//   Backend::render_image(scene, camera, background, out)
+//   Backend::render(scene, rays)                                             rays: ListedRays or ImageRays
 //   Backend::render_backward(scene, rays, gradients, results, grad_rows)     adds to grad_rows
 #pragma once
 
@@ -36,6 +35,32 @@ struct RenderedPointers {
   }
 };
 
+// Rays from memory, and where their results go.
+struct ListedRays {
+  RayBatch batch;
+  RenderedPointers<float> out;
+
+  int64_t count() const { return batch.count; }
+  VOXELFIELD_HOST_DEVICE Ray operator[](int64_t index) const { return Ray::copy(batch[index]); }
+  VOXELFIELD_HOST_DEVICE void store(int64_t index, const RayTotals<float>& totals) const { out.store(index, totals); }
+};
+
+// The rays of an image.
+struct ImageRays {
+  PinholeView camera;
+  const float* background;
+  RenderedPointers<float> out;
+
+  int64_t count() const { return camera.width * camera.height; }
+  VOXELFIELD_HOST_DEVICE Ray operator[](int64_t pixel) const {
+    const int64_t y = pixel / camera.width;
+    return camera(pixel - y * camera.width, y);
+  }
+  VOXELFIELD_HOST_DEVICE void store(int64_t pixel, const RayTotals<float>& totals) const {
+    out.store_pixel(background, pixel, totals);
+  }
+};
+
 template <typename Backend>
 struct RenderOps {
   using Rendered = std::tuple<Tensor, Tensor, Tensor>;
@@ -50,12 +75,11 @@ struct RenderOps {
     const Field field{grid, density, aabb_grid, degree, density_scale, density_shift, origins};
     const typename Backend::Guard guard(origins);
     const int64_t count = rays.origins.size(0);
-    Rendered out = allocate(rays.origins, {count});
+    const Rendered out = allocate(rays.origins, {count});
     if (count == 0) return out;
-    const RayBatch batch = rays.batch(step);
-    field.dispatch([&](const auto& view) {
-      Backend::render(scene(cells.either(), view, step, min_transmittance, min_weight), batch, pointers(out));
-    });
+    const ListedRays listed{rays.batch(step), pointers<float>(out)};
+    field.dispatch(cells, step, min_transmittance, min_weight,
+                   [&](const auto& scene) { Backend::render(scene, listed); });
     return out;
   }
 
@@ -70,13 +94,12 @@ struct RenderOps {
     const CellInputs cells{occupied, resolution, aabb_occupancy, c2w};
     const Field field{grid, density, aabb_grid, degree, density_scale, density_shift, c2w};
     const typename Backend::Guard guard(c2w);
-    Rendered out = allocate(pose, {height, width});
-    field.dispatch([&](const auto& view) {
-      Backend::render_image(
-          scene(cells.either(), view, step, min_transmittance, min_weight),
-          PinholeView{pose.const_data_ptr<float>(), lens.const_data_ptr<float>(), width, height, view.aabb},
-          behind.const_data_ptr<float>(), pointers(out));
-    });
+    const Rendered out = allocate(pose, {height, width});
+    const PinholeView camera{pose.const_data_ptr<float>(), lens.const_data_ptr<float>(), width, height,
+                             field.aabb.template const_data_ptr<float>()};
+    const ImageRays rays{camera, behind.const_data_ptr<float>(), pointers<float>(out)};
+    field.dispatch(cells, step, min_transmittance, min_weight,
+                   [&](const auto& scene) { Backend::render(scene, rays); });
     return out;
   }
 
@@ -108,22 +131,22 @@ struct RenderOps {
     const Field field{grid, std::nullopt, aabb_grid, degree, density_scale, density_shift, origins};
     check_contiguous("grad_grid", grad_grid, {grid.size(0), grid.size(1), grid.size(2), grid.size(3)},
                      ScalarType::Float, origins);
-    const int64_t count = rays.origins.size(0);
-    check_tensor("grad_rgb", grad_rgb, {count, 3}, ScalarType::Float, origins);
-    check_tensor("grad_opacity", grad_opacity, {count}, ScalarType::Float, origins);
-    check_tensor("grad_depth_sum", grad_depth_sum, {count}, ScalarType::Float, origins);
-    check_tensor("rgb", rgb, {count, 3}, ScalarType::Float, origins);
-    check_tensor("opacity", opacity, {count}, ScalarType::Float, origins);
-    check_tensor("depth_sum", depth_sum, {count}, ScalarType::Float, origins);
+    const Rendered gradients = checked("grad_", grad_rgb, grad_opacity, grad_depth_sum, origins);
+    const Rendered results = checked("", rgb, opacity, depth_sum, origins);
     const typename Backend::Guard guard(origins);
-    const Rendered gradients{as_contiguous(grad_rgb), as_contiguous(grad_opacity), as_contiguous(grad_depth_sum)};
-    const Rendered results{as_contiguous(rgb), as_contiguous(opacity), as_contiguous(depth_sum)};
-    if (count == 0) return;
+    if (origins.size(0) == 0) return;
     const RayBatch batch = rays.batch(step);
-    field.dispatch([&](const auto& view) {
-      Backend::render_backward(scene(cells.either(), view, step, min_transmittance, min_weight), batch,
-                               const_pointers(gradients), const_pointers(results), grad_grid.mutable_data_ptr<float>());
+    field.dispatch(cells, step, min_transmittance, min_weight, [&](const auto& scene) {
+      Backend::render_backward(scene, batch, pointers<const float>(gradients), pointers<const float>(results),
+                               grad_grid.mutable_data_ptr<float>());
     });
+  }
+
+  static void implement(Library& m) {
+    m.impl("render_grid", TORCH_BOX(&RenderOps::render_grid));
+    m.impl("render_grid_image", TORCH_BOX(&RenderOps::render_grid_image));
+    m.impl("render_grid_backward", TORCH_BOX(&RenderOps::render_grid_backward));
+    m.impl("render_grid_accumulate", TORCH_BOX(&RenderOps::render_grid_accumulate));
   }
 
  private:
@@ -159,47 +182,40 @@ struct RenderOps {
       check_tensor("density", *density, {grid.size(0), grid.size(1), grid.size(2)}, dtype, like);
     }
 
+    // Calls f with the scene, of the grid's type.
     template <typename F>
-    void dispatch(const F& f) const {
-      switch (grid.scalar_type()) {
-        case ScalarType::Float: return f(view<float>());
-        case ScalarType::Half: return f(view<torch::headeronly::Half>());
-        default: return f(view<torch::headeronly::BFloat16>());
-      }
+    void dispatch(const CellInputs& cells, double step, double min_transmittance, double min_weight, const F& f) const {
+      check_step(step);
+      check_fraction("min_transmittance", min_transmittance);
+      check_fraction("min_weight", min_weight);
+      dispatch_floating(grid.scalar_type(), "grid", [&](auto zero) {
+        using scalar_t = decltype(zero);
+        if constexpr (!std::is_same_v<scalar_t, double>) {
+          f(RenderScene<scalar_t>{cells.either(),
+                                  view<scalar_t>(),
+                                  static_cast<float>(step),
+                                  steps_per_length(step),
+                                  {static_cast<float>(min_transmittance), static_cast<float>(min_weight)}});
+        }
+      });
     }
 
     template <typename scalar_t>
     ShGridView<scalar_t> view() const {
-      const scalar_t* rows = grid.const_data_ptr<scalar_t>();
-      GridLocator<float> locator{};
-      for (int axis = 0; axis < 3; ++axis) locator.resolution[axis] = static_cast<int32_t>(grid.size(axis));
-      locator.padding = Padding::kBorder;
-      locator.channels = 1;
-      locator.align_corners = true;
-      return {rows,
-              density.has_value() ? density->const_data_ptr<scalar_t>() : rows,
+      const Tensor& raw = density.has_value() ? *density : grid;
+      return {grid.const_data_ptr<scalar_t>(),
+              raw.const_data_ptr<scalar_t>(),
               grid.size(3),
               density.has_value() ? 1 : grid.size(3),
-              locator.plain(),
+              {{resolution(0), resolution(1), resolution(2)}, Padding::kBorder, 1, 0, true, false},
               aabb.const_data_ptr<float>(),
               static_cast<int>(degree),
               static_cast<float>(density_scale),
               static_cast<float>(density_shift)};
     }
-  };
 
-  template <typename scalar_t>
-  static RenderScene<scalar_t> scene(const CellsView& cells, const ShGridView<scalar_t>& grid, double step,
-                                     double min_transmittance, double min_weight) {
-    check_step(step);
-    check_fraction("min_transmittance", min_transmittance);
-    check_fraction("min_weight", min_weight);
-    return {cells,
-            grid,
-            static_cast<float>(step),
-            steps_per_length(step),
-            {static_cast<float>(min_transmittance), static_cast<float>(min_weight)}};
-  }
+    int32_t resolution(int axis) const { return static_cast<int32_t>(grid.size(axis)); }
+  };
 
   static Rendered allocate(const Tensor& like, const std::vector<int64_t>& shape) {
     std::vector<int64_t> colored = shape;
@@ -208,16 +224,19 @@ struct RenderOps {
             new_empty(like, shape, ScalarType::Float)};
   }
 
-  static RenderedPointers<float> pointers(Rendered& tensors) {
-    return {std::get<0>(tensors).template mutable_data_ptr<float>(),
-            std::get<1>(tensors).template mutable_data_ptr<float>(),
-            std::get<2>(tensors).template mutable_data_ptr<float>()};
+  static Rendered checked(const std::string& prefix, const Tensor& rgb, const Tensor& opacity, const Tensor& depth_sum,
+                          const Tensor& origins) {
+    const int64_t rays = origins.size(0);
+    check_tensor((prefix + "rgb").c_str(), rgb, {rays, 3}, ScalarType::Float, origins);
+    check_tensor((prefix + "opacity").c_str(), opacity, {rays}, ScalarType::Float, origins);
+    check_tensor((prefix + "depth_sum").c_str(), depth_sum, {rays}, ScalarType::Float, origins);
+    return {as_contiguous(rgb), as_contiguous(opacity), as_contiguous(depth_sum)};
   }
 
-  static RenderedPointers<const float> const_pointers(const Rendered& tensors) {
-    return {std::get<0>(tensors).template const_data_ptr<float>(),
-            std::get<1>(tensors).template const_data_ptr<float>(),
-            std::get<2>(tensors).template const_data_ptr<float>()};
+  template <typename T>
+  static RenderedPointers<T> pointers(const Rendered& tensors) {
+    const auto& [rgb, opacity, depth] = tensors;
+    return {static_cast<T*>(rgb.data_ptr()), static_cast<T*>(opacity.data_ptr()), static_cast<T*>(depth.data_ptr())};
   }
 };
 

@@ -11,15 +11,6 @@ namespace voxelfield {
 constexpr int kRenderThreads = 128;
 constexpr int kRenderWarps = kRenderThreads / kWarp;
 
-struct WarpPlan {
-  int ray_lanes;     // a power of two
-  int sample_lanes;  // a power of two
-  int row;           // length of a ray's row of basis functions, in shared memory
-
-  int rays() const { return kWarp / ray_lanes; }
-  int shared_bytes() const;
-};
-
 // A sample on its way between the thread of its ray and the threads that read its features.
 struct alignas(16) StagedSample {
   float weight[kCorners];
@@ -34,10 +25,17 @@ struct alignas(16) StagedSample {
   }
 };
 
-inline int WarpPlan::shared_bytes() const {
-  return kRenderWarps *
-         (kWarp * static_cast<int>(sizeof(StagedSample)) + rays() * row * static_cast<int>(sizeof(float)));
-}
+struct WarpPlan {
+  int ray_lanes;     // a power of two
+  int sample_lanes;  // a power of two
+  int row;           // length of a ray's row of basis functions, in shared memory
+
+  int rays() const { return kWarp / ray_lanes; }
+  int shared_bytes() const {
+    return kRenderWarps *
+           (kWarp * static_cast<int>(sizeof(StagedSample)) + rays() * row * static_cast<int>(sizeof(float)));
+  }
+};
 
 // A thread's place in its warp, and the warp's shared memory.
 struct WarpSeat {

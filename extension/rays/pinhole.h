@@ -16,6 +16,14 @@ struct Ray {
   VOXELFIELD_HOST_DEVICE RayView view(float step, float steps_per_length) const {
     return {origin, direction, near, far, offset, step, steps_per_length};
   }
+
+  static VOXELFIELD_HOST_DEVICE Ray copy(const RayView& ray) {
+    return {{ray.origin[0], ray.origin[1], ray.origin[2]},
+            {ray.direction[0], ray.direction[1], ray.direction[2]},
+            ray.near,
+            ray.far,
+            ray.offset};
+  }
 };
 
 // Sets near and far to the part of a ray inside a box, or both to 0 where it misses (Kay and Kajiya 1986, slabs).
