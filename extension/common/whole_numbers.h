@@ -37,6 +37,7 @@ VOXELFIELD_HOST_DEVICE float ceil_small(float value) {
 #endif
 }
 
+#if defined(__CUDACC__)
 // Division by a number known on the host, without a division on the device: Granlund and Montgomery, "Division by
 // invariant integers using multiplication" (PLDI 1994), figure 4.1, for numbers below 2^31.
 struct Divisor {
@@ -50,12 +51,12 @@ struct Divisor {
     multiplier = static_cast<uint32_t>(((uint64_t{1} << 32) * ((uint64_t{1} << shift) - divisor)) / divisor + 1);
   }
 
-  VOXELFIELD_HOST_DEVICE int32_t divide(int32_t number, int32_t& rest) const {
-    const uint32_t quotient =
-        (static_cast<uint32_t>(uint64_t{multiplier} * static_cast<uint32_t>(number) >> 32) + number) >> shift;
+  __device__ __forceinline__ int32_t divide(int32_t number, int32_t& rest) const {
+    const uint32_t quotient = (__umulhi(static_cast<uint32_t>(number), multiplier) + number) >> shift;
     rest = number - static_cast<int32_t>(quotient) * value;
     return static_cast<int32_t>(quotient);
   }
 };
+#endif
 
 }  // namespace voxelfield
