@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kThreads)
   if (row < errors.rows) errors.write_gradient(row, errors.counted_rows(), 2 * *grad * errors.scale(), grad_colors);
 }
 
-struct Cuda : CudaBackend {
+struct CudaColorError : CudaBackend {
   static int64_t parts(int64_t rows) { return std::min((rows + kRowsPerBlock - 1) / kRowsPerBlock, kMaxBlocks); }
 
   template <typename T>
@@ -61,6 +61,6 @@ struct Cuda : CudaBackend {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) { ColorErrorOps<Cuda>::implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) { ColorErrorOps<CudaColorError>::implement(m); }
 
 }  // namespace voxelfield

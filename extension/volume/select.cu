@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kJudgeThreads)
   if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
 
-struct Cuda : CudaPacking {
+struct CudaSelect : CudaPacking {
   static void count_visible(const PackedSamples<float>& samples, const KeepRule<float>& rule, const SegmentParts& parts,
                             int32_t* kept, int32_t* counts, int64_t* sums) {
     dispatch_team(samples.rays, [&](auto size) {
@@ -53,6 +53,6 @@ struct Cuda : CudaPacking {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) { SelectOps<Cuda>::implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) { SelectOps<CudaSelect>::implement(m); }
 
 }  // namespace voxelfield

@@ -13,10 +13,10 @@ from pathlib import Path
 LONG = (
     "mlp/backward.cu",
     "stencil/splat_tiled.cu",
+    "stencil/gather.cu",
     "fields/pyramid_render.cu",
     "fields/sh_render.cu",
-    "stencil/gather.cu",
-    "stencil/splat_atomic.cu",
+    "stencil/splat.cu",
 )
 
 
