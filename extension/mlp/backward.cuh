@@ -7,6 +7,8 @@
 // several launches, the last layers' first.
 #pragma once
 
+#include <type_traits>
+
 #include "mlp/forward.cuh"
 #include "mlp/weight_gradient.cuh"
 
@@ -91,12 +93,35 @@ struct BackwardPointers {
   float4* partial;
 };
 
-template <typename Weights, int Width, int M, int Units, int Threads, int Blocks>
-__global__ void __launch_bounds__(Threads, Blocks)
+// The blocks that registers should suffice for. Three take two thirds of the registers that two do; the smallest shared
+// memory that a block of width 64 takes, 60,672 bytes, fits three times only where a multiprocessor has 228 KiB.
+template <int Width, int Units>
+__host__ __device__ constexpr int backward_blocks() {
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ < 900 || __CUDA_ARCH__ >= 1200)
+  constexpr int kMost = Width == 64 ? 2 : 3;
+#else
+  constexpr int kMost = 3;
+#endif
+  return Units == 1 ? kMost : 2;
+}
+
+// Whether there are too few registers for a warp's units unless other numbers are computed again. sm_90 has enough for
+// three units beside staged weights.
+template <int Width, int Units, bool Staged>
+__host__ __device__ constexpr bool scarce_registers() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+  return Width > 64 && Units > (Staged ? 3 : 2);
+#else
+  return Width > 64 && Units > 2;
+#endif
+}
+
+template <typename Weights, int Width, int M, int Units>
+__global__ void __launch_bounds__(kBackwardRows / (16 * M) * kWarp, M == 1 ? 1 : backward_blocks<Width, Units>())
     mlp_backward_kernel(const __grid_constant__ BackwardPlan plan, RowCount rows,
                         const __grid_constant__ BackwardPointers pointers, const __grid_constant__ MlpLaunch launch) {
   extern __shared__ uint4 memory[];
-  constexpr bool kStaged = Weights::kStaged;
+  constexpr bool kStaged = Weights::kStaged, kScarce = scarce_registers<Width, Units, kStaged>();
   const Mlp& mlp = plan.mlp;
   const unsigned shared = shared_address(memory);
   const int warps = blockDim.x / kWarp, warp = threadIdx.x / kWarp, lane = lane_of_warp();
@@ -108,19 +133,21 @@ __global__ void __launch_bounds__(Threads, Blocks)
   const auto leaving_stride = [&](int l) { return l == last ? out_stride : kStride; };
 
   // Warps beyond the last unit take other rows of a unit that has a warp already.
-  const int units = launch.units, splits = launch.splits, split = splits > 1 ? warp / units : 0;
+  const int units = launch.units, splits = kScarce ? 1 : launch.splits, split = splits > 1 ? warp / units : 0;
   const int some_unit = launch.first_unit + (splits > 1 ? warp % units : warp);
-  UnitOperands operand[Units];
+  std::conditional_t<kScarce, CompactOperands, UnitOperands> operand[Units];
 #pragma unroll
   for (int u = 0; u < Units; ++u) {
     const int index = some_unit + u * warps;
     const bool valid = index < launch.end_unit && split < splits;
     const MlpUnit unit(mlp, valid ? index : 0);
-    operand[u].layer = valid ? unit.layer : kNoUnit;
-    operand[u].tall = unit.row + 16 < mlp.network.rows_of(unit.layer);
-    operand[u].entering =
+    UnitOperands own_unit;
+    own_unit.layer = valid ? unit.layer : kNoUnit;
+    own_unit.tall = unit.row + 16 < mlp.network.rows_of(unit.layer);
+    own_unit.entering =
         2 * unit.column + down({shared + plan.entering_offset(unit.layer), entering_stride(unit.layer)});
-    operand[u].leaving = 2 * unit.row + across({shared + plan.leaving_offset(unit.layer), leaving_stride(unit.layer)});
+    own_unit.leaving = 2 * unit.row + across({shared + plan.leaving_offset(unit.layer), leaving_stride(unit.layer)});
+    operand[u] = own_unit;
   }
   float sums[Units][2][4][4] = {};
   const int lowest = MlpUnit(mlp, launch.first_unit).layer, highest = MlpUnit(mlp, launch.end_unit - 1).layer;
@@ -178,10 +205,10 @@ __global__ void __launch_bounds__(Threads, Blocks)
 #pragma unroll
       for (int m = 0; m < M; ++m) store_fragment(kept_grads, own + 16 * m, kOutputGroup * group, grads[m]);
     }
-    Activations<M, Width> x =
-        first_layer<Width>(weights[0], input_at(first), tiles, [&](int group, const Fragment(&group_tiles)[2][M]) {
-          if (kStaged && lowest == 0) keep_input(group, group_tiles);
-        });
+    Activations<M, Width> x = first_layer<Width, kScarce>(weights[0], input_at(first), tiles,
+                                                          [&](int group, const Fragment(&group_tiles)[2][M]) {
+                                                            if (kStaged && lowest == 0) keep_input(group, group_tiles);
+                                                          });
     keep_entering(1, x);
     launch.write_signs(1, first, x);
     for (int l = 1; l < highest; ++l) {
@@ -268,7 +295,8 @@ __global__ void __launch_bounds__(Threads, Blocks)
 
 #pragma unroll
   for (int u = 0; u < Units; ++u) {
-    if (operand[u].layer == kNoUnit) continue;
+    const UnitOperands& unit = operand[u];
+    if (unit.layer == kNoUnit) continue;
     float4* to = pointers.partial +
                  ((static_cast<int64_t>(blockIdx.x) * splits + split) * units + some_unit + u * warps) * kUnitVectors +
                  lane;
