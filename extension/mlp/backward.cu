@@ -1,7 +1,6 @@
 // The gradients of a multilayer perceptron on CUDA: how the work is laid out over warps and launches.
 #include <algorithm>
 
-#include "common/dispatch_value.h"
 #include "mlp/backward.cuh"
 #include "mlp/mlp_inputs.cuh"
 
@@ -110,11 +109,11 @@ std::tuple<Tensor, std::vector<Tensor>> mlp_backward(const Tensor& grad_output, 
     static std::once_flag said;
     const int wanted = BackwardPlan{in.mlp, Kept::kReplaced, kBackwardRows / strip_rows(network.width), 0}.bytes();
     warn_of_packed_weights(said, "mlp_backward", wanted, limit);
-    const PackedTensor packed{plan.mlp.network, in.input, true};
+    const Tensor packed = pack_weights(plan.mlp.network, in.input, true);
     dispatch_value<64, 128>(plan.mlp.network.width, [&](auto padded) {
       constexpr int kWidth = decltype(padded)::value;
       dispatch_value<(kWidth == 64 ? kMostUnits : 3), kMostUnits>(shares.at_once(), [&](auto units) {
-        launch_backward<PackedWeights, kWidth, 1, decltype(units)::value>(plan, shares, packed.pointer(), t);
+        launch_backward<PackedWeights, kWidth, 1, decltype(units)::value>(plan, shares, vectors(packed), t);
       });
     });
   }
