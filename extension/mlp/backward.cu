@@ -33,7 +33,7 @@ void launch_backward(const BackwardPlan& plan, const UnitShares& shares, const u
   const int warps = plan.warps(), units = shares.units, layers = plan.mlp.network.layers;
   const int tiles = std::max((t.in.rows.capacity + plan.rows() - 1) / plan.rows(), 1);
   const int blocks = std::min(tiles, resident_blocks(kernel, warps * kWarp, plan.shared));
-  const int splits = Units == 1 ? std::max(warps / units, 1) : 1;
+  const int splits = Units == kMostUnits ? 1 : std::max(warps / units, 1);
   const Tensor partial = new_empty(t.in.input, {blocks * splits, units, kUnit * kUnit}, ScalarType::Float);
   MlpLaunch launch{};
   launch.units = units;

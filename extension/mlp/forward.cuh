@@ -29,11 +29,7 @@ __device__ __forceinline__ void first_layer_part(Activations<M, Width>& hidden, 
     if (++group * kInputGroup >= input.columns) break;
     load_input(input, group, tiles);
   }
-#pragma unroll
-  for (int i = 0; i < Count; ++i) {
-#pragma unroll
-    for (int m = 0; m < M; ++m) hidden.tile[from + i][m] = relu_to_half(panels[i], m);
-  }
+  for_each_tile<M, 16 * Count>([&](int i, int m) { hidden.tile[from + i][m] = to_half<true>(panels[i], m); });
 }
 
 // All columns; in two parts, which read the input twice, to spare registers.
