@@ -7,14 +7,6 @@
 namespace voxelfield {
 namespace {
 
-template <int Most, typename F>
-void dispatch_units(int units, const F& f) {
-  if constexpr (Most > 1) {
-    if (units < Most) return dispatch_units<Most - 1>(units, f);
-  }
-  f(std::integral_constant<int, Most>{});
-}
-
 struct BackwardTensors {
   const MlpInputs& in;
   const Tensor& grad_output;
@@ -27,29 +19,27 @@ struct UnitShares {
   int units, per_warp, launches, per_launch;
 
   explicit UnitShares(const BackwardPlan& plan) : units(plan.mlp.units()) {
-    per_warp = (units + plan.warps - 1) / plan.warps;
-    const int most = backward_units(plan.mlp.network.width);
+    per_warp = (units + plan.warps() - 1) / plan.warps();
+    const int most = plan.tiles() == 1 ? kMostUnits : most_units_of_two_tiles(plan.mlp.network.width);
     launches = (per_warp + most - 1) / most;
     per_launch = (units + launches - 1) / launches;
   }
   int at_once() const { return (per_warp + launches - 1) / launches; }
 };
 
-template <template <int, int> class Weights, int Width, int Units>
+template <template <int, int> class Weights, int Width, int Tiles, int Units>
 void launch_backward(const BackwardPlan& plan, const UnitShares& shares, const uint4* packed, BackwardTensors& t) {
-  constexpr int kTiles = backward_tiles(Width), kMostThreads = backward_warps(Width) * kWarp;
-  constexpr int kBlocks = Width > 64 ? 1 : Units == 1 ? 3 : 2;
-  const auto kernel = mlp_backward_kernel<Weights<Width, 0>, Width, kTiles, Units, kMostThreads, kBlocks>;
-  const int warps = plan.warps, units = shares.units, layers = plan.mlp.network.layers, capacity = t.in.rows.capacity;
-  const int tiles = std::max((capacity + plan.rows() - 1) / plan.rows(), 1);
+  const auto kernel = mlp_backward_kernel<Weights<Width, 0>, Width, Tiles, Units>;
+  const int warps = plan.warps(), units = shares.units, layers = plan.mlp.network.layers;
+  const int tiles = std::max((t.in.rows.capacity + plan.rows() - 1) / plan.rows(), 1);
   const int blocks = std::min(tiles, resident_blocks(kernel, warps * kWarp, plan.shared));
-  const int splits = std::max(warps / units, 1);
+  const int splits = Units == kMostUnits ? 1 : std::max(warps / units, 1);
   const Tensor partial = new_empty(t.in.input, {blocks * splits, units, kUnit * kUnit}, ScalarType::Float);
   MlpLaunch launch{};
   launch.units = units;
   launch.splits = splits;
   launch.first_signs = MlpUnit(plan.mlp, shares.per_launch - 1).layer + 1;
-  launch.tiles = tiles * warps * kTiles;
+  launch.tiles = tiles * warps * Tiles;
   const int64_t layers_with_signs = layers - launch.first_signs;  // none if there is one launch
   Tensor signs = new_empty(t.in.input, {layers_with_signs, launch.tiles, Signs<Width>::kWords, kWarp}, ScalarType::Int);
   launch.signs = reinterpret_cast<unsigned*>(signs.mutable_data_ptr<int32_t>());
@@ -58,7 +48,7 @@ void launch_backward(const BackwardPlan& plan, const UnitShares& shares, const u
   pointers.grad_output = halves(t.grad_output);
   pointers.input = halves(t.in.input);
   pointers.partial = reinterpret_cast<float4*>(partial.mutable_data_ptr<float>());
-  constexpr int64_t kKeptInts = 4 * KeptActivations<Width, kTiles>::kVectors;
+  constexpr int64_t kKeptInts = 4 * KeptActivations<Width, Tiles>::kVectors;
   Tensor activations =
       new_empty(t.in.input, {plan.staged() ? 0 : blocks * warps, layers - 1, kKeptInts}, ScalarType::Int);
   pointers.activations = reinterpret_cast<uint4*>(activations.mutable_data_ptr<int32_t>());
@@ -95,24 +85,36 @@ std::tuple<Tensor, std::vector<Tensor>> mlp_backward(const Tensor& grad_output, 
   }
   const int limit = shared_memory_limit();
   const BackwardPlan plan = plan_backward(in.mlp, limit);
-  STD_TORCH_CHECK(plan.warps > 0, "mlp: the gradient takes at least ", BackwardPlan{plan.mlp, plan.kept, 1, 0}.bytes(),
+  STD_TORCH_CHECK(plan.strips > 0, "mlp: the gradient takes at least ", BackwardPlan{plan.mlp, plan.kept, 1, 0}.bytes(),
                   " bytes of shared memory a block; ", limit, " are allowed");
   const UnitShares shares(plan);
   if (plan.staged()) {
-    dispatch_width(plan.mlp.network.width, [&](auto width) {
-      constexpr int kWidth = decltype(width)::value;
-      dispatch_units<backward_units(kWidth)>(shares.at_once(), [&](auto units) {
-        launch_backward<StagedWeights, kWidth, decltype(units)::value>(plan, shares, nullptr, t);
-      });
+    dispatch_value<16, 32, 64, 128>(plan.mlp.network.width, [&](auto padded) {
+      constexpr int kWidth = decltype(padded)::value;
+      if constexpr (kWidth <= 64) {
+        if (plan.tiles() == 2) {
+          return dispatch_value<1, 2, most_units_of_two_tiles(kWidth)>(shares.at_once(), [&](auto units) {
+            launch_backward<StagedWeights, kWidth, 2, decltype(units)::value>(plan, shares, nullptr, t);
+          });
+        }
+      }
+      if constexpr (kWidth == 64) launch_backward<StagedWeights, kWidth, 1, kMostUnits>(plan, shares, nullptr, t);
+      if constexpr (kWidth == 128) {
+        dispatch_value<1, 2, 3, kMostUnits>(shares.at_once(), [&](auto units) {
+          launch_backward<StagedWeights, kWidth, 1, decltype(units)::value>(plan, shares, nullptr, t);
+        });
+      }
     });
   } else {
     static std::once_flag said;
-    const int wanted = BackwardPlan{in.mlp, Kept::kReplaced, backward_warps(network.width), 0}.bytes();
+    const int wanted = BackwardPlan{in.mlp, Kept::kReplaced, kBackwardRows / strip_rows(network.width), 0}.bytes();
     warn_of_packed_weights(said, "mlp_backward", wanted, limit);
-    const PackedTensor packed{plan.mlp.network, in.input, true};
-    dispatch_packed_width(plan.mlp.network.width, [&](auto width) {
-      constexpr int kWidth = decltype(width)::value;
-      launch_backward<PackedWeights, kWidth, backward_units(kWidth)>(plan, shares, packed.pointer(), t);
+    const Tensor packed = pack_weights(plan.mlp.network, in.input, true);
+    dispatch_value<64, 128>(plan.mlp.network.width, [&](auto padded) {
+      constexpr int kWidth = decltype(padded)::value;
+      dispatch_value<(kWidth == 64 ? kMostUnits : 3), kMostUnits>(shares.at_once(), [&](auto units) {
+        launch_backward<PackedWeights, kWidth, 1, decltype(units)::value>(plan, shares, vectors(packed), t);
+      });
     });
   }
   if (in.mlp.input_pitch != network.in()) grad_input = repacked(grad_input, network.in());

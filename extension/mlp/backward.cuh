@@ -7,6 +7,8 @@
 // several launches, the last layers' first.
 #pragma once
 
+#include <type_traits>
+
 #include "mlp/forward.cuh"
 #include "mlp/weight_gradient.cuh"
 
@@ -33,11 +35,7 @@ __device__ __forceinline__ Activations<M, Width> last_layer_transposed(const Sha
         multiply_add<2>(panels[i], tiles, own(k / 16, part / 16 + i));
       }
     }
-#pragma unroll
-    for (int i = 0; i < kPart / 16; ++i) {
-#pragma unroll
-      for (int m = 0; m < M; ++m) hidden.tile[part / 16 + i][m] = to_half(panels[i], m);
-    }
+    for_each_tile<M, kPart>([&](int i, int m) { hidden.tile[part / 16 + i][m] = to_half(panels[i], m); });
   }
   return hidden;
 }
@@ -53,26 +51,18 @@ class KeptActivations {
              lane_of_warp()) {}
 
   __device__ __forceinline__ void write(int l, const Activations<M, Width>& x) const {
-#pragma unroll
-    for (int i = 0; i < Width / 16; ++i) {
-#pragma unroll
-      for (int m = 0; m < M; ++m) {
-        const unsigned (&part)[4] = x.tile[i][m].part;
-        at(l, i, m) = make_uint4(part[0], part[1], part[2], part[3]);
-      }
-    }
+    for_each_tile<M, Width>([&](int i, int m) {
+      const unsigned (&part)[4] = x.tile[i][m].part;
+      at(l, i, m) = make_uint4(part[0], part[1], part[2], part[3]);
+    });
   }
 
   // Copies a layer's tiles into the warp's rows of shared memory.
   __device__ __forceinline__ void read(int l, const SharedMatrix& to, int row) const {
-#pragma unroll
-    for (int i = 0; i < Width / 16; ++i) {
-#pragma unroll
-      for (int m = 0; m < M; ++m) {
-        const uint4 f = at(l, i, m);
-        store_fragment(to, row + 16 * m, 16 * i, {{f.x, f.y, f.z, f.w}});
-      }
-    }
+    for_each_tile<M, Width>([&](int i, int m) {
+      const uint4 f = at(l, i, m);
+      store_fragment(to, row + 16 * m, 16 * i, {{f.x, f.y, f.z, f.w}});
+    });
   }
 
  private:
@@ -91,12 +81,36 @@ struct BackwardPointers {
   float4* partial;
 };
 
-template <typename Weights, int Width, int M, int Units, int Threads, int Blocks>
-__global__ void __launch_bounds__(Threads, Blocks)
+// The blocks that registers should suffice for. Three take two thirds of the registers that two do; the smallest shared
+// memory that a block of width 64 takes, 60,672 bytes, fits three times only where a multiprocessor has 228 KiB.
+template <int Width, int Units>
+__host__ __device__ constexpr int backward_blocks() {
+#if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ < 900 || __CUDA_ARCH__ >= 1200)
+  constexpr int kMost = Width == 64 ? 2 : 3;
+#else
+  constexpr int kMost = 3;
+#endif
+  return Units == 1 ? kMost : 2;
+}
+
+// Whether there are too few registers for a warp's units unless other numbers are computed again. sm_90 has enough for
+// three units beside staged weights, older GPUs too few for two units beside two tiles.
+template <int Width, int M, int Units, bool Staged>
+__host__ __device__ constexpr bool scarce_registers() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
+  if (Width == 64 && M == 2) return Units > 1;
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ == 900
+  if (Staged) return Width > 64 && Units > 3;
+#endif
+  return Width > 64 && Units > 2;
+}
+
+template <typename Weights, int Width, int M, int Units>
+__global__ void __launch_bounds__(kBackwardRows / (16 * M) * kWarp, M == 1 ? 1 : backward_blocks<Width, Units>())
     mlp_backward_kernel(const __grid_constant__ BackwardPlan plan, RowCount rows,
                         const __grid_constant__ BackwardPointers pointers, const __grid_constant__ MlpLaunch launch) {
   extern __shared__ uint4 memory[];
-  constexpr bool kStaged = Weights::kStaged;
+  constexpr bool kStaged = Weights::kStaged, kScarce = scarce_registers<Width, M, Units, kStaged>();
   const Mlp& mlp = plan.mlp;
   const unsigned shared = shared_address(memory);
   const int warps = blockDim.x / kWarp, warp = threadIdx.x / kWarp, lane = lane_of_warp();
@@ -108,19 +122,22 @@ __global__ void __launch_bounds__(Threads, Blocks)
   const auto leaving_stride = [&](int l) { return l == last ? out_stride : kStride; };
 
   // Warps beyond the last unit take other rows of a unit that has a warp already.
-  const int units = launch.units, splits = launch.splits, split = splits > 1 ? warp / units : 0;
+  const int units = launch.units, splits = Units == kMostUnits ? 1 : launch.splits,
+            split = splits > 1 ? warp / units : 0;
   const int some_unit = launch.first_unit + (splits > 1 ? warp % units : warp);
-  UnitOperands operand[Units];
+  std::conditional_t<kScarce, CompactOperands, UnitOperands> operand[Units];
 #pragma unroll
   for (int u = 0; u < Units; ++u) {
     const int index = some_unit + u * warps;
     const bool valid = index < launch.end_unit && split < splits;
     const MlpUnit unit(mlp, valid ? index : 0);
-    operand[u].layer = valid ? unit.layer : kNoUnit;
-    operand[u].tall = unit.row + 16 < mlp.network.rows_of(unit.layer);
-    operand[u].entering =
+    UnitOperands own_unit;
+    own_unit.layer = valid ? unit.layer : kNoUnit;
+    own_unit.tall = unit.row + 16 < mlp.network.rows_of(unit.layer);
+    own_unit.entering =
         2 * unit.column + down({shared + plan.entering_offset(unit.layer), entering_stride(unit.layer)});
-    operand[u].leaving = 2 * unit.row + across({shared + plan.leaving_offset(unit.layer), leaving_stride(unit.layer)});
+    own_unit.leaving = 2 * unit.row + across({shared + plan.leaving_offset(unit.layer), leaving_stride(unit.layer)});
+    operand[u] = own_unit;
   }
   float sums[Units][2][4][4] = {};
   const int lowest = MlpUnit(mlp, launch.first_unit).layer, highest = MlpUnit(mlp, launch.end_unit - 1).layer;
@@ -139,11 +156,7 @@ __global__ void __launch_bounds__(Threads, Blocks)
   const unsigned after = kStaged ? block_rows * kStride : 0;  // from layer to layer
   const unsigned entering = shared + plan.entering_offset(1), leaving = shared + plan.leaving_offset(0);
   const auto keep = [&](unsigned to, const Activations<M, Width>& x) {
-#pragma unroll
-    for (int i = 0; i < Width / 16; ++i) {
-#pragma unroll
-      for (int m = 0; m < M; ++m) store_fragment({to, kStride}, own + 16 * m, 16 * i, x.tile[i][m]);
-    }
+    for_each_tile<M, Width>([&](int i, int m) { store_fragment({to, kStride}, own + 16 * m, 16 * i, x.tile[i][m]); });
   };
   const auto keep_input = [&](int group, const Fragment(&tiles)[2][M]) {
 #pragma unroll
@@ -178,10 +191,10 @@ __global__ void __launch_bounds__(Threads, Blocks)
 #pragma unroll
       for (int m = 0; m < M; ++m) store_fragment(kept_grads, own + 16 * m, kOutputGroup * group, grads[m]);
     }
-    Activations<M, Width> x =
-        first_layer<Width>(weights[0], input_at(first), tiles, [&](int group, const Fragment(&group_tiles)[2][M]) {
-          if (kStaged && lowest == 0) keep_input(group, group_tiles);
-        });
+    Activations<M, Width> x = first_layer<Width, kScarce>(weights[0], input_at(first), tiles,
+                                                          [&](int group, const Fragment(&group_tiles)[2][M]) {
+                                                            if (kStaged && lowest == 0) keep_input(group, group_tiles);
+                                                          });
     keep_entering(1, x);
     launch.write_signs(1, first, x);
     for (int l = 1; l < highest; ++l) {
@@ -209,14 +222,14 @@ __global__ void __launch_bounds__(Threads, Blocks)
         if (l == last) {
           y = last_layer_transposed<Width, M>(kept_grads, own, mlp.network.padded_out, weights[last]);
         } else if (l > 0) {
-          y = layer_transposed<kTogether>(y, weights[l]);
+          y = layer<M, Width, Width, kTogether, true>(y, weights[l]);
         } else {
           const WarpRows<__half*> to(pointers.grad_input, first, rows.capacity, mlp.input_pitch);
           for (int group = 0; group * kInputGroup < mlp.input_pitch; ++group) {
             Fragment out[2][M];
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-              const Panel<M> panel = multiply_transposed(y, weights[0], kInputGroup * group + 16 * i);
+              const Panel<M> panel = multiply<2, true>(y, weights[0], kInputGroup * group + 16 * i);
 #pragma unroll
               for (int m = 0; m < M; ++m) out[i][m] = to_half(panel, m);
             }
@@ -232,13 +245,9 @@ __global__ void __launch_bounds__(Threads, Blocks)
           }
         } else if (l > 0) {
           const SharedMatrix activations{entering + (l - 1) * after, kStride};
-#pragma unroll
-          for (int i = 0; i < Width / 16; ++i) {
-#pragma unroll
-            for (int m = 0; m < M; ++m) {
-              y.tile[i][m] = where_positive(load_fragment(activations, own + 16 * m, 16 * i), y.tile[i][m]);
-            }
-          }
+          for_each_tile<M, Width>([&](int i, int m) {
+            y.tile[i][m] = where_positive(load_fragment(activations, own + 16 * m, 16 * i), y.tile[i][m]);
+          });
         }
       }
       if (l == lowest || (plan.kept != Kept::kAll && l <= highest)) {
@@ -268,7 +277,8 @@ __global__ void __launch_bounds__(Threads, Blocks)
 
 #pragma unroll
   for (int u = 0; u < Units; ++u) {
-    if (operand[u].layer == kNoUnit) continue;
+    const UnitOperands& unit = operand[u];
+    if (unit.layer == kNoUnit) continue;
     float4* to = pointers.partial +
                  ((static_cast<int64_t>(blockIdx.x) * splits + split) * units + some_unit + u * warps) * kUnitVectors +
                  lane;

@@ -37,15 +37,15 @@ Tensor mlp_forward(const Tensor& input, const std::vector<Tensor>& weights, cons
   const int limit = shared_memory_limit();
   const ForwardPlan plan = plan_forward(in.mlp, limit);
   if (plan.staged) {
-    dispatch_width(plan.mlp.network.width, [&](auto width) {
+    dispatch_value<16, 32, 64, 128>(plan.mlp.network.width, [&](auto width) {
       launch_forward<StagedWeights, decltype(width)::value>(plan, in, nullptr, output);
     });
   } else {
     static std::once_flag said;
     warn_of_packed_weights(said, "mlp", in.mlp.network.staged_bytes(), limit);
-    const PackedTensor packed{plan.mlp.network, in.input, false};
-    dispatch_packed_width(plan.mlp.network.width, [&](auto width) {
-      launch_forward<PackedWeights, decltype(width)::value>(plan, in, packed.pointer(), output);
+    const Tensor packed = pack_weights(plan.mlp.network, in.input, false);
+    dispatch_value<64, 128>(plan.mlp.network.width, [&](auto width) {
+      launch_forward<PackedWeights, decltype(width)::value>(plan, in, vectors(packed), output);
     });
   }
   return in.mlp.output_pitch == in.mlp.network.out() ? output : repacked(output, in.mlp.network.out());

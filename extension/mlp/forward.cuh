@@ -8,12 +8,13 @@
 
 namespace voxelfield {
 
-// relu(x W^T) of the first layer, which reads its input by groups of columns; the caller has loaded the first group.
-// Calls visit(group, tiles).
-template <int Width, int M, typename Layer, typename Visit>
-__device__ __forceinline__ Activations<M, Width> first_layer(const Layer& weights, const WarpRows<const __half*>& input,
-                                                             Fragment (&tiles)[2][M], const Visit& visit) {
-  Panel<M> panels[Width / 16] = {};
+// Columns from 16 * `from` on of relu(x W^T) of the first layer, which reads its input by groups of columns; the caller
+// has loaded the first group. Calls visit(group, tiles).
+template <int Count, int Width, int M, typename Layer, typename Visit>
+__device__ __forceinline__ void first_layer_part(Activations<M, Width>& hidden, int from, const Layer& weights,
+                                                 const WarpRows<const __half*>& input, Fragment (&tiles)[2][M],
+                                                 const Visit& visit) {
+  Panel<M> panels[Count] = {};
   const auto own = weights.template tiles<false>();
 #pragma unroll 1
   for (int group = 0;;) {
@@ -21,18 +22,26 @@ __device__ __forceinline__ Activations<M, Width> first_layer(const Layer& weight
 #pragma unroll
     for (int k = 0; k < 2; ++k) {
 #pragma unroll
-      for (int i = 0; i < Width / 16; ++i) {
-        multiply_add<2>(panels[i], tiles[k], own(i, 2 * group + k));
+      for (int i = 0; i < Count; ++i) {
+        multiply_add<2>(panels[i], tiles[k], own(from + i, 2 * group + k));
       }
     }
     if (++group * kInputGroup >= input.columns) break;
     load_input(input, group, tiles);
   }
+  for_each_tile<M, 16 * Count>([&](int i, int m) { hidden.tile[from + i][m] = to_half<true>(panels[i], m); });
+}
+
+// All columns; in two parts, which read the input twice, to spare registers.
+template <int Width, bool Halved = false, int M, typename Layer, typename Visit>
+__device__ __forceinline__ Activations<M, Width> first_layer(const Layer& weights, const WarpRows<const __half*>& input,
+                                                             Fragment (&tiles)[2][M], const Visit& visit) {
+  constexpr int kCount = Halved ? Width / 32 : Width / 16;
   Activations<M, Width> hidden;
-#pragma unroll
-  for (int i = 0; i < Width / 16; ++i) {
-#pragma unroll
-    for (int m = 0; m < M; ++m) hidden.tile[i][m] = relu_to_half(panels[i], m);
+  first_layer_part<kCount>(hidden, 0, weights, input, tiles, visit);
+  if constexpr (Halved) {
+    load_input(input, 0, tiles);
+    first_layer_part<kCount>(hidden, kCount, weights, input, tiles, [](int, const Fragment(&)[2][M]) {});
   }
   return hidden;
 }

@@ -26,6 +26,16 @@ struct Activations {
   Fragment tile[Columns / 16][M];
 };
 
+// Calls f(i, m) for the tiles of Activations<M, Columns>.
+template <int M, int Columns, typename F>
+__device__ __forceinline__ void for_each_tile(const F& f) {
+#pragma unroll
+  for (int i = 0; i < Columns / 16; ++i) {
+#pragma unroll
+    for (int m = 0; m < M; ++m) f(i, m);
+  }
+}
+
 // A row-major matrix of float16 in shared memory; address and stride are in bytes.
 struct SharedMatrix {
   unsigned address;
@@ -130,30 +140,21 @@ __device__ __forceinline__ __half2 as_half2(unsigned bits) { return *reinterpret
 __device__ __forceinline__ __half2 to_half2(float a, float b) { return __floats2half2_rn(a, b); }
 __device__ __forceinline__ __half2 to_half2(__half a, __half b) { return __halves2half2(a, b); }
 
-// Tile `m` of a panel in float16.
-template <int M>
+// Tile `m` of a panel in float16; with Relu, negative numbers are replaced by zero, and NaN stays NaN.
+template <bool Relu = false, int M>
 __device__ __forceinline__ Fragment to_half(const Panel<M>& panel, int m) {
   Fragment f;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
     const float* sum = panel.sum[m][i / 2] + i % 2 * 2;
-    f.part[i] = as_bits(__floats2half2_rn(sum[0], sum[1]));
-  }
-  return f;
-}
-
-// The same with negative numbers replaced by zero; NaN stays NaN.
-template <int M>
-__device__ __forceinline__ Fragment relu_to_half(const Panel<M>& panel, int m) {
-  Fragment f;
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const float* sum = panel.sum[m][i / 2] + i % 2 * 2;
 #if __CUDA_ARCH__ >= 800
-    asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(f.part[i]) : "f"(sum[1]), "f"(sum[0]));
-#else
-    f.part[i] = as_bits(__hmax2_nan(__floats2half2_rn(sum[0], sum[1]), __float2half2_rn(0.f)));
+    if constexpr (Relu) {
+      asm("cvt.rn.relu.f16x2.f32 %0, %1, %2;" : "=r"(f.part[i]) : "f"(sum[1]), "f"(sum[0]));
+      continue;
+    }
 #endif
+    const __half2 pair = __floats2half2_rn(sum[0], sum[1]);
+    f.part[i] = as_bits(Relu ? __hmax2_nan(pair, __float2half2_rn(0.f)) : pair);
   }
   return f;
 }

@@ -1,11 +1,11 @@
-// What both launches of `mlp` share: checked arguments, rows that can be read by vectors, and the choice of a width.
+// What both launches of `mlp` share: checked arguments, rows that can be read by vectors, and packed weights.
 #pragma once
 
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include "common/backend.cuh"
+#include "common/dispatch_value.h"
 #include "mlp/pack_weights.h"
 #include "mlp/rows.cuh"
 
@@ -15,26 +15,10 @@ using torch::headeronly::Half;
 
 constexpr int kMaxRows = 1 << 30;
 
-template <typename F>
-void dispatch_width(int width, const F& f) {
-  switch (width) {
-    case 16: return f(std::integral_constant<int, 16>{});
-    case 32: return f(std::integral_constant<int, 32>{});
-    case 64: return f(std::integral_constant<int, 64>{});
-    default: return f(std::integral_constant<int, 128>{});
-  }
-}
-
-// The widths of networks whose weights are packed.
-template <typename F>
-void dispatch_packed_width(int width, const F& f) {
-  static_assert(kNarrowestPacked == 64 && kMaxWidth == 128, "one branch for each width");
-  if (width == 64) return f(std::integral_constant<int, 64>{});
-  f(std::integral_constant<int, 128>{});
-}
-
 inline const __half* halves(const Tensor& x) { return reinterpret_cast<const __half*>(x.const_data_ptr<Half>()); }
 inline __half* mutable_halves(Tensor& x) { return reinterpret_cast<__half*>(x.mutable_data_ptr<Half>()); }
+
+inline const uint4* vectors(const Tensor& x) { return reinterpret_cast<const uint4*>(x.const_data_ptr<int32_t>()); }
 
 // The same rows with another number of columns: cut off, or filled up with zeros.
 Tensor repacked(const Tensor& x, int64_t columns);
@@ -45,19 +29,6 @@ inline Tensor by_vectors(const Tensor& x, int64_t pitch, int width) {
   if (pitch == dense.size(1) && reinterpret_cast<uintptr_t>(halves(dense)) % (2 * width) == 0) return dense;
   return repacked(dense, pitch);
 }
-
-// The weights of a packed plan; empty for a staged one.
-struct PackedTensor {
-  std::optional<Tensor> tensor;
-
-  PackedTensor(const Network& network, const Tensor& like, bool transposed)
-      : tensor(pack_weights(network, like, transposed)) {}
-  PackedTensor() = default;
-
-  const uint4* pointer() const {
-    return tensor.has_value() ? reinterpret_cast<const uint4*>(tensor->const_data_ptr<int32_t>()) : nullptr;
-  }
-};
 
 // Contiguous arguments, and the kernels' view of them.
 struct MlpInputs {

@@ -30,54 +30,25 @@ __device__ __forceinline__ void multiply_panels(Panel<M> (&panels)[Together], co
   }
 }
 
-// Columns `column` ... `column` + 16 (of which 8 * Eights count) of x W^T; `weights` are (out, Columns).
-template <int Eights = 2, int M, int Columns, typename Weights>
+// Columns `column` ... `column` + 16 (of which 8 * Eights count) of x W^T, or if transposed of x W.
+template <int Eights = 2, bool Transposed = false, int M, int Columns, typename Weights>
 __device__ __forceinline__ Panel<M> multiply(const Activations<M, Columns>& x, const Weights& weights, int column) {
   Panel<M> panels[1];
-  multiply_panels<false, Eights>(panels, x, weights, column);
+  multiply_panels<Transposed, Eights>(panels, x, weights, column);
   return panels[0];
 }
 
-// Columns `column` ... `column` + 16 of y W; `weights` are (Columns, in).
-template <int M, int Columns, typename Weights>
-__device__ __forceinline__ Panel<M> multiply_transposed(const Activations<M, Columns>& y, const Weights& weights,
-                                                        int column) {
-  Panel<M> panels[1];
-  multiply_panels<true>(panels, y, weights, column);
-  return panels[0];
-}
-
-// All panels, `Together` at a time, each tile rounded by round(panel, m).
-template <int Out, int Together, bool Transposed, int M, int Columns, typename Weights, typename Round>
-__device__ __forceinline__ Activations<M, Out> multiply_all(const Activations<M, Columns>& x, const Weights& weights,
-                                                            const Round& round) {
+// A hidden layer, relu(x W^T), or if transposed x W without ReLU: `Together` panels at a time.
+template <int M, int In, int Out, int Together = 1, bool Transposed = false, typename Weights>
+__device__ __forceinline__ Activations<M, Out> layer(const Activations<M, In>& x, const Weights& weights) {
   Activations<M, Out> y;
 #pragma unroll
   for (int i = 0; i < Out / 16; i += Together) {
     Panel<M> panels[Together];
     multiply_panels<Transposed>(panels, x, weights, 16 * i);
-#pragma unroll
-    for (int p = 0; p < Together; ++p) {
-#pragma unroll
-      for (int m = 0; m < M; ++m) y.tile[i + p][m] = round(panels[p], m);
-    }
+    for_each_tile<M, 16 * Together>([&](int p, int m) { y.tile[i + p][m] = to_half<!Transposed>(panels[p], m); });
   }
   return y;
-}
-
-// A hidden layer, relu(x W^T).
-template <int M, int In, int Out, int Together = 1, typename Weights>
-__device__ __forceinline__ Activations<M, Out> layer(const Activations<M, In>& x, const Weights& weights) {
-  return multiply_all<Out, Together, false>(x, weights,
-                                            [](const Panel<M>& panel, int m) { return relu_to_half(panel, m); });
-}
-
-// y W of a hidden layer.
-template <int Together, int M, int Columns, typename Weights>
-__device__ __forceinline__ Activations<M, Columns> layer_transposed(const Activations<M, Columns>& y,
-                                                                    const Weights& weights) {
-  return multiply_all<Columns, Together, true>(y, weights,
-                                               [](const Panel<M>& panel, int m) { return to_half(panel, m); });
 }
 
 // A hidden layer and the first 16 columns, of which 8 * Eights count, of the last layer behind it. The hidden layer is
@@ -92,7 +63,7 @@ __device__ __forceinline__ Panel<M> last_two_layers(const Activations<M, In>& x,
     const Panel<M> panel = multiply(x, hidden, 16 * i);
     Fragment part[M];
 #pragma unroll
-    for (int m = 0; m < M; ++m) part[m] = relu_to_half(panel, m);
+    for (int m = 0; m < M; ++m) part[m] = to_half<true>(panel, m);
     multiply_add<Eights>(result, part, last_tiles(0, i));
   }
   return result;

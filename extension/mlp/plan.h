@@ -73,11 +73,16 @@ inline ForwardPlan plan_forward(const Mlp& mlp, int limit) {
   return staged <= limit ? ForwardPlan{mlp, true, staged} : ForwardPlan{widened(mlp), false, 0};
 }
 
-// Tiles of 16 rows that a warp takes at once, and the most warps of a block, for hidden layers of a width.
-VOXELFIELD_HOST_DEVICE constexpr int backward_tiles(int width) { return width > 64 ? 1 : 2; }
-VOXELFIELD_HOST_DEVICE constexpr int backward_warps(int width) { return width > 64 ? 8 : 4; }
-// Registers limit how many units of the weights' gradients a warp holds; more units take more launches.
-VOXELFIELD_HOST_DEVICE constexpr int backward_units(int width) { return width >= 64 ? 4 : 2; }
+// Rows that a block of the backward pass takes at once, unless shared memory limits it to fewer: 4 warps with two tiles
+// of 16 rows each, or 8 warps with one.
+constexpr int kBackwardRows = 128;
+// Fewer are a multiple of these.
+VOXELFIELD_HOST_DEVICE constexpr int strip_rows(int width) { return width > 64 ? 16 : 32; }
+
+// Units of the weights' gradients that a warp holds at most beside one tile, and beside two, in hidden layers of a
+// width. More would take more registers than there are.
+constexpr int kMostUnits = 4;
+constexpr int most_units_of_two_tiles(int width) { return width < 64 ? 2 : 3; }
 
 // What a block of the backward pass keeps in shared memory.
 enum class Kept : int {
@@ -89,11 +94,19 @@ enum class Kept : int {
 struct BackwardPlan {
   Mlp mlp;
   Kept kept;
-  int warps;
+  int strips;  // of rows, in a block
   int shared;  // bytes a block
 
   VOXELFIELD_HOST_DEVICE bool staged() const { return kept != Kept::kOneLayer; }
-  VOXELFIELD_HOST_DEVICE int rows() const { return 16 * backward_tiles(mlp.network.width) * warps; }
+
+  VOXELFIELD_HOST_DEVICE int rows() const { return strip_rows(mlp.network.width) * strips; }
+
+  // Tiles of 16 rows that a warp takes at once. One weight read then serves two of them.
+  int tiles() const {
+    const int width = mlp.network.width, warps = kBackwardRows / 32;
+    return width < 64 || (width == 64 && staged() && mlp.units() <= warps * most_units_of_two_tiles(width)) ? 2 : 1;
+  }
+  int warps() const { return rows() / (16 * tiles()); }
   VOXELFIELD_HOST_DEVICE int entering_stride(int l) const { return row_stride(mlp.network.columns_of(l)); }
   VOXELFIELD_HOST_DEVICE int leaving_stride(int l) const { return row_stride(mlp.network.rows_of(l)); }
 
@@ -115,15 +128,15 @@ struct BackwardPlan {
   }
 };
 
-// The first form that fits with all warps; the last form with as many warps as fit. No warps: none fits.
+// The first form that fits with all rows; the last form with as many as fit. No strips: none fits.
 inline BackwardPlan plan_backward(const Mlp& mlp, int limit) {
   for (const Kept kept : {Kept::kAll, Kept::kReplaced}) {
-    BackwardPlan plan{mlp, kept, backward_warps(mlp.network.width), 0};
+    BackwardPlan plan{mlp, kept, kBackwardRows / strip_rows(mlp.network.width), 0};
     plan.shared = plan.bytes();
     if (plan.shared <= limit) return plan;
   }
   BackwardPlan plan{widened(mlp), Kept::kOneLayer, 1, 0};
-  plan.warps = std::min(backward_warps(plan.mlp.network.width), limit / plan.bytes());
+  plan.strips = std::min(kBackwardRows / strip_rows(plan.mlp.network.width), limit / plan.bytes());
   plan.shared = plan.bytes();
   return plan;
 }

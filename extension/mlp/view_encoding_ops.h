@@ -1,39 +1,88 @@
-// Host side of append_view, written once: check, allocate, pick types, and hand over to a backend's two kernels.
-//   Backend::append_view<scalar_t, Degree>(rows, inputs, raw)
-//   Backend::append_view_backward<scalar_t>(gradients, result)
+// append_view, written once for both backends: check, allocate, and compute each row, moved 16 bytes at a time where
+// rows allow it.
 #pragma once
 
 #include "common/checks.h"
+#include "common/dispatch_value.h"
+#include "common/vector.cuh"
 #include "volume/spherical_harmonics.h"
 
 namespace voxelfield {
 
+template <int Width, typename scalar_t>
+VOXELFIELD_HOST_DEVICE void load_lanes(scalar_t (&lanes)[Width], const scalar_t* from) {
+#if defined(__CUDA_ARCH__)
+  const Vector<scalar_t, Width> loaded = load_constant<Width>(from);
+  from = loaded.lane;
+#endif
+  VOXELFIELD_UNROLL
+  for (int i = 0; i < Width; ++i) lanes[i] = from[i];
+}
+
+template <int Width, typename scalar_t>
+VOXELFIELD_HOST_DEVICE void store_lanes(scalar_t* to, const scalar_t (&lanes)[Width]) {
+#if defined(__CUDA_ARCH__)
+  Vector<scalar_t, Width> stored;
+  VOXELFIELD_UNROLL
+  for (int i = 0; i < Width; ++i) stored.lane[i] = lanes[i];
+  store_global<scalar_t, Width>(to, stored);
+#else
+  for (int i = 0; i < Width; ++i) to[i] = lanes[i];
+#endif
+}
+
 // What becomes the input of a colour network: each sample's geometry, and the view along its ray.
-template <typename scalar_t, typename T = opmath_t<scalar_t>>
-struct ViewRows {
+template <typename scalar_t, int Degree, int Width, typename T = opmath_t<scalar_t>>
+struct ViewAppended {
   const scalar_t* geometry;  // (n, geometry_size)
   const T* directions;       // (rays, 3)
   const int64_t* ray_index;  // (n,)
-  int64_t geometry_size;
-  int64_t n;
-  int64_t rays;
+  int64_t geometry_size, rays;
+  scalar_t* inputs;
+  T* raw;
 
-  // Zeros for a row whose index is that of no ray.
-  VOXELFIELD_HOST_DEVICE void direction(int64_t row, T (&out)[3]) const {
+  VOXELFIELD_HOST_DEVICE void operator()(int64_t row) const {
+    constexpr int kView = sh_basis_size(Degree);
+    const scalar_t* own = geometry + row * geometry_size;
+    scalar_t* out = inputs + row * (geometry_size + kView);
+    raw[row] = static_cast<T>(own[0]);
+    scalar_t lanes[Width];
+    for (int64_t c = 0; c < geometry_size; c += Width) {
+      load_lanes(lanes, own + c);
+      store_lanes(out + c, lanes);
+    }
+    // Zeros for a row whose index is that of no ray.
     const int64_t ray = ray_index[row];
     const bool known = ray >= 0 && ray < rays;
+    T direction[3], basis[kView];
     VOXELFIELD_UNROLL
-    for (int axis = 0; axis < 3; ++axis) out[axis] = known ? directions[3 * ray + axis] : T(0);
+    for (int axis = 0; axis < 3; ++axis) direction[axis] = known ? directions[3 * ray + axis] : T(0);
+    spherical_harmonics(direction, Degree, basis);
+    VOXELFIELD_UNROLL
+    for (int k = 0; k < kView; k += Width) {
+      VOXELFIELD_UNROLL
+      for (int i = 0; i < Width; ++i) lanes[i] = static_cast<scalar_t>(basis[k + i]);
+      store_lanes(out + geometry_size + k, lanes);
+    }
   }
 };
 
-template <typename scalar_t, typename T = opmath_t<scalar_t>>
-struct ViewGradients {
+template <typename scalar_t, int Width, typename T = opmath_t<scalar_t>>
+struct GeometryGradient {
   const scalar_t* inputs;  // (n, geometry_size + view_size)
   const T* raw;            // (n,), of the first column of the geometry
-  int64_t geometry_size;
-  int64_t view_size;
-  int64_t n;
+  int64_t geometry_size, view_size;
+  scalar_t* result;
+
+  VOXELFIELD_HOST_DEVICE void operator()(int64_t row) const {
+    const scalar_t* grad = inputs + row * (geometry_size + view_size);
+    scalar_t lanes[Width];
+    for (int64_t c = 0; c < geometry_size; c += Width) {
+      load_lanes(lanes, grad + c);
+      if (c == 0) lanes[0] = static_cast<scalar_t>(static_cast<T>(lanes[0]) + raw[row]);
+      store_lanes(result + row * geometry_size + c, lanes);
+    }
+  }
 };
 
 template <typename Backend>
@@ -48,22 +97,20 @@ struct AppendViewOps {
     const typename Backend::Guard guard(geometry);
     const Tensor g = as_contiguous(geometry), d = as_contiguous(directions), index = as_contiguous(ray_index);
     const int64_t n = g.size(0), columns = g.size(1) + sh_basis_size(static_cast<int>(degree));
-    Tensor inputs = new_empty(g, {n, columns}, g.scalar_type());
-    Tensor raw;
+    Tensor inputs = new_empty(g, {n, columns}, g.scalar_type()), raw = new_empty(g, {n}, opmath_type(g));
     dispatch_floating(g.scalar_type(), "geometry", [&](auto zero) {
       using scalar_t = decltype(zero);
       using T = opmath_t<scalar_t>;
-      raw = new_empty(g, {n}, scalar_type_of<T>());
-      if (n == 0) return;
-      const ViewRows<scalar_t> rows{g.const_data_ptr<scalar_t>(),
-                                    d.const_data_ptr<T>(),
-                                    index.const_data_ptr<int64_t>(),
-                                    g.size(1),
-                                    n,
-                                    d.size(0)};
-      dispatch_degree(degree, [&](auto tag) {
-        Backend::template append_view<scalar_t, decltype(tag)::value>(rows, inputs.mutable_data_ptr<scalar_t>(),
-                                                                      raw.mutable_data_ptr<T>());
+      const scalar_t* from = g.const_data_ptr<scalar_t>();
+      scalar_t* to = inputs.mutable_data_ptr<scalar_t>();
+      dispatch_value<0, 1, 2, 3>(degree, [&](auto tag) {
+        constexpr int kDegree = decltype(tag)::value, kWidest = 16 / sizeof(scalar_t);
+        constexpr int kWide = sh_basis_size(kDegree) % kWidest == 0 ? kWidest : 1;
+        dispatch_vector_width<kWide, 1>(vector_width(kWide, {g.size(1)}, from, to), [&](auto width) {
+          Backend::for_each(n, ViewAppended<scalar_t, kDegree, decltype(width)::value>{
+                                   from, d.const_data_ptr<T>(), index.const_data_ptr<int64_t>(), g.size(1), d.size(0),
+                                   to, raw.mutable_data_ptr<T>()});
+        });
       });
     });
     return {inputs, raw};
@@ -76,28 +123,24 @@ struct AppendViewOps {
                     grad_inputs.size(1), ", got ", geometry_size);
     const typename Backend::Guard guard(grad_inputs);
     const Tensor g = as_contiguous(grad_inputs), r = as_contiguous(grad_raw);
+    const int64_t view_size = g.size(1) - geometry_size;
     Tensor result = new_empty(g, {g.size(0), geometry_size}, g.scalar_type());
     dispatch_floating(g.scalar_type(), "grad_inputs", [&](auto zero) {
       using scalar_t = decltype(zero);
-      using T = opmath_t<scalar_t>;
-      if (g.size(0) == 0) return;
-      Backend::template append_view_backward<scalar_t>(
-          ViewGradients<scalar_t>{g.const_data_ptr<scalar_t>(), r.const_data_ptr<T>(), geometry_size,
-                                  g.size(1) - geometry_size, g.size(0)},
-          result.mutable_data_ptr<scalar_t>());
+      constexpr int kWide = 16 / sizeof(scalar_t);
+      const scalar_t* from = g.const_data_ptr<scalar_t>();
+      scalar_t* to = result.mutable_data_ptr<scalar_t>();
+      dispatch_vector_width<kWide, 1>(vector_width(kWide, {view_size, geometry_size}, from, to), [&](auto width) {
+        Backend::for_each(g.size(0), GeometryGradient<scalar_t, decltype(width)::value>{
+                                         from, r.const_data_ptr<opmath_t<scalar_t>>(), geometry_size, view_size, to});
+      });
     });
     return result;
   }
 
- private:
-  template <typename F>
-  static void dispatch_degree(int64_t degree, const F& f) {
-    switch (degree) {
-      case 0: return f(std::integral_constant<int, 0>{});
-      case 1: return f(std::integral_constant<int, 1>{});
-      case 2: return f(std::integral_constant<int, 2>{});
-      default: return f(std::integral_constant<int, 3>{});
-    }
+  static void implement(Library& m) {
+    m.impl("append_view", TORCH_BOX(&AppendViewOps::append_view));
+    m.impl("append_view_backward", TORCH_BOX(&AppendViewOps::append_view_backward));
   }
 };
 

@@ -32,6 +32,25 @@ struct UnitOperands {
 
 constexpr int kNoUnit = -1;
 
+// The same in two registers. Unpacked where it is used: the compiler does not see that it could keep the result.
+class CompactOperands {
+ public:
+  CompactOperands() = default;
+  __device__ __forceinline__ CompactOperands(const UnitOperands& unit)
+      : sixteens_(unit.leaving / 16 | unit.entering / 16 << 16), layer_(2 * unit.layer + unit.tall) {}
+
+  __device__ __forceinline__ operator UnitOperands() const {
+    unsigned sixteens = sixteens_;
+    int layer = layer_;
+    asm volatile("" : "+r"(sixteens), "+r"(layer));
+    return {layer >> 1, sixteens % 65536 * 16, sixteens / 65536 * 16, (layer & 1) != 0};
+  }
+
+ private:
+  unsigned sixteens_;
+  int layer_;
+};
+
 // Adds every `splits`th 16 rows, starting with the `split`th, to a unit or to its upper half. Layers narrower than 32
 // columns read neighbouring shared memory; those sums are discarded.
 template <int Halves>

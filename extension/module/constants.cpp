@@ -51,7 +51,7 @@ int64_t launch_shared_bytes(std::string launch, std::vector<int64_t> sizes, int6
     const Mlp mlp = plan_mlp(static_cast<int>(sizes[0]), out.data(), layers);
     if (launch == "mlp") return plan_forward(mlp, allowed).shared;
     const BackwardPlan plan = plan_backward(mlp, allowed);
-    return plan.warps > 0 ? plan.shared : -1;
+    return plan.strips > 0 ? plan.shared : -1;
   }
   if (launch == "march_visible" || launch == "render_pyramid_image") {
     STD_TORCH_CHECK(sizes.size() == 2, "sizes must be a width and a number of layers, got ", sizes.size(), " numbers");
