@@ -48,15 +48,15 @@ __global__ void __launch_bounds__(kMarchThreads, 1)
   __syncthreads();
   unsigned char* rows = shared + scene.density.staged_bytes() + threadIdx.x / kWarp * kWarpRowsBytes;
   march_pyramid<Width, 1>(scene, density, rays, next_ray, rows,
-                          [&](const PyramidSample& sample, const Panel<2>&, int ray, const Ray&, const UnitRay&,
-                              ListedRays::Result& result, const RayTeam<ListedRays::kLanes>& team) {
+                          [&](const PyramidSample& sample, const Panel<2>&, auto& ray, const auto& team) {
                             const unsigned kept = team.own(__ballot_sync(kFullWarp, sample.kept));
-                            const int place = result.count + __popc(kept & ((1u << team.seat) - 1u));
+                            int& count = ray.result.count;
+                            const int place = count + __popc(kept & ((1u << team.seat) - 1u));
                             if (sample.kept && place < rays.most) {
-                              rays.slots[static_cast<int64_t>(ray) * rays.most + place] = sample.t;
+                              rays.slots[static_cast<int64_t>(ray.number) * rays.most + place] = sample.t;
                             }
-                            result.count = min(result.count + __popc(kept), rays.most);
-                            return result.count < rays.most;
+                            count = min(count + __popc(kept), rays.most);
+                            return count < rays.most;
                           });
 }
 

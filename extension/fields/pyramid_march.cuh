@@ -39,6 +39,15 @@ struct PyramidSample {
   float weight;
 };
 
+// What a thread keeps of the ray that it walks.
+template <typename Result>
+struct MarchedRay {
+  int number;  // -1: none yet
+  float direction[3];
+  UnitRay unit;
+  Result result;
+};
+
 // The networks of a field: at most kFieldInputs inputs, in shared memory or packed.
 template <int Width>
 using StagedField = StagedWeights<Width, kFieldInputs>;
@@ -132,8 +141,8 @@ class RaySupply {
 //   rays.begin(ray)            called once, by the first of its threads
 //   rays.end(ray, result)      called once it has ended, with what visit() made of Rays::Result{}
 // `rows` are the warp's, in shared memory. Whenever there are samples, all threads call
-// visit(sample, panel, number, ray, unit, result, team): `panel` has the 16 outputs, of which 8 * Eights are known, for
-// the rows of all threads. A ray goes on where it returns true, to all threads of the ray alike.
+// visit(sample, panel, ray, team), where `ray` is their MarchedRay: `panel` has the 16 outputs, of which 8 * Eights are
+// known, for the rows of all threads. A ray goes on where it returns true, to all threads of the ray alike.
 template <int Width, int Eights, typename Rays, typename Visit>
 __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const StagedField<Width>& density,
                                               const Rays& rays, int* taken, unsigned char* rows, const Visit& visit) {
@@ -147,30 +156,29 @@ __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const S
   Ray ray{};
   RayView view = ray.view(scene.step, scene.steps_per_length);
   Walk walk(scene.cells, view);
-  UnitRay unit(view, scene.pyramid.aabb);
-  int own = -1;
+  MarchedRay<typename Rays::Result> own{-1, {}, UnitRay(view, scene.pyramid.aabb), {}};
   bool walking = false;
   const KeepRule<float> rule{scene.min_transmittance, scene.min_weight};
   KeptLight<float> light(rule);
-  typename Rays::Result result{};
   for (;;) {
     unsigned idle = __ballot_sync(kFullWarp, !walking);
     while (__popc(idle) > kMostIdle) {
       const int number = supply.next(idle, team);
       if (!__any_sync(kFullWarp, number >= 0) && supply.empty()) break;
       if (number >= 0) {
-        if (own >= 0 && team.seat == 0) rays.end(own, result);
-        own = rays.locate(number);
-        if (own >= 0) {
-          if (team.seat == 0) rays.begin(own);
-          ray = rays[own];
+        if (own.number >= 0 && team.seat == 0) rays.end(own.number, own.result);
+        own.number = rays.locate(number);
+        if (own.number >= 0) {
+          if (team.seat == 0) rays.begin(own.number);
+          ray = rays[own.number];
           view = ray.view(scene.step, scene.steps_per_length);
           walking = view.near < view.far;
-          result = {};
+          own.result = {};
         }
         if (walking) {
           walk = Walk(scene.cells, view);
-          unit = UnitRay(view, scene.pyramid.aabb);
+          own.unit = UnitRay(view, scene.pyramid.aabb);
+          for (int axis = 0; axis < 3; ++axis) own.direction[axis] = ray.direction[axis];
           light = KeptLight<float>(rule);
         }
       }
@@ -196,7 +204,7 @@ __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const S
 
     if (found) {
       float point[3];
-      unit.point(sample.t, point);
+      own.unit.point(sample.t, point);
       scene.pyramid.gather(point, reinterpret_cast<uint2*>(rows + lane_of_warp() * kRowBytes));
     }
     __syncwarp();
@@ -207,10 +215,10 @@ __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const S
     sample.kept = judged.kept;
     sample.weight = judged.weight;
     if (light.stopped()) walking = false;
-    if (!visit(sample, panel, own, ray, unit, result, team)) walking = false;
+    if (!visit(sample, panel, own, team)) walking = false;
     __syncwarp();
   }
-  if (own >= 0 && team.seat == 0) rays.end(own, result);
+  if (own.number >= 0 && team.seat == 0) rays.end(own.number, own.result);
 }
 
 }  // namespace voxelfield

@@ -50,10 +50,7 @@ struct PyramidImage {
 
 // What a thread puts into its row of features while the warp evaluates colours, which takes most of the registers.
 struct ParkedSample {
-  int pixel;
-  float direction[3];
-  UnitRay unit;
-  PyramidImage::Result result;
+  MarchedRay<PyramidImage::Result> ray;
   Fragment geometry[2];
 };
 static_assert(sizeof(ParkedSample) <= kRowBytes, "a row must hold what is parked in it");
@@ -81,31 +78,24 @@ __global__ void __launch_bounds__(kMarchThreads, 1)
   unsigned char* const rows = shared + weight_bytes + threadIdx.x / kWarp * (kWarpRowsBytes + kQueueBytes);
   ColorQueue queue(rows + kWarpRowsBytes);
   const auto flush = [&] { queue.flush<Width>(color_weights, color.layers, image.colors); };
-  march_pyramid<Width, 2>(
-      scene, density, image, next_ray, rows,
-      [&](const PyramidSample& sample, const Panel<2>& panel, int& pixel, Ray& ray, UnitRay& unit,
-          PyramidImage::Result& result, const RayTeam<PyramidImage::kLanes>&) {
-        const unsigned kept = __ballot_sync(kFullWarp, sample.kept);
-        if (kept == 0) return true;
-        float (&direction)[3] = ray.direction;
-        ParkedSample own{
-            pixel, {direction[0], direction[1], direction[2]}, unit, result, {to_half(panel, 0), to_half(panel, 1)}};
-        if (!queue.fits(__popc(kept))) {
-          auto& parked = *reinterpret_cast<ParkedSample*>(rows + lane_of_warp() * kRowBytes);
-          parked = own;
-          flush();
-          own = parked;
-          pixel = own.pixel;
-          for (int axis = 0; axis < 3; ++axis) direction[axis] = own.direction[axis];
-          unit = own.unit;
-          result = own.result;
-          clear_row(rows);
-        }
-        queue.push(kept, own.geometry, direction, degree, sample.weight, pixel);
-        result.opacity += sample.weight;
-        result.depth += sample.weight * sample.t;
-        return true;
-      });
+  march_pyramid<Width, 2>(scene, density, image, next_ray, rows,
+                          [&](const PyramidSample& sample, const Panel<2>& panel, auto& ray, const auto& /*team*/) {
+                            const unsigned kept = __ballot_sync(kFullWarp, sample.kept);
+                            if (kept == 0) return true;
+                            ParkedSample own{ray, {to_half(panel, 0), to_half(panel, 1)}};
+                            if (!queue.fits(__popc(kept))) {
+                              auto& parked = *reinterpret_cast<ParkedSample*>(rows + lane_of_warp() * kRowBytes);
+                              parked = own;
+                              flush();
+                              own = parked;
+                              ray = own.ray;
+                              clear_row(rows);
+                            }
+                            queue.push(kept, own.geometry, ray.direction, degree, sample.weight, ray.number);
+                            ray.result.opacity += sample.weight;
+                            ray.result.depth += sample.weight * sample.t;
+                            return true;
+                          });
   flush();
 }
 
