@@ -17,7 +17,7 @@ __device__ __forceinline__ float sum_over_ray(float value, int ray_lanes) {
 // `Rays` maps the threads of a warp to rays, stores the results, and sets the number of blocks on a multiprocessor:
 // more of them hide the latency of memory, fewer leave more registers to each thread.
 template <int Width, typename scalar_t, typename Rays>
-__global__ void __launch_bounds__(kRenderThreads, Rays::kBlocks)
+__global__ void __launch_bounds__(kRenderThreads, Rays::blocks(Width))
     render_kernel(const __grid_constant__ RenderScene<scalar_t> scene, const __grid_constant__ Rays rays,
                   WarpPlan plan) {
   const WarpSeat seat(plan);
