@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "common/backend.cuh"
+#include "common/dispatch_value.h"
 #include "fields/pyramid_march.cuh"
 #include "rays/ray_inputs.h"
 
@@ -99,13 +100,6 @@ inline PyramidScene pyramid_scene(const CellInputs& cells, const PyramidInputs& 
 
 // The width that hidden layers of so many numbers are padded to.
 inline int padded_field_width(int width) { return width <= 64 ? 64 : 128; }
-
-// Calls f with a padded width as a constant.
-template <typename F>
-void dispatch_field_width(int padded, const F& f) {
-  if (padded == 64) return f(std::integral_constant<int, 64>{});
-  f(std::integral_constant<int, 128>{});
-}
 
 // Launches a kernel whose blocks stay until `rays` have been marched; each warp begins with at least so many of them.
 // The kernel's last parameter points to the next ray that no warp has yet.

@@ -109,7 +109,7 @@ std::tuple<Tensor, Tensor, Tensor> march_to_slots(const Tensor& origins, const T
                         counts.mutable_data_ptr<int32_t>(),
                         reinterpret_cast<unsigned long long*>(sums.mutable_data_ptr<int64_t>()),
                         parts.length};
-  dispatch_field_width(padded, [&](auto width) {
+  dispatch_value<64, 128>(padded, [&](auto width) {
     const auto kernel = march_visible_kernel<decltype(width)::value>;
     const MarchPlan plan = plan_visible(scene.density, kernel);
     launch_march(kernel, plan, batch.count, kRaysPerWarp, origins, scene, rays);
@@ -117,15 +117,11 @@ std::tuple<Tensor, Tensor, Tensor> march_to_slots(const Tensor& origins, const T
   return {slots, counts, sums};
 }
 
-struct Cuda : CudaPacking {
-  static void pack_slots(const Packing& packing, const SlottedSamples& samples) { place_segments(packing, samples); }
-};
-
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) {
   m.impl("march_to_slots", TORCH_BOX(&march_to_slots));
-  m.impl("pack_slots", TORCH_BOX(&VisibleOps<Cuda>::pack_slots));
+  m.impl("pack_slots", TORCH_BOX(&VisibleOps<CudaPacking>::pack_slots));
 }
 
 }  // namespace voxelfield

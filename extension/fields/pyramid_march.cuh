@@ -4,7 +4,7 @@
 #pragma once
 
 #include "common/constants.h"
-#include "fields/pyramid.cuh"
+#include "common/vector.cuh"
 #include "fields/pyramid_plan.h"
 #include "fields/unit_ray.h"
 #include "mlp/network.cuh"
@@ -18,6 +18,40 @@ namespace voxelfield {
 constexpr int kMostIdle = 5;
 // Strides before threads that have not come to a sample yet let the others go on.
 constexpr int kMostStrides = 32;
+
+// Float16 grids of several resolutions over one box, 4 channels each, read at one point by one thread.
+struct PyramidLevel {
+  const __half* features;  // (X, Y, Z, 4)
+  int32_t resolution[3];
+
+  // The features at a point of the unit cube, beyond it those of its nearest face.
+  __device__ __forceinline__ uint2 operator()(const float* point) const {
+    const GridLocator<float, true> locator{
+        {resolution[0], resolution[1], resolution[2]}, Padding::kBorder, kLevelChannels, 0, true, false};
+    const Stencil<float, int32_t> s = locator(point, 0);
+    Vector<__half, kLevelChannels> corner[kCorners];
+#pragma unroll
+    for (int k = 0; k < kCorners; ++k) corner[k] = load_constant<kLevelChannels>(features + s.offset(k));
+    Vector<float, kLevelChannels> sum{};
+#pragma unroll
+    for (int k = 0; k < kCorners; ++k) add_weighted(sum, s.value(k), corner[k]);
+    // What an empty stencil has read is not to be trusted: NaN times zero is NaN.
+    if (s.empty) return make_uint2(0, 0);
+    return make_uint2(as_bits(to_half2(sum.lane[0], sum.lane[1])), as_bits(to_half2(sum.lane[2], sum.lane[3])));
+  }
+};
+
+struct PyramidView {
+  PyramidLevel level[kMaxPyramidLevels];
+  int levels;
+  const float* aabb;
+
+  // Writes the features of all levels side by side, into shared memory.
+  __device__ __forceinline__ void gather(const float* point, uint2* row) const {
+#pragma unroll 2
+    for (int l = 0; l < levels; ++l) row[l] = level[l](point);
+  }
+};
 
 struct PyramidScene {
   CellsView cells;

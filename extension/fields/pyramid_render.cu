@@ -150,7 +150,7 @@ std::tuple<Tensor, Tensor, Tensor> render_pyramid_image(
     launch_march(kernel, plan, image.count(), PyramidImage::kBatch, pose, scene, color_network, packed, image,
                  static_cast<int>(degree));
   };
-  dispatch_field_width(padded, [&](auto width_constant) {
+  dispatch_value<64, 128>(padded, [&](auto width_constant) {
     constexpr int kWidth = decltype(width_constant)::value;
     if (plan.staged) return launch(render_pyramid_kernel<kWidth, StagedField<kWidth>>, nullptr);
     static std::once_flag said;
