@@ -75,8 +75,6 @@ struct NetworkInputs {
     }
   }
 
-  int outputs() const { return view.out(); }
-
   // The kernels' view, with hidden layers padded to a width.
   Network padded_to(int padded) const {
     Network network = view;
@@ -94,8 +92,7 @@ inline PyramidScene pyramid_scene(const CellInputs& cells, const PyramidInputs& 
           static_cast<float>(step),
           steps_per_length(step),
           static_cast<float>(density_initial),
-          static_cast<float>(min_transmittance),
-          static_cast<float>(min_weight)};
+          {static_cast<float>(min_transmittance), static_cast<float>(min_weight)}};
 }
 
 // The width that hidden layers of so many numbers are padded to.

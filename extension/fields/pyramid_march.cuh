@@ -59,7 +59,7 @@ struct PyramidScene {
   Network density;
   float step, steps_per_length;
   float density_initial;
-  float min_transmittance, min_weight;
+  KeepRule<float> rule;
 
   __device__ __forceinline__ float density_of(float raw) const {
     return density_initial * std::exp(raw > float(kHighestRawDensity) ? float(kHighestRawDensity) : raw);
@@ -67,10 +67,8 @@ struct PyramidScene {
 };
 
 // One sample of a ray, as its thread sees it.
-struct PyramidSample {
-  bool kept;
+struct PyramidSample : JudgedSample<float> {
   float t;
-  float weight;
 };
 
 // What a thread keeps of the ray that it walks.
@@ -192,8 +190,7 @@ __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const S
   Walk walk(scene.cells, view);
   MarchedRay<typename Rays::Result> own{-1, {}, UnitRay(view, scene.pyramid.aabb), {}};
   bool walking = false;
-  const KeepRule<float> rule{scene.min_transmittance, scene.min_weight};
-  KeptLight<float> light(rule);
+  KeptLight<float> light(scene.rule);
   for (;;) {
     unsigned idle = __ballot_sync(kFullWarp, !walking);
     while (__popc(idle) > kMostIdle) {
@@ -213,7 +210,7 @@ __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const S
           walk = Walk(scene.cells, view);
           own.unit = UnitRay(view, scene.pyramid.aabb);
           for (int axis = 0; axis < 3; ++axis) own.direction[axis] = ray.direction[axis];
-          light = KeptLight<float>(rule);
+          light = KeptLight<float>(scene.rule);
         }
       }
       idle = __ballot_sync(kFullWarp, !walking);
@@ -244,10 +241,8 @@ __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const S
     __syncwarp();
     const Panel<2> panel = last_two_layers<Width, Eights>(load_rows<2>(features, 0), density[0], density[1]);
     const float raw = first_column(panel);
-    const JudgedSample<float> judged =
+    static_cast<JudgedSample<float>&>(sample) =
         light.judge(absorption_of_density(scene.density_of(raw), scene.step), found, ThreadTeam<kLanes>{team.seat});
-    sample.kept = judged.kept;
-    sample.weight = judged.weight;
     if (light.stopped()) walking = false;
     if (!visit(sample, panel, own, team)) walking = false;
     __syncwarp();

@@ -144,30 +144,27 @@ int ray_lanes_for(int64_t rays) {
   return lanes;
 }
 
-template <typename scalar_t>
-WarpPlan plan_for(const ShGridView<scalar_t>& grid, int ray_lanes, int width) {
-  WarpPlan plan{ray_lanes, 1, basis_row(grid.used_channels())};
-  while (plan.sample_lanes < kWarp && plan.sample_lanes * width < grid.used_channels()) plan.sample_lanes *= 2;
-  return plan;
-}
-
-// Calls f with the widest vector that rows divide into and that holds no more than two colours.
+// Calls f with the widest vector that rows divide into and that holds no more than two colours, and with a plan.
 template <typename scalar_t, typename F>
-void dispatch_width(const ShGridView<scalar_t>& grid, const F& f) {
+void dispatch_plan(const ShGridView<scalar_t>& grid, int ray_lanes, const F& f) {
   constexpr int kWidest = 16 / sizeof(scalar_t);
-  const int width = grid.degree == 0 ? 1 : vector_width(kWidest, {grid.channels}, grid.rows);
+  const int widest = grid.degree == 0 ? 1 : vector_width(kWidest, {grid.channels}, grid.rows);
+  const auto with_plan = [&](auto width) {
+    WarpPlan plan{ray_lanes, 1, basis_row(grid.used_channels())};
+    while (plan.sample_lanes < kWarp && plan.sample_lanes * width < grid.used_channels()) plan.sample_lanes *= 2;
+    f(width, plan);
+  };
   if constexpr (kWidest > 4) {
-    dispatch_vector_width<kWidest, 4, 1>(width, f);
+    dispatch_vector_width<kWidest, 4, 1>(widest, with_plan);
   } else {
-    dispatch_vector_width<kWidest, 1>(width, f);
+    dispatch_vector_width<kWidest, 1>(widest, with_plan);
   }
 }
 
 struct Cuda : CudaBackend {
   template <typename scalar_t>
   static void render(const RenderScene<scalar_t>& scene, const ListedRays& rays) {
-    dispatch_width(scene.grid, [&](auto width) {
-      const WarpPlan plan = plan_for(scene.grid, ray_lanes_for(rays.count()), width);
+    dispatch_plan(scene.grid, ray_lanes_for(rays.count()), [&](auto width, const WarpPlan& plan) {
       launch_warps(render_kernel<decltype(width)::value, scalar_t, ListedWarps>, plan,
                    (rays.count() + plan.rays() - 1) / plan.rays(), scene, ListedWarps{rays}, plan);
     });
@@ -175,8 +172,7 @@ struct Cuda : CudaBackend {
 
   template <typename scalar_t>
   static void render(const RenderScene<scalar_t>& scene, const ImageRays& rays) {
-    dispatch_width(scene.grid, [&](auto width) {
-      const WarpPlan plan = plan_for(scene.grid, kImageRayLanes, width);
+    dispatch_plan(scene.grid, kImageRayLanes, [&](auto width, const WarpPlan& plan) {
       int tile_width = 1;
       while (tile_width * tile_width < plan.rays()) tile_width *= 2;
       const ImageWarps warps{{tile_width, plan.rays() / tile_width}, rays};
@@ -189,8 +185,7 @@ struct Cuda : CudaBackend {
   static void render_backward(const RenderScene<scalar_t>& scene, const RayBatch& batch,
                               const RenderedPointers<const float>& gradients,
                               const RenderedPointers<const float>& results, float* grad_rows) {
-    dispatch_width(scene.grid, [&](auto width) {
-      const WarpPlan plan = plan_for(scene.grid, ray_lanes_for(batch.count), width);
+    dispatch_plan(scene.grid, ray_lanes_for(batch.count), [&](auto width, const WarpPlan& plan) {
       launch_warps(render_backward_kernel<decltype(width)::value, scalar_t>, plan,
                    (batch.count + plan.rays() - 1) / plan.rays(), scene, batch, gradients, results, grad_rows, plan);
     });

@@ -5,7 +5,6 @@
 
 #include "common/checks.h"
 #include "fields/sh_field.h"
-#include "rays/pinhole.h"
 #include "rays/ray_inputs.h"
 
 namespace voxelfield {
@@ -89,15 +88,13 @@ struct RenderOps {
                                     const std::optional<Tensor>& density, const Tensor& aabb_grid, double step,
                                     int64_t degree, double density_scale, double density_shift,
                                     double min_transmittance, double min_weight) {
-    check_camera(c2w, intrinsics, width, height, background);
-    const Tensor pose = as_contiguous(c2w), lens = as_contiguous(intrinsics), behind = as_contiguous(background);
+    const CameraInputs camera{c2w, intrinsics, width, height, background};
     const CellInputs cells{occupied, resolution, aabb_occupancy, c2w};
     const Field field = Field{grid, density, aabb_grid, degree, density_scale, density_shift}.checked(c2w);
     const typename Backend::Guard guard(c2w);
-    const Rendered out = allocate(pose, {height, width});
-    const PinholeView camera{pose.const_data_ptr<float>(), lens.const_data_ptr<float>(), width, height,
-                             field.aabb.template const_data_ptr<float>()};
-    const ImageRays rays{camera, behind.const_data_ptr<float>(), pointers<float>(out)};
+    const Rendered out = allocate(c2w, {height, width});
+    const ImageRays rays{camera.view(field.aabb.template const_data_ptr<float>()),
+                         camera.background.const_data_ptr<float>(), pointers<float>(out)};
     field.dispatch(cells, step, min_transmittance, min_weight,
                    [&](const auto& scene) { Backend::render(scene, rays); });
     return out;
