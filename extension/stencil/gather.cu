@@ -357,11 +357,6 @@ struct Cuda : CudaBackend {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) {
-  m.impl("sample_trilinear", TORCH_BOX(&StencilOps<Cuda>::sample_trilinear));
-  m.impl("interpolate_cells", TORCH_BOX(&StencilOps<Cuda>::interpolate_cells));
-  m.impl("point_gradient_trilinear", TORCH_BOX(&StencilOps<Cuda>::point_gradient_trilinear));
-  m.impl("point_gradient_cells", TORCH_BOX(&StencilOps<Cuda>::point_gradient_cells));
-}
+STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) { StencilOps<Cuda>::implement_gather(m); }
 
 }  // namespace voxelfield

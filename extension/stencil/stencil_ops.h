@@ -115,6 +115,19 @@ struct StencilOps {
     return point_gradient(values, source, checked_points(feats, points, direction), std::false_type{});
   }
 
+  static void implement_gather(Library& m) {
+    m.impl("sample_trilinear", TORCH_BOX(&sample_trilinear));
+    m.impl("interpolate_cells", TORCH_BOX(&interpolate_cells));
+    m.impl("point_gradient_trilinear", TORCH_BOX(&point_gradient_trilinear));
+    m.impl("point_gradient_cells", TORCH_BOX(&point_gradient_cells));
+  }
+
+  static void implement_splat(Library& m) {
+    m.impl("splat_trilinear", TORCH_BOX(&splat_trilinear));
+    m.impl("accumulate_trilinear", TORCH_BOX(&accumulate_trilinear));
+    m.impl("splat_cells", TORCH_BOX(&splat_cells));
+  }
+
  private:
   // How a grid is read between and beyond its vertices.
   struct Lookup {
