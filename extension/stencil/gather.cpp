@@ -5,7 +5,6 @@
 #include "common/backend.h"
 #include "common/narrow.h"
 #include "stencil/batches.h"
-#include "stencil/corner_sums.h"
 #include "stencil/stencil_ops.h"
 
 namespace voxelfield {

@@ -131,20 +131,18 @@ template <typename Weights, typename scalar_t>
 void launch_atomic(const SplatLevels<opmath_t<scalar_t>>& levels, const SplatInput<scalar_t>& input, bool dense) {
   using T = opmath_t<scalar_t>;
   const PointsView<T>& at = input.at;
-  dispatch_level_width<Weights>(levels, input.values, [&](auto width) {
+  dispatch_levels<Weights>(levels, input.values, [&](auto width, const auto& located) {
     constexpr int kWidth = decltype(width)::value;
     const LaneLayout layout(most_vectors(levels, kWidth));
-    dispatch_plain<Weights>(levels, [&](const auto& located) {
-      using Located = std::decay_t<decltype(located.level[0].locator)>;
-      // Other weights always walk, which spares a compiled form.
-      constexpr int kShortest = kSpecialised<Weights> ? 1 : kWalk;
-      const int walk = dense ? kWalk : kShortest;
-      const auto kernel = dense ? splat_kernel<scalar_t, kWidth, Weights, kWalk, Located, T>
-                                : splat_kernel<scalar_t, kWidth, Weights, kShortest, Located, T>;
-      const int64_t per_block = layout.points * (kThreads / kWarp) * walk;
-      CudaBackend::launch(kernel, CudaBackend::blocks(at.count, per_block), kThreads, 0, located, input.values,
-                          at.points, at.directions, at.count, layout);
-    });
+    using Located = std::decay_t<decltype(located.level[0].locator)>;
+    // Other weights always walk, which spares a compiled form.
+    constexpr int kShortest = kSpecialised<Weights> ? 1 : kWalk;
+    const int walk = dense ? kWalk : kShortest;
+    const auto kernel = dense ? splat_kernel<scalar_t, kWidth, Weights, kWalk, Located, T>
+                              : splat_kernel<scalar_t, kWidth, Weights, kShortest, Located, T>;
+    const int64_t per_block = layout.points * (kThreads / kWarp) * walk;
+    CudaBackend::launch(kernel, CudaBackend::blocks(at.count, per_block), kThreads, 0, located, input.values, at.points,
+                        at.directions, at.count, layout);
   });
 }
 
@@ -250,7 +248,7 @@ struct Cuda : CudaBackend {
   template <typename Weights, typename scalar_t, typename T>
   static void write_cells(Tag<Weights> /*weights*/, const Levels<CellLocator<T>, scalar_t>& levels,
                           const scalar_t* values, const PointsView<T>& at) {
-    dispatch_level_width<Weights>(levels, values, [&](auto width) {
+    dispatch_levels<Weights>(levels, values, [&](auto width, const auto& /*levels*/) {
       constexpr int kWidth = decltype(width)::value;
       const int64_t vectors = levels.columns / kWidth;
       const unsigned x = static_cast<unsigned>(std::min<int64_t>(vectors, kThreads));

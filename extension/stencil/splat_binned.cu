@@ -113,7 +113,9 @@ __device__ __forceinline__ void add_points(Sums* own_sums, Sums* unused, int32_t
     }
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      add_weighted(*to[u], weight[u], value[u]);
+      Sums sum = load<kBinWidth>(to[u]->lane);
+      add_weighted(sum, weight[u], value[u]);
+      store(to[u]->lane, sum);
       __syncwarp();
     }
   }

@@ -160,8 +160,12 @@ __global__ void __launch_bounds__(kCoarseThreads, 6)
       Sums* sums = windows + level.first;
       auto* own_sums =
           reinterpret_cast<char*>(sums + lane / kCorners * level.window + x_side * along_x + y_side * along_y + z_side);
-      walk_points<true>(level, positions, own_values, held, places, pack,
-                        [&](int32_t cell, const Sums& sum) { *reinterpret_cast<Sums*>(own_sums + cell) += sum; });
+      walk_points<true>(level, positions, own_values, held, places, pack, [&](int32_t cell, const Sums& sum) {
+        float* const to = reinterpret_cast<float*>(own_sums + cell);
+        Sums total = load<kBinWidth>(to);
+        total += sum;
+        store(to, total);
+      });
       for (int i = lane; i < level.window; i += kWarp) {
         const auto sum = sum_copies(sums, i, level.window, kCoarseGroups);
         if (sum.lane[0] == 0 && sum.lane[1] == 0 && sum.lane[2] == 0 && sum.lane[3] == 0) continue;
