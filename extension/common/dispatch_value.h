@@ -15,4 +15,9 @@ void dispatch_value(int64_t value, const F& f) {
   f(std::integral_constant<int, First>{});
 }
 
+template <typename F>
+void dispatch_flag(bool flag, const F& f) {
+  flag ? f(std::true_type{}) : f(std::false_type{});
+}
+
 }  // namespace voxelfield

@@ -124,7 +124,7 @@ struct MarchOps {
     const typename Backend::Guard guard(occupied);
     const OccupancyView grid = occupancy_view(nullptr, shape_of(cells), nullptr);
     Tensor words = new_empty(cells, {grid.bricks[0], grid.bricks[1], grid.bricks[2]}, ScalarType::Long);
-    Backend::for_each(words.numel(), PackBricks{cells.const_data_ptr<bool>(), grid, words.mutable_data_ptr<int64_t>()});
+    Backend::for_each(words.numel(), PackBricks{data_of(cells), grid, data_of(words)});
     return words;
   }
 
@@ -142,8 +142,7 @@ struct MarchOps {
     Tensor counts = new_empty(in.origins, {rays.segments()}, ScalarType::Int);
     Tensor step_ranges = new_empty(in.origins, {kStoredRanges, rays.segments(), 2}, ScalarType::Int);
     Tensor sums = new_empty(in.origins, {parts.count}, ScalarType::Long);
-    Backend::count_segments(parts, counts.mutable_data_ptr<int32_t>(), sums.mutable_data_ptr<int64_t>(),
-                            CountSamples{rays, ranges_in(step_ranges)});
+    Backend::count_segments(parts, data_of(counts), data_of(sums), CountSamples{rays, ranges_in(step_ranges)});
     return {counts, step_ranges, sums};
   }
 

@@ -7,7 +7,7 @@
 namespace voxelfield {
 namespace {
 
-struct Cpu : CpuPacking {
+struct CpuSelect : CpuPacking {
   static void count_visible(const PackedSamples<float>& samples, const KeepRule<float>& rule, const SegmentParts& parts,
                             int32_t* kept, int32_t* counts, int64_t* sums) {
     count_segments(parts, counts, sums, [&](int64_t ray) {
@@ -19,12 +19,10 @@ struct Cpu : CpuPacking {
       return count;
     });
   }
-
-  static void pack_visible(const Packing& packing, const KeptSamples& samples) { place_segments(packing, samples); }
 };
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(voxelfield, CPU, m) { SelectOps<Cpu>::implement(m); }
+STABLE_TORCH_LIBRARY_IMPL(voxelfield, CPU, m) { SelectOps<CpuSelect>::implement(m); }
 
 }  // namespace voxelfield

@@ -47,8 +47,6 @@ struct CudaSelect : CudaPacking {
              parts, kept, counts, sums);
     });
   }
-
-  static void pack_visible(const Packing& packing, const KeptSamples& samples) { place_segments(packing, samples); }
 };
 
 }  // namespace
