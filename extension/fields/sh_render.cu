@@ -1,5 +1,6 @@
 // Rendering a voxel field of spherical harmonics on CUDA.
 #include "common/backend.cuh"
+#include "common/dispatch_value.h"
 #include "common/vector.cuh"
 #include "fields/sh_render.cuh"
 

@@ -4,7 +4,6 @@
 
 #include "common/checks.h"
 #include "common/dispatch_value.h"
-#include "common/vector.cuh"
 #include "volume/spherical_harmonics.h"
 
 namespace voxelfield {

@@ -2,6 +2,7 @@
 #include <map>
 
 #include "common/backend.cuh"
+#include "common/dispatch_value.h"
 #include "optim/active_tiles_ops.h"
 #include "optim/adam_ops.h"
 #include "optim/total_variation_ops.h"
