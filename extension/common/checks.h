@@ -49,9 +49,9 @@ Tensor checked(const char* name, const Tensor& x, const Shape& shape, ScalarType
 }
 
 template <typename Shape = ShapeList>
-std::optional<Tensor> checked(const char* name, const std::optional<Tensor>& x, const Shape& shape, ScalarType dtype,
-                              const Tensor& like) {
-  return x.has_value() ? std::optional<Tensor>(checked(name, *x, shape, dtype, like)) : std::nullopt;
+OptionalTensor checked(const char* name, const OptionalTensor& x, const Shape& shape, ScalarType dtype,
+                       const Tensor& like) {
+  return x.has_value() ? OptionalTensor(checked(name, *x, shape, dtype, like)) : std::nullopt;
 }
 
 // The same for memory that a kernel addresses directly, which is returned.

@@ -12,6 +12,7 @@
 #include <torch/headeronly/util/Half.h>
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <tuple>
 #include <type_traits>
@@ -23,7 +24,12 @@ namespace voxelfield {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
+using OptionalTensor = std::optional<Tensor>;
 using Library = torch::stable::detail::StableLibrary;
+
+// What an op returns: so many tensors.
+template <size_t Count>
+using TensorTuple = decltype(std::tuple_cat(std::array<Tensor, Count>{}));
 
 // Arithmetic is done in float64 for float64 tensors and in float32 for everything narrower.
 template <typename scalar_t>
@@ -40,8 +46,8 @@ constexpr ScalarType scalar_type_of() {
 
 inline Tensor as_contiguous(const Tensor& x) { return x.is_contiguous() ? x : torch::stable::contiguous(x); }
 
-inline std::optional<Tensor> as_contiguous(const std::optional<Tensor>& x) {
-  return x.has_value() ? std::optional<Tensor>(as_contiguous(*x)) : std::nullopt;
+inline OptionalTensor as_contiguous(const OptionalTensor& x) {
+  return x.has_value() ? OptionalTensor(as_contiguous(*x)) : std::nullopt;
 }
 
 // Calls the C shim itself: torch::stable::new_empty looks the operator up by name in every call.
@@ -103,7 +109,7 @@ struct TensorData {
 
 inline TensorData data_of(const Tensor& x) { return {&x}; }
 
-inline TensorData data_of(const std::optional<Tensor>& x) { return {x.has_value() ? &*x : nullptr}; }
+inline TensorData data_of(const OptionalTensor& x) { return {x.has_value() ? &*x : nullptr}; }
 
 // Calls f(T{}) with the C++ type of a tensor that the caller checked to be float32 or float64.
 template <typename F>

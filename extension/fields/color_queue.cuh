@@ -4,8 +4,8 @@
 #pragma once
 
 #include "fields/pyramid_march.cuh"
-#include "volume/sigmoid.h"
 #include "volume/spherical_harmonics.h"
+#include "volume/transfer.h"
 
 namespace voxelfield {
 

@@ -71,7 +71,7 @@ struct AdamLevel {
 template <typename Backend>
 struct GridAdamOps {
   using Tensors = std::vector<Tensor>;
-  using OptionalTensors = std::vector<std::optional<Tensor>>;
+  using OptionalTensors = std::vector<OptionalTensor>;
 
   static void grid_adam_(Tensors params, Tensors exp_avgs, Tensors exp_avg_sqs, Tensors grads, OptionalTensors working,
                          Tensors lrs, Tensors steps, OptionalTensors blocks, OptionalTensors block_counts,

@@ -27,8 +27,7 @@ struct TotalVariation {
 template <typename Backend>
 struct TotalVariationOps {
   static void grid_total_variation_grad_(Tensor grad, const Tensor& param, const Tensor& weights, double delta,
-                                         const std::optional<Tensor>& blocks,
-                                         const std::optional<Tensor>& block_count) {
+                                         const OptionalTensor& blocks, const OptionalTensor& block_count) {
     const typename Backend::Guard guard(param);
     TotalVariation task{vertex_grid("param", param, blocks, block_count)};
     task.param = data_of(param);

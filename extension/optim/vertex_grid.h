@@ -80,8 +80,8 @@ struct VertexGrid {
 
 // Host side: made from checked tensors. The vertices are all of a grid (X, Y, Z, C), or those of the first
 // `block_count` of the tiles listed in `blocks`.
-inline VertexGrid vertex_grid(const char* name, const Tensor& like, const std::optional<Tensor>& blocks,
-                              const std::optional<Tensor>& block_count) {
+inline VertexGrid vertex_grid(const char* name, const Tensor& like, const OptionalTensor& blocks,
+                              const OptionalTensor& block_count) {
   check_contiguous(name, like, {kAny, kAny, kAny, kAny}, ScalarType::Float, like);
   VertexGrid grid{};
   for (int axis = 0; axis < 4; ++axis) {

@@ -128,12 +128,10 @@ struct MarchOps {
     return words;
   }
 
-  static std::tuple<Tensor, Tensor, Tensor> count_ray_samples(const Tensor& origins, const Tensor& directions,
-                                                              const Tensor& near, const Tensor& far,
-                                                              const Tensor& offset, const Tensor& occupied,
-                                                              std::vector<int64_t> resolution,
-                                                              const Tensor& aabb_occupancy, double step,
-                                                              int64_t segments_per_ray) {
+  static TensorTuple<3> count_ray_samples(const Tensor& origins, const Tensor& directions, const Tensor& near,
+                                          const Tensor& far, const Tensor& offset, const Tensor& occupied,
+                                          std::vector<int64_t> resolution, const Tensor& aabb_occupancy, double step,
+                                          int64_t segments_per_ray) {
     const RayInputs in{origins, directions, near, far, offset};
     const CellInputs cells{occupied, resolution, aabb_occupancy, origins};
     const typename Backend::Guard guard(origins);

@@ -74,7 +74,7 @@ inline int shift_of(int64_t segments_per_ray) {
 }
 
 // Packed samples: positions, t, dt, ray_index, ray_offsets, rays_kept.
-using PackedTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+using PackedTensors = TensorTuple<6>;
 
 inline PackedTensors new_packed(const Tensor& like, int64_t rays, int64_t capacity) {
   STD_TORCH_CHECK(capacity >= 0, "capacity must not be negative, got ", capacity);

@@ -56,9 +56,8 @@ struct PixelRays {
 
 template <typename Backend>
 struct PixelRaysOps {
-  static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> pixel_rays(const Tensor& images, const Tensor& index,
-                                                                       const Tensor& c2w, const Tensor& intrinsics,
-                                                                       const Tensor& aabb, int64_t supersampling) {
+  static TensorTuple<5> pixel_rays(const Tensor& images, const Tensor& index, const Tensor& c2w,
+                                   const Tensor& intrinsics, const Tensor& aabb, int64_t supersampling) {
     check_contiguous("images", images, {kAny, kAny, kAny, 4}, ScalarType::Byte, images);
     const Tensor chosen = checked("index", index, {kAny}, ScalarType::Long, images);
     const Tensor poses = checked("c2w", c2w, {images.size(0), 4, 4}, ScalarType::Float, images);

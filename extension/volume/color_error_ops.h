@@ -88,9 +88,8 @@ struct ColorErrorGradient {
 
 template <typename Backend>
 struct ColorErrorOps {
-  static Tensor color_error(const Tensor& colors, const Tensor& truth, const std::optional<Tensor>& weights,
-                            const std::optional<Tensor>& ray_index, int64_t rays_per_pixel,
-                            const std::optional<Tensor>& rays_kept) {
+  static Tensor color_error(const Tensor& colors, const Tensor& truth, const OptionalTensor& weights,
+                            const OptionalTensor& ray_index, int64_t rays_per_pixel, const OptionalTensor& rays_kept) {
     const Inputs in = inputs(colors, truth, weights, ray_index, rays_per_pixel, rays_kept);
     const typename Backend::Guard guard(colors);
     const int64_t rows = colors.size(0);
@@ -103,8 +102,8 @@ struct ColorErrorOps {
   }
 
   static Tensor color_error_backward(const Tensor& grad, const Tensor& colors, const Tensor& truth,
-                                     const std::optional<Tensor>& weights, const std::optional<Tensor>& ray_index,
-                                     int64_t rays_per_pixel, const std::optional<Tensor>& rays_kept) {
+                                     const OptionalTensor& weights, const OptionalTensor& ray_index,
+                                     int64_t rays_per_pixel, const OptionalTensor& rays_kept) {
     const Inputs in = inputs(colors, truth, weights, ray_index, rays_per_pixel, rays_kept);
     check_tensor("grad", grad, {}, colors.scalar_type(), colors);
     const typename Backend::Guard guard(colors);
@@ -125,7 +124,7 @@ struct ColorErrorOps {
  private:
   struct Inputs {
     Tensor colors, truth;
-    std::optional<Tensor> weights, ray_index, rays_kept;
+    OptionalTensor weights, ray_index, rays_kept;
     int64_t rays_per_pixel;
 
     template <typename T>
@@ -135,9 +134,8 @@ struct ColorErrorOps {
     }
   };
 
-  static Inputs inputs(const Tensor& colors, const Tensor& truth, const std::optional<Tensor>& weights,
-                       const std::optional<Tensor>& ray_index, int64_t rays_per_pixel,
-                       const std::optional<Tensor>& rays_kept) {
+  static Inputs inputs(const Tensor& colors, const Tensor& truth, const OptionalTensor& weights,
+                       const OptionalTensor& ray_index, int64_t rays_per_pixel, const OptionalTensor& rays_kept) {
     const ScalarType dtype = opmath_type(colors);
     check_tensor("colors", colors, {kAny, 3}, dtype, colors);
     const int64_t rows = colors.size(0);

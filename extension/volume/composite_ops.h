@@ -183,7 +183,7 @@ struct CompositeGradientWalk {
 
 template <typename Backend>
 struct CompositeOps {
-  static Tensor ray_light(const Tensor& density, const std::optional<Tensor>& dt, const Tensor& ray_offsets,
+  static Tensor ray_light(const Tensor& density, const OptionalTensor& dt, const Tensor& ray_offsets,
                           double min_transmittance, bool transmittance) {
     const Inputs in = inputs(density, dt, ray_offsets, min_transmittance);
     const typename Backend::Guard guard(density);
@@ -192,7 +192,7 @@ struct CompositeOps {
     return values;
   }
 
-  static Tensor ray_light_backward(const Tensor& grad, const Tensor& density, const std::optional<Tensor>& dt,
+  static Tensor ray_light_backward(const Tensor& grad, const Tensor& density, const OptionalTensor& dt,
                                    const Tensor& ray_offsets, double min_transmittance, bool transmittance) {
     const Inputs in = inputs(density, dt, ray_offsets, min_transmittance);
     const Tensor g = checked("grad", grad, {density.size(0)}, density.scalar_type(), density);
@@ -202,10 +202,8 @@ struct CompositeOps {
     return grad_density;
   }
 
-  static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> composite(const Tensor& density, const Tensor& rgb,
-                                                                      const Tensor& t, const std::optional<Tensor>& dt,
-                                                                      const Tensor& ray_offsets,
-                                                                      double min_transmittance, bool distortion) {
+  static TensorTuple<5> composite(const Tensor& density, const Tensor& rgb, const Tensor& t, const OptionalTensor& dt,
+                                  const Tensor& ray_offsets, double min_transmittance, bool distortion) {
     const Inputs in = inputs(density, dt, ray_offsets, min_transmittance, rgb, t);
     STD_TORCH_CHECK(dt.has_value() || !distortion, "dt must be given for distortion");
     const typename Backend::Guard guard(density);
@@ -217,20 +215,21 @@ struct CompositeOps {
     return {out.rgb, out.opacity, out.depth_sum, out.weights, out.distortion};
   }
 
-  static std::tuple<Tensor, Tensor> composite_backward(
-      const std::optional<Tensor>& grad_rgb, const std::optional<Tensor>& grad_opacity,
-      const std::optional<Tensor>& grad_depth_sum, const std::optional<Tensor>& grad_weights,
-      const std::optional<Tensor>& grad_distortion, const Tensor& density, const Tensor& rgb, const Tensor& t,
-      const std::optional<Tensor>& dt, const Tensor& ray_offsets, const Tensor& ray_rgb, const Tensor& opacity,
-      const Tensor& depth_sum, const Tensor& distortion, double min_transmittance) {
+  static TensorTuple<2> composite_backward(const OptionalTensor& grad_rgb, const OptionalTensor& grad_opacity,
+                                           const OptionalTensor& grad_depth_sum, const OptionalTensor& grad_weights,
+                                           const OptionalTensor& grad_distortion, const Tensor& density,
+                                           const Tensor& rgb, const Tensor& t, const OptionalTensor& dt,
+                                           const Tensor& ray_offsets, const Tensor& ray_rgb, const Tensor& opacity,
+                                           const Tensor& depth_sum, const Tensor& distortion,
+                                           double min_transmittance) {
     const Inputs in = inputs(density, dt, ray_offsets, min_transmittance, rgb, t);
     const bool spreads = grad_distortion.has_value();
     STD_TORCH_CHECK(dt.has_value() || !spreads, "dt must be given for distortion");
     const int64_t samples = density.size(0), rays = ray_offsets.size(0) - 1;
-    const auto value = [&](const char* name, const std::optional<Tensor>& x, ShapeList shape) {
+    const auto value = [&](const char* name, const OptionalTensor& x, ShapeList shape) {
       return checked(name, x, shape, density.scalar_type(), density);
     };
-    using Values = CompositeValues<std::optional<Tensor>>;
+    using Values = CompositeValues<OptionalTensor>;
     const Values gradients{value("grad_rgb", grad_rgb, {rays, 3}), value("grad_opacity", grad_opacity, {rays}),
                            value("grad_depth_sum", grad_depth_sum, {rays}),
                            value("grad_weights", grad_weights, {samples}),
@@ -258,7 +257,7 @@ struct CompositeOps {
   // Keeps contiguous copies alive for as long as raw pointers to them are in use.
   struct Inputs {
     Tensor density, ray_offsets;
-    std::optional<Tensor> dt, rgb, t;
+    OptionalTensor dt, rgb, t;
     double min_transmittance;
 
     // Walks all rays by a Walk of the samples and `more`.
@@ -274,9 +273,9 @@ struct CompositeOps {
     }
   };
 
-  static Inputs inputs(const Tensor& density, const std::optional<Tensor>& dt, const Tensor& ray_offsets,
-                       double min_transmittance, const std::optional<Tensor>& rgb = std::nullopt,
-                       const std::optional<Tensor>& t = std::nullopt) {
+  static Inputs inputs(const Tensor& density, const OptionalTensor& dt, const Tensor& ray_offsets,
+                       double min_transmittance, const OptionalTensor& rgb = std::nullopt,
+                       const OptionalTensor& t = std::nullopt) {
     const ScalarType dtype = opmath_type(density);
     check_fraction("min_transmittance", min_transmittance);
     return {

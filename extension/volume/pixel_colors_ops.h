@@ -117,8 +117,8 @@ struct PixelColorsOps {
     return colors;
   }
 
-  static std::tuple<Tensor, Tensor> pixel_colors_backward(const Tensor& grad, const Tensor& rgb, const Tensor& opacity,
-                                                          const Tensor& background, int64_t rays_per_pixel, bool srgb) {
+  static TensorTuple<2> pixel_colors_backward(const Tensor& grad, const Tensor& rgb, const Tensor& opacity,
+                                              const Tensor& background, int64_t rays_per_pixel, bool srgb) {
     const Inputs in = inputs(rgb, opacity, background, rays_per_pixel);
     const Tensor g = checked("grad", grad, {in.pixels, 3}, rgb.scalar_type(), rgb);
     const typename Backend::Guard guard(rgb);

@@ -38,9 +38,8 @@ struct KeptSamples {
 
 template <typename Backend>
 struct SelectOps {
-  static std::tuple<Tensor, Tensor, Tensor> count_visible_samples(const Tensor& density, const Tensor& dt,
-                                                                  const Tensor& ray_offsets, double min_transmittance,
-                                                                  double min_weight) {
+  static TensorTuple<3> count_visible_samples(const Tensor& density, const Tensor& dt, const Tensor& ray_offsets,
+                                              double min_transmittance, double min_weight) {
     const Inputs in = inputs("density", density, dt, ray_offsets);
     check_fraction("min_transmittance", min_transmittance);
     check_fraction("min_weight", min_weight);

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "common/backend.cuh"
 #include "rays/packed_rays.h"
+#include "rays/packing.cuh"
 #include "volume/keep_rule.cuh"
 
 namespace voxelfield {
@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kThreads) sum_total_kernel(F f, const T* __res
 }
 
 // As for CpuRays.
-struct CudaRays : CudaBackend {
+struct CudaRays : CudaPacking {
   template <typename Walk>
   static void for_each_ray(const PackedRays& rays, const Walk& walk) {
     dispatch_team(rays, [&](auto size) {

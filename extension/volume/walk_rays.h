@@ -4,13 +4,13 @@
 
 #include <numeric>
 
-#include "common/backend.h"
 #include "rays/packed_rays.h"
+#include "rays/packing.h"
 #include "volume/keep_rule.h"
 
 namespace voxelfield {
 
-struct CpuRays : CpuBackend {
+struct CpuRays : CpuPacking {
   // Calls walk(ray, span, team) for every ray, which returns the first sample that it did not deal with, and
   // walk.clear(i) for the samples from there on and for those that belong to no ray.
   template <typename Walk>
