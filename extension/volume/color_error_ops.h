@@ -72,15 +72,23 @@ struct SquaredErrors {
   VOXELFIELD_HOST_DEVICE void finish(T sum) const { *result = sum * errors.scale(); }
 };
 
+// For Backend::for_each_row.
 template <typename T>
 struct ColorErrorGradient {
   ColorErrors<T> errors;
   const T* grad;
   T* grad_colors;
 
-  VOXELFIELD_HOST_DEVICE void operator()(int64_t row) const {
+  struct Shared {
+    int64_t counted;
+    T factor;
+  };
+
+  VOXELFIELD_HOST_DEVICE Shared shared() const { return {errors.counted_rows(), 2 * *grad * errors.scale()}; }
+
+  VOXELFIELD_HOST_DEVICE void operator()(int64_t row, const Shared& of_all) const {
     T d[3] = {0, 0, 0};
-    const T slope = row < errors.counted_rows() ? 2 * *grad * errors.scale() * errors.error(row, d) : T(0);
+    const T slope = row < of_all.counted ? of_all.factor * errors.error(row, d) : T(0);
     VOXELFIELD_UNROLL
     for (int c = 0; c < 3; ++c) grad_colors[3 * row + c] = slope * d[c];
   }
@@ -110,8 +118,8 @@ struct ColorErrorOps {
     Tensor grad_colors = new_like(colors, {colors.size(0), 3});
     dispatch_opmath(colors, [&](auto zero) {
       using T = decltype(zero);
-      Backend::for_each(colors.size(0),
-                        ColorErrorGradient<T>{in.template errors<T>(), data_of(grad), data_of(grad_colors)});
+      Backend::for_each_row(colors.size(0),
+                            ColorErrorGradient<T>{in.template errors<T>(), data_of(grad), data_of(grad_colors)});
     });
     return grad_colors;
   }

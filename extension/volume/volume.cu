@@ -7,6 +7,13 @@
 #include "volume/walk_rays.cuh"
 
 namespace voxelfield {
+
+// Four registers less than the compiler takes by itself let all 2048 threads of these multiprocessors run.
+#if __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000
+template <>
+constexpr int kWalkBlocks<CompositeWalk<float, std::true_type>> = 2048 / kThreads;
+#endif
+
 namespace {
 
 constexpr int kJudgeThreads = 512;

@@ -25,9 +25,14 @@ void dispatch_team(const PackedRays& rays, const F& f) {
   are_short ? f(std::integral_constant<int, kShortRayTeam>{}) : f(std::integral_constant<int, kWarp>{});
 }
 
+// The blocks of a walk that a multiprocessor must hold at once; 0: as many as it happens to.
+template <typename Walk>
+constexpr int kWalkBlocks = 0;
+
 // The first `walking` blocks walk rays, the others clear the rows which belong to no ray.
 template <int Size, typename Walk>
-__global__ void __launch_bounds__(kThreads) walk_kernel(PackedRays rays, unsigned walking, Walk walk) {
+__global__ void __launch_bounds__(kThreads, kWalkBlocks<Walk>)
+    walk_kernel(PackedRays rays, unsigned walking, Walk walk) {
   if (blockIdx.x >= walking) {
     const int64_t thread = static_cast<int64_t>(blockIdx.x - walking) * kThreads + threadIdx.x;
     const int64_t threads = static_cast<int64_t>(gridDim.x - walking) * kThreads;
@@ -84,6 +89,19 @@ struct CudaRays : CudaPacking {
     const int64_t parts = sum_parts(rows);
     if (parts > 0) launch(sum_kernel<F, T>, blocks(parts, 1), kThreads, 0, f, partial);
     launch(sum_total_kernel<F, T>, 1, kThreads, 0, f, partial, parts);
+  }
+
+  // What rows share lies on the device, so that every thread reads it.
+  template <typename F>
+  struct SharingRow {
+    F f;
+
+    VOXELFIELD_HOST_DEVICE void operator()(int64_t row) const { f(row, f.shared()); }
+  };
+
+  template <typename F>
+  static void for_each_row(int64_t rows, const F& f) {
+    for_each(rows, SharingRow<F>{f});
   }
 };
 

@@ -42,6 +42,13 @@ struct CpuRays : CpuPacking {
     f.finish(std::accumulate(partial, partial + sum_parts(count), T(0)));
   }
 
+  // Calls f(row, f.shared()) for all rows.
+  template <typename F>
+  static void for_each_row(int64_t rows, const F& f) {
+    const auto shared = f.shared();
+    for_each(rows, [&](int64_t row) { f(row, shared); }, kSummedRows);
+  }
+
  private:
   static constexpr int64_t kSummedRows = 8192;
 };
