@@ -796,9 +796,7 @@ def test_registration(device):
             (*lists, [working], [one], [one], [ids], [count], [rates], 0.9, 0.99, 1e-8, 0.1, 0.1, False, True),
         )
     occupied = torch.ones(2, 2, 2, dtype=torch.bool, device=device)
-    torch.library.opcheck(
-        torch.ops.voxelfield.active_tiles_.default, (occupied, shape[:3], ids.clone(), count.clone())
-    )
+    torch.library.opcheck(torch.ops.voxelfield.active_tiles_.default, (occupied, shape[:3], ids.clone(), count.clone()))
     torch.library.opcheck(
         torch.ops.voxelfield.grid_total_variation_grad_.default,
         (arrays[0], arrays[1], torch.ones(3, device=device), 1.0, ids, count),

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "common/backend.cuh"
+#include "common/dispatch_value.h"
 #include "fields/pyramid_march.cuh"
 #include "rays/ray_inputs.h"
 
@@ -74,8 +75,6 @@ struct NetworkInputs {
     }
   }
 
-  int outputs() const { return view.out(); }
-
   // The kernels' view, with hidden layers padded to a width.
   Network padded_to(int padded) const {
     Network network = view;
@@ -93,19 +92,11 @@ inline PyramidScene pyramid_scene(const CellInputs& cells, const PyramidInputs& 
           static_cast<float>(step),
           steps_per_length(step),
           static_cast<float>(density_initial),
-          static_cast<float>(min_transmittance),
-          static_cast<float>(min_weight)};
+          {static_cast<float>(min_transmittance), static_cast<float>(min_weight)}};
 }
 
 // The width that hidden layers of so many numbers are padded to.
 inline int padded_field_width(int width) { return width <= 64 ? 64 : 128; }
-
-// Calls f with a padded width as a constant.
-template <typename F>
-void dispatch_field_width(int padded, const F& f) {
-  if (padded == 64) return f(std::integral_constant<int, 64>{});
-  f(std::integral_constant<int, 128>{});
-}
 
 // Launches a kernel whose blocks stay until `rays` have been marched; each warp begins with at least so many of them.
 // The kernel's last parameter points to the next ray that no warp has yet.

@@ -4,14 +4,6 @@
 #include "rays/packing.h"
 
 namespace voxelfield {
-namespace {
-
-struct Cpu : CpuPacking {
-  static void pack_slots(const Packing& packing, const SlottedSamples& samples) { place_segments(packing, samples); }
-};
-
-}  // namespace
-
-STABLE_TORCH_LIBRARY_IMPL(voxelfield, CPU, m) { m.impl("pack_slots", TORCH_BOX(&VisibleOps<Cpu>::pack_slots)); }
+STABLE_TORCH_LIBRARY_IMPL(voxelfield, CPU, m) { m.impl("pack_slots", TORCH_BOX(&VisibleOps<CpuPacking>::pack_slots)); }
 
 }  // namespace voxelfield

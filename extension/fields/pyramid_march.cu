@@ -48,15 +48,15 @@ __global__ void __launch_bounds__(kMarchThreads, 1)
   __syncthreads();
   unsigned char* rows = shared + scene.density.staged_bytes() + threadIdx.x / kWarp * kWarpRowsBytes;
   march_pyramid<Width, 1>(scene, density, rays, next_ray, rows,
-                          [&](const PyramidSample& sample, const Panel<2>&, int ray, const Ray&, const UnitRay&,
-                              ListedRays::Result& result, const RayTeam<ListedRays::kLanes>& team) {
+                          [&](const PyramidSample& sample, const Panel<2>&, auto& ray, const auto& team) {
                             const unsigned kept = team.own(__ballot_sync(kFullWarp, sample.kept));
-                            const int place = result.count + __popc(kept & ((1u << team.seat) - 1u));
+                            int& count = ray.result.count;
+                            const int place = count + __popc(kept & ((1u << team.seat) - 1u));
                             if (sample.kept && place < rays.most) {
-                              rays.slots[static_cast<int64_t>(ray) * rays.most + place] = sample.t;
+                              rays.slots[static_cast<int64_t>(ray.number) * rays.most + place] = sample.t;
                             }
-                            result.count = min(result.count + __popc(kept), rays.most);
-                            return result.count < rays.most;
+                            count = min(count + __popc(kept), rays.most);
+                            return count < rays.most;
                           });
 }
 
@@ -109,7 +109,7 @@ std::tuple<Tensor, Tensor, Tensor> march_to_slots(const Tensor& origins, const T
                         counts.mutable_data_ptr<int32_t>(),
                         reinterpret_cast<unsigned long long*>(sums.mutable_data_ptr<int64_t>()),
                         parts.length};
-  dispatch_field_width(padded, [&](auto width) {
+  dispatch_value<64, 128>(padded, [&](auto width) {
     const auto kernel = march_visible_kernel<decltype(width)::value>;
     const MarchPlan plan = plan_visible(scene.density, kernel);
     launch_march(kernel, plan, batch.count, kRaysPerWarp, origins, scene, rays);
@@ -117,15 +117,11 @@ std::tuple<Tensor, Tensor, Tensor> march_to_slots(const Tensor& origins, const T
   return {slots, counts, sums};
 }
 
-struct Cuda : CudaPacking {
-  static void pack_slots(const Packing& packing, const SlottedSamples& samples) { place_segments(packing, samples); }
-};
-
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) {
   m.impl("march_to_slots", TORCH_BOX(&march_to_slots));
-  m.impl("pack_slots", TORCH_BOX(&VisibleOps<Cuda>::pack_slots));
+  m.impl("pack_slots", TORCH_BOX(&VisibleOps<CudaPacking>::pack_slots));
 }
 
 }  // namespace voxelfield

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "common/constants.h"
-#include "fields/pyramid.cuh"
+#include "common/vector.cuh"
 #include "fields/pyramid_plan.h"
 #include "fields/unit_ray.h"
 #include "mlp/network.cuh"
@@ -19,13 +19,47 @@ constexpr int kMostIdle = 5;
 // Strides before threads that have not come to a sample yet let the others go on.
 constexpr int kMostStrides = 32;
 
+// Float16 grids of several resolutions over one box, 4 channels each, read at one point by one thread.
+struct PyramidLevel {
+  const __half* features;  // (X, Y, Z, 4)
+  int32_t resolution[3];
+
+  // The features at a point of the unit cube, beyond it those of its nearest face.
+  __device__ __forceinline__ uint2 operator()(const float* point) const {
+    const GridLocator<float, true> locator{
+        {resolution[0], resolution[1], resolution[2]}, Padding::kBorder, kLevelChannels, 0, true, false};
+    const Stencil<float, int32_t> s = locator(point, 0);
+    Vector<__half, kLevelChannels> corner[kCorners];
+#pragma unroll
+    for (int k = 0; k < kCorners; ++k) corner[k] = load_constant<kLevelChannels>(features + s.offset(k));
+    Vector<float, kLevelChannels> sum{};
+#pragma unroll
+    for (int k = 0; k < kCorners; ++k) add_weighted(sum, s.value(k), corner[k]);
+    // What an empty stencil has read is not to be trusted: NaN times zero is NaN.
+    if (s.empty) return make_uint2(0, 0);
+    return make_uint2(as_bits(to_half2(sum.lane[0], sum.lane[1])), as_bits(to_half2(sum.lane[2], sum.lane[3])));
+  }
+};
+
+struct PyramidView {
+  PyramidLevel level[kMaxPyramidLevels];
+  int levels;
+  const float* aabb;
+
+  // Writes the features of all levels side by side, into shared memory.
+  __device__ __forceinline__ void gather(const float* point, uint2* row) const {
+#pragma unroll 2
+    for (int l = 0; l < levels; ++l) row[l] = level[l](point);
+  }
+};
+
 struct PyramidScene {
   CellsView cells;
   PyramidView pyramid;
   Network density;
   float step, steps_per_length;
   float density_initial;
-  float min_transmittance, min_weight;
+  KeepRule<float> rule;
 
   __device__ __forceinline__ float density_of(float raw) const {
     return density_initial * std::exp(raw > float(kHighestRawDensity) ? float(kHighestRawDensity) : raw);
@@ -33,10 +67,17 @@ struct PyramidScene {
 };
 
 // One sample of a ray, as its thread sees it.
-struct PyramidSample {
-  bool kept;
+struct PyramidSample : JudgedSample<float> {
   float t;
-  float weight;
+};
+
+// What a thread keeps of the ray that it walks.
+template <typename Result>
+struct MarchedRay {
+  int number;  // -1: none yet
+  float direction[3];
+  UnitRay unit;
+  Result result;
 };
 
 // The networks of a field: at most kFieldInputs inputs, in shared memory or packed.
@@ -132,8 +173,8 @@ class RaySupply {
 //   rays.begin(ray)            called once, by the first of its threads
 //   rays.end(ray, result)      called once it has ended, with what visit() made of Rays::Result{}
 // `rows` are the warp's, in shared memory. Whenever there are samples, all threads call
-// visit(sample, panel, number, ray, unit, result, team): `panel` has the 16 outputs, of which 8 * Eights are known, for
-// the rows of all threads. A ray goes on where it returns true, to all threads of the ray alike.
+// visit(sample, panel, ray, team), where `ray` is their MarchedRay: `panel` has the 16 outputs, of which 8 * Eights are
+// known, for the rows of all threads. A ray goes on where it returns true, to all threads of the ray alike.
 template <int Width, int Eights, typename Rays, typename Visit>
 __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const StagedField<Width>& density,
                                               const Rays& rays, int* taken, unsigned char* rows, const Visit& visit) {
@@ -147,31 +188,29 @@ __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const S
   Ray ray{};
   RayView view = ray.view(scene.step, scene.steps_per_length);
   Walk walk(scene.cells, view);
-  UnitRay unit(view, scene.pyramid.aabb);
-  int own = -1;
+  MarchedRay<typename Rays::Result> own{-1, {}, UnitRay(view, scene.pyramid.aabb), {}};
   bool walking = false;
-  const KeepRule<float> rule{scene.min_transmittance, scene.min_weight};
-  KeptLight<float> light(rule);
-  typename Rays::Result result{};
+  KeptLight<float> light(scene.rule);
   for (;;) {
     unsigned idle = __ballot_sync(kFullWarp, !walking);
     while (__popc(idle) > kMostIdle) {
       const int number = supply.next(idle, team);
       if (!__any_sync(kFullWarp, number >= 0) && supply.empty()) break;
       if (number >= 0) {
-        if (own >= 0 && team.seat == 0) rays.end(own, result);
-        own = rays.locate(number);
-        if (own >= 0) {
-          if (team.seat == 0) rays.begin(own);
-          ray = rays[own];
+        if (own.number >= 0 && team.seat == 0) rays.end(own.number, own.result);
+        own.number = rays.locate(number);
+        if (own.number >= 0) {
+          if (team.seat == 0) rays.begin(own.number);
+          ray = rays[own.number];
           view = ray.view(scene.step, scene.steps_per_length);
           walking = view.near < view.far;
-          result = {};
+          own.result = {};
         }
         if (walking) {
           walk = Walk(scene.cells, view);
-          unit = UnitRay(view, scene.pyramid.aabb);
-          light = KeptLight<float>(rule);
+          own.unit = UnitRay(view, scene.pyramid.aabb);
+          for (int axis = 0; axis < 3; ++axis) own.direction[axis] = ray.direction[axis];
+          light = KeptLight<float>(scene.rule);
         }
       }
       idle = __ballot_sync(kFullWarp, !walking);
@@ -196,21 +235,19 @@ __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const S
 
     if (found) {
       float point[3];
-      unit.point(sample.t, point);
+      own.unit.point(sample.t, point);
       scene.pyramid.gather(point, reinterpret_cast<uint2*>(rows + lane_of_warp() * kRowBytes));
     }
     __syncwarp();
     const Panel<2> panel = last_two_layers<Width, Eights>(load_rows<2>(features, 0), density[0], density[1]);
     const float raw = first_column(panel);
-    const JudgedSample<float> judged =
+    static_cast<JudgedSample<float>&>(sample) =
         light.judge(absorption_of_density(scene.density_of(raw), scene.step), found, ThreadTeam<kLanes>{team.seat});
-    sample.kept = judged.kept;
-    sample.weight = judged.weight;
     if (light.stopped()) walking = false;
-    if (!visit(sample, panel, own, ray, unit, result, team)) walking = false;
+    if (!visit(sample, panel, own, team)) walking = false;
     __syncwarp();
   }
-  if (own >= 0 && team.seat == 0) rays.end(own, result);
+  if (own.number >= 0 && team.seat == 0) rays.end(own.number, own.result);
 }
 
 }  // namespace voxelfield

@@ -45,7 +45,7 @@ struct VisibleOps {
     const typename Backend::Guard guard(origins);
     const Tensor starts = as_contiguous(origins), ways = as_contiguous(directions), distances = as_contiguous(slots);
     const PackedTensors out = new_packed(starts, rays, capacity);
-    Backend::pack_slots(
+    Backend::place_segments(
         packing_of(counts, sums, 1, most < kMaxSteps ? most : kMaxSteps, out),
         SlottedSamples{starts.const_data_ptr<float>(), ways.const_data_ptr<float>(), distances.const_data_ptr<float>(),
                        most, static_cast<float>(step), SamplePointers(out)});

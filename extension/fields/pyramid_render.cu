@@ -1,10 +1,136 @@
 // Images of a pyramid of grids with two networks behind it, on CUDA: one kernel, rays included.
-#include "fields/color_queue.cuh"
 #include "fields/pyramid_inputs.cuh"
 #include "mlp/pack_weights.h"
+#include "volume/transfer.h"
+#include "volume/spherical_harmonics.h"
 
 namespace voxelfield {
 namespace {
+
+// A pixel's colour is background + sum of weight * (colour - background), because the weights and the transmittance to
+// the background add up to one. So a pixel needs no visit when its ray ends.
+struct PixelColors {
+  float* rgb;               // (pixels, 3)
+  const float* background;  // (3,)
+};
+
+// Visible samples wait in shared memory until a warp has enough of them for the colour network, because only few of the
+// marched samples are visible. One thread adds a pixel's samples in their order along the ray, so that the sum does not
+// depend on which samples waited together.
+class ColorQueue {
+ public:
+  // `memory`: kQueueBytes of the warp's own, aligned to 16.
+  __device__ __forceinline__ explicit ColorQueue(unsigned char* memory)
+      : rows_(memory),
+        inputs_{shared_address(memory), kRowBytes},
+        weights_(reinterpret_cast<float*>(memory + kWarp * kRowBytes)),
+        pixels_(reinterpret_cast<int*>(weights_ + kWarp)) {}
+
+  __device__ __forceinline__ bool fits(int more) const { return count_ + more <= kWarp; }
+
+  // Appends the samples of the threads in `kept`: for each its row of `panel` (the geometry), direction, weight and
+  // pixel.
+  __device__ __forceinline__ void push(unsigned kept, const Fragment (&geometry)[2], const float* direction, int degree,
+                                       float weight, int pixel) {
+    const int lane = lane_of_warp();
+#pragma unroll
+    for (int m = 0; m < 2; ++m) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int row = 16 * m + 8 * i + lane / 4;
+        if (kept >> row & 1) {
+          unsigned char* to = rows_ + place(kept, row) * kRowBytes + lane % 4 * 4;
+          *reinterpret_cast<unsigned*>(to) = geometry[m].part[i];
+          *reinterpret_cast<unsigned*>(to + 16) = geometry[m].part[i + 2];
+        }
+      }
+    }
+    if (kept >> lane & 1) {
+      const int own = place(kept, lane);
+      float basis[kMaxShBasis] = {};
+      spherical_harmonics(direction, degree, basis);
+      uint4* to = reinterpret_cast<uint4*>(rows_ + own * kRowBytes + 2 * kFieldOutputs);
+#pragma unroll
+      for (int i = 0; i < kMaxShBasis / 8; ++i) {
+        const float* eight = basis + 8 * i;
+        to[i] = make_uint4(as_bits(to_half2(eight[0], eight[1])), as_bits(to_half2(eight[2], eight[3])),
+                           as_bits(to_half2(eight[4], eight[5])), as_bits(to_half2(eight[6], eight[7])));
+      }
+      weights_[own] = weight;
+      pixels_[own] = pixel;
+    }
+    count_ += __popc(kept);
+    __syncwarp();
+  }
+
+  // Evaluates the colours of all waiting samples and adds them to their pixels. `weights()` are the network's.
+  template <int Width, typename Weights>
+  __device__ __forceinline__ void flush(const Weights& weights, int layers, const PixelColors& pixels) {
+    const int lane = lane_of_warp(), quarter = lane % 4;
+#pragma unroll 1
+    for (int row = 0; row < count_; row += 16) {
+      const Activations<1, kFieldInputs> x = load_rows<1>(inputs_, row);
+      const Panel<1> panel = logits<Width>(weights(), layers, x);
+      __syncwarp();
+      // Every fourth thread holds red and green, the next one blue. Their contributions overwrite the inputs.
+      if (quarter < 2) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int own = row + 8 * i + lane / 4;
+          float* to = reinterpret_cast<float*>(rows_ + own * kRowBytes);
+#pragma unroll
+          for (int k = 0; k < 2; ++k) {
+            const int color = 2 * quarter + k;
+            if (color > 2) continue;
+            const float logit = __half2float(__float2half_rn(panel.sum[0][0][2 * i + k]));
+            to[color] = weights_[own] * (sigmoid(logit) - pixels.background[color]);
+          }
+        }
+      }
+      __syncwarp();  // the next rows are loaded by the warp as one
+    }
+    add_up(pixels);
+    count_ = 0;
+    __syncwarp();
+  }
+
+ private:
+  template <int Width, typename Weights>
+  static __device__ __forceinline__ Panel<1> logits(const Weights& weights, int layers,
+                                                    const Activations<1, kFieldInputs>& x) {
+    if (layers == 2) return last_two_layers<Width, 1>(x, weights[0], weights[1]);
+    Activations<1, Width> hidden = layer<1, kFieldInputs, Width>(x, weights[0]);
+    for (int l = 1; l < layers - 2; ++l) hidden = layer<1, Width, Width>(hidden, weights[l]);
+    return last_two_layers<Width, 1>(hidden, weights[layers - 2], weights[layers - 1]);
+  }
+
+  __device__ __forceinline__ int place(unsigned kept, int row) const {
+    return count_ + __popc(kept & ((1u << row) - 1u));
+  }
+
+  __device__ __forceinline__ void add_up(const PixelColors& pixels) const {
+    const int lane = lane_of_warp();
+    // Threads without a sample differ from all others, and from one another.
+    const int pixel = lane < count_ ? pixels_[lane] : -1 - lane;
+    unsigned peers = __match_any_sync(kFullWarp, pixel);
+    if (pixel < 0 || __ffs(peers) - 1 != lane) return;
+    float* to = pixels.rgb + 3 * static_cast<int64_t>(pixel);
+    float sum[3] = {to[0], to[1], to[2]};
+    for (; peers != 0; peers &= peers - 1) {
+      const float* add = reinterpret_cast<const float*>(rows_ + (__ffs(peers) - 1) * kRowBytes);
+#pragma unroll
+      for (int color = 0; color < 3; ++color) sum[color] += add[color];
+    }
+#pragma unroll
+    for (int color = 0; color < 3; ++color) to[color] = sum[color];
+  }
+
+  unsigned char* rows_;
+  SharedMatrix inputs_;
+  float* weights_;
+  int* pixels_;
+  int count_ = 0;
+};
 
 // A warp takes the rays of a square of pixels, which stay close together.
 constexpr int kTile = 8;
@@ -50,10 +176,7 @@ struct PyramidImage {
 
 // What a thread puts into its row of features while the warp evaluates colours, which takes most of the registers.
 struct ParkedSample {
-  int pixel;
-  float direction[3];
-  UnitRay unit;
-  PyramidImage::Result result;
+  MarchedRay<PyramidImage::Result> ray;
   Fragment geometry[2];
 };
 static_assert(sizeof(ParkedSample) <= kRowBytes, "a row must hold what is parked in it");
@@ -81,31 +204,24 @@ __global__ void __launch_bounds__(kMarchThreads, 1)
   unsigned char* const rows = shared + weight_bytes + threadIdx.x / kWarp * (kWarpRowsBytes + kQueueBytes);
   ColorQueue queue(rows + kWarpRowsBytes);
   const auto flush = [&] { queue.flush<Width>(color_weights, color.layers, image.colors); };
-  march_pyramid<Width, 2>(
-      scene, density, image, next_ray, rows,
-      [&](const PyramidSample& sample, const Panel<2>& panel, int& pixel, Ray& ray, UnitRay& unit,
-          PyramidImage::Result& result, const RayTeam<PyramidImage::kLanes>&) {
-        const unsigned kept = __ballot_sync(kFullWarp, sample.kept);
-        if (kept == 0) return true;
-        float (&direction)[3] = ray.direction;
-        ParkedSample own{
-            pixel, {direction[0], direction[1], direction[2]}, unit, result, {to_half(panel, 0), to_half(panel, 1)}};
-        if (!queue.fits(__popc(kept))) {
-          auto& parked = *reinterpret_cast<ParkedSample*>(rows + lane_of_warp() * kRowBytes);
-          parked = own;
-          flush();
-          own = parked;
-          pixel = own.pixel;
-          for (int axis = 0; axis < 3; ++axis) direction[axis] = own.direction[axis];
-          unit = own.unit;
-          result = own.result;
-          clear_row(rows);
-        }
-        queue.push(kept, own.geometry, direction, degree, sample.weight, pixel);
-        result.opacity += sample.weight;
-        result.depth += sample.weight * sample.t;
-        return true;
-      });
+  march_pyramid<Width, 2>(scene, density, image, next_ray, rows,
+                          [&](const PyramidSample& sample, const Panel<2>& panel, auto& ray, const auto& /*team*/) {
+                            const unsigned kept = __ballot_sync(kFullWarp, sample.kept);
+                            if (kept == 0) return true;
+                            ParkedSample own{ray, {to_half(panel, 0), to_half(panel, 1)}};
+                            if (!queue.fits(__popc(kept))) {
+                              auto& parked = *reinterpret_cast<ParkedSample*>(rows + lane_of_warp() * kRowBytes);
+                              parked = own;
+                              flush();
+                              own = parked;
+                              ray = own.ray;
+                              clear_row(rows);
+                            }
+                            queue.push(kept, own.geometry, ray.direction, degree, sample.weight, ray.number);
+                            ray.result.opacity += sample.weight;
+                            ray.result.depth += sample.weight * sample.t;
+                            return true;
+                          });
   flush();
 }
 
@@ -122,8 +238,7 @@ std::tuple<Tensor, Tensor, Tensor> render_pyramid_image(
     const Tensor& occupied, std::vector<int64_t> resolution, const Tensor& aabb_occupancy, std::vector<Tensor> levels,
     const Tensor& aabb, std::vector<Tensor> density_weights, std::vector<Tensor> color_weights, double step,
     double density_initial, int64_t degree, double min_transmittance, double min_weight) {
-  check_camera(c2w, intrinsics, width, height, background);
-  const Tensor pose = as_contiguous(c2w), lens = as_contiguous(intrinsics), behind = as_contiguous(background);
+  const CameraInputs camera{c2w, intrinsics, width, height, background};
   STD_TORCH_CHECK(double(width + kTile) * double(height + kTile) <= kMostMarchedRays,
                   "an image must have 1 to 2^30 pixels, got ", width, " x ", height);
   STD_TORCH_CHECK(degree >= 0 && degree <= kMaxShDegree, "degree must lie in 0..3, got ", degree);
@@ -133,23 +248,22 @@ std::tuple<Tensor, Tensor, Tensor> render_pyramid_image(
   const NetworkInputs density{"density_weights", density_weights, kLevelChannels * pyramid.view.levels, 2, c2w};
   const NetworkInputs color{"color_weights", color_weights, kFieldOutputs + sh_basis_size(static_cast<int>(degree)),
                             kMaxFieldLayers, c2w};
-  STD_TORCH_CHECK(density.outputs() == kFieldOutputs && color.outputs() == 3,
+  STD_TORCH_CHECK(density.view.out() == kFieldOutputs && color.view.out() == 3,
                   "the density network must have 16 outputs and the colour network 3");
   const int padded = padded_field_width(std::max(density.width, color.width));
   const PyramidScene scene =
       pyramid_scene(cells, pyramid, density, padded, step, density_initial, min_transmittance, min_weight);
-  Tensor rgb = new_empty(pose, {height, width, 3}, ScalarType::Float);
-  Tensor opacity = new_empty(pose, {height, width}, ScalarType::Float);
-  Tensor depth = new_empty(pose, {height, width}, ScalarType::Float);
+  Tensor rgb = new_empty(c2w, {height, width, 3}, ScalarType::Float);
+  Tensor opacity = new_empty(c2w, {height, width}, ScalarType::Float);
+  Tensor depth = new_empty(c2w, {height, width}, ScalarType::Float);
   const int across = static_cast<int>((width + kTile - 1) / kTile),
             down = static_cast<int>((height + kTile - 1) / kTile);
-  const PyramidImage image{
-      PinholeView{pose.const_data_ptr<float>(), lens.const_data_ptr<float>(), width, height, pyramid.view.aabb},
-      PixelColors{rgb.mutable_data_ptr<float>(), behind.const_data_ptr<float>()},
-      opacity.mutable_data_ptr<float>(),
-      depth.mutable_data_ptr<float>(),
-      across,
-      across * down};
+  const PyramidImage image{camera.view(pyramid.view.aabb),
+                           PixelColors{rgb.mutable_data_ptr<float>(), camera.background.const_data_ptr<float>()},
+                           opacity.mutable_data_ptr<float>(),
+                           depth.mutable_data_ptr<float>(),
+                           across,
+                           across * down};
   const Network color_network = color.padded_to(padded);
   const int limit = shared_memory_limit();
   const MarchPlan plan = plan_image(scene.density, color_network, limit);
@@ -157,10 +271,10 @@ std::tuple<Tensor, Tensor, Tensor> render_pyramid_image(
                   scene.density.staged_bytes() + kWarpRowsBytes + kQueueBytes, " bytes of shared memory; ", limit,
                   " are allowed; voxelfield.rendering.render_view needs none");
   const auto launch = [&](const auto& kernel, const uint4* packed) {
-    launch_march(kernel, plan, image.count(), PyramidImage::kBatch, pose, scene, color_network, packed, image,
+    launch_march(kernel, plan, image.count(), PyramidImage::kBatch, c2w, scene, color_network, packed, image,
                  static_cast<int>(degree));
   };
-  dispatch_field_width(padded, [&](auto width_constant) {
+  dispatch_value<64, 128>(padded, [&](auto width_constant) {
     constexpr int kWidth = decltype(width_constant)::value;
     if (plan.staged) return launch(render_pyramid_kernel<kWidth, StagedField<kWidth>>, nullptr);
     static std::once_flag said;

@@ -57,6 +57,12 @@ struct RenderScene {
   KeepRule<float> rule;
 };
 
+// One sample of a ray, as its thread sees it. `rgb` is known if it is kept.
+struct WalkedSample : JudgedSample<float> {
+  float t, raw;
+  float rgb[3];
+};
+
 // Gradient at the numbers that a sample reads from the grid: its raw density, and its three colours before the sigmoid.
 struct SampleGradient {
   float raw;
@@ -67,14 +73,14 @@ struct SampleGradient {
 // density_gradient.
 template <typename scalar_t>
 VOXELFIELD_HOST_DEVICE SampleGradient sample_gradient(const RenderScene<scalar_t>& scene,
-                                                      const RayTotals<float>& gradient, float raw, float transmittance,
-                                                      float weight, const float* rgb, float at_weight,
-                                                      float suffix_grad) {
+                                                      const RayTotals<float>& gradient, const WalkedSample& sample,
+                                                      float at_weight, float suffix_grad) {
   SampleGradient result;
-  result.raw =
-      density_gradient(scene.step, transmittance, weight, at_weight, suffix_grad) * scene.grid.density_slope(raw);
+  result.raw = density_gradient(scene.step, sample.transmittance, sample.weight, at_weight, suffix_grad) *
+               scene.grid.density_slope(sample.raw);
   for (int color = 0; color < 3; ++color) {
-    result.logit[color] = weight * gradient.rgb[color] * rgb[color] * (1.0f - rgb[color]);
+    const float own = sample.rgb[color];
+    result.logit[color] = sample.weight * gradient.rgb[color] * own * (1.0f - own);
   }
   return result;
 }

@@ -40,42 +40,24 @@ VOXELFIELD_HOST_DEVICE void shade(const ShGridView<scalar_t>& grid, const Stenci
   }
 }
 
-// One sample that is kept.
-struct WalkedSample {
-  Stencil<float, int32_t> stencil;
-  float t, raw, transmittance, weight;
-};
-
-// Calls visit(sample, rgb) for the samples of a ray that are kept.
+// Calls visit(sample, stencil) for the samples of a ray that are kept.
 template <typename scalar_t, typename Visit>
-VOXELFIELD_HOST_DEVICE void walk_ray(const RenderScene<scalar_t>& scene, const RayView& ray, const float* basis,
-                                     const Visit& visit) {
+VOXELFIELD_HOST_DEVICE void walk_ray(const RenderScene<scalar_t>& scene, const RayView& ray, const Visit& visit) {
+  float basis[kMaxShBasis];
+  spherical_harmonics(ray.direction, scene.grid.degree, basis);
   SampleWalk walk(scene.cells, ray);
   const UnitRay unit(ray, scene.grid.aabb);
   KeptLight<float> light(scene.rule);
   WalkedSample sample;
   while (!light.stopped() && walk.next(sample.t)) {
-    sample.stencil = unit.at(sample.t, scene.grid.locator);
-    sample.raw = raw_density(scene.grid, sample.stencil);
-    const JudgedSample<float> judged =
+    const Stencil<float, int32_t> stencil = unit.at(sample.t, scene.grid.locator);
+    sample.raw = raw_density(scene.grid, stencil);
+    static_cast<JudgedSample<float>&>(sample) =
         light.judge(absorption_of_density(scene.grid.density_of(sample.raw), scene.step), true, SingleThread{});
-    if (!judged.kept) continue;
-    sample.transmittance = judged.transmittance;
-    sample.weight = judged.weight;
-    float rgb[3];
-    shade(scene.grid, sample.stencil, basis, rgb);
-    visit(sample, rgb);
+    if (!sample.kept) continue;
+    shade(scene.grid, stencil, basis, sample.rgb);
+    visit(sample, stencil);
   }
-}
-
-template <typename scalar_t>
-VOXELFIELD_HOST_DEVICE RayTotals<float> render_ray(const RenderScene<scalar_t>& scene, const RayView& ray) {
-  RayTotals<float> totals;
-  float basis[kMaxShBasis];
-  spherical_harmonics(ray.direction, scene.grid.degree, basis);
-  walk_ray(scene, ray, basis,
-           [&](const WalkedSample& sample, const float* rgb) { totals.add(sample.weight, rgb, sample.t); });
-  return totals;
 }
 
 template <typename scalar_t, typename Rays>
@@ -83,7 +65,10 @@ VOXELFIELD_MULTIVERSION void render_range(const RenderScene<scalar_t>& scene, co
                                           int64_t end) {
   for (int64_t index = begin; index < end; ++index) {
     const Ray ray = rays[index];
-    rays.store(index, render_ray(scene, ray.view(scene.step, scene.steps_per_length)));
+    RayTotals<float> totals;
+    walk_ray(scene, ray.view(scene.step, scene.steps_per_length),
+             [&](const WalkedSample& sample, const auto&) { totals.add(sample.weight, sample.rgb, sample.t); });
+    rays.store(index, totals);
   }
 }
 
@@ -102,17 +87,11 @@ VOXELFIELD_MULTIVERSION void find_contributions(const RenderScene<scalar_t>& sce
   for (int64_t ray = begin; ray < end; ++ray) {
     const RayTotals<float> gradient = gradients.load(ray);
     float suffix_grad = gradient.of_ray(results.load(ray));
-    float basis[kMaxShBasis];
-    const RayView view = rays[ray];
-    spherical_harmonics(view.direction, scene.grid.degree, basis);
-    walk_ray(scene, view, basis, [&](const WalkedSample& sample, const float* rgb) {
-      const float at_weight = gradient.at_weight(rgb, sample.t);
+    walk_ray(scene, rays[ray], [&](const WalkedSample& sample, const Stencil<float, int32_t>& stencil) {
+      const float at_weight = gradient.at_weight(sample.rgb, sample.t);
       suffix_grad -= sample.weight * at_weight;
-      if (sample.stencil.empty) return;
-      found.push_back({sample.stencil,
-                       sample_gradient(scene, gradient, sample.raw, sample.transmittance, sample.weight, rgb, at_weight,
-                                       suffix_grad),
-                       ray});
+      if (stencil.empty) return;
+      found.push_back({stencil, sample_gradient(scene, gradient, sample, at_weight, suffix_grad), ray});
     });
   }
 }

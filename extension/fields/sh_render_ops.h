@@ -5,7 +5,6 @@
 
 #include "common/checks.h"
 #include "fields/sh_field.h"
-#include "rays/pinhole.h"
 #include "rays/ray_inputs.h"
 
 namespace voxelfield {
@@ -72,7 +71,7 @@ struct RenderOps {
                               double density_shift, double min_transmittance, double min_weight) {
     const RayInputs rays{origins, directions, near, far, offset};
     const CellInputs cells{occupied, resolution, aabb_occupancy, origins};
-    const Field field{grid, density, aabb_grid, degree, density_scale, density_shift, origins};
+    const Field field = Field{grid, density, aabb_grid, degree, density_scale, density_shift}.checked(origins);
     const typename Backend::Guard guard(origins);
     const int64_t count = rays.origins.size(0);
     const Rendered out = allocate(rays.origins, {count});
@@ -89,15 +88,13 @@ struct RenderOps {
                                     const std::optional<Tensor>& density, const Tensor& aabb_grid, double step,
                                     int64_t degree, double density_scale, double density_shift,
                                     double min_transmittance, double min_weight) {
-    check_camera(c2w, intrinsics, width, height, background);
-    const Tensor pose = as_contiguous(c2w), lens = as_contiguous(intrinsics), behind = as_contiguous(background);
+    const CameraInputs camera{c2w, intrinsics, width, height, background};
     const CellInputs cells{occupied, resolution, aabb_occupancy, c2w};
-    const Field field{grid, density, aabb_grid, degree, density_scale, density_shift, c2w};
+    const Field field = Field{grid, density, aabb_grid, degree, density_scale, density_shift}.checked(c2w);
     const typename Backend::Guard guard(c2w);
-    const Rendered out = allocate(pose, {height, width});
-    const PinholeView camera{pose.const_data_ptr<float>(), lens.const_data_ptr<float>(), width, height,
-                             field.aabb.template const_data_ptr<float>()};
-    const ImageRays rays{camera, behind.const_data_ptr<float>(), pointers<float>(out)};
+    const Rendered out = allocate(c2w, {height, width});
+    const ImageRays rays{camera.view(field.aabb.template const_data_ptr<float>()),
+                         camera.background.const_data_ptr<float>(), pointers<float>(out)};
     field.dispatch(cells, step, min_transmittance, min_weight,
                    [&](const auto& scene) { Backend::render(scene, rays); });
     return out;
@@ -128,7 +125,7 @@ struct RenderOps {
                                      double min_transmittance, double min_weight) {
     const RayInputs rays{origins, directions, near, far, offset};
     const CellInputs cells{occupied, resolution, aabb_occupancy, origins};
-    const Field field{grid, std::nullopt, aabb_grid, degree, density_scale, density_shift, origins};
+    const Field field = Field{grid, std::nullopt, aabb_grid, degree, density_scale, density_shift}.checked(origins);
     check_contiguous("grad_grid", grad_grid, {grid.size(0), grid.size(1), grid.size(2), grid.size(3)},
                      ScalarType::Float, origins);
     const Rendered gradients = checked("grad_", grad_rgb, grad_opacity, grad_depth_sum, origins);
@@ -150,21 +147,15 @@ struct RenderOps {
   }
 
  private:
-  // Keeps contiguous copies alive for as long as raw pointers to them are in use.
   struct Field {
-    Tensor grid, aabb;
+    Tensor grid;
     std::optional<Tensor> density;
+    Tensor aabb;
     int64_t degree;
     double density_scale, density_shift;
 
-    Field(const Tensor& grid, const std::optional<Tensor>& density, const Tensor& aabb, int64_t degree,
-          double density_scale, double density_shift, const Tensor& like)
-        : grid(as_contiguous(grid)),
-          aabb(as_contiguous(aabb)),
-          density(as_contiguous(density)),
-          degree(degree),
-          density_scale(density_scale),
-          density_shift(density_shift) {
+    // Returns the field with contiguous tensors, which must live as long as raw pointers to them are in use.
+    Field checked(const Tensor& like) const {
       STD_TORCH_CHECK(degree >= 0 && degree <= kMaxShDegree, "degree must lie in 0..3, got ", degree);
       check_finite_not_negative("density_scale", density_scale);
       check_finite("density_shift", density_shift);
@@ -178,8 +169,10 @@ struct RenderOps {
                       ", got ", grid.size(3));
       const double vertices = double(grid.size(0)) * double(grid.size(1)) * double(grid.size(2));
       STD_TORCH_CHECK(vertices > 0 && vertices < 0x7fffffff, "grid must have 1 to 2^31 - 1 vertices, got ", vertices);
-      if (!density.has_value()) return;
-      check_tensor("density", *density, {grid.size(0), grid.size(1), grid.size(2)}, dtype, like);
+      if (density.has_value()) {
+        check_tensor("density", *density, {grid.size(0), grid.size(1), grid.size(2)}, dtype, like);
+      }
+      return {as_contiguous(grid), as_contiguous(density), as_contiguous(aabb), degree, density_scale, density_shift};
     }
 
     // Calls f with the scene, of the grid's type.

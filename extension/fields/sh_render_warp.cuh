@@ -110,13 +110,9 @@ __device__ __forceinline__ void shade(const ShGridView<scalar_t>& grid, const Wa
         for (int k = 0; k < kCorners; ++k) {
           corner[k] = load_constant<Width>(grid.rows + sample.vertex(k) * grid.channels + channel);
         }
-        float feature[Width] = {};
+        Vector<float, Width> feature{};
 #pragma unroll
-        for (int k = 0; k < kCorners; ++k) {
-          const float weight = sample.weight[k];
-#pragma unroll
-          for (int i = 0; i < Width; ++i) feature[i] += weight * static_cast<float>(corner[k].lane[i]);
-        }
+        for (int k = 0; k < kCorners; ++k) add_weighted(feature, sample.weight[k], corner[k]);
         const ShColors colors(channel, grid.basis_size());
         float ours = 0.0f, next = 0.0f;
 #pragma unroll
@@ -125,9 +121,9 @@ __device__ __forceinline__ void shade(const ShGridView<scalar_t>& grid, const Wa
 #pragma unroll
           for (int i = 0; i < kPiece; ++i) {
             if (piece + i < colors.split) {
-              ours += feature[piece + i] * basis.lane[i];
+              ours += feature.lane[piece + i] * basis.lane[i];
             } else {
-              next += feature[piece + i] * basis.lane[i];
+              next += feature.lane[piece + i] * basis.lane[i];
             }
           }
         }
@@ -147,16 +143,6 @@ __device__ __forceinline__ void shade(const ShGridView<scalar_t>& grid, const Wa
     }
   }
 }
-
-// One sample of a ray, as its thread sees it.
-struct WalkedSample {
-  bool kept;
-  float t;
-  float raw;
-  float transmittance;
-  float weight;
-  float rgb[3];
-};
 
 // Walks the warp's rays, each thread one sample at a time. Whenever some samples are kept, it finds their colours and
 // calls visit(sample, place, count) on all threads: `place` is the place of the thread's sample, if it is kept, among
@@ -191,10 +177,7 @@ __device__ __forceinline__ void walk_rays(const RenderScene<scalar_t>& scene, co
       sample.raw = raw_density(scene.grid, stencil);
       absorption = absorption_of_density(scene.grid.density_of(sample.raw), scene.step);
     }
-    const JudgedSample<float> judged = light.judge(absorption, found, scan);
-    sample.kept = judged.kept;
-    sample.transmittance = judged.transmittance;
-    sample.weight = judged.weight;
+    static_cast<JudgedSample<float>&>(sample) = light.judge(absorption, found, scan);
     if (light.stopped()) walking = false;
 
     const unsigned kept = __ballot_sync(kFullWarp, sample.kept);

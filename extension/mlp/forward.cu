@@ -25,9 +25,8 @@ void launch_forward(const ForwardPlan& plan, const MlpInputs& in, const uint4* p
   const int tiles = (in.rows.capacity + 16 * kForwardTiles - 1) / (16 * kForwardTiles);
   const int blocks = std::min(tiles, resident_blocks(kernel, kForwardThreads, plan.shared));
   if (blocks == 0) return;
-  kernel<<<blocks, kForwardThreads, plan.shared, CudaBackend::stream()>>>(plan.mlp, packed, in.rows, halves(in.input),
-                                                                          mutable_halves(output));
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  CudaBackend::launch(kernel, blocks, kForwardThreads, plan.shared, plan.mlp, packed, in.rows, halves(in.input),
+                      mutable_halves(output));
 }
 
 Tensor mlp_forward(const Tensor& input, const std::vector<Tensor>& weights, const std::optional<Tensor>& count) {
@@ -57,9 +56,8 @@ Tensor repacked(const Tensor& x, int64_t columns) {
   const int64_t rows = x.size(0);
   Tensor packed = new_empty(x, {rows, columns}, ScalarType::Half);
   if (packed.numel() == 0) return packed;
-  repack_kernel<<<CudaBackend::blocks(packed.numel(), 256), 256, 0, CudaBackend::stream()>>>(
-      halves(x), static_cast<int>(x.size(1)), mutable_halves(packed), static_cast<int>(columns), rows);
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  CudaBackend::launch(repack_kernel, CudaBackend::blocks(packed.numel(), 256), 256, 0, halves(x),
+                      static_cast<int>(x.size(1)), mutable_halves(packed), static_cast<int>(columns), rows);
   return packed;
 }
 

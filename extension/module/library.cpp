@@ -173,6 +173,4 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "float min_weight) -> (Tensor, Tensor, Tensor)");
   // Whether render_pyramid_image can run on the device of `like`, for hidden layers of so many numbers.
   m.def("pyramid_image_fits(Tensor like, int width) -> bool");
-  // Bytes of dynamic shared memory that a block of a launch takes where `limit` are allowed, for tests; -1: too little.
-  m.def("launch_shared_bytes(str launch, int[] sizes, int limit) -> int");
 }

@@ -3,6 +3,7 @@
 
 #include "common/checks.h"
 #include "rays/occupancy.h"
+#include "rays/pinhole.h"
 #include "rays/ray_walk.h"
 
 namespace voxelfield {
@@ -82,12 +83,22 @@ struct CellInputs {
 };
 
 // A pinhole camera, the size of its image, and the colour behind the scene.
-inline void check_camera(const Tensor& c2w, const Tensor& intrinsics, int64_t width, int64_t height,
-                         const Tensor& background) {
-  check_tensor("c2w", c2w, {4, 4}, ScalarType::Float, c2w);
-  check_tensor("intrinsics", intrinsics, {4}, ScalarType::Float, c2w);
-  check_tensor("background", background, {3}, ScalarType::Float, c2w);
-  STD_TORCH_CHECK(width > 0 && height > 0, "width and height must be positive, got ", width, " and ", height);
-}
+struct CameraInputs {
+  Tensor c2w, intrinsics, background;
+  int64_t width, height;
+
+  CameraInputs(const Tensor& c2w, const Tensor& intrinsics, int64_t width, int64_t height, const Tensor& background)
+      : c2w(checked("c2w", c2w, {4, 4}, ScalarType::Float, c2w)),
+        intrinsics(checked("intrinsics", intrinsics, {4}, ScalarType::Float, c2w)),
+        background(checked("background", background, {3}, ScalarType::Float, c2w)),
+        width(width),
+        height(height) {
+    STD_TORCH_CHECK(width > 0 && height > 0, "width and height must be positive, got ", width, " and ", height);
+  }
+
+  PinholeView view(const float* aabb) const {
+    return {c2w.const_data_ptr<float>(), intrinsics.const_data_ptr<float>(), width, height, aabb};
+  }
+};
 
 }  // namespace voxelfield

@@ -19,6 +19,7 @@ constexpr int kLogBinThreads = 8;
 constexpr int kBinThreads = 1 << kLogBinThreads;
 constexpr int kBinGroups = kBinThreads / kCorners;
 constexpr int kBinWidth = 4;
+using Sums = Vector<float, kBinWidth>;
 constexpr int kBinShared = (kBinVertices + 3 * kBinThreads) * 16 + kBinGroups * (4 + kBinThreads);
 static_assert(kBinShared <= kSplatBinnedShared, "tests compare this bound with the limit of every GPU");
 constexpr int kBinChunk = 16384;                // a bin with more entries is split among several blocks
@@ -128,7 +129,7 @@ struct CoarseLevels {
 
   // Windows, the places of the points that warps work on, positions and values of all points of the block.
   static constexpr int shared_bytes(int windows, int count, int element_size) {
-    return (windows + kCoarseThreads) * static_cast<int>(sizeof(float4)) +
+    return (windows + kCoarseThreads) * static_cast<int>(sizeof(Sums)) +
            kCoarseChunk * 3 * static_cast<int>(sizeof(float)) + count * kCoarseStride * kBinWidth * element_size;
   }
 };
@@ -146,19 +147,10 @@ struct SortedBins {
   SortedBins() { std::fill_n(coarse_index, kMaxLevels, -1); }
 };
 
-__device__ __forceinline__ void add_weighted(float4* to, float weight, const float4& value) {
-  float4 sum = *to;
-  sum.x += weight * value.x;
-  sum.y += weight * value.y;
-  sum.z += weight * value.z;
-  sum.w += weight * value.w;
-  *to = sum;
-}
-
-__device__ __forceinline__ Vector<float, kBinWidth> sum_copies(const float4* sums, int at, int size, int copies) {
-  float4 sum = sums[at];
-  for (int copy = 1; copy < copies; ++copy) add_weighted(&sum, 1.f, sums[copy * size + at]);
-  return {sum.x, sum.y, sum.z, sum.w};
+__device__ __forceinline__ Sums sum_copies(const Sums* sums, int at, int size, int copies) {
+  Sums sum = sums[at];
+  for (int copy = 1; copy < copies; ++copy) sum += sums[copy * size + at];
+  return sum;
 }
 
 // Cuts a grid into bins: no larger than allowed, and enough of them for the points that a block holds at once.

@@ -1,9 +1,8 @@
 // Arithmetic with float16 corners: with F16C, and in portable form.
-#include "stencil/corner_sums.h"
-
 #include <cstring>
 
 #include "common/narrow.h"
+#include "stencil/batches.h"
 
 #if defined(VOXELFIELD_HAS_F16C)
 #include <immintrin.h>

@@ -5,7 +5,6 @@
 #include "common/backend.h"
 #include "common/narrow.h"
 #include "stencil/batches.h"
-#include "stencil/corner_sums.h"
 #include "stencil/stencil_ops.h"
 
 namespace voxelfield {
@@ -126,11 +125,6 @@ struct Cpu : CpuBackend {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(voxelfield, CPU, m) {
-  m.impl("sample_trilinear", TORCH_BOX(&StencilOps<Cpu>::sample_trilinear));
-  m.impl("interpolate_cells", TORCH_BOX(&StencilOps<Cpu>::interpolate_cells));
-  m.impl("point_gradient_trilinear", TORCH_BOX(&StencilOps<Cpu>::point_gradient_trilinear));
-  m.impl("point_gradient_cells", TORCH_BOX(&StencilOps<Cpu>::point_gradient_cells));
-}
+STABLE_TORCH_LIBRARY_IMPL(voxelfield, CPU, m) { StencilOps<Cpu>::implement_gather(m); }
 
 }  // namespace voxelfield

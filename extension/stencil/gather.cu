@@ -292,33 +292,29 @@ struct Cuda : CudaBackend {
   template <typename Weights, typename Locator, typename scalar_t, typename T>
   static void gather(Tag<Weights> /*weights*/, const Levels<Locator, const scalar_t>& levels, const PointsView<T>& at,
                      scalar_t* out) {
-    dispatch_level_width<Weights>(levels, out, [&](auto width) {
-      dispatch_plain<Weights>(levels, [&](const auto& located) {
-        constexpr bool kNarrowOffsets = kNarrow<std::decay_t<decltype(located.level[0].locator)>>;
-        // The most points whose elements 32-bit offsets can count; further points take further launches. Value weights
-        // have no directions and one set of rows, so only points and rows advance from launch to launch.
-        static_assert(!kNarrowOffsets || std::is_same_v<Weights, ValueWeights<T>>);
-        const int64_t most = kNarrowOffsets ? 0x7fffffff / std::max<int64_t>(3, levels.columns) : at.count;
-        for (int64_t begin = 0; begin < at.count; begin += most) {
-          const PointsView<T> part{at.points + 3 * begin, at.directions, std::min(most, at.count - begin)};
-          gather_part<Weights, decltype(width)::value>(located, part, out + begin * levels.columns);
-        }
-      });
+    dispatch_levels<Weights>(levels, out, [&](auto width, const auto& located) {
+      constexpr bool kNarrowOffsets = kNarrow<std::decay_t<decltype(located.level[0].locator)>>;
+      // The most points whose elements 32-bit offsets can count; further points take further launches. Value weights
+      // have no directions and one set of rows, so only points and rows advance from launch to launch.
+      static_assert(!kNarrowOffsets || std::is_same_v<Weights, ValueWeights<T>>);
+      const int64_t most = kNarrowOffsets ? 0x7fffffff / std::max<int64_t>(3, levels.columns) : at.count;
+      for (int64_t begin = 0; begin < at.count; begin += most) {
+        const PointsView<T> part{at.points + 3 * begin, at.directions, std::min(most, at.count - begin)};
+        gather_part<Weights, decltype(width)::value>(located, part, out + begin * levels.columns);
+      }
     });
   }
 
   template <typename Weights, typename Locator, typename scalar_t, typename T>
   static void point_gradient(Tag<Weights> /*weights*/, const Levels<Locator, const scalar_t>& levels,
                              const scalar_t* values, const PointsView<T>& at, T* out) {
-    dispatch_level_width<Weights>(levels, values, [&](auto width) {
+    dispatch_levels<Weights>(levels, values, [&](auto width, const auto& located) {
+      using Located = std::decay_t<decltype(located.level[0].locator)>;
       constexpr int kWidth = decltype(width)::value;
       int lanes = 2;
       while (lanes < kWarp && lanes < 2 * most_vectors(levels, kWidth)) lanes *= 2;
-      dispatch_plain<Weights>(levels, [&](const auto& located) {
-        using Located = std::decay_t<decltype(located.level[0].locator)>;
-        launch(point_gradient_kernel<scalar_t, kWidth, Weights, Located, T>, blocks(at.count, kThreads / lanes),
-               kThreads, 0, located, values, at.points, at.directions, out, at.count, lanes);
-      });
+      launch(point_gradient_kernel<scalar_t, kWidth, Weights, Located, T>, blocks(at.count, kThreads / lanes), kThreads,
+             0, located, values, at.points, at.directions, out, at.count, lanes);
     });
   }
 
@@ -357,11 +353,6 @@ struct Cuda : CudaBackend {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) {
-  m.impl("sample_trilinear", TORCH_BOX(&StencilOps<Cuda>::sample_trilinear));
-  m.impl("interpolate_cells", TORCH_BOX(&StencilOps<Cuda>::interpolate_cells));
-  m.impl("point_gradient_trilinear", TORCH_BOX(&StencilOps<Cuda>::point_gradient_trilinear));
-  m.impl("point_gradient_cells", TORCH_BOX(&StencilOps<Cuda>::point_gradient_cells));
-}
+STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) { StencilOps<Cuda>::implement_gather(m); }
 
 }  // namespace voxelfield

@@ -25,9 +25,9 @@ template <typename Weights>
 constexpr bool kSpecialised = std::is_same_v<Weights, ValueWeights<float>>;
 
 // Calls f with the widest vector compiled for these weights, of at most `Bytes` bytes of the levels' elements, that
-// suits every level and the rows.
+// suits every level and the rows, and with the levels as they are, or with plain locators if all of them are plain.
 template <typename Weights, int Bytes = 16, typename scalar_t, typename Locator, typename element_t, typename F>
-void dispatch_level_width(const Levels<Locator, element_t>& levels, const scalar_t* rows, const F& f) {
+void dispatch_levels(const Levels<Locator, element_t>& levels, const scalar_t* rows, const F& f) {
   constexpr int kWidest = std::is_same_v<opmath_t<scalar_t>, double> ? 1 : Bytes / sizeof(element_t);
   int width = vector_width(kWidest, {levels.columns}, rows);
   for (int l = 0; l < levels.count; ++l) {
@@ -35,27 +35,23 @@ void dispatch_level_width(const Levels<Locator, element_t>& levels, const scalar
     width = vector_width(width, {level.locator.channels, level.column}, level.data);
   }
   constexpr int kFour = std::min(kWidest, 4), kTwo = std::min(kWidest, 2);
-  if constexpr (kSpecialised<Weights>) {
-    dispatch_vector_width<kWidest, kFour, kTwo, 1>(width, f);
+  if constexpr (!kSpecialised<Weights>) {
+    dispatch_vector_width<kFour, 1>(width, [&](auto chosen) { f(chosen, levels); });
   } else {
-    dispatch_vector_width<kFour, 1>(width, f);
+    dispatch_vector_width<kWidest, kFour, kTwo, 1>(width, [&](auto chosen) {
+      if constexpr (std::is_same_v<Locator, GridLocator<float>>) {
+        Levels<GridLocator<float, true>, element_t> plain{{}, levels.count, levels.sum, levels.columns};
+        bool all_plain = levels.columns < 0x7fffffff;
+        for (int l = 0; l < levels.count; ++l) {
+          const auto& level = levels.level[l];
+          all_plain = all_plain && level.locator.is_plain();
+          plain.level[l] = {level.locator.plain(), level.data, level.column};
+        }
+        if (all_plain) return f(chosen, plain);
+      }
+      f(chosen, levels);
+    });
   }
-}
-
-// Calls f with the levels as they are, or with plain locators if all of them are plain.
-template <typename Weights, typename Locator, typename element_t, typename F>
-void dispatch_plain(const Levels<Locator, element_t>& levels, const F& f) {
-  if constexpr (kSpecialised<Weights> && std::is_same_v<Locator, GridLocator<float>>) {
-    Levels<GridLocator<float, true>, element_t> plain{{}, levels.count, levels.sum, levels.columns};
-    bool all_plain = levels.columns < 0x7fffffff;
-    for (int l = 0; l < levels.count; ++l) {
-      const auto& level = levels.level[l];
-      all_plain = all_plain && level.locator.is_plain();
-      plain.level[l] = {level.locator.plain(), level.data, level.column};
-    }
-    if (all_plain) return f(plain);
-  }
-  f(levels);
 }
 
 // A point is served by 2 * vectors neighbouring threads: one for each channel vector of the lower and of the upper

@@ -303,10 +303,6 @@ struct Cpu : CpuBackend {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(voxelfield, CPU, m) {
-  m.impl("splat_trilinear", TORCH_BOX(&StencilOps<Cpu>::splat_trilinear));
-  m.impl("accumulate_trilinear", TORCH_BOX(&StencilOps<Cpu>::accumulate_trilinear));
-  m.impl("splat_cells", TORCH_BOX(&StencilOps<Cpu>::splat_cells));
-}
+STABLE_TORCH_LIBRARY_IMPL(voxelfield, CPU, m) { StencilOps<Cpu>::implement_splat(m); }
 
 }  // namespace voxelfield

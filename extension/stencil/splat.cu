@@ -126,26 +126,40 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// Adds to the levels' data with atomics. `dense`: there are more points than vertices.
+// `dense`: there are more points than vertices.
 template <typename Weights, typename scalar_t>
-void splat_atomic(const SplatLevels<opmath_t<scalar_t>>& levels, const SplatInput<scalar_t>& input, bool dense) {
+void launch_atomic(const SplatLevels<opmath_t<scalar_t>>& levels, const SplatInput<scalar_t>& input, bool dense) {
   using T = opmath_t<scalar_t>;
   const PointsView<T>& at = input.at;
-  dispatch_level_width<Weights>(levels, input.values, [&](auto width) {
+  dispatch_levels<Weights>(levels, input.values, [&](auto width, const auto& located) {
     constexpr int kWidth = decltype(width)::value;
     const LaneLayout layout(most_vectors(levels, kWidth));
-    dispatch_plain<Weights>(levels, [&](const auto& located) {
-      using Located = std::decay_t<decltype(located.level[0].locator)>;
-      // Other weights always walk, which spares a compiled form.
-      constexpr int kShortest = kSpecialised<Weights> ? 1 : kWalk;
-      const int walk = dense ? kWalk : kShortest;
-      const auto kernel = dense ? splat_kernel<scalar_t, kWidth, Weights, kWalk, Located, T>
-                                : splat_kernel<scalar_t, kWidth, Weights, kShortest, Located, T>;
-      const int64_t per_block = layout.points * (kThreads / kWarp) * walk;
-      CudaBackend::launch(kernel, CudaBackend::blocks(at.count, per_block), kThreads, 0, located, input.values,
-                          at.points, at.directions, at.count, layout);
-    });
+    using Located = std::decay_t<decltype(located.level[0].locator)>;
+    // Other weights always walk, which spares a compiled form.
+    constexpr int kShortest = kSpecialised<Weights> ? 1 : kWalk;
+    const int walk = dense ? kWalk : kShortest;
+    const auto kernel = dense ? splat_kernel<scalar_t, kWidth, Weights, kWalk, Located, T>
+                              : splat_kernel<scalar_t, kWidth, Weights, kShortest, Located, T>;
+    const int64_t per_block = layout.points * (kThreads / kWarp) * walk;
+    CudaBackend::launch(kernel, CudaBackend::blocks(at.count, per_block), kThreads, 0, located, input.values, at.points,
+                        at.directions, at.count, layout);
   });
+}
+
+// Adds to the levels' data with atomics.
+template <typename Weights, typename scalar_t, typename T>
+void splat_atomic(const SplatLevels<T>& levels, const SplatInput<scalar_t>& input) {
+  SplatLevels<T> dense{{}, 0, false, levels.columns};
+  for (int l = 0; l < levels.count; ++l) {
+    const auto& level = levels.level[l];
+    if (input.at.count > level.locator.vertices() * level.locator.grids(input.at.count)) {
+      dense.level[dense.count++] = level;
+    } else {
+      // A launch of its own: two large grids would push one another out of the L2 cache.
+      launch_atomic<Weights>(SplatLevels<T>{{level}, 1, false, levels.columns}, input, false);
+    }
+  }
+  if (dense.count > 0) launch_atomic<Weights>(dense, input, true);
 }
 
 template <typename scalar_t, int Width, typename Weights, typename T>
@@ -181,8 +195,8 @@ struct Cuda : CudaBackend {
     const int64_t n = at.count;
     // Levels that are summed the same way share their launches.
     SplatLevels<scalar_t> tiled{};
-    SplatLevels<T> dense{};
-    tiled.columns = dense.columns = levels.columns;
+    SplatLevels<T> atomic{};
+    tiled.columns = atomic.columns = levels.columns;
     const bool deterministic = method == SplatMethod::kDeterministic;
     const int64_t levels_at_once = std::max<int64_t>((kMaxEntries - 1) / (8 * n), 1);
     SortedBins bins;
@@ -212,14 +226,10 @@ struct Cuda : CudaBackend {
         tiled.level[tiled.count++] = {locator, static_cast<scalar_t*>(data), level.column};
       } else {
         check_cuda(cudaMemsetAsync(data, 0, sums[l].numel() * sizeof(T), stream()));
-        dense.level[dense.count++] = {locator, static_cast<T*>(data), level.column};
-        if (n <= vertices) {
-          // A launch of its own: two large grids would push one another out of the L2 cache.
-          splat_atomic<Weights>(SplatLevels<T>{{dense.level[--dense.count]}, 1, false, levels.columns}, input, false);
-        }
+        atomic.level[atomic.count++] = {locator, static_cast<T*>(data), level.column};
       }
     }
-    if (dense.count > 0) splat_atomic<Weights>(dense, input, true);
+    splat_atomic<Weights>(atomic, input);
     if (tiled.count > 0) splat_tiled<Weights>(tiled, input, deterministic);
     if constexpr (kSpecialised<Weights>) {
       if (bins.finest >= 0) splat_binned(bins, input);
@@ -232,23 +242,13 @@ struct Cuda : CudaBackend {
 
   template <typename scalar_t, typename T>
   static void accumulate(const Levels<GridLocator<T>, T>& levels, const Tensor& values, const PointsView<T>& at) {
-    const SplatInput<scalar_t> input{values, values.const_data_ptr<scalar_t>(), at};
-    for (const bool dense : {true, false}) {
-      SplatLevels<T> group{};
-      group.columns = levels.columns;
-      for (int l = 0; l < levels.count; ++l) {
-        const GridLocator<T>& locator = levels.level[l].locator;
-        const bool is_dense = at.count > locator.vertices() * locator.grids(at.count);
-        if (is_dense == dense) group.level[group.count++] = levels.level[l];
-      }
-      if (group.count > 0) splat_atomic<ValueWeights<T>>(group, input, dense);
-    }
+    splat_atomic<ValueWeights<T>>(levels, SplatInput<scalar_t>{values, values.const_data_ptr<scalar_t>(), at});
   }
 
   template <typename Weights, typename scalar_t, typename T>
   static void write_cells(Tag<Weights> /*weights*/, const Levels<CellLocator<T>, scalar_t>& levels,
                           const scalar_t* values, const PointsView<T>& at) {
-    dispatch_level_width<Weights>(levels, values, [&](auto width) {
+    dispatch_levels<Weights>(levels, values, [&](auto width, const auto& /*levels*/) {
       constexpr int kWidth = decltype(width)::value;
       const int64_t vectors = levels.columns / kWidth;
       const unsigned x = static_cast<unsigned>(std::min<int64_t>(vectors, kThreads));
@@ -262,10 +262,6 @@ struct Cuda : CudaBackend {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) {
-  m.impl("splat_trilinear", TORCH_BOX(&StencilOps<Cuda>::splat_trilinear));
-  m.impl("accumulate_trilinear", TORCH_BOX(&StencilOps<Cuda>::accumulate_trilinear));
-  m.impl("splat_cells", TORCH_BOX(&StencilOps<Cuda>::splat_cells));
-}
+STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) { StencilOps<Cuda>::implement_splat(m); }
 
 }  // namespace voxelfield

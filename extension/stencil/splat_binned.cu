@@ -90,8 +90,8 @@ __device__ __forceinline__ void list_point(const BinnedGrid& grid, const BinWind
 }
 
 // A group adds the points of its list. Threads whose corner lies outside of the group's box add to `unused`, their own.
-__device__ __forceinline__ void add_points(float4* own_sums, float4* unused, int32_t own_place, int32_t outside,
-                                           const uint8_t* list, int count, const float4* places, const float4* values) {
+__device__ __forceinline__ void add_points(Sums* own_sums, Sums* unused, int32_t own_place, int32_t outside,
+                                           const uint8_t* list, int count, const float4* places, const Sums* values) {
   const CornerWeight weight_of(threadIdx.x % kCorners);
   // The largest count of the warp's four groups, so that its threads stay together.
   int most = max(count, __shfl_xor_sync(kFullWarp, count, kCorners));
@@ -100,8 +100,8 @@ __device__ __forceinline__ void add_points(float4* own_sums, float4* unused, int
   for (int i = 0; i < most; i += kUnroll) {
     const uint32_t slots = *reinterpret_cast<const uint32_t*>(list + i);
     float weight[kUnroll];
-    float4 value[kUnroll];
-    float4* to[kUnroll];
+    Sums value[kUnroll];
+    Sums* to[kUnroll];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const int slot = slots >> 8 * u & 0xff;
@@ -113,7 +113,9 @@ __device__ __forceinline__ void add_points(float4* own_sums, float4* unused, int
     }
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      add_weighted(to[u], weight[u], value[u]);
+      Sums sum = load<kBinWidth>(to[u]->lane);
+      add_weighted(sum, weight[u], value[u]);
+      store(to[u]->lane, sum);
       __syncwarp();
     }
   }
@@ -146,11 +148,11 @@ __global__ void __launch_bounds__(kBinThreads, 4)
                const Chunk* __restrict__ chunks, const EntryCounters* __restrict__ counters,
                const int32_t* __restrict__ entries, float* __restrict__ slots, int split_blocks) {
   extern __shared__ __align__(16) unsigned char shared[];
-  float4* sums = reinterpret_cast<float4*>(shared);
-  float4* unused = sums + kBinVertices;
-  float4* places = unused + kBinThreads;
-  float4* held_values = places + kBinThreads;
-  int32_t* counts = reinterpret_cast<int32_t*>(held_values + kBinThreads);
+  Sums* sums = reinterpret_cast<Sums*>(shared);
+  Sums* unused = sums + kBinVertices;
+  Sums* held_values = unused + kBinThreads;
+  float4* places = reinterpret_cast<float4*>(held_values + kBinThreads);
+  int32_t* counts = reinterpret_cast<int32_t*>(places + kBinThreads);
   uint8_t* lists = reinterpret_cast<uint8_t*>(counts + kBinGroups);
   const int thread = threadIdx.x, corner = thread % kCorners, group = thread / kCorners;
   scalar_t* const data = static_cast<scalar_t*>(grid.data);
@@ -164,7 +166,7 @@ __global__ void __launch_bounds__(kBinThreads, 4)
   const int low_x = (x << grid.log_box[0]) - corner_side(corner, 0);
   const int low_y = (y << grid.log_box[1]) - corner_side(corner, 1);
   const int low_z = (z << grid.log_box[2]) - corner_side(corner, 2);
-  float4* own_sums =
+  Sums* own_sums =
       sums + (copy * size + box * grid.box - low_x * grid.along_x.value - low_y * grid.along_y.value - low_z);
   const int32_t own_place = -pack_place(low_x, low_y, low_z);
   // Groups beyond the last copy have empty lists.
@@ -187,7 +189,7 @@ __global__ void __launch_bounds__(kBinThreads, 4)
     }
 
     int32_t entry = thread < count ? entries[begin + thread] : 0;
-    for (int i = thread; i < size * copies; i += kBinThreads) sums[i] = {0.f, 0.f, 0.f, 0.f};
+    for (int i = thread; i < size * copies; i += kBinThreads) sums[i] = {};
     for (int first = 0; first < count; first += kBinThreads) {
       if (thread < kBinGroups) counts[thread] = 0;
       __syncthreads();
@@ -197,8 +199,7 @@ __global__ void __launch_bounds__(kBinThreads, 4)
             load_constant<kBinWidth>(values + index * grid.columns + grid.column);
         const float point[3] = {points[3 * index], points[3 * index + 1], points[3 * index + 2]};
         list_point(grid, window, point, thread, places, counts, lists);
-        const Vector<float, kBinWidth> value = narrow<float>(stored);
-        held_values[thread] = {value.lane[0], value.lane[1], value.lane[2], value.lane[3]};
+        held_values[thread] = narrow<float>(stored);
       }
       entry = first + kBinThreads + thread < count ? entries[begin + first + kBinThreads + thread] : 0;
       __syncthreads();
@@ -229,7 +230,7 @@ __global__ void __launch_bounds__(kBinThreads)
   for (int32_t number = blockIdx.x; number < counters->split_chunks; number += gridDim.x) {
     if (chunks[number].number != 0) continue;
     const int32_t bin = chunks[number].tile, count = entry_lists[bin].chunks(kBinChunk), size = grid.size();
-    const auto* sums = reinterpret_cast<const float4*>(slots) + int64_t{number} * size;
+    const auto* sums = reinterpret_cast<const Sums*>(slots) + int64_t{number} * size;
     for_each_vertex(grid, BinWindow(grid.bins, bin), [&](int32_t to, int at) {
       const auto sum = sum_copies(sums, at, size, count);
       store_global(static_cast<scalar_t*>(grid.data) + to, narrow<scalar_t>(sum));

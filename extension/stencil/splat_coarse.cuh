@@ -27,7 +27,7 @@ __device__ __forceinline__ void walk_points(const CoarseLevel& level, const floa
   const int share = (held + kCoarseGroups - 1) / kCoarseGroups;
   const int begin = group * share, end = min(begin + share, held);
   const CornerWeight weight_of(corner);
-  float4 sum{};
+  Sums sum{};
   int32_t cell = kNoCell;
   for (int first = 0; first < share; first += kCorners) {
     const int own = begin + first + corner;
@@ -58,9 +58,7 @@ __device__ __forceinline__ void walk_points(const CoarseLevel& level, const floa
         }
         // Each group has its own window, but its eight threads share it.
         if (Shared) __syncwarp();
-        const Vector<float, kBinWidth> value = narrow<float>(stored[u]);
-        add_weighted(&sum, weight_of(place[u].x, place[u].y, place[u].z),
-                     {value.lane[0], value.lane[1], value.lane[2], value.lane[3]});
+        add_weighted(sum, weight_of(place[u].x, place[u].y, place[u].z), stored[u]);
       }
     }
     __syncwarp();
@@ -81,8 +79,8 @@ __global__ void __launch_bounds__(kCoarseThreads, 6)
   extern __shared__ __align__(16) unsigned char shared[];
   __shared__ int32_t indices[kCoarseChunk];
   __shared__ typename Scan::TempStorage scan_scratch;
-  float4* windows = reinterpret_cast<float4*>(shared);
-  float4* all_places = windows + levels.windows;
+  Sums* windows = reinterpret_cast<Sums*>(shared);
+  float4* all_places = reinterpret_cast<float4*>(windows + levels.windows);
   float* positions = reinterpret_cast<float*>(all_places + kCoarseThreads);
   Value* held_values = reinterpret_cast<Value*>(positions + 3 * kCoarseChunk);
   const int thread = threadIdx.x, warp = thread / kWarp, lane = thread % kWarp, corner = lane % kCorners;
@@ -102,7 +100,7 @@ __global__ void __launch_bounds__(kCoarseThreads, 6)
       entry[i] = at < own.count ? entries[own.start + at] : 0;
       homes += (entry[i] & kHome) != 0;
     }
-    for (int i = thread; i < levels.windows; i += kCoarseThreads) windows[i] = {0.f, 0.f, 0.f, 0.f};
+    for (int i = thread; i < levels.windows; i += kCoarseThreads) windows[i] = {};
     Scan(scan_scratch).ExclusiveSum(homes, slot, held);
 #pragma unroll
     for (int i = 0; i < kPerThread; ++i) {
@@ -143,10 +141,9 @@ __global__ void __launch_bounds__(kCoarseThreads, 6)
           return ((x * resolution[1] + y) * resolution[2] + z) * kCorners + last;
         };
         float* data = level.data + ((x_side * resolution[1] + y_side) * resolution[2] + z_side) * kBinWidth;
-        walk_points<false>(level, positions, own_values, held, places, pack, [&](int32_t cell, const float4& sum) {
+        walk_points<false>(level, positions, own_values, held, places, pack, [&](int32_t cell, const Sums& sum) {
           if ((cell & corner) != 0) return;
-          atomic_add<kBinWidth>(data + cell / kCorners * kBinWidth,
-                                Vector<float, kBinWidth>{sum.x, sum.y, sum.z, sum.w});
+          atomic_add<kBinWidth>(data + cell / kCorners * kBinWidth, sum);
         });
         continue;
       }
@@ -158,13 +155,16 @@ __global__ void __launch_bounds__(kCoarseThreads, 6)
       }
       const int along_x = level.along_x.value, along_y = level.along_y.value;
       const auto pack = [&](int32_t x, int32_t y, int32_t z) {
-        return ((x - low[0]) * along_x + (y - low[1]) * along_y + (z - low[2])) * static_cast<int>(sizeof(float4));
+        return ((x - low[0]) * along_x + (y - low[1]) * along_y + (z - low[2])) * static_cast<int>(sizeof(Sums));
       };
-      float4* sums = windows + level.first;
+      Sums* sums = windows + level.first;
       auto* own_sums =
           reinterpret_cast<char*>(sums + lane / kCorners * level.window + x_side * along_x + y_side * along_y + z_side);
-      walk_points<true>(level, positions, own_values, held, places, pack, [&](int32_t cell, const float4& sum) {
-        add_weighted(reinterpret_cast<float4*>(own_sums + cell), 1.f, sum);
+      walk_points<true>(level, positions, own_values, held, places, pack, [&](int32_t cell, const Sums& sum) {
+        float* const to = reinterpret_cast<float*>(own_sums + cell);
+        Sums total = load<kBinWidth>(to);
+        total += sum;
+        store(to, total);
       });
       for (int i = lane; i < level.window; i += kWarp) {
         const auto sum = sum_copies(sums, i, level.window, kCoarseGroups);

@@ -187,10 +187,8 @@ template <typename Weights, typename scalar_t>
 void splat_tiled(const SplatLevels<scalar_t>& levels, const SplatInput<scalar_t>& input, bool deterministic) {
   // Sums are accessed in 16 bytes at most, and so may be twice as wide as 16-bit values.
   constexpr int kBytes = 16 * sizeof(scalar_t) / sizeof(opmath_t<scalar_t>);
-  dispatch_level_width<Weights, kBytes>(levels, input.values, [&](auto width) {
-    dispatch_plain<Weights>(levels, [&](const auto& located) {
-      splat_located<decltype(width)::value, Weights>(located, input, deterministic);
-    });
+  dispatch_levels<Weights, kBytes>(levels, input.values, [&](auto width, const auto& located) {
+    splat_located<decltype(width)::value, Weights>(located, input, deterministic);
   });
 }
 

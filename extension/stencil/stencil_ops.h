@@ -115,6 +115,19 @@ struct StencilOps {
     return point_gradient(values, source, checked_points(feats, points, direction), std::false_type{});
   }
 
+  static void implement_gather(Library& m) {
+    m.impl("sample_trilinear", TORCH_BOX(&sample_trilinear));
+    m.impl("interpolate_cells", TORCH_BOX(&interpolate_cells));
+    m.impl("point_gradient_trilinear", TORCH_BOX(&point_gradient_trilinear));
+    m.impl("point_gradient_cells", TORCH_BOX(&point_gradient_cells));
+  }
+
+  static void implement_splat(Library& m) {
+    m.impl("splat_trilinear", TORCH_BOX(&splat_trilinear));
+    m.impl("accumulate_trilinear", TORCH_BOX(&accumulate_trilinear));
+    m.impl("splat_cells", TORCH_BOX(&splat_cells));
+  }
+
  private:
   // How a grid is read between and beyond its vertices.
   struct Lookup {
@@ -189,15 +202,15 @@ struct StencilOps {
         const auto& shape = shapes[i];
         if (shape[4] == 0 && !data.empty()) continue;
         auto& level = levels.level[levels.count++];
-        auto& locator = level.locator;
-        for (int axis = 0; axis < 3; ++axis) locator.resolution[axis] = static_cast<int32_t>(shape[1 + axis]);
-        locator.padding = static_cast<Padding>(lookup.padding);
-        locator.channels = shape[4];
-        locator.points_per_grid = shape[0] > 1 ? at.points.size(1) : 0;
-        locator.align_corners = lookup.align_corners;
-        locator.nearest = lookup.nearest;
-        if (!data.empty()) level.data = data_of<element_t>(data[i]);
-        level.column = column;
+        level = {{{},
+                  static_cast<Padding>(lookup.padding),
+                  shape[4],
+                  shape[0] > 1 ? at.points.size(1) : 0,
+                  lookup.align_corners,
+                  lookup.nearest},
+                 data.empty() ? nullptr : data_of<element_t>(data[i]),
+                 column};
+        for (int axis = 0; axis < 3; ++axis) level.locator.resolution[axis] = static_cast<int32_t>(shape[1 + axis]);
         if (!lookup.sum) column += shape[4];
       }
       return levels;

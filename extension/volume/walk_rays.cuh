@@ -14,8 +14,8 @@ namespace voxelfield {
 
 constexpr int kShortRayTeam = 8;
 constexpr int64_t kShortRay = 24;                // samples, on average
-constexpr int64_t kClearedRows = 16 * kThreads;  // for each block that has no ray
-constexpr int64_t kClearingBlocks = 512;         // at most
+constexpr int64_t kClearedRows = 64 * kThreads;  // for each block that has no ray
+constexpr int64_t kClearingBlocks = 64;          // at most
 constexpr int64_t kMaxSumBlocks = 1024;
 
 // Calls f with the size of the teams as a constant.

@@ -1,0 +1,34 @@
+// The dynamic shared memory of launches, computed as the launches themselves compute it, for test_launch_limits.py.
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/constants.h"
+#include "fields/pyramid_plan.h"
+#include "mlp/plan.h"
+
+using namespace voxelfield;
+
+// `sizes` of an mlp are its input's and each layer's; of a field the padded width and the colour network's layers.
+// Returns -1 where not even the smallest form fits, and -2 for a launch that is not known.
+extern "C" int64_t launch_shared_bytes(const char* name, const int* sizes, int count, int limit) {
+  const std::string launch = name;
+  if (launch == "mlp" || launch == "mlp_backward") {
+    const Mlp mlp = plan_mlp(sizes[0], sizes + 1, count - 1);
+    if (launch == "mlp") return plan_forward(mlp, limit).shared;
+    const BackwardPlan plan = plan_backward(mlp, limit);
+    return plan.strips > 0 ? plan.shared : -1;
+  }
+  if (launch == "march_visible" || launch == "render_pyramid_image") {
+    const Network density = field_network(sizes[0], 2), color = field_network(sizes[0], sizes[1]);
+    const MarchPlan plan =
+        launch == "march_visible" ? plan_march(density, kMarchWarps, limit) : plan_image(density, color, limit);
+    return plan.warps > 0 ? plan.shared : -1;
+  }
+  if (launch == "gather") return kGatherShared;
+  if (launch == "splat_tiled") return kSplatTiledShared;
+  if (launch == "splat_binned") return kSplatBinnedShared;
+  if (launch == "splat_coarse") return kSplatCoarseShared;
+  if (launch == "render_grid") return kRenderGridShared;
+  return -2;
+}
