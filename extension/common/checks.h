@@ -48,18 +48,27 @@ Tensor checked(const char* name, const Tensor& x, const Shape& shape, ScalarType
   return as_contiguous(x);
 }
 
-// The same for memory that a kernel addresses directly.
 template <typename Shape = ShapeList>
-void check_contiguous(const char* name, const Tensor& x, const Shape& shape, ScalarType dtype, const Tensor& like) {
-  check_tensor(name, x, shape, dtype, like);
-  STD_TORCH_CHECK(x.is_contiguous(), name, " must be contiguous, got a tensor that is not");
+OptionalTensor checked(const char* name, const OptionalTensor& x, const Shape& shape, ScalarType dtype,
+                       const Tensor& like) {
+  return x.has_value() ? OptionalTensor(checked(name, *x, shape, dtype, like)) : std::nullopt;
 }
 
-// One number in device memory.
-inline void check_number(const char* name, const Tensor& x, ScalarType dtype, const Tensor& like) {
+// The same for memory that a kernel addresses directly, which is returned.
+template <typename Shape = ShapeList>
+TensorData check_contiguous(const char* name, const Tensor& x, const Shape& shape, ScalarType dtype,
+                            const Tensor& like) {
+  check_tensor(name, x, shape, dtype, like);
+  STD_TORCH_CHECK(x.is_contiguous(), name, " must be contiguous, got a tensor that is not");
+  return data_of(x);
+}
+
+// One number in device memory, which is returned.
+inline TensorData check_number(const char* name, const Tensor& x, ScalarType dtype, const Tensor& like) {
   STD_TORCH_CHECK(x.numel() == 1 && x.scalar_type() == dtype && same_device(x, like), name, " must be one ",
                   torch::headeronly::toString(dtype), " on ", device_name(like), ", got ",
                   describe(x.sizes(), x.scalar_type(), x));
+  return data_of(x);
 }
 
 // Comparisons are written so that NaN fails them.

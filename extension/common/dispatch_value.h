@@ -16,6 +16,11 @@ void dispatch_value(int64_t value, const F& f) {
   f(std::integral_constant<int, First>{});
 }
 
+template <typename F>
+void dispatch_flag(bool flag, const F& f) {
+  flag ? f(std::true_type{}) : f(std::false_type{});
+}
+
 // Returns the width, a power of two up to `widest`, of the widest vectors into which data can be cut: it divides every
 // count (a length, stride or offset in elements), and every array is aligned to it. Null pointers suit any width.
 template <typename... Elements>

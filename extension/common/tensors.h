@@ -12,6 +12,7 @@
 #include <torch/headeronly/util/Half.h>
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <tuple>
 #include <type_traits>
@@ -23,7 +24,12 @@ namespace voxelfield {
 
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
+using OptionalTensor = std::optional<Tensor>;
 using Library = torch::stable::detail::StableLibrary;
+
+// What an op returns: so many tensors.
+template <size_t Count>
+using TensorTuple = decltype(std::tuple_cat(std::array<Tensor, Count>{}));
 
 // Arithmetic is done in float64 for float64 tensors and in float32 for everything narrower.
 template <typename scalar_t>
@@ -40,8 +46,8 @@ constexpr ScalarType scalar_type_of() {
 
 inline Tensor as_contiguous(const Tensor& x) { return x.is_contiguous() ? x : torch::stable::contiguous(x); }
 
-inline std::optional<Tensor> as_contiguous(const std::optional<Tensor>& x) {
-  return x.has_value() ? std::optional<Tensor>(as_contiguous(*x)) : std::nullopt;
+inline OptionalTensor as_contiguous(const OptionalTensor& x) {
+  return x.has_value() ? OptionalTensor(as_contiguous(*x)) : std::nullopt;
 }
 
 // Calls the C shim itself: torch::stable::new_empty looks the operator up by name in every call.
@@ -63,6 +69,11 @@ inline Tensor new_empty(const Tensor& like, const std::vector<int64_t>& shape, S
   return Tensor(result);
 }
 
+// Of the same dtype.
+inline Tensor new_like(const Tensor& like, const std::vector<int64_t>& shape) {
+  return new_empty(like, shape, like.scalar_type());
+}
+
 // Views a contiguous tensor (1, ...) without its first dimension.
 inline Tensor without_leading(const Tensor& x) {
   const auto sizes = x.sizes(), strides = x.strides();
@@ -80,10 +91,25 @@ inline bool same_device(const Tensor& a, const Tensor& b) {
   return a.is_cuda() == b.is_cuda() && a.get_device_index() == b.get_device_index();
 }
 
-template <typename T>
-const T* data_or_null(const std::optional<Tensor>& x) {
-  return x.has_value() ? x->const_data_ptr<T>() : nullptr;
-}
+// The memory of a tensor. It becomes the pointer that a field or parameter asks for, of the type that the tensor must
+// have: for reading if that is const, else for writing; null if there is no tensor.
+struct TensorData {
+  const Tensor* tensor;
+
+  template <typename T>
+  operator T*() const {
+    if (tensor == nullptr) return nullptr;
+    if constexpr (std::is_const_v<T>) {
+      return tensor->const_data_ptr<std::remove_const_t<T>>();
+    } else {
+      return tensor->mutable_data_ptr<T>();
+    }
+  }
+};
+
+inline TensorData data_of(const Tensor& x) { return {&x}; }
+
+inline TensorData data_of(const OptionalTensor& x) { return {x.has_value() ? &*x : nullptr}; }
 
 // Calls f(T{}) with the C++ type of a tensor that the caller checked to be float32 or float64.
 template <typename F>

@@ -9,8 +9,8 @@
 #include "rays/occupancy.h"
 #include "rays/ray_walk.h"
 #include "volume/composite.h"
-#include "volume/sigmoid.h"
 #include "volume/spherical_harmonics.h"
+#include "volume/transfer.h"
 
 namespace voxelfield {
 

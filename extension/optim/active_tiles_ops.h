@@ -66,7 +66,7 @@ struct ActiveTilesOps {
                     "occupied must have 1 to 2^31 - 1 cells, got ", occupied.numel());
     STD_TORCH_CHECK(resolution.size() == 3, "resolution must be three sizes, got ", resolution.size());
     const typename Backend::Guard guard(occupied);
-    OccupiedCells grid{cells.const_data_ptr<bool>(), {}, {}, {}};
+    OccupiedCells grid{data_of(cells), {}, {}, {}};
     for (int axis = 0; axis < 3; ++axis) {
       const int64_t max_size = int64_t{kMaxTilesAlong} << tile_shift(axis);
       STD_TORCH_CHECK(resolution[axis] >= 1 && resolution[axis] <= max_size, "resolution[", axis, "] must be 1 to ",
@@ -75,9 +75,8 @@ struct ActiveTilesOps {
       grid.vertices[axis] = static_cast<int32_t>(resolution[axis]);
       grid.tiles[axis] = tiles_along(grid.vertices[axis], axis);
     }
-    check_contiguous("ids", ids, {grid.tile_total()}, ScalarType::Int, cells);
-    check_contiguous("count", count, {1}, ScalarType::Int, cells);
-    Backend::active_tiles(grid, ids.mutable_data_ptr<int32_t>(), count.mutable_data_ptr<int32_t>());
+    Backend::active_tiles(grid, check_contiguous("ids", ids, {grid.tile_total()}, ScalarType::Int, cells),
+                          check_contiguous("count", count, {1}, ScalarType::Int, cells));
   }
 
   static void implement(Library& m) { m.impl("active_tiles_", TORCH_BOX(&ActiveTilesOps::active_tiles_)); }

@@ -71,7 +71,7 @@ struct AdamLevel {
 template <typename Backend>
 struct GridAdamOps {
   using Tensors = std::vector<Tensor>;
-  using OptionalTensors = std::vector<std::optional<Tensor>>;
+  using OptionalTensors = std::vector<OptionalTensor>;
 
   static void grid_adam_(Tensors params, Tensors exp_avgs, Tensors exp_avg_sqs, Tensors grads, OptionalTensors working,
                          Tensors lrs, Tensors steps, OptionalTensors blocks, OptionalTensors block_counts,
@@ -91,10 +91,13 @@ struct GridAdamOps {
                       " and ", device_name(param));
       AdamLevel level{};
       level.grid = vertex_grid("params", param, blocks[i], block_counts[i]);
-      level.param = param.mutable_data_ptr<float>();
-      level.exp_avg = data(exp_avgs[i], param, "exp_avgs");
-      level.exp_avg_sq = data(exp_avg_sqs[i], param, "exp_avg_sqs");
-      level.grad = data(grads[i], param, "grads");
+      const auto floats = [&](const char* name, const Tensor& x) {
+        return check_contiguous(name, x, shape_of(param), ScalarType::Float, param);
+      };
+      level.param = data_of(param);
+      level.exp_avg = floats("exp_avgs", exp_avgs[i]);
+      level.exp_avg_sq = floats("exp_avg_sqs", exp_avg_sqs[i]);
+      level.grad = floats("grads", grads[i]);
       if (working[i].has_value()) {
         const Tensor& copy = *working[i];
         const bool half = copy.scalar_type() == ScalarType::Half;
@@ -102,14 +105,13 @@ struct GridAdamOps {
         level.working_type = half ? WorkingType::kHalf : WorkingType::kBFloat16;
         level.working = copy.mutable_data_ptr();
       }
-      check_number("lrs", lrs[i], ScalarType::Float, param);
-      level.lr = lrs[i].template const_data_ptr<float>();
+      level.lr = check_number("lrs", lrs[i], ScalarType::Float, param);
       level.counts_in_float = steps[i].scalar_type() == ScalarType::Float;
       check_number("steps", steps[i], level.counts_in_float ? ScalarType::Float : ScalarType::Long, param);
       level.steps = steps[i].const_data_ptr();
       if (channel_rates[i].has_value()) {
-        check_contiguous("channel_rates", *channel_rates[i], {param.size(3)}, ScalarType::Float, param);
-        level.channel_rates = channel_rates[i]->template const_data_ptr<float>();
+        level.channel_rates =
+            check_contiguous("channel_rates", *channel_rates[i], {param.size(3)}, ScalarType::Float, param);
       }
       if (param.numel() > 0) levels.push_back(level);
     }
@@ -120,12 +122,6 @@ struct GridAdamOps {
   }
 
   static void implement(Library& m) { m.impl("grid_adam_", TORCH_BOX(&GridAdamOps::grid_adam_)); }
-
- private:
-  static float* data(const Tensor& x, const Tensor& param, const char* name) {
-    check_contiguous(name, x, shape_of(param), ScalarType::Float, param);
-    return x.mutable_data_ptr<float>();
-  }
 };
 
 }  // namespace voxelfield

@@ -53,11 +53,7 @@ VOXELFIELD_HOST_DEVICE void update_rows(const AdamLevel& level, const AdamRule& 
 
 VOXELFIELD_MULTIVERSION void update_values(const AdamLevel& level, const AdamRule& rule, const AdamStep& step,
                                            int64_t first, int64_t count) {
-  update_rows<false>(level, rule, step, first, 1, count);
-}
-
-VOXELFIELD_MULTIVERSION void update_by_channel(const AdamLevel& level, const AdamRule& rule, const AdamStep& step,
-                                               int64_t first, int64_t count) {
+  if (level.channel_rates == nullptr) return update_rows<false>(level, rule, step, first, 1, count);
   update_rows<true>(level, rule, step, first, count / level.grid.channels, level.grid.channels);
 }
 
@@ -68,7 +64,7 @@ VOXELFIELD_MULTIVERSION void round_values(const float* values, BFloat16* rounded
 
 void update_span(const AdamLevel& level, const AdamRule& rule, const AdamStep& step, int64_t first, int64_t count) {
   const int64_t at = first * level.grid.channels, values = count * level.grid.channels;
-  (level.channel_rates == nullptr ? update_values : update_by_channel)(level, rule, step, at, values);
+  update_values(level, rule, step, at, values);
   if (rule.clear_grad) std::fill_n(level.grad + at, values, 0.0f);
   if (level.working_type == WorkingType::kHalf) {
     float16_rows.narrow(level.param + at, values, static_cast<Half*>(level.working) + at);
@@ -120,7 +116,7 @@ void add_row(const TotalVariation& task, int64_t first, int64_t z, int64_t lengt
   if (x < size[0] - 1) add_slopes(task, 0, along_x, begin, end);
 }
 
-struct Cpu : CpuBackend {
+struct CpuOptim : CpuBackend {
   static void adam(const std::vector<AdamLevel>& levels, const AdamRule& rule) {
     for (const AdamLevel& level : levels) {
       const AdamStep step = level.step(rule);
@@ -154,9 +150,9 @@ struct Cpu : CpuBackend {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(voxelfield, CPU, m) {
-  GridAdamOps<Cpu>::implement(m);
-  TotalVariationOps<Cpu>::implement(m);
-  ActiveTilesOps<Cpu>::implement(m);
+  GridAdamOps<CpuOptim>::implement(m);
+  TotalVariationOps<CpuOptim>::implement(m);
+  ActiveTilesOps<CpuOptim>::implement(m);
 }
 
 }  // namespace voxelfield

@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(kThreads)
   if (active) ids[place + __popc(listed & ((1u << lane) - 1))] = tile.id;
 }
 
-struct Cuda : CudaBackend {
+struct CudaOptim : CudaBackend {
   static void adam(const std::vector<AdamLevel>& levels, const AdamRule& rule) {
     // By the width of vectors, and by whether rates differ by channel, so that grids where they do not pay nothing for
     // those where they do.
@@ -217,9 +217,9 @@ struct Cuda : CudaBackend {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) {
-  GridAdamOps<Cuda>::implement(m);
-  TotalVariationOps<Cuda>::implement(m);
-  ActiveTilesOps<Cuda>::implement(m);
+  GridAdamOps<CudaOptim>::implement(m);
+  TotalVariationOps<CudaOptim>::implement(m);
+  ActiveTilesOps<CudaOptim>::implement(m);
 }
 
 }  // namespace voxelfield

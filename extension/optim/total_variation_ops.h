@@ -27,21 +27,18 @@ struct TotalVariation {
 template <typename Backend>
 struct TotalVariationOps {
   static void grid_total_variation_grad_(Tensor grad, const Tensor& param, const Tensor& weights, double delta,
-                                         const std::optional<Tensor>& blocks,
-                                         const std::optional<Tensor>& block_count) {
+                                         const OptionalTensor& blocks, const OptionalTensor& block_count) {
     const typename Backend::Guard guard(param);
     TotalVariation task{vertex_grid("param", param, blocks, block_count)};
-    check_contiguous("grad", grad, shape_of(param), ScalarType::Float, param);
-    check_contiguous("weights", weights, {3}, ScalarType::Float, param);
+    task.param = data_of(param);
+    task.grad = check_contiguous("grad", grad, shape_of(param), ScalarType::Float, param);
+    task.weights = check_contiguous("weights", weights, {3}, ScalarType::Float, param);
+    task.delta = static_cast<float>(delta);
     if (param.numel() == 0) return;
     for (int axis = 0; axis < 3; ++axis) {
       const double pairs = static_cast<double>(param.numel()) / task.grid.size[axis] * (task.grid.size[axis] - 1);
       task.per_pair[axis] = pairs > 0 ? static_cast<float>(2 / pairs) : 0.0f;
     }
-    task.weights = weights.const_data_ptr<float>();
-    task.delta = static_cast<float>(delta);
-    task.param = param.const_data_ptr<float>();
-    task.grad = grad.mutable_data_ptr<float>();
     Backend::total_variation(task);
   }
 

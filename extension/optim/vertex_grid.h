@@ -80,8 +80,8 @@ struct VertexGrid {
 
 // Host side: made from checked tensors. The vertices are all of a grid (X, Y, Z, C), or those of the first
 // `block_count` of the tiles listed in `blocks`.
-inline VertexGrid vertex_grid(const char* name, const Tensor& like, const std::optional<Tensor>& blocks,
-                              const std::optional<Tensor>& block_count) {
+inline VertexGrid vertex_grid(const char* name, const Tensor& like, const OptionalTensor& blocks,
+                              const OptionalTensor& block_count) {
   check_contiguous(name, like, {kAny, kAny, kAny, kAny}, ScalarType::Float, like);
   VertexGrid grid{};
   for (int axis = 0; axis < 4; ++axis) {
@@ -97,12 +97,10 @@ inline VertexGrid vertex_grid(const char* name, const Tensor& like, const std::o
                     kMaxTilesAlong << tile_shift(axis), " vertices along axis ", axis, " if blocks are listed, got ",
                     grid.size[axis]);
   }
-  check_contiguous("blocks", *blocks, {kAny}, ScalarType::Int, like);
-  check_contiguous("block_count", *block_count, {1}, ScalarType::Int, like);
+  grid.tiles = check_contiguous("blocks", *blocks, {kAny}, ScalarType::Int, like);
+  grid.tile_count = check_contiguous("block_count", *block_count, {1}, ScalarType::Int, like);
   STD_TORCH_CHECK(blocks->size(0) <= 0x7fffffff, "blocks must be fewer than 2^31, got ", blocks->size(0));
   grid.capacity = static_cast<int32_t>(blocks->size(0));
-  grid.tiles = blocks->const_data_ptr<int32_t>();
-  grid.tile_count = block_count->const_data_ptr<int32_t>();
   return grid;
 }
 

@@ -124,16 +124,14 @@ struct MarchOps {
     const typename Backend::Guard guard(occupied);
     const OccupancyView grid = occupancy_view(nullptr, shape_of(cells), nullptr);
     Tensor words = new_empty(cells, {grid.bricks[0], grid.bricks[1], grid.bricks[2]}, ScalarType::Long);
-    Backend::for_each(words.numel(), PackBricks{cells.const_data_ptr<bool>(), grid, words.mutable_data_ptr<int64_t>()});
+    Backend::for_each(words.numel(), PackBricks{data_of(cells), grid, data_of(words)});
     return words;
   }
 
-  static std::tuple<Tensor, Tensor, Tensor> count_ray_samples(const Tensor& origins, const Tensor& directions,
-                                                              const Tensor& near, const Tensor& far,
-                                                              const Tensor& offset, const Tensor& occupied,
-                                                              std::vector<int64_t> resolution,
-                                                              const Tensor& aabb_occupancy, double step,
-                                                              int64_t segments_per_ray) {
+  static TensorTuple<3> count_ray_samples(const Tensor& origins, const Tensor& directions, const Tensor& near,
+                                          const Tensor& far, const Tensor& offset, const Tensor& occupied,
+                                          std::vector<int64_t> resolution, const Tensor& aabb_occupancy, double step,
+                                          int64_t segments_per_ray) {
     const RayInputs in{origins, directions, near, far, offset};
     const CellInputs cells{occupied, resolution, aabb_occupancy, origins};
     const typename Backend::Guard guard(origins);
@@ -142,8 +140,7 @@ struct MarchOps {
     Tensor counts = new_empty(in.origins, {rays.segments()}, ScalarType::Int);
     Tensor step_ranges = new_empty(in.origins, {kStoredRanges, rays.segments(), 2}, ScalarType::Int);
     Tensor sums = new_empty(in.origins, {parts.count}, ScalarType::Long);
-    Backend::count_segments(parts, counts.mutable_data_ptr<int32_t>(), sums.mutable_data_ptr<int64_t>(),
-                            CountSamples{rays, ranges_in(step_ranges)});
+    Backend::count_segments(parts, data_of(counts), data_of(sums), CountSamples{rays, ranges_in(step_ranges)});
     return {counts, step_ranges, sums};
   }
 

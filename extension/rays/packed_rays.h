@@ -34,13 +34,14 @@ struct PackedRays {
 };
 
 // Offsets are bounded where they are read, by PackedRays.
-inline void check_ray_offsets(const Tensor& ray_offsets, const Tensor& like) {
-  check_tensor("ray_offsets", ray_offsets, {kAny}, ScalarType::Long, like);
-  STD_TORCH_CHECK(ray_offsets.size(0) > 0, "ray_offsets must have R + 1 entries, at least one, got none");
+inline Tensor checked_ray_offsets(const Tensor& ray_offsets, const Tensor& like) {
+  const Tensor offsets = checked("ray_offsets", ray_offsets, {kAny}, ScalarType::Long, like);
+  STD_TORCH_CHECK(offsets.size(0) > 0, "ray_offsets must have R + 1 entries, at least one, got none");
+  return offsets;
 }
 
 inline PackedRays packed_rays(const Tensor& ray_offsets, int64_t samples) {
-  return {ray_offsets.const_data_ptr<int64_t>(), ray_offsets.size(0) - 1, samples};
+  return {data_of(ray_offsets), ray_offsets.size(0) - 1, samples};
 }
 
 }  // namespace voxelfield

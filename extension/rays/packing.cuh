@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "common/backend.cuh"
+#include "common/dispatch_value.h"
 #include "common/sums.cuh"
 #include "rays/packing.h"
 
@@ -183,14 +184,11 @@ struct CudaPacking : CudaBackend {
   // First pass: count(segment) for every segment, and the sums of each part.
   template <typename Count>
   static void count_segments(const SegmentParts& parts, int32_t* counts, int64_t* sums, const Count& count) {
-    const auto run = [&](auto threads) {
+    // As many threads as a part has segments, up to 256: larger blocks would leave the device unevenly busy.
+    dispatch_value<64, 128, 256>(parts.length, [&](auto threads) {
       launch(count_kernel<threads.value, Count>, static_cast<unsigned>(parts.count), threads.value, 0, parts, counts,
              sums, count);
-    };
-    // As many threads as a part has segments, up to 256: larger blocks would leave the device unevenly busy.
-    if (parts.length <= 64) return run(std::integral_constant<int, 64>{});
-    if (parts.length <= 128) return run(std::integral_constant<int, 128>{});
-    run(std::integral_constant<int, 256>{});
+    });
   }
 
   // Second pass: writes every row, those of rays by samples.sample and write_rest, the others as rows of no ray.

@@ -74,7 +74,7 @@ inline int shift_of(int64_t segments_per_ray) {
 }
 
 // Packed samples: positions, t, dt, ray_index, ray_offsets, rays_kept.
-using PackedTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+using PackedTensors = TensorTuple<6>;
 
 inline PackedTensors new_packed(const Tensor& like, int64_t rays, int64_t capacity) {
   STD_TORCH_CHECK(capacity >= 0, "capacity must not be negative, got ", capacity);
@@ -96,10 +96,10 @@ struct SamplePointers {
   int64_t* ray_index;
 
   explicit SamplePointers(const PackedTensors& out)
-      : positions(std::get<0>(out).mutable_data_ptr<float>()),
-        t(std::get<1>(out).mutable_data_ptr<float>()),
-        dt(std::get<2>(out).mutable_data_ptr<float>()),
-        ray_index(std::get<3>(out).mutable_data_ptr<int64_t>()) {}
+      : positions(data_of(std::get<0>(out))),
+        t(data_of(std::get<1>(out))),
+        dt(data_of(std::get<2>(out))),
+        ray_index(data_of(std::get<3>(out))) {}
 
   VOXELFIELD_HOST_DEVICE void write(int64_t row, const SampleRow& sample) const {
     if (!sample.known) return;
@@ -121,16 +121,14 @@ inline Packing packing_of(const Tensor& counts, const Tensor& sums, int64_t segm
                           const PackedTensors& out) {
   const Tensor &t = std::get<1>(out), &ray_offsets = std::get<4>(out), &rays_kept = std::get<5>(out);
   const SegmentParts parts{(ray_offsets.size(0) - 1) * segments_per_ray, shift_of(segments_per_ray)};
-  check_contiguous("counts", counts, {parts.segments}, ScalarType::Int, t);
-  check_contiguous("sums", sums, {parts.count}, ScalarType::Long, t);
-  return {counts.const_data_ptr<int32_t>(),
-          sums.const_data_ptr<int64_t>(),
+  return {check_contiguous("counts", counts, {parts.segments}, ScalarType::Int, t),
+          check_contiguous("sums", sums, {parts.count}, ScalarType::Long, t),
           max_count,
           max_count * parts.length,
           parts,
           t.size(0),
-          ray_offsets.mutable_data_ptr<int64_t>(),
-          rays_kept.mutable_data_ptr<int64_t>()};
+          data_of(ray_offsets),
+          data_of(rays_kept)};
 }
 
 // On the CPU parts are counted in parallel, and one loop over all counts lies between the passes.

@@ -56,9 +56,8 @@ struct PixelRays {
 
 template <typename Backend>
 struct PixelRaysOps {
-  static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> pixel_rays(const Tensor& images, const Tensor& index,
-                                                                       const Tensor& c2w, const Tensor& intrinsics,
-                                                                       const Tensor& aabb, int64_t supersampling) {
+  static TensorTuple<5> pixel_rays(const Tensor& images, const Tensor& index, const Tensor& c2w,
+                                   const Tensor& intrinsics, const Tensor& aabb, int64_t supersampling) {
     check_contiguous("images", images, {kAny, kAny, kAny, 4}, ScalarType::Byte, images);
     const Tensor chosen = checked("index", index, {kAny}, ScalarType::Long, images);
     const Tensor poses = checked("c2w", c2w, {images.size(0), 4, 4}, ScalarType::Float, images);
@@ -71,16 +70,12 @@ struct PixelRaysOps {
                     "supersampling must be at least 1 and the bytes of all rays fit 64 bits, got ", supersampling);
     const typename Backend::Guard guard(images);
     const int64_t rays = pixels * supersampling * supersampling;
-    Tensor origins = new_empty(poses, {rays, 3}, ScalarType::Float),
-           directions = new_empty(poses, {rays, 3}, ScalarType::Float);
-    Tensor near = new_empty(poses, {rays}, ScalarType::Float), far = new_empty(poses, {rays}, ScalarType::Float);
-    Tensor rgba = new_empty(poses, {pixels, 4}, ScalarType::Float);
+    Tensor origins = new_like(poses, {rays, 3}), directions = new_like(poses, {rays, 3});
+    Tensor near = new_like(poses, {rays}), far = new_like(poses, {rays}), rgba = new_like(poses, {pixels, 4});
     Backend::for_each(
-        rays, PixelRays{images.const_data_ptr<uint8_t>(), poses.const_data_ptr<float>(), lenses.const_data_ptr<float>(),
-                        box.const_data_ptr<float>(), images.size(2), images.size(1), images.numel() / 4, supersampling,
-                        chosen.const_data_ptr<int64_t>(), origins.mutable_data_ptr<float>(),
-                        directions.mutable_data_ptr<float>(), near.mutable_data_ptr<float>(),
-                        far.mutable_data_ptr<float>(), rgba.mutable_data_ptr<float>()});
+        rays, PixelRays{data_of(images), data_of(poses), data_of(lenses), data_of(box), images.size(2), images.size(1),
+                        images.numel() / 4, supersampling, data_of(chosen), data_of(origins), data_of(directions),
+                        data_of(near), data_of(far), data_of(rgba)});
     return {origins, directions, near, far, rgba};
   }
 

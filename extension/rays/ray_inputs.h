@@ -34,10 +34,8 @@ struct RayInputs {
 
   RayBatch batch(double step) const {
     check_step(step);
-    return {origins.const_data_ptr<float>(), directions.const_data_ptr<float>(),
-            near.const_data_ptr<float>(),    far.const_data_ptr<float>(),
-            offset.const_data_ptr<float>(),  static_cast<float>(step),
-            steps_per_length(step),          origins.size(0)};
+    return {data_of(origins), data_of(directions),      data_of(near),          data_of(far),
+            data_of(offset),  static_cast<float>(step), steps_per_length(step), origins.size(0)};
   }
 };
 
@@ -70,18 +68,17 @@ struct CellInputs {
   }
 
   OccupancyView bits() const {
-    const OccupancyView grid =
-        occupancy_view(cells.const_data_ptr<int64_t>(), resolution, aabb.const_data_ptr<float>());
+    const OccupancyView grid = occupancy_view(data_of(cells), resolution, data_of(aabb));
     check_tensor("occupied", cells, {grid.bricks[0], grid.bricks[1], grid.bricks[2]}, ScalarType::Long, cells);
     return grid;
   }
 
   CellsView either() const {
     if (cells.scalar_type() == ScalarType::Long) return {bits(), nullptr};
-    const OccupancyView grid = occupancy_view(nullptr, resolution, aabb.const_data_ptr<float>());
+    const OccupancyView grid = occupancy_view(nullptr, resolution, data_of(aabb));
     check_tensor("occupied", cells, resolution, ScalarType::Byte, cells);
     STD_TORCH_CHECK(cells.numel() < (int64_t{1} << 31), "there must be fewer than 2^31 cells with distances");
-    return {grid, cells.const_data_ptr<uint8_t>()};
+    return {grid, data_of(cells)};
   }
 };
 

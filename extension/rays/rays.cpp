@@ -1,4 +1,4 @@
-// The ops of this room on CUDA.
+// The ops of this room on the CPU.
 #include "rays/march_ops.h"
 #include "rays/pixel_rays_ops.h"
 

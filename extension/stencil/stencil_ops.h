@@ -145,7 +145,7 @@ struct StencilOps {
     template <typename scalar_t>
     auto view(scalar_t /*zero*/) const {
       using T = opmath_t<scalar_t>;
-      return PointsView<T>{points.template const_data_ptr<T>(), data_or_null<T>(direction), points.numel() / 3};
+      return PointsView<T>{points.template const_data_ptr<T>(), voxelfield::data_of(direction), points.numel() / 3};
     }
 
     // The shape of values at the points: as many rows of `columns`, four times over with the derivatives.

@@ -1,7 +1,5 @@
-// Host side of color_error, written once: check, allocate, and hand over to a backend's two kernels.
-//   Backend::parts(rows) -> how many partial sums there are
-//   Backend::color_error(errors, partial, result)
-//   Backend::color_error_backward(errors, grad, grad_colors)
+// Errors of colours, written once for both backends: the formulas, and the host side, which checks, allocates, and sums
+// over the rows.
 #pragma once
 
 #include "common/checks.h"
@@ -11,8 +9,6 @@ namespace voxelfield {
 // Colours and the true ones: of pixels, or of the samples along pixels' rays, which have weights.
 template <typename T>
 struct ColorErrors {
-  using value_type = T;
-
   const T* colors;           // (rows, 3)
   const T* truth;            // (pixels, 3)
   const T* weights;          // (rows,) if rows are samples, else null
@@ -57,17 +53,42 @@ struct ColorErrors {
     }
     return weight;
   }
+};
 
-  VOXELFIELD_HOST_DEVICE T weighted_square(int64_t row) const {
+// For Backend::sum: squared errors of rows.
+template <typename T>
+struct SquaredErrors {
+  ColorErrors<T> errors;
+  T* result;
+
+  VOXELFIELD_HOST_DEVICE int64_t count() const { return errors.counted_rows(); }
+
+  VOXELFIELD_HOST_DEVICE T operator()(int64_t row) const {
     T d[3];
-    const T weight = error(row, d);
+    const T weight = errors.error(row, d);
     return weight * (d[0] * d[0] + d[1] * d[1] + d[2] * d[2]);
   }
 
-  // `factor` is common to all rows.
-  VOXELFIELD_HOST_DEVICE void write_gradient(int64_t row, int64_t counted, T factor, T* grad_colors) const {
+  VOXELFIELD_HOST_DEVICE void finish(T sum) const { *result = sum * errors.scale(); }
+};
+
+// For Backend::for_each_row.
+template <typename T>
+struct ColorErrorGradient {
+  ColorErrors<T> errors;
+  const T* grad;
+  T* grad_colors;
+
+  struct Shared {
+    int64_t counted;
+    T factor;
+  };
+
+  VOXELFIELD_HOST_DEVICE Shared shared() const { return {errors.counted_rows(), 2 * *grad * errors.scale()}; }
+
+  VOXELFIELD_HOST_DEVICE void operator()(int64_t row, const Shared& of_all) const {
     T d[3] = {0, 0, 0};
-    const T slope = row < counted ? factor * error(row, d) : T(0);
+    const T slope = row < of_all.counted ? of_all.factor * errors.error(row, d) : T(0);
     VOXELFIELD_UNROLL
     for (int c = 0; c < 3; ++c) grad_colors[3 * row + c] = slope * d[c];
   }
@@ -75,30 +96,30 @@ struct ColorErrors {
 
 template <typename Backend>
 struct ColorErrorOps {
-  static Tensor color_error(const Tensor& colors, const Tensor& truth, const std::optional<Tensor>& weights,
-                            const std::optional<Tensor>& ray_index, int64_t rays_per_pixel,
-                            const std::optional<Tensor>& rays_kept) {
-    const Inputs in = checked(colors, truth, weights, ray_index, rays_per_pixel, rays_kept);
+  static Tensor color_error(const Tensor& colors, const Tensor& truth, const OptionalTensor& weights,
+                            const OptionalTensor& ray_index, int64_t rays_per_pixel, const OptionalTensor& rays_kept) {
+    const Inputs in = inputs(colors, truth, weights, ray_index, rays_per_pixel, rays_kept);
     const typename Backend::Guard guard(colors);
-    Tensor partial = new_empty(colors, {Backend::parts(colors.size(0))}, colors.scalar_type());
-    Tensor error = new_empty(colors, {}, colors.scalar_type());
-    in.dispatch([&](auto errors) {
-      using T = typename decltype(errors)::value_type;
-      Backend::color_error(errors, partial.mutable_data_ptr<T>(), error.mutable_data_ptr<T>());
+    const int64_t rows = colors.size(0);
+    Tensor partial = new_like(colors, {Backend::sum_parts(rows)}), error = new_like(colors, {});
+    dispatch_opmath(colors, [&](auto zero) {
+      using T = decltype(zero);
+      Backend::sum(rows, SquaredErrors<T>{in.template errors<T>(), data_of(error)}, partial.mutable_data_ptr<T>());
     });
     return error;
   }
 
   static Tensor color_error_backward(const Tensor& grad, const Tensor& colors, const Tensor& truth,
-                                     const std::optional<Tensor>& weights, const std::optional<Tensor>& ray_index,
-                                     int64_t rays_per_pixel, const std::optional<Tensor>& rays_kept) {
-    const Inputs in = checked(colors, truth, weights, ray_index, rays_per_pixel, rays_kept);
+                                     const OptionalTensor& weights, const OptionalTensor& ray_index,
+                                     int64_t rays_per_pixel, const OptionalTensor& rays_kept) {
+    const Inputs in = inputs(colors, truth, weights, ray_index, rays_per_pixel, rays_kept);
     check_tensor("grad", grad, {}, colors.scalar_type(), colors);
     const typename Backend::Guard guard(colors);
-    Tensor grad_colors = new_empty(colors, {colors.size(0), 3}, colors.scalar_type());
-    in.dispatch([&](auto errors) {
-      using T = typename decltype(errors)::value_type;
-      Backend::color_error_backward(errors, grad.const_data_ptr<T>(), grad_colors.mutable_data_ptr<T>());
+    Tensor grad_colors = new_like(colors, {colors.size(0), 3});
+    dispatch_opmath(colors, [&](auto zero) {
+      using T = decltype(zero);
+      Backend::for_each_row(colors.size(0),
+                            ColorErrorGradient<T>{in.template errors<T>(), data_of(grad), data_of(grad_colors)});
     });
     return grad_colors;
   }
@@ -111,35 +132,31 @@ struct ColorErrorOps {
  private:
   struct Inputs {
     Tensor colors, truth;
-    std::optional<Tensor> weights, ray_index, rays_kept;
+    OptionalTensor weights, ray_index, rays_kept;
     int64_t rays_per_pixel;
 
-    template <typename F>
-    void dispatch(const F& f) const {
-      dispatch_opmath(colors, [&](auto zero) {
-        using T = decltype(zero);
-        f(ColorErrors<T>{colors.const_data_ptr<T>(), truth.const_data_ptr<T>(), data_or_null<T>(weights),
-                         data_or_null<int64_t>(ray_index), data_or_null<int64_t>(rays_kept), colors.size(0),
-                         truth.size(0), rays_per_pixel, weights.has_value()});
-      });
+    template <typename T>
+    ColorErrors<T> errors() const {
+      return {data_of(colors), data_of(truth), data_of(weights), data_of(ray_index), data_of(rays_kept),
+              colors.size(0),  truth.size(0),  rays_per_pixel,   weights.has_value()};
     }
   };
 
-  static Inputs checked(const Tensor& colors, const Tensor& truth, const std::optional<Tensor>& weights,
-                        const std::optional<Tensor>& ray_index, int64_t rays_per_pixel,
-                        const std::optional<Tensor>& rays_kept) {
-    check_tensor("colors", colors, {kAny, 3}, opmath_type(colors), colors);
-    check_tensor("truth", truth, {weights.has_value() ? kAny : colors.size(0), 3}, colors.scalar_type(), colors);
+  static Inputs inputs(const Tensor& colors, const Tensor& truth, const OptionalTensor& weights,
+                       const OptionalTensor& ray_index, int64_t rays_per_pixel, const OptionalTensor& rays_kept) {
+    const ScalarType dtype = opmath_type(colors);
+    check_tensor("colors", colors, {kAny, 3}, dtype, colors);
+    const int64_t rows = colors.size(0);
+    Inputs in{as_contiguous(colors),
+              checked("truth", truth, {weights.has_value() ? kAny : rows, 3}, dtype, colors),
+              checked("weights", weights, {rows}, dtype, colors),
+              checked("ray_index", ray_index, {rows}, ScalarType::Long, colors),
+              checked("rays_kept", rays_kept, {}, ScalarType::Long, colors),
+              rays_per_pixel};
     STD_TORCH_CHECK(weights.has_value() == ray_index.has_value(), "weights and ray_index must be given together");
-    if (weights.has_value()) {
-      check_tensor("weights", *weights, {colors.size(0)}, colors.scalar_type(), colors);
-      check_tensor("ray_index", *ray_index, {colors.size(0)}, ScalarType::Long, colors);
-    }
     STD_TORCH_CHECK(rays_per_pixel > 0 && truth.size(0) <= INT64_MAX / rays_per_pixel,
                     "rays_per_pixel must be at least 1 and fit 64 bits times the pixels, got ", rays_per_pixel);
-    if (rays_kept.has_value()) check_tensor("rays_kept", *rays_kept, {}, ScalarType::Long, colors);
-    return {as_contiguous(colors), as_contiguous(truth), as_contiguous(weights), as_contiguous(ray_index), rays_kept,
-            rays_per_pixel};
+    return in;
   }
 };
 

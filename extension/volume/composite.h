@@ -23,8 +23,6 @@ VOXELFIELD_HOST_DEVICE T density_gradient(T dt, T transmittance, T weight, T at_
 // Without `dt` the densities are alphas: the shares of the arriving light that samples stop.
 template <typename T>
 struct PackedSamples {
-  using value_type = T;
-
   const T* density;  // (M,)
   const T* dt;       // (M,)
   PackedRays rays;

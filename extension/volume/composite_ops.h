@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/checks.h"
+#include "common/dispatch_value.h"
 #include "rays/packed_rays.h"
 #include "volume/composite.h"
 
@@ -57,24 +58,36 @@ struct LightGradientWalk {
   }
 };
 
-template <bool Distortion, typename T>
+// Pointers or tensors: one number of each for every ray, or for `weights` for every sample. Null stands for zeros.
+template <typename X>
+struct CompositeValues {
+  X rgb, opacity, depth_sum, weights, distortion;
+
+  // From tensors to pointers.
+  template <typename Y>
+  operator CompositeValues<Y>() const {
+    return {data_of(rgb), data_of(opacity), data_of(depth_sum), data_of(weights), data_of(distortion)};
+  }
+};
+
+template <typename T, typename Distortion>
 struct CompositeWalk {
   PackedSamples<T> samples;
-  T *rgb, *opacity, *depth_sum, *weights, *distortion;
+  CompositeValues<T*> out;
 
-  VOXELFIELD_HOST_DEVICE void clear(int64_t i) const { weights[i] = 0; }
+  VOXELFIELD_HOST_DEVICE void clear(int64_t i) const { out.weights[i] = 0; }
 
   template <typename Team>
   VOXELFIELD_HOST_DEVICE int64_t operator()(int64_t ray, const RaySpan& span, const Team& team) const {
-    const T origin = Distortion && span.begin < span.end ? samples.t[span.begin] : T(0);
+    const T origin = Distortion::value && span.begin < span.end ? samples.t[span.begin] : T(0);
     RayTotals<T> totals;
     WeightMoments<T> ahead;
     T spread = 0;
     const int64_t end = walk_samples(samples, span, team, [&](const TeamSample<T>& sample) {
       const int64_t i = sample.index;
-      if (sample.exists) weights[i] = sample.weight;
+      if (sample.exists) out.weights[i] = sample.weight;
       if (sample.reached) totals.add(sample.weight, samples.rgb + 3 * i, samples.t[i]);
-      if constexpr (Distortion) {
+      if constexpr (Distortion::value) {
         const T distance = sample.reached ? samples.t[i] - origin : T(0);
         const WeightMoments<T> before = ahead.pass(sample.weight, distance, team);
         if (sample.reached) spread += distortion_of(before, sample.weight, distance, samples.dt[i]);
@@ -84,21 +97,15 @@ struct CompositeWalk {
     for (int channel = 0; channel < 3; ++channel) totals.rgb[channel] = team.sum(totals.rgb[channel]);
     totals.opacity = team.sum(totals.opacity);
     totals.depth_sum = team.sum(totals.depth_sum);
-    if constexpr (Distortion) spread = team.sum(spread);
+    if constexpr (Distortion::value) spread = team.sum(spread);
     if (team.leads) {
-      for (int channel = 0; channel < 3; ++channel) rgb[3 * ray + channel] = totals.rgb[channel];
-      opacity[ray] = totals.opacity;
-      depth_sum[ray] = totals.depth_sum;
-      if constexpr (Distortion) distortion[ray] = spread;
+      for (int channel = 0; channel < 3; ++channel) out.rgb[3 * ray + channel] = totals.rgb[channel];
+      out.opacity[ray] = totals.opacity;
+      out.depth_sum[ray] = totals.depth_sum;
+      if constexpr (Distortion::value) out.distortion[ray] = spread;
     }
     return end;
   }
-};
-
-// Pointers or tensors: one number of each for every ray, or for `weights` for every sample. Null stands for zeros.
-template <typename X>
-struct CompositeValues {
-  X rgb, opacity, depth_sum, weights, distortion;
 };
 
 template <typename T>
@@ -112,7 +119,7 @@ VOXELFIELD_HOST_DEVICE RayTotals<T> totals_of(const CompositeValues<const T*>& v
   return totals;
 }
 
-template <bool Distortion, typename T>
+template <typename T, typename Distortion>
 struct CompositeGradientWalk {
   PackedSamples<T> samples;
   CompositeValues<const T*> gradients, results;
@@ -132,7 +139,7 @@ struct CompositeGradientWalk {
       totals = totals_of(results, ray);
       suffix_grad = gradient.of_ray(totals);
       origin = samples.t[span.begin];
-      if constexpr (Distortion) {
+      if constexpr (Distortion::value) {
         at_distortion = gradients.distortion[ray];
         // Distortion is a sum of products of two weights, so that each of its terms counts twice.
         suffix_grad += 2 * at_distortion * results.distortion[ray];
@@ -154,7 +161,7 @@ struct CompositeGradientWalk {
         at_weight = gradient.at_weight(samples.rgb + 3 * i, samples.t[i]);
         if (gradients.weights != nullptr) at_weight += gradients.weights[i];
       }
-      if constexpr (Distortion) {
+      if constexpr (Distortion::value) {
         const T distance = sample.reached ? samples.t[i] - origin : T(0);
         const WeightMoments<T> before = ahead.pass(sample.weight, distance, team);
         if (sample.reached) {
@@ -176,71 +183,53 @@ struct CompositeGradientWalk {
 
 template <typename Backend>
 struct CompositeOps {
-  static Tensor ray_light(const Tensor& density, const std::optional<Tensor>& dt, const Tensor& ray_offsets,
+  static Tensor ray_light(const Tensor& density, const OptionalTensor& dt, const Tensor& ray_offsets,
                           double min_transmittance, bool transmittance) {
-    const Inputs in = checked(density, dt, ray_offsets, min_transmittance);
+    const Inputs in = inputs(density, dt, ray_offsets, min_transmittance);
     const typename Backend::Guard guard(density);
-    Tensor values = new_empty(density, {density.size(0)}, density.scalar_type());
-    in.dispatch([&](auto samples) {
-      using T = typename decltype(samples)::value_type;
-      Backend::for_each_ray(samples.rays, LightWalk<T>{samples, transmittance, values.mutable_data_ptr<T>()});
-    });
+    Tensor values = new_like(density, {density.size(0)});
+    in.template walk<LightWalk>(transmittance, data_of(values));
     return values;
   }
 
-  static Tensor ray_light_backward(const Tensor& grad, const Tensor& density, const std::optional<Tensor>& dt,
+  static Tensor ray_light_backward(const Tensor& grad, const Tensor& density, const OptionalTensor& dt,
                                    const Tensor& ray_offsets, double min_transmittance, bool transmittance) {
-    const Inputs in = checked(density, dt, ray_offsets, min_transmittance);
-    check_tensor("grad", grad, {density.size(0)}, density.scalar_type(), density);
+    const Inputs in = inputs(density, dt, ray_offsets, min_transmittance);
+    const Tensor g = checked("grad", grad, {density.size(0)}, density.scalar_type(), density);
     const typename Backend::Guard guard(density);
-    const Tensor g = as_contiguous(grad);
-    Tensor grad_density = new_empty(density, {density.size(0)}, density.scalar_type());
-    in.dispatch([&](auto samples) {
-      using T = typename decltype(samples)::value_type;
-      Backend::for_each_ray(samples.rays, LightGradientWalk<T>{samples, transmittance, g.const_data_ptr<T>(),
-                                                               grad_density.mutable_data_ptr<T>()});
-    });
+    Tensor grad_density = new_like(density, {density.size(0)});
+    in.template walk<LightGradientWalk>(transmittance, data_of(g), data_of(grad_density));
     return grad_density;
   }
 
-  static std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> composite(const Tensor& density, const Tensor& rgb,
-                                                                      const Tensor& t, const std::optional<Tensor>& dt,
-                                                                      const Tensor& ray_offsets,
-                                                                      double min_transmittance, bool distortion) {
-    const Inputs in = checked(density, dt, ray_offsets, min_transmittance, rgb, t);
+  static TensorTuple<5> composite(const Tensor& density, const Tensor& rgb, const Tensor& t, const OptionalTensor& dt,
+                                  const Tensor& ray_offsets, double min_transmittance, bool distortion) {
+    const Inputs in = inputs(density, dt, ray_offsets, min_transmittance, rgb, t);
     STD_TORCH_CHECK(dt.has_value() || !distortion, "dt must be given for distortion");
     const typename Backend::Guard guard(density);
     const int64_t rays = ray_offsets.size(0) - 1;
-    const ScalarType dtype = density.scalar_type();
-    Tensor ray_rgb = new_empty(density, {rays, 3}, dtype);
-    Tensor opacity = new_empty(density, {rays}, dtype);
-    Tensor depth_sum = new_empty(density, {rays}, dtype);
-    Tensor weights = new_empty(density, {density.size(0)}, dtype);
-    Tensor spread = new_empty(density, {distortion ? rays : 0}, dtype);
-    in.dispatch(distortion, [&](auto samples, auto distorted) {
-      using T = typename decltype(samples)::value_type;
-      Backend::for_each_ray(samples.rays, CompositeWalk<distorted.value, T>{
-                                              samples, ray_rgb.mutable_data_ptr<T>(), opacity.mutable_data_ptr<T>(),
-                                              depth_sum.mutable_data_ptr<T>(), weights.mutable_data_ptr<T>(),
-                                              spread.mutable_data_ptr<T>()});
-    });
-    return {ray_rgb, opacity, depth_sum, weights, spread};
+    const CompositeValues<Tensor> out{new_like(density, {rays, 3}), new_like(density, {rays}),
+                                      new_like(density, {rays}), new_like(density, {density.size(0)}),
+                                      new_like(density, {distortion ? rays : 0})};
+    dispatch_flag(distortion, [&](auto flag) { in.template walk<CompositeWalk, decltype(flag)>(out); });
+    return {out.rgb, out.opacity, out.depth_sum, out.weights, out.distortion};
   }
 
-  static std::tuple<Tensor, Tensor> composite_backward(
-      const std::optional<Tensor>& grad_rgb, const std::optional<Tensor>& grad_opacity,
-      const std::optional<Tensor>& grad_depth_sum, const std::optional<Tensor>& grad_weights,
-      const std::optional<Tensor>& grad_distortion, const Tensor& density, const Tensor& rgb, const Tensor& t,
-      const std::optional<Tensor>& dt, const Tensor& ray_offsets, const Tensor& ray_rgb, const Tensor& opacity,
-      const Tensor& depth_sum, const Tensor& distortion, double min_transmittance) {
-    const Inputs in = checked(density, dt, ray_offsets, min_transmittance, rgb, t);
+  static TensorTuple<2> composite_backward(const OptionalTensor& grad_rgb, const OptionalTensor& grad_opacity,
+                                           const OptionalTensor& grad_depth_sum, const OptionalTensor& grad_weights,
+                                           const OptionalTensor& grad_distortion, const Tensor& density,
+                                           const Tensor& rgb, const Tensor& t, const OptionalTensor& dt,
+                                           const Tensor& ray_offsets, const Tensor& ray_rgb, const Tensor& opacity,
+                                           const Tensor& depth_sum, const Tensor& distortion,
+                                           double min_transmittance) {
+    const Inputs in = inputs(density, dt, ray_offsets, min_transmittance, rgb, t);
     const bool spreads = grad_distortion.has_value();
     STD_TORCH_CHECK(dt.has_value() || !spreads, "dt must be given for distortion");
     const int64_t samples = density.size(0), rays = ray_offsets.size(0) - 1;
-    const auto value = [&](const char* name, const std::optional<Tensor>& x, ShapeList shape) {
-      if (x.has_value()) check_tensor(name, *x, shape, density.scalar_type(), density);
-      return as_contiguous(x);
+    const auto value = [&](const char* name, const OptionalTensor& x, ShapeList shape) {
+      return checked(name, x, shape, density.scalar_type(), density);
     };
+    using Values = CompositeValues<OptionalTensor>;
     const Values gradients{value("grad_rgb", grad_rgb, {rays, 3}), value("grad_opacity", grad_opacity, {rays}),
                            value("grad_depth_sum", grad_depth_sum, {rays}),
                            value("grad_weights", grad_weights, {samples}),
@@ -249,14 +238,10 @@ struct CompositeOps {
                          value("depth_sum", depth_sum, {rays}), std::nullopt,
                          spreads ? value("distortion", distortion, {rays}) : std::nullopt};
     const typename Backend::Guard guard(density);
-    Tensor grad_density = new_empty(density, {samples}, density.scalar_type());
-    Tensor grad_sample_rgb = new_empty(density, {samples, 3}, density.scalar_type());
-    in.dispatch(spreads, [&](auto packed, auto distorted) {
-      using T = typename decltype(packed)::value_type;
-      Backend::for_each_ray(
-          packed.rays, CompositeGradientWalk<distorted.value, T>{packed, pointers<T>(gradients), pointers<T>(results),
-                                                                 grad_density.mutable_data_ptr<T>(),
-                                                                 grad_sample_rgb.mutable_data_ptr<T>()});
+    Tensor grad_density = new_like(density, {samples}), grad_sample_rgb = new_like(density, {samples, 3});
+    dispatch_flag(spreads, [&](auto flag) {
+      in.template walk<CompositeGradientWalk, decltype(flag)>(gradients, results, data_of(grad_density),
+                                                              data_of(grad_sample_rgb));
     });
     return {grad_density, grad_sample_rgb};
   }
@@ -269,47 +254,34 @@ struct CompositeOps {
   }
 
  private:
-  using Values = CompositeValues<std::optional<Tensor>>;
-
-  template <typename T>
-  static CompositeValues<const T*> pointers(const Values& x) {
-    return {data_or_null<T>(x.rgb), data_or_null<T>(x.opacity), data_or_null<T>(x.depth_sum),
-            data_or_null<T>(x.weights), data_or_null<T>(x.distortion)};
-  }
-
   // Keeps contiguous copies alive for as long as raw pointers to them are in use.
   struct Inputs {
     Tensor density, ray_offsets;
-    std::optional<Tensor> dt, rgb, t;
+    OptionalTensor dt, rgb, t;
     double min_transmittance;
 
-    template <typename F>
-    void dispatch(const F& f) const {
+    // Walks all rays by a Walk of the samples and `more`.
+    template <template <typename...> class Walk, typename... Flag, typename... More>
+    void walk(const More&... more) const {
       dispatch_opmath(density, [&](auto zero) {
         using T = decltype(zero);
-        f(PackedSamples<T>{density.const_data_ptr<T>(), data_or_null<T>(dt), packed_rays(ray_offsets, density.size(0)),
-                           static_cast<T>(min_transmittance), data_or_null<T>(rgb), data_or_null<T>(t)});
+        const PackedSamples<T> samples{
+            data_of(density), data_of(dt), packed_rays(ray_offsets, density.size(0)), static_cast<T>(min_transmittance),
+            data_of(rgb),     data_of(t)};
+        Backend::for_each_ray(samples.rays, Walk<T, Flag...>{samples, more...});
       });
-    }
-
-    // Calls f(samples, flag) with the flag as a constant.
-    template <typename F>
-    void dispatch(bool flag, const F& f) const {
-      dispatch([&](auto samples) { flag ? f(samples, std::true_type{}) : f(samples, std::false_type{}); });
     }
   };
 
-  static Inputs checked(const Tensor& density, const std::optional<Tensor>& dt, const Tensor& ray_offsets,
-                        double min_transmittance, const std::optional<Tensor>& rgb = std::nullopt,
-                        const std::optional<Tensor>& t = std::nullopt) {
-    check_tensor("density", density, {kAny}, opmath_type(density), density);
-    if (dt.has_value()) check_tensor("dt", *dt, {density.size(0)}, density.scalar_type(), density);
-    check_ray_offsets(ray_offsets, density);
+  static Inputs inputs(const Tensor& density, const OptionalTensor& dt, const Tensor& ray_offsets,
+                       double min_transmittance, const OptionalTensor& rgb = std::nullopt,
+                       const OptionalTensor& t = std::nullopt) {
+    const ScalarType dtype = opmath_type(density);
     check_fraction("min_transmittance", min_transmittance);
-    if (rgb.has_value()) check_tensor("rgb", *rgb, {density.size(0), 3}, density.scalar_type(), density);
-    if (t.has_value()) check_tensor("t", *t, {density.size(0)}, density.scalar_type(), density);
-    return {as_contiguous(density), as_contiguous(ray_offsets), as_contiguous(dt),
-            as_contiguous(rgb),     as_contiguous(t),           min_transmittance};
+    return {
+        checked("density", density, {kAny}, dtype, density),  checked_ray_offsets(ray_offsets, density),
+        checked("dt", dt, {density.size(0)}, dtype, density), checked("rgb", rgb, {density.size(0), 3}, dtype, density),
+        checked("t", t, {density.size(0)}, dtype, density),   min_transmittance};
   }
 };
 

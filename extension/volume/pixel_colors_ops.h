@@ -7,6 +7,7 @@
 #pragma once
 
 #include "common/checks.h"
+#include "common/dispatch_value.h"
 #include "volume/transfer.h"
 
 namespace voxelfield {
@@ -14,8 +15,6 @@ namespace voxelfield {
 // The colours of rays, those of a pixel together, and what lies behind them.
 template <typename T>
 struct RayColors {
-  using value_type = T;
-
   const T* rgb;         // (pixels * per_pixel, 3)
   const T* opacity;     // (pixels * per_pixel,)
   const T* background;  // (pixels, 3), or (3,) with a stride of 0
@@ -53,23 +52,23 @@ VOXELFIELD_HOST_DEVICE PixelLight<T> light_of(const RayColors<T>& rays, int64_t 
   return sum;
 }
 
-template <bool Srgb, typename T>
+template <typename T, typename Srgb>
 struct PixelColor {
   RayColors<T> rays;
   T* colors;
 
   VOXELFIELD_HOST_DEVICE void operator()(int64_t pixel) const {
-    const PixelLight<T> sum = light_of<Srgb>(rays, pixel);
+    const PixelLight<T> sum = light_of<Srgb::value>(rays, pixel);
     const T* background = rays.background + rays.background_stride * pixel;
     VOXELFIELD_UNROLL
     for (int c = 0; c < 3; ++c) {
-      const T emitted = Srgb ? sum.opacity * srgb_encode(sum.light[c]).value : sum.light[c];
+      const T emitted = Srgb::value ? sum.opacity * srgb_encode(sum.light[c]).value : sum.light[c];
       colors[3 * pixel + c] = emitted + (T(1) - sum.opacity) * background[c];
     }
   }
 };
 
-template <bool Srgb, typename T>
+template <typename T, typename Srgb>
 struct PixelColorGradient {
   RayColors<T> rays;
   const T* grad;
@@ -80,18 +79,18 @@ struct PixelColorGradient {
     T seen[3];   // encode(L) - background
     Transferred<T> encoded[3];
     PixelLight<T> sum;
-    if constexpr (Srgb) sum = light_of<true>(rays, pixel);
+    if constexpr (Srgb::value) sum = light_of<true>(rays, pixel);
     VOXELFIELD_UNROLL
     for (int c = 0; c < 3; ++c) {
       share[c] = grad[3 * pixel + c] / static_cast<T>(rays.per_pixel);
-      if constexpr (Srgb) encoded[c] = srgb_encode(sum.light[c]);
-      seen[c] = (Srgb ? encoded[c].value : T(0)) - rays.background[rays.background_stride * pixel + c];
+      if constexpr (Srgb::value) encoded[c] = srgb_encode(sum.light[c]);
+      seen[c] = (Srgb::value ? encoded[c].value : T(0)) - rays.background[rays.background_stride * pixel + c];
     }
     for (int64_t ray = pixel * rays.per_pixel; ray < (pixel + 1) * rays.per_pixel; ++ray) {
       T at_opacity = 0;
       VOXELFIELD_UNROLL
       for (int c = 0; c < 3; ++c) {
-        if constexpr (Srgb) {
+        if constexpr (Srgb::value) {
           const T color = rays.straight(ray, c);
           const Transferred<T> decoded = srgb_decode(color);
           const T excess = decoded.value - color * decoded.slope - sum.light[c];
@@ -111,30 +110,20 @@ template <typename Backend>
 struct PixelColorsOps {
   static Tensor pixel_colors(const Tensor& rgb, const Tensor& opacity, const Tensor& background, int64_t rays_per_pixel,
                              bool srgb) {
-    const Inputs in = checked(rgb, opacity, background, rays_per_pixel);
+    const Inputs in = inputs(rgb, opacity, background, rays_per_pixel);
     const typename Backend::Guard guard(rgb);
-    Tensor colors = new_empty(rgb, {in.pixels, 3}, rgb.scalar_type());
-    in.dispatch(srgb, [&](auto encoded, auto rays) {
-      using T = typename decltype(rays)::value_type;
-      Backend::for_each(in.pixels, PixelColor<encoded.value, T>{rays, colors.mutable_data_ptr<T>()});
-    });
+    Tensor colors = new_like(rgb, {in.pixels, 3});
+    in.template for_each<PixelColor>(srgb, data_of(colors));
     return colors;
   }
 
-  static std::tuple<Tensor, Tensor> pixel_colors_backward(const Tensor& grad, const Tensor& rgb, const Tensor& opacity,
-                                                          const Tensor& background, int64_t rays_per_pixel, bool srgb) {
-    const Inputs in = checked(rgb, opacity, background, rays_per_pixel);
-    check_tensor("grad", grad, {in.pixels, 3}, rgb.scalar_type(), rgb);
+  static TensorTuple<2> pixel_colors_backward(const Tensor& grad, const Tensor& rgb, const Tensor& opacity,
+                                              const Tensor& background, int64_t rays_per_pixel, bool srgb) {
+    const Inputs in = inputs(rgb, opacity, background, rays_per_pixel);
+    const Tensor g = checked("grad", grad, {in.pixels, 3}, rgb.scalar_type(), rgb);
     const typename Backend::Guard guard(rgb);
-    const Tensor g = as_contiguous(grad);
-    Tensor grad_rgb = new_empty(rgb, {rgb.size(0), 3}, rgb.scalar_type());
-    Tensor grad_opacity = new_empty(rgb, {rgb.size(0)}, rgb.scalar_type());
-    in.dispatch(srgb, [&](auto encoded, auto rays) {
-      using T = typename decltype(rays)::value_type;
-      Backend::for_each(
-          in.pixels, PixelColorGradient<encoded.value, T>{rays, g.const_data_ptr<T>(), grad_rgb.mutable_data_ptr<T>(),
-                                                          grad_opacity.mutable_data_ptr<T>()});
-    });
+    Tensor grad_rgb = new_like(rgb, {rgb.size(0), 3}), grad_opacity = new_like(rgb, {rgb.size(0)});
+    in.template for_each<PixelColorGradient>(srgb, data_of(g), data_of(grad_rgb), data_of(grad_opacity));
     return {grad_rgb, grad_opacity};
   }
 
@@ -149,28 +138,27 @@ struct PixelColorsOps {
     int64_t pixels, rays_per_pixel;
 
     // Decoding and encoding again cancel out for a pixel of a single ray.
-    template <typename F>
-    void dispatch(bool srgb, const F& f) const {
+    template <template <typename, typename> class Pixel, typename... More>
+    void for_each(bool srgb, const More&... more) const {
       dispatch_opmath(rgb, [&](auto zero) {
         using T = decltype(zero);
-        const auto call = [&](auto encoded) {
-          f(encoded, RayColors<T>{rgb.const_data_ptr<T>(), opacity.const_data_ptr<T>(), background.const_data_ptr<T>(),
-                                  background.dim() == 1 ? 0 : 3, pixels, rays_per_pixel});
-        };
-        srgb&& rays_per_pixel > 1 ? call(std::true_type{}) : call(std::false_type{});
+        const RayColors<T> rays{data_of(rgb), data_of(opacity), data_of(background), background.dim() == 1 ? 0 : 3,
+                                pixels,       rays_per_pixel};
+        dispatch_flag(srgb && rays_per_pixel > 1,
+                      [&](auto encoded) { Backend::for_each(pixels, Pixel<T, decltype(encoded)>{rays, more...}); });
       });
     }
   };
 
-  static Inputs checked(const Tensor& rgb, const Tensor& opacity, const Tensor& background, int64_t rays_per_pixel) {
-    check_tensor("rgb", rgb, {kAny, 3}, opmath_type(rgb), rgb);
-    check_tensor("opacity", opacity, {rgb.size(0)}, rgb.scalar_type(), rgb);
+  static Inputs inputs(const Tensor& rgb, const Tensor& opacity, const Tensor& background, int64_t rays_per_pixel) {
+    const ScalarType dtype = opmath_type(rgb);
+    check_tensor("rgb", rgb, {kAny, 3}, dtype, rgb);
     STD_TORCH_CHECK(rays_per_pixel > 0 && rgb.size(0) % rays_per_pixel == 0,
                     "rays_per_pixel must be a divisor of the number of rays, ", rgb.size(0), ", got ", rays_per_pixel);
     const int64_t pixels = rgb.size(0) / rays_per_pixel;
     const std::vector<int64_t> each{pixels, 3}, all{3};
-    check_tensor("background", background, background.dim() == 1 ? all : each, rgb.scalar_type(), rgb);
-    return {as_contiguous(rgb), as_contiguous(opacity), as_contiguous(background), pixels, rays_per_pixel};
+    return {as_contiguous(rgb), checked("opacity", opacity, {rgb.size(0)}, dtype, rgb),
+            checked("background", background, background.dim() == 1 ? all : each, dtype, rgb), pixels, rays_per_pixel};
   }
 };
 

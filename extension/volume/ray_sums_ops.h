@@ -84,21 +84,18 @@ template <typename Backend>
 struct RaySumsOps {
   // (M, C) -> (R, C): the sum of each ray's rows, in order.
   static Tensor sum_along_rays(const Tensor& values, const Tensor& ray_offsets) {
-    check(values, ray_offsets, false);
-    return walk<TotalSums>(values, ray_offsets, values.size(0), ray_offsets.size(0) - 1);
+    return walk<TotalSums>(values, ray_offsets, std::nullopt, false);
   }
 
   // (M, C) -> (M, C): the sum of the rows ahead of each, along its ray; samples of no ray get zeros.
   static Tensor exclusive_sum_along_rays(const Tensor& values, const Tensor& ray_offsets) {
-    check(values, ray_offsets, false);
-    return walk<SumsAhead>(values, ray_offsets, values.size(0), values.size(0));
+    return walk<SumsAhead>(values, ray_offsets, std::nullopt, true);
   }
 
   // (R, C) -> (M, C): each sample's row is that of its ray; samples of no ray get zeros.
   static Tensor spread_along_rays(const Tensor& values, const Tensor& ray_offsets, int64_t samples) {
-    check(values, ray_offsets, true);
     STD_TORCH_CHECK(samples >= 0, "samples must not be negative, got ", samples);
-    return walk<RaySpread>(values, ray_offsets, samples, samples);
+    return walk<RaySpread>(values, ray_offsets, samples, true);
   }
 
   static void implement(Library& m) {
@@ -108,22 +105,20 @@ struct RaySumsOps {
   }
 
  private:
-  static void check(const Tensor& values, const Tensor& ray_offsets, bool of_rays) {
-    check_ray_offsets(ray_offsets, values);
-    check_tensor("values", values, {of_rays ? ray_offsets.size(0) - 1 : kAny, kAny}, opmath_type(values), values);
-  }
-
-  // Returns the results of Walk, so many rows of them.
+  // Returns the results of Walk, a row for each sample or ray. Values are those of samples, unless it is said how many
+  // of those there are.
   template <template <typename> class Walk>
-  static Tensor walk(const Tensor& values, const Tensor& ray_offsets, int64_t samples, int64_t rows) {
+  static Tensor walk(const Tensor& values, const Tensor& ray_offsets, std::optional<int64_t> samples, bool of_samples) {
+    const Tensor offsets = checked_ray_offsets(ray_offsets, values);
+    const int64_t rays = offsets.size(0) - 1;
+    const Tensor from =
+        checked("values", values, {samples.has_value() ? rays : kAny, kAny}, opmath_type(values), values);
     const typename Backend::Guard guard(values);
-    const Tensor from = as_contiguous(values), offsets = as_contiguous(ray_offsets);
-    Tensor results = new_empty(values, {rows, values.size(1)}, values.scalar_type());
+    const PackedRays packed = packed_rays(offsets, samples.value_or(from.size(0)));
+    Tensor results = new_like(values, {of_samples ? packed.samples : rays, values.size(1)});
     if (results.numel() == 0) return results;
     dispatch_opmath(values, [&](auto zero) {
-      using T = decltype(zero);
-      Backend::for_each_ray(packed_rays(offsets, samples),
-                            Walk<T>{from.const_data_ptr<T>(), values.size(1), results.mutable_data_ptr<T>()});
+      Backend::for_each_ray(packed, Walk<decltype(zero)>{data_of(from), values.size(1), data_of(results)});
     });
     return results;
   }

@@ -1,6 +1,6 @@
 // Host side of sample selection, written once: check, allocate, and hand over to a backend's kernels.
 //   Backend::count_visible(samples, rule, parts, kept, counts, sums)
-//   Backend::pack_visible(packing, samples)
+//   Backend::place_segments(packing, samples)
 #pragma once
 
 #include "common/checks.h"
@@ -38,41 +38,35 @@ struct KeptSamples {
 
 template <typename Backend>
 struct SelectOps {
-  static std::tuple<Tensor, Tensor, Tensor> count_visible_samples(const Tensor& density, const Tensor& dt,
-                                                                  const Tensor& ray_offsets, double min_transmittance,
-                                                                  double min_weight) {
-    check_samples("density", density, dt, ray_offsets);
+  static TensorTuple<3> count_visible_samples(const Tensor& density, const Tensor& dt, const Tensor& ray_offsets,
+                                              double min_transmittance, double min_weight) {
+    const Inputs in = inputs("density", density, dt, ray_offsets);
     check_fraction("min_transmittance", min_transmittance);
     check_fraction("min_weight", min_weight);
     const typename Backend::Guard guard(density);
-    const Tensor d = as_contiguous(density), width = as_contiguous(dt), offsets = as_contiguous(ray_offsets);
-    const int64_t rays = offsets.size(0) - 1;
-    const SegmentParts parts{rays, 0};
-    Tensor kept = new_empty(d, {d.size(0)}, ScalarType::Int);
-    Tensor counts = new_empty(d, {rays}, ScalarType::Int);
-    Tensor sums = new_empty(d, {parts.count}, ScalarType::Long);
-    const PackedSamples<float> samples{d.const_data_ptr<float>(), width.const_data_ptr<float>(),
-                                       packed_rays(offsets, d.size(0)), static_cast<float>(min_transmittance)};
+    const PackedRays rays = in.rays();
+    const SegmentParts parts{rays.count, 0};
+    Tensor kept = new_empty(density, {rays.samples}, ScalarType::Int);
+    Tensor counts = new_empty(density, {rays.count}, ScalarType::Int);
+    Tensor sums = new_empty(density, {parts.count}, ScalarType::Long);
+    const PackedSamples<float> samples{data_of(in.values), data_of(in.dt), rays, static_cast<float>(min_transmittance)};
     const KeepRule<float> rule{samples.min_transmittance, static_cast<float>(min_weight)};
-    Backend::count_visible(samples, rule, parts, kept.mutable_data_ptr<int32_t>(), counts.mutable_data_ptr<int32_t>(),
-                           sums.mutable_data_ptr<int64_t>());
+    Backend::count_visible(samples, rule, parts, data_of(kept), data_of(counts), data_of(sums));
     return {kept, counts, sums};
   }
 
   static PackedTensors pack_visible_samples(const Tensor& positions, const Tensor& t, const Tensor& dt,
                                             const Tensor& ray_offsets, const Tensor& kept, const Tensor& counts,
                                             const Tensor& sums, int64_t capacity) {
-    check_samples("t", t, dt, ray_offsets);
-    check_tensor("positions", positions, {t.size(0), 3}, ScalarType::Float, t);
-    check_contiguous("kept", kept, {t.size(0)}, ScalarType::Int, t);
+    const Inputs in = inputs("t", t, dt, ray_offsets);
+    const Tensor p = checked("positions", positions, {t.size(0), 3}, ScalarType::Float, t);
+    const int32_t* chosen = check_contiguous("kept", kept, {t.size(0)}, ScalarType::Int, t);
     const typename Backend::Guard guard(t);
-    const Tensor p = as_contiguous(positions), distance = as_contiguous(t), width = as_contiguous(dt),
-                 offsets = as_contiguous(ray_offsets);
-    const PackedTensors out = new_packed(t, offsets.size(0) - 1, capacity);
-    Backend::pack_visible(
+    const PackedRays rays = in.rays();
+    const PackedTensors out = new_packed(t, rays.count, capacity);
+    Backend::place_segments(
         packing_of(counts, sums, 1, t.size(0), out),
-        KeptSamples{p.const_data_ptr<float>(), distance.const_data_ptr<float>(), width.const_data_ptr<float>(),
-                    packed_rays(offsets, t.size(0)), kept.const_data_ptr<int32_t>(), SamplePointers(out)});
+        KeptSamples{data_of(p), data_of(in.values), data_of(in.dt), rays, chosen, SamplePointers(out)});
     return out;
   }
 
@@ -82,12 +76,18 @@ struct SelectOps {
   }
 
  private:
-  static void check_samples(const char* name, const Tensor& values, const Tensor& dt, const Tensor& ray_offsets) {
-    check_tensor(name, values, {kAny}, ScalarType::Float, values);
-    check_tensor("dt", dt, {values.size(0)}, ScalarType::Float, values);
-    check_ray_offsets(ray_offsets, values);
+  struct Inputs {
+    Tensor values, dt, ray_offsets;
+
+    PackedRays rays() const { return packed_rays(ray_offsets, values.size(0)); }
+  };
+
+  static Inputs inputs(const char* name, const Tensor& values, const Tensor& dt, const Tensor& ray_offsets) {
+    Inputs in{checked(name, values, {kAny}, ScalarType::Float, values),
+              checked("dt", dt, {values.size(0)}, ScalarType::Float, values), checked_ray_offsets(ray_offsets, values)};
     STD_TORCH_CHECK(values.size(0) < (int64_t{1} << 31), "at most 2^31 - 1 samples can be selected from, got ",
                     values.size(0));
+    return in;
   }
 };
 

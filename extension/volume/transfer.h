@@ -1,5 +1,4 @@
-// The transfer function of sRGB (IEC 61966-2-1), by which image values encode light, in both directions and with its
-// slope. Its linear part extends below zero, its power law above one.
+// The last step to a colour, and how image values encode light.
 #pragma once
 
 #include <cmath>
@@ -8,6 +7,11 @@
 
 namespace voxelfield {
 
+// From the output of a network or of basis functions.
+VOXELFIELD_HOST_DEVICE float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
+
+// The transfer function of sRGB (IEC 61966-2-1), in both directions and with its slope. Its linear part extends below
+// zero, its power law above one.
 template <typename T>
 struct Transferred {
   T value, slope;

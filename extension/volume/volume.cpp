@@ -1,15 +1,36 @@
-// The ops on the CPU that compute rays and pixels by the same functors on both backends.
+// The ops of this room on the CPU: a thread takes a ray, its samples in order.
+#include "volume/color_error_ops.h"
 #include "volume/composite_ops.h"
 #include "volume/pixel_colors_ops.h"
 #include "volume/ray_sums_ops.h"
+#include "volume/select_ops.h"
 #include "volume/walk_rays.h"
 
 namespace voxelfield {
+namespace {
+
+struct CpuVolume : CpuRays {
+  static void count_visible(const PackedSamples<float>& samples, const KeepRule<float>& rule, const SegmentParts& parts,
+                            int32_t* kept, int32_t* counts, int64_t* sums) {
+    count_segments(parts, counts, sums, [&](int64_t ray) {
+      const RaySpan span = samples.rays[ray];
+      int32_t count = 0;
+      walk_samples(samples, span, SingleThread{}, [&](const TeamSample<float>& sample) {
+        if (rule.keeps(sample.weight)) kept[span.begin + count++] = static_cast<int32_t>(sample.index);
+      });
+      return count;
+    });
+  }
+};
+
+}  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(voxelfield, CPU, m) {
-  CompositeOps<CpuRays>::implement(m);
-  PixelColorsOps<CpuRays>::implement(m);
-  RaySumsOps<CpuRays>::implement(m);
+  ColorErrorOps<CpuVolume>::implement(m);
+  CompositeOps<CpuVolume>::implement(m);
+  PixelColorsOps<CpuVolume>::implement(m);
+  RaySumsOps<CpuVolume>::implement(m);
+  SelectOps<CpuVolume>::implement(m);
 }
 
 }  // namespace voxelfield

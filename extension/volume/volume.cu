@@ -1,15 +1,72 @@
-// The ops on CUDA that compute rays and pixels by the same functors on both backends.
+// The ops of this room on CUDA: a team of threads takes a ray.
+#include "volume/color_error_ops.h"
 #include "volume/composite_ops.h"
 #include "volume/pixel_colors_ops.h"
 #include "volume/ray_sums_ops.h"
+#include "volume/select_ops.h"
 #include "volume/walk_rays.cuh"
 
 namespace voxelfield {
 
+// Four registers less than the compiler takes by itself let all 2048 threads of these multiprocessors run.
+#if __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000
+template <>
+constexpr int kWalkBlocks<CompositeWalk<float, std::true_type>> = 2048 / kThreads;
+#endif
+
+namespace {
+
+constexpr int kJudgeThreads = 512;
+
+template <int Size>
+__global__ void __launch_bounds__(kJudgeThreads)
+    count_visible_kernel(PackedSamples<float> samples, KeepRule<float> rule, SegmentParts parts,
+                         int32_t* __restrict__ kept, int32_t* __restrict__ counts, int64_t* __restrict__ sums) {
+  __shared__ int64_t scratch[kJudgeThreads / kWarp];
+  constexpr int64_t kRays = kJudgeThreads / Size;
+  static_assert(kPartSegments % kRays == 0, "a warp has rays of one part only, so it stays together");
+  const int lane = threadIdx.x % Size;
+  const unsigned below = (1u << threadIdx.x % kWarp) - 1, group = Size == kWarp ? kFullWarp : (1u << Size) - 1;
+  const int shift = threadIdx.x % kWarp / Size * Size;
+  int64_t sum = 0;
+  const int64_t end = parts.end(blockIdx.x);
+  for (int64_t first = parts.begin(blockIdx.x); first < end; first += kRays) {
+    const int64_t ray = first + threadIdx.x / Size;
+    const RaySpan span = samples.rays[ray];
+    int32_t count = 0;
+    walk_samples(samples, span, ThreadTeam<Size>{lane}, [&](const TeamSample<float>& sample) {
+      const bool keep = sample.reached && rule.keeps(sample.weight);
+      const unsigned votes = __ballot_sync(kFullWarp, keep) & group << shift;
+      if (keep) kept[span.begin + count + __popc(votes & below)] = static_cast<int32_t>(sample.index);
+      count += __popc(votes);
+    });
+    if (lane == 0 && ray < end) {
+      counts[ray] = count;
+      sum += count;
+    }
+  }
+  sum = block_sum<kJudgeThreads>(sum, scratch);
+  if (threadIdx.x == 0) sums[blockIdx.x] = sum;
+}
+
+struct CudaVolume : CudaRays {
+  static void count_visible(const PackedSamples<float>& samples, const KeepRule<float>& rule, const SegmentParts& parts,
+                            int32_t* kept, int32_t* counts, int64_t* sums) {
+    dispatch_team(samples.rays, [&](auto size) {
+      launch(count_visible_kernel<size.value>, static_cast<unsigned>(parts.count), kJudgeThreads, 0, samples, rule,
+             parts, kept, counts, sums);
+    });
+  }
+};
+
+}  // namespace
+
 STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) {
-  CompositeOps<CudaRays>::implement(m);
-  PixelColorsOps<CudaRays>::implement(m);
-  RaySumsOps<CudaRays>::implement(m);
+  ColorErrorOps<CudaVolume>::implement(m);
+  CompositeOps<CudaVolume>::implement(m);
+  PixelColorsOps<CudaVolume>::implement(m);
+  RaySumsOps<CudaVolume>::implement(m);
+  SelectOps<CudaVolume>::implement(m);
 }
 
 }  // namespace voxelfield

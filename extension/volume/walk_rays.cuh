@@ -1,12 +1,13 @@
 // Work on rays of packed samples on CUDA: a team of threads takes a ray. Teams are as small as the rays are short, so
-// that few threads idle.
+// that few threads idle. And sums over rows: every block sums some, then one block sums the blocks' sums, both in a
+// fixed order.
 #pragma once
 
 #include <algorithm>
 #include <type_traits>
 
-#include "common/backend.cuh"
 #include "rays/packed_rays.h"
+#include "rays/packing.cuh"
 #include "volume/keep_rule.cuh"
 
 namespace voxelfield {
@@ -15,6 +16,7 @@ constexpr int kShortRayTeam = 8;
 constexpr int64_t kShortRay = 24;                // samples, on average
 constexpr int64_t kClearedRows = 64 * kThreads;  // for each block that has no ray
 constexpr int64_t kClearingBlocks = 64;          // at most
+constexpr int64_t kMaxSumBlocks = 1024;
 
 // Calls f with the size of the teams as a constant.
 template <typename F>
@@ -23,9 +25,14 @@ void dispatch_team(const PackedRays& rays, const F& f) {
   are_short ? f(std::integral_constant<int, kShortRayTeam>{}) : f(std::integral_constant<int, kWarp>{});
 }
 
+// The blocks of a walk that a multiprocessor must hold at once; 0: as many as it happens to.
+template <typename Walk>
+constexpr int kWalkBlocks = 0;
+
 // The first `walking` blocks walk rays, the others clear the rows which belong to no ray.
 template <int Size, typename Walk>
-__global__ void __launch_bounds__(kThreads) walk_kernel(PackedRays rays, unsigned walking, Walk walk) {
+__global__ void __launch_bounds__(kThreads, kWalkBlocks<Walk>)
+    walk_kernel(PackedRays rays, unsigned walking, Walk walk) {
   if (blockIdx.x >= walking) {
     const int64_t thread = static_cast<int64_t>(blockIdx.x - walking) * kThreads + threadIdx.x;
     const int64_t threads = static_cast<int64_t>(gridDim.x - walking) * kThreads;
@@ -41,8 +48,30 @@ __global__ void __launch_bounds__(kThreads) walk_kernel(PackedRays rays, unsigne
   for (int64_t i = walk(ray, span, team) + seat; i < span.end; i += Size) walk.clear(i);
 }
 
-struct CudaRays : CudaBackend {
-  // As for CpuRays.
+template <typename F, typename T>
+__global__ void __launch_bounds__(kThreads) sum_kernel(F f, T* __restrict__ partial) {
+  __shared__ T scratch[kThreads / kWarp];
+  const int64_t count = f.count();
+  T sum = 0;
+  for (int64_t row = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; row < count;
+       row += static_cast<int64_t>(gridDim.x) * kThreads) {
+    sum += f(row);
+  }
+  sum = block_sum<kThreads>(sum, scratch);
+  if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+
+template <typename F, typename T>
+__global__ void __launch_bounds__(kThreads) sum_total_kernel(F f, const T* __restrict__ partial, int64_t parts) {
+  __shared__ T scratch[kThreads / kWarp];
+  T sum = 0;
+  for (int64_t part = threadIdx.x; part < parts; part += kThreads) sum += partial[part];
+  sum = block_sum<kThreads>(sum, scratch);
+  if (threadIdx.x == 0) f.finish(sum);
+}
+
+// As for CpuRays.
+struct CudaRays : CudaPacking {
   template <typename Walk>
   static void for_each_ray(const PackedRays& rays, const Walk& walk) {
     dispatch_team(rays, [&](auto size) {
@@ -51,6 +80,28 @@ struct CudaRays : CudaBackend {
       if (walking + clearing == 0) return;
       launch(walk_kernel<size.value, Walk>, blocks(walking + clearing, 1), kThreads, 0, rays, walking, walk);
     });
+  }
+
+  static int64_t sum_parts(int64_t rows) { return std::min((rows + 4 * kThreads - 1) / (4 * kThreads), kMaxSumBlocks); }
+
+  template <typename T, typename F>
+  static void sum(int64_t rows, const F& f, T* partial) {
+    const int64_t parts = sum_parts(rows);
+    if (parts > 0) launch(sum_kernel<F, T>, blocks(parts, 1), kThreads, 0, f, partial);
+    launch(sum_total_kernel<F, T>, 1, kThreads, 0, f, partial, parts);
+  }
+
+  // What rows share lies on the device, so that every thread reads it.
+  template <typename F>
+  struct SharingRow {
+    F f;
+
+    VOXELFIELD_HOST_DEVICE void operator()(int64_t row) const { f(row, f.shared()); }
+  };
+
+  template <typename F>
+  static void for_each_row(int64_t rows, const F& f) {
+    for_each(rows, SharingRow<F>{f});
   }
 };
 

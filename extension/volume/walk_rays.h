@@ -1,13 +1,16 @@
-// Work on rays of packed samples on the CPU: rays in parallel, each by one thread.
+// Work on rays of packed samples on the CPU: rays in parallel, each by one thread. And sums over rows, of fixed ranges
+// of them, so that the number of threads changes nothing.
 #pragma once
 
-#include "common/backend.h"
+#include <numeric>
+
 #include "rays/packed_rays.h"
+#include "rays/packing.h"
 #include "volume/keep_rule.h"
 
 namespace voxelfield {
 
-struct CpuRays : CpuBackend {
+struct CpuRays : CpuPacking {
   // Calls walk(ray, span, team) for every ray, which returns the first sample that it did not deal with, and
   // walk.clear(i) for the samples from there on and for those that belong to no ray.
   template <typename Walk>
@@ -23,6 +26,31 @@ struct CpuRays : CpuBackend {
       for (int64_t i = rows.begin; i < rows.end; ++i) walk.clear(i);
     }
   }
+
+  // How many partial sums a sum over so many rows has.
+  static int64_t sum_parts(int64_t rows) { return (rows + kSummedRows - 1) / kSummedRows; }
+
+  // Calls f.finish(sum) with the sum of f(row) over the first f.count() of the rows.
+  template <typename T, typename F>
+  static void sum(int64_t /*rows*/, const F& f, T* partial) {
+    const int64_t count = f.count();
+    for_each_range(count, kSummedRows, [&](int64_t begin, int64_t end) {
+      T sum = 0;
+      for (int64_t row = begin; row < end; ++row) sum += f(row);
+      partial[begin / kSummedRows] = sum;
+    });
+    f.finish(std::accumulate(partial, partial + sum_parts(count), T(0)));
+  }
+
+  // Calls f(row, f.shared()) for all rows.
+  template <typename F>
+  static void for_each_row(int64_t rows, const F& f) {
+    const auto shared = f.shared();
+    for_each(rows, [&](int64_t row) { f(row, shared); }, kSummedRows);
+  }
+
+ private:
+  static constexpr int64_t kSummedRows = 8192;
 };
 
 }  // namespace voxelfield
