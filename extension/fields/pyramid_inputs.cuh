@@ -37,7 +37,7 @@ struct PyramidInputs {
                       level.numel());
       levels.push_back(as_vectors(level, sizeof(uint2)));
       PyramidLevel& own = view.level[view.levels++];
-      own.features = reinterpret_cast<const __half*>(levels.back().data_ptr());
+      own.features = levels.back().const_data_ptr<torch::headeronly::Half>();
       for (int axis = 0; axis < 3; ++axis) own.resolution[axis] = static_cast<int32_t>(level.size(axis));
     }
     view.aabb = aabb.const_data_ptr<float>();

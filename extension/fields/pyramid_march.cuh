@@ -4,6 +4,7 @@
 #pragma once
 
 #include "common/constants.h"
+#include "common/tensors.h"
 #include "common/vector.cuh"
 #include "fields/pyramid_plan.h"
 #include "fields/unit_ray.h"
@@ -21,7 +22,7 @@ constexpr int kMostStrides = 32;
 
 // Float16 grids of several resolutions over one box, 4 channels each, read at one point by one thread.
 struct PyramidLevel {
-  const __half* features;  // (X, Y, Z, 4)
+  const torch::headeronly::Half* features;  // (X, Y, Z, 4)
   int32_t resolution[3];
 
   // The features at a point of the unit cube, beyond it those of its nearest face.
@@ -29,7 +30,7 @@ struct PyramidLevel {
     const GridLocator<float, true> locator{
         {resolution[0], resolution[1], resolution[2]}, Padding::kBorder, kLevelChannels, 0, true, false};
     const Stencil<float, int32_t> s = locator(point, 0);
-    Vector<__half, kLevelChannels> corner[kCorners];
+    Vector<torch::headeronly::Half, kLevelChannels> corner[kCorners];
 #pragma unroll
     for (int k = 0; k < kCorners; ++k) corner[k] = load_constant<kLevelChannels>(features + s.offset(k));
     Vector<float, kLevelChannels> sum{};
