@@ -201,8 +201,9 @@ def test_with_kept_objects_a_build_compiles_what_changed_and_the_stamp(cpu_half,
     succeeded(run_python(*command, cwd=tmp_path, env=env))
     compiled = tools / "compiled.txt"
     assert len(compiled.read_text().splitlines()) == len(list((project / "extension").rglob("*.cpp"))) + 1
-    for changed, expected in (("volume/volume.cpp", 2), ("volume/select_ops.h", 2), ("mlp/mlp.cu", 1)):
+    for changed, expected in (("volume/volume.cpp", 2), ("volume/select_ops.h", 2), ("mlp/forward.cu", 1)):
         compiled.unlink()
+        assert (project / "extension" / changed).is_file()
         with (project / "extension" / changed).open("a") as source:
             source.write("// changed\n")
         succeeded(run_python(*command, cwd=tmp_path, env=env))

@@ -294,11 +294,11 @@ class VoxelGrid(nn.Module):
     def _sample_eagerly(self, points: Tensor) -> Tensor | None:
         """Interpolates at world positions in the common case; None where the other way must find out what to do.
 
-        It computes what the other way does, with the least work on the host: without checks but for what arithmetic and
-        the kernel would let pass, and with tensors from where the module keeps them, since asking it for them takes as
-        long as adding up two.
+        It computes what the other way does, with the least work on the host: it checks only what neither the arithmetic
+        nor the kernel would refuse, and reads the tensors from `_parameters` and `_buffers`, because reading attributes
+        of a module takes as long as adding two small tensors.
         """
-        if self._fused is not None or needs_long_path():
+        if self._fused is not None or type(self).to_unit is not VoxelGrid.to_unit or needs_long_path():
             return None
         try:
             features: Any = self._parameters["features"]
@@ -314,7 +314,7 @@ class VoxelGrid(nn.Module):
             stencil = known_stencil(self.padding, True, "linear", False, False)
             sampled = _derivatives.sample_eagerly((features,), rows, stencil)
             return sampled if rows is unit else sampled.view(*unit.shape[:-1], features.shape[-1])
-        except Exception:  # whatever it is, the other way raises it again, or explains it
+        except Exception:  # the other way raises the same error again, or explains it
             return None
 
     def _sample(self, unit: Tensor) -> Tensor:

@@ -36,7 +36,7 @@ constexpr int64_t kMaxParts = 2048;
 // Ranges of steps that a walk through occupied cells keeps for the second pass (rays/march_ops.h).
 constexpr int kStoredRanges = 8;
 
-// A tile is 4 x 4 x 8 vertices of a grid, as powers of two; see optim/vertex_tiles.h. Its id has the tile's number
+// A tile is 4 x 4 x 8 vertices of a grid, as powers of two; see optim/vertex_grid.h. Its id has the tile's number
 // along each axis in so many bits.
 constexpr int kTileShiftXY = 2;
 constexpr int kTileShiftZ = 3;

@@ -86,6 +86,10 @@ struct NetworkInputs {
 inline PyramidScene pyramid_scene(const CellInputs& cells, const PyramidInputs& pyramid, const NetworkInputs& density,
                                   int width, double step, double density_initial, double min_transmittance,
                                   double min_weight) {
+  check_step(step);
+  check_finite_not_negative("density_initial", density_initial);
+  check_fraction("min_transmittance", min_transmittance);
+  check_fraction("min_weight", min_weight);
   return {cells.either(),
           pyramid.view,
           density.padded_to(width),

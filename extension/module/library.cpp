@@ -87,8 +87,8 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "bool srgb) -> (Tensor grad_rgb, Tensor grad_opacity)");
 
   // Mean squared error of colours: of pixels, over pixels and channels, or with the `weights` and `ray_index` of
-  // samples, over rays. Rays from `rays_kept` (one integer) on do not count, nor do pixels
-  // that have one of them; of samples it is only how many rays the mean is over.
+  // samples, over rays. Only the first `rays_kept` rays (one integer) count, and only pixels all of whose rays do. For
+  // samples, `rays_kept` is just the number of rays that the mean is over.
   m.def(
       "color_error(Tensor colors, Tensor truth, Tensor? weights, Tensor? ray_index, int rays_per_pixel, "
       "Tensor? rays_kept) -> Tensor");
@@ -96,7 +96,7 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "color_error_backward(Tensor grad, Tensor colors, Tensor truth, Tensor? weights, Tensor? ray_index, "
       "int rays_per_pixel, Tensor? rays_kept) -> Tensor");
 
-  // Lists blocks of 4 x 4 x 8 vertices of a grid that samples in occupied cells (X, Y, Z) of the same box touch: their
+  // Lists tiles of 4 x 4 x 8 vertices of a grid that samples in occupied cells (X, Y, Z) of the same box touch: their
   // ids into the first `count` of `ids`, in any order.
   m.def("active_tiles_(Tensor occupied, int[] resolution, Tensor(a!) ids, Tensor(b!) count) -> ()");
 

@@ -90,8 +90,8 @@ void update_touched(const AdamLevel& level, const AdamRule& rule, const AdamStep
   }
 }
 
-// Total variation goes row by row along z, one direction of neighbours at a time.
-// Adds what neighbours `stride` values away along an axis contribute to the values [begin, end).
+// Adds the slopes between the values [begin, end) and their neighbours `stride` values away along an axis. Total
+// variation goes row by row along z, one direction of neighbours at a time.
 VOXELFIELD_MULTIVERSION void add_slopes(const TotalVariation& all, int axis, int64_t stride, int64_t begin,
                                         int64_t end) {
   const TotalVariation task = all;

@@ -85,8 +85,8 @@ int width_of(const AdamLevel& level) {
                       level.channel_rates, static_cast<const uint16_t*>(level.working));
 }
 
-// The parts of a grid that are updated as grids of their own. One of which every value is updated alike is treated as
-// one row: whole vectors of values, and a remainder.
+// Splits a grid into parts that are updated as separate grids. If all values of a grid are updated alike, it is treated
+// as one row: whole vectors of values, and a remainder.
 std::vector<AdamLevel> parts_of(const AdamLevel& level, const AdamRule& rule) {
   if (level.grid.tiles != nullptr || level.channel_rates != nullptr || rule.skip_untouched) return {level};
   const int64_t values = level.grid.vertices * level.grid.channels, whole = values / 4 * 4;

@@ -2,9 +2,12 @@
 // occupied cell.
 #pragma once
 
+#include <cmath>
+#include <cstdint>
+
 #include "common/constants.h"
+#include "common/platform.h"
 #include "common/whole_numbers.h"
-#include "rays/occupancy.h"
 
 namespace voxelfield {
 

@@ -105,8 +105,8 @@ struct RaySumsOps {
   }
 
  private:
-  // Returns the results of Walk, a row for each sample or ray. Values are those of samples, unless it is said how many
-  // of those there are.
+  // Returns the results of Walk, a row for each sample or ray. `values` has a row for each sample, or, if `samples` is
+  // given, a row for each ray.
   template <template <typename> class Walk>
   static Tensor walk(const Tensor& values, const Tensor& ray_offsets, std::optional<int64_t> samples, bool of_samples) {
     const Tensor offsets = checked_ray_offsets(ray_offsets, values);

@@ -1,7 +1,8 @@
 """Which CUDA sources share a translation unit.
 
 Every translation unit costs about two seconds of processor time for each GPU architecture, and four for host code, to
-read the headers of torch and CUDA. A small source takes little else, so that those of a room are compiled together.
+read the headers of torch and CUDA. A small source takes little more than that, so the small sources of a room are
+compiled together.
 """
 
 from __future__ import annotations

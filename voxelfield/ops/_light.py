@@ -28,6 +28,7 @@ from voxelfield.ops._checks import (
     check_tensor,
     offsets_fit,
 )
+from voxelfield.ops._errors import ArgumentValueError
 from voxelfield.ops._no_derivative import refuse_vmap
 from voxelfield.ops.ray_sums import spread, total, total_ahead
 
@@ -244,6 +245,8 @@ def _register() -> None:
         distortion: bool,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         _check_widened(density, ray_offsets, min_transmittance, rgb=rgb, t=t, dt=dt)
+        if distortion and dt is None:
+            raise ArgumentValueError("dt must be given for distortion")
         rays = ray_offsets.shape[0] - 1
         return (
             density.new_empty(rays, 3),

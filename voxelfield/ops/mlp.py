@@ -87,7 +87,7 @@ def mlp(input: Tensor, weights: Sequence[Tensor], *, count: Tensor | None = None
 
 
 def _run_on_cuda(input: Tensor, weights: Sequence[Tensor], count: MaybeTensor) -> Tensor:
-    """Runs the op with little work on the host: without Python's checks, which the kernels' own checks equal."""
+    """Runs the op with little work on the host: without the checks in Python, because the raw op checks the same."""
     if count is not None and count.dim() > 1:
         raise ArgumentValueError("count must be a single number")
     if torch.is_grad_enabled() and (input.requires_grad or any(weight.requires_grad for weight in weights)):
