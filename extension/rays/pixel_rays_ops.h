@@ -7,7 +7,8 @@
 
 namespace voxelfield {
 
-// Casts the rays of chosen pixels of photographs (cameras, height, width, 4).
+// Casts the rays of chosen pixels of photographs (cameras, height, width, 4). A call writes all of a ray; cast() leaves
+// its origin and direction to the caller.
 struct PixelRays {
   const uint8_t* pixels;
   const float* c2w;         // (cameras, 4, 4)
@@ -21,20 +22,33 @@ struct PixelRays {
   float* rgba;                               // for each pixel
 
   VOXELFIELD_HOST_DEVICE void operator()(int64_t row) const {
-    const int64_t each = side * side, chosen = row / each, square = row - chosen * each, at = pixel(index[chosen]);
-    const Ray cast = ray(at, square);
-    VOXELFIELD_UNROLL
+    const Ray ray = cast(row);
     for (int axis = 0; axis < 3; ++axis) {
-      origins[3 * row + axis] = cast.origin[axis];
-      directions[3 * row + axis] = cast.direction[axis];
+      origins[3 * row + axis] = ray.origin[axis];
+      directions[3 * row + axis] = ray.direction[axis];
     }
-    near[row] = cast.near;
-    far[row] = cast.far;
-    if (square > 0) return;
-    for (int k = 0; k < 4; ++k) rgba[4 * chosen + k] = static_cast<float>(pixels[4 * at + k]) / 255.0f;
+  }
+
+  VOXELFIELD_HOST_DEVICE Ray cast(int64_t row) const {
+    const int64_t each = side * side, chosen = row / each, square = row - chosen * each, at = pixel(index[chosen]);
+    const Ray result = ray(at, square);
+    near[row] = result.near;
+    far[row] = result.far;
+    if (square == 0) {
+      Rgba color;
+      VOXELFIELD_UNROLL
+      for (int k = 0; k < 4; ++k) color.channel[k] = static_cast<float>(pixels[4 * at + k]) / 255.0f;
+      reinterpret_cast<Rgba*>(rgba)[chosen] = color;
+    }
+    return result;
   }
 
  private:
+  // Written in one access.
+  struct alignas(16) Rgba {
+    float channel[4];
+  };
+
   // The pixel of an index, clamped to those that there are.
   VOXELFIELD_HOST_DEVICE int64_t pixel(int64_t index) const {
     return index < 0 ? 0 : (index < count ? index : count - 1);

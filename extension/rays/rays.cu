@@ -4,10 +4,39 @@
 #include "rays/pixel_rays_ops.h"
 
 namespace voxelfield {
+namespace {
+
+// A block collects what it writes of origins and directions: three numbers for each ray, written straight to memory,
+// would not coalesce.
+__global__ void __launch_bounds__(kThreads) cast_rays_kernel(int64_t rays, PixelRays pixels) {
+  __shared__ float origins[3 * kThreads], directions[3 * kThreads];
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads, row = first + threadIdx.x;
+  if (row < rays) {
+    const Ray ray = pixels.cast(row);
+    for (int axis = 0; axis < 3; ++axis) {
+      origins[3 * threadIdx.x + axis] = ray.origin[axis];
+      directions[3 * threadIdx.x + axis] = ray.direction[axis];
+    }
+  }
+  __syncthreads();
+  const int numbers = 3 * static_cast<int>(min(rays - first, int64_t{kThreads}));
+  for (int k = threadIdx.x; k < numbers; k += kThreads) {
+    pixels.origins[3 * first + k] = origins[k];
+    pixels.directions[3 * first + k] = directions[k];
+  }
+}
+
+struct CudaRays : CudaPacking {
+  static void for_each(int64_t rays, const PixelRays& pixels) {
+    if (rays > 0) launch(cast_rays_kernel, blocks(rays, kThreads), kThreads, 0, rays, pixels);
+  }
+};
+
+}  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) {
   MarchOps<CudaPacking>::implement(m);
-  PixelRaysOps<CudaPacking>::implement(m);
+  PixelRaysOps<CudaRays>::implement(m);
 }
 
 }  // namespace voxelfield
