@@ -61,7 +61,8 @@ __device__ __forceinline__ weight_t weight_at(const NetworkLayer& layer, int row
 template <typename weight_t>
 __device__ __forceinline__ void stage_layer(const Network& network, int l, const SharedMatrix& shared) {
   constexpr int kLoadsAtOnce = 8;
-  const NetworkLayer& layer = network.layer[l];
+  // A copy: each of the loads below would read it again from the kernel's parameters, at an index known only then.
+  const NetworkLayer layer = network.layer[l];
   const int rows = network.rows_of(l), columns = network.columns_of(l), warps = blockDim.x / kWarp;
   const int row_width = l == network.layers - 1 ? network.log2_output_width : 1;
   const int column_width = l == 0 ? network.log2_input_width : 1;
@@ -98,13 +99,10 @@ class StagedWeights {
 
   // By the whole block, which must synchronise before it reads.
   __device__ __forceinline__ void stage(const Network& network) const {
-    for (int l = 0; l < network.layers; ++l) {
-      if (network.float_weights) {
-        stage_layer<float>(network, l, (*this)[l].matrix);
-      } else {
-        stage_layer<__half>(network, l, (*this)[l].matrix);
-      }
-    }
+    const auto stage_all = [&](auto zero) {
+      for (int l = 0; l < network.layers; ++l) stage_layer<decltype(zero)>(network, l, (*this)[l].matrix);
+    };
+    network.float_weights ? stage_all(0.0f) : stage_all(__half{});
   }
 
   __device__ __forceinline__ StagedLayer operator[](int l) const {
