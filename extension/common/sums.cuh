@@ -30,39 +30,33 @@ __device__ __forceinline__ T warp_sum(T value) {
 }
 
 // Prefix sums over a team: neighbouring threads of a warp, a power of two of them, that hold consecutive samples of a
-// ray. `through` sums the threads up to and including this one, `before` those ahead of it, `total` the whole team.
+// ray. `through` sums the threads up to and including this one, before() those ahead of it, total() the whole team. All
+// threads of the warp must call these together: a call exchanges values, so a sum that nobody asks for costs nothing.
 template <typename T>
 struct TeamScan {
-  T through, before, total;
+  T through;
+  int seat, size;  // the thread's place in its team, and the team's threads
+
+  // Not `through - value`: beside a dense sample that difference loses the samples ahead of it, and it is NaN where the
+  // dense sample is infinite.
+  __device__ __forceinline__ T before() const {
+    if (size == 1) return T(0);
+    const T above = __shfl_up_sync(kFullWarp, through, 1, size);
+    return seat > 0 ? above : T(0);
+  }
+
+  __device__ __forceinline__ T total() const {
+    return size == 1 ? through : __shfl_sync(kFullWarp, through, size - 1, size);
+  }
 };
 
-// `before` is not `through - value`: beside a dense sample that difference loses the samples ahead of it, and it is NaN
-// where the dense sample is infinite.
-template <typename T>
-__device__ __forceinline__ TeamScan<T> finish_team_scan(T through, int seat, int size) {
-  const T above = __shfl_up_sync(kFullWarp, through, 1, size);
-  return {through, seat > 0 ? above : T(0), __shfl_sync(kFullWarp, through, size - 1, size)};
-}
-
-// `seat` is the thread's place in its team. All threads of the warp must call this together.
-template <int Size, typename T>
-__device__ __forceinline__ TeamScan<T> team_scan(T value, int seat) {
-  if constexpr (Size == 1) {
-    return {value, T(0), value};
-  } else {
-    return finish_team_scan(group_inclusive_sum<Size>(value, seat), seat, Size);
-  }
-}
-
-// The same for a team whose size is known only when the kernel runs.
 template <typename T>
 __device__ __forceinline__ TeamScan<T> team_scan(T value, int seat, int size) {
-  T through = value;
   for (int step = 1; step < size; step *= 2) {
-    const T below = __shfl_up_sync(kFullWarp, through, step);
-    if (seat >= step) through += below;
+    const T below = __shfl_up_sync(kFullWarp, value, step);
+    if (seat >= step) value += below;
   }
-  return finish_team_scan(through, seat, size);
+  return {value, seat, size};
 }
 
 // Returns the block's sum to all threads. Every thread of the block must call it. Two calls without a barrier between

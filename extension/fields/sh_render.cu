@@ -89,7 +89,7 @@ __global__ void __launch_bounds__(kRenderThreads, kListedBlocks)
 #pragma unroll
       for (int color = 0; color < 3; ++color) value[1 + color] = out.logit[color];
     }
-    suffix_grad -= passed.total;
+    suffix_grad -= passed.total();
     __syncwarp();
     scatter<Width>(grad_rows, scene.grid.channels, scene.grid.degree, seat, plan, count);
   });

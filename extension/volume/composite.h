@@ -20,9 +20,12 @@ VOXELFIELD_HOST_DEVICE T density_gradient(T dt, T transmittance, T weight, T at_
   return dt * ((transmittance - weight) * at_weight - suffix_grad);
 }
 
-// Without `dt` the densities are alphas: the shares of the arriving light that samples stop.
-template <typename T>
+// With `Alphas` the densities are alphas, the shares of the arriving light that samples stop, and there is no `dt`.
+template <typename T, bool Alphas = false>
 struct PackedSamples {
+  using value_t = T;
+  static constexpr bool kAlphas = Alphas;
+
   const T* density;  // (M,)
   const T* dt;       // (M,)
   PackedRays rays;
@@ -31,7 +34,7 @@ struct PackedSamples {
   const T* t = nullptr;    // (M,); likewise
 
   VOXELFIELD_HOST_DEVICE Absorption<T> absorption(int64_t i) const {
-    return dt == nullptr ? absorption_of_alpha(density[i]) : absorption_of_density(density[i], dt[i]);
+    return Alphas ? absorption_of_alpha(density[i]) : absorption_of_density(density[i], dt[i]);
   }
 
   VOXELFIELD_HOST_DEVICE bool stops(T transmittance) const { return transmittance < min_transmittance; }
@@ -40,7 +43,7 @@ struct PackedSamples {
   // `suffix_grad` of weight times gradient over all samples behind it. For an alpha that ends the ray that sum is zero,
   // and must not be divided: beside an alpha of 1 its rounding error would be all that is left.
   VOXELFIELD_HOST_DEVICE T gradient(int64_t i, T transmittance, T weight, T at_weight, T suffix_grad) const {
-    if (dt != nullptr) return density_gradient(dt[i], transmittance, weight, at_weight, suffix_grad);
+    if (!Alphas) return density_gradient(dt[i], transmittance, weight, at_weight, suffix_grad);
     const T open = T(1) - density[i];
     const bool ends = open == T(0) || stops(transmittance * open);
     return transmittance * at_weight - (ends ? T(0) : suffix_grad / open);
@@ -58,9 +61,10 @@ struct TeamSample {
 
 // Calls visit(sample) on all threads of the warp, with as many samples of each team's ray as it has threads. Stops
 // where all of the warp's rays have ended, and returns the first sample of the ray that was not visited.
-template <typename T, typename Team, typename Visit>
-VOXELFIELD_HOST_DEVICE int64_t walk_samples(const PackedSamples<T>& samples, const RaySpan& span, const Team& team,
+template <typename Samples, typename Team, typename Visit>
+VOXELFIELD_HOST_DEVICE int64_t walk_samples(const Samples& samples, const RaySpan& span, const Team& team,
                                             const Visit& visit) {
+  using T = typename Samples::value_t;
   T optical_depth = 0;
   for (int64_t first = span.begin;; first += Team::kSize) {
     const T reaching = first < span.end ? transmittance_at(optical_depth) : T(0);
@@ -68,14 +72,14 @@ VOXELFIELD_HOST_DEVICE int64_t walk_samples(const PackedSamples<T>& samples, con
     TeamSample<T> sample{first + team.seat, first + team.seat < span.end, false, T(0), T(0)};
     const Absorption<T> absorption = sample.exists ? samples.absorption(sample.index) : Absorption<T>{T(0), T(0)};
     const auto depth = team(absorption.thickness);
-    const T transmittance = Team::kSize == 1 ? reaching : transmittance_at(optical_depth + depth.before);
+    const T transmittance = Team::kSize == 1 ? reaching : transmittance_at(optical_depth + depth.before());
     sample.reached = sample.exists && !samples.stops(transmittance);
     if (sample.reached) {
       sample.transmittance = transmittance;
       sample.weight = transmittance * absorption.opacity;
     }
     visit(sample);
-    optical_depth += depth.total;
+    optical_depth += depth.total();
   }
 }
 
@@ -90,9 +94,9 @@ struct WeightMoments {
   template <typename Scan>
   VOXELFIELD_HOST_DEVICE WeightMoments pass(T more_weight, T distance, const Scan& scan) {
     const auto weights = scan(more_weight), moments = scan(more_weight * distance);
-    const WeightMoments before{weight + weights.before, moment + moments.before};
-    weight += weights.total;
-    moment += moments.total;
+    const WeightMoments before{weight + weights.before(), moment + moments.before()};
+    weight += weights.total();
+    moment += moments.total();
     return before;
   }
 };

@@ -10,9 +10,11 @@
 namespace voxelfield {
 
 // Transmittances or weights.
-template <typename T>
+template <typename Samples>
 struct LightWalk {
-  PackedSamples<T> samples;
+  using T = typename Samples::value_t;
+
+  Samples samples;
   bool transmittance;
   T* values;
 
@@ -26,9 +28,11 @@ struct LightWalk {
   }
 };
 
-template <typename T>
+template <typename Samples>
 struct LightGradientWalk {
-  PackedSamples<T> samples;
+  using T = typename Samples::value_t;
+
+  Samples samples;
   bool transmittance;
   const T* grad;
   T* grad_density;
@@ -53,7 +57,7 @@ struct LightGradientWalk {
       } else if (sample.exists) {
         clear(sample.index);
       }
-      suffix_grad -= passed.total;
+      suffix_grad -= passed.total();
     });
   }
 };
@@ -70,9 +74,11 @@ struct CompositeValues {
   }
 };
 
-template <typename T, typename Distortion>
+template <typename Samples, typename Distortion>
 struct CompositeWalk {
-  PackedSamples<T> samples;
+  using T = typename Samples::value_t;
+
+  Samples samples;
   CompositeValues<T*> out;
 
   VOXELFIELD_HOST_DEVICE void clear(int64_t i) const { out.weights[i] = 0; }
@@ -119,9 +125,11 @@ VOXELFIELD_HOST_DEVICE RayTotals<T> totals_of(const CompositeValues<const T*>& v
   return totals;
 }
 
-template <typename T, typename Distortion>
+template <typename Samples, typename Distortion>
 struct CompositeGradientWalk {
-  PackedSamples<T> samples;
+  using T = typename Samples::value_t;
+
+  Samples samples;
   CompositeValues<const T*> gradients, results;
   T *grad_density, *grad_rgb;
 
@@ -176,7 +184,7 @@ struct CompositeGradientWalk {
       } else if (sample.exists) {
         clear(i);
       }
-      suffix_grad -= passed.total;
+      suffix_grad -= passed.total();
     });
   }
 };
@@ -264,11 +272,20 @@ struct CompositeOps {
     template <template <typename...> class Walk, typename... Flag, typename... More>
     void walk(const More&... more) const {
       dispatch_opmath(density, [&](auto zero) {
-        using T = decltype(zero);
-        const PackedSamples<T> samples{
-            data_of(density), data_of(dt), packed_rays(ray_offsets, density.size(0)), static_cast<T>(min_transmittance),
-            data_of(rgb),     data_of(t)};
-        Backend::for_each_ray(samples.rays, Walk<T, Flag...>{samples, more...});
+        using T = std::decay_t<decltype(zero)>;
+        dispatch_flag(!dt.has_value(), [&](auto alphas) {
+          using Samples = PackedSamples<T, decltype(alphas)::value>;
+          // Only distortion has a flag, and it needs dt.
+          if constexpr (!(Samples::kAlphas && (Flag::value || ...))) {
+            const Samples samples{data_of(density),
+                                  data_of(dt),
+                                  packed_rays(ray_offsets, density.size(0)),
+                                  static_cast<T>(min_transmittance),
+                                  data_of(rgb),
+                                  data_of(t)};
+            Backend::for_each_ray(samples.rays, Walk<Samples, Flag...>{samples, more...});
+          }
+        });
       });
     }
   };

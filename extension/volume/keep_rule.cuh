@@ -15,7 +15,7 @@ struct ThreadTeam {
 
   template <typename T>
   __device__ __forceinline__ TeamScan<T> operator()(T value) const {
-    return team_scan<Size>(value, seat);
+    return team_scan(value, seat, Size);
   }
 
   template <typename T>

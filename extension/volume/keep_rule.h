@@ -69,12 +69,15 @@ struct SingleThread {
 
   template <typename T>
   struct Sums {
-    T through, before, total;
+    T through;
+
+    VOXELFIELD_HOST_DEVICE T before() const { return T(0); }
+    VOXELFIELD_HOST_DEVICE T total() const { return through; }
   };
 
   template <typename T>
   VOXELFIELD_HOST_DEVICE Sums<T> operator()(T value) const {
-    return {value, T(0), value};
+    return {value};
   }
 
   template <typename T>
@@ -96,15 +99,16 @@ class KeptLight {
   template <typename Scan>
   VOXELFIELD_HOST_DEVICE JudgedSample<T> judge(const Absorption<T>& sample, bool found, const Scan& scan) {
     const auto all = scan(found ? sample.thickness : T(0));
-    const T reaching = Scan::kSize == 1 ? reaching_ : transmittance_at(depth_of_all_ + all.before);
+    const T reaching = Scan::kSize == 1 ? reaching_ : transmittance_at(depth_of_all_ + all.before());
     JudgedSample<T> judged{found && !rule_.stops(reaching) && rule_.keeps(reaching * sample.opacity), T(0), T(0)};
     const auto kept = scan(judged.kept ? sample.thickness : T(0));
+    const T kept_before = kept.before();
     if (judged.kept) {
-      judged.transmittance = transmittance_at(depth_of_kept_ + kept.before);
+      judged.transmittance = transmittance_at(depth_of_kept_ + kept_before);
       judged.weight = judged.transmittance * sample.opacity;
     }
-    depth_of_all_ += all.total;
-    depth_of_kept_ += kept.total;
+    depth_of_all_ += all.total();
+    depth_of_kept_ += kept.total();
     reaching_ = transmittance_at(depth_of_all_);
     return judged;
   }

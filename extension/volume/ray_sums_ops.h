@@ -28,8 +28,9 @@ struct RaySums {
           const T value = !Ahead || i < span.end ? values[i * channels + c + k] : T(0);
           if constexpr (Ahead) {
             const auto scan = team(value);
-            if (i < span.end) sums[i * channels + c + k] = sum[k] + scan.before;
-            sum[k] += scan.total;
+            const T before = scan.before();
+            if (i < span.end) sums[i * channels + c + k] = sum[k] + before;
+            sum[k] += scan.total();
           } else {
             sum[k] += value;
           }
