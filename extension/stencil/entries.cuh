@@ -11,6 +11,7 @@
 
 #include "common/backend.cuh"
 #include "common/whole_numbers.h"
+#include "stencil/trilinear.h"
 
 namespace voxelfield {
 
@@ -68,31 +69,44 @@ __device__ __forceinline__ int32_t count_home(int32_t* __restrict__ count, int32
   return __shfl_sync(kFullWarp, place, leader) + lane - leader;
 }
 
-// The tiles that a point touches, from `first` (its home) to `last` along each axis. Tile (x, y, z) has the number
-// base + x * along_x + y * along_y + z.
-struct TileRange {
-  int32_t first[3], last[3];
-  int32_t base, along_x, along_y;
-  bool empty;
+// The tiles that a point touches: its home and, along each axis on which it touches a second tile, the next one. Tile
+// (x, y, z) has the number base + (x * along_y + y) * along_z + z.
+struct TouchedTiles {
+  int32_t home;     // -1: no tile at all
+  int32_t step[3];  // from a tile's number to the next one's along each axis; 0 where the point does not touch it
+
+  __device__ __forceinline__ TouchedTiles(bool empty, int32_t base, const int32_t (&first)[3], const int32_t (&last)[3],
+                                          int32_t along_y, int32_t along_z)
+      : home(empty ? -1 : base + (first[0] * along_y + first[1]) * along_z + first[2]),
+        step{last[0] > first[0] ? along_y * along_z : 0, last[1] > first[1] ? along_z : 0, last[2] > first[2]} {}
 };
 
 // Counts the entries of a point, or, with `Place`, writes them to where `count` says that a tile's next one belongs.
 // All threads of a warp must take part. `home_flag` is set in the entry at home.
 template <bool Place>
-__device__ __forceinline__ void add_entries(const TileRange& range, int32_t index, int32_t home_flag,
+__device__ __forceinline__ void add_entries(const TouchedTiles& tiles, int32_t index, int32_t home_flag,
                                             int32_t* __restrict__ count, int32_t* __restrict__ entries) {
-  const int32_t first = range.base + range.first[0] * range.along_x + range.first[1] * range.along_y + range.first[2];
-  const int32_t place = count_home<Place>(count, range.empty ? -1 : first);
-  if (range.empty) return;
-  if constexpr (Place) entries[place] = index | home_flag;
-  for (int x = range.first[0]; x <= range.last[0]; ++x) {
-    for (int y = range.first[1]; y <= range.last[1]; ++y) {
-      for (int z = range.first[2]; z <= range.last[2]; ++z) {
-        const int32_t tile = range.base + x * range.along_x + y * range.along_y + z;
-        if (tile == first) continue;
-        const int32_t at = atomicAdd(count + tile, 1);
-        if constexpr (Place) entries[at] = index;
-      }
+  const int32_t home_place = count_home<Place>(count, tiles.home);
+  if (tiles.home < 0) return;
+  // All counts are asked for before the first entry is written, because a write waits for its count.
+  int32_t place[kCorners];
+#pragma unroll
+  for (int k = 1; k < kCorners; ++k) {
+    int32_t tile = tiles.home;
+    bool touched = true;
+#pragma unroll
+    for (int axis = 0; axis < 3; ++axis) {
+      if (corner_side(k, axis) == 0) continue;
+      tile += tiles.step[axis];
+      touched = touched && tiles.step[axis] > 0;
+    }
+    place[k] = touched ? atomicAdd(count + tile, 1) : -1;
+  }
+  if constexpr (Place) {
+    entries[home_place] = index | home_flag;
+#pragma unroll
+    for (int k = 1; k < kCorners; ++k) {
+      if (place[k] >= 0) entries[place[k]] = index;
     }
   }
 }

@@ -29,21 +29,19 @@ __global__ void __launch_bounds__(kThreads)
   // Threads without a point read along with the last one, and have no entries.
   const int64_t thread = block * kThreads + threadIdx.x, index = min(thread, n - 1);
   const float point[3] = {points[3 * index], points[3 * index + 1], points[3 * index + 2]};
-  TileRange range;
-  range.empty = thread >= n || !all_finite(point);
+  bool empty = thread >= n || !all_finite(point);
+  int32_t first[3], last[3];
 #pragma unroll
   for (int axis = 0; axis < 3; ++axis) {
     const int32_t last_vertex = bins.resolution[axis] - 1;
     const int32_t lower = AxisPlace(point[axis], bins.resolution[axis], bins.clamps).lower;
-    range.empty = range.empty || lower < -1 || lower > last_vertex;
+    empty = empty || lower < -1 || lower > last_vertex;
     const int32_t near = min(max(lower, 0), last_vertex);
-    range.first[axis] = bin_of_vertex(bins, axis, near);
-    range.last[axis] = lower < 0 ? range.first[axis] : bin_of_vertex(bins, axis, min(near + 1, last_vertex));
+    first[axis] = bin_of_vertex(bins, axis, near);
+    last[axis] = lower < 0 ? first[axis] : bin_of_vertex(bins, axis, min(near + 1, last_vertex));
   }
-  range.base = 0;
-  range.along_y = bins.along[2].value;
-  range.along_x = bins.along[1].value * range.along_y;
-  add_entries<Place>(range, static_cast<int32_t>(index), kHome, count, entries);
+  const TouchedTiles touched(empty, 0, first, last, bins.along[1].value, bins.along[2].value);
+  add_entries<Place>(touched, static_cast<int32_t>(index), kHome, count, entries);
 }
 
 // The place of a point in a window, as the groups use it: the coordinates of its lower vertex, a field of bits for

@@ -45,20 +45,18 @@ __global__ void __launch_bounds__(kThreads)
     const Locator& locator = levels.level[l].locator;
     // Threads without a point read along with the last one, and have no entries.
     const auto s = locator(points, index < n ? index : n - 1);
-    TileRange range;
-    range.empty = s.empty || index >= n;
+    int32_t first[3], last[3], base = own.first_tile;
 #pragma unroll
     for (int axis = 0; axis < 3; ++axis) {
-      range.first[axis] = max(s.lower[axis], 0) / tile_size(axis);
-      range.last[axis] = min(s.lower[axis] + 1, locator.resolution[axis] - 1) / tile_size(axis);
+      first[axis] = max(s.lower[axis], 0) / tile_size(axis);
+      last[axis] = min(s.lower[axis] + 1, locator.resolution[axis] - 1) / tile_size(axis);
     }
-    range.base = own.first_tile;
     if (locator.points_per_grid > 0) {
-      range.base += static_cast<int32_t>(index / locator.points_per_grid) * own.tiles_per_grid.value;
+      base += static_cast<int32_t>(index / locator.points_per_grid) * own.tiles_per_grid.value;
     }
-    range.along_y = own.tiles_along_z.value;
-    range.along_x = own.tiles_along_y.value * range.along_y;
-    add_entries<Place>(range, static_cast<int32_t>(index), 0, count, entries);
+    const TouchedTiles touched(s.empty || index >= n, base, first, last, own.tiles_along_y.value,
+                               own.tiles_along_z.value);
+    add_entries<Place>(touched, static_cast<int32_t>(index), 0, count, entries);
   }
 }
 
