@@ -184,11 +184,12 @@ def build_command(note: str = "", terminal: bool = False) -> Any:
                 # Beside a CPU-only torch, BuildExtension records no headers for nvcc's objects, so that ninja could
                 # take stale ones.
                 shutil.rmtree(objects, ignore_errors=True)
-            _tell(_announcement(name, len(ext.sources)), terminal)
             self.build_temp = str(objects)
             if name == CUDA_MODULE:
+                # Only here is it known where generated sources may lie; until here setuptools packs what is listed.
                 ext.sources = [str(path) for path in write_bundles(source_root(), objects / "bundles")]
             ext.sources = [*ext.sources, str(_write_stamp(name, objects))]
+            _tell(_announcement(name, len(ext.sources)), terminal)
             try:
                 super().build_extension(ext)
             finally:
