@@ -45,12 +45,19 @@ def packaged(clone, monkeypatch):
 
 @pytest.fixture(scope="module")
 def cpu_half(clone, tmp_path_factory):
-    """The CPU half of the marked clone, by the command line."""
+    """The CPU half of the marked clone, by the command line. Its objects stay beside it, in ``objects``."""
     out = tmp_path_factory.mktemp("built") / "modules"
     env = environment(clone, out.parent / "cache")
-    done = run_python("-m", "voxelfield.build", "--only", "cpu", "--out", str(out), cwd=out.parent, env=env)
+    command = ["-m", "voxelfield.build", "--only", "cpu", "--out", str(out), "--objects", "objects"]
+    done = run_python(*command, cwd=out.parent, env=env)
     module = out / "_C.abi3.so"
     assert f"built {module}" in succeeded(done).stderr
     assert list(out.iterdir()) == [module], "something else was left in the folder"
     assert not (out.parent / "cache").exists()
     return module
+
+
+@pytest.fixture
+def kept_objects(cpu_half):
+    """Folder of the objects from which ``cpu_half`` was linked: see ``build_testing.reuse``."""
+    return cpu_half.parents[1] / "objects"

@@ -23,6 +23,7 @@ from build_testing import (
     loaded_from,
     needs_posix,
     path_without_nvcc,
+    reuse,
     run_python,
     succeeded,
     times_compiled,
@@ -74,9 +75,9 @@ def test_the_first_use_compiles_says_so_and_the_next_process_reuses_it(installed
 
 
 @pytest.mark.slow
-def test_two_processes_that_start_together_compile_once(clone, tmp_path):
+def test_two_processes_that_start_together_compile_once(clone, kept_objects, tmp_path):
     tools = tmp_path / "tools"
-    env = environment(clone, tmp_path / "cache", CXX=compiler(tools, ":"))
+    env = environment(clone, tmp_path / "cache", CXX=compiler(tools, reuse(kept_objects)))
     pair = [
         subprocess.Popen(
             [sys.executable, "-c", USE],
@@ -99,18 +100,18 @@ def test_two_processes_that_start_together_compile_once(clone, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_builder_killed_in_mid_build_does_not_block_the_next(clone, tmp_path):
+def test_a_builder_killed_in_mid_build_does_not_block_the_next(clone, kept_objects, tmp_path):
     cache, tools = tmp_path / "cache", tmp_path / "tools"
     # The first compiler that runs hangs; whoever comes later finds the folder made and works.
     hang = f"mkdir '{tools}/hung' 2>/dev/null && echo $$ > '{tools}/hung/pid' && exec sleep 600"
-    env = environment(clone, cache, CXX=compiler(tools, hang))
+    env = environment(clone, cache, CXX=compiler(tools, hang + reuse(kept_objects)))
     killed = subprocess.Popen([sys.executable, "-c", USE], cwd=tmp_path, env=env, stderr=subprocess.DEVNULL)
     hung = None
     try:
         hung = wait_for_number(tools / "hung" / "pid", killed)
         killed.kill()
         assert killed.wait() == -signal.SIGKILL
-        assert len(list(cache.rglob("_C.lock"))) == 1
+        assert len(list(cache.glob("*/cpu/_C.lock"))) == 1
         # Its compiler still runs: neither that nor the lock may hold up the next process.
         after = run_python("-c", USE, cwd=tmp_path, env=env)
         assert loaded_from(after).is_relative_to(cache)
@@ -132,13 +133,14 @@ def wait_for_number(file: Path, writer: subprocess.Popen) -> int:
 
 
 @pytest.mark.slow
-def test_a_binary_of_other_sources_is_ignored_and_built_anew(installed, cpu_half, clone, tmp_path):
+def test_a_binary_of_other_sources_is_ignored_and_built_anew(installed, cpu_half, kept_objects, clone, tmp_path):
     digest = digest_of(clone / "extension").encode()
     content = cpu_half.read_bytes()
     assert content.count(digest) == 1
     stale = installed / "voxelfield" / cpu_half.name
     stale.write_bytes(content.replace(digest, b"0123456789abcdef"))
-    done = run_python("-c", USE, cwd=tmp_path, env=environment(installed, tmp_path / "cache"))
+    env = environment(installed, tmp_path / "cache", CXX=compiler(tmp_path / "tools", reuse(kept_objects)))
+    done = run_python("-c", USE, cwd=tmp_path, env=env)
     assert loaded_from(done).is_relative_to(tmp_path / "cache")
     assert f"ignoring {stale} was compiled from other sources" in done.stderr
     assert "compiling them once" in done.stderr
@@ -213,8 +215,9 @@ def test_with_kept_objects_a_build_compiles_what_changed_and_the_stamp(cpu_half,
 
 
 @pytest.mark.slow
-def test_the_command_line_without_nvcc_builds_the_cpu_half_for_first_use(clone, tmp_path):
-    env = environment(clone, tmp_path / "cache", PATH=path_without_nvcc())
+def test_the_command_line_without_nvcc_builds_the_cpu_half_for_first_use(clone, kept_objects, tmp_path):
+    reusing = compiler(tmp_path / "tools", reuse(kept_objects))
+    env = environment(clone, tmp_path / "cache", PATH=path_without_nvcc(), CXX=reusing)
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         env.pop(variable, None)
     if shutil.which("ninja", path=env["PATH"]) is None or shutil.which("c++", path=env["PATH"]) is None:
