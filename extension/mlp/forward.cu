@@ -10,14 +10,6 @@ namespace {
 constexpr int kForwardThreads = 256;
 constexpr int kForwardTiles = 2;
 
-__global__ void __launch_bounds__(256) repack_kernel(const __half* __restrict__ from, int from_columns,
-                                                     __half* __restrict__ to, int to_columns, int64_t rows) {
-  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  const int64_t row = i / to_columns;
-  const int column = static_cast<int>(i - row * to_columns);
-  if (row < rows) to[i] = column < from_columns ? from[row * from_columns + column] : __ushort_as_half(0);
-}
-
 template <template <int, int> class Weights, int Width>
 void launch_forward(const ForwardPlan& plan, const MlpInputs& in, const uint4* packed, Tensor& output) {
   const auto kernel =
@@ -51,15 +43,6 @@ Tensor mlp_forward(const Tensor& input, const std::vector<Tensor>& weights, cons
 }
 
 }  // namespace
-
-Tensor repacked(const Tensor& x, int64_t columns) {
-  const int64_t rows = x.size(0);
-  Tensor packed = new_empty(x, {rows, columns}, ScalarType::Half);
-  if (packed.numel() == 0) return packed;
-  CudaBackend::launch(repack_kernel, CudaBackend::blocks(packed.numel(), 256), 256, 0, halves(x),
-                      static_cast<int>(x.size(1)), mutable_halves(packed), static_cast<int>(columns), rows);
-  return packed;
-}
 
 STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) { m.impl("mlp", TORCH_BOX(&mlp_forward)); }
 

@@ -21,7 +21,9 @@ inline __half* mutable_halves(Tensor& x) { return reinterpret_cast<__half*>(x.mu
 inline const uint4* vectors(const Tensor& x) { return reinterpret_cast<const uint4*>(x.const_data_ptr<int32_t>()); }
 
 // The same rows with another number of columns: cut off, or filled up with zeros.
-Tensor repacked(const Tensor& x, int64_t columns);
+inline Tensor repacked(const Tensor& x, int64_t columns) {
+  return as_contiguous(torch::stable::pad(x, {0, columns - x.size(1)}));
+}
 
 // Rows that can be read by vectors of a width: a copy where they are not.
 inline Tensor by_vectors(const Tensor& x, int64_t pitch, int width) {
