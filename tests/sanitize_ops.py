@@ -1,13 +1,14 @@
 """Runs every kernel of the ops once, small enough for compute-sanitizer.
 
-    compute-sanitizer --tool memcheck|racecheck|initcheck python tests/sanitize_ops.py
+    compute-sanitizer --tool memcheck|racecheck|initcheck python tests/sanitize_ops.py [FUNCTION ...]
 
-It checks nothing itself: the tests do.
+Names of functions below run only those: racecheck takes minutes for all. It checks nothing itself: the tests do.
 """
 
 from __future__ import annotations
 
 import itertools
+import sys
 
 import torch
 
@@ -37,6 +38,13 @@ def run_grid_ops(dtype: torch.dtype, channels: tuple[int, ...], weights: str, lo
     sizes = [number for r, c in zip(resolutions, channels, strict=True) for number in (*r, c)]
     for method in (1, 2, 3, 4):
         ops.splat_trilinear(values, points, direction, sizes, *options, method)
+
+
+def run_all_grid_ops():
+    for arguments in itertools.product(
+        (torch.float32, torch.float16, torch.float64), LEVELS, ("value", "directional", "jet"), LOOKUPS
+    ):
+        run_grid_ops(*arguments)
 
 
 def run_wide_rows():
@@ -258,22 +266,28 @@ def run_networks():
         ops.mlp_backward(grad, input, weights, count)
 
 
+PARTS = (
+    run_all_grid_ops,
+    run_wide_rows,
+    run_crowded_tiles,
+    run_bins,
+    run_cell_ops,
+    run_optimizer_ops,
+    run_ray_ops,
+    run_misleading_contents,
+    run_rendering,
+    run_pyramid_marches,
+    run_networks,
+    run_losses,
+)
+
 if __name__ == "__main__":
+    wanted = sys.argv[1:] or [part.__name__ for part in PARTS]
+    if unknown := set(wanted) - {part.__name__ for part in PARTS}:
+        sys.exit(f"unknown: {', '.join(sorted(unknown))}")
     _library.ensure_loaded("cuda")
-    for arguments in itertools.product(
-        (torch.float32, torch.float16, torch.float64), LEVELS, ("value", "directional", "jet"), LOOKUPS
-    ):
-        run_grid_ops(*arguments)
-    run_wide_rows()
-    run_crowded_tiles()
-    run_bins()
-    run_cell_ops()
-    run_optimizer_ops()
-    run_ray_ops()
-    run_misleading_contents()
-    run_rendering()
-    run_pyramid_marches()
-    run_networks()
-    run_losses()
+    for part in PARTS:
+        if part.__name__ in wanted:
+            part()
     torch.cuda.synchronize()
-    print("every kernel ran")
+    print("ran", ", ".join(wanted))
