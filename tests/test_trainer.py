@@ -674,7 +674,7 @@ def test_levels_beyond_the_last_stage_are_left_out_and_named(make_trainer, caplo
     assert "levels [12, 16] of model.resolutions" in caplog.text
 
 
-def test_falling_resolutions_lift_the_blocks_of_a_grid_too_small_for_them(make_trainer, monkeypatch):
+def test_falling_resolutions_lift_the_tiles_of_a_grid_too_small_for_them(make_trainer, monkeypatch):
     monkeypatch.setattr("voxelfield.training.optimizer._WORTH_LISTING", 1000)
     stages = "trainer.stages=[{step: 0, resolution: 12}, {step: 3, resolution: 8, crop: true}]"
     assert make_trainer("model=mlp", stages, "trainer.steps=5").fit()

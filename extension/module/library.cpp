@@ -100,19 +100,19 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   // ids into the first `count` of `ids`, in any order.
   m.def("active_tiles_(Tensor occupied, int[] resolution, Tensor(a!) ids, Tensor(b!) count) -> ()");
 
-  // One step of Adam for grids (X, Y, Z, C) float32, in place: every vertex, or those of the first `block_counts` of
-  // such `blocks`. `working` are 16-bit copies to keep up to date; `lrs`, `steps` and `channel_rates` (C,), factors on
+  // One step of Adam for grids (X, Y, Z, C) float32, in place: every vertex, or those of the first `tile_counts` of
+  // such `tiles`. `working` are 16-bit copies to keep up to date; `lrs`, `steps` and `channel_rates` (C,), factors on
   // `lrs`, lie on the device, so that a captured graph follows them.
   m.def(
       "grid_adam_(Tensor(a!)[] params, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs, Tensor(d!)[] grads, "
-      "Tensor(e!)?[] working, Tensor[] lrs, Tensor[] steps, Tensor?[] blocks, Tensor?[] block_counts, "
+      "Tensor(e!)?[] working, Tensor[] lrs, Tensor[] steps, Tensor?[] tiles, Tensor?[] tile_counts, "
       "Tensor?[] channel_rates, float beta1, float beta2, float eps, float decay, float l2, bool skip_untouched, "
       "bool clear_grad) -> ()");
 
   // Adds the gradient of a grid's total variation to `grad`, at the same vertices; `weights` (3,) of the axes.
   m.def(
-      "grid_total_variation_grad_(Tensor(a!) grad, Tensor param, Tensor weights, float delta, Tensor? blocks, "
-      "Tensor? block_count) -> ()");
+      "grid_total_variation_grad_(Tensor(a!) grad, Tensor param, Tensor weights, float delta, Tensor? tiles, "
+      "Tensor? tile_count) -> ()");
 
   // The input of a colour network, geometry (N, G) and the spherical harmonics of each sample's viewing direction side
   // by side, and the geometry's first column, float32, from which density is made.

@@ -74,12 +74,12 @@ struct GridAdamOps {
   using OptionalTensors = std::vector<OptionalTensor>;
 
   static void grid_adam_(Tensors params, Tensors exp_avgs, Tensors exp_avg_sqs, Tensors grads, OptionalTensors working,
-                         Tensors lrs, Tensors steps, OptionalTensors blocks, OptionalTensors block_counts,
+                         Tensors lrs, Tensors steps, OptionalTensors tiles, OptionalTensors tile_counts,
                          OptionalTensors channel_rates, double beta1, double beta2, double eps, double decay, double l2,
                          bool skip_untouched, bool clear_grad) {
     const size_t count = params.size();
     for (const size_t length : {exp_avgs.size(), exp_avg_sqs.size(), grads.size(), working.size(), lrs.size(),
-                                steps.size(), blocks.size(), block_counts.size(), channel_rates.size()}) {
+                                steps.size(), tiles.size(), tile_counts.size(), channel_rates.size()}) {
       STD_TORCH_CHECK(length == count, "every list must be as long as params, ", count, ", got ", length);
     }
     if (count == 0) return;
@@ -90,7 +90,7 @@ struct GridAdamOps {
       STD_TORCH_CHECK(same_device(param, params[0]), "params must be on one device, got ", device_name(params[0]),
                       " and ", device_name(param));
       AdamLevel level{};
-      level.grid = vertex_grid("params", param, blocks[i], block_counts[i]);
+      level.grid = vertex_grid("params", param, tiles[i], tile_counts[i]);
       const auto floats = [&](const char* name, const Tensor& x) {
         return check_contiguous(name, x, shape_of(param), ScalarType::Float, param);
       };

@@ -27,9 +27,9 @@ struct TotalVariation {
 template <typename Backend>
 struct TotalVariationOps {
   static void grid_total_variation_grad_(Tensor grad, const Tensor& param, const Tensor& weights, double delta,
-                                         const OptionalTensor& blocks, const OptionalTensor& block_count) {
+                                         const OptionalTensor& tiles, const OptionalTensor& tile_count) {
     const typename Backend::Guard guard(param);
-    TotalVariation task{vertex_grid("param", param, blocks, block_count)};
+    TotalVariation task{vertex_grid("param", param, tiles, tile_count)};
     task.param = data_of(param);
     task.grad = check_contiguous("grad", grad, shape_of(param), ScalarType::Float, param);
     task.weights = check_contiguous("weights", weights, {3}, ScalarType::Float, param);

@@ -79,9 +79,9 @@ struct VertexGrid {
 };
 
 // Host side: made from checked tensors. The vertices are all of a grid (X, Y, Z, C), or those of the first
-// `block_count` of the tiles listed in `blocks`.
-inline VertexGrid vertex_grid(const char* name, const Tensor& like, const OptionalTensor& blocks,
-                              const OptionalTensor& block_count) {
+// `tile_count` of the tiles listed in `tiles`.
+inline VertexGrid vertex_grid(const char* name, const Tensor& like, const OptionalTensor& tiles,
+                              const OptionalTensor& tile_count) {
   check_contiguous(name, like, {kAny, kAny, kAny, kAny}, ScalarType::Float, like);
   VertexGrid grid{};
   for (int axis = 0; axis < 4; ++axis) {
@@ -89,18 +89,18 @@ inline VertexGrid vertex_grid(const char* name, const Tensor& like, const Option
     (axis < 3 ? grid.size[axis] : grid.channels) = static_cast<int32_t>(like.size(axis));
   }
   grid.vertices = int64_t{grid.size[0]} * grid.size[1] * grid.size[2];
-  STD_TORCH_CHECK(blocks.has_value() == block_count.has_value(),
-                  "blocks and block_count must be given together, got only one of them");
-  if (!blocks.has_value()) return grid;
+  STD_TORCH_CHECK(tiles.has_value() == tile_count.has_value(),
+                  "tiles and tile_count must be given together, got only one of them");
+  if (!tiles.has_value()) return grid;
   for (int axis = 0; axis < 3; ++axis) {
     STD_TORCH_CHECK(tiles_along(grid.size[axis], axis) <= kMaxTilesAlong, name, " must have at most ",
-                    kMaxTilesAlong << tile_shift(axis), " vertices along axis ", axis, " if blocks are listed, got ",
+                    kMaxTilesAlong << tile_shift(axis), " vertices along axis ", axis, " if tiles are listed, got ",
                     grid.size[axis]);
   }
-  grid.tiles = check_contiguous("blocks", *blocks, {kAny}, ScalarType::Int, like);
-  grid.tile_count = check_contiguous("block_count", *block_count, {1}, ScalarType::Int, like);
-  STD_TORCH_CHECK(blocks->size(0) <= 0x7fffffff, "blocks must be fewer than 2^31, got ", blocks->size(0));
-  grid.capacity = static_cast<int32_t>(blocks->size(0));
+  grid.tiles = check_contiguous("tiles", *tiles, {kAny}, ScalarType::Int, like);
+  grid.tile_count = check_contiguous("tile_count", *tile_count, {1}, ScalarType::Int, like);
+  STD_TORCH_CHECK(tiles->size(0) <= 0x7fffffff, "tiles must be fewer than 2^31, got ", tiles->size(0));
+  grid.capacity = static_cast<int32_t>(tiles->size(0));
   return grid;
 }
 
