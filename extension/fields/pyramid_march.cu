@@ -15,8 +15,8 @@ struct ListedRays {
   static constexpr int kLanes = 4;
   static constexpr int kBatch = 8;
   RayBatch batch;
-  float* slots;  // (R, most)
-  int most;
+  float* slots;  // (R, max_samples_per_ray)
+  int max_samples_per_ray;
   int32_t* counts;
   unsigned long long* sums;  // of the rays of each part
   int64_t part_length;
@@ -52,11 +52,12 @@ __global__ void __launch_bounds__(kMarchThreads, 1)
                             const unsigned kept = team.own(__ballot_sync(kFullWarp, sample.kept));
                             int& count = ray.result.count;
                             const int place = count + __popc(kept & ((1u << team.seat) - 1u));
-                            if (sample.kept && place < rays.most) {
-                              rays.slots[static_cast<int64_t>(ray.number) * rays.most + place] = sample.t;
+                            if (sample.kept && place < rays.max_samples_per_ray) {
+                              rays.slots[static_cast<int64_t>(ray.number) * rays.max_samples_per_ray + place] =
+                                  sample.t;
                             }
-                            count = min(count + __popc(kept), rays.most);
-                            return count < rays.most;
+                            count = min(count + __popc(kept), rays.max_samples_per_ray);
+                            return count < rays.max_samples_per_ray;
                           });
 }
 
@@ -65,14 +66,14 @@ template <typename Kernel>
 MarchPlan plan_visible(const Network& density, Kernel* kernel) {
   const int limit = shared_memory_limit();
   MarchPlan best{};
-  int most = 0;
+  int most_resident = 0;
   for (const int warps : {4, 8, kMarchWarps}) {
     const MarchPlan plan = plan_march(density, warps, limit);
     if (plan.warps == 0) continue;
     const int resident = plan.warps * resident_blocks(kernel, plan.warps * kWarp, plan.shared);
-    if (resident > most) {
+    if (resident > most_resident) {
       best = plan;
-      most = resident;
+      most_resident = resident;
     }
   }
   STD_TORCH_CHECK(best.warps > 0, "march_visible: one warp takes ", density.staged_bytes() + kWarpRowsBytes,
@@ -86,7 +87,7 @@ std::tuple<Tensor, Tensor, Tensor> march_to_slots(const Tensor& origins, const T
                                                   std::vector<Tensor> levels, const Tensor& aabb,
                                                   std::vector<Tensor> density_weights, double step,
                                                   double density_initial, double min_transmittance, double min_weight,
-                                                  int64_t most) {
+                                                  int64_t max_samples_per_ray) {
   const RayInputs in{origins, directions, near, far, offset};
   const CellInputs cells{occupied, resolution, aabb_occupancy, origins};
   const CudaBackend::Guard guard(origins);
@@ -96,16 +97,17 @@ std::tuple<Tensor, Tensor, Tensor> march_to_slots(const Tensor& origins, const T
   const PyramidScene scene =
       pyramid_scene(cells, pyramid, density, padded, step, density_initial, min_transmittance, min_weight);
   const RayBatch batch = in.batch(step);
-  STD_TORCH_CHECK(batch.count <= kMostMarchedRays && 1 <= most && most <= 0x7fffffff,
-                  "there must be at most 2^30 rays, and at least one slot for each");
+  STD_TORCH_CHECK(batch.count <= kMostMarchedRays, "origins must be at most 2^30 rays, got ", batch.count);
+  STD_TORCH_CHECK(max_samples_per_ray >= 1 && max_samples_per_ray <= 0x7fffffff,
+                  "max_samples_per_ray must be 1 to 2^31 - 1, got ", max_samples_per_ray);
   const SegmentParts parts{batch.count, 0};
-  Tensor slots = new_empty(in.origins, {batch.count, most}, ScalarType::Float);
+  Tensor slots = new_empty(in.origins, {batch.count, max_samples_per_ray}, ScalarType::Float);
   Tensor counts = new_empty(in.origins, {batch.count}, ScalarType::Int);
   Tensor sums = new_zeros(in.origins, {parts.count}, ScalarType::Long);
   if (batch.count == 0) return {slots, counts, sums};
   const ListedRays rays{batch,
                         slots.mutable_data_ptr<float>(),
-                        static_cast<int>(most),
+                        static_cast<int>(max_samples_per_ray),
                         counts.mutable_data_ptr<int32_t>(),
                         reinterpret_cast<unsigned long long*>(sums.mutable_data_ptr<int64_t>()),
                         parts.length};

@@ -154,13 +154,14 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "(Tensor, Tensor, Tensor)");
 
   // Samples of rays that show, of a field whose density is initial * exp(network's first output): `levels` (X, Y, Z, 4)
-  // are read side by side. At most the first `max_samples` of each ray, their distances in slots (R, max_samples), how
-  // many each ray has, and sums of that for pack_slots, which packs them into `capacity` rows. `occupied` as for
-  // render_grid.
+  // are read side by side. At most the first `max_samples_per_ray` of each, their distances in slots (R,
+  // max_samples_per_ray), how many each ray has, and sums of that for pack_slots, which packs them into `capacity`
+  // rows. `occupied` as for render_grid.
   m.def(
       "march_to_slots(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor occupied, "
       "int[] resolution, Tensor aabb_occupancy, Tensor[] levels, Tensor aabb, Tensor[] density_weights, float step, "
-      "float density_initial, float min_transmittance, float min_weight, int max_samples) -> (Tensor, Tensor, Tensor)");
+      "float density_initial, float min_transmittance, float min_weight, int max_samples_per_ray) -> (Tensor, Tensor, "
+      "Tensor)");
   m.def(
       "pack_slots(Tensor origins, Tensor directions, Tensor slots, Tensor counts, Tensor sums, float step, "
       "int capacity) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
