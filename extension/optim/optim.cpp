@@ -1,13 +1,8 @@
 // The ops of this room on the CPU: threads take spans of vertices that are contiguous in memory, by loops that are
 // written for compilers to vectorise.
-#include <algorithm>
-#include <vector>
-
 #include "common/backend.h"
 #include "common/narrow.h"
-#include "optim/active_tiles_ops.h"
-#include "optim/adam_ops.h"
-#include "optim/total_variation_ops.h"
+#include "optim/optim_ops.h"
 
 namespace voxelfield {
 namespace {
@@ -149,10 +144,6 @@ struct CpuOptim : CpuBackend {
 
 }  // namespace
 
-STABLE_TORCH_LIBRARY_IMPL(voxelfield, CPU, m) {
-  GridAdamOps<CpuOptim>::implement(m);
-  TotalVariationOps<CpuOptim>::implement(m);
-  ActiveTilesOps<CpuOptim>::implement(m);
-}
+STABLE_TORCH_LIBRARY_IMPL(voxelfield, CPU, m) { OptimOps<CpuOptim>::implement(m); }
 
 }  // namespace voxelfield

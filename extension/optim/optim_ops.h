@@ -1,0 +1,235 @@
+// The formulas of this room and the host side of its ops, written once: check the tensors, collect their pointers and
+// call Backend::adam(levels, rule), Backend::total_variation(task) or Backend::active_tiles(cells, ids, count).
+#pragma once
+
+#include <cmath>
+
+#include "optim/vertex_grid.h"
+
+namespace voxelfield {
+
+// Options of the optimizer, the same for every value and step.
+struct AdamRule {
+  double log_beta1, log_beta2;
+  float rise1, rise2;  // 1 - beta
+  float beta2;
+  float eps;
+  float decay;  // decoupled weight decay, a fraction of the learning rate
+  float l2;     // weight decay by way of the gradient
+  bool skip_untouched;
+  bool clear_grad;
+};
+
+// Factors of one step, the same for every value of a grid.
+struct AdamStep {
+  float size;  // learning rate over the first moment's bias correction
+  float root;  // factor that corrects the bias in the second moment's square root
+  float keep;  // factor on the parameter, from decoupled decay
+
+  VOXELFIELD_HOST_DEVICE static AdamStep make(const AdamRule& rule, float lr, double step) {
+    // 1 - beta^step is computed by expm1: in early steps, with beta close to 1, the subtraction would lose half the
+    // digits.
+    const float bias1 = -expm1f(static_cast<float>(step * rule.log_beta1));
+    const float bias2 = -expm1f(static_cast<float>(step * rule.log_beta2));
+    return {lr / bias1, 1.0f / sqrtf(bias2), 1.0f - lr * rule.decay};
+  }
+
+  // The same step at a multiple of the learning rate, which also scales decay. A rate of one gives the same bits,
+  // unless decay removes more than half of the parameter.
+  VOXELFIELD_HOST_DEVICE AdamStep times(float rate) const { return {size * rate, root, 1.0f - rate * (1.0f - keep)}; }
+};
+
+VOXELFIELD_HOST_DEVICE void adam_update(const AdamRule& rule, const AdamStep& step, float grad, float& param,
+                                        float& exp_avg, float& exp_avg_sq) {
+  grad += rule.l2 * param;
+  exp_avg += rule.rise1 * (grad - exp_avg);
+  exp_avg_sq = rule.beta2 * exp_avg_sq + rule.rise2 * grad * grad;
+  param = step.keep * param - step.size * exp_avg / (sqrtf(exp_avg_sq) * step.root + rule.eps);
+}
+
+enum class WorkingType : int32_t { kNone, kHalf, kBFloat16 };
+
+// A grid and what Adam keeps for it. The pointers are those of arrays (X, Y, Z, C).
+struct AdamLevel {
+  VertexGrid grid;
+  float *param, *exp_avg, *exp_avg_sq, *grad;
+  void* working;
+  WorkingType working_type;
+  bool counts_in_float;
+  const float* lr;
+  const void* steps;
+  const float* channel_rates;  // factor on the learning rate of each channel; null: all learn alike
+
+  VOXELFIELD_HOST_DEVICE AdamStep step(const AdamRule& rule) const {
+    const double count = counts_in_float ? static_cast<double>(*static_cast<const float*>(steps))
+                                         : static_cast<double>(*static_cast<const int64_t*>(steps));
+    return AdamStep::make(rule, *lr, count);
+  }
+};
+
+// Each pair of neighbours costs weight / pairs * h(difference) along its axis. h is the square up to `delta` and goes
+// on along its tangent (Huber 1964, doubled).
+struct TotalVariation {
+  VertexGrid grid;
+  const float* weights;  // of x, y, z
+  float per_pair[3];     // 2 / pairs along the axis
+  float delta;
+  const float* param;
+  float* grad;
+
+  VOXELFIELD_HOST_DEVICE float factor(int axis) const { return weights[axis] * per_pair[axis]; }
+
+  // h' / 2
+  VOXELFIELD_HOST_DEVICE float slope(float difference) const {
+    return difference < -delta ? -delta : (difference > delta ? delta : difference);
+  }
+};
+
+// A tile, and the cells in which samples touch a vertex of it.
+struct TileCells {
+  int32_t id;
+  int32_t first[3], count[3];
+
+  // Rows of cells along z.
+  VOXELFIELD_HOST_DEVICE int32_t rows() const { return count[0] * count[1]; }
+};
+
+struct OccupiedCells {
+  const bool* occupied;  // (X, Y, Z)
+  int32_t cells[3];
+  int32_t vertices[3];  // of the grid
+  int32_t tiles[3];     // that cover it
+
+  VOXELFIELD_HOST_DEVICE int64_t tile_total() const { return static_cast<int64_t>(tiles[0]) * tiles[1] * tiles[2]; }
+
+  // Tiles are numbered row by row along z.
+  VOXELFIELD_HOST_DEVICE TileCells operator[](int64_t number) const {
+    const int32_t column = static_cast<int32_t>(number / tiles[2]), x = column / tiles[1];
+    const int32_t tile[3] = {x, column - x * tiles[1],
+                             static_cast<int32_t>(number - static_cast<int64_t>(column) * tiles[2])};
+    TileCells range{tile_id(tile[0], tile[1], tile[2]), {}, {}};
+    for (int axis = 0; axis < 3; ++axis) {
+      const int64_t intervals = vertices[axis] > 1 ? vertices[axis] - 1 : 1;
+      const int64_t first = static_cast<int64_t>(tile[axis]) << tile_shift(axis);
+      const int64_t next = first + (int64_t{1} << tile_shift(axis));
+      // Cell i spans the grid's coordinates i * intervals / cells to (i + 1) * intervals / cells, and samples touch a
+      // vertex up to one interval below and above it. The bounds are computed in integers and include cells that only
+      // share a face, because rounding may move a sample into the neighbouring cell.
+      const int64_t low = first > 1 ? ((first - 1) * cells[axis] + intervals - 1) / intervals - 1 : 0;
+      const int64_t high = (next < vertices[axis] ? next : vertices[axis]) * cells[axis] / intervals;
+      range.first[axis] = static_cast<int32_t>(low < 0 ? 0 : low);
+      range.count[axis] = static_cast<int32_t>(high < cells[axis] ? high : cells[axis] - 1) - range.first[axis] + 1;
+    }
+    return range;
+  }
+
+  // Whether any cell is occupied in every `step`th row of a tile's cells, from row `row` on.
+  VOXELFIELD_HOST_DEVICE bool any(const TileCells& range, int32_t row, int32_t step) const {
+    bool found = false;
+    for (; row < range.rows() && !found; row += step) {
+      const int32_t x = row / range.count[1], y = row - x * range.count[1];
+      const bool* cell = occupied +
+                         (static_cast<int64_t>(range.first[0] + x) * cells[1] + range.first[1] + y) * cells[2] +
+                         range.first[2];
+      for (int32_t z = 0; z < range.count[2]; ++z) found |= cell[z];
+    }
+    return found;
+  }
+};
+
+template <typename Backend>
+struct OptimOps {
+  using Tensors = std::vector<Tensor>;
+  using OptionalTensors = std::vector<OptionalTensor>;
+
+  static void grid_adam_(Tensors params, Tensors exp_avgs, Tensors exp_avg_sqs, Tensors grads, OptionalTensors working,
+                         Tensors lrs, Tensors steps, OptionalTensors tiles, OptionalTensors tile_counts,
+                         OptionalTensors channel_rates, double beta1, double beta2, double eps, double decay, double l2,
+                         bool skip_untouched, bool clear_grad) {
+    const size_t count = params.size();
+    for (const size_t length : {exp_avgs.size(), exp_avg_sqs.size(), grads.size(), working.size(), lrs.size(),
+                                steps.size(), tiles.size(), tile_counts.size(), channel_rates.size()}) {
+      STD_TORCH_CHECK(length == count, "every list must be as long as params, ", count, ", got ", length);
+    }
+    if (count == 0) return;
+    const typename Backend::Guard guard(params[0]);
+    std::vector<AdamLevel> levels;
+    for (size_t i = 0; i < count; ++i) {
+      const Tensor& param = params[i];
+      STD_TORCH_CHECK(same_device(param, params[0]), "params must be on one device, got ", device_name(params[0]),
+                      " and ", device_name(param));
+      AdamLevel level{};
+      level.grid = vertex_grid("params", param, tiles[i], tile_counts[i]);
+      const auto floats = [&](const char* name, const Tensor& x) {
+        return check_contiguous(name, x, shape_of(param), ScalarType::Float, param);
+      };
+      level.param = data_of(param);
+      level.exp_avg = floats("exp_avgs", exp_avgs[i]);
+      level.exp_avg_sq = floats("exp_avg_sqs", exp_avg_sqs[i]);
+      level.grad = floats("grads", grads[i]);
+      if (working[i].has_value()) {
+        const Tensor& copy = *working[i];
+        const bool half = copy.scalar_type() == ScalarType::Half;
+        check_contiguous("working", copy, shape_of(param), half ? ScalarType::Half : ScalarType::BFloat16, param);
+        level.working_type = half ? WorkingType::kHalf : WorkingType::kBFloat16;
+        level.working = copy.mutable_data_ptr();
+      }
+      level.lr = check_number("lrs", lrs[i], ScalarType::Float, param);
+      level.counts_in_float = steps[i].scalar_type() == ScalarType::Float;
+      check_number("steps", steps[i], level.counts_in_float ? ScalarType::Float : ScalarType::Long, param);
+      level.steps = steps[i].const_data_ptr();
+      if (channel_rates[i].has_value()) {
+        level.channel_rates =
+            check_contiguous("channel_rates", *channel_rates[i], {param.size(3)}, ScalarType::Float, param);
+      }
+      if (param.numel() > 0) levels.push_back(level);
+    }
+    if (levels.empty()) return;
+    const auto narrow = [](double x) { return static_cast<float>(x); };
+    Backend::adam(levels, AdamRule{std::log(beta1), std::log(beta2), narrow(1 - beta1), narrow(1 - beta2),
+                                   narrow(beta2), narrow(eps), narrow(decay), narrow(l2), skip_untouched, clear_grad});
+  }
+
+  static void grid_total_variation_grad_(Tensor grad, const Tensor& param, const Tensor& weights, double delta,
+                                         const OptionalTensor& tiles, const OptionalTensor& tile_count) {
+    const typename Backend::Guard guard(param);
+    TotalVariation task{vertex_grid("param", param, tiles, tile_count)};
+    task.param = data_of(param);
+    task.grad = check_contiguous("grad", grad, shape_of(param), ScalarType::Float, param);
+    task.weights = check_contiguous("weights", weights, {3}, ScalarType::Float, param);
+    task.delta = static_cast<float>(delta);
+    if (param.numel() == 0) return;
+    for (int axis = 0; axis < 3; ++axis) {
+      const double pairs = static_cast<double>(param.numel()) / task.grid.size[axis] * (task.grid.size[axis] - 1);
+      task.per_pair[axis] = pairs > 0 ? static_cast<float>(2 / pairs) : 0.0f;
+    }
+    Backend::total_variation(task);
+  }
+
+  static void active_tiles_(const Tensor& occupied, std::vector<int64_t> resolution, Tensor ids, Tensor count) {
+    const Tensor cells = checked("occupied", occupied, {kAny, kAny, kAny}, ScalarType::Bool, occupied);
+    STD_TORCH_CHECK(occupied.numel() > 0 && occupied.numel() <= 0x7fffffff,
+                    "occupied must have 1 to 2^31 - 1 cells, got ", occupied.numel());
+    STD_TORCH_CHECK(resolution.size() == 3, "resolution must be three sizes, got ", resolution.size());
+    const typename Backend::Guard guard(occupied);
+    OccupiedCells grid{data_of(cells), {}, {}, {}};
+    for (int axis = 0; axis < 3; ++axis) {
+      const int64_t max_size = int64_t{kMaxTilesAlong} << tile_shift(axis);
+      STD_TORCH_CHECK(resolution[axis] >= 1 && resolution[axis] <= max_size, "resolution[", axis, "] must be 1 to ",
+                      max_size, ", got ", resolution[axis]);
+      grid.cells[axis] = static_cast<int32_t>(cells.size(axis));
+      grid.vertices[axis] = static_cast<int32_t>(resolution[axis]);
+      grid.tiles[axis] = tiles_along(grid.vertices[axis], axis);
+    }
+    Backend::active_tiles(grid, check_contiguous("ids", ids, {grid.tile_total()}, ScalarType::Int, cells),
+                          check_contiguous("count", count, {1}, ScalarType::Int, cells));
+  }
+
+  static void implement(Library& m) {
+    m.impl("grid_adam_", TORCH_BOX(&OptimOps::grid_adam_));
+    m.impl("grid_total_variation_grad_", TORCH_BOX(&OptimOps::grid_total_variation_grad_));
+    m.impl("active_tiles_", TORCH_BOX(&OptimOps::active_tiles_));
+  }
+};
+
+}  // namespace voxelfield
