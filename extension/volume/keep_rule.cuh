@@ -6,6 +6,36 @@
 
 namespace voxelfield {
 
+// Prefix sums over a team: neighbouring threads of a warp, a power of two of them, that hold consecutive samples of a
+// ray. `through` sums the threads up to and including this one, before() those ahead of it, total() the whole team. All
+// threads of the warp must call these together: a call exchanges values, so a sum that nobody asks for costs nothing.
+template <typename T>
+struct TeamScan {
+  T through;
+  int seat, size;  // the thread's place in its team, and the team's threads
+
+  // Not `through - value`: beside a dense sample that difference loses the samples ahead of it, and it is NaN where the
+  // dense sample is infinite.
+  __device__ __forceinline__ T before() const {
+    if (size == 1) return T(0);
+    const T above = __shfl_up_sync(kFullWarp, through, 1, size);
+    return seat > 0 ? above : T(0);
+  }
+
+  __device__ __forceinline__ T total() const {
+    return size == 1 ? through : __shfl_sync(kFullWarp, through, size - 1, size);
+  }
+};
+
+template <typename T>
+__device__ __forceinline__ TeamScan<T> team_scan(T value, int seat, int size) {
+  for (int step = 1; step < size; step *= 2) {
+    const T below = __shfl_up_sync(kFullWarp, value, step);
+    if (seat >= step) value += below;
+  }
+  return {value, seat, size};
+}
+
 // A team of a size that is known at compile time.
 template <int Size>
 struct ThreadTeam {
