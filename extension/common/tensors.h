@@ -1,4 +1,5 @@
-// Helpers on top of the stable tensor API, for the host code of both backends.
+// Helpers on top of the stable tensor API, for the host code of both backends, and dispatch: from dtypes and numbers
+// known when the program runs to what a template can take.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -129,6 +130,40 @@ auto dispatch_floating(ScalarType dtype, const char* name, const F& f) {
   }
   STD_TORCH_CHECK(false, name, " must be float32, float64, float16 or bfloat16, got ",
                   torch::headeronly::toString(dtype));
+}
+
+// Calls f with the first of ascending Values that is no less than `value`, or with the last, as an integral_constant.
+template <int First, int... Values, typename F>
+void dispatch_value(int64_t value, const F& f) {
+  if constexpr (sizeof...(Values) > 0) {
+    if (value > First) return dispatch_value<Values...>(value, f);
+  }
+  f(std::integral_constant<int, First>{});
+}
+
+template <typename F>
+void dispatch_flag(bool flag, const F& f) {
+  flag ? f(std::true_type{}) : f(std::false_type{});
+}
+
+// Returns the width, a power of two up to `widest`, of the widest vectors into which data can be cut: it divides every
+// count (a length, stride or offset in elements), and every array is aligned to it. Null pointers suit any width.
+template <typename... Elements>
+int vector_width(int widest, std::initializer_list<int64_t> counts, const Elements*... arrays) {
+  uint64_t bits = static_cast<uint64_t>(widest);
+  for (const int64_t count : counts) bits |= static_cast<uint64_t>(count);
+  ((bits |= reinterpret_cast<uintptr_t>(arrays) / sizeof(Elements)), ...);
+  return static_cast<int>(bits & (~bits + 1));  // the lowest set bit
+}
+
+// Calls f with the first of `Width, Narrower...`, given in falling order, that is at most `width`; the last one must
+// be.
+template <int Width, int... Narrower, typename F>
+void dispatch_vector_width(int width, const F& f) {
+  if constexpr (sizeof...(Narrower) > 0) {
+    if (width < Width) return dispatch_vector_width<Narrower...>(width, f);
+  }
+  f(std::integral_constant<int, Width>{});
 }
 
 }  // namespace voxelfield

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "common/backend.cuh"
-#include "common/dispatch_value.h"
 #include "fields/pyramid_march.cuh"
 #include "rays/ray_inputs.h"
 

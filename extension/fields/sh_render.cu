@@ -1,6 +1,5 @@
 // Rendering a voxel field of spherical harmonics on CUDA: the kernels, and how rays are spread over their warps.
 #include "common/backend.cuh"
-#include "common/dispatch_value.h"
 #include "common/vector.cuh"
 #include "fields/sh_render_ops.h"
 #include "fields/sh_render_warp.cuh"

@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "common/backend.cuh"
-#include "common/dispatch_value.h"
 #include "mlp/pack_weights.h"
 #include "mlp/rows.cuh"
 

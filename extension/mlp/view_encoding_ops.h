@@ -3,7 +3,6 @@
 #pragma once
 
 #include "common/checks.h"
-#include "common/dispatch_value.h"
 #include "volume/spherical_harmonics.h"
 
 namespace voxelfield {

@@ -4,7 +4,6 @@
 #include <map>
 
 #include "common/backend.cuh"
-#include "common/dispatch_value.h"
 #include "optim/optim_ops.h"
 
 namespace voxelfield {

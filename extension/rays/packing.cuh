@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "common/backend.cuh"
-#include "common/dispatch_value.h"
 #include "common/sums.cuh"
 #include "rays/packing.h"
 

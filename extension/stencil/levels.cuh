@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "common/dispatch_value.h"
 #include "common/tensors.h"
 #include "common/vector.cuh"
 #include "stencil/trilinear.h"

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "common/checks.h"
-#include "common/dispatch_value.h"
 #include "rays/packed_rays.h"
 #include "volume/composite.h"
 

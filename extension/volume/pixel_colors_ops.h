@@ -7,7 +7,6 @@
 #pragma once
 
 #include "common/checks.h"
-#include "common/dispatch_value.h"
 #include "volume/transfer.h"
 
 namespace voxelfield {
