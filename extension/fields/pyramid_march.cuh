@@ -9,7 +9,6 @@
 #include "fields/pyramid_plan.h"
 #include "fields/unit_ray.h"
 #include "mlp/network.cuh"
-#include "rays/occupancy.h"
 #include "rays/pinhole.h"
 #include "volume/keep_rule.cuh"
 

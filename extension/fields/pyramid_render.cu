@@ -1,8 +1,7 @@
 // Images of a pyramid of grids with two networks behind it, on CUDA: one kernel, rays included.
 #include "fields/pyramid_inputs.cuh"
 #include "mlp/pack_weights.h"
-#include "volume/spherical_harmonics.h"
-#include "volume/transfer.h"
+#include "volume/color.h"
 
 namespace voxelfield {
 namespace {

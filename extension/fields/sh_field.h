@@ -6,11 +6,8 @@
 #pragma once
 
 #include "fields/unit_ray.h"
-#include "rays/occupancy.h"
-#include "rays/ray_walk.h"
+#include "volume/color.h"
 #include "volume/composite.h"
-#include "volume/spherical_harmonics.h"
-#include "volume/transfer.h"
 
 namespace voxelfield {
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "common/checks.h"
-#include "volume/spherical_harmonics.h"
+#include "volume/color.h"
 
 namespace voxelfield {
 

@@ -2,9 +2,7 @@
 #pragma once
 
 #include "common/checks.h"
-#include "rays/occupancy.h"
 #include "rays/pinhole.h"
-#include "rays/ray_walk.h"
 
 namespace voxelfield {
 

@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-#include "rays/packed_rays.h"
+#include "rays/packing.h"
 #include "volume/keep_rule.h"
 
 namespace voxelfield {

@@ -2,8 +2,6 @@
 // which checks, allocates, and walks the rays.
 #pragma once
 
-#include "common/checks.h"
-#include "rays/packed_rays.h"
 #include "volume/composite.h"
 
 namespace voxelfield {

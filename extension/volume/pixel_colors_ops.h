@@ -7,7 +7,7 @@
 #pragma once
 
 #include "common/checks.h"
-#include "volume/transfer.h"
+#include "volume/color.h"
 
 namespace voxelfield {
 

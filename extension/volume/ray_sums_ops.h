@@ -2,7 +2,7 @@
 // every run returns the same bits.
 #pragma once
 
-#include "rays/packed_rays.h"
+#include "rays/packing.h"
 
 namespace voxelfield {
 

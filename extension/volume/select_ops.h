@@ -3,8 +3,6 @@
 //   Backend::place_segments(packing, samples)
 #pragma once
 
-#include "common/checks.h"
-#include "rays/packed_rays.h"
 #include "rays/packing.h"
 #include "volume/composite.h"
 

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "rays/packed_rays.h"
 #include "rays/packing.cuh"
 #include "volume/keep_rule.cuh"
 

@@ -4,7 +4,6 @@
 
 #include <numeric>
 
-#include "rays/packed_rays.h"
 #include "rays/packing.h"
 #include "volume/keep_rule.h"
 

@@ -119,7 +119,7 @@ def check_ray_offsets(ray_offsets: object, samples: int, like_name: str, like: T
     """Raises unless ``ray_offsets`` (R + 1,) are int64 on the device of ``like``, and fit the number of samples.
 
     They fit if they never fall and lie in 0..samples. Not checked on CUDA, because that would synchronise; kernels
-    clamp what they read (``PackedRays`` in extension/rays/packed_rays.h).
+    clamp what they read (``PackedRays`` in extension/rays/packing.h).
     """
     check_tensor("ray_offsets", ray_offsets, ("R + 1",))
     assert isinstance(ray_offsets, Tensor)

@@ -1,6 +1,8 @@
-// The real spherical harmonics up to degree 3 (Sloan, "Stupid Spherical Harmonics Tricks", 2008, appendix A2):
-// orthonormal over the sphere, with the Condon-Shortley phase, in the order l = 0..degree, m = -l..l.
+// What colours are made of: the basis of those that depend on the view, the last step to a colour, and how image values
+// encode light.
 #pragma once
+
+#include <cmath>
 
 #include "common/constants.h"
 #include "common/platform.h"
@@ -11,7 +13,9 @@ constexpr int kMaxShBasis = (kMaxShDegree + 1) * (kMaxShDegree + 1);
 
 VOXELFIELD_HOST_DEVICE constexpr int sh_basis_size(int degree) { return (degree + 1) * (degree + 1); }
 
-// Writes the (degree + 1)^2 basis functions of a unit direction.
+// Writes the (degree + 1)^2 basis functions of a unit direction: the real spherical harmonics up to degree 3 (Sloan,
+// "Stupid Spherical Harmonics Tricks", 2008, appendix A2), orthonormal over the sphere, with the Condon-Shortley phase,
+// in the order l = 0..degree, m = -l..l.
 template <typename T>
 VOXELFIELD_HOST_DEVICE void spherical_harmonics(const T* direction, int degree, T* basis) {
   const T x = direction[0], y = direction[1], z = direction[2];
@@ -40,6 +44,30 @@ VOXELFIELD_HOST_DEVICE void spherical_harmonics(const T* direction, int degree, 
   basis[13] = -c32 * x * (T(5) * zz - T(1));
   basis[14] = T(0.5) * c31 * z * (xx - yy);
   basis[15] = -c30 * x * (xx - T(3) * yy);
+}
+
+// From the output of a network or of basis functions.
+VOXELFIELD_HOST_DEVICE float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
+
+// The transfer function of sRGB (IEC 61966-2-1), in both directions and with its slope. Its linear part extends below
+// zero, its power law above one.
+template <typename T>
+struct Transferred {
+  T value, slope;
+};
+
+template <typename T>
+VOXELFIELD_HOST_DEVICE Transferred<T> srgb_decode(T encoded) {
+  if (encoded <= T(0.04045)) return {encoded / T(12.92), T(1) / T(12.92)};
+  const T light = std::pow((encoded + T(0.055)) / T(1.055), T(2.4));
+  return {light, T(2.4) * light / (encoded + T(0.055))};
+}
+
+template <typename T>
+VOXELFIELD_HOST_DEVICE Transferred<T> srgb_encode(T light) {
+  if (light <= T(0.0031308)) return {T(12.92) * light, T(12.92)};
+  const T scaled = T(1.055) * std::pow(light, T(1) / T(2.4));
+  return {scaled - T(0.055), scaled / (T(2.4) * light)};
 }
 
 }  // namespace voxelfield
