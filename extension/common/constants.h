@@ -1,5 +1,5 @@
 // Limits and layouts that host and device code, or several families, or C++ and Python share. Python reads its part
-// from the op `constants` (module/constants.cpp), so that no number is written down twice. Plain C++, for tests without
+// from the op `constants` (module/library.cpp), so that no number is written down twice. Plain C++, for tests without
 // a GPU.
 #pragma once
 

@@ -11,7 +11,7 @@ import torch
 
 from voxelfield import _library
 
-# In the order of extension/module/constants.cpp; what each means is said in extension/common/constants.h.
+# In the order of extension/module/library.cpp; what each means is said in extension/common/constants.h.
 _NAMES = (
     "MAX_LEVELS",
     "MAX_LAYERS",
