@@ -6,8 +6,6 @@
 // here with sums over the samples before each (Sun et al. 2022, "Improved direct voxel grid optimization").
 #pragma once
 
-#include <cstdint>
-
 #include "rays/packing.h"
 #include "volume/keep_rule.h"
 

@@ -1,7 +1,6 @@
 // The ops of this room on the CPU: a thread takes a ray, its samples in order.
-#include "volume/color_error_ops.h"
 #include "volume/composite_ops.h"
-#include "volume/pixel_colors_ops.h"
+#include "volume/pixel_ops.h"
 #include "volume/ray_sums_ops.h"
 #include "volume/select_ops.h"
 #include "volume/walk_rays.h"
@@ -26,9 +25,8 @@ struct CpuVolume : CpuRays {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(voxelfield, CPU, m) {
-  ColorErrorOps<CpuVolume>::implement(m);
   CompositeOps<CpuVolume>::implement(m);
-  PixelColorsOps<CpuVolume>::implement(m);
+  PixelOps<CpuVolume>::implement(m);
   RaySumsOps<CpuVolume>::implement(m);
   SelectOps<CpuVolume>::implement(m);
 }

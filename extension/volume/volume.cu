@@ -1,7 +1,6 @@
 // The ops of this room on CUDA: a team of threads takes a ray.
-#include "volume/color_error_ops.h"
 #include "volume/composite_ops.h"
-#include "volume/pixel_colors_ops.h"
+#include "volume/pixel_ops.h"
 #include "volume/ray_sums_ops.h"
 #include "volume/select_ops.h"
 #include "volume/walk_rays.cuh"
@@ -62,9 +61,8 @@ struct CudaVolume : CudaRays {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) {
-  ColorErrorOps<CudaVolume>::implement(m);
   CompositeOps<CudaVolume>::implement(m);
-  PixelColorsOps<CudaVolume>::implement(m);
+  PixelOps<CudaVolume>::implement(m);
   RaySumsOps<CudaVolume>::implement(m);
   SelectOps<CudaVolume>::implement(m);
 }
