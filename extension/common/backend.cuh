@@ -6,14 +6,12 @@
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/macros.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <limits>
 #include <map>
 #include <mutex>
 #include <string>
-#include <tuple>
 
 #include "common/constants.h"
 #include "common/tensors.h"

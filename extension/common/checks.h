@@ -31,14 +31,11 @@ using ShapeList = std::initializer_list<int64_t>;
 // Raises unless a tensor has this shape (a list or a vector) and dtype, on the device of `like`.
 template <typename Shape = ShapeList>
 void check_tensor(const char* name, const Tensor& x, const Shape& shape, ScalarType dtype, const Tensor& like) {
-  bool fits = x.dim() == static_cast<int64_t>(shape.size()) && x.scalar_type() == dtype && same_device(x, like);
-  int64_t axis = 0;
-  for (const int64_t size : shape) {
-    fits = fits && (size == kAny || x.size(axis) == size);
-    ++axis;
-  }
-  STD_TORCH_CHECK(fits, name, " must be ", describe(shape, dtype, like), ", got ",
-                  describe(x.sizes(), x.scalar_type(), x));
+  const auto sizes = x.sizes();
+  const bool fits = std::equal(shape.begin(), shape.end(), sizes.begin(), sizes.end(),
+                               [](int64_t wanted, int64_t size) { return wanted == kAny || wanted == size; });
+  STD_TORCH_CHECK(fits && x.scalar_type() == dtype && same_device(x, like), name, " must be ",
+                  describe(shape, dtype, like), ", got ", describe(x.sizes(), x.scalar_type(), x));
 }
 
 // The same, and returns the tensor, or a contiguous copy of one that is not.

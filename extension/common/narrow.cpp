@@ -23,7 +23,7 @@ VOXELFIELD_MULTIVERSION void widen_portably(const Half* const* rows, int count, 
 
 VOXELFIELD_MULTIVERSION void narrow_portably(const float* values, int64_t count, Half* out) {
   VOXELFIELD_VECTORIZE
-  for (int64_t i = 0; i < count; ++i) out[i] = Narrow<Half>::from(values[i]);
+  for (int64_t i = 0; i < count; ++i) out[i] = narrow_to<Half>(values[i]);
 }
 
 #if defined(VOXELFIELD_HAS_F16C)

@@ -41,24 +41,15 @@ VOXELFIELD_HOST_DEVICE auto widen(scalar_t x) {
   return static_cast<std::conditional_t<std::is_same_v<scalar_t, double>, double, float>>(x);
 }
 
-template <typename scalar_t>
-struct Narrow {
-  VOXELFIELD_HOST_DEVICE static scalar_t from(scalar_t x) { return x; }
-};
-
-template <>
-struct Narrow<BFloat16> {
-  VOXELFIELD_HOST_DEVICE static BFloat16 from(float x) {
+// And back.
+template <typename scalar_t, typename T>
+VOXELFIELD_HOST_DEVICE scalar_t narrow_to(T x) {
+  if constexpr (std::is_same_v<scalar_t, BFloat16>) {
     const uint32_t bits = float_to_bits(x);
     const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
     const uint32_t result = (bits & 0x7fffffff) > 0x7f800000 ? 0x7fc0 : rounded;
     return BFloat16(static_cast<unsigned short>(result), BFloat16::from_bits());
-  }
-};
-
-template <>
-struct Narrow<Half> {
-  VOXELFIELD_HOST_DEVICE static Half from(float x) {
+  } else if constexpr (std::is_same_v<scalar_t, Half>) {
     const uint32_t sign = (float_to_bits(x) >> 16) & 0x8000, bits = float_to_bits(x) & 0x7fffffff;
     // The exponent's bias moves from 127 to 15, and 13 bits of the fraction are rounded off. A carry increments the
     // exponent, and turns the largest number into infinity.
@@ -68,8 +59,10 @@ struct Narrow<Half> {
     const uint32_t subnormal = float_to_bits(bits_to_float(bits) + 0.5f) - 0x3f000000;
     const uint32_t finite = bits < 0x38800000 ? subnormal : number;
     return Half(static_cast<unsigned short>(sign | (bits > 0x7f800000 ? 0x7e00 : finite)), Half::from_bits());
+  } else {
+    return static_cast<scalar_t>(x);
   }
-};
+}
 
 // Whether functions marked VOXELFIELD_F16C run here. ATEN_CPU_CAPABILITY=default in the environment, which keeps
 // torch's own kernels to the baseline, says no.

@@ -24,6 +24,7 @@
 namespace voxelfield {
 
 using torch::headeronly::ScalarType;
+using torch::stable::new_zeros;
 using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 using Library = torch::stable::detail::StableLibrary;
@@ -82,10 +83,6 @@ inline Tensor without_leading(const Tensor& x) {
   TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(x.get(), x.dim() - 1, sizes.data() + 1, strides.data() + 1,
                                                         x.storage_offset(), &result));
   return Tensor(result);
-}
-
-inline Tensor new_zeros(const Tensor& like, std::vector<int64_t> shape, ScalarType dtype) {
-  return torch::stable::new_zeros(like, shape, dtype);
 }
 
 inline bool same_device(const Tensor& a, const Tensor& b) {

@@ -9,28 +9,15 @@ namespace {
 
 // In the order of `_NAMES` in voxelfield/ops/_constants.py.
 std::vector<int64_t> constants() {
-  const auto power = [](int shift) { return int64_t{1} << shift; };
-  const auto number = [](SplatMethod method) { return static_cast<int64_t>(method); };
-  return {kMaxLevels,
-          kMaxLayers,
-          kMaxWidth,
-          kMaxPyramidLevels,
-          kLevelChannels,
-          kMaxFieldLayers,
-          kFieldOutputs,
-          kHighestRawDensity,
-          kMaxShDegree,
-          power(kBrickShift),
-          kPartRays,
-          kPartSegments,
-          kMaxParts,
-          kStoredRanges,
-          power(kTileShiftXY),
-          power(kTileShiftXY),
-          power(kTileShiftZ),
-          power(kTileBits),
-          number(SplatMethod::kAutomatic),
-          number(SplatMethod::kDeterministic)};
+  constexpr int64_t kBrick = 1 << kBrickShift, kTileXY = 1 << kTileShiftXY, kTileZ = 1 << kTileShiftZ;
+  constexpr int64_t kTiles = 1 << kTileBits;
+  constexpr auto kAutomatic = static_cast<int64_t>(SplatMethod::kAutomatic);
+  constexpr auto kDeterministic = static_cast<int64_t>(SplatMethod::kDeterministic);
+  return {kMaxLevels,     kMaxLayers,      kMaxWidth,     kMaxPyramidLevels,
+          kLevelChannels, kMaxFieldLayers, kFieldOutputs, kHighestRawDensity,
+          kMaxShDegree,   kBrick,          kPartRays,     kPartSegments,
+          kMaxParts,      kStoredRanges,   kTileXY,       kTileXY,
+          kTileZ,         kTiles,          kAutomatic,    kDeterministic};
 }
 
 }  // namespace

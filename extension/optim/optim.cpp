@@ -54,7 +54,7 @@ VOXELFIELD_MULTIVERSION void update_values(const AdamLevel& level, const AdamRul
 
 VOXELFIELD_MULTIVERSION void round_values(const float* values, BFloat16* rounded, int64_t count) {
   VOXELFIELD_VECTORIZE
-  for (int64_t i = 0; i < count; ++i) rounded[i] = Narrow<BFloat16>::from(values[i]);
+  for (int64_t i = 0; i < count; ++i) rounded[i] = narrow_to<BFloat16>(values[i]);
 }
 
 void update_span(const AdamLevel& level, const AdamRule& rule, const AdamStep& step, int64_t first, int64_t count) {

@@ -1,8 +1,5 @@
 // The ops of this room on CUDA: warps walk over the vertices of grids, in launches whose size does not depend on how
 // many tiles are listed, and a few threads test each tile.
-#include <algorithm>
-#include <map>
-
 #include "common/backend.cuh"
 #include "optim/optim_ops.h"
 

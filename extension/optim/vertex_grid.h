@@ -1,8 +1,6 @@
 // Which vertices of a grid (X, Y, Z, C) a kernel visits: all of them, or those of tiles listed in device memory.
 #pragma once
 
-#include <cstdint>
-
 #include "common/checks.h"
 #include "common/constants.h"
 

@@ -2,8 +2,6 @@
 // part follows from the sums of all parts.
 #pragma once
 
-#include <algorithm>
-
 #include "common/backend.cuh"
 #include "common/sums.cuh"
 #include "rays/packing.h"

@@ -112,7 +112,7 @@ VOXELFIELD_HOST_DEVICE void round_values(const T* values, int64_t count, scalar_
     float16_rows.narrow(values, count, out);
   } else {
     VOXELFIELD_VECTORIZE
-    for (int64_t i = 0; i < count; ++i) out[i] = Narrow<scalar_t>::from(values[i]);
+    for (int64_t i = 0; i < count; ++i) out[i] = narrow_to<scalar_t>(values[i]);
   }
 }
 
@@ -130,7 +130,7 @@ struct CornerSum {
     for (int c = 0; c < kWidth; ++c) {
       T sum = kAdd ? widen(out[c]) : T(0);
       for (int k = 0; k < kCorners; ++k) sum += weight[k] * widen(corner[k][first + c]);
-      out[c] = Narrow<Result>::from(sum);
+      out[c] = narrow_to<Result>(sum);
     }
   }
 };

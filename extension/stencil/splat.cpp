@@ -256,7 +256,7 @@ VOXELFIELD_MULTIVERSION void write_cells_range(const Levels<CellLocator<T>, scal
       row_t<scalar_t>* target = targets + k * channels;
       VOXELFIELD_VECTORIZE
       for (int64_t c = 0; c < channels; ++c) {
-        target[c] = Narrow<row_t<scalar_t>>::from(s.empty ? T(0) : weight * widen(value[c]));
+        target[c] = narrow_to<row_t<scalar_t>>(s.empty ? T(0) : weight * widen(value[c]));
       }
     }
     if constexpr (kConvertsRows<scalar_t>) round_values(targets, kCorners * channels, cell);
