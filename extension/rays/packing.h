@@ -12,8 +12,13 @@
 
 namespace voxelfield {
 
-// The rows of packed samples that a ray has. The caller's offsets are not checked on CUDA, because that would
-// synchronise; whatever they are, no ray reaches beyond the samples.
+// Offsets and counts that callers of raw ops pass are not checked on CUDA, because that would synchronise. They are
+// clamped where they are read.
+VOXELFIELD_HOST_DEVICE int64_t bounded(int64_t value, int64_t max_value) {
+  return value < 0 ? 0 : (value < max_value ? value : max_value);
+}
+
+// The rows of packed samples that a ray has. Whatever its offsets say, no ray reaches beyond the samples.
 struct RaySpan {
   int64_t begin = 0, end = 0;
 };
@@ -26,22 +31,15 @@ struct PackedRays {
   // A ray whose end lies before its begin has no samples, and neither has one past the last.
   VOXELFIELD_HOST_DEVICE RaySpan operator[](int64_t ray) const {
     if (ray >= count) return {};
-    const int64_t begin = offset(ray), end = offset(ray + 1);
+    const int64_t begin = bounded(offsets[ray], samples), end = bounded(offsets[ray + 1], samples);
     return {begin, end > begin ? end : begin};
   }
 
   // Rows that belong to no ray.
-  VOXELFIELD_HOST_DEVICE RaySpan before() const { return {0, offset(0)}; }
-  VOXELFIELD_HOST_DEVICE RaySpan behind() const { return {offset(count), samples}; }
-
- private:
-  VOXELFIELD_HOST_DEVICE int64_t offset(int64_t i) const {
-    const int64_t given = offsets[i];
-    return given < 0 ? 0 : (given < samples ? given : samples);
-  }
+  VOXELFIELD_HOST_DEVICE RaySpan before() const { return {0, bounded(offsets[0], samples)}; }
+  VOXELFIELD_HOST_DEVICE RaySpan behind() const { return {bounded(offsets[count], samples), samples}; }
 };
 
-// Offsets are bounded where they are read, by PackedRays.
 inline Tensor checked_ray_offsets(const Tensor& ray_offsets, const Tensor& like) {
   const Tensor offsets = checked("ray_offsets", ray_offsets, {kAny}, ScalarType::Long, like);
   STD_TORCH_CHECK(offsets.size(0) > 0, "ray_offsets must have R + 1 entries, at least one, got none");
@@ -96,12 +94,6 @@ struct Packing {
     int64_t samples = 0;
     for (int64_t segment = parts.first(ray); segment < parts.first(ray + 1); ++segment) samples += count(segment);
     return samples;
-  }
-
- private:
-  // Callers of the raw op may pass arbitrary counts, so they are clamped.
-  VOXELFIELD_HOST_DEVICE static int64_t bounded(int64_t value, int64_t max_value) {
-    return value < 0 ? 0 : (value < max_value ? value : max_value);
   }
 };
 
