@@ -14,15 +14,19 @@ using namespace voxelfield;
 extern "C" int64_t launch_shared_bytes(const char* name, const int* sizes, int count, int limit) {
   const std::string launch = name;
   if (launch == "mlp" || launch == "mlp_backward") {
-    const Mlp mlp = plan_mlp(sizes[0], sizes + 1, count - 1);
+    Network network{};
+    network.layers = count - 1;
+    for (int l = 0; l < network.layers; ++l) network.layer[l] = {nullptr, sizes[l + 1], sizes[l]};
+    const Mlp mlp = plan_mlp(network);
     if (launch == "mlp") return plan_forward(mlp, limit).shared;
     const BackwardPlan plan = plan_backward(mlp, limit);
     return plan.strips > 0 ? plan.shared : -1;
   }
   if (launch == "march_visible" || launch == "render_pyramid_image") {
     const Network density = field_network(sizes[0], 2), color = field_network(sizes[0], sizes[1]);
-    const MarchPlan plan =
-        launch == "march_visible" ? plan_march(density, kMarchWarps, limit) : plan_image(density, color, limit);
+    const MarchPlan plan = launch == "march_visible"
+                               ? plan_march(density.staged_bytes(), kWarpRowsBytes, kMarchWarps, limit)
+                               : plan_image(density, color, limit);
     return plan.warps > 0 ? plan.shared : -1;
   }
   if (launch == "gather") return kGatherShared;

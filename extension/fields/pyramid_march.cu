@@ -1,6 +1,6 @@
 // The samples of rays through a pyramid that show, on CUDA: marched and judged in one kernel, then packed.
 #include "fields/pyramid_inputs.cuh"
-#include "fields/pyramid_march_ops.h"
+#include "rays/march_ops.h"
 #include "rays/packing.cuh"
 
 namespace voxelfield {
@@ -68,7 +68,7 @@ MarchPlan plan_visible(const Network& density, Kernel* kernel) {
   MarchPlan best{};
   int most_resident = 0;
   for (const int warps : {4, 8, kMarchWarps}) {
-    const MarchPlan plan = plan_march(density, warps, limit);
+    const MarchPlan plan = plan_march(density.staged_bytes(), kWarpRowsBytes, warps, limit);
     if (plan.warps == 0) continue;
     const int resident = plan.warps * resident_blocks(kernel, plan.warps * kWarp, plan.shared);
     if (resident > most_resident) {
@@ -81,21 +81,17 @@ MarchPlan plan_visible(const Network& density, Kernel* kernel) {
   return best;
 }
 
-std::tuple<Tensor, Tensor, Tensor> march_to_slots(const Tensor& origins, const Tensor& directions, const Tensor& near,
-                                                  const Tensor& far, const Tensor& offset, const Tensor& occupied,
-                                                  std::vector<int64_t> resolution, const Tensor& aabb_occupancy,
-                                                  std::vector<Tensor> levels, const Tensor& aabb,
-                                                  std::vector<Tensor> density_weights, double step,
-                                                  double density_initial, double min_transmittance, double min_weight,
-                                                  int64_t max_samples_per_ray) {
+TensorTuple<3> march_to_slots(const Tensor& origins, const Tensor& directions, const Tensor& near, const Tensor& far,
+                              const Tensor& offset, const Tensor& occupied, std::vector<int64_t> resolution,
+                              const Tensor& aabb_occupancy, std::vector<Tensor> levels, const Tensor& aabb,
+                              std::vector<Tensor> density_weights, double step, double density_initial,
+                              double min_transmittance, double min_weight, int64_t max_samples_per_ray) {
   const RayInputs in{origins, directions, near, far, offset};
   const CellInputs cells{occupied, resolution, aabb_occupancy, origins};
   const CudaBackend::Guard guard(origins);
-  const PyramidInputs pyramid{levels, aabb, origins};
-  const NetworkInputs density{"density_weights", density_weights, kLevelChannels * pyramid.view.levels, 2, origins};
-  const int padded = padded_field_width(density.width);
-  const PyramidScene scene =
-      pyramid_scene(cells, pyramid, density, padded, step, density_initial, min_transmittance, min_weight);
+  const PyramidInputs field{cells, levels, aabb, density_weights, origins};
+  const int padded = padded_field_width(field.density.width);
+  const PyramidScene scene = field.scene(padded, step, density_initial, min_transmittance, min_weight);
   const RayBatch batch = in.batch(step);
   STD_TORCH_CHECK(batch.count <= kMostMarchedRays, "origins must be at most 2^30 rays, got ", batch.count);
   STD_TORCH_CHECK(max_samples_per_ray >= 1 && max_samples_per_ray <= 0x7fffffff,
@@ -106,9 +102,9 @@ std::tuple<Tensor, Tensor, Tensor> march_to_slots(const Tensor& origins, const T
   Tensor sums = new_zeros(in.origins, {parts.count}, ScalarType::Long);
   if (batch.count == 0) return {slots, counts, sums};
   const ListedRays rays{batch,
-                        slots.mutable_data_ptr<float>(),
+                        data_of(slots),
                         static_cast<int>(max_samples_per_ray),
-                        counts.mutable_data_ptr<int32_t>(),
+                        data_of(counts),
                         reinterpret_cast<unsigned long long*>(sums.mutable_data_ptr<int64_t>()),
                         parts.length};
   dispatch_value<64, 128>(padded, [&](auto width) {
@@ -121,9 +117,10 @@ std::tuple<Tensor, Tensor, Tensor> march_to_slots(const Tensor& origins, const T
 
 }  // namespace
 
+// pack_slots is compiled here because the compiler changes other kernels of rays/ beside it.
 STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) {
   m.impl("march_to_slots", TORCH_BOX(&march_to_slots));
-  m.impl("pack_slots", TORCH_BOX(&VisibleOps<CudaPacking>::pack_slots));
+  m.impl("pack_slots", TORCH_BOX(&MarchOps<CudaPacking>::pack_slots));
 }
 
 }  // namespace voxelfield

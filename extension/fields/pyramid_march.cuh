@@ -3,13 +3,11 @@
 // cores; a ray that is dark ends there, so that next to nothing behind it is evaluated, and its threads take another.
 #pragma once
 
-#include "common/constants.h"
 #include "common/tensors.h"
-#include "common/vector.cuh"
 #include "fields/pyramid_plan.h"
-#include "fields/unit_ray.h"
 #include "mlp/network.cuh"
 #include "rays/pinhole.h"
+#include "stencil/trilinear.h"
 #include "volume/keep_rule.cuh"
 
 namespace voxelfield {
@@ -41,21 +39,11 @@ struct PyramidLevel {
   }
 };
 
-struct PyramidView {
+struct PyramidScene {
+  CellsView cells;
   PyramidLevel level[kMaxPyramidLevels];
   int levels;
   const float* aabb;
-
-  // Writes the features of all levels side by side, into shared memory.
-  __device__ __forceinline__ void gather(const float* point, uint2* row) const {
-#pragma unroll 2
-    for (int l = 0; l < levels; ++l) row[l] = level[l](point);
-  }
-};
-
-struct PyramidScene {
-  CellsView cells;
-  PyramidView pyramid;
   Network density;
   float step, steps_per_length;
   float density_initial;
@@ -90,11 +78,7 @@ using PackedField = PackedWeights<Width, kFieldInputs>;
 template <int M>
 __device__ __forceinline__ Activations<M, kFieldInputs> load_rows(const SharedMatrix& inputs, int row) {
   Activations<M, kFieldInputs> x;
-#pragma unroll
-  for (int k = 0; k < kFieldInputs / 16; ++k) {
-#pragma unroll
-    for (int m = 0; m < M; ++m) x.tile[k][m] = load_fragment(inputs, row + 16 * m, 16 * k);
-  }
+  for_each_tile<M, kFieldInputs>([&](int i, int m) { x.tile[i][m] = load_fragment(inputs, row + 16 * m, 16 * i); });
   return x;
 }
 
@@ -188,7 +172,7 @@ __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const S
   Ray ray{};
   RayView view = ray.view(scene.step, scene.steps_per_length);
   Walk walk(scene.cells, view);
-  MarchedRay<typename Rays::Result> own{-1, {}, UnitRay(view, scene.pyramid.aabb), {}};
+  MarchedRay<typename Rays::Result> own{-1, {}, UnitRay(view, scene.aabb), {}};
   bool walking = false;
   KeptLight<float> light(scene.rule);
   for (;;) {
@@ -208,7 +192,7 @@ __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const S
         }
         if (walking) {
           walk = Walk(scene.cells, view);
-          own.unit = UnitRay(view, scene.pyramid.aabb);
+          own.unit = UnitRay(view, scene.aabb);
           for (int axis = 0; axis < 3; ++axis) own.direction[axis] = ray.direction[axis];
           light = KeptLight<float>(scene.rule);
         }
@@ -236,7 +220,9 @@ __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const S
     if (found) {
       float point[3];
       own.unit.point(sample.t, point);
-      scene.pyramid.gather(point, reinterpret_cast<uint2*>(rows + lane_of_warp() * kRowBytes));
+      uint2* const row = reinterpret_cast<uint2*>(rows + lane_of_warp() * kRowBytes);
+#pragma unroll 2
+      for (int l = 0; l < scene.levels; ++l) row[l] = scene.level[l](point);
     }
     __syncwarp();
     const Panel<2> panel = last_two_layers<Width, Eights>(load_rows<2>(features, 0), density[0], density[1]);

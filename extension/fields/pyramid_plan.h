@@ -23,9 +23,8 @@ constexpr int kQueueBytes = 32 * (kRowBytes + static_cast<int>(sizeof(float) + s
 static_assert((kWarpRowsBytes + kQueueBytes) % 16 == 0, "rows are read 16 bytes at a time");
 
 // A network of (out, in) matrices of at most kFieldInputs inputs, kFieldOutputs outputs, hidden layers padded to
-// `width`.
-inline Network field_network(int width, int layers) {
-  Network network{};
+// `width`. `network` has the matrices, where there are any yet.
+inline Network field_network(int width, int layers, Network network = {}) {
   network.layers = layers;
   network.width = width;
   network.padded_in = kFieldInputs;
@@ -40,24 +39,19 @@ struct MarchPlan {
   bool staged;  // the colour network's weights too are in shared memory, otherwise packed in global memory
 };
 
-// As many warps as fit beside `weights` bytes, which the whole block shares.
-inline MarchPlan plan_march_block(int weights, int warp_bytes, int most_warps, int limit) {
-  const int warps = std::clamp((limit - weights) / warp_bytes, 0, most_warps);
+// As many warps as fit beside `weights` bytes, which the whole block shares. Marching needs kWarpRowsBytes for each.
+inline MarchPlan plan_march(int weights, int warp_bytes, int max_warps, int limit) {
+  const int warps = std::clamp((limit - weights) / warp_bytes, 0, max_warps);
   return {warps, weights + warps * warp_bytes, true};
-}
-
-// Marching needs the density network alone.
-inline MarchPlan plan_march(const Network& density, int most_warps, int limit) {
-  return plan_march_block(density.staged_bytes(), kWarpRowsBytes, most_warps, limit);
 }
 
 // An image needs both networks. The density network is evaluated at every sample, the colour network at few, so the
 // second one gives way where both do not fit beside the full number of warps.
 inline MarchPlan plan_image(const Network& density, const Network& color, int limit) {
   const int warp_bytes = kWarpRowsBytes + kQueueBytes, both = density.staged_bytes() + color.staged_bytes();
-  const MarchPlan staged = plan_march_block(both, warp_bytes, kMarchWarps, limit);
+  const MarchPlan staged = plan_march(both, warp_bytes, kMarchWarps, limit);
   if (staged.warps == kMarchWarps) return staged;
-  MarchPlan packed = plan_march_block(density.staged_bytes(), warp_bytes, kMarchWarps, limit);
+  MarchPlan packed = plan_march(density.staged_bytes(), warp_bytes, kMarchWarps, limit);
   packed.staged = false;
   return packed;
 }

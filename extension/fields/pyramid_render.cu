@@ -1,6 +1,5 @@
 // Images of a pyramid of grids with two networks behind it, on CUDA: one kernel, rays included.
 #include "fields/pyramid_inputs.cuh"
-#include "mlp/pack_weights.h"
 #include "volume/color.h"
 
 namespace voxelfield {
@@ -232,38 +231,35 @@ bool pyramid_image_fits(const Tensor& like, int64_t width) {
   return plan_image(density, color, shared_memory_limit()).warps > 0;
 }
 
-std::tuple<Tensor, Tensor, Tensor> render_pyramid_image(
-    const Tensor& c2w, const Tensor& intrinsics, int64_t width, int64_t height, const Tensor& background,
-    const Tensor& occupied, std::vector<int64_t> resolution, const Tensor& aabb_occupancy, std::vector<Tensor> levels,
-    const Tensor& aabb, std::vector<Tensor> density_weights, std::vector<Tensor> color_weights, double step,
-    double density_initial, int64_t degree, double min_transmittance, double min_weight) {
+TensorTuple<3> render_pyramid_image(const Tensor& c2w, const Tensor& intrinsics, int64_t width, int64_t height,
+                                    const Tensor& background, const Tensor& occupied, std::vector<int64_t> resolution,
+                                    const Tensor& aabb_occupancy, std::vector<Tensor> levels, const Tensor& aabb,
+                                    std::vector<Tensor> density_weights, std::vector<Tensor> color_weights, double step,
+                                    double density_initial, int64_t degree, double min_transmittance,
+                                    double min_weight) {
   const CameraInputs camera{c2w, intrinsics, width, height, background};
   STD_TORCH_CHECK(double(width + kTile) * double(height + kTile) <= kMostMarchedRays,
                   "an image must have 1 to 2^30 pixels, got ", width, " x ", height);
   STD_TORCH_CHECK(degree >= 0 && degree <= kMaxShDegree, "degree must lie in 0..3, got ", degree);
   const CellInputs cells{occupied, resolution, aabb_occupancy, c2w};
   const CudaBackend::Guard guard(c2w);
-  const PyramidInputs pyramid{levels, aabb, c2w};
-  const NetworkInputs density{"density_weights", density_weights, kLevelChannels * pyramid.view.levels, 2, c2w};
-  const NetworkInputs color{"color_weights", color_weights, kFieldOutputs + sh_basis_size(static_cast<int>(degree)),
-                            kMaxFieldLayers, c2w};
-  STD_TORCH_CHECK(density.view.out() == kFieldOutputs && color.view.out() == 3,
+  const PyramidInputs field{cells, levels, aabb, density_weights, c2w};
+  const int color_inputs = kFieldOutputs + sh_basis_size(static_cast<int>(degree));
+  const NetworkInputs color =
+      checked_network("color_weights", color_weights, color_inputs, kFieldOutputs, kMaxFieldLayers, c2w);
+  STD_TORCH_CHECK(field.density.view.out() == kFieldOutputs && color.view.out() == 3,
                   "the density network must have 16 outputs and the colour network 3");
-  const int padded = padded_field_width(std::max(density.width, color.width));
-  const PyramidScene scene =
-      pyramid_scene(cells, pyramid, density, padded, step, density_initial, min_transmittance, min_weight);
+  const int padded = padded_field_width(std::max(field.density.width, color.width));
+  const PyramidScene scene = field.scene(padded, step, density_initial, min_transmittance, min_weight);
   Tensor rgb = new_empty(c2w, {height, width, 3}, ScalarType::Float);
   Tensor opacity = new_empty(c2w, {height, width}, ScalarType::Float);
   Tensor depth = new_empty(c2w, {height, width}, ScalarType::Float);
   const int across = static_cast<int>((width + kTile - 1) / kTile),
             down = static_cast<int>((height + kTile - 1) / kTile);
-  const PyramidImage image{camera.view(pyramid.view.aabb),
-                           PixelColors{rgb.mutable_data_ptr<float>(), camera.background.const_data_ptr<float>()},
-                           opacity.mutable_data_ptr<float>(),
-                           depth.mutable_data_ptr<float>(),
-                           across,
-                           across * down};
-  const Network color_network = color.padded_to(padded);
+  const PixelColors colors{data_of(rgb), data_of(camera.background)};
+  const PyramidImage image{
+      camera.view(data_of(field.aabb)), colors, data_of(opacity), data_of(depth), across, across * down};
+  const Network color_network = field_network(padded, color.view.layers, color.view);
   const int limit = shared_memory_limit();
   const MarchPlan plan = plan_image(scene.density, color_network, limit);
   STD_TORCH_CHECK(plan.warps > 0, "render_pyramid_image: one warp takes ",

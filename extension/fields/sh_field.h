@@ -5,7 +5,8 @@
 // Further channels are padding.
 #pragma once
 
-#include "fields/unit_ray.h"
+#include "rays/pinhole.h"
+#include "stencil/trilinear.h"
 #include "volume/color.h"
 #include "volume/composite.h"
 
@@ -20,6 +21,12 @@ struct ShGridView {
   const float* aabb;
   int degree;
   float density_scale, density_shift;
+
+  VOXELFIELD_HOST_DEVICE Stencil<float, int32_t> at(const UnitRay& ray, float t) const {
+    float point[3];
+    ray.point(t, point);
+    return locator(point, 0);
+  }
 
   VOXELFIELD_HOST_DEVICE int basis_size() const { return sh_basis_size(degree); }
   VOXELFIELD_HOST_DEVICE int used_channels() const { return 1 + 3 * basis_size(); }
@@ -60,26 +67,20 @@ struct WalkedSample : JudgedSample<float> {
   float rgb[3];
 };
 
-// Gradient at the numbers that a sample reads from the grid: its raw density, and its three colours before the sigmoid.
-struct SampleGradient {
-  float raw;
-  float logit[3];
-};
-
-// `gradient` is that at the ray's totals, `at_weight` that at the sample's weight; for `suffix_grad` see
+// Writes the gradient at the numbers that a sample reads from the grid: its raw density, then its three colours before
+// the sigmoid. `gradient` is that at the ray's totals, `at_weight` that at the sample's weight; for `suffix_grad` see
 // density_gradient.
 template <typename scalar_t>
-VOXELFIELD_HOST_DEVICE SampleGradient sample_gradient(const RenderScene<scalar_t>& scene,
-                                                      const RayTotals<float>& gradient, const WalkedSample& sample,
-                                                      float at_weight, float suffix_grad) {
-  SampleGradient result;
-  result.raw = density_gradient(scene.step, sample.transmittance, sample.weight, at_weight, suffix_grad) *
-               scene.grid.density_slope(sample.raw);
+VOXELFIELD_HOST_DEVICE void sample_gradient(const RenderScene<scalar_t>& scene, const RayTotals<float>& gradient,
+                                            const WalkedSample& sample, float at_weight, float suffix_grad,
+                                            float (&out)[4]) {
+  out[0] = density_gradient(scene.step, sample.transmittance, sample.weight, at_weight, suffix_grad) *
+           scene.grid.density_slope(sample.raw);
+  VOXELFIELD_UNROLL
   for (int color = 0; color < 3; ++color) {
     const float own = sample.rgb[color];
-    result.logit[color] = sample.weight * gradient.rgb[color] * own * (1.0f - own);
+    out[1 + color] = sample.weight * gradient.rgb[color] * own * (1.0f - own);
   }
-  return result;
 }
 
 }  // namespace voxelfield

@@ -5,7 +5,6 @@
 
 #include "common/backend.h"
 #include "common/narrow.h"
-#include "common/platform.h"
 #include "fields/sh_render_ops.h"
 
 namespace voxelfield {
@@ -50,7 +49,7 @@ VOXELFIELD_HOST_DEVICE void walk_ray(const RenderScene<scalar_t>& scene, const R
   KeptLight<float> light(scene.rule);
   WalkedSample sample;
   while (!light.stopped() && walk.next(sample.t)) {
-    const Stencil<float, int32_t> stencil = unit.at(sample.t, scene.grid.locator);
+    const Stencil<float, int32_t> stencil = scene.grid.at(unit, sample.t);
     sample.raw = raw_density(scene.grid, stencil);
     static_cast<JudgedSample<float>&>(sample) =
         light.judge(absorption_of_density(scene.grid.density_of(sample.raw), scene.step), true, SingleThread{});
@@ -75,8 +74,8 @@ VOXELFIELD_MULTIVERSION void render_range(const RenderScene<scalar_t>& scene, co
 // A sample's share of the gradient, on its way from its ray to the grid.
 struct Contribution {
   Stencil<float, int32_t> stencil;
-  SampleGradient gradient;
   int64_t ray;
+  float gradient[4];  // at raw density and at the colours before the sigmoid
 };
 
 template <typename scalar_t>
@@ -91,7 +90,8 @@ VOXELFIELD_MULTIVERSION void find_contributions(const RenderScene<scalar_t>& sce
       const float at_weight = gradient.at_weight(sample.rgb, sample.t);
       suffix_grad -= sample.weight * at_weight;
       if (stencil.empty) return;
-      found.push_back({stencil, sample_gradient(scene, gradient, sample, at_weight, suffix_grad), ray});
+      found.push_back({stencil, ray, {}});
+      sample_gradient(scene, gradient, sample, at_weight, suffix_grad, found.back().gradient);
     });
   }
 }
@@ -107,9 +107,9 @@ VOXELFIELD_MULTIVERSION void scatter_layer(const ShGridView<scalar_t>& grid, con
     const Contribution& one = *item;
     float basis[kMaxShBasis], value[kMaxChannels];
     spherical_harmonics(rays[one.ray].direction, grid.degree, basis);
-    value[0] = one.gradient.raw;
+    value[0] = one.gradient[0];
     for (int color = 0; color < 3; ++color) {
-      for (int b = 0; b < size; ++b) value[1 + color * size + b] = one.gradient.logit[color] * basis[b];
+      for (int b = 0; b < size; ++b) value[1 + color * size + b] = one.gradient[1 + color] * basis[b];
     }
     for (int k = 0; k < kCorners; ++k) {
       const float weight = one.stencil.value(k);

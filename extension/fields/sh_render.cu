@@ -1,6 +1,5 @@
 // Rendering a voxel field of spherical harmonics on CUDA: the kernels, and how rays are spread over their warps.
 #include "common/backend.cuh"
-#include "common/vector.cuh"
 #include "fields/sh_render_ops.h"
 #include "fields/sh_render_warp.cuh"
 
@@ -82,11 +81,7 @@ __global__ void __launch_bounds__(kRenderThreads, kListedBlocks)
     const float at_weight = sample.kept ? gradient.at_weight(sample.rgb, sample.t) : 0.0f;
     const TeamScan<float> passed = team_scan(sample.weight * at_weight, seat.ray_seat, plan.ray_lanes);
     if (sample.kept) {
-      const SampleGradient out = sample_gradient(scene, gradient, sample, at_weight, suffix_grad - passed.through);
-      float* value = seat.staged[place].value;
-      value[0] = out.raw;
-#pragma unroll
-      for (int color = 0; color < 3; ++color) value[1 + color] = out.logit[color];
+      sample_gradient(scene, gradient, sample, at_weight, suffix_grad - passed.through, seat.staged[place].value);
     }
     suffix_grad -= passed.total();
     __syncwarp();
@@ -111,12 +106,10 @@ struct ListedWarps : ListedRays {
   }
 };
 
-struct TileSize {
-  int tile_width, tile_height;  // powers of two
-};
-
 // A warp renders a tile of pixels, whose rays stay close together.
-struct ImageWarps : TileSize, ImageRays {
+struct ImageWarps : ImageRays {
+  int tile_width, tile_height;  // powers of two
+
   // Five blocks leave 96 registers to a thread, which vectors of four spill from except on sm_90.
   static constexpr int blocks(int width) {
 #if __CUDA_ARCH__ == 900
@@ -150,7 +143,8 @@ void dispatch_plan(const ShGridView<scalar_t>& grid, int ray_lanes, const F& f) 
   constexpr int kWidest = 16 / sizeof(scalar_t);
   const int widest = grid.degree == 0 ? 1 : vector_width(kWidest, {grid.channels}, grid.rows);
   const auto with_plan = [&](auto width) {
-    WarpPlan plan{ray_lanes, 1, basis_row(grid.used_channels())};
+    // A multiple of 8 channels holds whole vectors; 4 more numbers put neighbouring rows into different banks.
+    WarpPlan plan{ray_lanes, 1, (grid.used_channels() + 7) / 8 * 8 + 4};
     while (plan.sample_lanes < kWarp && plan.sample_lanes * width < grid.used_channels()) plan.sample_lanes *= 2;
     f(width, plan);
   };
@@ -175,7 +169,7 @@ struct Cuda : CudaBackend {
     dispatch_plan(scene.grid, kImageRayLanes, [&](auto width, const WarpPlan& plan) {
       int tile_width = 1;
       while (tile_width * tile_width < plan.rays()) tile_width *= 2;
-      const ImageWarps warps{{tile_width, plan.rays() / tile_width}, rays};
+      const ImageWarps warps{rays, tile_width, plan.rays() / tile_width};
       launch_warps(render_kernel<decltype(width)::value, scalar_t, ImageWarps>, plan, warps.tiles(), scene, warps,
                    plan);
     });

@@ -23,15 +23,6 @@ struct RenderedPointers {
     opacity[ray] = totals.opacity;
     depth[ray] = totals.depth_sum;
   }
-
-  // Colour over a background, and the mean depth instead of the sum.
-  VOXELFIELD_HOST_DEVICE void store_pixel(const float* background, int64_t pixel,
-                                          const RayTotals<float>& totals) const {
-    const float open = 1.0f - totals.opacity;
-    for (int color = 0; color < 3; ++color) rgb[3 * pixel + color] = totals.rgb[color] + open * background[color];
-    opacity[pixel] = totals.opacity;
-    depth[pixel] = mean_depth(totals);
-  }
 };
 
 // Rays from memory, and where their results go.
@@ -55,48 +46,50 @@ struct ImageRays {
     const int64_t y = pixel / camera.width;
     return camera(pixel - y * camera.width, y);
   }
-  VOXELFIELD_HOST_DEVICE void store(int64_t pixel, const RayTotals<float>& totals) const {
-    out.store_pixel(background, pixel, totals);
+  // Colour over the background, and the mean depth instead of the sum.
+  VOXELFIELD_HOST_DEVICE void store(int64_t pixel, RayTotals<float> totals) const {
+    const float open = 1.0f - totals.opacity;
+    for (int color = 0; color < 3; ++color) totals.rgb[color] += open * background[color];
+    totals.depth_sum = mean_depth(totals);
+    out.store(pixel, totals);
   }
 };
 
 template <typename Backend>
 struct RenderOps {
-  using Rendered = std::tuple<Tensor, Tensor, Tensor>;
+  using Rendered = TensorTuple<3>;
 
   static Rendered render_grid(const Tensor& origins, const Tensor& directions, const Tensor& near, const Tensor& far,
                               const Tensor& offset, const Tensor& occupied, std::vector<int64_t> resolution,
-                              const Tensor& aabb_occupancy, const Tensor& grid, const std::optional<Tensor>& density,
+                              const Tensor& aabb_occupancy, const Tensor& grid, const OptionalTensor& density,
                               const Tensor& aabb_grid, double step, int64_t degree, double density_scale,
                               double density_shift, double min_transmittance, double min_weight) {
     const RayInputs rays{origins, directions, near, far, offset};
     const CellInputs cells{occupied, resolution, aabb_occupancy, origins};
-    const Field field = Field{grid, density, aabb_grid, degree, density_scale, density_shift}.checked(origins);
     const typename Backend::Guard guard(origins);
-    const int64_t count = rays.origins.size(0);
-    const Rendered out = allocate(rays.origins, {count});
-    if (count == 0) return out;
-    const ListedRays listed{rays.batch(step), pointers<float>(out)};
-    field.dispatch(cells, step, min_transmittance, min_weight,
-                   [&](const auto& scene) { Backend::render(scene, listed); });
+    const Rendered out = allocate(origins, {origins.size(0)});
+    with_scene(cells, grid, density, aabb_grid, step, degree, density_scale, density_shift, min_transmittance,
+               min_weight, origins, [&](const auto& scene) {
+                 const ListedRays listed{rays.batch(step), pointers<float>(out)};
+                 if (listed.count() > 0) Backend::render(scene, listed);
+               });
     return out;
   }
 
   static Rendered render_grid_image(const Tensor& c2w, const Tensor& intrinsics, int64_t width, int64_t height,
                                     const Tensor& background, const Tensor& occupied, std::vector<int64_t> resolution,
-                                    const Tensor& aabb_occupancy, const Tensor& grid,
-                                    const std::optional<Tensor>& density, const Tensor& aabb_grid, double step,
-                                    int64_t degree, double density_scale, double density_shift,
-                                    double min_transmittance, double min_weight) {
+                                    const Tensor& aabb_occupancy, const Tensor& grid, const OptionalTensor& density,
+                                    const Tensor& aabb_grid, double step, int64_t degree, double density_scale,
+                                    double density_shift, double min_transmittance, double min_weight) {
     const CameraInputs camera{c2w, intrinsics, width, height, background};
     const CellInputs cells{occupied, resolution, aabb_occupancy, c2w};
-    const Field field = Field{grid, density, aabb_grid, degree, density_scale, density_shift}.checked(c2w);
     const typename Backend::Guard guard(c2w);
     const Rendered out = allocate(c2w, {height, width});
-    const ImageRays rays{camera.view(field.aabb.template const_data_ptr<float>()),
-                         camera.background.const_data_ptr<float>(), pointers<float>(out)};
-    field.dispatch(cells, step, min_transmittance, min_weight,
-                   [&](const auto& scene) { Backend::render(scene, rays); });
+    with_scene(cells, grid, density, aabb_grid, step, degree, density_scale, density_shift, min_transmittance,
+               min_weight, c2w, [&](const auto& scene) {
+                 Backend::render(
+                     scene, ImageRays{camera.view(scene.grid.aabb), data_of(camera.background), pointers<float>(out)});
+               });
     return out;
   }
 
@@ -125,18 +118,18 @@ struct RenderOps {
                                      double min_transmittance, double min_weight) {
     const RayInputs rays{origins, directions, near, far, offset};
     const CellInputs cells{occupied, resolution, aabb_occupancy, origins};
-    const Field field = Field{grid, std::nullopt, aabb_grid, degree, density_scale, density_shift}.checked(origins);
-    check_contiguous("grad_grid", grad_grid, {grid.size(0), grid.size(1), grid.size(2), grid.size(3)},
-                     ScalarType::Float, origins);
-    const Rendered gradients = checked("grad_", grad_rgb, grad_opacity, grad_depth_sum, origins);
-    const Rendered results = checked("", rgb, opacity, depth_sum, origins);
+    const Rendered gradients = checked_rendered("grad_", grad_rgb, grad_opacity, grad_depth_sum, origins);
+    const Rendered results = checked_rendered("", rgb, opacity, depth_sum, origins);
     const typename Backend::Guard guard(origins);
-    if (origins.size(0) == 0) return;
-    const RayBatch batch = rays.batch(step);
-    field.dispatch(cells, step, min_transmittance, min_weight, [&](const auto& scene) {
-      Backend::render_backward(scene, batch, pointers<const float>(gradients), pointers<const float>(results),
-                               grad_grid.mutable_data_ptr<float>());
-    });
+    with_scene(cells, grid, std::nullopt, aabb_grid, step, degree, density_scale, density_shift, min_transmittance,
+               min_weight, origins, [&](const auto& scene) {
+                 float* const grad_rows =
+                     check_contiguous("grad_grid", grad_grid, shape_of(grid), ScalarType::Float, origins);
+                 const RayBatch batch = rays.batch(step);
+                 if (batch.count == 0) return;
+                 Backend::render_backward(scene, batch, pointers<const float>(gradients),
+                                          pointers<const float>(results), grad_rows);
+               });
   }
 
   static void implement(Library& m) {
@@ -147,89 +140,68 @@ struct RenderOps {
   }
 
  private:
-  struct Field {
-    Tensor grid;
-    std::optional<Tensor> density;
-    Tensor aabb;
-    int64_t degree;
-    double density_scale, density_shift;
-
-    // Returns the field with contiguous tensors, which must live as long as raw pointers to them are in use.
-    Field checked(const Tensor& like) const {
-      STD_TORCH_CHECK(degree >= 0 && degree <= kMaxShDegree, "degree must lie in 0..3, got ", degree);
-      check_finite_not_negative("density_scale", density_scale);
-      check_finite("density_shift", density_shift);
-      const ScalarType dtype = grid.scalar_type();
-      STD_TORCH_CHECK(dtype == ScalarType::Float || dtype == ScalarType::Half || dtype == ScalarType::BFloat16,
-                      "grid must be float32, float16 or bfloat16, got ", torch::headeronly::toString(dtype));
-      check_tensor("grid", grid, {kAny, kAny, kAny, kAny}, dtype, like);
-      check_tensor("aabb_grid", aabb, {2, 3}, ScalarType::Float, like);
-      const int64_t channels = 1 + 3 * sh_basis_size(static_cast<int>(degree));
-      STD_TORCH_CHECK(grid.size(3) >= channels, "grid must have at least ", channels, " channels for degree ", degree,
-                      ", got ", grid.size(3));
-      const double vertices = double(grid.size(0)) * double(grid.size(1)) * double(grid.size(2));
-      STD_TORCH_CHECK(vertices > 0 && vertices < 0x7fffffff, "grid must have 1 to 2^31 - 1 vertices, got ", vertices);
-      if (density.has_value()) {
-        check_tensor("density", *density, {grid.size(0), grid.size(1), grid.size(2)}, dtype, like);
-      }
-      return {as_contiguous(grid), as_contiguous(density), as_contiguous(aabb), degree, density_scale, density_shift};
-    }
-
-    // Calls f with the scene, of the grid's type.
-    template <typename F>
-    void dispatch(const CellInputs& cells, double step, double min_transmittance, double min_weight, const F& f) const {
-      check_step(step);
-      check_fraction("min_transmittance", min_transmittance);
-      check_fraction("min_weight", min_weight);
-      dispatch_floating(grid.scalar_type(), "grid", [&](auto zero) {
-        using scalar_t = decltype(zero);
-        if constexpr (!std::is_same_v<scalar_t, double>) {
-          f(RenderScene<scalar_t>{cells.either(),
-                                  view<scalar_t>(),
-                                  static_cast<float>(step),
-                                  steps_per_length(step),
-                                  {static_cast<float>(min_transmittance), static_cast<float>(min_weight)}});
+  // Checks a field, and calls f with its scene, of the grid's type.
+  template <typename F>
+  static void with_scene(const CellInputs& cells, const Tensor& any_grid, const OptionalTensor& any_density,
+                         const Tensor& any_aabb, double step, int64_t degree, double density_scale,
+                         double density_shift, double min_transmittance, double min_weight, const Tensor& like,
+                         const F& f) {
+    check_step(step);
+    check_finite_not_negative("density_scale", density_scale);
+    check_finite("density_shift", density_shift);
+    check_fraction("min_transmittance", min_transmittance);
+    check_fraction("min_weight", min_weight);
+    STD_TORCH_CHECK(degree >= 0 && degree <= kMaxShDegree, "degree must lie in 0..3, got ", degree);
+    const ScalarType dtype = any_grid.scalar_type();
+    STD_TORCH_CHECK(dtype == ScalarType::Float || dtype == ScalarType::Half || dtype == ScalarType::BFloat16,
+                    "grid must be float32, float16 or bfloat16, got ", torch::headeronly::toString(dtype));
+    const Tensor grid = checked("grid", any_grid, {kAny, kAny, kAny, kAny}, dtype, like);
+    const Tensor aabb = checked("aabb_grid", any_aabb, {2, 3}, ScalarType::Float, like);
+    const int64_t x = grid.size(0), y = grid.size(1), z = grid.size(2), channels = grid.size(3);
+    const int highest_band = static_cast<int>(degree);
+    const int64_t used = 1 + 3 * sh_basis_size(highest_band);
+    STD_TORCH_CHECK(channels >= used, "grid must have at least ", used, " channels for degree ", degree, ", got ",
+                    channels);
+    const double vertices = double(x) * double(y) * double(z);
+    STD_TORCH_CHECK(vertices > 0 && vertices < 0x7fffffff, "grid must have 1 to 2^31 - 1 vertices, got ", vertices);
+    const OptionalTensor density = checked("density", any_density, {x, y, z}, dtype, like);
+    const auto size = [&](int axis) { return static_cast<int32_t>(grid.size(axis)); };
+    const GridLocator<float, true> locator{{size(0), size(1), size(2)}, Padding::kBorder, 1, 0, true, false};
+    const KeepRule<float> rule{static_cast<float>(min_transmittance), static_cast<float>(min_weight)};
+    const float scale = static_cast<float>(density_scale), shift = static_cast<float>(density_shift);
+    dispatch_floating(dtype, "grid", [&](auto zero) {
+      using scalar_t = decltype(zero);
+      if constexpr (!std::is_same_v<scalar_t, double>) {
+        ShGridView<scalar_t> view{data_of(grid), data_of(grid), channels, channels, locator,
+                                  data_of(aabb), highest_band,  scale,    shift};
+        if (density.has_value()) {
+          view.density = data_of(density);
+          view.density_stride = 1;
         }
-      });
-    }
-
-    template <typename scalar_t>
-    ShGridView<scalar_t> view() const {
-      const Tensor& raw = density.has_value() ? *density : grid;
-      return {grid.const_data_ptr<scalar_t>(),
-              raw.const_data_ptr<scalar_t>(),
-              grid.size(3),
-              density.has_value() ? 1 : grid.size(3),
-              {{resolution(0), resolution(1), resolution(2)}, Padding::kBorder, 1, 0, true, false},
-              aabb.const_data_ptr<float>(),
-              static_cast<int>(degree),
-              static_cast<float>(density_scale),
-              static_cast<float>(density_shift)};
-    }
-
-    int32_t resolution(int axis) const { return static_cast<int32_t>(grid.size(axis)); }
-  };
-
-  static Rendered allocate(const Tensor& like, const std::vector<int64_t>& shape) {
-    std::vector<int64_t> colored = shape;
-    colored.push_back(3);
-    return {new_empty(like, colored, ScalarType::Float), new_empty(like, shape, ScalarType::Float),
-            new_empty(like, shape, ScalarType::Float)};
+        f(RenderScene<scalar_t>{cells.either(), view, static_cast<float>(step), steps_per_length(step), rule});
+      }
+    });
   }
 
-  static Rendered checked(const std::string& prefix, const Tensor& rgb, const Tensor& opacity, const Tensor& depth_sum,
-                          const Tensor& origins) {
+  static Rendered allocate(const Tensor& like, std::vector<int64_t> shape) {
+    const Tensor opacity = new_empty(like, shape, ScalarType::Float), depth = new_empty(like, shape, ScalarType::Float);
+    shape.push_back(3);
+    return {new_empty(like, shape, ScalarType::Float), opacity, depth};
+  }
+
+  static Rendered checked_rendered(const std::string& prefix, const Tensor& rgb, const Tensor& opacity,
+                                   const Tensor& depth_sum, const Tensor& origins) {
+    const auto own = [&](const char* name, const Tensor& x, std::vector<int64_t> shape) {
+      return checked((prefix + name).c_str(), x, shape, ScalarType::Float, origins);
+    };
     const int64_t rays = origins.size(0);
-    check_tensor((prefix + "rgb").c_str(), rgb, {rays, 3}, ScalarType::Float, origins);
-    check_tensor((prefix + "opacity").c_str(), opacity, {rays}, ScalarType::Float, origins);
-    check_tensor((prefix + "depth_sum").c_str(), depth_sum, {rays}, ScalarType::Float, origins);
-    return {as_contiguous(rgb), as_contiguous(opacity), as_contiguous(depth_sum)};
+    return {own("rgb", rgb, {rays, 3}), own("opacity", opacity, {rays}), own("depth_sum", depth_sum, {rays})};
   }
 
   template <typename T>
   static RenderedPointers<T> pointers(const Rendered& tensors) {
     const auto& [rgb, opacity, depth] = tensors;
-    return {static_cast<T*>(rgb.data_ptr()), static_cast<T*>(opacity.data_ptr()), static_cast<T*>(depth.data_ptr())};
+    return {data_of(rgb), data_of(opacity), data_of(depth)};
   }
 };
 

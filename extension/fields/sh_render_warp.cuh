@@ -80,9 +80,6 @@ __device__ __forceinline__ void stage(StagedSample& staged, const Stencil<float,
   staged.ray = ray;
 }
 
-// A multiple of 8 channels holds whole vectors; 4 more numbers put neighbouring rows into different banks.
-inline int basis_row(int used_channels) { return (used_channels + 7) / 8 * 8 + 4; }
-
 __device__ __forceinline__ void fill_basis_row(const float* direction, int degree, int row, float* out) {
   const int size = sh_basis_size(degree);
   out[0] = 0.0f;
@@ -173,7 +170,7 @@ __device__ __forceinline__ void walk_rays(const RenderScene<scalar_t>& scene, co
     Stencil<float, int32_t> stencil;
     Absorption<float> absorption{0.0f, 0.0f};
     if (found) {
-      stencil = unit.at(sample.t, scene.grid.locator);
+      stencil = scene.grid.at(unit, sample.t);
       sample.raw = raw_density(scene.grid, stencil);
       absorption = absorption_of_density(scene.grid.density_of(sample.raw), scene.step);
     }

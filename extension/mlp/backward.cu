@@ -1,18 +1,9 @@
 // The gradients of a multilayer perceptron on CUDA: how the work is laid out over warps and launches.
-#include <algorithm>
-
 #include "mlp/backward.cuh"
 #include "mlp/mlp_inputs.cuh"
 
 namespace voxelfield {
 namespace {
-
-struct BackwardTensors {
-  const MlpInputs& in;
-  const Tensor& grad_output;
-  Tensor& grad_input;
-  MlpGradients sums;
-};
 
 // How the units of a network are divided among a block's warps and among launches.
 struct UnitShares {
@@ -20,68 +11,64 @@ struct UnitShares {
 
   explicit UnitShares(const BackwardPlan& plan) : units(plan.mlp.units()) {
     per_warp = (units + plan.warps() - 1) / plan.warps();
-    const int most = plan.tiles() == 1 ? kMostUnits : most_units_of_two_tiles(plan.mlp.network.width);
-    launches = (per_warp + most - 1) / most;
+    const int max_units = plan.tiles() == 1 ? kMostUnits : most_units_of_two_tiles(plan.mlp.network.width);
+    launches = (per_warp + max_units - 1) / max_units;
     per_launch = (units + launches - 1) / launches;
   }
   int at_once() const { return (per_warp + launches - 1) / launches; }
 };
 
 template <template <int, int> class Weights, int Width, int Tiles, int Units>
-void launch_backward(const BackwardPlan& plan, const UnitShares& shares, const uint4* packed, BackwardTensors& t) {
+void launch_backward(const BackwardPlan& plan, const UnitShares& shares, const MlpInputs& in, BackwardPointers pointers,
+                     const MlpGradients& sums) {
   const auto kernel = mlp_backward_kernel<Weights<Width, 0>, Width, Tiles, Units>;
   const int warps = plan.warps(), units = shares.units, layers = plan.mlp.network.layers;
-  const int tiles = std::max((t.in.rows.capacity + plan.rows() - 1) / plan.rows(), 1);
+  const int tiles = std::max((in.rows.capacity + plan.rows() - 1) / plan.rows(), 1);
   const int blocks = std::min(tiles, resident_blocks(kernel, warps * kWarp, plan.shared));
   const int splits = Units == kMostUnits ? 1 : std::max(warps / units, 1);
-  const Tensor partial = new_empty(t.in.input, {blocks * splits, units, kUnit * kUnit}, ScalarType::Float);
+  const Tensor partial = new_empty(in.input, {blocks * splits, units, kUnit * kUnit}, ScalarType::Float);
   MlpLaunch launch{};
   launch.units = units;
   launch.splits = splits;
   launch.first_signs = MlpUnit(plan.mlp, shares.per_launch - 1).layer + 1;
   launch.tiles = tiles * warps * Tiles;
   const int64_t layers_with_signs = layers - launch.first_signs;  // none if there is one launch
-  Tensor signs = new_empty(t.in.input, {layers_with_signs, launch.tiles, Signs<Width>::kWords, kWarp}, ScalarType::Int);
+  Tensor signs = new_empty(in.input, {layers_with_signs, launch.tiles, Signs<Width>::kWords, kWarp}, ScalarType::Int);
   launch.signs = reinterpret_cast<unsigned*>(signs.mutable_data_ptr<int32_t>());
-  BackwardPointers pointers{};
-  pointers.packed = packed;
-  pointers.grad_output = halves(t.grad_output);
-  pointers.input = halves(t.in.input);
   pointers.partial = reinterpret_cast<float4*>(partial.mutable_data_ptr<float>());
   constexpr int64_t kKeptInts = 4 * KeptActivations<Width, Tiles>::kVectors;
   Tensor activations =
-      new_empty(t.in.input, {plan.staged() ? 0 : blocks * warps, layers - 1, kKeptInts}, ScalarType::Int);
+      new_empty(in.input, {plan.staged() ? 0 : blocks * warps, layers - 1, kKeptInts}, ScalarType::Int);
   pointers.activations = reinterpret_cast<uint4*>(activations.mutable_data_ptr<int32_t>());
+  __half* const grad_input = pointers.grad_input;
   for (int index = shares.launches - 1; index >= 0; --index) {
     launch.first_unit = index * shares.per_launch;
     launch.end_unit = std::min(launch.first_unit + shares.per_launch, units);
     launch.writes_signs = index == shares.launches - 1;
-    pointers.grad_input = index == 0 ? mutable_halves(t.grad_input) : nullptr;
-    kernel<<<blocks, warps * kWarp, plan.shared, CudaBackend::stream()>>>(plan, t.in.rows, pointers, launch);
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
+    pointers.grad_input = index == 0 ? grad_input : nullptr;
+    CudaBackend::launch(kernel, blocks, warps * kWarp, plan.shared, plan, in.rows, pointers, launch);
   }
-  mlp_reduce_kernel<<<units * kUnitVectors / kReduceVectors, kReduceThreads, 0, CudaBackend::stream()>>>(
-      plan.mlp, pointers.partial, blocks * splits, units, t.sums);
-  STD_CUDA_KERNEL_LAUNCH_CHECK();
+  CudaBackend::launch(mlp_reduce_kernel, units * kUnitVectors / kReduceVectors, kReduceThreads, 0, plan.mlp,
+                      pointers.partial, blocks * splits, units, sums);
 }
 
 std::tuple<Tensor, std::vector<Tensor>> mlp_backward(const Tensor& grad_output, const Tensor& input,
-                                                     const std::vector<Tensor>& weights,
-                                                     const std::optional<Tensor>& count) {
+                                                     const std::vector<Tensor>& weights, const OptionalTensor& count) {
   const CudaBackend::Guard guard(input);
   const MlpInputs in(input, weights, count);
   const Network& network = in.mlp.network;
-  STD_TORCH_CHECK(grad_output.dim() == 2 && grad_output.size(0) == in.rows.capacity &&
-                      grad_output.size(1) == network.out() && grad_output.scalar_type() == ScalarType::Half &&
-                      same_device(grad_output, in.input),
-                  "mlp: grad_output must be as the output is");
+  check_tensor("mlp: grad_output", grad_output, {in.rows.capacity, network.out()}, ScalarType::Half, in.input);
   const Tensor grads = by_vectors(grad_output, in.mlp.output_pitch, in.mlp.few_outputs() ? 1 : kOutputWidth);
   Tensor grad_input = new_empty(in.input, {in.rows.capacity, in.mlp.input_pitch}, ScalarType::Half);
   std::vector<Tensor> grad_weights;
-  BackwardTensors t{in, grads, grad_input, {}};
+  MlpGradients sums{};
+  BackwardPointers pointers{};
+  pointers.grad_output = halves(grads);
+  pointers.input = halves(in.input);
+  pointers.grad_input = mutable_halves(grad_input);
   for (int l = 0; l < network.layers; ++l) {
     grad_weights.push_back(new_empty(in.input, {network.layer[l].out, network.layer[l].in}, ScalarType::Float));
-    t.sums.layer[l] = grad_weights[l].mutable_data_ptr<float>();
+    sums.layer[l] = grad_weights[l].mutable_data_ptr<float>();
   }
   const int limit = shared_memory_limit();
   const BackwardPlan plan = plan_backward(in.mlp, limit);
@@ -94,14 +81,15 @@ std::tuple<Tensor, std::vector<Tensor>> mlp_backward(const Tensor& grad_output, 
       if constexpr (kWidth <= 64) {
         if (plan.tiles() == 2) {
           return dispatch_value<1, 2, most_units_of_two_tiles(kWidth)>(shares.at_once(), [&](auto units) {
-            launch_backward<StagedWeights, kWidth, 2, decltype(units)::value>(plan, shares, nullptr, t);
+            launch_backward<StagedWeights, kWidth, 2, decltype(units)::value>(plan, shares, in, pointers, sums);
           });
         }
       }
-      if constexpr (kWidth == 64) launch_backward<StagedWeights, kWidth, 1, kMostUnits>(plan, shares, nullptr, t);
+      if constexpr (kWidth == 64)
+        launch_backward<StagedWeights, kWidth, 1, kMostUnits>(plan, shares, in, pointers, sums);
       if constexpr (kWidth == 128) {
         dispatch_value<1, 2, 3, kMostUnits>(shares.at_once(), [&](auto units) {
-          launch_backward<StagedWeights, kWidth, 1, decltype(units)::value>(plan, shares, nullptr, t);
+          launch_backward<StagedWeights, kWidth, 1, decltype(units)::value>(plan, shares, in, pointers, sums);
         });
       }
     });
@@ -110,10 +98,11 @@ std::tuple<Tensor, std::vector<Tensor>> mlp_backward(const Tensor& grad_output, 
     const int wanted = BackwardPlan{in.mlp, Kept::kReplaced, kBackwardRows / strip_rows(network.width), 0}.bytes();
     warn_of_packed_weights(said, "mlp_backward", wanted, limit);
     const Tensor packed = pack_weights(plan.mlp.network, in.input, true);
+    pointers.packed = vectors(packed);
     dispatch_value<64, 128>(plan.mlp.network.width, [&](auto padded) {
       constexpr int kWidth = decltype(padded)::value;
       dispatch_value<(kWidth == 64 ? kMostUnits : 3), kMostUnits>(shares.at_once(), [&](auto units) {
-        launch_backward<PackedWeights, kWidth, 1, decltype(units)::value>(plan, shares, vectors(packed), t);
+        launch_backward<PackedWeights, kWidth, 1, decltype(units)::value>(plan, shares, in, pointers, sums);
       });
     });
   }

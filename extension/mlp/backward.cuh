@@ -7,8 +7,6 @@
 // several launches, the last layers' first.
 #pragma once
 
-#include <type_traits>
-
 #include "mlp/forward.cuh"
 #include "mlp/weight_gradient.cuh"
 

@@ -35,22 +35,18 @@ struct Mlp {
   }
 };
 
-// `out` are the layers' sizes; `weights` and dtypes are the caller's to fill in.
-inline Mlp plan_mlp(int in, const int* out, int layers) {
-  Mlp mlp{};
-  Network& network = mlp.network;
-  network.layers = layers;
+// `network` has its layers; its padding is filled in here.
+inline Mlp plan_mlp(Network network) {
   network.width = 16;
-  for (int l = 0; l < layers; ++l) {
-    network.layer[l] = {nullptr, out[l], l == 0 ? in : out[l - 1]};
-    while (l < layers - 1 && network.width < out[l]) network.width *= 2;
+  for (int l = 0; l < network.layers - 1; ++l) {
+    while (network.width < network.layer[l].out) network.width *= 2;
   }
-  network.padded_in = round_up(in, kInputGroup);
+  network.padded_in = round_up(network.in(), kInputGroup);
   network.padded_out = round_up(network.out(), kOutputGroup);
-  network.log2_input_width = kLog2InputWidth;
-  network.log2_output_width = mlp.few_outputs() ? 1 : 2;
-  mlp.input_pitch = round_up(in, kInputWidth);
-  mlp.output_pitch = mlp.few_outputs() ? network.out() : round_up(network.out(), kOutputWidth);
+  Mlp mlp{network, round_up(network.in(), kInputWidth), round_up(network.out(), kOutputWidth)};
+  if (mlp.few_outputs()) mlp.output_pitch = network.out();
+  mlp.network.log2_input_width = kLog2InputWidth;
+  mlp.network.log2_output_width = mlp.few_outputs() ? 1 : 2;
   return mlp;
 }
 

@@ -117,6 +117,33 @@ struct MarchedSamples {
   }
 };
 
+// Finds samples whose distances lie in a row of slots for each ray, which is one segment.
+struct SlottedSamples {
+  const float *origins, *directions;
+  const float* slots;  // (R, max_samples_per_ray)
+  int64_t max_samples_per_ray;
+  float step;
+  SamplePointers out;
+
+  struct Staged {
+    float origin[3], direction[3];
+  };
+
+  VOXELFIELD_HOST_DEVICE Staged stage(int64_t ray) const {
+    const float *o = origins + 3 * ray, *d = directions + 3 * ray;
+    return {{o[0], o[1], o[2]}, {d[0], d[1], d[2]}};
+  }
+
+  VOXELFIELD_HOST_DEVICE SampleRow sample(const Staged& staged, int64_t ray, int32_t number) const {
+    SampleRow row{{}, slots[ray * max_samples_per_ray + number], step, ray, true};
+    for (int axis = 0; axis < 3; ++axis) row.position[axis] = fmaf(row.t, staged.direction[axis], staged.origin[axis]);
+    return row;
+  }
+
+  // All are remembered.
+  VOXELFIELD_HOST_DEVICE void write_rest(int64_t /*row*/, int64_t /*ray*/, int32_t /*count*/) const {}
+};
+
 template <typename Backend>
 struct MarchOps {
   static Tensor pack_occupancy(const Tensor& occupied) {
@@ -157,6 +184,21 @@ struct MarchOps {
     const Packing packing = packing_of(counts, sums, segments_per_ray, kMaxSteps, out);
     check_contiguous("step_ranges", step_ranges, {kStoredRanges, rays.segments(), 2}, ScalarType::Int, origins);
     Backend::place_segments(packing, MarchedSamples{rays, ranges_in(step_ranges), SamplePointers(out)});
+    return out;
+  }
+
+  // Of samples that were found to show.
+  static PackedTensors pack_slots(const Tensor& any_origins, const Tensor& any_directions, const Tensor& any_slots,
+                                  const Tensor& counts, const Tensor& sums, double step, int64_t capacity) {
+    const int64_t rays = any_origins.size(0), max_samples_per_ray = any_slots.size(1);
+    const Tensor origins = checked("origins", any_origins, {rays, 3}, ScalarType::Float, any_origins);
+    const Tensor directions = checked("directions", any_directions, {rays, 3}, ScalarType::Float, origins);
+    const Tensor slots = checked("slots", any_slots, {rays, max_samples_per_ray}, ScalarType::Float, origins);
+    const typename Backend::Guard guard(origins);
+    const PackedTensors out = new_packed(origins, rays, capacity);
+    Backend::place_segments(packing_of(counts, sums, 1, std::min<int64_t>(max_samples_per_ray, kMaxSteps), out),
+                            SlottedSamples{data_of(origins), data_of(directions), data_of(slots), max_samples_per_ray,
+                                           static_cast<float>(step), SamplePointers(out)});
     return out;
   }
 

@@ -44,6 +44,25 @@ VOXELFIELD_HOST_DEVICE void clip_to_box(const float* aabb, Ray& ray) {
   ray.far = hit ? leave : 0.0f;
 }
 
+// A ray in the coordinates of a box whose corners are 0 and 1.
+struct UnitRay {
+  float start[3], slope[3];
+
+  VOXELFIELD_HOST_DEVICE UnitRay(const RayView& ray, const float* aabb) {
+    VOXELFIELD_UNROLL
+    for (int axis = 0; axis < 3; ++axis) {
+      const float extent = aabb[3 + axis] - aabb[axis];
+      start[axis] = (ray.origin[axis] - aabb[axis]) / extent;
+      slope[axis] = ray.direction[axis] / extent;
+    }
+  }
+
+  VOXELFIELD_HOST_DEVICE void point(float t, float* at) const {
+    VOXELFIELD_UNROLL
+    for (int axis = 0; axis < 3; ++axis) at[axis] = fmaf(t, slope[axis], start[axis]);
+  }
+};
+
 struct PinholeView {
   const float* c2w;         // (4, 4), camera axes x right, y up, looking along -z
   const float* intrinsics;  // fx, fy, cx, cy in pixels

@@ -6,6 +6,7 @@ namespace voxelfield {
 
 STABLE_TORCH_LIBRARY_IMPL(voxelfield, CPU, m) {
   MarchOps<CpuPacking>::implement(m);
+  m.impl("pack_slots", TORCH_BOX(&MarchOps<CpuPacking>::pack_slots));
   PixelRaysOps<CpuPacking>::implement(m);
 }
 

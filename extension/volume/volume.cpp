@@ -3,6 +3,7 @@
 #include "volume/pixel_ops.h"
 #include "volume/ray_sums_ops.h"
 #include "volume/select_ops.h"
+#include "volume/view_encoding_ops.h"
 #include "volume/walk_rays.h"
 
 namespace voxelfield {
@@ -25,6 +26,7 @@ struct CpuVolume : CpuRays {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(voxelfield, CPU, m) {
+  AppendViewOps<CpuVolume>::implement(m);
   CompositeOps<CpuVolume>::implement(m);
   PixelOps<CpuVolume>::implement(m);
   RaySumsOps<CpuVolume>::implement(m);

@@ -3,6 +3,7 @@
 #include "volume/pixel_ops.h"
 #include "volume/ray_sums_ops.h"
 #include "volume/select_ops.h"
+#include "volume/view_encoding_ops.h"
 #include "volume/walk_rays.cuh"
 
 namespace voxelfield {
@@ -61,6 +62,7 @@ struct CudaVolume : CudaRays {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) {
+  AppendViewOps<CudaVolume>::implement(m);
   CompositeOps<CudaVolume>::implement(m);
   PixelOps<CudaVolume>::implement(m);
   RaySumsOps<CudaVolume>::implement(m);

@@ -5,6 +5,10 @@
 #include "common/checks.h"
 #include "volume/color.h"
 
+#if defined(__CUDACC__)
+#include "common/vector.cuh"
+#endif
+
 namespace voxelfield {
 
 template <int Width, typename scalar_t>
@@ -85,20 +89,18 @@ struct GeometryGradient {
 
 template <typename Backend>
 struct AppendViewOps {
-  static std::tuple<Tensor, Tensor> append_view(const Tensor& geometry, const Tensor& directions,
-                                                const Tensor& ray_index, int64_t degree) {
-    check_tensor("geometry", geometry, {kAny, kAny}, geometry.scalar_type(), geometry);
-    check_tensor("directions", directions, {kAny, 3}, opmath_type(geometry), geometry);
-    check_tensor("ray_index", ray_index, {geometry.size(0)}, ScalarType::Long, geometry);
-    STD_TORCH_CHECK(geometry.size(1) > 0, "geometry must have at least one column, got none");
+  static TensorTuple<2> append_view(const Tensor& geometry, const Tensor& directions, const Tensor& ray_index,
+                                    int64_t degree) {
+    const Tensor g = checked("geometry", geometry, {kAny, kAny}, geometry.scalar_type(), geometry);
+    const Tensor d = checked("directions", directions, {kAny, 3}, opmath_type(g), g);
+    const Tensor index = checked("ray_index", ray_index, {g.size(0)}, ScalarType::Long, g);
+    STD_TORCH_CHECK(g.size(1) > 0, "geometry must have at least one column, got none");
     STD_TORCH_CHECK(degree >= 0 && degree <= kMaxShDegree, "append_view: degree must be 0 to 3, got ", degree);
     const typename Backend::Guard guard(geometry);
-    const Tensor g = as_contiguous(geometry), d = as_contiguous(directions), index = as_contiguous(ray_index);
     const int64_t n = g.size(0), columns = g.size(1) + sh_basis_size(static_cast<int>(degree));
     Tensor inputs = new_empty(g, {n, columns}, g.scalar_type()), raw = new_empty(g, {n}, opmath_type(g));
     dispatch_floating(g.scalar_type(), "geometry", [&](auto zero) {
       using scalar_t = decltype(zero);
-      using T = opmath_t<scalar_t>;
       const scalar_t* from = g.const_data_ptr<scalar_t>();
       scalar_t* to = inputs.mutable_data_ptr<scalar_t>();
       dispatch_value<0, 1, 2, 3>(degree, [&](auto tag) {
@@ -106,8 +108,7 @@ struct AppendViewOps {
         constexpr int kWide = sh_basis_size(kDegree) % kWidest == 0 ? kWidest : 1;
         dispatch_vector_width<kWide, 1>(vector_width(kWide, {g.size(1)}, from, to), [&](auto width) {
           Backend::for_each(n, ViewAppended<scalar_t, kDegree, decltype(width)::value>{
-                                   from, d.const_data_ptr<T>(), index.const_data_ptr<int64_t>(), g.size(1), d.size(0),
-                                   to, raw.mutable_data_ptr<T>()});
+                                   from, data_of(d), data_of(index), g.size(1), d.size(0), to, data_of(raw)});
         });
       });
     });
@@ -115,12 +116,11 @@ struct AppendViewOps {
   }
 
   static Tensor append_view_backward(const Tensor& grad_inputs, const Tensor& grad_raw, int64_t geometry_size) {
-    check_tensor("grad_inputs", grad_inputs, {kAny, kAny}, grad_inputs.scalar_type(), grad_inputs);
-    check_tensor("grad_raw", grad_raw, {grad_inputs.size(0)}, opmath_type(grad_inputs), grad_inputs);
-    STD_TORCH_CHECK(geometry_size > 0 && geometry_size <= grad_inputs.size(1), "geometry_size must lie in 1..",
-                    grad_inputs.size(1), ", got ", geometry_size);
+    const Tensor g = checked("grad_inputs", grad_inputs, {kAny, kAny}, grad_inputs.scalar_type(), grad_inputs);
+    const Tensor r = checked("grad_raw", grad_raw, {g.size(0)}, opmath_type(g), g);
+    STD_TORCH_CHECK(geometry_size > 0 && geometry_size <= g.size(1), "geometry_size must lie in 1..", g.size(1),
+                    ", got ", geometry_size);
     const typename Backend::Guard guard(grad_inputs);
-    const Tensor g = as_contiguous(grad_inputs), r = as_contiguous(grad_raw);
     const int64_t view_size = g.size(1) - geometry_size;
     Tensor result = new_empty(g, {g.size(0), geometry_size}, g.scalar_type());
     dispatch_floating(g.scalar_type(), "grad_inputs", [&](auto zero) {
@@ -129,8 +129,8 @@ struct AppendViewOps {
       const scalar_t* from = g.const_data_ptr<scalar_t>();
       scalar_t* to = result.mutable_data_ptr<scalar_t>();
       dispatch_vector_width<kWide, 1>(vector_width(kWide, {view_size, geometry_size}, from, to), [&](auto width) {
-        Backend::for_each(g.size(0), GeometryGradient<scalar_t, decltype(width)::value>{
-                                         from, r.const_data_ptr<opmath_t<scalar_t>>(), geometry_size, view_size, to});
+        Backend::for_each(g.size(0), GeometryGradient<scalar_t, decltype(width)::value>{from, data_of(r), geometry_size,
+                                                                                        view_size, to});
       });
     });
     return result;
