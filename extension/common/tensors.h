@@ -76,15 +76,6 @@ inline Tensor new_like(const Tensor& like, const std::vector<int64_t>& shape) {
   return new_empty(like, shape, like.scalar_type());
 }
 
-// Views a contiguous tensor (1, ...) without its first dimension.
-inline Tensor without_leading(const Tensor& x) {
-  const auto sizes = x.sizes(), strides = x.strides();
-  AtenTensorHandle result = nullptr;
-  TORCH_ERROR_CODE_CHECK(aoti_torch__reinterpret_tensor(x.get(), x.dim() - 1, sizes.data() + 1, strides.data() + 1,
-                                                        x.storage_offset(), &result));
-  return Tensor(result);
-}
-
 inline bool same_device(const Tensor& a, const Tensor& b) {
   return a.is_cuda() == b.is_cuda() && a.get_device_index() == b.get_device_index();
 }

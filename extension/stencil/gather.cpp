@@ -1,41 +1,211 @@
 // On the CPU: sampling, for every point and set of weights a weighted sum of the eight corners; and the gradient to the
 // points, how that sum changes as the point moves, times the gradient that comes back, summed over channels.
-#include <vector>
-
 #include "common/backend.h"
-#include "common/narrow.h"
 #include "stencil/batches.h"
 #include "stencil/stencil_ops.h"
+
+#if defined(VOXELFIELD_HAS_F16C)
+#include <immintrin.h>
+#endif
 
 namespace voxelfield {
 namespace {
 
-template <bool kAdd, typename scalar_t, typename Weights, typename Result, typename T>
-VOXELFIELD_HOST_DEVICE void gather_rows(const scalar_t* data, const Stencil<T>& s, const Weights& weights,
-                                        int64_t channels, Result* row, int64_t set_stride) {
-  constexpr int kSets = Weights::kSets;
-  if (s.empty) {
-    for (int set = 0; set < kSets && !kAdd; ++set) std::fill_n(row + set * set_stride, channels, Result(0));
-    return;
-  }
+// The weighted sum of the corners for each set of weights: into a row of the result, or with kAdd onto what the row
+// holds.
+template <bool kAdd, int kSets, typename scalar_t, typename Result, typename T>
+struct CornerSum {
+  Result* row;     // of the first set
+  int64_t stride;  // between the rows of sets
   const scalar_t* corner[kCorners];
   T weight[kSets][kCorners];
+
+  template <int kWidth>
+  VOXELFIELD_HOST_DEVICE void block(int64_t first) const {
+    for (int set = 0; set < kSets; ++set) {
+      Result* out = row + set * stride + first;
+      VOXELFIELD_VECTORIZE
+      for (int c = 0; c < kWidth; ++c) {
+        T sum = kAdd ? widen(out[c]) : T(0);
+        for (int k = 0; k < kCorners; ++k) sum += weight[set][k] * widen(corner[k][first + c]);
+        out[c] = narrow_to<Result>(sum);
+      }
+    }
+  }
+};
+
+// How that sum changes as the point moves, times the value that belongs to it, added up over channels.
+template <typename scalar_t, typename T>
+struct CornerSlope {
+  const scalar_t* corner[kCorners];
+  T slope[3][kCorners];  // of the corners' weights along each axis
+  const scalar_t* value;
+  T* gradient;
+
+  template <int kWidth>
+  VOXELFIELD_HOST_DEVICE void block(int64_t first) const {
+    T x = 0, y = 0, z = 0;
+    VOXELFIELD_VECTORIZE_SUM(x, y, z)
+    for (int c = 0; c < kWidth; ++c) {
+      T along_x = 0, along_y = 0, along_z = 0;
+      for (int k = 0; k < kCorners; ++k) {
+        const T feature = widen(corner[k][first + c]);
+        along_x += slope[0][k] * feature;
+        along_y += slope[1][k] * feature;
+        along_z += slope[2][k] * feature;
+      }
+      const T back = widen(value[first + c]);
+      x += back * along_x;
+      y += back * along_y;
+      z += back * along_z;
+    }
+    gradient[0] += x;
+    gradient[1] += y;
+    gradient[2] += z;
+  }
+};
+
+// The product of two rows.
+template <typename scalar_t, typename T = opmath_t<scalar_t>>
+VOXELFIELD_HOST_DEVICE T dot(const scalar_t* a, const scalar_t* b, int64_t channels) {
+  T product = 0;
+  VOXELFIELD_VECTORIZE_SUM(product)
+  for (int64_t c = 0; c < channels; ++c) product += widen(a[c]) * widen(b[c]);
+  return product;
+}
+
+// From here on one product per corner, summed over all channels first, is less work than three sums per channel.
+constexpr int64_t kManyChannels = 64;
+
+template <typename scalar_t, typename T>
+VOXELFIELD_HOST_DEVICE void add_gradient(const CornerSlope<scalar_t, T>& sum, int64_t channels) {
+  if (channels < kManyChannels) return for_each_block(channels, sum);
   for (int k = 0; k < kCorners; ++k) {
-    corner[k] = data + s.offset(k);
-    for (int set = 0; set < kSets; ++set) weight[set][k] = weights(s, k, set);
+    const T product = dot(sum.value, sum.corner[k], channels);
+    for (int axis = 0; axis < 3; ++axis) sum.gradient[axis] += sum.slope[axis][k] * product;
   }
-  if constexpr (kConvertsRows<scalar_t>) {
-    const auto sum_rows = kAdd ? float16_corners.add : float16_corners.sum;
-    sum_rows(corner, weight[0], kSets, channels, row, set_stride);
+}
+
+template <typename Sum>
+VOXELFIELD_HOST_DEVICE void sum_corners(const Sum& sum, int64_t channels) {
+  for_each_block(channels, sum);
+}
+
+#if defined(VOXELFIELD_HAS_F16C)
+
+// float16 by the processor's own conversions, in functions of their own; see Float16Rows.
+const bool uses_f16c = runs_f16c();
+
+// Eight or four numbers as a vector, or one in the first lane of four.
+template <int kWidth>
+VOXELFIELD_F16C inline auto load(const Half* values) {
+  if constexpr (kWidth == 8) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values)));
+  } else if constexpr (kWidth == 4) {
+    return _mm_cvtph_ps(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(values)));
   } else {
-    sum_corners<kAdd>(corner, weight[0], kSets, channels, row, set_stride);
+    return _mm_cvtph_ps(_mm_cvtsi32_si128(values->x));
   }
+}
+
+template <int kWidth>
+using Numbers = decltype(load<kWidth>(nullptr));
+
+// Corners are converted once for all sets.
+template <int kWidth, bool kAdd, int kSets>
+VOXELFIELD_F16C inline void sum_block(const CornerSum<kAdd, kSets, Half, float, float>& sum, int64_t first) {
+  Numbers<kWidth> feature[kCorners];
+  for (int k = 0; k < kCorners; ++k) feature[k] = load<kWidth>(sum.corner[k] + first);
+  for (int set = 0; set < kSets; ++set) {
+    float* out = sum.row + set * sum.stride + first;
+    Numbers<kWidth> total{};
+    if (kAdd) std::memcpy(&total, out, kWidth * sizeof(float));
+    for (int k = 0; k < kCorners; ++k) total += sum.weight[set][k] * feature[k];
+    std::memcpy(out, &total, kWidth * sizeof(float));
+  }
+}
+
+template <bool kAdd, int kSets>
+VOXELFIELD_F16C void sum_by_f16c(const CornerSum<kAdd, kSets, Half, float, float>& sum, int64_t channels) {
+  int64_t c = 0;
+  for (; c + 8 <= channels; c += 8) sum_block<8>(sum, c);
+  if (channels & 4) {
+    sum_block<4>(sum, c);
+    c += 4;
+  }
+  for (; c < channels; ++c) sum_block<1>(sum, c);
+}
+
+template <bool kAdd, int kSets>
+VOXELFIELD_HOST_DEVICE void sum_corners(const CornerSum<kAdd, kSets, Half, float, float>& sum, int64_t channels) {
+  uses_f16c ? sum_by_f16c(sum, channels) : for_each_block(channels, sum);
+}
+
+// The sums over lanes of four vectors.
+VOXELFIELD_F16C inline __m128 sum_lanes(__m128 a, __m128 b, __m128 c, __m128 d) {
+  return _mm_hadd_ps(_mm_hadd_ps(a, b), _mm_hadd_ps(c, d));
+}
+
+VOXELFIELD_F16C inline __m128 halves_added(__m256 x) {
+  return _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+}
+
+template <int kWidth>
+VOXELFIELD_F16C inline void add_products(const CornerSlope<Half, float>& sum, int64_t first, Numbers<kWidth>* product) {
+  const auto factor = load<kWidth>(sum.value + first);
+  for (int k = 0; k < kCorners; ++k) product[k] += factor * load<kWidth>(sum.corner[k] + first);
+}
+
+// The products with the eight corners are summed over channels first: a conversion and one sum for each number read.
+VOXELFIELD_F16C void add_gradient_by_f16c(const CornerSlope<Half, float>& sum, int64_t channels) {
+  __m256 wide[kCorners] = {};
+  int64_t c = 0;
+  for (; c + 8 <= channels; c += 8) add_products<8>(sum, c, wide);
+  __m128 product[kCorners], along[3];
+  for (int k = 0; k < kCorners; ++k) product[k] = halves_added(wide[k]);
+  if (channels & 4) {
+    add_products<4>(sum, c, product);
+    c += 4;
+  }
+  for (; c < channels; ++c) add_products<1>(sum, c, product);
+  const __m256 products = _mm256_set_m128(sum_lanes(product[4], product[5], product[6], product[7]),
+                                          sum_lanes(product[0], product[1], product[2], product[3]));
+  for (int axis = 0; axis < 3; ++axis) {
+    along[axis] = halves_added(_mm256_mul_ps(products, _mm256_loadu_ps(sum.slope[axis])));
+  }
+  float total[4];
+  _mm_storeu_ps(total, sum_lanes(along[0], along[1], along[2], along[2]));
+  for (int axis = 0; axis < 3; ++axis) sum.gradient[axis] += total[axis];
+}
+
+VOXELFIELD_HOST_DEVICE void add_gradient(const CornerSlope<Half, float>& sum, int64_t channels) {
+  uses_f16c ? add_gradient_by_f16c(sum, channels) : add_gradient<Half, float>(sum, channels);
+}
+
+#endif
+
+template <bool kAdd, typename scalar_t, typename Weights, typename Result, typename T>
+VOXELFIELD_HOST_DEVICE void gather_rows(const scalar_t* data, const Stencil<T>& s, const Weights& weights,
+                                        int64_t channels, Result* row, int64_t stride) {
+  constexpr int kSets = Weights::kSets;
+  if (s.empty) {
+    for (int set = 0; set < kSets && !kAdd; ++set) std::fill_n(row + set * stride, channels, Result(0));
+    return;
+  }
+  CornerSum<kAdd, kSets, scalar_t, Result, T> sum;
+  sum.row = row;
+  sum.stride = stride;
+  for (int k = 0; k < kCorners; ++k) {
+    sum.corner[k] = data + s.offset(k);
+    for (int set = 0; set < kSets; ++set) sum.weight[set][k] = weights(s, k, set);
+  }
+  sum_corners(sum, channels);
 }
 
 // `total` holds the rows of a batch, (kSets, kPointsPerBatch, columns): levels that add up are summed there and rounded
 // once, and float16 rows are rounded together.
 template <typename Weights, typename Locator, typename scalar_t, typename T>
-VOXELFIELD_MULTIVERSION void gather_range(const Levels<Locator, const scalar_t>& levels, const PointsView<T>& at,
+VOXELFIELD_MULTIVERSION void gather_range(const Levels<Locator, const scalar_t>& levels, const PointsView<Weights>& at,
                                           scalar_t* out, int64_t begin, int64_t end, T* total) {
   constexpr int kSets = Weights::kSets;
   const int64_t columns = levels.columns, total_stride = kPointsPerBatch * columns;
@@ -43,14 +213,13 @@ VOXELFIELD_MULTIVERSION void gather_range(const Levels<Locator, const scalar_t>&
   for (int64_t first = begin; first < end; first += kPointsPerBatch) {
     const int64_t count = std::min(kPointsPerBatch, end - first);
     if (levels.sum) std::fill_n(total, kSets * total_stride, T(0));
-    for (int l = 0; l < levels.count; ++l) {
-      const auto& level = levels.level[l];
+    for (const auto& level : levels) {
       const int64_t channels = level.locator.channels;
       locate(level.locator, at.points, Consecutive{first}, count, stencils);
       prefetch_corners(level.locator, level.data, stencils, count);
       for (int64_t i = 0; i < count; ++i) {
         T* const total_row = total + i * columns + level.column;
-        const Weights weights(at.directions, first + i);
+        const Weights weights = at.weights(first + i);
         if (levels.sum) {
           gather_rows<true>(level.data, stencils[i], weights, channels, total_row, total_stride);
         } else if constexpr (kConvertsRows<scalar_t>) {
@@ -70,19 +239,18 @@ VOXELFIELD_MULTIVERSION void gather_range(const Levels<Locator, const scalar_t>&
 
 template <typename Weights, typename Locator, typename scalar_t, typename T>
 VOXELFIELD_MULTIVERSION void point_gradient_range(const Levels<Locator, const scalar_t>& levels, const scalar_t* values,
-                                                  const PointsView<T>& at, T* out, int64_t begin, int64_t end) {
+                                                  const PointsView<Weights>& at, T* out, int64_t begin, int64_t end) {
   std::fill(out + 3 * begin, out + 3 * end, T(0));
   Stencil<T> stencils[kPointsPerBatch];
   for (int64_t first = begin; first < end; first += kPointsPerBatch) {
     const int64_t count = std::min(kPointsPerBatch, end - first);
-    for (int l = 0; l < levels.count; ++l) {
-      const auto& level = levels.level[l];
+    for (const auto& level : levels) {
       locate(level.locator, at.points, Consecutive{first}, count, stencils);
       prefetch_corners(level.locator, level.data, stencils, count);
       for (int64_t i = 0; i < count; ++i) {
         const Stencil<T>& s = stencils[i];
         if (s.empty) continue;
-        const Weights weights(at.directions, first + i);
+        const Weights weights = at.weights(first + i);
         for (int set = 0; set < Weights::kSets; ++set) {
           CornerSlope<scalar_t, T> sum;
           sum.value = values + (set * at.count + first + i) * levels.columns + level.column;
@@ -91,11 +259,7 @@ VOXELFIELD_MULTIVERSION void point_gradient_range(const Levels<Locator, const sc
             sum.corner[k] = level.data + s.offset(k);
             for (int axis = 0; axis < 3; ++axis) sum.slope[axis][k] = weights.gradient(s, k, axis, set);
           }
-          if constexpr (kConvertsRows<scalar_t>) {
-            float16_corners.add_gradient(sum, level.locator.channels);
-          } else {
-            add_gradient(sum, level.locator.channels);
-          }
+          add_gradient(sum, level.locator.channels);
         }
       }
     }
@@ -103,23 +267,21 @@ VOXELFIELD_MULTIVERSION void point_gradient_range(const Levels<Locator, const sc
 }
 
 struct Cpu : CpuBackend {
-  template <typename Weights, typename Locator, typename scalar_t, typename T>
-  static void gather(Tag<Weights> /*weights*/, const Levels<Locator, const scalar_t>& levels, const PointsView<T>& at,
-                     scalar_t* out) {
+  template <typename Weights, typename Locator, typename scalar_t>
+  static void gather(const Levels<Locator, const scalar_t>& levels, const PointsView<Weights>& at, scalar_t* out) {
     ask_for_huge_pages(out, Weights::kSets * at.count * levels.columns * sizeof(scalar_t));
     const bool totals = levels.sum || kConvertsRows<scalar_t>;
     for_each_range(at.count, kPointsPerTask, [&](int64_t begin, int64_t end) {
-      std::vector<T> total(totals ? Weights::kSets * kPointsPerBatch * levels.columns : 0);
-      gather_range<Weights>(levels, at, out, begin, end, total.data());
+      std::vector<opmath_t<scalar_t>> total(totals ? Weights::kSets * kPointsPerBatch * levels.columns : 0);
+      gather_range(levels, at, out, begin, end, total.data());
     });
   }
 
   template <typename Weights, typename Locator, typename scalar_t, typename T>
-  static void point_gradient(Tag<Weights> /*weights*/, const Levels<Locator, const scalar_t>& levels,
-                             const scalar_t* values, const PointsView<T>& at, T* out) {
-    for_each_range(at.count, kPointsPerTask, [&](int64_t begin, int64_t end) {
-      point_gradient_range<Weights>(levels, values, at, out, begin, end);
-    });
+  static void point_gradient(const Levels<Locator, const scalar_t>& levels, const scalar_t* values,
+                             const PointsView<Weights>& at, T* out) {
+    for_each_range(at.count, kPointsPerTask,
+                   [&](int64_t begin, int64_t end) { point_gradient_range(levels, values, at, out, begin, end); });
   }
 };
 

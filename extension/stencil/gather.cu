@@ -8,17 +8,19 @@
 namespace voxelfield {
 namespace {
 
+template <typename Locator>
+constexpr bool kNarrow = std::is_same_v<typename Locator::offset_t, int32_t>;
+
 template <typename Locator, typename T>
 __device__ __forceinline__ auto find_stencil(const Locator& locator, const T* points, int64_t index) {
-  return locator(points, index);
-}
-
-// One branch on the padding, which is the same for all points, spares a selection for each vertex that could be
-// missing.
-template <typename T>
-__device__ __forceinline__ auto find_stencil(const GridLocator<T, true>& locator, const T* points, int64_t index) {
-  return locator.padding == Padding::kZeros ? locator.find(points, index, std::false_type{})
-                                            : locator.find(points, index, std::true_type{});
+  if constexpr (kNarrow<Locator>) {
+    // One branch on the padding, which is the same for all points, spares a selection for each vertex that could be
+    // missing.
+    return locator.padding == Padding::kZeros ? locator.find(points, index, std::false_type{})
+                                              : locator.find(points, index, std::true_type{});
+  } else {
+    return locator(points, index);
+  }
 }
 
 // The two threads of a vector hold the sums of its two sides along z. They exchange halves, and each completes one
@@ -218,7 +220,7 @@ __global__ void __launch_bounds__(kGatherThreads)
       }
     } while (!Single && ++l < levels.count);
     first += layout.vectors;
-  } while (!Single && first < layout.most_vectors);
+  } while (!Single && first < layout.max_vectors);
   if (Single || !row_buffer) return;
   __syncwarp();
   const offset_t begin = warp * layout.points, left = count - begin;
@@ -285,47 +287,44 @@ constexpr int kWideRow = 12;
 constexpr int kWideVectors = 4;
 constexpr int kWord = 8;  // 16-bit channels that are moved in one access
 
-template <typename Locator>
-constexpr bool kNarrow = std::is_same_v<typename Locator::offset_t, int32_t>;
-
 struct Cuda : CudaBackend {
-  template <typename Weights, typename Locator, typename scalar_t, typename T>
-  static void gather(Tag<Weights> /*weights*/, const Levels<Locator, const scalar_t>& levels, const PointsView<T>& at,
-                     scalar_t* out) {
+  template <typename Weights, typename Locator, typename scalar_t>
+  static void gather(const Levels<Locator, const scalar_t>& levels, const PointsView<Weights>& at, scalar_t* out) {
     dispatch_levels<Weights>(levels, out, [&](auto width, const auto& located) {
       constexpr bool kNarrowOffsets = kNarrow<std::decay_t<decltype(located.level[0].locator)>>;
-      // The most points whose elements 32-bit offsets can count; further points take further launches. Value weights
+      // As many points as 32-bit offsets can count the elements of; further points take further launches. Value weights
       // have no directions and one set of rows, so only points and rows advance from launch to launch.
-      static_assert(!kNarrowOffsets || std::is_same_v<Weights, ValueWeights<T>>);
-      const int64_t most = kNarrowOffsets ? 0x7fffffff / std::max<int64_t>(3, levels.columns) : at.count;
-      for (int64_t begin = 0; begin < at.count; begin += most) {
-        const PointsView<T> part{at.points + 3 * begin, at.directions, std::min(most, at.count - begin)};
-        gather_part<Weights, decltype(width)::value>(located, part, out + begin * levels.columns);
+      static_assert(!kNarrowOffsets || std::is_same_v<Weights, ValueWeights<float>>);
+      const int64_t share = kNarrowOffsets ? 0x7fffffff / std::max<int64_t>(3, levels.columns) : at.count;
+      for (int64_t begin = 0; begin < at.count; begin += share) {
+        const PointsView<Weights> part{at.points + 3 * begin, at.directions, std::min(share, at.count - begin)};
+        gather_part<decltype(width)::value>(located, part, out + begin * levels.columns);
       }
     });
   }
 
   template <typename Weights, typename Locator, typename scalar_t, typename T>
-  static void point_gradient(Tag<Weights> /*weights*/, const Levels<Locator, const scalar_t>& levels,
-                             const scalar_t* values, const PointsView<T>& at, T* out) {
+  static void point_gradient(const Levels<Locator, const scalar_t>& levels, const scalar_t* values,
+                             const PointsView<Weights>& at, T* out) {
     dispatch_levels<Weights>(levels, values, [&](auto width, const auto& located) {
       using Located = std::decay_t<decltype(located.level[0].locator)>;
       constexpr int kWidth = decltype(width)::value;
       int lanes = 2;
-      while (lanes < kWarp && lanes < 2 * most_vectors(levels, kWidth)) lanes *= 2;
+      while (lanes < kWarp && lanes < 2 * max_vectors(levels, kWidth)) lanes *= 2;
       launch(point_gradient_kernel<scalar_t, kWidth, Weights, Located, T>, blocks(at.count, kThreads / lanes), kThreads,
              0, located, values, at.points, at.directions, out, at.count, lanes);
     });
   }
 
  private:
-  template <typename Weights, int Width, typename Locator, typename scalar_t, typename T>
-  static void gather_part(const Levels<Locator, const scalar_t>& levels, const PointsView<T>& at, scalar_t* out) {
-    const LaneLayout layout(most_vectors(levels, Width));
-    const bool at_once = layout.most_vectors == layout.vectors;
+  template <int Width, typename Weights, typename Locator, typename scalar_t>
+  static void gather_part(const Levels<Locator, const scalar_t>& levels, const PointsView<Weights>& at, scalar_t* out) {
+    using T = opmath_t<scalar_t>;
+    const LaneLayout layout(max_vectors(levels, Width));
+    const bool at_once = layout.max_vectors == layout.vectors;
     if constexpr (kNarrow<Locator> && sizeof(scalar_t) == 2) {
       // For a wide row of 16-bit channels every thread computing the stencil would take longer than moving the bytes.
-      if (levels.count == 1 && (levels.columns >= kWideRow || layout.most_vectors >= kWideVectors)) {
+      if (levels.count == 1 && (levels.columns >= kWideRow || layout.max_vectors >= kWideVectors)) {
         constexpr int kStore = std::min(Width, 4);
         const auto& level = levels.level[0];
         const bool in_words = level.locator.resolution[2] * levels.columns % kWord == 0 &&

@@ -2,8 +2,6 @@
 #pragma once
 
 #include <algorithm>
-#include <cstdint>
-#include <type_traits>
 
 #include "common/tensors.h"
 #include "common/vector.cuh"
@@ -12,10 +10,10 @@
 namespace voxelfield {
 
 template <typename Locator, typename scalar_t>
-int most_vectors(const Levels<Locator, scalar_t>& levels, int width) {
-  int64_t most = 0;
-  for (int l = 0; l < levels.count; ++l) most = std::max(most, levels.level[l].locator.channels / width);
-  return static_cast<int>(most);
+int max_vectors(const Levels<Locator, scalar_t>& levels, int width) {
+  int64_t vectors = 0;
+  for (const auto& level : levels) vectors = std::max(vectors, level.locator.channels / width);
+  return static_cast<int>(vectors);
 }
 
 // Compiled in every form that is faster: what each training step runs. Derivatives and float64 have one form, in
@@ -29,22 +27,18 @@ template <typename Weights, int Bytes = 16, typename scalar_t, typename Locator,
 void dispatch_levels(const Levels<Locator, element_t>& levels, const scalar_t* rows, const F& f) {
   constexpr int kWidest = std::is_same_v<opmath_t<scalar_t>, double> ? 1 : Bytes / sizeof(element_t);
   int width = vector_width(kWidest, {levels.columns}, rows);
-  for (int l = 0; l < levels.count; ++l) {
-    const auto& level = levels.level[l];
-    width = vector_width(width, {level.locator.channels, level.column}, level.data);
-  }
+  for (const auto& level : levels) width = vector_width(width, {level.locator.channels, level.column}, level.data);
   constexpr int kFour = std::min(kWidest, 4), kTwo = std::min(kWidest, 2);
   if constexpr (!kSpecialised<Weights>) {
     dispatch_vector_width<kFour, 1>(width, [&](auto chosen) { f(chosen, levels); });
   } else {
     dispatch_vector_width<kWidest, kFour, kTwo, 1>(width, [&](auto chosen) {
       if constexpr (std::is_same_v<Locator, GridLocator<float>>) {
-        Levels<GridLocator<float, true>, element_t> plain{{}, levels.count, levels.sum, levels.columns};
+        Levels<GridLocator<float, true>, element_t> plain(levels.columns, levels.sum);
         bool all_plain = levels.columns < 0x7fffffff;
-        for (int l = 0; l < levels.count; ++l) {
-          const auto& level = levels.level[l];
+        for (const auto& level : levels) {
           all_plain = all_plain && level.locator.is_plain();
-          plain.level[l] = {level.locator.plain(), level.data, level.column};
+          plain.add({level.locator.plain(), level.data, level.column});
         }
         if (all_plain) return f(chosen, plain);
       }
@@ -61,13 +55,13 @@ constexpr int kMaxVectors = kWarp / 2;
 struct LaneLayout {
   int vectors;          // of a point that are served at once
   int points;           // of a warp
-  int most_vectors;     // of any level
+  int max_vectors;      // of any level
   unsigned reciprocal;  // of 2 * vectors, times 2^16, rounded up
 
-  explicit LaneLayout(int most)
-      : vectors(most < kMaxVectors ? (most > 0 ? most : 1) : kMaxVectors),
+  explicit LaneLayout(int max_vectors)
+      : vectors(std::clamp(max_vectors, 1, kMaxVectors)),
         points(kWarp / (2 * vectors)),
-        most_vectors(most),
+        max_vectors(max_vectors),
         reciprocal((65536 + 2 * vectors - 1) / (2 * vectors)) {}
 };
 

@@ -7,10 +7,8 @@
 // in an order that depends on the points alone, and the result has the same bits for any number of threads.
 #include <memory>
 #include <utility>
-#include <vector>
 
 #include "common/backend.h"
-#include "common/narrow.h"
 #include "stencil/batches.h"
 #include "stencil/stencil_ops.h"
 
@@ -49,8 +47,8 @@ VOXELFIELD_MULTIVERSION void find_columns(const GridLocator<T>& locator, const T
 }
 
 // A counting sort, stable, of ranges of points side by side: the order does not depend on how many ranges there are.
-template <typename T>
-SortedPoints sort_by_column(const GridLocator<T>& locator, const PointsView<T>& at) {
+template <typename Weights, typename T>
+SortedPoints sort_by_column(const GridLocator<T>& locator, const PointsView<Weights>& at) {
   const int64_t n = at.count;
   const int64_t columns = locator.grids(n) * (locator.resolution[0] + 1) * (locator.resolution[1] + 1);
   // Points without a cell go last.
@@ -110,47 +108,40 @@ struct Tile {
   int64_t x0, x1, y0, y1;
 };
 
-template <typename scalar_t, typename T>
+// 16-bit grids are summed in float32 and rounded once.
+template <typename scalar_t>
+constexpr bool kInPlace = std::is_same_v<scalar_t, opmath_t<scalar_t>>;
+
+template <typename Weights, typename scalar_t>
 struct Splat {
-  GridLocator<T> locator;
+  GridLocator<opmath_t<scalar_t>> locator;
   const scalar_t* values;  // of the level's first column
   int64_t stride;          // from one point's values to the next one's
-  PointsView<T> at;
+  PointsView<Weights> at;
   scalar_t* out;
   bool accumulate;  // add to what is there
-
-  // 16-bit grids are summed in float32 and rounded once.
-  static constexpr bool kInPlace = std::is_same_v<scalar_t, T>;
 
   VOXELFIELD_HOST_DEVICE const scalar_t* values_of(int64_t point, int set) const {
     return values + (set * at.count + point) * stride;
   }
 };
 
-template <int kSets, typename T>
-VOXELFIELD_HOST_DEVICE void widen_batch(const Splat<Half, T>& job, const int64_t* points, int64_t count, T* values) {
-  const Half* rows[kPointsPerBatch * kSets];
-  for (int64_t i = 0; i < count * kSets; ++i) rows[i] = job.values_of(points[i / kSets], i % kSets);
-  float16_rows.widen(rows, static_cast<int>(count * kSets), job.locator.channels, values);
-}
-
 // `spare` holds, in this order: a row for sums that belong to other tiles; two planes of a tile's rows, unless sums are
 // made in place; the values of a batch, (point, set, channel), where rows are converted.
 template <typename Weights, typename scalar_t, typename T>
-VOXELFIELD_MULTIVERSION void splat_tile(const Splat<scalar_t, T>& job, const SortedPoints& sorted, const Tile& tile,
-                                        T* spare) {
-  constexpr bool kInPlace = Splat<scalar_t, T>::kInPlace;
+VOXELFIELD_MULTIVERSION void splat_tile(const Splat<Weights, scalar_t>& job, const SortedPoints& sorted,
+                                        const Tile& tile, T* spare) {
   constexpr int kSets = Weights::kSets;
   const int64_t channels = job.locator.channels;
   const int64_t resolution[] = {job.locator.resolution[0], job.locator.resolution[1], job.locator.resolution[2]};
   const int64_t row_size = resolution[2] * channels;
   const int64_t height = tile.y1 - tile.y0;
   T *const outside = spare, *const planes = outside + row_size;
-  [[maybe_unused]] T* const wide_values = planes + (kInPlace ? 0 : 2 * height * row_size);
+  [[maybe_unused]] T* const wide_values = planes + (kInPlace<scalar_t> ? 0 : 2 * height * row_size);
   const auto vertex_row = [&](int64_t x, int64_t y) { return ((tile.grid * resolution[0] + x) * resolution[1] + y); };
   const auto sums_of = [&](int64_t x, int64_t y) -> T* {
     if (x < tile.x0 || x >= tile.x1 || y < tile.y0 || y >= tile.y1) return outside;
-    if constexpr (kInPlace) {
+    if constexpr (kInPlace<scalar_t>) {
       return job.out + vertex_row(x, y) * row_size;
     } else {
       return planes + ((x & 1) * height + y - tile.y0) * row_size;
@@ -175,7 +166,12 @@ VOXELFIELD_MULTIVERSION void splat_tile(const Splat<scalar_t, T>& job, const Sor
           batch_end = std::min(next + kPointsPerBatch, x_end);
           const int64_t* batch = sorted.order.get() + next;
           locate(job.locator, job.at.points, batch, batch_end - next, stencils);
-          if constexpr (kConvertsRows<scalar_t>) widen_batch<kSets>(job, batch, batch_end - next, wide_values);
+          if constexpr (kConvertsRows<scalar_t>) {
+            const Half* from[kPointsPerBatch * kSets];
+            const int count = static_cast<int>((batch_end - next) * kSets);
+            for (int i = 0; i < count; ++i) from[i] = job.values_of(batch[i / kSets], i % kSets);
+            float16_rows.widen(from, count, channels, wide_values);
+          }
           // The next batch is fetched while this one is summed: sorted points lie anywhere in memory.
           for (int64_t i = batch_end; i < std::min(batch_end + kPointsPerBatch, x_end); ++i) {
             const int64_t point = sorted.order[i];
@@ -185,7 +181,7 @@ VOXELFIELD_MULTIVERSION void splat_tile(const Splat<scalar_t, T>& job, const Sor
         }
         const Stencil<T>& s = stencils[next - batch_start];
         const int64_t point = sorted.order[next];
-        const Weights weights(job.at.directions, point);
+        const Weights weights = job.at.weights(point);
         CornerAdd<row_t<scalar_t>, kSets, T> add;
         if constexpr (kConvertsRows<scalar_t>) {
           add.value = wide_values + (next - batch_start) * kSets * channels;
@@ -201,15 +197,18 @@ VOXELFIELD_MULTIVERSION void splat_tile(const Splat<scalar_t, T>& job, const Sor
         }
         for_each_block(channels, add);
       }
-      if (!kInPlace && x >= tile.x0 && y >= tile.y0) {
+      if (!kInPlace<scalar_t> && x >= tile.x0 && y >= tile.y0) {
         round_values(sums_of(x, y), row_size, job.out + vertex_row(x, y) * row_size);
       }
     }
   }
 }
 
-template <typename Weights, typename scalar_t, typename T>
-void splat_grid(const Splat<scalar_t, T>& job) {
+template <typename T, typename scalar_t, typename Weights>
+void splat_grid(const Level<GridLocator<T>, scalar_t>& level, const Tensor& values, int64_t columns,
+                const PointsView<Weights>& at, bool accumulate) {
+  const scalar_t* first = values.const_data_ptr<scalar_t>() + level.column;
+  const Splat<Weights, scalar_t> job{level.locator, first, columns, at, level.data, accumulate};
   const SortedPoints sorted = sort_by_column(job.locator, job.at);
   const int64_t grids = job.locator.grids(job.at.count);
   const int64_t size_x = job.locator.resolution[0], size_y = job.locator.resolution[1];
@@ -220,25 +219,25 @@ void splat_grid(const Splat<scalar_t, T>& job) {
   const int64_t width = std::clamp<int64_t>(grids * size_x * tiles_y / wanted, 1, kTileWidth);
   const int64_t tiles_x = (size_x + width - 1) / width;
   const int64_t tiles = grids * tiles_x * tiles_y;
-  const int64_t spare_rows = Splat<scalar_t, T>::kInPlace ? 1 : 1 + 2 * height;
+  const int64_t spare_rows = kInPlace<scalar_t> ? 1 : 1 + 2 * height;
   const int64_t spare_values = kConvertsRows<scalar_t> ? kPointsPerBatch * Weights::kSets : 0;
   const int64_t size = (spare_rows * job.locator.resolution[2] + spare_values) * job.locator.channels;
   const std::unique_ptr<T[]> spare(new T[threads_for(tiles) * size]());
   for_each_task(tiles, [&](int64_t i, int64_t thread) {
     const int64_t x = i / tiles_y % tiles_x * width, y = i % tiles_y * height;
     const Tile tile{i / tiles_y / tiles_x, x, std::min(x + width, size_x), y, std::min(y + height, size_y)};
-    splat_tile<Weights>(job, sorted, tile, spare.get() + thread * size);
+    splat_tile(job, sorted, tile, spare.get() + thread * size);
   });
 }
 
 // `spare` has room for the nine rows of a point, if rows are converted.
 template <typename Weights, typename scalar_t, typename T>
 VOXELFIELD_MULTIVERSION void write_cells_range(const Levels<CellLocator<T>, scalar_t>& levels, const scalar_t* values,
-                                               const PointsView<T>& at, int64_t begin, int64_t end, T* spare) {
+                                               const PointsView<Weights>& at, int64_t begin, int64_t end, T* spare) {
   const int64_t channels = levels.columns;
   for (int64_t n = begin; n < end; ++n) {
     const Stencil<T> s = levels.level[0].locator(at.points, n);
-    const Weights weights(at.directions, n);
+    const Weights weights = at.weights(n);
     const scalar_t* const row = values + n * channels;
     scalar_t* const cell = levels.level[0].data + s.origin;
     const row_t<scalar_t>* value;
@@ -264,39 +263,33 @@ VOXELFIELD_MULTIVERSION void write_cells_range(const Levels<CellLocator<T>, scal
 }
 
 struct Cpu : CpuBackend {
-  template <typename Weights, typename scalar_t, typename T>
-  static std::vector<Tensor> splat(Tag<Weights> /*weights*/, const Levels<GridLocator<T>, scalar_t>& levels,
+  template <typename Weights, typename T, typename scalar_t>
+  static std::vector<Tensor> splat(const Levels<GridLocator<T>, scalar_t>& levels,
                                    const std::vector<std::vector<int64_t>>& shapes, const Tensor& values,
-                                   const PointsView<T>& at, SplatMethod /*method*/) {
+                                   const PointsView<Weights>& at, SplatMethod /*method*/) {
     std::vector<Tensor> sums;
-    for (int l = 0; l < levels.count; ++l) {
-      const auto& level = levels.level[l];
-      sums.push_back(new_empty(values, shapes[l], values.scalar_type()));
-      scalar_t* out = sums[l].mutable_data_ptr<scalar_t>();
-      ask_for_huge_pages(out, sums[l].numel() * sizeof(scalar_t));
-      const scalar_t* first = values.const_data_ptr<scalar_t>() + level.column;
-      splat_grid<Weights>(Splat<scalar_t, T>{level.locator, first, levels.columns, at, out, false});
+    for (auto level : levels) {
+      sums.push_back(new_like(values, shapes[sums.size()]));
+      level.data = data_of(sums.back());
+      ask_for_huge_pages(level.data, sums.back().numel() * sizeof(scalar_t));
+      splat_grid(level, values, levels.columns, at, false);
     }
     return sums;
   }
 
-  template <typename scalar_t, typename T>
-  static void accumulate(const Levels<GridLocator<T>, T>& levels, const Tensor& values, const PointsView<T>& at) {
+  template <typename scalar_t, typename Weights, typename T>
+  static void accumulate(const Levels<GridLocator<T>, T>& levels, const Tensor& values, const PointsView<Weights>& at) {
     const Tensor wide = torch::stable::to(values, scalar_type_of<T>());
-    for (int l = 0; l < levels.count; ++l) {
-      const auto& level = levels.level[l];
-      const T* first = wide.const_data_ptr<T>() + level.column;
-      splat_grid<ValueWeights<T>>(Splat<T, T>{level.locator, first, levels.columns, at, level.data, true});
-    }
+    for (const auto& level : levels) splat_grid(level, wide, levels.columns, at, true);
   }
 
-  template <typename Weights, typename scalar_t, typename T>
-  static void write_cells(Tag<Weights> /*weights*/, const Levels<CellLocator<T>, scalar_t>& levels,
-                          const scalar_t* values, const PointsView<T>& at) {
+  template <typename Weights, typename Locator, typename scalar_t>
+  static void write_cells(const Levels<Locator, scalar_t>& levels, const scalar_t* values,
+                          const PointsView<Weights>& at) {
     ask_for_huge_pages(levels.level[0].data, at.count * kCorners * levels.columns * sizeof(scalar_t));
     for_each_range(at.count, kPointsPerTask, [&](int64_t begin, int64_t end) {
-      std::vector<T> spare(kConvertsRows<scalar_t> ? (1 + kCorners) * levels.columns : 0);
-      write_cells_range<Weights>(levels, values, at, begin, end, spare.data());
+      std::vector<opmath_t<scalar_t>> spare(kConvertsRows<scalar_t> ? (1 + kCorners) * levels.columns : 0);
+      write_cells_range(levels, values, at, begin, end, spare.data());
     });
   }
 };

@@ -18,12 +18,13 @@ constexpr int64_t kMaxPointsPerTile = 48;
 constexpr int64_t kMinCacheSizes = 2;
 constexpr int64_t kMaxVerticesPerPoint = 32;
 
-template <typename scalar_t>
-bool suits_tiles(int64_t vertices, int64_t channels, int64_t n, SplatMethod method) {
+template <typename scalar_t, typename T>
+bool suits_tiles(const GridLocator<T>& locator, int64_t n, SplatMethod method) {
   if (method == SplatMethod::kAtomic) return false;
   if (method == SplatMethod::kTiled || method == SplatMethod::kDeterministic) return true;
-  const bool narrow = sizeof(scalar_t) == 2 ? channels == 1 : std::is_same_v<scalar_t, float> && channels <= 4;
-  return n >= kMinTiledPoints && n / kMaxPointsPerTile <= vertices / kTileVertices && !narrow && 8 * n < kMaxEntries;
+  const int64_t narrow = sizeof(scalar_t) == 2 ? 1 : std::is_same_v<scalar_t, float> ? 4 : 0;
+  return n >= kMinTiledPoints && n / kMaxPointsPerTile <= locator.vertices(n) / kTileVertices &&
+         locator.channels > narrow && 8 * n < kMaxEntries;
 }
 
 bool suits_bins(int64_t vertices, int64_t n) {
@@ -46,21 +47,19 @@ SortedBins choose_bins(const SplatLevels<scalar_t>& levels, const SplatInput<sca
            vector_width(kBinWidth, {levels.columns, level.column}, input.values) == kBinWidth &&
            std::max({locator.resolution[0], locator.resolution[1], locator.resolution[2]}) <= kBinMaxResolution;
   };
-  int64_t most = 0;
-  int chosen = -1;
+  int64_t largest = 0;
   for (int l = 0; l < levels.count; ++l) {
-    const int64_t vertices = levels.level[l].locator.vertices();
-    if (vertices <= most || !fits(l) || !(forced || suits_bins(vertices, n))) continue;
-    most = vertices;
-    chosen = l;
+    const int64_t vertices = levels.level[l].locator.vertices(n);
+    if (vertices <= largest || !fits(l) || !(forced || suits_bins(vertices, n))) continue;
+    largest = vertices;
+    bins.finest = l;
   }
-  if (chosen < 0) return bins;
-  const auto& finest = levels.level[chosen];
+  if (bins.finest < 0) return bins;
+  const auto& finest = levels.level[bins.finest];
   bins.grid.bins = cut_into_bins(finest.locator, n);
   bins.grid.column = finest.column;
   bins.grid.columns = bins.coarse.columns = levels.columns;
-  if (!cut_into_boxes(bins.grid)) return bins;
-  bins.finest = chosen;
+  if (!cut_into_boxes(bins.grid)) return {};
   // Without clamping, a point may lie outside of the finest level but not of a coarser one.
   if (!bins.grid.bins.clamps) return bins;
   for (int l = 0; l < levels.count; ++l) {
@@ -127,13 +126,12 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // `dense`: there are more points than vertices.
-template <typename Weights, typename scalar_t>
-void launch_atomic(const SplatLevels<opmath_t<scalar_t>>& levels, const SplatInput<scalar_t>& input, bool dense) {
-  using T = opmath_t<scalar_t>;
-  const PointsView<T>& at = input.at;
+template <typename Weights, typename scalar_t, typename T>
+void launch_atomic(const SplatLevels<T>& levels, const SplatInput<scalar_t, Weights>& input, bool dense) {
+  const PointsView<Weights>& at = input.at;
   dispatch_levels<Weights>(levels, input.values, [&](auto width, const auto& located) {
     constexpr int kWidth = decltype(width)::value;
-    const LaneLayout layout(most_vectors(levels, kWidth));
+    const LaneLayout layout(max_vectors(levels, kWidth));
     using Located = std::decay_t<decltype(located.level[0].locator)>;
     // Other weights always walk, which spares a compiled form.
     constexpr int kShortest = kSpecialised<Weights> ? 1 : kWalk;
@@ -148,18 +146,19 @@ void launch_atomic(const SplatLevels<opmath_t<scalar_t>>& levels, const SplatInp
 
 // Adds to the levels' data with atomics.
 template <typename Weights, typename scalar_t, typename T>
-void splat_atomic(const SplatLevels<T>& levels, const SplatInput<scalar_t>& input) {
-  SplatLevels<T> dense{{}, 0, false, levels.columns};
-  for (int l = 0; l < levels.count; ++l) {
-    const auto& level = levels.level[l];
-    if (input.at.count > level.locator.vertices() * level.locator.grids(input.at.count)) {
-      dense.level[dense.count++] = level;
+void splat_atomic(const SplatLevels<T>& levels, const SplatInput<scalar_t, Weights>& input) {
+  SplatLevels<T> dense(levels.columns);
+  for (const auto& level : levels) {
+    if (input.at.count > level.locator.vertices(input.at.count)) {
+      dense.add(level);
     } else {
       // A launch of its own: two large grids would push one another out of the L2 cache.
-      launch_atomic<Weights>(SplatLevels<T>{{level}, 1, false, levels.columns}, input, false);
+      SplatLevels<T> alone(levels.columns);
+      alone.add(level);
+      launch_atomic(alone, input, false);
     }
   }
-  if (dense.count > 0) launch_atomic<Weights>(dense, input, true);
+  if (dense.count > 0) launch_atomic(dense, input, true);
 }
 
 template <typename scalar_t, int Width, typename Weights, typename T>
@@ -187,16 +186,15 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 struct Cuda : CudaBackend {
-  template <typename Weights, typename scalar_t, typename T>
-  static std::vector<Tensor> splat(Tag<Weights> /*weights*/, const Levels<GridLocator<T>, scalar_t>& levels,
+  template <typename Weights, typename T, typename scalar_t>
+  static std::vector<Tensor> splat(const Levels<GridLocator<T>, scalar_t>& levels,
                                    const std::vector<std::vector<int64_t>>& shapes, const Tensor& values,
-                                   const PointsView<T>& at, SplatMethod method) {
-    const SplatInput<scalar_t> input{values, values.const_data_ptr<scalar_t>(), at};
+                                   const PointsView<Weights>& at, SplatMethod method) {
+    const SplatInput<scalar_t, Weights> input{values, data_of(values), at};
     const int64_t n = at.count;
     // Levels that are summed the same way share their launches.
-    SplatLevels<scalar_t> tiled{};
-    SplatLevels<T> atomic{};
-    tiled.columns = atomic.columns = levels.columns;
+    SplatLevels<scalar_t> tiled(levels.columns);
+    SplatLevels<T> atomic(levels.columns);
     const bool deterministic = method == SplatMethod::kDeterministic;
     const int64_t levels_at_once = std::max<int64_t>((kMaxEntries - 1) / (8 * n), 1);
     SortedBins bins;
@@ -205,32 +203,30 @@ struct Cuda : CudaBackend {
     for (int l = 0; l < levels.count; ++l) {
       const auto& level = levels.level[l];
       const GridLocator<T>& locator = level.locator;
-      const int64_t vertices = locator.vertices() * locator.grids(n);
-      const bool joins_bins = bins.coarse_index[l] >= 0;
-      const bool uses_tiles =
-          l != bins.finest && !joins_bins && suits_tiles<scalar_t>(vertices, locator.channels, n, method);
+      const bool finest = l == bins.finest, joins_bins = bins.coarse_index[l] >= 0;
+      const bool uses_tiles = !finest && !joins_bins && suits_tiles<scalar_t>(locator, n, method);
       // Where several threads add to a vertex in memory, 16-bit grids are summed in float32.
-      const bool in_place = l == bins.finest || uses_tiles;
+      const bool in_place = finest || uses_tiles;
       sums.push_back(new_empty(values, shapes[l], in_place ? values.scalar_type() : scalar_type_of<T>()));
       if (locator.channels == 0) continue;
       void* data = sums[l].mutable_data_ptr();
-      if (l == bins.finest) {
+      if (finest) {
         bins.grid.data = data;
       } else if (joins_bins) {
         bins.coarse.level[bins.coarse_index[l]].data = static_cast<float*>(data);
       } else if (uses_tiles) {
         if (tiled.count == levels_at_once) {
-          splat_tiled<Weights>(tiled, input, deterministic);
+          splat_tiled(tiled, input, deterministic);
           tiled.count = 0;
         }
-        tiled.level[tiled.count++] = {locator, static_cast<scalar_t*>(data), level.column};
+        tiled.add({locator, static_cast<scalar_t*>(data), level.column});
       } else {
         check_cuda(cudaMemsetAsync(data, 0, sums[l].numel() * sizeof(T), stream()));
-        atomic.level[atomic.count++] = {locator, static_cast<T*>(data), level.column};
+        atomic.add({locator, static_cast<T*>(data), level.column});
       }
     }
-    splat_atomic<Weights>(atomic, input);
-    if (tiled.count > 0) splat_tiled<Weights>(tiled, input, deterministic);
+    splat_atomic(atomic, input);
+    if (tiled.count > 0) splat_tiled(tiled, input, deterministic);
     if constexpr (kSpecialised<Weights>) {
       if (bins.finest >= 0) splat_binned(bins, input);
     }
@@ -240,23 +236,22 @@ struct Cuda : CudaBackend {
     return sums;
   }
 
-  template <typename scalar_t, typename T>
-  static void accumulate(const Levels<GridLocator<T>, T>& levels, const Tensor& values, const PointsView<T>& at) {
-    splat_atomic<ValueWeights<T>>(levels, SplatInput<scalar_t>{values, values.const_data_ptr<scalar_t>(), at});
+  template <typename scalar_t, typename Weights, typename T>
+  static void accumulate(const Levels<GridLocator<T>, T>& levels, const Tensor& values, const PointsView<Weights>& at) {
+    splat_atomic(levels, SplatInput<scalar_t>{values, data_of(values), at});
   }
 
-  template <typename Weights, typename scalar_t, typename T>
-  static void write_cells(Tag<Weights> /*weights*/, const Levels<CellLocator<T>, scalar_t>& levels,
-                          const scalar_t* values, const PointsView<T>& at) {
+  template <typename Weights, typename Locator, typename scalar_t>
+  static void write_cells(const Levels<Locator, scalar_t>& levels, const scalar_t* values,
+                          const PointsView<Weights>& at) {
     dispatch_levels<Weights>(levels, values, [&](auto width, const auto& /*levels*/) {
       constexpr int kWidth = decltype(width)::value;
       const int64_t vectors = levels.columns / kWidth;
       const unsigned x = static_cast<unsigned>(std::min<int64_t>(vectors, kThreads));
       const dim3 threads(x, kThreads / x);
-      write_cells_kernel<scalar_t, kWidth, Weights>
-          <<<blocks(at.count, threads.y), threads, 0, stream()>>>(levels, values, at.points, at.directions, at.count);
+      launch(write_cells_kernel<scalar_t, kWidth, Weights, opmath_t<scalar_t>>, blocks(at.count, threads.y), threads, 0,
+             levels, values, at.points, at.directions, at.count);
     });
-    STD_CUDA_KERNEL_LAUNCH_CHECK();
   }
 };
 

@@ -1,6 +1,6 @@
 // Splatting four channels onto a grid that is larger than the L2 cache on CUDA, without atomics on it: the points are
-// listed by bin (entries.cuh, bins.cuh), then a block sums its bin in shared memory and writes it once. Coarser grids
-// at the same points are summed from the same bins (splat_coarse.cuh).
+// listed by bin (entries.cuh, splat_methods.cuh), then a block sums its bin in shared memory and writes it once.
+// Coarser grids at the same points are summed from the same bins (splat_coarse.cuh).
 #include "common/backend.cuh"
 #include "stencil/splat_coarse.cuh"
 #include "stencil/splat_methods.cuh"

@@ -8,8 +8,8 @@
 
 #include <cub/block/block_scan.cuh>
 
-#include "stencil/bins.cuh"
 #include "stencil/entries.cuh"
+#include "stencil/splat_methods.cuh"
 
 namespace voxelfield {
 

@@ -1,11 +1,10 @@
 // Host side of the stencil ops, written once: checks, allocates, picks types and calls a backend's kernels. Rows of
 // values and output hold the channels of all levels; with weights of several sets, the sets follow one another.
-//   Backend::gather(weights, levels, points, out)
-//   Backend::point_gradient(weights, levels, values, points, out)                                      out (n, 3)
-//   Backend::splat(weights, levels, shapes, values, points, method)                                -> the levels' sums
+//   Backend::gather(levels, points, out)
+//   Backend::point_gradient(levels, values, points, out)                                               out (n, 3)
+//   Backend::splat(levels, shapes, values, points, method)                                         -> the levels' sums
 //   Backend::accumulate<scalar_t>(levels, values, points)                                   adds to the levels' data
-//   Backend::write_cells(weights, levels, values, points)                            each corner belongs to one point
-// `weights` is a Tag of the corner weights.
+//   Backend::write_cells(levels, values, points)                                     each corner belongs to one point
 //
 // Without points or without channels every op returns zeros of the right shape (or adds nothing) and runs no kernel, so
 // backends see at least one point and one channel. The Python wrappers explain bad input; the checks here keep direct
@@ -13,56 +12,48 @@
 #pragma once
 
 #include "common/checks.h"
-#include "common/constants.h"
-#include "common/tensors.h"
 #include "stencil/trilinear.h"
 
 namespace voxelfield {
 
-// Carries a type, that of the corner weights.
-template <typename T>
-struct Tag {};
-
 template <typename Backend>
 struct StencilOps {
   using Shapes = std::vector<std::vector<int64_t>>;
-  using Direction = std::optional<Tensor>;
 
-  static Tensor sample_trilinear(const std::vector<Tensor>& grids, const Tensor& points, const Direction& direction,
-                                 int64_t padding, bool align_corners, bool nearest, bool sum, bool with_gradient) {
+  static Tensor sample_trilinear(const std::vector<Tensor>& grids, const Tensor& points,
+                                 const OptionalTensor& direction, int64_t padding, bool align_corners, bool nearest,
+                                 bool sum, bool with_gradient) {
     const Grids source = checked_grids(grids, {padding, align_corners, nearest, sum});
-    const Points at = checked_points(grids[0], points, direction, with_gradient, source.batch);
-    return gather(source, at, with_gradient);
+    return gather(source, checked_points(grids[0], points, direction, with_gradient, source.batch));
   }
 
-  static std::vector<Tensor> splat_trilinear(const Tensor& values, const Tensor& points, const Direction& direction,
-                                             std::vector<int64_t> sizes, int64_t padding, bool align_corners,
-                                             bool nearest, bool sum, bool with_gradient, int64_t method) {
+  static std::vector<Tensor> splat_trilinear(const Tensor& values, const Tensor& points,
+                                             const OptionalTensor& direction, std::vector<int64_t> sizes,
+                                             int64_t padding, bool align_corners, bool nearest, bool sum,
+                                             bool with_gradient, int64_t method) {
     STD_TORCH_CHECK(method >= 0 && method <= 4, "method must be 0 to 4, got ", method);
     STD_TORCH_CHECK(!sizes.empty() && sizes.size() % 4 == 0, "sizes must be X, Y, Z, C of each level, got ",
                     sizes.size(), " numbers");
     STD_TORCH_CHECK(points.dim() == 2 || points.dim() == 3, "points must be (N, 3) or (B, N, 3), got ", points.dim(),
                     " dimensions");
-    const auto batch = points.dim() == 3 ? std::optional<int64_t>(points.size(0)) : std::nullopt;
     Shapes shapes;
-    for (size_t i = 0; i < sizes.size(); i += 4) {
-      shapes.push_back({batch.value_or(1), sizes[i], sizes[i + 1], sizes[i + 2], sizes[i + 3]});
+    for (auto size = sizes.begin(); size != sizes.end(); size += 4) {
+      shapes.emplace_back(size, size + 4);
+      if (points.dim() == 3) shapes.back().insert(shapes.back().begin(), points.size(0));
     }
-    const Grids target(shapes, {padding, align_corners, nearest, sum}, batch);
-    const Points at = checked_points(values, points, direction, with_gradient, batch);
-    const Tensor v = checked_values(values, at, values, with_gradient, target.columns);
+    const Grids target(std::move(shapes), {padding, align_corners, nearest, sum});
+    const Points at = checked_points(values, points, direction, with_gradient, target.batch);
+    const Tensor v = checked_values(values, at, values, target.columns);
     const typename Backend::Guard guard(values);
     std::vector<Tensor> sums;
     if (v.numel() == 0) {
-      for (const auto& shape : shapes) sums.push_back(new_zeros(v, shape, v.scalar_type()));
-    } else {
-      dispatch(v, "splat", at, with_gradient, [&](auto zero, auto weights) {
-        using scalar_t = decltype(zero);
-        sums = Backend::splat(weights, target.template levels<scalar_t>(at), shapes, v, at.view(zero),
-                              static_cast<SplatMethod>(method));
-      });
+      for (const auto& shape : target.shapes) sums.push_back(new_zeros(v, shape, v.scalar_type()));
+      return sums;
     }
-    for (Tensor& grid : sums) grid = batch.has_value() ? grid : without_leading(grid);
+    dispatch<Grids>(v, "splat", at, [&](auto zero, const auto& view) {
+      sums = Backend::splat(target.template levels<decltype(zero)>(at), target.shapes, v, view,
+                            static_cast<SplatMethod>(method));
+    });
     return sums;
   }
 
@@ -70,49 +61,48 @@ struct StencilOps {
                                    int64_t padding, bool align_corners, bool nearest) {
     const Grids target = checked_grids(sums, {padding, align_corners, nearest, false});
     const Points at = checked_points(values, points, std::nullopt, false, target.batch);
-    const Tensor v = checked_values(values, at, values, false, target.columns);
+    const Tensor v = checked_values(values, at, values, target.columns);
     for (const Tensor& sum : sums) check_contiguous("sums", sum, shape_of(sum), opmath_type(values), values);
     const typename Backend::Guard guard(values);
     if (v.numel() == 0) return;
     dispatch_floating(v.scalar_type(), "accumulate", [&](auto zero) {
-      using scalar_t = decltype(zero);
-      Backend::template accumulate<scalar_t>(target.template levels<opmath_t<scalar_t>>(at), v, at.view(zero));
+      using T = opmath_t<decltype(zero)>;
+      Backend::template accumulate<decltype(zero)>(target.template levels<T>(at), v,
+                                                   at.template view<ValueWeights<T>>());
     });
   }
 
   static Tensor point_gradient_trilinear(const Tensor& values, const std::vector<Tensor>& grids, const Tensor& points,
-                                         const Direction& direction, int64_t padding, bool align_corners, bool nearest,
-                                         bool sum, bool with_gradient) {
+                                         const OptionalTensor& direction, int64_t padding, bool align_corners,
+                                         bool nearest, bool sum, bool with_gradient) {
     const Grids source = checked_grids(grids, {padding, align_corners, nearest, sum});
-    const Points at = checked_points(grids[0], points, direction, with_gradient, source.batch);
-    return point_gradient(values, source, at, with_gradient);
+    return point_gradient(values, source, checked_points(grids[0], points, direction, with_gradient, source.batch));
   }
 
-  static Tensor interpolate_cells(const Tensor& feats, const Tensor& points, const Direction& direction) {
+  static Tensor interpolate_cells(const Tensor& feats, const Tensor& points, const OptionalTensor& direction) {
     const Cells source = checked_cells(feats, points);
-    return gather(source, checked_points(feats, points, direction), std::false_type{});
+    return gather(source, checked_points(feats, points, direction));
   }
 
-  static Tensor splat_cells(const Tensor& values, const Tensor& points, const Direction& direction) {
+  static Tensor splat_cells(const Tensor& values, const Tensor& points, const OptionalTensor& direction) {
     const Points at = checked_points(values, points, direction);
     STD_TORCH_CHECK(values.dim() == 2, "values must be (N, C), got ", values.dim(), " dimensions");
     const int64_t channels = values.size(1);
-    const Tensor v = checked_values(values, at, values, false, channels);
+    const Tensor v = checked_values(values, at, values, channels);
     const typename Backend::Guard guard(values);
-    const Cells target{{new_empty(v, {v.size(0), kCorners, channels}, v.scalar_type())}, channels};
+    const Cells target{{new_like(v, {v.size(0), kCorners, channels})}, channels};
     if (v.numel() == 0) return target.data[0];
-    dispatch(v, "splat_cells", at, std::false_type{}, [&](auto zero, auto weights) {
+    dispatch<Cells>(v, "splat_cells", at, [&](auto zero, const auto& view) {
       using scalar_t = decltype(zero);
-      Backend::write_cells(weights, target.template levels<scalar_t>(at), v.template const_data_ptr<scalar_t>(),
-                           at.view(zero));
+      Backend::write_cells(target.template levels<scalar_t>(at), v.template const_data_ptr<scalar_t>(), view);
     });
     return target.data[0];
   }
 
   static Tensor point_gradient_cells(const Tensor& values, const Tensor& feats, const Tensor& points,
-                                     const Direction& direction) {
+                                     const OptionalTensor& direction) {
     const Cells source = checked_cells(feats, points);
-    return point_gradient(values, source, checked_points(feats, points, direction), std::false_type{});
+    return point_gradient(values, source, checked_points(feats, points, direction));
   }
 
   static void implement_gather(Library& m) {
@@ -140,16 +130,16 @@ struct StencilOps {
   // Contiguous: (B, N, 3) for grids in a batch of B, (N, 3) for one grid and for cells.
   struct Points {
     Tensor points;
-    Direction direction;
+    OptionalTensor direction;
+    bool with_gradient;
 
-    template <typename scalar_t>
-    auto view(scalar_t /*zero*/) const {
-      using T = opmath_t<scalar_t>;
-      return PointsView<T>{points.template const_data_ptr<T>(), voxelfield::data_of(direction), points.numel() / 3};
+    template <typename Weights>
+    auto view() const {
+      return PointsView<Weights>{data_of(points), data_of(direction), points.numel() / 3};
     }
 
     // The shape of values at the points: as many rows of `columns`, four times over with the derivatives.
-    std::vector<int64_t> rows(bool with_gradient, int64_t columns) const {
+    std::vector<int64_t> rows(int64_t columns) const {
       std::vector<int64_t> shape = shape_of(points);
       shape.back() = columns;
       if (with_gradient) shape.insert(shape.begin(), 4);
@@ -157,36 +147,29 @@ struct StencilOps {
     }
   };
 
-  template <typename element_t>
-  static element_t* data_of(const Tensor& x) {
-    if constexpr (std::is_const_v<element_t>) {
-      return x.const_data_ptr<std::remove_const_t<element_t>>();
-    } else {
-      return x.mutable_data_ptr<element_t>();
-    }
-  }
-
+  // Grids in a batch have five dimensions, and other grids have four.
   struct Grids {
-    Shapes shapes;  // (B, X, Y, Z, C)
+    Shapes shapes;
     Lookup lookup;
-    std::optional<int64_t> batch;  // B, if the tensors have that dimension
-    std::vector<Tensor> data;      // contiguous; none for sums that are not allocated yet
+    std::optional<int64_t> batch;
+    std::vector<Tensor> data;  // contiguous; none for sums that are not allocated yet
     int64_t columns = 0;
 
-    Grids(Shapes all, const Lookup& lookup, std::optional<int64_t> batch)
-        : shapes(std::move(all)), lookup(lookup), batch(batch) {
+    Grids(Shapes all, const Lookup& lookup) : shapes(std::move(all)), lookup(lookup) {
       STD_TORCH_CHECK(lookup.padding >= 0 && lookup.padding <= 2, "padding must be 0, 1 or 2, got ", lookup.padding);
       STD_TORCH_CHECK(shapes.size() <= kMaxLevels, "grids must be 1 to ", kMaxLevels, " tensors, got ", shapes.size());
-      const int64_t grids = shapes[0][0], channels = shapes[0][4];
+      if (shapes[0].size() == 5) batch = shapes[0][0];
+      const int64_t channels = shapes[0].back();
       for (const auto& shape : shapes) {
-        for (int axis = 1; axis < 4; ++axis) {
-          STD_TORCH_CHECK(shape[axis] > 0 && shape[axis] <= (int64_t{1} << 30),
-                          "grids must have 1 to 2^30 vertices along each axis, got ", shape[axis]);
+        for (auto size = shape.end() - 4; size != shape.end() - 1; ++size) {
+          STD_TORCH_CHECK(*size > 0 && *size <= (int64_t{1} << 30),
+                          "grids must have 1 to 2^30 vertices along each axis, got ", *size);
         }
-        STD_TORCH_CHECK(shape[0] == grids, "grids must have one batch size, got ", grids, " and ", shape[0]);
-        STD_TORCH_CHECK(shape[4] >= 0 && (!lookup.sum || shape[4] == channels),
-                        "grids must have one number of channels to be added, got ", channels, " and ", shape[4]);
-        columns = lookup.sum ? channels : columns + shape[4];
+        STD_TORCH_CHECK(!batch.has_value() || shape[0] == *batch, "grids must have one batch size, got ", *batch,
+                        " and ", shape[0]);
+        STD_TORCH_CHECK(shape.back() >= 0 && (!lookup.sum || shape.back() == channels),
+                        "grids must have one number of channels to be added, got ", channels, " and ", shape.back());
+        columns = lookup.sum ? channels : columns + shape.back();
       }
     }
 
@@ -194,24 +177,20 @@ struct StencilOps {
     template <typename element_t>
     auto levels(const Points& at) const {
       using T = opmath_t<std::remove_const_t<element_t>>;
-      Levels<GridLocator<T>, element_t> levels{};
-      levels.sum = lookup.sum;
-      levels.columns = columns;
+      Levels<GridLocator<T>, element_t> levels(columns, lookup.sum);
       int64_t column = 0;
       for (size_t i = 0; i < shapes.size(); ++i) {
-        const auto& shape = shapes[i];
-        if (shape[4] == 0 && !data.empty()) continue;
-        auto& level = levels.level[levels.count++];
-        level = {{{},
-                  static_cast<Padding>(lookup.padding),
-                  shape[4],
-                  shape[0] > 1 ? at.points.size(1) : 0,
-                  lookup.align_corners,
-                  lookup.nearest},
-                 data.empty() ? nullptr : data_of<element_t>(data[i]),
-                 column};
-        for (int axis = 0; axis < 3; ++axis) level.locator.resolution[axis] = static_cast<int32_t>(shape[1 + axis]);
-        if (!lookup.sum) column += shape[4];
+        const int64_t channels = shapes[i].back();
+        if (channels == 0 && !data.empty()) continue;
+        GridLocator<T> locator{{},
+                               static_cast<Padding>(lookup.padding),
+                               channels,
+                               batch.value_or(1) > 1 ? at.points.size(1) : 0,
+                               lookup.align_corners,
+                               lookup.nearest};
+        std::copy_n(shapes[i].end() - 4, 3, locator.resolution);
+        levels.add({locator, TensorData{data.empty() ? nullptr : &data[i]}, column});
+        if (!lookup.sum) column += channels;
       }
       return levels;
     }
@@ -223,93 +202,84 @@ struct StencilOps {
 
     template <typename element_t>
     auto levels(const Points& /*at*/) const {
-      using T = opmath_t<std::remove_const_t<element_t>>;
-      return Levels<CellLocator<T>, element_t>{{{{columns}, data_of<element_t>(data[0]), 0}}, 1, false, columns};
+      Levels<CellLocator<opmath_t<std::remove_const_t<element_t>>>, element_t> levels(columns);
+      levels.add({{columns}, data_of(data[0]), 0});
+      return levels;
     }
   };
 
-  // Calls f(scalar_t{}, Tag<Weights>{}). `with_gradient` is a bool, or std::false_type where there is no such choice.
-  template <typename WithGradient, typename F>
-  static void dispatch(const Tensor& like, const char* name, const Points& at, WithGradient with_gradient, const F& f) {
+  // Calls f(scalar_t{}, the points with their weights). Only grids are sampled with the derivatives.
+  template <typename Source, typename F>
+  static void dispatch(const Tensor& like, const char* name, const Points& at, const F& f) {
     dispatch_floating(like.scalar_type(), name, [&](auto zero) {
       using T = opmath_t<decltype(zero)>;
-      if constexpr (std::is_same_v<WithGradient, bool>) {
-        if (with_gradient) return f(zero, Tag<JetWeights<T>>{});
+      if constexpr (std::is_same_v<Source, Grids>) {
+        if (at.with_gradient) return f(zero, at.template view<JetWeights<T>>());
       }
-      at.direction.has_value() ? f(zero, Tag<DirectionalWeights<T>>{}) : f(zero, Tag<ValueWeights<T>>{});
+      at.direction.has_value() ? f(zero, at.template view<DirectionalWeights<T>>())
+                               : f(zero, at.template view<ValueWeights<T>>());
     });
   }
 
-  template <typename Source, typename WithGradient>
-  static Tensor gather(const Source& source, const Points& at, WithGradient with_gradient) {
+  template <typename Source>
+  static Tensor gather(const Source& source, const Points& at) {
     const Tensor& like = source.data[0];
     const typename Backend::Guard guard(like);
-    Tensor out = new_empty(like, at.rows(with_gradient, source.columns), like.scalar_type());
+    Tensor out = new_like(like, at.rows(source.columns));
     if (out.numel() == 0) return out;
-    dispatch(like, "gather", at, with_gradient, [&](auto zero, auto weights) {
+    dispatch<Source>(like, "gather", at, [&](auto zero, const auto& view) {
       using scalar_t = decltype(zero);
-      Backend::gather(weights, source.template levels<const scalar_t>(at), at.view(zero),
-                      out.mutable_data_ptr<scalar_t>());
+      Backend::gather(source.template levels<const scalar_t>(at), view, out.mutable_data_ptr<scalar_t>());
     });
     return out;
   }
 
-  template <typename Source, typename WithGradient>
-  static Tensor point_gradient(const Tensor& values, const Source& source, const Points& at,
-                               WithGradient with_gradient) {
+  template <typename Source>
+  static Tensor point_gradient(const Tensor& values, const Source& source, const Points& at) {
     const Tensor& like = source.data[0];
-    const Tensor v = checked_values(values, at, like, with_gradient, source.columns);
+    const Tensor v = checked_values(values, at, like, source.columns);
     const typename Backend::Guard guard(like);
-    const ScalarType dtype = at.points.scalar_type();
-    if (v.numel() == 0) return new_zeros(at.points, shape_of(at.points), dtype);
-    Tensor out = new_empty(at.points, shape_of(at.points), dtype);
-    dispatch(like, "point_gradient", at, with_gradient, [&](auto zero, auto weights) {
+    if (v.numel() == 0) return new_zeros(at.points, shape_of(at.points), at.points.scalar_type());
+    Tensor out = new_like(at.points, shape_of(at.points));
+    dispatch<Source>(like, "point_gradient", at, [&](auto zero, const auto& view) {
       using scalar_t = decltype(zero);
-      Backend::point_gradient(weights, source.template levels<const scalar_t>(at),
-                              v.template const_data_ptr<scalar_t>(), at.view(zero),
+      Backend::point_gradient(source.template levels<const scalar_t>(at), v.template const_data_ptr<scalar_t>(), view,
                               out.mutable_data_ptr<opmath_t<scalar_t>>());
     });
     return out;
   }
 
-  static Points checked_points(const Tensor& like, const Tensor& points, const Direction& direction,
+  static Points checked_points(const Tensor& like, const Tensor& points, const OptionalTensor& direction,
                                bool with_gradient = false, std::optional<int64_t> batch = std::nullopt) {
     std::vector<int64_t> shape{kAny, 3};
     if (batch.has_value()) shape.insert(shape.begin(), *batch);
-    check_tensor("points", points, shape, opmath_type(like), like);
-    if (direction.has_value()) {
-      check_tensor("direction", *direction, shape_of(points), opmath_type(like), like);
-      STD_TORCH_CHECK(!with_gradient, "direction must be None with with_gradient, got a tensor");
-    }
-    return {as_contiguous(points), as_contiguous(direction)};
+    const Points at{checked("points", points, shape, opmath_type(like), like),
+                    checked("direction", direction, shape_of(points), opmath_type(like), like), with_gradient};
+    STD_TORCH_CHECK(!(direction.has_value() && with_gradient),
+                    "direction must be None with with_gradient, got a tensor");
+    return at;
   }
 
-  static Tensor checked_values(const Tensor& values, const Points& at, const Tensor& like, bool with_gradient,
-                               int64_t columns) {
-    check_tensor("values", values, at.rows(with_gradient, columns), like.scalar_type(), like);
-    return as_contiguous(values);
+  static Tensor checked_values(const Tensor& values, const Points& at, const Tensor& like, int64_t columns) {
+    return checked("values", values, at.rows(columns), like.scalar_type(), like);
   }
 
-  // Grids in a batch have five dimensions, and other grids have four.
   static Grids checked_grids(const std::vector<Tensor>& grids, const Lookup& lookup) {
     STD_TORCH_CHECK(!grids.empty(), "grids must be 1 to ", kMaxLevels, " tensors, got 0");
-    const bool batched = grids[0].dim() == 5;
+    const std::vector<int64_t> any(grids[0].dim() == 5 ? 5 : 4, kAny);
     Shapes shapes;
     for (const Tensor& grid : grids) {
-      check_tensor("grids", grid, std::vector<int64_t>(batched ? 5 : 4, kAny), grids[0].scalar_type(), grids[0]);
+      check_tensor("grids", grid, any, grids[0].scalar_type(), grids[0]);
       shapes.push_back(shape_of(grid));
-      if (!batched) shapes.back().insert(shapes.back().begin(), 1);
     }
-    const auto batch = batched ? std::optional<int64_t>(grids[0].size(0)) : std::nullopt;
-    Grids checked(std::move(shapes), lookup, batch);
+    Grids checked(std::move(shapes), lookup);
     for (const Tensor& grid : grids) checked.data.push_back(as_contiguous(grid));
     return checked;
   }
 
   static Cells checked_cells(const Tensor& feats, const Tensor& points) {
-    check_tensor("feats", feats, {points.dim() > 0 ? points.size(0) : kAny, kCorners, kAny}, feats.scalar_type(),
-                 feats);
-    return {{as_contiguous(feats)}, feats.size(2)};
+    const int64_t count = points.dim() > 0 ? points.size(0) : kAny;
+    return {{checked("feats", feats, {count, kCorners, kAny}, feats.scalar_type(), feats)}, feats.size(2)};
   }
 };
 

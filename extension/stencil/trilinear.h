@@ -67,6 +67,7 @@ struct Stencil {
 // a weight with respect to the point. Set 0 interpolates, set 1 + a is the derivative along axis a.
 template <typename T, int Sets>
 struct PartialWeights {
+  using value_t = T;
   static constexpr int kSets = Sets;
   VOXELFIELD_HOST_DEVICE PartialWeights(const T* /*directions*/, int64_t /*index*/) {}
 
@@ -93,6 +94,7 @@ using JetWeights = PartialWeights<T, 4>;
 // kernels run with these weights.
 template <typename T>
 struct DirectionalWeights {
+  using value_t = T;
   static constexpr int kSets = 1;
   T direction[3];
 
@@ -149,15 +151,15 @@ VOXELFIELD_HOST_DEVICE T coordinate_of(int32_t index) {
   return static_cast<T>(index);
 }
 
-// The index of the last vertex that is not above u, which is not above coordinate_of(most).
+// The index of the last vertex that is not above u, which is not above coordinate_of(largest).
 template <typename T>
-VOXELFIELD_HOST_DEVICE int32_t index_below(T u, [[maybe_unused]] int32_t most) {
+VOXELFIELD_HOST_DEVICE int32_t index_below(T u, [[maybe_unused]] int32_t largest) {
 #if defined(__CUDA_ARCH__)
   if constexpr (std::is_same_v<T, float>) return __float2int_rd(u);
   return static_cast<int32_t>(floor(u));
 #else
   const int32_t index = static_cast<int32_t>(std::floor(u));
-  return index < most ? index : most;
+  return index < largest ? index : largest;
 #endif
 }
 
@@ -224,10 +226,9 @@ struct GridLocator {
   bool align_corners;       // the unit cube ends at the outermost vertices; otherwise half a cell beyond them
   bool nearest;             // take the nearest vertex alone
 
-  // Of one grid.
-  int64_t vertices() const { return int64_t{resolution[0]} * resolution[1] * resolution[2]; }
-  // How many grids n points lie in.
+  // How many grids n points lie in, and the vertices of all of them.
   int64_t grids(int64_t n) const { return points_per_grid > 0 ? n / points_per_grid : 1; }
+  int64_t vertices(int64_t n) const { return grids(n) * resolution[0] * resolution[1] * resolution[2]; }
 
   bool is_plain() const {
     const double elements = double(resolution[0]) * resolution[1] * resolution[2] * double(channels);
@@ -300,12 +301,14 @@ struct GridLocator {
   }
 };
 
-// Points and, for weights that need them, a direction at each.
-template <typename T>
+// Points, the kind of weights that the corners around them get, and, for weights that need them, a direction at each.
+template <typename Weights>
 struct PointsView {
-  const T* points;      // (count, 3)
-  const T* directions;  // (count, 3) or null
+  const typename Weights::value_t* points;      // (count, 3)
+  const typename Weights::value_t* directions;  // (count, 3) or null
   int64_t count;
+
+  VOXELFIELD_HOST_DEVICE Weights weights(int64_t index) const { return Weights(directions, index); }
 };
 
 // Point n owns cell n: features (N, 8, C), coordinates in [-1, 1] from the lower to the upper corner, extrapolated
@@ -346,10 +349,16 @@ struct Level {
 
 template <typename Locator, typename scalar_t>
 struct Levels {
-  Level<Locator, scalar_t> level[kMaxLevels];
-  int count;
+  Level<Locator, scalar_t> level[kMaxLevels] = {};
+  int count = 0;
   bool sum;         // levels add up in the same columns
   int64_t columns;  // length of a row of output
+
+  explicit Levels(int64_t columns, bool sum = false) : sum(sum), columns(columns) {}
+
+  void add(const Level<Locator, scalar_t>& next) { level[count++] = next; }
+  VOXELFIELD_HOST_DEVICE const Level<Locator, scalar_t>* begin() const { return level; }
+  VOXELFIELD_HOST_DEVICE const Level<Locator, scalar_t>* end() const { return level + count; }
 };
 
 }  // namespace voxelfield
