@@ -1,4 +1,4 @@
-// Rays of a pinhole camera, as voxelfield.cameras casts them, computed where they are used.
+// Rays held by value: clipped to a box, in the coordinates of a box, and cast by a pinhole camera (voxelfield.cameras).
 #pragma once
 
 #include "rays/ray_walk.h"
