@@ -91,8 +91,10 @@ struct WeightMoments {
   // Returns the sums ahead of a sample, or of the samples of a team's threads, and moves on behind them.
   template <typename Scan>
   VOXELFIELD_HOST_DEVICE WeightMoments pass(T more_weight, T distance, const Scan& scan) {
-    const auto weights = scan(more_weight), moments = scan(more_weight * distance);
-    const WeightMoments before{weight + weights.before(), moment + moments.before()};
+    const T more_moment = more_weight * distance;
+    const auto weights = scan(more_weight), moments = scan(more_moment);
+    // Weights of a ray sum to at most 1, so that these differences are as good as before(), which costs an exchange.
+    const WeightMoments before{weight + (weights.through - more_weight), moment + (moments.through - more_moment)};
     weight += weights.total();
     moment += moments.total();
     return before;

@@ -8,10 +8,12 @@
 
 namespace voxelfield {
 
-// Four registers less than the compiler takes by itself let all 2048 threads of these multiprocessors run.
+// A few registers less than the compiler takes by itself let all 2048 threads of these multiprocessors run.
 #if __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000
 template <>
 constexpr int kWalkBlocks<CompositeWalk<PackedSamples<float>, std::true_type>> = 2048 / kThreads;
+template <>
+constexpr int kWalkBlocks<CompositeGradientWalk<PackedSamples<float>, std::false_type>> = 2048 / kThreads;
 #endif
 
 namespace {
