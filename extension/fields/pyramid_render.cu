@@ -209,6 +209,7 @@ __global__ void __launch_bounds__(kMarchThreads, 1)
                             ParkedSample own{ray, {to_half(panel, 0), to_half(panel, 1)}};
                             if (!queue.fits(__popc(kept))) {
                               auto& parked = *reinterpret_cast<ParkedSample*>(rows + lane_of_warp() * kRowBytes);
+                              __syncwarp();  // the features that lay there were loaded by the warp as one
                               parked = own;
                               flush();
                               own = parked;
