@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from build_testing import environment
 
 ROOT = Path(__file__).parent.parent
 PAGES = ["README.md", "docs/use_in_your_model.md", "docs/trilinear.md", "docs/rendering.md"]
@@ -55,7 +56,7 @@ def test_the_op_that_is_added_compiles_and_passes_its_tests(tmp_path: Path) -> N
             content = before + content + line + after
         path.write_text(content)
 
-    changes = {"PYTHONPATH": str(tmp_path), "TORCH_EXTENSIONS_DIR": str(tmp_path / "cache"), "VOXELFIELD_CUDA": "0"}
+    quick = environment(tmp_path, tmp_path / "cache", VOXELFIELD_CUDA="0")
     tests = [name for name in shown if name.startswith("tests/")]
     for command in (
         ["voxelfield.build", "--only", "cpu", "--out", str(tmp_path / "voxelfield")],
@@ -64,7 +65,7 @@ def test_the_op_that_is_added_compiles_and_passes_its_tests(tmp_path: Path) -> N
         done = subprocess.run(
             [sys.executable, "-m", *command],
             cwd=tmp_path,
-            env={**os.environ, **changes},
+            env=quick,
             capture_output=True,
             text=True,
             check=False,

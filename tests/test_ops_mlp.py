@@ -223,7 +223,7 @@ def test_not_a_number_stays_in_its_row(device):
     "sizes", [(24, 64, 16), (32, 64, 64, 3), (32, 128, 128, 128, 3), (16, 16, 1), (32, *[128] * 9, 3)], ids=str
 )
 def test_every_run_gives_the_same_bits(device, sizes):
-    inputs = make(device, sizes, 20000)
+    inputs = make(device, sizes, 20000 if device.type == "cuda" else 2000)
     expected = value_and_gradients(*inputs)
     for _ in range(3):
         for a, e in zip(value_and_gradients(*inputs), expected, strict=True):
@@ -236,7 +236,8 @@ def test_every_run_gives_the_same_bits(device, sizes):
     ids=str,
 )
 def test_many_rows(device, sizes):
-    inputs = make(device, sizes, 150_001)
+    # On CUDA more than all blocks take at once; on the CPU the network is torch's own products.
+    inputs = make(device, sizes, 150_001 if device.type == "cuda" else 15_001)
     assert_close(value_and_gradients(*inputs), reference(*inputs), torch.float16, len(sizes) - 1)
 
 

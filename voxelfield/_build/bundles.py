@@ -13,11 +13,11 @@ from pathlib import Path
 # Sources that take long by themselves, the longest first: one that began last would leave the other cores idle.
 LONG = (
     "mlp/backward.cu",
-    "stencil/splat_tiled.cu",
     "stencil/gather.cu",
-    "fields/pyramid_render.cu",
+    "stencil/splat_tiled.cu",
     "fields/sh_render.cu",
     "stencil/splat.cu",
+    "fields/pyramid_render.cu",
 )
 
 
@@ -46,9 +46,12 @@ def write_bundles(root: Path, folder: Path) -> list[Path]:
         folder: Where to write them; made if absent.
 
     Returns:
-        Their paths, in the order to compile them in.
+        Their paths, in the order to compile them in. They sort in this order too, because setuptools sorts sources.
     """
-    return [write_if_changed(folder / f"{name}.cu", _including(sources)) for name, sources in bundles(root).items()]
+    return [
+        write_if_changed(folder / f"{place:02}_{name}.cu", _including(sources))
+        for place, (name, sources) in enumerate(bundles(root).items())
+    ]
 
 
 def write_if_changed(path: Path, content: str) -> Path:
