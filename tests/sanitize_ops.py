@@ -35,6 +35,7 @@ def run_grid_ops(dtype: torch.dtype, channels: tuple[int, ...], weights: str, lo
     options = padding, align_corners, nearest, False, weights == "jet"
     ops.sample_trilinear(grids, points, direction, *options)
     ops.point_gradient_trilinear(values, grids, points, direction, *options)
+    ops.sample_in_box(grids[0], points, torch.tensor(((-1, -1, -1), (2, 2, 2)), device=device, dtype=wide), padding)
     sizes = [number for r, c in zip(resolutions, channels, strict=True) for number in (*r, c)]
     for method in (1, 2, 3, 4):
         ops.splat_trilinear(values, points, direction, sizes, *options, method)

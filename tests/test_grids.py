@@ -293,6 +293,18 @@ def test_calls_equal_sampling_in_the_unit_cube_bit_for_bit(device, dtype, paddin
     torch.testing.assert_close(of_call, of_op)
 
 
+def test_gradients_of_calls_have_gradients(device):
+    grid, points = make_grid(device=device), points_around(50, device)
+    values = grid(points)
+    seed = torch.randn_like(values, requires_grad=True)
+    (gradient,) = torch.autograd.grad(values, grid.features, seed, create_graph=True)
+    # The gradient is linear in what arrives: its own gradient is a sample of the direction in which it is asked for.
+    direction = torch.randn_like(gradient)
+    (second,) = torch.autograd.grad(gradient, seed, direction)
+    unit = grid.to_unit(points)
+    torch.testing.assert_close(second, ops.sample_trilinear(direction, unit, padding=grid.padding))
+
+
 def test_calls_follow_the_box_and_the_features_however_these_change():
     """Nothing of the box is kept from call to call."""
     grid, points, new_box = make_grid(), points_around(50), torch.tensor(((-1.0, 0.0, -3.0), (1.0, 2.0, 1.0)))

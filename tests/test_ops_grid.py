@@ -388,6 +388,40 @@ def test_opcheck(device, options, levels, differentiable):
         torch.library.opcheck(getattr(torch.ops.voxelfield, name).default, arguments)
 
 
+@pytest.mark.parametrize("differentiable", [False, True])
+def test_opcheck_in_a_box(device, differentiable):
+    _library.ensure_loaded(device.type)
+    aabb = torch.tensor(((-1.0, 2.0, 0.5), (1.0, 5.0, 0.75)), device=device, dtype=torch.float64)
+    grid = torch.randn(3, 4, 2, 5, device=device, dtype=torch.float64, requires_grad=differentiable)
+    points = aabb[0] + points_off_faces(12, device) * (aabb[1] - aabb[0])
+    arguments = grid, points.requires_grad_(differentiable), aabb, 1
+    torch.library.opcheck(torch.ops.voxelfield.sample_in_box.default, arguments)
+    with torch.no_grad():
+        sampled, unit = torch.ops.voxelfield.sample_in_box(*arguments)
+        expected = (points - aabb[0]) / (aabb[1] - aabb[0])
+    assert torch.equal(unit, expected)
+    assert torch.equal(sampled, sample_trilinear(grid.detach(), expected, padding="zeros"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"grid": torch.ones(2, 2, 2)}, "grids must be"),
+        ({"points": torch.ones(5, 2)}, "points must be"),
+        ({"points": torch.ones(5, 3, dtype=torch.float64)}, "points must be"),
+        ({"aabb": torch.ones(3, 2)}, "aabb must be"),
+        ({"aabb": torch.ones(2, 3, dtype=torch.float64)}, "aabb must be"),
+        ({"padding": 3}, "padding must be 0, 1 or 2, got 3"),
+    ],
+    ids=str,
+)
+def test_sampling_in_a_box_protects_memory(changes, message):
+    _library.ensure_loaded("cpu")
+    arguments = {"grid": torch.ones(2, 2, 2, 1), "points": torch.ones(5, 3), "aabb": torch.ones(2, 3), "padding": 0}
+    with pytest.raises(RuntimeError, match=message):
+        torch.ops.voxelfield.sample_in_box(**arguments | changes)
+
+
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
 def test_compiles_whole_with_any_number_of_points(device, backend):
     torch.compiler.reset()

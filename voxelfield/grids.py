@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from voxelfield import ops
 from voxelfield.boxes import Box, box_extent, box_tensor, parse_box
 from voxelfield.fused import FusedSampling
-from voxelfield.ops import _derivatives
-from voxelfield.ops._autograd import below_autograd, needs_long_path
+from voxelfield.ops._autograd import needs_long_path
 from voxelfield.ops._checks import FLOATING, check_choice, coordinate_dtype, widen_positions
 from voxelfield.ops._errors import ArgumentTypeError, ArgumentValueError, is_out_of_memory
-from voxelfield.ops._grids import PADDINGS, Padding, known_stencil
+from voxelfield.ops._grids import PADDINGS, Padding, sample_in_box_eagerly
 
 __all__ = ["VoxelGrid", "cubic_voxels"]
 
@@ -307,13 +306,9 @@ class VoxelGrid(nn.Module):
                 return None
             if points.requires_grad or aabb.requires_grad:
                 return None
-            with below_autograd():
-                low, high = aabb.unbind()
-                unit = (points - low) / (high - low)
-                rows = unit if unit.dim() == 2 else unit.reshape(-1, 3)
-            stencil = known_stencil(self.padding, True, "linear", False, False)
-            sampled = _derivatives.sample_eagerly((features,), rows, stencil)
-            return sampled if rows is unit else sampled.view(*unit.shape[:-1], features.shape[-1])
+            rows = points if points.dim() == 2 else points.reshape(-1, 3)
+            sampled = sample_in_box_eagerly(features, rows, aabb, self.padding)
+            return sampled if rows is points else sampled.view(*points.shape[:-1], features.shape[-1])
         except Exception:  # the other way raises the same error again, or explains it
             return None
 

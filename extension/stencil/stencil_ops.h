@@ -16,6 +16,19 @@
 
 namespace voxelfield {
 
+// Maps positions (N, 3) in a box to coordinates of the unit cube.
+template <typename T>
+struct ToUnit {
+  const T *points, *aabb;
+  T* unit;
+
+  VOXELFIELD_HOST_DEVICE void operator()(int64_t i) const {
+    for (int axis = 0; axis < 3; ++axis) {
+      unit[3 * i + axis] = (points[3 * i + axis] - aabb[axis]) / (aabb[3 + axis] - aabb[axis]);
+    }
+  }
+};
+
 template <typename Backend>
 struct StencilOps {
   using Shapes = std::vector<std::vector<int64_t>>;
@@ -25,6 +38,19 @@ struct StencilOps {
                                  bool sum, bool with_gradient) {
     const Grids source = checked_grids(grids, {padding, align_corners, nearest, sum});
     return gather(source, checked_points(grids[0], points, direction, with_gradient, source.batch));
+  }
+
+  static TensorTuple<2> sample_in_box(const Tensor& grid, const Tensor& points, const Tensor& aabb, int64_t padding) {
+    const Grids source = checked_grids({grid}, {padding, true, false, false});
+    const Tensor world = checked_points(grid, points, std::nullopt, false, source.batch).points;
+    const Tensor box = checked("aabb", aabb, {2, 3}, world.scalar_type(), grid);
+    const typename Backend::Guard guard(grid);
+    const Points at{new_like(world, shape_of(world)), std::nullopt, false};
+    dispatch_opmath(world, [&](auto zero) {
+      using T = decltype(zero);
+      Backend::for_each(world.numel() / 3, ToUnit<T>{data_of(world), data_of(box), data_of(at.points)});
+    });
+    return {gather(source, at), at.points};
   }
 
   static std::vector<Tensor> splat_trilinear(const Tensor& values, const Tensor& points,
@@ -107,6 +133,7 @@ struct StencilOps {
 
   static void implement_gather(Library& m) {
     m.impl("sample_trilinear", TORCH_BOX(&sample_trilinear));
+    m.impl("sample_in_box", TORCH_BOX(&sample_in_box));
     m.impl("interpolate_cells", TORCH_BOX(&interpolate_cells));
     m.impl("point_gradient_trilinear", TORCH_BOX(&point_gradient_trilinear));
     m.impl("point_gradient_cells", TORCH_BOX(&point_gradient_cells));

@@ -13,7 +13,14 @@ from torch import Tensor
 
 from voxelfield import _library
 from voxelfield.ops import _constants, _derivatives
-from voxelfield.ops._autograd import MaybeTensor, needs_long_path, register_autograd
+from voxelfield.ops._autograd import (
+    MaybeTensor,
+    OpFunction,
+    below_autograd,
+    forward_mode_active,
+    needs_long_path,
+    register_autograd,
+)
 from voxelfield.ops._checks import (
     FLOATING,
     check_choice,
@@ -131,6 +138,50 @@ def sample_eagerly(
     return _values_and_gradient(sampled) if with_gradient else sampled
 
 
+class SampleInBox(OpFunction):
+    """Samples one grid at world positions, applied to ``(grid, points, aabb, stencil)``; points get no gradient.
+
+    Returns the values, and where the points lie in the unit cube.
+    """
+
+    @staticmethod
+    def forward(*inputs: Any) -> tuple[Tensor, Tensor]:
+        grid, points, aabb, stencil = inputs
+        with below_autograd():
+            sampled: tuple[Tensor, Tensor] = torch.ops.voxelfield.sample_in_box.default(
+                grid, points, aabb, stencil.padding
+            )
+        return sampled
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        grid, *_, ctx.stencil = inputs
+        ctx.shape = grid.shape
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: MaybeTensor, _: None) -> tuple[MaybeTensor, None, None, None]:
+        if grad is None:
+            return None, None, None, None
+        (unit,) = ctx.saved_tensors
+        (summed,) = Splat.apply(grad, unit, None, (ctx.shape,), ctx.stencil)
+        return summed, None, None, None
+
+
+def sample_in_box_eagerly(grid: Tensor, points: Tensor, aabb: Tensor, padding: str) -> Tensor:
+    """Samples a grid (X, Y, Z, C) over a box at world positions (N, 3), with the least work on the host.
+
+    Differentiable in the grid. Not where :func:`voxelfield.ops._autograd.needs_long_path`, nor for positions or boxes
+    that require a gradient. Only the raw op checks the arguments.
+    """
+    stencil = known_stencil(padding, True, "linear", False, False)
+    run = SampleInBox.record if torch.is_grad_enabled() and grid.requires_grad else SampleInBox.forward
+    sampled: Tensor = run(grid, points, aabb, stencil)[0]
+    return sampled
+
+
 def sample_grids(
     names: Sequence[str],
     grids: Sequence[Tensor],
@@ -192,6 +243,16 @@ def _register() -> None:
         sets = (4,) if with_gradient else ()
         return grids[0].new_empty(*sets, *points.shape[:-1], channels)
 
+    @torch.library.register_fake("voxelfield::sample_in_box")
+    def _(grid: Tensor, points: Tensor, aabb: Tensor, padding: int) -> tuple[Tensor, Tensor]:
+        check_tensor("grids", grid, ("X", "Y", "Z", "C"))
+        check_dtype("grids", grid, FLOATING)
+        for name, x, shape in (("points", points, ("N", 3)), ("aabb", aabb, (2, 3))):
+            check_tensor(name, x, shape)
+            check_dtype(name, x, (coordinate_dtype(grid.dtype),))
+            check_same_device(name, x, "grids", grid)
+        return grid.new_empty(points.shape[0], grid.shape[-1]), points.new_empty(points.shape)
+
     @torch.library.register_fake("voxelfield::splat_trilinear")
     def _(values: Tensor, points: Tensor, direction: MaybeTensor, sizes: list[int], *options: Any) -> list[Tensor]:
         return [values.new_empty(shape) for shape in _shapes(points, sizes)]
@@ -213,7 +274,17 @@ def _register() -> None:
         gradient: Tensor = PointGradient.apply(values, *grids, points, direction, GridStencil(*options))
         return gradient
 
+    def sample_in_box(grid: Tensor, points: Tensor, aabb: Tensor, padding: int) -> tuple[Tensor, Tensor]:
+        stencil = GridStencil(padding, True, False, False, False)
+        if not (points.requires_grad or aabb.requires_grad or forward_mode_active()):
+            in_box: tuple[Tensor, Tensor] = SampleInBox.apply(grid, points, aabb, stencil)
+            return in_box
+        low, high = aabb
+        unit = (points - low) / (high - low)
+        return Gather.apply(grid, unit, None, stencil), unit
+
     register_autograd("sample_trilinear", sample)
+    register_autograd("sample_in_box", sample_in_box)
     register_autograd("splat_trilinear", splat)
     register_autograd("point_gradient_trilinear", point_gradient)
 
