@@ -7,8 +7,7 @@
 
 namespace voxelfield {
 
-// Casts the rays of chosen pixels of photographs (cameras, height, width, 4). A call writes all of a ray; cast() leaves
-// its origin and direction to the caller.
+// Casts the rays of chosen pixels of photographs (cameras, height, width, 4).
 struct PixelRays {
   const uint8_t* pixels;
   const float* c2w;         // (cameras, 4, 4)
@@ -21,26 +20,24 @@ struct PixelRays {
   float *origins, *directions, *near, *far;  // for each ray, those of a pixel together
   float* rgba;                               // for each pixel
 
-  VOXELFIELD_HOST_DEVICE void operator()(int64_t row) const {
-    const Ray ray = cast(row);
-    for (int axis = 0; axis < 3; ++axis) {
-      origins[3 * row + axis] = ray.origin[axis];
-      directions[3 * row + axis] = ray.direction[axis];
-    }
-  }
+  VOXELFIELD_HOST_DEVICE void operator()(int64_t row) const { cast(row, origins + 3 * row, directions + 3 * row); }
 
-  VOXELFIELD_HOST_DEVICE Ray cast(int64_t row) const {
+  // Writes all of a ray; its origin and direction to where the caller wants them.
+  VOXELFIELD_HOST_DEVICE void cast(int64_t row, float* origin, float* direction) const {
     const int64_t each = side * side, chosen = row / each, square = row - chosen * each, at = pixel(index[chosen]);
-    const Ray result = ray(at, square);
-    near[row] = result.near;
-    far[row] = result.far;
-    if (square == 0) {
-      Rgba color;
-      VOXELFIELD_UNROLL
-      for (int k = 0; k < 4; ++k) color.channel[k] = static_cast<float>(pixels[4 * at + k]) / 255.0f;
-      reinterpret_cast<Rgba*>(rgba)[chosen] = color;
+    const Ray cast = ray(at, square);
+    VOXELFIELD_UNROLL
+    for (int axis = 0; axis < 3; ++axis) {
+      origin[axis] = cast.origin[axis];
+      direction[axis] = cast.direction[axis];
     }
-    return result;
+    near[row] = cast.near;
+    far[row] = cast.far;
+    if (square > 0) return;
+    Rgba color;
+    VOXELFIELD_UNROLL
+    for (int k = 0; k < 4; ++k) color.channel[k] = static_cast<float>(pixels[4 * at + k]) / 255.0f;
+    reinterpret_cast<Rgba*>(rgba)[chosen] = color;
   }
 
  private:

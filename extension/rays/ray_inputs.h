@@ -45,7 +45,7 @@ inline OccupancyView occupancy_view(const int64_t* words, const std::vector<int6
     STD_TORCH_CHECK(resolution[axis] >= 0 && resolution[axis] < kMaxCells,
                     "an occupancy grid must have fewer than 2^22 cells along each axis, got ", resolution[axis]);
     grid.resolution[axis] = static_cast<int32_t>(resolution[axis]);
-    grid.bricks[axis] = bricks_for(resolution[axis]);
+    grid.bricks[axis] = static_cast<int32_t>((resolution[axis] + kBrickCells - 1) / kBrickCells);
     bricks *= grid.bricks[axis];
     STD_TORCH_CHECK(bricks < (int64_t{1} << 31), "an occupancy grid must have fewer than 2^31 bricks of 4^3 cells");
   }

@@ -21,10 +21,6 @@ struct CellBox {
 constexpr int32_t kBrickCells = 1 << kBrickShift;  // along each axis
 constexpr int32_t kWithinBrick = kBrickCells - 1;
 
-VOXELFIELD_HOST_DEVICE int32_t bricks_for(int64_t cells) {
-  return static_cast<int32_t>((cells + kBrickCells - 1) / kBrickCells);
-}
-
 VOXELFIELD_HOST_DEVICE int bit_of(int32_t x, int32_t y, int32_t z) {
   return (x & kWithinBrick) << 2 * kBrickShift | (y & kWithinBrick) << kBrickShift | (z & kWithinBrick);
 }

@@ -11,13 +11,7 @@ namespace {
 __global__ void __launch_bounds__(kThreads) cast_rays_kernel(int64_t rays, PixelRays pixels) {
   __shared__ float origins[3 * kThreads], directions[3 * kThreads];
   const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads, row = first + threadIdx.x;
-  if (row < rays) {
-    const Ray ray = pixels.cast(row);
-    for (int axis = 0; axis < 3; ++axis) {
-      origins[3 * threadIdx.x + axis] = ray.origin[axis];
-      directions[3 * threadIdx.x + axis] = ray.direction[axis];
-    }
-  }
+  if (row < rays) pixels.cast(row, origins + 3 * threadIdx.x, directions + 3 * threadIdx.x);
   __syncthreads();
   const int numbers = 3 * static_cast<int>(min(rays - first, int64_t{kThreads}));
   for (int k = threadIdx.x; k < numbers; k += kThreads) {
