@@ -39,8 +39,8 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   m.def(
       "sample_trilinear(Tensor[] grids, Tensor points, Tensor? direction, int padding, bool align_corners, "
       "bool nearest, bool sum, bool with_gradient) -> Tensor");
-  // The same of one grid over the box `aabb`, with padding and corners aligned alone, at world positions; and where
-  // these lie in the unit cube. For calls of a VoxelGrid, of which the host would otherwise make five.
+  // sample_trilinear of one grid over the box `aabb` with aligned corners, at world positions, and where these lie in
+  // the unit cube. A call of a VoxelGrid would take five ops otherwise, which costs the host more than sampling.
   m.def("sample_in_box(Tensor grid, Tensor points, Tensor aabb, int padding) -> (Tensor, Tensor)");
   m.def(
       "splat_trilinear(Tensor values, Tensor points, Tensor? direction, int[] sizes, int padding, bool align_corners, "

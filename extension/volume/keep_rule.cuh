@@ -8,7 +8,7 @@ namespace voxelfield {
 
 // Prefix sums over a team: neighbouring threads of a warp, a power of two of them, that hold consecutive samples of a
 // ray. `through` sums the threads up to and including this one, before() those ahead of it, total() the whole team. All
-// threads of the warp must call these together: a call exchanges values, so a sum that nobody asks for costs nothing.
+// threads of the warp must call these together, and a kernel calls those that it needs: each call exchanges values.
 template <typename T>
 struct TeamScan {
   T through;
