@@ -13,6 +13,17 @@ __device__ __forceinline__ T group_sum(T value) {
   return value;
 }
 
+// Returns the sum of the values up to and including the thread's own, whose place in its group of `size` threads, a
+// power of two, is `place`. All threads of the warp must take part.
+template <typename T>
+__device__ __forceinline__ T group_inclusive_sum(T value, int place, int size) {
+  for (int step = 1; step < size; step *= 2) {
+    const T below = __shfl_up_sync(kFullWarp, value, step);
+    if (place >= step) value += below;
+  }
+  return value;
+}
+
 // Returns the block's sum to all threads. Every thread of the block must call it. Two calls without a barrier between
 // them need different `scratch`.
 template <int Threads, typename T>
@@ -31,11 +42,7 @@ __device__ __forceinline__ T block_sum(T value, T (&scratch)[Threads / kWarp]) {
 template <int Threads, typename T>
 __device__ __forceinline__ T block_inclusive_sum(T value, T (&scratch)[Threads / kWarp]) {
   const int lane = threadIdx.x % kWarp, own = threadIdx.x / kWarp;
-#pragma unroll
-  for (int step = 1; step < kWarp; step *= 2) {
-    const T below = __shfl_up_sync(kFullWarp, value, step);
-    if (lane >= step) value += below;
-  }
+  value = group_inclusive_sum(value, lane, kWarp);
   if (lane == kWarp - 1) scratch[own] = value;
   __syncthreads();
 #pragma unroll

@@ -29,11 +29,7 @@ struct TeamScan {
 
 template <typename T>
 __device__ __forceinline__ TeamScan<T> team_scan(T value, int seat, int size) {
-  for (int step = 1; step < size; step *= 2) {
-    const T below = __shfl_up_sync(kFullWarp, value, step);
-    if (seat >= step) value += below;
-  }
-  return {value, seat, size};
+  return {group_inclusive_sum(value, seat, size), seat, size};
 }
 
 // A team of a size that is known at compile time.
