@@ -35,13 +35,15 @@ def run_grid_ops(dtype: torch.dtype, channels: tuple[int, ...], weights: str, lo
     options = padding, align_corners, nearest, False, weights == "jet"
     ops.sample_trilinear(grids, points, direction, *options)
     ops.point_gradient_trilinear(values, grids, points, direction, *options)
-    ops.sample_in_box(grids[0], points, torch.tensor(((-1, -1, -1), (2, 2, 2)), device=device, dtype=wide), padding)
+    if weights == "value":
+        ops.sample_in_box(grids[0], points, torch.tensor(((-1, -1, -1), (2, 2, 2)), device=device, dtype=wide), padding)
     sizes = [number for r, c in zip(resolutions, channels, strict=True) for number in (*r, c)]
     for method in (1, 2, 3, 4):
         ops.splat_trilinear(values, points, direction, sizes, *options, method)
 
 
 def run_all_grid_ops():
+    """Runs the grid ops in every dtype, with all numbers of channels, weights and lookups."""
     for arguments in itertools.product(
         (torch.float32, torch.float16, torch.float64), LEVELS, ("value", "directional", "jet"), LOOKUPS
     ):
