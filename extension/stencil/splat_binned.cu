@@ -29,14 +29,13 @@ __global__ void __launch_bounds__(kThreads)
   // Threads without a point read along with the last one, and have no entries.
   const int64_t thread = block * kThreads + threadIdx.x, index = min(thread, n - 1);
   const float point[3] = {points[3 * index], points[3 * index + 1], points[3 * index + 2]};
-  // Without branches, which || would make of terms that are quicker to evaluate than to skip.
-  bool empty = (thread >= n) | !all_finite(point);
+  bool empty = thread >= n || !all_finite(point);
   int32_t first[3], last[3];
 #pragma unroll
   for (int axis = 0; axis < 3; ++axis) {
     const int32_t last_vertex = bins.resolution[axis] - 1;
     const int32_t lower = AxisPlace(point[axis], bins.resolution[axis], bins.clamps).lower;
-    empty |= (lower < -1) | (lower > last_vertex);
+    empty = empty || lower < -1 || lower > last_vertex;
     const int32_t near = min(max(lower, 0), last_vertex);
     first[axis] = bin_of_vertex(bins, axis, near);
     last[axis] = lower < 0 ? first[axis] : bin_of_vertex(bins, axis, min(near + 1, last_vertex));

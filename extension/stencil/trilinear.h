@@ -4,7 +4,6 @@
 
 #include <cmath>
 #include <cstdint>
-#include <limits>
 #include <type_traits>
 
 #include "common/constants.h"
@@ -189,9 +188,8 @@ struct AxisPlace {
 
   VOXELFIELD_HOST_DEVICE AxisPlace(float coordinate, int32_t resolution, bool clamps) {
     const float last = static_cast<float>(resolution - 1);
-    // Bounds that are infinite instead of a branch: the compiler would repeat the rest of a kernel in both branches.
-    const float margin = clamps ? 0.f : std::numeric_limits<float>::infinity();
-    const float u = std::fmin(std::fmax(multiply_add(coordinate, last, 0.f), -margin), last + margin);
+    float u = multiply_add(coordinate, last, 0.f);
+    if (clamps) u = clamp(u, last);
     const float floor = std::floor(u);
     lower = static_cast<int32_t>(floor);
     fraction = u - floor;
