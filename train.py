@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import hydra
 import torch
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import CompactHydraException, MissingConfigException
 from hydra.utils import get_original_cwd
 from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
 
 from voxelfield.download import DownloadError
+from voxelfield.training.config import unknown_key
 from voxelfield.training.run import run
 from voxelfield.training.trainer import EmptyFieldError
 
@@ -27,21 +32,45 @@ def main(config: DictConfig) -> float | None:
     """Runs what Hydra composed; returns the test PSNR, which Hydra's sweepers can optimise."""
     choices = HydraConfig.get().runtime.choices
     logger.info("scene=%s model=%s trainer=%s", choices["scene"], choices["model"], choices["trainer"])
-    if CONFIG == "train_cpu":
+    if CONFIG == "train_cpu" and (choices["model"], choices["trainer"]) == ("mlp", "cpu"):
         logger.info("no CUDA device: model=mlp and trainer=cpu are the defaults (smaller images, one smaller grid)")
     try:
         metrics = run(config, Path(HydraConfig.get().runtime.output_dir), Path(get_original_cwd()))
     except (ValueError, FileNotFoundError, DownloadError) as error:
-        logger.error("%s", error)
-        sys.exit(2)
+        fail(error, 2)
     except (EmptyFieldError, FloatingPointError) as error:
-        logger.error("%s", error)
-        sys.exit(1)
+        fail(error, 1)
     if metrics is None:
         sys.exit(130)
     psnr: float = metrics["psnr"]
     return psnr
 
 
+def fail(error: Exception, status: int) -> NoReturn:
+    """Ends the run with its error on stderr and in its log; Hydra's handler of the terminal writes to stdout."""
+    for handler in logging.getLogger().handlers:
+        if type(handler) is logging.StreamHandler:
+            handler.setStream(sys.stderr)
+    logger.error("%s", error)
+    sys.exit(status)
+
+
+def composition_error(error: CompactHydraException) -> str:
+    """Returns what Hydra could not compose, in one line; a key that there is not, with the nearest that there is."""
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
+        group, _, name = error.missing_cfg_file.rpartition("/")
+        return f"{group} must be one of {', '.join(error.options)}, got {name!r}"
+    cause = error.__cause__
+    if isinstance(cause, OmegaConfBaseException) and cause.full_key and isinstance(cause.parent_node, DictConfig):
+        return unknown_key(cause.full_key, [str(key) for key in cause.parent_node])
+    return " ".join(str(error).split())
+
+
 if __name__ == "__main__":
-    main()
+    # Hydra would print its errors over many lines and exit; told to raise them, it leaves that to us.
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    try:
+        main()
+    except CompactHydraException as error:
+        print(composition_error(error), file=sys.stderr)  # noqa: T201
+        sys.exit(2)

@@ -47,7 +47,7 @@ from voxelfield._library import ensure_loaded
 from voxelfield.datasets.scene import Split
 from voxelfield.training.checkpoint import checkpoint_path
 from voxelfield.training.clock import synchronized_time
-from voxelfield.training.config import OptimizerConfig, TrainerConfig, parse
+from voxelfield.training.config import RunConfig, parse
 from voxelfield.training.evaluation import evaluate_split
 from voxelfield.training.logging import NullLogger
 from voxelfield.training.memory import check_memory, estimate_memory
@@ -155,18 +155,17 @@ def train(config: DictConfig, device: torch.device, hold_out: int) -> dict[str, 
         ValueError: Memory does not suffice, which is told before the device's is touched.
         RuntimeError: Training failed.
     """
-    trainer_config = parse(TrainerConfig, config.trainer, "trainer")
-    optimizer_config = parse(OptimizerConfig, config.optimizer, "optimizer")
-    scene = load_scene(config, trainer_config, Path.cwd(), splits=("train",))
+    settings = parse(RunConfig, config)
+    scene = load_scene(settings, Path.cwd(), splits=("train",))
     learned, held_out = divide(scene.train, hold_out)
-    shapes = build_field(config.model, scene, trainer_config, "meta")
-    check_memory(estimate_memory(shapes, trainer_config, learned), device)
+    shapes = build_field(settings.model, scene, settings.trainer, "meta")
+    check_memory(estimate_memory(shapes, settings.trainer, learned), device)
 
-    torch.manual_seed(config.seed)
+    torch.manual_seed(settings.seed)
     records = _Records()
     began = synchronized_time(device)
-    field = build_field(config.model, scene, trainer_config, device)
-    trainer = _Unsaved(field, learned, trainer_config, optimizer_config, records, Path(), {})
+    field = build_field(settings.model, scene, settings.trainer, device)
+    trainer = _Unsaved(field, learned, settings.trainer, settings.optimizer, records, Path(), {})
     trainer.train_seconds = synchronized_time(device) - began
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -308,8 +307,7 @@ def main(arguments: list[str] | None = None) -> None:
         config = compose("train" if kind == "cuda" else "train_cpu", overrides=overrides)
     if options.data_root is not None:
         config.data.root = str(options.data_root)
-    for name, schema in (("trainer", TrainerConfig), ("optimizer", OptimizerConfig)):
-        parse(schema, config[name], name)
+    parse(RunConfig, config)
     own = own_size(config)
     finest = options.finest if options.finest is not None else sorted({*FINEST[kind], own.finest})
     samples = options.samples if options.samples is not None else [int(own.samples * n) for n in SAMPLE_FACTORS]

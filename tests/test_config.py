@@ -7,10 +7,28 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from voxelfield.training.config import OptimizerConfig, StageConfig, TrainerConfig, parse
+from voxelfield.datasets.scene import Scene
+from voxelfield.ops import _constants
+from voxelfield.training.config import (
+    DataConfig,
+    LoggerConfig,
+    LossConfig,
+    MLPModelConfig,
+    OptimizerConfig,
+    PyramidModelConfig,
+    RunConfig,
+    SceneConfig,
+    SHModelConfig,
+    StageConfig,
+    TrainerConfig,
+    parse,
+)
+from voxelfield.training.config import model as limits
+from voxelfield.training.run import build_field
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 SCHEMAS = {"trainer": TrainerConfig, "optimizer": OptimizerConfig}
@@ -36,9 +54,14 @@ def test_every_file_fits_its_schema(group, name):
     assert isinstance(parsed(group, f"{group}={name}"), SCHEMAS[group])
 
 
-@pytest.mark.parametrize(("group", "name"), [(g, n) for g in ("scene", "model", "logger") for n in names(g)])
-def test_every_choice_of_the_other_groups_composes(group, name):
-    assert composed(f"{group}={name}")[group]
+@pytest.mark.parametrize("name", ["train", "train_cpu"])
+@pytest.mark.parametrize("model", names("model"))
+@pytest.mark.parametrize("trainer", names("trainer"))
+def test_every_composition_is_valid(trainer, model, name):
+    for scene in names("scene"):
+        for log in names("logger"):
+            overrides = (f"scene={scene}", f"model={model}", f"trainer={trainer}", f"logger={log}")
+            assert parse(RunConfig, composed(*overrides, name=name)).model.kind == model
 
 
 def test_the_configuration_for_a_machine_without_gpu_differs_in_trainer_and_model_only():
@@ -94,74 +117,205 @@ def test_values_become_typed_objects():
     assert isinstance(rates.grid, float)
 
 
-@pytest.mark.parametrize(
-    ("override", "key"),
-    [
-        ("+trainer.stepz=3", "stepz"),
-        ("+trainer.loss.sparsitty=1", "loss.sparsitty"),
-        ("+optimizer.lr=1", "lr"),
-        ("~trainer.steps", "steps"),
-        ("~trainer.loss.sparsity", "loss.sparsity"),
-        ("trainer.stages=[{step: 0, resolution: 8}, {step: 5}]", "stages[1].resolution"),
-        ("trainer.steps=many", "steps"),
-        ("trainer.steps=1.5", "steps"),
-        ("trainer.steps=null", "steps"),
-        ("trainer.loss.sparsity=abc", "loss.sparsity"),
-        ("trainer.stages=8", "stages"),
-        ("trainer.stages=[8]", "stages[0]"),
-        ("trainer.stages=[{step: 0, resolution: fine}]", "resolution"),
-        ("optimizer.grid_lr=fast", "grid_lr"),
-        ("trainer.rates.betas=[0.9, b]", "rates.betas[1]"),
-    ],
-)
-def test_unknown_missing_and_mistyped_keys_are_named(override, key):
-    group = "optimizer" if "optimizer" in override else "trainer"
-    with pytest.raises(ValueError, match=f"^configuration of {group}: ") as caught:
-        parsed(group, override)
+def refusal(*overrides: str) -> str:
+    """What a run says of its configuration, in one line."""
+    with pytest.raises(ValueError) as caught:  # noqa: PT011
+        parse(RunConfig, composed(*overrides))
     message = str(caught.value)
-    assert message.split(": ")[1] == key
     assert "\n" not in message
+    return message
 
 
 @pytest.mark.parametrize(
-    ("override", "words"),
+    ("override", "message"),
     [
-        ("trainer.background=red", ["trainer.background", "random, white, black", "'red'"]),
-        ("trainer.evaluation_background=random", ["trainer.evaluation_background", "white, black", "'random'"]),
-        ("trainer.precision=float64", ["trainer.precision", "float32, bfloat16, float16", "'float64'"]),
-        ("trainer.transfer=gamma", ["trainer.transfer", "srgb, linear", "'gamma'"]),
-        ("trainer.steps=0", ["trainer.steps", "at least 1", "0"]),
-        ("trainer.samples=-5", ["trainer.samples", "at least 1", "-5"]),
-        ("trainer.max_rays=0", ["trainer.max_rays"]),
-        ("trainer.marched=0", ["trainer.marched", "at least 1", "0"]),
-        ("trainer.supersampling=1000", ["trainer.max_rays", "1000000"]),
-        ("trainer.loss_scale=0", ["trainer.loss_scale", "positive", "0"]),
-        ("trainer.loss_scale=nan", ["trainer.loss_scale", "positive", "nan"]),
-        ("trainer.chunk=0", ["trainer.chunk"]),
-        ("trainer.log_every=0", ["trainer.log_every"]),
-        ("trainer.occupancy.every=0", ["trainer.occupancy.every"]),
-        ("trainer.loss.tv_every=0", ["trainer.loss.tv_every"]),
-        ("trainer.evaluation.views=0", ["trainer.evaluation.views"]),
-        ("trainer.evaluation.supersampling=0", ["trainer.evaluation.supersampling", "at least 1", "0"]),
-        ("trainer.preview_views=0", ["trainer.preview_views"]),
-        ("trainer.rates.final=0", ["trainer.rates.final", "positive", "0.0"]),
-        ("trainer.average_steps=-1", ["trainer.average_steps", "negative", "-1"]),
-        ("optimizer.grid_lr=-1", ["optimizer.grid_lr", "positive", "-1.0"]),
-        ("optimizer.view_lr=0", ["optimizer.view_lr", "positive", "0.0"]),
-        ("optimizer.network_lr=nan", ["optimizer.network_lr", "positive", "nan"]),
-        ("trainer.rates.betas=[0.9]", ["trainer.rates.betas", "[0.9]"]),
-        ("trainer.stages=[]", ["trainer.stages", "step 0", "[]"]),
-        ("trainer.stages=[{step: 1, resolution: 8}]", ["trainer.stages", "step 0", "[1]"]),
-        ("trainer.stages=[{step: 0, resolution: 1}]", ["trainer.stages", "at least 2"]),
-        ("trainer.finest=200", ["trainer.stages", "coarser", "trainer.finest", "[64, 128, 256, 200]"]),
+        ("+trainer.stepz=3", "configuration has no key trainer.stepz; did you mean trainer.steps?"),
+        ("+model.wdith=128", "configuration has no key model.wdith; did you mean model.width?"),
+        ("+sed=1", "configuration has no key sed; did you mean seed?"),
+        (
+            "+trainer.loss.sparsitty=1",
+            "configuration has no key trainer.loss.sparsitty; did you mean trainer.loss.sparsity?",
+        ),
+        (
+            "+model.density.initiall=1",
+            "configuration has no key model.density.initiall; did you mean model.density.initial?",
+        ),
+        ("+data.x=1", "configuration has no key data.x; data has root, download, missing_images"),
+        (
+            "trainer.stages=[{step: 0, resolution: 8}, {step: 5, resolutoin: 9}]",
+            "configuration has no key trainer.stages[1].resolutoin; did you mean trainer.stages[1].resolution?",
+        ),
+        ("trainer.stages=[{step: 0, resolution: 8}, {step: 5}]", "configuration lacks trainer.stages[1].resolution"),
     ],
 )
-def test_values_that_make_no_sense_are_refused(override, words):
-    group = "optimizer" if "optimizer" in override else "trainer"
-    with pytest.raises(ValueError, match=f"^configuration of {group}: ") as caught:
-        parsed(group, override)
-    for word in words:
-        assert word in str(caught.value)
+def test_keys_that_there_are_not(override, message):
+    assert refusal(override) == message
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("trainer.steps=many", "trainer.steps must be an integer, got 'many'"),
+        ("trainer.steps=1.5", "trainer.steps must be an integer, got 1.5"),
+        ("trainer.steps=true", "trainer.steps must be an integer, got True"),
+        ("trainer.steps=null", "trainer.steps must be an integer, got null"),
+        ("trainer.steps=???", "trainer.steps must be an integer, got '???'"),
+        ("trainer.loss.sparsity=abc", "trainer.loss.sparsity must be a number, got 'abc'"),
+        ("trainer.image_size=big", "trainer.image_size must be an integer, or null, got 'big'"),
+        ("trainer.stages=8", "trainer.stages must be a list of mappings, got 8"),
+        ("trainer.stages=[8]", "trainer.stages[0] must be a mapping of step, resolution, crop, got 8"),
+        (
+            "trainer.stages=[{step: 0, resolution: fine}]",
+            "trainer.stages[0].resolution must be an integer, got 'fine'",
+        ),
+        ("trainer.rates.betas=[0.9, b]", "trainer.rates.betas[1] must be a number, got 'b'"),
+        ("trainer.rates.betas=[0.9]", "trainer.rates.betas must be a list of 2 numbers, got [0.9]"),
+        ("optimizer.grid_lr=fast", "optimizer.grid_lr must be a number, got 'fast'"),
+        ("model.width=abc", "model.width must be an integer, got 'abc'"),
+        ("model.resolutions=16", "model.resolutions must be a list of integers, got 16"),
+        ("seed=abc", "seed must be an integer, got 'abc'"),
+        ("scene.aabb=oops", "scene.aabb must be a list of 2 lists of 3 numbers, got 'oops'"),
+        ("scene.aabb=[[0,0,0]]", "scene.aabb must be a list of 2 lists of 3 numbers, got [[0, 0, 0]]"),
+        ("data.download=perhaps", "data.download must be true or false, got 'perhaps'"),
+        ("data.root=[]", "data.root must be text, got []"),
+    ],
+)
+def test_values_of_the_wrong_type(override, message):
+    assert refusal(override) == message
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("trainer.background=red", "trainer.background must be one of random, white, black, got 'red'"),
+        (
+            "trainer.evaluation_background=random",
+            "trainer.evaluation_background must be one of white, black, got 'random'",
+        ),
+        ("trainer.precision=float64", "trainer.precision must be one of float32, bfloat16, float16, got 'float64'"),
+        ("trainer.transfer=gamma", "trainer.transfer must be one of srgb, linear, got 'gamma'"),
+        ("trainer.steps=0", "trainer.steps must be at least 1, got 0"),
+        ("trainer.samples=-5", "trainer.samples must be at least 1, got -5"),
+        ("trainer.max_rays=0", "trainer.max_rays must be at least 1, got 0"),
+        ("trainer.marched=0", "trainer.marched must be at least 1, got 0"),
+        ("trainer.image_size=-2", "trainer.image_size must be at least 1, or null, got -2"),
+        (
+            "trainer.supersampling=1000",
+            "trainer.max_rays must be at least trainer.supersampling**2 = 1000000, the rays of a pixel, got 524288",
+        ),
+        ("trainer.loss_scale=0", "trainer.loss_scale must be positive, got 0.0"),
+        ("trainer.loss_scale=nan", "trainer.loss_scale must be positive and finite, got nan"),
+        ("trainer.loss.sample_rgb=-1", "trainer.loss.sample_rgb must be at least 0, got -1.0"),
+        ("trainer.loss.sparsity=inf", "trainer.loss.sparsity must be at least 0 and finite, got inf"),
+        ("trainer.loss.tv_every=0", "trainer.loss.tv_every must be at least 1, got 0"),
+        ("trainer.render.min_weight=7", "trainer.render.min_weight must lie in [0, 1), got 7.0"),
+        ("trainer.render.voxels_per_step=0", "trainer.render.voxels_per_step must be positive, got 0.0"),
+        ("trainer.occupancy.threshold=2", "trainer.occupancy.threshold must lie in (0, 1), got 2.0"),
+        ("trainer.occupancy.every=0", "trainer.occupancy.every must be at least 1, got 0"),
+        ("trainer.evaluation.views=0", "trainer.evaluation.views must be at least 1, or null, got 0"),
+        ("trainer.evaluation.supersampling=0", "trainer.evaluation.supersampling must be at least 1, got 0"),
+        (
+            "trainer.preview_views=0",
+            "trainer.preview_views must be at least 1 unless trainer.preview_every is 0, got 0",
+        ),
+        ("trainer.rates.final=0", "trainer.rates.final must lie in (0, 1], got 0.0"),
+        ("trainer.rates.betas=[1.5,2]", "trainer.rates.betas[0] must lie in [0, 1), got 1.5"),
+        ("trainer.average_steps=-1", "trainer.average_steps must be at least 0, got -1"),
+        ("optimizer.grid_lr=-1", "optimizer.grid_lr must be positive, got -1.0"),
+        ("optimizer.view_lr=0", "optimizer.view_lr must be positive, got 0.0"),
+        ("optimizer.network_lr=nan", "optimizer.network_lr must be positive and finite, got nan"),
+        ("optimizer.grid_decay=-5", "optimizer.grid_decay must be at least 0, got -5.0"),
+        ("trainer.stages=[]", "trainer.stages must start at step 0 and have rising steps, got steps []"),
+        (
+            "trainer.stages=[{step: 1, resolution: 8}]",
+            "trainer.stages must start at step 0 and have rising steps, got steps [1]",
+        ),
+        ("trainer.stages=[{step: 0, resolution: 1}]", "trainer.stages[0].resolution must be at least 2, got 1"),
+        (
+            "trainer.finest=200",
+            "trainer.stages must not become coarser without a crop (the last is trainer.finest in the presets), "
+            "got resolutions [64, 128, 256, 200]",
+        ),
+        ("model.kind=tree", "model.kind must be one of pyramid, sh, mlp, got 'tree'"),
+        ("model.view_degree=4", "model.view_degree must lie in [0, 3], got 4"),
+        ("model.geometry=120", "model.geometry must be at most 112 with model.view_degree=3, got 120"),
+        ("model.channels=50", "model.channels must be at most 21 with 6 levels, got 50"),
+        ("model.resolutions=[]", "model.resolutions must be 1 to 16 levels from coarse to fine, got []"),
+        ("model.resolutions=[8,4]", "model.resolutions must be 1 to 16 levels from coarse to fine, got [8, 4]"),
+        ("logger.name=wandb", "logger.name must be one of tensorboard, none, got 'wandb'"),
+        ("data.missing_images=maybe", "data.missing_images must be one of error, skip, got 'maybe'"),
+        ("device=banana", "device must be auto, cpu, cuda or cuda:<index>, got 'banana'"),
+        (
+            "scene.aabb=[[0,0,0],[1,1,0]]",
+            "scene.aabb must be finite with low < high along every axis, got [[0.0, 0.0, 0.0], [1.0, 1.0, 0.0]]",
+        ),
+    ],
+)
+def test_values_that_make_no_sense(override, message):
+    assert refusal(override) == message
+
+
+def test_levels_that_are_added_up_divide_one_another():
+    assert refusal("model=sh", "model.resolutions=[40,100]") == (
+        "model.resolutions must each be a whole multiple of the one before, got [40, 100]"
+    )
+
+
+def test_an_interpolation_that_leads_nowhere_is_named():
+    config = composed()
+    config.trainer.steps = "${trainer.stepz}"
+    with pytest.raises(ValueError, match=r"^trainer\.steps cannot be resolved: "):
+        parse(RunConfig, config)
+
+
+def test_text_from_the_environment_is_a_number(monkeypatch):
+    monkeypatch.setenv("STEPS", "30")
+    assert parse(RunConfig, composed("trainer.steps=${oc.env:STEPS}")).trainer.steps == 30
+
+
+# ------------------------------------------------------------------------------------------------------- defaults
+
+SCHEMAS_OF_A_RUN = (
+    SceneConfig,
+    DataConfig,
+    PyramidModelConfig,
+    SHModelConfig,
+    MLPModelConfig,
+    OptimizerConfig,
+    TrainerConfig,
+    LoggerConfig,
+    RunConfig,
+)
+
+
+@pytest.mark.parametrize("schema", SCHEMAS_OF_A_RUN)
+def test_defaults_alone_make_sense(schema):
+    assert parse(schema, {}) == schema() == parse(schema, schema())
+
+
+def test_defaults_are_what_trains_lego_on_a_gpu():
+    assert parse(RunConfig, composed("scene=lego")) == RunConfig()
+
+
+@pytest.mark.parametrize(
+    ("name", "schema"), [("pyramid", PyramidModelConfig), ("sh", SHModelConfig), ("mlp", MLPModelConfig)]
+)
+def test_defaults_of_models_are_those_of_their_files_and_build(name, schema):
+    assert parse(RunConfig, composed(f"model={name}")).model == schema()
+    settings = RunConfig(model=schema())
+    scene = Scene(settings.scene.name, torch.tensor(settings.scene.aabb), {})
+    field = build_field(settings.model, scene, settings.trainer, "meta")
+    assert field.grid.channels == {"pyramid": 24, "sh": 28, "mlp": 12}[name]
+
+
+def test_an_instance_is_checked_as_a_file_is():
+    with pytest.raises(ValueError, match=r"^trainer\.loss\.sparsity must be at least 0, got -1\.0$"):
+        parse(RunConfig, RunConfig(trainer=TrainerConfig(loss=LossConfig(sparsity=-1))))
+
+
+def test_limits_are_those_of_the_compiled_ops():
+    for name in ("MAX_WIDTH", "MAX_LAYERS", "MAX_LEVELS", "MAX_DEGREE"):
+        assert getattr(limits, name) == getattr(_constants, name)
 
 
 @pytest.mark.parametrize("steps", [(0, 5, 5), (0, 9, 5)])

@@ -16,7 +16,7 @@ from PIL import Image
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.scene import Scene
 from voxelfield.training.checkpoint import resolve_checkpoint, save_checkpoint
-from voxelfield.training.config import OptimizerConfig, TrainerConfig, parse
+from voxelfield.training.config import RunConfig, parse
 from voxelfield.training.evaluation import evaluate_split
 from voxelfield.training.logging import NullLogger
 from voxelfield.training.run import build_field
@@ -65,11 +65,12 @@ def train(scene, tmp_path):
     def make(way: str, device: torch.device, *overrides: str) -> Trainer:
         with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
             config = compose("train_cpu", overrides=[*TINY, *MODELS[way], *overrides])
-        trainer_config = parse(TrainerConfig, config.trainer, "trainer")
-        optimizer_config = parse(OptimizerConfig, config.optimizer, "optimizer")
-        field = build_field(config.model, scene, trainer_config).to(device)
+        settings = parse(RunConfig, config)
+        field = build_field(settings.model, scene, settings.trainer).to(device)
         saved = OmegaConf.to_container(config, resolve=True)
-        trainer = Trainer(field, scene.train, trainer_config, optimizer_config, NullLogger(), tmp_path / "run", saved)
+        trainer = Trainer(
+            field, scene.train, settings.trainer, settings.optimizer, NullLogger(), tmp_path / "run", saved
+        )
         assert trainer.fit()
         return trainer
 

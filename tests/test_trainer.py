@@ -20,7 +20,7 @@ from voxelfield.datasets.scene import Scene, Split
 from voxelfield.rendering import render_view
 from voxelfield.training import graph, optimizer
 from voxelfield.training.checkpoint import load_checkpoint
-from voxelfield.training.config import OptimizerConfig, TrainerConfig, parse
+from voxelfield.training.config import RunConfig, parse
 from voxelfield.training.logging import NullLogger
 from voxelfield.training.run import build_field
 from voxelfield.training.trainer import EmptyFieldError, Trainer
@@ -96,12 +96,11 @@ def make_trainer(scene, tmp_path):
     ) -> Trainer:
         with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
             config = compose("train_cpu", overrides=[*TINY, *overrides])
-        trainer_config = parse(TrainerConfig, config.trainer, "trainer")
-        optimizer_config = parse(OptimizerConfig, config.optimizer, "optimizer")
+        settings = parse(RunConfig, config)
         torch.manual_seed(seed)
-        field = build_field(config.model, scene, trainer_config).to(device)
+        field = build_field(settings.model, scene, settings.trainer).to(device)
         run_directory = tmp_path / folder
-        return Trainer(field, split, trainer_config, optimizer_config, Recorder(), run_directory, {"note": folder})
+        return Trainer(field, split, settings.trainer, settings.optimizer, Recorder(), run_directory, {"note": folder})
 
     return make
 

@@ -12,7 +12,7 @@ from hydra import compose, initialize_config_dir
 from voxelfield.datasets.blender import load_blender
 from voxelfield.rendering import MAX_VISIBLE_PER_RAY
 from voxelfield.training import run as module
-from voxelfield.training.config import TrainerConfig, parse
+from voxelfield.training.config import RunConfig, parse
 from voxelfield.training.memory import MemoryEstimate, check_memory, estimate_memory
 from voxelfield.training.run import build_field, run
 
@@ -26,10 +26,9 @@ def composed(*overrides):
 
 
 def estimated(*overrides) -> MemoryEstimate:
-    config = composed(*overrides)
-    trainer = parse(TrainerConfig, config.trainer, "trainer")
-    scene = module.load_scene(config, trainer, ROOT)
-    return estimate_memory(build_field(config.model, scene, trainer, "meta"), trainer, scene.train)
+    settings = parse(RunConfig, composed(*overrides))
+    scene = module.load_scene(settings, ROOT)
+    return estimate_memory(build_field(settings.model, scene, settings.trainer, "meta"), settings.trainer, scene.train)
 
 
 def say_free(monkeypatch, free: int) -> None:

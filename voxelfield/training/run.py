@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,16 @@ from voxelfield.grids import VoxelGrid, cubic_voxels
 from voxelfield.pyramid import VoxelPyramid
 from voxelfield.training.checkpoint import load_checkpoint, resolve_checkpoint
 from voxelfield.training.clock import synchronized_time
-from voxelfield.training.config import OptimizerConfig, TrainerConfig, parse
+from voxelfield.training.config import (
+    LoggerConfig,
+    ModelConfig,
+    PyramidModelConfig,
+    RunConfig,
+    SHModelConfig,
+    TrainerConfig,
+    parse,
+    used_levels,
+)
 from voxelfield.training.evaluation import Evaluation, evaluate_split, write_metrics, write_video
 from voxelfield.training.images import composite_background, to_uint8
 from voxelfield.training.logging import NullLogger, RunLogger, TensorBoardLogger, comparison_panel, flatten_config
@@ -52,33 +62,33 @@ def run(config: DictConfig, run_directory: Path, root: Path) -> dict[str, Any] |
             the key.
         FileNotFoundError: The scene or the checkpoint is not there.
     """
-    trainer_config = parse(TrainerConfig, config.trainer, "trainer")
-    optimizer_config = parse(OptimizerConfig, config.optimizer, "optimizer")
-    device = choose_device(config.device)
+    settings = parse(RunConfig, config)
+    trainer_config = settings.trainer
+    device = choose_device(settings.device)
     # Kernels that cannot be had are to be missed now, not once the images are loaded.
     _library.ensure_loaded(device.type)
     checkpoint = None
-    if config.resume is not None:
-        checkpoint = load_checkpoint(resolve_checkpoint(root / config.resume))
-        check_same_model(checkpoint["config"]["model"], config.model)
+    if settings.resume is not None:
+        checkpoint = load_checkpoint(resolve_checkpoint(root / settings.resume))
+        check_same_model(checkpoint["config"]["model"], settings.model)
         saved_scene = checkpoint["config"]["scene"]["name"]
-        if saved_scene != config.scene.name:
-            raise ValueError(f"resume: the checkpoint is of scene={saved_scene}, not of scene={config.scene.name}")
-    scene = load_scene(config, trainer_config, root)
+        if saved_scene != settings.scene.name:
+            raise ValueError(f"resume: the checkpoint is of scene={saved_scene}, not of scene={settings.scene.name}")
+    scene = load_scene(settings, root)
     if device.type == "cuda":
         # Told before anything is on the device, so that what is there already is not counted twice.
-        shapes = build_field(config.model, scene, trainer_config, "meta")
+        shapes = build_field(settings.model, scene, trainer_config, "meta")
         estimate = estimate_memory(shapes, trainer_config, scene.train)
         logger.info("training needs about %s of GPU memory", estimate)
         check_memory(estimate, device)
     saved_config: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
     first_step = 0 if checkpoint is None else checkpoint["step"]
-    log = build_logger(config.logger.name, run_directory, first_step)
+    log = build_logger(settings.logger, run_directory, first_step)
     log.text("config", f"```yaml\n{OmegaConf.to_yaml(config, resolve=True)}```")
-    torch.manual_seed(config.seed)
+    torch.manual_seed(settings.seed)
     started = synchronized_time(device)
-    field = build_field(config.model, scene, trainer_config, device)
-    trainer = Trainer(field, scene.train, trainer_config, optimizer_config, log, run_directory, saved_config)
+    field = build_field(settings.model, scene, trainer_config, device)
+    trainer = Trainer(field, scene.train, trainer_config, settings.optimizer, log, run_directory, saved_config)
     trainer.train_seconds = synchronized_time(device) - started
     if checkpoint is not None:
         trainer.restore(checkpoint)
@@ -97,9 +107,9 @@ def run(config: DictConfig, run_directory: Path, root: Path) -> dict[str, Any] |
     return metrics
 
 
-def check_same_model(saved: dict[str, Any], model: DictConfig) -> None:
+def check_same_model(saved: dict[str, Any], model: ModelConfig) -> None:
     """Raises ValueError unless the model is the one of the checkpoint that training is to continue from."""
-    present = OmegaConf.to_container(model, resolve=True)
+    present = asdict(model)
     if present != saved:
         raise ValueError(f"resume: the checkpoint holds model {saved}, but the configuration says {present}")
 
@@ -108,35 +118,29 @@ def choose_device(wish: str) -> torch.device:
     """Returns the device for ``auto`` (CUDA if there is one), or the one named.
 
     Raises:
-        ValueError: The device is unknown, or a CUDA device where there is none.
+        ValueError: It is a CUDA device where there is none.
     """
     if wish == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(wish)
-    except RuntimeError as error:
-        raise ValueError(f"device must be auto, cpu, cuda or cuda:<index>, got {wish!r}") from error
-    if device.type not in ("cpu", "cuda"):
-        raise ValueError(f"device must be auto, cpu, cuda or cuda:<index>, got {wish!r}")
+    device = torch.device(wish)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device={wish}, but torch {torch.__version__} finds no CUDA device; use device=cpu")
     return device
 
 
-def load_scene(
-    config: DictConfig, trainer: TrainerConfig, root: Path, splits: Sequence[str] = ("train", "test")
-) -> Scene:
+def load_scene(config: RunConfig, root: Path, splits: Sequence[str] = ("train", "test")) -> Scene:
     """Finds and loads the configured scene, downloading it first if ``data.download`` is set.
 
     Images are downscaled by the smallest whole factor that fits ``trainer.image_size``. Only ``splits`` are read.
     """
+    image_size = config.trainer.image_size
     folder = find_scene(config.scene.name, root / config.data.root, download=config.data.download)
     scene = load_blender(
         folder,
         splits=splits,
-        downscale=1 if trainer.image_size is None else downscale_to_fit(folder, trainer.image_size),
+        downscale=1 if image_size is None else downscale_to_fit(folder, image_size),
         missing_images=config.data.missing_images,
-        aabb=torch.tensor(OmegaConf.to_container(config.scene.aabb), dtype=torch.float32),
+        aabb=config.scene.aabb,
     )
     for split_name, split in scene.splits.items():
         height, width = split.images.shape[1:3]
@@ -145,16 +149,16 @@ def load_scene(
 
 
 def build_field(
-    model: DictConfig, scene: Scene, trainer: TrainerConfig, device: torch.device | str = "cpu"
+    model: ModelConfig, scene: Scene, trainer: TrainerConfig, device: torch.device | str = "cpu"
 ) -> RadianceField:
-    """Builds the configured field; a single grid has the first stage's resolution.
-
-    Raises:
-        ValueError: ``model.kind`` is unknown, or a setting does not fit.
-    """
+    """Builds the configured field; a single grid has the first stage's resolution."""
     if model.kind == "pyramid":
         pyramid = VoxelPyramid(
-            _used_levels(model, trainer), model.channels, scene.aabb, init_range=model.init_range, device=device
+            _used_levels(model, trainer),
+            model.channels,
+            scene.aabb,
+            init_range=model.init_range,
+            device=device,
         )
         network = NetworkDecoder(
             pyramid.channels,
@@ -176,8 +180,6 @@ def build_field(
             device=device,
         )
         return RadianceField(pyramid, harmonics).to(device)
-    if model.kind != "mlp":
-        raise ValueError(f"model.kind must be pyramid, sh or mlp, got {model.kind!r}")
     density = DensityActivation(model.density.scale, model.density.initial)
     decoder = MLPDecoder(model.features, model.width, model.hidden, model.view_degree, density)
     resolution = cubic_voxels(scene.aabb, trainer.stages[0].resolution)
@@ -187,13 +189,11 @@ def build_field(
     return RadianceField(grid, decoder).to(device)
 
 
-def _used_levels(model: DictConfig, trainer: TrainerConfig) -> list[int]:
+def _used_levels(model: PyramidModelConfig | SHModelConfig, trainer: TrainerConfig) -> list[int]:
     """Returns the levels that the trainer's stages reach, at least the coarsest."""
     finest = max(stage.resolution for stage in trainer.stages)
-    # Named twice where the trainer's own finest is one of the model's levels.
-    levels = list(dict.fromkeys(model.resolutions))
-    used = [level for level in levels if level <= finest] or levels[:1]
-    left_out = [level for level in levels if level not in used]
+    used = used_levels(model.resolutions, finest)
+    left_out = [level for level in dict.fromkeys(model.resolutions) if level not in used]
     if left_out:
         logger.warning(
             "levels %s of model.resolutions are finer than all trainer.stages (%d): left out", left_out, finest
@@ -201,13 +201,11 @@ def _used_levels(model: DictConfig, trainer: TrainerConfig) -> list[int]:
     return used
 
 
-def build_logger(name: str, run_directory: Path, first_step: int) -> RunLogger:
+def build_logger(config: LoggerConfig, run_directory: Path, first_step: int) -> RunLogger:
     """Returns the configured logger; what an interrupted run logged from ``first_step`` on is superseded."""
-    if name == "tensorboard":
-        return TensorBoardLogger(run_directory, purge_step=first_step if first_step > 0 else None)
-    if name == "none":
+    if config.name == "none":
         return NullLogger()
-    raise ValueError(f"logger.name must be tensorboard or none, got {name!r}")
+    return TensorBoardLogger(run_directory, purge_step=first_step if first_step > 0 else None)
 
 
 def spread(count: int, total: int) -> list[int]:

@@ -13,10 +13,19 @@ from voxelfield.display import FieldRenderer, Way
 from voxelfield.fields import RadianceField
 from voxelfield.occupancy import OccupancyGrid
 from voxelfield.training.checkpoint import load_checkpoint
-from voxelfield.training.config import TrainerConfig, parse
+from voxelfield.training.config import SceneConfig, TrainerConfig, parse, parse_model
 from voxelfield.training.optimizer import copies_dtype
 from voxelfield.training.run import build_field
 from voxelfield.training.views import view_renderer
+
+# What runs did that were saved before the trainer could be told, where today's defaults are others.
+_BEFORE = {
+    "rates": {"final": 1.0, "betas": [0.9, 0.99]},
+    "transfer": "linear",
+    "loss_scale": 1.0,
+    "finest": None,
+    "evaluation": {"supersampling": 1, "video_frames": 0},
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,9 +68,10 @@ def load_run(path: Path, device: torch.device) -> TrainedRun:
     """
     checkpoint = load_checkpoint(path)
     config = OmegaConf.create(checkpoint["config"])
-    trainer = parse(TrainerConfig, config.trainer, "trainer")
-    aabb = torch.tensor(OmegaConf.to_container(config.scene.aabb), dtype=torch.float32)
-    field = build_field(config.model, Scene(config.scene.name, aabb, {}), trainer)
+    trainer = parse(TrainerConfig, OmegaConf.merge(_BEFORE, config.trainer), "trainer")
+    scene = parse(SceneConfig, config.scene, "scene")
+    aabb = torch.tensor(scene.aabb, dtype=torch.float32)
+    field = build_field(parse_model(config.model), Scene(scene.name, aabb, {}), trainer)
     field.load_state_dict(checkpoint["field"])
     field.requires_grad_(False)
     field.grid.to(copies_dtype(trainer.precision, device))

@@ -1,0 +1,47 @@
+"""What a training run can be told, with types, ranges and defaults; the values that runs use live in ``configs/``."""
+
+from __future__ import annotations
+
+from voxelfield.training.config.model import (
+    MLPModelConfig,
+    ModelConfig,
+    PyramidModelConfig,
+    SHModelConfig,
+    parse_model,
+    used_levels,
+)
+from voxelfield.training.config.optimizer import OptimizerConfig
+from voxelfield.training.config.parsing import parse, unknown_key
+from voxelfield.training.config.run import DataConfig, LoggerConfig, RunConfig, SceneConfig
+from voxelfield.training.config.trainer import (
+    EvaluationConfig,
+    LossConfig,
+    OccupancyConfig,
+    RatesConfig,
+    RenderConfig,
+    StageConfig,
+    TrainerConfig,
+)
+
+__all__ = [
+    "DataConfig",
+    "EvaluationConfig",
+    "LoggerConfig",
+    "LossConfig",
+    "MLPModelConfig",
+    "ModelConfig",
+    "OccupancyConfig",
+    "OptimizerConfig",
+    "PyramidModelConfig",
+    "RatesConfig",
+    "RenderConfig",
+    "RunConfig",
+    "SHModelConfig",
+    "SceneConfig",
+    "StageConfig",
+    "TrainerConfig",
+    "parse",
+    "parse_model",
+    "unknown_key",
+    "used_levels",
+]

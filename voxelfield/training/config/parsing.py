@@ -1,0 +1,231 @@
+"""Turns plain values into checked dataclasses; every refusal is one line that names key, value and what is allowed."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from omegaconf import BooleanNode, FloatNode, IntegerNode, OmegaConf, StringNode
+from omegaconf.errors import OmegaConfBaseException
+
+Config = TypeVar("Config")
+
+
+@dataclass(frozen=True)
+class Range:
+    """What a number may be, as metadata of an ``Annotated`` type; NaN and infinity never lie in it.
+
+    Attributes:
+        low: Lower bound.
+        high: Upper bound.
+        low_open: The lower bound itself is not allowed.
+        high_open: The upper bound itself is not allowed.
+    """
+
+    low: float
+    high: float = math.inf
+    low_open: bool = False
+    high_open: bool = False
+
+    def holds(self, value: float) -> bool:
+        """Tells whether a value is allowed."""
+        above = value > self.low if self.low_open else value >= self.low
+        below = value < self.high if self.high_open else value <= self.high
+        return above and below and math.isfinite(value)
+
+    def __str__(self) -> str:
+        """Says what is allowed, to follow "must"."""
+        if self.high < math.inf:
+            return f"lie in {'(' if self.low_open else '['}{self.low}, {self.high}{')' if self.high_open else ']'}"
+        if self.low_open:
+            return "be positive" if self.low == 0 else f"be above {self.low}"
+        return f"be at least {self.low}"
+
+
+@dataclass(frozen=True)
+class Form:
+    """What text must look like, as metadata of an ``Annotated`` type.
+
+    Attributes:
+        pattern: Regular expression of the whole text.
+        words: What is allowed, for messages.
+    """
+
+    pattern: str
+    words: str
+
+    def holds(self, value: str) -> bool:
+        """Tells whether a text is allowed."""
+        return re.fullmatch(self.pattern, value) is not None
+
+    def __str__(self) -> str:
+        """Says what is allowed, to follow "must"."""
+        return f"be {self.words}"
+
+
+# OmegaConf's nodes convert as they do in every Hydra program: "3" from an environment variable is a number.
+_SCALARS: dict[Any, tuple[Any, str, str]] = {
+    int: (IntegerNode, "an integer", "integers"),
+    float: (FloatNode, "a number", "numbers"),
+    bool: (BooleanNode, "true or false", "truth values"),
+    str: (StringNode, "text", "texts"),
+}
+
+
+def parse(schema: type[Config], values: Any, name: str = "") -> Config:
+    """Checks values against a dataclass, whose annotations say what is allowed.
+
+    Annotations may be ``int``, ``float``, ``bool``, ``str``, ``Literal`` of texts, another dataclass, ``list``, a
+    ``tuple`` of fixed length, either of these or null, or one of several dataclasses that a field ``kind`` tells apart;
+    any of them in ``Annotated`` with a :class:`Range` or a :class:`Form`. What concerns several fields at once is
+    checked by the dataclass's method ``check(name)``, if it has one. Keys that are not given have the dataclass's
+    defaults.
+
+    Args:
+        schema: The dataclass.
+        values: A mapping, a part of a composed configuration, or an instance of ``schema``.
+        name: Where the values stand in the whole configuration, for messages; empty for the whole.
+
+    Returns:
+        A new instance of ``schema``.
+
+    Raises:
+        ValueError: A key is unknown, missing, or has the wrong type or value.
+    """
+    if OmegaConf.is_config(values):
+        try:
+            values = OmegaConf.to_container(values, resolve=True)
+        except OmegaConfBaseException as error:
+            key = ".".join(part for part in (name, error.full_key) if part)
+            raise ValueError(f"{key} cannot be resolved: {str(error).splitlines()[0]}") from error
+    parsed: Config = _convert(values, schema, name)
+    return parsed
+
+
+def unknown_key(key: str, known: Sequence[str]) -> str:
+    """Returns the message for a key that there is not.
+
+    Args:
+        key: The whole key, with dots.
+        known: What the last part of the key could have been.
+    """
+    group, _, last = key.rpartition(".")
+    similar = difflib.get_close_matches(last, known, n=1)
+    if similar:
+        return f"configuration has no key {key}; did you mean {'.'.join(filter(None, (group, similar[0])))}?"
+    return f"configuration has no key {key}; {group or 'it'} has {', '.join(known)}"
+
+
+def _convert(value: Any, hint: Any, key: str) -> Any:
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        converted = _convert(value, arguments[0], key)
+        for limit in arguments[1:]:
+            if not limit.holds(converted):
+                finite = " and finite" if isinstance(converted, float) and not math.isfinite(converted) else ""
+                raise ValueError(f"{key} must {limit}{finite}, got {converted!r}")
+        return converted
+    if origin in (Union, UnionType):
+        return _convert_union(value, arguments, key)
+    if dataclasses.is_dataclass(hint):
+        return _convert_dataclass(value, hint, key)
+    if origin is Literal:
+        if value not in arguments:
+            raise ValueError(f"{key} must be one of {', '.join(arguments)}, got {_shown(value)}")
+        return value
+    if origin in (list, tuple):
+        return _convert_sequence(value, hint, key)
+    node = _SCALARS[hint][0]
+    try:
+        converted = node(value, is_optional=False)._value()
+    except (OmegaConfBaseException, OverflowError) as error:
+        raise _wrong_type(key, hint, value) from error
+    # OmegaConf lets its mark of an absent value, ???, pass as any type.
+    if not isinstance(converted, hint) or converted == "???":
+        raise _wrong_type(key, hint, value)
+    return converted
+
+
+def _convert_union(value: Any, hints: tuple[Any, ...], key: str) -> Any:
+    if NoneType in hints:
+        if value is None:
+            return None
+        (hint,) = (hint for hint in hints if hint is not NoneType)
+        try:
+            return _convert(value, hint, key)
+        except ValueError as error:
+            message = str(error)
+            if not message.startswith(f"{key} must "):
+                raise
+            reason, _, got = message.rpartition(", got ")
+            raise ValueError(f"{reason}, or null, got {got}") from error
+    by_kind = {get_args(get_type_hints(hint)["kind"])[0]: hint for hint in hints}
+    kind = value.get("kind", next(iter(by_kind))) if isinstance(value, Mapping) else getattr(value, "kind", None)
+    if kind is None:
+        raise _wrong_type(key, hints[0], value)
+    if not isinstance(kind, str) or kind not in by_kind:
+        raise ValueError(f"{key}.kind must be one of {', '.join(by_kind)}, got {_shown(kind)}")
+    return _convert_dataclass(value, by_kind[kind], key)
+
+
+def _convert_dataclass(value: Any, schema: Any, key: str) -> Any:
+    if isinstance(value, schema):
+        value = vars(value)
+    if not isinstance(value, Mapping):
+        raise _wrong_type(key, schema, value)
+    hints = get_type_hints(schema, include_extras=True)
+    fields = {field.name: field for field in dataclasses.fields(schema)}
+    converted = {}
+    for name, item in value.items():
+        inner = f"{key}.{name}" if key else str(name)
+        if name not in fields:
+            raise ValueError(unknown_key(inner, list(fields)))
+        converted[name] = _convert(item, hints[name], inner)
+    for name, field in fields.items():
+        has_default = field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
+        if name not in converted and not has_default:
+            raise ValueError(f"configuration lacks {key}.{name}")
+    config = schema(**converted)
+    if hasattr(config, "check"):
+        config.check(key)
+    return config
+
+
+def _convert_sequence(value: Any, hint: Any, key: str) -> Any:
+    if not isinstance(value, (list, tuple)):
+        raise _wrong_type(key, hint, value)
+    arguments = get_args(hint)
+    if get_origin(hint) is list:
+        return [_convert(item, arguments[0], f"{key}[{index}]") for index, item in enumerate(value)]
+    if len(value) != len(arguments):
+        raise _wrong_type(key, hint, value)
+    pairs = enumerate(zip(value, arguments, strict=True))
+    return tuple(_convert(item, argument, f"{key}[{index}]") for index, (item, argument) in pairs)
+
+
+def _wrong_type(key: str, hint: Any, value: Any) -> ValueError:
+    return ValueError(f"{key or 'configuration'} must be {_words(hint)}, got {_shown(value)}")
+
+
+def _words(hint: Any, plural: bool = False) -> str:
+    """Says in words what type a value must have."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _words(arguments[0], plural)
+    if origin in (list, tuple):
+        count = "" if origin is list else f"{len(arguments)} "
+        return f"{'lists' if plural else 'a list'} of {count}{_words(arguments[0], plural=True)}"
+    if dataclasses.is_dataclass(hint):
+        return "mappings" if plural else f"a mapping of {', '.join(field.name for field in dataclasses.fields(hint))}"
+    return str(_SCALARS[hint][2 if plural else 1])
+
+
+def _shown(value: Any) -> str:
+    """Returns a value as messages show it, null as YAML spells it."""
+    return "null" if value is None else repr(value)

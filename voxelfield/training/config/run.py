@@ -1,0 +1,92 @@
+"""Everything that a run is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal, TypeAlias
+
+from voxelfield.training.config.model import ModelConfig, PyramidModelConfig, check_levels
+from voxelfield.training.config.optimizer import OptimizerConfig
+from voxelfield.training.config.parsing import Form, Range
+from voxelfield.training.config.trainer import TrainerConfig
+
+Corner: TypeAlias = tuple[float, float, float]
+Device: TypeAlias = Annotated[str, Form(r"auto|cpu|cuda(:\d{1,2})?", "auto, cpu, cuda or cuda:<index>")]
+
+
+@dataclass
+class SceneConfig:
+    """What is shown.
+
+    Attributes:
+        name: Of the scene's folder.
+        aabb: Low and high corner of the box that holds what matters, world units.
+    """
+
+    name: Annotated[str, Form(r".+", "the name of a folder")] = "lego"
+    aabb: tuple[Corner, Corner] = ((-1.5, -1.5, -1.5), (1.5, 1.5, 1.5))
+
+    def check(self, name: str) -> None:
+        """Raises ValueError unless the box has a finite inside."""
+        low, high = self.aabb
+        if not all(float("-inf") < a < b < float("inf") for a, b in zip(low, high, strict=True)):
+            box = [list(low), list(high)]
+            raise ValueError(f"{name}.aabb must be finite with low < high along every axis, got {box}")
+
+
+@dataclass
+class DataConfig:
+    """Where scenes come from.
+
+    Attributes:
+        root: Folder with one subfolder a scene.
+        download: Fetch the scene if it is absent and public.
+        missing_images: ``error`` refuses a scene that lacks images, ``skip`` leaves such views out.
+    """
+
+    root: str = "data"
+    download: bool = False
+    missing_images: Literal["error", "skip"] = "error"
+
+
+@dataclass
+class LoggerConfig:
+    """Where scalars and pictures go.
+
+    Attributes:
+        name: ``tensorboard``, or ``none``.
+    """
+
+    name: Literal["tensorboard", "none"] = "tensorboard"
+
+
+@dataclass
+class RunConfig:
+    """A whole run: what ``configs/train.yaml`` composes.
+
+    Attributes:
+        scene: What is shown.
+        data: Where it comes from.
+        model: What is fitted to it.
+        optimizer: How fast that learns.
+        trainer: The training loop.
+        logger: Where scalars and pictures go.
+        seed: Of torch's random numbers.
+        device: ``auto``, ``cpu``, ``cuda`` or ``cuda:<index>``.
+        resume: A checkpoint or a run directory to continue from, or None.
+    """
+
+    scene: SceneConfig = field(default_factory=SceneConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=PyramidModelConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    logger: LoggerConfig = field(default_factory=LoggerConfig)
+    seed: Annotated[int, Range(-(2**63), 2**64 - 1)] = 0
+    device: Device = "auto"
+    resume: str | None = None
+
+    def check(self, name: str) -> None:
+        """Raises ValueError where the model does not fit the trainer's stages."""
+        finest = max(stage.resolution for stage in self.trainer.stages)
+        check_levels(self.model, finest, f"{name}.model" if name else "model")

@@ -1,0 +1,201 @@
+"""What the training loop can be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Annotated, Literal
+
+from voxelfield.training.config.parsing import Range
+from voxelfield.training.config.types import BelowOne, Count, Natural, NotNegative, Positive, Resolution
+
+
+@dataclass
+class StageConfig:
+    """One stage of the coarse-to-fine schedule.
+
+    Attributes:
+        step: First step of the stage.
+        resolution: Cube root of the number of voxels; voxels are cubes, so a flat box gets fewer along its short axes.
+            A pyramid switches its levels on up to this.
+        crop: Cut the box down to occupied space first.
+    """
+
+    step: Natural
+    resolution: Resolution
+    crop: bool = False
+
+
+def default_stages() -> list[StageConfig]:
+    """Returns the schedule up to a resolution of 400."""
+    return [StageConfig(0, 64, crop=True), StageConfig(200, 128), StageConfig(600, 256), StageConfig(1200, 400)]
+
+
+@dataclass
+class OccupancyConfig:
+    """Skipping of empty space.
+
+    Attributes:
+        resolution: Cells along each axis.
+        start: Step of the first update; until then everything counts as occupied.
+        every: Steps between updates.
+        threshold: Opacity of one sample from which a cell counts as occupied.
+    """
+
+    resolution: Count = 128
+    start: Natural = 100
+    every: Count = 50
+    threshold: Annotated[float, Range(0, 1, low_open=True, high_open=True)] = 0.01
+
+
+@dataclass
+class RenderConfig:
+    """Sampling of rays; see :class:`voxelfield.rendering.RenderSettings`.
+
+    Attributes:
+        voxels_per_step: Distance between samples, in voxels.
+        min_transmittance: Where a ray stops.
+        min_weight: Below which a sample is dropped.
+    """
+
+    voxels_per_step: Positive = 0.8
+    min_transmittance: BelowOne = 1e-4
+    min_weight: BelowOne = 1e-4
+
+
+@dataclass
+class LossConfig:
+    """Weights of the loss terms; see :mod:`voxelfield.training.losses`.
+
+    Attributes:
+        sample_rgb: Colour error of single samples.
+        distortion: How far apart along its ray the matter lies that a pixel shows, world units.
+        opacity_entropy: Undecided pixels.
+        sparsity: Density of samples.
+        tv_density: Total variation of the raw density.
+        tv_color: Total variation of the colour features.
+        tv_every: Steps between applications of total variation (each weighted for all of them).
+        tv_until: First step without total variation.
+    """
+
+    sample_rgb: NotNegative = 0.005
+    distortion: NotNegative = 0.003
+    opacity_entropy: NotNegative = 0.0
+    sparsity: NotNegative = 0.0
+    tv_density: NotNegative = 0.0
+    tv_color: NotNegative = 0.0
+    tv_every: Count = 10
+    tv_until: Natural = 0
+
+
+@dataclass
+class RatesConfig:
+    """How fast a run of this length learns: short ones afford higher rates and want a shorter memory.
+
+    Attributes:
+        grid: Factor on ``optimizer.grid_lr``.
+        network: Factor on ``optimizer.network_lr``.
+        final: Share of the learning rates that is left after the last step (exponential decay).
+        betas: Adam's averaging constants.
+    """
+
+    grid: Positive = 1.0
+    network: Positive = 1.0
+    final: Annotated[float, Range(0, 1, low_open=True)] = 0.05
+    betas: tuple[BelowOne, BelowOne] = (0.9, 0.95)
+
+
+@dataclass
+class EvaluationConfig:
+    """The final evaluation.
+
+    Attributes:
+        views: Number of test views, evenly spread over the split; null means all.
+        supersampling: Side of the square of rays that each pixel is made of; in previews and the video too.
+        save_images: Write each rendered view as PNG.
+        video_frames: Frames of the orbit video; 0 writes none.
+    """
+
+    views: Count | None = None
+    supersampling: Count = 2
+    save_images: bool = True
+    video_frames: Natural = 120
+
+
+@dataclass
+class TrainerConfig:
+    """The training loop.
+
+    Attributes:
+        steps: Number of optimizer steps.
+        rates: What the length of the run asks of the optimizer.
+        average_steps: Makes the field in the end the mean of what it was in the last steps: the time constant of an
+            exponential moving average of its weights (:class:`voxelfield.training.averaging.WeightAverage`); 0: none.
+        image_size: Longest image side after downscaling by a whole factor; null keeps images as they are.
+        background: What transparent pixels are trained against: ``random`` (per pixel), ``white`` or ``black``.
+        evaluation_background: What test views are composited over.
+        max_rays: Rays per step at most.
+        supersampling: Side of the square of rays that a training pixel is made of; 1 is its centre.
+        transfer: How image values encode light, in which a pixel's rays are averaged: ``srgb``, or ``linear``, by which
+            values are averaged as they are; for ``evaluation.supersampling`` too.
+        samples: Visible ray samples per step: on CUDA as many rays count as fit whole, on the CPU the number of rays
+            follows.
+        marched: Samples per step, visible or not, that there is memory for (CUDA only); for fields that are not marched
+            through in one kernel (:func:`voxelfield.rendering.visible_samples`).
+        chunk: Rays rendered at once where views are drawn by :func:`voxelfield.rendering.render_view`.
+        precision: ``float32``, ``bfloat16`` or ``float16`` for decoders other than a :class:`NetworkDecoder` (which is
+            float16 on CUDA, float32 on the CPU); on CUDA a 16-bit one makes grids be read from float16 copies.
+        loss_scale: Factor on gradients, so that they do not underflow in float16; Adam does not notice it.
+        finest: Resolution of the finest level, for ``stages`` and ``model.resolutions`` to refer to, and they alone.
+        stages: Coarse-to-fine schedule; the first stage starts at step 0.
+        log_every: Steps between scalars.
+        preview_every: Steps between rendered previews; 0 for none.
+        preview_views: Number of fixed test views in a preview.
+        checkpoint_every: Steps between checkpoints; 0 keeps the last one only.
+    """
+
+    steps: Count = 13000
+    rates: RatesConfig = field(default_factory=RatesConfig)
+    average_steps: Natural = 0
+    image_size: Count | None = None
+    background: Literal["random", "white", "black"] = "random"
+    evaluation_background: Literal["white", "black"] = "white"
+    max_rays: Count = 524288
+    supersampling: Count = 2
+    transfer: Literal["srgb", "linear"] = "srgb"
+    samples: Count = 524288
+    marched: Count = 4194304
+    chunk: Count = 65536
+    precision: Literal["float32", "bfloat16", "float16"] = "float16"
+    loss_scale: Positive = 65536.0
+    finest: Resolution | None = 400
+    stages: list[StageConfig] = field(default_factory=default_stages)
+    occupancy: OccupancyConfig = field(default_factory=OccupancyConfig)
+    render: RenderConfig = field(default_factory=RenderConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    log_every: Count = 100
+    preview_every: Natural = 5000
+    preview_views: Natural = 3
+    checkpoint_every: Natural = 10000
+
+    def check(self, name: str) -> None:
+        """Raises ValueError where settings do not fit one another."""
+        if self.preview_every > 0 and self.preview_views < 1:
+            raise ValueError(
+                f"{name}.preview_views must be at least 1 unless {name}.preview_every is 0, got {self.preview_views}"
+            )
+        if self.max_rays < self.supersampling**2:
+            raise ValueError(
+                f"{name}.max_rays must be at least {name}.supersampling**2 = {self.supersampling**2}, the rays of a "
+                f"pixel, got {self.max_rays}"
+            )
+        steps = [stage.step for stage in self.stages]
+        if not steps or steps[0] != 0 or steps != sorted(set(steps)):
+            raise ValueError(f"{name}.stages must start at step 0 and have rising steps, got steps {steps}")
+        # In a box that is cropped even fewer voxels can be finer ones.
+        if any(later.resolution < earlier.resolution and not later.crop for earlier, later in pairwise(self.stages)):
+            raise ValueError(
+                f"{name}.stages must not become coarser without a crop (the last is {name}.finest in the presets), "
+                f"got resolutions {[stage.resolution for stage in self.stages]}"
+            )
