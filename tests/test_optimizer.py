@@ -20,7 +20,7 @@ RATES = RatesConfig(betas=(0.8, 0.95))
 
 
 def make_config(**changes) -> OptimizerConfig:
-    settings = {"grid_lr": 0.2, "network_lr": 0.002, "eps": 1e-12}
+    settings = {"grid_lr": 0.2, "network_lr": 0.002, "eps": 1e-12, "grid_decay": 0.0, "skip_untouched": False}
     return OptimizerConfig(**{**settings, **changes})
 
 
