@@ -80,7 +80,7 @@ def train(scene, tmp_path):
 @ways
 def test_a_loaded_run_draws_what_the_trainer_draws(train, scene, device, way, precision):
     trainer = train(way, device, f"trainer.precision={precision}")
-    loaded = load_run(trainer.run_directory, device)
+    loaded = load_run(str(trainer.run_directory), str(device))
     assert loaded.steps == 6
     assert loaded.config.scene.name == "lego"
     assert not any(parameter.requires_grad for parameter in loaded.field.parameters())

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from voxelfield import VoxelGrid
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.scene import Scene, Split
+from voxelfield.fields import RadianceField
 from voxelfield.rendering import render_view
 from voxelfield.training import graph, optimizer
 from voxelfield.training.checkpoint import load_checkpoint
@@ -751,3 +753,27 @@ def test_supersampling_is_as_configured(make_trainer, scene, device):
     linear = trainer.renderer().view(scene.test.cameras, 0).rgb
     # Light is more than its encoding says of a mean.
     assert 0 < (views[1] - linear).mean() < 0.05
+
+
+class PlainDecoder(nn.Module):
+    """A user's own: the least that a field takes."""
+
+    channels = 4
+
+    def density(self, features: Tensor) -> Tensor:
+        return 20 * F.softplus(features[..., 0].float() - 4)
+
+    def forward(self, features: Tensor, directions: Tensor, ray_index: Tensor) -> tuple[Tensor, Tensor]:
+        return self.density(features), torch.sigmoid(features[:, 1:].float())
+
+
+def test_a_decoder_of_a_users_own_trains(make_trainer, scene, tmp_path, device):
+    like = make_trainer("trainer.steps=60", "trainer.occupancy.start=20", "model=mlp")
+    field = RadianceField(VoxelGrid(12, 4, scene.aabb), PlainDecoder()).to(device)
+    log = Recorder()
+    optimizer_config = OptimizerConfig(grid_lr=0.2, network_lr=1e-3)
+    trainer = Trainer(field, scene.train, like.config, optimizer_config, log, tmp_path / "own", {})
+    assert trainer.fit()
+    losses = [loss for _, loss in log.series("loss/photometric")]
+    assert fmean(losses[-5:]) < 0.5 * fmean(losses[:5])
+    assert trainer.renderer().view(scene.test.cameras, 0).rgb.isfinite().all()

@@ -46,18 +46,19 @@ class TrainedRun:
         return view_renderer(self.field, self.occupancy, self.trainer, way)
 
 
-def load_run(path: Path, device: torch.device) -> TrainedRun:
+def load_run(path: Path | str, device: torch.device | str) -> TrainedRun:
     """Loads what a run has trained; none of its scene's files are needed.
 
     Args:
         path: A run directory or a checkpoint, see :func:`voxelfield.training.checkpoint.resolve_checkpoint`.
-        device: Where field and occupancy go.
+        device: Where field and occupancy go, such as ``"cuda"``.
 
     Raises:
         FileNotFoundError: There is no such file.
         ValueError: It is no usable checkpoint, or its configuration does not make sense.
     """
-    checkpoint = load_checkpoint(path)
+    device = torch.device(device)
+    checkpoint = load_checkpoint(Path(path))
     config = OmegaConf.create(checkpoint["config"])
     trainer = parse(TrainerConfig, config.trainer, "trainer")
     aabb = torch.tensor(OmegaConf.to_container(config.scene.aabb), dtype=torch.float32)
