@@ -21,6 +21,7 @@ from voxelfield.datasets.scene import Scene, Split
 from voxelfield.fields import RadianceField
 from voxelfield.rendering import render_view
 from voxelfield.training import graph, optimizer
+from voxelfield.training import trainer as trainer_module
 from voxelfield.training.checkpoint import load_checkpoint
 from voxelfield.training.config import OptimizerConfig, TrainerConfig, parse
 from voxelfield.training.logging import NullLogger
@@ -587,14 +588,32 @@ def test_an_average_survives_an_interruption(make_trainer):
     torch.testing.assert_close(second.field.grid.features, whole.field.grid.features, atol=0, rtol=0)
 
 
-def test_checkpoints_and_previews_come_in_their_rhythm(make_trainer):
-    trainer = make_trainer("trainer.checkpoint_every=4", "trainer.preview_every=3")
+@pytest.mark.parametrize("keep", [True, False])
+def test_checkpoints_and_previews_come_in_their_rhythm(make_trainer, keep):
+    trainer = make_trainer("trainer.checkpoint_every=4", f"trainer.keep_checkpoints={keep}", "trainer.preview_every=3")
     previews = []
     assert trainer.fit(previews.append) is True
     assert previews == [3, 6, 9]
     names = sorted(file.name for file in trainer.run_directory.iterdir())
-    assert names == ["checkpoint_0000004.pt", "checkpoint_0000008.pt", "checkpoint_0000010.pt"]
-    assert load_checkpoint(trainer.run_directory / names[0])["step"] == 4
+    assert names == [f"checkpoint_{step:07d}.pt" for step in ((4, 8, 10) if keep else (10,))]
+    assert load_checkpoint(trainer.run_directory / names[0])["step"] == (4 if keep else 10)
+
+
+def test_a_damaged_checkpoint_replaces_none(make_trainer, monkeypatch, caplog):
+    trainer = make_trainer("trainer.checkpoint_every=4")
+    save = trainer_module.save_checkpoint
+
+    def save_badly(path: Path, state: dict[str, Any]) -> None:
+        save(path, state)
+        if state["step"] == 8:
+            path.write_bytes(path.read_bytes()[:-100])
+
+    monkeypatch.setattr(trainer_module, "save_checkpoint", save_badly)
+    assert trainer.fit()
+    assert "checkpoint_0000008.pt is truncated or damaged" in caplog.text
+    # The next one, which is sound, replaces the last sound one; nobody knows what the damaged one is still good for.
+    names = sorted(file.name for file in trainer.run_directory.iterdir())
+    assert names == ["checkpoint_0000008.pt", "checkpoint_0000010.pt"]
 
 
 def test_a_finished_run_is_not_trained_further(make_trainer):

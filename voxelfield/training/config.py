@@ -147,7 +147,8 @@ class TrainerConfig:
         log_every: Steps between scalars.
         preview_every: Steps between rendered previews; 0 for none.
         preview_views: Number of fixed test views in a preview.
-        checkpoint_every: Steps between checkpoints; 0 keeps the last one only.
+        checkpoint_every: Steps between checkpoints; 0 writes one at the end only.
+        keep_checkpoints: Keep all of them; otherwise each takes the place of the one before.
     """
 
     steps: int = MISSING
@@ -174,6 +175,7 @@ class TrainerConfig:
     preview_every: int = MISSING
     preview_views: int = MISSING
     checkpoint_every: int = MISSING
+    keep_checkpoints: bool = False
 
     def __post_init__(self) -> None:
         _choice("trainer.background", self.background, ("random", "white", "black"))
