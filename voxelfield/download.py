@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from voxelfield.datasets.locate import downloadable_scenes, manifest_path
+from voxelfield.catalogue import downloadable_scenes, manifest_path
 
 _CHUNK = 1 << 20
 _SHOWN = 3
