@@ -59,7 +59,7 @@ def load_manifest(name: str) -> Manifest:
     """
     path = manifest_path(name)
     if not path.is_file():
-        raise ValueError(f"scene '{name}' has no download: expected one of {', '.join(downloadable_scenes())}")
+        raise ValueError(f"scene must be one that has a download ({', '.join(downloadable_scenes())}), got {name!r}")
     content = json.loads(path.read_text(encoding="utf-8"))
     return Manifest(**{**content, "archives": tuple(content["archives"])})
 
