@@ -347,7 +347,7 @@ def test_split_and_scene_refuse_what_does_not_fit():
         Split(images, cameras, ("a", "b"))
     with pytest.raises(ValueError, match=r"names must differ, got 'a' 2 times"):
         Split(images.repeat(2, 1, 1, 1), pair, ("a", "a"))
-    with pytest.raises(TypeError, match=r"aabb is torch\.float64"):
+    with pytest.raises(TypeError, match=r"aabb must be float32, got float64"):
         Scene("s", torch.zeros(2, 3).double(), {})
     with pytest.raises(ValueError, match=r"aabb must have shape .*, got \(3, 2\)"):
         Scene("s", torch.zeros(3, 2), {})
