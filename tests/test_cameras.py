@@ -122,7 +122,7 @@ def test_enlarged_images_show_the_same_in_more_pixels(device, factor):
 
 @pytest.mark.parametrize("factor", [0, 1.5])
 def test_images_are_enlarged_by_whole_factors(factor):
-    with pytest.raises(ValueError, match=f"factor is {factor}: expected an int of at least 1"):
+    with pytest.raises(ValueError, match=f"factor must be an int of at least 1, got {factor}"):
         make_cameras().enlarged(factor)
 
 
@@ -169,18 +169,18 @@ def test_cameras_refuse_an_int_index():
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"c2w": torch.eye(4)}, ValueError, r"c2w has shape \(4, 4\): expected \(N, 4, 4\)"),
-        ({"c2w": torch.zeros(2, 3, 4)}, ValueError, r"c2w has shape \(2, 3, 4\)"),
-        ({"c2w": torch.eye(4)[None].double()}, TypeError, r"c2w is torch.float64: expected a float32 tensor"),
-        ({"c2w": [[1.0]]}, TypeError, r"c2w is list: expected a float32 tensor"),
-        ({"intrinsics": torch.zeros(2, 4)}, ValueError, r"intrinsics has shape \(2, 4\): expected \(1, 4\)"),
+        ({"c2w": torch.eye(4)}, ValueError, r"c2w must have shape \(N, 4, 4\), got \(4, 4\)"),
+        ({"c2w": torch.zeros(2, 3, 4)}, ValueError, r"c2w must have shape .*, got \(2, 3, 4\)"),
+        ({"c2w": torch.eye(4)[None].double()}, TypeError, r"c2w must be float32, got float64"),
+        ({"c2w": [[1.0]]}, TypeError, r"c2w must be a torch.Tensor, got list"),
+        ({"intrinsics": torch.zeros(2, 4)}, ValueError, r"intrinsics must have shape \(1, 4\), got \(2, 4\)"),
         (
             {"intrinsics": torch.zeros(1, 4, device="meta")},
             ValueError,
-            r"intrinsics is on meta: expected cpu",
+            r"intrinsics must be on the device of [\w.]+, cpu, but it is on meta",
         ),
-        ({"width": 0}, ValueError, r"width is 0: expected at least 1"),
-        ({"height": 4.0}, TypeError, r"height is float: expected an int"),
+        ({"width": 0}, ValueError, r"width must be at least 1, got 0"),
+        ({"height": 4.0}, TypeError, r"height must be an int, got float"),
     ],
 )
 def test_cameras_refuse_wrong_fields(changes, error, message):
@@ -193,16 +193,16 @@ def test_cameras_refuse_wrong_fields(changes, error, message):
 def test_rays_refuse_wrong_arguments():
     cameras = make_cameras()
     index, pixels = torch.zeros(3, dtype=torch.int64), torch.zeros(3, 2)
-    with pytest.raises(TypeError, match=r"camera_index is torch.int32"):
+    with pytest.raises(TypeError, match=r"camera_index must be int64, got int32"):
         cameras.rays(index.int(), pixels, AABB)
-    with pytest.raises(ValueError, match=r"camera_index has shape \(3, 1\)"):
+    with pytest.raises(ValueError, match=r"camera_index must have shape .*, got \(3, 1\)"):
         cameras.rays(index[:, None], pixels, AABB)
-    with pytest.raises(TypeError, match=r"pixels is torch.int64"):
+    with pytest.raises(TypeError, match=r"pixels must be float32, got int64"):
         cameras.rays(index, pixels.long(), AABB)
-    with pytest.raises(ValueError, match=r"pixels has shape \(2, 2\): expected \(3, 2\)"):
+    with pytest.raises(ValueError, match=r"pixels must have shape \(3, 2\), got \(2, 2\)"):
         cameras.rays(index, pixels[:2], AABB)
     for camera in (-1, 6):
-        with pytest.raises(IndexError, match=rf"camera is {camera}: expected 0 <= camera < 6"):
+        with pytest.raises(IndexError, match=rf"camera must be 0 <= camera < 6, got {camera}"):
             cameras.image_rays(camera, AABB)
 
 
@@ -261,9 +261,9 @@ def test_orbit_looks_at_the_target_upright(elevation):
 
 def test_orbit_refuses_wrong_arguments():
     cameras = make_cameras()
-    with pytest.raises(ValueError, match="cameras is empty"):
+    with pytest.raises(ValueError, match="cameras must be at least one"):
         orbit(cameras[:0], torch.zeros(3), 4)
-    with pytest.raises(ValueError, match="frames is 0"):
+    with pytest.raises(ValueError, match="frames must be at least 1, got 0"):
         orbit(cameras, torch.zeros(3), 0)
-    with pytest.raises(ValueError, match=r"target has shape \(1, 3\)"):
+    with pytest.raises(ValueError, match=r"target must have shape .*, got \(1, 3\)"):
         orbit(cameras, torch.zeros(1, 3), 4)

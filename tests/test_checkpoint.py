@@ -13,9 +13,11 @@ import torch
 import voxelfield.training.checkpoint as checkpoint
 from voxelfield.training.checkpoint import (
     FORMAT,
+    OLDEST_FORMAT,
     CheckpointError,
     checkpoint_path,
     load_checkpoint,
+    replace_checkpoints,
     resolve_checkpoint,
     save_checkpoint,
 )
@@ -241,10 +243,11 @@ def test_a_newer_format_asks_for_an_upgrade(tmp_path, monkeypatch):
 
 
 def test_an_older_format_is_refused_by_name(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "FORMAT", FORMAT - 1)
+    monkeypatch.setattr(checkpoint, "FORMAT", OLDEST_FORMAT - 1)
     save_checkpoint(tmp_path / "last.pt", {})
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match=rf"last\.pt has format {FORMAT - 1}.*reads format {FORMAT}: train anew"):
+    reads = f"reads formats {OLDEST_FORMAT} to {FORMAT}"
+    with pytest.raises(CheckpointError, match=rf"last\.pt has format {OLDEST_FORMAT - 1}.*{reads}: train anew"):
         load_checkpoint(tmp_path / "last.pt")
 
 
@@ -253,3 +256,35 @@ def test_an_absent_device_is_not_taken_for_damage(tmp_path):
     save_checkpoint(tmp_path / "last.pt", {"grid": torch.ones(1)})
     with pytest.raises(RuntimeError, match=r"(?i)cuda"):
         load_checkpoint(tmp_path / "last.pt", "cuda")
+
+
+def test_the_format_before_zeros_were_left_out_loads(tmp_path, monkeypatch):
+    moments = torch.zeros(100_000)
+    moments[7] = 1
+    monkeypatch.setattr(checkpoint, "FORMAT", 2)
+    monkeypatch.setattr(checkpoint, "leave_out_zeros", lambda state: state)
+    save_checkpoint(tmp_path / "last.pt", {"moments": moments})
+    monkeypatch.undo()
+    assert torch.equal(load_checkpoint(tmp_path / "last.pt")["moments"], moments)
+
+
+def test_zeros_take_no_room(tmp_path):
+    moments = torch.zeros(1_000_000)
+    moments[:1000] = 1
+    save_checkpoint(tmp_path / "last.pt", {"moments": moments})
+    assert (tmp_path / "last.pt").stat().st_size < 20_000
+    assert torch.equal(load_checkpoint(tmp_path / "last.pt")["moments"], moments)
+
+
+def test_an_older_checkpoint_goes_when_the_newer_one_is_sound(tmp_path):
+    first, second = (checkpoint_path(tmp_path, step) for step in (1, 2))
+    for path in (first, second):
+        save_checkpoint(path, {"x": torch.ones(1000)})
+    whole = second.read_bytes()
+    second.write_bytes(whole[:2000] + bytes([whole[2000] ^ 1]) + whole[2001:])
+    with pytest.raises(CheckpointError, match="truncated or damaged"):
+        replace_checkpoints([first], second)
+    assert first.is_file()
+    second.write_bytes(whole)
+    replace_checkpoints([first, tmp_path / "gone.pt"], second)
+    assert [file.name for file in tmp_path.iterdir()] == [second.name]

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from voxelfield import download
-from voxelfield.datasets.locate import SceneNotFoundError, downloadable_scenes, find_scene
+from voxelfield.catalogue import downloadable_scenes
+from voxelfield.datasets.locate import SceneNotFoundError, find_scene
 
 FIXTURES = Path(__file__).parent / "fixtures"
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torchmetrics.functional.image import structural_similarity_index_measure
 
 from voxelfield.training.metrics import mse_to_psnr, psnr, ssim
 
@@ -65,6 +66,17 @@ def test_ssim_agrees_with_its_definition(device, size):
     assert result.dtype == torch.float32
     assert result.item() == pytest.approx(_reference_ssim(prediction, truth).item(), abs=1e-6)
     assert ssim(truth, truth).item() == pytest.approx(1)
+
+
+@pytest.mark.parametrize("size", [(11, 40), (57, 33)])
+def test_ssim_agrees_with_torchmetrics(device, size):
+    truth = torch.rand(*size, 3, device=device)
+    prediction = (truth + 0.1 * torch.randn_like(truth)).clamp(0, 1)
+    images = (image.double().movedim(-1, 0).unsqueeze(0) for image in (prediction, truth))
+    _, similarity = structural_similarity_index_measure(*images, sigma=1.5, data_range=1.0, return_full_image=True)
+    # It places windows on the border too, over reflected pixels.
+    whole_windows = similarity[..., 5:-5, 5:-5].mean()
+    assert ssim(prediction, truth).item() == pytest.approx(whole_windows.item(), abs=1e-6)
 
 
 def test_ssim_of_nearly_flat_images_keeps_its_digits(device):

@@ -86,15 +86,15 @@ def test_intersection_leaves_its_arguments_alone():
 
 def test_intersection_refuses_wrong_arguments():
     points = torch.zeros(4, 3)
-    with pytest.raises(ValueError, match=r"directions has shape \(3, 3\): expected \(4, 3\)"):
+    with pytest.raises(ValueError, match=r"directions must have shape \(4, 3\), got \(3, 3\)"):
         intersect_aabb(points, points[:3], AABB)
-    with pytest.raises(ValueError, match=r"aabb has shape \(6,\): expected \(2, 3\)"):
+    with pytest.raises(ValueError, match=r"aabb must have shape \(2, 3\), got \(6,\)"):
         intersect_aabb(points, points, AABB.flatten())
-    with pytest.raises(TypeError, match=r"aabb is torch\.float64: expected torch\.float32"):
+    with pytest.raises(TypeError, match=r"aabb must be float32, got float64"):
         intersect_aabb(points, points, AABB.double())
-    with pytest.raises(TypeError, match=r"origins is torch\.int64"):
+    with pytest.raises(TypeError, match=r"origins must be float32, got int64"):
         intersect_aabb(points.long(), points, AABB)
-    with pytest.raises(TypeError, match=r"origins is list"):
+    with pytest.raises(TypeError, match=r"origins must be a torch.Tensor, got list"):
         intersect_aabb([[0.0] * 3], points, AABB)
 
 
@@ -117,17 +117,22 @@ def test_rays_move_together(device):
 @pytest.mark.parametrize(
     ("name", "value", "error", "message"),
     [
-        ("origins", torch.zeros(5, 2), ValueError, r"Rays.origins has shape \(5, 2\): expected \(any, 3\)"),
+        ("origins", torch.zeros(5, 2), ValueError, r"Rays.origins must have shape \(R, 3\), got \(5, 2\)"),
         (
             "directions",
             torch.zeros(4, 3),
             ValueError,
-            r"directions has shape \(4, 3\): expected \(5, 3\)",
+            r"directions must have shape \(5, 3\), got \(4, 3\)",
         ),
-        ("near", torch.zeros(5, 1), ValueError, r"Rays.near has shape \(5, 1\): expected \(5\)"),
-        ("far", torch.zeros(5, device="meta"), ValueError, r"Rays.far is on meta: expected cpu"),
-        ("far", torch.zeros(5).double(), TypeError, r"Rays.far is torch.float64: expected torch.float32"),
-        ("near", 0.0, TypeError, r"Rays.near is float: expected a torch.Tensor"),
+        ("near", torch.zeros(5, 1), ValueError, r"Rays.near must have shape \(5\), got \(5, 1\)"),
+        (
+            "far",
+            torch.zeros(5, device="meta"),
+            ValueError,
+            r"Rays.far must be on .* cpu, but it is on meta",
+        ),
+        ("far", torch.zeros(5).double(), TypeError, r"Rays.far must be float32, got float64"),
+        ("near", 0.0, TypeError, r"Rays.near must be a torch.Tensor, got float"),
     ],
 )
 def test_rays_refuse_wrong_fields(name, value, error, message):
@@ -167,9 +172,9 @@ def test_samples_may_be_none_at_all():
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"dt": torch.zeros(2)}, ValueError, r"RaySamples.dt has shape \(2,\): expected \(3\)"),
-        ({"ray_index": torch.zeros(3).int()}, TypeError, r"RaySamples.ray_index is torch.int32"),
-        ({"ray_offsets": torch.zeros(0).long()}, ValueError, r"RaySamples.ray_offsets has no entry"),
+        ({"dt": torch.zeros(2)}, ValueError, r"RaySamples.dt must have shape \(3\), got \(2,\)"),
+        ({"ray_index": torch.zeros(3).int()}, TypeError, r"RaySamples.ray_index must be int64, got int32"),
+        ({"ray_offsets": torch.zeros(0).long()}, ValueError, r"RaySamples.ray_offsets must have shape"),
     ],
 )
 def test_samples_refuse_wrong_fields(changes, error, message):

@@ -40,6 +40,7 @@ TINY = (
     "trainer.preview_every=15",
     "trainer.preview_views=2",
     "trainer.checkpoint_every=10",
+    "trainer.keep_checkpoints=true",
     "trainer.evaluation.views=2",
     "trainer.evaluation.video_frames=0",
 )

@@ -13,6 +13,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from PIL import Image
 
+import voxelfield
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.scene import Scene
 from voxelfield.training.checkpoint import resolve_checkpoint, save_checkpoint
@@ -81,7 +82,7 @@ def train(scene, tmp_path):
 @ways
 def test_a_loaded_run_draws_what_the_trainer_draws(train, scene, device, way, precision):
     trainer = train(way, device, f"trainer.precision={precision}")
-    loaded = load_run(trainer.run_directory, device)
+    loaded = voxelfield.load(str(trainer.run_directory), str(device))
     assert loaded.steps == 6
     assert loaded.config.scene.name == "lego"
     assert not any(parameter.requires_grad for parameter in loaded.field.parameters())

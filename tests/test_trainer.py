@@ -12,15 +12,18 @@ from typing import Any
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from voxelfield import VoxelGrid
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.scene import Scene, Split
+from voxelfield.fields import RadianceField
 from voxelfield.rendering import render_view
 from voxelfield.training import graph, optimizer
+from voxelfield.training import trainer as trainer_module
 from voxelfield.training.checkpoint import load_checkpoint
-from voxelfield.training.config import RunConfig, parse
+from voxelfield.training.config import OptimizerConfig, RunConfig, parse
 from voxelfield.training.logging import NullLogger
 from voxelfield.training.run import build_field
 from voxelfield.training.trainer import EmptyFieldError, Trainer
@@ -584,14 +587,32 @@ def test_an_average_survives_an_interruption(make_trainer):
     torch.testing.assert_close(second.field.grid.features, whole.field.grid.features, atol=0, rtol=0)
 
 
-def test_checkpoints_and_previews_come_in_their_rhythm(make_trainer):
-    trainer = make_trainer("trainer.checkpoint_every=4", "trainer.preview_every=3")
+@pytest.mark.parametrize("keep", [True, False])
+def test_checkpoints_and_previews_come_in_their_rhythm(make_trainer, keep):
+    trainer = make_trainer("trainer.checkpoint_every=4", f"trainer.keep_checkpoints={keep}", "trainer.preview_every=3")
     previews = []
     assert trainer.fit(previews.append) is True
     assert previews == [3, 6, 9]
     names = sorted(file.name for file in trainer.run_directory.iterdir())
-    assert names == ["checkpoint_0000004.pt", "checkpoint_0000008.pt", "checkpoint_0000010.pt"]
-    assert load_checkpoint(trainer.run_directory / names[0])["step"] == 4
+    assert names == [f"checkpoint_{step:07d}.pt" for step in ((4, 8, 10) if keep else (10,))]
+    assert load_checkpoint(trainer.run_directory / names[0])["step"] == (4 if keep else 10)
+
+
+def test_a_damaged_checkpoint_replaces_none(make_trainer, monkeypatch, caplog):
+    trainer = make_trainer("trainer.checkpoint_every=4")
+    save = trainer_module.save_checkpoint
+
+    def save_badly(path: Path, state: dict[str, Any]) -> None:
+        save(path, state)
+        if state["step"] == 8:
+            path.write_bytes(path.read_bytes()[:-100])
+
+    monkeypatch.setattr(trainer_module, "save_checkpoint", save_badly)
+    assert trainer.fit()
+    assert "checkpoint_0000008.pt is truncated or damaged" in caplog.text
+    # The next one, which is sound, replaces the last sound one; nobody knows what the damaged one is still good for.
+    names = sorted(file.name for file in trainer.run_directory.iterdir())
+    assert names == ["checkpoint_0000008.pt", "checkpoint_0000010.pt"]
 
 
 def test_a_finished_run_is_not_trained_further(make_trainer):
@@ -750,3 +771,27 @@ def test_supersampling_is_as_configured(make_trainer, scene, device):
     linear = trainer.renderer().view(scene.test.cameras, 0).rgb
     # Light is more than its encoding says of a mean.
     assert 0 < (views[1] - linear).mean() < 0.05
+
+
+class PlainDecoder(nn.Module):
+    """A user's own: the least that a field takes."""
+
+    channels = 4
+
+    def density(self, features: Tensor) -> Tensor:
+        return 20 * F.softplus(features[..., 0].float() - 4)
+
+    def forward(self, features: Tensor, directions: Tensor, ray_index: Tensor) -> tuple[Tensor, Tensor]:
+        return self.density(features), torch.sigmoid(features[:, 1:].float())
+
+
+def test_a_decoder_of_a_users_own_trains(make_trainer, scene, tmp_path, device):
+    like = make_trainer("trainer.steps=60", "trainer.occupancy.start=20", "model=mlp")
+    field = RadianceField(VoxelGrid(12, 4, scene.aabb), PlainDecoder()).to(device)
+    log = Recorder()
+    optimizer_config = OptimizerConfig(grid_lr=0.2, network_lr=1e-3, grid_decay=0.0, skip_untouched=False)
+    trainer = Trainer(field, scene.train, like.config, optimizer_config, log, tmp_path / "own", {})
+    assert trainer.fit()
+    losses = [loss for _, loss in log.series("loss/photometric")]
+    assert fmean(losses[-5:]) < 0.5 * fmean(losses[:5])
+    assert trainer.renderer().view(scene.test.cameras, 0).rgb.isfinite().all()

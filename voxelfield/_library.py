@@ -41,7 +41,6 @@ def when_loaded(register: Callable[[], None]) -> Callable[[], None]:
     return register
 
 
-@torch.compiler.assume_constant_result
 def ensure_loaded(device_type: str) -> bool:
     """Loads the kernels for a device type, compiling them first if no fitting binary exists.
 
@@ -65,6 +64,10 @@ def ensure_loaded(device_type: str) -> bool:
         if device_type == "cuda" and _build.CUDA_MODULE not in _loaded and _capabilities():
             _ensure_module(_build.CUDA_MODULE)
     return True
+
+
+# What torch.compiler.assume_constant_result does, without importing the compiler, which takes a second.
+ensure_loaded._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def loaded_modules() -> dict[str, Path]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from voxelfield.ops._checks import check_field, check_float32
 from voxelfield.rays import Rays, intersect_aabb
 
 
@@ -34,21 +35,13 @@ class Cameras:
     height: int
 
     def __post_init__(self) -> None:
-        for name, tensor in (("c2w", self.c2w), ("intrinsics", self.intrinsics)):
-            if not isinstance(tensor, Tensor) or tensor.dtype != torch.float32:
-                found = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-                raise TypeError(f"Cameras.{name} is {found}: expected a float32 tensor")
-        if self.c2w.dim() != 3 or self.c2w.shape[1:] != (4, 4):
-            raise ValueError(f"Cameras.c2w has shape {tuple(self.c2w.shape)}: expected (N, 4, 4)")
-        if self.intrinsics.shape != (len(self), 4):
-            raise ValueError(f"Cameras.intrinsics has shape {tuple(self.intrinsics.shape)}: expected ({len(self)}, 4)")
-        if self.intrinsics.device != self.c2w.device:
-            raise ValueError(f"Cameras.intrinsics is on {self.intrinsics.device}: expected {self.c2w.device}, like c2w")
+        check_field("Cameras.c2w", self.c2w, ("N", 4, 4), torch.float32)
+        check_float32("Cameras.intrinsics", self.intrinsics, (len(self), 4), "Cameras.c2w", self.c2w)
         for name, size in (("width", self.width), ("height", self.height)):
             if not isinstance(size, int):
-                raise TypeError(f"Cameras.{name} is {type(size).__name__}: expected an int")
+                raise TypeError(f"Cameras.{name} must be an int, got {type(size).__name__}")
             if size < 1:
-                raise ValueError(f"Cameras.{name} is {size}: expected at least 1")
+                raise ValueError(f"Cameras.{name} must be at least 1, got {size}")
 
     def __len__(self) -> int:
         return self.c2w.shape[0]
@@ -70,7 +63,7 @@ class Cameras:
             ValueError: ``factor`` is not an int of at least 1.
         """
         if not isinstance(factor, int) or factor < 1:
-            raise ValueError(f"factor is {factor!r}: expected an int of at least 1")
+            raise ValueError(f"factor must be an int of at least 1, got {factor!r}")
         return Cameras(self.c2w, self.intrinsics * factor, self.width * factor, self.height * factor)
 
     def rays(self, camera_index: Tensor, pixels: Tensor, aabb: Tensor) -> Rays:
@@ -90,16 +83,8 @@ class Cameras:
             TypeError: An argument has another dtype.
             ValueError: An argument has another shape, or ``aabb`` another device.
         """
-        if camera_index.dtype != torch.int64:
-            raise TypeError(f"camera_index is {camera_index.dtype}: expected torch.int64")
-        if camera_index.dim() != 1:
-            raise ValueError(f"camera_index has shape {tuple(camera_index.shape)}: expected (R,)")
-        if pixels.dtype != torch.float32:
-            raise TypeError(f"pixels is {pixels.dtype}: expected torch.float32")
-        if pixels.shape != (camera_index.shape[0], 2):
-            raise ValueError(
-                f"pixels has shape {tuple(pixels.shape)}: expected ({camera_index.shape[0]}, 2), like camera_index"
-            )
+        check_field("camera_index", camera_index, ("R",), torch.int64)
+        check_field("pixels", pixels, (camera_index.shape[0], 2), torch.float32)
         pose = self.c2w.index_select(0, camera_index)
         intrinsics = self.intrinsics.index_select(0, camera_index)
         offset = (pixels - intrinsics[:, 2:]).div_(intrinsics[:, :2])
@@ -125,7 +110,7 @@ class Cameras:
             IndexError: There is no such camera.
         """
         if not 0 <= camera < len(self):
-            raise IndexError(f"camera is {camera}: expected 0 <= camera < {len(self)}")
+            raise IndexError(f"camera must be 0 <= camera < {len(self)}, got {camera}")
         device = self.c2w.device
         columns = torch.arange(self.width, device=device, dtype=torch.float32).add_(0.5)
         rows = torch.arange(self.height, device=device, dtype=torch.float32).add_(0.5)
@@ -151,11 +136,11 @@ def orbit(cameras: Cameras, target: Tensor, frames: int) -> Cameras:
         ValueError: There are no cameras, ``frames`` is below 1, or ``target`` has another shape.
     """
     if len(cameras) == 0:
-        raise ValueError("cameras is empty: expected at least one to take the circle from")
+        raise ValueError("cameras must be at least one, to take the circle from, got none")
     if frames < 1:
-        raise ValueError(f"frames is {frames}: expected at least 1")
+        raise ValueError(f"frames must be at least 1, got {frames}")
     if target.shape != (3,):
-        raise ValueError(f"target has shape {tuple(target.shape)}: expected (3,)")
+        raise ValueError(f"target must have shape (3,), got {tuple(target.shape)}")
     device = cameras.c2w.device
     centre = target.to(device, torch.float64)
     arm = cameras.c2w[:, :3, 3].double() - centre

@@ -78,6 +78,8 @@ class DensityActivation(nn.Module):
         ValueError: ``scale`` or ``initial`` is not positive.
     """
 
+    is_monotonic = True
+
     def __init__(self, scale: float, initial: float) -> None:
         super().__init__()
         if not (scale > 0 and initial > 0):
@@ -106,6 +108,8 @@ class ExponentialDensity(nn.Module):
     Raises:
         ValueError: ``initial`` is not positive.
     """
+
+    is_monotonic = True
 
     def __init__(self, initial: float) -> None:
         super().__init__()
@@ -138,17 +142,23 @@ class _BoundedExp(Function):
 
 
 class Decoder(Protocol):
-    """What a field, and its training, need of a decoder.
+    """What a field, and its training, need of a decoder; usually an ``nn.Module``, so that its parameters are trained.
 
-    Attributes:
-        channels: Number of features that are read.
-        view_channels: Indices of those that matter for the viewing direction alone: were they zero, colour would be
-            the same from everywhere. Few views tell them apart, so training may want them to learn more slowly. Empty
-            where there are no such channels.
+    A decoder may have two attributes more:
+
+    - ``view_channels``, a tuple of int: indices of the features that matter for the viewing direction alone: were they
+      zero, colour would be the same from everywhere. Few views tell them apart, so training may want them to learn more
+      slowly. Without it there are none.
+    - ``density_is_monotonic``, a bool: whether the density is a monotonic function of one feature, so that between the
+      vertices of a grid it is nowhere higher than at the highest vertex around. Training then finds occupied space by
+      looking at vertices alone. Without it, or where it is False, as for the density of a signed distance, which peaks
+      between vertices, training looks at random points in between.
     """
 
-    channels: int
-    view_channels: tuple[int, ...]
+    @property
+    def channels(self) -> int:
+        """Number of features that are read."""
+        ...
 
     def density(self, features: Tensor) -> Tensor:
         """Maps features (M, channels) to densities (M,)."""
@@ -191,6 +201,11 @@ class SHDecoder(nn.Module):
         """See :class:`Decoder`."""
         density: Tensor = self.activation(features[..., 0])
         return density
+
+    @property
+    def density_is_monotonic(self) -> bool:
+        """See :class:`Decoder`."""
+        return _is_monotonic(self.activation)
 
     def encode_view(self, directions: Tensor) -> Tensor:
         """Maps unit viewing directions (R, 3) to the basis functions (R, K); once a ray, not once a sample."""
@@ -242,6 +257,11 @@ class MLPDecoder(nn.Module):
         """See :class:`Decoder`."""
         density: Tensor = self.activation(features[..., 0])
         return density
+
+    @property
+    def density_is_monotonic(self) -> bool:
+        """See :class:`Decoder`."""
+        return _is_monotonic(self.activation)
 
     def encode_view(self, directions: Tensor) -> Tensor:
         """Maps unit viewing directions (R, 3) to spherical harmonics (R, K); once a ray, not once a sample."""
@@ -322,6 +342,11 @@ class NetworkDecoder(nn.Module):
 
     def _geometry(self, features: Tensor) -> Tensor:
         return ops.mlp(features.half() if features.is_cuda else features, list(self.density_network))
+
+
+def _is_monotonic(activation: nn.Module) -> bool:
+    """Tells whether an activation, maybe one of a user's own, says that it is monotonic."""
+    return bool(getattr(activation, "is_monotonic", False))
 
 
 def _weights(*widths: int) -> nn.ParameterList:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from voxelfield.datasets.locate import downloadable_scenes, manifest_path
+from voxelfield.catalogue import downloadable_scenes, manifest_path
 
 _CHUNK = 1 << 20
 _SHOWN = 3
@@ -59,7 +59,7 @@ def load_manifest(name: str) -> Manifest:
     """
     path = manifest_path(name)
     if not path.is_file():
-        raise ValueError(f"scene '{name}' has no download: expected one of {', '.join(downloadable_scenes())}")
+        raise ValueError(f"scene must be one that has a download ({', '.join(downloadable_scenes())}), got {name!r}")
     content = json.loads(path.read_text(encoding="utf-8"))
     return Manifest(**{**content, "archives": tuple(content["archives"])})
 

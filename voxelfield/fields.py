@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from voxelfield.decoders import ExponentialDensity, MLPDecoder, NetworkDecoder, SHDecoder
+from voxelfield.decoders import Decoder, ExponentialDensity, NetworkDecoder
 from voxelfield.grids import VoxelGrid
 from voxelfield.ops import _constants
 from voxelfield.ops._internal.pyramid_field import MAX_NUMBERS
@@ -37,13 +37,13 @@ class RadianceField(nn.Module):
 
     Args:
         grid: Features.
-        decoder: Reads them.
+        decoder: Reads them; one of this package's or any other :class:`voxelfield.decoders.Decoder`.
 
     Raises:
         ValueError: The decoder expects another number of channels.
     """
 
-    def __init__(self, grid: VoxelGrid | VoxelPyramid, decoder: SHDecoder | MLPDecoder | NetworkDecoder) -> None:
+    def __init__(self, grid: VoxelGrid | VoxelPyramid, decoder: Decoder) -> None:
         super().__init__()
         if grid.channels != decoder.channels:
             raise ValueError(f"grid has {grid.channels} channels, but the decoder reads {decoder.channels}")
@@ -91,9 +91,9 @@ class RadianceField(nn.Module):
     def vertex_density(self) -> Tensor | None:
         """Returns the densities (X, Y, Z) at the grid's vertices if none is higher between them, otherwise None.
 
-        That holds for a single grid and a density that is a monotonic function of one interpolated channel.
+        That holds for a single grid and a decoder that says so (``density_is_monotonic``).
         """
-        if isinstance(self.grid, VoxelPyramid) or isinstance(self.decoder, NetworkDecoder):
+        if isinstance(self.grid, VoxelPyramid) or not getattr(self.decoder, "density_is_monotonic", False):
             return None
         return self.decoder.density(self.grid.features)
 

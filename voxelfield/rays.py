@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
+from voxelfield.ops._checks import check_field, check_float32
+
 
 @dataclass(frozen=True, eq=False)
 class Rays:
@@ -29,11 +31,11 @@ class Rays:
     far: Tensor
 
     def __post_init__(self) -> None:
-        _check("Rays.origins", self.origins, (None, 3), torch.float32)
-        count, device = self.origins.shape[0], self.origins.device
-        _check("Rays.directions", self.directions, (count, 3), torch.float32, device)
-        _check("Rays.near", self.near, (count,), torch.float32, device)
-        _check("Rays.far", self.far, (count,), torch.float32, device)
+        check_field("Rays.origins", self.origins, ("R", 3), torch.float32)
+        count = self.origins.shape[0]
+        check_float32("Rays.directions", self.directions, (count, 3), "Rays.origins", self.origins)
+        check_float32("Rays.near", self.near, (count,), "Rays.origins", self.origins)
+        check_float32("Rays.far", self.far, (count,), "Rays.origins", self.origins)
 
     def __len__(self) -> int:
         return self.origins.shape[0]
@@ -71,14 +73,14 @@ class RaySamples:
     ray_offsets: Tensor
 
     def __post_init__(self) -> None:
-        _check("RaySamples.positions", self.positions, (None, 3), torch.float32)
-        count, device = self.positions.shape[0], self.positions.device
-        _check("RaySamples.t", self.t, (count,), torch.float32, device)
-        _check("RaySamples.dt", self.dt, (count,), torch.float32, device)
-        _check("RaySamples.ray_index", self.ray_index, (count,), torch.int64, device)
-        _check("RaySamples.ray_offsets", self.ray_offsets, (None,), torch.int64, device)
+        check_field("RaySamples.positions", self.positions, ("M", 3), torch.float32)
+        count, like = self.positions.shape[0], ("RaySamples.positions", self.positions)
+        check_field("RaySamples.t", self.t, (count,), torch.float32, *like)
+        check_field("RaySamples.dt", self.dt, (count,), torch.float32, *like)
+        check_field("RaySamples.ray_index", self.ray_index, (count,), torch.int64, *like)
+        check_field("RaySamples.ray_offsets", self.ray_offsets, ("R + 1",), torch.int64, *like)
         if self.ray_offsets.shape[0] == 0:
-            raise ValueError("RaySamples.ray_offsets has no entry: expected (R + 1,), so at least one")
+            raise ValueError("RaySamples.ray_offsets must have shape (R + 1,), so at least one entry, got (0,)")
 
     def __len__(self) -> int:
         return self.positions.shape[0]
@@ -109,9 +111,9 @@ def intersect_aabb(origins: Tensor, directions: Tensor, aabb: Tensor) -> tuple[T
         ValueError: An argument has another shape or device.
     """
     dtype = origins.dtype if isinstance(origins, Tensor) and origins.is_floating_point() else torch.float32
-    _check("origins", origins, (None, 3), dtype)
-    _check("directions", directions, (origins.shape[0], 3), dtype, origins.device)
-    _check("aabb", aabb, (2, 3), dtype, origins.device)
+    check_field("origins", origins, ("R", 3), dtype)
+    check_field("directions", directions, (origins.shape[0], 3), dtype, "origins", origins)
+    check_field("aabb", aabb, (2, 3), dtype, "origins", origins)
     low = (aabb[0] - origins).div_(directions)
     high = (aabb[1] - origins).div_(directions)
     # Parallel to a slab, the division gives infinities of the right signs; only an origin exactly on its face
@@ -124,24 +126,3 @@ def intersect_aabb(origins: Tensor, directions: Tensor, aabb: Tensor) -> tuple[T
     # No real ray stays in a finite box for ever: an infinite far comes from NaN or from a zero direction.
     missed = ~((far > near) & (far < inf))
     return near.masked_fill_(missed, 0.0), far.masked_fill_(missed, 0.0)
-
-
-def _check(
-    name: str,
-    tensor: Tensor,
-    shape: tuple[int | None, ...],
-    dtype: torch.dtype,
-    device: torch.device | None = None,
-) -> None:
-    """Compares host-side metadata only, so that checking never waits for the device. None matches any size."""
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name} is {type(tensor).__name__}: expected a torch.Tensor")
-    if tensor.dtype != dtype:
-        raise TypeError(f"{name} is {tensor.dtype}: expected {dtype}")
-    if tensor.dim() != len(shape) or any(
-        want is not None and have != want for have, want in zip(tensor.shape, shape, strict=True)
-    ):
-        expected = ", ".join("any" if size is None else str(size) for size in shape)
-        raise ValueError(f"{name} has shape {tuple(tensor.shape)}: expected ({expected})")
-    if device is not None and tensor.device != device:
-        raise ValueError(f"{name} is on {tensor.device}: expected {device}, like the other tensors")

@@ -24,6 +24,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from voxelfield.boxes import box_tensor, parse_box
 from voxelfield.cameras import Cameras
 from voxelfield.datasets.scene import Scene, Split
 
@@ -61,12 +62,14 @@ def load_blender(
     """
     folder = Path(folder)
     if downscale < 1:
-        raise ValueError(f"downscale is {downscale}: expected a whole number of at least 1")
+        raise ValueError(f"downscale must be a whole number of at least 1, got {downscale}")
     if missing_images not in ("error", "skip"):
-        raise ValueError(f"missing_images is '{missing_images}': expected 'error' or 'skip'")
+        raise ValueError(f"missing_images must be 'error' or 'skip', got {missing_images!r}")
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder}: no such folder: expected a scene with transforms_train.json in it")
-    box = _box(aabb)
+        raise FileNotFoundError(
+            f"folder must be a scene with transforms_train.json in it, got {folder}, which does not exist"
+        )
+    box = box_tensor(parse_box(aabb), torch.device("cpu"))
     loaded = {name: _load_split(folder, name, downscale, missing_images) for name in splits}
     return Scene(name=folder.resolve().name, aabb=box, splits=loaded)
 
@@ -120,7 +123,7 @@ def area_average(image: npt.NDArray[np.uint8], factor: int) -> npt.NDArray[np.ui
     """
     height, width = image.shape[:2]
     if not 1 <= factor <= 256:
-        raise ValueError(f"factor is {factor}: expected 1 to 256")
+        raise ValueError(f"factor must be 1 to 256, got {factor}")
     if height % factor or width % factor:
         raise ValueError(f"factor {factor} does not divide the image size {width}x{height}")
     # uint32 is exact: 255 * 255 * 256 * 256 is still below 2**32.
@@ -169,15 +172,6 @@ def _split_file(folder: Path, name: str) -> Path:
     return folder / f"transforms_{name}.json"
 
 
-def _box(aabb: Tensor | Sequence[Sequence[float]]) -> Tensor:
-    box = torch.as_tensor(aabb, dtype=torch.float32, device="cpu")
-    if box.shape != (2, 3):
-        raise ValueError(f"aabb has shape {tuple(box.shape)}: expected (2, 3), low and high corner")
-    if not (box.isfinite().all() and (box[0] < box[1]).all()):
-        raise ValueError(f"aabb is {box.tolist()}: expected finite corners, the low one below the high one")
-    return box
-
-
 def _read_json(folder: Path, file: Path) -> dict[str, Any]:
     if not file.is_file():
         there = ", ".join(available_splits(folder)) or "none"
@@ -187,7 +181,7 @@ def _read_json(folder: Path, file: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{file}: not valid JSON ({error})") from error
     if not isinstance(meta, dict):
-        raise ValueError(f"{file}: holds a {type(meta).__name__}: expected an object with 'frames'")
+        raise ValueError(f"{file}: must hold an object with 'frames', got a {type(meta).__name__}")
     for term in ("k1", "k2", "k3", "k4", "p1", "p2"):
         if meta.get(term):
             raise ValueError(f"{file}: lens distortion {term}={meta[term]}: this loader reads pinhole cameras only")
@@ -199,15 +193,17 @@ def _frames(file: Path, meta: Mapping[str, Any]) -> list[dict[str, Any]]:
         raise ValueError(f"{file}: key 'frames' is missing")
     frames = meta["frames"]
     if not isinstance(frames, list) or not frames:
-        raise ValueError(f"{file}: 'frames' is {'empty' if frames == [] else type(frames).__name__}: expected a list")
+        raise ValueError(
+            f"{file}: 'frames' must be a list with entries, got {'none' if frames == [] else type(frames).__name__}"
+        )
     for index, frame in enumerate(frames):
         if not isinstance(frame, dict):
-            raise ValueError(f"{file}: frame {index} is a {type(frame).__name__}: expected an object")
+            raise ValueError(f"{file}: frame {index} must be an object, got {type(frame).__name__}")
         for key in ("file_path", "transform_matrix"):
             if key not in frame:
                 raise ValueError(f"{file}: key '{key}' is missing in frame {index}")
         if not isinstance(frame["file_path"], str) or not frame["file_path"]:
-            raise ValueError(f"{file}: 'file_path' of frame {index} is {frame['file_path']!r}: expected a path")
+            raise ValueError(f"{file}: 'file_path' of frame {index} must be a path, got {frame['file_path']!r}")
     return frames
 
 
@@ -222,11 +218,11 @@ def _matrix(file: Path, frame: Mapping[str, Any]) -> Tensor:
     try:
         matrix = torch.tensor(frame["transform_matrix"], dtype=torch.float32)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{where} is not a 4x4 matrix of numbers") from error
+        raise ValueError(f"{where} must be a 4x4 matrix of numbers, got {frame['transform_matrix']!r}") from error
     if matrix.shape != (4, 4):
-        raise ValueError(f"{where} has shape {tuple(matrix.shape)}: expected (4, 4)")
+        raise ValueError(f"{where} must have shape (4, 4), got {tuple(matrix.shape)}")
     if not matrix.isfinite().all():
-        raise ValueError(f"{where} has an entry that is not finite")
+        raise ValueError(f"{where} must be finite, got {matrix.tolist()}")
     return matrix
 
 
@@ -235,24 +231,24 @@ def _number(file: Path, meta: Mapping[str, Any], key: str, default: float | None
     if value is None:
         raise ValueError(f"{file}: key '{key}' is missing")
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{file}: '{key}' is {value!r}: expected a finite number")
+        raise ValueError(f"{file}: '{key}' must be a finite number, got {value!r}")
     return float(value)
 
 
 def _intrinsics(file: Path, meta: Mapping[str, Any], width: int, height: int) -> tuple[float, ...]:
     for key, size in (("w", width), ("h", height)):
         if _number(file, meta, key, size) != size:
-            raise ValueError(f"{file}: '{key}' is {meta[key]}: expected {size}, as the images are {width}x{height}")
+            raise ValueError(f"{file}: '{key}' must be {size}, as the images are {width}x{height}, got {meta[key]}")
     if "fl_x" in meta:
         focal = _number(file, meta, "fl_x")
     else:
         angle = _number(file, meta, "camera_angle_x")
         if not 0.0 < angle < math.pi:
-            raise ValueError(f"{file}: 'camera_angle_x' is {angle}: expected radians between 0 and pi")
+            raise ValueError(f"{file}: 'camera_angle_x' must be radians between 0 and pi, got {angle}")
         focal = 0.5 * width / math.tan(0.5 * angle)
     focal_y = _number(file, meta, "fl_y", focal)
     if focal <= 0.0 or focal_y <= 0.0:
-        raise ValueError(f"{file}: focal lengths are {focal} and {focal_y} pixels: expected both above 0")
+        raise ValueError(f"{file}: focal lengths must be above 0 pixels, got {focal} and {focal_y}")
     return focal, focal_y, _number(file, meta, "cx", width / 2), _number(file, meta, "cy", height / 2)
 
 
@@ -267,7 +263,7 @@ def _read_images(paths: Sequence[Path], downscale: int) -> Tensor:
         image = _decode(paths[index])
         if image.shape != first.shape:
             size = f"{image.shape[1]}x{image.shape[0]}"
-            raise ValueError(f"{paths[index]}: size is {size}: expected {width}x{height}, like {paths[0]}")
+            raise ValueError(f"{paths[index]}: size must be {width}x{height}, like {paths[0]}, got {size}")
         images[index] = image if downscale == 1 else area_average(image, downscale)
 
     # Pillow releases the GIL while it decodes, so threads are enough and nothing is copied between processes.
@@ -282,7 +278,7 @@ def _decode(path: Path) -> npt.NDArray[np.uint8]:
         with Image.open(path) as image:
             # Pillow would clip these to 255 instead of scaling them.
             if image.mode.startswith(("I", "F")):
-                raise ValueError(f"pixel mode {image.mode}, expected 8 bits a channel")
+                raise ValueError(f"channels must have 8 bits, got pixel mode {image.mode}")
             return np.asarray(image.convert("RGBA"))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         # Pillow's own words for an unidentified file repeat the path.

@@ -6,9 +6,11 @@ import os
 import shlex
 from pathlib import Path
 
+from voxelfield import download as downloads
+from voxelfield.catalogue import downloadable_scenes, manifest_path
+
 DATA_VARIABLE = "VOXELFIELD_DATA"
 BUNDLED_SCENE = "bricks"
-_MANIFESTS = Path(__file__).parent / "manifests"
 
 
 class SceneNotFoundError(FileNotFoundError):
@@ -41,10 +43,7 @@ def find_scene(name: str, root: Path | str = "data", *, download: bool = False) 
         if any(folder.glob("transforms*.json")):
             return folder
     if download and manifest_path(name).is_file():
-        # Imported here: `python -m voxelfield.download` would otherwise find itself imported already.
-        from voxelfield.download import download as fetch
-
-        return fetch(name, root)
+        return downloads.download(name, root)
     looked = [
         f"  {folder.resolve()}" + (" (exists, but holds no transforms*.json)" if folder.is_dir() else "")
         for folder in folders
@@ -52,16 +51,6 @@ def find_scene(name: str, root: Path | str = "data", *, download: bool = False) 
     if not elsewhere:
         looked.append(f"  (${DATA_VARIABLE} is not set)")
     raise SceneNotFoundError("\n".join([f"scene '{name}' not found. Looked in:", *looked, *_advice(name, root)]))
-
-
-def manifest_path(name: str) -> Path:
-    """Returns where the download manifest of a scene is, if it has one."""
-    return _MANIFESTS / f"{name}.json"
-
-
-def downloadable_scenes() -> tuple[str, ...]:
-    """Lists the scenes that ``python -m voxelfield.download`` can fetch."""
-    return tuple(sorted(path.stem for path in _MANIFESTS.glob("*.json")))
 
 
 def _advice(name: str, root: Path) -> list[str]:

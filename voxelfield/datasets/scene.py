@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from voxelfield.cameras import Cameras
+from voxelfield.ops._checks import check_dtype, check_field, check_tensor
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,19 +30,17 @@ class Split:
     names: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if self.images.dtype != torch.uint8:
-            raise TypeError(f"Split.images is {self.images.dtype}: expected torch.uint8")
-        expected = (len(self.cameras), self.cameras.height, self.cameras.width, 4)
-        if self.images.shape != expected:
-            raise ValueError(
-                f"Split.images has shape {tuple(self.images.shape)}: expected {expected}, as the cameras say"
-            )
+        size = (len(self.cameras), self.cameras.height, self.cameras.width, 4)
+        check_tensor("Split.images", self.images, size, ", as the cameras say")
+        check_dtype("Split.images", self.images, (torch.uint8,))
         if len(self.names) != len(self.cameras):
-            raise ValueError(f"Split.names has {len(self.names)} names: expected {len(self.cameras)}, one a camera")
+            raise ValueError(
+                f"Split.names must be {len(self.cameras)} names, one for each camera, got {len(self.names)}"
+            )
         # Pictures, tags of logs and keys of metrics are made of names: one would replace another.
         if len(set(self.names)) < len(self.names):
             twice = next(name for name in self.names if self.names.count(name) > 1)
-            raise ValueError(f"Split.names has {twice!r} {self.names.count(twice)} times: expected different names")
+            raise ValueError(f"Split.names must differ, got {twice!r} {self.names.count(twice)} times")
 
     def __len__(self) -> int:
         return len(self.names)
@@ -66,10 +65,7 @@ class Scene:
     splits: dict[str, Split]
 
     def __post_init__(self) -> None:
-        if self.aabb.dtype != torch.float32:
-            raise TypeError(f"Scene.aabb is {self.aabb.dtype}: expected torch.float32")
-        if self.aabb.shape != (2, 3):
-            raise ValueError(f"Scene.aabb has shape {tuple(self.aabb.shape)}: expected (2, 3)")
+        check_field("Scene.aabb", self.aabb, (2, 3), torch.float32)
 
     def split(self, name: str) -> Split:
         """Returns one split.
@@ -79,7 +75,9 @@ class Scene:
         """
         if name not in self.splits:
             loaded = ", ".join(self.splits) or "none"
-            raise ValueError(f"scene '{self.name}' has no split '{name}' loaded: expected one of {loaded}")
+            raise ValueError(
+                f"name must be one of the splits of scene '{self.name}' that were loaded ({loaded}), got {name!r}"
+            )
         return self.splits[name]
 
     @property

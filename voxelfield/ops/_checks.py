@@ -46,12 +46,28 @@ def check_same_device(name: str, value: Tensor, other_name: str, other: Tensor) 
         )
 
 
-def check_float32(name: str, value: object, shape: tuple[int | str, ...], other_name: str, other: Tensor) -> None:
-    """Raises unless ``value`` is a float32 tensor of the given shape, on the device of ``other``."""
+def check_field(
+    name: str,
+    value: object,
+    shape: tuple[int | str, ...],
+    dtype: torch.dtype,
+    other_name: str = "",
+    other: Tensor | None = None,
+) -> None:
+    """Raises unless ``value`` is a tensor of the given shape and dtype, on the device of ``other`` if that is given.
+
+    Looks at nothing on the device, so that checking never waits for it.
+    """
     check_tensor(name, value, shape)
     assert isinstance(value, Tensor)
-    check_dtype(name, value, (torch.float32,))
-    check_same_device(name, value, other_name, other)
+    check_dtype(name, value, (dtype,))
+    if other is not None:
+        check_same_device(name, value, other_name, other)
+
+
+def check_float32(name: str, value: object, shape: tuple[int | str, ...], other_name: str, other: Tensor) -> None:
+    """Raises unless ``value`` is a float32 tensor of the given shape, on the device of ``other``."""
+    check_field(name, value, shape, torch.float32, other_name, other)
 
 
 def check_rays(origins: object, directions: object, near: object, far: object, offset: Tensor | None) -> Tensor:

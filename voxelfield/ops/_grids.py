@@ -30,8 +30,9 @@ from voxelfield.ops._checks import (
     check_tensor,
     coordinate_dtype,
 )
-from voxelfield.ops._derivatives import Gather, PointGradient, Shapes, Splat
+from voxelfield.ops._derivatives import Gather, PointGradient, Splat
 from voxelfield.ops._errors import ArgumentValueError, explain_memory
+from voxelfield.ops._stencil import Shapes
 from voxelfield.ops._vmap import register_batching
 
 Padding = Literal["border", "zeros", "reflection"]
@@ -65,16 +66,16 @@ class GridStencil:
         object.__setattr__(self, "options", options)
 
     def batched(self, point_dims: int) -> bool:
-        """Tells whether there is a batch dimension; see :class:`voxelfield.ops._derivatives.Stencil`."""
+        """Tells whether there is a batch dimension; see :class:`voxelfield.ops._stencil.Stencil`."""
         return point_dims == 3
 
     def gather(self, sources: Sequence[Tensor], points: Tensor, direction: MaybeTensor) -> Tensor:
-        """Samples ``sources`` at ``points``; see :class:`voxelfield.ops._derivatives.Stencil`."""
+        """Samples ``sources`` at ``points``; see :class:`voxelfield.ops._stencil.Stencil`."""
         sampled: Tensor = torch.ops.voxelfield.sample_trilinear.default(sources, points, direction, *self.options)
         return sampled
 
     def splat(self, values: Tensor, points: Tensor, direction: MaybeTensor, shapes: Shapes) -> tuple[Tensor, ...]:
-        """Adds ``values`` up in grids of ``shapes``; see :class:`voxelfield.ops._derivatives.Stencil`."""
+        """Adds ``values`` up in grids of ``shapes``; see :class:`voxelfield.ops._stencil.Stencil`."""
         sizes = [size for shape in shapes for size in shape[-4:]]
         method = self.method
         if method is None:
@@ -88,14 +89,14 @@ class GridStencil:
     def point_gradient(
         self, values: Tensor, sources: Sequence[Tensor], points: Tensor, direction: MaybeTensor
     ) -> Tensor:
-        """Returns the gradient in the points; see :class:`voxelfield.ops._derivatives.Stencil`."""
+        """Returns the gradient in the points; see :class:`voxelfield.ops._stencil.Stencil`."""
         gradient: Tensor = torch.ops.voxelfield.point_gradient_trilinear.default(
             values, sources, points, direction, *self.options
         )
         return gradient
 
     def select(self, values: Tensor, shapes: Shapes, wanted: Sequence[bool]) -> Tensor:
-        """Returns the columns of some levels; see :class:`voxelfield.ops._derivatives.Stencil`."""
+        """Returns the columns of some levels; see :class:`voxelfield.ops._stencil.Stencil`."""
         if self.sum:
             return values
         columns = values.split([shape[-1] for shape in shapes], dim=-1)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from voxelfield.ops._autograd import MaybeTensor
-
-if TYPE_CHECKING:
-    from voxelfield.ops._derivatives import Stencil
+from voxelfield.ops._stencil import Stencil
 
 _fragment = torch.library.Library("voxelfield", "FRAGMENT")
 

@@ -18,8 +18,9 @@ from voxelfield.ops._checks import (
     check_tensor,
     coordinate_dtype,
 )
-from voxelfield.ops._derivatives import Gather, PointGradient, Shapes, Splat, sample, sample_eagerly
+from voxelfield.ops._derivatives import Gather, PointGradient, Splat, sample, sample_eagerly
 from voxelfield.ops._errors import ArgumentValueError, explain_memory
+from voxelfield.ops._stencil import Shapes
 from voxelfield.ops._vmap import register_batching
 
 
@@ -65,7 +66,7 @@ def trilinear_interpolate(feats: Tensor, points: Tensor) -> Tensor:
 
 
 class CellStencil:
-    """A :class:`voxelfield.ops._derivatives.Stencil` in which point n lies in cell n."""
+    """A :class:`voxelfield.ops._stencil.Stencil` in which point n lies in cell n."""
 
     with_gradient = False
     shareable: ClassVar[bool] = False

@@ -6,6 +6,7 @@ import pickle
 import re
 import zipfile
 from collections import OrderedDict
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,13 @@ from typing import Any
 import torch
 
 from voxelfield.files import atomic_write
+from voxelfield.training.sparse import leave_out_zeros, put_back_zeros
 
-FORMAT = 2
-"""Layout version of the files. Raise it when an older voxelfield could not resume from them, or this one from older."""
+FORMAT = 3
+"""Layout version of the files. Raise it when an older voxelfield could not resume from them."""
+
+OLDEST_FORMAT = 2
+"""The oldest layout that this version resumes from; in format 2 no tensor is without its zeros."""
 
 _LAST = "last.pt"
 _NUMBERED = re.compile(r"checkpoint_(\d+)\.pt")
@@ -70,7 +75,8 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
     """Writes a checkpoint atomically.
 
     The file replaces ``path`` only once it is complete and on disk: a full disk or Ctrl-C leaves the previous
-    checkpoint intact and no temporary file behind.
+    checkpoint intact and no temporary file behind. Large tensors are stored without their zeros
+    (:mod:`voxelfield.training.sparse`).
 
     Args:
         path: File to write; its parent directory is created if needed.
@@ -89,7 +95,7 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
     _check_loadable(state, "state")
     try:
         with atomic_write(path) as file:
-            torch.save({**added, **state}, file)
+            torch.save({**added, **leave_out_zeros(state)}, file)
     except RuntimeError as error:
         # torch finishes its archive while an exception from the file passes through, fails at that too, and
         # reports only "unexpected pos"; the user needs the full disk or the Ctrl-C behind it.
@@ -132,12 +138,33 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
             f"{path} has format {state['format']}, written by voxelfield {state['voxelfield']}; "
             f"this version ({_version()}) reads up to format {FORMAT}: upgrade voxelfield"
         )
-    if state["format"] < FORMAT:
+    if state["format"] < OLDEST_FORMAT:
         raise CheckpointError(
-            f"{path} has format {state['format']}, written by voxelfield {state['voxelfield']}; "
-            f"this version ({_version()}) reads format {FORMAT}: train anew, or go on with that version"
+            f"{path} has format {state['format']}, written by voxelfield {state['voxelfield']}; this version "
+            f"({_version()}) reads formats {OLDEST_FORMAT} to {FORMAT}: train anew, or go on with that version"
         )
-    return state
+    try:
+        restored: dict[str, Any] = put_back_zeros(state)
+    except ValueError as error:
+        raise CheckpointError(f"{path} is not a voxelfield checkpoint: {error}") from error
+    return restored
+
+
+def replace_checkpoints(older: Sequence[Path], newer: Path) -> None:
+    """Removes checkpoints once a newer one has been read back.
+
+    Args:
+        older: What to remove. A file that is gone already is no mistake.
+        newer: What takes their place. If it turns out to be damaged, nothing is removed.
+
+    Raises:
+        CheckpointError: ``newer`` is truncated or damaged.
+    """
+    if not older:
+        return
+    _check_archive(newer)
+    for path in older:
+        path.unlink(missing_ok=True)
 
 
 def _checkpoints(directory: Path) -> list[Path]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
-from torchmetrics.functional.image import structural_similarity_index_measure
 
 WINDOW = 11
-"""Side in pixels of the Gaussian window of :func:`ssim`; torchmetrics derives the same from sigma 1.5."""
+"""Side in pixels of the Gaussian window of :func:`ssim`."""
+
+_SIGMA = 1.5
+_C1, _C2 = 0.01**2, 0.03**2
 
 
 def mse_to_psnr(mse: torch.Tensor) -> torch.Tensor:
@@ -61,23 +65,24 @@ def ssim(prediction: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
     prediction, truth = _check_pair(prediction, truth)
     if prediction.ndim != 3 or prediction.shape[-1] != 3 or min(prediction.shape[:2]) < WINDOW:
         raise ValueError(f"prediction must have shape (H, W, 3), H, W >= {WINDOW}, got {tuple(prediction.shape)}")
-    # float64: cuDNN would run float32 convolutions in TF32, too coarse for the variances as differences of
-    # moments.
-    first, second = (image.to(torch.float64).movedim(-1, 0).unsqueeze(0) for image in (prediction, truth))
-    _, similarity = structural_similarity_index_measure(
-        first,
-        second,
-        gaussian_kernel=True,
-        sigma=1.5,
-        k1=0.01,
-        k2=0.03,
-        data_range=1.0,
-        return_full_image=True,
-    )
-    # torchmetrics also places windows on the border, over reflected pixels, and whether its mean counts them
-    # depends on its version; the field's SSIM (tf.image.ssim, jaxnerf) has whole windows only.
-    border = WINDOW // 2
-    return similarity[..., border:-border, border:-border].mean().to(torch.float32)
+    # float64, because the variances are differences of moments.
+    x, y = (image.to(torch.float64).movedim(-1, 0) for image in (prediction, truth))
+    mean_x, mean_y, xx, yy, xy = _window_means(torch.stack((x, y, x * x, y * y, x * y)))
+    var_x, var_y, covariance = xx - mean_x * mean_x, yy - mean_y * mean_y, xy - mean_x * mean_y
+    luminance = (2 * mean_x * mean_y + _C1) / (mean_x * mean_x + mean_y * mean_y + _C1)
+    contrast_and_structure = (2 * covariance + _C2) / (var_x + var_y + _C2)
+    return (luminance * contrast_and_structure).mean().to(torch.float32)
+
+
+def _window_means(images: torch.Tensor) -> torch.Tensor:
+    """Returns the Gaussian-weighted mean of each window that lies fully inside images (..., H, W)."""
+    weights = [math.exp(-0.5 * ((i - WINDOW // 2) / _SIGMA) ** 2) for i in range(WINDOW)]
+    for axis in (-2, -1):
+        windows = images.shape[axis] - WINDOW + 1
+        # Shifted copies instead of a convolution, which cuDNN would run slowly in float64.
+        shifted = (images.narrow(axis, i, windows) * (weight / sum(weights)) for i, weight in enumerate(weights))
+        images = sum(shifted, start=images.new_zeros(()))
+    return images
 
 
 def _check_pair(prediction: torch.Tensor, truth: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -58,7 +58,8 @@ class Optimizers:
             channel_rates=_channel_rates(field, config.view_lr),
             skip_untouched=config.skip_untouched,
         )
-        network = list(field.decoder.parameters())
+        of_grids = {id(parameter) for parameter in field.grid.parameters()}
+        network = [parameter for parameter in field.parameters() if id(parameter) not in of_grids]
         self.network = (
             torch.optim.AdamW(
                 network,
@@ -141,11 +142,12 @@ def _channel_rates(field: RadianceField, view_lr: float) -> Tensor | None:
     if view_lr == 1:
         return None
     decoder = field.decoder
-    if not decoder.view_channels:
+    view_channels: tuple[int, ...] = getattr(decoder, "view_channels", ())
+    if not view_channels:
         raise ValueError(
             f"optimizer.view_lr must be 1 for this {type(decoder).__name__}, which has no channels for the viewing "
             f"direction alone, got {view_lr}"
         )
     rates = torch.ones(decoder.channels, device=field.grid.aabb.device)
-    rates[list(decoder.view_channels)] = view_lr
+    rates[list(view_channels)] = view_lr
     return rates

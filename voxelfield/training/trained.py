@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
 
+from voxelfield.cameras import Cameras
 from voxelfield.datasets.scene import Scene
 from voxelfield.display import FieldRenderer, Way
 from voxelfield.fields import RadianceField
 from voxelfield.occupancy import OccupancyGrid
+from voxelfield.rendering import View
 from voxelfield.training.checkpoint import load_checkpoint
 from voxelfield.training.config import SceneConfig, TrainerConfig, parse, parse_model
 from voxelfield.training.optimizer import copies_dtype
@@ -54,27 +60,76 @@ class TrainedRun:
         """
         return view_renderer(self.field, self.occupancy, self.trainer, way)
 
+    @torch.no_grad()
+    def density(self, points: Tensor) -> Tensor:
+        """Evaluates the density, whatever the occupancy says.
 
-def load_run(path: Path, device: torch.device) -> TrainedRun:
+        Args:
+            points: (..., 3) world positions, on the run's device.
+
+        Returns:
+            (...), per world unit; float32.
+        """
+        return self.field.density(points.reshape(-1, 3)).view(points.shape[:-1])
+
+    def render(self, cameras: Cameras, index: int = 0) -> View:
+        """Renders one camera's image as the run's own evaluation does.
+
+        Args:
+            cameras: One camera or several, on any device.
+            index: Which of them.
+        """
+        return self._default_renderer.view(cameras, index)
+
+    @cached_property
+    def _default_renderer(self) -> FieldRenderer:
+        return self.renderer()
+
+
+def load_run(path: Path | str, device: torch.device | str) -> TrainedRun:
     """Loads what a run has trained; none of its scene's files are needed.
 
     Args:
         path: A run directory or a checkpoint, see :func:`voxelfield.training.checkpoint.resolve_checkpoint`.
-        device: Where field and occupancy go.
+        device: Where field and occupancy go, such as ``"cuda"``.
 
     Raises:
         FileNotFoundError: There is no such file.
         ValueError: It is no usable checkpoint, or its configuration does not make sense.
     """
-    checkpoint = load_checkpoint(path)
+    checkpoint = load_checkpoint(Path(path))
     config = OmegaConf.create(checkpoint["config"])
+    return restore_run(config, checkpoint["field"], checkpoint["occupancy"], checkpoint["step"], device)
+
+
+def restore_run(
+    config: DictConfig,
+    field_state: Mapping[str, Any],
+    occupancy_state: Mapping[str, Tensor],
+    steps: int,
+    device: torch.device | str,
+) -> TrainedRun:
+    """Puts a run together again from what was saved of it.
+
+    Args:
+        config: The run's whole configuration.
+        field_state: State of its field.
+        occupancy_state: State of its occupancy grid.
+        steps: Steps of training done.
+        device: Where field and occupancy go.
+
+    Raises:
+        ValueError: The configuration does not make sense.
+        RuntimeError: A state does not fit it.
+    """
+    device = torch.device(device)
     trainer = parse(TrainerConfig, OmegaConf.merge(_BEFORE, config.trainer), "trainer")
     scene = parse(SceneConfig, config.scene, "scene")
     aabb = torch.tensor(scene.aabb, dtype=torch.float32)
     field = build_field(parse_model(config.model), Scene(scene.name, aabb, {}), trainer)
-    field.load_state_dict(checkpoint["field"])
+    field.load_state_dict(field_state)
     field.requires_grad_(False)
     field.grid.to(copies_dtype(trainer.precision, device))
     occupancy = OccupancyGrid(trainer.occupancy.resolution, aabb)
-    occupancy.load_state_dict(checkpoint["occupancy"])
-    return TrainedRun(field.to(device), occupancy.to(device), trainer, config, checkpoint["step"])
+    occupancy.load_state_dict(occupancy_state)
+    return TrainedRun(field.to(device), occupancy.to(device), trainer, config, steps)

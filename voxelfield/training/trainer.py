@@ -21,7 +21,7 @@ from voxelfield.pyramid import VoxelPyramid
 from voxelfield.rendering import RenderSettings
 from voxelfield.training.averaging import WeightAverage
 from voxelfield.training.batches import PixelSampler
-from voxelfield.training.checkpoint import checkpoint_path, save_checkpoint
+from voxelfield.training.checkpoint import CheckpointError, checkpoint_path, replace_checkpoints, save_checkpoint
 from voxelfield.training.clock import synchronized_time
 from voxelfield.training.config import OptimizerConfig, TrainerConfig
 from voxelfield.training.graph import GraphedCall
@@ -80,6 +80,7 @@ class Trainer:
         self.log = log
         self.run_directory = run_directory
         self.saved_config = saved_config
+        self._saved: list[Path] = []  # checkpoints that the next one replaces
         self.step = 0
         self.train_seconds = 0.0
         self._pixels = PixelSampler(split, self.device, config.supersampling)
@@ -149,7 +150,8 @@ class Trainer:
     def save(self) -> Path:
         """Writes a checkpoint from which training continues as if it had never stopped.
 
-        After the last step it holds the average of the weights, if there is one: more steps go on from that.
+        It takes the place of those that this trainer wrote before, unless ``keep_checkpoints`` is set. After the last
+        step it holds the average of the weights, if there is one: more steps go on from that.
         """
         path = checkpoint_path(self.run_directory, self.step)
         save_checkpoint(
@@ -167,7 +169,17 @@ class Trainer:
                 "config": self.saved_config,
             },
         )
+        if not self.config.keep_checkpoints:
+            self._replace_checkpoints(path)
         return path
+
+    def _replace_checkpoints(self, newer: Path) -> None:
+        try:
+            replace_checkpoints([older for older in self._saved if older != newer], newer)
+        except CheckpointError as error:
+            logger.error("%s; earlier checkpoints stay where they are", error)
+        else:
+            self._saved = [newer]
 
     def restore(self, checkpoint: dict[str, Any]) -> None:
         """Continues from a checkpoint's content; the grid takes the saved resolution and box."""

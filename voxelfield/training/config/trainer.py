@@ -151,7 +151,8 @@ class TrainerConfig:
         log_every: Steps between scalars.
         preview_every: Steps between rendered previews; 0 for none.
         preview_views: Number of fixed test views in a preview.
-        checkpoint_every: Steps between checkpoints; 0 keeps the last one only.
+        checkpoint_every: Steps between checkpoints; 0 writes one at the end only.
+        keep_checkpoints: Keep all of them; otherwise each takes the place of the one before.
     """
 
     steps: Count = 13000
@@ -178,6 +179,7 @@ class TrainerConfig:
     preview_every: Natural = 5000
     preview_views: Natural = 3
     checkpoint_every: Natural = 10000
+    keep_checkpoints: bool = False
 
     def check(self, name: str) -> None:
         """Raises ValueError where settings do not fit one another."""

@@ -1,0 +1,86 @@
+"""Decoders that are not this package's own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from voxelfield import VoxelGrid
+from voxelfield.decoders import DensityActivation, SHDecoder
+from voxelfield.fields import RadianceField
+from voxelfield.occupancy import OccupancyGrid
+
+BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
+RADIUS, THICKNESS, STEP, THRESHOLD = 0.6614, 0.018, 0.05, 0.01  # no vertex is near that radius
+
+
+class ShellDecoder(nn.Module):
+    """Density that peaks where a signed distance, the first feature, passes zero."""
+
+    channels = 4
+
+    def density(self, features: Tensor) -> Tensor:
+        return 50 * torch.exp(-((features[..., 0].float() / THICKNESS) ** 2))
+
+    def forward(self, features: Tensor, directions: Tensor, ray_index: Tensor) -> tuple[Tensor, Tensor]:
+        return self.density(features), torch.sigmoid(features[:, 1:].float())
+
+
+class LinearDecoder(ShellDecoder):
+    density_is_monotonic = True
+
+    def density(self, features: Tensor) -> Tensor:
+        return features[..., 0].float().relu()
+
+
+class Peak(DensityActivation):
+    is_monotonic = False
+
+
+def make_sphere(device: torch.device) -> RadianceField:
+    grid = VoxelGrid(9, 4, BOX)
+    with torch.no_grad():
+        grid.features.zero_()
+        grid.features[..., 0] = grid.vertices().norm(dim=-1) - RADIUS
+    return RadianceField(grid, ShellDecoder()).to(device)
+
+
+def test_a_surface_between_vertices_stays_occupied(device):
+    field = make_sphere(device)
+    assert field.vertex_density() is None, "nothing is assumed of a decoder that says nothing"
+    at_vertices = field.density(field.grid.vertices().reshape(-1, 3))
+    assert at_vertices.max() * STEP < THRESHOLD, "the vertices alone would show an empty field"
+    occupancy = OccupancyGrid(16, BOX).to(device)
+    for _ in range(30):
+        occupancy.observe(field.density, STEP, THRESHOLD)
+    directions = torch.nn.functional.normalize(torch.randn(2000, 3, device=device), dim=-1)
+    # Interpolation moves the surface a little: walk along each direction to where it is densest.
+    radii = torch.linspace(0.4, 0.8, 401, device=device)
+    along = radii[:, None, None] * directions
+    best = field.density(along.reshape(-1, 3)).view(401, -1).argmax(dim=0)
+    surface = radii[best, None] * directions
+    cells = ((surface + 1) * 8).long().clamp(0, 15)
+    assert occupancy.occupied[cells.unbind(-1)].float().mean() > 0.95
+    assert occupancy.fraction() < 0.5
+
+
+def test_a_decoder_may_say_that_vertices_suffice(device):
+    field = RadianceField(VoxelGrid(5, 4, BOX, init_std=1.0), LinearDecoder()).to(device)
+    assert torch.equal(field.vertex_density(), field.grid.features[..., 0].relu())
+
+
+@pytest.mark.parametrize(
+    ("activation", "monotonic"), [(DensityActivation(5.0, 0.5), True), (Peak(5.0, 0.5), False), (nn.Softplus(), False)]
+)
+def test_an_activation_says_whether_it_is_monotonic(activation, monotonic):
+    field = RadianceField(VoxelGrid(5, 4, BOX), SHDecoder(0, activation))
+    assert (field.vertex_density() is not None) == monotonic
+
+
+def test_a_decoder_without_parameters_or_view_channels_is_enough(device):
+    field = make_sphere(device)
+    points = torch.rand(20, 3, device=device)
+    density, rgb = field(points, torch.randn(20, 3, device=device))
+    assert density.shape == (20,)
+    assert rgb.shape == (20, 3)

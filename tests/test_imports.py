@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import ast
+import graphlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+# Each takes from a tenth of a second to several seconds to import.
+SLOW = ("torch._dynamo", "torchmetrics", "sympy", "imageio", "tensorboard", "pooch", "numpy", "PIL")
+
+
+@pytest.mark.parametrize(
+    ("module", "needed"), [("voxelfield", ("numpy",)), ("voxelfield.training.run", ("numpy", "PIL"))]
+)
+def test_importing_a_module_leaves_slow_ones_for_their_first_use(module, needed):
+    unwanted = [name for name in SLOW if name not in needed]
+    # torch itself imports some of them in some versions.
+    code = (
+        f"import sys, torch; before = set(sys.modules); import {module}; "
+        f"print(*(name for name in {unwanted} if name in sys.modules and name not in before))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def imports(path: Path, modules: set[str]) -> set[str]:
+    """The package's modules that a file imports anywhere, those imported for types alone included."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            found.update(name if name in modules else node.module for name in names)
+    return found & modules
+
+
+def test_no_module_imports_one_that_imports_it():
+    files = {}
+    for path in (ROOT / "voxelfield").rglob("*.py"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    graph = {module: imports(path, set(files)) - {module} for module, path in files.items()}
+    assert sum(map(len, graph.values())) > 100, "the imports were not found"
+    graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the cycle

@@ -1,0 +1,81 @@
+"""Tensors without their zeros come back bit for bit."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import pytest
+import torch
+from torch import nn
+
+from voxelfield.training.sparse import leave_out_zeros, put_back_zeros
+
+
+def bits(x: torch.Tensor) -> torch.Tensor:
+    return x.contiguous().view(torch.uint8)
+
+
+def numbers(x: object) -> int:
+    """How many numbers are stored for a tensor."""
+    return x.numel() if isinstance(x, torch.Tensor) else x["index"].numel() + x["chunks"].numel() + x["rest"].numel()
+
+
+def mostly_zero(device: torch.device, dtype: torch.dtype = torch.float32, shape=(70, 41, 33, 4)) -> torch.Tensor:
+    x = torch.zeros(shape, device=device, dtype=dtype)
+    x[20:30, 5:9] = torch.randn(10, 4, *shape[2:], device=device).to(dtype)
+    return x
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64, torch.uint8, torch.bool], ids=str)
+def test_a_tensor_of_zeros_for_the_most_part_takes_little_and_comes_back(device, dtype):
+    x = mostly_zero(device, dtype)
+    packed = leave_out_zeros(x)
+    assert numbers(packed) < 0.1 * x.numel()
+    restored = put_back_zeros(packed)
+    assert (restored.shape, restored.dtype, restored.device) == (x.shape, x.dtype, x.device)
+    assert torch.equal(bits(restored), bits(x))
+
+
+@pytest.mark.parametrize("special", [-0.0, float("nan"), float("inf"), 1e-45])
+@pytest.mark.parametrize("place", [0, 65_000, -1])
+def test_no_bit_is_lost(device, special, place):
+    x = torch.zeros(300_001, device=device)
+    x[place] = special
+    packed = leave_out_zeros(x)
+    assert numbers(packed) < 1000
+    assert torch.equal(bits(put_back_zeros(packed)), bits(x))
+
+
+def test_small_and_full_tensors_stay_as_they_are(device):
+    for x in (torch.zeros(1000, device=device), torch.rand(500_000, device=device)):
+        assert leave_out_zeros(x) is x
+
+
+def test_tensors_of_zeros_alone_and_of_strides(device):
+    whole = torch.zeros(512, 512, device=device)
+    assert numbers(leave_out_zeros(whole)) == 0
+    assert torch.equal(put_back_zeros(leave_out_zeros(whole)), whole)
+    turned = mostly_zero(device).permute(3, 1, 0, 2)
+    assert torch.equal(put_back_zeros(leave_out_zeros(turned)), turned)
+
+
+def test_nesting_is_kept():
+    module = nn.Linear(2, 2)
+    state = {
+        "module": module.state_dict(),
+        "list": [mostly_zero("cpu"), (1, "two", None)],
+        3: {"x": torch.Size((1, 2))},
+    }
+    restored = put_back_zeros(leave_out_zeros(state))
+    assert type(restored["module"]) is OrderedDict
+    assert restored["module"]._metadata == module.state_dict()._metadata
+    assert torch.equal(restored["list"][0], state["list"][0])
+    assert restored["list"][1] == (1, "two", None)
+    assert restored[3] == {"x": torch.Size((1, 2))}
+
+
+@pytest.mark.parametrize("change", [{"shape": (7, 5)}, {"index": torch.tensor([10**6])}, {"chunks": None}])
+def test_what_does_not_fit_is_refused(change):
+    packed = leave_out_zeros(mostly_zero("cpu")) | change
+    with pytest.raises(ValueError, match="must have chunks that fit its shape"):
+        put_back_zeros({"field": packed})

@@ -1,0 +1,126 @@
+"""The model file: what rendering needs of a run, and no more, in the safetensors format.
+
+Features are float16, and those that no occupied cell can read are left out: the occupied cells, a bit each, tell which
+are there. The decoder's weights are as they are. Metadata holds the run's configuration, so the file describes itself.
+Nothing in it is executed.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from omegaconf import OmegaConf
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from voxelfield.export.reached import reached_vertices
+from voxelfield.files import atomic_write
+from voxelfield.training.trained import TrainedRun, restore_run
+
+FORMAT = 1
+"""Layout version of the files. Raise it when an older voxelfield could not read them."""
+
+_NAME = "voxelfield model"
+
+
+class ModelFileError(ValueError):
+    """A file is no usable voxelfield model; the message names the file and the reason in one line."""
+
+
+def save_model(path: Path | str, run: TrainedRun) -> None:
+    """Writes what a run has trained as one small file; atomically, replacing what is there.
+
+    Args:
+        path: File to write, usually ``*.safetensors``; its folder is created if needed.
+        run: What to write, on any device.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    occupied = run.occupancy.occupied
+    bits = torch.from_numpy(np.packbits(occupied.cpu().numpy()))
+    tensors = {"occupancy.bits": bits, "occupancy.aabb": run.occupancy.aabb}
+    grids = {id(level) for level in run.field.grid.levels}
+    shapes, settings = {}, {}
+    for name, item in run.field.state_dict(keep_vars=True).items():
+        if not isinstance(item, Tensor):  # a module's extra state
+            settings[name] = item
+            continue
+        value = item.detach()
+        if id(item) in grids:
+            shapes[name] = list(value.shape)
+            value = value[_stored_vertices(occupied, run.occupancy.aabb, shapes[name], run.field.grid.aabb)].half()
+        tensors[f"field.{name}"] = value
+    description = {
+        "format": FORMAT,
+        "steps": run.steps,
+        "shapes": shapes,
+        "settings": settings,
+        "occupancy": list(occupied.shape),
+        "config": OmegaConf.to_container(run.config, resolve=True),
+    }
+    stored = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+    with atomic_write(Path(path)) as file:
+        file.write(save(stored, metadata={_NAME: json.dumps(description)}))
+
+
+def load_model(path: Path | str, device: torch.device | str = "cpu") -> TrainedRun:
+    """Loads a model file; none of its scene's files are needed.
+
+    Args:
+        path: What :func:`save_model` wrote.
+        device: Where field and occupancy go, such as ``"cuda"``.
+
+    Returns:
+        The run. Features that were left out are zero.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ModelFileError: It is damaged, is no voxelfield model, or was written by a newer version.
+        ValueError: Its configuration does not make sense.
+    """
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"no model file {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            description: dict[str, Any] = json.loads((file.metadata() or {})[_NAME])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+    except (SafetensorError, KeyError, ValueError) as error:
+        raise ModelFileError(f"{path} is no voxelfield model, or damaged: {error}") from error
+    if description.get("format") != FORMAT:
+        raise ModelFileError(
+            f"{path} has format {description.get('format')}; this version reads format {FORMAT}: upgrade voxelfield"
+        )
+    try:
+        field, occupancy = _unpack(description, tensors)
+    except (KeyError, TypeError, IndexError, RuntimeError) as error:
+        raise ModelFileError(f"{path} is damaged: its parts do not fit together ({error})") from error
+    return restore_run(OmegaConf.create(description["config"]), field, occupancy, description["steps"], device)
+
+
+def _unpack(description: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Returns the states of field and occupancy."""
+    cells = description["occupancy"]
+    flags = np.unpackbits(tensors["occupancy.bits"].numpy(), count=math.prod(cells))
+    occupied, aabb = torch.from_numpy(flags).bool().view(cells), tensors["occupancy.aabb"]
+    field: dict[str, Any] = {name.removeprefix("field."): x for name, x in tensors.items() if name.startswith("field.")}
+    box = next(x for name, x in field.items() if name.endswith("aabb"))
+    for name, shape in description["shapes"].items():
+        whole = torch.zeros(shape, dtype=field[name].dtype)
+        whole[_stored_vertices(occupied, aabb, shape, box)] = field[name]
+        field[name] = whole
+    field |= description["settings"]
+    state = {"occupied": occupied, "possible": occupied, "highest": torch.zeros(cells), "aabb": aabb}
+    return field, state
+
+
+def _stored_vertices(occupied: Tensor, occupied_box: Tensor, shape: list[int], box: Tensor) -> Tensor:
+    x, y, z, _ = shape
+    return reached_vertices(occupied, occupied_box, (x, y, z), box)

@@ -1,0 +1,36 @@
+"""Loading a result, in whatever form it was saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from voxelfield.export.model_file import load_model
+from voxelfield.training.trained import TrainedRun, load_run
+
+MODEL_FILE = "model.safetensors"
+"""The name under which a run directory holds its model file."""
+
+
+def load(path: Path | str, device: torch.device | str = "auto") -> TrainedRun:
+    """Loads what a run has trained, to be evaluated and drawn; none of its scene's files are needed.
+
+    Args:
+        path: A model file (``*.safetensors``), a checkpoint, or a run directory, of which the newest checkpoint is
+            loaded, or the model file if there is no checkpoint.
+        device: Where it goes, such as ``"cuda:1"``; ``"auto"`` is the GPU if there is one.
+
+    Returns:
+        The run.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: The file is damaged or no such file, or its configuration does not make sense; the message names it.
+    """
+    path = Path(path)
+    if str(device) == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if path.is_dir() and not any(path.glob("*.pt")) and (path / MODEL_FILE).is_file():
+        path = path / MODEL_FILE
+    return load_model(path, device) if path.suffix == ".safetensors" else load_run(path, device)
