@@ -45,13 +45,14 @@ from omegaconf import DictConfig
 
 from voxelfield._library import ensure_loaded
 from voxelfield.datasets.scene import Split
+from voxelfield.training.building import build_field
 from voxelfield.training.checkpoint import checkpoint_path
 from voxelfield.training.clock import synchronized_time
 from voxelfield.training.config import RunConfig, parse
 from voxelfield.training.evaluation import evaluate_split
 from voxelfield.training.logging import NullLogger
 from voxelfield.training.memory import check_memory, estimate_memory
-from voxelfield.training.run import build_field, load_scene
+from voxelfield.training.run import load_scene
 from voxelfield.training.trainer import Trainer
 
 CONFIGS = Path(__file__).resolve().parent.parent / "configs"

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from voxelfield.datasets.scene import Scene
 from voxelfield.ops import _constants
+from voxelfield.training.building import build_field
 from voxelfield.training.config import (
     DataConfig,
     LoggerConfig,
@@ -28,7 +29,6 @@ from voxelfield.training.config import (
     parse,
 )
 from voxelfield.training.config import model as limits
-from voxelfield.training.run import build_field
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 SCHEMAS = {"trainer": TrainerConfig, "optimizer": OptimizerConfig}

@@ -19,8 +19,8 @@ from voxelfield.export import load_model, save_model
 from voxelfield.export.model_file import FORMAT, ModelFileError
 from voxelfield.export.reached import reached_vertices
 from voxelfield.ops import sample_trilinear
+from voxelfield.training.building import build_field
 from voxelfield.training.config import TrainerConfig, parse, parse_model
-from voxelfield.training.run import build_field
 from voxelfield.training.trained import TrainedRun, restore_run
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -17,6 +17,8 @@ import torch
 from omegaconf import OmegaConf
 from PIL import Image
 
+import voxelfield
+from voxelfield.datasets.blender import load_blender
 from voxelfield.training.checkpoint import load_checkpoint
 from voxelfield.training.config import LoggerConfig
 from voxelfield.training.evaluation import REQUIRED_METRICS
@@ -24,6 +26,7 @@ from voxelfield.training.logging import NullLogger
 from voxelfield.training.run import build_logger, choose_device, spread
 
 ROOT = Path(__file__).resolve().parents[1]
+FIXTURE = ROOT / "tests" / "fixtures" / "lego"
 
 TINY = (
     "scene=lego",
@@ -135,6 +138,16 @@ def test_the_video_is_written(finished):
     assert len(frames) == 3
     assert frames[0].shape == (50, 50, 3)
     assert np.abs(frames[0].astype(int) - frames[1].astype(int)).mean() > 1, "the camera must move"
+
+
+def test_the_model_file_draws_what_the_checkpoint_draws(finished):
+    directory, _ = finished
+    model, checkpoint = (voxelfield.load(path, "cpu") for path in (directory / "model.safetensors", directory))
+    assert model.steps == checkpoint.steps == 30
+    camera = load_blender(FIXTURE, splits=("test",), downscale=4).test.cameras
+    difference = model.render(camera).rgb - checkpoint.render(camera).rgb
+    assert checkpoint.render(camera).rgb.std() > 0.05
+    assert difference.abs().max() < 5e-3, "features are rounded to float16"
 
 
 def test_checkpoints_load(finished):

@@ -16,11 +16,11 @@ from PIL import Image
 import voxelfield
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.scene import Scene
+from voxelfield.training.building import build_field
 from voxelfield.training.checkpoint import resolve_checkpoint, save_checkpoint
 from voxelfield.training.config import RunConfig, parse
 from voxelfield.training.evaluation import evaluate_split
 from voxelfield.training.logging import NullLogger
-from voxelfield.training.run import build_field
 from voxelfield.training.trained import load_run
 from voxelfield.training.trainer import Trainer
 

@@ -22,10 +22,10 @@ from voxelfield.fields import RadianceField
 from voxelfield.rendering import render_view
 from voxelfield.training import graph, optimizer
 from voxelfield.training import trainer as trainer_module
+from voxelfield.training.building import build_field
 from voxelfield.training.checkpoint import load_checkpoint
 from voxelfield.training.config import OptimizerConfig, RunConfig, parse
 from voxelfield.training.logging import NullLogger
-from voxelfield.training.run import build_field
 from voxelfield.training.trainer import EmptyFieldError, Trainer
 
 ROOT = Path(__file__).resolve().parents[1]

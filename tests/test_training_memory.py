@@ -12,9 +12,10 @@ from hydra import compose, initialize_config_dir
 from voxelfield.datasets.blender import load_blender
 from voxelfield.rendering import MAX_VISIBLE_PER_RAY
 from voxelfield.training import run as module
+from voxelfield.training.building import build_field
 from voxelfield.training.config import RunConfig, parse
 from voxelfield.training.memory import MemoryEstimate, check_memory, estimate_memory
-from voxelfield.training.run import build_field, run
+from voxelfield.training.run import run
 
 ROOT = Path(__file__).resolve().parents[1]
 GIB = 2**30

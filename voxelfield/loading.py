@@ -6,11 +6,8 @@ from pathlib import Path
 
 import torch
 
-from voxelfield.export.model_file import load_model
+from voxelfield.export.model_file import MODEL_FILE, load_model
 from voxelfield.training.trained import TrainedRun, load_run
-
-MODEL_FILE = "model.safetensors"
-"""The name under which a run directory holds its model file."""
 
 
 def load(path: Path | str, device: torch.device | str = "auto") -> TrainedRun:

@@ -26,6 +26,9 @@ from voxelfield.training.trained import TrainedRun, restore_run
 FORMAT = 1
 """Layout version of the files. Raise it when an older voxelfield could not read them."""
 
+MODEL_FILE = "model.safetensors"
+"""The name under which a run directory holds its model file."""
+
 _NAME = "voxelfield model"
 
 

@@ -19,28 +19,24 @@ from voxelfield.cameras import Cameras, orbit
 from voxelfield.datasets.blender import downscale_to_fit, load_blender
 from voxelfield.datasets.locate import find_scene
 from voxelfield.datasets.scene import Scene, Split
-from voxelfield.decoders import DensityActivation, ExponentialDensity, MLPDecoder, NetworkDecoder, SHDecoder
 from voxelfield.display import FieldRenderer
-from voxelfield.fields import RadianceField
-from voxelfield.grids import VoxelGrid, cubic_voxels
-from voxelfield.pyramid import VoxelPyramid
+from voxelfield.export.model_file import MODEL_FILE, save_model
+from voxelfield.training.building import build_field
 from voxelfield.training.checkpoint import load_checkpoint, resolve_checkpoint
 from voxelfield.training.clock import synchronized_time
 from voxelfield.training.config import (
     LoggerConfig,
     ModelConfig,
-    PyramidModelConfig,
     RunConfig,
-    SHModelConfig,
     TrainerConfig,
     parse,
-    used_levels,
 )
 from voxelfield.training.evaluation import Evaluation, evaluate_split, write_metrics, write_video
 from voxelfield.training.images import composite_background, to_uint8
 from voxelfield.training.logging import NullLogger, RunLogger, TensorBoardLogger, comparison_panel, flatten_config
 from voxelfield.training.memory import check_memory, estimate_memory
 from voxelfield.training.metrics import psnr
+from voxelfield.training.trained import TrainedRun
 from voxelfield.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -148,59 +144,6 @@ def load_scene(config: RunConfig, root: Path, splits: Sequence[str] = ("train", 
     return scene
 
 
-def build_field(
-    model: ModelConfig, scene: Scene, trainer: TrainerConfig, device: torch.device | str = "cpu"
-) -> RadianceField:
-    """Builds the configured field; a single grid has the first stage's resolution."""
-    if model.kind == "pyramid":
-        pyramid = VoxelPyramid(
-            _used_levels(model, trainer),
-            model.channels,
-            scene.aabb,
-            init_range=model.init_range,
-            device=device,
-        )
-        network = NetworkDecoder(
-            pyramid.channels,
-            model.width,
-            model.geometry,
-            model.hidden,
-            model.view_degree,
-            ExponentialDensity(model.density.initial),
-        )
-        return RadianceField(pyramid, network).to(device)
-    if model.kind == "sh":
-        harmonics = SHDecoder(model.degree, DensityActivation(model.density.scale, model.density.initial))
-        pyramid = VoxelPyramid(
-            _used_levels(model, trainer),
-            harmonics.channels,
-            scene.aabb,
-            reduce="sum",
-            init_range=model.init_range,
-            device=device,
-        )
-        return RadianceField(pyramid, harmonics).to(device)
-    density = DensityActivation(model.density.scale, model.density.initial)
-    decoder = MLPDecoder(model.features, model.width, model.hidden, model.view_degree, density)
-    resolution = cubic_voxels(scene.aabb, trainer.stages[0].resolution)
-    grid = VoxelGrid(resolution, decoder.channels, scene.aabb, init_std=model.init_std, device=device)
-    with torch.no_grad():
-        grid.features[..., 0] = 0  # density starts even: noise would be mistaken for matter
-    return RadianceField(grid, decoder).to(device)
-
-
-def _used_levels(model: PyramidModelConfig | SHModelConfig, trainer: TrainerConfig) -> list[int]:
-    """Returns the levels that the trainer's stages reach, at least the coarsest."""
-    finest = max(stage.resolution for stage in trainer.stages)
-    used = used_levels(model.resolutions, finest)
-    left_out = [level for level in dict.fromkeys(model.resolutions) if level not in used]
-    if left_out:
-        logger.warning(
-            "levels %s of model.resolutions are finer than all trainer.stages (%d): left out", left_out, finest
-        )
-    return used
-
-
 def build_logger(config: LoggerConfig, run_directory: Path, first_step: int) -> RunLogger:
     """Returns the configured logger; what an interrupted run logged from ``first_step`` on is superseded."""
     if config.name == "none":
@@ -231,7 +174,10 @@ def preview(trainer: Trainer, split: Split, log: RunLogger, step: int) -> None:
 def finish(
     trainer: Trainer, scene: Scene, config: TrainerConfig, log: RunLogger, run_directory: Path
 ) -> dict[str, Any]:
-    """Evaluates the test split; writes pictures, ``metrics.json`` and the orbit video, and returns the metrics."""
+    """Evaluates the test split; writes pictures, ``metrics.json``, the model file and the orbit video, in this order.
+
+    Returns the metrics.
+    """
     wish = config.evaluation
     test = scene.test
     views = spread(len(test) if wish.views is None else wish.views, len(test))
@@ -250,6 +196,8 @@ def finish(
     if peak is not None:
         metrics["peak_gpu_gib"] = peak
     write_metrics(run_directory / "metrics.json", metrics)
+    trained = TrainedRun(trainer.field, trainer.occupancy, config, OmegaConf.create(trainer.saved_config), trainer.step)
+    save_model(run_directory / MODEL_FILE, trained)
     logger.info("PSNR %.2f dB, SSIM %.4f over %d test views", evaluation.psnr, evaluation.ssim, len(views))
     if wish.video_frames > 0:
         around = orbit(scene.train.cameras, trainer.field.grid.aabb.mean(dim=0).cpu(), wish.video_frames)

@@ -18,10 +18,10 @@ from voxelfield.display import FieldRenderer, Way
 from voxelfield.fields import RadianceField
 from voxelfield.occupancy import OccupancyGrid
 from voxelfield.rendering import View
+from voxelfield.training.building import build_field
 from voxelfield.training.checkpoint import load_checkpoint
 from voxelfield.training.config import SceneConfig, TrainerConfig, parse, parse_model
 from voxelfield.training.optimizer import copies_dtype
-from voxelfield.training.run import build_field
 from voxelfield.training.views import view_renderer
 
 # What runs did that were saved before the trainer could be told, where today's defaults are others.
