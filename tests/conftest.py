@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import covering
 import pytest
 import torch
 
@@ -19,6 +20,22 @@ def _seed() -> None:
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Each device that the op has kernels for."""
     return torch.device(request.param)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--sweep", action="store_true", help="run the tests marked sweep as well")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    covering.mark_sweeps(items)
+    if config.getoption("--sweep"):
+        return
+    sweeps = [item for item in items if item.get_closest_marker("sweep")]
+    # A single test or case that was asked for by its name runs, whatever it is.
+    if 0 < len(sweeps) < len(items):
+        config.hook.pytest_deselected(items=sweeps)
+        items[:] = [item for item in items if not item.get_closest_marker("sweep")]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

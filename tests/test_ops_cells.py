@@ -230,6 +230,7 @@ def test_empty_input(device, count, channels):
     assert all(x is None or not x.any() for x in second)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("which", ["feats", "points", "grad"])

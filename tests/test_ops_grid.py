@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -36,6 +37,7 @@ from voxelfield.ops._grids import PADDINGS
 # --- values and first derivatives
 
 
+@pytest.mark.covering("dtype channels")
 @both_paddings
 @pytest.mark.parametrize("channels", CHANNELS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -50,6 +52,7 @@ def test_value_and_gradients_match_reference(device, dtype, channels, padding):
     assert_all_match(actual, expected)
 
 
+@pytest.mark.covering("dtype channels depth")
 @both_paddings
 @pytest.mark.parametrize("offset", [0, 1, 4])
 @pytest.mark.parametrize("depth", [1, 4, 5, 8])
@@ -65,6 +68,12 @@ def test_rows_match_reference_wherever_they_begin(device, dtype, channels, depth
     assert_matches(value, sample_grid(grid.double(), points.double(), padding))
 
 
+def compiled_form(dtype, channels, lookup):
+    padding, align_corners, mode = lookup
+    return dtype, math.gcd(channels, 8), padding != "reflection" and align_corners and mode == "linear"
+
+
+@pytest.mark.covering("dtype lookup", by=compiled_form)
 @every_lookup
 @pytest.mark.parametrize("channels", [1, 3, 12])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -97,6 +106,7 @@ def test_a_batch_is_many_calls(device, dtype, lookup):
 # --- value and gradient at once
 
 
+@pytest.mark.covering("dtype channels")
 @every_linear_lookup
 @pytest.mark.parametrize("channels", [1, 2, 4, 5, 12, 33])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -229,6 +239,7 @@ def special_coordinates(size, align_corners):
     return [u / last for u in places] if align_corners else [(u + 0.5) / size for u in places]
 
 
+@pytest.mark.covering("resolution lookup")
 @every_lookup
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("resolution", [(5, 3, 2), (2, 5, 3), (1, 3, 2), (3, 2, 1), (2, 1, 1), (1, 1, 1)], ids=str)
@@ -279,6 +290,7 @@ def test_gradcheck_and_gradgradcheck(device, resolution, lookup):
     assert torch.autograd.gradgradcheck(sample, inputs, nondet_tol=1e-12)
 
 
+@pytest.mark.covering("dtype channels")
 @pytest.mark.parametrize("padding", ["border", "zeros", "reflection"])
 @pytest.mark.parametrize("channels", [1, 4, 28])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -531,6 +543,7 @@ def test_empty_input(device, count, channels, padding):
     assert all(x is None or not x.any() for x in second)
 
 
+@pytest.mark.covering
 @both_paddings
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -623,6 +636,7 @@ def test_huge_finite_points_are_merely_outside(device, huge, padding):
     assert torch.equal(value, vertices if padding == "border" else torch.zeros_like(vertices))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("beyond", [0.0, 0.5])
 @pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.parametrize(

@@ -82,6 +82,7 @@ def test_agrees_with_torch(device, dtype, options):
     assert_all_match(results(grid_sample, volume, where, options), expected, ("value", "d input", "d grid"))
 
 
+@pytest.mark.covering("dtype options")
 @every_option
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("narrow", [False, True])

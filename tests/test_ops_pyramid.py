@@ -58,6 +58,7 @@ def channels_for(reduce):
 # --- values and derivatives
 
 
+@pytest.mark.covering("dtype lookup")
 @every_lookup
 @both_reductions
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
