@@ -1030,7 +1030,7 @@ def test_compiles_without_graph_breaks(device, dtype):
     check_compiled(Rendering(make_grid(dtype=torch.float32, device=device).to(dtype)), device, "aot_eager")
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_compiles_with_inductor(device):
     model = Rendering(make_grid(device=device))
     check_compiled(model, device, "inductor")

@@ -175,7 +175,7 @@ def test_opcheck(device, call, differentiable):
     torch.library.opcheck(getattr(torch.ops.voxelfield, name).default, arguments)
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.sweep)])
 def test_compiles_whole_with_any_number_of_cells(device, backend):
     torch.compiler.reset()
 
