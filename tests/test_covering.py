@@ -38,6 +38,7 @@ def cases(pytester, request, monkeypatch):
 
     def run(groups: str, *options: str, name: str = "test_module.py") -> list[tuple]:
         monkeypatch.delenv("PYTEST_XDIST_WORKER_COUNT", raising=False)
+        monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
         conftest = (request.config.rootpath / "tests" / "conftest.py").read_text()
         pytester.syspathinsert(request.config.rootpath / "tests")
         noted: list[tuple] = []
