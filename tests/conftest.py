@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import covering
 import pytest
 import torch
 
@@ -19,6 +20,32 @@ def _seed() -> None:
 def device(request: pytest.FixtureRequest) -> torch.device:
     """Each device that the op has kernels for."""
     return torch.device(request.param)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--sweep", action="store_true", help="run the tests marked sweep as well")
+
+
+def pytest_configure() -> None:
+    # Processes side by side share the cores. With as many threads each as there are cores, most of the time goes into
+    # waiting for one another.
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if workers > 1:
+        threads = max(torch.get_num_threads() // workers, 1)
+        torch.set_num_threads(threads)
+        os.environ["OMP_NUM_THREADS"] = str(threads)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    covering.mark_sweeps(items)
+    if config.getoption("--sweep"):
+        return
+    sweeps = [item for item in items if item.get_closest_marker("sweep")]
+    # What was asked for by name runs: a file, a test or a case that is a sweep.
+    if 0 < len(sweeps) < len(items):
+        config.hook.pytest_deselected(items=sweeps)
+        items[:] = [item for item in items if not item.get_closest_marker("sweep")]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -15,7 +15,7 @@ from build_testing import REPO, needs_posix, succeeded
 from voxelfield import _build
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.sweep,
     needs_posix,
     pytest.mark.skipif(shutil.which("cmake") is None, reason="needs cmake"),
     pytest.mark.skipif(

@@ -39,7 +39,7 @@ def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.Monkey
         exec(compile("\n" * lines_before + block[1], str(path), "exec"), namespace)
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 @pytest.mark.skipif(os.name == "nt", reason="drives a POSIX compiler")
 def test_the_op_that_is_added_compiles_and_passes_its_tests(tmp_path: Path) -> None:
     for folder in ("extension", "voxelfield", "tests"):

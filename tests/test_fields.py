@@ -82,6 +82,7 @@ def test_no_points(device, kind):
     assert rgb.shape == (0, 3)
 
 
+@pytest.mark.covering
 @both_decoders
 @pytest.mark.parametrize("autocast", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64], ids=str)

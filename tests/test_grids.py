@@ -183,6 +183,7 @@ def test_vertices_read_their_features(device, resolution):
 # ------------------------------------------------------------------------------------------------- sampling
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("padding", ["border", "zeros"])
 @pytest.mark.parametrize("resolution", [(4, 6, 5), (2, 2, 2), (1, 4, 1), (17, 3, 9)])
 @pytest.mark.parametrize("dtype", ALL_DTYPES)
@@ -274,6 +275,7 @@ def test_leading_shapes(device, shape):
     assert grid.features.grad.shape == grid.features.shape
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("shape", [(3,), (7, 3), (2, 5, 3), (0, 3)], ids=str)
 @pytest.mark.parametrize("padding", ["border", "zeros", "reflection"])
 @pytest.mark.parametrize("dtype", ALL_DTYPES)
@@ -1028,7 +1030,7 @@ def test_compiles_without_graph_breaks(device, dtype):
     check_compiled(Rendering(make_grid(dtype=torch.float32, device=device).to(dtype)), device, "aot_eager")
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_compiles_with_inductor(device):
     model = Rendering(make_grid(device=device))
     check_compiled(model, device, "inductor")

@@ -31,6 +31,7 @@ def expected_sums(sums, values, points, **options):
     return [x.double() + gradient for x, gradient in zip(sums, gradients, strict=True)]
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("padding", ["border", "zeros", "reflection"])
 @pytest.mark.parametrize("align_corners", [True, False])
@@ -61,6 +62,7 @@ def deterministic(request):
     torch.use_deterministic_algorithms(False)
 
 
+@pytest.mark.covering("dtype channels deterministic")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("channels", [1, 3, 4, 28])
 @pytest.mark.parametrize("padding", ["border", "zeros"])

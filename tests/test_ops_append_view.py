@@ -18,6 +18,7 @@ def make(device, dtype=torch.float64, rows=77, size=16, rays=9):
     return geometry, directions, torch.randint(rays, (rows,), device=device)
 
 
+@pytest.mark.covering("dtype degree")
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("degree", [0, 1, 2, 3])
 @pytest.mark.parametrize("size", [1, 15, 16])

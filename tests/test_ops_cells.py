@@ -175,7 +175,7 @@ def test_opcheck(device, call, differentiable):
     torch.library.opcheck(getattr(torch.ops.voxelfield, name).default, arguments)
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.sweep)])
 def test_compiles_whole_with_any_number_of_cells(device, backend):
     torch.compiler.reset()
 
@@ -230,6 +230,7 @@ def test_empty_input(device, count, channels):
     assert all(x is None or not x.any() for x in second)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("which", ["feats", "points", "grad"])

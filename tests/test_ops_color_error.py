@@ -45,6 +45,7 @@ def test_samples(device, dtype, rows, rays_kept):
     assert_matches(grad, torch.autograd.grad(expected, wide, factor.double())[0], "gradient")
 
 
+@pytest.mark.covering
 @each_dtype
 @each_count
 @pytest.mark.parametrize("part", [None, 0.0, 0.3, 1.0])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+import re
 
 import pytest
 import torch
@@ -36,6 +38,7 @@ from voxelfield.ops._grids import PADDINGS
 # --- values and first derivatives
 
 
+@pytest.mark.covering("dtype channels")
 @both_paddings
 @pytest.mark.parametrize("channels", CHANNELS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -50,6 +53,7 @@ def test_value_and_gradients_match_reference(device, dtype, channels, padding):
     assert_all_match(actual, expected)
 
 
+@pytest.mark.covering("dtype channels depth")
 @both_paddings
 @pytest.mark.parametrize("offset", [0, 1, 4])
 @pytest.mark.parametrize("depth", [1, 4, 5, 8])
@@ -65,6 +69,12 @@ def test_rows_match_reference_wherever_they_begin(device, dtype, channels, depth
     assert_matches(value, sample_grid(grid.double(), points.double(), padding))
 
 
+def compiled_form(dtype, channels, lookup):
+    padding, align_corners, mode = lookup
+    return dtype, math.gcd(channels, 8), padding != "reflection" and align_corners and mode == "linear"
+
+
+@pytest.mark.covering("dtype lookup", by=compiled_form)
 @every_lookup
 @pytest.mark.parametrize("channels", [1, 3, 12])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -97,6 +107,7 @@ def test_a_batch_is_many_calls(device, dtype, lookup):
 # --- value and gradient at once
 
 
+@pytest.mark.covering("dtype channels")
 @every_linear_lookup
 @pytest.mark.parametrize("channels", [1, 2, 4, 5, 12, 33])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -229,6 +240,7 @@ def special_coordinates(size, align_corners):
     return [u / last for u in places] if align_corners else [(u + 0.5) / size for u in places]
 
 
+@pytest.mark.covering("resolution lookup")
 @every_lookup
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("resolution", [(5, 3, 2), (2, 5, 3), (1, 3, 2), (3, 2, 1), (2, 1, 1), (1, 1, 1)], ids=str)
@@ -279,6 +291,7 @@ def test_gradcheck_and_gradgradcheck(device, resolution, lookup):
     assert torch.autograd.gradgradcheck(sample, inputs, nondet_tol=1e-12)
 
 
+@pytest.mark.covering("dtype channels")
 @pytest.mark.parametrize("padding", ["border", "zeros", "reflection"])
 @pytest.mark.parametrize("channels", [1, 4, 28])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -531,6 +544,7 @@ def test_empty_input(device, count, channels, padding):
     assert all(x is None or not x.any() for x in second)
 
 
+@pytest.mark.covering
 @both_paddings
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -623,6 +637,7 @@ def test_huge_finite_points_are_merely_outside(device, huge, padding):
     assert torch.equal(value, vertices if padding == "border" else torch.zeros_like(vertices))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("beyond", [0.0, 0.5])
 @pytest.mark.parametrize("axis", [0, 1, 2])
 @pytest.mark.parametrize(
@@ -713,43 +728,63 @@ def test_unknown_padding_is_explained(padding):
 
 
 def raw_mistakes(device):
+    """A raw op, its arguments, and what the error must say."""
     grid, points = (x.to(device)[None] for x in tensors())
     values, double = torch.zeros(1, 5, 3, device=device), points.double()
     options, shape = (0, True, False, False, False), [2, 2, 2, 3]
-    jet = (0, True, False, False, True)
-    yield "sample_trilinear", ([], points, None, *options)
-    yield "sample_trilinear", ([grid] * 17, points, None, *options)
-    yield "sample_trilinear", ([grid, grid.double()], points, None, *options)
-    yield "sample_trilinear", ([grid[0]], points, None, *options)
-    yield "sample_trilinear", ([grid[:, :, :0]], points, None, *options)
-    yield "sample_trilinear", ([grid], points[..., :2], None, *options)
-    yield "sample_trilinear", ([grid], points[0], None, *options)
-    yield "sample_trilinear", ([grid], points.expand(2, 5, 3), None, *options)
-    yield "sample_trilinear", ([grid], double, None, *options)
-    yield "sample_trilinear", ([grid.long()], points, None, *options)
-    yield "sample_trilinear", ([grid], points, points[:, :4], *options)
-    yield "sample_trilinear", ([grid], points, double, *options)
-    yield "sample_trilinear", ([grid], points, points, *jet)
-    yield "sample_trilinear", ([grid, grid[..., :2]], points, None, 0, True, False, True, False)
-    yield "splat_trilinear", (values[:, :4], points, None, shape, *options, 0)
-    yield "splat_trilinear", (values[0], points, None, shape, *options, 0)
-    yield "splat_trilinear", (values, points, None, shape, *jet, 0)
-    yield "splat_trilinear", (values, points, None, [2, 2, 2], *options, 0)
-    yield "splat_trilinear", (values, points, None, [], *options, 0)
-    yield "splat_trilinear", (values, points, None, [2, 2, -2, 3], *options, 0)
-    yield "splat_trilinear", (values, points, points[..., :2], shape, *options, 0)
-    yield "point_gradient_trilinear", (values[..., :2], [grid], points, None, *options)
-    yield "point_gradient_trilinear", (values[:, :4], [grid], points, None, *options)
-    yield "point_gradient_trilinear", (values.double(), [grid], points, None, *options)
-    yield "point_gradient_trilinear", (values, [grid[0]], points, None, *options)
-    yield "point_gradient_trilinear", (values, [grid], points, points[0], *options)
+    jet, add = (0, True, False, False, True), (0, True, False, True, False)
+
+    sample = "sample_trilinear"
+    yield sample, ([], points, None, *options), "grids must be 1 to 16 tensors, got 0"
+    yield sample, ([grid] * 17, points, None, *options), "grids must be 1 to 16 tensors, got 17"
+    two = [grid, grid.double()]
+    yield sample, (two, points, None, *options), f"grids {misfit(grid, grid.double(), '(*, *, *, *, *)')}"
+    yield sample, ([grid[0]], points, None, *options), f"points {misfit(points, points, '(*, 3)')}"
+    yield (
+        sample,
+        ([grid[:, :, :0]], points, None, *options),
+        "grids must have 1 to 2^30 vertices along each axis, got 0",
+    )
+    for wrong in (points[..., :2], points[0], points.expand(2, 5, 3), double):
+        yield sample, ([grid], wrong, None, *options), f"points {misfit(points, wrong, '(1, *, 3)')}"
+    yield sample, ([grid.long()], points, None, *options), "must be float32, float64, float16 or bfloat16, got Long"
+    for wrong in (points[:, :4], double):
+        yield sample, ([grid], points, wrong, *options), f"direction {misfit(points, wrong)}"
+    yield sample, ([grid], points, points, *jet), "direction must be None with with_gradient, got a tensor"
+    two = [grid, grid[..., :2]]
+    yield sample, (two, points, None, *add), "grids must have one number of channels to be added, got 3 and 2"
+
+    splat = "splat_trilinear"
+    for wrong in (values[:, :4], values[0]):
+        yield splat, (wrong, points, None, shape, *options, 0), f"values {misfit(values, wrong)}"
+    yield splat, (values, points, None, shape, *jet, 0), f"values {misfit(values, values, '(4, 1, 5, 3)')}"
+    # The size of the batch has been put in front: a level of 1 x 2 x 2 vertices with 2 channels.
+    yield splat, (values, points, None, [2, 2, 2], *options, 0), f"values {misfit(values, values, '(1, 5, 2)')}"
+    yield splat, (values, points, None, [], *options, 0), "sizes must be X, Y, Z, C of each level, got 0 numbers"
+    yield splat, (values, points, None, [2, 2, -2, 3], *options, 0), "1 to 2^30 vertices along each axis, got -2"
+    yield splat, (values, points, points[..., :2], shape, *options, 0), f"direction {misfit(points, points[..., :2])}"
+
+    gradient = "point_gradient_trilinear"
+    for wrong in (values[..., :2], values[:, :4], values.double()):
+        yield gradient, (wrong, [grid], points, None, *options), f"values {misfit(values, wrong)}"
+    yield gradient, (values, [grid[0]], points, None, *options), f"points {misfit(points, points, '(*, 3)')}"
+    yield gradient, (values, [grid], points, points[0], *options), f"direction {misfit(points, points[0])}"
+
+
+def misfit(like, actual, shape=None):
+    """What an error says of a tensor that should have been like another, or like it but for the shape."""
+
+    def describe(x, shape):
+        return f"{shape} {'Double' if x.dtype == torch.float64 else 'Float'} on {x.device}"
+
+    return f"must be {describe(like, shape or tuple(like.shape))}, got {describe(actual, tuple(actual.shape))}"
 
 
 @pytest.mark.parametrize("mistake", range(26))
 def test_raw_ops_refuse_what_does_not_fit(device, mistake):
     _library.ensure_loaded(device.type)
-    name, arguments = list(raw_mistakes(device))[mistake]
-    with pytest.raises(RuntimeError, match=r"must|expected|new_zeros"):
+    name, arguments, message = list(raw_mistakes(device))[mistake]
+    with pytest.raises(RuntimeError, match=re.escape(message)):
         getattr(torch.ops.voxelfield, name)(*arguments)
 
 
@@ -850,10 +885,12 @@ def test_compiles_to_cuda_graphs():
 
 
 def test_values_and_gradient_can_be_changed_in_place(device):
-    grid, points = make(device)
-    grid.requires_grad_()
-    values, gradient = sample_trilinear(grid, points, with_gradient=True)
-    values.mul_(2)
-    gradient.relu_()
-    (values.sum() + gradient.sum()).backward()
-    assert grid.grad.isfinite().all()
+    def changed(sample, change):
+        inputs = leaves(*made)
+        values, gradient = change(*sample(*inputs))
+        return values, gradient, *torch.autograd.grad(values.sum() + gradient.square().sum(), inputs)
+
+    made = make(device)
+    actual = changed(lambda *inputs: sample_trilinear(*inputs, with_gradient=True), lambda v, g: (v.mul_(2), g.relu_()))
+    expected = changed(sample_grid_with_gradient, lambda v, g: (v * 2, g.relu()))
+    assert_all_match(actual, expected, ("value", "gradient", "d grid", "d points"))

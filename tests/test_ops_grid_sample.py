@@ -82,6 +82,7 @@ def test_agrees_with_torch(device, dtype, options):
     assert_all_match(results(grid_sample, volume, where, options), expected, ("value", "d input", "d grid"))
 
 
+@pytest.mark.covering("dtype options")
 @every_option
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("narrow", [False, True])
@@ -152,7 +153,7 @@ def test_positions_that_are_not_finite_read_zeros(device, padding):
     assert_matches(value[:, :, 2:], F.grid_sample(volume, where[:, 2:], padding_mode=padding, align_corners=True))
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.sweep)])
 def test_compiles_whole_with_any_size(device, backend):
     torch.compiler.reset()
 

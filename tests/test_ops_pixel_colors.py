@@ -25,6 +25,7 @@ def make(device, rays_per_pixel, dtype=torch.float64, pixels=300):
     return [x.to(device, dtype) for x in inputs]
 
 
+@pytest.mark.covering
 @each_dtype
 @both_transfers
 @pytest.mark.parametrize("rays_per_pixel", [1, 2, 4, 9])
@@ -68,6 +69,7 @@ def test_equal_rays_are_their_pixel_up_to_rounding(device):
     torch.testing.assert_close(pixel_colors(*rays, background, 4), 0.7 * straight + 0.075, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.covering
 @both_transfers
 @pytest.mark.parametrize("rays_per_pixel", [1, 3, 4])
 @pytest.mark.parametrize("common", [False, True])

@@ -58,6 +58,7 @@ def channels_for(reduce):
 # --- values and derivatives
 
 
+@pytest.mark.covering("dtype lookup")
 @every_lookup
 @both_reductions
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -176,7 +177,7 @@ def test_only_requested_gradients_are_computed(device, reduce):
 # --- compilers
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.sweep)])
 def test_compiles_whole_with_any_number_of_points(device, backend):
     torch.compiler.reset()
 

@@ -249,6 +249,7 @@ def test_agrees_with_the_decoder(device):
 # --- gradient
 
 
+@pytest.mark.covering("degree dtype")
 @pytest.mark.parametrize("degree", DEGREES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("min_weight", [0.0, 0.03])
@@ -360,6 +361,7 @@ def make_camera(device):
     return Cameras(c2w[None], torch.tensor([[40.0, 42.0, 21.0, 14.0]]), WIDTH, HEIGHT).to(device)
 
 
+@pytest.mark.covering("degree dtype")
 @pytest.mark.parametrize("degree", DEGREES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("form", ["bits", "empty distances to 255"])

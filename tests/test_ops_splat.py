@@ -65,6 +65,11 @@ def assert_sums(actual, expected, terms=1):
 # --- the same sums by every method
 
 
+def compiled_form(dtype, channels, method):
+    return dtype, math.gcd(channels, 8), method
+
+
+@pytest.mark.covering(by=compiled_form)
 @every_method
 @pytest.mark.parametrize("channels", [1, 2, 3, 4, 5, 8, 12, 16, 28, 33, 64])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -77,6 +82,7 @@ def test_channels(device, dtype, channels, method):
     assert_sums(actual, expected_sums(values, points, [size], "zeros"), terms=8)
 
 
+@pytest.mark.covering("resolution method")
 @every_method
 @pytest.mark.parametrize(
     "resolution",
@@ -115,6 +121,7 @@ def test_levels_of_different_widths(device, channels, method):
     assert_sums(splat(values, points, sizes, method), expected_sums(values, points, sizes), terms=40)
 
 
+@pytest.mark.covering
 @every_method
 @pytest.mark.parametrize("align_corners", [True, False])
 @pytest.mark.parametrize("padding", ["border", "zeros", "reflection"])
@@ -134,6 +141,7 @@ def test_levels_that_add_up(device, method):
     assert_sums(splat(values, points, sizes, method, add=True), expected_sums(values, points, sizes, add=True), 300)
 
 
+@pytest.mark.covering("dtype method")
 @every_method
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("padding", ["border", "zeros"])
@@ -169,6 +177,7 @@ def test_a_crowd_beside_scattered_points(device, dtype, method):
     assert_sums(splat(values, points, sizes, method), expected_sums(values, points, sizes), 50_000)
 
 
+@pytest.mark.covering("dtype method")
 @every_method
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("channels", [1, 4, 12])
@@ -211,6 +220,7 @@ def test_one_point(device, method):
     assert_sums(splat(values, points, [size], method), expected_sums(values, points, [size]))
 
 
+@pytest.mark.covering("dtype method")
 @every_method
 @pytest.mark.parametrize("lookup", LINEAR_LOOKUPS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16], ids=str)

@@ -93,6 +93,7 @@ def test_jacobians(device, op, argument, outer):
     compare(op, device, lambda sample: outer(sample, argnums=argument), count=3)
 
 
+@pytest.mark.covering("op outer inner", "op argument")
 @every_op
 @both_arguments
 @pytest.mark.parametrize("outer", [jacrev, jacfwd])
@@ -176,6 +177,7 @@ def test_forward_mode_over_reverse_mode_of_plain_autograd(device, op):
 # --- vmap
 
 
+@pytest.mark.covering
 @every_op
 @pytest.mark.parametrize("in_dims", [(None, 0), (0, None), (0, 0), (None, 1), (1, 0), (2, 2)], ids=str)
 @pytest.mark.parametrize("out_dims", [0, 1])

@@ -401,6 +401,7 @@ def random_tiles(resolution, device, fraction=0.5):
     return tiles[torch.randperm(len(tiles))].to(device), count.to(device)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("by_channel", [False, True])
 @pytest.mark.parametrize("skip_untouched", [False, True])
 @pytest.mark.parametrize("shape", [*CUT_SHAPES, (6, 7, 30, 6), (5, 8, 9, 140)], ids=str)

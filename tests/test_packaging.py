@@ -94,7 +94,7 @@ def test_a_source_archive_holds_all_that_a_build_needs(project, isolated, tmp_pa
     assert packed | {"setup.py", "pyproject.toml", "README.md", "LICENSE"} <= names
 
 
-@pytest.mark.slow
+@pytest.mark.sweep
 def test_a_wheel_built_beside_torch_carries_every_half_that_can_be_compiled(project, tmp_path):
     names = ["_C", "_C_cuda"] if _build.find_cuda_home() else ["_C"]
     # One CUDA source shows whether that half is packed; all of them take minutes.
