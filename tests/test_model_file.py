@@ -86,6 +86,15 @@ def test_it_holds_what_occupied_cells_read_and_no_more(run, tmp_path):
     assert path.stat().st_size < 2.2 * sum(x.numel() for x in tensors.values() if x.dtype == torch.float16) + 40_000
 
 
+def test_features_too_large_for_float16_stay_float32(run, tmp_path):
+    with torch.no_grad():
+        if run.field.grid.levels[0].dtype == torch.float16:
+            pytest.skip("read as float16 on this device")
+        run.field.grid.levels[0].fill_(1e5)
+    save_model(tmp_path / "model.safetensors", run)
+    assert load_model(tmp_path / "model.safetensors").field.grid.levels[0].max() == 1e5
+
+
 @pytest.mark.parametrize("resolution", [(2, 3, 40), (17, 9, 33), (1, 12, 13)])
 @pytest.mark.parametrize("cells_box", [BOX, ((-1.2, -1.0, 0.0), (0.3, 0.2, 2.5))], ids=["same box", "other box"])
 def test_vertices_are_reached_just_where_a_position_reads_them(resolution, cells_box, device):

@@ -1,8 +1,8 @@
 """The model file: what rendering needs of a run, and no more, in the safetensors format.
 
-Features are float16, and those that no occupied cell can read are left out: the occupied cells, a bit each, tell which
-are there. The decoder's weights are as they are. Metadata holds the run's configuration, so the file describes itself.
-Nothing in it is executed.
+Features are float16, unless one is too large for that, and those that no occupied cell can read are left out: the
+occupied cells, a bit each, tell which are there. The decoder's weights are as they are. Metadata holds the run's
+configuration, so the file describes itself. Nothing in it is executed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,9 @@ def save_model(path: Path | str, run: TrainedRun) -> None:
         value = item.detach()
         if id(item) in grids:
             shapes[name] = list(value.shape)
-            value = value[_stored_vertices(occupied, run.occupancy.aabb, shapes[name], run.field.grid.aabb)].half()
+            value = value[_stored_vertices(occupied, run.occupancy.aabb, shapes[name], run.field.grid.aabb)]
+            narrow = value.half()
+            value = narrow if bool(narrow.isfinite().all()) else value
         tensors[f"field.{name}"] = value
     description = {
         "format": FORMAT,
