@@ -162,3 +162,13 @@ def test_channels_must_fit():
     decoder = SHDecoder(1, DensityActivation(1.0, 0.1))
     with pytest.raises(ValueError, match="grid has 12 channels, but the decoder reads 13"):
         RadianceField(VoxelGrid(2, 12, BOX), decoder)
+
+
+def test_a_decoder_is_asked_for_the_density_of_rows_of_features(device):
+    class Rows(SHDecoder):
+        def density(self, features):
+            assert features.dim() == 2
+            return features[:, 0].float().relu()
+
+    field = RadianceField(VoxelGrid(RESOLUTION, 4, BOX, init_std=1.0), Rows(0, DensityActivation(1.0, 1.0))).to(device)
+    assert torch.equal(field.vertex_density(), field.grid.features[..., 0].relu())

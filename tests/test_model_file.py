@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -140,6 +141,14 @@ def test_what_is_no_model_is_refused_by_name(run, tmp_path):
     with pytest.raises(ModelFileError, match="parts do not fit together"):
         load_model(path)
     path.write_bytes(whole)
+    spoil(path, steps=None, settings=3)
+    with pytest.raises(ModelFileError, match="parts do not fit together"):
+        load_model(path)
+    path.write_bytes(whole)
+    spoil(path, config={"model": {"kind": "sh"}})
+    with pytest.raises(ValueError, match=r"configuration|parts do not fit together"):
+        load_model(path)
+    path.write_bytes(whole)
     spoil(path, format=FORMAT + 1)
     with pytest.raises(ModelFileError, match=rf"has format {FORMAT + 1}; this version reads format {FORMAT}: upgrade"):
         load_model(path)
@@ -154,5 +163,16 @@ def test_load_takes_a_file_or_its_folder(run, tmp_path, device):
         view = loaded.render(camera(device))
         assert torch.equal(view.rgb, run.render(camera(device), 0).rgb)
     assert voxelfield.load(tmp_path).steps == 7
+    torch.save({}, tmp_path / "other.pt")
+    assert voxelfield.load(tmp_path).steps == 7, "a file that is no checkpoint"
     with pytest.raises(FileNotFoundError, match="no checkpoint"):
         voxelfield.load(tmp_path / "elsewhere")
+
+
+def test_density_is_what_rendering_sees(run, device):
+    centres = torch.stack(torch.meshgrid(*[(torch.arange(12, device=device) + 0.5) / 12] * 3, indexing="ij"), dim=-1)
+    low, high = run.occupancy.aabb
+    density = run.density(low + centres * (high - low))
+    assert torch.equal(density > 0, run.occupancy.occupied)
+    outside = torch.tensor([[9.0, 0, 0], [math.nan, 0, 0]], device=device)
+    assert run.density(outside).tolist() == [0, 0]

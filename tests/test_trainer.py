@@ -605,8 +605,10 @@ def test_checkpoints_and_previews_come_in_their_rhythm(make_trainer, keep):
 def test_a_damaged_checkpoint_replaces_none(make_trainer, monkeypatch, caplog):
     trainer = make_trainer("trainer.checkpoint_every=4")
     save = trainer_module.save_checkpoint
+    present = {}
 
     def save_badly(path: Path, state: dict[str, Any]) -> None:
+        present[state["step"]] = sorted(file.name for file in path.parent.glob("*.pt"))
         save(path, state)
         if state["step"] == 8:
             path.write_bytes(path.read_bytes()[:-100])
@@ -614,9 +616,8 @@ def test_a_damaged_checkpoint_replaces_none(make_trainer, monkeypatch, caplog):
     monkeypatch.setattr(trainer_module, "save_checkpoint", save_badly)
     assert trainer.fit()
     assert "checkpoint_0000008.pt is truncated or damaged" in caplog.text
-    # The next one, which is sound, replaces the last sound one; nobody knows what the damaged one is still good for.
-    names = sorted(file.name for file in trainer.run_directory.iterdir())
-    assert names == ["checkpoint_0000008.pt", "checkpoint_0000010.pt"]
+    assert present[10] == ["checkpoint_0000004.pt", "checkpoint_0000008.pt"]
+    assert [file.name for file in trainer.run_directory.iterdir()] == ["checkpoint_0000010.pt"], "the next one is sound"
 
 
 def test_a_finished_run_is_not_trained_further(make_trainer):
@@ -775,6 +776,28 @@ def test_supersampling_is_as_configured(make_trainer, scene, device):
     linear = trainer.renderer().view(scene.test.cameras, 0).rgb
     # Light is more than its encoding says of a mean.
     assert 0 < (views[1] - linear).mean() < 0.05
+
+
+def test_a_field_that_is_not_finite_replaces_no_checkpoint(make_trainer):
+    trainer = make_trainer()
+    sound = trainer.save()
+    trainer.step = 1
+    with torch.no_grad():
+        trainer.field.grid.features[0, 0, 0, 0] = math.nan
+    broken = trainer.save()
+    assert sound.is_file()
+    assert broken.is_file()
+
+
+def test_a_checkpoint_that_cannot_be_removed_does_not_end_training(make_trainer, monkeypatch, caplog):
+    trainer = make_trainer("trainer.checkpoint_every=4")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError("held by another process")
+
+    monkeypatch.setattr(trainer_module, "replace_checkpoints", refuse)
+    assert trainer.fit()
+    assert "held by another process; earlier checkpoints stay" in caplog.text
 
 
 class PlainDecoder(nn.Module):

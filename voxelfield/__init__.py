@@ -10,16 +10,16 @@ from voxelfield.grids import VoxelGrid
 from voxelfield.pyramid import VoxelPyramid
 
 if TYPE_CHECKING:
-    from voxelfield.loading import load
+    from voxelfield.loading import load as load
 
 __version__ = "0.1.0"
-__all__ = ["FieldRenderer", "VoxelGrid", "VoxelPyramid", "__version__", "load", "ops"]
+__all__ = ["FieldRenderer", "VoxelGrid", "VoxelPyramid", "__version__", "ops"]
 
 
 def __getattr__(name: str) -> Any:
     """Imports at their first use the names that need more packages than torch: ``pip install voxelfield[train]``."""
     if name == "load":
-        from voxelfield.loading import load
+        from voxelfield.loading import load as load
 
         return load
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

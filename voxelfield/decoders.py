@@ -152,7 +152,8 @@ class Decoder(Protocol):
     - ``density_is_monotonic``, a bool: whether the density is a monotonic function of one feature, so that between the
       vertices of a grid it is nowhere higher than at the highest vertex around. Training then finds occupied space by
       looking at vertices alone. Without it, or where it is False, as for the density of a signed distance, which peaks
-      between vertices, training looks at random points in between.
+      between vertices, training looks at random points in between. A subclass inherits what its base says: one
+      that overrides the density has to say whether that still holds.
     """
 
     @property

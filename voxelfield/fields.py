@@ -95,7 +95,8 @@ class RadianceField(nn.Module):
         """
         if isinstance(self.grid, VoxelPyramid) or not getattr(self.decoder, "density_is_monotonic", False):
             return None
-        return self.decoder.density(self.grid.features)
+        features = self.grid.features
+        return self.decoder.density(features.flatten(0, 2)).view(features.shape[:-1])
 
     @property
     def has_pyramid_density(self) -> bool:

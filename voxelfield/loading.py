@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from voxelfield.export.model_file import MODEL_FILE, load_model
+from voxelfield.training.checkpoint import checkpoints
 from voxelfield.training.trained import TrainedRun, load_run
 
 
@@ -28,6 +29,6 @@ def load(path: Path | str, device: torch.device | str = "auto") -> TrainedRun:
     path = Path(path)
     if str(device) == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    if path.is_dir() and not any(path.glob("*.pt")) and (path / MODEL_FILE).is_file():
+    if path.is_dir() and not checkpoints(path) and (path / MODEL_FILE).is_file():
         path = path / MODEL_FILE
     return load_model(path, device) if path.suffix == ".safetensors" else load_run(path, device)

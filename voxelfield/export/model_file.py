@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -83,11 +84,12 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> TrainedR
         device: Where field and occupancy go, such as ``"cuda"``.
 
     Returns:
-        The run. Features that were left out are zero.
+        The run. Features that were left out are zero: it renders as before, but knows nothing of empty cells.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ModelFileError: It is damaged, is no voxelfield model, or was written by a newer version.
+        ModelFileError: It is truncated, is no voxelfield model, or was written by a newer version. Flipped bits in
+            its tensors are not noticed: the format has no checksums.
         ValueError: Its configuration does not make sense.
     """
     path = Path(path)
@@ -95,19 +97,25 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> TrainedR
         raise FileNotFoundError(f"no model file {path}")
     try:
         with safe_open(path, framework="pt") as file:
-            description: dict[str, Any] = json.loads((file.metadata() or {})[_NAME])
+            description = json.loads((file.metadata() or {})[_NAME])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except (SafetensorError, KeyError, ValueError) as error:
         raise ModelFileError(f"{path} is no voxelfield model, or damaged: {error}") from error
+    if not isinstance(description, dict):
+        raise ModelFileError(f"{path} is no voxelfield model: its description is a {type(description).__name__}")
     if description.get("format") != FORMAT:
         raise ModelFileError(
             f"{path} has format {description.get('format')}; this version reads format {FORMAT}: upgrade voxelfield"
         )
     try:
         field, occupancy = _unpack(description, tensors)
-    except (KeyError, TypeError, IndexError, RuntimeError) as error:
-        raise ModelFileError(f"{path} is damaged: its parts do not fit together ({error})") from error
-    return restore_run(OmegaConf.create(description["config"]), field, occupancy, description["steps"], device)
+        config: DictConfig = OmegaConf.create(dict(description["config"]))
+        return restore_run(config, field, occupancy, int(description["steps"]), device)
+    except torch.OutOfMemoryError:
+        raise
+    except (KeyError, TypeError, IndexError, AttributeError, RuntimeError, OmegaConfBaseException) as error:
+        reason = " ".join(str(error).split())
+        raise ModelFileError(f"{path} is damaged: its parts do not fit together ({reason})") from error
 
 
 def _unpack(description: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -116,7 +124,7 @@ def _unpack(description: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[di
     flags = np.unpackbits(tensors["occupancy.bits"].numpy(), count=math.prod(cells))
     occupied, aabb = torch.from_numpy(flags).bool().view(cells), tensors["occupancy.aabb"]
     field: dict[str, Any] = {name.removeprefix("field."): x for name, x in tensors.items() if name.startswith("field.")}
-    box = next(x for name, x in field.items() if name.endswith("aabb"))
+    box = field[next((name for name in field if name.endswith("aabb")), "grid.aabb")]
     for name, shape in description["shapes"].items():
         whole = torch.zeros(shape, dtype=field[name].dtype)
         whole[_stored_vertices(occupied, aabb, shape, box)] = field[name]

@@ -61,13 +61,13 @@ def resolve_checkpoint(path: Path) -> Path:
     if path.is_file():
         return path
     if path.is_dir():
-        found = _checkpoints(path)
+        found = checkpoints(path)
         if not found:
             raise FileNotFoundError(f"no checkpoint in {path}: expected checkpoint_<step>.pt or {_LAST}")
         return found[-1]
     if not path.parent.is_dir():
         raise FileNotFoundError(f"no checkpoint {path}: the folder {path.parent} does not exist")
-    names = ", ".join(file.name for file in _checkpoints(path.parent)) or "none"
+    names = ", ".join(file.name for file in checkpoints(path.parent)) or "none"
     raise FileNotFoundError(f"no checkpoint {path}: checkpoints in {path.parent}: {names}")
 
 
@@ -167,7 +167,7 @@ def replace_checkpoints(older: Sequence[Path], newer: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _checkpoints(directory: Path) -> list[Path]:
+def checkpoints(directory: Path) -> list[Path]:
     """Lists a directory's checkpoints, the newest last."""
     matches = [(_NUMBERED.fullmatch(file.name), file) for file in directory.iterdir() if file.is_file()]
     numbered = sorted((int(match[1]), file) for match, file in matches if match)

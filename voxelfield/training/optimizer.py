@@ -58,7 +58,7 @@ class Optimizers:
             channel_rates=_channel_rates(field, config.view_lr),
             skip_untouched=config.skip_untouched,
         )
-        of_grids = {id(parameter) for parameter in field.grid.parameters()}
+        of_grids = {id(parameter) for parameter in grids}
         network = [parameter for parameter in field.parameters() if id(parameter) not in of_grids]
         self.network = (
             torch.optim.AdamW(

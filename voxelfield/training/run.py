@@ -30,6 +30,7 @@ from voxelfield.training.config import (
     RunConfig,
     TrainerConfig,
     parse,
+    parse_model,
 )
 from voxelfield.training.evaluation import Evaluation, evaluate_split, write_metrics, write_video
 from voxelfield.training.images import composite_background, to_uint8
@@ -105,9 +106,8 @@ def run(config: DictConfig, run_directory: Path, root: Path) -> dict[str, Any] |
 
 def check_same_model(saved: dict[str, Any], model: ModelConfig) -> None:
     """Raises ValueError unless the model is the one of the checkpoint that training is to continue from."""
-    present = asdict(model)
-    if present != saved:
-        raise ValueError(f"resume: the checkpoint holds model {saved}, but the configuration says {present}")
+    if parse_model(saved, "model of the checkpoint") != model:
+        raise ValueError(f"resume: the checkpoint holds model {saved}, but the configuration says {asdict(model)}")
 
 
 def choose_device(wish: str) -> torch.device:

@@ -26,7 +26,8 @@ def leave_out_zeros(state: Any) -> Any:
         state: Nested dicts, lists and tuples of tensors (any device) and other values, which are taken over.
 
     Returns:
-        The same nesting, with dicts of small tensors in place of large ones. Nothing is copied from its device.
+        The same nesting, with dicts of small tensors on the CPU in place of large ones: a device that training fills
+        has no room for all of them at once.
     """
     return _map(state, lambda value: _pack(value) if isinstance(value, Tensor) else value)
 
@@ -65,8 +66,9 @@ def _pack(tensor: Tensor) -> Tensor | dict[str, Any]:
     if len(kept) > _MAX_KEPT * len(chunks):
         return tensor
     # A copy, because torch.save writes all of the memory that a view belongs to.
-    rest = flat[whole:].clone()
-    return {_MARK: _CHUNK, "shape": tuple(tensor.shape), "index": kept, "chunks": chunks[kept], "rest": rest}
+    rest = flat[whole:].cpu().clone()
+    left = {"index": kept.cpu(), "chunks": chunks[kept].cpu(), "rest": rest}
+    return {_MARK: _CHUNK, "shape": tuple(tensor.shape), **left}
 
 
 def _unpack(packed: dict[str, Any]) -> Tensor:
@@ -77,5 +79,7 @@ def _unpack(packed: dict[str, Any]) -> Tensor:
         flat[:whole].view(-1, packed[_MARK])[index] = chunks
         flat[whole:] = rest
         return flat.view(shape)
+    except torch.OutOfMemoryError:
+        raise
     except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
         raise ValueError(f"a tensor whose zeros were left out must have chunks that fit its shape: {error}") from error

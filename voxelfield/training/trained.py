@@ -62,15 +62,21 @@ class TrainedRun:
 
     @torch.no_grad()
     def density(self, points: Tensor) -> Tensor:
-        """Evaluates the density, whatever the occupancy says.
+        """Evaluates the density as rendering sees it.
 
         Args:
             points: (..., 3) world positions, on the run's device.
 
         Returns:
-            (...), per world unit; float32.
+            (...), per world unit, 0 in cells that are not occupied and outside of the box; float32.
         """
-        return self.field.density(points.reshape(-1, 3)).view(points.shape[:-1])
+        rows = points.reshape(-1, 3)
+        low, high = self.occupancy.aabb
+        unit = (rows - low) / (high - low)
+        cells = torch.tensor(self.occupancy.occupied.shape, device=unit.device)
+        x, y, z = (unit.nan_to_num() * cells).long().clamp(cells.new_zeros(()), cells - 1).unbind(-1)
+        seen = self.occupancy.occupied[x, y, z] & ((unit >= 0) & (unit <= 1)).all(dim=-1)
+        return torch.where(seen, self.field.density(rows), 0).view(points.shape[:-1])
 
     def render(self, cameras: Cameras, index: int = 0) -> View:
         """Renders one camera's image as the run's own evaluation does.

@@ -150,8 +150,9 @@ class Trainer:
     def save(self) -> Path:
         """Writes a checkpoint from which training continues as if it had never stopped.
 
-        It takes the place of those that this trainer wrote before, unless ``keep_checkpoints`` is set. After the last
-        step it holds the average of the weights, if there is one: more steps go on from that.
+        It takes the place of those that this trainer wrote before, unless ``keep_checkpoints`` is set or the field is
+        not finite. After the last step it holds the average of the weights, if there is one: more steps go on from
+        that.
         """
         path = checkpoint_path(self.run_directory, self.step)
         save_checkpoint(
@@ -169,15 +170,20 @@ class Trainer:
                 "config": self.saved_config,
             },
         )
-        if not self.config.keep_checkpoints:
+        if not self.config.keep_checkpoints and self._is_finite():
             self._replace_checkpoints(path)
         return path
+
+    def _is_finite(self) -> bool:
+        """Tells whether the field can still be of use; waits for the device."""
+        return all(bool(parameter.detach().sum().isfinite()) for parameter in self.field.parameters())
 
     def _replace_checkpoints(self, newer: Path) -> None:
         try:
             replace_checkpoints([older for older in self._saved if older != newer], newer)
-        except CheckpointError as error:
+        except (CheckpointError, OSError) as error:
             logger.error("%s; earlier checkpoints stay where they are", error)
+            self._saved.append(newer)
         else:
             self._saved = [newer]
 
@@ -274,8 +280,7 @@ class Trainer:
         steps = totals.pop("steps")
         values = {name: total / steps for name, total in totals.items() if name.startswith("loss/")}
         # Where the field is NaN no sample shows, and the loss of what is left may be finite.
-        finite = all(bool(parameter.detach().sum().isfinite()) for parameter in self.field.parameters())
-        if not finite or not all(math.isfinite(value) for value in values.values()):
+        if not self._is_finite() or not all(math.isfinite(value) for value in values.values()):
             raise FloatingPointError(
                 f"step {self.step}: the loss or the field was not finite since the last record, now {values}; lower "
                 "optimizer.grid_lr or optimizer.network_lr, or trainer.loss_scale where gradients are float16"

@@ -37,7 +37,7 @@ class Range:
         """Tells whether a value is allowed."""
         above = value > self.low if self.low_open else value >= self.low
         below = value < self.high if self.high_open else value <= self.high
-        return above and below and math.isfinite(value)
+        return above and below and (isinstance(value, int) or math.isfinite(value))
 
     def __str__(self) -> str:
         """Says what is allowed, to follow "must"."""
