@@ -374,6 +374,19 @@ def test_a_mistake_is_one_line(override, words, tmp_path):
         assert word in line
 
 
+def train_apart(*overrides: str) -> subprocess.CompletedProcess:
+    """Runs train.py without a GPU, its two output streams apart."""
+    return subprocess.run(
+        [sys.executable, "train.py", *overrides],
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("override", "message"),
@@ -388,15 +401,7 @@ def test_a_mistake_is_one_line(override, words, tmp_path):
     ],
 )
 def test_a_mistake_is_all_that_is_written_to_stderr(override, message, tmp_path):
-    result = subprocess.run(
-        [sys.executable, "train.py", override, f"hydra.run.dir={tmp_path}"],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    result = train_apart(override, f"hydra.run.dir={tmp_path}")
     assert result.returncode == 2, result.stdout + result.stderr
     (line,) = result.stderr.splitlines()
     assert line.endswith(message)
@@ -406,15 +411,7 @@ def test_a_mistake_is_all_that_is_written_to_stderr(override, message, tmp_path)
 @pytest.mark.parametrize(("overrides", "told"), [((), True), (("trainer=smoke",), False), (("model=sh",), False)])
 def test_the_defaults_without_a_gpu_are_told_where_they_run(overrides, told, tmp_path):
     missing = (f"data.root={tmp_path / 'nowhere'}", f"hydra.run.dir={tmp_path / 'run'}")
-    result = subprocess.run(
-        [sys.executable, "train.py", "scene=lego", *overrides, *missing],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    result = train_apart("scene=lego", *overrides, *missing)
     assert result.returncode == 2, result.stdout + result.stderr
     assert ("no CUDA device: model=mlp and trainer=cpu are the defaults" in result.stdout) == told
 

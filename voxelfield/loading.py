@@ -8,6 +8,7 @@ import torch
 
 from voxelfield.export.model_file import MODEL_FILE, load_model
 from voxelfield.training.checkpoint import checkpoints
+from voxelfield.training.run import choose_device
 from voxelfield.training.trained import TrainedRun, load_run
 
 
@@ -27,8 +28,7 @@ def load(path: Path | str, device: torch.device | str = "auto") -> TrainedRun:
         ValueError: The file is damaged or no such file, or its configuration does not make sense; the message names it.
     """
     path = Path(path)
-    if str(device) == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = choose_device(str(device))
     if path.is_dir() and not checkpoints(path) and (path / MODEL_FILE).is_file():
         path = path / MODEL_FILE
     return load_model(path, device) if path.suffix == ".safetensors" else load_run(path, device)

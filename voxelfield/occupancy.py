@@ -165,6 +165,21 @@ class OccupancyGrid(nn.Module):
             highest[index] = torch.maximum(highest[index], seen)
         self._occupy(_reaches(self.highest, step, threshold), self.aabb)
 
+    def holds(self, points: Tensor) -> Tensor:
+        """Tells which positions lie in an occupied cell.
+
+        Args:
+            points: (M, 3) world positions, on this grid's device.
+
+        Returns:
+            (M,) bool; False outside of the box, and for positions that are not finite.
+        """
+        low, high = self.aabb
+        unit = (points - low) / (high - low)
+        cells = torch.tensor(self.occupied.shape, device=unit.device)
+        x, y, z = (unit.nan_to_num() * cells).long().clamp(cells.new_zeros(()), cells - 1).unbind(-1)
+        return self.occupied[x, y, z] & ((unit >= 0) & (unit <= 1)).all(dim=-1)
+
     def fraction(self) -> float:
         """Returns the share of occupied cells; synchronises with the device."""
         return float(self.occupied.float().mean())

@@ -59,7 +59,7 @@ def save_model(path: Path | str, run: TrainedRun) -> None:
         value = item.detach()
         if id(item) in grids:
             shapes[name] = list(value.shape)
-            value = value[_stored_vertices(occupied, run.occupancy.aabb, shapes[name], run.field.grid.aabb)]
+            value = value[reached_vertices(occupied, run.occupancy.aabb, value.shape[:3], run.field.grid.aabb)]
             narrow = value.half()
             value = narrow if bool(narrow.isfinite().all()) else value
         tensors[f"field.{name}"] = value
@@ -127,13 +127,8 @@ def _unpack(description: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[di
     box = field[next((name for name in field if name.endswith("aabb")), "grid.aabb")]
     for name, shape in description["shapes"].items():
         whole = torch.zeros(shape, dtype=field[name].dtype)
-        whole[_stored_vertices(occupied, aabb, shape, box)] = field[name]
+        whole[reached_vertices(occupied, aabb, shape[:3], box)] = field[name]
         field[name] = whole
     field |= description["settings"]
     state = {"occupied": occupied, "possible": occupied, "highest": torch.zeros(cells), "aabb": aabb}
     return field, state
-
-
-def _stored_vertices(occupied: Tensor, occupied_box: Tensor, shape: list[int], box: Tensor) -> Tensor:
-    x, y, z, _ = shape
-    return reached_vertices(occupied, occupied_box, (x, y, z), box)

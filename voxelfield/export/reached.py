@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 
-def reached_vertices(occupied: Tensor, occupied_box: Tensor, resolution: tuple[int, int, int], aabb: Tensor) -> Tensor:
+def reached_vertices(occupied: Tensor, occupied_box: Tensor, resolution: Sequence[int], aabb: Tensor) -> Tensor:
     """Marks the vertices whose values enter at some position in an occupied cell.
 
     Args:

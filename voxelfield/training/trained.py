@@ -71,12 +71,7 @@ class TrainedRun:
             (...), per world unit, 0 in cells that are not occupied and outside of the box; float32.
         """
         rows = points.reshape(-1, 3)
-        low, high = self.occupancy.aabb
-        unit = (rows - low) / (high - low)
-        cells = torch.tensor(self.occupancy.occupied.shape, device=unit.device)
-        x, y, z = (unit.nan_to_num() * cells).long().clamp(cells.new_zeros(()), cells - 1).unbind(-1)
-        seen = self.occupancy.occupied[x, y, z] & ((unit >= 0) & (unit <= 1)).all(dim=-1)
-        return torch.where(seen, self.field.density(rows), 0).view(points.shape[:-1])
+        return torch.where(self.occupancy.holds(rows), self.field.density(rows), 0).view(points.shape[:-1])
 
     def render(self, cameras: Cameras, index: int = 0) -> View:
         """Renders one camera's image as the run's own evaluation does.

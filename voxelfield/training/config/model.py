@@ -32,8 +32,8 @@ class ExponentialDensityConfig:
 
 
 @dataclass
-class MLPDensityConfig:
-    """Softplus density of a single grid; see :class:`voxelfield.decoders.DensityActivation`.
+class SoftplusDensityConfig:
+    """Softplus density, by default of a single grid; see :class:`voxelfield.decoders.DensityActivation`.
 
     Attributes:
         scale: Density that a raw value of one adds, where the activation is straight.
@@ -45,13 +45,8 @@ class MLPDensityConfig:
 
 
 @dataclass
-class SHDensityConfig:
-    """Softplus density of a sum of grids; see :class:`voxelfield.decoders.DensityActivation`.
-
-    Attributes:
-        scale: Density that a raw value of one adds, where the activation is straight.
-        initial: Density where the raw value is 0, per world unit.
-    """
+class SHDensityConfig(SoftplusDensityConfig):
+    """The same with the defaults of a sum of grids."""
 
     scale: Positive = 2.0e5
     initial: Positive = 1.0
@@ -134,7 +129,7 @@ class MLPModelConfig:
     hidden: Count = 2
     view_degree: Degree = 3
     init_std: NotNegative = 0.1
-    density: MLPDensityConfig = field(default_factory=MLPDensityConfig)
+    density: SoftplusDensityConfig = field(default_factory=SoftplusDensityConfig)
 
 
 ModelConfig: TypeAlias = PyramidModelConfig | SHModelConfig | MLPModelConfig
