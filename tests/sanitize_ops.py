@@ -121,8 +121,7 @@ def run_rendering():
             near, far = torch.zeros(count, device=device), torch.full((count,), 1.0, device=device)
             rays = torch.rand(count, 3, device=device) - 0.5, directions, near, far, near, *cell_form
             rendered = kernels.render_grid(*rays, grid, None, aabb, *numbers)
-            gradient = kernels.render_grid_backward(*rendered, *rendered, *rays, grid, aabb, *numbers)
-            kernels.render_grid_accumulate(gradient, *rendered, *rendered, *rays, grid, aabb, *numbers)
+            kernels.render_grid_backward(*rendered, *rendered, *rays, grid, aabb, *numbers)
         kernels.render_grid_image(*camera, *cell_form, grid, grid[..., 0].contiguous(), aabb, *numbers)
 
 

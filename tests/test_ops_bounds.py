@@ -357,7 +357,6 @@ def calls(device):
         "append_view_backward": (geometry, torch.randn(rows, device=device), 9),
         "render_grid": (*walk, grid, grid[..., 0].contiguous(), box, *numbers),
         "render_grid_backward": (*rendered, *rendered, *walk, grid, box, *numbers),
-        "render_grid_accumulate": (torch.zeros_like(grid), *rendered, *rendered, *walk, grid, box, *numbers),
         "render_grid_image": (*camera, *walk[-3:], grid, None, box, *numbers),
         "pack_slots": (*walk[:2], *slots, torch.tensor([5 * rays], device=device), 0.1, 40),
     }
@@ -374,7 +373,7 @@ OPS = [
     *("pack_occupancy", "pixel_rays", "count_ray_samples", "place_ray_samples", "count_visible_samples"),
     *("pack_visible_samples", "ray_light", "ray_light_backward", "composite", "composite_backward"),
     *("sum_along_rays", "exclusive_sum_along_rays", "spread_along_rays", "append_view", "append_view_backward"),
-    *("render_grid", "render_grid_backward", "render_grid_accumulate", "render_grid_image", "pack_slots"),
+    *("render_grid", "render_grid_backward", "render_grid_image", "pack_slots"),
     *("pixel_colors", "pixel_colors_backward", "color_error", "color_error_backward"),
 ]
 every_op = pytest.mark.parametrize("name", OPS)
@@ -467,7 +466,7 @@ WITH_NUMBERS = [
         "ray_light_backward",
         "composite",
     ),
-    *("composite_backward", "render_grid", "render_grid_backward", "render_grid_accumulate", "render_grid_image"),
+    *("composite_backward", "render_grid", "render_grid_backward", "render_grid_image"),
 ]
 
 

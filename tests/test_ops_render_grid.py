@@ -283,43 +283,6 @@ def test_gradient_of_any_number_of_rays_and_channels(device, channels, count):
     assert not grid.grad[..., 28:].any()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-@pytest.mark.parametrize("count", [0, 100])
-def test_the_gradient_can_be_added_to_a_sum(device, dtype, count):
-    _library.ensure_loaded(device.type)
-    rays, occupancy, grid, aabb = raw_arguments(device, count, dtype)
-    numbers = (STEP, 2, SCALE, SHIFT, 1e-4, 0.0)
-    rendered = torch.ops.voxelfield.render_grid(*rays, *occupancy, grid, None, aabb, *numbers)
-    way_back = (*(torch.randn_like(x) for x in rendered), *rendered, *rays, *occupancy, grid, aabb, *numbers)
-    gradient = torch.ops.voxelfield.render_grid_backward(*way_back)
-    assert bool(gradient.any()) == (count > 0)
-    total = torch.randn(grid.shape, device=device)
-    expected = total.double() + gradient.double()
-    torch.ops.voxelfield.render_grid_accumulate(total, *way_back)
-    torch.testing.assert_close(total.double(), expected, rtol=1e-5, atol=1e-5 * max(gradient.abs().max().item(), 1.0))
-    untouched = gradient == 0
-    assert torch.equal(total[untouched].double(), expected[untouched])
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda total: total.double(),
-        lambda total: total[1:],
-        lambda total: total.transpose(0, 1).contiguous().transpose(0, 1),
-        lambda total: total.flatten(),
-    ],
-    ids=["dtype", "shape", "strides", "dimensions"],
-)
-def test_a_sum_must_fit_the_grid(change):
-    _library.ensure_loaded("cpu")
-    rays, occupancy, grid, aabb = raw_arguments("cpu")
-    rendered = torch.zeros(5, 3), torch.zeros(5), torch.zeros(5)
-    way_back = (*rendered, *rendered, *rays, *occupancy, grid, aabb, STEP, 2, SCALE, SHIFT, 1e-4, 0.0)
-    with pytest.raises(RuntimeError, match="grad_grid must"):
-        torch.ops.voxelfield.render_grid_accumulate(change(torch.zeros(grid.shape)), *way_back)
-
-
 def test_nothing_but_the_grid_has_a_gradient(device):
     scene = on(device, make_scene())
     scene["origins"].requires_grad_()
@@ -516,12 +479,6 @@ def test_opcheck(device, count):
     )
     way_back = (*(torch.randn_like(x) for x in rendered), *rendered, *rays, *occupancy, grid, aabb, *numbers)
     torch.library.opcheck(torch.ops.voxelfield.render_grid_backward.default, way_back, atol=1e-5, rtol=1e-4)
-    torch.library.opcheck(
-        torch.ops.voxelfield.render_grid_accumulate.default,
-        (torch.randn(grid.shape, device=device), *way_back),
-        atol=1e-5,
-        rtol=1e-4,
-    )
     camera = torch.eye(4, device=device), torch.ones(4, device=device), 3, 5, torch.ones(3, device=device)
     torch.library.opcheck(
         torch.ops.voxelfield.render_grid_image.default,

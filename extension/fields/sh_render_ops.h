@@ -100,43 +100,26 @@ struct RenderOps {
                                      std::vector<int64_t> resolution, const Tensor& aabb_occupancy, const Tensor& grid,
                                      const Tensor& aabb_grid, double step, int64_t degree, double density_scale,
                                      double density_shift, double min_transmittance, double min_weight) {
-    STD_TORCH_CHECK(grid.dim() == 4, "grid must be (X, Y, Z, C)");
-    Tensor out = new_zeros(grid, {grid.size(0), grid.size(1), grid.size(2), grid.size(3)}, ScalarType::Float);
-    render_grid_accumulate(out, grad_rgb, grad_opacity, grad_depth_sum, rgb, opacity, depth_sum, origins, directions,
-                           near, far, offset, occupied, resolution, aabb_occupancy, grid, aabb_grid, step, degree,
-                           density_scale, density_shift, min_transmittance, min_weight);
-    return out;
-  }
-
-  static void render_grid_accumulate(Tensor grad_grid, const Tensor& grad_rgb, const Tensor& grad_opacity,
-                                     const Tensor& grad_depth_sum, const Tensor& rgb, const Tensor& opacity,
-                                     const Tensor& depth_sum, const Tensor& origins, const Tensor& directions,
-                                     const Tensor& near, const Tensor& far, const Tensor& offset,
-                                     const Tensor& occupied, std::vector<int64_t> resolution,
-                                     const Tensor& aabb_occupancy, const Tensor& grid, const Tensor& aabb_grid,
-                                     double step, int64_t degree, double density_scale, double density_shift,
-                                     double min_transmittance, double min_weight) {
     const RayInputs rays{origins, directions, near, far, offset};
     const CellInputs cells{occupied, resolution, aabb_occupancy, origins};
     const Rendered gradients = checked_rendered("grad_", grad_rgb, grad_opacity, grad_depth_sum, origins);
     const Rendered results = checked_rendered("", rgb, opacity, depth_sum, origins);
     const typename Backend::Guard guard(origins);
+    Tensor out = new_zeros(grid, shape_of(grid), ScalarType::Float);
     with_scene(cells, grid, std::nullopt, aabb_grid, step, degree, density_scale, density_shift, min_transmittance,
                min_weight, origins, [&](const auto& scene) {
-                 float* const grad_rows =
-                     check_contiguous("grad_grid", grad_grid, shape_of(grid), ScalarType::Float, origins);
                  const RayBatch batch = rays.batch(step);
                  if (batch.count == 0) return;
                  Backend::render_backward(scene, batch, pointers<const float>(gradients),
-                                          pointers<const float>(results), grad_rows);
+                                          pointers<const float>(results), out.template mutable_data_ptr<float>());
                });
+    return out;
   }
 
   static void implement(Library& m) {
     m.impl("render_grid", TORCH_BOX(&RenderOps::render_grid));
     m.impl("render_grid_image", TORCH_BOX(&RenderOps::render_grid_image));
     m.impl("render_grid_backward", TORCH_BOX(&RenderOps::render_grid_backward));
-    m.impl("render_grid_accumulate", TORCH_BOX(&RenderOps::render_grid_accumulate));
   }
 
  private:

@@ -166,13 +166,6 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "Tensor depth_sum, Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor occupied, "
       "int[] resolution, Tensor aabb_occupancy, Tensor grid, Tensor aabb_grid, float step, int degree, "
       "float density_scale, float density_shift, float min_transmittance, float min_weight) -> Tensor");
-  // The gradient, added to what is there: float32, for a caller that keeps a sum over several batches.
-  m.def(
-      "render_grid_accumulate(Tensor(a!) grad_grid, Tensor grad_rgb, Tensor grad_opacity, Tensor grad_depth_sum, "
-      "Tensor rgb, Tensor opacity, Tensor depth_sum, Tensor origins, Tensor directions, Tensor near, Tensor far, "
-      "Tensor offset, Tensor occupied, int[] resolution, Tensor aabb_occupancy, Tensor grid, Tensor aabb_grid, "
-      "float step, int degree, float density_scale, float density_shift, float min_transmittance, "
-      "float min_weight) -> ()");
   // Colour, opacity and depth for every pixel of a pinhole camera, over a background: image, opacity and mean depth.
   m.def(
       "render_grid_image(Tensor c2w, Tensor intrinsics, int width, int height, Tensor background, Tensor occupied, "

@@ -51,11 +51,20 @@ struct ChunkList {
   int32_t min_entries;
 };
 
+// A number for each tile. Few tiles have a cache line each: side by side their atomics would queue at few slices of L2.
+struct TileCounts {
+  int32_t* data;
+  int32_t stride;
+
+  static int32_t stride_of(int32_t tiles) { return tiles <= (1 << 15) ? 32 : 1; }
+  __device__ __forceinline__ int32_t* operator()(int32_t tile) const { return data + tile * stride; }
+};
+
 // Counts a thread's entry at `home`, or, with `Place`, returns its place there. Neighbouring points, samples of a ray,
 // often share their home, so one thread counts for all neighbours that do. All threads of a warp must take part; those
 // without an entry pass -1.
 template <bool Place>
-__device__ __forceinline__ int32_t count_home(int32_t* __restrict__ count, int32_t home) {
+__device__ __forceinline__ int32_t count_home(const TileCounts& count, int32_t home) {
   const int lane = threadIdx.x % kWarp;
   const int32_t before = __shfl_up_sync(kFullWarp, home, 1);
   const unsigned starts = __ballot_sync(kFullWarp, lane == 0 || before != home);
@@ -63,7 +72,7 @@ __device__ __forceinline__ int32_t count_home(int32_t* __restrict__ count, int32
   int32_t place = 0;
   if (leader == lane && home >= 0) {
     const unsigned later = lane == kWarp - 1 ? 0 : starts >> (lane + 1);
-    place = atomicAdd(count + home, later == 0 ? kWarp - lane : __ffs(later));
+    place = atomicAdd(count(home), later == 0 ? kWarp - lane : __ffs(later));
   }
   if constexpr (!Place) return 0;
   return __shfl_sync(kFullWarp, place, leader) + lane - leader;
@@ -85,7 +94,7 @@ struct TouchedTiles {
 // All threads of a warp must take part. `home_flag` is set in the entry at home.
 template <bool Place>
 __device__ __forceinline__ void add_entries(const TouchedTiles& tiles, int32_t index, int32_t home_flag,
-                                            int32_t* __restrict__ count, int32_t* __restrict__ entries) {
+                                            const TileCounts& count, int32_t* __restrict__ entries) {
   const int32_t home_place = count_home<Place>(count, tiles.home);
   if (tiles.home < 0) return;
   // All counts are asked for before the first entry is written, because a write waits for its count.
@@ -100,7 +109,7 @@ __device__ __forceinline__ void add_entries(const TouchedTiles& tiles, int32_t i
       tile += tiles.step[axis];
       touched = touched && tiles.step[axis] > 0;
     }
-    place[k] = touched ? atomicAdd(count + tile, 1) : -1;
+    place[k] = touched ? atomicAdd(count(tile), 1) : -1;
   }
   if constexpr (Place) {
     entries[home_place] = index | home_flag;
@@ -114,12 +123,12 @@ __device__ __forceinline__ void add_entries(const TouchedTiles& tiles, int32_t i
 // Reserves a list for each tile and lists chunks; chunk lists whose pointer is null are left out. Lists and
 // tiles' chunks lie in no particular order. Leaves the first free place of each list in `count`.
 static __global__ void __launch_bounds__(kThreads)
-    reserve_lists(int32_t* __restrict__ count, EntryList* __restrict__ entry_lists,
-                  EntryCounters* __restrict__ counters, int32_t tiles, ChunkList split, ChunkList all) {
+    reserve_lists(TileCounts count, EntryList* __restrict__ entry_lists, EntryCounters* __restrict__ counters,
+                  int32_t tiles, ChunkList split, ChunkList all) {
   using Scan = cub::BlockScan<int32_t, kThreads>;
   __shared__ typename Scan::TempStorage scratch;
   __shared__ int32_t block_start;
-  const int64_t tile = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  const int32_t tile = blockIdx.x * kThreads + threadIdx.x;
   // Returns where a thread's own part of what the block needs begins.
   const auto reserve = [&](int32_t own, int32_t* counter) {
     int32_t before, total;
@@ -130,17 +139,17 @@ static __global__ void __launch_bounds__(kThreads)
     __syncthreads();
     return before;
   };
-  EntryList own{0, tile < tiles ? count[tile] : 0};
+  EntryList own{0, tile < tiles ? *count(tile) : 0};
   own.start = reserve(own.count, &counters->entries);
   if (tile < tiles) {
     entry_lists[tile] = own;
-    count[tile] = own.start;
+    *count(tile) = own.start;
   }
   const auto append = [&](const ChunkList& list, int32_t* counter) {
     if (list.chunks == nullptr) return;
     const int32_t chunks = own.count >= list.min_entries ? own.chunks(list.size) : 0;
     Chunk* const to = list.chunks + reserve(chunks, counter);
-    for (int32_t number = 0; number < chunks; ++number) to[number] = {static_cast<int32_t>(tile), number};
+    for (int32_t number = 0; number < chunks; ++number) to[number] = {tile, number};
   };
   append(split, &counters->split_chunks);
   append(all, &counters->all_chunks);
@@ -155,7 +164,8 @@ struct EntryLists {
   ChunkList split, all;
   EntryList* lists;
   EntryCounters* counters;
-  int32_t *count, *long_lists, *entries;
+  TileCounts count;
+  int32_t *long_lists, *entries;
 
   EntryLists(const Tensor& like, int64_t max_entries, int32_t tiles, int32_t split_size, int32_t all_size)
       : tiles(tiles),
@@ -163,22 +173,24 @@ struct EntryLists {
         split{nullptr, split_size, split_size + 1},
         all{nullptr, all_size, 1} {
     const int64_t all_chunks = all_size > 0 ? tiles + max_entries / all_size : 0;
-    const int64_t ints = 2 * (tiles + split_chunks + all_chunks) + kCounterInts + int64_t{2} * tiles + max_entries;
+    const int64_t counts = int64_t{tiles} * TileCounts::stride_of(tiles);
+    const int64_t ints = 2 * (tiles + split_chunks + all_chunks) + kCounterInts + counts + tiles + max_entries;
     memory = new_empty(like, {ints}, ScalarType::Int);
     // Pairs of numbers come first, where they are aligned.
     lists = reinterpret_cast<EntryList*>(memory.mutable_data_ptr<int32_t>());
     split.chunks = reinterpret_cast<Chunk*>(lists + tiles);
     if (all_size > 0) all.chunks = split.chunks + split_chunks;
     counters = reinterpret_cast<EntryCounters*>(split.chunks + split_chunks + all_chunks);
-    count = reinterpret_cast<int32_t*>(counters + 1);
-    long_lists = count + tiles;
+    count = {reinterpret_cast<int32_t*>(counters + 1), TileCounts::stride_of(tiles)};
+    long_lists = count.data + counts;
     entries = long_lists + tiles;
   }
 
   // list_entries(place) launches a kernel that counts entries, or, if `place` is true_type, places them.
   template <typename F>
   void fill(const F& list_entries) const {
-    check_cuda(cudaMemsetAsync(counters, 0, (kCounterInts + tiles) * sizeof(int32_t), CudaBackend::stream()));
+    const size_t cleared = (kCounterInts + size_t(tiles) * count.stride) * sizeof(int32_t);
+    check_cuda(cudaMemsetAsync(counters, 0, cleared, CudaBackend::stream()));
     list_entries(std::false_type{});
     CudaBackend::launch(reserve_lists, CudaBackend::blocks(tiles, kThreads), kThreads, 0, count, lists, counters, tiles,
                         split, all);

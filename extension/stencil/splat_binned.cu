@@ -12,7 +12,7 @@ namespace {
 // at the same time: that takes bandwidth, while counting waits for latency.
 template <bool Place>
 __global__ void __launch_bounds__(kThreads)
-    list_bin_entries(const __grid_constant__ Bins bins, const float* __restrict__ points, int32_t* __restrict__ count,
+    list_bin_entries(const __grid_constant__ Bins bins, const float* __restrict__ points, TileCounts count,
                      int32_t* __restrict__ entries, int64_t n, const __grid_constant__ CoarseLevels coarse,
                      int clearing_blocks) {
   const int64_t block = int64_t{blockIdx.x} - clearing_blocks;

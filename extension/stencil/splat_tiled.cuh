@@ -37,8 +37,8 @@ struct TileLevels {
 template <bool Place, typename scalar_t, typename Locator, typename T>
 __global__ void __launch_bounds__(kThreads)
     list_tile_entries(const __grid_constant__ Levels<Locator, scalar_t> levels,
-                      const __grid_constant__ TileLevels tiles, const T* __restrict__ points,
-                      int32_t* __restrict__ count, int32_t* __restrict__ entries, int64_t n) {
+                      const __grid_constant__ TileLevels tiles, const T* __restrict__ points, TileCounts count,
+                      int32_t* __restrict__ entries, int64_t n) {
   const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   for (int l = 0; l < levels.count; ++l) {
     const TileLevel& own = tiles.level[l];

@@ -229,10 +229,6 @@ def _register() -> None:
         grid: Tensor = arguments[14]
         return grid.new_empty(grid.shape, dtype=torch.float32)
 
-    @torch.library.register_fake("voxelfield::render_grid_accumulate")
-    def _(*arguments: Any) -> None:
-        return None
-
     def save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         *rays, occupied, ctx.resolution, aabb_occupancy, grid, density, aabb_grid = inputs[:11]
         ctx.settings = inputs[11:]
