@@ -272,7 +272,7 @@ def test_zeros_take_no_room(tmp_path):
     moments = torch.zeros(1_000_000)
     moments[:1000] = 1
     save_checkpoint(tmp_path / "last.pt", {"moments": moments})
-    assert (tmp_path / "last.pt").stat().st_size < 20_000
+    assert (tmp_path / "last.pt").stat().st_size < 0.01 * moments.nbytes
     assert torch.equal(load_checkpoint(tmp_path / "last.pt")["moments"], moments)
 
 

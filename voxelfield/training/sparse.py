@@ -6,11 +6,12 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-# Elements that are kept or left out together: enough that an index costs little, few enough to follow a surface.
-_CHUNK = 256
+# Elements that are kept or left out together: enough that a bit for each costs little, few enough to follow a surface.
+_CHUNK = 8
 # Smaller tensors are not worth the trouble.
 _MIN_ELEMENTS = 1 << 16
 # Of chunks, above which a tensor stays as it is.
@@ -62,21 +63,24 @@ def _pack(tensor: Tensor) -> Tensor | dict[str, Any]:
     flat = tensor.detach().contiguous().view(-1)
     chunks = flat[:whole].view(-1, _CHUNK)
     # Bits are compared, because negative zeros must survive.
-    kept = (chunks.view(_SAME_SIZE[tensor.element_size()]) != 0).any(dim=1).nonzero()[:, 0]
-    if len(kept) > _MAX_KEPT * len(chunks):
+    kept = (chunks.view(_SAME_SIZE[tensor.element_size()]) != 0).any(dim=1)
+    if int(kept.sum()) > _MAX_KEPT * len(chunks):
         return tensor
     # A copy, because torch.save writes all of the memory that a view belongs to.
     rest = flat[whole:].cpu().clone()
-    left = {"index": kept.cpu(), "chunks": chunks[kept].cpu(), "rest": rest}
+    bits = torch.from_numpy(np.packbits(kept.cpu().numpy()))
+    left = {"kept": bits, "chunks": chunks[kept].cpu(), "rest": rest}
     return {_MARK: _CHUNK, "shape": tuple(tensor.shape), **left}
 
 
 def _unpack(packed: dict[str, Any]) -> Tensor:
     try:
-        shape, index, chunks, rest = (packed[key] for key in ("shape", "index", "chunks", "rest"))
+        shape, bits, chunks, rest = (packed[key] for key in ("shape", "kept", "chunks", "rest"))
         flat = torch.zeros(torch.Size(shape).numel(), dtype=chunks.dtype, device=chunks.device)
         whole = flat.numel() - rest.numel()
-        flat[:whole].view(-1, packed[_MARK])[index] = chunks
+        rows = flat[:whole].view(-1, packed[_MARK])
+        kept = np.unpackbits(bits.cpu().numpy(), count=len(rows))
+        rows[torch.from_numpy(kept).bool().to(rows.device)] = chunks
         flat[whole:] = rest
         return flat.view(shape)
     except torch.OutOfMemoryError:
