@@ -74,8 +74,11 @@ def test_nesting_is_kept():
     assert restored[3] == {"x": torch.Size((1, 2))}
 
 
+TOO_MANY = torch.full((10**5,), 255, dtype=torch.uint8)
+
+
 @pytest.mark.parametrize(
-    "change", [{"shape": (7, 5)}, {"kept": torch.full((10**5,), 255, dtype=torch.uint8)}, {"chunks": None}]
+    "change", [{"shape": (7, 5)}, {"kept": TOO_MANY}, {"chunks": None}], ids=["shape", "kept", "chunks"]
 )
 def test_what_does_not_fit_is_refused(change):
     packed = leave_out_zeros(mostly_zero("cpu")) | change
