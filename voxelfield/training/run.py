@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import math
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -71,7 +73,11 @@ def run(config: DictConfig, run_directory: Path, root: Path) -> dict[str, Any] |
         saved_scene = checkpoint["config"]["scene"]["name"]
         if saved_scene != settings.scene.name:
             raise ValueError(f"resume: the checkpoint is of scene={saved_scene}, not of scene={settings.scene.name}")
-    scene = load_scene(settings, root)
+    with ThreadPoolExecutor(max_workers=1) as background:
+        # The first optimizer that is built imports this, which takes seconds: here it does so while images are decoded.
+        imported = background.submit(importlib.import_module, "torch._dynamo")
+        scene = load_scene(settings, root)
+        imported.result()
     if device.type == "cuda":
         # Told before anything is on the device, so that what is there already is not counted twice.
         shapes = build_field(settings.model, scene, trainer_config, "meta")
