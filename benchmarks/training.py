@@ -45,7 +45,6 @@ from omegaconf import DictConfig
 
 from voxelfield._library import ensure_loaded
 from voxelfield.datasets.scene import Split
-from voxelfield.training.building import build_field
 from voxelfield.training.checkpoint import checkpoint_path
 from voxelfield.training.clock import synchronized_time
 from voxelfield.training.config import RunConfig, parse
@@ -97,12 +96,11 @@ def sizes(own: Size, finest: Sequence[int], samples: Sequence[int]) -> list[Size
 def resized(config: DictConfig, size: Size) -> DictConfig:
     """Returns a copy of a configuration at another size."""
     config = copy.deepcopy(config)
-    if config.model.kind == "sh":
+    if "resolutions" in config.model:
         *coarser, last = config.model.resolutions
-        config.model.resolutions = [*(size.finest * level // last for level in coarser), size.finest]
-    elif "resolutions" in config.model:
-        coarser = [level for level in config.model.resolutions[:-1] if level < size.finest]
-        config.model.resolutions = [*coarser, size.finest]
+        if all(finer % level == 0 for level, finer in itertools.pairwise((*coarser, last))):  # nested, and to stay so
+            coarser = [size.finest * level // last for level in coarser]
+        config.model.resolutions = [*(level for level in coarser if level < size.finest), size.finest]
     trainer = config.trainer
     stages = list(trainer.stages)
     kept = list(itertools.takewhile(lambda stage: stage.resolution < size.finest, stages[:-1]))
@@ -159,14 +157,14 @@ def train(config: DictConfig, device: torch.device, hold_out: int) -> dict[str, 
     settings = parse(RunConfig, config)
     scene = load_scene(settings, Path.cwd(), splits=("train",))
     learned, held_out = divide(scene.train, hold_out)
-    shapes = build_field(settings.model, scene, settings.trainer, "meta")
-    check_memory(estimate_memory(shapes, settings.trainer, learned), device)
+    shapes = settings.model.build(scene.aabb, settings.trainer.resolutions, "meta")
+    check_memory(estimate_memory(shapes, settings.model, settings.trainer, learned), device)
 
     torch.manual_seed(settings.seed)
     records = _Records()
     began = synchronized_time(device)
-    field = build_field(settings.model, scene, settings.trainer, device)
-    trainer = _Unsaved(field, learned, settings.trainer, settings.optimizer, records, Path(), {})
+    field = settings.model.build(scene.aabb, settings.trainer.resolutions, device)
+    trainer = _Unsaved(field, settings.model, learned, settings.trainer, settings.optimizer, records, Path(), {})
     trainer.train_seconds = synchronized_time(device) - began
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

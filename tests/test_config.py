@@ -11,24 +11,22 @@ import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from voxelfield.datasets.scene import Scene
 from voxelfield.ops import _constants
-from voxelfield.training.building import build_field
+from voxelfield.recipes import levels as limits
+from voxelfield.recipes.mlp import MLPRecipe
+from voxelfield.recipes.pyramid import PyramidRecipe
+from voxelfield.recipes.sh import SHRecipe
 from voxelfield.training.config import (
     DataConfig,
     LoggerConfig,
     LossConfig,
-    MLPModelConfig,
     OptimizerConfig,
-    PyramidModelConfig,
     RunConfig,
     SceneConfig,
-    SHModelConfig,
     StageConfig,
     TrainerConfig,
     parse,
 )
-from voxelfield.training.config import model as limits
 
 CONFIGS = Path(__file__).resolve().parents[1] / "configs"
 SCHEMAS = {"trainer": TrainerConfig, "optimizer": OptimizerConfig}
@@ -278,9 +276,8 @@ def test_text_from_the_environment_is_a_number(monkeypatch):
 SCHEMAS_OF_A_RUN = (
     SceneConfig,
     DataConfig,
-    PyramidModelConfig,
-    SHModelConfig,
-    MLPModelConfig,
+    PyramidRecipe,
+    SHRecipe,
     OptimizerConfig,
     TrainerConfig,
     LoggerConfig,
@@ -297,14 +294,11 @@ def test_defaults_are_what_trains_lego_on_a_gpu():
     assert parse(RunConfig, composed("scene=lego")) == RunConfig()
 
 
-@pytest.mark.parametrize(
-    ("name", "schema"), [("pyramid", PyramidModelConfig), ("sh", SHModelConfig), ("mlp", MLPModelConfig)]
-)
+@pytest.mark.parametrize(("name", "schema"), [("pyramid", PyramidRecipe), ("sh", SHRecipe), ("mlp", MLPRecipe)])
 def test_defaults_of_models_are_those_of_their_files_and_build(name, schema):
     assert parse(RunConfig, composed(f"model={name}")).model == schema()
     settings = RunConfig(model=schema())
-    scene = Scene(settings.scene.name, torch.tensor(settings.scene.aabb), {})
-    field = build_field(settings.model, scene, settings.trainer, "meta")
+    field = settings.model.build(torch.tensor(settings.scene.aabb), settings.trainer.resolutions, "meta")
     assert field.grid.channels == {"pyramid": 24, "sh": 28, "mlp": 12}[name]
 
 

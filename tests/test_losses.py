@@ -8,8 +8,12 @@ import math
 import pytest
 import torch
 
-from voxelfield import VoxelGrid, VoxelPyramid
+from voxelfield import VoxelGrid
+from voxelfield.decoders import DensityActivation, MLPDecoder
+from voxelfield.fields import RadianceField
 from voxelfield.rays import RaySamples
+from voxelfield.recipes.mlp import MLPRecipe
+from voxelfield.recipes.pyramid import PyramidRecipe
 from voxelfield.rendering import Rendering
 from voxelfield.training import losses
 from voxelfield.training.config import LossConfig
@@ -212,21 +216,21 @@ def test_no_ray_taken_is_no_loss(device):
     assert len(terms) == 4
 
 
-def ramp(device="cpu") -> VoxelGrid:
+def ramp(device="cpu") -> RadianceField:
     """Density rises by 1 per vertex along x, the two colour features by 3 per vertex along z."""
     grid = VoxelGrid(2, 3, ((0, 0, 0), (1, 1, 1)), device=device)
     steps = torch.arange(2.0, device=device)
     with torch.no_grad():
         grid.features[..., 0] = steps[:, None, None]
         grid.features[..., 1:] = 3 * steps[None, None, :, None]
-    return grid
+    return RadianceField(grid, MLPDecoder(2, 4, 1, 0, DensityActivation(1.0, 1.0)).to(device))
 
 
 def test_total_variation_is_kept_apart_for_density_and_colour(device):
-    grid = ramp(device)
-    terms = losses.grid_terms(make_config(tv_density=0.5, tv_color=0.1), grid, step=0)
+    field = ramp(device)
+    terms = losses.grid_terms(make_config(tv_density=0.5, tv_color=0.1), MLPRecipe(), field, step=0)
     assert {name: value.item() for name, value in terms.items()} == pytest.approx({"tv_density": 0.5, "tv_color": 0.9})
-    (gradient,) = torch.autograd.grad(terms["tv_density"], grid.features)
+    (gradient,) = torch.autograd.grad(terms["tv_density"], field.grid.levels)
     # mean over the 4 pairs along x: 2 * (difference 1) / 4, times the weight
     sign = torch.tensor([-1.0, 1.0], device=device)[:, None, None].expand(2, 2, 2)
     torch.testing.assert_close(gradient[..., 0], 0.25 * sign)
@@ -234,21 +238,19 @@ def test_total_variation_is_kept_apart_for_density_and_colour(device):
 
 
 def test_total_variation_applied_seldom_weighs_as_much_in_total():
-    grid = ramp()
+    field = ramp()
     config = make_config(tv_density=0.5, tv_every=4, tv_until=9)
-    due = {step: losses.grid_terms(config, grid, step) for step in range(13)}
+    due = {step: losses.grid_terms(config, MLPRecipe(), field, step) for step in range(13)}
     assert [step for step, terms in due.items() if terms] == [0, 4, 8]
     assert due[4]["tv_density"].item() == pytest.approx(4 * 0.5)
     assert set(due[4]) == {"tv_density"}
 
 
 def test_total_variation_can_be_switched_off():
-    assert losses.grid_terms(make_config(tv_density=1.0, tv_until=0), ramp(), 0) == {}
-    assert losses.grid_terms(make_config(), ramp(), 0) == {}
+    assert losses.grid_terms(make_config(tv_density=1.0, tv_until=0), MLPRecipe(), ramp(), 0) == {}
+    assert losses.grid_terms(make_config(), MLPRecipe(), ramp(), 0) == {}
 
 
-def test_total_variation_is_refused_for_a_pyramid():
-    pyramid = VoxelPyramid((2, 4), 3, ((0, 0, 0), (1, 1, 1)))
-    assert losses.grid_terms(make_config(), pyramid, 0) == {}
-    with pytest.raises(ValueError, match=r"trainer\.loss\.tv_density and tv_color are for model=mlp, got a pyramid"):
-        losses.grid_terms(make_config(tv_color=1.0), pyramid, 0)
+def test_kinds_of_field_without_the_terms_have_none():
+    field = PyramidRecipe(resolutions=[2, 4]).build(torch.tensor([[0.0] * 3, [1.0] * 3]), [4], "cpu")
+    assert losses.grid_terms(make_config(), PyramidRecipe(), field, 0) == {}

@@ -15,13 +15,12 @@ from safetensors.torch import load_file, save_file
 
 import voxelfield
 from voxelfield.cameras import Cameras
-from voxelfield.datasets.scene import Scene
 from voxelfield.export import load_model, save_model
 from voxelfield.export.model_file import FORMAT, ModelFileError
 from voxelfield.export.reached import reached_vertices
 from voxelfield.ops import sample_trilinear
-from voxelfield.training.building import build_field
-from voxelfield.training.config import TrainerConfig, parse, parse_model
+from voxelfield.recipes.recipe import Recipe
+from voxelfield.training.config import TrainerConfig, parse
 from voxelfield.training.trained import TrainedRun, restore_run
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,10 +40,8 @@ def run(request, device) -> TrainedRun:
         overrides = ["scene=lego", "trainer=smoke", stages, "trainer.occupancy.resolution=12", *MODELS[request.param]]
         config = compose("train_cpu", overrides=[*overrides, f"scene.aabb={[list(corner) for corner in BOX]}"])
     config = OmegaConf.create(OmegaConf.to_container(config, resolve=True))
-
-    field = build_field(
-        parse_model(config.model), Scene("lego", torch.tensor(BOX), {}), parse(TrainerConfig, config.trainer, "trainer")
-    )
+    resolutions = parse(TrainerConfig, config.trainer, "trainer").resolutions
+    field = parse(Recipe, config.model, "model").build(torch.tensor(BOX), resolutions, "cpu")
     with torch.no_grad():
         for level in field.grid.levels:
             level.copy_(torch.randn_like(level).half())

@@ -16,7 +16,6 @@ from PIL import Image
 import voxelfield
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.scene import Scene
-from voxelfield.training.building import build_field
 from voxelfield.training.checkpoint import resolve_checkpoint, save_checkpoint
 from voxelfield.training.config import RunConfig, parse
 from voxelfield.training.evaluation import evaluate_split
@@ -67,10 +66,17 @@ def train(scene, tmp_path):
         with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
             config = compose("train_cpu", overrides=[*TINY, *MODELS[way], *overrides])
         settings = parse(RunConfig, config)
-        field = build_field(settings.model, scene, settings.trainer).to(device)
+        field = settings.model.build(scene.aabb, settings.trainer.resolutions, device)
         saved = OmegaConf.to_container(config, resolve=True)
         trainer = Trainer(
-            field, scene.train, settings.trainer, settings.optimizer, NullLogger(), tmp_path / "run", saved
+            field,
+            settings.model,
+            scene.train,
+            settings.trainer,
+            settings.optimizer,
+            NullLogger(),
+            tmp_path / "run",
+            saved,
         )
         assert trainer.fit()
         return trainer

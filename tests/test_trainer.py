@@ -22,7 +22,6 @@ from voxelfield.fields import RadianceField
 from voxelfield.rendering import render_view
 from voxelfield.training import graph, optimizer
 from voxelfield.training import trainer as trainer_module
-from voxelfield.training.building import build_field
 from voxelfield.training.checkpoint import load_checkpoint
 from voxelfield.training.config import OptimizerConfig, RunConfig, parse
 from voxelfield.training.logging import NullLogger
@@ -101,9 +100,18 @@ def make_trainer(scene, tmp_path):
             config = compose("train_cpu", overrides=[*TINY, *overrides])
         settings = parse(RunConfig, config)
         torch.manual_seed(seed)
-        field = build_field(settings.model, scene, settings.trainer).to(device)
+        field = settings.model.build(scene.aabb, settings.trainer.resolutions, "cpu").to(device)
         run_directory = tmp_path / folder
-        return Trainer(field, split, settings.trainer, settings.optimizer, Recorder(), run_directory, {"note": folder})
+        return Trainer(
+            field,
+            settings.model,
+            split,
+            settings.trainer,
+            settings.optimizer,
+            Recorder(),
+            run_directory,
+            {"note": folder},
+        )
 
     return make
 
@@ -817,7 +825,7 @@ def test_a_decoder_of_a_users_own_trains(make_trainer, scene, tmp_path, device):
     field = RadianceField(VoxelGrid(12, 4, scene.aabb), PlainDecoder()).to(device)
     log = Recorder()
     optimizer_config = OptimizerConfig(grid_lr=0.2, network_lr=1e-3, grid_decay=0.0, skip_untouched=False)
-    trainer = Trainer(field, scene.train, like.config, optimizer_config, log, tmp_path / "own", {})
+    trainer = Trainer(field, like.recipe, scene.train, like.config, optimizer_config, log, tmp_path / "own", {})
     assert trainer.fit()
     losses = [loss for _, loss in log.series("loss/photometric")]
     assert fmean(losses[-5:]) < 0.5 * fmean(losses[:5])

@@ -12,7 +12,6 @@ from hydra import compose, initialize_config_dir
 from voxelfield.datasets.blender import load_blender
 from voxelfield.rendering import MAX_VISIBLE_PER_RAY
 from voxelfield.training import run as module
-from voxelfield.training.building import build_field
 from voxelfield.training.config import RunConfig, parse
 from voxelfield.training.memory import MemoryEstimate, check_memory, estimate_memory
 from voxelfield.training.run import run
@@ -29,7 +28,8 @@ def composed(*overrides):
 def estimated(*overrides) -> MemoryEstimate:
     settings = parse(RunConfig, composed(*overrides))
     scene = module.load_scene(settings, ROOT)
-    return estimate_memory(build_field(settings.model, scene, settings.trainer, "meta"), settings.trainer, scene.train)
+    field = settings.model.build(scene.aabb, settings.trainer.resolutions, "meta")
+    return estimate_memory(field, settings.model, settings.trainer, scene.train)
 
 
 def say_free(monkeypatch, free: int) -> None:

@@ -93,9 +93,10 @@ class RadianceField(nn.Module):
 
         That holds for a single grid and a decoder that says so (``density_is_monotonic``).
         """
-        if isinstance(self.grid, VoxelPyramid) or not getattr(self.decoder, "density_is_monotonic", False):
+        levels = self.grid.levels
+        if len(levels) > 1 or not getattr(self.decoder, "density_is_monotonic", False):
             return None
-        features = self.grid.features
+        features = levels[0]
         return self.decoder.density(features.flatten(0, 2)).view(features.shape[:-1])
 
     @property

@@ -458,6 +458,29 @@ class VoxelGrid(nn.Module):
         self._transform(lambda values: _sample_vertices(values, corners, target), optimizer)
         self._set_box(box)
 
+    def resize(
+        self,
+        resolution: int,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        aabb: Sequence[Sequence[float]] | Tensor | None = None,
+    ) -> None:
+        """Brings the grid to a number of voxels that are nearly cubes, as coarse-to-fine training does.
+
+        Args:
+            resolution: Cube root of the number of voxels (:func:`cubic_voxels`).
+            optimizer: The optimizer that trains this grid, if any.
+            aabb: What to :meth:`crop` the grid to first, world units.
+
+        Raises:
+            ValueError: As for :meth:`crop` and :meth:`upsample`.
+        """
+        if aabb is not None:
+            self.crop(aabb, optimizer)
+        vertices = cubic_voxels(self.aabb, resolution)
+        if vertices != self.resolution:
+            self.upsample(vertices, optimizer)
+
     def _set_box(self, box: Box) -> None:
         self._box = box
         self.aabb.copy_(box_tensor(box, torch.device("cpu")))

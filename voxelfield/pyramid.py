@@ -242,6 +242,27 @@ class VoxelPyramid(nn.Module):
         for grid, vertices in zip(self.grids, self._vertices(box), strict=True):
             grid.refit(box, vertices, optimizer)
 
+    def resize(
+        self,
+        resolution: int,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        aabb: Sequence[Sequence[float]] | Tensor | None = None,
+    ) -> None:
+        """Switches on the levels up to a resolution, as coarse-to-fine training does.
+
+        Args:
+            resolution: As for :meth:`activate`.
+            optimizer: The optimizer that trains the pyramid, if any.
+            aabb: What to :meth:`refit` all levels to first, world units.
+
+        Raises:
+            ValueError: As for :meth:`refit`.
+        """
+        if aabb is not None:
+            self.refit(aabb, optimizer)
+        self.activate(resolution)
+
     def get_extra_state(self) -> dict[str, Any]:
         """Returns the settings that ``state_dict`` holds beside the levels."""
         return {"active": self.active, "reduce": self.reduce}

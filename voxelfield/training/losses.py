@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from voxelfield.grids import VoxelGrid
+from voxelfield.fields import RadianceField
 from voxelfield.ops._internal.color_error import pixel_color_error, sample_color_error
-from voxelfield.pyramid import VoxelPyramid
+from voxelfield.recipes.recipe import Recipe
 from voxelfield.rendering import Rendering
 from voxelfield.training.config import LossConfig
 
@@ -83,23 +83,16 @@ def _mean(values: Tensor, rays_kept: Tensor | None) -> Tensor:
     return torch.where(counts, values, 0.0).sum() / _rays(values.shape[0], rays_kept)
 
 
-def grid_terms(config: LossConfig, grid: VoxelGrid | VoxelPyramid, step: int) -> dict[str, Tensor]:
+def grid_terms(config: LossConfig, recipe: Recipe, field: RadianceField, step: int) -> dict[str, Tensor]:
     """Returns the weighted terms on the grid itself that are due at a step.
 
-    Raises:
-        ValueError: Total variation is asked of a pyramid, no level of which is density or colour by itself.
+    Args:
+        config: The terms' weights, positive only for terms that the recipe has (:attr:`Recipe.grid_terms`).
+        recipe: What built the field.
+        field: The field.
+        step: Number of steps done.
     """
     if step >= config.tv_until or step % config.tv_every != 0:
         return {}
-    if isinstance(grid, VoxelPyramid):
-        if config.tv_density > 0 or config.tv_color > 0:
-            raise ValueError("trainer.loss.tv_density and tv_color are for model=mlp, got a pyramid")
-        return {}
-    terms = {}
-    if config.tv_density > 0:
-        scale = config.tv_density * config.tv_every
-        terms["tv_density"] = scale * grid.total_variation(channels=slice(0, 1))
-    if config.tv_color > 0:
-        scale = config.tv_color * config.tv_every
-        terms["tv_color"] = scale * grid.total_variation(channels=slice(1, None))
-    return terms
+    weights = {name: config.tv_every * getattr(config, name) for name in recipe.grid_terms}
+    return recipe.grid_losses(field, {name: weight for name, weight in weights.items() if weight > 0})

@@ -8,7 +8,7 @@ import torch
 
 from voxelfield.datasets.scene import Split
 from voxelfield.fields import RadianceField
-from voxelfield.pyramid import VoxelPyramid
+from voxelfield.recipes.recipe import Recipe
 from voxelfield.rendering import MAX_VISIBLE_PER_RAY
 from voxelfield.training.config import TrainerConfig
 from voxelfield.training.optimizer import copies_dtype
@@ -56,7 +56,7 @@ class MemoryEstimate:
         return f"{self.total / _GIB:.2f} GiB ({parts})"
 
 
-def estimate_memory(field: RadianceField, config: TrainerConfig, split: Split) -> MemoryEstimate:
+def estimate_memory(field: RadianceField, recipe: Recipe, config: TrainerConfig, split: Split) -> MemoryEstimate:
     """Returns what training steps on CUDA will hold at their peak, to within allocator overhead.
 
     Previews and the evaluation come on top: ``config.chunk`` rays at once, or what :class:`voxelfield.FieldRenderer`
@@ -64,13 +64,11 @@ def estimate_memory(field: RadianceField, config: TrainerConfig, split: Split) -
 
     Args:
         field: The field, at whatever resolution it starts with.
+        recipe: What built it.
         config: The loop's settings.
         split: The training images.
     """
-    if isinstance(field.grid, VoxelPyramid):
-        values = sum(level.numel() for level in field.grid.levels)
-    else:
-        values = max(stage.resolution for stage in config.stages) ** 3 * field.grid.channels
+    values = recipe.count_features(field, max(config.resolutions))
     copies = copies_dtype(config.precision, torch.device("cuda"))
     width = copies.itemsize
     channels = field.grid.channels

@@ -23,16 +23,14 @@ from voxelfield.datasets.locate import find_scene
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.display import FieldRenderer
 from voxelfield.export.model_file import MODEL_FILE, save_model
-from voxelfield.training.building import build_field
+from voxelfield.recipes.recipe import Recipe
 from voxelfield.training.checkpoint import load_checkpoint, resolve_checkpoint
 from voxelfield.training.clock import synchronized_time
 from voxelfield.training.config import (
     LoggerConfig,
-    ModelConfig,
     RunConfig,
     TrainerConfig,
     parse,
-    parse_model,
 )
 from voxelfield.training.evaluation import Evaluation, evaluate_split, write_metrics, write_video
 from voxelfield.training.images import composite_background, to_uint8
@@ -80,8 +78,8 @@ def run(config: DictConfig, run_directory: Path, root: Path) -> dict[str, Any] |
         imported.result()
     if device.type == "cuda":
         # Told before anything is on the device, so that what is there already is not counted twice.
-        shapes = build_field(settings.model, scene, trainer_config, "meta")
-        estimate = estimate_memory(shapes, trainer_config, scene.train)
+        shapes = settings.model.build(scene.aabb, trainer_config.resolutions, "meta")
+        estimate = estimate_memory(shapes, settings.model, trainer_config, scene.train)
         logger.info("training needs about %s of GPU memory", estimate)
         check_memory(estimate, device)
     saved_config: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
@@ -90,8 +88,10 @@ def run(config: DictConfig, run_directory: Path, root: Path) -> dict[str, Any] |
     log.text("config", f"```yaml\n{OmegaConf.to_yaml(config, resolve=True)}```")
     torch.manual_seed(settings.seed)
     started = synchronized_time(device)
-    field = build_field(settings.model, scene, trainer_config, device)
-    trainer = Trainer(field, scene.train, trainer_config, settings.optimizer, log, run_directory, saved_config)
+    field = settings.model.build(scene.aabb, trainer_config.resolutions, device)
+    trainer = Trainer(
+        field, settings.model, scene.train, trainer_config, settings.optimizer, log, run_directory, saved_config
+    )
     trainer.train_seconds = synchronized_time(device) - started
     if checkpoint is not None:
         trainer.restore(checkpoint)
@@ -110,9 +110,9 @@ def run(config: DictConfig, run_directory: Path, root: Path) -> dict[str, Any] |
     return metrics
 
 
-def check_same_model(saved: dict[str, Any], model: ModelConfig) -> None:
+def check_same_model(saved: dict[str, Any], model: Recipe) -> None:
     """Raises ValueError unless the model is the one of the checkpoint that training is to continue from."""
-    if parse_model(saved, "model of the checkpoint") != model:
+    if parse(Recipe, saved, "model of the checkpoint") != model:
         raise ValueError(f"resume: the checkpoint holds model {saved}, but the configuration says {asdict(model)}")
 
 

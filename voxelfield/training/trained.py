@@ -13,14 +13,13 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from voxelfield.cameras import Cameras
-from voxelfield.datasets.scene import Scene
 from voxelfield.display import FieldRenderer, Way
 from voxelfield.fields import RadianceField
 from voxelfield.occupancy import OccupancyGrid
+from voxelfield.recipes.recipe import Recipe
 from voxelfield.rendering import View
-from voxelfield.training.building import build_field
 from voxelfield.training.checkpoint import load_checkpoint
-from voxelfield.training.config import SceneConfig, TrainerConfig, parse, parse_model
+from voxelfield.training.config import SceneConfig, TrainerConfig, parse
 from voxelfield.training.optimizer import copies_dtype
 from voxelfield.training.views import view_renderer
 
@@ -127,7 +126,7 @@ def restore_run(
     trainer = parse(TrainerConfig, OmegaConf.merge(_BEFORE, config.trainer), "trainer")
     scene = parse(SceneConfig, config.scene, "scene")
     aabb = torch.tensor(scene.aabb, dtype=torch.float32)
-    field = build_field(parse_model(config.model), Scene(scene.name, aabb, {}), trainer)
+    field = parse(Recipe, config.model, "model").build(aabb, trainer.resolutions, "cpu")
     field.load_state_dict(field_state)
     field.requires_grad_(False)
     field.grid.to(copies_dtype(trainer.precision, device))

@@ -15,9 +15,8 @@ from torch import Tensor
 from voxelfield.datasets.scene import Split
 from voxelfield.display import FieldRenderer
 from voxelfield.fields import RadianceField
-from voxelfield.grids import cubic_voxels
 from voxelfield.occupancy import OccupancyGrid
-from voxelfield.pyramid import VoxelPyramid
+from voxelfield.recipes.recipe import Recipe
 from voxelfield.rendering import RenderSettings
 from voxelfield.training.averaging import WeightAverage
 from voxelfield.training.batches import PixelSampler
@@ -49,6 +48,7 @@ class Trainer:
 
     Args:
         field: The field, on its device, at the first stage's resolution.
+        recipe: What built it.
         split: Training images and cameras.
         config: The loop's settings.
         optimizer: Adam's settings.
@@ -65,6 +65,7 @@ class Trainer:
     def __init__(
         self,
         field: RadianceField,
+        recipe: Recipe,
         split: Split,
         config: TrainerConfig,
         optimizer: OptimizerConfig,
@@ -73,6 +74,7 @@ class Trainer:
         saved_config: dict[str, Any],
     ) -> None:
         self.field = field
+        self.recipe = recipe
         self.device = field.grid.aabb.device
         self.config = config
         self.optimizers = Optimizers(field, optimizer, config.rates)
@@ -206,23 +208,15 @@ class Trainer:
         stage = self.config.stages[stage_at(self.config.stages, self.step)]
         if stage.step != self.step:
             return
-        grid, optimizer = self.field.grid, self.optimizers.grid
         if self.step == 0:
             self._confine_occupancy()
         if stage.crop:
             self._occupied_fraction()
-        if isinstance(grid, VoxelPyramid):
-            if stage.crop:
-                grid.refit(self.occupancy.bounds(), optimizer)
-                self._confine_occupancy()
-            grid.activate(stage.resolution)
-        else:
-            if stage.crop:
-                grid.crop(self.occupancy.bounds(), optimizer)
-                self._confine_occupancy()
-            resolution = cubic_voxels(grid.aabb, stage.resolution)
-            if resolution != grid.resolution:
-                grid.upsample(resolution, optimizer)
+        box = self.occupancy.bounds() if stage.crop else None
+        self.recipe.enter_stage(self.field, stage.resolution, box, self.optimizers.grid)
+        if stage.crop:
+            self._confine_occupancy()
+        grid = self.field.grid
         logger.info("step %d: grid %d x %d x %d over %s", self.step, *grid.resolution, grid.aabb.tolist())
         vertices = sum(level[..., 0].numel() for level in grid.levels[: grid.active])
         self.log.scalars(self.step, {"stage/resolution": stage.resolution, "stage/vertices": vertices})
@@ -260,17 +254,13 @@ class Trainer:
     @torch.no_grad()
     def _refresh_occupancy(self) -> None:
         step, threshold = self.settings.step, self.config.occupancy.threshold
-        density = self.field.vertex_density()
-        if density is None:
-            with self._step.autocast():
-                self.occupancy.observe(self.field.density, step, threshold)
-        else:
-            self.occupancy.update(density, self.field.grid.aabb, step, threshold)
+        with self._step.autocast():
+            self.recipe.refresh_occupancy(self.field, self.occupancy, step, threshold)
         self.optimizers.confine(self.occupancy)
 
     def _regularise_grid(self) -> None:
         """Adds the gradients of the terms on the grid itself, where the step's own will be added."""
-        terms = grid_terms(self.config.loss, self.field.grid, self.step)
+        terms = grid_terms(self.config.loss, self.recipe, self.field, self.step)
         if terms:
             (self.config.loss_scale * torch.stack(list(terms.values())).sum()).backward()
             self._step.count(terms)

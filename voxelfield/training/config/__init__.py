@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-from voxelfield.training.config.model import (
-    MLPModelConfig,
-    ModelConfig,
-    PyramidModelConfig,
-    SHModelConfig,
-    parse_model,
-    used_levels,
-)
+from voxelfield.config.parsing import parse, unknown_key
 from voxelfield.training.config.optimizer import OptimizerConfig
-from voxelfield.training.config.parsing import parse, unknown_key
 from voxelfield.training.config.run import DataConfig, LoggerConfig, RunConfig, SceneConfig
 from voxelfield.training.config.trainer import (
     EvaluationConfig,
@@ -28,20 +20,14 @@ __all__ = [
     "EvaluationConfig",
     "LoggerConfig",
     "LossConfig",
-    "MLPModelConfig",
-    "ModelConfig",
     "OccupancyConfig",
     "OptimizerConfig",
-    "PyramidModelConfig",
     "RatesConfig",
     "RenderConfig",
     "RunConfig",
-    "SHModelConfig",
     "SceneConfig",
     "StageConfig",
     "TrainerConfig",
     "parse",
-    "parse_model",
     "unknown_key",
-    "used_levels",
 ]

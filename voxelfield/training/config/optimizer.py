@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from voxelfield.training.config.types import NotNegative, Positive
+from voxelfield.config.types import NotNegative, Positive
 
 
 @dataclass

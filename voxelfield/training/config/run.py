@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias
 
-from voxelfield.training.config.model import ModelConfig, PyramidModelConfig, check_levels
+from voxelfield.config.parsing import Form, Range
+from voxelfield.recipes.pyramid import PyramidRecipe
+from voxelfield.recipes.recipe import Recipe
 from voxelfield.training.config.optimizer import OptimizerConfig
-from voxelfield.training.config.parsing import Form, Range
 from voxelfield.training.config.trainer import TrainerConfig
 
 Corner: TypeAlias = tuple[float, float, float]
@@ -78,7 +79,7 @@ class RunConfig:
 
     scene: SceneConfig = field(default_factory=SceneConfig)
     data: DataConfig = field(default_factory=DataConfig)
-    model: ModelConfig = field(default_factory=PyramidModelConfig)
+    model: Recipe = field(default_factory=PyramidRecipe)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
@@ -87,6 +88,13 @@ class RunConfig:
     resume: str | None = None
 
     def check(self, name: str) -> None:
-        """Raises ValueError where the model does not fit the trainer's stages."""
-        finest = max(stage.resolution for stage in self.trainer.stages)
-        check_levels(self.model, finest, f"{name}.model" if name else "model")
+        """Raises ValueError where the model does not fit the trainer."""
+        prefix = f"{name}." if name else ""
+        self.model.check_resolution(max(self.trainer.resolutions), f"{prefix}model")
+        for term in ("tv_density", "tv_color"):
+            weight = getattr(self.trainer.loss, term)
+            if weight > 0 and term not in self.model.grid_terms:
+                raise ValueError(
+                    f"{prefix}trainer.loss.{term} must be 0 for model={self.model.kind}, which has no such term, "
+                    f"got {weight}"
+                )

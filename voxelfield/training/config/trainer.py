@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Annotated, Literal
 
-from voxelfield.training.config.parsing import Range
-from voxelfield.training.config.types import BelowOne, Count, Natural, NotNegative, Positive, Resolution
+from voxelfield.config.parsing import Range
+from voxelfield.config.types import BelowOne, Count, Natural, NotNegative, Positive, Resolution
 
 
 @dataclass
@@ -181,6 +181,11 @@ class TrainerConfig:
     checkpoint_every: Natural = 10000
     keep_checkpoints: bool = False
 
+    @property
+    def resolutions(self) -> list[int]:
+        """The stages' resolutions, in order."""
+        return [stage.resolution for stage in self.stages]
+
     def check(self, name: str) -> None:
         """Raises ValueError where settings do not fit one another."""
         if self.preview_every > 0 and self.preview_views < 1:
@@ -199,5 +204,5 @@ class TrainerConfig:
         if any(later.resolution < earlier.resolution and not later.crop for earlier, later in pairwise(self.stages)):
             raise ValueError(
                 f"{name}.stages must not become coarser without a crop (the last is {name}.finest in the presets), "
-                f"got resolutions {[stage.resolution for stage in self.stages]}"
+                f"got resolutions {self.resolutions}"
             )

@@ -82,10 +82,10 @@ def parse(schema: type[Config], values: Any, name: str = "") -> Config:
     """Checks values against a dataclass, whose annotations say what is allowed.
 
     Annotations may be ``int``, ``float``, ``bool``, ``str``, ``Literal`` of texts, another dataclass, ``list``, a
-    ``tuple`` of fixed length, either of these or null, or one of several dataclasses that a field ``kind`` tells apart;
-    any of them in ``Annotated`` with a :class:`Range` or a :class:`Form`. What concerns several fields at once is
-    checked by the dataclass's method ``check(name)``, if it has one. Keys that are not given have the dataclass's
-    defaults.
+    ``tuple`` of fixed length, or either of these or null; any of them in ``Annotated`` with a :class:`Range` or a
+    :class:`Form`. A dataclass whose subclasses are meant has a class method ``choose(values, name)``, which returns the
+    one that values ask for. What concerns several fields at once is checked by the dataclass's method ``check(name)``,
+    if it has one. Keys that are not given have the dataclass's defaults.
 
     Args:
         schema: The dataclass.
@@ -132,7 +132,7 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
                 raise ValueError(f"{key} must {limit}{finite}, got {converted!r}")
         return converted
     if origin in (Union, UnionType):
-        return _convert_union(value, arguments, key)
+        return _convert_or_null(value, arguments, key)
     if dataclasses.is_dataclass(hint):
         return _convert_dataclass(value, hint, key)
     if origin is Literal:
@@ -152,29 +152,23 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
     return converted
 
 
-def _convert_union(value: Any, hints: tuple[Any, ...], key: str) -> Any:
-    if NoneType in hints:
-        if value is None:
-            return None
-        (hint,) = (hint for hint in hints if hint is not NoneType)
-        try:
-            return _convert(value, hint, key)
-        except ValueError as error:
-            message = str(error)
-            if not message.startswith(f"{key} must "):
-                raise
-            reason, _, got = message.rpartition(", got ")
-            raise ValueError(f"{reason}, or null, got {got}") from error
-    by_kind = {get_args(get_type_hints(hint)["kind"])[0]: hint for hint in hints}
-    kind = value.get("kind", next(iter(by_kind))) if isinstance(value, Mapping) else getattr(value, "kind", None)
-    if kind is None:
-        raise _wrong_type(key, hints[0], value)
-    if not isinstance(kind, str) or kind not in by_kind:
-        raise ValueError(f"{key}.kind must be one of {', '.join(by_kind)}, got {_shown(kind)}")
-    return _convert_dataclass(value, by_kind[kind], key)
+def _convert_or_null(value: Any, hints: tuple[Any, ...], key: str) -> Any:
+    if value is None:
+        return None
+    (hint,) = (hint for hint in hints if hint is not NoneType)
+    try:
+        return _convert(value, hint, key)
+    except ValueError as error:
+        message = str(error)
+        if not message.startswith(f"{key} must "):
+            raise
+        reason, _, got = message.rpartition(", got ")
+        raise ValueError(f"{reason}, or null, got {got}") from error
 
 
 def _convert_dataclass(value: Any, schema: Any, key: str) -> Any:
+    if hasattr(schema, "choose"):
+        schema = schema.choose(value, key)
     if isinstance(value, schema):
         value = vars(value)
     if not isinstance(value, Mapping):

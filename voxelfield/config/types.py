@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, TypeAlias
 
-from voxelfield.training.config.parsing import Range
+from voxelfield.config.parsing import Range
 
 Count: TypeAlias = Annotated[int, Range(1)]
 Natural: TypeAlias = Annotated[int, Range(0)]

@@ -1,0 +1,1 @@
+"""Checked settings: how dataclasses say what is allowed, and how plain values become such dataclasses."""

@@ -1,0 +1,1 @@
+"""Kinds of fields: one file each, found by name."""

@@ -1,0 +1,64 @@
+"""One grid of density and features, of which a shallow network makes colour: ``model=mlp``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from voxelfield.config.types import Count, NotNegative
+from voxelfield.decoders import DensityActivation, MLPDecoder
+from voxelfield.fields import RadianceField
+from voxelfield.grids import VoxelGrid, cubic_voxels
+from voxelfield.recipes.levels import Degree
+from voxelfield.recipes.recipe import Recipe
+from voxelfield.recipes.softplus import SoftplusDensityConfig
+
+
+@dataclass
+class MLPRecipe(Recipe):
+    """One grid of density and features, of which a shallow network makes colour.
+
+    Attributes:
+        kind: Tells this model from the others.
+        features: Features of a vertex, beside density.
+        width: Of the hidden layers.
+        hidden: Hidden layers.
+        view_degree: Of the harmonics that tell the network the viewing direction.
+        init_std: Standard deviation of the features at the start.
+        density: How density comes of the first channel.
+    """
+
+    grid_terms: ClassVar[tuple[str, ...]] = ("tv_density", "tv_color")
+
+    kind: Literal["mlp"] = "mlp"
+    features: Count = 11
+    width: Count = 64
+    hidden: Count = 2
+    view_degree: Degree = 3
+    init_std: NotNegative = 0.1
+    density: SoftplusDensityConfig = field(default_factory=SoftplusDensityConfig)
+
+    def build(self, aabb: Tensor, resolutions: Sequence[int], device: torch.device | str) -> RadianceField:
+        """See :class:`Recipe`. The grid has the first stage's resolution."""
+        density = DensityActivation(self.density.scale, self.density.initial)
+        decoder = MLPDecoder(self.features, self.width, self.hidden, self.view_degree, density)
+        vertices = cubic_voxels(aabb, resolutions[0])
+        grid = VoxelGrid(vertices, decoder.channels, aabb, init_std=self.init_std, device=device)
+        with torch.no_grad():
+            grid.features[..., 0] = 0  # density starts even: noise would be mistaken for matter
+        return RadianceField(grid, decoder).to(device)
+
+    def grid_losses(self, field: RadianceField, weights: Mapping[str, float]) -> dict[str, Tensor]:
+        """See :class:`Recipe`. The total variation of the raw density and of the colour features."""
+        channels = {"tv_density": slice(0, 1), "tv_color": slice(1, None)}
+        grid = field.grid
+        assert isinstance(grid, VoxelGrid)
+        return {name: weight * grid.total_variation(channels=channels[name]) for name, weight in weights.items()}
+
+    def count_features(self, field: RadianceField, finest: int) -> int:
+        """See :class:`Recipe`. The grid grows up to there."""
+        return finest**3 * field.grid.channels

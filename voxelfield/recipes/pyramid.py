@@ -1,0 +1,82 @@
+"""Grids from coarse to fine, read side by side by two shallow networks: ``model=pyramid``, the default."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+import torch
+from torch import Tensor
+
+from voxelfield.config.parsing import Range
+from voxelfield.config.types import NotNegative, Positive, Resolution
+from voxelfield.decoders import ExponentialDensity, NetworkDecoder
+from voxelfield.fields import RadianceField
+from voxelfield.pyramid import VoxelPyramid
+from voxelfield.recipes.levels import MAX_LAYERS, MAX_WIDTH, Degree, FusedWidth, built_levels, check_levels
+from voxelfield.recipes.recipe import Recipe
+
+
+@dataclass
+class ExponentialDensityConfig:
+    """Exponential density; see :class:`voxelfield.decoders.ExponentialDensity`.
+
+    Attributes:
+        initial: Density where the network says 0, per world unit.
+    """
+
+    initial: Positive = 1.0
+
+
+@dataclass
+class PyramidRecipe(Recipe):
+    """Grids from coarse to fine, read side by side; two shallow networks make density and colour of them.
+
+    Attributes:
+        kind: Tells this model from the others.
+        resolutions: Of the levels. Those finer than all ``trainer.stages`` are left out, and one that is named twice
+            counts once.
+        channels: Features of a level at a vertex.
+        init_range: Features start uniformly within this of zero.
+        width: Of both networks' hidden layers.
+        geometry: Numbers that the density network hands to the colour network.
+        hidden: Hidden layers of the colour network.
+        view_degree: Of the harmonics that tell the colour network the viewing direction.
+        density: How density comes of the density network.
+    """
+
+    kind: Literal["pyramid"] = "pyramid"
+    resolutions: list[Resolution] = field(default_factory=lambda: [16, 32, 64, 128, 256, 400])
+    channels: FusedWidth = 4
+    init_range: NotNegative = 1e-4
+    width: FusedWidth = 128
+    geometry: FusedWidth = 16
+    hidden: Annotated[int, Range(1, MAX_LAYERS - 1)] = 3
+    view_degree: Degree = 3
+    density: ExponentialDensityConfig = field(default_factory=ExponentialDensityConfig)
+
+    def check(self, name: str) -> None:
+        """Raises ValueError where settings do not fit one another."""
+        harmonics = (self.view_degree + 1) ** 2
+        if self.geometry + harmonics > MAX_WIDTH:
+            raise ValueError(
+                f"{name}.geometry must be at most {MAX_WIDTH - harmonics} with {name}.view_degree={self.view_degree}, "
+                f"got {self.geometry}"
+            )
+
+    def check_resolution(self, finest: int, name: str) -> None:
+        """See :class:`Recipe`."""
+        levels = len(check_levels(self.resolutions, finest, name))
+        if levels * self.channels > MAX_WIDTH:
+            raise ValueError(
+                f"{name}.channels must be at most {MAX_WIDTH // levels} with {levels} levels, got {self.channels}"
+            )
+
+    def build(self, aabb: Tensor, resolutions: Sequence[int], device: torch.device | str) -> RadianceField:
+        """See :class:`Recipe`."""
+        levels = built_levels(self.resolutions, resolutions)
+        pyramid = VoxelPyramid(levels, self.channels, aabb, init_range=self.init_range, device=device)
+        density = ExponentialDensity(self.density.initial)
+        decoder = NetworkDecoder(pyramid.channels, self.width, self.geometry, self.hidden, self.view_degree, density)
+        return RadianceField(pyramid, decoder).to(device)

@@ -1,0 +1,41 @@
+"""Which recipes there are: this package's own, and those that other packages announce as entry points."""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import EntryPoint, entry_points
+
+ENTRY_POINTS = "voxelfield.recipes"
+"""The group in which other packages announce recipes."""
+
+_OWN = {
+    "pyramid": ("voxelfield.recipes.pyramid", "PyramidRecipe"),
+    "sh": ("voxelfield.recipes.sh", "SHRecipe"),
+    "mlp": ("voxelfield.recipes.mlp", "MLPRecipe"),
+}
+
+
+def recipe_names() -> tuple[str, ...]:
+    """Lists the names of all recipes, the default one first; imports none of them."""
+    return *_OWN, *announced_recipes()
+
+
+def announced_recipes() -> tuple[str, ...]:
+    """Lists the names of the recipes of other packages; imports none of them."""
+    return tuple(sorted(_announced()))
+
+
+def load_recipe(name: str) -> object:
+    """Imports what stands behind a name.
+
+    Raises:
+        KeyError: There is no recipe of that name.
+    """
+    if name in _OWN:
+        module, attribute = _OWN[name]
+        return getattr(importlib.import_module(module), attribute)
+    return _announced()[name].load()
+
+
+def _announced() -> dict[str, EntryPoint]:
+    return {entry.name: entry for entry in entry_points(group=ENTRY_POINTS) if entry.name not in _OWN}

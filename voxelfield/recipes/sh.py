@@ -1,0 +1,61 @@
+"""Grids from coarse to fine whose sum is density and spherical harmonics of colour, no network: ``model=sh``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from voxelfield.config.types import NotNegative, Positive, Resolution
+from voxelfield.decoders import DensityActivation, SHDecoder
+from voxelfield.fields import RadianceField
+from voxelfield.pyramid import VoxelPyramid
+from voxelfield.recipes.levels import Degree, built_levels, check_levels
+from voxelfield.recipes.recipe import Recipe
+from voxelfield.recipes.softplus import SoftplusDensityConfig
+
+
+@dataclass
+class SHDensityConfig(SoftplusDensityConfig):
+    """The same with the defaults of a sum of grids."""
+
+    scale: Positive = 2.0e5
+    initial: Positive = 1.0
+
+
+@dataclass
+class SHRecipe(Recipe):
+    """Density and spherical-harmonics colour, no network: grids from coarse to fine, added up.
+
+    Attributes:
+        kind: Tells this model from the others.
+        resolutions: Of the levels, each a whole multiple of the one before. Those finer than all ``trainer.stages``
+            are left out.
+        degree: Of the harmonics.
+        init_range: Features start uniformly within this of zero.
+        density: How density comes of the first channel.
+    """
+
+    kind: Literal["sh"] = "sh"
+    resolutions: list[Resolution] = field(default_factory=lambda: [40, 80, 160, 320])
+    degree: Degree = 2
+    init_range: NotNegative = 1e-4
+    density: SHDensityConfig = field(default_factory=SHDensityConfig)
+
+    def check_resolution(self, finest: int, name: str) -> None:
+        """See :class:`Recipe`."""
+        if any(finer % coarser for coarser, finer in pairwise(check_levels(self.resolutions, finest, name))):
+            raise ValueError(
+                f"{name}.resolutions must each be a whole multiple of the one before, got {self.resolutions}"
+            )
+
+    def build(self, aabb: Tensor, resolutions: Sequence[int], device: torch.device | str) -> RadianceField:
+        """See :class:`Recipe`."""
+        decoder = SHDecoder(self.degree, DensityActivation(self.density.scale, self.density.initial))
+        levels = built_levels(self.resolutions, resolutions)
+        pyramid = VoxelPyramid(levels, decoder.channels, aabb, reduce="sum", init_range=self.init_range, device=device)
+        return RadianceField(pyramid, decoder).to(device)
