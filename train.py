@@ -16,8 +16,9 @@ from hydra.utils import get_original_cwd
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from voxelfield.config.parsing import unknown_key
 from voxelfield.download import DownloadError
-from voxelfield.training.config import unknown_key
+from voxelfield.training.config.announced import offer_announced_recipes
 from voxelfield.training.run import run
 from voxelfield.training.trainer import EmptyFieldError
 
@@ -69,6 +70,7 @@ def composition_error(error: CompactHydraException) -> str:
 if __name__ == "__main__":
     # Hydra would print its errors over many lines and exit; told to raise them, it leaves that to us.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    offer_announced_recipes()
     try:
         main()
     except CompactHydraException as error:

@@ -1,0 +1,93 @@
+"""Recipes of other packages: what docs/recipes.md shows is found, configured, trained and loaded again."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from build_testing import environment
+
+from voxelfield.config.parsing import parse
+from voxelfield.recipes.pyramid import PyramidRecipe
+from voxelfield.recipes.recipe import Recipe
+from voxelfield.recipes.registry import recipe_names
+
+ROOT = Path(__file__).parent.parent
+LEARNED = 17.0  # dB
+FILE = re.compile(r"^`([^`\n]+)`\n\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def install(folder: Path, name: str, entry_points: dict[str, str]) -> None:
+    """Writes the metadata that pip would write of a package."""
+    metadata = folder / f"{name}-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    announced = "".join(f"{key} = {value}\n" for key, value in entry_points.items())
+    (metadata / "entry_points.txt").write_text(f"[voxelfield.recipes]\n{announced}")
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page's package, as if it were installed."""
+    folder = tmp_path_factory.mktemp("installed")
+    shown = dict(FILE.findall((ROOT / "docs" / "recipes.md").read_text(encoding="utf-8")))
+    (folder / "sdf_field.py").write_text(shown["sdf_field.py"])
+    project = configparser.ConfigParser()
+    project.read_string(shown["pyproject.toml"])  # these few lines of TOML are an INI file too
+    announced = dict(project['project.entry-points."voxelfield.recipes"'])
+    install(folder, "sdf_field", {name: value.strip('"') for name, value in announced.items()})
+    return folder
+
+
+def run(package: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join((str(ROOT), str(package)))
+    variables = environment(ROOT, package / "cache", PYTHONPATH=path)
+    return subprocess.run(
+        [sys.executable, *command], cwd=ROOT, env=variables, capture_output=True, text=True, check=False
+    )
+
+
+def test_the_guides_recipe_trains_and_is_loaded_again(package: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    quick = ["trainer=smoke", "trainer.evaluation.video_frames=0", "device=cpu", "logger=none"]
+    done = run(package, "train.py", "scene=bricks", "model=sdf", "model.beta=0.05", *quick, f"hydra.run.dir={output}")
+    assert done.returncode == 0, done.stderr[-3000:]
+    metrics = json.loads((output / "metrics.json").read_text())
+    assert metrics["drawn_by"] == "render_view"
+    assert metrics["psnr"] > LEARNED
+    script = (
+        "import torch, voxelfield\n"
+        f"run = voxelfield.load({str(output)!r}, 'cpu')\n"
+        "print(type(run.field).__name__, float(run.density(torch.zeros(1, 3))) >= 0)"
+    )
+    loaded = run(package, "-c", script)
+    assert loaded.stdout.split() == ["SDFField", "True"], loaded.stderr[-3000:]
+
+
+def test_settings_of_a_foreign_recipe_are_checked(package: Path) -> None:
+    done = run(package, "train.py", "model=sdf", "model.beta=-1", "trainer=smoke")
+    assert done.returncode == 2
+    assert "model.beta must be positive, got -1.0" in done.stderr
+
+
+def test_a_recipe_that_cannot_be_imported_harms_no_other_run(tmp_path: Path) -> None:
+    install(tmp_path, "broken", {"broken": "there_is_no_such_module:Recipe"})
+    done = run(tmp_path, "train.py", "trainer.steps=-1")
+    assert "model=broken is not available" in done.stderr
+    assert "trainer.steps must be at least 1, got -1" in done.stderr
+
+
+def test_without_a_kind_a_recipe_is_a_pyramid() -> None:
+    assert parse(Recipe, {}, "model") == PyramidRecipe()
+    assert recipe_names()[0] == "pyramid"
+
+
+def test_an_unknown_kind_is_refused_with_the_choices() -> None:
+    with pytest.raises(ValueError, match=r"^model\.kind must be one of pyramid, sh, mlp.*, got 'hash'$"):
+        parse(Recipe, {"kind": "hash"}, "model")

@@ -1,0 +1,27 @@
+"""Makes the recipes of other packages known to Hydra."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+from hydra.core.config_store import ConfigStore
+
+from voxelfield.recipes.recipe import Recipe
+from voxelfield.recipes.registry import announced_recipes
+
+logger = logging.getLogger(__name__)
+
+
+def offer_announced_recipes() -> None:
+    """Adds a choice ``model=NAME``, with the recipe's defaults, for every recipe that another package announces.
+
+    A recipe that cannot be imported is left out with a warning, because a run that does not use it needs nothing of it.
+    """
+    for name in announced_recipes():
+        try:
+            defaults = dataclasses.asdict(Recipe.choose({"kind": name}, "model")(kind=name))
+        except Exception as error:  # a package of somebody else's may fail in any way
+            logger.warning("model=%s is not available, because its recipe cannot be used: %s", name, error)
+        else:
+            ConfigStore.instance().store(group="model", name=name, node=defaults, provider="voxelfield.recipes")
