@@ -1,0 +1,1 @@
+"""Shapes: outlines, solids, and structures of bricks or bars."""

@@ -1,0 +1,1 @@
+"""From the model to pixels, by Mitsuba."""
