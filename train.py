@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from voxelfield.config.parsing import unknown_key
-from voxelfield.download import DownloadError
+from voxelfield.datasets.download import DownloadError
 from voxelfield.training.config.announced import offer_announced_recipes
 from voxelfield.training.run import run
 from voxelfield.training.trainer import EmptyFieldError

@@ -33,11 +33,11 @@ from torch import Tensor
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from voxelfield.cameras import Cameras
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.locate import find_scene
 from voxelfield.datasets.scene import Split
-from voxelfield.display import FieldRenderer, Way, display_way
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.renderer import FieldRenderer, Way, display_way
 from voxelfield.training.clock import synchronized_time
 from voxelfield.training.images import composite_background
 from voxelfield.training.metrics import psnr, ssim

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from voxelfield import VoxelPyramid
-from voxelfield.decoders import DensityActivation, SHDecoder
-from voxelfield.fields import RadianceField
+from voxelfield.fields.decoders import SHDecoder
+from voxelfield.fields.density import DensityActivation
+from voxelfield.fields.field import RadianceField
 from voxelfield.training.averaging import WeightAverage
 
 

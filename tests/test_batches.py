@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from voxelfield.cameras import Cameras
 from voxelfield.datasets.scene import Split
+from voxelfield.rendering.cameras import Cameras
 from voxelfield.training.batches import PixelSampler, background_for
 
 COUNT, HEIGHT, WIDTH = 3, 5, 7

@@ -12,9 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
-from voxelfield.cameras import Cameras
 from voxelfield.datasets.blender import area_average, available_splits, downscale_to_fit, load_blender
 from voxelfield.datasets.scene import Scene, Split
+from voxelfield.rendering.cameras import Cameras
 
 LEGO = Path(__file__).parent / "fixtures" / "lego"
 POSE = np.eye(4).tolist()

@@ -40,7 +40,7 @@ pytestmark = needs_posix
 
 def test_importing_neither_compiles_nor_loads(installed, tmp_path):
     code = """
-import torch, voxelfield, voxelfield.ops, voxelfield.grids
+import torch, voxelfield, voxelfield.ops, voxelfield.grids.voxel_grid
 from voxelfield import _library
 assert _library.loaded_modules() == {}, _library.loaded_modules()
 assert not hasattr(torch.ops.voxelfield, "sample_trilinear")

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from voxelfield.cameras import Cameras, orbit
+from voxelfield.rendering.cameras import Cameras, orbit
 
 AABB = torch.tensor([[-1.5, -1.5, -1.5], [1.5, 1.5, 1.5]])
 

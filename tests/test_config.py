@@ -11,11 +11,11 @@ import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from voxelfield.fields.recipes import levels as limits
+from voxelfield.fields.recipes.mlp import MLPRecipe
+from voxelfield.fields.recipes.pyramid import PyramidRecipe
+from voxelfield.fields.recipes.sh import SHRecipe
 from voxelfield.ops import _constants
-from voxelfield.recipes import levels as limits
-from voxelfield.recipes.mlp import MLPRecipe
-from voxelfield.recipes.pyramid import PyramidRecipe
-from voxelfield.recipes.sh import SHRecipe
 from voxelfield.training.config import (
     DataConfig,
     LoggerConfig,

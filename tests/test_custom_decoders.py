@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from voxelfield import VoxelGrid
-from voxelfield.decoders import DensityActivation, SHDecoder
-from voxelfield.fields import RadianceField
-from voxelfield.occupancy import OccupancyGrid
+from voxelfield.fields.decoders import SHDecoder
+from voxelfield.fields.density import DensityActivation
+from voxelfield.fields.field import RadianceField
+from voxelfield.rendering.occupancy import OccupancyGrid
 
 BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
 RADIUS, THICKNESS, STEP, THRESHOLD = 0.6614, 0.018, 0.05, 0.01  # no vertex is near that radius

@@ -7,14 +7,8 @@ import math
 import pytest
 import torch
 
-from voxelfield.decoders import (
-    DensityActivation,
-    ExponentialDensity,
-    MLPDecoder,
-    NetworkDecoder,
-    SHDecoder,
-    spherical_harmonics,
-)
+from voxelfield.fields.decoders import MLPDecoder, NetworkDecoder, SHDecoder, spherical_harmonics
+from voxelfield.fields.density import DensityActivation, ExponentialDensity
 
 DEGREES = [0, 1, 2, 3]
 SCALE, INITIAL = 25.0, 0.1

@@ -8,12 +8,14 @@ import torch
 from torch import nn
 
 from voxelfield import FieldRenderer, VoxelGrid, VoxelPyramid
-from voxelfield.cameras import Cameras
-from voxelfield.decoders import DensityActivation, ExponentialDensity, MLPDecoder, NetworkDecoder, SHDecoder
-from voxelfield.display import display_way
-from voxelfield.fields import RadianceField
-from voxelfield.occupancy import OccupancyGrid
-from voxelfield.rendering import RenderSettings, View, render_view
+from voxelfield.fields.decoders import MLPDecoder, NetworkDecoder, SHDecoder
+from voxelfield.fields.density import DensityActivation, ExponentialDensity
+from voxelfield.fields.field import RadianceField
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.march import RenderSettings
+from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.rendering.render import View, render_view
+from voxelfield.rendering.renderer import display_way
 
 BOX = ((-1.0, -0.8, -1.2), (1.0, 1.1, 0.9))
 SETTINGS = RenderSettings(step=0.06, min_weight=1e-3)

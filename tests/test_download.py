@@ -12,9 +12,9 @@ import zipfile
 
 import pytest
 
-from voxelfield import download as module
+from voxelfield.datasets import download as module
+from voxelfield.datasets.download import DownloadError, Manifest, download, load_manifest, main
 from voxelfield.datasets.locate import SceneNotFoundError, find_scene
-from voxelfield.download import DownloadError, Manifest, download, load_manifest, main
 
 FILES = {
     "train/r_0.png": b"first" * 1000,

@@ -9,8 +9,8 @@ import pytest
 import torch
 from PIL import Image
 
-from voxelfield.cameras import Cameras
 from voxelfield.datasets.scene import Split
+from voxelfield.rendering.cameras import Cameras
 from voxelfield.training.evaluation import View, evaluate_split, write_metrics, write_video
 from voxelfield.training.images import composite_background
 from voxelfield.training.metrics import psnr, ssim

@@ -7,9 +7,10 @@ import torch
 from reference import sample_grid
 
 from voxelfield import VoxelGrid, VoxelPyramid
-from voxelfield.decoders import DensityActivation, ExponentialDensity, MLPDecoder, NetworkDecoder, SHDecoder
-from voxelfield.fields import RadianceField
-from voxelfield.rays import RaySamples
+from voxelfield.fields.decoders import MLPDecoder, NetworkDecoder, SHDecoder
+from voxelfield.fields.density import DensityActivation, ExponentialDensity
+from voxelfield.fields.field import RadianceField
+from voxelfield.rendering.rays import RaySamples
 
 BOX = ((-1.0, 0.5, -3.0), (2.0, 1.5, 1.0))
 RESOLUTION = (4, 3, 5)

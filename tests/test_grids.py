@@ -15,9 +15,10 @@ from tolerances import assert_matches
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from voxelfield import VoxelGrid, VoxelPyramid, grids, ops
-from voxelfield.occupancy import OccupancyGrid
+from voxelfield import VoxelGrid, VoxelPyramid, ops
+from voxelfield.grids import resampling
 from voxelfield.ops import _checks
+from voxelfield.rendering.occupancy import OccupancyGrid
 
 BOX = ((-1.0, 0.5, -3.0), (2.0, 1.0, 1.0))
 SIXTEEN_BIT = [torch.float16, torch.bfloat16]
@@ -569,7 +570,7 @@ def test_resampling_slab_by_slab_changes_nothing(monkeypatch):
     whole_loss = whole.total_variation((1, 2, 3))
     whole_loss.backward()
     for elements in (1, 500):
-        monkeypatch.setattr(grids, "_SLAB_ELEMENTS", elements)
+        monkeypatch.setattr(resampling, "_SLAB_ELEMENTS", elements)
         other = copy.deepcopy(sliced)
         other.upsample((13, 11, 7))
         assert torch.equal(other.features, whole.features)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from voxelfield import download
-from voxelfield.catalogue import downloadable_scenes
+from voxelfield.datasets import download
+from voxelfield.datasets.catalogue import downloadable_scenes
 from voxelfield.datasets.locate import SceneNotFoundError, find_scene
 
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -51,7 +51,7 @@ def test_message_for_a_scene_with_a_download(tmp_path, monkeypatch):
     assert message.startswith("scene 'lego' not found")
     assert str(root / "lego") in message
     assert str(tmp_path / "shared" / "lego") in message
-    assert f"`python -m voxelfield.download lego --root '{root}'`" in message
+    assert f"`python -m voxelfield.datasets.download lego --root '{root}'`" in message
     assert "data.download=true" in message
     assert "scene=bricks needs no download" in message
     assert isinstance(error.value, FileNotFoundError)
@@ -63,7 +63,7 @@ def test_message_for_a_scene_without_a_download(tmp_path):
     message = str(error.value)
     assert "($VOXELFIELD_DATA is not set)" in message
     assert "no download (those that have: lego)" in message
-    assert "python -m voxelfield.download" not in message
+    assert "python -m voxelfield.datasets.download" not in message
     assert "data.download" not in message
     assert "scene=bricks needs no download" in message
 

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from voxelfield import VoxelGrid
-from voxelfield.decoders import DensityActivation, MLPDecoder
-from voxelfield.fields import RadianceField
-from voxelfield.rays import RaySamples
-from voxelfield.recipes.mlp import MLPRecipe
-from voxelfield.recipes.pyramid import PyramidRecipe
-from voxelfield.rendering import Rendering
+from voxelfield.fields.decoders import MLPDecoder
+from voxelfield.fields.density import DensityActivation
+from voxelfield.fields.field import RadianceField
+from voxelfield.fields.recipes.mlp import MLPRecipe
+from voxelfield.fields.recipes.pyramid import PyramidRecipe
+from voxelfield.rendering.rays import RaySamples
+from voxelfield.rendering.render import Rendering
 from voxelfield.training import losses
 from voxelfield.training.config import LossConfig
 

@@ -14,12 +14,12 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import voxelfield
-from voxelfield.cameras import Cameras
 from voxelfield.export import load_model, save_model
 from voxelfield.export.model_file import FORMAT, ModelFileError
 from voxelfield.export.reached import reached_vertices
+from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.ops import sample_trilinear
-from voxelfield.recipes.recipe import Recipe
+from voxelfield.rendering.cameras import Cameras
 from voxelfield.training.config import TrainerConfig, parse
 from voxelfield.training.trained import TrainedRun, restore_run
 

@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional as F
 
 from voxelfield import ops
-from voxelfield.cameras import Cameras
 from voxelfield.ops import _internal
+from voxelfield.rendering.cameras import Cameras
 
 BOX = [[-1.0] * 3, [1.0] * 3]
 STEP = 0.1

@@ -11,9 +11,9 @@ import torch
 from reference import sample_grid
 from torch import nn
 
-from voxelfield import occupancy
-from voxelfield.occupancy import OccupancyGrid
 from voxelfield.ops import pack_occupancy
+from voxelfield.rendering import occupancy
+from voxelfield.rendering.occupancy import OccupancyGrid
 
 BOX = torch.tensor([[-1.0, 0.5, -3.0], [2.0, 1.5, 1.0]])
 STEP, THRESHOLD = 0.05, 0.2

@@ -8,7 +8,7 @@ from op_testing import DTYPES
 from tolerances import arithmetic, assert_matches
 from torch.nn import functional as F
 
-from voxelfield.decoders import spherical_harmonics
+from voxelfield.fields.decoders import spherical_harmonics
 from voxelfield.ops._internal import append_view
 
 

@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from voxelfield import _library, ops
-from voxelfield.decoders import spherical_harmonics
+from voxelfield.fields.decoders import spherical_harmonics
 from voxelfield.ops import _internal
 
 LOWEST, HIGHEST = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from voxelfield import _library
 from voxelfield.ops import OccupancyBits, PackedSamples, march_rays, pack_occupancy, sample_trilinear
-from voxelfield.rays import intersect_aabb
+from voxelfield.rendering.rays import intersect_aabb
 
 BOX = torch.tensor([[-1.0, 0.5, -3.0], [2.0, 1.5, 1.0]])
 STEP = 0.07

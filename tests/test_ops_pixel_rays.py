@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from voxelfield.cameras import Cameras
 from voxelfield.ops._internal import pixel_rays
+from voxelfield.rendering.cameras import Cameras
 
 BOX = [[-1.0, -0.5, -2.0], [1.0, 1.5, 0.5]]
 

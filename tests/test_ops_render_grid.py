@@ -13,9 +13,10 @@ from pyramid_scene import PYRAMID_BOX as GRID_BOX
 from torch.nn import functional as F
 
 from voxelfield import _library, ops
-from voxelfield.cameras import Cameras
-from voxelfield.decoders import DensityActivation, SHDecoder, spherical_harmonics
+from voxelfield.fields.decoders import SHDecoder, spherical_harmonics
+from voxelfield.fields.density import DensityActivation
 from voxelfield.ops import _internal
+from voxelfield.rendering.cameras import Cameras
 
 SCALE, SHIFT = 20.0, -1.5
 DEGREES = [0, 1, 2, 3]

@@ -19,13 +19,15 @@ from pyramid_scene import (
 )
 
 from voxelfield import _library, ops
-from voxelfield.cameras import Cameras
-from voxelfield.decoders import ExponentialDensity, NetworkDecoder, spherical_harmonics
-from voxelfield.fields import RadianceField
-from voxelfield.occupancy import OccupancyGrid
+from voxelfield.fields.decoders import NetworkDecoder, spherical_harmonics
+from voxelfield.fields.density import ExponentialDensity
+from voxelfield.fields.field import RadianceField
+from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.ops import _internal
-from voxelfield.pyramid import VoxelPyramid
-from voxelfield.rendering import RenderSettings, render_view
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.march import RenderSettings
+from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.rendering.render import render_view
 
 WIDTH, HEIGHT = 45, 26
 INITIAL = 8.0

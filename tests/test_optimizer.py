@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from voxelfield import VoxelGrid
-from voxelfield.decoders import DensityActivation, MLPDecoder, SHDecoder
-from voxelfield.fields import RadianceField
-from voxelfield.occupancy import OccupancyGrid
+from voxelfield.fields.decoders import MLPDecoder, SHDecoder
+from voxelfield.fields.density import DensityActivation
+from voxelfield.fields.field import RadianceField
+from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.training import optimizer as module
 from voxelfield.training.config import OptimizerConfig, RatesConfig
 from voxelfield.training.optimizer import Optimizers

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from voxelfield import VoxelGrid
+from voxelfield.grids.adam import GridAdam
+from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.ops import sample_trilinear
-from voxelfield.optim import GridAdam
-from voxelfield.pyramid import VoxelPyramid
 
 BOX = ((-1.0, -2.0, 0.0), (1.0, 2.0, 1.0))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from voxelfield.rays import Rays, RaySamples, intersect_aabb
+from voxelfield.rendering.rays import Rays, RaySamples, intersect_aabb
 
 AABB = torch.tensor([[-1.0, -2.0, -3.0], [1.0, 2.0, 3.0]])
 

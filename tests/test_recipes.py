@@ -14,9 +14,9 @@ import pytest
 from build_testing import environment
 
 from voxelfield.config.parsing import parse
-from voxelfield.recipes.pyramid import PyramidRecipe
-from voxelfield.recipes.recipe import Recipe
-from voxelfield.recipes.registry import recipe_names
+from voxelfield.fields.recipes.pyramid import PyramidRecipe
+from voxelfield.fields.recipes.recipe import Recipe
+from voxelfield.fields.recipes.registry import recipe_names
 
 ROOT = Path(__file__).parent.parent
 LEARNED = 17.0  # dB
@@ -29,7 +29,7 @@ def install(folder: Path, name: str, entry_points: dict[str, str]) -> None:
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
     announced = "".join(f"{key} = {value}\n" for key, value in entry_points.items())
-    (metadata / "entry_points.txt").write_text(f"[voxelfield.recipes]\n{announced}")
+    (metadata / "entry_points.txt").write_text(f"[voxelfield.fields.recipes]\n{announced}")
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "sdf_field.py").write_text(shown["sdf_field.py"])
     project = configparser.ConfigParser()
     project.read_string(shown["pyproject.toml"])  # these few lines of TOML are an INI file too
-    announced = dict(project['project.entry-points."voxelfield.recipes"'])
+    announced = dict(project['project.entry-points."voxelfield.fields.recipes"'])
     install(folder, "sdf_field", {name: value.strip('"') for name, value in announced.items()})
     return folder
 

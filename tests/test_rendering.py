@@ -8,24 +8,17 @@ import pytest
 import torch
 
 from voxelfield import VoxelGrid
-from voxelfield.cameras import Cameras
-from voxelfield.decoders import DensityActivation, ExponentialDensity, MLPDecoder, NetworkDecoder, SHDecoder
-from voxelfield.fields import RadianceField
-from voxelfield.occupancy import OccupancyGrid
+from voxelfield.fields.decoders import MLPDecoder, NetworkDecoder, SHDecoder
+from voxelfield.fields.density import DensityActivation, ExponentialDensity
+from voxelfield.fields.field import RadianceField
+from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.ops import ray_weights
 from voxelfield.ops.marching import PackedSamples
-from voxelfield.pyramid import VoxelPyramid
-from voxelfield.rays import Rays, RaySamples, intersect_aabb
-from voxelfield.rendering import (
-    Capacity,
-    Rendering,
-    RenderSettings,
-    march,
-    render,
-    render_view,
-    select,
-    visible_samples,
-)
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.march import Capacity, RenderSettings, march, select, visible_samples
+from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.rendering.rays import Rays, RaySamples, intersect_aabb
+from voxelfield.rendering.render import Rendering, render, render_view
 from voxelfield.training.config import LossConfig
 from voxelfield.training.losses import rendering_terms
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from voxelfield.grids import cubic_voxels
+from voxelfield.grids.voxel_grid import cubic_voxels
 from voxelfield.training.config import StageConfig
 from voxelfield.training.schedules import exponential_decay, stage_at
 

@@ -349,7 +349,7 @@ def test_a_missing_scene_is_one_clear_message(tmp_path):
     assert len(errors(result.stdout)) == 1
     assert result.stdout.count("scene 'lego' not found") == 1
     assert str(tmp_path / "nowhere" / "lego") in result.stdout
-    assert "python -m voxelfield.download lego" in result.stdout
+    assert "python -m voxelfield.datasets.download lego" in result.stdout
     assert "scene=bricks" in result.stdout
     assert not (tmp_path / "run" / "metrics.json").exists()
 

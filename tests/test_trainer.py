@@ -18,8 +18,8 @@ from torch.nn import functional as F
 from voxelfield import VoxelGrid
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.scene import Scene, Split
-from voxelfield.fields import RadianceField
-from voxelfield.rendering import render_view
+from voxelfield.fields.field import RadianceField
+from voxelfield.rendering.render import render_view
 from voxelfield.training import graph, optimizer
 from voxelfield.training import trainer as trainer_module
 from voxelfield.training.checkpoint import load_checkpoint

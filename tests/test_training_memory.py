@@ -10,7 +10,7 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from voxelfield.datasets.blender import load_blender
-from voxelfield.rendering import MAX_VISIBLE_PER_RAY
+from voxelfield.rendering.march import MAX_VISIBLE_PER_RAY
 from voxelfield.training import run as module
 from voxelfield.training.config import RunConfig, parse
 from voxelfield.training.memory import MemoryEstimate, check_memory, estimate_memory

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from voxelfield.cameras import Cameras, orbit
-from voxelfield.visual_hull import visual_hull
+from voxelfield.rendering.cameras import Cameras, orbit
+from voxelfield.rendering.visual_hull import visual_hull
 
 RADIUS = 0.4
 CENTRE = torch.tensor([0.2, -0.1, 0.1])

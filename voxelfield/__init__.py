@@ -2,24 +2,63 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from voxelfield import ops
-from voxelfield.display import FieldRenderer
-from voxelfield.grids import VoxelGrid
-from voxelfield.pyramid import VoxelPyramid
 
 if TYPE_CHECKING:
+    from voxelfield.datasets.scene import Scene as Scene
+    from voxelfield.fields.field import RadianceField as RadianceField
+    from voxelfield.grids.adam import GridAdam as GridAdam
+    from voxelfield.grids.pyramid import VoxelPyramid as VoxelPyramid
+    from voxelfield.grids.voxel_grid import VoxelGrid as VoxelGrid
     from voxelfield.loading import load as load
+    from voxelfield.rendering.cameras import Cameras as Cameras
+    from voxelfield.rendering.march import RenderSettings as RenderSettings
+    from voxelfield.rendering.occupancy import OccupancyGrid as OccupancyGrid
+    from voxelfield.rendering.renderer import FieldRenderer as FieldRenderer
 
 __version__ = "0.1.0"
-__all__ = ["FieldRenderer", "VoxelGrid", "VoxelPyramid", "__version__", "ops"]
+
+# Imported at their first use: some need more packages than torch, `pip install voxelfield[train]`.
+_HOMES = {
+    "Cameras": "rendering.cameras",
+    "FieldRenderer": "rendering.renderer",
+    "GridAdam": "grids.adam",
+    "OccupancyGrid": "rendering.occupancy",
+    "RadianceField": "fields.field",
+    "RenderSettings": "rendering.march",
+    "Scene": "datasets.scene",
+    "VoxelGrid": "grids.voxel_grid",
+    "VoxelPyramid": "grids.pyramid",
+    "load": "loading",
+}
+
+__all__ = [
+    "Cameras",
+    "FieldRenderer",
+    "GridAdam",
+    "OccupancyGrid",
+    "RadianceField",
+    "RenderSettings",
+    "Scene",
+    "VoxelGrid",
+    "VoxelPyramid",
+    "__version__",
+    "load",
+    "ops",
+]
 
 
 def __getattr__(name: str) -> Any:
-    """Imports at their first use the names that need more packages than torch: ``pip install voxelfield[train]``."""
-    if name == "load":
-        from voxelfield.loading import load as load
+    """Imports a public name at its first use, and keeps it."""
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"voxelfield.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
 
-        return load
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -24,9 +24,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from voxelfield.boxes import box_tensor, parse_box
-from voxelfield.cameras import Cameras
 from voxelfield.datasets.scene import Scene, Split
+from voxelfield.grids.boxes import box_tensor, parse_box
+from voxelfield.rendering.cameras import Cameras
 
 SPLITS = ("train", "val", "test")
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")

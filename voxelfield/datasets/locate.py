@@ -6,8 +6,8 @@ import os
 import shlex
 from pathlib import Path
 
-from voxelfield import download as downloads
-from voxelfield.catalogue import downloadable_scenes, manifest_path
+from voxelfield.datasets import download as downloads
+from voxelfield.datasets.catalogue import downloadable_scenes, manifest_path
 
 DATA_VARIABLE = "VOXELFIELD_DATA"
 BUNDLED_SCENE = "bricks"
@@ -55,7 +55,7 @@ def find_scene(name: str, root: Path | str = "data", *, download: bool = False) 
 
 def _advice(name: str, root: Path) -> list[str]:
     if manifest_path(name).is_file():
-        command = f"python -m voxelfield.download {name} --root {shlex.quote(str(root))}"
+        command = f"python -m voxelfield.datasets.download {name} --root {shlex.quote(str(root))}"
         fetch = f"Fetch it with `{command}`, or pass data.download=true to fetch it now."
     else:
         fetch = f"It has no download (those that have: {', '.join(downloadable_scenes())})."

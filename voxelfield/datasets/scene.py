@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from voxelfield.cameras import Cameras
 from voxelfield.ops._checks import check_dtype, check_field, check_tensor
+from voxelfield.rendering.cameras import Cameras
 
 
 @dataclass(frozen=True, eq=False)

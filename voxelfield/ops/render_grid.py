@@ -62,7 +62,7 @@ def render_grid(
 ) -> RenderedRays:
     r"""Marches rays through occupied space, samples a voxel field there and composites, all in one pass.
 
-    The same as :func:`march_rays`, :func:`sample_trilinear`, :class:`voxelfield.decoders.SHDecoder` and
+    The same as :func:`march_rays`, :func:`sample_trilinear`, :class:`voxelfield.fields.decoders.SHDecoder` and
     :func:`composite` one after the other, without anything in between being written to memory: colour is the sigmoid
     of a sum of spherical harmonics of the viewing direction whose coefficients are interpolated, density is
     :math:`s \cdot \log(1 + e^{x + b})` of the interpolated first channel (Fridovich-Keil et al. 2022, Plenoxels,
@@ -80,8 +80,8 @@ def render_grid(
             leaves the box ``aabb_occupancy``.
         occupied: Which cells of the box ``aabb_occupancy`` are sampled: (X', Y', Z') bool, or the same packed by
             :func:`pack_occupancy`; or (X', Y', Z') uint8, the distance of each cell to the nearest occupied one, as
-            :attr:`voxelfield.occupancy.OccupancyGrid.empty_distance` has it, with which a ray crosses empty space in
-            fewer strides. The samples are the same.
+            :attr:`voxelfield.OccupancyGrid.empty_distance` has it, with which a ray crosses empty space in fewer
+            strides. The samples are the same.
         aabb_occupancy: (2, 3) float32, lower and upper corner.
         grid: (X, Y, Z, C) features at the vertices of ``aabb_grid``, vertices on its faces; float32, float16 or
             bfloat16, arithmetic in float32. Channel 0 is raw density; then for red, green and blue the coefficients of

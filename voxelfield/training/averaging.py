@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from voxelfield.fields import RadianceField
+from voxelfield.fields.field import RadianceField
 
 # Steps between two looks at the weights: neighbouring ones hardly differ, and a look moves as much memory as a step.
 _EVERY = 10

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from voxelfield.datasets.scene import Split
 from voxelfield.ops._internal.pixel_rays import pixel_rays
-from voxelfield.rays import Rays
+from voxelfield.rendering.rays import Rays
 
 
 class PixelSampler:

@@ -17,13 +17,13 @@ import torch
 from tqdm import tqdm
 
 from voxelfield.files import atomic_path, atomic_write
-from voxelfield.rendering import View
+from voxelfield.rendering.render import View
 from voxelfield.training.images import composite_background, save_png
 from voxelfield.training.metrics import psnr, ssim
 
 if TYPE_CHECKING:
-    from voxelfield.cameras import Cameras
     from voxelfield.datasets.scene import Split
+    from voxelfield.rendering.cameras import Cameras
 
 REQUIRED_METRICS = ("psnr", "ssim", "train_seconds", "steps", "device", "views")
 """Keys that every metrics.json holds."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from voxelfield.fields import RadianceField
+from voxelfield.fields.field import RadianceField
+from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.ops._internal.color_error import pixel_color_error, sample_color_error
-from voxelfield.recipes.recipe import Recipe
-from voxelfield.rendering import Rendering
+from voxelfield.rendering.render import Rendering
 from voxelfield.training.config import LossConfig
 
 

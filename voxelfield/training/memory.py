@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 import torch
 
 from voxelfield.datasets.scene import Split
-from voxelfield.fields import RadianceField
-from voxelfield.recipes.recipe import Recipe
-from voxelfield.rendering import MAX_VISIBLE_PER_RAY
+from voxelfield.fields.field import RadianceField
+from voxelfield.fields.recipes.recipe import Recipe
+from voxelfield.rendering.march import MAX_VISIBLE_PER_RAY
 from voxelfield.training.config import TrainerConfig
 from voxelfield.training.optimizer import copies_dtype
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from voxelfield.fields import RadianceField
-from voxelfield.occupancy import OccupancyGrid
-from voxelfield.optim import GridAdam
+from voxelfield.fields.field import RadianceField
+from voxelfield.grids.adam import GridAdam
+from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.training.config import OptimizerConfig, RatesConfig
 
 # Vertices from which it pays to update only those that matter.

@@ -17,13 +17,13 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from voxelfield import _library
-from voxelfield.cameras import Cameras, orbit
 from voxelfield.datasets.blender import downscale_to_fit, load_blender
 from voxelfield.datasets.locate import find_scene
 from voxelfield.datasets.scene import Scene, Split
-from voxelfield.display import FieldRenderer
 from voxelfield.export.model_file import MODEL_FILE, save_model
-from voxelfield.recipes.recipe import Recipe
+from voxelfield.fields.recipes.recipe import Recipe
+from voxelfield.rendering.cameras import Cameras, orbit
+from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.training.checkpoint import load_checkpoint, resolve_checkpoint
 from voxelfield.training.clock import synchronized_time
 from voxelfield.training.config import (

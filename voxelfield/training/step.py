@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from voxelfield.fields import RadianceField
-from voxelfield.occupancy import OccupancyGrid
+from voxelfield.fields.field import RadianceField
 from voxelfield.ops._internal.pixel_colors import pixel_colors
-from voxelfield.rendering import Capacity, RenderSettings, render
+from voxelfield.rendering.march import Capacity, RenderSettings
+from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.rendering.render import render
 from voxelfield.training.batches import PixelSampler, background_for
 from voxelfield.training.config import TrainerConfig
 from voxelfield.training.losses import rendering_terms

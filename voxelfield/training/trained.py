@@ -12,12 +12,12 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from voxelfield.cameras import Cameras
-from voxelfield.display import FieldRenderer, Way
-from voxelfield.fields import RadianceField
-from voxelfield.occupancy import OccupancyGrid
-from voxelfield.recipes.recipe import Recipe
-from voxelfield.rendering import View
+from voxelfield.fields.field import RadianceField
+from voxelfield.fields.recipes.recipe import Recipe
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.rendering.render import View
+from voxelfield.rendering.renderer import FieldRenderer, Way
 from voxelfield.training.checkpoint import load_checkpoint
 from voxelfield.training.config import SceneConfig, TrainerConfig, parse
 from voxelfield.training.optimizer import copies_dtype

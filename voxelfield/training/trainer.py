@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from voxelfield.datasets.scene import Split
-from voxelfield.display import FieldRenderer
-from voxelfield.fields import RadianceField
-from voxelfield.occupancy import OccupancyGrid
-from voxelfield.recipes.recipe import Recipe
-from voxelfield.rendering import RenderSettings
+from voxelfield.fields.field import RadianceField
+from voxelfield.fields.recipes.recipe import Recipe
+from voxelfield.rendering.march import RenderSettings
+from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.rendering.renderer import FieldRenderer
+from voxelfield.rendering.visual_hull import visual_hull
 from voxelfield.training.averaging import WeightAverage
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.checkpoint import CheckpointError, checkpoint_path, replace_checkpoints, save_checkpoint
@@ -32,7 +33,6 @@ from voxelfield.training.optimizer import Optimizers, copies_dtype
 from voxelfield.training.schedules import stage_at
 from voxelfield.training.step import TrainingStep
 from voxelfield.training.views import evaluation_background, render_settings, view_renderer
-from voxelfield.visual_hull import visual_hull
 
 logger = logging.getLogger(__name__)
 

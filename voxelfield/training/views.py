@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from voxelfield.display import FieldRenderer, Way
-from voxelfield.fields import RadianceField
-from voxelfield.occupancy import OccupancyGrid
-from voxelfield.rendering import RenderSettings
+from voxelfield.fields.field import RadianceField
+from voxelfield.rendering.march import RenderSettings
+from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.rendering.renderer import FieldRenderer, Way
 from voxelfield.training.batches import background_for
 from voxelfield.training.config import TrainerConfig
 

@@ -46,7 +46,7 @@ def march_visible(
     ``min_transmittance``: nothing behind a surface is evaluated (early ray termination, Levoy 1990), and no buffer
     holds all the samples in occupied space. Density is
     :math:`\sigma_0 e^{x_0}` of the network's first output, :math:`x_0 \le 12`
-    (:class:`voxelfield.decoders.ExponentialDensity`). Not differentiable.
+    (:class:`voxelfield.fields.density.ExponentialDensity`). Not differentiable.
 
     Args:
         origins: (R, 3) float32, world units.

@@ -42,8 +42,8 @@ def pixel_rays(
 ) -> PixelRays:
     """Casts the rays of some pixels and reads the pixels' colours, in one pass.
 
-    A pixel is divided into equal squares, and the rays are those of :meth:`voxelfield.cameras.Cameras.rays` through the
-    centres of these squares. Does not synchronise with the device. Not differentiable.
+    A pixel is divided into equal squares, and the rays are those of :meth:`voxelfield.Cameras.rays` through the centres
+    of these squares. Does not synchronise with the device. Not differentiable.
 
     Args:
         images: (N, H, W, 4) uint8, contiguous.

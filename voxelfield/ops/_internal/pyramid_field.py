@@ -77,5 +77,5 @@ def geometry_at(positions: Tensor, levels: Sequence[Tensor], aabb: Tensor, densi
 
 
 def density_of(raw: Tensor, initial: float) -> Tensor:
-    """Maps the first network's first output to density, as :class:`voxelfield.decoders.ExponentialDensity` does."""
+    """Maps the first network's first output to density, as ``fields.density.ExponentialDensity`` does."""
     return initial * raw.float().clamp(max=_constants.HIGHEST_RAW).exp()

@@ -89,8 +89,8 @@ def render_grid_image(
 ) -> RenderedImage:
     """Renders the image of a pinhole camera in one kernel, rays included, without gradient.
 
-    Each pixel is the result of :func:`render_grid` for its ray of :meth:`voxelfield.cameras.Cameras.image_rays` through
-    the box of ``field``. Neighbouring threads render neighbouring pixels.
+    Each pixel is the result of :func:`render_grid` for its ray of :meth:`voxelfield.Cameras.image_rays` through the box
+    of ``field``. Neighbouring threads render neighbouring pixels.
 
     Args:
         c2w: (4, 4) float32, camera to world; camera axes x right, y up, looking along -z.

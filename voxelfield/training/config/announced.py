@@ -7,8 +7,8 @@ import logging
 
 from hydra.core.config_store import ConfigStore
 
-from voxelfield.recipes.recipe import Recipe
-from voxelfield.recipes.registry import announced_recipes
+from voxelfield.fields.recipes.recipe import Recipe
+from voxelfield.fields.recipes.registry import announced_recipes
 
 logger = logging.getLogger(__name__)
 
@@ -24,4 +24,4 @@ def offer_announced_recipes() -> None:
         except Exception as error:  # a package of somebody else's may fail in any way
             logger.warning("model=%s is not available, because its recipe cannot be used: %s", name, error)
         else:
-            ConfigStore.instance().store(group="model", name=name, node=defaults, provider="voxelfield.recipes")
+            ConfigStore.instance().store(group="model", name=name, node=defaults, provider="voxelfield.fields.recipes")

@@ -15,8 +15,8 @@ class OptimizerConfig:
         grid_lr: Learning rate of grids.
         network_lr: Learning rate of everything else.
         view_lr: Share of ``grid_lr`` at which channels learn that only matter for the viewing direction, harmonics of
-            colour beyond the constant one (``view_channels`` of a :class:`voxelfield.decoders.Decoder`); 3D Gaussian
-            Splatting (Kerbl et al. 2023) uses 1/20 for its harmonics. 1 for a decoder without such channels.
+            colour beyond the constant one (``view_channels`` of a :class:`voxelfield.fields.decoders.Decoder`); 3D
+            Gaussian Splatting (Kerbl et al. 2023) uses 1/20 for its harmonics. 1 for a decoder without such channels.
         eps: Adam's floor on the root of the second moment.
         grid_decay: Decoupled weight decay of grids (Loshchilov and Hutter 2019), at the vertices that a step updates:
             what rays do not hold up sinks to zero.

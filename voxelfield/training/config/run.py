@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias
 
 from voxelfield.config.parsing import Form, Range
-from voxelfield.recipes.pyramid import PyramidRecipe
-from voxelfield.recipes.recipe import Recipe
+from voxelfield.fields.recipes.pyramid import PyramidRecipe
+from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.training.config.optimizer import OptimizerConfig
 from voxelfield.training.config.trainer import TrainerConfig
 

@@ -50,7 +50,7 @@ class OccupancyConfig:
 
 @dataclass
 class RenderConfig:
-    """Sampling of rays; see :class:`voxelfield.rendering.RenderSettings`.
+    """Sampling of rays; see :class:`voxelfield.rendering.march.RenderSettings`.
 
     Attributes:
         voxels_per_step: Distance between samples, in voxels.
@@ -141,8 +141,8 @@ class TrainerConfig:
         samples: Visible ray samples per step: on CUDA as many rays count as fit whole, on the CPU the number of rays
             follows.
         marched: Samples per step, visible or not, that there is memory for (CUDA only); for fields that are not marched
-            through in one kernel (:func:`voxelfield.rendering.visible_samples`).
-        chunk: Rays rendered at once where views are drawn by :func:`voxelfield.rendering.render_view`.
+            through in one kernel (:func:`voxelfield.rendering.march.visible_samples`).
+        chunk: Rays rendered at once where views are drawn by :func:`voxelfield.rendering.render.render_view`.
         precision: ``float32``, ``bfloat16`` or ``float16`` for decoders other than a :class:`NetworkDecoder` (which is
             float16 on CUDA, float32 on the CPU); on CUDA a 16-bit one makes grids be read from float16 copies.
         loss_scale: Factor on gradients, so that they do not underflow in float16; Adam does not notice it.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from voxelfield.cameras import Cameras
+from voxelfield.rendering.cameras import Cameras
 
 
 @torch.no_grad()

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from voxelfield import ops
-from voxelfield.boxes import Box, parse_box
-from voxelfield.fused import FusedSampling
-from voxelfield.grids import VoxelGrid, cubic_voxels
+from voxelfield.grids.boxes import Box, parse_box
+from voxelfield.grids.voxel_grid import VoxelGrid, cubic_voxels
+from voxelfield.grids.working_copies import FusedSampling
 from voxelfield.ops._checks import check_choice
 from voxelfield.ops._errors import ArgumentTypeError, ArgumentValueError
 from voxelfield.ops._grids import Padding

@@ -20,7 +20,7 @@ class FusedSampling:
 
     A training step then neither allocates nor clears a gradient, and moves half the bytes: the mixed precision of
     Micikevicius et al. 2018 (float32 masters, 16-bit copies) with the gradient accumulation fused into the backward
-    pass. The optimizer is to update copies and clear ``grad`` (:class:`voxelfield.optim.GridAdam` does both in its
+    pass. The optimizer is to update copies and clear ``grad`` (:class:`voxelfield.grids.adam.GridAdam` does both in its
     own pass); after any other change of the grids call :meth:`refresh`.
 
     Because ``grad`` changes during the backward pass itself, ``torch.autograd.grad`` returns nothing for these grids,

@@ -4,29 +4,22 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
 
 from voxelfield import ops
-from voxelfield.boxes import Box, box_extent, box_tensor, parse_box
-from voxelfield.fused import FusedSampling
+from voxelfield.grids.boxes import Box, box_extent, box_tensor, parse_box
+from voxelfield.grids.resampling import migratable_state, resample, sample_vertices, touched_vertices, vertex_fractions
+from voxelfield.grids.working_copies import FusedSampling
 from voxelfield.ops._autograd import needs_long_path
 from voxelfield.ops._checks import FLOATING, check_choice, coordinate_dtype, widen_positions
 from voxelfield.ops._errors import ArgumentTypeError, ArgumentValueError, is_out_of_memory
 from voxelfield.ops._grids import PADDINGS, Padding, sample_in_box_eagerly
 
 __all__ = ["VoxelGrid", "cubic_voxels"]
-
-# Elements of a temporary tensor (64 MiB of float32). Passes over a whole grid work slab by slab, so that their
-# temporaries stay this small for any grid.
-_SLAB_ELEMENTS = 1 << 24
-
-# Fraction of a cell: a face of a cropping box that is this close to a vertex counts as lying on it. The tolerance is
-# far above the rounding of float32 world coordinates and far below anything visible.
-_SNAP_TOLERANCE = 1e-3
 
 
 def cubic_voxels(aabb: Sequence[Sequence[float]] | Tensor, resolution: int) -> tuple[int, int, int]:
@@ -179,7 +172,7 @@ class VoxelGrid(nn.Module):
         low, high = self.aabb
         axes = []
         for axis, size in enumerate(self.resolution):
-            axes.append(torch.lerp(low[axis], high[axis], _vertex_fractions(size, low)))
+            axes.append(torch.lerp(low[axis], high[axis], vertex_fractions(size, low)))
         return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)
 
     def to_unit(self, points: Tensor) -> Tensor:
@@ -392,7 +385,7 @@ class VoxelGrid(nn.Module):
                 shape and cannot be resampled. In all these cases nothing has changed.
         """
         target = _parse_resolution(resolution)
-        self._transform(lambda values: _resample(values, target), optimizer)
+        self._transform(lambda values: resample(values, target), optimizer)
 
     def crop(self, aabb: Sequence[Sequence[float]] | Tensor, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Crops the grid to the whole cells that a box touches, and the optimizer's state with it.
@@ -421,7 +414,7 @@ class VoxelGrid(nn.Module):
                     f"aabb must overlap the grid's box, got {(wanted_low, wanted_high)} for a grid over "
                     f"{(present_low, present_high)}: they are apart along {'xyz'[axis]}"
                 )
-            first, last = _touched_vertices(low, high, size, wanted_low[axis], wanted_high[axis])
+            first, last = touched_vertices(low, high, size, wanted_low[axis], wanted_high[axis])
             cuts.append(slice(first, last + 1))
             # A face that stays keeps its exact coordinate, so that a second crop to the same box changes nothing.
             if first > 0:
@@ -455,7 +448,7 @@ class VoxelGrid(nn.Module):
         box, target = parse_box(aabb), _parse_resolution(resolution)
         low, high = self.aabb
         corners = ((box_tensor(box, low.device) - low) / (high - low)).to(coordinate_dtype(self.features.dtype))
-        self._transform(lambda values: _sample_vertices(values, corners, target), optimizer)
+        self._transform(lambda values: sample_vertices(values, corners, target), optimizer)
         self._set_box(box)
 
     def resize(
@@ -487,7 +480,7 @@ class VoxelGrid(nn.Module):
 
     def _transform(self, function: Callable[[Tensor], Tensor], optimizer: torch.optim.Optimizer | None) -> None:
         """Applies ``function`` to the features and to the optimizer's state for them."""
-        state, shaped = _migratable_state(self.features, optimizer) if optimizer is not None else ({}, [])
+        state, shaped = migratable_state(self.features, optimizer) if optimizer is not None else ({}, [])
         with torch.no_grad():
             self._set_features(function(self.features.detach()))
             for key in shaped:
@@ -664,93 +657,3 @@ def _is_real(values: Tensor) -> bool:
 
 
 # --------------------------------------------------------------------------------------- resampling, state
-
-
-def _touched_vertices(low: float, high: float, size: int, wanted_low: float, wanted_high: float) -> tuple[int, int]:
-    """First and last vertex of the cells that an interval touches, along an axis with vertices from low to high."""
-    if size == 1:
-        return 0, 0
-    cell = (high - low) / (size - 1)
-    first = max(math.floor((wanted_low - low) / cell + _SNAP_TOLERANCE), 0)
-    last = min(math.ceil((wanted_high - low) / cell - _SNAP_TOLERANCE), size - 1)
-    # An interval that lies within the tolerance of one vertex would be reduced to that vertex; at least a cell is kept.
-    first = min(first, size - 2)
-    return first, max(last, first + 1)
-
-
-def _resample(values: Tensor, resolution: tuple[int, int, int]) -> Tensor:
-    """Trilinear resampling of (X, Y, Z, C) to other numbers of vertices, outermost vertices fixed."""
-    _, y, z, channels = values.shape
-    new_x, new_y, new_z = resolution
-    result = values.new_empty((*resolution, channels))
-    row = max(y * z, new_y * z, new_y * new_z) * channels
-    for rows in _slabs(new_x, row):
-        slab = _resample_axis(values, 0, torch.arange(rows.start, rows.stop), new_x)
-        slab = _resample_axis(slab, 1, torch.arange(new_y), new_y)
-        slab = _resample_axis(slab, 2, torch.arange(new_z), new_z)
-        result[rows] = slab
-    return result
-
-
-def _resample_axis(values: Tensor, axis: int, index: Tensor, new_size: int) -> Tensor:
-    """Values at the new vertices ``index`` of ``new_size`` along one axis, in the dtype of the arithmetic."""
-    size, dtype = values.shape[axis], coordinate_dtype(values.dtype)
-    if new_size > 1:
-        position, unit = index * (size - 1), new_size - 1
-    else:
-        # A single vertex represents the whole extent, so its value is that of the middle.
-        position, unit = torch.tensor([size - 1]), 2
-    lower = position // unit
-    upper = (lower + 1).clamp(max=size - 1)
-    weight = ((position % unit).to(dtype) / unit).reshape([-1 if d == axis else 1 for d in range(4)])
-    below = values.index_select(axis, lower.to(values.device)).to(dtype)
-    above = values.index_select(axis, upper.to(values.device)).to(dtype)
-    return below.lerp_(above, weight.to(values.device))
-
-
-def _vertex_fractions(size: int, like: Tensor) -> Tensor:
-    """Where the vertices of an axis lie between its ends, in the dtype and on the device of ``like``."""
-    index = torch.arange(size, device=like.device, dtype=like.dtype)
-    return index / (size - 1) if size > 1 else torch.full_like(index, 0.5)
-
-
-def _sample_vertices(values: Tensor, corners: Tensor, resolution: tuple[int, int, int]) -> Tensor:
-    """Values of (X, Y, Z, C) at the vertices that fill a box given by its corners (2, 3) in the unit cube."""
-    result = values.new_empty((*resolution, values.shape[-1]))
-    axes = []
-    for axis, size in enumerate(resolution):
-        axes.append(torch.lerp(corners[0, axis], corners[1, axis], _vertex_fractions(size, corners)))
-    for rows in _slabs(resolution[0], resolution[1] * resolution[2] * max(values.shape[-1], 3)):
-        points = torch.stack(torch.meshgrid(axes[0][rows], axes[1], axes[2], indexing="ij"), dim=-1)
-        result[rows] = ops.sample_trilinear(values, points.view(-1, 3)).view(*points.shape[:-1], -1)
-    return result
-
-
-def _slabs(rows: int, row_elements: int) -> Iterator[slice]:
-    step = max(_SLAB_ELEMENTS // max(row_elements, 1), 1)
-    for start in range(0, rows, step):
-        yield slice(start, min(start + step, rows))
-
-
-def _migratable_state(parameter: nn.Parameter, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], list[str]]:
-    """The optimizer's state for a parameter, and which of its entries change shape with the parameter."""
-    if not any(held is parameter for group in optimizer.param_groups for held in group["params"]):
-        raise ArgumentValueError(
-            "optimizer must hold this grid's features in one of its parameter groups, but does not"
-        )
-    if parameter not in optimizer.state:
-        return {}, []
-    state = optimizer.state[parameter]
-    shaped = []
-    for key, value in state.items():
-        follows = isinstance(value, Tensor) and value.shape == parameter.shape
-        if not isinstance(value, Tensor) or (value.numel() == 1 and not follows):
-            continue
-        if not follows or not value.is_floating_point():
-            raise ArgumentValueError(
-                f"optimizer: {type(optimizer).__name__} keeps {key!r} as {value.dtype} of shape "
-                f"{tuple(value.shape)}, which cannot follow features of shape {tuple(parameter.shape)}. "
-                "To restart this grid's optimization, drop it first with `del optimizer.state[grid.features]`"
-            )
-        shaped.append(key)
-    return state, shaped

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-_MANIFESTS = Path(__file__).parent / "datasets" / "manifests"
+_MANIFESTS = Path(__file__).parent / "manifests"
 
 
 def manifest_path(name: str) -> Path:
@@ -13,5 +13,5 @@ def manifest_path(name: str) -> Path:
 
 
 def downloadable_scenes() -> tuple[str, ...]:
-    """Lists the scenes that ``python -m voxelfield.download`` can fetch."""
+    """Lists the scenes that ``python -m voxelfield.datasets.download`` can fetch."""
     return tuple(sorted(path.stem for path in _MANIFESTS.glob("*.json")))

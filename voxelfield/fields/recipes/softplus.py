@@ -9,7 +9,7 @@ from voxelfield.config.types import Positive
 
 @dataclass
 class SoftplusDensityConfig:
-    """Softplus density, by default of a single grid; see :class:`voxelfield.decoders.DensityActivation`.
+    """Softplus density, by default of a single grid; see :class:`voxelfield.fields.density.DensityActivation`.
 
     Attributes:
         scale: Density that a raw value of one adds, where the activation is straight.

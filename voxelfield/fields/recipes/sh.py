@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from voxelfield.config.types import NotNegative, Positive, Resolution
-from voxelfield.decoders import DensityActivation, SHDecoder
-from voxelfield.fields import RadianceField
-from voxelfield.pyramid import VoxelPyramid
-from voxelfield.recipes.levels import Degree, built_levels, check_levels
-from voxelfield.recipes.recipe import Recipe
-from voxelfield.recipes.softplus import SoftplusDensityConfig
+from voxelfield.fields.decoders import SHDecoder
+from voxelfield.fields.density import DensityActivation
+from voxelfield.fields.field import RadianceField
+from voxelfield.fields.recipes.levels import Degree, built_levels, check_levels
+from voxelfield.fields.recipes.recipe import Recipe
+from voxelfield.fields.recipes.softplus import SoftplusDensityConfig
+from voxelfield.grids.pyramid import VoxelPyramid
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Fetches public scenes: ``python -m voxelfield.download lego [--root data] [--url URL ...]``.
+"""Fetches public scenes: ``python -m voxelfield.datasets.download lego [--root data] [--url URL ...]``.
 
 Every file is checked against a SHA-256 from the scene's manifest. Files that are already there and right are kept, and
 when all are, nothing is fetched. The files that make a folder count as a scene are put in place last.
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from voxelfield.catalogue import downloadable_scenes, manifest_path
+from voxelfield.datasets.catalogue import downloadable_scenes, manifest_path
 
 _CHUNK = 1 << 20
 _SHOWN = 3
@@ -118,7 +118,7 @@ def download(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line; returns its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m voxelfield.download", description="Fetch a public scene.")
+    parser = argparse.ArgumentParser(prog="python -m voxelfield.datasets.download", description="Fetch a public scene.")
     parser.add_argument("scene", help=f"one of: {', '.join(downloadable_scenes())}")
     parser.add_argument("--root", type=Path, default=Path("data"), help="folder of scenes (default: data)")
     parser.add_argument("--url", action="append", help="zip archive to try instead of the public ones; may be repeated")

@@ -11,16 +11,17 @@ from torch import Tensor
 
 from voxelfield.config.parsing import Range
 from voxelfield.config.types import NotNegative, Positive, Resolution
-from voxelfield.decoders import ExponentialDensity, NetworkDecoder
-from voxelfield.fields import RadianceField
-from voxelfield.pyramid import VoxelPyramid
-from voxelfield.recipes.levels import MAX_LAYERS, MAX_WIDTH, Degree, FusedWidth, built_levels, check_levels
-from voxelfield.recipes.recipe import Recipe
+from voxelfield.fields.decoders import NetworkDecoder
+from voxelfield.fields.density import ExponentialDensity
+from voxelfield.fields.field import RadianceField
+from voxelfield.fields.recipes.levels import MAX_LAYERS, MAX_WIDTH, Degree, FusedWidth, built_levels, check_levels
+from voxelfield.fields.recipes.recipe import Recipe
+from voxelfield.grids.pyramid import VoxelPyramid
 
 
 @dataclass
 class ExponentialDensityConfig:
-    """Exponential density; see :class:`voxelfield.decoders.ExponentialDensity`.
+    """Exponential density; see :class:`voxelfield.fields.density.ExponentialDensity`.
 
     Attributes:
         initial: Density where the network says 0, per world unit.

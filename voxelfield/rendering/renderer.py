@@ -11,19 +11,21 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from voxelfield.cameras import Cameras
-from voxelfield.decoders import DensityActivation, ExponentialDensity, NetworkDecoder, SHDecoder
-from voxelfield.fields import RadianceField
-from voxelfield.grids import VoxelGrid
-from voxelfield.occupancy import OccupancyGrid
+from voxelfield.fields.decoders import NetworkDecoder, SHDecoder
+from voxelfield.fields.density import DensityActivation, ExponentialDensity
+from voxelfield.fields.field import RadianceField
+from voxelfield.grids.pyramid import VoxelPyramid
+from voxelfield.grids.voxel_grid import VoxelGrid
 from voxelfield.ops import _constants
 from voxelfield.ops._checks import check_at_least_one, check_choice, check_dtype, check_same_device, check_tensor
 from voxelfield.ops._internal.images import RenderedImage
 from voxelfield.ops._internal.pixel_colors import TRANSFERS, pixel_colors
 from voxelfield.ops._internal.render_grid_image import PackedSHGrid, render_grid_image
 from voxelfield.ops._internal.render_pyramid_image import pyramid_image_fits, render_pyramid_image
-from voxelfield.pyramid import VoxelPyramid
-from voxelfield.rendering import RenderSettings, View, render_view
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.march import RenderSettings
+from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.rendering.render import View, render_view
 
 __all__ = ["FieldRenderer", "Way", "display_way"]
 
@@ -43,9 +45,9 @@ def display_way(field: RadianceField) -> Way:
       with :class:`ExponentialDensity`.
     - ``render_grid_image``, one kernel: a :class:`VoxelGrid`, or a :class:`VoxelPyramid` that is a sum, read by
       an :class:`SHDecoder`. A sum is collapsed into one grid (:meth:`VoxelPyramid.collapse`), which loses nothing.
-    - :func:`voxelfield.rendering.render_view`: every other field. Among them are those of the kinds above that are
-      neither float32 nor float16, whose padding is not "border", that are too large (a level of 2^31 numbers, a grid of
-      2^31 - 1 vertices), or that are of a subclass, which may compute something else.
+    - :func:`voxelfield.rendering.render.render_view`: every other field. Among them are those of the kinds above that
+      are neither float32 nor float16, whose padding is not "border", that are too large (a level of 2^31 numbers, a
+      grid of 2^31 - 1 vertices), or that are of a subclass, which may compute something else.
 
     Args:
         field: The field.

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.ops._checks import check_field, check_float32
-from voxelfield.rays import Rays, intersect_aabb
+from voxelfield.rendering.rays import Rays, intersect_aabb
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from voxelfield.decoders import Decoder, ExponentialDensity, NetworkDecoder
-from voxelfield.grids import VoxelGrid
+from voxelfield.fields.decoders import Decoder, NetworkDecoder
+from voxelfield.fields.density import ExponentialDensity
+from voxelfield.grids.pyramid import VoxelPyramid
+from voxelfield.grids.voxel_grid import VoxelGrid
 from voxelfield.ops import _constants
 from voxelfield.ops._internal.pyramid_field import MAX_NUMBERS
-from voxelfield.pyramid import VoxelPyramid
-from voxelfield.rays import RaySamples
+from voxelfield.rendering.rays import RaySamples
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +38,7 @@ class RadianceField(nn.Module):
 
     Args:
         grid: Features.
-        decoder: Reads them; one of this package's or any other :class:`voxelfield.decoders.Decoder`.
+        decoder: Reads them; one of this package's or any other :class:`voxelfield.fields.decoders.Decoder`.
 
     Raises:
         ValueError: The decoder expects another number of channels.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from voxelfield import ops
-from voxelfield.boxes import box_tensor, parse_box
+from voxelfield.grids.boxes import box_tensor, parse_box
 from voxelfield.ops._internal.empty_distance import empty_distance
 
 # Cells that are evaluated at once, to bound the memory that this needs.

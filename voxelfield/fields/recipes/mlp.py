@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from voxelfield.config.types import Count, NotNegative
-from voxelfield.decoders import DensityActivation, MLPDecoder
-from voxelfield.fields import RadianceField
-from voxelfield.grids import VoxelGrid, cubic_voxels
-from voxelfield.recipes.levels import Degree
-from voxelfield.recipes.recipe import Recipe
-from voxelfield.recipes.softplus import SoftplusDensityConfig
+from voxelfield.fields.decoders import MLPDecoder
+from voxelfield.fields.density import DensityActivation
+from voxelfield.fields.field import RadianceField
+from voxelfield.fields.recipes.levels import Degree
+from voxelfield.fields.recipes.recipe import Recipe
+from voxelfield.fields.recipes.softplus import SoftplusDensityConfig
+from voxelfield.grids.voxel_grid import VoxelGrid, cubic_voxels
 
 
 @dataclass

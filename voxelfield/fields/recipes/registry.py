@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 from importlib.metadata import EntryPoint, entry_points
 
-ENTRY_POINTS = "voxelfield.recipes"
+ENTRY_POINTS = "voxelfield.fields.recipes"
 """The group in which other packages announce recipes."""
 
 _OWN = {
-    "pyramid": ("voxelfield.recipes.pyramid", "PyramidRecipe"),
-    "sh": ("voxelfield.recipes.sh", "SHRecipe"),
-    "mlp": ("voxelfield.recipes.mlp", "MLPRecipe"),
+    "pyramid": ("voxelfield.fields.recipes.pyramid", "PyramidRecipe"),
+    "sh": ("voxelfield.fields.recipes.sh", "SHRecipe"),
+    "mlp": ("voxelfield.fields.recipes.mlp", "MLPRecipe"),
 }
 
 

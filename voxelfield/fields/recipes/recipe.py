@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from voxelfield.fields import RadianceField
-from voxelfield.occupancy import OccupancyGrid
-from voxelfield.recipes import registry
+from voxelfield.fields.field import RadianceField
+from voxelfield.fields.recipes import registry
+from voxelfield.rendering.occupancy import OccupancyGrid
 
 
 @dataclass
@@ -24,7 +24,7 @@ class Recipe:
 
     To be found by name, ``model=NAME``, a recipe of another package is announced there as an entry point::
 
-        [project.entry-points."voxelfield.recipes"]
+        [project.entry-points."voxelfield.fields.recipes"]
         NAME = "package.module:ClassName"
 
     Attributes:

@@ -1,0 +1,1 @@
+"""Trainable voxel grids, and the optimizer that updates them in one pass over memory."""

@@ -1,0 +1,111 @@
+"""Resampling of grids, and which part of an optimizer's state goes with them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from voxelfield import ops
+from voxelfield.ops._checks import coordinate_dtype
+from voxelfield.ops._errors import ArgumentValueError
+
+# Fraction of a cell: a face of a cropping box that is this close to a vertex counts as lying on it. The tolerance is
+# far above the rounding of float32 world coordinates and far below anything visible.
+_SNAP_TOLERANCE = 1e-3
+# Elements of a temporary tensor (64 MiB of float32). Passes over a whole grid work slab by slab, so that their
+# temporaries stay this small for any grid.
+_SLAB_ELEMENTS = 1 << 24
+
+
+def touched_vertices(low: float, high: float, size: int, wanted_low: float, wanted_high: float) -> tuple[int, int]:
+    """First and last vertex of the cells that an interval touches, along an axis with vertices from low to high."""
+    if size == 1:
+        return 0, 0
+    cell = (high - low) / (size - 1)
+    first = max(math.floor((wanted_low - low) / cell + _SNAP_TOLERANCE), 0)
+    last = min(math.ceil((wanted_high - low) / cell - _SNAP_TOLERANCE), size - 1)
+    # An interval that lies within the tolerance of one vertex would be reduced to that vertex; at least a cell is kept.
+    first = min(first, size - 2)
+    return first, max(last, first + 1)
+
+
+def resample(values: Tensor, resolution: tuple[int, int, int]) -> Tensor:
+    """Trilinear resampling of (X, Y, Z, C) to other numbers of vertices, outermost vertices fixed."""
+    _, y, z, channels = values.shape
+    new_x, new_y, new_z = resolution
+    result = values.new_empty((*resolution, channels))
+    row = max(y * z, new_y * z, new_y * new_z) * channels
+    for rows in _slabs(new_x, row):
+        slab = _resample_axis(values, 0, torch.arange(rows.start, rows.stop), new_x)
+        slab = _resample_axis(slab, 1, torch.arange(new_y), new_y)
+        slab = _resample_axis(slab, 2, torch.arange(new_z), new_z)
+        result[rows] = slab
+    return result
+
+
+def _resample_axis(values: Tensor, axis: int, index: Tensor, new_size: int) -> Tensor:
+    """Values at the new vertices ``index`` of ``new_size`` along one axis, in the dtype of the arithmetic."""
+    size, dtype = values.shape[axis], coordinate_dtype(values.dtype)
+    if new_size > 1:
+        position, unit = index * (size - 1), new_size - 1
+    else:
+        # A single vertex represents the whole extent, so its value is that of the middle.
+        position, unit = torch.tensor([size - 1]), 2
+    lower = position // unit
+    upper = (lower + 1).clamp(max=size - 1)
+    weight = ((position % unit).to(dtype) / unit).reshape([-1 if d == axis else 1 for d in range(4)])
+    below = values.index_select(axis, lower.to(values.device)).to(dtype)
+    above = values.index_select(axis, upper.to(values.device)).to(dtype)
+    return below.lerp_(above, weight.to(values.device))
+
+
+def vertex_fractions(size: int, like: Tensor) -> Tensor:
+    """Where the vertices of an axis lie between its ends, in the dtype and on the device of ``like``."""
+    index = torch.arange(size, device=like.device, dtype=like.dtype)
+    return index / (size - 1) if size > 1 else torch.full_like(index, 0.5)
+
+
+def sample_vertices(values: Tensor, corners: Tensor, resolution: tuple[int, int, int]) -> Tensor:
+    """Values of (X, Y, Z, C) at the vertices that fill a box given by its corners (2, 3) in the unit cube."""
+    result = values.new_empty((*resolution, values.shape[-1]))
+    axes = []
+    for axis, size in enumerate(resolution):
+        axes.append(torch.lerp(corners[0, axis], corners[1, axis], vertex_fractions(size, corners)))
+    for rows in _slabs(resolution[0], resolution[1] * resolution[2] * max(values.shape[-1], 3)):
+        points = torch.stack(torch.meshgrid(axes[0][rows], axes[1], axes[2], indexing="ij"), dim=-1)
+        result[rows] = ops.sample_trilinear(values, points.view(-1, 3)).view(*points.shape[:-1], -1)
+    return result
+
+
+def _slabs(rows: int, row_elements: int) -> Iterator[slice]:
+    step = max(_SLAB_ELEMENTS // max(row_elements, 1), 1)
+    for start in range(0, rows, step):
+        yield slice(start, min(start + step, rows))
+
+
+def migratable_state(parameter: nn.Parameter, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], list[str]]:
+    """The optimizer's state for a parameter, and which of its entries change shape with the parameter."""
+    if not any(held is parameter for group in optimizer.param_groups for held in group["params"]):
+        raise ArgumentValueError(
+            "optimizer must hold this grid's features in one of its parameter groups, but does not"
+        )
+    if parameter not in optimizer.state:
+        return {}, []
+    state = optimizer.state[parameter]
+    shaped = []
+    for key, value in state.items():
+        follows = isinstance(value, Tensor) and value.shape == parameter.shape
+        if not isinstance(value, Tensor) or (value.numel() == 1 and not follows):
+            continue
+        if not follows or not value.is_floating_point():
+            raise ArgumentValueError(
+                f"optimizer: {type(optimizer).__name__} keeps {key!r} as {value.dtype} of shape "
+                f"{tuple(value.shape)}, which cannot follow features of shape {tuple(parameter.shape)}. "
+                "To restart this grid's optimization, drop it first with `del optimizer.state[grid.features]`"
+            )
+        shaped.append(key)
+    return state, shaped

@@ -1,0 +1,1 @@
+"""From cameras to images: rays, occupied space, samples along rays, compositing."""

@@ -1,0 +1,152 @@
+"""From rays and a field to colour, opacity and depth."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from voxelfield import ops
+from voxelfield.fields.field import RadianceField
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.march import Capacity, RenderSettings, visible_samples
+from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.rendering.rays import Rays, RaySamples
+
+
+@dataclass(frozen=True, eq=False)
+class Rendering:
+    """Rendered rays.
+
+    Attributes:
+        rgb: (R, 3) emitted colour, without background.
+        opacity: (R,) in [0, 1].
+        depth_sum: (R,) sum of weights times distances along the ray, world units; divide by opacity for the mean.
+        samples: The M samples whose colour was evaluated.
+        density: (M,) their densities, per world unit.
+        weights: (M,) their share of their pixel.
+        sample_rgb: (M, 3) their colours.
+        marched: () int64, number of samples placed in occupied space, before faint ones were dropped; None where
+            they were not counted (see :func:`visible_samples`).
+        rays_kept: () int64: rays from this one on had no room, if the capacity was limited, and show nothing.
+        distortion: (R,) how far the weights of each ray are spread, as :func:`voxelfield.ops.composite` has it; None
+            unless wanted.
+    """
+
+    rgb: Tensor
+    opacity: Tensor
+    depth_sum: Tensor
+    samples: RaySamples
+    density: Tensor
+    weights: Tensor
+    sample_rgb: Tensor
+    marched: Tensor | None
+    rays_kept: Tensor
+    distortion: Tensor | None = None
+
+    def over(self, background: Tensor) -> Tensor:
+        """Composites over a background (3,) or (R, 3), giving (R, 3)."""
+        return self.rgb + (1 - self.opacity)[:, None] * background
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """One rendered image.
+
+    Attributes:
+        rgb: (H, W, 3) float32, composited over the background, nominally in [0, 1].
+        opacity: (H, W) float32 in [0, 1].
+        depth: (H, W) float32, mean distance along the ray where there is matter, world units.
+    """
+
+    rgb: Tensor
+    opacity: Tensor
+    depth: Tensor
+
+
+def render(
+    field: RadianceField,
+    rays: Rays,
+    occupancy: OccupancyGrid,
+    settings: RenderSettings,
+    jitter: bool = False,
+    capacity: Capacity | None = None,
+    distortion: bool = False,
+) -> Rendering:
+    """Renders rays through a field: march, drop what cannot be seen, evaluate, composite.
+
+    Visibility is judged first and without gradient, so that colour, and the backward pass, are spent on samples that
+    show. Differentiable with respect to the field.
+
+    Args:
+        field: The field, on the rays' device.
+        rays: R rays.
+        occupancy: Where to sample.
+        settings: How to sample.
+        jitter: As for :func:`march`; on while training.
+        capacity: Room for samples: the host then never waits for the device. None: as much as there are.
+        distortion: Whether the rays' distortion is wanted.
+
+    Returns:
+        One colour, opacity and depth per ray.
+    """
+    packed, marched = visible_samples(field, rays, occupancy, settings, jitter, capacity)
+    samples = RaySamples(*packed[:5])
+    density, rgb = field.sample(samples, rays.directions)
+    composite = ops.composite(
+        density,
+        rgb,
+        samples.t,
+        samples.dt,
+        samples.ray_offsets,
+        min_transmittance=settings.min_transmittance,
+        distortion=distortion,
+    )
+    return Rendering(
+        composite.rgb,
+        composite.opacity,
+        composite.depth_sum,
+        samples,
+        density,
+        composite.weights,
+        rgb,
+        marched,
+        packed.rays_kept[0],
+        composite.distortion,
+    )
+
+
+@torch.no_grad()
+def render_view(
+    field: RadianceField,
+    cameras: Cameras,
+    camera: int,
+    occupancy: OccupancyGrid,
+    settings: RenderSettings,
+    background: Tensor,
+    chunk: int,
+) -> View:
+    """Renders one camera's whole image.
+
+    Args:
+        field: The field.
+        cameras: Cameras on the field's device.
+        camera: Which of them.
+        occupancy: Where to sample.
+        settings: How to sample.
+        background: (3,) colour behind the scene, on the field's device.
+        chunk: Rays at once, to bound memory.
+
+    Returns:
+        The image, on the field's device.
+    """
+    rays = cameras.image_rays(camera, field.grid.aabb)
+    rgb, opacity, depth = [], [], []
+    for first in range(0, len(rays), chunk):
+        part = render(field, rays[first : first + chunk], occupancy, settings)
+        rgb.append(part.over(background))
+        opacity.append(part.opacity)
+        depth.append(part.depth_sum / part.opacity.clamp(min=1e-6))
+    size = (cameras.height, cameras.width)
+    return View(torch.cat(rgb).view(*size, 3), torch.cat(opacity).view(size), torch.cat(depth).view(size))
