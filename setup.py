@@ -48,16 +48,24 @@ def compiled_parts() -> dict[str, Any]:
     }
 
 
-# The extension's sources travel as package data: an installed copy can compile itself.
-SOURCES = {
-    "voxelfield." + ".".join(folder.relative_to(HERE).parts): folder.relative_to(HERE).as_posix()
-    for folder in (HERE / "extension", *sorted((HERE / "extension").rglob("*/")))
-}
+def packages_below(folder: str, name: str) -> dict[str, str]:
+    """Returns the packages as which a folder outside of voxelfield/ is installed within it, and where they lie."""
+    root = HERE / folder
+    found = (root, *(below for below in sorted(root.rglob("*/")) if below.name != "__pycache__"))
+    return {".".join((name, *below.relative_to(root).parts)): below.relative_to(HERE).as_posix() for below in found}
+
+
+# An installed copy can compile itself, has its configurations, and has a scene to train.
+SOURCES = packages_below("extension", "voxelfield.extension")
+CONFIGS = packages_below("configs", "voxelfield.configs")
+SCENES = packages_below("data/bricks", "voxelfield.scenes.bricks")
 
 setup(
-    packages=[*find_packages(include=["voxelfield", "voxelfield.*"]), *SOURCES],
-    package_dir=SOURCES,
+    packages=[*find_packages(include=["voxelfield", "voxelfield.*"]), *SOURCES, *CONFIGS, *SCENES],
+    package_dir=SOURCES | CONFIGS | SCENES,
     package_data={name: ["*.h", "*.cpp", "*.cu", "*.cuh"] for name in SOURCES}
+    | {name: ["*.yaml"] for name in CONFIGS}
+    | {name: ["*.json", "*.png"] for name in SCENES}
     | {"voxelfield.datasets": ["manifests/*.json"], "voxelfield": ["py.typed"]},
     **compiled_parts(),
 )

@@ -1,78 +1,8 @@
 """Fits a voxel-grid radiance field to a scene: ``python train.py scene=lego``; see README.md and ``configs/``."""
 
-from __future__ import annotations
-
-import logging
-import os
 import sys
-from pathlib import Path
-from typing import NoReturn
 
-import hydra
-import torch
-from hydra.core.hydra_config import HydraConfig
-from hydra.errors import CompactHydraException, MissingConfigException
-from hydra.utils import get_original_cwd
-from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
-
-from voxelfield.config.parsing import unknown_key
-from voxelfield.datasets.download import DownloadError
-from voxelfield.training.config.announced import offer_announced_recipes
-from voxelfield.training.run import run
-from voxelfield.training.trainer import EmptyFieldError
-
-logger = logging.getLogger("train")
-
-# Without a GPU the same command runs a preset that a CPU finishes in minutes.
-CONFIG = "train" if torch.cuda.is_available() else "train_cpu"
-
-
-@hydra.main(version_base="1.3", config_path="configs", config_name=CONFIG)
-def main(config: DictConfig) -> float | None:
-    """Runs what Hydra composed; returns the test PSNR, which Hydra's sweepers can optimise."""
-    choices = HydraConfig.get().runtime.choices
-    logger.info("scene=%s model=%s trainer=%s", choices["scene"], choices["model"], choices["trainer"])
-    if CONFIG == "train_cpu" and (choices["model"], choices["trainer"]) == ("mlp", "cpu"):
-        logger.info("no CUDA device: model=mlp and trainer=cpu are the defaults (smaller images, one smaller grid)")
-    try:
-        metrics = run(config, Path(HydraConfig.get().runtime.output_dir), Path(get_original_cwd()))
-    except (ValueError, FileNotFoundError, DownloadError) as error:
-        fail(error, 2)
-    except (EmptyFieldError, FloatingPointError) as error:
-        fail(error, 1)
-    if metrics is None:
-        sys.exit(130)
-    psnr: float = metrics["psnr"]
-    return psnr
-
-
-def fail(error: Exception, status: int) -> NoReturn:
-    """Ends the run with its error on stderr and in its log; Hydra's handler of the terminal writes to stdout."""
-    for handler in logging.getLogger().handlers:
-        if type(handler) is logging.StreamHandler:
-            handler.setStream(sys.stderr)
-    logger.error("%s", error)
-    sys.exit(status)
-
-
-def composition_error(error: CompactHydraException) -> str:
-    """Returns what Hydra could not compose, in one line; a key that there is not, with the nearest that there is."""
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
-        group, _, name = error.missing_cfg_file.rpartition("/")
-        return f"{group} must be one of {', '.join(error.options)}, got {name!r}"
-    cause = error.__cause__
-    if isinstance(cause, OmegaConfBaseException) and cause.full_key and isinstance(cause.parent_node, DictConfig):
-        return unknown_key(cause.full_key, [str(key) for key in cause.parent_node])
-    return " ".join(str(error).split())
-
+from voxelfield.cli.train import main
 
 if __name__ == "__main__":
-    # Hydra would print its errors over many lines and exit; told to raise them, it leaves that to us.
-    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
-    offer_announced_recipes()
-    try:
-        main()
-    except CompactHydraException as error:
-        print(composition_error(error), file=sys.stderr)  # noqa: T201
-        sys.exit(2)
+    sys.exit(main())

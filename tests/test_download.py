@@ -12,8 +12,9 @@ import zipfile
 
 import pytest
 
+from voxelfield.cli.download import main
 from voxelfield.datasets import download as module
-from voxelfield.datasets.download import DownloadError, Manifest, download, load_manifest, main
+from voxelfield.datasets.download import DownloadError, Manifest, download, load_manifest
 from voxelfield.datasets.locate import SceneNotFoundError, find_scene
 
 FILES = {

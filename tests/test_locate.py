@@ -51,7 +51,7 @@ def test_message_for_a_scene_with_a_download(tmp_path, monkeypatch):
     assert message.startswith("scene 'lego' not found")
     assert str(root / "lego") in message
     assert str(tmp_path / "shared" / "lego") in message
-    assert f"`python -m voxelfield.datasets.download lego --root '{root}'`" in message
+    assert f"`voxelfield download lego --root '{root}'`" in message
     assert "data.download=true" in message
     assert "scene=bricks needs no download" in message
     assert isinstance(error.value, FileNotFoundError)

@@ -43,8 +43,16 @@ def packed_sources(project: Path) -> set[str]:
         for path in (project / "extension").rglob("*")
         if path.is_file()
     }
+    configs = {f"voxelfield/{path.relative_to(project).as_posix()}" for path in (project / "configs").rglob("*.yaml")}
+    scenes = {
+        f"voxelfield/scenes/{path.relative_to(project / 'data').as_posix()}"
+        for path in (project / "data" / "bricks").rglob("*")
+        if path.is_file()
+    }
     assert {"voxelfield/py.typed", "voxelfield/datasets/manifests/lego.json"} <= package
-    return package | sources
+    assert "voxelfield/configs/trainer/default.yaml" in configs
+    assert "voxelfield/scenes/bricks/train/r_0.png" in scenes
+    return package | sources | configs | scenes
 
 
 def content_of(wheel: Path) -> set[str]:
@@ -59,6 +67,8 @@ def project(clone, tmp_path):
     shutil.copytree(clone, root)
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(REPO / name, root)
+    for name in ("configs", "data/bricks"):
+        shutil.copytree(REPO / name, root / name)
     return root
 
 
@@ -90,7 +100,10 @@ def test_a_source_archive_holds_all_that_a_build_needs(project, isolated, tmp_pa
     (archive,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(archive) as files:
         names = {name.partition("/")[2] for name in files.getnames()}
-    packed = {name.replace("voxelfield/extension/", "extension/") for name in packed_sources(project)}
+    origins = {"extension/": "extension/", "configs/": "configs/", "scenes/": "data/"}
+    packed = packed_sources(project)
+    for inside, origin in origins.items():
+        packed = {name.replace(f"voxelfield/{inside}", origin) for name in packed}
     assert packed | {"setup.py", "pyproject.toml", "README.md", "LICENSE"} <= names
 
 

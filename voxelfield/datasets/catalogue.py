@@ -13,5 +13,5 @@ def manifest_path(name: str) -> Path:
 
 
 def downloadable_scenes() -> tuple[str, ...]:
-    """Lists the scenes that ``python -m voxelfield.datasets.download`` can fetch."""
+    """Lists the scenes that ``voxelfield download`` can fetch."""
     return tuple(sorted(path.stem for path in _MANIFESTS.glob("*.json")))

@@ -1,4 +1,4 @@
-"""Fetches public scenes: ``python -m voxelfield.datasets.download lego [--root data] [--url URL ...]``.
+"""Fetches public scenes: ``voxelfield download lego [--root data] [--url URL ...]``.
 
 Every file is checked against a SHA-256 from the scene's manifest. Files that are already there and right are kept, and
 when all are, nothing is fetched. The files that make a folder count as a scene are put in place last.
@@ -6,12 +6,10 @@ when all are, nothing is fetched. The files that make a folder count as a scene 
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import logging
 import os
-import sys
 import tempfile
 import zipfile
 import zlib
@@ -114,22 +112,6 @@ def download(
         wanted = _unverified(folder, manifest.files)
     tried = "\n".join(reasons) or "  no archive to try"
     raise DownloadError(f"scene '{manifest.name}' could not be fetched into {folder}. Tried:\n{tried}")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line; returns its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m voxelfield.datasets.download", description="Fetch a public scene.")
-    parser.add_argument("scene", help=f"one of: {', '.join(downloadable_scenes())}")
-    parser.add_argument("--root", type=Path, default=Path("data"), help="folder of scenes (default: data)")
-    parser.add_argument("--url", action="append", help="zip archive to try instead of the public ones; may be repeated")
-    arguments = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    try:
-        download(arguments.scene, arguments.root, arguments.url)
-    except (DownloadError, ModuleNotFoundError, OSError, ValueError) as error:
-        logger.error("%s", error)
-        return 1
-    return 0
 
 
 def _complete_from(url: str, scratch: Path, folder: Path, manifest: Manifest, wanted: Sequence[str]) -> str:
@@ -239,7 +221,3 @@ def _sha256(source: IO[bytes], sink: IO[bytes] | None = None) -> str:
 def _summary(lines: Sequence[str]) -> tuple[int, str]:
     more = f"; and {len(lines) - _SHOWN} more" if len(lines) > _SHOWN else ""
     return len(lines), "; ".join(lines[:_SHOWN]) + more
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from voxelfield.datasets import download as downloads
 from voxelfield.datasets.catalogue import downloadable_scenes, manifest_path
+from voxelfield.installed import bundled_scene
 
 DATA_VARIABLE = "VOXELFIELD_DATA"
 BUNDLED_SCENE = "bricks"
@@ -18,7 +19,7 @@ class SceneNotFoundError(FileNotFoundError):
 
 
 def find_scene(name: str, root: Path | str = "data", *, download: bool = False) -> Path:
-    """Finds a scene's folder: first ``root/name``, then ``$VOXELFIELD_DATA/name``.
+    """Finds a scene's folder: ``root/name``, ``$VOXELFIELD_DATA/name``, or a scene that came with voxelfield.
 
     A folder counts when it holds a ``transforms*.json``; downloads write that last, so an interrupted one never counts.
 
@@ -39,7 +40,7 @@ def find_scene(name: str, root: Path | str = "data", *, download: bool = False) 
     elsewhere = os.environ.get(DATA_VARIABLE)
     if elsewhere:
         folders.append(Path(elsewhere) / name)
-    for folder in folders:
+    for folder in (*folders, bundled_scene(name)):
         if any(folder.glob("transforms*.json")):
             return folder
     if download and manifest_path(name).is_file():
@@ -55,7 +56,7 @@ def find_scene(name: str, root: Path | str = "data", *, download: bool = False) 
 
 def _advice(name: str, root: Path) -> list[str]:
     if manifest_path(name).is_file():
-        command = f"python -m voxelfield.datasets.download {name} --root {shlex.quote(str(root))}"
+        command = f"voxelfield download {name} --root {shlex.quote(str(root))}"
         fetch = f"Fetch it with `{command}`, or pass data.download=true to fetch it now."
     else:
         fetch = f"It has no download (those that have: {', '.join(downloadable_scenes())})."

@@ -1,0 +1,1 @@
+"""The command ``voxelfield``: one file a verb."""

@@ -1,0 +1,43 @@
+"""``voxelfield VERB ...``: finds the verb and hands over; ``python -m voxelfield`` is the same."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+VERBS = {
+    "train": "fit a field to a scene; takes the overrides of train.py, such as scene=lego",
+    "eval": "compare a trained field with its scene's test views",
+    "render": "draw an orbit around a trained field, as a video or as images",
+    "download": "fetch a public scene",
+    "doctor": "check this machine: versions, compilers, GPUs and the kernels that serve them",
+    "build": "compile the extension now instead of on first use",
+    "bench": "time the sampling op beside torch's grid_sample",
+}
+# Where the module cannot be called what the verb is.
+_MODULES = {"eval": "evaluate"}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a verb; returns the exit status.
+
+    Args:
+        arguments: The command line without the program's name; None takes that of this process.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or given[0] in ("-h", "--help"):
+        _print_usage()
+        return 0 if given else 2
+    verb, *rest = given
+    if verb not in VERBS:
+        print(f"verb must be one of {', '.join(VERBS)}, got {verb!r}", file=sys.stderr)  # noqa: T201
+        return 2
+    status: int = importlib.import_module(f"voxelfield.cli.{_MODULES.get(verb, verb)}").main(rest)
+    return status
+
+
+def _print_usage() -> None:
+    width = max(map(len, VERBS))
+    verbs = "\n".join(f"  {verb:{width}}  {purpose}" for verb, purpose in VERBS.items())
+    print(f"usage: voxelfield VERB ...\n\n{verbs}\n\n`voxelfield VERB --help` tells more.")  # noqa: T201

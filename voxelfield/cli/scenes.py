@@ -1,0 +1,65 @@
+"""What several verbs ask for: a trained run, its scene's split, and one-line errors."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import voxelfield
+from voxelfield.datasets.blender import downscale_to_fit, load_blender
+from voxelfield.datasets.locate import find_scene
+from voxelfield.datasets.scene import Split
+from voxelfield.training.trained import TrainedRun
+
+logger = logging.getLogger(__name__)
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds RUN and where its scene is."""
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run directory, a checkpoint or a model file")
+    parser.add_argument("--data-root", type=Path, help="folder of scenes (default: data.root of the run)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<index> (default: auto)")
+    parser.add_argument(
+        "--missing-images", choices=("error", "skip"), help="what to do about absent images (default: as the run did)"
+    )
+
+
+def load_run_and_split(options: argparse.Namespace, split: str) -> tuple[TrainedRun, Split]:
+    """Loads what :func:`add_run_arguments` asked for; images have the size that the run was trained at.
+
+    Args:
+        options: The parsed command line.
+        split: Name of the scene's split.
+
+    Raises:
+        FileNotFoundError: The run or the scene is not there.
+        ValueError: One of them is damaged, or there is no such split.
+    """
+    run = voxelfield.load(options.run, options.device)
+    data = run.config.data
+    folder = find_scene(run.config.scene.name, options.data_root or data.root)
+    size = run.trainer.image_size
+    scene = load_blender(
+        folder,
+        splits=(split,),
+        downscale=1 if size is None else downscale_to_fit(folder, size),
+        missing_images=options.missing_images or data.missing_images,
+    )
+    return run, scene.split(split)
+
+
+def in_one_line(action: Callable[[], None]) -> int:
+    """Does something; returns the exit status, and says in one line what was wrong.
+
+    Args:
+        action: Raises ValueError or OSError where the user can mend it.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        action()
+    except (ValueError, OSError) as error:
+        logger.error("%s", error)
+        return 2
+    return 0

@@ -1,0 +1,88 @@
+"""``voxelfield train``, or ``python train.py``: fits a field to a scene, configured by Hydra from ``configs/``."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+import hydra
+import torch
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import CompactHydraException, MissingConfigException
+from hydra.utils import get_original_cwd
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from voxelfield.config.parsing import unknown_key
+from voxelfield.datasets.download import DownloadError
+from voxelfield.installed import config_folder
+from voxelfield.training.config.announced import offer_announced_recipes
+from voxelfield.training.run import run
+from voxelfield.training.trainer import EmptyFieldError
+
+logger = logging.getLogger("train")
+
+# Without a GPU the same command runs a preset that a CPU finishes in minutes.
+CONFIG = "train" if torch.cuda.is_available() else "train_cpu"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Trains; returns the exit status.
+
+    Args:
+        arguments: Hydra's command line without the program's name; None takes that of this process.
+    """
+    if arguments is not None:
+        sys.argv = ["voxelfield train", *arguments]
+    # Hydra would print its errors over many lines and exit; told to raise them, it leaves that to us.
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")
+    offer_announced_recipes()
+    try:
+        train()
+    except CompactHydraException as error:
+        print(composition_error(error), file=sys.stderr)  # noqa: T201
+        return 2
+    return 0
+
+
+@hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=CONFIG)
+def train(config: DictConfig) -> float | None:
+    """Runs what Hydra composed; returns the test PSNR, which Hydra's sweepers can optimise."""
+    choices = HydraConfig.get().runtime.choices
+    logger.info("scene=%s model=%s trainer=%s", choices["scene"], choices["model"], choices["trainer"])
+    if CONFIG == "train_cpu" and (choices["model"], choices["trainer"]) == ("mlp", "cpu"):
+        logger.info("no CUDA device: model=mlp and trainer=cpu are the defaults (smaller images, one smaller grid)")
+    try:
+        metrics = run(config, Path(HydraConfig.get().runtime.output_dir), Path(get_original_cwd()))
+    except (ValueError, FileNotFoundError, DownloadError) as error:
+        fail(error, 2)
+    except (EmptyFieldError, FloatingPointError) as error:
+        fail(error, 1)
+    if metrics is None:
+        sys.exit(130)
+    psnr: float = metrics["psnr"]
+    return psnr
+
+
+def fail(error: Exception, status: int) -> NoReturn:
+    """Ends the run with its error on stderr and in its log; Hydra's handler of the terminal writes to stdout."""
+    for handler in logging.getLogger().handlers:
+        if type(handler) is logging.StreamHandler:
+            handler.setStream(sys.stderr)
+    logger.error("%s", error)
+    sys.exit(status)
+
+
+def composition_error(error: CompactHydraException) -> str:
+    """Returns what Hydra could not compose, in one line; a key that there is not, with the nearest that there is."""
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
+        group, _, name = error.missing_cfg_file.rpartition("/")
+        return f"{group} must be one of {', '.join(error.options)}, got {name!r}"
+    cause = error.__cause__
+    if isinstance(cause, OmegaConfBaseException) and cause.full_key and isinstance(cause.parent_node, DictConfig):
+        return unknown_key(cause.full_key, [str(key) for key in cause.parent_node])
+    return " ".join(str(error).split())
