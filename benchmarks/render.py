@@ -37,7 +37,7 @@ from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.locate import find_scene
 from voxelfield.datasets.scene import Split
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.renderer import FieldRenderer, Way, display_way
+from voxelfield.rendering.renderer import Backend, FieldRenderer, fastest_backend
 from voxelfield.training.clock import synchronized_time
 from voxelfield.training.images import composite_background
 from voxelfield.training.metrics import psnr, ssim
@@ -101,14 +101,14 @@ def profile_steps(
 def measure(
     renderer: FieldRenderer, cameras: Cameras, split: Split, views: Sequence[int], background: Tensor
 ) -> tuple[dict[str, Any], list[Tensor]]:
-    """Times and profiles one way of drawing; returns its row, unjudged, and its frames."""
+    """Times and profiles one backend of drawing; returns its row, unjudged, and its frames."""
     device = background.device
     draw(renderer, cameras, views if device.type == "cuda" else views[:1], device)
     seconds, frames = draw(renderer, cameras, views, device)
     ordered = sorted(1e3 * s for s in seconds)
     low, high = (ordered[round(q * (len(ordered) - 1))] for q in (0.1, 0.9))
     row = {
-        "way": renderer.way,
+        "backend": renderer.backend,
         "frames": len(frames),
         "size": [cameras.width, cameras.height],
         "fps": len(seconds) / sum(seconds),
@@ -122,7 +122,7 @@ def measure(
 def run(
     trained: TrainedRun, split: Split, views: Sequence[int], device: torch.device, only: str
 ) -> list[dict[str, Any]]:
-    """Measures and judges the ways of drawing whose name has ``only``."""
+    """Measures and judges the backends of drawing whose name has ``only``."""
     background = evaluation_background(trained.trainer, device)
     cameras = split.cameras.to(device)
     settings = {
@@ -135,25 +135,25 @@ def run(
     }
     rows: list[dict[str, Any]] = []
     first: list[Tensor] = []
-    ways: tuple[Way, ...] = (display_way(trained.field), "render_view")
-    for way in dict.fromkeys(ways):
-        if only not in way:
+    backends: tuple[Backend, ...] = (fastest_backend(trained.field), "render_view")
+    for backend in dict.fromkeys(backends):
+        if only not in backend:
             continue
-        row, frames = measure(trained.renderer(way), cameras, split, views, background)
+        row, frames = measure(trained.renderer(backend), cameras, split, views, background)
         first = first or frames
         rows.append({**row, **judge(frames, split, views, background, first), **settings})
-        print(f"{way}: {len(frames)} frames drawn and judged", flush=True)
+        print(f"{backend}: {len(frames)} frames drawn and judged", flush=True)
     return rows
 
 
 def as_table(rows: list[dict[str, Any]]) -> str:
-    """Formats a line for each way of drawing; the ratio is to the last one."""
+    """Formats a line for each backend of drawing; the ratio is to the last one."""
     lines = []
     for row in rows:
         times = [f"{row['ms'][key]:.3f}" for key in ("mean", "median", "low", "high")]
         quality = [f"{row['psnr']:.3f}", f"{row['ssim']:.4f}", f"{row['off']:.1e}"]
         ratio = f"{row['fps'] / rows[-1]['fps']:.2f}x"
-        lines.append([row["way"], f"{row['fps']:.1f}", ratio, *times, *quality])
+        lines.append([row["backend"], f"{row['fps']:.1f}", ratio, *times, *quality])
     header = ["drawn by", "fps", "ratio", "ms", "median", "10 %", "90 %", "PSNR", "SSIM", "off"]
     return harness.table(header, lines)
 
@@ -171,7 +171,7 @@ def profile_table(row: dict[str, Any]) -> str:
         for step in row["profile"][:PRINTED_STEPS]
     ]
     lines.append(["all", f"{total:.1f}", "100.0%", ""])
-    return harness.table([f"{row['way']}, a frame", "us", "share", "calls"], lines)
+    return harness.table([f"{row['backend']}, a frame", "us", "share", "calls"], lines)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -12,8 +12,9 @@ with no number leave that sweep out.
 - Levels are those of ``model.resolutions`` but its last that are coarser than the finest, and the finest; those that
   are added up keep their ratios to it instead; a model without levels has its last resolution there.
   ``trainer.stages`` follow: those up to the finest, the last at it.
-- ``trainer.max_rays`` and ``trainer.marched`` grow and shrink with ``trainer.samples``. "rays" are those of a step that
-  had room, in the mean since the last record: finer levels have more samples along a ray, so fewer of them.
+- ``trainer.max_rays`` and ``trainer.candidate_samples`` grow and shrink with ``trainer.visible_samples``. "rays" are
+  those of a step that had room, in the mean since the last record: finer levels have more samples along a ray, so fewer
+  of them.
 - Every N-th training view (``--hold-out``) is not trained on; PSNR and SSIM are over these views, drawn as the trainer
   would draw its evaluation. The test split is never read.
 - Seconds are metrics.json's ``train_seconds``: from images in memory to the last step, upload, building the field and
@@ -84,7 +85,7 @@ class Size(NamedTuple):
 
 def own_size(config: DictConfig) -> Size:
     """Returns the size that a configuration has by itself."""
-    return Size(max(stage.resolution for stage in config.trainer.stages), config.trainer.samples)
+    return Size(max(stage.resolution for stage in config.trainer.stages), config.trainer.visible_samples)
 
 
 def sizes(own: Size, finest: Sequence[int], samples: Sequence[int]) -> list[Size]:
@@ -104,11 +105,11 @@ def resized(config: DictConfig, size: Size) -> DictConfig:
     trainer = config.trainer
     stages = list(trainer.stages)
     kept = list(itertools.takewhile(lambda stage: stage.resolution < size.finest, stages[:-1]))
-    trainer.finest = size.finest
+    trainer.finest_resolution = size.finest
     trainer.stages = [*kept, {**stages[len(kept)], "resolution": size.finest}]
-    for name in ("max_rays", "marched"):
-        trainer[name] = max(1, round(trainer[name] * size.samples / trainer.samples))
-    trainer.samples = size.samples
+    for name in ("max_rays", "candidate_samples"):
+        trainer[name] = max(1, round(trainer[name] * size.samples / trainer.visible_samples))
+    trainer.visible_samples = size.samples
     return config
 
 
@@ -181,7 +182,7 @@ def train(config: DictConfig, device: torch.device, hold_out: int) -> dict[str, 
         "psnr": evaluation.psnr,
         "ssim": evaluation.ssim,
         "views": list(evaluation.names),
-        "drawn_by": renderer.way,
+        "drawn_by": renderer.backend,
         "peak_gib": peak,
         "parameters": sum(parameter.numel() for parameter in field.parameters()),
         "resolution": list(field.grid.resolution),

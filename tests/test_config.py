@@ -193,9 +193,9 @@ def test_values_of_the_wrong_type(override, message):
         ("trainer.precision=float64", "trainer.precision must be one of float32, bfloat16, float16, got 'float64'"),
         ("trainer.transfer=gamma", "trainer.transfer must be one of srgb, linear, got 'gamma'"),
         ("trainer.steps=0", "trainer.steps must be at least 1, got 0"),
-        ("trainer.samples=-5", "trainer.samples must be at least 1, got -5"),
+        ("trainer.visible_samples=-5", "trainer.visible_samples must be at least 1, got -5"),
         ("trainer.max_rays=0", "trainer.max_rays must be at least 1, got 0"),
-        ("trainer.marched=0", "trainer.marched must be at least 1, got 0"),
+        ("trainer.candidate_samples=0", "trainer.candidate_samples must be at least 1, got 0"),
         ("trainer.image_size=-2", "trainer.image_size must be at least 1, or null, got -2"),
         (
             "trainer.supersampling=1000",
@@ -216,11 +216,11 @@ def test_values_of_the_wrong_type(override, message):
             "trainer.preview_views=0",
             "trainer.preview_views must be at least 1 unless trainer.preview_every is 0, got 0",
         ),
-        ("trainer.rates.final=0", "trainer.rates.final must lie in (0, 1], got 0.0"),
+        ("trainer.rates.final_factor=0", "trainer.rates.final_factor must lie in (0, 1], got 0.0"),
         ("trainer.rates.betas=[1.5,2]", "trainer.rates.betas[0] must lie in [0, 1), got 1.5"),
         ("trainer.average_steps=-1", "trainer.average_steps must be at least 0, got -1"),
         ("optimizer.grid_lr=-1", "optimizer.grid_lr must be positive, got -1.0"),
-        ("optimizer.view_lr=0", "optimizer.view_lr must be positive, got 0.0"),
+        ("optimizer.view_lr_factor=0", "optimizer.view_lr_factor must be positive, got 0.0"),
         ("optimizer.network_lr=nan", "optimizer.network_lr must be positive and finite, got nan"),
         ("optimizer.grid_decay=-5", "optimizer.grid_decay must be at least 0, got -5.0"),
         ("trainer.stages=[]", "trainer.stages must start at step 0 and have rising steps, got steps []"),
@@ -230,9 +230,9 @@ def test_values_of_the_wrong_type(override, message):
         ),
         ("trainer.stages=[{step: 0, resolution: 1}]", "trainer.stages[0].resolution must be at least 2, got 1"),
         (
-            "trainer.finest=200",
-            "trainer.stages must not become coarser without a crop (the last is trainer.finest in the presets), "
-            "got resolutions [64, 128, 256, 200]",
+            "trainer.finest_resolution=200",
+            "trainer.stages must not become coarser without a crop (the last is trainer.finest_resolution in the "
+            "presets), got resolutions [64, 128, 256, 200]",
         ),
         ("model.kind=tree", "model.kind must be one of pyramid, sh, mlp, got 'tree'"),
         ("model.view_degree=4", "model.view_degree must lie in [0, 3], got 4"),

@@ -54,7 +54,7 @@ def test_a_surface_between_vertices_stays_occupied(device):
     assert at_vertices.max() * STEP < THRESHOLD, "the vertices alone would show an empty field"
     occupancy = OccupancyGrid(16, BOX).to(device)
     for _ in range(30):
-        occupancy.observe(field.density, STEP, THRESHOLD)
+        occupancy.update_from_samples(field.density, STEP, THRESHOLD)
     directions = torch.nn.functional.normalize(torch.randn(2000, 3, device=device), dim=-1)
     # Interpolation moves the surface a little: walk along each direction to where it is densest.
     radii = torch.linspace(0.4, 0.8, 401, device=device)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from voxelfield.fields.decoders import MLPDecoder, NetworkDecoder, SHDecoder, spherical_harmonics
+from voxelfield.fields.decoders import ColorMLPDecoder, FusedMLPDecoder, SHDecoder, spherical_harmonics
 from voxelfield.fields.density import DensityActivation, ExponentialDensity
 
 DEGREES = [0, 1, 2, 3]
@@ -217,7 +217,7 @@ def sh_decoder(degree=2):
 
 def mlp_decoder(**changes):
     settings = {"features": 6, "width": 16, "hidden": 2, "view_degree": 2, **changes}
-    return MLPDecoder(**settings, density=density())
+    return ColorMLPDecoder(**settings, density=density())
 
 
 DECODERS = pytest.mark.parametrize("make", [sh_decoder, mlp_decoder])
@@ -355,7 +355,7 @@ def test_mlp_decoder_refuses_wrong_view_degrees(degree):
 
 def network_decoder(**changes):
     settings = {"channels": 12, "width": 32, "geometry": 8, "hidden": 2, "view_degree": 2, **changes}
-    return NetworkDecoder(**settings, density=ExponentialDensity(0.5))
+    return FusedMLPDecoder(**settings, density=ExponentialDensity(0.5))
 
 
 def plain(features, directions, ray_index, first, second, degree):

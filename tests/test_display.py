@@ -1,4 +1,4 @@
-"""FieldRenderer: which way it takes, and that every way draws what render_view draws."""
+"""FieldRenderer: which backend it takes, and that every backend draws what render_view draws."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 from torch import nn
 
 from voxelfield import FieldRenderer, VoxelGrid, VoxelPyramid
-from voxelfield.fields.decoders import MLPDecoder, NetworkDecoder, SHDecoder
+from voxelfield.fields.decoders import ColorMLPDecoder, FusedMLPDecoder, SHDecoder
 from voxelfield.fields.density import DensityActivation, ExponentialDensity
 from voxelfield.fields.field import RadianceField
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.render import View, render_view
-from voxelfield.rendering.renderer import display_way
+from voxelfield.rendering.renderer import fastest_backend
 
 BOX = ((-1.0, -0.8, -1.2), (1.0, 1.1, 0.9))
 SETTINGS = RenderSettings(step=0.06, min_weight=1e-3)
@@ -39,7 +39,7 @@ def pyramid(
     **settings,
 ):
     grid = VoxelPyramid(resolutions, channels, BOX, init_range=1.5, **settings)
-    decoder = NetworkDecoder(grid.channels, width, geometry, hidden, degree, density or ExponentialDensity(8.0))
+    decoder = FusedMLPDecoder(grid.channels, width, geometry, hidden, degree, density or ExponentialDensity(8.0))
     return RadianceField(grid, decoder)
 
 
@@ -52,7 +52,7 @@ def harmonics(degree=2, **settings):
 
 
 def network(**settings):
-    return single(MLPDecoder(6, 16, 1, 1, DensityActivation(20.0, 5.0)), **settings)
+    return single(ColorMLPDecoder(6, 16, 1, 1, DensityActivation(20.0, 5.0)), **settings)
 
 
 def summed(resolutions=(4, 8, 16), degree=2, decoder=None, **settings):
@@ -123,21 +123,21 @@ GENERAL = {
     "padded sum": lambda: summed(padding="zeros"),
     "other decoder on a sum": lambda: summed(decoder=OtherDecoder(1, DensityActivation(20.0, 5.0))),
     "exponential sum": lambda: summed(decoder=SHDecoder(1, ExponentialDensity(5.0))),
-    "network on a sum": lambda: summed(decoder=NetworkDecoder(4, 16, 16, 1, 3, ExponentialDensity(8.0))),
+    "network on a sum": lambda: summed(decoder=FusedMLPDecoder(4, 16, 16, 1, 3, ExponentialDensity(8.0))),
     "harmonics on concatenated levels": lambda: RadianceField(
         VoxelPyramid((4, 9), 2, BOX, init_range=1.5), SHDecoder(0, DensityActivation(20.0, 5.0))
     ),
     "exponential harmonics": lambda: single(SHDecoder(1, ExponentialDensity(5.0))),
     "other decoder": lambda: single(OtherDecoder(1, DensityActivation(20.0, 5.0))),
-    "network on a grid": lambda: single(NetworkDecoder(4, 16, 16, 1, 3, ExponentialDensity(8.0))),
+    "network on a grid": lambda: single(FusedMLPDecoder(4, 16, 16, 1, 3, ExponentialDensity(8.0))),
     "network on a pyramid": lambda: RadianceField(
-        VoxelPyramid((4, 9), 4, BOX, init_range=1.5), MLPDecoder(7, 16, 1, 1, DensityActivation(20.0, 5.0))
+        VoxelPyramid((4, 9), 4, BOX, init_range=1.5), ColorMLPDecoder(7, 16, 1, 1, DensityActivation(20.0, 5.0))
     ),
     "bfloat16 harmonics": lambda: harmonics(dtype=torch.bfloat16),
 }
-FIELDS = {name: (make, way) for way, makers in ONE_KERNEL.items() for name, make in makers.items()}
+FIELDS = {name: (make, backend) for backend, makers in ONE_KERNEL.items() for name, make in makers.items()}
 FIELDS |= {name: (make, "render_view") for name, make in GENERAL.items()}
-every_field = pytest.mark.parametrize(("make", "way"), FIELDS.values(), ids=list(FIELDS))
+every_field = pytest.mark.parametrize(("make", "backend"), FIELDS.values(), ids=list(FIELDS))
 each_way = pytest.mark.parametrize("make", [pyramid, harmonics, network])
 
 
@@ -180,12 +180,12 @@ def assert_views_agree(view, expected, device):
         assert (error > scale * MAX_ERROR[device.type]).double().mean() < 0.01, name
 
 
-# --- which way
+# --- which backend
 
 
 @every_field
-def test_the_way_follows_from_the_kind_of_field(make, way):
-    assert display_way(make()) == way
+def test_the_backend_follows_from_the_kind_of_field(make, backend):
+    assert fastest_backend(make()) == backend
 
 
 def test_a_subclass_of_a_field_is_left_to_the_general_way():
@@ -195,13 +195,13 @@ def test_a_subclass_of_a_field_is_left_to_the_general_way():
             return density, rgb / 2
 
     plain = harmonics()
-    assert display_way(Dimmed(plain.grid, plain.decoder)) == "render_view"
+    assert fastest_backend(Dimmed(plain.grid, plain.decoder)) == "render_view"
 
 
 def test_grids_too_large_for_the_kernels_are_left_to_the_general_way():
     def enlarged(field, grid, shape):
         grid.features = nn.Parameter(torch.empty(shape, device="meta"))
-        return display_way(field)
+        return fastest_backend(field)
 
     field = pyramid()
     assert enlarged(field, field.grid.grids[2], (2**9, 2**10, 2**9 * 2 - 1, 4)) == "render_pyramid_image"
@@ -219,11 +219,11 @@ def test_grids_too_large_for_the_kernels_are_left_to_the_general_way():
 
 
 @every_field
-def test_draws_what_render_view_draws(device, make, way):
+def test_draws_what_render_view_draws(device, make, backend):
     field, occupancy, cameras = make().to(device), make_occupancy(device), make_cameras(device)
     background = background_on(device)
     renderer = FieldRenderer(field, occupancy, SETTINGS, background)
-    assert renderer.way == way
+    assert renderer.backend == backend
     for index in range(len(cameras)):
         view = renderer.view(cameras, index)
         assert view.rgb.shape == (HEIGHT, WIDTH, 3)
@@ -248,15 +248,15 @@ def test_settings_hold_for_every_way(device, make, min_weight):
 
 @each_way
 def test_any_field_can_be_drawn_the_general_way(device, make):
-    renderer = make_renderer(make(), device, way="render_view", chunk=100)
-    assert renderer.way == "render_view"
+    renderer = make_renderer(make(), device, backend="render_view", chunk=100)
+    assert renderer.backend == "render_view"
     assert renderer.view(make_cameras(device), 0).rgb.shape == (HEIGHT, WIDTH, 3)
 
 
 def test_copies_that_training_keeps_are_drawn(device):
     # None of its own beside them, and not of the masters, which nothing reads.
     field = pyramid().to(device)
-    copies = field.grid.fuse(torch.float16 if device.type == "cuda" else torch.float32)
+    copies = field.grid.keep_copies(torch.float16 if device.type == "cuda" else torch.float32)
     renderer, cameras = make_renderer(field, device), make_cameras(device)
     before = renderer.view(cameras, 0).rgb
     for copy in copies:
@@ -363,9 +363,9 @@ def test_nothing_waits_for_the_device(make, supersampling):
         ({"transfer": "gamma"}, ValueError, r"transfer must be one of \['srgb', 'linear'\], got 'gamma'"),
         ({"chunk": 0}, ValueError, "chunk must be an int of at least 1, got 0"),
         (
-            {"way": "render_pyramid_image"},
+            {"backend": "render_pyramid_image"},
             ValueError,
-            "way must be render_grid_image or render_view for this field, or None, got 'render_pyramid_image'",
+            "backend must be render_grid_image or render_view for this field, or None, got 'render_pyramid_image'",
         ),
     ],
 )

@@ -7,7 +7,7 @@ import torch
 from reference import sample_grid
 
 from voxelfield import VoxelGrid, VoxelPyramid
-from voxelfield.fields.decoders import MLPDecoder, NetworkDecoder, SHDecoder
+from voxelfield.fields.decoders import ColorMLPDecoder, FusedMLPDecoder, SHDecoder
 from voxelfield.fields.density import DensityActivation, ExponentialDensity
 from voxelfield.fields.field import RadianceField
 from voxelfield.rendering.rays import RaySamples
@@ -18,7 +18,7 @@ RESOLUTION = (4, 3, 5)
 
 def make_field(kind="sh", device="cpu"):
     density = DensityActivation(scale=5.0, initial=0.5)
-    decoder = SHDecoder(2, density) if kind == "sh" else MLPDecoder(6, 16, 1, 2, density)
+    decoder = SHDecoder(2, density) if kind == "sh" else ColorMLPDecoder(6, 16, 1, 2, density)
     return RadianceField(VoxelGrid(RESOLUTION, decoder.channels, BOX, init_std=1.0), decoder).to(device)
 
 
@@ -131,7 +131,7 @@ def test_state_dict_round_trip(kind):
 
 def test_a_pyramid_and_networks_make_a_field(device):
     pyramid = VoxelPyramid((3, 5, 7), 2, BOX, init_range=1.0)
-    decoder = NetworkDecoder(6, 16, 4, 1, 2, ExponentialDensity(1.0))
+    decoder = FusedMLPDecoder(6, 16, 4, 1, 2, ExponentialDensity(1.0))
     field = RadianceField(pyramid, decoder).to(device)
     samples, directions = make_samples([3, 0, 40], device), make_directions(3, device)
     density, rgb = field.sample(samples, directions)

@@ -129,7 +129,7 @@ field = pyramid().cuda()
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
     renderer = FieldRenderer(field, make_occupancy("cuda"), SETTINGS, torch.tensor(BACKGROUND, device="cuda"))
-print(renderer.way, *(w.message for w in said))
+print(renderer.backend, *(w.message for w in said))
 """
     status, output = run_capped(8192, "-c", script)
     assert status == 0, output

@@ -63,7 +63,7 @@ def test_message_for_a_scene_without_a_download(tmp_path):
     message = str(error.value)
     assert "($VOXELFIELD_DATA is not set)" in message
     assert "no download (those that have: lego)" in message
-    assert "python -m voxelfield.datasets.download" not in message
+    assert "voxelfield download" not in message
     assert "data.download" not in message
     assert "scene=bricks needs no download" in message
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from voxelfield import VoxelGrid
-from voxelfield.fields.decoders import MLPDecoder
+from voxelfield.fields.decoders import ColorMLPDecoder
 from voxelfield.fields.density import DensityActivation
 from voxelfield.fields.field import RadianceField
 from voxelfield.fields.recipes.mlp import MLPRecipe
@@ -48,7 +48,7 @@ def make_rendering(
         density=3 * torch.tensor(weights, device=device, requires_grad=True),
         weights=torch.tensor(weights, device=device, requires_grad=True),
         sample_rgb=torch.tensor(sample_rgb, device=device, requires_grad=True),
-        marched=torch.tensor(count, device=device),
+        candidates=torch.tensor(count, device=device),
         rays_kept=torch.tensor(rays_kept, device=device),
     )
 
@@ -129,7 +129,7 @@ def test_terms_without_samples_are_zero_and_differentiable(device):
         density=torch.zeros(0, device=device, requires_grad=True),
         weights=torch.zeros(0, device=device, requires_grad=True),
         sample_rgb=torch.zeros(0, 3, device=device, requires_grad=True),
-        marched=torch.zeros((), dtype=torch.int64, device=device),
+        candidates=torch.zeros((), dtype=torch.int64, device=device),
         rays_kept=torch.tensor(2, device=device),
     )
     truth = torch.full((2, 3), 0.5, device=device)
@@ -224,7 +224,7 @@ def ramp(device="cpu") -> RadianceField:
     with torch.no_grad():
         grid.features[..., 0] = steps[:, None, None]
         grid.features[..., 1:] = 3 * steps[None, None, :, None]
-    return RadianceField(grid, MLPDecoder(2, 4, 1, 0, DensityActivation(1.0, 1.0)).to(device))
+    return RadianceField(grid, ColorMLPDecoder(2, 4, 1, 0, DensityActivation(1.0, 1.0)).to(device))
 
 
 def test_total_variation_is_kept_apart_for_density_and_colour(device):

@@ -90,7 +90,7 @@ def test_the_box_is_copied():
     assert torch.equal(grid.aabb, BOX)
     density = torch.ones(2, 2, 2)
     box = BOX + 1
-    grid.update(density, box, STEP, THRESHOLD)
+    grid.update_from_vertices(density, box, STEP, THRESHOLD)
     box.zero_()
     assert torch.equal(grid.aabb, BOX + 1)
 
@@ -114,7 +114,7 @@ def test_wrong_boxes_are_refused(aabb):
 def test_update_marks_exactly_the_cells_that_touch_matter(device, resolution, vertices):
     density = spiky_density(vertices)
     grid = OccupancyGrid(resolution, BOX).to(device)
-    grid.update(density.to(device), BOX.to(device), STEP, THRESHOLD)
+    grid.update_from_vertices(density.to(device), BOX.to(device), STEP, THRESHOLD)
     assert grid.occupied.dtype == torch.bool
     assert torch.equal(grid.occupied.cpu(), expected_cells(density, resolution))
 
@@ -127,7 +127,7 @@ def test_no_visible_point_lies_in_an_empty_cell(device, resolution, vertices):
     for _ in range(5):
         density = spiky_density(vertices)
         grid = OccupancyGrid(resolution, BOX).to(device)
-        grid.update(density.to(device), BOX.to(device), STEP, THRESHOLD)
+        grid.update_from_vertices(density.to(device), BOX.to(device), STEP, THRESHOLD)
         opacity = 1 - torch.exp(-sample_grid(density[..., None].double(), points)[:, 0] * STEP)
         visible = opacity > THRESHOLD + 1e-6
         assert grid.occupied.cpu()[cells[visible].unbind(1)].all()
@@ -140,14 +140,14 @@ def test_the_densest_vertex_decides_at_the_threshold(device):
         grid = OccupancyGrid(1, BOX).to(device)
         density = torch.zeros(3, 3, 3, device=device)
         density[2, 0, 1] = factor * DENSITY_AT_THRESHOLD
-        grid.update(density, BOX.to(device), STEP, THRESHOLD)
+        grid.update_from_vertices(density, BOX.to(device), STEP, THRESHOLD)
         assert bool(grid.occupied) is occupied
 
 
 def test_huge_density_is_occupied_and_none_is_empty(device):
     grid = OccupancyGrid(2, BOX).to(device)
     for density, fraction in ((1e30, 1.0), (0.0, 0.0), (math.inf, 1.0)):
-        grid.update(torch.full((3, 3, 3), density, device=device), BOX.to(device), STEP, THRESHOLD)
+        grid.update_from_vertices(torch.full((3, 3, 3), density, device=device), BOX.to(device), STEP, THRESHOLD)
         assert grid.fraction() == fraction
 
 
@@ -155,46 +155,46 @@ def test_huge_density_is_occupied_and_none_is_empty(device):
 def test_a_density_that_is_not_finite_is_occupied_until_it_is_finite(device, value):
     grid = OccupancyGrid(4, BOX).to(device)
     density = torch.zeros(5, 5, 5, device=device)
-    grid.update(density, BOX.to(device), STEP, THRESHOLD)
+    grid.update_from_vertices(density, BOX.to(device), STEP, THRESHOLD)
     assert grid.fraction() == 0
     density[1, 2, 3] = value
-    grid.update(density, BOX.to(device), STEP, THRESHOLD)
+    grid.update_from_vertices(density, BOX.to(device), STEP, THRESHOLD)
     assert grid.occupied.nonzero().amin(0).tolist() == [0, 1, 2]
     assert grid.occupied.sum() == 8
-    grid.update(torch.zeros_like(density), BOX.to(device), STEP, THRESHOLD)
+    grid.update_from_vertices(torch.zeros_like(density), BOX.to(device), STEP, THRESHOLD)
     assert grid.fraction() == 0
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_observing_recovers_from_densities_that_are_not_finite(device, value):
     grid = OccupancyGrid(4, BOX).to(device)
-    grid.observe(lambda x: torch.where(x[:, 0] < BOX[:, 0].mean().item(), value, 0.0), STEP, THRESHOLD)
+    grid.update_from_samples(lambda x: torch.where(x[:, 0] < BOX[:, 0].mean().item(), value, 0.0), STEP, THRESHOLD)
     assert grid.occupied[:2].all()
     assert not grid.occupied[2:].any()
-    grid.observe(lambda x: torch.zeros_like(x[:, 0]), STEP, THRESHOLD)
+    grid.update_from_samples(lambda x: torch.zeros_like(x[:, 0]), STEP, THRESHOLD)
     assert grid.fraction() == 0
 
 
 def test_update_needs_no_gradient(device):
     grid = OccupancyGrid(2, BOX).to(device)
-    grid.update(torch.rand(3, 3, 3, device=device, requires_grad=True), BOX.to(device), STEP, THRESHOLD)
+    grid.update_from_vertices(torch.rand(3, 3, 3, device=device, requires_grad=True), BOX.to(device), STEP, THRESHOLD)
     assert not grid.occupied.requires_grad
     assert "occupied" in dict(grid.named_buffers())
 
 
 def test_update_moves_the_box(device):
     grid = OccupancyGrid(2, BOX).to(device)
-    grid.update(torch.rand(3, 3, 3, device=device), BOX.to(device) / 2, STEP, THRESHOLD)
+    grid.update_from_vertices(torch.rand(3, 3, 3, device=device), BOX.to(device) / 2, STEP, THRESHOLD)
     assert torch.equal(grid.aabb.cpu(), BOX / 2)
 
 
 def test_update_refuses_wrong_arguments():
     grid = OccupancyGrid(2, BOX)
     with pytest.raises(ValueError, match=r"density must have shape \(X, Y, Z\), got \(3, 3, 3, 1\)"):
-        grid.update(torch.zeros(3, 3, 3, 1), BOX, STEP, THRESHOLD)
+        grid.update_from_vertices(torch.zeros(3, 3, 3, 1), BOX, STEP, THRESHOLD)
     for threshold in (0.0, 1.0, -1.0, math.nan):
         with pytest.raises(ValueError, match=r"threshold must lie in \(0, 1\)"):
-            grid.update(torch.zeros(3, 3, 3), BOX, STEP, threshold)
+            grid.update_from_vertices(torch.zeros(3, 3, 3), BOX, STEP, threshold)
 
 
 # --- observe
@@ -217,7 +217,7 @@ def test_observe_finds_a_blob(device):
         inside = ((points - low) / size - 0.5).norm(dim=-1) < 0.3
         return torch.where(inside, 2 * DENSITY_AT_THRESHOLD, 0.5 * DENSITY_AT_THRESHOLD)
 
-    grid.observe(density, STEP, THRESHOLD)
+    grid.update_from_samples(density, STEP, THRESHOLD)
     axes = [(torch.arange(n) + 0.5) / n - 0.5 for n in (12, 10, 16)]
     distance = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).norm(dim=-1)
     half_diagonal = 0.5 * math.hypot(1 / 12, 1 / 10, 1 / 16)
@@ -229,42 +229,44 @@ def test_observe_looks_once_into_every_possible_cell(device, monkeypatch):
     monkeypatch.setattr(occupancy, "_CELLS_AT_ONCE", 50)
     grid = OccupancyGrid((6, 5, 7), BOX).to(device)
     possible = torch.rand(6, 5, 7, device=device) < 0.6
-    grid.confine(possible, BOX.to(device))
+    grid.restrict(possible, BOX.to(device))
     looked = []
 
     def density(points):
         looked.append(points)
         return torch.full(points.shape[:1], 100.0, device=points.device)
 
-    grid.observe(density, STEP, THRESHOLD)
+    grid.update_from_samples(density, STEP, THRESHOLD)
     assert max(len(points) for points in looked) == 50
     cells = cells_of(torch.cat(looked), (6, 5, 7))
     assert torch.equal(cells, possible.nonzero())
     assert torch.equal(grid.occupied, possible)
     first = torch.cat(looked)
     looked.clear()
-    grid.observe(density, STEP, THRESHOLD)
+    grid.update_from_samples(density, STEP, THRESHOLD)
     assert not torch.isclose(torch.cat(looked), first).all(dim=-1).any(), "other points each time"
 
 
 def test_observe_forgets(device):
     grid = OccupancyGrid(3, BOX).to(device)
-    grid.observe(constant(4.04 * DENSITY_AT_THRESHOLD), STEP, THRESHOLD, decay=0.5)
+    grid.update_from_samples(constant(4.04 * DENSITY_AT_THRESHOLD), STEP, THRESHOLD, decay=0.5)
     fractions = []
     for _ in range(3):
-        grid.observe(constant(0.0), STEP, THRESHOLD, decay=0.5)
+        grid.update_from_samples(constant(0.0), STEP, THRESHOLD, decay=0.5)
         fractions.append(grid.fraction())
     assert fractions == [1.0, 1.0, 0.0]
-    grid.observe(constant(1.1 * DENSITY_AT_THRESHOLD), STEP, THRESHOLD)
-    grid.confine(torch.ones(3, 3, 3, dtype=torch.bool, device=device), BOX.to(device))
-    grid.observe(constant(0.0), STEP, THRESHOLD, decay=1.0)
+    grid.update_from_samples(constant(1.1 * DENSITY_AT_THRESHOLD), STEP, THRESHOLD)
+    grid.restrict(torch.ones(3, 3, 3, dtype=torch.bool, device=device), BOX.to(device))
+    grid.update_from_samples(constant(0.0), STEP, THRESHOLD, decay=1.0)
     assert grid.fraction() == 0.0, "confining starts afresh"
 
 
 def test_what_was_observed_arrives_in_the_same_memory(device):
     grid = OccupancyGrid(6, BOX).to(device)
     words, kept = grid.bits.words, (grid.occupied, grid.highest, grid.aabb)
-    grid.observe(lambda points: 200.0 * torch.rand(len(points), device=points.device).round(), STEP, THRESHOLD)
+    grid.update_from_samples(
+        lambda points: 200.0 * torch.rand(len(points), device=points.device).round(), STEP, THRESHOLD
+    )
     assert 0 < grid.fraction() < 1
     assert torch.equal(words, pack_occupancy(grid.occupied).words)
     assert grid.bits.words is words
@@ -273,20 +275,20 @@ def test_what_was_observed_arrives_in_the_same_memory(device):
 
 def test_observations_follow_a_loaded_state(device):
     source, grid = OccupancyGrid(4, BOX).to(device), OccupancyGrid(4, BOX).to(device)
-    source.confine(torch.rand(4, 4, 4, device=device) < 0.5, BOX.to(device))
+    source.restrict(torch.rand(4, 4, 4, device=device) < 0.5, BOX.to(device))
     for each in (source, grid):
-        each.observe(constant(100.0), STEP, THRESHOLD)
+        each.update_from_samples(constant(100.0), STEP, THRESHOLD)
     grid.load_state_dict(source.state_dict())
-    grid.observe(constant(100.0), STEP, THRESHOLD)
+    grid.update_from_samples(constant(100.0), STEP, THRESHOLD)
     assert torch.equal(grid.occupied, source.possible)
 
 
 def test_observe_refuses_wrong_arguments():
     grid = OccupancyGrid(2, BOX)
     with pytest.raises(ValueError, match=r"threshold must lie in \(0, 1\), got 1\.0"):
-        grid.observe(constant(1.0), STEP, 1.0)
+        grid.update_from_samples(constant(1.0), STEP, 1.0)
     with pytest.raises(ValueError, match=r"decay must lie in \[0, 1\], got 1\.5"):
-        grid.observe(constant(1.0), STEP, THRESHOLD, decay=1.5)
+        grid.update_from_samples(constant(1.0), STEP, THRESHOLD, decay=1.5)
 
 
 # --- reading it
@@ -335,9 +337,9 @@ def test_bits_follow_every_change(device):
     assert_bits_are_cells(grid)
     grid.occupied[1:3, :, 5] = False
     assert_bits_are_cells(grid)
-    grid.update(spiky_density((6, 7, 8)).to(device), BOX.to(device), STEP, THRESHOLD)
+    grid.update_from_vertices(spiky_density((6, 7, 8)).to(device), BOX.to(device), STEP, THRESHOLD)
     assert_bits_are_cells(grid)
-    grid.confine(torch.rand(5, 4, 9, device=device) < 0.5, BOX.to(device))
+    grid.restrict(torch.rand(5, 4, 9, device=device) < 0.5, BOX.to(device))
     assert_bits_are_cells(grid)
     with torch.inference_mode():
         grid.occupied.fill_(False)
@@ -369,10 +371,10 @@ def test_changes_arrive_in_the_same_memory(device):
     # A captured CUDA graph reads addresses.
     grid = OccupancyGrid(6, BOX).to(device)
     words, box = grid.bits.words, grid.aabb
-    grid.update(spiky_density((6, 7, 8)).to(device), 2 * BOX.to(device), STEP, THRESHOLD)
+    grid.update_from_vertices(spiky_density((6, 7, 8)).to(device), 2 * BOX.to(device), STEP, THRESHOLD)
     assert torch.equal(words, pack_occupancy(grid.occupied).words)
     assert torch.equal(box.cpu(), 2 * BOX)
-    grid.confine(torch.rand(6, 6, 6, device=device) < 0.5, BOX.to(device))
+    grid.restrict(torch.rand(6, 6, 6, device=device) < 0.5, BOX.to(device))
     assert torch.equal(words, pack_occupancy(grid.occupied).words)
     assert torch.equal(box.cpu(), BOX)
     assert grid.bits.words is words

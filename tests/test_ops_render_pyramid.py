@@ -19,7 +19,7 @@ from pyramid_scene import (
 )
 
 from voxelfield import _library, ops
-from voxelfield.fields.decoders import NetworkDecoder, spherical_harmonics
+from voxelfield.fields.decoders import FusedMLPDecoder, spherical_harmonics
 from voxelfield.fields.density import ExponentialDensity
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.pyramid import VoxelPyramid
@@ -123,7 +123,7 @@ def test_matches_the_separate_steps(device, dtype, levels, width, hidden, degree
 @pyramid_dtypes
 def test_matches_the_modules(device, dtype):
     pyramid = VoxelPyramid((4, 9, 20), 4, PYRAMID_BOX, init_range=2.0)
-    decoder = NetworkDecoder(12, 64, 16, 2, 3, ExponentialDensity(INITIAL))
+    decoder = FusedMLPDecoder(12, 64, 16, 2, 3, ExponentialDensity(INITIAL))
     field = RadianceField(pyramid, decoder)
     occupancy = OccupancyGrid((6, 5, 7), OCCUPANCY_BOX)
     occupancy.occupied.copy_(torch.rand(6, 5, 7) < 0.6)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from voxelfield import VoxelGrid
-from voxelfield.fields.decoders import MLPDecoder, SHDecoder
+from voxelfield.fields.decoders import ColorMLPDecoder, SHDecoder
 from voxelfield.fields.density import DensityActivation
 from voxelfield.fields.field import RadianceField
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -27,7 +27,7 @@ def make_config(**changes) -> OptimizerConfig:
 
 def make_field(kind: str, device="cpu") -> RadianceField:
     density = DensityActivation(200.0, 0.1)
-    decoder = MLPDecoder(4, 8, 1, 1, density) if kind == "mlp" else SHDecoder(1, density)
+    decoder = ColorMLPDecoder(4, 8, 1, 1, density) if kind == "mlp" else SHDecoder(1, density)
     return RadianceField(VoxelGrid(4, decoder.channels, BOX, init_std=0.1), decoder).to(device)
 
 
@@ -96,7 +96,7 @@ def test_weight_decay_is_decoupled(device):
 
 def test_harmonics_beyond_the_constant_one_learn_at_a_share_of_the_rate(device):
     field = make_field("sh", device)
-    optimizers = Optimizers(field, make_config(view_lr=0.25, grid_decay=0.5), RATES)
+    optimizers = Optimizers(field, make_config(view_lr_factor=0.25, grid_decay=0.5), RATES)
     optimizers.scale(0.5)
     before = field.grid.features.detach().clone()
     field.grid.features.sum().backward()
@@ -108,23 +108,26 @@ def test_harmonics_beyond_the_constant_one_learn_at_a_share_of_the_rate(device):
 
 def test_a_checkpoint_leaves_the_share_of_harmonics_as_configured(device):
     field = make_field("sh", device)
-    optimizers = Optimizers(field, make_config(view_lr=0.25), RATES)
+    optimizers = Optimizers(field, make_config(view_lr_factor=0.25), RATES)
     field.grid.features.sum().backward()
     optimizers.step()
-    for view_lr in (1.0, 0.5):
-        resumed = Optimizers(field, make_config(view_lr=view_lr), RATES)
+    for view_lr_factor in (1.0, 0.5):
+        resumed = Optimizers(field, make_config(view_lr_factor=view_lr_factor), RATES)
         resumed.load_state_dict(copy.deepcopy(optimizers.state_dict()))
         before = field.grid.features.detach().clone()
         field.grid.features.sum().backward()
         resumed.step()
-        rates = 0.2 * torch.tensor([1.0, *[1.0, view_lr, view_lr, view_lr] * 3], device=device)
+        rates = 0.2 * torch.tensor([1.0, *[1.0, view_lr_factor, view_lr_factor, view_lr_factor] * 3], device=device)
         torch.testing.assert_close(field.grid.features.detach(), before - rates)
 
 
 def test_a_share_is_refused_where_no_channel_is_for_the_direction_alone():
-    expected = "optimizer.view_lr must be 1 for this MLPDecoder, which has no channels for the viewing direction alone"
+    expected = (
+        "optimizer.view_lr_factor must be 1 for this ColorMLPDecoder, which has no channels for the viewing "
+        "direction alone"
+    )
     with pytest.raises(ValueError, match=f"{expected}, got 0.5"):
-        Optimizers(make_field("mlp"), make_config(view_lr=0.5), RATES)
+        Optimizers(make_field("mlp"), make_config(view_lr_factor=0.5), RATES)
 
 
 def test_a_checkpoint_carries_moments_and_leaves_rates_as_configured(device):
@@ -166,7 +169,7 @@ def test_large_grids_are_updated_where_space_is_occupied(device, monkeypatch):
     # What waited outside must not count when space there becomes occupied.
     assert features.grad[16:].any()
     occupancy.occupied.fill_(True)
-    optimizers.confine(occupancy)
+    optimizers.restrict(occupancy)
     assert not features.grad.any()
     step()
     assert (features != 0).all()

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from voxelfield import VoxelGrid
-from voxelfield.fields.decoders import MLPDecoder, NetworkDecoder, SHDecoder
+from voxelfield.fields.decoders import ColorMLPDecoder, FusedMLPDecoder, SHDecoder
 from voxelfield.fields.density import DensityActivation, ExponentialDensity
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.pyramid import VoxelPyramid
@@ -41,21 +41,21 @@ def uniform_field(device, color=(0.2, 0.5, 0.9)):
 
 def random_field(device, kind="sh"):
     density = DensityActivation(scale=5.0, initial=1.0)
-    decoder = SHDecoder(1, density) if kind == "sh" else MLPDecoder(6, 16, 1, 1, density)
+    decoder = SHDecoder(1, density) if kind == "sh" else ColorMLPDecoder(6, 16, 1, 1, density)
     return RadianceField(VoxelGrid(8, decoder.channels, BOX, init_std=1.0), decoder).to(device)
 
 
 def marchable_field(device):
     """A pyramid of the kind that one kernel can march through, full of fog and holes."""
     pyramid = VoxelPyramid((3, 6, 9), 4, BOX, init_range=1.0)
-    field = RadianceField(pyramid, NetworkDecoder(12, 16, 4, 1, 2, ExponentialDensity(2.0))).to(device)
-    field.grid.fuse(torch.float16 if device.type == "cuda" else torch.float32)
+    field = RadianceField(pyramid, FusedMLPDecoder(12, 16, 4, 1, 2, ExponentialDensity(2.0))).to(device)
+    field.grid.keep_copies(torch.float16 if device.type == "cuda" else torch.float32)
     return field
 
 
 def pyramid_field(device):
     pyramid = VoxelPyramid((3, 6, 9), 2, BOX, init_range=1.0)
-    return RadianceField(pyramid, NetworkDecoder(6, 16, 4, 1, 2, ExponentialDensity(2.0))).to(device)
+    return RadianceField(pyramid, FusedMLPDecoder(6, 16, 4, 1, 2, ExponentialDensity(2.0))).to(device)
 
 
 def everywhere(device):
@@ -176,7 +176,7 @@ def test_uniform_box_in_closed_form(device):
     torch.testing.assert_close(
         rendering.depth_sum, torch.full((3,), depth, device=device), rtol=0, atol=SIGMA * STEP**2
     )
-    assert rendering.marched == len(rendering.samples) == len(rendering.weights) == len(rendering.sample_rgb) == 192
+    assert rendering.candidates == len(rendering.samples) == len(rendering.weights) == len(rendering.sample_rgb) == 192
     torch.testing.assert_close(rendering.weights.view(3, 64).sum(1), rendering.opacity)
     torch.testing.assert_close(rendering.sample_rgb, color.expand(192, 3))
 
@@ -199,7 +199,7 @@ def test_depth_of_a_wall(device):
     occupancy.occupied[:, :, 2:] = True  # z > 0: rays from z = -2 meet it after 2
     rendering = render(field, straight_rays(device), occupancy, RenderSettings(step=STEP))
     torch.testing.assert_close(rendering.depth_sum / rendering.opacity, torch.full((3,), 2 + STEP / 2, device=device))
-    assert rendering.marched == 96
+    assert rendering.candidates == 96
     assert len(rendering.samples) == 3
 
 
@@ -216,7 +216,7 @@ def test_empty_space_and_missing_rays_are_transparent(device):
             assert not rendering.rgb.any()
             assert not rendering.opacity.any()
             assert not rendering.depth_sum.any()
-            assert rendering.marched == 0
+            assert rendering.candidates == 0
             rendering.rgb.sum().backward()
     assert not field.grid.features.grad.any()
 
@@ -248,7 +248,7 @@ def test_dropping_faint_samples_changes_a_pixel_by_no_more_than_their_weights(de
     faint = exact.weights <= min_weight
     assert 0 < faint.sum() < len(faint)
     assert torch.equal(culled.samples.positions, exact.samples.positions[~faint])
-    assert culled.marched == exact.marched == len(exact.samples)
+    assert culled.candidates == exact.candidates == len(exact.samples)
     dropped = torch.zeros(300, device=device).index_add_(0, exact.samples.ray_index[faint], exact.weights[faint])
     assert (dropped <= min_weight * torch.bincount(exact.samples.ray_index[faint], minlength=300)).all()
     assert ((culled.rgb - exact.rgb).abs() <= dropped[:, None] + 1e-5).all()
@@ -265,7 +265,7 @@ def test_faint_samples_cost_no_colour(device):
     field.decoder.rgb = lambda features, view: evaluated.append(len(features)) or rgb(features, view)
     rendering = render(field, rays, everywhere(device), RenderSettings(STEP, min_weight=1e-3))
     assert evaluated == [len(rendering.samples)]
-    assert evaluated[0] < rendering.marched
+    assert evaluated[0] < rendering.candidates
     assert (rendering.weights > 1e-3).all()
 
 
@@ -343,12 +343,12 @@ def test_a_pyramid_shows_the_same_samples_whichever_way_they_are_found(device, m
     occupancy = OccupancyGrid((5, 6, 7), BOX).to(device)
     occupancy.occupied.copy_(occupied)
     settings = RenderSettings(STEP, min_weight=1e-3)
-    one, marched = visible_samples(field, rays, occupancy, settings)
-    assert marched is None
+    one, candidates = visible_samples(field, rays, occupancy, settings)
+    assert candidates is None
     monkeypatch.setattr(RadianceField, "pyramid_density", lambda self: None)
-    other, marched = visible_samples(field, rays, occupancy, settings)
-    assert marched is not None
-    assert 100 < len(other.t) < 0.95 * int(marched)
+    other, candidates = visible_samples(field, rays, occupancy, settings)
+    assert candidates is not None
+    assert 100 < len(other.t) < 0.95 * int(candidates)
     # Densities are rounded differently: of samples that hardly show, one or the other is left out.
     mine, theirs = ({(int(r), float(t)) for r, t in zip(p.ray_index, p.t, strict=True)} for p in (one, other))
     assert len(mine ^ theirs) <= 0.02 * len(theirs)
@@ -357,10 +357,10 @@ def test_a_pyramid_shows_the_same_samples_whichever_way_they_are_found(device, m
 def test_only_some_fields_can_be_marched_through_in_one_kernel():
     assert marchable_field(torch.device("cpu")).pyramid_density() is not None
     for pyramid, decoder in (
-        (VoxelPyramid((3, 6), 2, BOX), NetworkDecoder(4, 16, 4, 1, 2, ExponentialDensity(2.0))),
-        (VoxelPyramid((3, 6), 4, BOX, reduce="sum"), NetworkDecoder(4, 16, 4, 1, 2, ExponentialDensity(2.0))),
-        (VoxelPyramid((3, 6), 4, BOX), NetworkDecoder(8, 16, 17, 1, 2, ExponentialDensity(2.0))),
-        (VoxelPyramid((3, 6), 4, BOX), NetworkDecoder(8, 16, 4, 1, 2, DensityActivation(1.0, 0.1))),
+        (VoxelPyramid((3, 6), 2, BOX), FusedMLPDecoder(4, 16, 4, 1, 2, ExponentialDensity(2.0))),
+        (VoxelPyramid((3, 6), 4, BOX, reduce="sum"), FusedMLPDecoder(4, 16, 4, 1, 2, ExponentialDensity(2.0))),
+        (VoxelPyramid((3, 6), 4, BOX), FusedMLPDecoder(8, 16, 17, 1, 2, ExponentialDensity(2.0))),
+        (VoxelPyramid((3, 6), 4, BOX), FusedMLPDecoder(8, 16, 4, 1, 2, DensityActivation(1.0, 0.1))),
     ):
         assert RadianceField(pyramid, decoder).pyramid_density() is None
     assert random_field(torch.device("cpu")).pyramid_density() is None
@@ -383,7 +383,7 @@ def test_levels_that_are_off_leave_the_density_alone(device):
     field = marchable_field(device)
     points = 2 * torch.rand(50, 3, device=device) - 1
     field.grid.activate(6)
-    field.grid.fuse(torch.float16 if device.type == "cuda" else torch.float32)
+    field.grid.keep_copies(torch.float16 if device.type == "cuda" else torch.float32)
     density = field.pyramid_density()
     assert [len(density.levels), density.weights[0].shape] == [2, (16, 8)]
     features = field.grid(points)[:, :8].float()
@@ -400,7 +400,7 @@ def test_levels_that_are_off_leave_the_density_alone(device):
 def test_room_to_spare_changes_nothing(device, make, min_weight):
     field, rays, settings = make(device), aimed_rays(100, device), RenderSettings(STEP, min_weight=min_weight)
     grads, renderings = [], []
-    for capacity in (None, Capacity(marched=100 * 150, visible=100 * 140)):
+    for capacity in (None, Capacity(candidates=100 * 150, visible=100 * 140)):
         rendering = render(field, rays, everywhere(device), settings, capacity=capacity)
         (rendering.rgb.square().sum() + rendering.depth_sum.sum()).backward()
         grads.append([parameter.grad.clone() for parameter in field.parameters()])
@@ -409,7 +409,7 @@ def test_room_to_spare_changes_nothing(device, make, min_weight):
     exact, roomy = renderings
     assert len(exact.samples) < len(roomy.samples)
     assert torch.equal(exact.samples.ray_offsets, roomy.samples.ray_offsets)
-    assert exact.marched == roomy.marched
+    assert exact.candidates == roomy.candidates
     assert exact.rays_kept == roomy.rays_kept == 100
     for name in ("rgb", "opacity", "depth_sum"):
         torch.testing.assert_close(getattr(roomy, name), getattr(exact, name), msg=name)
@@ -420,12 +420,12 @@ def test_room_to_spare_changes_nothing(device, make, min_weight):
 
 
 @pytest.mark.parametrize("make", [random_field, pyramid_field])
-@pytest.mark.parametrize("narrow", ["marched", "visible"])
+@pytest.mark.parametrize("narrow", ["candidates", "visible"])
 def test_rays_without_room_show_nothing_and_are_reported(device, make, narrow):
     field, rays, settings = make(device), aimed_rays(100, device), RenderSettings(STEP)
     exact = render(field, rays, everywhere(device), settings)
-    all_samples = int(exact.marched if narrow == "marched" else exact.samples.ray_offsets[-1])
-    room = Capacity(**{"marched": 15000, "visible": 15000, narrow: all_samples // 2})
+    all_samples = int(exact.candidates if narrow == "candidates" else exact.samples.ray_offsets[-1])
+    room = Capacity(**{"candidates": 15000, "visible": 15000, narrow: all_samples // 2})
     rendering = render(field, rays, everywhere(device), settings, capacity=room)
     rays_kept = int(rendering.rays_kept)
     assert 30 < rays_kept < 70

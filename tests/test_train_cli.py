@@ -34,7 +34,7 @@ TINY = (
     "trainer=smoke",
     "trainer.steps=30",
     "trainer.image_size=50",
-    "trainer.samples=4096",
+    "trainer.visible_samples=4096",
     "trainer.stages=[{step: 0, resolution: 12}, {step: 20, resolution: 16, crop: true}]",
     "trainer.occupancy.resolution=16",
     "trainer.occupancy.start=15",
@@ -178,7 +178,7 @@ def test_events_hold_the_scalars(finished, events):
         "train/rays_per_second",
         "train/rays_per_step",
         "train/samples_per_ray",
-        "train/marched_per_ray",
+        "train/candidates_per_ray",
         "train/occupancy",
         "train/seconds",
         "lr/grid",
@@ -349,7 +349,7 @@ def test_a_missing_scene_is_one_clear_message(tmp_path):
     assert len(errors(result.stdout)) == 1
     assert result.stdout.count("scene 'lego' not found") == 1
     assert str(tmp_path / "nowhere" / "lego") in result.stdout
-    assert "python -m voxelfield.datasets.download lego" in result.stdout
+    assert "voxelfield download lego" in result.stdout
     assert "scene=bricks" in result.stdout
     assert not (tmp_path / "run" / "metrics.json").exists()
 

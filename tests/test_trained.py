@@ -16,7 +16,6 @@ from PIL import Image
 import voxelfield
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.scene import Scene
-from voxelfield.training.checkpoint import resolve_checkpoint, save_checkpoint
 from voxelfield.training.config import RunConfig, parse
 from voxelfield.training.evaluation import evaluate_split
 from voxelfield.training.logging import NullLogger
@@ -30,7 +29,7 @@ TINY = (
     "scene=lego",
     "trainer=smoke",
     "trainer.steps=6",
-    "trainer.samples=4096",
+    "trainer.visible_samples=4096",
     "trainer.preview_every=0",
     "trainer.checkpoint_every=0",
     "trainer.stages=[{step: 0, resolution: 8, crop: true}, {step: 4, resolution: 12, crop: true}]",
@@ -50,7 +49,7 @@ MODELS = {
     "render_grid_image": ("model=sh", "model.resolutions=[4,12]"),
     "render_view": ("model=mlp",),
 }
-ways = pytest.mark.parametrize("way", MODELS)
+backends = pytest.mark.parametrize("backend", MODELS)
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +61,9 @@ def scene() -> Scene:
 def train(scene, tmp_path):
     """Trains for some steps into a run directory."""
 
-    def make(way: str, device: torch.device, *overrides: str) -> Trainer:
+    def make(backend: str, device: torch.device, *overrides: str) -> Trainer:
         with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-            config = compose("train_cpu", overrides=[*TINY, *MODELS[way], *overrides])
+            config = compose("train_cpu", overrides=[*TINY, *MODELS[backend], *overrides])
         settings = parse(RunConfig, config)
         field = settings.model.build(scene.aabb, settings.trainer.resolutions, device)
         saved = OmegaConf.to_container(config, resolve=True)
@@ -85,39 +84,20 @@ def train(scene, tmp_path):
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])
-@ways
-def test_a_loaded_run_draws_what_the_trainer_draws(train, scene, device, way, precision):
-    trainer = train(way, device, f"trainer.precision={precision}")
+@backends
+def test_a_loaded_run_draws_what_the_trainer_draws(train, scene, device, backend, precision):
+    trainer = train(backend, device, f"trainer.precision={precision}")
     loaded = voxelfield.load(str(trainer.run_directory), str(device))
     assert loaded.steps == 6
     assert loaded.config.scene.name == "lego"
     assert not any(parameter.requires_grad for parameter in loaded.field.parameters())
     renderer = loaded.renderer()
-    assert renderer.way == trainer.renderer().way == way
+    assert renderer.backend == trainer.renderer().backend == backend
     for index in range(2):
         view, expected = renderer.view(scene.test.cameras, index), trainer.renderer().view(scene.test.cameras, index)
         assert expected.rgb.std() > 0.01
         torch.testing.assert_close(view.rgb, expected.rgb, atol=1e-5, rtol=0)
         torch.testing.assert_close(view.depth, expected.depth, atol=1e-4, rtol=0)
-
-
-def test_a_run_from_before_light_was_averaged_is_drawn_as_it_was(train, scene, tmp_path):
-    device = torch.device("cpu")
-    trainer = train("render_grid_image", device)
-    path = resolve_checkpoint(trainer.run_directory)
-    views = []
-    for change in ({}, {"transfer": "linear"}, None):
-        state = torch.load(path, weights_only=True)
-        del state["format"], state["voxelfield"]
-        if change is None:
-            for key in ("transfer", "finest", "rates", "average_steps"):
-                del state["config"]["trainer"][key]
-        else:
-            state["config"]["trainer"].update(change)
-        save_checkpoint(tmp_path / "old.pt", state)
-        views.append(load_run(tmp_path / "old.pt", device).renderer().view(scene.test.cameras, 0).rgb)
-    assert torch.equal(views[2], views[1])
-    assert not torch.equal(views[0], views[1])
 
 
 def test_a_folder_without_a_run_is_named(tmp_path):
@@ -146,17 +126,17 @@ def incomplete(tmp_path):
     return folder.parent
 
 
-@ways
-def test_frames_of_a_run_are_timed_and_judged(train, render_benchmark, incomplete, device, way, tmp_path, capsys):
+@backends
+def test_frames_of_a_run_are_timed_and_judged(train, render_benchmark, incomplete, device, backend, tmp_path, capsys):
     overrides = (f"data.root={incomplete}", "data.missing_images=skip", "trainer.image_size=25")
-    trainer = train(way, device, *overrides)
+    trainer = train(backend, device, *overrides)
     result = tmp_path / "figures" / "render.json"
     render_benchmark([str(trainer.run_directory), "--device", device.type, "--quick", "--json", str(result)])
     written = json.loads(result.read_text())
     assert written["benchmark"] == "render"
     assert written["machine"]["torch"] == torch.__version__
     rows = written["rows"]
-    assert [row["way"] for row in rows] == list(dict.fromkeys([way, "render_view"]))
+    assert [row["backend"] for row in rows] == list(dict.fromkeys([backend, "render_view"]))
 
     # The images' own resolution, not that of training; of the three that are there.
     split = load_blender(incomplete / "lego", splits=("test",), missing_images="skip").test
@@ -168,19 +148,19 @@ def test_frames_of_a_run_are_timed_and_judged(train, render_benchmark, incomplet
         assert row["supersampling"] == 2
         assert row["transfer"] == "srgb"
         assert row["steps_trained"] == 6
-        renderer = load_run(trainer.run_directory, device).renderer(row["way"])
+        renderer = load_run(trainer.run_directory, device).renderer(row["backend"])
         expected = evaluate_split(renderer.view, split, trainer.background, None, progress=False)
         assert row["psnr"] == pytest.approx(expected.psnr, abs=1e-3)
         assert row["ssim"] == pytest.approx(expected.ssim, abs=1e-4)
         # One grid is straight where a sum of grids bends: these are drawn from one.
-        assert row["off"] < (3e-3 if way == "render_grid_image" else 1e-3)
+        assert row["off"] < (3e-3 if backend == "render_grid_image" else 1e-3)
     assert rows[0]["render"]["min_weight"] == 1e-4
     if device.type == "cpu":  # what the profiler can see of a GPU is up to its driver
         steps = {step["name"] for step in rows[0]["profile"]}
-        assert ("voxelfield::composite" if way == "render_view" else f"voxelfield::{way}") in steps
+        assert ("voxelfield::composite" if backend == "render_view" else f"voxelfield::{backend}") in steps
     output = capsys.readouterr().out
     assert "lego, test: 3 frames of 50 x 50" in output
-    assert (f"{way}, a frame" in output) == bool(rows[0]["profile"])
+    assert (f"{backend}, a frame" in output) == bool(rows[0]["profile"])
 
 
 def test_settings_of_the_command_line_come_first(train, render_benchmark, tmp_path):
@@ -189,7 +169,7 @@ def test_settings_of_the_command_line_come_first(train, render_benchmark, tmp_pa
     changes = ["--supersampling", "1", "--min-weight", "0.01", "--device", "cpu"]
     render_benchmark([str(trainer.run_directory), *options, *changes, "--json", str(tmp_path / "render.json")])
     (row,) = json.loads((tmp_path / "render.json").read_text())["rows"]
-    assert row["way"] == "render_grid_image"
+    assert row["backend"] == "render_grid_image"
     assert list(row["ms_per_view"]) == ["r_0", "r_50"]
     assert row["supersampling"] == 1
     assert row["render"]["min_weight"] == 0.01

@@ -34,7 +34,7 @@ FIXTURE = ROOT / "tests" / "fixtures" / "lego"
 TINY = (
     "trainer=smoke",
     "trainer.steps=10",
-    "trainer.samples=4096",
+    "trainer.visible_samples=4096",
     "trainer.log_every=1",
     "trainer.preview_every=0",
     "trainer.checkpoint_every=0",
@@ -154,7 +154,7 @@ def test_the_error_falls(make_trainer, device, model):
 def test_pixels_that_are_means_of_rays_are_learned(make_trainer, device, model):
     options = ("trainer.supersampling=2", "trainer.max_rays=255", "trainer.steps=80", "trainer.occupancy.start=30")
     # On CUDA as many rays as configured are drawn in every step, and with room for all samples each of them counts.
-    room = ("trainer.samples=65536",) if device.type == "cuda" else ()
+    room = ("trainer.visible_samples=65536",) if device.type == "cuda" else ()
     trainer = make_trainer(*model, *options, *room, device=device)
     assert trainer.fit()
     losses = [value for _, value in trainer.log.series("loss/photometric")]
@@ -179,7 +179,7 @@ def test_rays_of_a_pixel_are_averaged_as_configured(make_trainer, side, differs)
 @MODELS
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_lower_precision_learns_and_leaves_parameters_in_float32(make_trainer, device, precision, model):
-    options = ("trainer.steps=4", "trainer.samples=1024", f"trainer.precision={precision}")
+    options = ("trainer.steps=4", "trainer.visible_samples=1024", f"trainer.precision={precision}")
     trainer = make_trainer(*model, *options, "trainer.loss_scale=1024", device=device)
     before = [parameter.detach().clone() for parameter in trainer.field.parameters()]
     assert trainer.fit()
@@ -217,7 +217,7 @@ def test_rendering_and_truth_share_their_background(make_trainer, scene, backgro
     trainer = make_trainer(
         f"trainer.background={background}",
         "trainer.steps=1",
-        "trainer.samples=1000000",
+        "trainer.visible_samples=1000000",
         split=Split(images, scene.train.cameras, scene.train.names),
     )
     with torch.no_grad():
@@ -230,7 +230,7 @@ def test_rendering_and_truth_share_their_background(make_trainer, scene, backgro
 
 
 def test_learning_rates_decay_to_the_configured_share(make_trainer):
-    trainer = make_trainer("trainer.rates.final=0.01", "optimizer.grid_lr=0.5", "optimizer.network_lr=0.25")
+    trainer = make_trainer("trainer.rates.final_factor=0.01", "optimizer.grid_lr=0.5", "optimizer.network_lr=0.25")
     trainer.fit()
     grid, network = trainer.log.series("lr/grid"), trainer.log.series("lr/network")
     # the record of step k is that of the k-th update, which starts from step k - 1
@@ -284,7 +284,7 @@ ON_CUDA = (*PYRAMID, "trainer.precision=float16", "trainer.max_rays=1024")
 
 
 def fit_on_cuda(make_trainer, *overrides, watch=None):
-    trainer = make_trainer(*ON_CUDA, "trainer.samples=65536", *overrides, device="cuda")
+    trainer = make_trainer(*ON_CUDA, "trainer.visible_samples=65536", *overrides, device="cuda")
     trainer.log.watch = watch
     trainer.fit()
     return trainer
@@ -311,11 +311,11 @@ def test_a_graphed_run_learns_as_one_without(make_trainer, monkeypatch):
 def test_a_graph_follows_occupancy(make_trainer):
     def watch(step, values):
         if step == 8:
-            trainer.occupancy.confine(corner, trainer.occupancy.aabb)
+            trainer.occupancy.restrict(corner, trainer.occupancy.aabb)
 
     corner = torch.zeros(12, 12, 12, dtype=torch.bool, device="cuda")
     corner[5:7, 5:7, 5:7] = True
-    trainer = make_trainer(*ON_CUDA, "trainer.samples=65536", "trainer.steps=12", device="cuda")
+    trainer = make_trainer(*ON_CUDA, "trainer.visible_samples=65536", "trainer.steps=12", device="cuda")
     trainer.log.watch = watch
     trainer.fit()
     samples = [value for _, value in trainer.log.series("train/samples_per_ray")]
@@ -333,7 +333,7 @@ def test_a_graph_follows_the_learning_rate(make_trainer):
             changes[step] = float((features - last["features"]).abs().max())
         last["features"] = features
 
-    trainer = make_trainer(*ON_CUDA, "trainer.steps=20", "trainer.rates.final=1e-8", device="cuda")
+    trainer = make_trainer(*ON_CUDA, "trainer.steps=20", "trainer.rates.final_factor=1e-8", device="cuda")
     trainer.log.watch = watch
     trainer.fit()
     assert changes[6] > 0
@@ -342,9 +342,9 @@ def test_a_graph_follows_the_learning_rate(make_trainer):
 
 @pytest.mark.cuda
 def test_rays_that_do_not_fit_are_not_counted(make_trainer):
-    roomy = fit_on_cuda(make_trainer, "trainer.samples=262144", "trainer.steps=6")
+    roomy = fit_on_cuda(make_trainer, "trainer.visible_samples=262144", "trainer.steps=6")
     assert {value for _, value in roomy.log.series("train/rays_per_step")} == {1024}
-    narrow = fit_on_cuda(make_trainer, "trainer.samples=512", "trainer.steps=6")
+    narrow = fit_on_cuda(make_trainer, "trainer.visible_samples=512", "trainer.steps=6")
     taken, per_ray = (dict(narrow.log.series(f"train/{tag}")) for tag in ("rays_per_step", "samples_per_ray"))
     for step in range(1, 7):
         assert 0 < taken[step] < 1024
@@ -355,7 +355,7 @@ def test_rays_that_do_not_fit_are_not_counted(make_trainer):
 def test_a_resumed_run_on_cuda_draws_as_many_rays_as_configured(make_trainer):
     first = make_trainer(*PYRAMID, "trainer.steps=2")
     first.fit()
-    second = make_trainer(*ON_CUDA, "trainer.steps=8", "trainer.samples=262144", device="cuda")
+    second = make_trainer(*ON_CUDA, "trainer.steps=8", "trainer.visible_samples=262144", device="cuda")
     second.restore(load_checkpoint(first.run_directory))
     assert second.fit()
     assert {value for _, value in second.log.series("train/rays_per_step")} == {1024}
@@ -450,13 +450,13 @@ def test_a_stage_can_crop_to_what_is_occupied(make_trainer, device):
 def test_occupancy_is_updated_from_its_start_in_its_rhythm(make_trainer):
     trainer = make_trainer("trainer.occupancy.start=4", "trainer.occupancy.every=3")
     updates = []
-    update = trainer.occupancy.update
+    update = trainer.occupancy.update_from_vertices
 
     def spy(*args):
         updates.append(trainer.step)
         update(*args)
 
-    trainer.occupancy.update = spy
+    trainer.occupancy.update_from_vertices = spy
     trainer.fit()
     assert updates == [4, 7]
     fractions = [value for _, value in trainer.log.series("train/occupancy")]
@@ -550,7 +550,7 @@ def test_resuming_on_a_device_continues_the_count(make_trainer, device):
 def test_resuming_takes_rates_and_limits_from_the_configuration(make_trainer):
     first = make_trainer("optimizer.grid_lr=0.5", "trainer.preview_every=1")
     first.fit(interrupt_at(5))
-    second = make_trainer("optimizer.grid_lr=0.25", "trainer.rates.final=1", "trainer.max_rays=20")
+    second = make_trainer("optimizer.grid_lr=0.25", "trainer.rates.final_factor=1", "trainer.max_rays=20")
     second.restore(load_checkpoint(first.run_directory))
     assert second.fit()
     assert second.log.series("lr/grid") == [(step, 0.25) for step in range(6, 11)]
@@ -750,17 +750,17 @@ def test_a_view_does_not_depend_on_the_chunk(make_trainer, scene):
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 @pytest.mark.parametrize(
-    ("model", "way"),
+    ("model", "backend"),
     [(MLP, "render_view"), (SUM, "render_grid_image"), (PYRAMID, "render_pyramid_image")],
     ids=["mlp", "sh", "pyramid"],
 )
-def test_views_are_those_of_the_field_as_training_reads_it(make_trainer, scene, device, precision, model, way):
+def test_views_are_those_of_the_field_as_training_reads_it(make_trainer, scene, device, precision, model, backend):
     # In the middle of a schedule too, where a pyramid's finest level is off.
     stages = "trainer.stages=[{step: 0, resolution: 8}, {step: 12, resolution: 12}]"
     trainer = make_trainer(*model, stages, f"trainer.precision={precision}", "trainer.steps=10", device=device)
     trainer.fit()
     renderer = trainer.renderer()
-    assert renderer.way == way
+    assert renderer.backend == backend
     view = renderer.view(scene.test.cameras, 1)
     with trainer._step.autocast():
         cameras = scene.test.cameras.to(device)

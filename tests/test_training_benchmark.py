@@ -22,8 +22,8 @@ TINY = (
     "trainer=smoke",
     "trainer.steps=6",
     "trainer.image_size=25",
-    "trainer.samples=2048",
-    "trainer.marched=16384",
+    "trainer.visible_samples=2048",
+    "trainer.candidate_samples=16384",
     "trainer.max_rays=1000",
     "trainer.stages=[{step: 0, resolution: 8, crop: true}, {step: 4, resolution: 12}]",
     "trainer.occupancy.resolution=12",
@@ -96,11 +96,11 @@ def test_a_model_without_levels_follows_by_its_stages(training):
 def test_room_for_rays_and_marched_samples_follows_the_samples(training):
     config = composed()
     before = config.trainer.copy()
-    double = training.resized(config, training.Size(320, 2 * before.samples)).trainer
-    assert (double.samples, double.max_rays, double.marched) == (
-        2 * before.samples,
+    double = training.resized(config, training.Size(320, 2 * before.visible_samples)).trainer
+    assert (double.visible_samples, double.max_rays, double.candidate_samples) == (
+        2 * before.visible_samples,
         2 * before.max_rays,
-        2 * before.marched,
+        2 * before.candidate_samples,
     )
     assert config.trainer == before
 

@@ -73,7 +73,7 @@ def test_levels_that_are_added_up_need_all_their_memory_but_samples_of_one_level
     assert two.samples == one.samples
 
 
-@pytest.mark.parametrize("name", ["samples", "marched"])
+@pytest.mark.parametrize("name", ["visible_samples", "candidate_samples"])
 def test_samples_grow_with_their_number(name):
     few, many = (estimated("model=mlp", f"trainer.{name}={count}") for count in (10**6, 3 * 10**6))
     # position, t, dt and ray index of each are 28 bytes
@@ -83,7 +83,7 @@ def test_samples_grow_with_their_number(name):
 
 def test_a_pyramid_marched_in_one_kernel_notes_distances_by_ray():
     options = ("model=pyramid", "model.resolutions=[4,8]", "trainer.precision=float16", "trainer.max_rays=1000")
-    few, many = (estimated(*options, f"trainer.marched={count}") for count in (10**6, 3 * 10**6))
+    few, many = (estimated(*options, f"trainer.candidate_samples={count}") for count in (10**6, 3 * 10**6))
     assert few.samples == many.samples
     more = estimated(*options[:-1], "trainer.max_rays=2000")
     assert more.samples - few.samples >= 1000 * MAX_VISIBLE_PER_RAY * 4
@@ -105,7 +105,10 @@ def test_what_fits_passes_and_a_cpu_is_not_asked(monkeypatch):
     ("estimate", "advice"),
     [
         (MemoryEstimate(GIB, GIB, 2 * GIB, 0, 0, 0, GIB), "model.resolutions, or the last of trainer.stages"),
-        (MemoryEstimate(GIB, 0, 0, 0, 0, 0, 4 * GIB), "lower trainer.samples, trainer.max_rays and trainer.marched"),
+        (
+            MemoryEstimate(GIB, 0, 0, 0, 0, 0, 4 * GIB),
+            "lower trainer.visible_samples, trainer.max_rays and trainer.candidate_samples",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_with_advice(monkeypatch, estimate, advice):

@@ -50,7 +50,7 @@ def evaluate(options: argparse.Namespace) -> None:
         figures = {
             "psnr": found.psnr,
             "ssim": found.ssim,
-            "drawn_by": renderer.way,
+            "drawn_by": renderer.backend,
             "views": {name: {"psnr": psnr, "ssim": ssim} for name, psnr, ssim in each},
         }
         with atomic_write(options.json) as file:

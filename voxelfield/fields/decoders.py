@@ -144,7 +144,7 @@ class SHDecoder(nn.Module):
         return torch.sigmoid((coefficients * view[:, None]).sum(-1))
 
 
-class MLPDecoder(nn.Module):
+class ColorMLPDecoder(nn.Module):
     """View-dependent colour by a shallow network on the features and the viewing direction.
 
     The direction enters through its spherical harmonics, as in Instant-NGP (Mueller et al. 2022); the
@@ -204,7 +204,7 @@ class MLPDecoder(nn.Module):
         return torch.sigmoid(self.network(inputs).float())
 
 
-class NetworkDecoder(nn.Module):
+class FusedMLPDecoder(nn.Module):
     """Density and view-dependent colour by two shallow networks, as in Instant-NGP (Mueller et al. 2022, section 4.1).
 
     The first network maps features to ``geometry`` numbers, of which one becomes the density; the second maps these

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from voxelfield.fields.decoders import Decoder, NetworkDecoder
+from voxelfield.fields.decoders import Decoder, FusedMLPDecoder
 from voxelfield.fields.density import ExponentialDensity
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.voxel_grid import VoxelGrid
@@ -109,7 +109,7 @@ class RadianceField(nn.Module):
         density, and all of it float32 or float16. Not for subclasses of any of these, which may compute something else.
         """
         grid, decoder = self.grid, self.decoder
-        if type(self) is not RadianceField or type(grid) is not VoxelPyramid or type(decoder) is not NetworkDecoder:
+        if type(self) is not RadianceField or type(grid) is not VoxelPyramid or type(decoder) is not FusedMLPDecoder:
             return False
         return (
             type(decoder.activation) is ExponentialDensity
@@ -125,15 +125,15 @@ class RadianceField(nn.Module):
         """Returns the density as one kernel can march through it.
 
         None where it is of another kind (:attr:`has_pyramid_density`) or, on CUDA, read from other than float16 copies
-        (:meth:`VoxelPyramid.fuse`).
+        (:meth:`VoxelPyramid.keep_copies`).
         """
         grid, decoder = self.grid, self.decoder
         if not self.has_pyramid_density:
             return None
         assert isinstance(grid, VoxelPyramid)
-        assert isinstance(decoder, NetworkDecoder)
+        assert isinstance(decoder, FusedMLPDecoder)
         assert isinstance(decoder.activation, ExponentialDensity)
-        levels = grid.read_from
+        levels = grid.sampled_levels
         if levels[0].is_cuda and levels[0].dtype != torch.float16:
             return None
         first, last = decoder.density_network

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from voxelfield import ops
 from voxelfield.grids.boxes import Box, parse_box
 from voxelfield.grids.voxel_grid import VoxelGrid, cubic_voxels
-from voxelfield.grids.working_copies import FusedSampling
+from voxelfield.grids.working_copies import WorkingCopies
 from voxelfield.ops._checks import check_choice
 from voxelfield.ops._errors import ArgumentTypeError, ArgumentValueError
 from voxelfield.ops._grids import Padding
@@ -91,7 +91,7 @@ class VoxelPyramid(nn.Module):
             for vertices in self._vertices(box)
         )
         self.active = len(resolutions)
-        self._fused: FusedSampling | None = None
+        self._copies: WorkingCopies | None = None
 
     @property
     def grids(self) -> list[VoxelGrid]:
@@ -131,7 +131,8 @@ class VoxelPyramid(nn.Module):
                 zeros and receive no gradient.
 
         Returns:
-            (..., channels); zero for levels that are off. float32, or the dtype of the copies after :meth:`fuse`.
+            (..., channels); zero for levels that are off. float32, or the dtype of the copies after
+            :meth:`keep_copies`.
 
         Raises:
             TypeError: ``points`` is not a float32 tensor.
@@ -141,16 +142,16 @@ class VoxelPyramid(nn.Module):
         if unit.dtype != torch.float32:
             raise ArgumentTypeError(f"points must be float32, got {points.dtype}")
         rows, padding = unit.reshape(-1, 3), self.grids[0].padding
-        if self._fused is not None:
-            features = self._fused.sample(rows, padding)
+        if self._copies is not None:
+            features = self._copies.sample(rows, padding)
         else:
             features = ops.sample_pyramid(self.levels[: self.active], rows, reduce=self.reduce, padding=padding)
         if features.shape[-1] < self.channels:
             features = F.pad(features, (0, self.channels - features.shape[-1]))
         return features.reshape(*points.shape[:-1], self.channels)
 
-    def fuse(self, dtype: torch.dtype) -> list[Tensor]:
-        """Lets the active levels be read from copies, and gradients be added in place; see :class:`FusedSampling`.
+    def keep_copies(self, dtype: torch.dtype) -> list[Tensor]:
+        """Lets the active levels be read from copies, and gradients be added in place; see :class:`WorkingCopies`.
 
         Levels that are off get no gradient. Switching levels on or off ends this.
 
@@ -163,23 +164,23 @@ class VoxelPyramid(nn.Module):
         levels = self.levels
         for level in levels[self.active :]:
             level.grad = None
-        self._fused = FusedSampling(levels[: self.active], dtype, self.reduce)
-        return self._fused.copies
+        self._copies = WorkingCopies(levels[: self.active], dtype, self.reduce)
+        return self._copies.copies
 
     @property
-    def read_from(self) -> list[Tensor]:
-        """The tensors that are sampled: the copies of :meth:`fuse`, if any, otherwise the active levels themselves."""
-        return list(self.levels[: self.active]) if self._fused is None else self._fused.copies
+    def sampled_levels(self) -> list[Tensor]:
+        """The tensors that are sampled: the copies of :meth:`keep_copies`, if any, otherwise the active levels."""
+        return list(self.levels[: self.active]) if self._copies is None else self._copies.copies
 
     def active_levels(self, dtype: torch.dtype) -> list[Tensor]:
         """Returns the features of the levels that are on, in a dtype and without gradient; not to be written to.
 
         Args:
-            dtype: float16, bfloat16 or float32. If :meth:`fuse` keeps copies of this dtype, they are returned; if the
-                levels have it, the levels themselves. Neither costs memory, and both go on changing in training.
+            dtype: float16, bfloat16 or float32. If :meth:`keep_copies` keeps copies of this dtype, they are returned;
+                if the levels have it, the levels themselves. Neither costs memory, and both go on changing in training.
         """
-        if self._fused is not None and self._fused.copies[0].dtype == dtype:
-            return list(self._fused.copies)
+        if self._copies is not None and self._copies.copies[0].dtype == dtype:
+            return list(self._copies.copies)
         return [level.detach().to(dtype) for level in self.levels[: self.active]]
 
     @torch.no_grad()
@@ -188,7 +189,7 @@ class VoxelPyramid(nn.Module):
 
         Inside the box the result equals the sum, up to rounding, because the vertices of every level are among those of
         the next one. (In a sum that was loaded with other numbers of vertices, a coarse level may bend between them.)
-        If :meth:`fuse` keeps copies, they are read.
+        If :meth:`keep_copies` keeps copies, they are read.
 
         Args:
             dtype: Of the result: float16, bfloat16 or float32.
@@ -206,13 +207,13 @@ class VoxelPyramid(nn.Module):
         collapsed = torch.empty(x, y, z, self.channels, dtype=dtype, device=self.aabb.device)
         for plane, height in enumerate(axes[0]):
             points = torch.stack(torch.meshgrid(height[None], axes[1], axes[2], indexing="ij"), dim=-1).view(-1, 3)
-            collapsed[plane] = ops.sample_pyramid(self.read_from, points, reduce="sum").view(y, z, -1)
+            collapsed[plane] = ops.sample_pyramid(self.sampled_levels, points, reduce="sum").view(y, z, -1)
         return collapsed
 
-    def refresh(self) -> None:
-        """Makes the copies of :meth:`fuse`, if any, equal to the features again."""
-        if self._fused is not None:
-            self._fused.refresh()
+    def refresh_copies(self) -> None:
+        """Makes the copies of :meth:`keep_copies`, if any, equal to the features again."""
+        if self._copies is not None:
+            self._copies.refresh()
 
     def activate(self, resolution: int) -> None:
         """Switches on the levels up to a resolution, at least the coarsest.
@@ -220,7 +221,7 @@ class VoxelPyramid(nn.Module):
         Args:
             resolution: The finest to be on, as in ``resolutions``.
         """
-        self._fused = None
+        self._copies = None
         self.active = max(1, sum(level <= resolution for level in self.resolutions))
 
     @torch.no_grad()
@@ -228,7 +229,7 @@ class VoxelPyramid(nn.Module):
         """Moves all levels to another box, with the same number of voxels: a smaller box gets finer ones.
 
         Features and the optimizer's moments are interpolated at the new vertices. Ends the use of copies by
-        :meth:`fuse`.
+        :meth:`keep_copies`.
 
         Args:
             aabb: The new box, world units.
@@ -237,7 +238,7 @@ class VoxelPyramid(nn.Module):
         Raises:
             ValueError: ``aabb`` is not a box, or the optimizer's state cannot follow.
         """
-        self._fused = None
+        self._copies = None
         box = parse_box(aabb)
         for grid, vertices in zip(self.grids, self._vertices(box), strict=True):
             grid.refit(box, vertices, optimizer)
@@ -268,7 +269,7 @@ class VoxelPyramid(nn.Module):
         return {"active": self.active, "reduce": self.reduce}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
-        """Restores the state that :meth:`get_extra_state` returned, and ends the use of copies by :meth:`fuse`.
+        """Restores the state that :meth:`get_extra_state` returned, and ends the use of copies by :meth:`keep_copies`.
 
         Raises:
             ValueError: It was saved with another ``reduce``. (Older states do not hold it.)
@@ -277,7 +278,7 @@ class VoxelPyramid(nn.Module):
         if saved != self.reduce:
             raise ArgumentValueError(f"reduce must be {saved!r} as in the state that is loaded, got {self.reduce!r}")
         self.active = state["active"]
-        self._fused = None
+        self._copies = None
 
     def extra_repr(self) -> str:
         """Shows the settings in ``print(module)``."""

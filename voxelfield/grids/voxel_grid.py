@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from voxelfield import ops
 from voxelfield.grids.boxes import Box, box_extent, box_tensor, parse_box
 from voxelfield.grids.resampling import migratable_state, resample, sample_vertices, touched_vertices, vertex_fractions
-from voxelfield.grids.working_copies import FusedSampling
+from voxelfield.grids.working_copies import WorkingCopies
 from voxelfield.ops._autograd import needs_long_path
 from voxelfield.ops._checks import FLOATING, check_choice, coordinate_dtype, widen_positions
 from voxelfield.ops._errors import ArgumentTypeError, ArgumentValueError, is_out_of_memory
@@ -111,7 +111,7 @@ class VoxelGrid(nn.Module):
             ) from error
         self._box = parse_box(aabb)
         self.register_buffer("aabb", box_tensor(self._box, self.features.device))
-        self._fused: FusedSampling | None = None
+        self._copies: WorkingCopies | None = None
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -290,7 +290,7 @@ class VoxelGrid(nn.Module):
         nor the kernel would refuse, and reads the tensors from `_parameters` and `_buffers`, because reading attributes
         of a module takes as long as adding two small tensors.
         """
-        if self._fused is not None or type(self).to_unit is not VoxelGrid.to_unit or needs_long_path():
+        if self._copies is not None or type(self).to_unit is not VoxelGrid.to_unit or needs_long_path():
             return None
         try:
             features: Any = self._parameters["features"]
@@ -308,14 +308,14 @@ class VoxelGrid(nn.Module):
     def _sample(self, unit: Tensor) -> Tensor:
         """Interpolates at positions (..., 3) in the unit cube."""
         rows = self._rows(unit)
-        if self._fused is not None:
-            values = self._fused.sample(rows, self.padding)
+        if self._copies is not None:
+            values = self._copies.sample(rows, self.padding)
         else:
             values = ops.sample_trilinear(self.features, rows, padding=self.padding)
         return values if unit.dim() == 2 else values.reshape(*unit.shape[:-1], self.channels)
 
-    def fuse(self, dtype: torch.dtype) -> list[Tensor]:
-        """Makes the grid read a copy of its features and add gradients in place; see :class:`FusedSampling`.
+    def keep_copies(self, dtype: torch.dtype) -> list[Tensor]:
+        """Makes the grid read a copy of its features and add gradients in place; see :class:`WorkingCopies`.
 
         This ends when the grid's resolution or box changes, and with ``load_state_dict``.
 
@@ -325,13 +325,13 @@ class VoxelGrid(nn.Module):
         Returns:
             A list of the copy only. The optimizer must update the copy with the features.
         """
-        self._fused = FusedSampling([self.features], dtype)
-        return self._fused.copies
+        self._copies = WorkingCopies([self.features], dtype)
+        return self._copies.copies
 
-    def refresh(self) -> None:
-        """Copies the features into the copy of :meth:`fuse`, if there is one."""
-        if self._fused is not None:
-            self._fused.refresh()
+    def refresh_copies(self) -> None:
+        """Copies the features into the copy of :meth:`keep_copies`, if there is one."""
+        if self._copies is not None:
+            self._copies.refresh()
 
     def _rows(self, unit: Tensor) -> Tensor:
         rows = unit if unit.dim() == 2 else unit.reshape(-1, 3)
@@ -490,7 +490,7 @@ class VoxelGrid(nn.Module):
         """Replaces the Parameter's values, by a tensor of any shape, without replacing the Parameter object."""
         parameter = self.features
         parameter.grad = None
-        self._fused = None
+        self._copies = None
         # As long as the graph of an earlier step is referenced, for example by a loss kept for logging, autograd
         # reuses the Parameter's gradient accumulator, which still has the old shape, and the next backward pass
         # would fail. Autograd discards the accumulator when the dtype changes, so the dtype is changed for a moment.
@@ -600,7 +600,7 @@ class VoxelGrid(nn.Module):
         error_msgs: list[str],
     ) -> None:
         """Adopts the saved resolution and box, because these are results of training and not settings of the code."""
-        self._fused = None  # its copy still holds the old features
+        self._copies = None  # its copy still holds the old features
         key = prefix + "features"
         saved = state_dict.get(key)
         if isinstance(saved, Tensor) and saved.dim() == 4 and saved.shape != self.features.shape:

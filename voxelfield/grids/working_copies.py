@@ -15,7 +15,7 @@ from voxelfield.ops._internal.accumulate import accumulate_trilinear_
 from voxelfield.ops.pyramid import Reduction
 
 
-class FusedSampling:
+class WorkingCopies:
     """Reads working copies of float32 grids, and adds what comes back to the grids' own ``grad``.
 
     A training step then neither allocates nor clears a gradient, and moves half the bytes: the mixed precision of

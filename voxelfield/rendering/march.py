@@ -41,11 +41,11 @@ class Capacity:
     Rays are taken in order for as long as all their samples fit; the others count for nothing.
 
     Attributes:
-        marched: Samples in occupied space.
+        candidates: Samples in occupied space.
         visible: Samples that show.
     """
 
-    marched: int
+    candidates: int
     visible: int
 
 
@@ -153,7 +153,7 @@ def visible_samples(
             capacity=room,
         )
         return packed, None
-    marched = march(rays, occupancy, settings.step, jitter, None if capacity is None else capacity.marched)
+    marched = march(rays, occupancy, settings.step, jitter, None if capacity is None else capacity.candidates)
     packed = select(field, marched, settings, room)
     if capacity is not None:
         rays_kept = torch.minimum(marched.rays_kept, packed.rays_kept)

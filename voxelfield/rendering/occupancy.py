@@ -26,8 +26,8 @@ class OccupancyGrid(nn.Module):
 
     Attributes:
         occupied: Buffer (X, Y, Z) bool. May be written to in place: :attr:`bits` notices.
-        possible: Buffer (X, Y, Z) bool, the cells that may be occupied at all; see :meth:`confine`.
-        highest: Buffer (X, Y, Z) float32, the densities that :meth:`observe` has seen, per world unit.
+        possible: Buffer (X, Y, Z) bool, the cells that may be occupied at all; see :meth:`restrict`.
+        highest: Buffer (X, Y, Z) float32, the densities that :meth:`update_from_samples` has seen, per world unit.
         aabb: Buffer (2, 3) float32.
 
     Raises:
@@ -71,7 +71,8 @@ class OccupancyGrid(nn.Module):
         """What is occupied, packed for :func:`voxelfield.ops.march_rays`.
 
         Made again where ``occupied`` has changed, into the same memory while its shape and device stay, and by
-        :meth:`update` and :meth:`confine` at once: so a captured CUDA graph that reads it sees what they change.
+        :meth:`update_from_vertices` and :meth:`restrict` at once: so a captured CUDA graph that reads it sees what they
+        change.
         """
         x, y, z = self.occupied.shape
         return ops.OccupancyBits(self._bits.of(self.occupied), (x, y, z))
@@ -86,7 +87,7 @@ class OccupancyGrid(nn.Module):
         return self._empty_distance.of(self.occupied)
 
     @torch.no_grad()
-    def confine(self, possible: Tensor, aabb: Tensor) -> None:
+    def restrict(self, possible: Tensor, aabb: Tensor) -> None:
         """Rules out cells for good, and starts afresh: every cell left counts as occupied until the next update.
 
         Args:
@@ -107,7 +108,7 @@ class OccupancyGrid(nn.Module):
         self._occupy(possible, aabb)
 
     @torch.no_grad()
-    def update(self, density: Tensor, aabb: Tensor, step: float, threshold: float) -> None:
+    def update_from_vertices(self, density: Tensor, aabb: Tensor, step: float, threshold: float) -> None:
         """Marks the cells in which a sample could reach an opacity, judged by a field's values at its vertices.
 
         A trilinear field has its extremes at vertices, so a cell is empty only if all vertices of all field cells that
@@ -115,7 +116,7 @@ class OccupancyGrid(nn.Module):
 
         Args:
             density: (X, Y, Z) densities at the vertices of a dense grid over ``aabb``, per world unit.
-            aabb: (2, 3) the field's box; the box of :meth:`confine`, if that was called.
+            aabb: (2, 3) the field's box; the box of :meth:`restrict`, if that was called.
             step: Distance between samples, world units.
             threshold: Opacity :math:`1 - e^{-density * step}` of one sample, above which a cell counts as occupied.
 
@@ -132,12 +133,14 @@ class OccupancyGrid(nn.Module):
         self._occupy(_reaches(highest, step, threshold) & self.possible, aabb)
 
     @torch.no_grad()
-    def observe(self, density: Callable[[Tensor], Tensor], step: float, threshold: float, decay: float = 0.95) -> None:
+    def update_from_samples(
+        self, density: Callable[[Tensor], Tensor], step: float, threshold: float, decay: float = 0.95
+    ) -> None:
         """Marks the cells in which a field of any kind was seen to reach an opacity.
 
         The field is evaluated at one random point of each possible cell; a cell's density is the highest that was seen,
         fading from one call to the next (Mueller et al. 2022, appendix E.2). Does not wait for the device, except in
-        the first call after :meth:`confine`.
+        the first call after :meth:`restrict`.
 
         Args:
             density: Maps world positions (M, 3) to densities (M,), per world unit.

@@ -27,7 +27,7 @@ class Rendering:
         density: (M,) their densities, per world unit.
         weights: (M,) their share of their pixel.
         sample_rgb: (M, 3) their colours.
-        marched: () int64, number of samples placed in occupied space, before faint ones were dropped; None where
+        candidates: () int64, number of samples placed in occupied space, before faint ones were dropped; None where
             they were not counted (see :func:`visible_samples`).
         rays_kept: () int64: rays from this one on had no room, if the capacity was limited, and show nothing.
         distortion: (R,) how far the weights of each ray are spread, as :func:`voxelfield.ops.composite` has it; None
@@ -41,7 +41,7 @@ class Rendering:
     density: Tensor
     weights: Tensor
     sample_rgb: Tensor
-    marched: Tensor | None
+    candidates: Tensor | None
     rays_kept: Tensor
     distortion: Tensor | None = None
 
@@ -91,7 +91,7 @@ def render(
     Returns:
         One colour, opacity and depth per ray.
     """
-    packed, marched = visible_samples(field, rays, occupancy, settings, jitter, capacity)
+    packed, candidates = visible_samples(field, rays, occupancy, settings, jitter, capacity)
     samples = RaySamples(*packed[:5])
     density, rgb = field.sample(samples, rays.directions)
     composite = ops.composite(
@@ -111,7 +111,7 @@ def render(
         density,
         composite.weights,
         rgb,
-        marched,
+        candidates,
         packed.rays_kept[0],
         composite.distortion,
     )

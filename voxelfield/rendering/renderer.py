@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from voxelfield.fields.decoders import NetworkDecoder, SHDecoder
+from voxelfield.fields.decoders import FusedMLPDecoder, SHDecoder
 from voxelfield.fields.density import DensityActivation, ExponentialDensity
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.pyramid import VoxelPyramid
@@ -27,9 +27,9 @@ from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.render import View, render_view
 
-__all__ = ["FieldRenderer", "Way", "display_way"]
+__all__ = ["Backend", "FieldRenderer", "fastest_backend"]
 
-Way = Literal["render_pyramid_image", "render_grid_image", "render_view"]
+Backend = Literal["render_pyramid_image", "render_grid_image", "render_view"]
 """The function that draws an image."""
 
 _Draw = Callable[[Cameras, int], View]
@@ -37,11 +37,11 @@ _Draw = Callable[[Cameras, int], View]
 _DTYPES = (torch.float32, torch.float16)
 
 
-def display_way(field: RadianceField) -> Way:
+def fastest_backend(field: RadianceField) -> Backend:
     """Tells which function renders images of a field; decided by the kind of field alone, the same on every device.
 
     - ``render_pyramid_image``, one kernel on CUDA: a :class:`VoxelPyramid` of 4 channels a level side by side, at most
-      8 levels on, read by a :class:`NetworkDecoder` of 16 geometry numbers and one to three hidden layers of colour,
+      8 levels on, read by a :class:`FusedMLPDecoder` of 16 geometry numbers and one to three hidden layers of colour,
       with :class:`ExponentialDensity`.
     - ``render_grid_image``, one kernel: a :class:`VoxelGrid`, or a :class:`VoxelPyramid` that is a sum, read by
       an :class:`SHDecoder`. A sum is collapsed into one grid (:meth:`VoxelPyramid.collapse`), which loses nothing.
@@ -54,7 +54,7 @@ def display_way(field: RadianceField) -> Way:
     """
     grid, decoder = field.grid, field.decoder
     if field.has_pyramid_density:
-        assert isinstance(decoder, NetworkDecoder)
+        assert isinstance(decoder, FusedMLPDecoder)
         outputs, layers = decoder.density_network[-1].shape[0], len(decoder.color_network)
         return (
             "render_pyramid_image"
@@ -74,15 +74,16 @@ def display_way(field: RadianceField) -> Way:
 
 
 class FieldRenderer:
-    """Renders images of a field by the fastest way that its kind allows, see :func:`display_way`.
+    """Renders images of a field by the fastest backend that its kind allows, see :func:`fastest_backend`.
 
     On a CUDA device with too little shared memory for ``render_pyramid_image``, ``render_view`` draws instead, with a
     warning. Every supported GPU has enough, unless ``VOXELFIELD_SHARED_MEMORY_LIMIT`` reduces it.
 
     What rendering needs beside the field is made once, here: on CUDA float16 copies of grids and networks (what
-    training in 16 bits reads anyway; those of :meth:`VoxelPyramid.fuse` are shared), elsewhere float32; spherical
-    harmonics padded to whole 16-byte reads, with densities stored apart; and the distances of empty cells to occupied
-    ones. So field and occupancy must stay as they are while a renderer is in use: after a change, make another.
+    training in 16 bits reads anyway; those of :meth:`VoxelPyramid.keep_copies` are shared), elsewhere float32;
+    spherical harmonics padded to whole 16-byte reads, with densities stored apart; and the distances of empty cells to
+    occupied ones. So field and occupancy must stay as they are while a renderer is in use: after a change, make
+    another.
 
     Args:
         field: The field.
@@ -92,27 +93,27 @@ class FieldRenderer:
         supersampling: Side of the square of rays that a pixel is made of. The pixel's colour is the mean light of these
             rays, its opacity their mean opacity, its depth their mean depth, weighted by opacity.
         transfer: How image values encode light, ``srgb`` or ``linear``. Only where there is supersampling.
-        chunk: Rays at once, to bound memory. Only for the way ``render_view``.
-        precision: Of the decoder, by autocast. Only for the way ``render_view``.
-        way: ``render_view``, which every field allows, to compare with it; None for the fastest.
+        chunk: Rays at once, to bound memory. Only for the backend ``render_view``.
+        precision: Of the decoder, by autocast. Only for the backend ``render_view``.
+        backend: ``render_view``, which every field allows, to compare with it; None for the fastest.
 
     Attributes:
-        way: Which function draws the images.
+        backend: Which function draws the images.
 
     Raises:
         TypeError: ``background`` is not a float32 tensor.
         ValueError: ``background`` has another shape, something is on another device than the field, a number is
-            below 1, or ``transfer`` is none of the choices; or the field's kind does not allow ``way``.
+            below 1, or ``transfer`` is none of the choices; or the field's kind does not allow ``backend``.
 
     Example:
         >>> renderer = FieldRenderer(field, occupancy, RenderSettings(step=0.01), torch.ones(3))
-        >>> renderer.way
+        >>> renderer.backend
         'render_grid_image'
         >>> renderer.view(cameras, 0).rgb.shape
         torch.Size([800, 800, 3])
     """
 
-    way: Way
+    backend: Backend
 
     def __init__(
         self,
@@ -125,7 +126,7 @@ class FieldRenderer:
         transfer: str = "srgb",
         chunk: int = 1 << 16,
         precision: torch.dtype = torch.float32,
-        way: Way | None = None,
+        backend: Backend | None = None,
     ) -> None:
         check_tensor("background", background, (3,))
         check_dtype("background", background, (torch.float32,))
@@ -134,10 +135,10 @@ class FieldRenderer:
         check_at_least_one("supersampling", supersampling)
         check_at_least_one("chunk", chunk)
         check_choice("transfer", transfer, TRANSFERS)
-        fastest = display_way(field)
-        if way not in (None, fastest, "render_view"):
-            raise ValueError(f"way must be {fastest} or render_view for this field, or None, got {way!r}")
-        self.way = _way_on(background, field, fastest) if way is None else way
+        fastest = fastest_backend(field)
+        if backend not in (None, fastest, "render_view"):
+            raise ValueError(f"backend must be {fastest} or render_view for this field, or None, got {backend!r}")
+        self.backend = _backend_on(background, field, fastest) if backend is None else backend
         self._device = background.device
         self._supersampling = supersampling
         self._transfer = transfer
@@ -146,9 +147,9 @@ class FieldRenderer:
             # Rays show over black what they emit; pixels are composited once their rays have been put together.
             background = torch.zeros_like(background)
         self._draw: _Draw
-        if self.way == "render_pyramid_image":
+        if self.backend == "render_pyramid_image":
             self._draw = _pyramid_images(field, occupancy, settings, background)
-        elif self.way == "render_grid_image":
+        elif self.backend == "render_grid_image":
             self._draw = _grid_images(field, occupancy, settings, background)
         else:
             self._draw = _views(field, occupancy, settings, background, chunk, precision)
@@ -158,8 +159,8 @@ class FieldRenderer:
         """Renders one camera's whole image, rays included.
 
         Args:
-            cameras: Cameras. On the field's device nothing waits for the device, but for the way ``render_view``, which
-                has to learn how many samples there are.
+            cameras: Cameras. On the field's device nothing waits for the device, but for the backend ``render_view``,
+                which has to learn how many samples there are.
             index: Which of them.
 
         Returns:
@@ -177,12 +178,12 @@ class FieldRenderer:
         return _averaged(rays, self._supersampling, self._background, self._transfer)
 
 
-def _way_on(like: Tensor, field: RadianceField, fastest: Way) -> Way:
-    """Returns the fastest way that the device of ``like`` has room for."""
+def _backend_on(like: Tensor, field: RadianceField, fastest: Backend) -> Backend:
+    """Returns the fastest backend that the device of ``like`` has room for."""
     if fastest != "render_pyramid_image":
         return fastest
     decoder = field.decoder
-    assert isinstance(decoder, NetworkDecoder)
+    assert isinstance(decoder, FusedMLPDecoder)
     networks = (decoder.density_network, decoder.color_network)
     width = max(weight.shape[0] for network in networks for weight in list(network)[:-1])
     if pyramid_image_fits(like, width):
@@ -199,7 +200,7 @@ def _pyramid_images(
 ) -> _Draw:
     pyramid, decoder = field.grid, field.decoder
     assert isinstance(pyramid, VoxelPyramid)
-    assert isinstance(decoder, NetworkDecoder)
+    assert isinstance(decoder, FusedMLPDecoder)
     assert isinstance(decoder.activation, ExponentialDensity)
     dtype = _stored_dtype(background.device)
     levels = pyramid.active_levels(dtype)

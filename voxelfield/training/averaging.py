@@ -62,7 +62,7 @@ class WeightAverage:
             return
         for weight, mean in zip(self._field.parameters(), self._mean, strict=True):
             weight.copy_(mean)
-        self._field.grid.refresh()
+        self._field.grid.refresh_copies()
         self._mean = None
 
     def state_dict(self) -> dict[str, Any]:

@@ -16,11 +16,8 @@ import torch
 from voxelfield.files import atomic_write
 from voxelfield.training.sparse import leave_out_zeros, put_back_zeros
 
-FORMAT = 3
+FORMAT = 4
 """Layout version of the files. Raise it when an older voxelfield could not resume from them."""
-
-OLDEST_FORMAT = 2
-"""The oldest layout that this version resumes from; in format 2 no tensor is without its zeros."""
 
 _LAST = "last.pt"
 _NUMBERED = re.compile(r"checkpoint_(\d+)\.pt")
@@ -136,12 +133,12 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
     if state["format"] > FORMAT:
         raise CheckpointError(
             f"{path} has format {state['format']}, written by voxelfield {state['voxelfield']}; "
-            f"this version ({_version()}) reads up to format {FORMAT}: upgrade voxelfield"
+            f"this version ({_version()}) reads format {FORMAT}: upgrade voxelfield"
         )
-    if state["format"] < OLDEST_FORMAT:
+    if state["format"] < FORMAT:
         raise CheckpointError(
             f"{path} has format {state['format']}, written by voxelfield {state['voxelfield']}; this version "
-            f"({_version()}) reads formats {OLDEST_FORMAT} to {FORMAT}: train anew, or go on with that version"
+            f"({_version()}) reads format {FORMAT}: train anew, or go on with that version"
         )
     try:
         restored: dict[str, Any] = put_back_zeros(state)

@@ -75,8 +75,8 @@ def estimate_memory(field: RadianceField, recipe: Recipe, config: TrainerConfig,
     if copies == torch.float16 and field.pyramid_density() is not None:
         marched = config.max_rays * MAX_VISIBLE_PER_RAY * _FLOAT  # distances that march_visible notes for each ray
     else:
-        marched = config.marched * (_PACKED_SAMPLE + width * (channels + 16))
-    visible = config.samples * (_PACKED_SAMPLE + width * (2 * channels + _DECODED_SAMPLE))
+        marched = config.candidate_samples * (_PACKED_SAMPLE + width * (channels + 16))
+    visible = config.visible_samples * (_PACKED_SAMPLE + width * (2 * channels + _DECODED_SAMPLE))
     return MemoryEstimate(
         parameters=_FLOAT * values,
         gradients=_FLOAT * values,
@@ -107,7 +107,7 @@ def check_memory(estimate: MemoryEstimate, device: torch.device) -> None:
         advice = (
             "a lower finest resolution (model.resolutions, or the last of trainer.stages) or fewer channels"
             if grids > estimate.samples
-            else "lower trainer.samples, trainer.max_rays and trainer.marched"
+            else "lower trainer.visible_samples, trainer.max_rays and trainer.candidate_samples"
         )
         raise ValueError(
             f"training needs about {estimate} of GPU memory, but {free / _GIB:.2f} GiB are free on {device}: "

@@ -36,7 +36,7 @@ class Optimizers:
         network: The network's, or None.
 
     Raises:
-        ValueError: ``config.view_lr`` is not 1, but the decoder has no channels for the viewing direction alone.
+        ValueError: ``config.view_lr_factor`` is not 1, but the decoder has no channels for the viewing direction alone.
     """
 
     def __init__(self, field: RadianceField, config: OptimizerConfig, rates: RatesConfig) -> None:
@@ -55,7 +55,7 @@ class Optimizers:
             betas=rates.betas,
             eps=config.eps,
             decay=config.grid_decay,
-            channel_rates=_channel_rates(field, config.view_lr),
+            channel_rates=_channel_rates(field, config.view_lr_factor),
             skip_untouched=config.skip_untouched,
         )
         of_grids = {id(parameter) for parameter in grids}
@@ -81,12 +81,12 @@ class Optimizers:
             dtype: Of the copies.
             occupancy: Only what samples in occupied cells can touch is updated.
         """
-        copies = self._field.grid.fuse(dtype)
+        copies = self._field.grid.keep_copies(dtype)
         for parameter, copy in zip(self._active_levels(), copies, strict=True):
             self.grid.set_working(parameter, copy if dtype != torch.float32 else None)
-        self.confine(occupancy)
+        self.restrict(occupancy)
 
-    def confine(self, occupancy: OccupancyGrid) -> None:
+    def restrict(self, occupancy: OccupancyGrid) -> None:
         """Follows a change of what is occupied, within the same resolutions and box."""
         for parameter in self._active_levels():
             # Updating a whole small grid is faster than listing its active tiles.
@@ -137,17 +137,17 @@ class Optimizers:
             optimizer.param_groups[0]["lr"] = lr
 
 
-def _channel_rates(field: RadianceField, view_lr: float) -> Tensor | None:
+def _channel_rates(field: RadianceField, view_lr_factor: float) -> Tensor | None:
     """Shares of the grids' learning rate by channel, None where all are 1."""
-    if view_lr == 1:
+    if view_lr_factor == 1:
         return None
     decoder = field.decoder
     view_channels: tuple[int, ...] = getattr(decoder, "view_channels", ())
     if not view_channels:
         raise ValueError(
-            f"optimizer.view_lr must be 1 for this {type(decoder).__name__}, which has no channels for the viewing "
-            f"direction alone, got {view_lr}"
+            f"optimizer.view_lr_factor must be 1 for this {type(decoder).__name__}, which has no channels for the "
+            f"viewing direction alone, got {view_lr_factor}"
         )
     rates = torch.ones(decoder.channels, device=field.grid.aabb.device)
-    rates[list(view_channels)] = view_lr
+    rates[list(view_channels)] = view_lr_factor
     return rates

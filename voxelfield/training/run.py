@@ -189,7 +189,7 @@ def finish(
     views = spread(len(test) if wish.views is None else wish.views, len(test))
     peak = torch.cuda.max_memory_allocated(trainer.device) / 2**30 if trainer.device.type == "cuda" else None
     renderer = trainer.renderer()
-    logger.info("evaluating %d of %d test views, drawn by %s", len(views), len(test), renderer.way)
+    logger.info("evaluating %d of %d test views, drawn by %s", len(views), len(test), renderer.backend)
     evaluation = evaluate_split(
         renderer.view,
         test,
@@ -198,7 +198,7 @@ def finish(
         views=views,
     )
     metrics = describe(trainer, scene, evaluation)
-    metrics["drawn_by"] = renderer.way
+    metrics["drawn_by"] = renderer.backend
     if peak is not None:
         metrics["peak_gpu_gib"] = peak
     write_metrics(run_directory / "metrics.json", metrics)

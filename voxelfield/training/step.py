@@ -56,8 +56,8 @@ class StepTotals:
 class TrainingStep:
     """Runs steps one after the other. Nothing in a CUDA step waits for the device or depends on the host.
 
-    On CUDA the same number of rays is drawn each step, and as many of them are used as fit into ``config.samples``
-    visible samples; on the CPU the number of rays follows the samples instead.
+    On CUDA the same number of rays is drawn each step, and as many of them are used as fit into
+    ``config.visible_samples`` visible samples; on the CPU the number of rays follows the samples instead.
 
     Args:
         field: What is trained.
@@ -70,7 +70,7 @@ class TrainingStep:
         number: Steps done, int64, on the device.
         rays: Rays drawn in a step.
         totals: Sums over the steps since they were last read: the loss terms by name, ``rays``, ``samples``,
-            ``steps`` and, where they are counted, ``marched``.
+            ``steps`` and, where they are counted, ``candidates``.
     """
 
     def __init__(
@@ -84,8 +84,10 @@ class TrainingStep:
         self.device = field.grid.aabb.device
         self.number = torch.zeros((), dtype=torch.int64, device=self.device)
         self.totals = StepTotals(self.device)
-        self.capacity = Capacity(config.marched, config.samples) if self.device.type == "cuda" else None
-        self.rays = config.max_rays if self.capacity else min(config.max_rays, max(1, config.samples // 64))
+        self.capacity = (
+            Capacity(config.candidate_samples, config.visible_samples) if self.device.type == "cuda" else None
+        )
+        self.rays = config.max_rays if self.capacity else min(config.max_rays, max(1, config.visible_samples // 64))
         self._field = field
         self._occupancy = occupancy
         self._pixels = pixels
@@ -102,7 +104,7 @@ class TrainingStep:
             settings: How rays are sampled.
         """
         config = self._config
-        self._optimizers.scale(exponential_decay(self.number, config.steps, config.rates.final))
+        self._optimizers.scale(exponential_decay(self.number, config.steps, config.rates.final_factor))
         rays_per_pixel = config.supersampling**2
         pixels = max(1, self.rays // rays_per_pixel)
         rays, rgba = self._pixels.draw(pixels, self._field.grid.aabb)
@@ -126,12 +128,12 @@ class TrainingStep:
         self._error.copy_(terms["photometric"].detach())
         self.count(terms)
         counts = {"steps": self._one, "rays": rendering.rays_kept, "samples": rendering.samples.ray_offsets[-1]}
-        if rendering.marched is not None:
-            counts["marched"] = rendering.marched
+        if rendering.candidates is not None:
+            counts["candidates"] = rendering.candidates
         self.totals.add(counts)
         if self.capacity is None:
             # As space empties, the same number of samples pays for more rays.
-            wanted = self.rays * config.samples / max(len(rendering.samples), 1)
+            wanted = self.rays * config.visible_samples / max(len(rendering.samples), 1)
             self.rays = int(min(config.max_rays, max(self.rays * 0.8, min(self.rays * 1.25, wanted)) + 1))
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:

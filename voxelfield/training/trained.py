@@ -17,20 +17,11 @@ from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.render import View
-from voxelfield.rendering.renderer import FieldRenderer, Way
+from voxelfield.rendering.renderer import Backend, FieldRenderer
 from voxelfield.training.checkpoint import load_checkpoint
 from voxelfield.training.config import SceneConfig, TrainerConfig, parse
 from voxelfield.training.optimizer import copies_dtype
 from voxelfield.training.views import view_renderer
-
-# What runs did that were saved before the trainer could be told, where today's defaults are others.
-_BEFORE = {
-    "rates": {"final": 1.0, "betas": [0.9, 0.99]},
-    "transfer": "linear",
-    "loss_scale": 1.0,
-    "finest": None,
-    "evaluation": {"supersampling": 1, "video_frames": 0},
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,13 +42,13 @@ class TrainedRun:
     config: DictConfig
     steps: int
 
-    def renderer(self, way: Way | None = None) -> FieldRenderer:
+    def renderer(self, backend: Backend | None = None) -> FieldRenderer:
         """Returns what renders views as the run's own evaluation does.
 
         Args:
-            way: As for :class:`voxelfield.FieldRenderer`.
+            backend: As for :class:`voxelfield.FieldRenderer`.
         """
-        return view_renderer(self.field, self.occupancy, self.trainer, way)
+        return view_renderer(self.field, self.occupancy, self.trainer, backend)
 
     @torch.no_grad()
     def density(self, points: Tensor) -> Tensor:
@@ -123,7 +114,7 @@ def restore_run(
         RuntimeError: A state does not fit it.
     """
     device = torch.device(device)
-    trainer = parse(TrainerConfig, OmegaConf.merge(_BEFORE, config.trainer), "trainer")
+    trainer = parse(TrainerConfig, config.trainer, "trainer")
     scene = parse(SceneConfig, config.scene, "scene")
     aabb = torch.tensor(scene.aabb, dtype=torch.float32)
     field = parse(Recipe, config.model, "model").build(aabb, trainer.resolutions, "cpu")

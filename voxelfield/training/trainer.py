@@ -209,13 +209,13 @@ class Trainer:
         if stage.step != self.step:
             return
         if self.step == 0:
-            self._confine_occupancy()
+            self._restrict_occupancy()
         if stage.crop:
             self._occupied_fraction()
         box = self.occupancy.bounds() if stage.crop else None
         self.recipe.enter_stage(self.field, stage.resolution, box, self.optimizers.grid)
         if stage.crop:
-            self._confine_occupancy()
+            self._restrict_occupancy()
         grid = self.field.grid
         logger.info("step %d: grid %d x %d x %d over %s", self.step, *grid.resolution, grid.aabb.tolist())
         vertices = sum(level[..., 0].numel() for level in grid.levels[: grid.active])
@@ -232,11 +232,11 @@ class Trainer:
         self._graphed = GraphedCall(lambda: self._step.run(settings), self.device)
         self._average.restart()
 
-    def _confine_occupancy(self) -> None:
+    def _restrict_occupancy(self) -> None:
         """Rules out what the training images show as transparent, as finely as the present box allows."""
         aabb = self.field.grid.aabb
         x, y, z = self.occupancy.occupied.shape
-        self.occupancy.confine(visual_hull(self._pixels.alpha, self._pixels.cameras, aabb, (x, y, z)), aabb)
+        self.occupancy.restrict(visual_hull(self._pixels.alpha, self._pixels.cameras, aabb, (x, y, z)), aabb)
         if not bool(self.occupancy.occupied.any()):
             raise EmptyFieldError(
                 f"the training images show nothing inside {aabb.tolist()}: check scene.aabb and that the poses are "
@@ -256,7 +256,7 @@ class Trainer:
         step, threshold = self.settings.step, self.config.occupancy.threshold
         with self._step.autocast():
             self.recipe.refresh_occupancy(self.field, self.occupancy, step, threshold)
-        self.optimizers.confine(self.occupancy)
+        self.optimizers.restrict(self.occupancy)
 
     def _regularise_grid(self) -> None:
         """Adds the gradients of the terms on the grid itself, where the step's own will be added."""
@@ -276,17 +276,17 @@ class Trainer:
                 "optimizer.grid_lr or optimizer.network_lr, or trainer.loss_scale where gradients are float16"
             )
         if totals["rays"] < steps * self.config.supersampling**2:
-            room = f"trainer.samples={self.config.samples}"
-            if "marched" in totals:
-                room = f"trainer.marched={self.config.marched} and {room}"
+            room = f"trainer.visible_samples={self.config.visible_samples}"
+            if "candidates" in totals:
+                room = f"trainer.candidate_samples={self.config.candidate_samples} and {room}"
             raise ValueError(f"step {self.step}: not one pixel's samples fit into {room}; raise that")
         occupancy = self._occupied_fraction()
         rays = totals["rays"]
         values["train/psnr"] = float(mse_to_psnr(torch.tensor(values["loss/photometric"])))
         values["train/rays_per_step"] = totals["rays"] / steps
         values["train/samples_per_ray"] = totals["samples"] / rays
-        if "marched" in totals:
-            values["train/marched_per_ray"] = totals["marched"] / rays
+        if "candidates" in totals:
+            values["train/candidates_per_ray"] = totals["candidates"] / rays
         values["train/occupancy"] = occupancy
         values["train/rays_per_second"] = totals["rays"] / since_last
         values["train/seconds"] = seconds

@@ -8,7 +8,7 @@ from torch import Tensor
 from voxelfield.fields.field import RadianceField
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
-from voxelfield.rendering.renderer import FieldRenderer, Way
+from voxelfield.rendering.renderer import Backend, FieldRenderer
 from voxelfield.training.batches import background_for
 from voxelfield.training.config import TrainerConfig
 
@@ -28,7 +28,7 @@ def evaluation_background(config: TrainerConfig, device: torch.device) -> Tensor
 
 
 def view_renderer(
-    field: RadianceField, occupancy: OccupancyGrid, config: TrainerConfig, way: Way | None = None
+    field: RadianceField, occupancy: OccupancyGrid, config: TrainerConfig, backend: Backend | None = None
 ) -> FieldRenderer:
     """Returns what renders views of a field as it is now, over the evaluation background.
 
@@ -36,7 +36,7 @@ def view_renderer(
         field: The field.
         occupancy: Where to sample, on the field's device.
         config: The loop's settings.
-        way: As for :class:`voxelfield.FieldRenderer`.
+        backend: As for :class:`voxelfield.FieldRenderer`.
     """
     return FieldRenderer(
         field,
@@ -47,5 +47,5 @@ def view_renderer(
         transfer=config.transfer,
         chunk=config.chunk,
         precision=getattr(torch, config.precision),
-        way=way,
+        backend=backend,
     )

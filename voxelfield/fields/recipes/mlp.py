@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from voxelfield.config.types import Count, NotNegative
-from voxelfield.fields.decoders import MLPDecoder
+from voxelfield.fields.decoders import ColorMLPDecoder
 from voxelfield.fields.density import DensityActivation
 from voxelfield.fields.field import RadianceField
 from voxelfield.fields.recipes.levels import Degree
@@ -46,7 +46,7 @@ class MLPRecipe(Recipe):
     def build(self, aabb: Tensor, resolutions: Sequence[int], device: torch.device | str) -> RadianceField:
         """See :class:`Recipe`. The grid has the first stage's resolution."""
         density = DensityActivation(self.density.scale, self.density.initial)
-        decoder = MLPDecoder(self.features, self.width, self.hidden, self.view_degree, density)
+        decoder = ColorMLPDecoder(self.features, self.width, self.hidden, self.view_degree, density)
         vertices = cubic_voxels(aabb, resolutions[0])
         grid = VoxelGrid(vertices, decoder.channels, aabb, init_std=self.init_std, device=device)
         with torch.no_grad():

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from voxelfield.config.parsing import Range
 from voxelfield.config.types import NotNegative, Positive, Resolution
-from voxelfield.fields.decoders import NetworkDecoder
+from voxelfield.fields.decoders import FusedMLPDecoder
 from voxelfield.fields.density import ExponentialDensity
 from voxelfield.fields.field import RadianceField
 from voxelfield.fields.recipes.levels import MAX_LAYERS, MAX_WIDTH, Degree, FusedWidth, built_levels, check_levels
@@ -79,5 +79,5 @@ class PyramidRecipe(Recipe):
         levels = built_levels(self.resolutions, resolutions)
         pyramid = VoxelPyramid(levels, self.channels, aabb, init_range=self.init_range, device=device)
         density = ExponentialDensity(self.density.initial)
-        decoder = NetworkDecoder(pyramid.channels, self.width, self.geometry, self.hidden, self.view_degree, density)
+        decoder = FusedMLPDecoder(pyramid.channels, self.width, self.geometry, self.hidden, self.view_degree, density)
         return RadianceField(pyramid, decoder).to(device)

@@ -109,9 +109,9 @@ class Recipe:
         """
         density = field.vertex_density()
         if density is None:
-            occupancy.observe(field.density, step, threshold)
+            occupancy.update_from_samples(field.density, step, threshold)
         else:
-            occupancy.update(density, field.grid.aabb, step, threshold)
+            occupancy.update_from_vertices(density, field.grid.aabb, step, threshold)
 
     def grid_losses(self, field: RadianceField, weights: Mapping[str, float]) -> dict[str, Tensor]:
         """Returns loss terms on the grid itself, each a scalar tensor that its weight has been multiplied with.

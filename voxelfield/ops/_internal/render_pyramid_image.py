@@ -54,7 +54,7 @@ def render_pyramid_image(
 ) -> RenderedImage:
     r"""Renders the image of a pinhole camera, on CUDA in one kernel, rays included, without gradient.
 
-    The field is that of :class:`voxelfield.VoxelPyramid` and :class:`voxelfield.fields.decoders.NetworkDecoder`:
+    The field is that of :class:`voxelfield.VoxelPyramid` and :class:`voxelfield.fields.decoders.FusedMLPDecoder`:
     features of all levels side by side, a first network from these to density and geometry, a second one from geometry
     and the spherical harmonics of the viewing direction to colour (Mueller et al. 2022, Instant-NGP, section 5.4). The
     rays are those of :meth:`voxelfield.rendering.cameras.Cameras.image_rays` through ``aabb``.

@@ -14,9 +14,10 @@ class OptimizerConfig:
     Attributes:
         grid_lr: Learning rate of grids.
         network_lr: Learning rate of everything else.
-        view_lr: Share of ``grid_lr`` at which channels learn that only matter for the viewing direction, harmonics of
-            colour beyond the constant one (``view_channels`` of a :class:`voxelfield.fields.decoders.Decoder`); 3D
-            Gaussian Splatting (Kerbl et al. 2023) uses 1/20 for its harmonics. 1 for a decoder without such channels.
+        view_lr_factor: Share of ``grid_lr`` at which channels learn that only matter for the viewing direction,
+            harmonics of colour beyond the constant one (``view_channels`` of a
+            :class:`voxelfield.fields.decoders.Decoder`); 3D Gaussian Splatting (Kerbl et al. 2023) uses 1/20 for its
+            harmonics. 1 for a decoder without such channels.
         eps: Adam's floor on the root of the second moment.
         grid_decay: Decoupled weight decay of grids (Loshchilov and Hutter 2019), at the vertices that a step updates:
             what rays do not hold up sinks to zero.
@@ -26,7 +27,7 @@ class OptimizerConfig:
 
     grid_lr: Positive = 0.02
     network_lr: Positive = 0.005
-    view_lr: Positive = 1.0
+    view_lr_factor: Positive = 1.0
     eps: NotNegative = 1e-15
     grid_decay: NotNegative = 0.05
     network_decay: NotNegative = 0.0

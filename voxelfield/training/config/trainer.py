@@ -95,13 +95,13 @@ class RatesConfig:
     Attributes:
         grid: Factor on ``optimizer.grid_lr``.
         network: Factor on ``optimizer.network_lr``.
-        final: Share of the learning rates that is left after the last step (exponential decay).
+        final_factor: Share of the learning rates that is left after the last step (exponential decay).
         betas: Adam's averaging constants.
     """
 
     grid: Positive = 1.0
     network: Positive = 1.0
-    final: Annotated[float, Range(0, 1, low_open=True)] = 0.05
+    final_factor: Annotated[float, Range(0, 1, low_open=True)] = 0.05
     betas: tuple[BelowOne, BelowOne] = (0.9, 0.95)
 
 
@@ -138,15 +138,16 @@ class TrainerConfig:
         supersampling: Side of the square of rays that a training pixel is made of; 1 is its centre.
         transfer: How image values encode light, in which a pixel's rays are averaged: ``srgb``, or ``linear``, by which
             values are averaged as they are; for ``evaluation.supersampling`` too.
-        samples: Visible ray samples per step: on CUDA as many rays count as fit whole, on the CPU the number of rays
-            follows.
-        marched: Samples per step, visible or not, that there is memory for (CUDA only); for fields that are not marched
-            through in one kernel (:func:`voxelfield.rendering.march.visible_samples`).
+        visible_samples: Visible ray samples per step: on CUDA as many rays count as fit whole, on the CPU the number of
+            rays follows.
+        candidate_samples: Samples per step, visible or not, that there is memory for (CUDA only); for fields that are
+            not marched through in one kernel (:func:`voxelfield.rendering.march.visible_samples`).
         chunk: Rays rendered at once where views are drawn by :func:`voxelfield.rendering.render.render_view`.
-        precision: ``float32``, ``bfloat16`` or ``float16`` for decoders other than a :class:`NetworkDecoder` (which is
+        precision: ``float32``, ``bfloat16`` or ``float16`` for decoders other than a :class:`FusedMLPDecoder` (which is
             float16 on CUDA, float32 on the CPU); on CUDA a 16-bit one makes grids be read from float16 copies.
         loss_scale: Factor on gradients, so that they do not underflow in float16; Adam does not notice it.
-        finest: Resolution of the finest level, for ``stages`` and ``model.resolutions`` to refer to, and they alone.
+        finest_resolution: Resolution of the finest level, for ``stages`` and ``model.resolutions`` to refer to, and
+            they alone.
         stages: Coarse-to-fine schedule; the first stage starts at step 0.
         log_every: Steps between scalars.
         preview_every: Steps between rendered previews; 0 for none.
@@ -164,12 +165,12 @@ class TrainerConfig:
     max_rays: Count = 524288
     supersampling: Count = 2
     transfer: Literal["srgb", "linear"] = "srgb"
-    samples: Count = 524288
-    marched: Count = 4194304
+    visible_samples: Count = 524288
+    candidate_samples: Count = 4194304
     chunk: Count = 65536
     precision: Literal["float32", "bfloat16", "float16"] = "float16"
     loss_scale: Positive = 65536.0
-    finest: Resolution | None = 400
+    finest_resolution: Resolution | None = 400
     stages: list[StageConfig] = field(default_factory=default_stages)
     occupancy: OccupancyConfig = field(default_factory=OccupancyConfig)
     render: RenderConfig = field(default_factory=RenderConfig)
@@ -203,6 +204,6 @@ class TrainerConfig:
         # In a box that is cropped even fewer voxels can be finer ones.
         if any(later.resolution < earlier.resolution and not later.crop for earlier, later in pairwise(self.stages)):
             raise ValueError(
-                f"{name}.stages must not become coarser without a crop (the last is {name}.finest in the presets), "
-                f"got resolutions {self.resolutions}"
+                f"{name}.stages must not become coarser without a crop (the last is {name}.finest_resolution in the "
+                f"presets), got resolutions {self.resolutions}"
             )
