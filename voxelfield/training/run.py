@@ -203,7 +203,9 @@ def finish(
         metrics["peak_gpu_gib"] = peak
     write_metrics(run_directory / "metrics.json", metrics)
     trained = TrainedRun(trainer.field, trainer.occupancy, config, OmegaConf.create(trainer.saved_config), trainer.step)
-    save_model(run_directory / MODEL_FILE, trained)
+    if config.model_file != "none":
+        cameras = scene.train.cameras if config.model_file == "small" else None
+        save_model(run_directory / MODEL_FILE, trained, quality=config.model_file, cameras=cameras)
     logger.info("PSNR %.2f dB, SSIM %.4f over %d test views", evaluation.psnr, evaluation.ssim, len(views))
     if wish.video_frames > 0:
         around = orbit(scene.train.cameras, trainer.field.grid.aabb.mean(dim=0).cpu(), wish.video_frames)

@@ -149,6 +149,8 @@ class TrainerConfig:
         finest_resolution: Resolution of the finest level, for ``stages`` and ``model.resolutions`` to refer to, and
             they alone.
         stages: Coarse-to-fine schedule; the first stage starts at step 0.
+        model_file: What of features the model file of a finished run holds: ``exact`` float16, ``standard`` a byte
+            or less, or ``small``, coarser steps and only what training images show; ``none`` writes no file.
         log_every: Steps between scalars.
         preview_every: Steps between rendered previews; 0 for none.
         preview_views: Number of fixed test views in a preview.
@@ -176,6 +178,7 @@ class TrainerConfig:
     render: RenderConfig = field(default_factory=RenderConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    model_file: Literal["none", "exact", "standard", "small"] = "standard"
     log_every: Count = 100
     preview_every: Natural = 5000
     preview_views: Natural = 3
