@@ -1,4 +1,4 @@
-// The dynamic shared memory of launches, computed as the launches themselves compute it, for test_launch_limits.py.
+// The dynamic shared memory of launches, computed as the launches themselves compute it, for ops/test_launch_limits.py.
 #include <cstdint>
 #include <string>
 #include <vector>

@@ -18,7 +18,7 @@ from voxelfield.fields.recipes.pyramid import PyramidRecipe
 from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.fields.recipes.registry import recipe_names
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 LEARNED = 17.0  # dB
 FILE = re.compile(r"^`([^`\n]+)`\n\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

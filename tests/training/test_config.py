@@ -28,7 +28,7 @@ from voxelfield.training.config import (
     parse,
 )
 
-CONFIGS = Path(__file__).resolve().parents[1] / "configs"
+CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 SCHEMAS = {"trainer": TrainerConfig, "optimizer": OptimizerConfig}
 
 

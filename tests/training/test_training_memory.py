@@ -16,7 +16,7 @@ from voxelfield.training.config import RunConfig, parse
 from voxelfield.training.memory import MemoryEstimate, check_memory, estimate_memory
 from voxelfield.training.run import run
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 GIB = 2**30
 
 

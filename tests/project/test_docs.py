@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from build_testing import environment
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", "docs/use_in_your_model.md", "docs/trilinear.md", "docs/rendering.md"]
 
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)

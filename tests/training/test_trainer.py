@@ -27,7 +27,7 @@ from voxelfield.training.config import OptimizerConfig, RunConfig, parse
 from voxelfield.training.logging import NullLogger
 from voxelfield.training.trainer import EmptyFieldError, Trainer
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FIXTURE = ROOT / "tests" / "fixtures" / "lego"
 
 # What every trainer here starts from; a test overrides what it is about.

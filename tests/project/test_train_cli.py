@@ -25,7 +25,7 @@ from voxelfield.training.evaluation import REQUIRED_METRICS
 from voxelfield.training.logging import NullLogger
 from voxelfield.training.run import build_logger, choose_device, spread
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FIXTURE = ROOT / "tests" / "fixtures" / "lego"
 
 TINY = (

@@ -25,7 +25,7 @@ from voxelfield.rendering.march import RenderSettings
 from voxelfield.training.config import TrainerConfig, parse
 from voxelfield.training.trained import TrainedRun, restore_run
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 BOX = ((-1.0, -1.5, -1.0), (1.0, 0.5, 2.0))
 MODELS = {
     "render_pyramid_image": ("model=pyramid", "model.resolutions=[4,8,16]", "model.width=16"),

@@ -16,7 +16,7 @@ from voxelfield import _build, _library
 from voxelfield.cli import doctor
 from voxelfield.cli.command import VERBS, main
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 QUICK = ("trainer=smoke", "trainer.steps=40", "trainer.preview_every=0", "trainer.evaluation.video_frames=0")
 
 

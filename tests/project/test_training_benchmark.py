@@ -15,7 +15,7 @@ from hydra import compose, initialize_config_dir
 from voxelfield.datasets.blender import load_blender
 from voxelfield.training.config import TrainerConfig, parse
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SCENES = ROOT / "tests" / "fixtures"
 
 TINY = (

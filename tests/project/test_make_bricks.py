@@ -22,7 +22,7 @@ from make_bricks.materials import MATERIALS
 from make_bricks.rendering.encoding import encode_rgba
 from make_bricks.rendering.renderer import Renderer
 
-BRICKS = Path(__file__).parent.parent / "data" / "bricks"
+BRICKS = Path(__file__).parents[2] / "data" / "bricks"
 
 
 @pytest.mark.parametrize(("split", "cameras"), [("train", hemisphere_cameras(100)), ("test", orbit_cameras(25))])

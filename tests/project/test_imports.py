@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 # Each takes from a tenth of a second to several seconds to import.
 SLOW = ("torch._dynamo", "torchmetrics", "sympy", "imageio", "tensorboard", "pooch", "numpy", "PIL")

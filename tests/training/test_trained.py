@@ -22,7 +22,7 @@ from voxelfield.training.logging import NullLogger
 from voxelfield.training.trained import load_run
 from voxelfield.training.trainer import Trainer
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 FIXTURE = ROOT / "tests" / "fixtures" / "lego"
 
 TINY = (

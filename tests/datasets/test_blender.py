@@ -16,7 +16,7 @@ from voxelfield.datasets.blender import area_average, available_splits, downscal
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.rendering.cameras import Cameras
 
-LEGO = Path(__file__).parent / "fixtures" / "lego"
+LEGO = Path(__file__).parents[1] / "fixtures" / "lego"
 POSE = np.eye(4).tolist()
 
 

@@ -16,7 +16,7 @@ import torch
 from voxelfield._build import source_root
 from voxelfield.ops import mlp
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 # What a block may have by opting in, by compute capability (CUDA C++ Programming Guide, "Technical Specifications").
 LIMITS = {"7.5": 65536, "8.0": 166912, "8.6": 101376, "8.9": 101376, "9.0": 232448, "10.0": 232448, "12.0": 101376}
 SIZES = (1, 17, 33, 64, 100, 128)
@@ -86,7 +86,7 @@ def run_capped(limit, *command):
 
 @pytest.mark.cuda
 @pytest.mark.parametrize("limit", [LIMITS["7.5"], LIMITS["8.6"], LIMITS["8.0"]])
-@pytest.mark.parametrize("ops", ["test_ops_mlp.py", "test_ops_march_visible.py", "test_ops_render_pyramid.py"])
+@pytest.mark.parametrize("ops", ["ops/test_mlp.py", "ops/test_march_visible.py", "ops/test_render_pyramid.py"])
 def test_ops_are_right_under_a_limit(limit, ops):
     status, output = run_capped(limit, "-m", "pytest", "-q", "-x", "-m", "cuda", ops)
     assert status == 0, output[-3000:]
@@ -123,7 +123,7 @@ def test_render_view_takes_over_where_nothing_fits():
     script = """
 import warnings
 import torch
-from test_display import BACKGROUND, SETTINGS, make_occupancy, pyramid
+from rendering.test_renderer import BACKGROUND, SETTINGS, make_occupancy, pyramid
 from voxelfield import FieldRenderer
 field = pyramid().cuda()
 with warnings.catch_warnings(record=True) as said:

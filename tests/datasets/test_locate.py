@@ -10,7 +10,7 @@ from voxelfield.datasets import download
 from voxelfield.datasets.catalogue import downloadable_scenes
 from voxelfield.datasets.locate import SceneNotFoundError, find_scene
 
-FIXTURES = Path(__file__).parent / "fixtures"
+FIXTURES = Path(__file__).parents[1] / "fixtures"
 
 
 @pytest.fixture(autouse=True)
