@@ -265,7 +265,7 @@ TensorTuple<3> render_pyramid_image(const Tensor& c2w, const Tensor& intrinsics,
   const MarchPlan plan = plan_image(scene.density, color_network, limit);
   STD_TORCH_CHECK(plan.warps > 0, "render_pyramid_image: one warp takes ",
                   scene.density.staged_bytes() + kWarpRowsBytes + kQueueBytes, " bytes of shared memory; ", limit,
-                  " are allowed; voxelfield.rendering.render_view needs none");
+                  " are allowed; voxelfield.rendering.render.render_view needs none");
   const auto launch = [&](const auto& kernel, const uint4* packed) {
     launch_march(kernel, plan, image.count(), PyramidImage::kBatch, c2w, scene, color_network, packed, image,
                  static_cast<int>(degree));
