@@ -51,7 +51,7 @@ def compiled_parts() -> dict[str, Any]:
 def packages_below(folder: str, name: str) -> dict[str, str]:
     """Returns the packages as which a folder outside of voxelfield/ is installed within it, and where they lie."""
     root = HERE / folder
-    found = (root, *(below for below in sorted(root.rglob("*/")) if below.name != "__pycache__"))
+    found = (root, *(below for below in sorted(root.rglob("*")) if below.is_dir() and below.name != "__pycache__"))
     return {".".join((name, *below.relative_to(root).parts)): below.relative_to(HERE).as_posix() for below in found}
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
+from voxelfield.devices import choose_device
 from voxelfield.export.model_file import MODEL_FILE, load_model
 from voxelfield.training.checkpoint import checkpoints
-from voxelfield.training.run import choose_device
 from voxelfield.training.trained import TrainedRun, load_run
 
 

@@ -124,6 +124,19 @@ def test_bench_compares_with_grid_sample(device, capsys: pytest.CaptureFixture[s
     assert all(line.endswith("x") for line in lines[2:])
 
 
+@pytest.mark.parametrize("verb", [("bench", "--resolution", "9", "--points", "50"), ("doctor",)])
+def test_verbs_that_train_nothing_need_no_package_for_training(verb: tuple[str, ...]) -> None:
+    script = (
+        "import sys\n"
+        "for name in ('hydra', 'omegaconf', 'PIL', 'safetensors', 'tensorboard', 'imageio', 'pooch', 'tqdm'):\n"
+        "    sys.modules[name] = None\n"
+        "from voxelfield.cli.command import main\n"
+        f"sys.exit(main({list(verb)!r}))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
 def test_usage_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     told = capsys.readouterr().out

@@ -19,11 +19,12 @@ from PIL import Image
 
 import voxelfield
 from voxelfield.datasets.blender import load_blender
+from voxelfield.devices import choose_device
 from voxelfield.training.checkpoint import load_checkpoint
 from voxelfield.training.config import LoggerConfig
 from voxelfield.training.evaluation import REQUIRED_METRICS
 from voxelfield.training.logging import NullLogger
-from voxelfield.training.run import build_logger, choose_device, spread
+from voxelfield.training.run import build_logger, spread
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURE = ROOT / "tests" / "fixtures" / "lego"

@@ -142,7 +142,9 @@ def _announcement(name: str, sources: int) -> str:
         half = f"CUDA half for {architectures}"
         count = len({*architectures.sm, *architectures.ptx})
         seconds = _CUDA_FIXED_SECONDS + _CUDA_SECONDS_PER_ARCHITECTURE * count
-        remedy = "; TORCH_CUDA_ARCH_LIST=8.6 (your GPU's compute capability) compiles for one alone" if count > 1 else ""
+        remedy = (
+            "; TORCH_CUDA_ARCH_LIST=8.6 (your GPU's compute capability) compiles for one alone" if count > 1 else ""
+        )
     minutes = max(1, round(seconds / cores / 60))
     return f"voxelfield: compiling the {half}: {sources} files, about {minutes} min on {cores} cores{remedy}"
 

@@ -52,8 +52,6 @@ def requested_variant() -> str:
     Other flags in ``NVCC_APPEND_FLAGS``, such as ``-lineinfo``, do not change what a kernel computes and are left out.
     """
     flags = [
-        flag
-        for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS")
-        for flag in shlex.split(os.environ.get(name, ""))
+        flag for name in ("NVCC_PREPEND_FLAGS", "NVCC_APPEND_FLAGS") for flag in shlex.split(os.environ.get(name, ""))
     ]
     return ",".join(sorted({flag[2:] for flag in flags if re.fullmatch(r"-DVOXELFIELD_\w+(=\w+)?", flag)}))

@@ -13,7 +13,7 @@ logger = logging.getLogger("voxelfield.build")
 
 
 def find_cuda_home() -> Path | None:
-    """Returns the root of the CUDA toolkit (``$CUDA_HOME``, ``$CUDA_PATH``, or that of the nvcc on the PATH), else None.
+    """Returns the root of the CUDA toolkit: ``$CUDA_HOME``, ``$CUDA_PATH``, or that of the nvcc on the PATH; else None.
 
     A variable that names a folder without nvcc, such as one left behind by a removed toolkit, is ignored with a
     warning.

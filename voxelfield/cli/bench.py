@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield import ops
-from voxelfield.cli.scenes import in_one_line
+from voxelfield.cli.errors import in_one_line
+from voxelfield.devices import choose_device
 from voxelfield.training.clock import synchronized_time
-from voxelfield.training.run import choose_device
 
 CHANNELS = 4
 ROUNDS = 7

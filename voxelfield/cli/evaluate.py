@@ -8,7 +8,8 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from voxelfield.cli.scenes import add_run_arguments, in_one_line, load_run_and_split
+from voxelfield.cli.errors import in_one_line
+from voxelfield.cli.scenes import add_run_arguments, load_run_and_split
 from voxelfield.files import atomic_write
 from voxelfield.training.evaluation import evaluate_split
 from voxelfield.training.run import spread

@@ -1,10 +1,8 @@
-"""What several verbs ask for: a trained run, its scene's split, and one-line errors."""
+"""What several verbs ask for: a trained run and a split of its scene."""
 
 from __future__ import annotations
 
 import argparse
-import logging
-from collections.abc import Callable
 from pathlib import Path
 
 import voxelfield
@@ -12,8 +10,6 @@ from voxelfield.datasets.blender import downscale_to_fit, load_blender
 from voxelfield.datasets.locate import find_scene
 from voxelfield.datasets.scene import Split
 from voxelfield.training.trained import TrainedRun
-
-logger = logging.getLogger(__name__)
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -48,18 +44,3 @@ def load_run_and_split(options: argparse.Namespace, split: str) -> tuple[Trained
         missing_images=options.missing_images or data.missing_images,
     )
     return run, scene.split(split)
-
-
-def in_one_line(action: Callable[[], None]) -> int:
-    """Does something; returns the exit status, and says in one line what was wrong.
-
-    Args:
-        action: Raises ValueError or OSError where the user can mend it.
-    """
-    logging.basicConfig(level=logging.INFO, format="%(message)s")
-    try:
-        action()
-    except (ValueError, OSError) as error:
-        logger.error("%s", error)
-        return 2
-    return 0

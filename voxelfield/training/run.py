@@ -20,6 +20,7 @@ from voxelfield import _library
 from voxelfield.datasets.blender import downscale_to_fit, load_blender
 from voxelfield.datasets.locate import find_scene
 from voxelfield.datasets.scene import Scene, Split
+from voxelfield.devices import choose_device
 from voxelfield.export.model_file import MODEL_FILE, save_model
 from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.rendering.cameras import Cameras, orbit
@@ -114,20 +115,6 @@ def check_same_model(saved: dict[str, Any], model: Recipe) -> None:
     """Raises ValueError unless the model is the one of the checkpoint that training is to continue from."""
     if parse(Recipe, saved, "model of the checkpoint") != model:
         raise ValueError(f"resume: the checkpoint holds model {saved}, but the configuration says {asdict(model)}")
-
-
-def choose_device(wish: str) -> torch.device:
-    """Returns the device for ``auto`` (CUDA if there is one), or the one named.
-
-    Raises:
-        ValueError: It is a CUDA device where there is none.
-    """
-    if wish == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(wish)
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device={wish}, but torch {torch.__version__} finds no CUDA device; use device=cpu")
-    return device
 
 
 def load_scene(config: RunConfig, root: Path, splits: Sequence[str] = ("train", "test")) -> Scene:

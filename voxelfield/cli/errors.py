@@ -1,0 +1,23 @@
+"""Mistakes of the user, told in one line."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+logger = logging.getLogger(__name__)
+
+
+def in_one_line(action: Callable[[], None]) -> int:
+    """Does something; returns the exit status, and says in one line what was wrong.
+
+    Args:
+        action: Raises ValueError or OSError where the user can mend it.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    try:
+        action()
+    except (ValueError, OSError) as error:
+        logger.error("%s", error)
+        return 2
+    return 0
