@@ -1,4 +1,5 @@
-// Rays held by value: clipped to a box, in the coordinates of a box, and cast by a pinhole camera (voxelfield.cameras).
+// Rays held by value: clipped to a box, in the coordinates of a box, and cast by a pinhole camera
+// (voxelfield.rendering.cameras).
 #pragma once
 
 #include "rays/ray_walk.h"
