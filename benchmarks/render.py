@@ -101,7 +101,7 @@ def profile_steps(
 def measure(
     renderer: FieldRenderer, cameras: Cameras, split: Split, views: Sequence[int], background: Tensor
 ) -> tuple[dict[str, Any], list[Tensor]]:
-    """Times and profiles one backend of drawing; returns its row, unjudged, and its frames."""
+    """Times and profiles one backend; returns its row, unjudged, and its frames."""
     device = background.device
     draw(renderer, cameras, views if device.type == "cuda" else views[:1], device)
     seconds, frames = draw(renderer, cameras, views, device)
@@ -147,7 +147,7 @@ def run(
 
 
 def as_table(rows: list[dict[str, Any]]) -> str:
-    """Formats a line for each backend of drawing; the ratio is to the last one."""
+    """Formats a line for each backend; the ratio is to the last one."""
     lines = []
     for row in rows:
         times = [f"{row['ms'][key]:.3f}" for key in ("mean", "median", "low", "high")]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+BUNDLED_SCENE = "bricks"
+"""The scene that comes with voxelfield."""
+
 _PACKAGE = Path(__file__).resolve().parent
 
 
@@ -20,7 +23,7 @@ def config_folder() -> Path:
     raise FileNotFoundError(f"configurations are neither in {folders[0]} nor in {folders[1]}; reinstall voxelfield")
 
 
-def bundled_scene(name: str) -> Path:
-    """Returns where a scene would be that came with voxelfield; it need not exist."""
-    packaged = _PACKAGE / "scenes" / name
-    return packaged if packaged.is_dir() else _PACKAGE.parent / "data" / name
+def bundled_scene() -> Path:
+    """Returns the folder of the scene that comes with voxelfield, which a partial copy may lack."""
+    packaged = _PACKAGE / "scenes" / BUNDLED_SCENE
+    return packaged if packaged.is_dir() else _PACKAGE.parent / "data" / BUNDLED_SCENE

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from voxelfield import installed
 from voxelfield.datasets import download
 from voxelfield.datasets.catalogue import downloadable_scenes
 from voxelfield.datasets.locate import SceneNotFoundError, find_scene
+from voxelfield.installed import bundled_scene
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
@@ -91,3 +93,14 @@ def test_every_downloadable_scene_has_a_readable_manifest():
     assert downloadable_scenes() == ("lego",)
     for name in downloadable_scenes():
         assert download.load_manifest(name).name == name
+
+
+def test_only_the_bundled_scene_is_found_without_a_root(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert find_scene("bricks") == bundled_scene()
+    own = make_scene(tmp_path / "data", "bricks")
+    assert find_scene("bricks").resolve() == own
+    monkeypatch.setattr(installed, "_PACKAGE", tmp_path / "voxelfield")
+    make_scene(tmp_path / "data")
+    with pytest.raises(SceneNotFoundError, match="scene 'toy' not found"):
+        find_scene("toy", tmp_path / "elsewhere")

@@ -82,8 +82,7 @@ def measure(calls: Sequence[Callable[[], object]], device: torch.device) -> list
         for call, row in zip(calls, times, strict=True):
             began = synchronized_time(device)
             call()
+            seconds = synchronized_time(device) - began
             if round_ > 0:
-                row.append(synchronized_time(device) - began)
-            else:
-                synchronized_time(device)
+                row.append(seconds)
     return times

@@ -8,10 +8,9 @@ from pathlib import Path
 
 from voxelfield.datasets import download as downloads
 from voxelfield.datasets.catalogue import downloadable_scenes, manifest_path
-from voxelfield.installed import bundled_scene
+from voxelfield.installed import BUNDLED_SCENE, bundled_scene
 
 DATA_VARIABLE = "VOXELFIELD_DATA"
-BUNDLED_SCENE = "bricks"
 
 
 class SceneNotFoundError(FileNotFoundError):
@@ -19,7 +18,7 @@ class SceneNotFoundError(FileNotFoundError):
 
 
 def find_scene(name: str, root: Path | str = "data", *, download: bool = False) -> Path:
-    """Finds a scene's folder: ``root/name``, ``$VOXELFIELD_DATA/name``, or a scene that came with voxelfield.
+    """Finds a scene's folder: first ``root/name``, then ``$VOXELFIELD_DATA/name``; ``bricks`` comes with voxelfield.
 
     A folder counts when it holds a ``transforms*.json``; downloads write that last, so an interrupted one never counts.
 
@@ -40,7 +39,9 @@ def find_scene(name: str, root: Path | str = "data", *, download: bool = False) 
     elsewhere = os.environ.get(DATA_VARIABLE)
     if elsewhere:
         folders.append(Path(elsewhere) / name)
-    for folder in (*folders, bundled_scene(name)):
+    if name == BUNDLED_SCENE:
+        folders.append(bundled_scene())
+    for folder in folders:
         if any(folder.glob("transforms*.json")):
             return folder
     if download and manifest_path(name).is_file():

@@ -169,15 +169,7 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> TrainedR
         return restore_run(config, field, occupancy, int(description["steps"]), device)
     except torch.OutOfMemoryError:
         raise
-    except (
-        KeyError,
-        TypeError,
-        IndexError,
-        AttributeError,
-        RuntimeError,
-        _InconsistentError,
-        OmegaConfBaseException,
-    ) as error:
+    except _DAMAGED as error:
         reason = " ".join(str(error).split())
         raise ModelFileError(f"{path} is damaged: its parts do not fit together ({reason})") from error
 
