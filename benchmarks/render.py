@@ -39,9 +39,9 @@ from voxelfield.datasets.scene import Split
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.renderer import Backend, FieldRenderer, fastest_backend
 from voxelfield.training.clock import synchronized_time
+from voxelfield.training.evaluation import spread
 from voxelfield.training.images import composite_background
 from voxelfield.training.metrics import psnr, ssim
-from voxelfield.training.run import spread
 from voxelfield.training.trained import TrainedRun, load_run
 from voxelfield.training.views import evaluation_background
 

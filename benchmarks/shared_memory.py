@@ -32,7 +32,7 @@ from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.locate import find_scene
 from voxelfield.ops import mlp
 from voxelfield.training.clock import synchronized_time
-from voxelfield.training.run import spread
+from voxelfield.training.evaluation import spread
 from voxelfield.training.trained import load_run
 
 LIMITS = (166912, 101376, 65536)

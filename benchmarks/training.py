@@ -41,21 +41,15 @@ from typing import Any, NamedTuple
 import _harness as harness
 import _plot
 import torch
-from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
 from voxelfield._library import ensure_loaded
-from voxelfield.datasets.scene import Split
-from voxelfield.training.checkpoint import checkpoint_path
-from voxelfield.training.clock import synchronized_time
-from voxelfield.training.config import RunConfig, parse
-from voxelfield.training.evaluation import evaluate_split
+from voxelfield.datasets.scene import Scene, Split
+from voxelfield.training.config import RunConfig, compose, parse
+from voxelfield.training.configured import load_configured_scene
 from voxelfield.training.logging import NullLogger
-from voxelfield.training.memory import check_memory, estimate_memory
-from voxelfield.training.run import load_scene
-from voxelfield.training.trainer import Trainer
+from voxelfield.training.session import Session
 
-CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 FINEST = {"cuda": (128, 192, 512, 768, 1024), "cpu": (32, 64, 96)}
 SAMPLE_FACTORS = (0.25, 0.5, 1, 2, 4)
 # What two rows must share to be one curve.
@@ -126,13 +120,6 @@ class _Records(NullLogger):
         self.last.update(values)
 
 
-class _Unsaved(Trainer):
-    """Writes no checkpoints: the largest would fill disks, and nobody resumes them."""
-
-    def save(self) -> Path:
-        return checkpoint_path(self.run_directory, self.step)
-
-
 def divide(split: Split, every: int) -> tuple[Split, Split]:
     """Returns the views to train on, and every so many-th, from the first on, to judge."""
 
@@ -156,36 +143,32 @@ def train(config: DictConfig, device: torch.device, hold_out: int) -> dict[str, 
         RuntimeError: Training failed.
     """
     settings = parse(RunConfig, config)
-    scene = load_scene(settings, Path.cwd(), splits=("train",))
+    scene = load_configured_scene(settings, Path.cwd(), splits=("train",))
     learned, held_out = divide(scene.train, hold_out)
-    shapes = settings.model.build(scene.aabb, settings.trainer.resolutions, "meta")
-    check_memory(estimate_memory(shapes, settings.model, settings.trainer, learned), device)
-
-    torch.manual_seed(settings.seed)
+    divided = Scene(scene.name, scene.aabb, {"train": learned, "held out": held_out})
     records = _Records()
-    began = synchronized_time(device)
-    field = settings.model.build(scene.aabb, settings.trainer.resolutions, device)
-    trainer = _Unsaved(field, settings.model, learned, settings.trainer, settings.optimizer, records, Path(), {})
-    trainer.train_seconds = synchronized_time(device) - began
+    settings.device = str(device)
+    # No output folder: the largest checkpoints would fill disks, and nobody resumes them.
+    session = Session.from_config(divided, settings, logger=records)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    if not trainer.fit():
-        raise RuntimeError(f"interrupted after step {trainer.step}")
+    if not session.fit():
+        raise RuntimeError(f"interrupted after step {session.step}")
     # Taken before views are drawn, which is no part of training.
     peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
-    renderer = trainer.renderer()
-    evaluation = evaluate_split(renderer.view, held_out, trainer.background, None, progress=False)
+    renderer = session.renderer()
+    evaluation = session.evaluate("held out", progress=False)
     return {
-        "train_seconds": trainer.train_seconds,
-        "ms_per_step": 1e3 * trainer.train_seconds / trainer.step,
+        "train_seconds": session.train_seconds,
+        "ms_per_step": 1e3 * session.train_seconds / session.step,
         "rays": records.last["train/rays_per_step"],
         "psnr": evaluation.psnr,
         "ssim": evaluation.ssim,
         "views": list(evaluation.names),
         "drawn_by": renderer.backend,
         "peak_gib": peak,
-        "parameters": sum(parameter.numel() for parameter in field.parameters()),
-        "resolution": list(field.grid.resolution),
+        "parameters": sum(parameter.numel() for parameter in session.field.parameters()),
+        "resolution": list(session.field.grid.resolution),
     }
 
 
@@ -303,8 +286,7 @@ def main(arguments: list[str] | None = None) -> None:
     if kind == "cuda":
         torch.cuda.empty_cache()  # which the trainings' processes could not have
     overrides = [f"scene={options.scene}", *options.overrides]
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        config = compose("train" if kind == "cuda" else "train_cpu", overrides=overrides)
+    config = compose(*overrides, device=str(session.device))
     if options.data_root is not None:
         config.data.root = str(options.data_root)
     parse(RunConfig, config)

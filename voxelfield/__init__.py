@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from voxelfield import ops
 
 if TYPE_CHECKING:
+    from voxelfield.datasets.loading import load_scene as load_scene
     from voxelfield.datasets.scene import Scene as Scene
     from voxelfield.fields.field import RadianceField as RadianceField
     from voxelfield.grids.adam import GridAdam as GridAdam
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from voxelfield.rendering.march import RenderSettings as RenderSettings
     from voxelfield.rendering.occupancy import OccupancyGrid as OccupancyGrid
     from voxelfield.rendering.renderer import FieldRenderer as FieldRenderer
+    from voxelfield.training.session import Session as Session
 
 __version__ = "0.1.0"
 
@@ -30,9 +32,11 @@ _HOMES = {
     "RadianceField": "fields.field",
     "RenderSettings": "rendering.march",
     "Scene": "datasets.scene",
+    "Session": "training.session",
     "VoxelGrid": "grids.voxel_grid",
     "VoxelPyramid": "grids.pyramid",
     "load": "loading",
+    "load_scene": "datasets.loading",
 }
 
 __all__ = [
@@ -43,10 +47,12 @@ __all__ = [
     "RadianceField",
     "RenderSettings",
     "Scene",
+    "Session",
     "VoxelGrid",
     "VoxelPyramid",
     "__version__",
     "load",
+    "load_scene",
     "ops",
 ]
 

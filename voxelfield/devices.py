@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
+
+DEVICES = r"auto|cpu|cuda(:\d{1,2})?"
+"""Regular expression of what :func:`choose_device` takes."""
+
+DEVICES_IN_WORDS = "auto, cpu, cuda or cuda:<index>"
+"""The same for messages."""
 
 
 def choose_device(wish: str) -> torch.device:
     """Returns the device for ``auto`` (CUDA if there is one), or the one named.
 
     Raises:
-        ValueError: It is a CUDA device where there is none.
+        ValueError: It names no device that kernels exist for, or a CUDA device that is not there.
     """
     if wish == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if re.fullmatch(DEVICES, wish) is None:
+        raise ValueError(f"device must be {DEVICES_IN_WORDS}, got {wish!r}")
     device = torch.device(wish)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"device={wish}, but torch {torch.__version__} finds no CUDA device; use device=cpu")
+    if device.index is not None and device.index >= torch.cuda.device_count():
+        raise ValueError(f"device={wish}, but torch finds {torch.cuda.device_count()} CUDA devices, counted from 0")
     return device

@@ -15,7 +15,7 @@ SLOW = ("torch._dynamo", "torchmetrics", "sympy", "imageio", "tensorboard", "poo
 
 
 @pytest.mark.parametrize(
-    ("module", "needed"), [("voxelfield", ("numpy",)), ("voxelfield.training.run", ("numpy", "PIL"))]
+    ("module", "needed"), [("voxelfield", ("numpy",)), ("voxelfield.training.configured", ("numpy", "PIL"))]
 )
 def test_importing_a_module_leaves_slow_ones_for_their_first_use(module, needed):
     unwanted = [name for name in SLOW if name not in needed]

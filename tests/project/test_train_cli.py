@@ -22,9 +22,9 @@ from voxelfield.datasets.blender import load_blender
 from voxelfield.devices import choose_device
 from voxelfield.training.checkpoint import load_checkpoint
 from voxelfield.training.config import LoggerConfig
-from voxelfield.training.evaluation import REQUIRED_METRICS
+from voxelfield.training.configured import build_logger
+from voxelfield.training.evaluation import REQUIRED_METRICS, spread
 from voxelfield.training.logging import NullLogger
-from voxelfield.training.run import build_logger, spread
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURE = ROOT / "tests" / "fixtures" / "lego"
@@ -424,8 +424,13 @@ def test_choosing_a_device(monkeypatch):
     with pytest.raises(ValueError, match=r"device=cuda:1, .*no CUDA device"):
         choose_device("cuda:1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert choose_device("auto") == torch.device("cuda")
     assert choose_device("cuda:1") == torch.device("cuda", 1)
+    with pytest.raises(ValueError, match="device=cuda:2, but torch finds 2 CUDA devices"):
+        choose_device("cuda:2")
+    with pytest.raises(ValueError, match="device must be auto, cpu, cuda or cuda:<index>, got 'gpu'"):
+        choose_device("gpu")
 
 
 def test_choosing_a_logger(tmp_path):

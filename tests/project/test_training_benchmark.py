@@ -13,6 +13,7 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from voxelfield.datasets.blender import load_blender
+from voxelfield.training import session
 from voxelfield.training.config import TrainerConfig, parse
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -170,6 +171,8 @@ def test_what_does_not_fit_is_told_before_the_gpu_is_touched(training, monkeypat
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 80 * free))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
+    monkeypatch.setattr(session, "choose_device", torch.device)
+    monkeypatch.setattr(session._library, "ensure_loaded", lambda device_type: True)
     config = composed("scene=lego", f"data.root={SCENES}", *TINY)
     with pytest.raises(ValueError, match=r"^training needs about .* of GPU memory, but 0\.00 GiB are free on cuda"):
         training.train(config, torch.device("cuda"), 10)

@@ -11,9 +11,10 @@ from PIL import Image
 
 from voxelfield.datasets.scene import Split
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.training.evaluation import View, evaluate_split, write_metrics, write_video
+from voxelfield.training.evaluation import View, evaluate_split, write_metrics
 from voxelfield.training.images import composite_background
 from voxelfield.training.metrics import psnr, ssim
+from voxelfield.training.video import write_video
 
 WHITE = torch.ones(3)
 METRICS = {"psnr": 31.5, "ssim": 0.95, "train_seconds": 12, "steps": 100, "device": "cpu", "views": 3}

@@ -9,18 +9,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
 from PIL import Image
 
 import voxelfield
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.scene import Scene
-from voxelfield.training.config import RunConfig, parse
+from voxelfield.training.config import preset
 from voxelfield.training.evaluation import evaluate_split
-from voxelfield.training.logging import NullLogger
+from voxelfield.training.session import Session
 from voxelfield.training.trained import load_run
-from voxelfield.training.trainer import Trainer
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURE = ROOT / "tests" / "fixtures" / "lego"
@@ -61,24 +58,11 @@ def scene() -> Scene:
 def train(scene, tmp_path):
     """Trains for some steps into a run directory."""
 
-    def make(backend: str, device: torch.device, *overrides: str) -> Trainer:
-        with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-            config = compose("train_cpu", overrides=[*TINY, *MODELS[backend], *overrides])
-        settings = parse(RunConfig, config)
-        field = settings.model.build(scene.aabb, settings.trainer.resolutions, device)
-        saved = OmegaConf.to_container(config, resolve=True)
-        trainer = Trainer(
-            field,
-            settings.model,
-            scene.train,
-            settings.trainer,
-            settings.optimizer,
-            NullLogger(),
-            tmp_path / "run",
-            saved,
-        )
-        assert trainer.fit()
-        return trainer
+    def make(backend: str, device: torch.device, *overrides: str) -> Session:
+        settings = preset("model=mlp", "trainer=cpu", *TINY, *MODELS[backend], *overrides, f"device={device}")
+        session = Session.from_config(scene, settings, output=tmp_path / "run")
+        assert session.fit()
+        return session
 
     return make
 
@@ -87,7 +71,7 @@ def train(scene, tmp_path):
 @backends
 def test_a_loaded_run_draws_what_the_trainer_draws(train, scene, device, backend, precision):
     trainer = train(backend, device, f"trainer.precision={precision}")
-    loaded = voxelfield.load(str(trainer.run_directory), str(device))
+    loaded = voxelfield.load(str(trainer.output), str(device))
     assert loaded.steps == 6
     assert loaded.config.scene.name == "lego"
     assert not any(parameter.requires_grad for parameter in loaded.field.parameters())
@@ -131,7 +115,7 @@ def test_frames_of_a_run_are_timed_and_judged(train, render_benchmark, incomplet
     overrides = (f"data.root={incomplete}", "data.missing_images=skip", "trainer.image_size=25")
     trainer = train(backend, device, *overrides)
     result = tmp_path / "figures" / "render.json"
-    render_benchmark([str(trainer.run_directory), "--device", device.type, "--quick", "--json", str(result)])
+    render_benchmark([str(trainer.output), "--device", device.type, "--quick", "--json", str(result)])
     written = json.loads(result.read_text())
     assert written["benchmark"] == "render"
     assert written["machine"]["torch"] == torch.__version__
@@ -148,7 +132,7 @@ def test_frames_of_a_run_are_timed_and_judged(train, render_benchmark, incomplet
         assert row["supersampling"] == 2
         assert row["transfer"] == "srgb"
         assert row["steps_trained"] == 6
-        renderer = load_run(trainer.run_directory, device).renderer(row["backend"])
+        renderer = load_run(trainer.output, device).renderer(row["backend"])
         expected = evaluate_split(renderer.view, split, trainer.background, None, progress=False)
         assert row["psnr"] == pytest.approx(expected.psnr, abs=1e-3)
         assert row["ssim"] == pytest.approx(expected.ssim, abs=1e-4)
@@ -167,7 +151,7 @@ def test_settings_of_the_command_line_come_first(train, render_benchmark, tmp_pa
     trainer = train("render_grid_image", torch.device("cpu"))
     options = ["--data-root", str(FIXTURE.parent), "--split", "train", "--views", "2", "--only", "grid"]
     changes = ["--supersampling", "1", "--min-weight", "0.01", "--device", "cpu"]
-    render_benchmark([str(trainer.run_directory), *options, *changes, "--json", str(tmp_path / "render.json")])
+    render_benchmark([str(trainer.output), *options, *changes, "--json", str(tmp_path / "render.json")])
     (row,) = json.loads((tmp_path / "render.json").read_text())["rows"]
     assert row["backend"] == "render_grid_image"
     assert list(row["ms_per_view"]) == ["r_0", "r_50"]
@@ -178,7 +162,7 @@ def test_settings_of_the_command_line_come_first(train, render_benchmark, tmp_pa
 def test_missing_images_are_an_error_unless_configured(train, render_benchmark, incomplete):
     trainer = train("render_grid_image", torch.device("cpu"), f"data.root={incomplete}")
     with pytest.raises(FileNotFoundError, match="1 of 4 images are missing"):
-        render_benchmark([str(trainer.run_directory), "--device", "cpu"])
+        render_benchmark([str(trainer.output), "--device", "cpu"])
 
 
 def test_frames_must_be_some(render_benchmark, tmp_path, capsys):

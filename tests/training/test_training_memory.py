@@ -11,10 +11,10 @@ from hydra import compose, initialize_config_dir
 
 from voxelfield.datasets.blender import load_blender
 from voxelfield.rendering.march import MAX_VISIBLE_PER_RAY
-from voxelfield.training import run as module
+from voxelfield.training import configured, session
 from voxelfield.training.config import RunConfig, parse
+from voxelfield.training.configured import load_configured_scene, train_as_configured
 from voxelfield.training.memory import MemoryEstimate, check_memory, estimate_memory
-from voxelfield.training.run import run
 
 ROOT = Path(__file__).resolve().parents[2]
 GIB = 2**30
@@ -27,7 +27,7 @@ def composed(*overrides):
 
 def estimated(*overrides) -> MemoryEstimate:
     settings = parse(RunConfig, composed(*overrides))
-    scene = module.load_scene(settings, ROOT)
+    scene = load_configured_scene(settings, ROOT)
     field = settings.model.build(scene.aabb, settings.trainer.resolutions, "meta")
     return estimate_memory(field, settings.model, settings.trainer, scene.train)
 
@@ -120,13 +120,14 @@ def test_what_does_not_fit_is_refused_with_advice(monkeypatch, estimate, advice)
 
 
 def test_a_run_is_refused_before_it_touches_the_gpu(monkeypatch, tmp_path, caplog):
-    monkeypatch.setattr(module, "choose_device", lambda wish: torch.device("cuda"))
-    monkeypatch.setattr(module._library, "ensure_loaded", lambda device_type: True)
+    for module in (configured, session):
+        monkeypatch.setattr(module, "choose_device", lambda wish: torch.device("cuda"))
+        monkeypatch.setattr(module._library, "ensure_loaded", lambda device_type: True)
     say_free(monkeypatch, GIB // 2)
     caplog.set_level("INFO")
     stages = "trainer.stages=[{step: 0, resolution: 400}]"
     config = composed("model=pyramid", "model.resolutions=[16,400]", stages)
     with pytest.raises(ValueError, match=r"but 0\.50 GiB are free on cuda: use a lower finest resolution"):
-        run(config, tmp_path, ROOT)
+        train_as_configured(config, tmp_path, ROOT)
     assert "training needs about 3." in caplog.text
     assert list(tmp_path.iterdir()) == []

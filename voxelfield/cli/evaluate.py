@@ -11,8 +11,7 @@ from pathlib import Path
 from voxelfield.cli.errors import in_one_line
 from voxelfield.cli.scenes import add_run_arguments, load_run_and_split
 from voxelfield.files import atomic_write
-from voxelfield.training.evaluation import evaluate_split
-from voxelfield.training.run import spread
+from voxelfield.training.evaluation import evaluate_split, spread
 from voxelfield.training.views import evaluation_background
 
 logger = logging.getLogger(__name__)

@@ -10,9 +10,8 @@ from pathlib import Path
 from voxelfield.cli.errors import in_one_line
 from voxelfield.cli.scenes import add_run_arguments, load_run_and_split
 from voxelfield.rendering.cameras import orbit
-from voxelfield.training.evaluation import write_video
 from voxelfield.training.images import save_png
-from voxelfield.training.run import video_frames
+from voxelfield.training.video import video_frames, write_video
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,7 @@ import argparse
 from pathlib import Path
 
 import voxelfield
-from voxelfield.datasets.blender import downscale_to_fit, load_blender
-from voxelfield.datasets.locate import find_scene
+from voxelfield.datasets.loading import load_scene
 from voxelfield.datasets.scene import Split
 from voxelfield.training.trained import TrainedRun
 
@@ -35,12 +34,12 @@ def load_run_and_split(options: argparse.Namespace, split: str) -> tuple[Trained
     """
     run = voxelfield.load(options.run, options.device)
     data = run.config.data
-    folder = find_scene(run.config.scene.name, options.data_root or data.root)
-    size = run.trainer.image_size
-    scene = load_blender(
-        folder,
+    scene = load_scene(
+        run.config.scene.name,
         splits=(split,),
-        downscale=1 if size is None else downscale_to_fit(folder, size),
+        image_size=run.trainer.image_size,
         missing_images=options.missing_images or data.missing_images,
+        aabb=run.config.scene.aabb,
+        root=options.data_root or data.root,
     )
     return run, scene.split(split)

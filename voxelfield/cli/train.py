@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NoReturn
 
 import hydra
-import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import CompactHydraException, MissingConfigException
 from hydra.utils import get_original_cwd
@@ -20,14 +19,14 @@ from omegaconf.errors import OmegaConfBaseException
 from voxelfield.config.parsing import unknown_key
 from voxelfield.datasets.download import DownloadError
 from voxelfield.installed import config_folder
+from voxelfield.training.config import config_name
 from voxelfield.training.config.announced import offer_announced_recipes
-from voxelfield.training.run import run
-from voxelfield.training.trainer import EmptyFieldError
+from voxelfield.training.configured import train_as_configured
+from voxelfield.training.session import EmptyFieldError
 
 logger = logging.getLogger("train")
 
-# Without a GPU the same command runs a preset that a CPU finishes in minutes.
-CONFIG = "train" if torch.cuda.is_available() else "train_cpu"
+CONFIG = config_name()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,7 +56,7 @@ def train(config: DictConfig) -> float | None:
     if CONFIG == "train_cpu" and (choices["model"], choices["trainer"]) == ("mlp", "cpu"):
         logger.info("no CUDA device: model=mlp and trainer=cpu are the defaults (smaller images, one smaller grid)")
     try:
-        metrics = run(config, Path(HydraConfig.get().runtime.output_dir), Path(get_original_cwd()))
+        metrics = train_as_configured(config, Path(HydraConfig.get().runtime.output_dir), Path(get_original_cwd()))
     except (ValueError, FileNotFoundError, DownloadError) as error:
         fail(error, 2)
     except (EmptyFieldError, FloatingPointError) as error:

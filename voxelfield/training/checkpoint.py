@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from voxelfield.files import atomic_write
-from voxelfield.training.sparse import leave_out_zeros, put_back_zeros
+from voxelfield.training.sparse import copy_without_zeros, put_back_zeros
 
 FORMAT = 4
 """Layout version of the files. Raise it when an older voxelfield could not resume from them."""
@@ -85,14 +85,40 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
         ValueError: ``state`` already holds one of the added keys.
         OSError: The file cannot be written.
     """
+    write_checkpoint(path, pack_checkpoint(state))
+
+
+def pack_checkpoint(state: dict[str, Any]) -> dict[str, Any]:
+    """Returns what :func:`write_checkpoint` takes: a copy of a state on the CPU, which later steps do not change.
+
+    Args:
+        state: As for :func:`save_checkpoint`.
+
+    Raises:
+        TypeError: As for :func:`save_checkpoint`.
+        ValueError: As for :func:`save_checkpoint`.
+    """
     added = {"format": FORMAT, "voxelfield": _version()}
     taken = sorted(added.keys() & state.keys())
     if taken:
         raise ValueError(f"state must not hold the keys {taken}: save_checkpoint adds them")
     _check_loadable(state, "state")
+    return {**added, **copy_without_zeros(state)}
+
+
+def write_checkpoint(path: Path, packed: dict[str, Any]) -> None:
+    """Writes a checkpoint atomically, as :func:`save_checkpoint` does; may run in a thread of its own.
+
+    Args:
+        path: File to write; its parent directory is created if needed.
+        packed: From :func:`pack_checkpoint`.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
     try:
         with atomic_write(path) as file:
-            torch.save({**added, **leave_out_zeros(state)}, file)
+            torch.save(packed, file)
     except RuntimeError as error:
         # torch finishes its archive while an exception from the file passes through, fails at that too, and
         # reports only "unexpected pos"; the user needs the full disk or the Ctrl-C behind it.

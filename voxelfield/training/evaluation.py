@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from tqdm import tqdm
 
-from voxelfield.files import atomic_path, atomic_write
+from voxelfield.files import atomic_write
 from voxelfield.rendering.render import View
 from voxelfield.training.images import composite_background, save_png
 from voxelfield.training.metrics import psnr, ssim
@@ -52,6 +48,11 @@ class Evaluation:
     def ssim(self) -> float:
         """Mean of the views' SSIM."""
         return math.fsum(self.ssim_per_view) / len(self.ssim_per_view)
+
+
+def spread(count: int, total: int) -> list[int]:
+    """Returns ``count`` indices spread evenly over ``range(total)``, or all of them if there are no more."""
+    return [index * total // count for index in range(count)] if count < total else list(range(total))
 
 
 @torch.no_grad()
@@ -145,51 +146,6 @@ def write_metrics(path: Path, metrics: Mapping[str, Any]) -> None:
     text = json.dumps(dict(metrics), indent=2, sort_keys=True, allow_nan=False) + "\n"
     with atomic_write(path) as file:
         file.write(text.encode())
-
-
-def write_video(path: Path, frames: Iterable[npt.NDArray[np.uint8]], fps: int = 30) -> None:
-    """Encodes frames as H.264 video (yuv420p, which every browser and player decodes).
-
-    An odd height or width is padded by repeating the last row or column, since yuv420p halves the colour resolution; no
-    frame is rescaled. The file appears when the last frame is encoded, and not at all on failure.
-
-    Args:
-        path: File to write, usually ``*.mp4``; its parent directory is created if needed.
-        frames: (H, W, 3) uint8 arrays of one size; consumed one at a time.
-        fps: Frames per second.
-
-    Raises:
-        ImportError: imageio or its ffmpeg plugin is not installed.
-        TypeError: A frame is not uint8.
-        ValueError: There is no frame, or a frame has another shape than (H, W, 3) or than the first.
-    """
-    if importlib.util.find_spec("imageio") is None or importlib.util.find_spec("imageio_ffmpeg") is None:
-        raise ImportError("write_video needs imageio with ffmpeg: pip install 'imageio[ffmpeg]'")
-    import imageio.v2 as imageio
-
-    first: tuple[int, ...] | None = None
-    with atomic_path(path) as temporary, contextlib.ExitStack() as cleanup:
-        # macro_block_size=1: the plugin's own way to an even size is to rescale the image
-        writer: Any = imageio.get_writer(
-            temporary,
-            format="FFMPEG",
-            fps=fps,
-            codec="libx264",
-            pixelformat="yuv420p",
-            quality=8,
-            macro_block_size=1,
-        )
-        cleanup.callback(writer.close)
-        for index, frame in enumerate(frames):
-            if frame.dtype != np.uint8:
-                raise TypeError(f"frames[{index}] must be uint8, got {frame.dtype}")
-            if frame.ndim != 3 or frame.shape[-1] != 3 or (first is not None and frame.shape != first):
-                raise ValueError(f"frames[{index}] must have shape {first or '(H, W, 3)'}, got {frame.shape}")
-            first = frame.shape
-            height, width, _ = frame.shape
-            writer.append_data(np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge"))
-        if first is None:
-            raise ValueError("frames must hold at least one frame")
 
 
 def _file_name(view: str) -> str:

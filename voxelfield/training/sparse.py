@@ -20,21 +20,21 @@ _MARK = "zeros left out"
 _SAME_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def leave_out_zeros(state: Any) -> Any:
-    """Replaces large tensors that are zero for the most part by what is left of them; the inverse restores each bit.
+def copy_without_zeros(state: Any) -> Any:
+    """Copies a state, and leaves out the zeros of large tensors; :func:`put_back_zeros` restores each bit.
 
     Args:
         state: Nested dicts, lists and tuples of tensors (any device) and other values, which are taken over.
 
     Returns:
-        The same nesting, with dicts of small tensors on the CPU in place of large ones: a device that training fills
-        has no room for all of them at once.
+        The same nesting with copies of the tensors on the CPU, and in place of large ones that are zero for the most
+        part dicts of what is left of them.
     """
     return _map(state, lambda value: _pack(value) if isinstance(value, Tensor) else value)
 
 
 def put_back_zeros(state: Any) -> Any:
-    """Restores what :func:`leave_out_zeros` was given.
+    """Restores what :func:`copy_without_zeros` was given.
 
     Raises:
         ValueError: A part is not what that function makes.
@@ -59,18 +59,22 @@ def _map(value: Any, leaf: Callable[[Any], Any], packed: Callable[[dict[str, Any
 def _pack(tensor: Tensor) -> Tensor | dict[str, Any]:
     whole = tensor.numel() // _CHUNK * _CHUNK
     if tensor.numel() < _MIN_ELEMENTS or tensor.element_size() not in _SAME_SIZE or tensor.is_sparse:
-        return tensor
+        return _copy(tensor)
     flat = tensor.detach().contiguous().view(-1)
     chunks = flat[:whole].view(-1, _CHUNK)
     # Bits are compared, because negative zeros must survive.
     kept = (chunks.view(_SAME_SIZE[tensor.element_size()]) != 0).any(dim=1)
     if int(kept.sum()) > _MAX_KEPT * len(chunks):
-        return tensor
-    # A copy, because torch.save writes all of the memory that a view belongs to.
-    rest = flat[whole:].cpu().clone()
+        return _copy(tensor)
+    rest = _copy(flat[whole:])
     bits = torch.from_numpy(np.packbits(kept.cpu().numpy()))
     left = {"kept": bits, "chunks": chunks[kept].cpu(), "rest": rest}
     return {_MARK: _CHUNK, "shape": tuple(tensor.shape), **left}
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    # Never a view: torch.save writes all of the memory that a view belongs to.
+    return tensor.detach().to("cpu", copy=True)
 
 
 def _unpack(packed: dict[str, Any]) -> Tensor:

@@ -6,13 +6,14 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias
 
 from voxelfield.config.parsing import Form, Range
+from voxelfield.devices import DEVICES, DEVICES_IN_WORDS
 from voxelfield.fields.recipes.pyramid import PyramidRecipe
 from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.training.config.optimizer import OptimizerConfig
 from voxelfield.training.config.trainer import TrainerConfig
 
 Corner: TypeAlias = tuple[float, float, float]
-Device: TypeAlias = Annotated[str, Form(r"auto|cpu|cuda(:\d{1,2})?", "auto, cpu, cuda or cuda:<index>")]
+Device: TypeAlias = Annotated[str, Form(DEVICES, DEVICES_IN_WORDS)]
 
 
 @dataclass

@@ -1,0 +1,61 @@
+"""From a name or a folder to a scene."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import voxelfield
+from voxelfield.datasets.locate import SceneNotFoundError
+
+FIXTURES = Path(__file__).parents[1] / "fixtures"
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(monkeypatch, tmp_path):
+    monkeypatch.delenv("VOXELFIELD_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def box(low: float, high: float) -> torch.Tensor:
+    return torch.tensor([[low] * 3, [high] * 3])
+
+
+def test_a_name_has_the_box_of_its_settings():
+    scene = voxelfield.load_scene("bricks", splits=("test",))
+    assert scene.name == "bricks"
+    assert torch.equal(scene.aabb, box(-1.2, 1.2))
+    assert list(scene.splits) == ["test"]
+
+
+@pytest.mark.parametrize("as_text", [True, False])
+def test_a_folder_is_loaded_from_where_it_lies(tmp_path, as_text):
+    folder = tmp_path / "captures" / "mine"
+    shutil.copytree(FIXTURES / "lego", folder)
+    scene = voxelfield.load_scene(str(folder) if as_text else folder, image_size=30)
+    assert scene.name == "mine"
+    assert torch.equal(scene.aabb, box(-1.5, 1.5))
+    assert tuple(scene.train.images.shape[1:3]) == (25, 25)
+    given = voxelfield.load_scene(folder, splits=("test",), aabb=box(-1, 2))
+    assert torch.equal(given.aabb, box(-1, 2))
+
+
+def test_a_name_is_looked_for_in_the_root(tmp_path):
+    shutil.copytree(FIXTURES / "lego", tmp_path / "scenes" / "mine")
+    assert voxelfield.load_scene("mine", root=tmp_path / "scenes", splits=("train",)).name == "mine"
+
+
+def test_a_known_name_is_not_taken_for_a_folder(tmp_path):
+    shutil.copytree(FIXTURES / "lego", tmp_path / "bricks")
+    assert tuple(voxelfield.load_scene("bricks", splits=("test",)).test.images.shape[1:3]) == (200, 200)
+    assert tuple(voxelfield.load_scene(tmp_path / "bricks", splits=("test",)).test.images.shape[1:3]) == (100, 100)
+
+
+def test_what_is_nowhere_is_named(tmp_path):
+    with pytest.raises(SceneNotFoundError, match="scene 'nowhere' not found"):
+        voxelfield.load_scene("nowhere")
+    with pytest.raises(FileNotFoundError, match="folder must be a scene"):
+        voxelfield.load_scene(tmp_path / "nowhere")

@@ -1,0 +1,78 @@
+"""From a scene's name or folder to the scene."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from voxelfield.datasets.blender import DEFAULT_AABB, downscale_to_fit, load_blender
+from voxelfield.datasets.locate import find_scene
+from voxelfield.datasets.scene import Scene
+from voxelfield.installed import config_folder
+
+logger = logging.getLogger(__name__)
+
+
+def load_scene(
+    scene: Path | str,
+    *,
+    splits: Sequence[str] = ("train", "test"),
+    image_size: int | None = None,
+    missing_images: Literal["error", "skip"] = "error",
+    aabb: Tensor | Sequence[Sequence[float]] | None = None,
+    root: Path | str = "data",
+    download: bool = False,
+) -> Scene:
+    """Loads a scene in the NeRF-synthetic layout.
+
+    Args:
+        scene: Its folder, or its name. A name that ``configs/scene`` knows is one even where a folder is called so.
+        splits: Which of train, val and test to load.
+        image_size: Images are downscaled by the smallest whole factor that leaves no side longer than this, in pixels;
+            None keeps them as they are.
+        missing_images: ``error`` refuses a split that lacks a listed image, ``skip`` leaves such views out and warns.
+        aabb: (2, 3) box that holds what matters, world units. None: as ``configs/scene`` has it for this name, or from
+            -1.5 to 1.5 along each axis.
+        root: Folder of scenes, where a name is looked for.
+        download: Fetch a scene that is not there but public.
+
+    Returns:
+        The scene, on the CPU.
+
+    Raises:
+        FileNotFoundError: There is no such scene, or a file of it is missing.
+        ValueError: An argument, or a file of the scene, is not as it must be; the message is one line and names it.
+        DownloadError: ``download`` is set and no archive gave the scene.
+    """
+    folder = scene if isinstance(scene, Path) else _folder_of(scene, root, download)
+    loaded = load_blender(
+        folder,
+        splits=splits,
+        downscale=1 if image_size is None else downscale_to_fit(folder, image_size),
+        missing_images=missing_images,
+        aabb=_known_box(folder.resolve().name) if aabb is None else aabb,
+    )
+    for name, split in loaded.splits.items():
+        height, width = split.images.shape[1:3]
+        logger.info("%s: %d %s views, %d x %d", loaded.name, len(split), name, width, height)
+    return loaded
+
+
+def _folder_of(scene: str, root: Path | str, download: bool) -> Path:
+    if not _settings_file(scene).is_file() and any(Path(scene).glob("transforms*.json")):
+        return Path(scene)
+    return find_scene(scene, root, download=download)
+
+
+def _known_box(name: str) -> Sequence[Sequence[float]]:
+    settings = _settings_file(name)
+    return OmegaConf.load(settings).aabb if settings.is_file() else DEFAULT_AABB
+
+
+def _settings_file(name: str) -> Path:
+    return config_folder() / "scene" / f"{name}.yaml"

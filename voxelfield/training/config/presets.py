@@ -1,0 +1,97 @@
+"""Settings by the names of the files in ``configs/``, for Python code: as the command line composes them."""
+
+from __future__ import annotations
+
+from omegaconf import DictConfig
+
+from voxelfield.config.parsing import parse
+from voxelfield.devices import choose_device
+from voxelfield.fields.recipes.recipe import Recipe
+from voxelfield.fields.recipes.registry import recipe_names
+from voxelfield.installed import config_folder
+from voxelfield.training.config.optimizer import OptimizerConfig
+from voxelfield.training.config.run import RunConfig
+from voxelfield.training.config.trainer import TrainerConfig
+
+
+def config_name(device: str = "auto") -> str:
+    """Returns which file in ``configs/`` a run begins with: without a GPU, one that a CPU finishes in minutes.
+
+    Args:
+        device: As for :func:`voxelfield.devices.choose_device`.
+    """
+    return "train" if choose_device(device).type == "cuda" else "train_cpu"
+
+
+def compose(*overrides: str, device: str = "auto") -> DictConfig:
+    """Composes a configuration as ``python train.py OVERRIDES`` does.
+
+    Args:
+        overrides: Such as ``"model=sh"``, ``"trainer=fast"`` or ``"trainer.steps=500"``.
+        device: Where the run takes place.
+
+    Raises:
+        hydra.errors.HydraException: An override names a file or a key that there is not.
+    """
+    import hydra
+
+    from voxelfield.training.config.announced import offer_announced_recipes
+
+    offer_announced_recipes()
+    # This also works within a program that Hydra has started: the context puts its state back.
+    with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
+        return hydra.compose(config_name(device), overrides=[f"device={device}", *overrides])
+
+
+def preset(*overrides: str, device: str = "auto") -> RunConfig:
+    """Returns the checked settings that :func:`compose` composes.
+
+    Args:
+        overrides: As for :func:`compose`.
+        device: Where the run takes place.
+
+    Raises:
+        ValueError: A value is not allowed; the message names the key.
+    """
+    return parse(RunConfig, compose(*overrides, device=device))
+
+
+def complete(
+    recipe: Recipe | str,
+    trainer: TrainerConfig | str | None = None,
+    optimizer: OptimizerConfig | str | None = None,
+    device: str = "auto",
+) -> RunConfig:
+    """Returns settings in which whatever is not given is as ``python train.py model=RECIPE`` has it.
+
+    Args:
+        recipe: The model, or the name of a file in ``configs/model`` or of a recipe that a package announces.
+        trainer: The loop's settings, or the name of a file in ``configs/trainer``.
+        optimizer: The optimizer's settings, or the name of a file in ``configs/optimizer``.
+        device: Where the run takes place.
+
+    Raises:
+        ValueError: There is no such name, or a value is not allowed; the message says which.
+    """
+    import hydra.errors
+
+    kind = recipe if isinstance(recipe, str) else recipe.kind
+    # A recipe that is announced nowhere has no file of its own, but may be trained all the same.
+    overrides = [f"model={kind}"] if isinstance(recipe, str) or kind in recipe_names() else []
+    overrides += [f"trainer={trainer}"] if isinstance(trainer, str) else []
+    overrides += [f"optimizer={optimizer}"] if isinstance(optimizer, str) else []
+    try:
+        composed = compose(*overrides, device=device)
+    except hydra.errors.MissingConfigException as error:
+        wanted = (error.missing_cfg_file or "").rpartition("/")
+        raise ValueError(
+            f"{wanted[0] or 'name'} must be one of {', '.join(error.options or ())}, got {wanted[2]!r}"
+        ) from error
+    settings = parse(RunConfig, composed)
+    if isinstance(recipe, Recipe):
+        settings.model = recipe
+    if isinstance(trainer, TrainerConfig):
+        settings.trainer = trainer
+    if isinstance(optimizer, OptimizerConfig):
+        settings.optimizer = optimizer
+    return settings

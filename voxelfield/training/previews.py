@@ -1,0 +1,42 @@
+"""Looking at a run while it trains."""
+
+from __future__ import annotations
+
+import logging
+import math
+
+from torch import Tensor
+
+from voxelfield.datasets.scene import Split
+from voxelfield.rendering.renderer import FieldRenderer
+from voxelfield.training.evaluation import spread
+from voxelfield.training.images import composite_background
+from voxelfield.training.logging import RunLogger, comparison_panel
+from voxelfield.training.metrics import psnr
+
+logger = logging.getLogger(__name__)
+
+
+def log_preview(
+    renderer: FieldRenderer, split: Split, background: Tensor, log: RunLogger, step: int, views: int
+) -> None:
+    """Logs render | truth | error | depth at fixed views, and their mean PSNR as ``test/psnr``.
+
+    Args:
+        renderer: Renders the field as it is now.
+        split: Whose views.
+        background: (3,) what views are rendered over, on the renderer's device.
+        log: Where to.
+        step: Number of steps done.
+        views: How many, spread evenly over the split.
+    """
+    scores = []
+    for index in spread(views, len(split)):
+        view = renderer.view(split.cameras, index)
+        truth = composite_background(split.images[index].to(view.rgb.device), background)
+        scores.append(float(psnr(view.rgb.clamp(0, 1), truth)))
+        panel = comparison_panel(view.rgb, truth, view.depth, view.opacity)
+        log.images(step, f"test/{split.names[index]}", panel)
+    mean = math.fsum(scores) / len(scores)
+    log.scalars(step, {"test/psnr": mean})
+    logger.info("step %d: PSNR %.2f dB over %d test views", step, mean, len(scores))

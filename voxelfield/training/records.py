@@ -1,0 +1,47 @@
+"""What is told of the steps since the last record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from voxelfield.training.config import TrainerConfig
+from voxelfield.training.metrics import mse_to_psnr
+
+
+def mean_losses(totals: Mapping[str, float]) -> dict[str, float]:
+    """Returns the means of the loss terms over some steps.
+
+    Args:
+        totals: Sums over at least one step, as :class:`voxelfield.training.step.TrainingStep` counts them.
+    """
+    return {name: total / totals["steps"] for name, total in totals.items() if name.startswith("loss/")}
+
+
+def rates_of_steps(totals: Mapping[str, float], config: TrainerConfig, seconds: float) -> dict[str, float]:
+    """Returns the PSNR of some steps, and the rays and samples that they took.
+
+    Args:
+        totals: As for :func:`mean_losses`.
+        config: The loop's settings.
+        seconds: What the steps took.
+
+    Raises:
+        ValueError: In none of the steps did a pixel's samples fit into the room that there is for them.
+    """
+    steps, rays = totals["steps"], totals["rays"]
+    if rays < steps * config.supersampling**2:
+        room = f"trainer.visible_samples={config.visible_samples}"
+        if "candidates" in totals:
+            room = f"trainer.candidate_samples={config.candidate_samples} and {room}"
+        raise ValueError(f"not one pixel's samples fit into {room}; raise that")
+    values = {
+        "train/psnr": float(mse_to_psnr(torch.tensor(totals["loss/photometric"] / steps))),
+        "train/rays_per_step": rays / steps,
+        "train/samples_per_ray": totals["samples"] / rays,
+        "train/rays_per_second": rays / seconds,
+    }
+    if "candidates" in totals:
+        values["train/candidates_per_ray"] = totals["candidates"] / rays
+    return values

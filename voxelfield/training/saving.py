@@ -1,0 +1,76 @@
+"""Writing checkpoints while training goes on."""
+
+from __future__ import annotations
+
+import logging
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from voxelfield.training.checkpoint import (
+    CheckpointError,
+    checkpoint_path,
+    pack_checkpoint,
+    replace_checkpoints,
+    write_checkpoint,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class CheckpointWriter:
+    """Writes a run's checkpoints one after the other in a thread, each in the place of those before it.
+
+    Args:
+        directory: Receives the files; created if needed.
+        keep: Keep all of them.
+    """
+
+    def __init__(self, directory: Path, keep: bool) -> None:
+        self._directory = directory
+        self._keep = keep
+        self._replaceable: list[Path] = []
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._writing: Future[None] | None = None
+
+    def save(self, step: int, state: dict[str, Any], *, replace: bool) -> Path:
+        """Takes a copy of the state, and begins to write it once the one before is on disk.
+
+        Args:
+            step: Number of steps done.
+            state: As for :func:`voxelfield.training.checkpoint.save_checkpoint`; may change afterwards.
+            replace: Whether this one is fit to take the place of earlier ones.
+
+        Returns:
+            The file, which is there after :meth:`wait`.
+
+        Raises:
+            OSError: The checkpoint before this one could not be written.
+        """
+        packed = pack_checkpoint(state)
+        self.wait()
+        path = checkpoint_path(self._directory, step)
+        self._writing = self._thread.submit(self._write, path, packed, replace and not self._keep)
+        return path
+
+    def wait(self) -> None:
+        """Waits until the last checkpoint is on disk.
+
+        Raises:
+            OSError: It could not be written.
+        """
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def _write(self, path: Path, packed: dict[str, Any], replace: bool) -> None:
+        write_checkpoint(path, packed)
+        if not replace:
+            return
+        try:
+            replace_checkpoints([older for older in self._replaceable if older != path], path)
+        except (CheckpointError, OSError) as error:
+            logger.error("%s; earlier checkpoints stay where they are", error)
+            self._replaceable.append(path)
+        else:
+            self._replaceable = [path]

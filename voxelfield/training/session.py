@@ -1,0 +1,475 @@
+"""One training: the loop, from Python and from the command line alike."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor
+
+from voxelfield import _library
+from voxelfield.config.parsing import parse
+from voxelfield.datasets.scene import Scene
+from voxelfield.devices import choose_device
+from voxelfield.fields.recipes.recipe import Recipe
+from voxelfield.rendering.march import RenderSettings
+from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.rendering.renderer import FieldRenderer
+from voxelfield.rendering.visual_hull import visual_hull
+from voxelfield.training.averaging import WeightAverage
+from voxelfield.training.batches import PixelSampler
+from voxelfield.training.clock import synchronized_time
+from voxelfield.training.config import OptimizerConfig, RunConfig, SceneConfig, TrainerConfig, complete
+from voxelfield.training.evaluation import Evaluation, evaluate_split, spread
+from voxelfield.training.graph import GraphedCall
+from voxelfield.training.interrupt import Interrupt
+from voxelfield.training.logging import NullLogger, Progress, RunLogger
+from voxelfield.training.losses import grid_terms
+from voxelfield.training.memory import check_memory, estimate_memory
+from voxelfield.training.optimizer import Optimizers, copies_dtype
+from voxelfield.training.previews import log_preview
+from voxelfield.training.records import mean_losses, rates_of_steps
+from voxelfield.training.saving import CheckpointWriter
+from voxelfield.training.schedules import stage_at
+from voxelfield.training.step import TrainingStep
+from voxelfield.training.trained import TrainedRun
+from voxelfield.training.views import evaluation_background, render_settings, view_renderer
+
+logger = logging.getLogger(__name__)
+
+Hook = Callable[["Session"], None]
+"""Is called by a session with itself."""
+
+
+class EmptyFieldError(RuntimeError):
+    """Nothing is left that could be seen or trained."""
+
+
+class Session:
+    """Fits a field to the training images of a scene.
+
+    Settings that are not given are those of ``python train.py model=RECIPE`` on the same device. Hooks see the session
+    between two steps, on the thread that trains; they may read everything, log, save, or raise to stop.
+
+    Args:
+        scene: Images and cameras, with a split named ``train``.
+        recipe: The model: a recipe, or the name of one (``pyramid``, ``sh``, ``mlp``, or one that a package announces).
+        trainer: The loop's settings, or the name of a file in ``configs/trainer``.
+        optimizer: Adam's settings, or the name of a file in ``configs/optimizer``.
+        device: Where to train: ``auto``, ``cpu``, ``cuda`` or ``cuda:<index>``.
+        seed: Of torch's random numbers, which are seeded before the field is built.
+        output: Folder that receives checkpoints; None writes no file.
+        logger: Receives scalars and pictures; None keeps none.
+        on_step: Called after every step, on training's clock. On CUDA steps are asynchronous: to read a tensor waits.
+        on_stage: Called when the grid has changed its box or resolution, at the first step too.
+        on_preview: Called every ``trainer.preview_every`` steps, off training's clock, after :meth:`preview`.
+
+    Attributes:
+        scene: As given.
+        config: All settings, checked.
+        recipe: What built the field.
+        device: Where training takes place.
+        field: The field.
+        occupancy: Where there is something to sample.
+        optimizers: What updates the field.
+        log: Where scalars and pictures go.
+        output: As given.
+        step: Steps done.
+        train_seconds: Wall-clock seconds spent on building the field and on these steps, without previews and
+            checkpoints.
+
+    Raises:
+        ValueError: A setting is not allowed, or training needs more memory than the GPU has free; the message names
+            the key.
+
+    Example:
+        >>> session = Session(scene, "pyramid", trainer="fast", output="runs/mine")  # doctest: +SKIP
+        >>> session.fit()  # doctest: +SKIP
+        >>> session.evaluate().psnr, session.result().render(scene.test.cameras)  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        scene: Scene,
+        recipe: Recipe | str = "pyramid",
+        *,
+        trainer: TrainerConfig | str | None = None,
+        optimizer: OptimizerConfig | str | None = None,
+        device: torch.device | str = "auto",
+        seed: int = 0,
+        output: Path | str | None = None,
+        logger: RunLogger | None = None,
+        on_step: Hook | None = None,
+        on_stage: Hook | None = None,
+        on_preview: Hook | None = None,
+    ) -> None:
+        config = complete(recipe, trainer, optimizer, str(device))
+        low, high = scene.aabb.tolist()
+        config.scene = SceneConfig(scene.name, (tuple(low), tuple(high)))
+        config.seed = seed
+        hooks = (on_step, on_stage, on_preview)
+        self._begin(scene, parse(RunConfig, config), output, logger, hooks)
+
+    @classmethod
+    def from_config(
+        cls,
+        scene: Scene,
+        config: RunConfig,
+        *,
+        output: Path | str | None = None,
+        logger: RunLogger | None = None,
+        on_step: Hook | None = None,
+        on_stage: Hook | None = None,
+        on_preview: Hook | None = None,
+    ) -> Session:
+        """Begins a session from the settings of a whole run, such as :func:`voxelfield.training.config.preset` returns.
+
+        Args:
+            scene: As for the constructor.
+            config: All settings. Those of scene and data are kept with the results; the scene itself is given.
+            output: As for the constructor.
+            logger: As for the constructor.
+            on_step: As for the constructor.
+            on_stage: As for the constructor.
+            on_preview: As for the constructor.
+
+        Raises:
+            ValueError: As for the constructor.
+        """
+        session = cls.__new__(cls)
+        session._begin(scene, parse(RunConfig, config), output, logger, (on_step, on_stage, on_preview))
+        return session
+
+    def _begin(
+        self,
+        scene: Scene,
+        config: RunConfig,
+        output: Path | str | None,
+        log: RunLogger | None,
+        hooks: tuple[Hook | None, Hook | None, Hook | None],
+    ) -> None:
+        self.scene = scene
+        self.config = config
+        self.recipe = config.model
+        self.device = choose_device(config.device)
+        self.log = NullLogger() if log is None else log
+        self.output = None if output is None else Path(output)
+        self._on_step, self._on_stage, self._on_preview = hooks
+        self._writer = None if self.output is None else CheckpointWriter(self.output, config.trainer.keep_checkpoints)
+        _library.ensure_loaded(self.device.type)
+        self._check_memory()
+        torch.manual_seed(config.seed)
+        started = self._now()
+        trainer = config.trainer
+        self.field = self.recipe.build(scene.aabb, trainer.resolutions, self.device)
+        self.optimizers = Optimizers(self.field, config.optimizer, trainer.rates)
+        self.occupancy = OccupancyGrid(trainer.occupancy.resolution, self.field.grid.aabb).to(self.device)
+        self.step = 0
+        self._pixels = PixelSampler(scene.train, self.device, trainer.supersampling)
+        self._step = TrainingStep(self.field, self.occupancy, self._pixels, self.optimizers, trainer)
+        self._average = WeightAverage(self.field, trainer.steps, trainer.average_steps)
+        self._attach()
+        self.train_seconds = self._now() - started
+
+    def _check_memory(self) -> None:
+        """Refuses what cannot fit, before anything is on the device."""
+        if self.device.type != "cuda":
+            return
+        config = self.config.trainer
+        shapes = self.recipe.build(self.scene.aabb, config.resolutions, "meta")
+        estimate = estimate_memory(shapes, self.recipe, config, self.scene.train)
+        logger.info("training needs about %s of GPU memory", estimate)
+        check_memory(estimate, self.device)
+
+    def fit(self, *, wait: bool = True) -> bool:
+        """Trains up to the configured number of steps; Ctrl-C or the termination signal stops it after a step.
+
+        Args:
+            wait: Return once the last checkpoint is on disk. Otherwise it is written in the background, and
+                :meth:`wait` must be called before the program ends.
+
+        Returns:
+            True when done, False when interrupted; a checkpoint is written either way, if there is an output folder.
+
+        Raises:
+            FloatingPointError: The loss is not finite.
+            EmptyFieldError: The field has become empty.
+            OSError: A checkpoint could not be written.
+        """
+        config = self.config.trainer
+        started, before = self._now(), self.train_seconds
+        with Interrupt() as interrupt, Progress(config.steps, self.step) as progress:
+            pause = self._pause(progress)
+            logged = 0.0
+            while self.step < config.steps and not interrupt.requested:
+                self._enter_stage()
+                self._update_occupancy()
+                self._regularise_grid()
+                # On CUDA only the device knows how many rays had room.
+                rays = self._step.rays if self._step.capacity is None else 0
+                self._graphed()
+                self.step += 1
+                self._average.update(self.step)
+                self._call(self._on_step)
+                progress.update(self.step, psnr=self._step.psnr, rays=rays)
+                if self.step % config.log_every == 0 or self.step == config.steps:
+                    elapsed = self._now() - started - pause.seconds
+                    self._log_scalars(before + elapsed, elapsed - logged)
+                    logged = elapsed
+                if _due(self.step, config.preview_every):
+                    with pause:
+                        self.preview()
+                        self._call(self._on_preview)
+                if _due(self.step, config.checkpoint_every) and self.step < config.steps:
+                    self.train_seconds = before + self._now() - started - pause.seconds
+                    with pause:
+                        self.save(wait=False)
+            if self.step >= config.steps:
+                self._average.apply()
+            self.train_seconds = before + self._now() - started - pause.seconds
+            self.save(wait=wait)
+        return self.step >= config.steps
+
+    @property
+    def settings(self) -> RenderSettings:
+        """How rays are sampled at the present resolution."""
+        return render_settings(self.config.trainer, self.field)
+
+    @property
+    def background(self) -> Tensor:
+        """The colour (3,) that views are rendered and judged over, on the field's device."""
+        return evaluation_background(self.config.trainer, self.device)
+
+    def renderer(self) -> FieldRenderer:
+        """Returns what renders views of the field as it is now; after further steps it takes another."""
+        return view_renderer(self.field, self.occupancy, self.config.trainer)
+
+    def result(self) -> TrainedRun:
+        """Returns what has been trained so far, to be rendered and saved; further steps change it."""
+        config = OmegaConf.create(self._saved_config())
+        return TrainedRun(self.field, self.occupancy, self.config.trainer, config, self.step)
+
+    def preview(self) -> None:
+        """Logs render | truth | error | depth at fixed test views, and their PSNR; nothing for a scene without any."""
+        split = self.scene.splits.get("test")
+        if split is not None:
+            views = self.config.trainer.preview_views
+            log_preview(self.renderer(), split, self.background, self.log, self.step, views)
+
+    def evaluate(
+        self, split: str = "test", *, views: int | None = None, images: Path | None = None, progress: bool = True
+    ) -> Evaluation:
+        """Compares what has been trained so far with views of the scene.
+
+        Args:
+            split: Whose.
+            views: Judge so many of them, spread evenly; None: all.
+            images: Folder that receives the rendered views as PNG; None writes none.
+            progress: Show a progress bar if the standard error stream is a terminal.
+
+        Raises:
+            ValueError: The scene has no such split, or ``views`` is below 1.
+            FloatingPointError: A rendered image holds NaN or infinity.
+        """
+        judged = self.scene.split(split)
+        if views is not None and views < 1:
+            raise ValueError(f"views must be at least 1, got {views}")
+        chosen = spread(len(judged) if views is None else views, len(judged))
+        return evaluate_split(self.renderer().view, judged, self.background, images, views=chosen, progress=progress)
+
+    def save(self, *, wait: bool = True) -> Path | None:
+        """Writes a checkpoint from which training continues as if it had never stopped.
+
+        It takes the place of those that this session wrote before, unless ``trainer.keep_checkpoints`` is set or the
+        field is not finite. After the last step it holds the average of the weights, if there is one: more steps go on
+        from that.
+
+        Args:
+            wait: Return once it is on disk; otherwise it is written in the background (:meth:`wait`).
+
+        Returns:
+            The file, or None without an output folder.
+
+        Raises:
+            OSError: It could not be written, or the one before could not.
+        """
+        if self._writer is None:
+            return None
+        path = self._writer.save(self.step, self._state(), replace=self._is_finite())
+        if wait:
+            self.wait()
+        return path
+
+    def wait(self) -> None:
+        """Waits until the last checkpoint is on disk.
+
+        Raises:
+            OSError: It could not be written.
+        """
+        if self._writer is not None:
+            self._writer.wait()
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "step": self.step,
+            "train_seconds": self.train_seconds,
+            "rays": self._step.rays,
+            "field": self.field.state_dict(),
+            "occupancy": self.occupancy.state_dict(),
+            "optimizer": self.optimizers.state_dict(),
+            "average": self._average.state_dict(),
+            "rng": torch.get_rng_state(),
+            "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+            "config": self._saved_config(),
+        }
+
+    def _saved_config(self) -> dict[str, Any]:
+        return asdict(self.config)
+
+    def _is_finite(self) -> bool:
+        """Tells whether the field can still be of use; waits for the device."""
+        return all(bool(parameter.detach().sum().isfinite()) for parameter in self.field.parameters())
+
+    def restore(self, checkpoint: dict[str, Any]) -> None:
+        """Continues from a checkpoint's content; the grid takes the saved resolution and box."""
+        self.field.load_state_dict(checkpoint["field"])
+        self.occupancy.load_state_dict(checkpoint["occupancy"])
+        self.optimizers.load_state_dict(checkpoint["optimizer"])
+        self.step, self.train_seconds = checkpoint["step"], checkpoint["train_seconds"]
+        self._step.resume(self.step, checkpoint["rays"])
+        self._attach()
+        if "average" in checkpoint:
+            self._average.load_state_dict(checkpoint["average"], self.step)
+        torch.set_rng_state(checkpoint["rng"].cpu())
+        if self.device.type == "cuda" and checkpoint["cuda_rng"] is not None:
+            torch.cuda.set_rng_state(checkpoint["cuda_rng"].cpu(), self.device)
+
+    def _enter_stage(self) -> None:
+        """Changes the grid's box and resolution if a stage starts at this step."""
+        stage = self.config.trainer.stages[stage_at(self.config.trainer.stages, self.step)]
+        if stage.step != self.step:
+            return
+        if self.step == 0:
+            self._restrict_occupancy()
+        if stage.crop:
+            self._occupied_fraction()
+        box = self.occupancy.bounds() if stage.crop else None
+        self.recipe.enter_stage(self.field, stage.resolution, box, self.optimizers.grid)
+        if stage.crop:
+            self._restrict_occupancy()
+        grid = self.field.grid
+        logger.info("step %d: grid %d x %d x %d over %s", self.step, *grid.resolution, grid.aabb.tolist())
+        vertices = sum(level[..., 0].numel() for level in grid.levels[: grid.active])
+        self.log.scalars(self.step, {"stage/resolution": stage.resolution, "stage/vertices": vertices})
+        self._attach()
+        if self.step >= self.config.trainer.occupancy.start and not self._occupancy_due():
+            self._refresh_occupancy()
+        self._call(self._on_stage)
+
+    def _attach(self) -> None:
+        """Starts afresh with what depends on the grids' shapes: their copies, active tiles, the CUDA graph."""
+        self.optimizers.attach(copies_dtype(self.config.trainer.precision, self.device), self.occupancy)
+        # Captured in the graph as numbers: what they are computed from must not be looked at in there.
+        settings = self.settings
+        self._graphed = GraphedCall(lambda: self._step.run(settings), self.device)
+        self._average.restart()
+
+    def _restrict_occupancy(self) -> None:
+        """Rules out what the training images show as transparent, as finely as the present box allows."""
+        aabb = self.field.grid.aabb
+        x, y, z = self.occupancy.occupied.shape
+        self.occupancy.restrict(visual_hull(self._pixels.alpha, self._pixels.cameras, aabb, (x, y, z)), aabb)
+        if not bool(self.occupancy.occupied.any()):
+            raise EmptyFieldError(
+                f"the training images show nothing inside {aabb.tolist()}: check scene.aabb and that the poses are "
+                "camera to world in OpenGL axes"
+            )
+
+    def _update_occupancy(self) -> None:
+        if self._occupancy_due():
+            self._refresh_occupancy()
+
+    def _occupancy_due(self) -> bool:
+        config = self.config.trainer.occupancy
+        return self.step >= config.start and (self.step - config.start) % config.every == 0
+
+    @torch.no_grad()
+    def _refresh_occupancy(self) -> None:
+        step, threshold = self.settings.step, self.config.trainer.occupancy.threshold
+        with self._step.autocast():
+            self.recipe.refresh_occupancy(self.field, self.occupancy, step, threshold)
+        self.optimizers.restrict(self.occupancy)
+
+    def _regularise_grid(self) -> None:
+        """Adds the gradients of the terms on the grid itself, where the step's own will be added."""
+        terms = grid_terms(self.config.trainer.loss, self.recipe, self.field, self.step)
+        if terms:
+            (self.config.trainer.loss_scale * torch.stack(list(terms.values())).sum()).backward()
+            self._step.count(terms)
+
+    def _log_scalars(self, seconds: float, since_last: float) -> None:
+        totals = self._step.totals.read()
+        losses = mean_losses(totals)
+        # Where the field is NaN no sample shows, and the loss of what is left may be finite.
+        if not self._is_finite() or not all(math.isfinite(value) for value in losses.values()):
+            raise FloatingPointError(
+                f"step {self.step}: the loss or the field was not finite since the last record, now {losses}; lower "
+                "optimizer.grid_lr or optimizer.network_lr, or trainer.loss_scale where gradients are float16"
+            )
+        values = losses | rates_of_steps(totals, self.config.trainer, since_last)
+        values["train/occupancy"] = self._occupied_fraction()
+        values["train/seconds"] = seconds
+        values |= {f"lr/{name}": rate for name, rate in self.optimizers.rates().items()}
+        if self.device.type == "cuda":
+            values["gpu/allocated_GiB"] = torch.cuda.memory_allocated(self.device) / 2**30
+            values["gpu/peak_GiB"] = torch.cuda.max_memory_allocated(self.device) / 2**30
+        self.log.scalars(self.step, values)
+
+    def _occupied_fraction(self) -> float:
+        """Returns the share of occupied cells; raises if there is none."""
+        fraction = self.occupancy.fraction()
+        if fraction == 0:
+            raise EmptyFieldError(
+                f"step {self.step}: the field has become empty everywhere. Lower trainer.occupancy.threshold or "
+                "optimizer.grid_lr, raise model.density.initial, or check that scene.aabb holds the scene"
+            )
+        return fraction
+
+    def _call(self, hook: Hook | None) -> None:
+        if hook is not None:
+            hook(self)
+
+    def _now(self) -> float:
+        return synchronized_time(self.device)
+
+    def _pause(self, progress: Progress) -> _Pause:
+        return _Pause(self._now, progress)
+
+
+class _Pause:
+    """Adds up the time spent inside its ``with`` blocks, which training is not charged for."""
+
+    def __init__(self, now: Callable[[], float], progress: Progress) -> None:
+        self.seconds = 0.0
+        self._now = now
+        self._progress = progress
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> None:
+        self._began = self._now()
+        self._stack.enter_context(self._progress.paused())
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+        self.seconds += self._now() - self._began
+
+
+def _due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0

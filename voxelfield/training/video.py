@@ -1,0 +1,68 @@
+"""Videos of rendered views."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from voxelfield.files import atomic_path
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.renderer import FieldRenderer
+from voxelfield.training.images import to_uint8
+
+
+def video_frames(renderer: FieldRenderer, cameras: Cameras) -> Iterator[npt.NDArray[np.uint8]]:
+    """Renders one camera after another, frame by frame."""
+    for index in range(len(cameras)):
+        yield to_uint8(renderer.view(cameras, index).rgb).cpu().numpy()
+
+
+def write_video(path: Path, frames: Iterable[npt.NDArray[np.uint8]], fps: int = 30) -> None:
+    """Encodes frames as H.264 video (yuv420p, which every browser and player decodes).
+
+    An odd height or width is padded by repeating the last row or column, since yuv420p halves the colour resolution; no
+    frame is rescaled. The file appears when the last frame is encoded, and not at all on failure.
+
+    Args:
+        path: File to write, usually ``*.mp4``; its parent directory is created if needed.
+        frames: (H, W, 3) uint8 arrays of one size; consumed one at a time.
+        fps: Frames per second.
+
+    Raises:
+        ImportError: imageio or its ffmpeg plugin is not installed.
+        TypeError: A frame is not uint8.
+        ValueError: There is no frame, or a frame has another shape than (H, W, 3) or than the first.
+    """
+    if importlib.util.find_spec("imageio") is None or importlib.util.find_spec("imageio_ffmpeg") is None:
+        raise ImportError("write_video needs imageio with ffmpeg: pip install 'imageio[ffmpeg]'")
+    import imageio.v2 as imageio
+
+    first: tuple[int, ...] | None = None
+    with atomic_path(path) as temporary, contextlib.ExitStack() as cleanup:
+        # macro_block_size=1: the plugin's own way to an even size is to rescale the image
+        writer: Any = imageio.get_writer(
+            temporary,
+            format="FFMPEG",
+            fps=fps,
+            codec="libx264",
+            pixelformat="yuv420p",
+            quality=8,
+            macro_block_size=1,
+        )
+        cleanup.callback(writer.close)
+        for index, frame in enumerate(frames):
+            if frame.dtype != np.uint8:
+                raise TypeError(f"frames[{index}] must be uint8, got {frame.dtype}")
+            if frame.ndim != 3 or frame.shape[-1] != 3 or (first is not None and frame.shape != first):
+                raise ValueError(f"frames[{index}] must have shape {first or '(H, W, 3)'}, got {frame.shape}")
+            first = frame.shape
+            height, width, _ = frame.shape
+            writer.append_data(np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge"))
+        if first is None:
+            raise ValueError("frames must hold at least one frame")
