@@ -5,7 +5,8 @@ import pytest
 import torch
 from PIL import Image
 
-from voxelfield.training.images import composite_background, save_png, to_uint8, turbo
+from voxelfield.training.images import composite_background, to_uint8, turbo
+from voxelfield.training.png import PngWriter
 
 
 def test_composite_of_straight_alpha(device):
@@ -62,12 +63,13 @@ def test_to_uint8_inverts_every_level():
 
 def test_png_holds_the_rounded_image(tmp_path, device):
     rgb = torch.rand(5, 7, 3, device=device) * 1.2 - 0.1
-    save_png(tmp_path / "folder" / "view.png", rgb)
+    with PngWriter() as pictures:
+        pictures.save(tmp_path / "folder" / "view.png", rgb)
     with Image.open(tmp_path / "folder" / "view.png") as image:
         assert image.mode == "RGB"
         assert np.array_equal(np.asarray(image), to_uint8(rgb).cpu().numpy())
-    with pytest.raises(ValueError, match=r"\(H, W, 3\)"):
-        save_png(tmp_path / "view.png", rgb[..., 0])
+    with PngWriter() as pictures, pytest.raises(ValueError, match=r"\(H, W, 3\)"):
+        pictures.save(tmp_path / "view.png", rgb[..., 0])
 
 
 def test_turbo_hits_its_landmarks(device):
@@ -84,3 +86,33 @@ def test_turbo_is_smooth_and_in_range():
     assert colors.min() >= 0
     assert colors.max() <= 1
     assert colors.diff(dim=0).abs().max() < 0.02
+
+
+def test_images_written_in_the_background_are_those_that_were_given(tmp_path):
+    given = torch.rand(50, 9, 7, 3)
+    with PngWriter() as pictures:
+        for index, rgb in enumerate(given):
+            passing = rgb.clone()
+            pictures.save(tmp_path / "views" / f"{index}.png", passing)
+            passing.zero_()
+    for index, rgb in enumerate(given):
+        written = np.asarray(Image.open(tmp_path / "views" / f"{index}.png"))
+        assert np.array_equal(written, to_uint8(rgb).numpy())
+
+
+def test_an_image_that_cannot_be_written_is_an_error_in_the_end(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"), PngWriter() as pictures:
+        pictures.save(tmp_path / "file" / "view.png", torch.rand(4, 4, 3))
+
+
+def test_an_error_of_the_caller_is_not_hidden_by_one_of_writing(tmp_path):
+    (tmp_path / "file").touch()
+
+    def draw() -> None:
+        with PngWriter() as pictures:
+            pictures.save(tmp_path / "file" / "view.png", torch.rand(4, 4, 3))
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        draw()

@@ -10,7 +10,7 @@ from pathlib import Path
 from voxelfield.cli.errors import in_one_line
 from voxelfield.cli.scenes import add_run_arguments, load_run_and_split
 from voxelfield.rendering.cameras import orbit
-from voxelfield.training.images import save_png
+from voxelfield.training.png import PngWriter
 from voxelfield.training.video import video_frames, write_video
 
 logger = logging.getLogger(__name__)
@@ -47,6 +47,7 @@ def render(options: argparse.Namespace) -> None:
     if options.out.suffix == ".mp4":
         write_video(options.out, video_frames(run.renderer(), cameras))
     else:
-        for index in range(len(cameras)):
-            save_png(options.out / f"{index:04d}.png", run.render(cameras, index).rgb)
+        with PngWriter() as frames:
+            for index in range(len(cameras)):
+                frames.save(options.out / f"{index:04d}.png", run.render(cameras, index).rgb)
     logger.info("wrote %d frames to %s", options.frames, options.out)

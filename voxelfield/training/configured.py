@@ -54,10 +54,9 @@ def train_as_configured(config: DictConfig, run_directory: Path, root: Path) -> 
     _library.ensure_loaded(device.type)
     checkpoint = None if settings.resume is None else load_to_resume(root / settings.resume, settings)
     with ThreadPoolExecutor(max_workers=1) as background:
-        # The first optimizer that is built imports this, which takes seconds: here it does so while images are decoded.
-        imported = background.submit(importlib.import_module, "torch._dynamo")
+        ready = background.submit(make_ready, device)
         scene = load_configured_scene(settings, root)
-        imported.result()
+        ready.result()
     timing.end("load")
     session = Session.from_config(scene, settings, output=run_directory)
     # Not before: a run that is refused leaves no file.
@@ -85,6 +84,12 @@ def train_as_configured(config: DictConfig, run_directory: Path, root: Path) -> 
     log.hyperparameters(flatten_config(asdict(settings)), final)
     log.close()
     return metrics
+
+
+def make_ready(device: torch.device) -> None:
+    """Does beforehand what training would begin with, and what takes seconds: meant for the time of decoding images."""
+    importlib.import_module("torch._dynamo")  # the first optimizer that is built does so
+    torch.zeros((), device=device)  # creates the device's context
 
 
 def load_to_resume(path: Path, settings: RunConfig) -> dict[str, Any]:

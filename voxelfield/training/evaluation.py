@@ -14,8 +14,9 @@ from tqdm import tqdm
 
 from voxelfield.files import atomic_write
 from voxelfield.rendering.render import View
-from voxelfield.training.images import composite_background, save_png
+from voxelfield.training.images import composite_background
 from voxelfield.training.metrics import psnr, ssim
+from voxelfield.training.png import PngWriter
 
 if TYPE_CHECKING:
     from voxelfield.datasets.scene import Split
@@ -93,21 +94,22 @@ def evaluate_split(
         if not 0 <= index < len(split.names):
             raise ValueError(f"views must lie in [0, {len(split.names)}), got {index}")
     scores: list[torch.Tensor] = []
-    # tqdm takes None as "only on a terminal"
-    for index in tqdm(indices, desc="evaluate", unit="view", leave=False, disable=None if progress else True):
-        name = split.names[index]
-        rgb = render_view(split.cameras, index).rgb
-        if not rgb.isfinite().all():
-            bad = int((~rgb.isfinite()).any(dim=-1).sum())
-            raise FloatingPointError(f"rendered view {name!r} holds {bad} pixels that are NaN or infinite")
-        truth = composite_background(split.images[index].to(rgb.device), background)
-        if rgb.shape != truth.shape:
-            raise ValueError(f"rendered view {name!r} must have shape {tuple(truth.shape)}, got {tuple(rgb.shape)}")
-        rgb = rgb.clamp(0, 1)
-        # Left on the device: reading each number back at once would stall the next view's launch.
-        scores.append(torch.stack((psnr(rgb, truth), ssim(rgb, truth))))
-        if output is not None:
-            save_png(output / _file_name(name), rgb)
+    with PngWriter() as pictures:
+        # tqdm takes None as "only on a terminal"
+        for index in tqdm(indices, desc="evaluate", unit="view", leave=False, disable=None if progress else True):
+            name = split.names[index]
+            rgb = render_view(split.cameras, index).rgb
+            if not rgb.isfinite().all():
+                bad = int((~rgb.isfinite()).any(dim=-1).sum())
+                raise FloatingPointError(f"rendered view {name!r} holds {bad} pixels that are NaN or infinite")
+            truth = composite_background(split.images[index].to(rgb.device), background)
+            if rgb.shape != truth.shape:
+                raise ValueError(f"rendered view {name!r} must have shape {tuple(truth.shape)}, got {tuple(rgb.shape)}")
+            rgb = rgb.clamp(0, 1)
+            # Left on the device: reading each number back at once would stall the next view's launch.
+            scores.append(torch.stack((psnr(rgb, truth), ssim(rgb, truth))))
+            if output is not None:
+                pictures.save(output / _file_name(name), rgb)
     psnr_per_view, ssim_per_view = torch.stack(scores).cpu().to(torch.float64).unbind(dim=1)
     return Evaluation(
         names=tuple(split.names[index] for index in indices),

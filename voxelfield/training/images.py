@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
-from PIL import Image
 
 
 def composite_background(rgba: torch.Tensor, background: torch.Tensor) -> torch.Tensor:
@@ -55,22 +52,6 @@ def to_uint8(rgb: torch.Tensor) -> torch.Tensor:
     # At least float32: float16 and bfloat16 cannot tell all 256 levels apart once scaled.
     scaled = rgb.detach().to(torch.promote_types(rgb.dtype, torch.float32)).nan_to_num()
     return (scaled.clamp(0, 1) * 255).round().to(torch.uint8)
-
-
-def save_png(path: Path, rgb: torch.Tensor) -> None:
-    """Writes an image as 8-bit RGB PNG.
-
-    Args:
-        path: File to write; its parent directory is created if needed.
-        rgb: (H, W, 3) floating point, nominally in [0, 1], any device; rounded as :func:`to_uint8` does.
-
-    Raises:
-        ValueError: ``rgb`` has another shape.
-    """
-    if rgb.ndim != 3 or rgb.shape[-1] != 3:
-        raise ValueError(f"rgb must have shape (H, W, 3), got {tuple(rgb.shape)}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(to_uint8(rgb).cpu().numpy()).save(path, format="PNG")
 
 
 # Ascending powers of the value; one row for each of red, green and blue.

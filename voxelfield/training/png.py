@@ -1,0 +1,62 @@
+"""Images as PNG files."""
+
+from __future__ import annotations
+
+import os
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+
+from voxelfield.training.images import to_uint8
+
+
+class PngWriter:
+    """Writes images in threads while the caller makes the next; to be used as a context manager.
+
+    Compressing an image takes a core much longer than rendering takes a GPU. A bounded number of images waits, so
+    memory is bounded too. The block ends when all files are written, and raises what stopped the first that was not.
+    """
+
+    def __init__(self) -> None:
+        workers = min(16, os.cpu_count() or 1)
+        self._pool = ThreadPoolExecutor(workers, thread_name_prefix="png")
+        self._room = threading.Semaphore(2 * workers)
+        self._writing: list[Future[None]] = []
+
+    def save(self, path: Path, rgb: torch.Tensor) -> None:
+        """Takes a copy of an image and writes it in the background, with 8 bits a channel.
+
+        Args:
+            path: File to write; its parent directory is created if needed.
+            rgb: (H, W, 3) floating point, nominally in [0, 1], any device; rounded as
+                :func:`voxelfield.training.images.to_uint8` does.
+
+        Raises:
+            ValueError: ``rgb`` has another shape.
+        """
+        if rgb.ndim != 3 or rgb.shape[-1] != 3:
+            raise ValueError(f"rgb must have shape (H, W, 3), got {tuple(rgb.shape)}")
+        pixels = to_uint8(rgb).cpu().numpy()
+        self._room.acquire()
+        writing = self._pool.submit(_write_png, path, pixels)
+        writing.add_done_callback(lambda _: self._room.release())
+        self._writing.append(writing)
+
+    def __enter__(self) -> PngWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._pool.shutdown(cancel_futures=kind is not None)
+        if kind is None:
+            for writing in self._writing:
+                writing.result()
+
+
+def _write_png(path: Path, pixels: npt.NDArray[np.uint8]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels).save(path, format="PNG")
