@@ -48,3 +48,23 @@ def test_no_module_imports_one_that_imports_it():
     graph = {module: imports(path, set(files)) - {module} for module, path in files.items()}
     assert sum(map(len, graph.values())) > 100, "the imports were not found"
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the cycle
+
+
+def test_training_does_not_import_the_compiler(tmp_path):
+    """It takes seconds, and torch's optimizers would do it at their first call."""
+    program = """
+import sys
+from dataclasses import replace
+import voxelfield
+from voxelfield.training.checkpoint import load_checkpoint
+from voxelfield.training.config import preset
+
+scene = voxelfield.load_scene("bricks", image_size=50)
+settings = preset("model=pyramid", "model.resolutions=[8]", "trainer=smoke", "trainer.steps=2", device="cpu")
+session = voxelfield.Session.from_config(scene, settings, output=sys.argv[1])
+assert session.fit()
+session.restore(load_checkpoint(sys.argv[1]))
+session.evaluate(views=1)
+assert "torch._dynamo" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=True, cwd=ROOT)

@@ -279,7 +279,8 @@ def _decode(path: Path) -> npt.NDArray[np.uint8]:
             # Pillow would clip these to 255 instead of scaling them.
             if image.mode.startswith(("I", "F")):
                 raise ValueError(f"channels must have 8 bits, got pixel mode {image.mode}")
-            return np.asarray(image.convert("RGBA"))
+            # To convert what has this mode already would copy it, while no other thread decodes.
+            return np.asarray(image if image.mode == "RGBA" else image.convert("RGBA"))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         # Pillow's own words for an unidentified file repeat the path.
         reason = "not an image" if isinstance(error, Image.UnidentifiedImageError) else str(error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -54,7 +54,7 @@ def train_as_configured(config: DictConfig, run_directory: Path, root: Path) -> 
     _library.ensure_loaded(device.type)
     checkpoint = None if settings.resume is None else load_to_resume(root / settings.resume, settings)
     with ThreadPoolExecutor(max_workers=1) as background:
-        ready = background.submit(make_ready, device)
+        ready = background.submit(make_ready, device, settings.logger)
         scene = load_configured_scene(settings, root)
         ready.result()
     timing.end("load")
@@ -86,10 +86,16 @@ def train_as_configured(config: DictConfig, run_directory: Path, root: Path) -> 
     return metrics
 
 
-def make_ready(device: torch.device) -> None:
-    """Does beforehand what training would begin with, and what takes seconds: meant for the time of decoding images."""
-    importlib.import_module("torch._dynamo")  # the first optimizer that is built does so
-    torch.zeros((), device=device)  # creates the device's context
+def make_ready(device: torch.device, logger: LoggerConfig) -> None:
+    """Does beforehand what training begins with, and what takes a second each: meant for the time of decoding images.
+
+    Args:
+        device: Where training takes place; its context is created.
+        logger: The configured logger; what it needs is imported.
+    """
+    torch.zeros((), device=device)
+    if logger.name == "tensorboard" and importlib.util.find_spec("tensorboard") is not None:
+        importlib.import_module("torch.utils.tensorboard")
 
 
 def load_to_resume(path: Path, settings: RunConfig) -> dict[str, Any]:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from voxelfield.fields.field import RadianceField
-from voxelfield.grids.adam import GridAdam
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.training.config import OptimizerConfig, RatesConfig
+from voxelfield.training.eager import EagerAdamW, EagerGridAdam
 
 # Vertices from which it pays to update only those that matter.
 _WORTH_LISTING = 1 << 17
@@ -49,7 +49,7 @@ class Optimizers:
         self._decayed = self._undecayed.clone()
         # Views: each optimizer follows its own number.
         self._lrs = self._decayed.split(1)
-        self.grid = GridAdam(
+        self.grid = EagerGridAdam(
             grids,
             lr=self._lrs[0],
             betas=rates.betas,
@@ -61,7 +61,7 @@ class Optimizers:
         of_grids = {id(parameter) for parameter in grids}
         network = [parameter for parameter in field.parameters() if id(parameter) not in of_grids]
         self.network = (
-            torch.optim.AdamW(
+            EagerAdamW(
                 network,
                 lr=self._lrs[1],
                 betas=rates.betas,
