@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from voxelfield import ops
-from voxelfield.fields.field import RadianceField
+from voxelfield.fields.field import Field, PyramidDensity
 from voxelfield.ops._internal.march_visible import march_visible
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.selection import MIN_WEIGHT
@@ -80,7 +80,7 @@ def march(
 
 @torch.no_grad()
 def select(
-    field: RadianceField, samples: ops.PackedSamples, settings: RenderSettings, capacity: int | None = None
+    field: Field, samples: ops.PackedSamples, settings: RenderSettings, capacity: int | None = None
 ) -> ops.PackedSamples:
     """Returns the samples that show, still packed by ray.
 
@@ -103,7 +103,7 @@ def select(
 
 
 def visible_samples(
-    field: RadianceField,
+    field: Field,
     rays: Rays,
     occupancy: OccupancyGrid,
     settings: RenderSettings,
@@ -112,7 +112,7 @@ def visible_samples(
 ) -> tuple[ops.PackedSamples, Tensor | None]:
     """Places samples along rays and returns those that show, packed by ray, and how many were placed.
 
-    A field that :meth:`RadianceField.pyramid_density` can tell the density of is marched through by one kernel, which
+    A field whose density :meth:`RadianceField.pyramid_density` can tell is marched through by one kernel, which
     leaves a ray where it is dark; what lies behind is never placed, nor counted. Others are marched, evaluated and
     judged one after the other, with the same samples for a result, except that the kernel keeps the first
     ``MAX_VISIBLE_PER_RAY`` of a ray that shows more.
@@ -132,7 +132,7 @@ def visible_samples(
         packed = march(rays, occupancy, settings.step, jitter)
         return packed, packed.ray_offsets[-1]
     room = None if capacity is None else capacity.visible
-    density = field.pyramid_density()
+    density = _pyramid_density(field)
     if density is not None:
         packed = march_visible(
             rays.origins,
@@ -159,3 +159,10 @@ def visible_samples(
         rays_kept = torch.minimum(marched.rays_kept, packed.rays_kept)
         packed = packed._replace(rays_kept=rays_kept)
     return packed, marched.ray_offsets[-1]
+
+
+def _pyramid_density(field: Field) -> PyramidDensity | None:
+    """Returns the density in the form that one kernel marches through, if the field has such a form."""
+    in_that_form = getattr(field, "pyramid_density", None)
+    found: PyramidDensity | None = None if in_that_form is None else in_that_form()
+    return found
