@@ -20,10 +20,6 @@ DensityFunction = Callable[[Tensor], Tensor]
 ColorFunction = Callable[[Tensor, Tensor], Tensor]
 """Maps world positions (N, 3) and unit viewing directions (N, 3) to colours (N, 3)."""
 
-# Where the functions are evaluated in place of positions that are not finite, as fractions of the box. Centre, faces
-# and diagonals are avoided, because that is where functions have kinks whose derivative may not be finite.
-_STAND_IN = (0.37, 0.41, 0.43)
-
 
 class CallbackField:
     """Density and colour by two functions of the caller's; satisfies :class:`voxelfield.fields.field.Field`.
@@ -31,9 +27,8 @@ class CallbackField:
     The functions may be modules, methods of one module, closures or compiled functions, and gradients reach whatever
     they compute with. The field has no parameters of its own: the optimizer needs those of the modules.
 
-    Nothing is assumed of the functions beyond what is said here. They must accept any number N of points, 0 included,
-    anywhere in the boxes of the field and of the occupancy grid. They never receive a position that is not finite: a
-    point of the box takes its place, for example in the unused rows of samples that have a fixed capacity.
+    Nothing is assumed of the functions beyond what is said here. Rendering asks them for any number N of points, 0
+    included, all of them finite and in the box of the occupancy grid.
 
     Rendering evaluates the density twice: at all candidate samples without gradient, and with gradient at those that
     show. Where density and colour share work, as two outputs of one network do, a class of the caller's with the
@@ -81,8 +76,6 @@ class CallbackField:
         self.aabb = box_tensor(parse_box(aabb), torch.device(device))
         self._density = density
         self._color = color
-        low, high = self.aabb
-        self._stand_in = torch.lerp(low, high, low.new_tensor(_STAND_IN))
 
     def density(self, points: Tensor) -> Tensor:
         """Evaluates the density alone.
@@ -97,7 +90,10 @@ class CallbackField:
             TypeError: ``points``, or what the function returns, is not a tensor of the right dtype.
             ValueError: ``points``, or what the function returns, has another shape or device.
         """
-        return self._evaluate_density(self._finite(points))
+        check_field("points", points, ("M", 3), torch.float32, "aabb", self.aabb)
+        density = self._density(points)
+        check_result("density(points)", density, (points.shape[0],), points)
+        return density.float()
 
     def sample(self, samples: RaySamples, directions: Tensor) -> tuple[Tensor, Tensor]:
         """Evaluates the field at packed ray samples.
@@ -113,17 +109,8 @@ class CallbackField:
             TypeError: What a function returns is not a tensor of the right dtype.
             ValueError: What a function returns has another shape or device.
         """
-        points = self._finite(samples.positions)
-        density = self._evaluate_density(points)
+        points = samples.positions
+        density = self.density(points)
         rgb = self._color(points, directions.index_select(0, samples.ray_index))
         check_result("color(points, directions)", rgb, (points.shape[0], 3), points)
         return density, rgb.float()
-
-    def _evaluate_density(self, points: Tensor) -> Tensor:
-        density = self._density(points)
-        check_result("density(points)", density, (points.shape[0],), points)
-        return density.float()
-
-    def _finite(self, points: Tensor) -> Tensor:
-        check_field("points", points, ("M", 3), torch.float32, "aabb", self.aabb)
-        return torch.where(points.isfinite(), points, self._stand_in)

@@ -38,12 +38,15 @@ class Field(Protocol):
     """What rendering needs of a field; need not be an ``nn.Module``.
 
     Nothing more is assumed of a field, so it takes the general path: candidate samples are placed in occupied cells,
-    :meth:`density` tells which of them show, and :meth:`sample` evaluates these. A field may have a method
-    ``pyramid_density`` like :meth:`RadianceField.pyramid_density`, through which one kernel marches instead.
+    :meth:`density` tells which of them show, and :meth:`sample` evaluates these.
 
-    Where samples have a fixed capacity (:class:`voxelfield.rendering.march.Capacity`), the positions of unused rows are
-    NaN. What a field returns there is ignored, and gets a gradient of zero; the field must see to it that zero times
-    the derivative of what it computes is zero there too.
+    A field may have two members more:
+
+    - ``pyramid_density``, a method like that of :class:`RadianceField`: one kernel marches through its result instead.
+    - ``skips_nan``, a bool: whether positions that are NaN have no influence on its gradients. The unused rows of
+      samples with a fixed capacity (:class:`voxelfield.rendering.march.Capacity`) then have such positions, at which
+      grids access no memory. Without it, or where it is False, unused rows have positions in the occupancy grid's
+      box: the gradient that they receive is zero, but a network that reads NaN would turn that into NaN.
     """
 
     @property
@@ -85,6 +88,11 @@ class RadianceField(nn.Module):
             raise ValueError(f"grid has {grid.channels} channels, but the decoder reads {decoder.channels}")
         self.grid = grid
         self.decoder = decoder
+
+    @property
+    def skips_nan(self) -> bool:
+        """See :class:`Field`: a grid reads zeros at such positions, and receives no gradient."""
+        return True
 
     @property
     def aabb(self) -> Tensor:

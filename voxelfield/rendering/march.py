@@ -15,6 +15,13 @@ from voxelfield.ops.selection import MIN_WEIGHT
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.rays import Rays
 
+# Unused rows of a fixed capacity lie at so many places. At a single one, the gradients of zero that they send back to a
+# grid would wait for one another on a GPU.
+_UNUSED_PLACES = 4096
+# The positive root of x^4 = x + 1, whose inverse powers spread points evenly in three dimensions (Roberts 2018, "The
+# unreasonable effectiveness of quasirandom sequences").
+_EVEN_SPREAD = 1.22074408460575947
+
 # Fog, which fills space in the first steps of training, shows about half as many samples of a ray; surfaces show a few.
 MAX_VISIBLE_PER_RAY = 256
 
@@ -131,7 +138,6 @@ def visible_samples(
     if settings.min_weight <= 0 and capacity is None:
         packed = march(rays, occupancy, settings.step, jitter)
         return packed, packed.ray_offsets[-1]
-    room = None if capacity is None else capacity.visible
     density = _pyramid_density(field)
     if density is not None:
         packed = march_visible(
@@ -150,15 +156,20 @@ def visible_samples(
             min_transmittance=settings.min_transmittance,
             min_weight=settings.min_weight,
             max_samples_per_ray=MAX_VISIBLE_PER_RAY,
-            capacity=room,
+            capacity=None if capacity is None else capacity.visible,
         )
         return packed, None
-    marched = march(rays, occupancy, settings.step, jitter, None if capacity is None else capacity.candidates)
-    packed = select(field, marched, settings, room)
-    if capacity is not None:
-        rays_kept = torch.minimum(marched.rays_kept, packed.rays_kept)
-        packed = packed._replace(rays_kept=rays_kept)
-    return packed, marched.ray_offsets[-1]
+    if capacity is None:
+        marched = march(rays, occupancy, settings.step, jitter)
+        return select(field, marched, settings), marched.ray_offsets[-1]
+    skips_nan = getattr(field, "skips_nan", False)
+    marched = march(rays, occupancy, settings.step, jitter, capacity.candidates)
+    if not skips_nan:
+        marched = _without_nan(marched, occupancy.aabb)
+    packed = select(field, marched, settings, capacity.visible)
+    if not skips_nan:
+        packed = _without_nan(packed, occupancy.aabb)
+    return packed._replace(rays_kept=torch.minimum(marched.rays_kept, packed.rays_kept)), marched.ray_offsets[-1]
 
 
 def _pyramid_density(field: Field) -> PyramidDensity | None:
@@ -166,3 +177,15 @@ def _pyramid_density(field: Field) -> PyramidDensity | None:
     in_that_form = getattr(field, "pyramid_density", None)
     found: PyramidDensity | None = None if in_that_form is None else in_that_form()
     return found
+
+
+def _without_nan(samples: ops.PackedSamples, aabb: Tensor) -> ops.PackedSamples:
+    """Spreads unused rows over the box (2, 3), without waiting for the device."""
+    positions = samples.positions
+    place = torch.arange(_UNUSED_PLACES, dtype=positions.dtype, device=positions.device)
+    axis = torch.arange(1, 4, dtype=positions.dtype, device=positions.device)
+    fractions = torch.frac((place[:, None] + 0.5) * _EVEN_SPREAD**-axis)
+    inside = torch.lerp(aabb[0], aabb[1], fractions)
+    rows = positions.shape[0]
+    spread = inside.repeat(-(-rows // _UNUSED_PLACES), 1)[:rows]
+    return samples._replace(positions=torch.where(positions.isnan(), spread, positions))
