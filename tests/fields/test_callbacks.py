@@ -155,6 +155,13 @@ def test_unused_rows_of_a_fixed_capacity_teach_nothing(device, room):
         torch.testing.assert_close(grad, parameter.grad)
 
 
+def test_unused_rows_of_a_grid_access_no_memory(device):
+    occupancy, rays = everywhere(device), some_rays(device)
+    for field in (make_field("sh", device), make_field("pyramid", device)):
+        samples = render(field, rays, occupancy, SETTINGS, capacity=Capacity(1 << 14, 1 << 14)).samples
+        assert samples.positions[int(samples.ray_offsets[-1]) :].isnan().all()
+
+
 def test_empty_space_gives_zeros_and_gradients_of_zero(device):
     net = network(device)
     occupancy = everywhere(device)

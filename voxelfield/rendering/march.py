@@ -15,9 +15,11 @@ from voxelfield.ops.selection import MIN_WEIGHT
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.rays import Rays
 
-# Unused rows of a fixed capacity lie at so many places. At a single one, the gradients of zero that they send back to a
-# grid would wait for one another on a GPU.
+# Unused rows of a fixed capacity lie at so many places, so many neighbouring rows at each. At a single place, the
+# gradients of zero that they send back to a grid would wait for one another on a GPU; a place for each row would be
+# read from memory for each row.
 _UNUSED_PLACES = 4096
+_ROWS_AT_A_PLACE = 32
 # The positive root of x^4 = x + 1, whose inverse powers spread points evenly in three dimensions (Roberts 2018, "The
 # unreasonable effectiveness of quasirandom sequences").
 _EVEN_SPREAD = 1.22074408460575947
@@ -182,10 +184,10 @@ def _pyramid_density(field: Field) -> PyramidDensity | None:
 def _without_nan(samples: ops.PackedSamples, aabb: Tensor) -> ops.PackedSamples:
     """Spreads unused rows over the box (2, 3), without waiting for the device."""
     positions = samples.positions
-    place = torch.arange(_UNUSED_PLACES, dtype=positions.dtype, device=positions.device)
+    place = torch.arange(_UNUSED_PLACES * _ROWS_AT_A_PLACE, device=positions.device) // _ROWS_AT_A_PLACE
     axis = torch.arange(1, 4, dtype=positions.dtype, device=positions.device)
     fractions = torch.frac((place[:, None] + 0.5) * _EVEN_SPREAD**-axis)
     inside = torch.lerp(aabb[0], aabb[1], fractions)
     rows = positions.shape[0]
-    spread = inside.repeat(-(-rows // _UNUSED_PLACES), 1)[:rows]
+    spread = inside.repeat(-(-rows // inside.shape[0]), 1)[:rows]
     return samples._replace(positions=torch.where(positions.isnan(), spread, positions))
