@@ -91,6 +91,28 @@ def test_rays_look_the_same_and_teach_the_same(device, kind, min_weight):
         torch.testing.assert_close(mine, whole, rtol=close["rtol"], atol=close["atol"] * float(whole.abs().max()) * 10)
 
 
+@pytest.mark.parametrize("min_weight", [0.0, 1e-3])
+def test_functions_are_called_no_more_than_needed(device, min_weight):
+    net, calls = network(device), []
+
+    def density(points):
+        calls.append(("density", len(points), torch.is_grad_enabled()))
+        return 30 * torch.sigmoid(net(points)[:, 0])
+
+    def color(points, directions):
+        calls.append(("color", len(points), torch.is_grad_enabled()))
+        torch.testing.assert_close(directions.norm(dim=-1), torch.ones_like(directions[:, 0]))
+        return torch.sigmoid(net(points)[:, 1:])
+
+    field = CallbackField(density, color, BOX, device=device)
+    settings = RenderSettings(step=SETTINGS.step, min_weight=min_weight)
+    rendering = render(field, some_rays(device), everywhere(device), settings)
+    candidates, visible = int(rendering.candidates), len(rendering.samples)
+    judged = [("density", candidates, False)] if min_weight > 0 else []
+    assert calls == [*judged, ("density", visible, True), ("color", visible, True)]
+    assert visible < candidates if min_weight > 0 else visible == candidates
+
+
 @pytest.mark.parametrize("kind", ["sh", "mlp", "pyramid"])
 def test_images_look_the_same(device, kind):
     field = make_field(kind, device)

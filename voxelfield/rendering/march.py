@@ -184,10 +184,11 @@ def _pyramid_density(field: Field) -> PyramidDensity | None:
 def _without_nan(samples: ops.PackedSamples, aabb: Tensor) -> ops.PackedSamples:
     """Spreads unused rows over the box (2, 3), without waiting for the device."""
     positions = samples.positions
-    place = torch.arange(_UNUSED_PLACES * _ROWS_AT_A_PLACE, device=positions.device) // _ROWS_AT_A_PLACE
+    rows = positions.shape[0]
+    groups = -(-rows // _ROWS_AT_A_PLACE)
+    place = torch.arange(min(groups, _UNUSED_PLACES), dtype=positions.dtype, device=positions.device)
     axis = torch.arange(1, 4, dtype=positions.dtype, device=positions.device)
     fractions = torch.frac((place[:, None] + 0.5) * _EVEN_SPREAD**-axis)
-    inside = torch.lerp(aabb[0], aabb[1], fractions)
-    rows = positions.shape[0]
-    spread = inside.repeat(-(-rows // inside.shape[0]), 1)[:rows]
+    inside = torch.lerp(aabb[0], aabb[1], fractions).repeat(-(-groups // _UNUSED_PLACES), 1)[:groups]
+    spread = inside[:, None].expand(-1, _ROWS_AT_A_PLACE, -1).reshape(-1, 3)[:rows]
     return samples._replace(positions=torch.where(positions.isnan(), spread, positions))
