@@ -172,9 +172,10 @@ def test_unused_rows_of_a_fixed_capacity_teach_nothing(device, room):
     net.zero_grad()
     expected = render(field, rays[:kept], occupancy, SETTINGS)
     expected.rgb.sum().backward()
-    torch.testing.assert_close(rendering.rgb[:kept], expected.rgb)
+    # Products of matrices of other sizes may be summed in another order.
+    torch.testing.assert_close(rendering.rgb[:kept], expected.rgb, rtol=1e-4, atol=1e-5)
     for grad, parameter in zip(grads, net.parameters(), strict=True):
-        torch.testing.assert_close(grad, parameter.grad)
+        torch.testing.assert_close(grad, parameter.grad, rtol=1e-3, atol=1e-3)
 
 
 def test_unused_rows_of_a_grid_access_no_memory(device):
@@ -247,7 +248,7 @@ def test_any_class_with_the_members_of_a_field_is_drawn(device):
         for field in (SharedWork(net, aabb), of_network(net, aabb))
     ]
     assert views[0].opacity.max() > 0.3
-    torch.testing.assert_close(views[0].rgb, views[1].rgb)
+    torch.testing.assert_close(views[0].rgb, views[1].rgb, rtol=1e-4, atol=1e-5)
 
 
 def test_the_box_is_on_the_device_of_the_functions(device):
