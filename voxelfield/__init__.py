@@ -10,6 +10,7 @@ from voxelfield import ops
 if TYPE_CHECKING:
     from voxelfield.datasets.loading import load_scene as load_scene
     from voxelfield.datasets.scene import Scene as Scene
+    from voxelfield.fields.callbacks import CallbackField as CallbackField
     from voxelfield.fields.field import RadianceField as RadianceField
     from voxelfield.grids.adam import GridAdam as GridAdam
     from voxelfield.grids.pyramid import VoxelPyramid as VoxelPyramid
@@ -25,6 +26,7 @@ __version__ = "0.1.0"
 
 # Imported at their first use: some need more packages than torch, `pip install voxelfield[train]`.
 _HOMES = {
+    "CallbackField": "fields.callbacks",
     "Cameras": "rendering.cameras",
     "FieldRenderer": "rendering.renderer",
     "GridAdam": "grids.adam",
@@ -40,6 +42,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "CallbackField",
     "Cameras",
     "FieldRenderer",
     "GridAdam",

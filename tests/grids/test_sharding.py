@@ -1,14 +1,18 @@
-"""FSDP2 with deferred initialisation: built on the meta device, sharded, allocated, then initialised."""
+"""FSDP2: deferred initialisation, and what sharded grids refuse before anything is changed."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
-from voxelfield import VoxelGrid
+from voxelfield import VoxelGrid, VoxelPyramid
 
 fully_shard = pytest.importorskip("torch.distributed.fsdp").fully_shard
+
+BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
+SMALLER = ((-1.0, -1.0, -1.0), (0.0, 0.0, 0.0))
 
 
 @pytest.fixture
@@ -39,3 +43,121 @@ def test_a_sharded_grid_has_its_box_and_trains(mesh):
     expected(points).square().sum().backward()
     for sharded, whole in zip(grid.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(sharded.grad.full_tensor(), whole.grad)
+
+
+class Model(nn.Module):
+    """A grid in a model that is sharded as a whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.grid = VoxelGrid(5, 3, BOX, init_std=1.0)
+        self.layer = nn.Linear(3, 2)
+
+    def forward(self, points):
+        return self.layer(self.grid(points))
+
+
+def whole(features):
+    return features.full_tensor() if hasattr(features, "full_tensor") else features.detach()
+
+
+CHANGES = {
+    "upsample": lambda grid: grid.upsample(9),
+    "crop": lambda grid: grid.crop(SMALLER),
+    "refit": lambda grid: grid.refit(SMALLER, 7),
+    "resize, upsample": lambda grid: grid.resize(9),
+    "resize, crop": lambda grid: grid.resize(9, aabb=SMALLER),
+    "keep_copies": lambda grid: grid.keep_copies(torch.float32),
+}
+
+
+def refused(name):
+    """What the refusal of an operation says, in one line."""
+    return rf"^features must be whole for {name.split(', ')[-1]}, got those of a grid that fully_shard manages: [^\n]+$"
+
+
+@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("lent", [False, True], ids=["sharded", "lent whole"])
+def test_a_sharded_grid_refuses_to_change(mesh, name, lent):
+    model = Model()
+    before = model.grid.features.detach().clone()
+    fully_shard(model, mesh=mesh)
+    if lent:
+        with torch.no_grad():
+            model(torch.zeros(1, 3))
+        assert type(model.grid.features) is nn.Parameter, "fully_shard has not lent the root's parameters"
+    with pytest.raises(ValueError, match=refused(name)):
+        CHANGES[name](model.grid)
+    model.reshard()
+    assert torch.equal(whole(model.grid.features), before)
+    assert torch.equal(model.grid.aabb, torch.tensor(BOX))
+    model(torch.zeros(1, 3)).sum().backward()
+    assert whole(model.grid.features.grad).ne(0).any()
+
+
+def test_a_grid_that_is_ignored_changes_as_ever(mesh):
+    model = Model()
+    fully_shard(model, mesh=mesh, ignored_params={model.grid.features})
+    for change in CHANGES.values():
+        change(model.grid)
+    assert model.grid.resolution == (9, 9, 9)
+    model(torch.zeros(1, 3)).sum().backward()
+    assert model.grid.features.grad.shape == (9, 9, 9, 3)
+
+
+def test_a_sharded_pyramid_refuses_to_change(mesh):
+    pyramid = VoxelPyramid((4, 8), 2, BOX, init_range=1.0)
+    before = [level.detach().clone() for level in pyramid.levels]
+    fully_shard(pyramid.grids[1], mesh=mesh)  # the first level alone could change
+    for name, change in {
+        "refit": lambda: pyramid.refit(SMALLER),
+        "resize, refit": lambda: pyramid.resize(8, aabb=SMALLER),
+        "keep_copies": lambda: pyramid.keep_copies(torch.float16),
+    }.items():
+        with pytest.raises(ValueError, match=refused(name)):
+            change()
+    assert all(torch.equal(whole(level), old) for level, old in zip(pyramid.levels, before, strict=True))
+    assert torch.equal(pyramid.aabb, torch.tensor(BOX))
+    pyramid.resize(4)  # which only switches a level off
+    assert pyramid.active == 1
+
+
+def test_a_sharded_grid_refuses_another_resolution(mesh):
+    grid, finer = VoxelGrid(5, 3, BOX, init_std=1.0), VoxelGrid(9, 3, SMALLER, init_std=1.0)
+    before = grid.features.detach().clone()
+    plain = dict(finer.state_dict())
+    fully_shard(grid, mesh=mesh)
+    fully_shard(finer, mesh=mesh)
+    message = r"^features must have shape \(5, 5, 5, 3\) where fully_shard is in use, got \(9, 9, 9, 3\): [^\n]+$"
+    for state in (plain, finer.state_dict()):
+        with pytest.raises(ValueError, match=message):
+            grid.load_state_dict(state)
+        assert torch.equal(whole(grid.features), before)
+        assert torch.equal(grid.aabb, torch.tensor(BOX))
+    unsharded = VoxelGrid(5, 3, BOX)
+    with pytest.raises(ValueError, match=message):
+        unsharded.load_state_dict(finer.state_dict())
+    assert unsharded.resolution == (5, 5, 5)
+
+
+def test_a_sharded_grid_loads_its_own_resolution(mesh):
+    grid, other = VoxelGrid(5, 3, BOX), VoxelGrid(5, 3, SMALLER, init_std=1.0)
+    values = other.features.detach().clone()
+    for sharded in (grid, other):
+        fully_shard(sharded, mesh=mesh)
+    grid.load_state_dict(other.state_dict())
+    assert torch.equal(whole(grid.features), values)
+    assert torch.equal(grid.aabb, torch.tensor(SMALLER))
+
+
+def test_a_sharded_pyramid_refuses_other_resolutions_before_it_loads_any(mesh):
+    pyramid, finer = VoxelPyramid((4, 8), 2, BOX), VoxelPyramid((4, 16), 2, SMALLER, init_range=1.0)
+    before = [level.detach().clone() for level in pyramid.levels]
+    finer.activate(4)
+    for sharded in (pyramid, finer):
+        fully_shard(sharded, mesh=mesh)
+    with pytest.raises(ValueError, match=r"^_grids\.1\.features must have shape \(8, 8, 8, 2\) where [^\n]+$"):
+        pyramid.load_state_dict(finer.state_dict())
+    assert all(torch.equal(whole(level), old) for level, old in zip(pyramid.levels, before, strict=True))
+    assert torch.equal(pyramid.aabb, torch.tensor(BOX))
+    assert pyramid.active == 2

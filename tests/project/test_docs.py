@@ -16,7 +16,14 @@ import pytest
 from build_testing import environment
 
 ROOT = Path(__file__).parents[2]
-PAGES = ["README.md", "docs/use_in_your_model.md", "docs/trilinear.md", "docs/rendering.md", "docs/session.md"]
+PAGES = [
+    "README.md",
+    "docs/use_in_your_model.md",
+    "docs/trilinear.md",
+    "docs/rendering.md",
+    "docs/callbacks.md",
+    "docs/session.md",
+]
 
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # A file named on a line of its own, then what it holds.

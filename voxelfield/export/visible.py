@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from voxelfield.fields.field import RadianceField
+from voxelfield.fields.field import Field
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -13,7 +13,7 @@ from voxelfield.rendering.occupancy import OccupancyGrid
 
 @torch.no_grad()
 def visible_cells(
-    field: RadianceField,
+    field: Field,
     occupancy: OccupancyGrid,
     settings: RenderSettings,
     cameras: Cameras,
@@ -38,7 +38,7 @@ def visible_cells(
     seen = torch.zeros(resolution**3, dtype=torch.bool, device=aabb.device)
     to_cells = resolution / (aabb[1] - aabb[0])
     for camera in range(len(cameras)):
-        rays = cameras.image_rays(camera, field.grid.aabb)
+        rays = cameras.image_rays(camera, field.aabb)
         for first in range(0, len(rays), chunk):
             packed, _ = visible_samples(field, rays[first : first + chunk], occupancy, settings)
             x, y, z = ((packed.positions - aabb[0]) * to_cells).long().clamp_(0, resolution - 1).unbind(-1)

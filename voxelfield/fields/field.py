@@ -1,8 +1,9 @@
-"""A radiance field: voxels and the decoder that reads them."""
+"""Radiance fields: what rendering needs of one, and the one of this package, voxels and a decoder that reads them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,43 @@ class PyramidDensity:
     initial: float
 
 
+class Field(Protocol):
+    """What rendering needs of a field; need not be an ``nn.Module``.
+
+    Nothing more is assumed of a field, so it takes the general path: candidate samples are placed in occupied cells,
+    :meth:`density` tells which of them show, and :meth:`sample` evaluates these.
+
+    A field may have two members more:
+
+    - ``pyramid_density``, a method like that of :class:`RadianceField`: one kernel marches through its result instead.
+    - ``skips_nan``, a bool: whether positions that are NaN have no influence on its gradients. The unused rows of
+      samples with a fixed capacity (:class:`voxelfield.rendering.march.Capacity`) then have such positions, at which
+      grids access no memory. Without it, or where it is False, unused rows have positions in the occupancy grid's
+      box: the gradient that they receive is zero, but a network that reads NaN would turn that into NaN.
+    """
+
+    @property
+    def aabb(self) -> Tensor:
+        """The box (2, 3) outside of which cameras see nothing, float32, world units, on the field's device."""
+        ...
+
+    def density(self, points: Tensor) -> Tensor:
+        """Maps world positions (M, 3) to densities (M,), per world unit; float32."""
+        ...
+
+    def sample(self, samples: RaySamples, directions: Tensor) -> tuple[Tensor, Tensor]:
+        """Evaluates the field at packed ray samples.
+
+        Args:
+            samples: M samples of R rays.
+            directions: (R, 3) the rays' unit directions.
+
+        Returns:
+            density (M,), per world unit, and rgb (M, 3); float32.
+        """
+        ...
+
+
 class RadianceField(nn.Module):
     """Density and view-dependent colour everywhere in a box.
 
@@ -50,6 +88,16 @@ class RadianceField(nn.Module):
             raise ValueError(f"grid has {grid.channels} channels, but the decoder reads {decoder.channels}")
         self.grid = grid
         self.decoder = decoder
+
+    @property
+    def skips_nan(self) -> bool:
+        """See :class:`Field`: a grid reads zeros at such positions, and receives no gradient."""
+        return True
+
+    @property
+    def aabb(self) -> Tensor:
+        """The grid's box (2, 3), world units."""
+        return self.grid.aabb
 
     def forward(self, points: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
         """Evaluates the field.

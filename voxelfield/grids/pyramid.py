@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from voxelfield import ops
 from voxelfield.grids.boxes import Box, parse_box
+from voxelfield.grids.sharding import refuse_other_resolution, refuse_sharded
 from voxelfield.grids.voxel_grid import VoxelGrid, cubic_voxels
 from voxelfield.grids.working_copies import WorkingCopies
 from voxelfield.ops._checks import check_choice
@@ -160,7 +161,12 @@ class VoxelPyramid(nn.Module):
 
         Returns:
             The copies, one for each active level, for the optimizer to keep up to date.
+
+        Raises:
+            TypeError: ``dtype`` is none of the three.
+            ValueError: A level is sharded.
         """
+        self._refuse_sharded("keep_copies")
         levels = self.levels
         for level in levels[self.active :]:
             level.grad = None
@@ -236,8 +242,10 @@ class VoxelPyramid(nn.Module):
             optimizer: The optimizer that trains the pyramid, if any.
 
         Raises:
-            ValueError: ``aabb`` is not a box, or the optimizer's state cannot follow.
+            ValueError: ``aabb`` is not a box, a level is sharded (``fully_shard``), or the optimizer's state cannot
+                follow.
         """
+        self._refuse_sharded("refit")
         self._copies = None
         box = parse_box(aabb)
         for grid, vertices in zip(self.grids, self._vertices(box), strict=True):
@@ -279,6 +287,17 @@ class VoxelPyramid(nn.Module):
             raise ArgumentValueError(f"reduce must be {saved!r} as in the state that is loaded, got {self.reduce!r}")
         self.active = state["active"]
         self._copies = None
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        # Each level checks itself too, but only when those before it have been loaded.
+        for index, grid in enumerate(self.grids):
+            key = f"{prefix}_grids.{index}.features"
+            refuse_other_resolution(grid, grid.features, state_dict.get(key), key)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _refuse_sharded(self, operation: str) -> None:
+        for grid in self.grids:
+            refuse_sharded(grid, grid.features, operation)
 
     def extra_repr(self) -> str:
         """Shows the settings in ``print(module)``."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from voxelfield import ops
 from voxelfield.grids.boxes import Box, box_extent, box_tensor, parse_box
 from voxelfield.grids.resampling import migratable_state, resample, sample_vertices, touched_vertices, vertex_fractions
+from voxelfield.grids.sharding import refuse_other_resolution, refuse_sharded
 from voxelfield.grids.working_copies import WorkingCopies
 from voxelfield.ops._autograd import needs_long_path
 from voxelfield.ops._checks import FLOATING, check_choice, coordinate_dtype, widen_positions
@@ -324,7 +325,12 @@ class VoxelGrid(nn.Module):
 
         Returns:
             A list of the copy only. The optimizer must update the copy with the features.
+
+        Raises:
+            TypeError: The grid is not float32, or ``dtype`` is none of the three.
+            ValueError: The grid is sharded.
         """
+        refuse_sharded(self, self.features, "keep_copies")
         self._copies = WorkingCopies([self.features], dtype)
         return self._copies.copies
 
@@ -381,11 +387,12 @@ class VoxelGrid(nn.Module):
 
         Raises:
             TypeError: ``resolution`` is not integer.
-            ValueError: A size is below 1, the optimizer does not train this grid, or its state for the grid has another
-                shape and cannot be resampled. In all these cases nothing has changed.
+            ValueError: A size is below 1, the grid is sharded (``fully_shard``), the optimizer does not train it, or
+                its state for the grid has another shape and cannot be resampled. In all these cases nothing has
+                changed.
         """
         target = _parse_resolution(resolution)
-        self._transform(lambda values: resample(values, target), optimizer)
+        self._transform("upsample", lambda values: resample(values, target), optimizer)
 
     def crop(self, aabb: Sequence[Sequence[float]] | Tensor, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Crops the grid to the whole cells that a box touches, and the optimizer's state with it.
@@ -400,8 +407,9 @@ class VoxelGrid(nn.Module):
             optimizer: The optimizer that trains this grid, if any.
 
         Raises:
-            ValueError: ``aabb`` is not a finite box with low < high or does not overlap the present one, the optimizer
-                does not train this grid, or its state cannot be cropped. In all these cases nothing has changed.
+            ValueError: ``aabb`` is not a finite box with low < high or does not overlap the present one, the grid is
+                sharded, the optimizer does not train it, or its state cannot be cropped. In all these cases nothing has
+                changed.
         """
         wanted_low, wanted_high = parse_box(aabb)
         present_low, present_high = self.aabb.tolist()
@@ -421,7 +429,7 @@ class VoxelGrid(nn.Module):
                 new_low[axis] = low + first * (high - low) / (size - 1)
             if last < size - 1:
                 new_high[axis] = low + last * (high - low) / (size - 1)
-        self._transform(lambda values: values[tuple(cuts)].clone(), optimizer)
+        self._transform("crop", lambda values: values[tuple(cuts)].clone(), optimizer)
         self._set_box((tuple(new_low), tuple(new_high)))
 
     def refit(
@@ -442,13 +450,13 @@ class VoxelGrid(nn.Module):
 
         Raises:
             TypeError: ``resolution`` is not integer.
-            ValueError: ``aabb`` is not a finite box with low < high, a size is below 1, the optimizer does not train
-                this grid, or its state cannot be resampled. In all these cases nothing has changed.
+            ValueError: ``aabb`` is not a finite box with low < high, a size is below 1, the grid is sharded, the
+                optimizer does not train it, or its state cannot be resampled. In all these cases nothing has changed.
         """
         box, target = parse_box(aabb), _parse_resolution(resolution)
         low, high = self.aabb
         corners = ((box_tensor(box, low.device) - low) / (high - low)).to(coordinate_dtype(self.features.dtype))
-        self._transform(lambda values: sample_vertices(values, corners, target), optimizer)
+        self._transform("refit", lambda values: sample_vertices(values, corners, target), optimizer)
         self._set_box(box)
 
     def resize(
@@ -478,8 +486,11 @@ class VoxelGrid(nn.Module):
         self._box = box
         self.aabb.copy_(box_tensor(box, torch.device("cpu")))
 
-    def _transform(self, function: Callable[[Tensor], Tensor], optimizer: torch.optim.Optimizer | None) -> None:
+    def _transform(
+        self, operation: str, function: Callable[[Tensor], Tensor], optimizer: torch.optim.Optimizer | None
+    ) -> None:
         """Applies ``function`` to the features and to the optimizer's state for them."""
+        refuse_sharded(self, self.features, operation)
         state, shaped = migratable_state(self.features, optimizer) if optimizer is not None else ({}, [])
         with torch.no_grad():
             self._set_features(function(self.features.detach()))
@@ -600,9 +611,10 @@ class VoxelGrid(nn.Module):
         error_msgs: list[str],
     ) -> None:
         """Adopts the saved resolution and box, because these are results of training and not settings of the code."""
-        self._copies = None  # its copy still holds the old features
         key = prefix + "features"
         saved = state_dict.get(key)
+        refuse_other_resolution(self, self.features, saved, key)
+        self._copies = None  # its copy still holds the old features
         if isinstance(saved, Tensor) and saved.dim() == 4 and saved.shape != self.features.shape:
             if saved.shape[-1] == self.channels:
                 self._set_features(self.features.new_empty(saved.shape))

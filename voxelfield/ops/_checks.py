@@ -65,6 +65,17 @@ def check_field(
         check_same_device(name, value, other_name, other)
 
 
+def check_result(name: str, value: object, shape: tuple[int, ...], points: Tensor) -> None:
+    """Raises unless what a function returned for ``points`` is a tensor of a shape and of at most 32 bits, beside them.
+
+    Without the check a result (N, 1) in place of (N,) would be broadcast to N x N numbers.
+    """
+    check_tensor(name, value, shape, f" for {points.shape[0]} points")
+    assert isinstance(value, Tensor)
+    check_dtype(name, value, (torch.float32, torch.float16, torch.bfloat16))
+    check_same_device(name, value, "points", points)
+
+
 def check_float32(name: str, value: object, shape: tuple[int | str, ...], other_name: str, other: Tensor) -> None:
     """Raises unless ``value`` is a float32 tensor of the given shape, on the device of ``other``."""
     check_field(name, value, shape, torch.float32, other_name, other)

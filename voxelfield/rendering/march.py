@@ -8,12 +8,21 @@ import torch
 from torch import Tensor
 
 from voxelfield import ops
-from voxelfield.fields.field import RadianceField
+from voxelfield.fields.field import Field, PyramidDensity
 from voxelfield.ops._internal.march_visible import march_visible
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.selection import MIN_WEIGHT
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.rays import Rays
+
+# Unused rows of a fixed capacity lie at so many places, so many neighbouring rows at each. At a single place, the
+# gradients of zero that they send back to a grid would wait for one another on a GPU; a place for each row would be
+# read from memory for each row.
+_UNUSED_PLACES = 4096
+_ROWS_AT_A_PLACE = 32
+# The positive root of x^4 = x + 1, whose inverse powers spread points evenly in three dimensions (Roberts 2018, "The
+# unreasonable effectiveness of quasirandom sequences").
+_EVEN_SPREAD = 1.22074408460575947
 
 # Fog, which fills space in the first steps of training, shows about half as many samples of a ray; surfaces show a few.
 MAX_VISIBLE_PER_RAY = 256
@@ -80,7 +89,7 @@ def march(
 
 @torch.no_grad()
 def select(
-    field: RadianceField, samples: ops.PackedSamples, settings: RenderSettings, capacity: int | None = None
+    field: Field, samples: ops.PackedSamples, settings: RenderSettings, capacity: int | None = None
 ) -> ops.PackedSamples:
     """Returns the samples that show, still packed by ray.
 
@@ -103,7 +112,7 @@ def select(
 
 
 def visible_samples(
-    field: RadianceField,
+    field: Field,
     rays: Rays,
     occupancy: OccupancyGrid,
     settings: RenderSettings,
@@ -112,7 +121,7 @@ def visible_samples(
 ) -> tuple[ops.PackedSamples, Tensor | None]:
     """Places samples along rays and returns those that show, packed by ray, and how many were placed.
 
-    A field that :meth:`RadianceField.pyramid_density` can tell the density of is marched through by one kernel, which
+    A field whose density :meth:`RadianceField.pyramid_density` can tell is marched through by one kernel, which
     leaves a ray where it is dark; what lies behind is never placed, nor counted. Others are marched, evaluated and
     judged one after the other, with the same samples for a result, except that the kernel keeps the first
     ``MAX_VISIBLE_PER_RAY`` of a ray that shows more.
@@ -131,8 +140,7 @@ def visible_samples(
     if settings.min_weight <= 0 and capacity is None:
         packed = march(rays, occupancy, settings.step, jitter)
         return packed, packed.ray_offsets[-1]
-    room = None if capacity is None else capacity.visible
-    density = field.pyramid_density()
+    density = _pyramid_density(field)
     if density is not None:
         packed = march_visible(
             rays.origins,
@@ -150,12 +158,37 @@ def visible_samples(
             min_transmittance=settings.min_transmittance,
             min_weight=settings.min_weight,
             max_samples_per_ray=MAX_VISIBLE_PER_RAY,
-            capacity=room,
+            capacity=None if capacity is None else capacity.visible,
         )
         return packed, None
-    marched = march(rays, occupancy, settings.step, jitter, None if capacity is None else capacity.candidates)
-    packed = select(field, marched, settings, room)
-    if capacity is not None:
-        rays_kept = torch.minimum(marched.rays_kept, packed.rays_kept)
-        packed = packed._replace(rays_kept=rays_kept)
-    return packed, marched.ray_offsets[-1]
+    if capacity is None:
+        marched = march(rays, occupancy, settings.step, jitter)
+        return select(field, marched, settings), marched.ray_offsets[-1]
+    skips_nan = getattr(field, "skips_nan", False)
+    marched = march(rays, occupancy, settings.step, jitter, capacity.candidates)
+    if not skips_nan:
+        marched = _without_nan(marched, occupancy.aabb)
+    packed = select(field, marched, settings, capacity.visible)
+    if not skips_nan:
+        packed = _without_nan(packed, occupancy.aabb)
+    return packed._replace(rays_kept=torch.minimum(marched.rays_kept, packed.rays_kept)), marched.ray_offsets[-1]
+
+
+def _pyramid_density(field: Field) -> PyramidDensity | None:
+    """Returns the density in the form that one kernel marches through, if the field has such a form."""
+    in_that_form = getattr(field, "pyramid_density", None)
+    found: PyramidDensity | None = None if in_that_form is None else in_that_form()
+    return found
+
+
+def _without_nan(samples: ops.PackedSamples, aabb: Tensor) -> ops.PackedSamples:
+    """Spreads unused rows over the box (2, 3), without waiting for the device."""
+    positions = samples.positions
+    rows = positions.shape[0]
+    groups = -(-rows // _ROWS_AT_A_PLACE)
+    place = torch.arange(min(groups, _UNUSED_PLACES), dtype=positions.dtype, device=positions.device)
+    axis = torch.arange(1, 4, dtype=positions.dtype, device=positions.device)
+    fractions = torch.frac((place[:, None] + 0.5) * _EVEN_SPREAD**-axis)
+    inside = torch.lerp(aabb[0], aabb[1], fractions).repeat(-(-groups // _UNUSED_PLACES), 1)[:groups]
+    spread = inside[:, None].expand(-1, _ROWS_AT_A_PLACE, -1).reshape(-1, 3)[:rows]
+    return samples._replace(positions=torch.where(positions.isnan(), spread, positions))

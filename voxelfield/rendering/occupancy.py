@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from voxelfield import ops
 from voxelfield.grids.boxes import box_tensor, parse_box
+from voxelfield.ops._checks import check_result
 from voxelfield.ops._internal.empty_distance import empty_distance
 
 # Cells that are evaluated at once, to bound the memory that this needs.
@@ -143,13 +144,15 @@ class OccupancyGrid(nn.Module):
         the first call after :meth:`restrict`.
 
         Args:
-            density: Maps world positions (M, 3) to densities (M,), per world unit.
+            density: Maps world positions (M, 3) to densities (M,), per world unit, as float32, float16 or bfloat16.
             step: Distance between samples, world units.
             threshold: Opacity :math:`1 - e^{-density * step}` of one sample, above which a cell counts as occupied.
             decay: Factor on the densities seen before, in [0, 1].
 
         Raises:
-            ValueError: ``threshold`` is outside (0, 1) or ``decay`` outside [0, 1].
+            TypeError: ``density`` does not return a tensor of such a dtype.
+            ValueError: ``threshold`` is outside (0, 1) or ``decay`` outside [0, 1], or ``density`` returns a tensor of
+                another shape or device.
         """
         _check_threshold(threshold)
         if not 0 <= decay <= 1:
@@ -162,10 +165,12 @@ class OccupancyGrid(nn.Module):
         self.highest.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).mul_(decay)
         highest = self.highest.view(-1)
         for cells in self._cells.split(_CELLS_AT_ONCE):
-            seen = density(self.aabb[0] + (cells + torch.rand(cells.shape, device=cells.device)) * size)
+            points = self.aabb[0] + (cells + torch.rand(cells.shape, device=cells.device)) * size
+            seen = density(points)
+            check_result("density(points)", seen, (points.shape[0],), points)
             _, y, z = self.occupied.shape
             index = (cells[:, 0] * y + cells[:, 1]) * z + cells[:, 2]
-            highest[index] = torch.maximum(highest[index], seen)
+            highest[index] = torch.maximum(highest[index], seen.float())
         self._occupy(_reaches(self.highest, step, threshold), self.aabb)
 
     def holds(self, points: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from voxelfield import ops
-from voxelfield.fields.field import RadianceField
+from voxelfield.fields.field import Field
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import Capacity, RenderSettings, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -66,7 +66,7 @@ class View:
 
 
 def render(
-    field: RadianceField,
+    field: Field,
     rays: Rays,
     occupancy: OccupancyGrid,
     settings: RenderSettings,
@@ -119,7 +119,7 @@ def render(
 
 @torch.no_grad()
 def render_view(
-    field: RadianceField,
+    field: Field,
     cameras: Cameras,
     camera: int,
     occupancy: OccupancyGrid,
@@ -141,7 +141,7 @@ def render_view(
     Returns:
         The image, on the field's device.
     """
-    rays = cameras.image_rays(camera, field.grid.aabb)
+    rays = cameras.image_rays(camera, field.aabb)
     rgb, opacity, depth = [], [], []
     for first in range(0, len(rays), chunk):
         part = render(field, rays[first : first + chunk], occupancy, settings)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from voxelfield.fields.decoders import FusedMLPDecoder, SHDecoder
 from voxelfield.fields.density import DensityActivation, ExponentialDensity
-from voxelfield.fields.field import RadianceField
+from voxelfield.fields.field import Field, RadianceField
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.voxel_grid import VoxelGrid
 from voxelfield.ops import _constants
@@ -37,7 +37,7 @@ _Draw = Callable[[Cameras, int], View]
 _DTYPES = (torch.float32, torch.float16)
 
 
-def fastest_backend(field: RadianceField) -> Backend:
+def fastest_backend(field: Field) -> Backend:
     """Tells which function renders images of a field; decided by the kind of field alone, the same on every device.
 
     - ``render_pyramid_image``, one kernel on CUDA: a :class:`VoxelPyramid` of 4 channels a level side by side, at most
@@ -45,13 +45,15 @@ def fastest_backend(field: RadianceField) -> Backend:
       with :class:`ExponentialDensity`.
     - ``render_grid_image``, one kernel: a :class:`VoxelGrid`, or a :class:`VoxelPyramid` that is a sum, read by
       an :class:`SHDecoder`. A sum is collapsed into one grid (:meth:`VoxelPyramid.collapse`), which loses nothing.
-    - :func:`voxelfield.rendering.render.render_view`: every other field. Among them are those of the kinds above that
-      are neither float32 nor float16, whose padding is not "border", that are too large (a level of 2^31 numbers, a
-      grid of 2^31 - 1 vertices), or that are of a subclass, which may compute something else.
+    - :func:`voxelfield.rendering.render.render_view`: every other field, of whatever class. Among them are those of the
+      kinds above that are neither float32 nor float16, whose padding is not "border", that are too large (a level of
+      2^31 numbers, a grid of 2^31 - 1 vertices), or that are of a subclass, which may compute something else.
 
     Args:
         field: The field.
     """
+    if not isinstance(field, RadianceField):
+        return "render_view"
     grid, decoder = field.grid, field.decoder
     if field.has_pyramid_density:
         assert isinstance(decoder, FusedMLPDecoder)
@@ -117,7 +119,7 @@ class FieldRenderer:
 
     def __init__(
         self,
-        field: RadianceField,
+        field: Field,
         occupancy: OccupancyGrid,
         settings: RenderSettings,
         background: Tensor,
@@ -130,8 +132,8 @@ class FieldRenderer:
     ) -> None:
         check_tensor("background", background, (3,))
         check_dtype("background", background, (torch.float32,))
-        check_same_device("background", background, "field", field.grid.aabb)
-        check_same_device("occupancy", occupancy.aabb, "field", field.grid.aabb)
+        check_same_device("background", background, "field", field.aabb)
+        check_same_device("occupancy", occupancy.aabb, "field", field.aabb)
         check_at_least_one("supersampling", supersampling)
         check_at_least_one("chunk", chunk)
         check_choice("transfer", transfer, TRANSFERS)
@@ -178,10 +180,11 @@ class FieldRenderer:
         return _averaged(rays, self._supersampling, self._background, self._transfer)
 
 
-def _backend_on(like: Tensor, field: RadianceField, fastest: Backend) -> Backend:
+def _backend_on(like: Tensor, field: Field, fastest: Backend) -> Backend:
     """Returns the fastest backend that the device of ``like`` has room for."""
     if fastest != "render_pyramid_image":
         return fastest
+    assert isinstance(field, RadianceField)
     decoder = field.decoder
     assert isinstance(decoder, FusedMLPDecoder)
     networks = (decoder.density_network, decoder.color_network)
@@ -195,9 +198,8 @@ def _backend_on(like: Tensor, field: RadianceField, fastest: Backend) -> Backend
     return "render_view"
 
 
-def _pyramid_images(
-    field: RadianceField, occupancy: OccupancyGrid, settings: RenderSettings, background: Tensor
-) -> _Draw:
+def _pyramid_images(field: Field, occupancy: OccupancyGrid, settings: RenderSettings, background: Tensor) -> _Draw:
+    assert isinstance(field, RadianceField)
     pyramid, decoder = field.grid, field.decoder
     assert isinstance(pyramid, VoxelPyramid)
     assert isinstance(decoder, FusedMLPDecoder)
@@ -219,7 +221,8 @@ def _pyramid_images(
     return _one_kernel(render, occupancy, settings, background)
 
 
-def _grid_images(field: RadianceField, occupancy: OccupancyGrid, settings: RenderSettings, background: Tensor) -> _Draw:
+def _grid_images(field: Field, occupancy: OccupancyGrid, settings: RenderSettings, background: Tensor) -> _Draw:
+    assert isinstance(field, RadianceField)
     grid, decoder = field.grid, field.decoder
     assert isinstance(decoder, SHDecoder)
     assert isinstance(decoder.activation, DensityActivation)
@@ -239,7 +242,7 @@ def _is_sum(grid: VoxelGrid | VoxelPyramid) -> bool:
 
 
 def _views(
-    field: RadianceField,
+    field: Field,
     occupancy: OccupancyGrid,
     settings: RenderSettings,
     background: Tensor,

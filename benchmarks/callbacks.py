@@ -1,0 +1,196 @@
+"""Times a training step through plain functions beside the step of the field that they wrap, at equal samples.
+
+    python benchmarks/callbacks.py [--device cpu|cuda] [--threads N] [--quick] [--only SUBSTRING] [--json PATH]
+
+Each kind of field (``model=pyramid``, ``sh``, ``mlp`` with their defaults up to a finest level of 256 on a GPU, 64 on a
+CPU) is rendered in three ways. Forward and backward of ``render`` are timed, without an optimizer:
+
+- "field": the ``RadianceField`` itself, as training renders it. A pyramid is marched through by one kernel.
+- "class": a class with the members of ``voxelfield.fields.field.Field`` alone, whose ``sample`` is the field's own.
+  What it takes more is the price of the general path.
+- "functions": ``CallbackField`` of two functions, the field's density and the field's colour. Each of them reads the
+  grid, so it is read once more forward and once more backward: what it takes more than "class" is that work, which the
+  functions ask for, and the calls.
+
+The scene is a shell of uniform density, so that a ray shows a part of its candidate samples: rays stop in the shell's
+front, and its back is never seen. "room" says whether the number of samples is waited for, or has a fixed capacity as
+in training on a GPU. Fields read working copies of their grids, float16 on a GPU and float32 on a CPU, as in training.
+Colours, and the gradients in all parameters, are compared in the run. Gradients are added up from call to call, so no
+time goes into clearing them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import _harness as harness
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from voxelfield.fields.callbacks import CallbackField
+from voxelfield.fields.field import Field, RadianceField
+from voxelfield.fields.recipes.mlp import MLPRecipe
+from voxelfield.fields.recipes.pyramid import ExponentialDensityConfig, PyramidRecipe
+from voxelfield.fields.recipes.recipe import Recipe
+from voxelfield.fields.recipes.sh import SHDensityConfig, SHRecipe
+from voxelfield.fields.recipes.softplus import SoftplusDensityConfig
+from voxelfield.rendering.march import Capacity, RenderSettings
+from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.rendering.rays import Rays, RaySamples, intersect_aabb
+from voxelfield.rendering.render import Rendering, render
+
+BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
+DENSITY = 60.0
+SHELL = (0.45, 0.75)  # radii
+RAYS = {"cuda": 1 << 14, "cpu": 1 << 11}
+FINEST = {"cuda": 256, "cpu": 64}
+SH_LEVELS = {"cuda": [32, 64, 128, 256], "cpu": [16, 32, 64]}
+# Relative, of colours and of gradients. On a GPU a kernel marches in 16 bits, and samples at the limits differ.
+TOLERANCE = {"cuda": 5e-2, "cpu": 1e-3}
+
+
+class Members:
+    """A field by no more than what rendering needs of one.
+
+    Args:
+        field: What it passes everything on to.
+    """
+
+    def __init__(self, field: RadianceField) -> None:
+        self._field = field
+        self.aabb = field.aabb
+
+    def density(self, points: Tensor) -> Tensor:
+        """Returns the field's density."""
+        return self._field.density(points)
+
+    def sample(self, samples: RaySamples, directions: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns the field's density and colour."""
+        return self._field.sample(samples, directions)
+
+
+def functions(field: RadianceField) -> CallbackField:
+    """Wraps a field's density and colour as functions that share nothing."""
+    return CallbackField(field.density, lambda points, directions: field(points, directions)[1], field.aabb)
+
+
+def make_fields(device: torch.device) -> Iterator[tuple[str, RadianceField]]:
+    """Yields every kind of field, with working copies."""
+    recipes: tuple[Recipe, ...] = (
+        PyramidRecipe(density=ExponentialDensityConfig(initial=DENSITY)),
+        SHRecipe(resolutions=SH_LEVELS[device.type], density=SHDensityConfig(initial=DENSITY)),
+        MLPRecipe(density=SoftplusDensityConfig(initial=DENSITY)),
+    )
+    for recipe in recipes:
+        field = recipe.build(torch.tensor(BOX), [FINEST[device.type]], device)
+        field.grid.keep_copies(torch.float16 if device.type == "cuda" else torch.float32)
+        yield recipe.kind, field
+
+
+def make_shell(device: torch.device) -> OccupancyGrid:
+    """Marks the cells of the shell."""
+    occupancy = OccupancyGrid(128, BOX).to(device)
+    axis = (torch.arange(128, device=device) + 0.5) / 64 - 1
+    radius = torch.stack(torch.meshgrid(axis, axis, axis, indexing="ij")).norm(dim=0)
+    occupancy.occupied.copy_((radius > SHELL[0]) & (radius < SHELL[1]))
+    return occupancy
+
+
+def make_rays(device: torch.device) -> Rays:
+    """Casts rays from a sphere around the box through points of the shell's inside."""
+    count = RAYS[device.type]
+    origins = 4 * F.normalize(torch.randn(count, 3, device=device), dim=-1)
+    directions = F.normalize(1.2 * torch.rand(count, 3, device=device) - 0.6 - origins, dim=-1)
+    return Rays(origins, directions, *intersect_aabb(origins, directions, torch.tensor(BOX, device=device)))
+
+
+def step(
+    field: Field, rays: Rays, occupancy: OccupancyGrid, settings: RenderSettings, capacity: Capacity | None
+) -> Rendering:
+    """Renders rays and adds the gradient of their squared colours and opacities to what is trained."""
+    rendering = render(field, rays, occupancy, settings, capacity=capacity)
+    (rendering.rgb.square().sum() + rendering.opacity.square().sum()).backward()
+    return rendering
+
+
+def results(
+    field: Field,
+    trained: RadianceField,
+    rays: Rays,
+    occupancy: OccupancyGrid,
+    settings: RenderSettings,
+    capacity: Capacity | None,
+) -> tuple[Rendering, Tensor]:
+    """Takes one step; returns what was rendered and the gradients in all parameters, flat."""
+    for parameter in trained.parameters():
+        if parameter.grad is not None:
+            parameter.grad.zero_()
+    rendering = step(field, rays, occupancy, settings, capacity)
+    return rendering, torch.cat([p.grad.flatten() for p in trained.parameters() if p.grad is not None])
+
+
+def measure(
+    kind: str, field: RadianceField, rays: Rays, occupancy: OccupancyGrid, room: str, session: harness.Session
+) -> dict[str, Any]:
+    """Compares and times the three ways for one kind of field."""
+    device = session.device
+    settings = RenderSettings(step=0.8 * 2 / FINEST[device.type])
+    ways: dict[str, Field] = {"field": field, "class": Members(field), "functions": functions(field)}
+    counted, _ = results(ways["class"], field, rays, occupancy, settings, None)
+    assert counted.candidates is not None
+    candidates, visible = int(counted.candidates), len(counted.samples)
+    capacity = Capacity(candidates * 5 // 4, visible * 5 // 4) if room == "fixed" else None
+    row: dict[str, Any] = {"kind": kind, "room": room, "rays": len(rays), "candidates": candidates, "visible": visible}
+    arguments = (rays, occupancy, settings, capacity)
+    tolerance = TOLERANCE[device.type]
+    expected, expected_grads = results(field, field, *arguments)
+    for name, way in ways.items():
+        rendering, grads = results(way, field, *arguments)
+        shown = int(rendering.samples.ray_offsets[-1])
+        errors = {
+            "samples": abs(shown - visible) / visible,
+            "rgb": harness.relative_error(rendering.rgb.detach(), expected.rgb.detach()),
+            "gradient": harness.relative_error(grads, expected_grads),
+        }
+        for what, error in errors.items():
+            harness.check(f"{kind}, {room}, {name}: {what}", error, tolerance)
+        timing = harness.measure([partial(step, way, *arguments)], device, session.how)
+        row[name] = {"samples": shown, "errors": errors, "ms": timing}
+    return row
+
+
+def as_table(rows: list[dict[str, Any]]) -> str:
+    """Formats a line for each kind and room; ratios are to the field itself."""
+    lines = []
+    for row in rows:
+        times = {name: row[name]["ms"].median for name in ("field", "class", "functions")}
+        ratios = [f"{times[name] / times['field']:.2f}x" for name in ("class", "functions")]
+        sizes = [str(row[key]) for key in ("rays", "candidates", "visible")]
+        shown = [f"{time:.3f}" for time in times.values()]
+        lines.append([f"{row['kind']}, {row['room']}", *sizes, *shown, *ratios])
+    header = ["kind, room", "rays", "candidates", "visible", "field, ms", "class", "functions", "class", "functions"]
+    return harness.table(header, lines)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Parses the command line, measures, prints the table last."""
+    options = harness.parser(__doc__).parse_args(arguments)
+    session = harness.start(options)
+    torch.manual_seed(0)
+    occupancy, rays = make_shell(session.device), make_rays(session.device)
+    rows = []
+    for kind, field in make_fields(session.device):
+        for room in ("waited for", "fixed"):
+            if options.only in f"{kind}, {room}":
+                rows.append(measure(kind, field, rays, occupancy, room, session))
+    session.announce()
+    print("\n" + as_table(rows))
+    if options.json:
+        session.write(options.json, "callbacks", __doc__, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,116 @@
+"""A radiance field of two plain functions, for models that are not made of this package's grids."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from voxelfield.grids.boxes import box_tensor, parse_box
+from voxelfield.ops._checks import check_field, check_result
+from voxelfield.ops._errors import ArgumentTypeError
+from voxelfield.rendering.rays import RaySamples
+
+__all__ = ["CallbackField", "ColorFunction", "DensityFunction"]
+
+DensityFunction = Callable[[Tensor], Tensor]
+"""Maps world positions (N, 3) to densities (N,), per world unit."""
+
+ColorFunction = Callable[[Tensor, Tensor], Tensor]
+"""Maps world positions (N, 3) and unit viewing directions (N, 3) to colours (N, 3)."""
+
+
+class CallbackField:
+    """Density and colour by two functions of the caller's; satisfies :class:`voxelfield.fields.field.Field`.
+
+    The functions may be modules, methods of one module, closures or compiled functions, and gradients reach whatever
+    they compute with. The field has no parameters of its own: the optimizer needs those of the modules.
+
+    Nothing is assumed of the functions beyond what is said here. Rendering asks them for any number N of points, 0
+    included, all of them finite and in the box of the occupancy grid.
+
+    Rendering evaluates the density twice: at all candidate samples without gradient, and with gradient at those that
+    show. Where density and colour share work, as two outputs of one network do, a class of the caller's with the
+    members of :class:`voxelfield.fields.field.Field` does that work once.
+
+    Args:
+        density: Maps world positions (N, 3) float32 to densities (N,), at least 0, per world unit, as float32, float16
+            or bfloat16.
+        color: Maps world positions (N, 3) and unit viewing directions (N, 3), both float32, to colours (N, 3),
+            nominally in [0, 1], in the same dtypes.
+        aabb: (2, 3) box outside of which cameras see nothing, world units.
+        device: Where the functions compute. By default the device of ``aabb`` if that is a tensor, otherwise torch's
+            default device.
+
+    Attributes:
+        aabb: (2, 3) float32, on the device.
+
+    Raises:
+        TypeError: ``density`` or ``color`` cannot be called.
+        ValueError: ``aabb`` is not a box.
+
+    Example:
+        >>> ball = CallbackField(
+        ...     density=lambda points: 20.0 * (points.norm(dim=-1) < 0.7),
+        ...     color=lambda points, directions: points.abs(),
+        ...     aabb=((-1, -1, -1), (1, 1, 1)),
+        ... )
+        >>> ball.density(torch.zeros(1, 3))
+        tensor([20.])
+    """
+
+    def __init__(
+        self,
+        density: DensityFunction,
+        color: ColorFunction,
+        aabb: Tensor | Sequence[Sequence[float]],
+        *,
+        device: torch.device | str | None = None,
+    ) -> None:
+        for name, function in (("density", density), ("color", color)):
+            if not callable(function):
+                raise ArgumentTypeError(f"{name} must be a function that returns a tensor, got {function!r}")
+        if device is None:
+            device = aabb.device if isinstance(aabb, Tensor) else torch.get_default_device()
+        self.aabb = box_tensor(parse_box(aabb), torch.device(device))
+        self._density = density
+        self._color = color
+
+    def density(self, points: Tensor) -> Tensor:
+        """Evaluates the density alone.
+
+        Args:
+            points: (M, 3) world positions, float32, on the field's device.
+
+        Returns:
+            (M,), per world unit; float32.
+
+        Raises:
+            TypeError: ``points``, or what the function returns, is not a tensor of the right dtype.
+            ValueError: ``points``, or what the function returns, has another shape or device.
+        """
+        check_field("points", points, ("M", 3), torch.float32, "aabb", self.aabb)
+        density = self._density(points)
+        check_result("density(points)", density, (points.shape[0],), points)
+        return density.float()
+
+    def sample(self, samples: RaySamples, directions: Tensor) -> tuple[Tensor, Tensor]:
+        """Evaluates the field at packed ray samples.
+
+        Args:
+            samples: M samples of R rays.
+            directions: (R, 3) the rays' unit directions.
+
+        Returns:
+            density (M,), per world unit, and rgb (M, 3); float32.
+
+        Raises:
+            TypeError: What a function returns is not a tensor of the right dtype.
+            ValueError: What a function returns has another shape or device.
+        """
+        points = samples.positions
+        density = self.density(points)
+        rgb = self._color(points, directions.index_select(0, samples.ray_index))
+        check_result("color(points, directions)", rgb, (points.shape[0], 3), points)
+        return density, rgb.float()
