@@ -37,7 +37,7 @@ from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.locate import find_scene
 from voxelfield.datasets.scene import Split
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.renderer import Backend, FieldRenderer, fastest_backend
+from voxelfield.rendering.renderer import FieldRenderer, fastest_backend
 from voxelfield.training.clock import synchronized_time
 from voxelfield.training.evaluation import spread
 from voxelfield.training.images import composite_background
@@ -135,7 +135,7 @@ def run(
     }
     rows: list[dict[str, Any]] = []
     first: list[Tensor] = []
-    backends: tuple[Backend, ...] = (fastest_backend(trained.field), "render_view")
+    backends = (fastest_backend(trained.field, trained.recipe.image_backends).name, "render_view")
     for backend in dict.fromkeys(backends):
         if only not in backend:
             continue

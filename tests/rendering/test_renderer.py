@@ -11,11 +11,12 @@ from voxelfield import FieldRenderer, VoxelGrid, VoxelPyramid
 from voxelfield.fields.decoders import ColorMLPDecoder, FusedMLPDecoder, SHDecoder
 from voxelfield.fields.density import DensityActivation, ExponentialDensity
 from voxelfield.fields.field import RadianceField
+from voxelfield.rendering.backends.backend import ImageBackend
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.render import View, render_view
-from voxelfield.rendering.renderer import fastest_backend
+from voxelfield.rendering.renderer import BACKENDS, fastest_backend
 
 BOX = ((-1.0, -0.8, -1.2), (1.0, 1.1, 0.9))
 SETTINGS = RenderSettings(step=0.06, min_weight=1e-3)
@@ -185,7 +186,7 @@ def assert_views_agree(view, expected, device):
 
 @every_field
 def test_the_backend_follows_from_the_kind_of_field(make, backend):
-    assert fastest_backend(make()) == backend
+    assert fastest_backend(make()).name == backend
 
 
 def test_a_subclass_of_a_field_is_left_to_the_general_way():
@@ -195,13 +196,13 @@ def test_a_subclass_of_a_field_is_left_to_the_general_way():
             return density, rgb / 2
 
     plain = harmonics()
-    assert fastest_backend(Dimmed(plain.grid, plain.decoder)) == "render_view"
+    assert fastest_backend(Dimmed(plain.grid, plain.decoder)).name == "render_view"
 
 
 def test_grids_too_large_for_the_kernels_are_left_to_the_general_way():
     def enlarged(field, grid, shape):
         grid.features = nn.Parameter(torch.empty(shape, device="meta"))
-        return fastest_backend(field)
+        return fastest_backend(field).name
 
     field = pyramid()
     assert enlarged(field, field.grid.grids[2], (2**9, 2**10, 2**9 * 2 - 1, 4)) == "render_pyramid_image"
@@ -387,3 +388,38 @@ def test_a_camera_must_exist(make, index):
     renderer = make_renderer(make(), torch.device("cpu"))
     with pytest.raises(IndexError, match=rf"index must lie in \[0, 3\), got {index}"):
         renderer.view(make_cameras("cpu"), index)
+
+
+# ------------------------------------------------------------------------------------------- a backend of a package
+
+
+class Flat(ImageBackend):
+    """Renders one colour, for fields that say so."""
+
+    name = "render_flat"
+
+    @classmethod
+    def serves(cls, field) -> bool:
+        return getattr(field, "flat", False)
+
+    @classmethod
+    def prepare(cls, source):
+        def draw(cameras, index):
+            size = (cameras.height, cameras.width)
+            return View(source.background.expand(*size, 3), torch.zeros(size), torch.zeros(size))
+
+        return draw
+
+
+def test_a_backend_of_another_package_serves_its_own_kind_alone():
+    field = harmonics()
+    occupancy, settings, background = OccupancyGrid(4, field.aabb), RenderSettings(step=0.1), torch.full((3,), 0.25)
+    backends = (Flat, *BACKENDS)
+    assert FieldRenderer(field, occupancy, settings, background, backends=backends).backend == "render_grid_image"
+    field.flat = True
+    renderer = FieldRenderer(field, occupancy, settings, background, backends=backends)
+    assert renderer.backend == "render_flat"
+    cameras = Cameras(torch.eye(4)[None], torch.tensor([[10.0, 10.0, 4.0, 3.0]]), width=8, height=6)
+    assert torch.equal(renderer.view(cameras, 0).rgb, background.expand(6, 8, 3))
+    with pytest.raises(ValueError, match="backend must be render_flat or render_view for this field"):
+        FieldRenderer(field, occupancy, settings, background, backends=backends, backend="render_grid_image")

@@ -2,36 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from voxelfield.fields.decoders import Decoder, FusedMLPDecoder
-from voxelfield.fields.density import ExponentialDensity
+from voxelfield.fields.decoders import Decoder
+from voxelfield.fields.pyramid_density import PyramidDensity, is_pyramid_density, read_pyramid_density
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.voxel_grid import VoxelGrid
-from voxelfield.ops import _constants
-from voxelfield.ops._internal.pyramid_field import MAX_NUMBERS
 from voxelfield.rendering.rays import RaySamples
-
-
-@dataclass(frozen=True, eq=False)
-class PyramidDensity:
-    """The density of a pyramid with a network behind it, in the form that the marching kernel reads.
-
-    Attributes:
-        levels: What the active levels are read from, each (X_l, Y_l, Z_l, 4).
-        aabb: (2, 3) their box, world units.
-        weights: The density network's two matrices.
-        initial: Density of a zero output, per world unit.
-    """
-
-    levels: list[Tensor]
-    aabb: Tensor
-    weights: list[Tensor]
-    initial: float
 
 
 class Field(Protocol):
@@ -150,24 +130,11 @@ class RadianceField(nn.Module):
 
     @property
     def has_pyramid_density(self) -> bool:
-        """Whether the density is of a kind that one kernel can march through.
+        """Whether the density is of a kind that one kernel can march through (:func:`is_pyramid_density`).
 
-        It is where the grid is a pyramid of at most 8 levels, each of 4 channels and less than 2^31 numbers, side by
-        side and with "border" padding, the decoder a network of at most 16 geometry outputs with an exponential
-        density, and all of it float32 or float16. Not for subclasses of any of these, which may compute something else.
+        Not for subclasses, which may compute something else.
         """
-        grid, decoder = self.grid, self.decoder
-        if type(self) is not RadianceField or type(grid) is not VoxelPyramid or type(decoder) is not FusedMLPDecoder:
-            return False
-        return (
-            type(decoder.activation) is ExponentialDensity
-            and decoder.density_network[-1].shape[0] <= _constants.MAX_GEOMETRY
-            and grid.reduce == "concat"
-            and grid.active <= _constants.MAX_FIELD_LEVELS
-            and all(level.padding == "border" and level.channels == _constants.LEVEL_CHANNELS for level in grid.grids)
-            and all(level.numel() < MAX_NUMBERS for level in grid.levels)
-            and all(parameter.dtype in (torch.float32, torch.float16) for parameter in self.parameters())
-        )
+        return type(self) is RadianceField and is_pyramid_density(self.grid, self.decoder)
 
     def pyramid_density(self) -> PyramidDensity | None:
         """Returns the density as one kernel can march through it.
@@ -175,17 +142,4 @@ class RadianceField(nn.Module):
         None where it is of another kind (:attr:`has_pyramid_density`) or, on CUDA, read from other than float16 copies
         (:meth:`VoxelPyramid.keep_copies`).
         """
-        grid, decoder = self.grid, self.decoder
-        if not self.has_pyramid_density:
-            return None
-        assert isinstance(grid, VoxelPyramid)
-        assert isinstance(decoder, FusedMLPDecoder)
-        assert isinstance(decoder.activation, ExponentialDensity)
-        levels = grid.sampled_levels
-        if levels[0].is_cuda and levels[0].dtype != torch.float16:
-            return None
-        first, last = decoder.density_network
-        # Levels that are off read zero: their columns of the first matrix do nothing.
-        return PyramidDensity(
-            levels, grid.aabb, [first[:, : _constants.LEVEL_CHANNELS * len(levels)], last], decoder.activation.initial
-        )
+        return read_pyramid_density(self.grid, self.decoder) if self.has_pyramid_density else None

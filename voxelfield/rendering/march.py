@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from voxelfield import ops
-from voxelfield.fields.field import Field, PyramidDensity
+from voxelfield.fields.field import Field
+from voxelfield.fields.pyramid_density import PyramidDensity
 from voxelfield.ops._internal.march_visible import march_visible
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.selection import MIN_WEIGHT

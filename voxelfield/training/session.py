@@ -249,12 +249,12 @@ class Session:
 
     def renderer(self) -> FieldRenderer:
         """Returns what renders views of the field as it is now; after further steps it takes another."""
-        return view_renderer(self.field, self.occupancy, self.config.trainer)
+        return view_renderer(self.field, self.occupancy, self.config.trainer, self.recipe)
 
     def result(self) -> TrainedRun:
         """Returns what has been trained so far, to be rendered and saved; further steps change it."""
         config = OmegaConf.create(self._saved_config())
-        return TrainedRun(self.field, self.occupancy, self.config.trainer, config, self.step)
+        return TrainedRun(self.field, self.occupancy, self.recipe, self.config.trainer, config, self.step)
 
     def preview(self) -> None:
         """Logs render | truth | error | depth at fixed test views, and their PSNR; nothing for a scene without any."""

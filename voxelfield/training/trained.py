@@ -17,7 +17,7 @@ from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.render import View
-from voxelfield.rendering.renderer import Backend, FieldRenderer
+from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.training.checkpoint import load_checkpoint
 from voxelfield.training.config import SceneConfig, TrainerConfig, parse
 from voxelfield.training.optimizer import copies_dtype
@@ -31,6 +31,7 @@ class TrainedRun:
     Attributes:
         field: The field, without gradients; its grids are in the dtype in which training on that device reads them.
         occupancy: Where there is something to sample.
+        recipe: What built the field.
         trainer: The loop's settings, of which the evaluation is part.
         config: The run's whole configuration.
         steps: Steps of training done.
@@ -38,17 +39,18 @@ class TrainedRun:
 
     field: RadianceField
     occupancy: OccupancyGrid
+    recipe: Recipe
     trainer: TrainerConfig
     config: DictConfig
     steps: int
 
-    def renderer(self, backend: Backend | None = None) -> FieldRenderer:
+    def renderer(self, backend: str | None = None) -> FieldRenderer:
         """Returns what renders views as the run's own evaluation does.
 
         Args:
             backend: As for :class:`voxelfield.FieldRenderer`.
         """
-        return view_renderer(self.field, self.occupancy, self.trainer, backend)
+        return view_renderer(self.field, self.occupancy, self.trainer, self.recipe, backend)
 
     @torch.no_grad()
     def density(self, points: Tensor) -> Tensor:
@@ -117,10 +119,11 @@ def restore_run(
     trainer = parse(TrainerConfig, config.trainer, "trainer")
     scene = parse(SceneConfig, config.scene, "scene")
     aabb = torch.tensor(scene.aabb, dtype=torch.float32)
-    field = parse(Recipe, config.model, "model").build(aabb, trainer.resolutions, "cpu")
+    recipe = parse(Recipe, config.model, "model")
+    field = recipe.build(aabb, trainer.resolutions, "cpu")
     field.load_state_dict(field_state)
     field.requires_grad_(False)
     field.grid.to(copies_dtype(trainer.precision, device))
     occupancy = OccupancyGrid(trainer.occupancy.resolution, aabb)
     occupancy.load_state_dict(occupancy_state)
-    return TrainedRun(field.to(device), occupancy.to(device), trainer, config, steps)
+    return TrainedRun(field.to(device), occupancy.to(device), recipe, trainer, config, steps)

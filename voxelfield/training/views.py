@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from voxelfield.fields.field import RadianceField
+from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
-from voxelfield.rendering.renderer import Backend, FieldRenderer
+from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.training.batches import background_for
 from voxelfield.training.config import TrainerConfig
 
@@ -28,7 +29,7 @@ def evaluation_background(config: TrainerConfig, device: torch.device) -> Tensor
 
 
 def view_renderer(
-    field: RadianceField, occupancy: OccupancyGrid, config: TrainerConfig, backend: Backend | None = None
+    field: RadianceField, occupancy: OccupancyGrid, config: TrainerConfig, recipe: Recipe, backend: str | None = None
 ) -> FieldRenderer:
     """Returns what renders views of a field as it is now, over the evaluation background.
 
@@ -36,6 +37,7 @@ def view_renderer(
         field: The field.
         occupancy: Where to sample, on the field's device.
         config: The loop's settings.
+        recipe: What built the field.
         backend: As for :class:`voxelfield.FieldRenderer`.
     """
     return FieldRenderer(
@@ -48,4 +50,5 @@ def view_renderer(
         chunk=config.chunk,
         precision=getattr(torch, config.precision),
         backend=backend,
+        backends=recipe.image_backends,
     )

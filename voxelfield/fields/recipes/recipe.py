@@ -11,7 +11,9 @@ from torch import Tensor
 
 from voxelfield.fields.field import RadianceField
 from voxelfield.fields.recipes import registry
+from voxelfield.rendering.backends.backend import ImageBackend
 from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.rendering.renderer import BACKENDS
 
 
 @dataclass
@@ -30,11 +32,15 @@ class Recipe:
     Attributes:
         kind: The name; a subclass gives it a ``Literal`` type and a default.
         grid_terms: Which of the loss terms on the grid itself, ``tv_density`` and ``tv_color``, this kind has.
+        image_backends: What may render images of this kind faster than the general path, in the order in which they
+            are tried (:func:`voxelfield.rendering.renderer.fastest_backend`). A package with a kernel for its own kind
+            of field adds a subclass of :class:`voxelfield.rendering.backends.backend.ImageBackend`.
     """
 
     kind: str
 
     grid_terms: ClassVar[tuple[str, ...]] = ()
+    image_backends: ClassVar[tuple[type[ImageBackend], ...]] = BACKENDS
 
     @classmethod
     def choose(cls, values: Any, name: str) -> type[Recipe]:
