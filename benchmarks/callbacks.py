@@ -37,9 +37,10 @@ from voxelfield.fields.recipes.pyramid import ExponentialDensityConfig, PyramidR
 from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.fields.recipes.sh import SHDensityConfig, SHRecipe
 from voxelfield.fields.recipes.softplus import SoftplusDensityConfig
+from voxelfield.ops import PackedSamples
 from voxelfield.rendering.march import Capacity, RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
-from voxelfield.rendering.rays import Rays, RaySamples, intersect_aabb
+from voxelfield.rendering.rays import Rays, intersect_aabb
 from voxelfield.rendering.render import Rendering, render
 
 BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
@@ -67,7 +68,7 @@ class Members:
         """Returns the field's density."""
         return self._field.density(points)
 
-    def sample(self, samples: RaySamples, directions: Tensor) -> tuple[Tensor, Tensor]:
+    def sample(self, samples: PackedSamples, directions: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the field's density and colour."""
         return self._field.sample(samples, directions)
 
@@ -141,7 +142,7 @@ def measure(
     ways: dict[str, Field] = {"field": field, "class": Members(field), "functions": functions(field)}
     counted, _ = results(ways["class"], field, rays, occupancy, settings, None)
     assert counted.candidates is not None
-    candidates, visible = int(counted.candidates), len(counted.samples)
+    candidates, visible = int(counted.candidates), len(counted.samples.positions)
     capacity = Capacity(candidates * 5 // 4, visible * 5 // 4) if room == "fixed" else None
     row: dict[str, Any] = {"kind": kind, "room": room, "rays": len(rays), "candidates": candidates, "visible": visible}
     arguments = (rays, occupancy, settings, capacity)

@@ -130,7 +130,7 @@ def run(
         "parameters": sum(parameter.numel() for parameter in trained.field.parameters()),
         "resolution": list(trained.field.grid.resolution),
         "supersampling": trained.trainer.evaluation.supersampling,
-        "transfer": trained.trainer.transfer,
+        "pixel_averaging": trained.trainer.pixel_averaging,
         "render": vars(trained.trainer.render),
     }
     rows: list[dict[str, Any]] = []

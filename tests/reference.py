@@ -129,11 +129,11 @@ def encode(light: Tensor) -> Tensor:
     return torch.where(light <= 0.0031308, 12.92 * light, 1.055 * light.clamp(min=0.003) ** (1 / 2.4) - 0.055)
 
 
-def pixel_colors(rgb: Tensor, opacity: Tensor, background: Tensor, rays_per_pixel: int, transfer: str) -> Tensor:
+def pixel_colors(rgb: Tensor, opacity: Tensor, background: Tensor, rays_per_pixel: int, pixel_averaging: str) -> Tensor:
     """The mean of rays' light, encoded, over a background: premultiplied rgb (R, 3), opacity (R,) -> (R / k, 3)."""
     rgb, opacity = rgb.unflatten(0, (-1, rays_per_pixel)), opacity.unflatten(0, (-1, rays_per_pixel))
     covered = opacity.mean(dim=1)[:, None]
-    if transfer == "linear":
+    if pixel_averaging == "encoded":
         return rgb.mean(dim=1) + (1 - covered) * background
     opacity = opacity[..., None]
     straight = torch.where(opacity > 0, rgb / torch.where(opacity > 0, opacity, 1.0), 0.0)

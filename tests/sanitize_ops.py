@@ -240,12 +240,14 @@ def run_misleading_contents():
 
 def run_losses():
     """Makes pixels of rays and judges them and samples, few and more than a launch's blocks take at once."""
-    for pixels, rays_per_pixel, transfer in itertools.product((0, 1, 300, 400_000), (1, 4), ("srgb", "linear")):
+    for pixels, rays_per_pixel, pixel_averaging in itertools.product(
+        (0, 1, 300, 400_000), (1, 4), ("linear_light", "encoded")
+    ):
         rays = pixels * rays_per_pixel
         rgb, truth = torch.rand(rays, 3, device="cuda", requires_grad=True), torch.rand(pixels, 3, device="cuda")
         opacity = torch.ones(rays, device="cuda", requires_grad=True)
         for background in (truth, torch.ones(3, device="cuda")):
-            colors = _internal.pixel_colors(rgb, opacity, background, rays_per_pixel, transfer=transfer)
+            colors = _internal.pixel_colors(rgb, opacity, background, rays_per_pixel, pixel_averaging=pixel_averaging)
             rays_kept = torch.tensor(rays // 2, device="cuda")
             _internal.pixel_color_error(colors, truth, rays_per_pixel=rays_per_pixel, rays_kept=rays_kept).backward()
         index = torch.arange(rays, device="cuda")

@@ -10,9 +10,10 @@ from voxelfield import CallbackField, FieldRenderer, OccupancyGrid, RadianceFiel
 from voxelfield.fields.decoders import ColorMLPDecoder, FusedMLPDecoder, SHDecoder
 from voxelfield.fields.density import DensityActivation, ExponentialDensity
 from voxelfield.grids.pyramid import VoxelPyramid
+from voxelfield.ops import PackedSamples
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import Capacity
-from voxelfield.rendering.rays import Rays, RaySamples, intersect_aabb
+from voxelfield.rendering.rays import Rays, intersect_aabb
 from voxelfield.rendering.render import render, render_view
 
 BOX = ((-1.0, -0.9, -1.1), (1.0, 1.1, 0.9))
@@ -82,7 +83,7 @@ def test_rays_look_the_same_and_teach_the_same(device, kind, min_weight):
         loss.backward()
         results.append((rendering, [parameter.grad.clone() for parameter in field.parameters()]))
     (expected, expected_grads), (actual, actual_grads) = results
-    assert 0 < len(actual.samples) == len(expected.samples)
+    assert 0 < len(actual.samples.positions) == len(expected.samples.positions)
     close = tolerance(kind, device)
     for name in ("rgb", "opacity", "depth_sum", "density", "weights", "sample_rgb", "distortion"):
         torch.testing.assert_close(getattr(actual, name), getattr(expected, name), **close, msg=lambda m, n=name: n + m)
@@ -107,7 +108,7 @@ def test_functions_are_called_no_more_than_needed(device, min_weight):
     field = CallbackField(density, color, BOX, device=device)
     settings = RenderSettings(step=SETTINGS.step, min_weight=min_weight)
     rendering = render(field, some_rays(device), everywhere(device), settings)
-    candidates, visible = int(rendering.candidates), len(rendering.samples)
+    candidates, visible = int(rendering.candidates), len(rendering.samples.positions)
     judged = [("density", candidates, False)] if min_weight > 0 else []
     assert calls == [*judged, ("density", visible, True), ("color", visible, True)]
     assert visible < candidates if min_weight > 0 else visible == candidates
@@ -164,7 +165,8 @@ def test_unused_rows_of_a_fixed_capacity_teach_nothing(device, room):
     rays, occupancy = some_rays(device), everywhere(device)
     rendering = render(field, rays, occupancy, SETTINGS, capacity=room)
     kept = int(rendering.rays_kept)
-    assert len(rendering.samples) > int(rendering.samples.ray_offsets[-1]), "no row is unused, so nothing is tested"
+    rows = len(rendering.samples.positions)
+    assert rows > int(rendering.samples.ray_offsets[-1]), "no row is unused, so nothing is tested"
     low, high = field.aabb
     assert ((rendering.samples.positions >= low - 1e-5) & (rendering.samples.positions <= high + 1e-5)).all()
     rendering.rgb.sum().backward()
@@ -190,7 +192,7 @@ def test_empty_space_gives_zeros_and_gradients_of_zero(device):
     occupancy = everywhere(device)
     occupancy.occupied.zero_()
     rendering = render(of_network(net, torch.tensor(BOX, device=device)), some_rays(device), occupancy, SETTINGS)
-    assert len(rendering.samples) == 0
+    assert len(rendering.samples.positions) == 0
     assert rendering.rgb.eq(0).all()
     rendering.rgb.sum().backward()
     assert all(parameter.grad.eq(0).all() for parameter in net.parameters())
@@ -235,7 +237,7 @@ class SharedWork:
     def density(self, points: Tensor) -> Tensor:
         return nn.functional.softplus(self.net(points)[:, 0])
 
-    def sample(self, samples: RaySamples, directions: Tensor) -> tuple[Tensor, Tensor]:
+    def sample(self, samples: PackedSamples, directions: Tensor) -> tuple[Tensor, Tensor]:
         out = self.net(samples.positions)
         return nn.functional.softplus(out[:, 0]), torch.sigmoid(out[:, 1:] + directions[samples.ray_index])
 
@@ -268,7 +270,7 @@ def sigma(points):
 
 def five_samples():
     ray_index, ray_offsets = torch.tensor([0, 0, 0, 1, 1]), torch.tensor([0, 3, 5])
-    return RaySamples(torch.rand(5, 3), torch.rand(5), torch.rand(5), ray_index, ray_offsets)
+    return PackedSamples(torch.rand(5, 3), torch.rand(5), torch.rand(5), ray_index, ray_offsets, torch.tensor([2]))
 
 
 @pytest.mark.parametrize(

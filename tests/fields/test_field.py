@@ -10,7 +10,7 @@ from voxelfield import VoxelGrid, VoxelPyramid
 from voxelfield.fields.decoders import ColorMLPDecoder, FusedMLPDecoder, SHDecoder
 from voxelfield.fields.density import DensityActivation, ExponentialDensity
 from voxelfield.fields.field import RadianceField
-from voxelfield.rendering.rays import RaySamples
+from voxelfield.ops import PackedSamples
 
 BOX = ((-1.0, 0.5, -3.0), (2.0, 1.5, 1.0))
 RESOLUTION = (4, 3, 5)
@@ -36,7 +36,8 @@ def make_samples(counts, device="cpu"):
     ray_index = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts, dtype=torch.int64))
     ray_offsets = torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()])
     t = torch.rand(total, device=device)
-    return RaySamples(make_points(total, device), t, t, ray_index.to(device), ray_offsets.to(device))
+    rays_kept = torch.tensor([len(counts)], device=device)
+    return PackedSamples(make_points(total, device), t, t, ray_index.to(device), ray_offsets.to(device), rays_kept)
 
 
 both_decoders = pytest.mark.parametrize("kind", ["sh", "mlp"])

@@ -10,7 +10,7 @@ from tolerances import assert_matches
 
 from voxelfield.ops._internal import pixel_colors
 
-both_transfers = pytest.mark.parametrize("transfer", ["srgb", "linear"])
+both_averages = pytest.mark.parametrize("pixel_averaging", ["linear_light", "encoded"])
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 
 
@@ -27,15 +27,17 @@ def make(device, rays_per_pixel, dtype=torch.float64, pixels=300):
 
 @pytest.mark.covering
 @each_dtype
-@both_transfers
+@both_averages
 @pytest.mark.parametrize("rays_per_pixel", [1, 2, 4, 9])
 @pytest.mark.parametrize("common", [False, True])
-def test_values(device, dtype, transfer, rays_per_pixel, common):
+def test_values(device, dtype, pixel_averaging, rays_per_pixel, common):
     rgb, opacity, background = make(device, rays_per_pixel, dtype)
     background = background[0] if common else background
-    colors = pixel_colors(rgb, opacity, background, rays_per_pixel, transfer=transfer)
+    colors = pixel_colors(rgb, opacity, background, rays_per_pixel, pixel_averaging=pixel_averaging)
     assert colors.dtype == dtype
-    expected = reference.pixel_colors(rgb.double(), opacity.double(), background.double(), rays_per_pixel, transfer)
+    expected = reference.pixel_colors(
+        rgb.double(), opacity.double(), background.double(), rays_per_pixel, pixel_averaging
+    )
     assert_matches(colors, expected)
 
 
@@ -45,7 +47,7 @@ def test_light_is_averaged_rather_than_its_encoding(device):
     opacity, white = torch.ones(2, device=device), torch.ones(3, device=device)
     gray = 1.055 * 0.5 ** (1 / 2.4) - 0.055
     torch.testing.assert_close(pixel_colors(rgb, opacity, white, 2), torch.full((1, 3), gray, device=device))
-    half = pixel_colors(rgb, opacity, white, 2, transfer="linear")
+    half = pixel_colors(rgb, opacity, white, 2, pixel_averaging="encoded")
     torch.testing.assert_close(half, torch.full((1, 3), 0.5, device=device))
     # Where a ray shows nothing, the background is mixed in as it is, as by an image's straight alpha.
     opacity = torch.tensor([1.0, 0.0], device=device)
@@ -54,11 +56,11 @@ def test_light_is_averaged_rather_than_its_encoding(device):
     torch.testing.assert_close(pixel_colors(torch.cat([color, 0 * color]), opacity, white, 2), expected)
 
 
-@both_transfers
-def test_a_single_ray_is_its_pixel(device, transfer):
+@both_averages
+def test_a_single_ray_is_its_pixel(device, pixel_averaging):
     rgb, opacity, background = make(device, 1, torch.float32)
     rgb = 1.5 * rgb - 0.2  # whatever the curve makes of it
-    colors = pixel_colors(rgb, opacity, background, 1, transfer=transfer)
+    colors = pixel_colors(rgb, opacity, background, 1, pixel_averaging=pixel_averaging)
     assert_matches(colors, (rgb + (1 - opacity)[:, None] * background).double())
 
 
@@ -70,10 +72,10 @@ def test_equal_rays_are_their_pixel_up_to_rounding(device):
 
 
 @pytest.mark.covering
-@both_transfers
+@both_averages
 @pytest.mark.parametrize("rays_per_pixel", [1, 3, 4])
 @pytest.mark.parametrize("common", [False, True])
-def test_gradcheck(device, transfer, rays_per_pixel, common):
+def test_gradcheck(device, pixel_averaging, rays_per_pixel, common):
     rgb, opacity, background = make(device, rays_per_pixel, pixels=6)
     # Away from the ends of opacity and from where the parts of the curve meet.
     opacity = 0.1 + 0.8 * torch.rand_like(opacity)
@@ -83,19 +85,19 @@ def test_gradcheck(device, transfer, rays_per_pixel, common):
     inputs = leaves(opacity[:, None] * straight, opacity, background[0] if common else background)
 
     def colors(*inputs):
-        return pixel_colors(*inputs, rays_per_pixel, transfer=transfer)
+        return pixel_colors(*inputs, rays_per_pixel, pixel_averaging=pixel_averaging)
 
     assert torch.autograd.gradcheck(colors, inputs)
 
 
 @each_dtype
-@both_transfers
-def test_gradients_with_rays_that_show_nothing(device, dtype, transfer):
+@both_averages
+def test_gradients_with_rays_that_show_nothing(device, dtype, pixel_averaging):
     inputs = leaves(*make(device, 4, dtype))
     wide = leaves(*(x.double() for x in inputs))
-    colors = pixel_colors(*inputs, 4, transfer=transfer)
+    colors = pixel_colors(*inputs, 4, pixel_averaging=pixel_averaging)
     grad = torch.randn_like(colors)
-    expected = reference.pixel_colors(*wide, 4, transfer)
+    expected = reference.pixel_colors(*wide, 4, pixel_averaging)
     shown = wide[1] > 0
     actual = torch.autograd.grad(colors, inputs, grad)
     wanted = torch.autograd.grad(expected, wide, grad.double())
@@ -233,7 +235,11 @@ def test_opcheck(device):
         ({"background": torch.zeros(4, 4)}, ValueError, r"background must have shape \(4, 3\) .* got \(4, 4\)"),
         ({"background": torch.zeros(4)}, ValueError, r"background must have shape \(3\) .* got \(4,\)"),
         ({"background": torch.zeros(3, device="meta")}, ValueError, "background must be on the device of rgb, cpu"),
-        ({"transfer": "sRGB"}, ValueError, r"transfer must be one of \['srgb', 'linear'\], got 'sRGB'"),
+        (
+            {"pixel_averaging": "sRGB"},
+            ValueError,
+            r"pixel_averaging must be one of \['linear_light', 'encoded'\], got 'sRGB'",
+        ),
     ],
 )
 def test_bad_input_is_named(change, error, message):

@@ -147,17 +147,18 @@ def test_matches_the_modules(device, dtype):
 def test_how_cells_are_given_changes_nothing(device, form):
     scene, camera = on(device, make_scene(fraction=0.1)), make_camera(device)
     expected = render(scene, camera)
-    assert expected.opacity.any()
+    _, opacity, _ = expected
+    assert opacity.any()
     image = render({**scene, "occupied": CELLS[form](scene["occupied"])}, camera)
     for one, two in zip(image, expected, strict=True):
         assert torch.equal(one, two)
 
 
 def test_empty_space_shows_the_background(device):
-    image = render(on(device, make_scene(fraction=-1.0)), make_camera(device))
-    assert torch.equal(image.rgb.cpu(), BACKGROUND.expand(HEIGHT, WIDTH, 3))
-    assert not image.opacity.any()
-    assert not image.depth.any()
+    rgb, opacity, depth = render(on(device, make_scene(fraction=-1.0)), make_camera(device))
+    assert torch.equal(rgb.cpu(), BACKGROUND.expand(HEIGHT, WIDTH, 3))
+    assert not opacity.any()
+    assert not depth.any()
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from voxelfield.rendering.rays import Rays, RaySamples, intersect_aabb
+from voxelfield.rendering.rays import Rays, intersect_aabb
 
 AABB = torch.tensor([[-1.0, -2.0, -3.0], [1.0, 2.0, 3.0]])
 
@@ -145,38 +145,3 @@ def test_rays_refuse_wrong_fields(name, value, error, message):
     Rays(**good)
     with pytest.raises(error, match=message):
         Rays(**{**good, name: value})
-
-
-def samples(**changes):
-    fields = {
-        "positions": torch.zeros(3, 3),
-        "t": torch.zeros(3),
-        "dt": torch.zeros(3),
-        "ray_index": torch.tensor([0, 2, 2]),
-        "ray_offsets": torch.tensor([0, 1, 1, 3]),
-    }
-    return RaySamples(**{**fields, **changes})
-
-
-def test_samples_count_rays_without_samples():
-    assert len(samples()) == 3
-    assert samples().num_rays == 3
-
-
-def test_samples_may_be_none_at_all():
-    none = torch.zeros(0)
-    empty = RaySamples(torch.zeros(0, 3), none, none, none.long(), torch.zeros(1).long())
-    assert len(empty) == empty.num_rays == 0
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
-        ({"dt": torch.zeros(2)}, ValueError, r"RaySamples.dt must have shape \(3\), got \(2,\)"),
-        ({"ray_index": torch.zeros(3).int()}, TypeError, r"RaySamples.ray_index must be int64, got int32"),
-        ({"ray_offsets": torch.zeros(0).long()}, ValueError, r"RaySamples.ray_offsets must have shape"),
-    ],
-)
-def test_samples_refuse_wrong_fields(changes, error, message):
-    with pytest.raises(error, match=message):
-        samples(**changes)

@@ -17,7 +17,7 @@ from voxelfield.ops.marching import PackedSamples
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import Capacity, RenderSettings, march, select, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
-from voxelfield.rendering.rays import Rays, RaySamples, intersect_aabb
+from voxelfield.rendering.rays import Rays, intersect_aabb
 from voxelfield.rendering.render import Rendering, render, render_view
 from voxelfield.training.config import LossConfig
 from voxelfield.training.losses import rendering_terms
@@ -176,7 +176,13 @@ def test_uniform_box_in_closed_form(device):
     torch.testing.assert_close(
         rendering.depth_sum, torch.full((3,), depth, device=device), rtol=0, atol=SIGMA * STEP**2
     )
-    assert rendering.candidates == len(rendering.samples) == len(rendering.weights) == len(rendering.sample_rgb) == 192
+    assert (
+        rendering.candidates
+        == len(rendering.samples.positions)
+        == len(rendering.weights)
+        == len(rendering.sample_rgb)
+        == 192
+    )
     torch.testing.assert_close(rendering.weights.view(3, 64).sum(1), rendering.opacity)
     torch.testing.assert_close(rendering.sample_rgb, color.expand(192, 3))
 
@@ -200,7 +206,7 @@ def test_depth_of_a_wall(device):
     rendering = render(field, straight_rays(device), occupancy, RenderSettings(step=STEP))
     torch.testing.assert_close(rendering.depth_sum / rendering.opacity, torch.full((3,), 2 + STEP / 2, device=device))
     assert rendering.candidates == 96
-    assert len(rendering.samples) == 3
+    assert len(rendering.samples.positions) == 3
 
 
 def test_empty_space_and_missing_rays_are_transparent(device):
@@ -248,7 +254,7 @@ def test_dropping_faint_samples_changes_a_pixel_by_no_more_than_their_weights(de
     faint = exact.weights <= min_weight
     assert 0 < faint.sum() < len(faint)
     assert torch.equal(culled.samples.positions, exact.samples.positions[~faint])
-    assert culled.candidates == exact.candidates == len(exact.samples)
+    assert culled.candidates == exact.candidates == len(exact.samples.positions)
     dropped = torch.zeros(300, device=device).index_add_(0, exact.samples.ray_index[faint], exact.weights[faint])
     assert (dropped <= min_weight * torch.bincount(exact.samples.ray_index[faint], minlength=300)).all()
     assert ((culled.rgb - exact.rgb).abs() <= dropped[:, None] + 1e-5).all()
@@ -264,7 +270,7 @@ def test_faint_samples_cost_no_colour(device):
     rgb = field.decoder.rgb
     field.decoder.rgb = lambda features, view: evaluated.append(len(features)) or rgb(features, view)
     rendering = render(field, rays, everywhere(device), RenderSettings(STEP, min_weight=1e-3))
-    assert evaluated == [len(rendering.samples)]
+    assert evaluated == [len(rendering.samples.positions)]
     assert evaluated[0] < rendering.candidates
     assert (rendering.weights > 1e-3).all()
 
@@ -322,7 +328,7 @@ def test_render_under_autocast(device):
 
 
 def test_over_a_background(device):
-    samples = RaySamples(*packed([0, 0], device)[:5])
+    samples = packed([0, 0], device)
     none, number = torch.zeros(0, device=device), torch.tensor(0, device=device)
     rgb = torch.tensor([[0.1, 0.2, 0.3], [0.0, 0.0, 0.0]], device=device)
     opacity = torch.tensor([0.75, 0.0], device=device)
@@ -407,7 +413,7 @@ def test_room_to_spare_changes_nothing(device, make, min_weight):
         field.zero_grad()
         renderings.append(rendering)
     exact, roomy = renderings
-    assert len(exact.samples) < len(roomy.samples)
+    assert len(exact.samples.positions) < len(roomy.samples.positions)
     assert torch.equal(exact.samples.ray_offsets, roomy.samples.ray_offsets)
     assert exact.candidates == roomy.candidates
     assert exact.rays_kept == roomy.rays_kept == 100

@@ -277,12 +277,14 @@ def test_precision_is_that_of_the_general_way(device):
 
 
 @each_way
-@pytest.mark.parametrize("transfer", ["srgb", "linear"])
-def test_a_pixel_is_made_of_the_light_of_its_rays(device, make, transfer):
+@pytest.mark.parametrize("pixel_averaging", ["linear_light", "encoded"])
+def test_a_pixel_is_made_of_the_light_of_its_rays(device, make, pixel_averaging):
     side = 3
     field, occupancy, cameras = make().to(device), make_occupancy(device), make_cameras(device)
     background = background_on(device)
-    view = FieldRenderer(field, occupancy, SETTINGS, background, supersampling=side, transfer=transfer).view(cameras, 1)
+    view = FieldRenderer(
+        field, occupancy, SETTINGS, background, supersampling=side, pixel_averaging=pixel_averaging
+    ).view(cameras, 1)
     fine = Cameras(cameras.c2w, cameras.intrinsics * side, WIDTH * side, HEIGHT * side)
     rays = FieldRenderer(field, occupancy, SETTINGS, torch.zeros_like(background)).view(fine, 1)
     blocks = [
@@ -293,7 +295,7 @@ def test_a_pixel_is_made_of_the_light_of_its_rays(device, make, transfer):
     ]
     rgb, opacity, depth = (torch.stack(blocks[i * side**2 : (i + 1) * side**2], dim=2).double() for i in range(3))
     expected = reference.pixel_colors(
-        rgb.reshape(-1, 3), opacity.flatten(), background.double(), side**2, transfer
+        rgb.reshape(-1, 3), opacity.flatten(), background.double(), side**2, pixel_averaging
     ).view(HEIGHT, WIDTH, 3)
     torch.testing.assert_close(view.rgb.double(), expected, atol=1e-5, rtol=0)
     torch.testing.assert_close(view.opacity.double(), opacity.mean(2), atol=1e-6, rtol=0)
@@ -308,7 +310,7 @@ def test_a_pixel_is_made_of_the_light_of_its_rays(device, make, transfer):
 def test_pixels_of_linear_values_are_means_of_pixels(device, make):
     field, occupancy, cameras = make().to(device), make_occupancy(device), make_cameras(device)
     given = field, occupancy, SETTINGS, background_on(device)
-    view = FieldRenderer(*given, supersampling=2, transfer="linear").view(cameras, 1)
+    view = FieldRenderer(*given, supersampling=2, pixel_averaging="encoded").view(cameras, 1)
     fine = FieldRenderer(*given).view(Cameras(cameras.c2w, cameras.intrinsics * 2, WIDTH * 2, HEIGHT * 2), 1)
     mean = sum(fine.rgb[row::2, column::2] for row in (0, 1) for column in (0, 1)) / 4
     torch.testing.assert_close(view.rgb, mean, atol=1e-6, rtol=0)
@@ -361,7 +363,11 @@ def test_nothing_waits_for_the_device(make, supersampling):
         ({"background": torch.zeros(3, device="meta")}, ValueError, "background must be on the device of field, cpu"),
         ({"supersampling": 0}, ValueError, "supersampling must be an int of at least 1, got 0"),
         ({"supersampling": 1.5}, ValueError, "supersampling must be an int of at least 1, got 1.5"),
-        ({"transfer": "gamma"}, ValueError, r"transfer must be one of \['srgb', 'linear'\], got 'gamma'"),
+        (
+            {"pixel_averaging": "gamma"},
+            ValueError,
+            r"pixel_averaging must be one of \['linear_light', 'encoded'\], got 'gamma'",
+        ),
         ({"chunk": 0}, ValueError, "chunk must be an int of at least 1, got 0"),
         (
             {"backend": "render_pyramid_image"},

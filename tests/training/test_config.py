@@ -191,7 +191,7 @@ def test_values_of_the_wrong_type(override, message):
             "trainer.evaluation_background must be one of white, black, got 'random'",
         ),
         ("trainer.precision=float64", "trainer.precision must be one of float32, bfloat16, float16, got 'float64'"),
-        ("trainer.transfer=gamma", "trainer.transfer must be one of srgb, linear, got 'gamma'"),
+        ("trainer.pixel_averaging=gamma", "trainer.pixel_averaging must be one of linear_light, encoded, got 'gamma'"),
         ("trainer.steps=0", "trainer.steps must be at least 1, got 0"),
         ("trainer.visible_samples=-5", "trainer.visible_samples must be at least 1, got -5"),
         ("trainer.max_rays=0", "trainer.max_rays must be at least 1, got 0"),

@@ -14,7 +14,7 @@ from voxelfield.fields.density import DensityActivation
 from voxelfield.fields.field import RadianceField
 from voxelfield.fields.recipes.mlp import MLPRecipe
 from voxelfield.fields.recipes.pyramid import PyramidRecipe
-from voxelfield.rendering.rays import RaySamples
+from voxelfield.ops import PackedSamples
 from voxelfield.rendering.render import Rendering
 from voxelfield.training import losses
 from voxelfield.training.config import LossConfig
@@ -32,12 +32,13 @@ def make_rendering(
     count, rays = len(weights), len(opacity)
     rays_kept, row = rays if rays_kept is None else rays_kept, torch.arange(rays, device=device)
     index = torch.tensor(ray_index, device=device)
-    samples = RaySamples(
+    samples = PackedSamples(
         positions=torch.zeros(count, 3, device=device),
         t=torch.ones(count, device=device),
         dt=torch.ones(count, device=device),
         ray_index=index,
         ray_offsets=torch.searchsorted(index, torch.arange(rays + 1, device=device)),
+        rays_kept=torch.tensor([rays_kept], device=device),
     )
     return Rendering(
         distortion=(torch.arange(1.0, rays + 1, device=device) * (row < rays_kept)).requires_grad_(),
@@ -119,12 +120,13 @@ def test_terms_without_samples_are_zero_and_differentiable(device):
         rgb=torch.zeros(2, 3, device=device),
         opacity=torch.zeros(2, device=device, requires_grad=True),
         depth_sum=torch.zeros(2, device=device),
-        samples=RaySamples(
+        samples=PackedSamples(
             torch.zeros(0, 3, device=device),
             torch.zeros(0, device=device),
             torch.zeros(0, device=device),
             torch.zeros(0, dtype=torch.int64, device=device),
             torch.zeros(3, dtype=torch.int64, device=device),
+            torch.tensor([2], device=device),
         ),
         density=torch.zeros(0, device=device, requires_grad=True),
         weights=torch.zeros(0, device=device, requires_grad=True),

@@ -157,8 +157,8 @@ def test_pixels_that_are_means_of_rays_are_learned(make_session, device, model):
 @pytest.mark.parametrize(("side", "differs"), [(1, False), (2, True)])
 def test_rays_of_a_pixel_are_averaged_as_configured(make_session, side, differs):
     losses = []
-    for transfer in ("srgb", "linear"):
-        options = ("trainer.steps=1", f"trainer.supersampling={side}", f"trainer.transfer={transfer}")
+    for pixel_averaging in ("linear_light", "encoded"):
+        options = ("trainer.steps=1", f"trainer.supersampling={side}", f"trainer.pixel_averaging={pixel_averaging}")
         session = make_session(*PYRAMID, *options)
         session.fit()
         losses += [value for _, value in session.log.series("loss/photometric")]
@@ -775,7 +775,7 @@ def test_supersampling_is_as_configured(make_session, scene, device):
         views.append(session.renderer().view(scene.test.cameras, 0).rgb)
     assert views[0].shape == views[1].shape
     assert 1e-4 < (views[0] - views[1]).abs().mean() < 0.1
-    session.config.trainer.transfer = "linear"
+    session.config.trainer.pixel_averaging = "encoded"
     linear = session.renderer().view(scene.test.cameras, 0).rgb
     # Light is more than its encoding says of a mean.
     assert 0 < (views[1] - linear).mean() < 0.05

@@ -130,7 +130,7 @@ def test_frames_of_a_run_are_timed_and_judged(train, render_benchmark, incomplet
         assert list(row["ms_per_view"]) == ["r_0", "r_50", "r_150"]
         assert row["fps"] == pytest.approx(1000 / row["ms"]["mean"])
         assert row["supersampling"] == 2
-        assert row["transfer"] == "srgb"
+        assert row["pixel_averaging"] == "linear_light"
         assert row["steps_trained"] == 6
         renderer = load_run(trainer.output, device).renderer(row["backend"])
         expected = evaluate_split(renderer.view, split, trainer.background, None, progress=False)

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from voxelfield.grids.boxes import box_tensor, parse_box
+from voxelfield.ops import PackedSamples
 from voxelfield.ops._checks import check_field, check_result
 from voxelfield.ops._errors import ArgumentTypeError
-from voxelfield.rendering.rays import RaySamples
 
 __all__ = ["CallbackField", "ColorFunction", "DensityFunction"]
 
@@ -95,7 +95,7 @@ class CallbackField:
         check_result("density(points)", density, (points.shape[0],), points)
         return density.float()
 
-    def sample(self, samples: RaySamples, directions: Tensor) -> tuple[Tensor, Tensor]:
+    def sample(self, samples: PackedSamples, directions: Tensor) -> tuple[Tensor, Tensor]:
         """Evaluates the field at packed ray samples.
 
         Args:

@@ -11,7 +11,7 @@ from voxelfield.fields.decoders import Decoder
 from voxelfield.fields.pyramid_density import PyramidDensity, is_pyramid_density, read_pyramid_density
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.voxel_grid import VoxelGrid
-from voxelfield.rendering.rays import RaySamples
+from voxelfield.ops import PackedSamples
 
 
 class Field(Protocol):
@@ -38,7 +38,7 @@ class Field(Protocol):
         """Maps world positions (M, 3) to densities (M,), per world unit; float32."""
         ...
 
-    def sample(self, samples: RaySamples, directions: Tensor) -> tuple[Tensor, Tensor]:
+    def sample(self, samples: PackedSamples, directions: Tensor) -> tuple[Tensor, Tensor]:
         """Evaluates the field at packed ray samples.
 
         Args:
@@ -104,7 +104,7 @@ class RadianceField(nn.Module):
         """
         return self.decoder.density(self.grid(points))
 
-    def sample(self, samples: RaySamples, directions: Tensor) -> tuple[Tensor, Tensor]:
+    def sample(self, samples: PackedSamples, directions: Tensor) -> tuple[Tensor, Tensor]:
         """Evaluates the field at packed ray samples.
 
         Args:

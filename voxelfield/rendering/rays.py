@@ -1,4 +1,4 @@
-"""Rays, packed samples along them, and where a ray crosses a box."""
+"""Rays, and where a ray crosses a box."""
 
 from __future__ import annotations
 
@@ -46,49 +46,6 @@ class Rays:
     def to(self, device: torch.device | str) -> Rays:
         """Returns the same rays on ``device``."""
         return Rays(*(getattr(self, field.name).to(device) for field in fields(self)))
-
-
-@dataclass(frozen=True, eq=False)
-class RaySamples:
-    """Samples of many rays, packed end to end: no padding, rays may have none.
-
-    The samples of ray ``r`` are ``ray_offsets[r]:ray_offsets[r + 1]`` (CSR), front to back.
-
-    Args:
-        positions: (M, 3) float32, world frame.
-        t: (M,) float32, world units along the ray.
-        dt: (M,) float32, length of the interval each sample stands for, world units.
-        ray_index: (M,) int64, the ray of each sample.
-        ray_offsets: (R + 1,) int64, starting with 0 and ending with M.
-
-    Raises:
-        TypeError: A field is not a tensor of the dtype above.
-        ValueError: A field has another shape, or the fields lie on several devices.
-    """
-
-    positions: Tensor
-    t: Tensor
-    dt: Tensor
-    ray_index: Tensor
-    ray_offsets: Tensor
-
-    def __post_init__(self) -> None:
-        check_field("RaySamples.positions", self.positions, ("M", 3), torch.float32)
-        count, like = self.positions.shape[0], ("RaySamples.positions", self.positions)
-        check_field("RaySamples.t", self.t, (count,), torch.float32, *like)
-        check_field("RaySamples.dt", self.dt, (count,), torch.float32, *like)
-        check_field("RaySamples.ray_index", self.ray_index, (count,), torch.int64, *like)
-        check_field("RaySamples.ray_offsets", self.ray_offsets, ("R + 1",), torch.int64, *like)
-        if self.ray_offsets.shape[0] == 0:
-            raise ValueError("RaySamples.ray_offsets must have shape (R + 1,), so at least one entry, got (0,)")
-
-    def __len__(self) -> int:
-        return self.positions.shape[0]
-
-    @property
-    def num_rays(self) -> int:
-        """Number of rays R, those without samples included."""
-        return self.ray_offsets.shape[0] - 1
 
 
 def intersect_aabb(origins: Tensor, directions: Tensor, aabb: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ from voxelfield.fields.field import Field
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import Capacity, RenderSettings, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
-from voxelfield.rendering.rays import Rays, RaySamples
+from voxelfield.rendering.rays import Rays
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +37,7 @@ class Rendering:
     rgb: Tensor
     opacity: Tensor
     depth_sum: Tensor
-    samples: RaySamples
+    samples: ops.PackedSamples
     density: Tensor
     weights: Tensor
     sample_rgb: Tensor
@@ -91,8 +91,7 @@ def render(
     Returns:
         One colour, opacity and depth per ray.
     """
-    packed, candidates = visible_samples(field, rays, occupancy, settings, jitter, capacity)
-    samples = RaySamples(*packed[:5])
+    samples, candidates = visible_samples(field, rays, occupancy, settings, jitter, capacity)
     density, rgb = field.sample(samples, rays.directions)
     composite = ops.composite(
         density,
@@ -112,7 +111,7 @@ def render(
         composite.weights,
         rgb,
         candidates,
-        packed.rays_kept[0],
+        samples.rays_kept[0],
         composite.distortion,
     )
 

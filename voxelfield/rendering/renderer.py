@@ -10,7 +10,7 @@ from torch import Tensor
 
 from voxelfield.fields.field import Field
 from voxelfield.ops._checks import check_at_least_one, check_choice, check_dtype, check_same_device, check_tensor
-from voxelfield.ops._internal.pixel_colors import TRANSFERS, pixel_colors
+from voxelfield.ops._internal.pixel_colors import PIXEL_AVERAGING, pixel_colors
 from voxelfield.rendering.backends.backend import ImageBackend, ImageSource
 from voxelfield.rendering.backends.grid_images import GridImages
 from voxelfield.rendering.backends.pyramid_images import PyramidImages
@@ -53,7 +53,8 @@ class FieldRenderer:
         background: (3,) float32 colour behind the scene, on the field's device.
         supersampling: Side of the square of rays that a pixel is made of. The pixel's colour is the mean light of these
             rays, its opacity their mean opacity, its depth their mean depth, weighted by opacity.
-        transfer: How image values encode light, ``srgb`` or ``linear``. Only where there is supersampling.
+        pixel_averaging: What of a pixel's rays is averaged: ``linear_light``, or the ``encoded`` values as they are.
+            Only where there is supersampling.
         chunk: Rays at once, to bound memory. Only for the backend ``render_view``.
         precision: Of the decoder, by autocast. Only for the backend ``render_view``.
         backend: ``render_view``, which every field allows, to compare with it; None for the fastest.
@@ -65,7 +66,7 @@ class FieldRenderer:
     Raises:
         TypeError: ``background`` is not a float32 tensor.
         ValueError: ``background`` has another shape, something is on another device than the field, a number is
-            below 1, or ``transfer`` is none of the choices; or the field's kind does not allow ``backend``.
+            below 1, or ``pixel_averaging`` is none of the choices; or the field's kind does not allow ``backend``.
 
     Example:
         >>> renderer = FieldRenderer(field, occupancy, RenderSettings(step=0.01), torch.ones(3))
@@ -85,7 +86,7 @@ class FieldRenderer:
         background: Tensor,
         *,
         supersampling: int = 1,
-        transfer: str = "srgb",
+        pixel_averaging: str = "linear_light",
         chunk: int = 1 << 16,
         precision: torch.dtype = torch.float32,
         backend: str | None = None,
@@ -97,7 +98,7 @@ class FieldRenderer:
         check_same_device("occupancy", occupancy.aabb, "field", field.aabb)
         check_at_least_one("supersampling", supersampling)
         check_at_least_one("chunk", chunk)
-        check_choice("transfer", transfer, TRANSFERS)
+        check_choice("pixel_averaging", pixel_averaging, PIXEL_AVERAGING)
         chosen = fastest_backend(field, backends)
         if backend not in (None, chosen.name, Views.name):
             raise ValueError(f"backend must be {chosen.name} or render_view for this field, or None, got {backend!r}")
@@ -113,7 +114,7 @@ class FieldRenderer:
         self.backend = chosen.name
         self._device = background.device
         self._supersampling = supersampling
-        self._transfer = transfer
+        self._pixel_averaging = pixel_averaging
         self._background = background
         # With supersampling, rays show over black what they emit; pixels are composited once their rays are together.
         behind = background if supersampling == 1 else torch.zeros_like(background)
@@ -140,10 +141,10 @@ class FieldRenderer:
         if self._supersampling == 1:
             return self._draw(cameras, index)
         rays = self._draw(cameras[index : index + 1].enlarged(self._supersampling), 0)
-        return _averaged(rays, self._supersampling, self._background, self._transfer)
+        return _averaged(rays, self._supersampling, self._background, self._pixel_averaging)
 
 
-def _averaged(view: View, side: int, background: Tensor, transfer: str) -> View:
+def _averaged(view: View, side: int, background: Tensor, pixel_averaging: str) -> View:
     """Makes pixels of squares of rays over black."""
 
     def squares(image: Tensor) -> Tensor:
@@ -152,6 +153,6 @@ def _averaged(view: View, side: int, background: Tensor, transfer: str) -> View:
 
     rgb, weights, depth = (squares(image) for image in (view.rgb, view.opacity, view.depth))
     height, width, rays = weights.shape
-    pixels = pixel_colors(rgb.reshape(-1, 3), weights.reshape(-1), background, rays, transfer=transfer)
+    pixels = pixel_colors(rgb.reshape(-1, 3), weights.reshape(-1), background, rays, pixel_averaging=pixel_averaging)
     opacity = weights.mean(dim=2)
     return View(pixels.view(height, width, 3), opacity, (depth * weights).mean(dim=2) / opacity.clamp(min=1e-6))

@@ -120,7 +120,9 @@ class TrainingStep:
                 capacity=self.capacity,
                 distortion=config.loss.distortion > 0,
             )
-        predicted = pixel_colors(rendering.rgb, rendering.opacity, background, rays_per_pixel, transfer=config.transfer)
+        predicted = pixel_colors(
+            rendering.rgb, rendering.opacity, background, rays_per_pixel, pixel_averaging=config.pixel_averaging
+        )
         terms = rendering_terms(config.loss, rendering, predicted, truth)
         torch.autograd.backward(list(terms.values()), [self._loss_scale] * len(terms))
         self._optimizers.step()
@@ -133,7 +135,7 @@ class TrainingStep:
         self.totals.add(counts)
         if self.capacity is None:
             # As space empties, the same number of samples pays for more rays.
-            wanted = self.rays * config.visible_samples / max(len(rendering.samples), 1)
+            wanted = self.rays * config.visible_samples / max(len(rendering.samples.positions), 1)
             self.rays = int(min(config.max_rays, max(self.rays * 0.8, min(self.rays * 1.25, wanted)) + 1))
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:

@@ -46,7 +46,7 @@ def view_renderer(
         render_settings(config, field),
         evaluation_background(config, field.grid.aabb.device),
         supersampling=config.evaluation.supersampling,
-        transfer=config.transfer,
+        pixel_averaging=config.pixel_averaging,
         chunk=config.chunk,
         precision=getattr(torch, config.precision),
         backend=backend,

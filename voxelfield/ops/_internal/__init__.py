@@ -6,18 +6,16 @@ from voxelfield.ops._internal.append_view import append_view
 from voxelfield.ops._internal.color_error import pixel_color_error, sample_color_error
 from voxelfield.ops._internal.empty_distance import empty_distance
 from voxelfield.ops._internal.grid_adam import grid_adam_
-from voxelfield.ops._internal.images import RenderedImage
 from voxelfield.ops._internal.march_visible import march_visible
 from voxelfield.ops._internal.pixel_colors import pixel_colors
-from voxelfield.ops._internal.pixel_rays import PixelRays, pixel_rays
+from voxelfield.ops._internal.pixel_rays import PixelBatch, pixel_rays
 from voxelfield.ops._internal.render_grid_image import PackedSHGrid, render_grid_image
 from voxelfield.ops._internal.render_pyramid_image import render_pyramid_image
 from voxelfield.ops._internal.total_variation import grid_total_variation_grad_
 
 __all__ = [
     "PackedSHGrid",
-    "PixelRays",
-    "RenderedImage",
+    "PixelBatch",
     "accumulate_trilinear_",
     "active_tiles",
     "append_view",

@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from torch import Tensor
 
 from voxelfield.ops._checks import check_at_least_one, check_float32
-
-
-class RenderedImage(NamedTuple):
-    """The result of :func:`render_grid_image` and :func:`render_pyramid_image`."""
-
-    rgb: Tensor
-    opacity: Tensor
-    depth: Tensor
 
 
 def check_camera(c2w: Tensor, intrinsics: Tensor, width: int, height: int, background: Tensor) -> None:
@@ -30,5 +20,5 @@ def check_camera(c2w: Tensor, intrinsics: Tensor, width: int, height: int, backg
 
 
 def empty_image(c2w: Tensor, width: int, height: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the fields of :class:`RenderedImage` for a compiler: shapes and dtypes without values."""
+    """Returns colours, opacities and depths for a compiler: shapes and dtypes without values."""
     return c2w.new_empty(height, width, 3), c2w.new_empty(height, width), c2w.new_empty(height, width)

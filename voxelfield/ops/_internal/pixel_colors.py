@@ -13,12 +13,12 @@ from voxelfield.ops._autograd import below_autograd, last_derivative, register_a
 from voxelfield.ops._checks import check_at_least_one, check_choice, check_dtype, check_same_device, check_tensor
 from voxelfield.ops._no_derivative import refuse_jvp, refuse_vmap
 
-TRANSFERS = ("srgb", "linear")
-"""How image values encode light: by the transfer function of sRGB (IEC 61966-2-1), or linearly."""
+PIXEL_AVERAGING = ("linear_light", "encoded")
+"""What is averaged: the light that values encode by the transfer function of sRGB (IEC 61966-2-1), or the values."""
 
 
 def pixel_colors(
-    rgb: Tensor, opacity: Tensor, background: Tensor, rays_per_pixel: int, *, transfer: str = "srgb"
+    rgb: Tensor, opacity: Tensor, background: Tensor, rays_per_pixel: int, *, pixel_averaging: str = "linear_light"
 ) -> Tensor:
     r"""Averages the rays of each pixel as a camera does: the light is averaged, not the values that encode light.
 
@@ -29,8 +29,9 @@ def pixel_colors(
         \mathrm{pixel} = O\, d^{-1}(L) + (1 - O)\, \mathrm{background}.
 
     The background is composited in encoded values, as images with straight alpha are. For values below 0 the linear
-    part of sRGB's transfer function is continued, for values above 1 its power law. With ``transfer="linear"``, or with
-    one ray per pixel, a pixel is the mean of :math:`\mathrm{rgb}_i + (1 - o_i)\, \mathrm{background}`.
+    part of sRGB's transfer function is continued, for values above 1 its power law. With
+    ``pixel_averaging="encoded"``, or with one ray per pixel, a pixel is the mean of
+    :math:`\mathrm{rgb}_i + (1 - o_i)\, \mathrm{background}`.
 
     Args:
         rgb: (R, 3) float32 or float64, the emitted colour of each ray without background, as :func:`composite` returns
@@ -39,7 +40,7 @@ def pixel_colors(
             opacity 0 is ignored, and its gradient is that of a black ray.
         background: (P, 3), or (3,) for all pixels, encoded as images are, in the dtype of ``rgb``; differentiable.
         rays_per_pixel: R / P, at least 1.
-        transfer: ``srgb`` or ``linear``, the encoding of light by image values.
+        pixel_averaging: What is averaged: ``linear_light``, or the ``encoded`` values as they are.
 
     Returns:
         (P, 3) in the dtype of ``rgb``, encoded as images are. Differentiable once.
@@ -64,10 +65,10 @@ def pixel_colors(
         check_tensor(name, value, shape, f" for rgb of shape {tuple(rgb.shape)}")
         check_dtype(name, value, (rgb.dtype,), " as rgb is")
         check_same_device(name, value, "rgb", rgb)
-    check_choice("transfer", transfer, TRANSFERS)
+    check_choice("pixel_averaging", pixel_averaging, PIXEL_AVERAGING)
     _library.ensure_loaded(rgb.device.type)
     run = torch.ops.voxelfield.pixel_colors.default if torch.compiler.is_compiling() else _PixelColors.apply
-    colors: Tensor = run(rgb, opacity, background, rays_per_pixel, transfer == "srgb")
+    colors: Tensor = run(rgb, opacity, background, rays_per_pixel, pixel_averaging == "linear_light")
     return colors
 
 

@@ -19,7 +19,7 @@ from voxelfield.ops._checks import (
 from voxelfield.ops._no_derivative import hold_constant
 
 
-class PixelRays(NamedTuple):
+class PixelBatch(NamedTuple):
     """The result of :func:`pixel_rays`: R rays of P pixels.
 
     Attributes:
@@ -39,7 +39,7 @@ class PixelRays(NamedTuple):
 
 def pixel_rays(
     images: Tensor, index: Tensor, c2w: Tensor, intrinsics: Tensor, aabb: Tensor, *, supersampling: int = 1
-) -> PixelRays:
+) -> PixelBatch:
     """Casts the rays of some pixels and reads the pixels' colours, in one pass.
 
     A pixel is divided into equal squares, and the rays are those of :meth:`voxelfield.Cameras.rays` through the centres
@@ -86,7 +86,7 @@ def pixel_rays(
     check_at_least_one("supersampling", supersampling)
     c2w, intrinsics, aabb = hold_constant("pixel_rays", c2w=c2w, intrinsics=intrinsics, aabb=aabb)
     _library.ensure_loaded(images.device.type)
-    return PixelRays(*torch.ops.voxelfield.pixel_rays(images, index, c2w, intrinsics, aabb, supersampling))
+    return PixelBatch(*torch.ops.voxelfield.pixel_rays(images, index, c2w, intrinsics, aabb, supersampling))
 
 
 @_library.when_loaded

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from voxelfield import _library
 from voxelfield.ops._checks import check_same_device, check_tensor
-from voxelfield.ops._internal.images import RenderedImage, check_camera, empty_image
+from voxelfield.ops._internal.images import check_camera, empty_image
 from voxelfield.ops._no_derivative import hold_constant
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.marching import OccupancyBits
@@ -86,7 +86,7 @@ def render_grid_image(
     density_shift: float,
     min_transmittance: float = MIN_TRANSMITTANCE,
     min_weight: float = MIN_WEIGHT,
-) -> RenderedImage:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Renders the image of a pinhole camera in one kernel, rays included, without gradient.
 
     Each pixel is the result of :func:`render_grid` for its ray of :meth:`voxelfield.Cameras.image_rays` through the box
@@ -125,26 +125,25 @@ def render_grid_image(
     hold_constant("render_grid_image", features=features, density=density, aabb=box, aabb_occupancy=aabb_occupancy)
     hold_constant("render_grid_image", c2w=c2w, intrinsics=intrinsics, background=background)
     _library.ensure_loaded(c2w.device.type)
-    return RenderedImage(
-        *torch.ops.voxelfield.render_grid_image(
-            c2w,
-            intrinsics,
-            width,
-            height,
-            background,
-            *cells,
-            aabb_occupancy,
-            features,
-            density,
-            box,
-            step,
-            field.degree,
-            density_scale,
-            density_shift,
-            min_transmittance,
-            min_weight,
-        )
+    image: tuple[Tensor, Tensor, Tensor] = torch.ops.voxelfield.render_grid_image(
+        c2w,
+        intrinsics,
+        width,
+        height,
+        background,
+        *cells,
+        aabb_occupancy,
+        features,
+        density,
+        box,
+        step,
+        field.degree,
+        density_scale,
+        density_shift,
+        min_transmittance,
+        min_weight,
     )
+    return image
 
 
 @_library.when_loaded

@@ -12,7 +12,7 @@ from voxelfield import _library
 from voxelfield.ops import _constants
 from voxelfield.ops._checks import check_float32, check_tensor
 from voxelfield.ops._internal.append_view import append_view
-from voxelfield.ops._internal.images import RenderedImage, check_camera, empty_image
+from voxelfield.ops._internal.images import check_camera, empty_image
 from voxelfield.ops._internal.pixel_rays import pixel_rays
 from voxelfield.ops._internal.pyramid_field import (
     bits_of,
@@ -51,7 +51,7 @@ def render_pyramid_image(
     view_degree: int,
     min_transmittance: float = MIN_TRANSMITTANCE,
     min_weight: float = MIN_WEIGHT,
-) -> RenderedImage:
+) -> tuple[Tensor, Tensor, Tensor]:
     r"""Renders the image of a pinhole camera, on CUDA in one kernel, rays included, without gradient.
 
     The field is that of :class:`voxelfield.VoxelPyramid` and :class:`voxelfield.fields.decoders.FusedMLPDecoder`:
@@ -114,26 +114,25 @@ def render_pyramid_image(
     for name, several in (("levels", levels), ("density_weights", density_weights), ("color_weights", color_weights)):
         hold_constant("render_pyramid_image", **{f"{name}[{i}]": x for i, x in enumerate(several)})
     _library.ensure_loaded(c2w.device.type)
-    return RenderedImage(
-        *torch.ops.voxelfield.render_pyramid_image(
-            c2w,
-            intrinsics,
-            width,
-            height,
-            background,
-            *cells,
-            aabb_occupancy,
-            list(levels),
-            aabb,
-            list(density_weights),
-            list(color_weights),
-            step,
-            density_initial,
-            view_degree,
-            min_transmittance,
-            min_weight,
-        )
+    image: tuple[Tensor, Tensor, Tensor] = torch.ops.voxelfield.render_pyramid_image(
+        c2w,
+        intrinsics,
+        width,
+        height,
+        background,
+        *cells,
+        aabb_occupancy,
+        list(levels),
+        aabb,
+        list(density_weights),
+        list(color_weights),
+        step,
+        density_initial,
+        view_degree,
+        min_transmittance,
+        min_weight,
     )
+    return image
 
 
 def pyramid_image_fits(like: Tensor, width: int) -> bool:

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from voxelfield.fields.field import Field
-from voxelfield.ops._internal.images import RenderedImage
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -71,7 +70,7 @@ class ImageBackend(ABC):
         """
 
 
-def one_kernel(render: Callable[..., RenderedImage], source: ImageSource) -> Draw:
+def one_kernel(render: Callable[..., tuple[Tensor, Tensor, Tensor]], source: ImageSource) -> Draw:
     """Returns what renders by an op that makes the rays itself.
 
     Args:

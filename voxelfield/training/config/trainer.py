@@ -136,8 +136,8 @@ class TrainerConfig:
         evaluation_background: What test views are composited over.
         max_rays: Rays per step at most.
         supersampling: Side of the square of rays that a training pixel is made of; 1 is its centre.
-        transfer: How image values encode light, in which a pixel's rays are averaged: ``srgb``, or ``linear``, by which
-            values are averaged as they are; for ``evaluation.supersampling`` too.
+        pixel_averaging: What of a pixel's rays is averaged: ``linear_light``, which sRGB values encode, or the
+            ``encoded`` values as they are; for ``evaluation.supersampling`` too.
         visible_samples: Visible ray samples per step: on CUDA as many rays count as fit whole, on the CPU the number of
             rays follows.
         candidate_samples: Samples per step, visible or not, that there is memory for (CUDA only); for fields that are
@@ -166,7 +166,7 @@ class TrainerConfig:
     evaluation_background: Literal["white", "black"] = "white"
     max_rays: Count = 524288
     supersampling: Count = 2
-    transfer: Literal["srgb", "linear"] = "srgb"
+    pixel_averaging: Literal["linear_light", "encoded"] = "linear_light"
     visible_samples: Count = 524288
     candidate_samples: Count = 4194304
     chunk: Count = 65536
