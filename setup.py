@@ -35,7 +35,7 @@ def compiled_parts() -> dict[str, Any]:
     if importlib.util.find_spec("torch") is None:
         sys.stderr.write(
             "voxelfield: torch is not importable in this build (build isolation), so the extension is not compiled "
-            "now; it will be on first use, or by `python -m voxelfield.build`. To compile at install: "
+            "now; it will be on first use, or by `python -m voxelfield build`. To compile at install: "
             "pip install --no-build-isolation .\n"
         )
         return {}

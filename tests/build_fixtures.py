@@ -48,7 +48,7 @@ def cpu_half(clone, tmp_path_factory):
     """The CPU half of the marked clone, by the command line. Its objects stay beside it, in ``objects``."""
     out = tmp_path_factory.mktemp("built") / "modules"
     env = environment(clone, out.parent / "cache")
-    command = ["-m", "voxelfield.build", "--only", "cpu", "--out", str(out), "--objects", "objects"]
+    command = ["-m", "voxelfield", "build", "--only", "cpu", "--out", str(out), "--objects", "objects"]
     done = run_python(*command, cwd=out.parent, env=env)
     module = out / "_C.abi3.so"
     assert f"built {module}" in succeeded(done).stderr

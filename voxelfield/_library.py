@@ -216,7 +216,7 @@ def _compile(name: str) -> Path:
         started = time.monotonic()
         # The builder sees the packages that this process sees, whatever lies in the working directory.
         search = [str(_build.package_directory().parent), *sys.path]
-        start = f"import sys; sys.path[:] = {search!r}; from voxelfield.build import main; main()"
+        start = f"import sys; sys.path[:] = {search!r}; from voxelfield.cli.build import main; main()"
         command = [sys.executable, "-c", start, "--only", half.lower(), "--out", str(directory)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         ready = _find(name) if done.returncode == 0 else None
@@ -228,7 +228,7 @@ def _compile(name: str) -> Path:
                 "compiler's output:\n  "
                 + "\n  ".join([*output, *misfits])
                 + f"\nNeeded: {'nvcc (PATH or CUDA_HOME) and ' if half == 'CUDA' else ''}a C++17 compiler (CXX) and "
-                f"ninja. Once that is mended, `{Path(sys.executable).name} -m voxelfield.build` shows the whole build."
+                f"ninja. Once that is mended, `{Path(sys.executable).name} -m voxelfield build` shows the whole build."
             )
         logger.warning("voxelfield: compiled the %s kernels in %.0f s", half, time.monotonic() - started)
         return ready

@@ -169,7 +169,7 @@ for _ in range(2):
     assert broken in first, "the command that failed is missing"
     assert says in first, "the compiler's own words are missing"
     assert "Needed: a C++17 compiler (CXX) and ninja" in first
-    assert "-m voxelfield.build` shows the whole build" in first
+    assert "-m voxelfield build` shows the whole build" in first
 
 
 def test_a_build_compiles_its_own_sources_wherever_the_process_stands(installed, clone, tmp_path):
@@ -198,7 +198,7 @@ def test_the_command_line_builds_one_half_into_a_folder(cpu_half, clone):
 def test_with_kept_objects_a_build_compiles_what_changed_and_the_stamp(cpu_half, clone, tmp_path):
     project, tools = tmp_path / "project", tmp_path / "tools"
     shutil.copytree(clone, project)
-    command = ["-m", "voxelfield.build", "--only", "cpu", "--out", str(tmp_path / "out"), "--objects", "objects"]
+    command = ["-m", "voxelfield", "build", "--only", "cpu", "--out", str(tmp_path / "out"), "--objects", "objects"]
     env = environment(project, tmp_path / "cache", CXX=compiler(tools, ":"))
     succeeded(run_python(*command, cwd=tmp_path, env=env))
     compiled = tools / "compiled.txt"
@@ -222,7 +222,7 @@ def test_the_command_line_without_nvcc_builds_the_cpu_half_for_first_use(clone, 
         env.pop(variable, None)
     if shutil.which("ninja", path=env["PATH"]) is None or shutil.which("c++", path=env["PATH"]) is None:
         pytest.skip("ninja or the compiler lives beside nvcc")
-    done = succeeded(run_python("-m", "voxelfield.build", cwd=tmp_path, env=env))
+    done = succeeded(run_python("-m", "voxelfield", "build", cwd=tmp_path, env=env))
     assert "only the CPU half is compiled" in done.stderr
     assert "compiling the CPU half: " in done.stderr
     used = run_python("-c", USE, cwd=tmp_path, env={**env, "CXX": NO_COMPILER})

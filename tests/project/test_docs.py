@@ -66,7 +66,7 @@ def test_the_op_that_is_added_compiles_and_passes_its_tests(tmp_path: Path) -> N
     quick = environment(tmp_path, tmp_path / "cache", VOXELFIELD_CUDA="0")
     tests = [name for name in shown if name.startswith("tests/")]
     for command in (
-        ["voxelfield.build", "--only", "cpu", "--out", str(tmp_path / "voxelfield")],
+        ["voxelfield", "build", "--only", "cpu", "--out", str(tmp_path / "voxelfield")],
         ["pytest", "-x", "-q", "-m", "not cuda", *tests],
     ):
         done = subprocess.run(

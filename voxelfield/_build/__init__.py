@@ -1,4 +1,4 @@
-"""The one builder behind ``setup.py``, builds on first use and ``python -m voxelfield.build``.
+"""The one builder behind ``setup.py``, builds on first use and ``python -m voxelfield build``.
 
 The extension is two modules with LibTorch's stable ABI and Python's limited API, so that one binary serves every
 torch from 2.10 and every Python from 3.10: ``_C`` (operator schemas and CPU kernels) and ``_C_cuda`` (CUDA kernels).
