@@ -27,7 +27,8 @@ from voxelfield.training import graph, optimizer, saving
 from voxelfield.training.checkpoint import load_checkpoint
 from voxelfield.training.config import OptimizerConfig, TrainerConfig, preset
 from voxelfield.training.logging import NullLogger
-from voxelfield.training.session import EmptyFieldError, Hook, Session
+from voxelfield.training.occupied_space import EmptyFieldError
+from voxelfield.training.session import Hook, Session
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURE = ROOT / "tests" / "fixtures" / "lego"

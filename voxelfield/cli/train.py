@@ -22,7 +22,7 @@ from voxelfield.installed import config_folder
 from voxelfield.training.config import config_name
 from voxelfield.training.config.announced import offer_announced_recipes
 from voxelfield.training.configured import train_as_configured
-from voxelfield.training.session import EmptyFieldError
+from voxelfield.training.occupied_space import EmptyFieldError
 
 logger = logging.getLogger("train")
 

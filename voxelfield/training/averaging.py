@@ -22,6 +22,9 @@ class WeightAverage:
     Single steps at a high learning rate jump about a minimum; their mean lies nearer to it, and generalises better
     (Polyak and Juditsky 1992; Izmailov et al. 2018). It begins with the weights some time constants before the end.
 
+    ``torch.optim.swa_utils.AveragedModel`` does not fit: it copies the whole module from the start, working copies of
+    grids included, and does not follow grids that change their shape.
+
     Args:
         field: The field that is trained.
         steps: Number of steps of the run.

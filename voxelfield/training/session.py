@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 from collections.abc import Callable
@@ -20,12 +19,10 @@ from voxelfield.datasets.scene import Scene
 from voxelfield.devices import choose_device
 from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.rendering.march import RenderSettings
-from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.renderer import FieldRenderer
-from voxelfield.rendering.visual_hull import visual_hull
 from voxelfield.training.averaging import WeightAverage
 from voxelfield.training.batches import PixelSampler
-from voxelfield.training.clock import synchronized_time
+from voxelfield.training.clock import Pause, synchronized_time
 from voxelfield.training.config import OptimizerConfig, RunConfig, SceneConfig, TrainerConfig, complete
 from voxelfield.training.evaluation import Evaluation, evaluate_split, spread
 from voxelfield.training.graph import GraphedCall
@@ -33,6 +30,7 @@ from voxelfield.training.interrupt import Interrupt
 from voxelfield.training.logging import NullLogger, Progress, RunLogger
 from voxelfield.training.losses import grid_terms
 from voxelfield.training.memory import check_memory, estimate_memory
+from voxelfield.training.occupied_space import OccupiedSpace
 from voxelfield.training.optimizer import Optimizers, copies_dtype
 from voxelfield.training.previews import log_preview
 from voxelfield.training.records import mean_losses, rates_of_steps
@@ -46,10 +44,6 @@ logger = logging.getLogger(__name__)
 
 Hook = Callable[["Session"], None]
 """Is called by a session with itself."""
-
-
-class EmptyFieldError(RuntimeError):
-    """Nothing is left that could be seen or trained."""
 
 
 class Session:
@@ -170,7 +164,8 @@ class Session:
         trainer = config.trainer
         self.field = self.recipe.build(scene.aabb, trainer.resolutions, self.device)
         self.optimizers = Optimizers(self.field, config.optimizer, trainer.rates)
-        self.occupancy = OccupancyGrid(trainer.occupancy.resolution, self.field.grid.aabb).to(self.device)
+        self._occupied = OccupiedSpace(self.field, self.recipe, trainer)
+        self.occupancy = self._occupied.grid
         self.step = 0
         self._pixels = PixelSampler(scene.train, self.device, trainer.supersampling)
         self._step = TrainingStep(self.field, self.occupancy, self._pixels, self.optimizers, trainer)
@@ -206,11 +201,12 @@ class Session:
         config = self.config.trainer
         started, before = self._now(), self.train_seconds
         with Interrupt() as interrupt, Progress(config.steps, self.step) as progress:
-            pause = self._pause(progress)
+            pause = Pause(self._now, progress.paused)
             logged = 0.0
             while self.step < config.steps and not interrupt.requested:
                 self._enter_stage()
-                self._update_occupancy()
+                if self._occupied.is_due(self.step):
+                    self._refresh_occupancy()
                 self._regularise_grid()
                 # On CUDA only the device knows how many rays had room.
                 rays = self._step.rays if self._step.capacity is None else 0
@@ -353,25 +349,31 @@ class Session:
 
     def _enter_stage(self) -> None:
         """Changes the grid's box and resolution if a stage starts at this step."""
-        stage = self.config.trainer.stages[stage_at(self.config.trainer.stages, self.step)]
+        stages, occupied = self.config.trainer.stages, self._occupied
+        stage = stages[stage_at(stages, self.step)]
         if stage.step != self.step:
             return
         if self.step == 0:
-            self._restrict_occupancy()
+            occupied.restrict_to_images(self._pixels)
         if stage.crop:
-            self._occupied_fraction()
+            occupied.fraction(self.step)  # raises if nothing is left to crop to
         box = self.occupancy.bounds() if stage.crop else None
         self.recipe.enter_stage(self.field, stage.resolution, box, self.optimizers.grid)
         if stage.crop:
-            self._restrict_occupancy()
+            occupied.restrict_to_images(self._pixels)
         grid = self.field.grid
         logger.info("step %d: grid %d x %d x %d over %s", self.step, *grid.resolution, grid.aabb.tolist())
         vertices = sum(level[..., 0].numel() for level in grid.levels[: grid.active])
         self.log.scalars(self.step, {"stage/resolution": stage.resolution, "stage/vertices": vertices})
         self._attach()
-        if self.step >= self.config.trainer.occupancy.start and not self._occupancy_due():
+        if self.step >= self.config.trainer.occupancy.start and not occupied.is_due(self.step):
             self._refresh_occupancy()
         self._call(self._on_stage)
+
+    def _refresh_occupancy(self) -> None:
+        with self._step.autocast():
+            self._occupied.refresh(self.settings.step)
+        self.optimizers.restrict(self.occupancy)
 
     def _attach(self) -> None:
         """Starts afresh with what depends on the grids' shapes: their copies, active tiles, the CUDA graph."""
@@ -380,32 +382,6 @@ class Session:
         settings = self.settings
         self._graphed = GraphedCall(lambda: self._step.run(settings), self.device)
         self._average.restart()
-
-    def _restrict_occupancy(self) -> None:
-        """Rules out what the training images show as transparent, as finely as the present box allows."""
-        aabb = self.field.grid.aabb
-        x, y, z = self.occupancy.occupied.shape
-        self.occupancy.restrict(visual_hull(self._pixels.alpha, self._pixels.cameras, aabb, (x, y, z)), aabb)
-        if not bool(self.occupancy.occupied.any()):
-            raise EmptyFieldError(
-                f"the training images show nothing inside {aabb.tolist()}: check scene.aabb and that the poses are "
-                "camera to world in OpenGL axes"
-            )
-
-    def _update_occupancy(self) -> None:
-        if self._occupancy_due():
-            self._refresh_occupancy()
-
-    def _occupancy_due(self) -> bool:
-        config = self.config.trainer.occupancy
-        return self.step >= config.start and (self.step - config.start) % config.every == 0
-
-    @torch.no_grad()
-    def _refresh_occupancy(self) -> None:
-        step, threshold = self.settings.step, self.config.trainer.occupancy.threshold
-        with self._step.autocast():
-            self.recipe.refresh_occupancy(self.field, self.occupancy, step, threshold)
-        self.optimizers.restrict(self.occupancy)
 
     def _regularise_grid(self) -> None:
         """Adds the gradients of the terms on the grid itself, where the step's own will be added."""
@@ -424,7 +400,7 @@ class Session:
                 "optimizer.grid_lr or optimizer.network_lr, or trainer.loss_scale where gradients are float16"
             )
         values = losses | rates_of_steps(totals, self.config.trainer, since_last)
-        values["train/occupancy"] = self._occupied_fraction()
+        values["train/occupancy"] = self._occupied.fraction(self.step)
         values["train/seconds"] = seconds
         values |= {f"lr/{name}": rate for name, rate in self.optimizers.rates().items()}
         if self.device.type == "cuda":
@@ -432,43 +408,12 @@ class Session:
             values["gpu/peak_GiB"] = torch.cuda.max_memory_allocated(self.device) / 2**30
         self.log.scalars(self.step, values)
 
-    def _occupied_fraction(self) -> float:
-        """Returns the share of occupied cells; raises if there is none."""
-        fraction = self.occupancy.fraction()
-        if fraction == 0:
-            raise EmptyFieldError(
-                f"step {self.step}: the field has become empty everywhere. Lower trainer.occupancy.threshold or "
-                "optimizer.grid_lr, raise model.density.initial, or check that scene.aabb holds the scene"
-            )
-        return fraction
-
     def _call(self, hook: Hook | None) -> None:
         if hook is not None:
             hook(self)
 
     def _now(self) -> float:
         return synchronized_time(self.device)
-
-    def _pause(self, progress: Progress) -> _Pause:
-        return _Pause(self._now, progress)
-
-
-class _Pause:
-    """Adds up the time spent inside its ``with`` blocks, which training is not charged for."""
-
-    def __init__(self, now: Callable[[], float], progress: Progress) -> None:
-        self.seconds = 0.0
-        self._now = now
-        self._progress = progress
-        self._stack = contextlib.ExitStack()
-
-    def __enter__(self) -> None:
-        self._began = self._now()
-        self._stack.enter_context(self._progress.paused())
-
-    def __exit__(self, *exception: object) -> None:
-        self._stack.close()
-        self.seconds += self._now() - self._began
 
 
 def _due(step: int, every: int) -> bool:
