@@ -6,7 +6,7 @@ import pickle
 import re
 import zipfile
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,10 @@ from typing import Any
 import torch
 
 from voxelfield.files import atomic_write
-from voxelfield.training.sparse import leave_out_zeros, put_back_zeros
+from voxelfield.grids.uniform_noise import UniformNoise
+from voxelfield.training.sparse import leave_out_known, put_back_known
 
-FORMAT = 4
+FORMAT = 5
 """Layout version of the files. Raise it when an older voxelfield could not resume from them."""
 
 _LAST = "last.pt"
@@ -68,17 +69,19 @@ def resolve_checkpoint(path: Path) -> Path:
     raise FileNotFoundError(f"no checkpoint {path}: checkpoints in {path.parent}: {names}")
 
 
-def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
+def save_checkpoint(path: Path, state: dict[str, Any], noise: Mapping[str, UniformNoise] | None = None) -> None:
     """Writes a checkpoint atomically.
 
     The file replaces ``path`` only once it is complete and on disk: a full disk or Ctrl-C leaves the previous
-    checkpoint intact and no temporary file behind. Large tensors are stored without their zeros
-    (:mod:`voxelfield.training.sparse`).
+    checkpoint intact and no temporary file behind. Large tensors are stored without zeros, and
+    without the initial values that can be computed again (:mod:`voxelfield.training.sparse`).
 
     Args:
         path: File to write; its parent directory is created if needed.
         state: Nested dicts, lists and tuples of tensors (any device) and plain Python values. The keys ``format`` and
             ``voxelfield`` (the writer's version) are added.
+        noise: What tensors consisted of at first, by their keys in whichever dict holds them; those of a field are
+            what :func:`voxelfield.grids.pyramid.initial_noise` returns.
 
     Raises:
         TypeError: A value is of a type that a safe load would refuse, for example a Path or a NumPy scalar.
@@ -92,7 +95,7 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
     _check_loadable(state, "state")
     try:
         with atomic_write(path) as file:
-            torch.save({**added, **leave_out_zeros(state)}, file)
+            torch.save({**added, **leave_out_known(state, noise)}, file)
     except RuntimeError as error:
         # torch finishes its archive while an exception from the file passes through, fails at that too, and
         # reports only "unexpected pos"; the user needs the full disk or the Ctrl-C behind it.
@@ -141,7 +144,7 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
             f"({_version()}) reads format {FORMAT}: train anew, or go on with that version"
         )
     try:
-        restored: dict[str, Any] = put_back_zeros(state)
+        restored: dict[str, Any] = put_back_known(state)
     except ValueError as error:
         raise CheckpointError(f"{path} is not a voxelfield checkpoint: {error}") from error
     return restored

@@ -15,6 +15,7 @@ from torch import Tensor
 from voxelfield.datasets.scene import Split
 from voxelfield.fields.field import RadianceField
 from voxelfield.fields.recipes.recipe import Recipe
+from voxelfield.grids.pyramid import initial_noise
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.renderer import FieldRenderer
@@ -171,6 +172,7 @@ class Trainer:
                 "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
                 "config": self.saved_config,
             },
+            initial_noise(self.field),
         )
         if not self.config.keep_checkpoints and self._is_finite():
             self._replace_checkpoints(path)
