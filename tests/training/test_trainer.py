@@ -19,8 +19,9 @@ from voxelfield import VoxelGrid
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.fields.field import RadianceField
+from voxelfield.grids.uniform_noise import UniformNoise
 from voxelfield.rendering.render import render_view
-from voxelfield.training import graph, optimizer
+from voxelfield.training import graph, optimizer, sparse
 from voxelfield.training import trainer as trainer_module
 from voxelfield.training.checkpoint import load_checkpoint
 from voxelfield.training.config import OptimizerConfig, RunConfig, parse
@@ -533,6 +534,47 @@ def test_differences_are_seen(make_trainer):
     assert "state.rng" in found
 
 
+UNTOUCHED = (
+    "trainer.stages=[{step: 0, resolution: 8, crop: true}, {step: 40, resolution: 24}]",
+    "trainer.average_steps=4",
+    "trainer.steps=20",
+    "trainer.preview_every=1",
+)
+
+
+@pytest.mark.parametrize("model", [PYRAMID[0], SUM[0]])
+def test_what_training_has_not_touched_takes_no_room_and_comes_back(make_trainer, monkeypatch, device, model):
+    monkeypatch.setattr(sparse, "_MIN_ELEMENTS", 64)
+    trainer = make_trainer(model, "model.resolutions=[4,8,24]", *UNTOUCHED, device=device)
+    assert not trainer.fit(interrupt_at(15))
+    names = {f"grid._grids.{level}.features": values for level, values in enumerate(trainer.field.grid.levels)}
+    path = trainer.run_directory / "checkpoint_0000015.pt"
+    stored, loaded = torch.load(path, weights_only=True), load_checkpoint(path)
+    finest = "grid._grids.2.features"
+    for part in (stored["field"], stored["average"]["mean"]):
+        assert part[finest]["chunks"].numel() == 0, "the crop at step 0 has brought new noise, which the seed tells"
+    for part in (loaded["field"], loaded["average"]["mean"]):
+        assert part[finest].abs().max() > 0
+        assert torch.equal(part[finest], names[finest].detach().cpu())
+    for name, values in trainer.field.state_dict(keep_vars=True).items():
+        if isinstance(values, Tensor):
+            assert torch.equal(loaded["field"][name].view(torch.int32), values.detach().cpu().view(torch.int32)), name
+
+
+def test_resuming_from_what_was_left_out_changes_nothing(make_trainer, monkeypatch):
+    monkeypatch.setattr(sparse, "_MIN_ELEMENTS", 64)
+    options = (*PYRAMID, "model.resolutions=[4,8,24]", *UNTOUCHED)
+    whole = make_trainer(*options, folder="whole")
+    assert whole.fit()
+    first = make_trainer(*options, folder="parts")
+    assert not first.fit(interrupt_at(15))
+    second = make_trainer(*options, folder="parts", seed=99)
+    second.restore(load_checkpoint(first.run_directory))
+    assert second.fit()
+    expected, actual = load_checkpoint(whole.run_directory), load_checkpoint(second.run_directory)
+    assert differences(expected, actual) == ["state.train_seconds", "state.config.note"]
+
+
 def test_resuming_on_a_device_continues_the_count(make_trainer, device):
     first = make_trainer(*SCHEDULE, device=device)
     assert not first.fit(interrupt_at(5))
@@ -615,9 +657,9 @@ def test_a_damaged_checkpoint_replaces_none(make_trainer, monkeypatch, caplog):
     save = trainer_module.save_checkpoint
     present = {}
 
-    def save_badly(path: Path, state: dict[str, Any]) -> None:
+    def save_badly(path: Path, state: dict[str, Any], noise: dict[str, UniformNoise]) -> None:
         present[state["step"]] = sorted(file.name for file in path.parent.glob("*.pt"))
-        save(path, state)
+        save(path, state, noise)
         if state["step"] == 8:
             path.write_bytes(path.read_bytes()[:-100])
 
