@@ -111,7 +111,7 @@ def test_a_sharded_pyramid_refuses_to_change(mesh):
     fully_shard(pyramid.grids[1], mesh=mesh)  # the first level alone could change
     for name, change in {
         "refit": lambda: pyramid.refit(SMALLER),
-        "resize, refit": lambda: pyramid.resize(8, aabb=SMALLER),
+        "resize": lambda: pyramid.resize(8, aabb=SMALLER),
         "keep_copies": lambda: pyramid.keep_copies(torch.float16),
     }.items():
         with pytest.raises(ValueError, match=refused(name)):

@@ -23,7 +23,7 @@ from voxelfield.datasets.scene import Scene, Split
 from voxelfield.fields.field import RadianceField
 from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.rendering.render import render_view
-from voxelfield.training import graph, optimizer, saving
+from voxelfield.training import graph, optimizer, saving, sparse
 from voxelfield.training.checkpoint import load_checkpoint
 from voxelfield.training.config import OptimizerConfig, TrainerConfig, preset
 from voxelfield.training.logging import NullLogger
@@ -522,6 +522,46 @@ def test_differences_are_seen(make_session):
     found = differences(*runs)
     assert "state.field.grid.features" in found
     assert "state.rng" in found
+
+
+UNTOUCHED = (
+    "trainer.stages=[{step: 0, resolution: 8, crop: true}, {step: 40, resolution: 24}]",
+    "trainer.average_steps=4",
+    "trainer.steps=20",
+)
+
+
+@pytest.mark.parametrize("model", [PYRAMID[0], SUM[0]])
+def test_what_training_has_not_touched_takes_no_room_and_comes_back(make_session, monkeypatch, device, model):
+    monkeypatch.setattr(sparse, "_MIN_ELEMENTS", 64)
+    session = make_session(model, "model.resolutions=[4,8,24]", *UNTOUCHED, device=device, on_step=interrupt_at(15))
+    assert not session.fit()
+    names = {f"grid._grids.{level}.features": values for level, values in enumerate(session.field.grid.levels)}
+    path = session.output / "checkpoint_0000015.pt"
+    stored, loaded = torch.load(path, weights_only=True), load_checkpoint(path)
+    finest = "grid._grids.2.features"
+    for part in (stored["field"], stored["average"]["mean"]):
+        assert part[finest]["chunks"].numel() == 0, "the crop at step 0 has brought new noise, which the seed tells"
+    for part in (loaded["field"], loaded["average"]["mean"]):
+        assert part[finest].abs().max() > 0
+        assert torch.equal(part[finest], names[finest].detach().cpu())
+    for name, values in session.field.state_dict(keep_vars=True).items():
+        if isinstance(values, Tensor):
+            assert torch.equal(loaded["field"][name].view(torch.int32), values.detach().cpu().view(torch.int32)), name
+
+
+def test_resuming_from_what_was_left_out_changes_nothing(make_session, monkeypatch):
+    monkeypatch.setattr(sparse, "_MIN_ELEMENTS", 64)
+    options = (*PYRAMID, "model.resolutions=[4,8,24]", *UNTOUCHED)
+    whole = make_session(*options, folder="whole")
+    assert whole.fit()
+    first = make_session(*options, folder="parts", on_step=interrupt_at(15))
+    assert not first.fit()
+    second = make_session(*options, folder="parts", seed=99)
+    second.restore(load_checkpoint(first.output))
+    assert second.fit()
+    expected, actual = load_checkpoint(whole.output), load_checkpoint(second.output)
+    assert differences(expected, actual) == ["state.train_seconds", "state.config.seed"]
 
 
 def test_resuming_on_a_device_continues_the_count(make_session, device):

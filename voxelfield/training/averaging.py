@@ -69,8 +69,9 @@ class WeightAverage:
         self._mean = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a checkpoint needs."""
-        return {"mean": self._mean}
+        """Returns what a checkpoint needs, the averages under the names of the weights."""
+        names = [name for name, _ in self._field.named_parameters()]
+        return {"mean": None if self._mean is None else dict(zip(names, self._mean, strict=True))}
 
     def load_state_dict(self, state: dict[str, Any], step: int) -> None:
         """Takes what :meth:`state_dict` returned, on any device, unless this run would not have begun an average then.
@@ -81,5 +82,5 @@ class WeightAverage:
         """
         mean = state["mean"]
         wanted = mean is not None and self._share > 0 and step >= self._first
-        weights = self._field.parameters()
-        self._mean = [m.to(w.device) for m, w in zip(mean, weights, strict=True)] if wanted else None
+        weights = self._field.named_parameters()
+        self._mean = [mean[name].to(weight.device) for name, weight in weights] if wanted else None

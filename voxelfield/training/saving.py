@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from voxelfield.grids.uniform_noise import UniformNoise
 from voxelfield.training.checkpoint import (
     CheckpointError,
     checkpoint_path,
@@ -33,12 +35,13 @@ class CheckpointWriter:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._writing: Future[None] | None = None
 
-    def save(self, step: int, state: dict[str, Any], *, replace: bool) -> Path:
+    def save(self, step: int, state: dict[str, Any], noise: Mapping[str, UniformNoise], *, replace: bool) -> Path:
         """Takes a copy of the state, and begins to write it once the one before is on disk.
 
         Args:
             step: Number of steps done.
             state: As for :func:`voxelfield.training.checkpoint.save_checkpoint`; may change afterwards.
+            noise: As for that function.
             replace: Whether this one is fit to take the place of earlier ones.
 
         Returns:
@@ -47,7 +50,7 @@ class CheckpointWriter:
         Raises:
             OSError: The checkpoint before this one could not be written.
         """
-        packed = pack_checkpoint(state)
+        packed = pack_checkpoint(state, noise)
         self.wait()
         path = checkpoint_path(self._directory, step)
         self._writing = self._thread.submit(self._write, path, packed, replace and not self._keep)

@@ -1,75 +1,103 @@
-"""Tensors without their zeros: most of an optimizer's moments belong to space that no sample was ever near."""
+"""Tensors without what needs no storing: zeros, and initial values that can be computed again.
+
+Most of a pyramid and of an optimizer's moments belongs to space that no sample was ever near.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from voxelfield.grids.uniform_noise import UniformNoise
+
 # Elements that are kept or left out together: enough that a bit for each costs little, few enough to follow a surface.
 _CHUNK = 8
+# Elements that are looked at together, which bounds the memory of temporaries. Their chunks fill whole bytes of bits.
+_PIECE = 1 << 22
 # Smaller tensors are not worth the trouble.
 _MIN_ELEMENTS = 1 << 16
 # Of chunks, above which a tensor stays as it is.
 _MAX_KEPT = 0.9
-_MARK = "zeros left out"
+_MARK = "left out in chunks of"
 _SAME_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def copy_without_zeros(state: Any) -> Any:
-    """Copies a state, and leaves out the zeros of large tensors; :func:`put_back_zeros` restores each bit.
+def copy_without_known(state: Any, noise: Mapping[str, UniformNoise] | None = None) -> Any:
+    """Copies a state, large tensors without what can be told without storing it; the inverse restores each bit.
+
+    Left out are runs of zeros, and runs of the noise that a tensor consisted of at first.
 
     Args:
         state: Nested dicts, lists and tuples of tensors (any device) and other values, which are taken over.
+        noise: What tensors consisted of at first, by their keys in whichever dict holds them.
 
     Returns:
-        The same nesting with copies of the tensors on the CPU, and in place of large ones that are zero for the most
-        part dicts of what is left of them.
+        The same nesting with copies of the tensors on the CPU, and in place of large ones from which much can be left
+        out dicts of the rest.
     """
-    return _map(state, lambda value: _pack(value) if isinstance(value, Tensor) else value)
+    known = noise or {}
+    return _map(state, lambda value, key: _pack(value, known.get(key)) if isinstance(value, Tensor) else value)
 
 
-def put_back_zeros(state: Any) -> Any:
-    """Restores what :func:`copy_without_zeros` was given.
+def put_back_known(state: Any) -> Any:
+    """Restores what :func:`copy_without_known` was given.
 
     Raises:
         ValueError: A part is not what that function makes.
     """
-    return _map(state, lambda value: value, packed=_unpack)
+    return _map(state, lambda value, key: value, packed=_unpack)
 
 
-def _map(value: Any, leaf: Callable[[Any], Any], packed: Callable[[dict[str, Any]], Tensor] | None = None) -> Any:
+def _map(
+    value: Any,
+    leaf: Callable[[Any, Any], Any],
+    packed: Callable[[dict[str, Any]], Tensor] | None = None,
+    key: Any = None,
+) -> Any:
     # Exact types: only these are known to be made from their items alone.
     if type(value) in (dict, OrderedDict):
         if packed is not None and _MARK in value:
             return packed(value)
-        mapped = type(value)((key, _map(item, leaf, packed)) for key, item in value.items())
+        mapped = type(value)((name, _map(item, leaf, packed, name)) for name, item in value.items())
         if isinstance(mapped, OrderedDict):
             mapped.__dict__.update(value.__dict__)  # a module's state has its version there
         return mapped
     if type(value) in (list, tuple):
         return type(value)(_map(item, leaf, packed) for item in value)
-    return leaf(value)
+    return leaf(value, key)
 
 
-def _pack(tensor: Tensor) -> Tensor | dict[str, Any]:
+def _pack(tensor: Tensor, noise: UniformNoise | None) -> Tensor | dict[str, Any]:
     whole = tensor.numel() // _CHUNK * _CHUNK
     if tensor.numel() < _MIN_ELEMENTS or tensor.element_size() not in _SAME_SIZE or tensor.is_sparse:
         return _copy(tensor)
     flat = tensor.detach().contiguous().view(-1)
-    chunks = flat[:whole].view(-1, _CHUNK)
-    # Bits are compared, because negative zeros must survive.
-    kept = (chunks.view(_SAME_SIZE[tensor.element_size()]) != 0).any(dim=1)
-    if int(kept.sum()) > _MAX_KEPT * len(chunks):
+    kept = [(rows != 0).any(dim=1).cpu() for rows in _differences(flat[:whole], noise)]
+    count = sum(int(which.sum()) for which in kept)
+    if count * _CHUNK > _MAX_KEPT * whole:
         return _copy(tensor)
-    rest = _copy(flat[whole:])
-    bits = torch.from_numpy(np.packbits(kept.cpu().numpy()))
-    left = {"kept": bits, "chunks": chunks[kept].cpu(), "rest": rest}
-    return {_MARK: _CHUNK, "shape": tuple(tensor.shape), **left}
+    # The differences are computed twice, so that memory is taken only for what is stored.
+    chunks = torch.empty(count, _CHUNK, dtype=_SAME_SIZE[tensor.element_size()])
+    stored = 0
+    for rows, which in zip(_differences(flat[:whole], noise), kept, strict=True):
+        found = rows[which.to(rows.device)]
+        chunks[stored : stored + len(found)] = found
+        stored += len(found)
+    bits = np.concatenate([np.packbits(which.numpy()) for which in kept])
+    return {
+        _MARK: _CHUNK,
+        "shape": tuple(tensor.shape),
+        "kept": torch.from_numpy(bits),
+        "chunks": chunks,
+        "rest": _copy(flat[whole:]),
+        "noise": None if noise is None else asdict(noise),
+    }
 
 
 def _copy(tensor: Tensor) -> Tensor:
@@ -80,14 +108,39 @@ def _copy(tensor: Tensor) -> Tensor:
 def _unpack(packed: dict[str, Any]) -> Tensor:
     try:
         shape, bits, chunks, rest = (packed[key] for key in ("shape", "kept", "chunks", "rest"))
-        flat = torch.zeros(torch.Size(shape).numel(), dtype=chunks.dtype, device=chunks.device)
+        noise = None if packed["noise"] is None else UniformNoise(**packed["noise"])
+        flat = torch.zeros(torch.Size(shape).numel(), dtype=rest.dtype, device=chunks.device)
         whole = flat.numel() - rest.numel()
-        rows = flat[:whole].view(-1, packed[_MARK])
+        rows = flat[:whole].view(chunks.dtype).view(-1, packed[_MARK])
         kept = np.unpackbits(bits.cpu().numpy(), count=len(rows))
         rows[torch.from_numpy(kept).bool().to(rows.device)] = chunks
+        if noise is not None:
+            for start, piece in _pieces(flat[:whole]):
+                piece.view(chunks.dtype).bitwise_xor_(_bits_of(noise, start, piece))
         flat[whole:] = rest
         return flat.view(shape)
     except torch.OutOfMemoryError:
         raise
     except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
-        raise ValueError(f"a tensor whose zeros were left out must have chunks that fit its shape: {error}") from error
+        raise ValueError(
+            f"a tensor that parts were left out of must have chunks that fit its shape: {error}"
+        ) from error
+
+
+def _differences(flat: Tensor, noise: UniformNoise | None) -> Iterator[Tensor]:
+    """Yields the bits, in rows of a chunk, in which the pieces of a tensor differ from noise, or else from zero."""
+    # Bits are compared, not numbers, because negative zeros must survive.
+    for start, piece in _pieces(flat):
+        bits = piece.view(_SAME_SIZE[piece.element_size()])
+        yield (bits if noise is None else bits ^ _bits_of(noise, start, piece)).view(-1, _CHUNK)
+
+
+def _pieces(flat: Tensor) -> Iterator[tuple[int, Tensor]]:
+    for start in range(0, len(flat), _PIECE):
+        yield start, flat[start : start + _PIECE]
+
+
+def _bits_of(noise: UniformNoise, start: int, like: Tensor) -> Tensor:
+    values = torch.empty_like(like)
+    noise.write(values, start)
+    return values.view(_SAME_SIZE[like.element_size()])
