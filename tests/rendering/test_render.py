@@ -348,7 +348,7 @@ def test_a_pyramid_shows_the_same_samples_whichever_way_they_are_found(device, m
     occupied = torch.rand(5, 6, 7, device=device) < 0.8
     occupancy = OccupancyGrid((5, 6, 7), BOX).to(device)
     occupancy.occupied.copy_(occupied)
-    settings = RenderSettings(STEP, min_weight=1e-3)
+    settings = RenderSettings(STEP, min_weight=1e-2)
     one, candidates = visible_samples(field, rays, occupancy, settings)
     assert candidates is None
     monkeypatch.setattr(RadianceField, "pyramid_density", lambda self: None)

@@ -257,3 +257,11 @@ def test_total_variation_can_be_switched_off():
 def test_kinds_of_field_without_the_terms_have_none():
     field = PyramidRecipe(resolutions=[2, 4]).build(torch.tensor([[0.0] * 3, [1.0] * 3]), [4], "cpu")
     assert losses.grid_terms(make_config(), PyramidRecipe(), field, 0) == {}
+
+
+def test_gradients_are_those_of_the_sum_times_the_factor(device):
+    x = torch.tensor([1.0, 2.0, 3.0], device=device, requires_grad=True)
+    losses.backpropagate([x.square().sum(), 3 * x[0], x[2] * x[1]], torch.tensor(8.0, device=device))
+    torch.testing.assert_close(x.grad, 8 * torch.tensor([2 + 3.0, 4 + 3.0, 6 + 2.0], device=device))
+    losses.backpropagate([x[1]], torch.tensor(2.0, device=device))  # adds to what is there
+    assert x.grad[1] == 8 * 7 + 2

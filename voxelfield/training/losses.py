@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -70,6 +73,33 @@ def rendering_terms(config: LossConfig, rendering: Rendering, pixels: Tensor, tr
         density = torch.where(rows < rendering.samples.ray_offsets[-1], rendering.density, 0.0)
         terms["sparsity"] = config.sparsity * sparsity(density, _rays(rays, rays_kept))
     return terms
+
+
+class _ScaledGradients(torch.autograd.Function):
+    """Of several losses a stand-in, whose gradient in each of them is one given factor."""
+
+    @staticmethod
+    def forward(ctx: Any, factor: Tensor, *losses: Tensor) -> Tensor:
+        ctx.save_for_backward(factor)
+        ctx.count = len(losses)
+        return losses[0].view_as(losses[0])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (factor,) = ctx.saved_tensors
+        return None, *[factor] * ctx.count
+
+
+def backpropagate(losses: Sequence[Tensor], factor: Tensor) -> None:
+    """Adds the gradients of the losses' sum, times a factor.
+
+    ``torch.autograd.backward`` with ``grad_tensors`` does the same, but imports sympy first, which takes seconds.
+
+    Args:
+        losses: At least one, () each.
+        factor: () on their device.
+    """
+    _ScaledGradients.apply(factor, *losses).backward()
 
 
 def _rays(drawn: int, rays_kept: Tensor | None) -> int | Tensor:
