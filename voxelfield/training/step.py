@@ -15,7 +15,7 @@ from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.render import render
 from voxelfield.training.batches import PixelSampler, background_for
 from voxelfield.training.config import TrainerConfig
-from voxelfield.training.losses import rendering_terms
+from voxelfield.training.losses import RenderedBatch, rendering_terms
 from voxelfield.training.metrics import mse_to_psnr
 from voxelfield.training.optimizer import Optimizers
 from voxelfield.training.schedules import exponential_decay
@@ -121,7 +121,7 @@ class TrainingStep:
                 distortion=config.loss.distortion > 0,
             )
         predicted = pixel_colors(rendering.rgb, rendering.opacity, background, rays_per_pixel, transfer=config.transfer)
-        terms = rendering_terms(config.loss, rendering, predicted, truth)
+        terms = rendering_terms(config.loss, RenderedBatch(rendering, predicted, truth))
         torch.autograd.backward(list(terms.values()), [self._loss_scale] * len(terms))
         self._optimizers.step()
         self.number += 1

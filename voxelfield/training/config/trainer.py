@@ -65,7 +65,7 @@ class RenderConfig:
 
 @dataclass
 class LossConfig:
-    """Weights of the loss terms; see :mod:`voxelfield.training.losses`.
+    """Weights of the loss terms, and when those on the grid apply; :mod:`voxelfield.training.losses` has the terms.
 
     Attributes:
         sample_rgb: Colour error of single samples.
