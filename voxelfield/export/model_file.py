@@ -1,9 +1,10 @@
 """The model file: what rendering needs of a run, and no more, in the safetensors format.
 
-Features that no occupied cell can read are left out: the occupied cells, a bit each, tell which are there. The others
-are rounded to steps of which a byte counts, and compressed (:mod:`voxelfield.export.quantized`), or float16 where that
-is asked for. The decoder's weights are as they are. Metadata holds the run's configuration and a checksum of every
-tensor, so the file describes itself, and damage is noticed. Nothing in it is executed.
+Features that no occupied cell can read are left out: the occupied cells, a bit each and compressed, tell which are
+there. The others are rounded to steps of which a byte counts, and compressed (:mod:`voxelfield.export.quantized`), or
+float16 where that is asked for. The decoder's weights are as they are. Metadata holds the run's configuration, a
+checksum of every tensor and one of all this, so the file describes itself, and damage is noticed. Nothing in it is
+executed, and what it declares is compared with its size before memory is asked for.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from __future__ import annotations
 import json
 import math
 import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -22,7 +25,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from voxelfield.export.quantized import dequantize, pack_codes, quantize, unpack_codes
+from voxelfield.export.importance import feature_importance
+from voxelfield.export.quantized import (
+    dequantize,
+    drop_unimportant,
+    pack_bytes,
+    pack_codes,
+    quantize,
+    steps_by_importance,
+    steps_by_spread,
+    unpack_bytes,
+    unpack_codes,
+)
 from voxelfield.export.reached import reached_vertices
 from voxelfield.export.visible import visible_cells
 from voxelfield.files import atomic_write
@@ -31,7 +45,7 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.training.trained import TrainedRun, restore_run
 from voxelfield.training.views import render_settings
 
-FORMAT = 2
+FORMAT = 3
 """Layout version of the files. Raise it when an older voxelfield could not read them."""
 
 MODEL_FILE = "model.safetensors"
@@ -40,13 +54,55 @@ MODEL_FILE = "model.safetensors"
 Quality = Literal["exact", "standard", "small"]
 """How features are stored: as float16, or in steps that are fine or coarse."""
 
-# Steps from zero to a channel's largest feature. On Lego's default, the first costs a few hundredths of a dB.
-_STEPS: dict[Quality, int | None] = {"exact": None, "standard": 127, "small": 64}
 
-# Cells along each axis in which the smallest files tell what cameras see.
-_VISIBLE_CELLS = 256
+@dataclass(frozen=True)
+class Rounding:
+    """How coarsely features are rounded.
+
+    Attributes:
+        share: Without cameras: the step of the finest level, as a share of each channel's standard deviation
+            (:func:`voxelfield.export.quantized.steps_by_spread`).
+        error: With cameras: the root of the mean squared error that rounding may cause in their images, whose numbers
+            lie in 0..1 (:func:`voxelfield.export.quantized.steps_by_importance`).
+    """
+
+    share: float
+    error: float
+
+    def __post_init__(self) -> None:
+        for name in ("share", "error"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise ValueError(f"Rounding.{name} must be positive and finite, got {value}")
+
+
+STANDARD_ROUNDING = Rounding(share=0.25, error=0.001)
+"""For ``quality="standard"``."""
+
+SMALL_ROUNDING = Rounding(share=0.5, error=0.002)
+"""For ``quality="small"``."""
+
+_ROUNDING: dict[Quality, Rounding | None] = {
+    "exact": None,
+    "standard": STANDARD_ROUNDING,
+    "small": SMALL_ROUNDING,
+}
+
+# Rays for each vertex of the finest level from which its importance is estimated.
+_RAYS_PER_VERTEX = 4
+
+# A grid may hold this many features for every byte of the file, if it holds more than the number below. Most of a grid
+# is empty and takes no bytes; Lego's has about twenty features for a byte of its smallest file.
+_FEATURES_PER_BYTE = 256
+_FEATURES_OF_ANY_FILE = 1 << 26
+
+# 512 along each axis.
+_MOST_CELLS = 1 << 27
+
+_T = TypeVar("_T")
 
 _NAME = "voxelfield model"
+_CHECKSUM = "voxelfield checksum"
 
 
 class ModelFileError(ValueError):
@@ -59,7 +115,7 @@ class _InconsistentError(Exception):
 
 # What contradictory parts raise when they are put together.
 _DAMAGED = (
-    *(KeyError, TypeError, IndexError, AttributeError, RuntimeError),
+    *(KeyError, TypeError, IndexError, AttributeError, RuntimeError, OverflowError),
     _InconsistentError,
     OmegaConfBaseException,
 )
@@ -71,7 +127,7 @@ def save_model(
     *,
     quality: Quality = "standard",
     cameras: Cameras | None = None,
-    steps: int | None = None,
+    rounding: Rounding | None = None,
 ) -> None:
     """Writes what a run has trained as one small file; atomically, replacing what is there.
 
@@ -79,35 +135,49 @@ def save_model(
         path: File to write, usually ``*.safetensors``; its folder is created if needed.
         run: What to write, on any device.
         quality: ``exact`` keeps features as float16. ``standard`` and ``small`` round them to fine and to coarse steps;
-            a grid that holds a feature which is not finite is kept exactly.
+            a run with a feature that is not finite is kept exactly.
         cameras: With these, cells count as occupied only where one of the cameras' pixels shows a sample, on a finer
-            grid of cells. What none of them sees is lost, so they should be those of the training images.
-        steps: Steps from zero to a channel's largest feature, 1 to 127, instead of those of ``quality``.
+            grid of cells, and steps follow how much each feature matters for their images. What none of them sees is
+            lost, so they should be those of the training images.
+        rounding: How coarsely to round, instead of as ``quality`` says; not with ``exact``.
 
     Raises:
-        ValueError: ``quality`` is none of the choices, or ``steps`` is out of range.
+        ValueError: ``quality`` is none of the choices, or ``rounding`` is given with ``exact``.
         OSError: The file cannot be written.
     """
-    check_choice("quality", quality, tuple(_STEPS))
-    steps = _STEPS[quality] if steps is None else steps
+    check_choice("quality", quality, tuple(_ROUNDING))
+    if quality == "exact" and rounding is not None:
+        raise ValueError(f'rounding must be None with quality="exact", which rounds nothing, got {rounding}')
+    rounding = _ROUNDING[quality] if rounding is None else rounding
+    settings_of_rays = render_settings(run.trainer, run.field)
     occupied = run.occupancy.occupied
     if cameras is not None:
-        settings_of_rays = render_settings(run.trainer, run.field)
-        occupied = visible_cells(run.field, run.occupancy, settings_of_rays, cameras, _VISIBLE_CELLS)
-    bits = torch.from_numpy(np.packbits(occupied.cpu().numpy()))
-    tensors = {"occupancy.bits": bits, "occupancy.aabb": run.occupancy.aabb}
-    grids = {id(level) for level in run.field.grid.levels}
+        occupied = visible_cells(run.field, run.occupancy, settings_of_rays, cameras)
+    aabb, grid = run.occupancy.aabb, run.field.grid
+    reached = [reached_vertices(occupied, aabb, level.shape[:3], grid.aabb) for level in grid.levels]
+    kept = [level.detach()[mask] for level, mask in zip(grid.levels, reached, strict=True)]
+    tensors = {"occupancy.bits": pack_bytes(np.packbits(occupied.cpu().numpy()).tobytes()), "occupancy.aabb": aabb}
+    steps = None
+    if rounding is not None and all(bool(values.isfinite().all()) for values in kept):
+        importance = None
+        if cameras is not None:
+            rays = _RAYS_PER_VERTEX * max(map(len, kept))
+            weights = feature_importance(run.field, run.occupancy, settings_of_rays, cameras, rays)
+            importance = [weight[mask] for weight, mask in zip(weights, reached, strict=True)]
+            del weights
+        kept, steps = _rounded(kept, importance, rounding)
+    levels = {id(level): number for number, level in enumerate(grid.levels)}
     shapes, settings = {}, {}
     for name, item in run.field.state_dict(keep_vars=True).items():
         if not isinstance(item, Tensor):  # a module's extra state
             settings[name] = item
             continue
         value = item.detach()
-        if id(item) in grids:
+        if id(item) in levels:
             shapes[name] = list(value.shape)
-            value = value[reached_vertices(occupied, run.occupancy.aabb, value.shape[:3], run.field.grid.aabb)]
-            if steps is not None and bool(value.isfinite().all()):
-                codes, tensors[f"step.{name}"] = quantize(value, steps)
+            value = kept[levels[id(item)]]
+            if steps is not None:
+                codes, tensors[f"step.{name}"] = quantize(value, steps[levels[id(item)]])
                 value = pack_codes(codes)
             else:
                 narrow = value.half()
@@ -124,7 +194,17 @@ def save_model(
     stored = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     description["checksums"] = {name: _checksum(tensor) for name, tensor in stored.items()}
     with atomic_write(Path(path)) as file:
-        file.write(save(stored, metadata={_NAME: json.dumps(description)}))
+        text = json.dumps(description)
+        file.write(save(stored, metadata={_NAME: text, _CHECKSUM: _text_checksum(text)}))
+
+
+def _rounded(
+    levels: list[Tensor], importance: Sequence[Tensor] | None, rounding: Rounding
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Returns what of the features is to be rounded, and to which steps."""
+    if importance is None:
+        return levels, steps_by_spread(levels, rounding.share)
+    return drop_unimportant(levels, importance, rounding.error), steps_by_importance(importance, rounding.error)
 
 
 def load_model(path: Path | str, device: torch.device | str = "cpu") -> TrainedRun:
@@ -147,16 +227,24 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> TrainedR
         raise FileNotFoundError(f"no model file {path}")
     try:
         with safe_open(path, framework="pt") as file:
-            description = json.loads((file.metadata() or {})[_NAME])
+            metadata = file.metadata() or {}
+            description = json.loads(metadata[_NAME])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-    except (SafetensorError, KeyError, ValueError) as error:
-        raise ModelFileError(f"{path} is no voxelfield model, or damaged: {error}") from error
+    except (SafetensorError, KeyError, ValueError, RecursionError) as error:
+        raise ModelFileError(f"{path} is no voxelfield model, or damaged: {_one_line(error)}") from error
     if not isinstance(description, dict):
         raise ModelFileError(f"{path} is no voxelfield model: its description is a {type(description).__name__}")
+    # Files of format 2 and before have no such checksum.
+    if metadata.get(_CHECKSUM, _text_checksum(metadata[_NAME])) != _text_checksum(metadata[_NAME]):
+        raise ModelFileError(f"{path} is damaged: the checksum of its description is another")
     if description.get("format") != FORMAT:
+        older = description.get("format") in range(FORMAT)
+        remedy = "export the run again" if older else "upgrade voxelfield"
         raise ModelFileError(
-            f"{path} has format {description.get('format')}; this version reads format {FORMAT}: upgrade voxelfield"
+            f"{path} has format {description.get('format')}; this version reads format {FORMAT}: {remedy}"
         )
+    if _CHECKSUM not in metadata:
+        raise ModelFileError(f"{path} is damaged: its description has no checksum")
     checksums = description.get("checksums")
     if not isinstance(checksums, dict) or checksums.keys() != tensors.keys():
         raise ModelFileError(f"{path} is damaged: its tensors are not those of its description")
@@ -164,43 +252,74 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> TrainedR
         if _checksum(tensor) != checksums[name]:
             raise ModelFileError(f"{path} is damaged: the checksum of {name} is not that of its description")
     try:
-        field, occupancy = _unpack(description, tensors)
+        field, occupancy = _unpack(description, tensors, torch.device(device), path.stat().st_size)
         config: DictConfig = OmegaConf.create(dict(description["config"]))
         return restore_run(config, field, occupancy, int(description["steps"]), device)
     except torch.OutOfMemoryError:
         raise
     except _DAMAGED as error:
-        reason = " ".join(str(error).split())
-        raise ModelFileError(f"{path} is damaged: its parts do not fit together ({reason})") from error
+        raise ModelFileError(f"{path} is damaged: its parts do not fit together ({_one_line(error)})") from error
 
 
-def _unpack(description: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Returns the states of field and occupancy."""
-    cells = description["occupancy"]
-    flags = np.unpackbits(tensors["occupancy.bits"].numpy(), count=math.prod(cells))
-    occupied, aabb = torch.from_numpy(flags).bool().view(cells), tensors["occupancy.aabb"]
+def _unpack(
+    description: dict[str, Any], tensors: dict[str, Tensor], device: torch.device, size: int
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Returns the states of field and occupancy on a device, from a file of a size in bytes."""
+    shapes = {name: _sizes(f"the shape of {name}", shape, 4) for name, shape in description["shapes"].items()}
+    features = sum(map(math.prod, shapes.values()))
+    if features > max(_FEATURES_OF_ANY_FILE, _FEATURES_PER_BYTE * size):
+        raise _InconsistentError(f"{features} features are more than a file of {size} bytes can mean")
+    cells = _sizes("the number of cells", description["occupancy"], 3)
+    if math.prod(cells) > _MOST_CELLS:
+        raise _InconsistentError(f"{cells} cells are too many")
+    bits = _as_inconsistent(unpack_bytes, tensors["occupancy.bits"], -(-math.prod(cells) // 8))
+    occupied = torch.from_numpy(np.unpackbits(bits, count=math.prod(cells))).to(device).bool().view(cells)
+    aabb = tensors["occupancy.aabb"]
     field: dict[str, Any] = {name.removeprefix("field."): x for name, x in tensors.items() if name.startswith("field.")}
     box = field[next((name for name in field if name.endswith("aabb")), "grid.aabb")]
-    for name, shape in description["shapes"].items():
+    for name, shape in shapes.items():
         reached = reached_vertices(occupied, aabb, shape[:3], box)
         values, step = field[name], tensors.get(f"step.{name}")
         if step is not None:
-            values = dequantize(_codes(values, int(reached.sum()), shape[3]), step)
-        whole = torch.zeros(shape, dtype=values.dtype)
-        whole[reached] = values
+            codes = _as_inconsistent(unpack_codes, values, int(reached.sum()), shape[3])
+            values = dequantize(codes.to(device), step.to(device))
+        whole = torch.zeros(shape, dtype=values.dtype, device=device)
+        whole[reached] = values.to(device)
         field[name] = whole
     field |= description["settings"]
-    state = {"occupied": occupied, "possible": occupied, "highest": torch.zeros(cells), "aabb": aabb}
+    state = {
+        "occupied": occupied,
+        "possible": occupied.clone(),
+        "highest": torch.zeros(cells, device=device),
+        "aabb": aabb,
+    }
     return field, state
 
 
-def _codes(packed: Tensor, rows: int, channels: int) -> Tensor:
+def _sizes(name: str, sizes: Any, count: int) -> list[int]:
+    """Returns sizes that a file declares, if they are positive whole numbers, and as many as there should be."""
+    if not (isinstance(sizes, list) and len(sizes) == count and all(type(x) is int and x > 0 for x in sizes)):
+        raise _InconsistentError(f"{name} must be {count} positive whole numbers, got {str(sizes)[:80]}")
+    return sizes
+
+
+def _as_inconsistent(unpack: Callable[..., _T], *arguments: Any) -> _T:
     try:
-        return unpack_codes(packed, rows, channels)
+        return unpack(*arguments)
     except ValueError as error:
         raise _InconsistentError(str(error)) from error
 
 
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:500]
+
+
 def _checksum(tensor: Tensor) -> int:
-    """Returns the CRC-32 of a contiguous tensor's bytes."""
-    return zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data)
+    """Returns the CRC-32 of a contiguous tensor's dtype, shape and bytes."""
+    kind = zlib.crc32(f"{tensor.dtype} {list(tensor.shape)}".encode())
+    return zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, kind)
+
+
+def _text_checksum(text: str) -> str:
+    """Returns the CRC-32 of a text as metadata holds it."""
+    return f"{zlib.crc32(text.encode()):08x}"

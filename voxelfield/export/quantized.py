@@ -1,49 +1,112 @@
-"""Features in few bytes: rounded to equal steps, and coded by how often each step occurs."""
+"""Features in few bytes: rounded to whole steps, and coded by how often each number of steps occurs."""
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
 
+LARGEST_CODE = 127
+"""No feature is more steps away from zero, so that a byte holds the number of steps."""
 
-def quantize(values: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """Rounds features to whole multiples of a step of each channel's own.
+
+def steps_by_spread(levels: Sequence[Tensor], share: float) -> list[Tensor]:
+    """Chooses steps from how widely features are spread.
+
+    The finest level has most of the features, so that its steps make most of a file's size. A level with fewer vertices
+    has each of them read by more samples, for which its steps are finer.
+
+    Args:
+        levels: (N_l, C_l) finite features of each level.
+        share: Step of the level with the most vertices, as a share of each channel's standard deviation. In a level of
+            n vertices, it is smaller by the square root of n's ratio to their number.
+
+    Returns:
+        The step of each level's channels (C_l,) float32, on the device of ``levels``.
+    """
+    most = max((len(values) for values in levels), default=0)
+    steps = []
+    for values in levels:
+        spread = values.float().std(dim=0, correction=0) if len(values) else values.new_zeros(values.shape[1]).float()
+        steps.append(spread * (share * (len(values) / max(most, 1)) ** 0.5))
+    return steps
+
+
+def steps_by_importance(importance: Sequence[Tensor], error: float) -> list[Tensor]:
+    """Chooses steps so that rounding changes images by a given error, to which each channel contributes alike.
+
+    For small independent errors, that takes the fewest bits.
+
+    Args:
+        importance: (N_l, C_l) of each level, how much a feature's error matters: the mean squared error of the images'
+            numbers is the sum over all features of their importance times their squared error.
+        error: Root of the mean squared error that rounding may cause.
+
+    Returns:
+        The step of each level's channels (C_l,) float32, infinite where nothing matters.
+    """
+    allowed = _allowed_error(importance, error)
+    return [(12 * allowed / values.mean(dim=0).clamp(min=1e-30)).sqrt() for values in importance]
+
+
+def drop_unimportant(levels: Sequence[Tensor], importance: Sequence[Tensor], error: float) -> list[Tensor]:
+    """Sets features to zero where that changes images less than rounding does on average.
+
+    Args:
+        levels: (N_l, C_l) features of each level.
+        importance: As for :func:`steps_by_importance`.
+        error: As for :func:`steps_by_importance`.
+
+    Returns:
+        Features like ``levels``.
+    """
+    allowed = _allowed_error(importance, error)
+    return [
+        torch.where(weight * values.float().square() < allowed, 0, values)
+        for values, weight in zip(levels, importance, strict=True)
+    ]
+
+
+def _allowed_error(importance: Sequence[Tensor], error: float) -> float:
+    """Returns the share of one feature in the mean squared error."""
+    return error**2 / max(sum(values.numel() for values in importance), 1)
+
+
+def quantize(values: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
+    """Rounds features to whole multiples of their channel's step.
 
     Args:
         values: (N, C) finite features.
-        steps: Steps from zero to the channel's largest absolute value, 1 to 127.
+        step: (C,) positive steps wanted. One that is less than a 127th of the channel's largest feature is enlarged to
+            that.
 
     Returns:
-        codes (N, C) int8 and the steps' sizes (C,) float32, on the device of ``values``.
+        codes (N, C) int8 and the steps (C,) float32, on the device of ``values``.
 
     Raises:
-        ValueError: ``steps`` is out of range, or a feature is not finite.
+        ValueError: A feature is not finite.
     """
-    if not 1 <= steps <= 127:
-        raise ValueError(f"steps must lie in 1..127, got {steps}")
     if not bool(values.isfinite().all()):
         raise ValueError("values must be finite, got NaN or infinity")
     values = values.float()
     largest = values.abs().amax(dim=0) if len(values) else values.new_zeros(values.shape[1])
-    size = largest / steps
+    # No step need be longer than the largest feature; infinite ones could not be stored.
+    step = torch.maximum(torch.minimum(step, 4 * largest), largest / LARGEST_CODE)
     # A channel of zeros, or of numbers so small that their step is zero, has the code 0 throughout.
-    codes = torch.where(size > 0, values / size, 0).nan_to_num_().round_().clamp_(-steps, steps)
-    return codes.to(torch.int8), size
+    codes = torch.where(step > 0, values / step, 0).nan_to_num_().round_().clamp_(-LARGEST_CODE, LARGEST_CODE)
+    return codes.to(torch.int8), step
 
 
-def dequantize(codes: Tensor, size: Tensor) -> Tensor:
+def dequantize(codes: Tensor, step: Tensor) -> Tensor:
     """Returns the features (N, C), float32, that codes (N, C) and steps (C,) stand for."""
-    return codes.float() * size
+    return codes.float() * step
 
 
 def pack_codes(codes: Tensor) -> Tensor:
     """Compresses codes without loss, channel after channel.
-
-    Huffman's code alone (DEFLATE without its search for repetitions) comes within a few percent of the codes' entropy,
-    because neighbouring features hardly predict one another, and takes a tenth of the time.
 
     Args:
         codes: (N, C) int8, any device.
@@ -51,22 +114,54 @@ def pack_codes(codes: Tensor) -> Tensor:
     Returns:
         (B,) uint8 on the CPU.
     """
-    compressor = zlib.compressobj(9, zlib.DEFLATED, zlib.MAX_WBITS, 9, zlib.Z_HUFFMAN_ONLY)
-    plain = codes.t().contiguous().cpu().numpy().tobytes()
-    return torch.frombuffer(bytearray(compressor.compress(plain) + compressor.flush()), dtype=torch.uint8)
+    return pack_bytes(codes.t().contiguous().cpu().numpy().tobytes())
 
 
 def unpack_codes(packed: Tensor, rows: int, channels: int) -> Tensor:
-    """Returns what :func:`pack_codes` was given: (rows, channels) int8 on the CPU.
+    """Returns what :func:`pack_codes` was given: (rows, channels) int8 on the CPU, a view with rows side by side.
 
     Raises:
         ValueError: The bytes are damaged, or hold another number of codes.
     """
+    plain = unpack_bytes(packed, rows * channels)
+    return torch.from_numpy(plain.view(np.int8)).view(channels, rows).t()
+
+
+def pack_bytes(plain: bytes) -> Tensor:
+    """Compresses bytes without loss.
+
+    DEFLATE with its search for repetitions limited to runs of one byte: neighbouring features hardly predict one
+    another, apart from runs of zeros. It is smaller than the whole search, and takes a hundredth of the time.
+
+    Args:
+        plain: What to compress.
+
+    Returns:
+        (B,) uint8 on the CPU.
+    """
+    compressor = zlib.compressobj(9, zlib.DEFLATED, zlib.MAX_WBITS, 9, zlib.Z_RLE)
+    return torch.frombuffer(bytearray(compressor.compress(plain) + compressor.flush()), dtype=torch.uint8)
+
+
+def unpack_bytes(packed: Tensor, size: int) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    """Returns what :func:`pack_bytes` was given; takes no more memory than the given size, whatever the bytes say.
+
+    Args:
+        packed: (B,) uint8 on the CPU.
+        size: Number of bytes expected.
+
+    Raises:
+        ValueError: The bytes are damaged, or hold another number of bytes.
+    """
+    # DEFLATE makes at most 1032 bytes of one, so a size beyond that is refused before memory is asked for.
+    if size > 1032 * packed.numel():
+        raise ValueError(f"compressed data must be {size} bytes, but {packed.numel()} bytes cannot hold so many")
+    decompressor = zlib.decompressobj()
     try:
-        plain = zlib.decompress(packed.numpy().tobytes())
+        plain = decompressor.decompress(packed.numpy().data, size + 1)
     except zlib.error as error:
-        raise ValueError(f"compressed features are damaged: {error}") from error
-    codes = np.frombuffer(plain, dtype=np.int8)
-    if codes.size != rows * channels:
-        raise ValueError(f"compressed features must be {rows} x {channels} codes, got {codes.size}")
-    return torch.from_numpy(codes.copy()).view(channels, rows).t()
+        raise ValueError(f"compressed data is damaged: {error}") from error
+    if len(plain) != size or not decompressor.eof:
+        found = f"more than {size}" if len(plain) > size else f"{len(plain)}"
+        raise ValueError(f"compressed data must be {size} bytes, got {found}")
+    return np.frombuffer(bytearray(plain), dtype=np.uint8)

@@ -24,7 +24,8 @@ def reached_vertices(occupied: Tensor, occupied_box: Tensor, resolution: Sequenc
     reached = occupied
     low, high = (corner.tolist() for corner in occupied_box.double())
     begin, end = (corner.tolist() for corner in aabb.double())
-    for axis, vertices in enumerate(resolution):
+    # From the last axis to the first: the largest arrays are then copied in whole rows.
+    for axis, vertices in reversed([*enumerate(resolution)]):
         cells = reached.shape[axis]
         spacing = (end[axis] - begin[axis]) / max(vertices - 1, 1)
         at = begin[axis] + spacing * torch.arange(vertices, dtype=torch.float64)
@@ -39,6 +40,11 @@ def reached_vertices(occupied: Tensor, occupied_box: Tensor, resolution: Sequenc
 
 def _any_between(cells: Tensor, axis: int, first: Tensor, stop: Tensor) -> Tensor:
     """Tells along an axis whether any cell from first on, before stop, is set."""
-    up_to = cells.cumsum(axis, dtype=torch.int32)
-    up_to = torch.cat((torch.zeros_like(up_to.narrow(axis, 0, 1)), up_to), dim=axis)
-    return up_to.index_select(axis, stop.to(cells.device)) > up_to.index_select(axis, first.to(cells.device))
+    found = torch.zeros((), dtype=torch.bool, device=cells.device)
+    # Where there are many vertices, there are few cells between them, and the other way round: this reads each cell
+    # about twice, and makes nothing larger than its result.
+    for offset in range(int((stop - first).max())):
+        at = (first + offset).minimum(stop - 1).clamp(min=0)
+        found = cells.index_select(axis, at.to(cells.device)) | found
+    sizes = [-1 if each == axis else 1 for each in range(3)]
+    return found & (stop > first).view(sizes).to(cells.device)

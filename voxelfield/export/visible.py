@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -10,6 +12,9 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
 
+MOST_CELLS = 256
+"""Cells along each axis beyond which the occupied cells are not divided."""
+
 
 @torch.no_grad()
 def visible_cells(
@@ -17,30 +22,61 @@ def visible_cells(
     occupancy: OccupancyGrid,
     settings: RenderSettings,
     cameras: Cameras,
-    resolution: int,
     chunk: int = 1 << 17,
 ) -> Tensor:
-    """Marks the cells in which some pixel of some camera has a sample that shows.
+    """Marks the occupied cells, or parts of them, in which some pixel of some camera has a sample that shows.
+
+    The parts, or groups of cells, that are judged as a whole are as small as the pixels' distance from one another
+    permits: rays through the centres of coarse images' pixels must not pass by what lies between them.
 
     Args:
         field: What is seen.
-        occupancy: Where there is something to sample, on the field's device. Its box is divided into cells.
+        occupancy: Where there is something to sample, on the field's device.
         settings: How rays are sampled, and what is too faint to show.
         cameras: One ray is cast through the centre of each of their pixels.
-        resolution: Number of cells along each axis.
         chunk: Rays at once, to bound memory.
 
     Returns:
-        (resolution, resolution, resolution) bool, on the field's device.
+        (X, Y, Z) bool, on the field's device: cells that divide the occupancy's box. Their number along an axis is a
+        multiple of the occupancy's.
     """
-    aabb = occupancy.aabb
-    cameras = cameras.to(aabb.device)
-    seen = torch.zeros(resolution**3, dtype=torch.bool, device=aabb.device)
-    to_cells = resolution / (aabb[1] - aabb[0])
+    aabb, device = occupancy.aabb, occupancy.aabb.device
+    cameras = cameras.to(device)
+    shape = tuple(occupancy.occupied.shape)
+    extent = (aabb[1] - aabb[0]).tolist()
+    spacing = _pixel_spacing(cameras, aabb.mean(dim=0))
+    scales = [_scale(length, cells, spacing) for length, cells in zip(extent, shape, strict=True)]
+    sizes = [math.ceil(cells * parts / merged) for cells, (parts, merged) in zip(shape, scales, strict=True)]
+    seen = torch.zeros(sizes, dtype=torch.bool, device=device)
+    to_parts = torch.tensor([cells * parts for cells, (parts, _) in zip(shape, scales, strict=True)], device=device)
+    merged = torch.tensor([merged for _, merged in scales], device=device)
     for camera in range(len(cameras)):
         rays = cameras.image_rays(camera, field.aabb)
         for first in range(0, len(rays), chunk):
             packed, _ = visible_samples(field, rays[first : first + chunk], occupancy, settings)
-            x, y, z = ((packed.positions - aabb[0]) * to_cells).long().clamp_(0, resolution - 1).unbind(-1)
-            seen[(x * resolution + y) * resolution + z] = True
-    return seen.view(resolution, resolution, resolution)
+            part = ((packed.positions - aabb[0]) / (aabb[1] - aabb[0]) * to_parts).long()
+            x, y, z = (part.clamp(to_parts.new_zeros(3), to_parts - 1) // merged).unbind(-1)
+            seen[x, y, z] = True
+    occupied = occupancy.occupied
+    for axis, (cells, (parts, group)) in enumerate(zip(shape, scales, strict=True)):
+        seen = seen.repeat_interleave(group, axis).narrow(axis, 0, cells * parts)
+        occupied = occupied.repeat_interleave(parts, axis)
+    return seen & occupied
+
+
+def _pixel_spacing(cameras: Cameras, target: Tensor) -> float:
+    """Returns the largest distance between rays of neighbouring pixels at a point, world units; 0 for no cameras."""
+    if len(cameras) == 0:
+        return 0.0
+    distance = (cameras.c2w[:, :3, 3] - target).norm(dim=-1)
+    return float((distance / cameras.intrinsics[:, :2].amin(dim=-1)).amax())
+
+
+def _scale(extent: float, cells: int, spacing: float) -> tuple[int, int]:
+    """Returns into how many parts each cell along an axis is divided, and how many of these are judged together.
+
+    However a square with the diagonal of a pixel as its side is turned, a pixel's centre lies in it.
+    """
+    fit = extent / cells / (math.sqrt(2) * spacing) if spacing > 0 else math.inf
+    parts = int(max(1, min(fit, MOST_CELLS // cells)))
+    return parts, 1 if fit >= 1 else min(cells, math.ceil(1 / fit))

@@ -120,10 +120,17 @@ def restore_run(
     scene = parse(SceneConfig, config.scene, "scene")
     aabb = torch.tensor(scene.aabb, dtype=torch.float32)
     recipe = parse(Recipe, config.model, "model")
-    field = recipe.build(aabb, trainer.resolutions, "cpu")
-    field.load_state_dict(field_state)
+    state = {name: item.to(device) if isinstance(item, Tensor) else item for name, item in field_state.items()}
+    # Without values, because these are about to be replaced: drawing the initial ones would take seconds.
+    field = recipe.build(aabb, trainer.resolutions, "meta")
+    field.load_state_dict(state, assign=True)
+    if any(tensor.is_meta for tensor in (*field.parameters(), *field.buffers())):
+        # Someone's decoder has buffers that are not saved.
+        field = recipe.build(aabb, trainer.resolutions, device)
+        field.load_state_dict(state)
     field.requires_grad_(False)
     field.grid.to(copies_dtype(trainer.precision, device))
-    occupancy = OccupancyGrid(trainer.occupancy.resolution, aabb)
-    occupancy.load_state_dict(occupancy_state)
+    with torch.device("meta"):
+        occupancy = OccupancyGrid(trainer.occupancy.resolution, scene.aabb)
+    occupancy.load_state_dict({name: item.to(device) for name, item in occupancy_state.items()}, assign=True)
     return TrainedRun(field.to(device), occupancy.to(device), recipe, trainer, config, steps)
