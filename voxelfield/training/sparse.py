@@ -76,18 +76,17 @@ def _pack(tensor: Tensor, noise: UniformNoise | None) -> Tensor | dict[str, Any]
     if tensor.numel() < _MIN_ELEMENTS or tensor.element_size() not in _SAME_SIZE or tensor.is_sparse:
         return _copy(tensor)
     flat = tensor.detach().contiguous().view(-1)
+    pieces = list(_pieces(flat[:whole]))
     # The eight truth values of a chunk are one word, which is faster to look at than any(dim=1).
-    kept = [((rows != 0).view(torch.int64)[:, 0] != 0).cpu() for rows in _differences(flat[:whole], noise)]
-    count = sum(int(which.sum()) for which in kept)
-    if count * _CHUNK > _MAX_KEPT * whole:
+    kept = [((_differences(*piece, noise) != 0).view(torch.int64)[:, 0] != 0).cpu() for piece in pieces]
+    counts = [int(which.sum()) for which in kept]
+    if sum(counts) * _CHUNK > _MAX_KEPT * whole:
         return _copy(tensor)
-    # The differences are computed twice, so that memory is taken only for what is stored.
-    chunks = torch.empty(count, _CHUNK, dtype=_SAME_SIZE[tensor.element_size()])
-    stored = 0
-    for rows, which in zip(_differences(flat[:whole], noise), kept, strict=True):
-        found = rows[which.to(rows.device)]
-        chunks[stored : stored + len(found)] = found
-        stored += len(found)
+    # The differences are computed again where there are any, so that memory is taken only for what is stored.
+    chunks = torch.empty(sum(counts), _CHUNK, dtype=_SAME_SIZE[tensor.element_size()])
+    for piece, which, count, room in zip(pieces, kept, counts, chunks.split(counts), strict=True):
+        if count > 0:
+            room.copy_(_differences(*piece, noise)[which.to(flat.device)])
     bits = np.concatenate([np.packbits(which.numpy()) for which in kept])
     return {
         _MARK: _CHUNK,
@@ -126,15 +125,15 @@ def _unpack(packed: dict[str, Any]) -> Tensor:
         ) from error
 
 
-def _differences(flat: Tensor, noise: UniformNoise | None) -> Iterator[Tensor]:
-    """Yields the bits, in rows of a chunk, in which the pieces of a tensor differ from noise, or else from zero."""
+def _differences(start: int, piece: Tensor, noise: UniformNoise | None) -> Tensor:
+    """Returns the bits, in rows of a chunk, in which a piece of a tensor differs from noise, or else from zero."""
     # Bits are compared, not numbers, because negative zeros must survive.
-    for start, piece in _pieces(flat):
-        bits = piece.view(_SAME_SIZE[piece.element_size()])
-        yield (bits if noise is None else bits ^ _bits_of(noise, start, piece)).view(-1, _CHUNK)
+    bits = piece.view(_SAME_SIZE[piece.element_size()])
+    return (bits if noise is None else bits ^ _bits_of(noise, start, piece)).view(-1, _CHUNK)
 
 
 def _pieces(flat: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Yields parts of a tensor that are worked on one after the other, each after the index of its first element."""
     size = chunk_size(flat.device)
     for start in range(0, len(flat), size):
         yield start, flat[start : start + size]
