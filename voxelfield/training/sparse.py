@@ -86,7 +86,9 @@ def _pack(tensor: Tensor, noise: UniformNoise | None) -> Tensor | dict[str, Any]
     chunks = torch.empty(sum(counts), _CHUNK, dtype=_SAME_SIZE[tensor.element_size()])
     for piece, which, count, room in zip(pieces, kept, counts, chunks.split(counts), strict=True):
         if count > 0:
-            room.copy_(_differences(*piece, noise)[which.to(flat.device)])
+            # Not indexed by the truth values: on a CPU that takes several threads, which wait for one another.
+            rows = which.nonzero()[:, 0].to(flat.device)
+            room.copy_(_differences(*piece, noise).index_select(0, rows))
     bits = np.concatenate([np.packbits(which.numpy()) for which in kept])
     return {
         _MARK: _CHUNK,
