@@ -90,7 +90,7 @@ def noisy(device: torch.device, noise: UniformNoise, dtype: torch.dtype = torch.
 @pytest.mark.parametrize("piece", [1 << 22, 1 << 12])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64], ids=str)
 def test_initial_noise_takes_little_and_comes_back(device, monkeypatch, dtype, piece):
-    monkeypatch.setattr(sparse, "_PIECE", piece)
+    monkeypatch.setattr(sparse, "chunk_size", lambda device: piece)
     noise = UniformNoise(seed=12345678901234567, bound=1e-4)
     state = {"grid.features": noisy(device, noise, dtype), "other": noisy(device, noise, dtype)}
     state["grid.features"].view(-1)[[0, 100_000, -1]] = torch.tensor([-0.0, torch.nan, 0.0], dtype=dtype).to(device)
