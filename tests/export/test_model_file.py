@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import resource
+import zlib
 from pathlib import Path
 
 import pytest
@@ -15,13 +17,21 @@ from safetensors.torch import load_file, save_file
 
 import voxelfield
 from voxelfield.export import load_model, save_model
-from voxelfield.export.model_file import FORMAT, ModelFileError
+from voxelfield.export.model_file import (
+    FORMAT,
+    SMALL_ROUNDING,
+    STANDARD_ROUNDING,
+    ModelFileError,
+    Rounding,
+    _checksum,
+    _text_checksum,
+)
 from voxelfield.export.reached import reached_vertices
 from voxelfield.export.visible import visible_cells
 from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.ops import sample_trilinear
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.march import RenderSettings
+from voxelfield.rendering.march import RenderSettings, visible_samples
 from voxelfield.training.config import TrainerConfig, parse
 from voxelfield.training.trained import TrainedRun, restore_run
 
@@ -113,17 +123,18 @@ def test_vertices_are_reached_just_where_a_position_reads_them(resolution, cells
     assert reached.sum() <= 1.3 * read.sum() + 8
 
 
-@pytest.mark.parametrize(("quality", "steps"), [("standard", 127), ("small", 64)])
-def test_features_are_off_by_half_a_step_at_most(run, tmp_path, device, quality, steps):
+@pytest.mark.parametrize(("quality", "rounding"), [("standard", STANDARD_ROUNDING), ("small", SMALL_ROUNDING)])
+def test_features_are_off_by_half_a_step_at_most(run, tmp_path, device, quality, rounding):
     path = tmp_path / "model.safetensors"
     save_model(path, run, quality=quality)
     loaded = load_model(path, device)
     features = 0
     for level, original in zip(loaded.field.grid.levels, run.field.grid.levels, strict=True):
         kept = reached_vertices(run.occupancy.occupied, run.occupancy.aabb, level.shape[:3], run.field.grid.aabb)
-        step = original[kept].float().abs().amax(dim=0) / steps
-        off = (level[kept].float() - original[kept].float()).abs()
-        assert (off <= 0.51 * step + 1e-3 * original[kept].float().abs()).all()
+        values = original[kept].float()
+        step = torch.maximum(rounding.share * values.std(dim=0), values.abs().amax(dim=0) / 127)
+        off = (level[kept].float() - values).abs()
+        assert (off <= 0.51 * step + 1e-3 * values.abs()).all()
         assert off.max() > 0
         assert not level[~kept].any()
         features += original[kept].numel()
@@ -132,9 +143,28 @@ def test_features_are_off_by_half_a_step_at_most(run, tmp_path, device, quality,
     assert exact.stat().st_size - path.stat().st_size > 0.9 * features, "about a byte of two is saved"
 
 
+def error_in_images(run: TrainedRun, path: Path, cameras: Cameras, **options: object) -> float:
+    """The root of the mean squared error of what is loaded again, against what an exact file shows."""
+    save_model(path, run, quality="exact", cameras=cameras)
+    exact = load_model(path, run.occupancy.aabb.device).render(cameras).rgb
+    save_model(path, run, cameras=cameras, **options)
+    return float((load_model(path, run.occupancy.aabb.device).render(cameras).rgb - exact).square().mean().sqrt())
+
+
+def test_images_are_off_by_about_the_error_asked_for(run, tmp_path, device):
+    sizes = []
+    for wanted in (0.001, 0.004):
+        path = tmp_path / "model.safetensors"
+        found = error_in_images(run, path, camera(device), rounding=Rounding(1.0, wanted))
+        # Errors of neighbouring samples are no more independent than those are.
+        assert 0.2 * wanted < found < 3 * wanted
+        sizes.append(path.stat().st_size)
+    assert sizes[1] < sizes[0]
+
+
 def test_cells_that_no_camera_sees_are_left_out(run, tmp_path, device):
     path = tmp_path / "model.safetensors"
-    save_model(path, run, quality="exact", cameras=camera(device))
+    save_model(path, run, quality="exact", cameras=camera(device).enlarged(4))
     loaded = load_model(path, device)
     assert 0 < loaded.occupancy.fraction() < run.occupancy.fraction()
     view, expected = (each.render(camera(device)) for each in (loaded, run))
@@ -145,10 +175,12 @@ def test_cells_that_no_camera_sees_are_left_out(run, tmp_path, device):
 
 def test_visible_cells_are_those_of_samples_with_weight(run, device):
     settings = RenderSettings(step=0.05, min_weight=0.01)
-    seen = visible_cells(run.field, run.occupancy, settings, camera(device), resolution=20, chunk=100)
-    rays = camera(device).image_rays(0, run.field.grid.aabb)
+    close = camera(device).enlarged(4)
+    seen = visible_cells(run.field, run.occupancy, settings, close, chunk=1000)
+    assert seen.shape == (48, 48, 72)
+    rays = close.image_rays(0, run.field.grid.aabb)
     low, high = run.occupancy.aabb
-    expected = torch.zeros_like(seen)
+    expected, found = torch.zeros_like(seen), []
     for origin, direction, near, far in zip(rays.origins, rays.directions, rays.near, rays.far, strict=True):
         t = near + 0.05 * (torch.arange(math.ceil(float((far - near) / 0.05)), device=device) + 0.5)
         points = origin + t[:, None] * direction
@@ -156,11 +188,28 @@ def test_visible_cells_are_those_of_samples_with_weight(run, device):
         density = torch.where(inside, run.field.density(points).float(), 0.0)
         light = torch.exp(-0.05 * (density.cumsum(0) - density))
         shows = light * -torch.expm1(-0.05 * density) >= 0.01
-        x, y, z = ((points[shows] - low) / (high - low) * 20).long().clamp(0, 19).unbind(-1)
-        expected[x, y, z] = True
+        found.append(points[shows])
+    sizes = torch.tensor(seen.shape, device=device)
+    cells = ((torch.cat(found) - low) / (high - low) * sizes).long()
+    expected[tuple(cells.clamp(torch.zeros_like(sizes), sizes - 1).T)] = True
     # Where a sample lies on a face between cells, or at a threshold, rounding decides.
     assert (seen != expected).sum() <= 0.02 * expected.sum()
     assert expected.sum() > 50
+
+
+def test_coarse_images_leave_no_holes(run, device):
+    settings = RenderSettings(step=0.05, min_weight=0.01)
+    fine, coarse = camera(device).enlarged(4), camera(device)
+    coarse = Cameras(coarse.c2w, coarse.intrinsics / 2, 16, 16)
+    seen = visible_cells(run.field, run.occupancy, settings, coarse)
+    assert seen.shape == run.occupancy.occupied.shape, "pixels are wider than cells"
+    assert not (seen & ~run.occupancy.occupied).any()
+    packed, _ = visible_samples(run.field, fine.image_rays(0, run.field.aabb), run.occupancy, settings)
+    low, high = run.occupancy.aabb
+    x, y, z = ((packed.positions - low) / (high - low) * 12).long().clamp(0, 11).unbind(-1)
+    assert len(x) > 1000
+    # At the outline, a pixel's centre may miss what another part of it shows.
+    assert (~seen[x, y, z]).float().mean() < 0.02
 
 
 @pytest.mark.parametrize("quality", ["exact", "standard"])
@@ -175,11 +224,33 @@ def test_a_flipped_bit_is_noticed(run, tmp_path, quality):
             load_model(path)
 
 
+def test_a_bit_that_is_flipped_in_the_description_is_noticed(run, tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_model(path, run)
+    whole = path.read_bytes()
+    end = 8 + int.from_bytes(whole[:8], "little")
+    for number, place in enumerate(range(0, end, max(1, end // 150))):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << number % 8]) + whole[place + 1 :])
+        with pytest.raises(ModelFileError) as raised:
+            load_model(path)
+        assert "\n" not in str(raised.value)
+
+
+def test_truncated_files_are_refused(run, tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_model(path, run)
+    whole = path.read_bytes()
+    for size in range(0, len(whole), len(whole) // 20):
+        path.write_bytes(whole[:size])
+        with pytest.raises(ModelFileError, match="damaged"):
+            load_model(path)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"quality": "tiny"}, "quality must be one of"),
-        ({"steps": 200}, r"steps must lie in 1\.\.127, got 200"),
+        ({"quality": "exact", "rounding": SMALL_ROUNDING}, 'rounding must be None with quality="exact"'),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(run, tmp_path, options, message):
@@ -196,11 +267,67 @@ def test_a_grid_with_a_feature_that_is_not_finite_is_kept_exactly(run, tmp_path)
     assert loaded.field.grid.levels[-1].isnan().any()
 
 
-def spoil(path: Path, **changes: object) -> None:
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
+def test_rounding_is_positive(value):
+    with pytest.raises(ValueError, match=r"Rounding\.share must be positive and finite"):
+        Rounding(value, 0.1)
+    with pytest.raises(ValueError, match=r"Rounding\.error must be positive and finite"):
+        Rounding(0.1, value)
 
+
+def spoil(path: Path, tensors: dict[str, torch.Tensor] | None = None, **changes: object) -> None:
+    """Changes a file's description and tensors, with checksums that fit, as somebody of bad intent would."""
     with safe_open(path, framework="pt") as file:
         description = json.loads(file.metadata()["voxelfield model"])
-    save_file(load_file(path), path, {"voxelfield model": json.dumps(description | changes)})
+    stored = load_file(path) | (tensors or {})
+    description |= {"checksums": {name: _checksum(tensor) for name, tensor in stored.items()}} | changes
+    text = json.dumps(description)
+    save_file(stored, path, {"voxelfield model": text, "voxelfield checksum": _text_checksum(text)})
+
+
+def peak_memory() -> int:
+    """The most bytes that this process has held so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+@pytest.mark.parametrize("bomb", ["codes", "bits", "shape", "cells", "deep"])
+def test_a_file_that_declares_too_much_is_refused_before_memory_is_asked_for(run, tmp_path, bomb):
+    path = tmp_path / "model.safetensors"
+    save_model(path, run)
+    compressor = zlib.compressobj()
+    zeros = b"".join(compressor.compress(bytes(1 << 24)) for _ in range(128)) + compressor.flush()  # 2 GiB
+    packed = torch.frombuffer(bytearray(zeros), dtype=torch.uint8)
+    with safe_open(path, framework="pt") as file:
+        shapes = json.loads(file.metadata()["voxelfield model"])["shapes"]
+    name = next(iter(shapes))
+    if bomb == "deep":
+        save_file({"x": packed[:9]}, path, {"voxelfield model": "[" * 100_000})
+    else:
+        changes: dict[str, dict[str, object]] = {
+            "codes": {"tensors": {f"field.{name}": packed}},
+            "bits": {"tensors": {"occupancy.bits": packed}},
+            "shape": {"shapes": shapes | {name: [4096, 4096, 64, shapes[name][3]]}},
+            "cells": {"occupancy": [4096, 4096, 128]},
+        }
+        spoil(path, **changes[bomb])
+    before = peak_memory()
+    with pytest.raises(ModelFileError, match=r"do not fit together|is no voxelfield model") as raised:
+        load_model(path)
+    assert "\n" not in str(raised.value)
+    assert peak_memory() - before < 300e6
+
+
+@pytest.mark.parametrize(
+    "sizes", [[-4, -4, 4, 4], [4, 4, 4], [4.0, 4, 4, 4], "4444", None, [True, 4, 4, 4], [0, 4, 4, 4]]
+)
+def test_shapes_that_are_none_are_refused(run, tmp_path, sizes):
+    path = tmp_path / "model.safetensors"
+    save_model(path, run)
+    with safe_open(path, framework="pt") as file:
+        shapes = json.loads(file.metadata()["voxelfield model"])["shapes"]
+    spoil(path, shapes=shapes | {next(iter(shapes)): sizes})
+    with pytest.raises(ModelFileError, match="must be 4 positive whole numbers"):
+        load_model(path)
 
 
 def test_what_is_no_model_is_refused_by_name(run, tmp_path):
@@ -233,6 +360,10 @@ def test_what_is_no_model_is_refused_by_name(run, tmp_path):
     path.write_bytes(whole)
     spoil(path, format=FORMAT + 1)
     with pytest.raises(ModelFileError, match=rf"has format {FORMAT + 1}; this version reads format {FORMAT}: upgrade"):
+        load_model(path)
+    path.write_bytes(whole)
+    spoil(path, format=FORMAT - 1)
+    with pytest.raises(ModelFileError, match=rf"has format {FORMAT - 1}; .* reads format {FORMAT}: export the run"):
         load_model(path)
 
 

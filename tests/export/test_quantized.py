@@ -5,42 +5,85 @@ from __future__ import annotations
 import pytest
 import torch
 
-from voxelfield.export.quantized import dequantize, pack_codes, quantize, unpack_codes
+from voxelfield.export.quantized import (
+    dequantize,
+    drop_unimportant,
+    pack_bytes,
+    pack_codes,
+    quantize,
+    steps_by_importance,
+    steps_by_spread,
+    unpack_bytes,
+    unpack_codes,
+)
 
 
 def test_values_are_off_by_half_a_step_at_most(device):
-    values = torch.randn(5000, 3, device=device) * torch.tensor([1e-6, 1.0, 1e6], device=device)
-    codes, size = quantize(values, 50)
+    scale = torch.tensor([1e-6, 1.0, 1e6], device=device)
+    values = torch.randn(5000, 3, device=device) * scale
+    codes, step = quantize(values, 0.2 * scale)
     assert codes.dtype == torch.int8
-    assert codes.abs().amax(dim=0).tolist() == [50, 50, 50]
-    torch.testing.assert_close(size, values.abs().amax(dim=0) / 50)
-    assert ((dequantize(codes, size) - values).abs() <= 0.5001 * size).all()
+    torch.testing.assert_close(step, 0.2 * scale)
+    assert ((dequantize(codes, step) - values).abs() <= 0.5001 * step).all()
+
+
+def test_a_step_is_enlarged_where_a_byte_would_not_hold_the_largest_code(device):
+    values = torch.randn(5000, 1, device=device)
+    codes, step = quantize(values, torch.full((1,), 1e-4, device=device))
+    assert codes.abs().max() == 127
+    torch.testing.assert_close(step, values.abs().amax(dim=0) / 127)
 
 
 def test_zeros_and_no_rows_at_all_are_fine(device):
-    codes, size = quantize(torch.zeros(4, 2, device=device), 127)
+    codes, step = quantize(torch.zeros(4, 2, device=device), torch.ones(2, device=device))
     assert not codes.any()
-    assert not dequantize(codes, size).any()
-    codes, size = quantize(torch.zeros(0, 2, device=device), 127)
-    assert (codes.shape, size.tolist()) == ((0, 2), [0, 0])
+    assert not dequantize(codes, step).any()
+    codes, step = quantize(torch.zeros(0, 2, device=device), torch.ones(2, device=device))
+    assert (codes.shape, step.tolist()) == ((0, 2), [0, 0])
     assert unpack_codes(pack_codes(codes), 0, 2).shape == (0, 2)
 
 
+def test_an_infinite_step_makes_zeros():
+    codes, step = quantize(torch.ones(3, 1), torch.tensor([torch.inf]))
+    assert not codes.any()
+    assert step.isfinite().all()
+
+
 def test_steps_too_small_for_float32_are_zeros():
-    codes, size = quantize(torch.full((3, 1), 1e-45), 127)
-    assert dequantize(codes, size).isfinite().all()
+    codes, step = quantize(torch.full((3, 1), 1e-45), torch.zeros(1))
+    assert dequantize(codes, step).isfinite().all()
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_what_is_not_finite_is_refused(value):
     with pytest.raises(ValueError, match="values must be finite"):
-        quantize(torch.tensor([[0.0, value]]), 127)
+        quantize(torch.tensor([[0.0, value]]), torch.ones(1))
 
 
-@pytest.mark.parametrize("steps", [0, 128])
-def test_steps_have_a_range(steps):
-    with pytest.raises(ValueError, match=rf"steps must lie in 1\.\.127, got {steps}"):
-        quantize(torch.ones(1, 1), steps)
+def test_steps_by_spread_are_finer_in_levels_of_few_vertices():
+    coarse, fine = torch.randn(1000, 2), 3 * torch.randn(4000, 2)
+    steps = steps_by_spread([coarse, fine, torch.zeros(0, 2)], 0.5)
+    torch.testing.assert_close(steps[0], 0.25 * coarse.std(dim=0, correction=0))
+    torch.testing.assert_close(steps[1], 0.5 * fine.std(dim=0, correction=0))
+    assert steps[2].tolist() == [0, 0]
+
+
+def test_steps_by_importance_cause_the_error_asked_for():
+    levels = [torch.randn(20_000, 2) * torch.tensor([1.0, 30.0]), 0.1 * torch.randn(50_000, 1)]
+    importance = [torch.rand(20_000, 2) * torch.tensor([1e-5, 1e-8]), 1e-3 * torch.rand(50_000, 1)]
+    found, channels = 0.0, []
+    for values, weight, step in zip(levels, importance, steps_by_importance(importance, 0.01), strict=True):
+        codes, step = quantize(values, step)
+        error = (weight * (dequantize(codes, step) - values).square()).sum(dim=0)
+        channels += (error / len(values)).tolist()
+        found += float(error.sum())
+    assert found**0.5 == pytest.approx(0.01, rel=0.05)
+    assert channels == pytest.approx([channels[0]] * 3, rel=0.2), "a feature of each channel contributes alike"
+
+
+def test_features_that_matter_less_than_their_share_of_the_error_are_dropped():
+    levels, importance = [torch.tensor([[2.0], [2.0], [0.1]])], [torch.tensor([[1e-6], [1e-2], [1e-2]])]
+    assert drop_unimportant(levels, importance, 0.02)[0].tolist() == [[0.0], [2.0], [0.0]]
 
 
 def test_codes_come_back_and_take_about_their_entropy(device):
@@ -55,7 +98,19 @@ def test_codes_come_back_and_take_about_their_entropy(device):
 
 def test_damaged_or_other_codes_are_refused():
     packed = pack_codes(torch.ones(10, 2, dtype=torch.int8))
-    with pytest.raises(ValueError, match="must be 11 x 2 codes, got 20"):
+    with pytest.raises(ValueError, match="must be 22 bytes, got 20"):
         unpack_codes(packed, 11, 2)
-    with pytest.raises(ValueError, match="compressed features are damaged"):
+    with pytest.raises(ValueError, match="must be 18 bytes, got more than 18"):
+        unpack_codes(packed, 9, 2)
+    with pytest.raises(ValueError, match="compressed data"):
         unpack_codes(packed[:-3], 10, 2)
+    with pytest.raises(ValueError, match="compressed data is damaged"):
+        unpack_codes(packed ^ 255, 10, 2)
+    with pytest.raises(ValueError, match="cannot hold so many"):
+        unpack_codes(packed, 1 << 40, 1 << 20)
+
+
+@pytest.mark.parametrize("size", [0, 1, 100_000])
+def test_bytes_come_back(size):
+    plain = bytes(torch.randint(256, (size,), dtype=torch.uint8).tolist())
+    assert unpack_bytes(pack_bytes(plain), size).tobytes() == plain

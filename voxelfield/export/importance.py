@@ -35,8 +35,8 @@ def feature_importance(
         field: What is seen.
         occupancy: Where there is something to sample, on the field's device.
         settings: How rays are sampled.
-        cameras: One ray is cast through the centre of every n-th of their pixels.
-        rays: Number of rays at which n is chosen, at least; all pixels are taken if there are fewer.
+        cameras: Rays are cast through random points of their images.
+        rays: Number of rays, shared out evenly among the cameras, rounded up.
         chunk: Rays at once, to bound memory.
 
     Returns:
@@ -44,16 +44,16 @@ def feature_importance(
     """
     grid, device = field.grid, field.aabb.device
     cameras = cameras.to(device)
-    stride = max(1, len(cameras) * cameras.height * cameras.width // max(rays, 1))
+    rays_of_each = -(-rays // max(len(cameras), 1))
+    image_size = torch.tensor([cameras.width, cameras.height], dtype=torch.float32, device=device)
     random = torch.Generator(device).manual_seed(0)  # so that the same run makes the same file
     sums = [torch.zeros(level.shape, device=device, requires_grad=True) for level in grid.levels]
     one, reduce = (grid.grids[0], grid.reduce) if isinstance(grid, VoxelPyramid) else (grid, "concat")
     count = 0
     for camera in range(len(cameras)):
-        every = torch.arange(camera % stride, cameras.height * cameras.width, stride, device=device)
-        image = cameras.image_rays(camera, field.aabb)
-        for first in range(0, len(every), chunk):
-            some = image[every[first : first + chunk]]
+        for first in range(0, rays_of_each, chunk):
+            at = torch.rand(min(chunk, rays_of_each - first), 2, generator=random, device=device) * image_size
+            some = cameras.rays(torch.full((len(at),), camera, device=device), at, field.aabb)
             with torch.no_grad():
                 samples, _ = visible_samples(field, some, occupancy, settings)
                 features = grid(samples.positions)

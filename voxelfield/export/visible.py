@@ -6,6 +6,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from voxelfield.fields.field import Field
 from voxelfield.rendering.cameras import Cameras
@@ -57,6 +58,9 @@ def visible_cells(
             part = ((packed.positions - aabb[0]) / (aabb[1] - aabb[0]) * to_parts).long()
             x, y, z = (part.clamp(to_parts.new_zeros(3), to_parts - 1) // merged).unbind(-1)
             seen[x, y, z] = True
+    if any(group > 1 for _, group in scales):
+        # What shows of a group may be narrower than a pixel, and missed, where its neighbour shows.
+        seen = F.max_pool3d(seen[None].float(), 3, stride=1, padding=1)[0] > 0
     occupied = occupancy.occupied
     for axis, (cells, (parts, group)) in enumerate(zip(shape, scales, strict=True)):
         seen = seen.repeat_interleave(group, axis).narrow(axis, 0, cells * parts)
