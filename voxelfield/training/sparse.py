@@ -78,8 +78,8 @@ def _pack(tensor: Tensor, noise: UniformNoise | None) -> Tensor | dict[str, Any]
     flat = tensor.detach().contiguous().view(-1)
     pieces = list(_pieces(flat[:whole]))
     # The eight truth values of a chunk are one word, which is faster to look at than any(dim=1).
-    kept = [((_differences(*piece, noise) != 0).view(torch.int64)[:, 0] != 0).cpu() for piece in pieces]
-    counts = [int(which.sum()) for which in kept]
+    kept = [(_differences(*piece, noise) != 0).view(torch.int64)[:, 0] != 0 for piece in pieces]
+    counts: list[int] = torch.stack([which.sum() for which in kept]).tolist()
     if sum(counts) * _CHUNK > _MAX_KEPT * whole:
         return _copy(tensor)
     # The differences are computed again where there are any, so that memory is taken only for what is stored.
@@ -87,9 +87,8 @@ def _pack(tensor: Tensor, noise: UniformNoise | None) -> Tensor | dict[str, Any]
     for piece, which, count, room in zip(pieces, kept, counts, chunks.split(counts), strict=True):
         if count > 0:
             # Not indexed by the truth values: on a CPU that takes several threads, which wait for one another.
-            rows = which.nonzero()[:, 0].to(flat.device)
-            room.copy_(_differences(*piece, noise).index_select(0, rows))
-    bits = np.concatenate([np.packbits(which.numpy()) for which in kept])
+            room.copy_(_differences(*piece, noise).index_select(0, which.nonzero()[:, 0]))
+    bits = np.concatenate([np.packbits(which.cpu().numpy()) for which in kept])
     return {
         _MARK: _CHUNK,
         "shape": tuple(tensor.shape),
