@@ -320,7 +320,7 @@ def zeros() -> torch.Tensor:
     return torch.frombuffer(bytearray(packed), dtype=torch.uint8)
 
 
-@pytest.mark.parametrize("bomb", ["codes", "bits", "shape", "cells", "deep"])
+@pytest.mark.parametrize("bomb", ["codes", "bits", "shape", "cells", "deep", "network"])
 def test_a_file_that_declares_too_much_is_refused_before_memory_is_asked_for(run, tmp_path, bomb, zeros):
     path = tmp_path / "model.safetensors"
     save_model(path, run)
@@ -336,6 +336,12 @@ def test_a_file_that_declares_too_much_is_refused_before_memory_is_asked_for(run
             "shape": {"shapes": shapes | {name: [4096, 4096, 64, shapes[name][3]]}},
             "cells": {"occupancy": [4096, 4096, 128]},
         }
+        if bomb == "network":
+            if run.config.model.kind != "mlp":
+                pytest.skip("the width of fused networks is bounded")
+            config = OmegaConf.to_container(run.config, resolve=True)
+            config["model"]["width"] = 40_000
+            changes["network"] = {"config": config}
         spoil(path, **changes[bomb])
     before = peak_memory()
     with pytest.raises(ModelFileError, match=r"do not fit together|is no voxelfield model") as raised:
