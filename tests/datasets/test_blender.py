@@ -12,7 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from voxelfield.datasets.blender import area_average, available_splits, downscale_to_fit, load_blender
+from voxelfield.datasets.blender import available_splits, downscale_to_fit, load_blender
+from voxelfield.datasets.images import area_average
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.rendering.cameras import Cameras
 

@@ -46,6 +46,15 @@ def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.Monkey
         exec(compile("\n" * lines_before + block[1], str(path), "exec"), namespace)
 
 
+def test_contributing_names_what_there_is() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    # Paths stand in code or are a link's target. Those with a NAME are yet to be written, and loss/opacity is a tag.
+    paths = re.findall(r"`([\w.]+(?:/[\w.]+)*/?)`", text) + re.findall(r"\]\(([^)#]+)", text)
+    paths = [path for path in paths if "/" in path and not re.search("NAME|ROOM|objects|^loss/", path)]
+    assert len(paths) > 20, "the paths were not found"
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
 @pytest.mark.sweep
 @pytest.mark.skipif(os.name == "nt", reason="drives a POSIX compiler")
 def test_the_op_that_is_added_compiles_and_passes_its_tests(tmp_path: Path) -> None:

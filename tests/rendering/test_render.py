@@ -20,7 +20,7 @@ from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.rays import Rays, intersect_aabb
 from voxelfield.rendering.render import Rendering, render, render_view
 from voxelfield.training.config import LossConfig
-from voxelfield.training.losses import rendering_terms
+from voxelfield.training.losses import RenderedBatch, rendering_terms
 
 BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
 SIGMA = 1.7
@@ -348,7 +348,7 @@ def test_a_pyramid_shows_the_same_samples_whichever_way_they_are_found(device, m
     occupied = torch.rand(5, 6, 7, device=device) < 0.8
     occupancy = OccupancyGrid((5, 6, 7), BOX).to(device)
     occupancy.occupied.copy_(occupied)
-    settings = RenderSettings(STEP, min_weight=1e-3)
+    settings = RenderSettings(STEP, min_weight=1e-2)
     one, candidates = visible_samples(field, rays, occupancy, settings)
     assert candidates is None
     monkeypatch.setattr(RadianceField, "pyramid_density", lambda self: None)
@@ -452,8 +452,8 @@ def test_losses_of_the_rays_that_were_taken(device, make):
     rays_kept = int(part.rays_kept)
     assert 0 < rays_kept < 60
     alone = render(field, rays[:rays_kept], everywhere(device), settings)
-    terms = rendering_terms(config, part, part.over(background), truth)
-    expected = rendering_terms(config, alone, alone.over(background[:rays_kept]), truth[:rays_kept])
+    terms = rendering_terms(config, RenderedBatch(part, part.over(background), truth))
+    expected = rendering_terms(config, RenderedBatch(alone, alone.over(background[:rays_kept]), truth[:rays_kept]))
     for name, term in expected.items():
         torch.testing.assert_close(terms[name], term, rtol=1e-4, atol=1e-6, msg=name)
 

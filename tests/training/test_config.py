@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,10 @@ from voxelfield.training.config import (
     SceneConfig,
     StageConfig,
     TrainerConfig,
+    complete_overrides,
     parse,
+    preset,
+    presets,
 )
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
@@ -80,7 +84,7 @@ def test_a_model_brings_its_optimizers_settings(name):
 
 @pytest.mark.parametrize("name", names("trainer"))
 def test_every_preset_lists_every_setting(name):
-    # Hydra lets users override only what a file mentions.
+    # A preset shows its readers all that can be set.
     assert set(composed(f"trainer={name}").trainer) == {field.name for field in dataclasses.fields(TrainerConfig)}
 
 
@@ -93,6 +97,25 @@ def test_a_grid_of_several_resolutions_needs_scaled_gradients_in_16_bits():
     config = parsed("trainer")
     assert config.precision == "float16"
     assert config.loss_scale > 1
+
+
+def test_overrides_that_name_a_setting_need_no_file_that_mentions_it():
+    given = ["trainer.loss.sparsity=1", "trainer.steps=5,6", "seed=3", "trainer=fast", "model.width=8", "-m"]
+    given += ["trainer.stpes=5", "trainer.steps.x=5", "+trainer.steps=5", "~trainer.steps", "hydra.run.dir=a"]
+    expected = ["++trainer.loss.sparsity=1", "++trainer.steps=5,6", *given[2:]]
+    assert complete_overrides(given) == expected
+
+
+def test_a_setting_that_no_file_mentions_can_be_set(monkeypatch, tmp_path):
+    shutil.copytree(CONFIGS, tmp_path / "configs")
+    file = tmp_path / "configs" / "trainer" / "default.yaml"
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True)
+    file.write_text("".join(line for line in lines if "sparsity" not in line), encoding="utf-8")
+    monkeypatch.setattr(presets, "config_folder", lambda: tmp_path / "configs")
+    assert "sparsity" not in presets.compose("trainer=default").trainer.loss
+    assert preset("trainer=default", "trainer.loss.sparsity=2").trainer.loss.sparsity == 2.0
+    with pytest.raises(ValueError, match=r"^trainer\.loss\.sparsity must be at least 0, got -1\.0$"):
+        preset("trainer=default", "trainer.loss.sparsity=-1")
 
 
 def test_values_become_typed_objects():

@@ -18,6 +18,7 @@ from voxelfield.ops import PackedSamples
 from voxelfield.rendering.render import Rendering
 from voxelfield.training import losses
 from voxelfield.training.config import LossConfig
+from voxelfield.training.losses import RenderedBatch
 
 
 def make_rendering(
@@ -55,23 +56,29 @@ def make_rendering(
 
 
 def make_config(**values) -> LossConfig:
-    nothing = {
-        "sample_rgb": 0.0,
-        "distortion": 0.0,
-        "opacity_entropy": 0.0,
-        "sparsity": 0.0,
-        "tv_density": 0.0,
-        "tv_color": 0.0,
-        "tv_every": 1,
-        "tv_until": 100,
-    }
-    return LossConfig(**{**nothing, **values})
+    nothing = dict.fromkeys((field.name for field in dataclasses.fields(LossConfig)), 0.0)
+    return LossConfig(**nothing | {"tv_every": 1, "tv_until": 100} | values)
+
+
+def batch_of(rendering: Rendering) -> RenderedBatch:
+    """One ray a pixel, all black as they should be: for terms that look at neither."""
+    black = torch.zeros_like(rendering.rgb)
+    return RenderedBatch(rendering, black, black)
+
+
+def test_every_term_has_a_weight_that_is_switched_off_by_zero():
+    assert set(losses.WEIGHTED_TERMS) <= {field.name for field in dataclasses.fields(LossConfig)}
+    rendering = make_rendering()
+    for name in losses.WEIGHTED_TERMS:
+        terms = losses.rendering_terms(make_config(**{name: 1.0}), batch_of(rendering))
+        assert list(terms) == ["photometric", name]
 
 
 def test_photometric_is_the_mean_over_pixels_and_channels(device):
     pixels = torch.tensor([[0.5, 0.0, 1.0], [0.25, 0.5, 0.0], [0.0, 0.0, 0.0]], device=device, requires_grad=True)
     truth = torch.tensor([[0.0, 0.0, 1.0], [0.25, 1.0, 1.0], [0.0, 0.0, 0.0]], device=device)
-    (loss,) = losses.rendering_terms(make_config(), make_rendering(device=device), pixels, truth).values()
+    batch = RenderedBatch(make_rendering(device=device), pixels, truth)
+    (loss,) = losses.rendering_terms(make_config(), batch).values()
     assert loss.item() == pytest.approx((0.25 + 0.25 + 1) / 9)
     loss.backward()
     torch.testing.assert_close(pixels.grad, (pixels.detach() - truth) * 2 / 9)
@@ -80,7 +87,7 @@ def test_photometric_is_the_mean_over_pixels_and_channels(device):
 def test_sample_rgb_is_weighted_by_sample_and_averaged_over_rays(device):
     rendering = make_rendering(device=device)
     truth = torch.tensor([[0.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.5, 0.0, 1.0]], device=device)
-    loss = losses.rendering_terms(make_config(sample_rgb=1.0), rendering, truth, truth)["sample_rgb"]
+    loss = losses.rendering_terms(make_config(sample_rgb=1.0), RenderedBatch(rendering, truth, truth))["sample_rgb"]
     # squared errors 1, 0 and 0.5; the ray without samples counts in the mean
     assert loss.item() == pytest.approx((0.5 * 1 + 0.25 * 0 + 0.5 * 0.5) / 3)
     loss.backward()
@@ -90,25 +97,26 @@ def test_sample_rgb_is_weighted_by_sample_and_averaged_over_rays(device):
 
 
 def test_opacity_entropy_has_its_values_and_slope(device):
-    opacity = torch.tensor([0.5, 0.25], device=device, requires_grad=True)
-    loss = losses.opacity_entropy(opacity)
+    rendering = make_rendering(opacity=(0.5, 0.25), device=device)
+    loss = losses.opacity_entropy(batch_of(rendering))
     assert loss.item() == pytest.approx((math.log(2) - 0.25 * math.log(0.25) - 0.75 * math.log(0.75)) / 2)
     loss.backward()
     # dH/do = log((1 - o) / o), over two rays
-    torch.testing.assert_close(opacity.grad, torch.tensor([0.0, math.log(3) / 2], device=device))
+    torch.testing.assert_close(rendering.opacity.grad, torch.tensor([0.0, math.log(3) / 2], device=device))
 
 
 def test_opacity_entropy_is_finite_and_small_where_pixels_are_decided(device):
-    opacity = torch.tensor([0.0, 1.0, 1.0 + 1e-6], device=device, requires_grad=True)
-    loss = losses.opacity_entropy(opacity)
+    rendering = make_rendering(opacity=(0.0, 1.0, 1.0 + 1e-6), device=device)
+    loss = losses.opacity_entropy(batch_of(rendering))
     loss.backward()
     assert 0 <= loss.item() < 1e-3
-    assert opacity.grad.isfinite().all()
+    assert rendering.opacity.grad.isfinite().all()
 
 
 def test_sparsity_has_its_value_and_slope(device):
     density = torch.tensor([0.0, 0.5, 1.0], device=device, requires_grad=True)
-    loss = losses.sparsity(density, rays=4)
+    rendering = dataclasses.replace(make_rendering(opacity=(0.0,) * 4, device=device), density=density)
+    loss = losses.sparsity(batch_of(rendering))
     assert loss.item() == pytest.approx((math.log(1.5) + math.log(3)) / 4)
     loss.backward()
     # d/ds log(1 + 2 s^2) = 4 s / (1 + 2 s^2)
@@ -136,7 +144,8 @@ def test_terms_without_samples_are_zero_and_differentiable(device):
     )
     truth = torch.full((2, 3), 0.5, device=device)
     config = make_config(sample_rgb=1.0, sparsity=1.0)
-    terms = losses.rendering_terms(config, rendering, rendering.over(torch.zeros(3, device=device)), truth)
+    batch = RenderedBatch(rendering, rendering.over(torch.zeros(3, device=device)), truth)
+    terms = losses.rendering_terms(config, batch)
     assert {name: value.item() for name, value in terms.items()} == {
         "photometric": 0.25,
         "sample_rgb": 0.0,
@@ -147,16 +156,16 @@ def test_terms_without_samples_are_zero_and_differentiable(device):
 
 def test_terms_carry_their_weights_and_absent_ones_are_left_out():
     rendering, prediction, truth = make_rendering(), torch.full((3, 3), 0.5), torch.ones(3, 3)
-    assert set(losses.rendering_terms(make_config(), rendering, prediction, truth)) == {"photometric"}
+    assert set(losses.rendering_terms(make_config(), RenderedBatch(rendering, prediction, truth))) == {"photometric"}
     config = make_config(sample_rgb=2.0, distortion=5.0, opacity_entropy=3.0, sparsity=4.0)
-    terms = losses.rendering_terms(config, rendering, prediction, truth)
+    terms = losses.rendering_terms(config, RenderedBatch(rendering, prediction, truth))
     expected = {
         "photometric": 0.25,
         # squared errors 2, 3 and 0.75, of weight 0.5, 0.25 and 0.5
         "sample_rgb": 2 * (1 + 0.75 + 0.375) / 3,
         "distortion": 5 * 2.0,
-        "opacity_entropy": 3 * losses.opacity_entropy(rendering.opacity).item(),
-        "sparsity": 4 * losses.sparsity(rendering.density, 3).item(),
+        "opacity_entropy": 3 * losses.opacity_entropy(batch_of(rendering)).item(),
+        "sparsity": 4 * losses.sparsity(batch_of(rendering)).item(),
     }
     assert {name: value.item() for name, value in terms.items()} == pytest.approx(expected)
 
@@ -171,7 +180,7 @@ def test_a_pixel_of_which_a_ray_had_no_room_does_not_count():
         rays_kept=3,
     )
     pixels, truth = torch.tensor([[0.5] * 3, [5.0] * 3]), torch.tensor([[0.25] * 3, [0.0] * 3])
-    terms = losses.rendering_terms(make_config(sample_rgb=1.0, distortion=1.0), rendering, pixels, truth)
+    terms = losses.rendering_terms(make_config(sample_rgb=1.0, distortion=1.0), RenderedBatch(rendering, pixels, truth))
     assert terms["photometric"].item() == pytest.approx((0.5 - 0.25) ** 2)
     first, second = 0.75**2 + 2 * 0.25**2, 1.0
     assert terms["sample_rgb"].item() == pytest.approx((0.75 * first + second) / 3)
@@ -181,7 +190,7 @@ def test_a_pixel_of_which_a_ray_had_no_room_does_not_count():
 def test_distortion_must_have_been_rendered():
     rendering = dataclasses.replace(make_rendering(), distortion=None)
     with pytest.raises(ValueError, match=r"config\.distortion"):
-        losses.rendering_terms(make_config(distortion=1.0), rendering, torch.zeros(3, 3), torch.zeros(3, 3))
+        losses.rendering_terms(make_config(distortion=1.0), batch_of(rendering))
 
 
 def test_rays_without_room_count_for_nothing(device):
@@ -193,7 +202,7 @@ def test_rays_without_room_count_for_nothing(device):
     prediction = torch.rand(3, 3, device=device)
     prediction[2:] = torch.nan
     rendering.density.data[2] = 100.0
-    terms = losses.rendering_terms(make_config(**settings), rendering, prediction, truth)
+    terms = losses.rendering_terms(make_config(**settings), RenderedBatch(rendering, prediction, truth))
 
     alone = make_rendering(
         weights=(0.5, 0.25),
@@ -202,7 +211,7 @@ def test_rays_without_room_count_for_nothing(device):
         opacity=(0.75, 0.0),
         device=device,
     )
-    expected = losses.rendering_terms(make_config(**settings), alone, prediction[:2], truth[:2])
+    expected = losses.rendering_terms(make_config(**settings), RenderedBatch(alone, prediction[:2], truth[:2]))
     for name, term in expected.items():
         torch.testing.assert_close(terms[name], term, msg=name)
     torch.stack(list(terms.values())).sum().backward()
@@ -214,7 +223,7 @@ def test_no_ray_taken_is_no_loss(device):
     nothing = {"weights": (0.0,) * 3, "opacity": (0.0,) * 3, "rays_kept": 0}
     config = make_config(sample_rgb=1.0, distortion=1.0, opacity_entropy=1.0)
     pixels, truth = torch.ones(3, 3, device=device), torch.zeros(3, 3, device=device)
-    terms = losses.rendering_terms(config, make_rendering(**nothing, device=device), pixels, truth)
+    terms = losses.rendering_terms(config, RenderedBatch(make_rendering(**nothing, device=device), pixels, truth))
     assert {name: term.item() for name, term in terms.items()} == dict.fromkeys(terms, 0.0)
     assert len(terms) == 4
 
@@ -257,3 +266,11 @@ def test_total_variation_can_be_switched_off():
 def test_kinds_of_field_without_the_terms_have_none():
     field = PyramidRecipe(resolutions=[2, 4]).build(torch.tensor([[0.0] * 3, [1.0] * 3]), [4], "cpu")
     assert losses.grid_terms(make_config(), PyramidRecipe(), field, 0) == {}
+
+
+def test_gradients_are_those_of_the_sum_times_the_factor(device):
+    x = torch.tensor([1.0, 2.0, 3.0], device=device, requires_grad=True)
+    losses.backpropagate([x.square().sum(), 3 * x[0], x[2] * x[1]], torch.tensor(8.0, device=device))
+    torch.testing.assert_close(x.grad, 8 * torch.tensor([2 + 3.0, 4 + 3.0, 6 + 2.0], device=device))
+    losses.backpropagate([x[1]], torch.tensor(2.0, device=device))  # adds to what is there
+    assert x.grad[1] == 8 * 7 + 2

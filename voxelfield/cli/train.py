@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from voxelfield.config.parsing import unknown_key
 from voxelfield.datasets.download import DownloadError
 from voxelfield.installed import config_folder
-from voxelfield.training.config import config_name
+from voxelfield.training.config import complete_overrides, config_name
 from voxelfield.training.config.announced import offer_announced_recipes
 from voxelfield.training.configured import train_as_configured
 from voxelfield.training.occupied_space import EmptyFieldError
@@ -35,8 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: Hydra's command line without the program's name; None takes that of this process.
     """
-    if arguments is not None:
-        sys.argv = ["voxelfield train", *arguments]
+    given = sys.argv if arguments is None else ["voxelfield train", *arguments]
+    sys.argv = [given[0], *complete_overrides(given[1:])]
     # Hydra would print its errors over many lines and exit; told to raise them, it leaves that to us.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     offer_announced_recipes()

@@ -11,19 +11,15 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 from collections import ChainMap
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
 import torch
-from PIL import Image
 from torch import Tensor
 
+from voxelfield.datasets.images import factor_to_fit, read_images
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.grids.boxes import box_tensor, parse_box
 from voxelfield.rendering.cameras import Cameras
@@ -33,6 +29,29 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
 DEFAULT_AABB = ((-1.5, -1.5, -1.5), (1.5, 1.5, 1.5))
 
 logger = logging.getLogger(__name__)
+
+
+def is_blender(folder: Path) -> bool:
+    """Tells whether a folder holds a ``transforms_<split>.json``; see :class:`voxelfield.datasets.registry.Format`."""
+    return bool(available_splits(folder))
+
+
+def load(
+    folder: Path,
+    *,
+    splits: Sequence[str],
+    image_size: int | None,
+    missing_images: Literal["error", "skip"],
+    aabb: Tensor | Sequence[Sequence[float]] | None,
+) -> Scene:
+    """Loads a scene for :func:`voxelfield.load_scene`; see :class:`voxelfield.datasets.registry.Loader`."""
+    return load_blender(
+        folder,
+        splits=splits,
+        downscale=1 if image_size is None else downscale_to_fit(folder, image_size),
+        missing_images=missing_images,
+        aabb=DEFAULT_AABB if aabb is None else aabb,
+    )
 
 
 def load_blender(
@@ -99,43 +118,7 @@ def downscale_to_fit(folder: Path | str, max_size: int, split: str = "train") ->
     present = next((path for path in paths if path.is_file()), None)
     if present is None:
         raise FileNotFoundError(f"{file}: {len(paths)} of {len(paths)} images are missing, the first is {paths[0]}")
-    height, width = _decode(present).shape[:2]
-    for factor in range(1, min(width, height) + 1):
-        if max(width, height) <= max_size * factor and width % factor == 0 and height % factor == 0:
-            return factor
-    raise ValueError(f"{present}: no whole factor shrinks {width}x{height} to at most {max_size} pixels a side")
-
-
-def area_average(image: npt.NDArray[np.uint8], factor: int) -> npt.NDArray[np.uint8]:
-    """Shrinks an RGBA image by averaging ``factor`` x ``factor`` blocks, weighting colours by their alpha.
-
-    Transparent pixels have no say in the colour of the block, so silhouettes get no dark or stray fringe.
-
-    Args:
-        image: (H, W, 4) uint8 RGBA, straight alpha; ``factor`` divides H and W.
-        factor: 1 to 256.
-
-    Returns:
-        (H / factor, W / factor, 4) uint8, straight alpha, rounded to nearest; black where fully transparent.
-
-    Raises:
-        ValueError: ``factor`` is out of range or does not divide the size.
-    """
-    height, width = image.shape[:2]
-    if not 1 <= factor <= 256:
-        raise ValueError(f"factor must be 1 to 256, got {factor}")
-    if height % factor or width % factor:
-        raise ValueError(f"factor {factor} does not divide the image size {width}x{height}")
-    # uint32 is exact: 255 * 255 * 256 * 256 is still below 2**32.
-    alpha = image[..., 3:].astype(np.uint32)
-    weighted = np.concatenate((image[..., :3] * alpha, alpha), axis=-1)
-    rows = weighted.reshape(height // factor, factor, width, 4).sum(axis=1, dtype=np.uint32)
-    sums = rows.reshape(height // factor, width // factor, factor, 4).sum(axis=2, dtype=np.uint32)
-    total = sums[..., 3:]
-    # The halves round to nearest; in 64 bits, since the largest sum leaves no room for them.
-    rgb = (sums[..., :3].astype(np.uint64) + total // 2) // np.maximum(total, 1)
-    mean_alpha = (total + factor * factor // 2) // (factor * factor)
-    return np.concatenate((rgb, mean_alpha), axis=-1).astype(np.uint8)
+    return factor_to_fit(present, max_size)
 
 
 def _load_split(folder: Path, name: str, downscale: int, missing_images: str) -> Split:
@@ -153,7 +136,7 @@ def _load_split(folder: Path, name: str, downscale: int, missing_images: str) ->
         frames = [frame for frame, path in zip(frames, paths, strict=True) if path not in absent]
         paths = [path for path in paths if path not in absent]
     c2w = torch.stack([_matrix(file, frame) for frame in frames])
-    images = _read_images(paths, downscale)
+    images = read_images(paths, downscale)
     height, width = images.shape[1:3]
     intrinsics = [_intrinsics(file, ChainMap(frame, meta), width * downscale, height * downscale) for frame in frames]
     cameras = Cameras(c2w, torch.tensor(intrinsics, dtype=torch.float64).div(downscale).float(), width, height)
@@ -250,38 +233,3 @@ def _intrinsics(file: Path, meta: Mapping[str, Any], width: int, height: int) ->
     if focal <= 0.0 or focal_y <= 0.0:
         raise ValueError(f"{file}: focal lengths must be above 0 pixels, got {focal} and {focal_y}")
     return focal, focal_y, _number(file, meta, "cx", width / 2), _number(file, meta, "cy", height / 2)
-
-
-def _read_images(paths: Sequence[Path], downscale: int) -> Tensor:
-    first = _decode(paths[0])
-    height, width = first.shape[:2]
-    if height % downscale or width % downscale:
-        raise ValueError(f"downscale={downscale} does not divide the size {width}x{height} of {paths[0]}")
-    images = np.empty((len(paths), height // downscale, width // downscale, 4), dtype=np.uint8)
-
-    def fill(index: int) -> None:
-        image = _decode(paths[index])
-        if image.shape != first.shape:
-            size = f"{image.shape[1]}x{image.shape[0]}"
-            raise ValueError(f"{paths[index]}: size must be {width}x{height}, like {paths[0]}, got {size}")
-        images[index] = image if downscale == 1 else area_average(image, downscale)
-
-    # Pillow releases the GIL while it decodes, so threads are enough and nothing is copied between processes.
-    with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
-        for _ in pool.map(fill, range(len(paths))):
-            pass
-    return torch.from_numpy(images)
-
-
-def _decode(path: Path) -> npt.NDArray[np.uint8]:
-    try:
-        with Image.open(path) as image:
-            # Pillow would clip these to 255 instead of scaling them.
-            if image.mode.startswith(("I", "F")):
-                raise ValueError(f"channels must have 8 bits, got pixel mode {image.mode}")
-            # To convert what has this mode already would copy it, while no other thread decodes.
-            return np.asarray(image if image.mode == "RGBA" else image.convert("RGBA"))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        # Pillow's own words for an unidentified file repeat the path.
-        reason = "not an image" if isinstance(error, Image.UnidentifiedImageError) else str(error)
-        raise ValueError(f"{path}: unreadable image ({reason})") from error

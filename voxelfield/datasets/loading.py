@@ -10,8 +10,8 @@ from typing import Literal
 from omegaconf import OmegaConf
 from torch import Tensor
 
-from voxelfield.datasets.blender import DEFAULT_AABB, downscale_to_fit, load_blender
-from voxelfield.datasets.locate import find_scene
+from voxelfield.datasets.locate import SceneNotFoundError, find_scene
+from voxelfield.datasets.registry import format_of, recognised_format
 from voxelfield.datasets.scene import Scene
 from voxelfield.installed import config_folder
 
@@ -28,7 +28,7 @@ def load_scene(
     root: Path | str = "data",
     download: bool = False,
 ) -> Scene:
-    """Loads a scene in the NeRF-synthetic layout.
+    """Loads a scene in one of the formats of :mod:`voxelfield.datasets.registry`, which its files tell apart.
 
     Args:
         scene: Its folder, or its name. A name that ``configs/scene`` knows is one even where a folder is called so.
@@ -36,8 +36,8 @@ def load_scene(
         image_size: Images are downscaled by the smallest whole factor that leaves no side longer than this, in pixels;
             None keeps them as they are.
         missing_images: ``error`` refuses a split that lacks a listed image, ``skip`` leaves such views out and warns.
-        aabb: (2, 3) box that holds what matters, world units. None: as ``configs/scene`` has it for this name, or from
-            -1.5 to 1.5 along each axis.
+        aabb: (2, 3) box that holds what matters, world units. None: as ``configs/scene`` has it for this name, or as
+            the format has it (NeRF-synthetic: from -1.5 to 1.5 along each axis).
         root: Folder of scenes, where a name is looked for.
         download: Fetch a scene that is not there but public.
 
@@ -45,15 +45,15 @@ def load_scene(
         The scene, on the CPU.
 
     Raises:
-        FileNotFoundError: There is no such scene, or a file of it is missing.
+        FileNotFoundError: There is no such scene, its folder is of no known format, or a file of it is missing.
         ValueError: An argument, or a file of the scene, is not as it must be; the message is one line and names it.
         DownloadError: ``download`` is set and no archive gave the scene.
     """
     folder = scene if isinstance(scene, Path) else _folder_of(scene, root, download)
-    loaded = load_blender(
+    loaded = format_of(folder).load(
         folder,
         splits=splits,
-        downscale=1 if image_size is None else downscale_to_fit(folder, image_size),
+        image_size=image_size,
         missing_images=missing_images,
         aabb=_known_box(folder.resolve().name) if aabb is None else aabb,
     )
@@ -64,14 +64,21 @@ def load_scene(
 
 
 def _folder_of(scene: str, root: Path | str, download: bool) -> Path:
-    if not _settings_file(scene).is_file() and any(Path(scene).glob("transforms*.json")):
-        return Path(scene)
-    return find_scene(scene, root, download=download)
+    folder, is_known_name = Path(scene), _settings_file(scene).is_file()
+    if not is_known_name and recognised_format(folder) is not None:
+        return folder
+    try:
+        return find_scene(scene, root, download=download)
+    except SceneNotFoundError:
+        # A path, unlike a name, can only mean this folder: say what it lacks rather than where else it might have been.
+        if not is_known_name and len(folder.parts) > 1 and folder.is_dir():
+            return folder
+        raise
 
 
-def _known_box(name: str) -> Sequence[Sequence[float]]:
+def _known_box(name: str) -> Sequence[Sequence[float]] | None:
     settings = _settings_file(name)
-    return OmegaConf.load(settings).aabb if settings.is_file() else DEFAULT_AABB
+    return OmegaConf.load(settings).aabb if settings.is_file() else None
 
 
 def _settings_file(name: str) -> Path:

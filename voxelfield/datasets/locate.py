@@ -8,6 +8,7 @@ from pathlib import Path
 
 from voxelfield.datasets import download as downloads
 from voxelfield.datasets.catalogue import downloadable_scenes, manifest_path
+from voxelfield.datasets.registry import recognised_format, wanted_files
 from voxelfield.installed import BUNDLED_SCENE, bundled_scene
 
 DATA_VARIABLE = "VOXELFIELD_DATA"
@@ -20,7 +21,8 @@ class SceneNotFoundError(FileNotFoundError):
 def find_scene(name: str, root: Path | str = "data", *, download: bool = False) -> Path:
     """Finds a scene's folder: first ``root/name``, then ``$VOXELFIELD_DATA/name``; ``bricks`` comes with voxelfield.
 
-    A folder counts when it holds a ``transforms*.json``; downloads write that last, so an interrupted one never counts.
+    A folder counts when a format of :mod:`voxelfield.datasets.registry` recognises it. Downloads write the files by
+    which it does so last, so an interrupted download never counts.
 
     Args:
         name: The scene's name.
@@ -42,12 +44,12 @@ def find_scene(name: str, root: Path | str = "data", *, download: bool = False) 
     if name == BUNDLED_SCENE:
         folders.append(bundled_scene())
     for folder in folders:
-        if any(folder.glob("transforms*.json")):
+        if recognised_format(folder) is not None:
             return folder
     if download and manifest_path(name).is_file():
         return downloads.download(name, root)
     looked = [
-        f"  {folder.resolve()}" + (" (exists, but holds no transforms*.json)" if folder.is_dir() else "")
+        f"  {folder.resolve()}" + (f" (exists, but holds no {wanted_files()})" if folder.is_dir() else "")
         for folder in folders
     ]
     if not elsewhere:

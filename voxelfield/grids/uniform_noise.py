@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Elements that are computed at a time: few enough for the temporaries to stay in a core's cache, or in that of a GPU.
+# Few enough for the temporaries to stay in the cache. On a CPU, torch also leaves so few to a single thread, which does
+# not wait for others on a busy machine.
 _CPU_CHUNK = 1 << 15
 _DEVICE_CHUNK = 1 << 22
 _WORD = 0xFFFFFFFF
@@ -42,7 +43,7 @@ class UniformNoise:
         if self.bound == 0:
             out.zero_()  # the product below would have negative zeros
             return
-        chunk = _CPU_CHUNK if out.device.type == "cpu" else _DEVICE_CHUNK
+        chunk = chunk_size(out.device)
         counter = torch.arange(min(chunk, len(out)), dtype=torch.int32, device=out.device)
         begin, end = start, start + len(out)
         while begin < end:
@@ -67,9 +68,10 @@ class UniformNoise:
     def fills(self, tensor: Tensor) -> bool:
         """Tells whether a tensor equals what :meth:`fill` would set it to; waits for its device."""
         flat = tensor.reshape(-1)
-        expected = flat.new_empty(min(_DEVICE_CHUNK, len(flat)))
-        for start in range(0, len(flat), _DEVICE_CHUNK):
-            present = flat[start : start + _DEVICE_CHUNK]
+        chunk = chunk_size(flat.device)
+        expected = flat.new_empty(min(chunk, len(flat)))
+        for start in range(0, len(flat), chunk):
+            present = flat[start : start + chunk]
             self.write(expected[: len(present)], start)
             if not torch.equal(expected[: len(present)], present):
                 return False
@@ -78,6 +80,11 @@ class UniformNoise:
     def _key(self, block: int) -> int:
         """Returns the word that tells one run of 2^32 elements of one seed from all others."""
         return _mix(self.seed & _WORD ^ _mix(self.seed >> 32 ^ _mix(block)))
+
+
+def chunk_size(device: torch.device) -> int:
+    """Returns how many elements a pass over a large tensor should work on at a time, a power of two."""
+    return _CPU_CHUNK if device.type == "cpu" else _DEVICE_CHUNK
 
 
 def draw_seed(like: Tensor) -> int | None:

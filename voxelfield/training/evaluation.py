@@ -99,18 +99,21 @@ def evaluate_split(
         for index in tqdm(indices, desc="evaluate", unit="view", leave=False, disable=None if progress else True):
             name = split.names[index]
             rgb = render_view(split.cameras, index).rgb
-            if not rgb.isfinite().all():
-                bad = int((~rgb.isfinite()).any(dim=-1).sum())
-                raise FloatingPointError(f"rendered view {name!r} holds {bad} pixels that are NaN or infinite")
             truth = composite_background(split.images[index].to(rgb.device), background)
             if rgb.shape != truth.shape:
                 raise ValueError(f"rendered view {name!r} must have shape {tuple(truth.shape)}, got {tuple(rgb.shape)}")
+            bad = (~rgb.isfinite()).any(dim=-1).sum()
             rgb = rgb.clamp(0, 1)
-            # Left on the device: reading each number back at once would stall the next view's launch.
-            scores.append(torch.stack((psnr(rgb, truth), ssim(rgb, truth))))
             if output is not None:
                 pictures.save(output / _file_name(name), rgb)
-    psnr_per_view, ssim_per_view = torch.stack(scores).cpu().to(torch.float64).unbind(dim=1)
+            # Left on the device: reading each number back at once would stall the next view's launch.
+            scores.append(torch.stack((psnr(rgb, truth), ssim(rgb, truth), bad.float())))
+    psnr_per_view, ssim_per_view, bad_pixels = torch.stack(scores).cpu().to(torch.float64).unbind(dim=1)
+    for index, count in zip(indices, bad_pixels.tolist(), strict=True):
+        if count > 0:
+            raise FloatingPointError(
+                f"rendered view {split.names[index]!r} holds {int(count)} pixels that are NaN or infinite"
+            )
     return Evaluation(
         names=tuple(split.names[index] for index in indices),
         psnr_per_view=tuple(psnr_per_view.tolist()),

@@ -1,6 +1,15 @@
-"""Loss terms, each a scalar tensor."""
+"""Loss terms, each a scalar tensor.
+
+A term on rendered rays is a function of a :class:`RenderedBatch`, listed in ``WEIGHTED_TERMS``, whose weight has the
+same name in :class:`voxelfield.training.config.LossConfig`. Terms on the grid itself belong to the recipes
+(:meth:`voxelfield.fields.recipes.recipe.Recipe.grid_losses`).
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,75 +21,137 @@ from voxelfield.rendering.render import Rendering
 from voxelfield.training.config import LossConfig
 
 
-def opacity_entropy(opacity: Tensor, rays_kept: Tensor | None = None) -> Tensor:
-    """Mean binary entropy of ray opacities (R,): a pixel shows the scene or its background (Sun et al. 2022).
+@dataclass(frozen=True, eq=False)
+class RenderedBatch:
+    """What the loss terms of a step are computed from.
 
-    Args:
-        opacity: (R,) in [0, 1].
-        rays_kept: One integer: only that many of the first rays count; all if None.
-    """
-    o = opacity.clamp(1e-5, 1 - 1e-5)
-    return _mean(-(o * o.log() + (1 - o) * (1 - o).log()), rays_kept)
+    On CUDA, rays from ``rendering.rays_kept`` on had no room, and rows of ``rendering.samples`` from the last offset on
+    are not in use. Neither may count in a term. Their numbers stay on the device, because reading them would wait.
 
-
-def sparsity(density: Tensor, rays: int | Tensor) -> Tensor:
-    """Cauchy penalty on the densities of samples (M,), summed and divided by the number of rays (Plenoxels)."""
-    return torch.log1p(2 * density.square()).sum() / rays
-
-
-def rendering_terms(config: LossConfig, rendering: Rendering, pixels: Tensor, truth: Tensor) -> dict[str, Tensor]:
-    """Returns the weighted terms that rendered rays give rise to; terms of weight zero are left out.
-
-    ``photometric`` is the mean squared error of colours (Mildenhall et al. 2020, eq. 6). ``sample_rgb`` is that of each
-    sample's own colour, so that no mixture of wrong colours passes for a right one. Rays that had no room do not count,
-    nor does for ``photometric`` a pixel that has one of them.
-
-    Args:
-        config: The terms' weights.
+    Attributes:
         rendering: R rays, those of a pixel together.
         pixels: (P, 3) their pixels' colours over the background.
         truth: (P, 3) what these should be, over the same background; R a multiple of P.
+    """
+
+    rendering: Rendering
+    pixels: Tensor
+    truth: Tensor
+
+    @property
+    def rays_per_pixel(self) -> int:
+        """Number of rays that each pixel is made of."""
+        return self.rendering.opacity.shape[0] // self.truth.shape[0]
+
+    @property
+    def ray_count(self) -> Tensor:
+        """Number of rays that count, () int64, at least 1 so that it can be divided by."""
+        return self.rendering.rays_kept.clamp(min=1)
+
+    def mean_over_rays(self, values: Tensor) -> Tensor:
+        """Returns the mean of values (R,) over the rays that count."""
+        counts = torch.arange(values.shape[0], device=values.device) < self.rendering.rays_kept
+        return torch.where(counts, values, 0.0).sum() / self.ray_count
+
+    def zero_unused(self, values: Tensor) -> Tensor:
+        """Returns values (M,) of samples with zeros in the rows that are not in use."""
+        rows = torch.arange(values.shape[0], device=values.device)
+        return torch.where(rows < self.rendering.samples.ray_offsets[-1], values, 0.0)
+
+
+def photometric(batch: RenderedBatch) -> Tensor:
+    """Mean squared error of colours (Mildenhall et al. 2020, eq. 6), over pixels all of whose rays count."""
+    return pixel_color_error(
+        batch.pixels, batch.truth, rays_per_pixel=batch.rays_per_pixel, rays_kept=batch.rendering.rays_kept
+    )
+
+
+def sample_rgb(batch: RenderedBatch) -> Tensor:
+    """Squared colour error of each sample by itself, so that no mixture of wrong colours passes for a right one."""
+    rendering = batch.rendering
+    return sample_color_error(
+        rendering.weights,
+        rendering.sample_rgb,
+        rendering.samples.ray_index,
+        batch.truth,
+        batch.rays_per_pixel,
+        rays_kept=rendering.rays_kept,
+    )
+
+
+def distortion(batch: RenderedBatch) -> Tensor:
+    """Mean over rays of how far apart the weights of a ray lie.
+
+    Raises:
+        ValueError: The rays were rendered without it.
+    """
+    if batch.rendering.distortion is None:
+        raise ValueError("rays must be rendered with their distortion where config.distortion is positive")
+    # That of rays without room is zero.
+    return batch.rendering.distortion.sum() / batch.ray_count
+
+
+def opacity_entropy(batch: RenderedBatch) -> Tensor:
+    """Mean binary entropy of the rays' opacities: a pixel shows the scene or its background (Sun et al. 2022)."""
+    o = batch.rendering.opacity.clamp(1e-5, 1 - 1e-5)
+    return batch.mean_over_rays(-(o * o.log() + (1 - o) * (1 - o).log()))
+
+
+def sparsity(batch: RenderedBatch) -> Tensor:
+    """Cauchy penalty on the densities of samples, summed and divided by the number of rays (Plenoxels)."""
+    density = batch.zero_unused(batch.rendering.density)
+    return torch.log1p(2 * density.square()).sum() / batch.ray_count
+
+
+WEIGHTED_TERMS: dict[str, Callable[[RenderedBatch], Tensor]] = {
+    term.__name__: term for term in (sample_rgb, distortion, opacity_entropy, sparsity)
+}
+"""The terms that have a weight of the same name in :class:`LossConfig`; each gives a scalar without that weight."""
+
+
+def rendering_terms(config: LossConfig, batch: RenderedBatch) -> dict[str, Tensor]:
+    """Returns the weighted terms that rendered rays give rise to, by name; terms of weight zero are left out.
+
+    Args:
+        config: The terms' weights; ``photometric``, which is always there, has none.
+        batch: The rays.
 
     Raises:
         ValueError: Distortion is asked of rays that were rendered without it.
     """
-    rays_kept, rays = rendering.rays_kept, rendering.opacity.shape[0]
-    rays_per_pixel = rays // truth.shape[0]
-    terms = {"photometric": pixel_color_error(pixels, truth, rays_per_pixel=rays_per_pixel, rays_kept=rays_kept)}
-    if config.sample_rgb > 0:
-        error = sample_color_error(
-            rendering.weights,
-            rendering.sample_rgb,
-            rendering.samples.ray_index,
-            truth,
-            rays_per_pixel,
-            rays_kept=rays_kept,
-        )
-        terms["sample_rgb"] = config.sample_rgb * error
-    if config.distortion > 0:
-        if rendering.distortion is None:
-            raise ValueError("rays must be rendered with their distortion where config.distortion is positive")
-        # That of rays without room is zero.
-        terms["distortion"] = config.distortion * rendering.distortion.sum() / _rays(rays, rays_kept)
-    if config.opacity_entropy > 0:
-        terms["opacity_entropy"] = config.opacity_entropy * opacity_entropy(rendering.opacity, rays_kept)
-    if config.sparsity > 0:
-        # Where there is room for more samples than there are, the rest reads the density of a zero feature.
-        rows = torch.arange(rendering.density.shape[0], device=rendering.density.device)
-        density = torch.where(rows < rendering.samples.ray_offsets[-1], rendering.density, 0.0)
-        terms["sparsity"] = config.sparsity * sparsity(density, _rays(rays, rays_kept))
+    terms = {"photometric": photometric(batch)}
+    for name, term in WEIGHTED_TERMS.items():
+        weight = getattr(config, name)
+        if weight > 0:
+            terms[name] = weight * term(batch)
     return terms
 
 
-def _rays(drawn: int, rays_kept: Tensor | None) -> int | Tensor:
-    return drawn if rays_kept is None else rays_kept.clamp(min=1)
+class _ScaledGradients(torch.autograd.Function):
+    """Of several losses a stand-in, whose gradient in each of them is one given factor."""
+
+    @staticmethod
+    def forward(ctx: Any, factor: Tensor, *losses: Tensor) -> Tensor:
+        ctx.save_for_backward(factor)
+        ctx.count = len(losses)
+        return losses[0].view_as(losses[0])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (factor,) = ctx.saved_tensors
+        return None, *[factor] * ctx.count
 
 
-def _mean(values: Tensor, rays_kept: Tensor | None) -> Tensor:
-    if rays_kept is None:
-        return values.mean()
-    counts = torch.arange(values.shape[0], device=values.device) < rays_kept
-    return torch.where(counts, values, 0.0).sum() / _rays(values.shape[0], rays_kept)
+def backpropagate(losses: Sequence[Tensor], factor: Tensor) -> None:
+    """Adds the gradients of the losses' sum, times a factor.
+
+    ``torch.autograd.backward`` with ``grad_tensors`` does the same, but imports sympy first, which takes seconds.
+
+    Args:
+        losses: At least one, () each.
+        factor: () on their device.
+    """
+    _ScaledGradients.apply(factor, *losses).backward()
 
 
 def grid_terms(config: LossConfig, recipe: Recipe, field: RadianceField, step: int) -> dict[str, Tensor]:

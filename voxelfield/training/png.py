@@ -7,8 +7,6 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from PIL import Image
 
@@ -41,7 +39,7 @@ class PngWriter:
         """
         if rgb.ndim != 3 or rgb.shape[-1] != 3:
             raise ValueError(f"rgb must have shape (H, W, 3), got {tuple(rgb.shape)}")
-        pixels = to_uint8(rgb).cpu().numpy()
+        pixels = to_uint8(rgb)
         self._room.acquire()
         writing = self._pool.submit(_write_png, path, pixels)
         writing.add_done_callback(lambda _: self._room.release())
@@ -57,6 +55,7 @@ class PngWriter:
                 writing.result()
 
 
-def _write_png(path: Path, pixels: npt.NDArray[np.uint8]) -> None:
+def _write_png(path: Path, pixels: torch.Tensor) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(pixels).save(path, format="PNG")
+    # Copied here, because that waits for the device.
+    Image.fromarray(pixels.cpu().numpy()).save(path, format="PNG")

@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 class CheckpointWriter:
     """Writes a run's checkpoints one after the other in a thread, each in the place of those before it.
 
+    At most two wait to be written, because each takes memory.
+
     Args:
         directory: Receives the files; created if needed.
         keep: Keep all of them.
@@ -33,10 +35,10 @@ class CheckpointWriter:
         self._keep = keep
         self._replaceable: list[Path] = []
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._writing: Future[None] | None = None
+        self._writing: list[Future[None]] = []
 
     def save(self, step: int, state: dict[str, Any], noise: Mapping[str, UniformNoise], *, replace: bool) -> Path:
-        """Takes a copy of the state, and begins to write it once the one before is on disk.
+        """Takes a copy of the state, to be written once those before it are on disk.
 
         Args:
             step: Number of steps done.
@@ -48,23 +50,23 @@ class CheckpointWriter:
             The file, which is there after :meth:`wait`.
 
         Raises:
-            OSError: The checkpoint before this one could not be written.
+            OSError: An earlier checkpoint could not be written.
         """
         packed = pack_checkpoint(state, noise)
-        self.wait()
+        while len(self._writing) > 1 or (self._writing and self._writing[0].done()):
+            self._writing.pop(0).result()
         path = checkpoint_path(self._directory, step)
-        self._writing = self._thread.submit(self._write, path, packed, replace and not self._keep)
+        self._writing.append(self._thread.submit(self._write, path, packed, replace and not self._keep))
         return path
 
     def wait(self) -> None:
-        """Waits until the last checkpoint is on disk.
+        """Waits until all checkpoints are on disk.
 
         Raises:
-            OSError: It could not be written.
+            OSError: One could not be written.
         """
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
+        while self._writing:
+            self._writing.pop(0).result()
 
     def _write(self, path: Path, packed: dict[str, Any], replace: bool) -> None:
         write_checkpoint(path, packed)

@@ -15,7 +15,7 @@ from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.render import render
 from voxelfield.training.batches import PixelSampler, background_for
 from voxelfield.training.config import TrainerConfig
-from voxelfield.training.losses import rendering_terms
+from voxelfield.training.losses import RenderedBatch, backpropagate, rendering_terms
 from voxelfield.training.metrics import mse_to_psnr
 from voxelfield.training.optimizer import Optimizers
 from voxelfield.training.schedules import exponential_decay
@@ -123,8 +123,8 @@ class TrainingStep:
         predicted = pixel_colors(
             rendering.rgb, rendering.opacity, background, rays_per_pixel, pixel_averaging=config.pixel_averaging
         )
-        terms = rendering_terms(config.loss, rendering, predicted, truth)
-        torch.autograd.backward(list(terms.values()), [self._loss_scale] * len(terms))
+        terms = rendering_terms(config.loss, RenderedBatch(rendering, predicted, truth))
+        backpropagate(list(terms.values()), self._loss_scale)
         self._optimizers.step()
         self.number += 1
         self._error.copy_(terms["photometric"].detach())

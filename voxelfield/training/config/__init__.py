@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from voxelfield.config.parsing import parse, unknown_key
 from voxelfield.training.config.optimizer import OptimizerConfig
-from voxelfield.training.config.presets import complete, compose, config_name, preset
+from voxelfield.training.config.presets import complete, complete_overrides, compose, config_name, preset
 from voxelfield.training.config.run import DataConfig, LoggerConfig, RunConfig, SceneConfig
 from voxelfield.training.config.trainer import (
     EvaluationConfig,
@@ -30,6 +30,7 @@ __all__ = [
     "StageConfig",
     "TrainerConfig",
     "complete",
+    "complete_overrides",
     "compose",
     "config_name",
     "parse",

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, get_type_hints
+
 from omegaconf import DictConfig
 
 from voxelfield.config.parsing import parse
@@ -40,7 +44,36 @@ def compose(*overrides: str, device: str = "auto") -> DictConfig:
     offer_announced_recipes()
     # This also works within a program that Hydra has started: the context puts its state back.
     with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
-        return hydra.compose(config_name(device), overrides=[f"device={device}", *overrides])
+        return hydra.compose(config_name(device), overrides=[f"device={device}", *complete_overrides(overrides)])
+
+
+def complete_overrides(overrides: Iterable[str]) -> list[str]:
+    """Makes overrides reach settings that no file mentions, so that a new setting needs nothing but its default.
+
+    Hydra refuses ``trainer.loss.NAME=1`` where no composed file has that key; with ``++`` it adds or replaces.
+
+    Args:
+        overrides: Hydra's command line.
+
+    Returns:
+        The same, with ``++`` in front of those that begin with the key of a setting of :class:`RunConfig` in a group
+        other than ``model``.
+    """
+    return [f"++{text}" if _is_setting(text.partition("=")[0]) else text for text in overrides]
+
+
+def _is_setting(key: str) -> bool:
+    group, *names = key.split(".")
+    # The settings of a model depend on which it is; its file, or what its package announces, has all of them.
+    if not names or group == "model":
+        return False
+    schema: Any = RunConfig
+    for name in (group, *names):
+        hints = get_type_hints(schema) if dataclasses.is_dataclass(schema) else {}
+        if name not in hints:
+            return False
+        schema = hints[name]
+    return True
 
 
 def preset(*overrides: str, device: str = "auto") -> RunConfig:

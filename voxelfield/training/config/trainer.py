@@ -65,13 +65,13 @@ class RenderConfig:
 
 @dataclass
 class LossConfig:
-    """Weights of the loss terms; see :mod:`voxelfield.training.losses`.
+    """Weights of the loss terms, and when those on the grid apply; :mod:`voxelfield.training.losses` has the terms.
 
     Attributes:
         sample_rgb: Colour error of single samples.
-        distortion: How far apart along its ray the matter lies that a pixel shows, world units.
-        opacity_entropy: Undecided pixels.
-        sparsity: Density of samples.
+        distortion: How far apart, in world units, the samples lie that contribute to a ray.
+        opacity_entropy: Binary entropy of the opacities of rays.
+        sparsity: Cauchy penalty on the densities of samples.
         tv_density: Total variation of the raw density.
         tv_color: Total variation of the colour features.
         tv_every: Steps between applications of total variation (each weighted for all of them).
@@ -129,8 +129,8 @@ class TrainerConfig:
     Attributes:
         steps: Number of optimizer steps.
         rates: What the length of the run asks of the optimizer.
-        average_steps: Makes the field in the end the mean of what it was in the last steps: the time constant of an
-            exponential moving average of its weights (:class:`voxelfield.training.averaging.WeightAverage`); 0: none.
+        average_steps: Time constant, in steps, of an exponential moving average of the field's weights that replaces
+            them at the end (:class:`voxelfield.training.averaging.WeightAverage`); 0 means no average.
         image_size: Longest image side after downscaling by a whole factor; null keeps images as they are.
         background: What transparent pixels are trained against: ``random`` (per pixel), ``white`` or ``black``.
         evaluation_background: What test views are composited over.
@@ -146,8 +146,8 @@ class TrainerConfig:
         precision: ``float32``, ``bfloat16`` or ``float16`` for decoders other than a :class:`FusedMLPDecoder` (which is
             float16 on CUDA, float32 on the CPU); on CUDA a 16-bit one makes grids be read from float16 copies.
         loss_scale: Factor on gradients, so that they do not underflow in float16; Adam does not notice it.
-        finest_resolution: Resolution of the finest level, for ``stages`` and ``model.resolutions`` to refer to, and
-            they alone.
+        finest_resolution: Resolution of the finest level; only an interpolation target for ``stages`` and
+            ``model.resolutions``.
         stages: Coarse-to-fine schedule; the first stage starts at step 0.
         model_file: What of features the model file of a finished run holds: ``exact`` float16, ``standard`` a byte
             or less, or ``small``, only what training images show, as coarsely as they allow; ``none`` writes no file.

@@ -1,0 +1,101 @@
+"""Formats of data sets: which one a folder is in, and who loads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import voxelfield
+from voxelfield.datasets import registry
+from voxelfield.datasets.blender import load_blender
+from voxelfield.datasets.images import read_images
+from voxelfield.datasets.registry import Format
+from voxelfield.datasets.scene import Scene, Split
+
+LEGO = Path(__file__).parents[1] / "fixtures" / "lego"
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(monkeypatch, tmp_path):
+    monkeypatch.delenv("VOXELFIELD_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def pictures(monkeypatch) -> list[dict]:
+    """Registers a second format, a folder with ``pictures.txt``; returns what its loader is called with."""
+    calls = []
+
+    def load(folder, **arguments) -> Scene:
+        calls.append(arguments)
+        box = torch.tensor([[-3.0] * 3, [3.0] * 3])
+        if arguments["aabb"] is not None:
+            box = torch.as_tensor(arguments["aabb"], dtype=torch.float32)
+        cameras = load_blender(LEGO, splits=("train",)).train.cameras[:1]
+        images = read_images([folder / (folder / "pictures.txt").read_text()])
+        return Scene(folder.name, box, {"train": Split(images, cameras, ("first",))})
+
+    added = Format("pictures", "pictures.txt", lambda folder: (folder / "pictures.txt").is_file(), load)
+    monkeypatch.setattr(registry, "FORMATS", (*registry.FORMATS, added))
+    return calls
+
+
+def make_pictures(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "pictures.txt").write_text("r_0.png")
+    first = sorted((LEGO / "train").glob("*.png"))[0]
+    (folder / "r_0.png").write_bytes(first.read_bytes())
+    return folder
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_any_split_of_the_blender_layout_is_recognised(tmp_path, split):
+    (tmp_path / f"transforms_{split}.json").touch()
+    assert registry.format_of(tmp_path).name == "blender"
+
+
+def test_a_single_transforms_file_is_left_to_other_formats(tmp_path):
+    (tmp_path / "transforms.json").touch()
+    assert registry.recognised_format(tmp_path) is None
+
+
+def test_a_folder_is_loaded_by_the_format_that_recognises_it(tmp_path, pictures):
+    folder = make_pictures(tmp_path / "captures" / "mine")
+    for given in (folder, str(folder), "captures/mine"):
+        scene = voxelfield.load_scene(given, splits=("train",), image_size=50, missing_images="skip")
+        assert scene.name == "mine"
+        assert torch.equal(scene.aabb, torch.tensor([[-3.0] * 3, [3.0] * 3])), "the format's own box must be kept"
+    expected = {"splits": ("train",), "image_size": 50, "missing_images": "skip", "aabb": None}
+    assert pictures == [expected] * 3
+    assert voxelfield.load_scene(LEGO, splits=("train",)).train.names != ("first",)
+    assert len(pictures) == 3
+
+
+def test_a_scene_of_any_format_is_found_by_name_and_given_a_box(tmp_path, pictures):
+    make_pictures(tmp_path / "scenes" / "mine")
+    box = [[-1, -1, -1], [2, 2, 2]]
+    scene = voxelfield.load_scene("mine", root=tmp_path / "scenes", splits=("train",), aabb=box)
+    assert scene.aabb.tolist() == box
+    assert pictures[0]["aabb"] == box
+
+
+def test_the_first_format_that_recognises_a_folder_has_it(tmp_path, pictures):
+    folder = make_pictures(tmp_path / "both")
+    (folder / "transforms_train.json").touch()
+    assert registry.format_of(folder).name == "blender"
+
+
+@pytest.mark.parametrize("as_text", [True, False])
+def test_an_unknown_folder_is_refused_in_one_line_that_lists_the_formats(tmp_path, pictures, as_text):
+    folder = tmp_path / "captures" / "odd"
+    folder.mkdir(parents=True)
+    with pytest.raises(FileNotFoundError) as caught:
+        voxelfield.load_scene(str(folder) if as_text else folder)
+    assert str(caught.value) == (
+        "folder must be a scene with transforms_train.json, transforms_val.json or transforms_test.json (blender); "
+        f"or pictures.txt (pictures) in it, got {folder}, which holds none of these"
+    )
+    with pytest.raises(FileNotFoundError, match="which does not exist"):
+        voxelfield.load_scene(tmp_path / "nowhere")

@@ -1,0 +1,98 @@
+"""The formats of data sets that :func:`voxelfield.load_scene` reads, and which of them a folder is in.
+
+A format is one file beside this one, with a function that recognises a folder and a function that loads it, and one
+entry in ``FORMATS``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from voxelfield.datasets import blender
+from voxelfield.datasets.scene import Scene
+
+
+class Loader(Protocol):
+    """Loads a folder of one format."""
+
+    def __call__(
+        self,
+        folder: Path,
+        *,
+        splits: Sequence[str],
+        image_size: int | None,
+        missing_images: Literal["error", "skip"],
+        aabb: Tensor | Sequence[Sequence[float]] | None,
+    ) -> Scene:
+        """Loads a scene, on the CPU.
+
+        Args:
+            folder: The scene's folder, which the format has recognised; its name becomes the scene's.
+            splits: Which of train, val and test to load.
+            image_size: Images are downscaled by the smallest whole factor that leaves no side longer than this, in
+                pixels; None keeps them as they are. Intrinsics are given for the images as they are returned.
+            missing_images: ``error`` refuses a split that lacks a listed image, ``skip`` leaves such views out and
+                warns.
+            aabb: (2, 3) box that the caller wants, world units. None: the format's own box, or its default.
+
+        Raises:
+            FileNotFoundError: A file of the scene is missing.
+            ValueError: An argument or a file is not as the format has it; the message is one line and names it.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Format:
+    """One format of data sets.
+
+    Attributes:
+        name: A short name, for messages.
+        looks_for: The files by which a folder is recognised, for messages.
+        recognises: Tells whether a folder, which need not exist, is in this format; it opens no image.
+        load: Loads such a folder.
+    """
+
+    name: str
+    looks_for: str
+    recognises: Callable[[Path], bool]
+    load: Loader
+
+
+FORMATS: tuple[Format, ...] = (
+    Format(
+        "blender",
+        "transforms_train.json, transforms_val.json or transforms_test.json",
+        blender.is_blender,
+        blender.load,
+    ),
+)
+"""All formats; the first that recognises a folder loads it."""
+
+
+def recognised_format(folder: Path) -> Format | None:
+    """Returns the first format that recognises a folder, or None."""
+    return next((known for known in FORMATS if known.recognises(folder)), None)
+
+
+def format_of(folder: Path) -> Format:
+    """Returns the first format that recognises a folder.
+
+    Raises:
+        FileNotFoundError: None does; the message lists what each looks for.
+    """
+    found = recognised_format(folder)
+    if found is None:
+        lack = "holds none of these" if folder.is_dir() else "does not exist"
+        raise FileNotFoundError(f"folder must be a scene with {wanted_files()} in it, got {folder}, which {lack}")
+    return found
+
+
+def wanted_files() -> str:
+    """Returns, for messages, what each format looks for in a folder."""
+    return "; or ".join(f"{known.looks_for} ({known.name})" for known in FORMATS)
