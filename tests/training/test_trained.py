@@ -14,6 +14,7 @@ from PIL import Image
 import voxelfield
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.scene import Scene
+from voxelfield.fields.recipes.mlp import MLPRecipe
 from voxelfield.training.config import preset
 from voxelfield.training.evaluation import evaluate_split
 from voxelfield.training.session import Session
@@ -65,6 +66,21 @@ def train(scene, tmp_path):
         return session
 
     return make
+
+
+def test_buffers_that_are_not_saved_are_computed_again(train, monkeypatch):
+    output = train("render_view", torch.device("cpu")).output
+    build = MLPRecipe.build
+
+    def with_table(recipe, aabb, resolutions, device):
+        field = build(recipe, aabb, resolutions, device)
+        field.decoder.register_buffer("table", torch.arange(3.0, device=device), persistent=False)
+        return field
+
+    monkeypatch.setattr(MLPRecipe, "build", with_table)
+    loaded = voxelfield.load(output, "cpu")
+    assert loaded.field.decoder.table.tolist() == [0, 1, 2]
+    assert loaded.field.grid.features.std() > 0
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])

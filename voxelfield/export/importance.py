@@ -46,7 +46,7 @@ def feature_importance(
     cameras = cameras.to(device)
     rays_of_each = -(-rays // max(len(cameras), 1))
     image_size = torch.tensor([cameras.width, cameras.height], dtype=torch.float32, device=device)
-    random = torch.Generator(device).manual_seed(0)  # so that the same run makes the same file
+    random = torch.Generator(device).manual_seed(0)  # files of the same run do not differ by chance
     sums = [torch.zeros(level.shape, device=device, requires_grad=True) for level in grid.levels]
     one, reduce = (grid.grids[0], grid.reduce) if isinstance(grid, VoxelPyramid) else (grid, "concat")
     count = 0

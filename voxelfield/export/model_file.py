@@ -79,7 +79,7 @@ class Rounding:
 STANDARD_ROUNDING = Rounding(share=0.25, error=0.001)
 """For ``quality="standard"``."""
 
-SMALL_ROUNDING = Rounding(share=0.5, error=0.002)
+SMALL_ROUNDING = Rounding(share=0.5, error=0.0015)
 """For ``quality="small"``."""
 
 _ROUNDING: dict[Quality, Rounding | None] = {
@@ -102,7 +102,7 @@ _MOST_CELLS = 1 << 27
 _T = TypeVar("_T")
 
 _NAME = "voxelfield model"
-_CHECKSUM = "voxelfield checksum"
+_CHECKSUM_DIGITS = 8
 
 
 class ModelFileError(ValueError):
@@ -194,8 +194,8 @@ def save_model(
     stored = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     description["checksums"] = {name: _checksum(tensor) for name, tensor in stored.items()}
     with atomic_write(Path(path)) as file:
-        text = json.dumps(description)
-        file.write(save(stored, metadata={_NAME: text, _CHECKSUM: _text_checksum(text)}))
+        # In one text, because the order of several is left to chance, and files with it.
+        file.write(save(stored, metadata={_NAME: _with_checksum(json.dumps(description))}))
 
 
 def _rounded(
@@ -227,15 +227,16 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> TrainedR
         raise FileNotFoundError(f"no model file {path}")
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            description = json.loads(metadata[_NAME])
+            text = (file.metadata() or {})[_NAME]
+            # Files of format 2 and before have no checksum here.
+            begin = 0 if text.startswith("{") else _CHECKSUM_DIGITS
+            description = json.loads(text[begin:])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except (SafetensorError, KeyError, ValueError, RecursionError) as error:
         raise ModelFileError(f"{path} is no voxelfield model, or damaged: {_one_line(error)}") from error
     if not isinstance(description, dict):
         raise ModelFileError(f"{path} is no voxelfield model: its description is a {type(description).__name__}")
-    # Files of format 2 and before have no such checksum.
-    if metadata.get(_CHECKSUM, _text_checksum(metadata[_NAME])) != _text_checksum(metadata[_NAME]):
+    if begin > 0 and text != _with_checksum(text[begin:]):
         raise ModelFileError(f"{path} is damaged: the checksum of its description is another")
     if description.get("format") != FORMAT:
         older = description.get("format") in range(FORMAT)
@@ -243,7 +244,7 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> TrainedR
         raise ModelFileError(
             f"{path} has format {description.get('format')}; this version reads format {FORMAT}: {remedy}"
         )
-    if _CHECKSUM not in metadata:
+    if begin == 0:
         raise ModelFileError(f"{path} is damaged: its description has no checksum")
     checksums = description.get("checksums")
     if not isinstance(checksums, dict) or checksums.keys() != tensors.keys():
@@ -320,6 +321,6 @@ def _checksum(tensor: Tensor) -> int:
     return zlib.crc32(tensor.reshape(-1).view(torch.uint8).numpy().data, kind)
 
 
-def _text_checksum(text: str) -> str:
-    """Returns the CRC-32 of a text as metadata holds it."""
-    return f"{zlib.crc32(text.encode()):08x}"
+def _with_checksum(text: str) -> str:
+    """Returns a text behind its CRC-32."""
+    return f"{zlib.crc32(text.encode()):0{_CHECKSUM_DIGITS}x}{text}"

@@ -121,8 +121,10 @@ def restore_run(
     aabb = torch.tensor(scene.aabb, dtype=torch.float32)
     recipe = parse(Recipe, config.model, "model")
     state = {name: item.to(device) if isinstance(item, Tensor) else item for name, item in field_state.items()}
-    # Without values, because these are about to be replaced: drawing the initial ones would take seconds.
-    field = recipe.build(aabb, trainer.resolutions, "meta")
+    # Without values, because these are about to be replaced: drawing the initial ones would take seconds, and memory
+    # for whatever sizes the configuration names.
+    with torch.device("meta"):
+        field = recipe.build(aabb, trainer.resolutions, "meta")
     field.load_state_dict(state, assign=True)
     if any(tensor.is_meta for tensor in (*field.parameters(), *field.buffers())):
         # Someone's decoder has buffers that are not saved.

@@ -150,7 +150,7 @@ class TrainerConfig:
             ``model.resolutions``.
         stages: Coarse-to-fine schedule; the first stage starts at step 0.
         model_file: What of features the model file of a finished run holds: ``exact`` float16, ``standard`` a byte
-            or less, or ``small``, coarser steps and only what training images show; ``none`` writes no file.
+            or less, or ``small``, only what training images show, as coarsely as they allow; ``none`` writes no file.
         log_every: Steps between scalars.
         preview_every: Steps between rendered previews; 0 for none.
         preview_views: Number of fixed test views in a preview.
