@@ -76,7 +76,7 @@ class Rounding:
                 raise ValueError(f"Rounding.{name} must be positive and finite, got {value}")
 
 
-STANDARD_ROUNDING = Rounding(share=0.25, error=0.001)
+STANDARD_ROUNDING = Rounding(share=0.125, error=0.001)
 """For ``quality="standard"``."""
 
 SMALL_ROUNDING = Rounding(share=0.5, error=0.0015)

@@ -50,7 +50,7 @@ class PyramidRecipe(Recipe):
     kind: Literal["pyramid"] = "pyramid"
     resolutions: list[Resolution] = field(default_factory=lambda: [16, 32, 64, 128, 256, 400])
     channels: FusedWidth = 4
-    init_range: NotNegative = 1e-4
+    init_range: NotNegative = 5e-5
     width: FusedWidth = 128
     geometry: FusedWidth = 16
     hidden: Annotated[int, Range(1, MAX_LAYERS - 1)] = 3

@@ -44,7 +44,7 @@ class SHRecipe(Recipe):
     kind: Literal["sh"] = "sh"
     resolutions: list[Resolution] = field(default_factory=lambda: [40, 80, 160, 320])
     degree: Degree = 2
-    init_range: NotNegative = 1e-4
+    init_range: NotNegative = 5e-5
     density: SHDensityConfig = field(default_factory=SHDensityConfig)
 
     def check_resolution(self, finest: int, name: str) -> None:
