@@ -42,7 +42,7 @@ from voxelfield.training.clock import synchronized_time
 from voxelfield.training.evaluation import spread
 from voxelfield.training.images import composite_background
 from voxelfield.training.metrics import psnr, ssim
-from voxelfield.training.trained import TrainedRun, load_run
+from voxelfield.training.run import Run, load_run
 from voxelfield.training.views import evaluation_background
 
 QUICK_FRAMES = 10
@@ -119,9 +119,7 @@ def measure(
     return row, frames
 
 
-def run(
-    trained: TrainedRun, split: Split, views: Sequence[int], device: torch.device, only: str
-) -> list[dict[str, Any]]:
+def run(trained: Run, split: Split, views: Sequence[int], device: torch.device, only: str) -> list[dict[str, Any]]:
     """Measures and judges the backends of drawing whose name has ``only``."""
     background = evaluation_background(trained.trainer, device)
     cameras = split.cameras.to(device)

@@ -33,7 +33,7 @@ from voxelfield.datasets.locate import find_scene
 from voxelfield.ops import mlp
 from voxelfield.training.clock import synchronized_time
 from voxelfield.training.evaluation import spread
-from voxelfield.training.trained import load_run
+from voxelfield.training.run import load_run
 
 LIMITS = (166912, 101376, 65536)
 ROWS = 1 << 18

@@ -9,10 +9,10 @@ import torch
 from voxelfield.devices import choose_device
 from voxelfield.export.model_file import MODEL_FILE, load_model
 from voxelfield.training.checkpoint import checkpoints
-from voxelfield.training.trained import TrainedRun, load_run
+from voxelfield.training.run import Run, load_run
 
 
-def load(path: Path | str, device: torch.device | str = "auto") -> TrainedRun:
+def load(path: Path | str, device: torch.device | str = "auto") -> Run:
     """Loads what a run has trained, to be evaluated and drawn; none of its scene's files are needed.
 
     Args:

@@ -34,7 +34,7 @@ from voxelfield.ops import sample_trilinear
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings, visible_samples
 from voxelfield.training.config import TrainerConfig, parse
-from voxelfield.training.trained import TrainedRun, restore_run
+from voxelfield.training.run import Run, restore_run
 
 ROOT = Path(__file__).resolve().parents[2]
 BOX = ((-1.0, -1.5, -1.0), (1.0, 0.5, 2.0))
@@ -46,7 +46,7 @@ MODELS = {
 
 
 @pytest.fixture(params=MODELS)
-def run(request, device) -> TrainedRun:
+def run(request, device) -> Run:
     """A field of noise, of which a ball is occupied."""
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
         stages = "trainer.stages=[{step: 0, resolution: 16}]"
@@ -144,7 +144,7 @@ def test_features_are_off_by_half_a_step_at_most(run, tmp_path, device, quality,
     assert exact.stat().st_size - path.stat().st_size > 0.9 * features, "about a byte of two is saved"
 
 
-def error_in_images(run: TrainedRun, path: Path, cameras: Cameras, **options: object) -> float:
+def error_in_images(run: Run, path: Path, cameras: Cameras, **options: object) -> float:
     """The root of the mean squared error of what is loaded again, against what an exact file shows."""
     save_model(path, run, quality="exact", cameras=cameras)
     exact = load_model(path, run.occupancy.aabb.device).render(cameras).rgb

@@ -11,8 +11,6 @@ from pathlib import Path
 from voxelfield.cli.errors import in_one_line
 from voxelfield.cli.scenes import add_run_arguments, load_run_and_split
 from voxelfield.files import atomic_write
-from voxelfield.training.evaluation import evaluate_split, spread
-from voxelfield.training.views import evaluation_background
 
 logger = logging.getLogger(__name__)
 
@@ -41,18 +39,15 @@ def evaluate(options: argparse.Namespace) -> None:
     if options.views is not None and options.views < 1:
         raise ValueError(f"--views must be at least 1, got {options.views}")
     run, split = load_run_and_split(options, options.split)
-    renderer = run.renderer()
-    background = evaluation_background(run.trainer, run.field.grid.aabb.device)
-    views = spread(options.views or len(split), len(split))
-    found = evaluate_split(renderer.view, split, background, options.images, views=views)
+    found = run.evaluate(split, views=options.views, images=options.images)
     if options.json is not None:
         each = zip(found.names, found.psnr_per_view, found.ssim_per_view, strict=True)
         figures = {
             "psnr": found.psnr,
             "ssim": found.ssim,
-            "drawn_by": renderer.backend,
+            "drawn_by": run.backend,
             "views": {name: {"psnr": psnr, "ssim": ssim} for name, psnr, ssim in each},
         }
         with atomic_write(options.json) as file:
             file.write((json.dumps(figures, indent=1) + "\n").encode())
-    logger.info("PSNR %.2f dB, SSIM %.4f over %d %s views", found.psnr, found.ssim, len(views), options.split)
+    logger.info("PSNR %.2f dB, SSIM %.4f over %d %s views", found.psnr, found.ssim, len(found.names), options.split)

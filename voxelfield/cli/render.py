@@ -45,7 +45,7 @@ def render(options: argparse.Namespace) -> None:
     run, split = load_run_and_split(options, "train")
     cameras = orbit(split.cameras, run.field.grid.aabb.mean(dim=0).cpu(), options.frames)
     if options.out.suffix == ".mp4":
-        write_video(options.out, video_frames(run.renderer(), cameras))
+        write_video(options.out, video_frames(run.render, cameras))
     else:
         with PngWriter() as frames:
             for index in range(len(cameras)):

@@ -8,7 +8,7 @@ from pathlib import Path
 import voxelfield
 from voxelfield.datasets.loading import load_scene
 from voxelfield.datasets.scene import Split
-from voxelfield.training.trained import TrainedRun
+from voxelfield.training.run import Run
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +21,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def load_run_and_split(options: argparse.Namespace, split: str) -> tuple[TrainedRun, Split]:
+def load_run_and_split(options: argparse.Namespace, split: str) -> tuple[Run, Split]:
     """Loads what :func:`add_run_arguments` asked for; images have the size that the run was trained at.
 
     Args:

@@ -42,7 +42,7 @@ from voxelfield.export.visible import visible_cells
 from voxelfield.files import atomic_write
 from voxelfield.ops._checks import check_choice
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.training.trained import TrainedRun, restore_run
+from voxelfield.training.run import Run, restore_run
 from voxelfield.training.views import render_settings
 
 FORMAT = 3
@@ -123,7 +123,7 @@ _DAMAGED = (
 
 def save_model(
     path: Path | str,
-    run: TrainedRun,
+    run: Run,
     *,
     quality: Quality = "standard",
     cameras: Cameras | None = None,
@@ -207,7 +207,7 @@ def _rounded(
     return drop_unimportant(levels, importance, rounding.error), steps_by_importance(importance, rounding.error)
 
 
-def load_model(path: Path | str, device: torch.device | str = "cpu") -> TrainedRun:
+def load_model(path: Path | str, device: torch.device | str = "cpu") -> Run:
     """Loads a model file; none of its scene's files are needed.
 
     Args:

@@ -156,11 +156,12 @@ def finish(session: Session, run_directory: Path, timing: Timing) -> dict[str, A
     config, device = session.config.trainer, session.device
     wish = config.evaluation
     peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
-    renderer = session.renderer()
-    logger.info("evaluating, with views drawn by %s", renderer.backend)
-    evaluation = session.evaluate(views=wish.views, images=run_directory / "test" if wish.save_images else None)
+    trained = session.result()
+    logger.info("evaluating, with views drawn by %s", trained.backend)
+    images = run_directory / "test" if wish.save_images else None
+    evaluation = trained.evaluate(session.scene.test, views=wish.views, images=images)
     metrics = describe(session, evaluation)
-    metrics["drawn_by"] = renderer.backend
+    metrics["drawn_by"] = trained.backend
     if peak is not None:
         metrics["peak_gpu_gib"] = peak
     timing.end("evaluate")
@@ -170,10 +171,10 @@ def finish(session: Session, run_directory: Path, timing: Timing) -> dict[str, A
     cameras = session.scene.train.cameras
     if config.model_file != "none":
         shown = cameras if config.model_file == "small" else None
-        save_model(run_directory / MODEL_FILE, session.result(), quality=config.model_file, cameras=shown)
+        save_model(run_directory / MODEL_FILE, trained, quality=config.model_file, cameras=shown)
     if wish.video_frames > 0:
         around = orbit(cameras, session.field.grid.aabb.mean(dim=0).cpu(), wish.video_frames)
-        write_video(run_directory / "orbit.mp4", video_frames(renderer, around))
+        write_video(run_directory / "orbit.mp4", video_frames(trained.render, around))
     return metrics
 
 

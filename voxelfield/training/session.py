@@ -25,7 +25,7 @@ from voxelfield.training.averaging import WeightAverage
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.clock import Pause, synchronized_time
 from voxelfield.training.config import OptimizerConfig, RunConfig, SceneConfig, TrainerConfig, complete
-from voxelfield.training.evaluation import Evaluation, evaluate_split, spread
+from voxelfield.training.evaluation import Evaluation
 from voxelfield.training.graph import GraphedCall
 from voxelfield.training.interrupt import Interrupt
 from voxelfield.training.logging import NullLogger, Progress, RunLogger
@@ -35,10 +35,10 @@ from voxelfield.training.occupied_space import OccupiedSpace
 from voxelfield.training.optimizer import Optimizers, copies_dtype
 from voxelfield.training.previews import log_preview
 from voxelfield.training.records import mean_losses, rates_of_steps
+from voxelfield.training.run import Run
 from voxelfield.training.saving import CheckpointWriter
 from voxelfield.training.schedules import stage_at
 from voxelfield.training.step import TrainingStep
-from voxelfield.training.trained import TrainedRun
 from voxelfield.training.views import evaluation_background, render_settings, view_renderer
 
 logger = logging.getLogger(__name__)
@@ -248,10 +248,10 @@ class Session:
         """Returns what renders views of the field as it is now; after further steps it takes another."""
         return view_renderer(self.field, self.occupancy, self.config.trainer, self.recipe)
 
-    def result(self) -> TrainedRun:
+    def result(self) -> Run:
         """Returns what has been trained so far, to be rendered and saved; further steps change it."""
         config = OmegaConf.create(self._saved_config())
-        return TrainedRun(self.field, self.occupancy, self.recipe, self.config.trainer, config, self.step)
+        return Run(self.field, self.occupancy, self.recipe, self.config.trainer, config, self.step)
 
     def preview(self) -> None:
         """Logs render | truth | error | depth at fixed test views, and their PSNR; nothing for a scene without any."""
@@ -275,11 +275,7 @@ class Session:
             ValueError: The scene has no such split, or ``views`` is below 1.
             FloatingPointError: A rendered image holds NaN or infinity.
         """
-        judged = self.scene.split(split)
-        if views is not None and views < 1:
-            raise ValueError(f"views must be at least 1, got {views}")
-        chosen = spread(len(judged) if views is None else views, len(judged))
-        return evaluate_split(self.renderer().view, judged, self.background, images, views=chosen, progress=progress)
+        return self.result().evaluate(self.scene.split(split), views=views, images=images, progress=progress)
 
     def save(self, *, wait: bool = True) -> Path | None:
         """Writes a checkpoint from which training continues as if it had never stopped.

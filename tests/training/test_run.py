@@ -17,8 +17,8 @@ from voxelfield.datasets.scene import Scene
 from voxelfield.fields.recipes.mlp import MLPRecipe
 from voxelfield.training.config import preset
 from voxelfield.training.evaluation import evaluate_split
+from voxelfield.training.run import load_run
 from voxelfield.training.session import Session
-from voxelfield.training.trained import load_run
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURE = ROOT / "tests" / "fixtures" / "lego"
@@ -98,6 +98,17 @@ def test_a_loaded_run_draws_what_the_trainer_draws(train, scene, device, backend
         assert expected.rgb.std() > 0.01
         torch.testing.assert_close(view.rgb, expected.rgb, atol=1e-5, rtol=0)
         torch.testing.assert_close(view.depth, expected.depth, atol=1e-4, rtol=0)
+
+
+def test_a_run_judges_itself_as_the_session_did(train, scene, device):
+    session = train("render_grid_image", device)
+    loaded = voxelfield.load(session.output, device)
+    assert loaded.backend == "render_grid_image"
+    found = loaded.evaluate(scene.test, views=3, progress=False)
+    assert len(found.names) == 3
+    assert found.psnr == pytest.approx(session.evaluate(views=3, progress=False).psnr, abs=1e-3)
+    with pytest.raises(ValueError, match="views must be at least 1, got 0"):
+        loaded.evaluate(scene.test, views=0)
 
 
 def test_a_folder_without_a_run_is_named(tmp_path):

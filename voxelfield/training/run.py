@@ -12,6 +12,7 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
+from voxelfield.datasets.scene import Split
 from voxelfield.fields.field import RadianceField
 from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.rendering.cameras import Cameras
@@ -20,12 +21,13 @@ from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.training.checkpoint import load_checkpoint
 from voxelfield.training.config import SceneConfig, TrainerConfig, parse
+from voxelfield.training.evaluation import Evaluation, evaluate_split, spread
 from voxelfield.training.optimizer import copies_dtype
-from voxelfield.training.views import view_renderer
+from voxelfield.training.views import evaluation_background, view_renderer
 
 
 @dataclass(frozen=True, eq=False)
-class TrainedRun:
+class Run:
     """What a checkpoint holds of a scene.
 
     Attributes:
@@ -65,6 +67,32 @@ class TrainedRun:
         rows = points.reshape(-1, 3)
         return torch.where(self.occupancy.holds(rows), self.field.density(rows), 0).view(points.shape[:-1])
 
+    @property
+    def backend(self) -> str:
+        """Name of the function that renders views by default."""
+        return self._default_renderer.backend
+
+    def evaluate(
+        self, split: Split, *, views: int | None = None, images: Path | None = None, progress: bool = True
+    ) -> Evaluation:
+        """Compares the field with photographs, as the run's own evaluation does.
+
+        Args:
+            split: Images and cameras, such as ``scene.test``.
+            views: Judge so many of them, spread evenly; None: all.
+            images: Folder that receives the rendered views as PNG; None writes none.
+            progress: Show a progress bar if the standard error stream is a terminal.
+
+        Raises:
+            ValueError: ``views`` is below 1, or the split has none.
+            FloatingPointError: A rendered image holds NaN or infinity.
+        """
+        if views is not None and views < 1:
+            raise ValueError(f"views must be at least 1, got {views}")
+        chosen = spread(len(split) if views is None else views, len(split))
+        background = evaluation_background(self.trainer, self.field.aabb.device)
+        return evaluate_split(self._default_renderer.view, split, background, images, views=chosen, progress=progress)
+
     def render(self, cameras: Cameras, index: int = 0) -> View:
         """Renders one camera's image as the run's own evaluation does.
 
@@ -79,7 +107,7 @@ class TrainedRun:
         return self.renderer()
 
 
-def load_run(path: Path | str, device: torch.device | str) -> TrainedRun:
+def load_run(path: Path | str, device: torch.device | str) -> Run:
     """Loads what a run has trained; none of its scene's files are needed.
 
     Args:
@@ -101,7 +129,7 @@ def restore_run(
     occupancy_state: Mapping[str, Tensor],
     steps: int,
     device: torch.device | str,
-) -> TrainedRun:
+) -> Run:
     """Puts a run together again from what was saved of it.
 
     Args:
@@ -135,4 +163,4 @@ def restore_run(
     with torch.device("meta"):
         occupancy = OccupancyGrid(trainer.occupancy.resolution, scene.aabb)
     occupancy.load_state_dict({name: item.to(device) for name, item in occupancy_state.items()}, assign=True)
-    return TrainedRun(field.to(device), occupancy.to(device), recipe, trainer, config, steps)
+    return Run(field.to(device), occupancy.to(device), recipe, trainer, config, steps)
