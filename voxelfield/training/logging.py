@@ -7,6 +7,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
@@ -88,6 +89,9 @@ class TensorBoardLogger:
                 "TensorBoardLogger needs tensorboard: pip install 'voxelfield[train]', or choose logger=none"
             ) from error
         self._writer = SummaryWriter(str(directory), purge_step=purge_step)
+        # TensorBoard compresses a picture in the thread that adds it, which takes longer than rendering it.
+        self._pictures = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tensorboard")
+        self._adding: list[Future[None]] = []
         self._writer.add_custom_scalars(_CHARTS)
         self._step = 0
 
@@ -103,14 +107,19 @@ class TensorBoardLogger:
             self._writer.add_scalar(tag, value, step)
 
     def images(self, step: int, tag: str, image: torch.Tensor) -> None:
-        """Records a picture.
+        """Records a picture, in the background.
 
         Args:
             step: Number of optimizer steps taken.
             tag: Name of the picture; the same tag at several steps gives a slider.
             image: (H, W, 3) floating point, nominally in [0, 1], any device. Rounded to 8 bits.
         """
-        self._writer.add_image(tag, to_uint8(image).cpu(), step, dataformats="HWC")
+        # Copied here: while a CUDA graph is captured, no other thread may wait for the device.
+        pixels = to_uint8(image).cpu()
+        self._adding.append(self._pictures.submit(self._add_picture, step, tag, pixels))
+
+    def _add_picture(self, step: int, tag: str, pixels: torch.Tensor) -> None:
+        self._writer.add_image(tag, pixels, step, dataformats="HWC")
 
     def text(self, tag: str, text: str) -> None:
         """Records a text.
@@ -143,8 +152,15 @@ class TensorBoardLogger:
         self.scalars(self._step, finals)
 
     def close(self) -> None:
-        """Writes out what is pending and closes the event file."""
+        """Writes out what is pending and closes the event file.
+
+        Raises:
+            OSError: A picture could not be added.
+        """
+        self._pictures.shutdown()
         self._writer.close()
+        for adding in self._adding:
+            adding.result()
 
 
 def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, int | float | str | bool]:
