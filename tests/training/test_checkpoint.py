@@ -68,6 +68,13 @@ def test_tensors_go_to_the_device(tmp_path, device):
     assert load_checkpoint(tmp_path / "last.pt")["grid"].device.type == "cpu"
 
 
+def test_the_wanted_parts_alone_are_loaded(tmp_path):
+    save_checkpoint(tmp_path / "last.pt", {"grid": torch.zeros(100_000), "optimizer": torch.zeros(100_000), "step": 3})
+    loaded = load_checkpoint(tmp_path / "last.pt", parts=("grid", "step"))
+    assert loaded.keys() == {"format", "voxelfield", "grid", "step"}
+    assert torch.equal(loaded["grid"], torch.zeros(100_000))
+
+
 class _FailingFile:
     """Passes on a number of writes, then fails as a full disk or an interrupt would."""
 

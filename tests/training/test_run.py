@@ -111,6 +111,18 @@ def test_a_run_judges_itself_as_the_session_did(train, scene, device):
         loaded.evaluate(scene.test, views=0)
 
 
+def test_a_run_draws_a_path_and_goes_on_as_a_model_file(train, scene, device, tmp_path):
+    run = train("render_grid_image", device).result()
+    run.save(tmp_path / "model.safetensors", quality="exact")
+    again = voxelfield.load(tmp_path / "model.safetensors", device)
+    views = list(again.render_path(scene.test.cameras))
+    assert len(views) == len(scene.test.cameras) > 1
+    for index, view in enumerate(views):
+        torch.testing.assert_close(view.rgb, run.render(scene.test.cameras, index).rgb, atol=2e-3, rtol=0)
+    with pytest.raises(ValueError, match="quality must be"):
+        run.save(tmp_path / "model.safetensors", quality="tiny")
+
+
 def test_a_folder_without_a_run_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=f"no checkpoint in {tmp_path}"):
         load_run(tmp_path, torch.device("cpu"))

@@ -44,10 +44,11 @@ def render(options: argparse.Namespace) -> None:
         raise ValueError(f"--out must be a file *.mp4 or a folder, got {options.out}")
     run, split = load_run_and_split(options, "train")
     cameras = orbit(split.cameras, run.field.grid.aabb.mean(dim=0).cpu(), options.frames)
+    views = run.render_path(cameras)
     if options.out.suffix == ".mp4":
-        write_video(options.out, video_frames(run.render, cameras))
+        write_video(options.out, video_frames(views))
     else:
         with PngWriter() as frames:
-            for index in range(len(cameras)):
-                frames.save(options.out / f"{index:04d}.png", run.render(cameras, index).rgb)
+            for index, view in enumerate(views):
+                frames.save(options.out / f"{index:04d}.png", view.rgb)
     logger.info("wrote %d frames to %s", options.frames, options.out)

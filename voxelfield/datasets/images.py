@@ -35,7 +35,7 @@ def read_images(paths: Sequence[Path], downscale: int = 1) -> Tensor:
     images = np.empty((len(paths), height // downscale, width // downscale, 4), dtype=np.uint8)
 
     def fill(index: int) -> None:
-        image = _decode(paths[index])
+        image = first if index == 0 else _decode(paths[index])
         if image.shape != first.shape:
             size = f"{image.shape[1]}x{image.shape[0]}"
             raise ValueError(f"{paths[index]}: size must be {width}x{height}, like {paths[0]}, got {size}")

@@ -6,7 +6,7 @@ import pickle
 import re
 import zipfile
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from voxelfield.training.sparse import copy_without_known, put_back_known
 FORMAT = 5
 """Layout version of the files. Raise it when an older voxelfield could not resume from them."""
 
+_ADDED = {"format", "voxelfield"}
 _LAST = "last.pt"
 _NUMBERED = re.compile(r"checkpoint_(\d+)\.pt")
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
@@ -102,12 +103,11 @@ def pack_checkpoint(state: dict[str, Any], noise: Mapping[str, UniformNoise] | N
         TypeError: As for :func:`save_checkpoint`.
         ValueError: As for :func:`save_checkpoint`.
     """
-    added = {"format": FORMAT, "voxelfield": _version()}
-    taken = sorted(added.keys() & state.keys())
+    taken = sorted(_ADDED & state.keys())
     if taken:
         raise ValueError(f"state must not hold the keys {taken}: save_checkpoint adds them")
     _check_loadable(state, "state")
-    return {**added, **copy_without_known(state, noise)}
+    return {"format": FORMAT, "voxelfield": _version(), **copy_without_known(state, noise)}
 
 
 def write_checkpoint(path: Path, packed: dict[str, Any]) -> None:
@@ -131,15 +131,19 @@ def write_checkpoint(path: Path, packed: dict[str, Any]) -> None:
         raise
 
 
-def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
+def load_checkpoint(
+    path: Path, device: torch.device | str = "cpu", parts: Collection[str] | None = None
+) -> dict[str, Any]:
     """Loads a checkpoint without executing code from it (``torch.load(weights_only=True)``).
 
     Args:
         path: A checkpoint or a run directory, see :func:`resolve_checkpoint`.
         device: Where its tensors go.
+        parts: Keys of the state that are wanted; to put the optimizer's tensors together again takes longer than all
+            the rest. None: all.
 
     Returns:
-        The saved state, including the keys ``format`` and ``voxelfield``.
+        The saved state, or the wanted parts of it, including the keys ``format`` and ``voxelfield``.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -170,6 +174,8 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
             f"{path} has format {state['format']}, written by voxelfield {state['voxelfield']}; this version "
             f"({_version()}) reads format {FORMAT}: train anew, or go on with that version"
         )
+    if parts is not None:
+        state = {key: value for key, value in state.items() if key in parts or key in _ADDED}
     try:
         restored: dict[str, Any] = put_back_known(state)
     except ValueError as error:

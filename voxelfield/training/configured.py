@@ -17,7 +17,7 @@ from voxelfield import _library
 from voxelfield.datasets.loading import load_scene
 from voxelfield.datasets.scene import Scene
 from voxelfield.devices import choose_device
-from voxelfield.export.model_file import MODEL_FILE, save_model
+from voxelfield.export.model_file import MODEL_FILE
 from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.rendering.cameras import orbit
 from voxelfield.training.checkpoint import load_checkpoint, resolve_checkpoint
@@ -171,10 +171,10 @@ def finish(session: Session, run_directory: Path, timing: Timing) -> dict[str, A
     cameras = session.scene.train.cameras
     if config.model_file != "none":
         shown = cameras if config.model_file == "small" else None
-        save_model(run_directory / MODEL_FILE, trained, quality=config.model_file, cameras=shown)
+        trained.save(run_directory / MODEL_FILE, quality=config.model_file, cameras=shown)
     if wish.video_frames > 0:
         around = orbit(cameras, session.field.grid.aabb.mean(dim=0).cpu(), wish.video_frames)
-        write_video(run_directory / "orbit.mp4", video_frames(trained.render, around))
+        write_video(run_directory / "orbit.mp4", video_frames(trained.render_path(around)))
     return metrics
 
 

@@ -77,11 +77,14 @@ def ssim(prediction: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
 def _window_means(images: torch.Tensor) -> torch.Tensor:
     """Returns the Gaussian-weighted mean of each window that lies fully inside images (..., H, W)."""
     weights = [math.exp(-0.5 * ((i - WINDOW // 2) / _SIGMA) ** 2) for i in range(WINDOW)]
+    weights = [weight / sum(weights) for weight in weights]
     for axis in (-2, -1):
         windows = images.shape[axis] - WINDOW + 1
-        # Shifted copies instead of a convolution, which cuDNN would run slowly in float64.
-        shifted = (images.narrow(axis, i, windows) * (weight / sum(weights)) for i, weight in enumerate(weights))
-        images = sum(shifted, start=images.new_zeros(()))
+        # Shifted views instead of a convolution, which cuDNN would run slowly in float64.
+        shifted = [images.narrow(axis, i, windows) for i in range(WINDOW)]
+        images = shifted[0] * weights[0]
+        for view, weight in zip(shifted[1:], weights[1:], strict=True):
+            images = torch.add(images, view, alpha=weight)
     return images
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -24,6 +24,9 @@ from voxelfield.training.config import SceneConfig, TrainerConfig, parse
 from voxelfield.training.evaluation import Evaluation, evaluate_split, spread
 from voxelfield.training.optimizer import copies_dtype
 from voxelfield.training.views import evaluation_background, view_renderer
+
+if TYPE_CHECKING:
+    from voxelfield.export.model_file import Quality
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +105,32 @@ class Run:
         """
         return self._default_renderer.view(cameras, index)
 
+    def render_path(self, cameras: Cameras) -> Iterator[View]:
+        """Renders the images of successive cameras, each when it is asked for.
+
+        Args:
+            cameras: The stations of the path, such as :func:`voxelfield.rendering.cameras.orbit` makes.
+        """
+        for index in range(len(cameras)):
+            yield self.render(cameras, index)
+
+    def save(self, path: Path | str, *, quality: Quality = "standard", cameras: Cameras | None = None) -> None:
+        """Writes a model file, which :func:`voxelfield.load` reads; it holds what rendering needs.
+
+        Args:
+            path: File to write, usually ``*.safetensors``.
+            quality: As for :func:`voxelfield.export.model_file.save_model`.
+            cameras: As for :func:`voxelfield.export.model_file.save_model`.
+
+        Raises:
+            ValueError: ``quality`` is none of the three.
+            OSError: The file cannot be written.
+        """
+        # Imported here, because the model file's module needs this one to build what it loads.
+        from voxelfield.export.model_file import save_model
+
+        save_model(path, self, quality=quality, cameras=cameras)
+
     @cached_property
     def _default_renderer(self) -> FieldRenderer:
         return self.renderer()
@@ -118,7 +147,7 @@ def load_run(path: Path | str, device: torch.device | str) -> Run:
         FileNotFoundError: There is no such file.
         ValueError: It is no usable checkpoint, or its configuration does not make sense.
     """
-    checkpoint = load_checkpoint(Path(path))
+    checkpoint = load_checkpoint(Path(path), device, ("config", "field", "occupancy", "step"))
     config = OmegaConf.create(checkpoint["config"])
     return restore_run(config, checkpoint["field"], checkpoint["occupancy"], checkpoint["step"], device)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +12,18 @@ import numpy as np
 import numpy.typing as npt
 
 from voxelfield.files import atomic_path
-from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.render import View
 from voxelfield.training.images import to_uint8
 
 
-def video_frames(render_view: Callable[[Cameras, int], View], cameras: Cameras) -> Iterator[npt.NDArray[np.uint8]]:
-    """Renders one camera after another, frame by frame.
+def video_frames(views: Iterable[View]) -> Iterator[npt.NDArray[np.uint8]]:
+    """Turns views into frames for :func:`write_video`, one at a time.
 
     Args:
-        render_view: Renders the image of one of the cameras.
-        cameras: All of them.
+        views: Rendered views on any device, such as :meth:`voxelfield.training.run.Run.render_path` yields.
     """
-    for index in range(len(cameras)):
-        yield to_uint8(render_view(cameras, index).rgb).cpu().numpy()
+    for view in views:
+        yield to_uint8(view.rgb).cpu().numpy()
 
 
 def write_video(path: Path, frames: Iterable[npt.NDArray[np.uint8]], fps: int = 30) -> None:
