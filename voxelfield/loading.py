@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 
 from voxelfield.devices import choose_device
-from voxelfield.export.model_file import MODEL_FILE, load_model
+from voxelfield.export.model_file import MODEL_FILE
 from voxelfield.training.checkpoint import checkpoints
-from voxelfield.training.run import Run, load_run
+from voxelfield.training.run import Run, load_model, load_run
 
 
 def load(path: Path | str, device: torch.device | str = "auto") -> Run:

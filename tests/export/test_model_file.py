@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import voxelfield
-from voxelfield.export import load_model, save_model
+from voxelfield.export import save_model
 from voxelfield.export.importance import feature_importance
 from voxelfield.export.model_file import (
     FORMAT,
@@ -34,7 +34,7 @@ from voxelfield.ops import sample_trilinear
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings, visible_samples
 from voxelfield.training.config import TrainerConfig, parse
-from voxelfield.training.run import Run, restore_run
+from voxelfield.training.run import Run, load_model, restore_run
 
 ROOT = Path(__file__).resolve().parents[2]
 BOX = ((-1.0, -1.5, -1.0), (1.0, 0.5, 2.0))
@@ -103,7 +103,7 @@ def test_features_too_large_for_float16_stay_float32(run, tmp_path):
             pytest.skip("read as float16 on this device")
         run.field.grid.levels[0].fill_(1e5)
     save_model(tmp_path / "model.safetensors", run)
-    assert load_model(tmp_path / "model.safetensors").field.grid.levels[0].max() == 1e5
+    assert load_model(tmp_path / "model.safetensors", "cpu").field.grid.levels[0].max() == 1e5
 
 
 @pytest.mark.parametrize("resolution", [(2, 3, 40), (17, 9, 33), (1, 12, 13)])
@@ -243,7 +243,7 @@ def test_a_flipped_bit_is_noticed(run, tmp_path, quality):
     for place in range(begin, len(whole), (len(whole) - begin) // 7):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 16]) + whole[place + 1 :])
         with pytest.raises(ModelFileError, match=r"model\.safetensors is damaged: the checksum of \S+ is not"):
-            load_model(path)
+            load_model(path, "cpu")
 
 
 def test_a_bit_that_is_flipped_in_the_description_is_noticed(run, tmp_path):
@@ -254,7 +254,7 @@ def test_a_bit_that_is_flipped_in_the_description_is_noticed(run, tmp_path):
     for number, place in enumerate(range(0, end, max(1, end // 60))):
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << number % 8]) + whole[place + 1 :])
         with pytest.raises(ModelFileError) as raised:
-            load_model(path)
+            load_model(path, "cpu")
         assert "\n" not in str(raised.value)
 
 
@@ -265,7 +265,7 @@ def test_truncated_files_are_refused(run, tmp_path):
     for size in range(0, len(whole), len(whole) // 20):
         path.write_bytes(whole[:size])
         with pytest.raises(ModelFileError, match="damaged"):
-            load_model(path)
+            load_model(path, "cpu")
 
 
 @pytest.mark.parametrize(
@@ -285,7 +285,7 @@ def test_a_grid_with_a_feature_that_is_not_finite_is_kept_exactly(run, tmp_path)
     with torch.no_grad():
         run.field.grid.levels[-1].fill_(math.nan)
     save_model(tmp_path / "model.safetensors", run)
-    loaded = load_model(tmp_path / "model.safetensors")
+    loaded = load_model(tmp_path / "model.safetensors", "cpu")
     assert loaded.field.grid.levels[-1].isnan().any()
 
 
@@ -345,7 +345,7 @@ def test_a_file_that_declares_too_much_is_refused_before_memory_is_asked_for(run
         spoil(path, **changes[bomb])
     before = peak_memory()
     with pytest.raises(ModelFileError, match=r"do not fit together|is no voxelfield model") as raised:
-        load_model(path)
+        load_model(path, "cpu")
     assert "\n" not in str(raised.value)
     assert peak_memory() - before < 300e6
 
@@ -360,46 +360,46 @@ def test_shapes_that_are_none_are_refused(run, tmp_path, sizes):
         shapes = json.loads(file.metadata()["voxelfield model"][8:])["shapes"]
     spoil(path, shapes=shapes | {next(iter(shapes)): sizes})
     with pytest.raises(ModelFileError, match="must be 4 positive whole numbers"):
-        load_model(path)
+        load_model(path, "cpu")
 
 
 def test_what_is_no_model_is_refused_by_name(run, tmp_path):
     path = tmp_path / "model.safetensors"
     with pytest.raises(FileNotFoundError, match=r"no model file .*model\.safetensors"):
-        load_model(path)
+        load_model(path, "cpu")
     path.write_bytes(b"nothing of the kind")
     with pytest.raises(ModelFileError, match=r"model\.safetensors is no voxelfield model, or damaged"):
-        load_model(path)
+        load_model(path, "cpu")
     save_file({"x": torch.ones(2)}, path)
     with pytest.raises(ModelFileError, match="is no voxelfield model"):
-        load_model(path)
+        load_model(path, "cpu")
     save_model(path, run)
     whole = path.read_bytes()
     path.write_bytes(whole[:-100])
     with pytest.raises(ModelFileError, match="damaged"):
-        load_model(path)
+        load_model(path, "cpu")
     path.write_bytes(whole)
     spoil(path, occupancy=[12, 12, 5])
     with pytest.raises(ModelFileError, match="parts do not fit together"):
-        load_model(path)
+        load_model(path, "cpu")
     path.write_bytes(whole)
     spoil(path, steps=None, settings=3)
     with pytest.raises(ModelFileError, match="parts do not fit together"):
-        load_model(path)
+        load_model(path, "cpu")
     path.write_bytes(whole)
     spoil(path, config={"model": {"kind": "sh"}})
     with pytest.raises(ValueError, match=r"configuration|parts do not fit together"):
-        load_model(path)
+        load_model(path, "cpu")
     path.write_bytes(whole)
     spoil(path, format=FORMAT + 1)
     with pytest.raises(ModelFileError, match=rf"has format {FORMAT + 1}; this version reads format {FORMAT}: upgrade"):
-        load_model(path)
+        load_model(path, "cpu")
     save_file({"x": torch.ones(2)}, path, {"voxelfield model": json.dumps({"format": FORMAT})})
     with pytest.raises(ModelFileError, match="its description has no checksum"):
-        load_model(path)
+        load_model(path, "cpu")
     save_file({"x": torch.ones(2)}, path, {"voxelfield model": json.dumps({"format": FORMAT - 1})})
     with pytest.raises(ModelFileError, match=rf"has format {FORMAT - 1}; .* reads format {FORMAT}: export the run"):
-        load_model(path)
+        load_model(path, "cpu")
 
 
 def test_load_takes_a_file_or_its_folder(run, tmp_path, device):

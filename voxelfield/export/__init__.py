@@ -1,5 +1,5 @@
 """Taking a result away: the model file."""
 
-from voxelfield.export.model_file import Rounding, load_model, save_model
+from voxelfield.export.model_file import ModelFileError, Rounding, save_model
 
-__all__ = ["Rounding", "load_model", "save_model"]
+__all__ = ["ModelFileError", "Rounding", "save_model"]

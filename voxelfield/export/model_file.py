@@ -9,13 +9,14 @@ executed, and what it declares is compared with its size before memory is asked 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -39,10 +40,12 @@ from voxelfield.export.quantized import (
 )
 from voxelfield.export.reached import reached_vertices
 from voxelfield.export.visible import visible_cells
+from voxelfield.fields.field import RadianceField
 from voxelfield.files import atomic_write
 from voxelfield.ops._checks import check_choice
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.training.run import Run, restore_run
+from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.training.config import TrainerConfig
 from voxelfield.training.views import render_settings
 
 FORMAT = 3
@@ -105,6 +108,51 @@ _NAME = "voxelfield model"
 _CHECKSUM_DIGITS = 8
 
 
+class Trained(Protocol):
+    """What a model file is made of. A :class:`voxelfield.training.run.Run` is one; its attributes say more."""
+
+    @property
+    def field(self) -> RadianceField:
+        """The field."""
+        ...
+
+    @property
+    def occupancy(self) -> OccupancyGrid:
+        """Where there is something to sample."""
+        ...
+
+    @property
+    def trainer(self) -> TrainerConfig:
+        """The loop's settings, which say how rays are sampled."""
+        ...
+
+    @property
+    def config(self) -> DictConfig:
+        """The whole configuration."""
+        ...
+
+    @property
+    def steps(self) -> int:
+        """Steps of training done."""
+        ...
+
+
+class ModelParts(NamedTuple):
+    """What a model file holds.
+
+    Attributes:
+        config: The whole configuration.
+        field: State of the field.
+        occupancy: State of the occupancy grid, which knows nothing of why cells are empty.
+        steps: Steps of training done.
+    """
+
+    config: DictConfig
+    field: dict[str, Any]
+    occupancy: dict[str, Tensor]
+    steps: int
+
+
 class ModelFileError(ValueError):
     """A file is no usable voxelfield model; the message names the file and the reason in one line."""
 
@@ -123,7 +171,7 @@ _DAMAGED = (
 
 def save_model(
     path: Path | str,
-    run: Run,
+    run: Trained,
     *,
     quality: Quality = "standard",
     cameras: Cameras | None = None,
@@ -207,22 +255,20 @@ def _rounded(
     return drop_unimportant(levels, importance, rounding.error), steps_by_importance(importance, rounding.error)
 
 
-def load_model(path: Path | str, device: torch.device | str = "cpu") -> Run:
-    """Loads a model file; none of its scene's files are needed.
+def read_model(path: Path, device: torch.device) -> ModelParts:
+    """Reads a model file. :func:`voxelfield.load` makes a run of it.
 
     Args:
         path: What :func:`save_model` wrote.
-        device: Where field and occupancy go, such as ``"cuda"``.
+        device: Where the tensors go.
 
     Returns:
-        The run. Features that were left out are zero: it renders as before, but knows nothing of empty cells.
+        What it holds. Features that were left out are zero.
 
     Raises:
         FileNotFoundError: There is no such file.
         ModelFileError: It is truncated or damaged, is no voxelfield model, or was written by another version.
-        ValueError: Its configuration does not make sense.
     """
-    path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"no model file {path}")
     try:
@@ -252,10 +298,24 @@ def load_model(path: Path | str, device: torch.device | str = "cpu") -> Run:
     for name, tensor in tensors.items():
         if _checksum(tensor) != checksums[name]:
             raise ModelFileError(f"{path} is damaged: the checksum of {name} is not that of its description")
-    try:
-        field, occupancy = _unpack(description, tensors, torch.device(device), path.stat().st_size)
+    with parts_of(path):
+        field, occupancy = _unpack(description, tensors, device, path.stat().st_size)
         config: DictConfig = OmegaConf.create(dict(description["config"]))
-        return restore_run(config, field, occupancy, int(description["steps"]), device)
+        return ModelParts(config, field, occupancy, int(description["steps"]))
+
+
+@contextlib.contextmanager
+def parts_of(path: Path) -> Iterator[None]:
+    """Blames a file if its parts do not fit together.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ModelFileError: What is done within fails, as putting contradictory parts together does.
+    """
+    try:
+        yield
     except torch.OutOfMemoryError:
         raise
     except _DAMAGED as error:

@@ -6,13 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from voxelfield.datasets.scene import Split
+from voxelfield.export.model_file import Quality, Rounding, parts_of, read_model, save_model
 from voxelfield.fields.field import RadianceField
 from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.rendering.cameras import Cameras
@@ -24,9 +25,6 @@ from voxelfield.training.config import SceneConfig, TrainerConfig, parse
 from voxelfield.training.evaluation import Evaluation, evaluate_split, spread
 from voxelfield.training.optimizer import copies_dtype
 from voxelfield.training.views import evaluation_background, view_renderer
-
-if TYPE_CHECKING:
-    from voxelfield.export.model_file import Quality
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,22 +112,27 @@ class Run:
         for index in range(len(cameras)):
             yield self.render(cameras, index)
 
-    def save(self, path: Path | str, *, quality: Quality = "standard", cameras: Cameras | None = None) -> None:
+    def save(
+        self,
+        path: Path | str,
+        *,
+        quality: Quality = "standard",
+        cameras: Cameras | None = None,
+        rounding: Rounding | None = None,
+    ) -> None:
         """Writes a model file, which :func:`voxelfield.load` reads; it holds what rendering needs.
 
         Args:
             path: File to write, usually ``*.safetensors``.
             quality: As for :func:`voxelfield.export.model_file.save_model`.
             cameras: As for :func:`voxelfield.export.model_file.save_model`.
+            rounding: As for :func:`voxelfield.export.model_file.save_model`.
 
         Raises:
-            ValueError: ``quality`` is none of the three.
+            ValueError: ``quality`` is none of the three, or ``rounding`` is given with ``exact``.
             OSError: The file cannot be written.
         """
-        # Imported here, because the model file's module needs this one to build what it loads.
-        from voxelfield.export.model_file import save_model
-
-        save_model(path, self, quality=quality, cameras=cameras)
+        save_model(path, self, quality=quality, cameras=cameras, rounding=rounding)
 
     @cached_property
     def _default_renderer(self) -> FieldRenderer:
@@ -150,6 +153,27 @@ def load_run(path: Path | str, device: torch.device | str) -> Run:
     checkpoint = load_checkpoint(Path(path), device, ("config", "field", "occupancy", "step"))
     config = OmegaConf.create(checkpoint["config"])
     return restore_run(config, checkpoint["field"], checkpoint["occupancy"], checkpoint["step"], device)
+
+
+def load_model(path: Path | str, device: torch.device | str) -> Run:
+    """Loads a model file; none of its scene's files are needed.
+
+    Args:
+        path: What :meth:`Run.save` wrote.
+        device: Where field and occupancy go, such as ``"cuda"``.
+
+    Returns:
+        The run. It renders as before, but features that were left out are zero, and it knows nothing of empty cells.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ModelFileError: It is truncated or damaged, is no voxelfield model, or was written by another version.
+        ValueError: Its configuration does not make sense.
+    """
+    path, device = Path(path), torch.device(device)
+    parts = read_model(path, device)
+    with parts_of(path):
+        return restore_run(*parts, device)
 
 
 def restore_run(
