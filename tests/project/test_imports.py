@@ -50,6 +50,24 @@ def test_no_module_imports_one_that_imports_it():
     graphlib.TopologicalSorter(graph).prepare()  # raises CycleError, which names the cycle
 
 
+def test_a_session_whose_settings_are_all_given_needs_no_hydra():
+    program = """
+import sys
+
+sys.modules["hydra"] = None
+import voxelfield
+from voxelfield.fields.recipes.mlp import MLPRecipe
+from voxelfield.training.config import OptimizerConfig, TrainerConfig
+
+scene = voxelfield.load_scene("bricks", image_size=50)
+trainer = TrainerConfig(steps=2, preview_every=0, visible_samples=4096, candidate_samples=16384, max_rays=256)
+session = voxelfield.Session(scene, MLPRecipe(), trainer=trainer, optimizer=OptimizerConfig(), device="cpu")
+assert session.fit()
+assert session.step == 2
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
+
+
 def test_training_does_not_import_the_compiler(tmp_path):
     """It takes seconds, and torch's optimizers would do it at their first call."""
     program = """

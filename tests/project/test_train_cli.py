@@ -18,6 +18,7 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 import voxelfield
+from voxelfield.cli.train import main
 from voxelfield.datasets.blender import load_blender
 from voxelfield.devices import choose_device
 from voxelfield.training.checkpoint import load_checkpoint
@@ -219,7 +220,7 @@ def test_events_hold_pictures_and_configuration(finished, events):
 def test_the_log_names_the_choices_and_the_result(finished):
     directory, output = finished
     assert "scene=lego model=mlp trainer=smoke" in output
-    assert "no CUDA device" not in output, "the trainer is another"
+    assert "are the defaults" not in output, "the trainer is another"
     assert "lego: 24 train views, 50 x 50" in output
     assert f"PSNR {read_metrics(directory)['psnr']:.2f} dB" in output
     assert "Traceback" not in output
@@ -414,7 +415,32 @@ def test_the_defaults_without_a_gpu_are_told_where_they_run(overrides, told, tmp
     missing = (f"data.root={tmp_path / 'nowhere'}", f"hydra.run.dir={tmp_path / 'run'}")
     result = train_apart("scene=lego", *overrides, *missing)
     assert result.returncode == 2, result.stdout + result.stderr
-    assert ("no CUDA device: model=mlp and trainer=cpu are the defaults" in result.stdout) == told
+    assert ("on a CPU model=mlp and trainer=cpu are the defaults" in result.stdout) == told
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], "train"),
+        (["device=cpu"], "train_cpu"),
+        (["device=cpu", "device=cuda"], "train"),
+        (["+device=cpu"], "train_cpu"),
+        (["device=cpu,cuda"], "train"),
+    ],
+)
+def test_the_device_that_is_asked_for_decides_on_the_defaults(overrides, expected, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    chosen = []
+
+    def no_run(**options):
+        chosen.append(options["config_name"])
+        return lambda task: lambda: None
+
+    monkeypatch.setattr("hydra.main", no_run)
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
+    assert main(overrides) == 0
+    assert chosen == [expected]
 
 
 def test_choosing_a_device(monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from voxelfield.config.parsing import unknown_key
 from voxelfield.datasets.download import DownloadError
+from voxelfield.devices import DEVICES
 from voxelfield.installed import config_folder
 from voxelfield.training.config import complete_overrides, config_name
 from voxelfield.training.config.announced import offer_announced_recipes
@@ -25,8 +27,6 @@ from voxelfield.training.configured import train_as_configured
 from voxelfield.training.occupied_space import EmptyFieldError
 
 logger = logging.getLogger("train")
-
-CONFIG = config_name()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,20 +41,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     offer_announced_recipes()
     try:
-        train()
+        configuration = config_name(_given_device(given[1:]))
+    except ValueError:  # the device is not there, as the run itself says
+        configuration = config_name()
+    try:
+        hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=configuration)(train)()
     except CompactHydraException as error:
         print(composition_error(error), file=sys.stderr)  # noqa: T201
         return 2
     return 0
 
 
-@hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=CONFIG)
+def _given_device(overrides: Sequence[str]) -> str:
+    """Returns the one device that overrides name, on which a run's defaults depend; ``auto`` if they name none."""
+    values = [value for key, _, value in (text.lstrip("+").partition("=") for text in overrides) if key == "device"]
+    return values[-1] if values and re.fullmatch(DEVICES, values[-1]) else "auto"
+
+
 def train(config: DictConfig) -> float | None:
     """Runs what Hydra composed; returns the test PSNR, which Hydra's sweepers can optimise."""
     choices = HydraConfig.get().runtime.choices
     logger.info("scene=%s model=%s trainer=%s", choices["scene"], choices["model"], choices["trainer"])
-    if CONFIG == "train_cpu" and (choices["model"], choices["trainer"]) == ("mlp", "cpu"):
-        logger.info("no CUDA device: model=mlp and trainer=cpu are the defaults (smaller images, one smaller grid)")
+    on_cpu = HydraConfig.get().job.config_name == "train_cpu"
+    if on_cpu and (choices["model"], choices["trainer"]) == ("mlp", "cpu"):
+        logger.info("on a CPU model=mlp and trainer=cpu are the defaults (smaller images, one smaller grid)")
     try:
         metrics = train_as_configured(config, Path(HydraConfig.get().runtime.output_dir), Path(get_original_cwd()))
     except (ValueError, FileNotFoundError, DownloadError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ from voxelfield.fields.field import RadianceField
 from voxelfield.fields.recipes.levels import MAX_LAYERS, MAX_WIDTH, Degree, FusedWidth, built_levels, check_levels
 from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.grids.pyramid import VoxelPyramid
+from voxelfield.rendering.backends.backend import ImageBackend
+from voxelfield.rendering.backends.pyramid_images import PyramidImages
 
 
 @dataclass
@@ -46,6 +48,8 @@ class PyramidRecipe(Recipe):
         view_degree: Of the harmonics that tell the colour network the viewing direction.
         density: How density comes of the density network.
     """
+
+    image_backends: ClassVar[tuple[type[ImageBackend], ...]] = (PyramidImages,)
 
     kind: Literal["pyramid"] = "pyramid"
     resolutions: list[Resolution] = field(default_factory=lambda: [16, 32, 64, 128, 256, 400])

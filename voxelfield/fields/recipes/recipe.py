@@ -13,7 +13,6 @@ from voxelfield.fields.field import RadianceField
 from voxelfield.fields.recipes import registry
 from voxelfield.rendering.backends.backend import ImageBackend
 from voxelfield.rendering.occupancy import OccupancyGrid
-from voxelfield.rendering.renderer import BACKENDS
 
 
 @dataclass
@@ -33,14 +32,15 @@ class Recipe:
         kind: The name; a subclass gives it a ``Literal`` type and a default.
         grid_terms: Which of the loss terms on the grid itself, ``tv_density`` and ``tv_color``, this kind has.
         image_backends: What may render images of this kind faster than the general path, in the order in which they
-            are tried (:func:`voxelfield.rendering.renderer.fastest_backend`). A package with a kernel for its own kind
-            of field adds a subclass of :class:`voxelfield.rendering.backends.backend.ImageBackend`.
+            are tried (:func:`voxelfield.rendering.renderer.fastest_backend`): subclasses of
+            :class:`voxelfield.rendering.backends.backend.ImageBackend`. None by default, because a subclass of a field
+            or decoder may compute something else than a kernel for it does.
     """
 
     kind: str
 
     grid_terms: ClassVar[tuple[str, ...]] = ()
-    image_backends: ClassVar[tuple[type[ImageBackend], ...]] = BACKENDS
+    image_backends: ClassVar[tuple[type[ImageBackend], ...]] = ()
 
     @classmethod
     def choose(cls, values: Any, name: str) -> type[Recipe]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from voxelfield.fields.recipes.levels import Degree, built_levels, check_levels
 from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.fields.recipes.softplus import SoftplusDensityConfig
 from voxelfield.grids.pyramid import VoxelPyramid
+from voxelfield.rendering.backends.backend import ImageBackend
+from voxelfield.rendering.backends.grid_images import GridImages
 
 
 @dataclass
@@ -40,6 +42,8 @@ class SHRecipe(Recipe):
         init_range: Features start uniformly within this of zero.
         density: How density comes of the first channel.
     """
+
+    image_backends: ClassVar[tuple[type[ImageBackend], ...]] = (GridImages,)
 
     kind: Literal["sh"] = "sh"
     resolutions: list[Resolution] = field(default_factory=lambda: [40, 80, 160, 320])

@@ -97,6 +97,8 @@ def complete(
 ) -> RunConfig:
     """Returns settings in which whatever is not given is as ``python train.py model=RECIPE`` has it.
 
+    Only what is not given is composed by Hydra, which need not be installed where all is.
+
     Args:
         recipe: The model, or the name of a file in ``configs/model`` or of a recipe that a package announces.
         trainer: The loop's settings, or the name of a file in ``configs/trainer``.
@@ -106,6 +108,8 @@ def complete(
     Raises:
         ValueError: There is no such name, or a value is not allowed; the message says which.
     """
+    if isinstance(recipe, Recipe) and isinstance(trainer, TrainerConfig) and isinstance(optimizer, OptimizerConfig):
+        return RunConfig(device=device, model=recipe, trainer=trainer, optimizer=optimizer)
     import hydra.errors
 
     kind = recipe if isinstance(recipe, str) else recipe.kind

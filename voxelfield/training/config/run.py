@@ -9,6 +9,7 @@ from voxelfield.config.parsing import Form, Range
 from voxelfield.devices import DEVICES, DEVICES_IN_WORDS
 from voxelfield.fields.recipes.pyramid import PyramidRecipe
 from voxelfield.fields.recipes.recipe import Recipe
+from voxelfield.grids.boxes import parse_box
 from voxelfield.training.config.optimizer import OptimizerConfig
 from voxelfield.training.config.trainer import TrainerConfig
 
@@ -30,10 +31,10 @@ class SceneConfig:
 
     def check(self, name: str) -> None:
         """Raises ValueError unless the box has a finite inside."""
-        low, high = self.aabb
-        if not all(float("-inf") < a < b < float("inf") for a, b in zip(low, high, strict=True)):
-            box = [list(low), list(high)]
-            raise ValueError(f"{name}.aabb must be finite with low < high along every axis, got {box}")
+        try:
+            parse_box(self.aabb)
+        except ValueError as error:
+            raise ValueError(f"{name}.{error}") from error
 
 
 @dataclass
