@@ -7,7 +7,7 @@ import torch
 
 from voxelfield import VoxelGrid
 from voxelfield.grids.adam import GridAdam
-from voxelfield.grids.pyramid import VoxelPyramid, initial_noise
+from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.ops import sample_trilinear
 
 BOX = ((-1.0, -2.0, 0.0), (1.0, 2.0, 1.0))
@@ -227,73 +227,16 @@ def test_refit_carries_moments_and_halves_voxels(device):
 SMALLER = ((-0.5, -1.0, 0.25), (0.5, 1.0, 0.75))
 
 
-def matches(noise, level) -> bool:
-    return noise.fills(level.detach())
-
-
-def test_initial_features_follow_from_the_seed_alone_on_every_device(device):
-    first, second = make(), make()
-    torch.manual_seed(0)
-    elsewhere = VoxelPyramid((3, 6, 12), 3, BOX, init_range=1.0, device=device)
-    for a, b, c in zip(first.levels, second.levels, elsewhere.levels, strict=True):
-        assert torch.equal(a, b)
-        assert torch.equal(a, c.cpu())
-        assert 0.9 < a.abs().max() <= 1
-    assert not torch.equal(make().levels[0], VoxelPyramid((3, 6, 12), 3, BOX, init_range=1.0).levels[0])
-    assert len({noise.seed for noise in initial_noise(first).values()}) == 3
-
-
-def test_noise_is_named_as_parameters_are(device):
-    module = torch.nn.ModuleDict({"sky": make(device), "grid": VoxelGrid(3, 2, BOX)})
-    noise = initial_noise(module)
-    parameters = dict(module.named_parameters())
-    assert noise.keys() == parameters.keys() - {"grid.features"}
-    assert all(matches(noise[name], parameters[name]) for name in noise)
-    assert initial_noise(make()._grids[0]).keys() == {"features"}
-
-
-@both_reductions
-def test_levels_that_nothing_has_changed_begin_anew_in_another_box(device, reduce):
-    pyramid = make(device, reduce=reduce)
-    pyramid.activate(7)
-    optimizer = GridAdam(pyramid.levels, lr=0.1)
-    pyramid(inside(50, device)).sum().backward()
-    optimizer.step()
-    twin = make(device, reduce=reduce)
-    twin.load_state_dict(pyramid.state_dict())
-    twin.refit(SMALLER)
-    pyramid.resize(12, optimizer, aabb=SMALLER)
-    assert pyramid.active == 3
-    assert torch.equal(pyramid.aabb, twin.aabb)
-    for level, interpolated in zip(pyramid.levels[:2], twin.levels, strict=False):
-        assert torch.equal(level, interpolated)
-    noise = list(initial_noise(pyramid).values())
-    assert [matches(*pair) for pair in zip(noise, pyramid.levels, strict=True)] == [False, False, True]
-    assert not matches(noise[2], twin.levels[2])
-
-
-def test_a_loaded_pyramid_knows_which_levels_are_initial(device):
-    pyramid = make(device)
-    with torch.no_grad():
-        pyramid.levels[0].add_(1)
-    other = VoxelPyramid((3, 6, 12), 3, BOX, init_range=1.0).to(device)
-    other.load_state_dict(pyramid.state_dict())
-    assert initial_noise(other) == initial_noise(pyramid)
-    for one in (pyramid, other):
-        one.resize(12, aabb=SMALLER)
-    assert all(torch.equal(a, b) for a, b in zip(pyramid.levels, other.levels, strict=True))
-
-
-def test_of_a_state_without_seeds_nothing_is_taken_for_initial(device):
-    pyramid = make(device)
-    state = pyramid.state_dict()
-    del state["_extra_state"]["seeds"]
-    other = make(device)
-    other.load_state_dict(state)
-    assert initial_noise(other) == {}
-    other.resize(12, aabb=SMALLER)
-    pyramid.refit(SMALLER)
-    assert all(torch.equal(a, b) for a, b in zip(pyramid.levels, other.levels, strict=True))
+def test_each_level_may_start_within_a_range_of_its_own(device):
+    pyramid = VoxelPyramid((3, 6, 12), 3, BOX, init_range=(0.5, 0.0, 2.0), device=device)
+    coarse, middle, fine = pyramid.levels
+    assert 0.4 < coarse.abs().max() <= 0.5
+    assert not middle.any()
+    assert 1.9 < fine.abs().max() <= 2
+    pyramid.resize(12, aabb=SMALLER)
+    assert not pyramid.levels[1].any()
+    with pytest.raises(ValueError, match=r"init_range must be one number or 3, got \[1.0\]"):
+        VoxelPyramid((3, 6, 12), 3, BOX, init_range=[1.0])
 
 
 @both_reductions

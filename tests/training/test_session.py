@@ -541,9 +541,8 @@ def test_what_training_has_not_touched_takes_no_room_and_comes_back(make_session
     stored, loaded = torch.load(path, weights_only=True), load_checkpoint(path)
     finest = "grid._grids.2.features"
     for part in (stored["field"], stored["average"]["mean"]):
-        assert part[finest]["chunks"].numel() == 0, "the crop at step 0 has brought new noise, which the seed tells"
+        assert part[finest]["chunks"].numel() == 0, "the finest level is still off, and zero"
     for part in (loaded["field"], loaded["average"]["mean"]):
-        assert part[finest].abs().max() > 0
         assert torch.equal(part[finest], names[finest].detach().cpu())
     for name, values in session.field.state_dict(keep_vars=True).items():
         if isinstance(values, Tensor):

@@ -14,7 +14,6 @@ from torch.nn import functional as F
 from voxelfield import ops
 from voxelfield.grids.boxes import Box, parse_box
 from voxelfield.grids.sharding import refuse_other_resolution, refuse_sharded
-from voxelfield.grids.uniform_noise import UniformNoise, draw_seed
 from voxelfield.grids.voxel_grid import VoxelGrid, cubic_voxels
 from voxelfield.grids.working_copies import WorkingCopies
 from voxelfield.ops._checks import check_choice
@@ -22,7 +21,7 @@ from voxelfield.ops._errors import ArgumentTypeError, ArgumentValueError
 from voxelfield.ops._grids import Padding
 from voxelfield.ops.pyramid import REDUCTIONS, Reduction
 
-__all__ = ["VoxelPyramid", "initial_noise"]
+__all__ = ["VoxelPyramid"]
 
 # 128 bytes of float32 at 4 channels: the optimizer's tiles of vertices begin at multiples of this.
 _ROW_VERTICES = 8
@@ -46,8 +45,7 @@ class VoxelPyramid(nn.Module):
         aabb: Box in world units, as for :class:`VoxelGrid`.
         reduce: ``"concat"`` puts the levels' features side by side, ``"sum"`` adds them.
         padding: What a position outside the box reads, as for :class:`VoxelGrid`.
-        init_range: Features start uniform in [-init_range, init_range], the same on every device for the same
-            :func:`torch.manual_seed`.
+        init_range: Features start uniform in [-init_range, init_range]; one number for all levels, or one for each.
         device: Where the features and the box live.
 
     Attributes:
@@ -72,13 +70,16 @@ class VoxelPyramid(nn.Module):
         *,
         reduce: Reduction = "concat",
         padding: Padding = "border",
-        init_range: float = 1e-4,
+        init_range: float | Sequence[float] = 1e-4,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
         if len(resolutions) == 0 or list(resolutions) != sorted(set(resolutions)) or resolutions[0] < 2:
             raise ArgumentValueError(f"resolutions must rise from at least 2, got {list(resolutions)}")
-        if not (math.isfinite(init_range) and init_range >= 0):
+        bounds = list(init_range) if isinstance(init_range, Sequence) else [init_range] * len(resolutions)
+        if len(bounds) != len(resolutions):
+            raise ArgumentValueError(f"init_range must be one number or {len(resolutions)}, got {bounds}")
+        if not all(math.isfinite(bound) and bound >= 0 for bound in bounds):
             raise ArgumentValueError(f"init_range must be finite and not negative, got {init_range}")
         check_choice("reduce", reduce, REDUCTIONS)
         if reduce == "sum" and any(finer % coarser for coarser, finer in pairwise(resolutions)):
@@ -90,8 +91,8 @@ class VoxelPyramid(nn.Module):
         self.reduce = reduce
         self.resolutions = tuple(resolutions)
         self._grids = nn.ModuleList(
-            _Level(init_range, vertices, channels, box, padding=padding, device=device)
-            for vertices in self._vertices(box)
+            _Level(bound, vertices, channels, box, padding=padding, device=device)
+            for bound, vertices in zip(bounds, self._vertices(box), strict=True)
         )
         self.active = len(resolutions)
         self._copies: WorkingCopies | None = None
@@ -265,36 +266,30 @@ class VoxelPyramid(nn.Module):
         Args:
             resolution: As for :meth:`activate`.
             optimizer: The optimizer that trains the pyramid, if any.
-            aabb: What to :meth:`refit` all levels to first, world units. A level that nothing has changed since it was
-                built is not interpolated but begins anew in the new box: its values describe nothing yet.
+            aabb: What to :meth:`refit` all levels to first, world units.
 
         Raises:
             ValueError: As for :meth:`refit`.
         """
         if aabb is not None:
             self._refuse_sharded("resize")
-            unchanged = [level for level in self._levels if level.is_initial()]
             self.refit(aabb, optimizer)
-            for level in unchanged:
-                level.fill_with_noise()
         self.activate(resolution)
 
     def get_extra_state(self) -> dict[str, Any]:
         """Returns the settings that ``state_dict`` holds beside the levels."""
-        return {"active": self.active, "reduce": self.reduce, "seeds": [level.seed for level in self._levels]}
+        return {"active": self.active, "reduce": self.reduce}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Restores the state that :meth:`get_extra_state` returned, and ends the use of copies by :meth:`keep_copies`.
 
         Raises:
-            ValueError: It was saved with another ``reduce``. (Older states hold neither that nor seeds.)
+            ValueError: It was saved with another ``reduce``. (Older states do not hold it.)
         """
         saved = state.get("reduce", self.reduce)
         if saved != self.reduce:
             raise ArgumentValueError(f"reduce must be {saved!r} as in the state that is loaded, got {self.reduce!r}")
         self.active = state["active"]
-        for level, seed in zip(self._levels, state.get("seeds", [None] * len(self._levels)), strict=False):
-            level.seed = seed
         self._copies = None
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
@@ -312,10 +307,6 @@ class VoxelPyramid(nn.Module):
         """Shows the settings in ``print(module)``."""
         return f"resolutions={self.resolutions}, reduce={self.reduce!r}, active={self.active}"
 
-    @property
-    def _levels(self) -> list[_Level]:
-        return cast(list[_Level], list(self._grids))
-
     def _vertices(self, aabb: Box) -> list[tuple[int, int, int]]:
         """Numbers of vertices of each level in a box."""
         if self.reduce == "concat":
@@ -328,54 +319,17 @@ class VoxelPyramid(nn.Module):
 
 
 class _Level(VoxelGrid):
-    """A grid whose features start from a uniform distribution, in torch's deferred initialisation too.
-
-    Attributes:
-        init_range: The largest magnitude of initial features.
-        seed: What initial features can be computed from again; None where that is unknown.
-    """
+    """A grid whose features start from a uniform distribution, in torch's deferred initialisation too."""
 
     def __init__(self, init_range: float, *args: Any, **kwargs: Any) -> None:
         self.init_range = init_range
-        self.seed: int | None = None
         super().__init__(*args, **kwargs)
 
-    @property
-    def noise(self) -> UniformNoise | None:
-        """What initial features consist of, if the seed is known."""
-        return None if self.seed is None else UniformNoise(self.seed, self.init_range)
-
-    def is_initial(self) -> bool:
-        """Tells whether the features are known to be the initial ones; waits for the device."""
-        return self.noise is not None and self.noise.fills(self.features.detach())
-
-    @torch.no_grad()
-    def fill_with_noise(self) -> None:
-        """Sets the features to those that a level of this seed and resolution starts with."""
-        if self.noise is not None:
-            self.noise.fill(self.features)
-
     def _draw_features(self) -> None:
-        self.seed = draw_seed(self.features)
-        if self.seed is None:
-            self.features.uniform_(-self.init_range, self.init_range)
-        else:
-            self.fill_with_noise()
+        self.features.uniform_(-self.init_range, self.init_range)
 
     def _get_name(self) -> str:
         return "VoxelGrid"
-
-
-def initial_noise(module: nn.Module) -> dict[str, UniformNoise]:
-    """Returns what the initial features of a module's pyramids consisted of, by the parameters' names in the module.
-
-    Vertices that training has not touched still hold these values.
-
-    Args:
-        module: Any module. Parameters of other parts, and those of which nothing is known, are left out.
-    """
-    parts = [(name, part) for name, part in module.named_modules() if isinstance(part, _Level)]
-    return {f"{name}.features".lstrip("."): part.noise for name, part in parts if part.noise is not None}
 
 
 def _aligned(x: int, y: int, z: int) -> tuple[int, int, int]:

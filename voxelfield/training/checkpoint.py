@@ -6,7 +6,7 @@ import pickle
 import re
 import zipfile
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,9 @@ from typing import Any
 import torch
 
 from voxelfield.files import atomic_write
-from voxelfield.grids.uniform_noise import UniformNoise
-from voxelfield.training.sparse import copy_without_known, put_back_known
+from voxelfield.training.sparse import copy_without_zeros, put_back_zeros
 
-FORMAT = 5
+FORMAT = 6
 """Layout version of the files. Raise it when an older voxelfield could not resume from them."""
 
 _ADDED = {"format", "voxelfield"}
@@ -70,34 +69,31 @@ def resolve_checkpoint(path: Path) -> Path:
     raise FileNotFoundError(f"no checkpoint {path}: checkpoints in {path.parent}: {names}")
 
 
-def save_checkpoint(path: Path, state: dict[str, Any], noise: Mapping[str, UniformNoise] | None = None) -> None:
+def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
     """Writes a checkpoint atomically.
 
     The file replaces ``path`` only once it is complete and on disk: a full disk or Ctrl-C leaves the previous
-    checkpoint intact and no temporary file behind. Large tensors are stored without zeros, and without
-    the initial values that can be computed again (:mod:`voxelfield.training.sparse`).
+    checkpoint intact and no temporary file behind. Large tensors are stored without runs of zeros
+    (:mod:`voxelfield.training.sparse`).
 
     Args:
         path: File to write; its parent directory is created if needed.
         state: Nested dicts, lists and tuples of tensors (any device) and plain Python values. The keys ``format`` and
             ``voxelfield`` (the writer's version) are added.
-        noise: What tensors consisted of at first, by their keys in whichever dict holds them; those of a field are
-            what :func:`voxelfield.grids.pyramid.initial_noise` returns.
 
     Raises:
         TypeError: A value is of a type that a safe load would refuse, for example a Path or a NumPy scalar.
         ValueError: ``state`` already holds one of the added keys.
         OSError: The file cannot be written.
     """
-    write_checkpoint(path, pack_checkpoint(state, noise))
+    write_checkpoint(path, pack_checkpoint(state))
 
 
-def pack_checkpoint(state: dict[str, Any], noise: Mapping[str, UniformNoise] | None = None) -> dict[str, Any]:
+def pack_checkpoint(state: dict[str, Any]) -> dict[str, Any]:
     """Returns what :func:`write_checkpoint` takes: a copy of a state on the CPU, which later steps do not change.
 
     Args:
         state: As for :func:`save_checkpoint`.
-        noise: As for :func:`save_checkpoint`.
 
     Raises:
         TypeError: As for :func:`save_checkpoint`.
@@ -107,7 +103,7 @@ def pack_checkpoint(state: dict[str, Any], noise: Mapping[str, UniformNoise] | N
     if taken:
         raise ValueError(f"state must not hold the keys {taken}: save_checkpoint adds them")
     _check_loadable(state, "state")
-    return {"format": FORMAT, "voxelfield": _version(), **copy_without_known(state, noise)}
+    return {"format": FORMAT, "voxelfield": _version(), **copy_without_zeros(state)}
 
 
 def write_checkpoint(path: Path, packed: dict[str, Any]) -> None:
@@ -177,7 +173,7 @@ def load_checkpoint(
     if parts is not None:
         state = {key: value for key, value in state.items() if key in parts or key in _ADDED}
     try:
-        restored: dict[str, Any] = put_back_known(state)
+        restored: dict[str, Any] = put_back_zeros(state)
     except ValueError as error:
         raise CheckpointError(f"{path} is not a voxelfield checkpoint: {error}") from error
     return restored

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from voxelfield.grids.uniform_noise import UniformNoise
 from voxelfield.training.checkpoint import (
     CheckpointError,
     checkpoint_path,
@@ -37,13 +35,12 @@ class CheckpointWriter:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._writing: list[Future[None]] = []
 
-    def save(self, step: int, state: dict[str, Any], noise: Mapping[str, UniformNoise], *, replace: bool) -> Path:
+    def save(self, step: int, state: dict[str, Any], *, replace: bool) -> Path:
         """Takes a copy of the state, to be written once those before it are on disk.
 
         Args:
             step: Number of steps done.
             state: As for :func:`voxelfield.training.checkpoint.save_checkpoint`; may change afterwards.
-            noise: As for that function.
             replace: Whether this one is fit to take the place of earlier ones.
 
         Returns:
@@ -52,7 +49,7 @@ class CheckpointWriter:
         Raises:
             OSError: An earlier checkpoint could not be written.
         """
-        packed = pack_checkpoint(state, noise)
+        packed = pack_checkpoint(state)
         while len(self._writing) > 1 or (self._writing and self._writing[0].done()):
             self._writing.pop(0).result()
         path = checkpoint_path(self._directory, step)

@@ -18,7 +18,6 @@ from voxelfield.config.parsing import parse
 from voxelfield.datasets.scene import Scene
 from voxelfield.devices import choose_device
 from voxelfield.fields.recipes.recipe import Recipe
-from voxelfield.grids.pyramid import initial_noise
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.training.averaging import WeightAverage
@@ -295,7 +294,7 @@ class Session:
         """
         if self._writer is None:
             return None
-        path = self._writer.save(self.step, self._state(), initial_noise(self.field), replace=self._is_finite())
+        path = self._writer.save(self.step, self._state(), replace=self._is_finite())
         if wait:
             self.wait()
         return path

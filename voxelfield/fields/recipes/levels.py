@@ -49,6 +49,16 @@ def built_levels(resolutions: Sequence[int], stages: Sequence[int]) -> list[int]
     return used
 
 
+def initial_ranges(coarsest: float, levels: Sequence[int]) -> list[float]:
+    """Returns within what range of zero the features of each level start.
+
+    Args:
+        coarsest: That of the coarsest level; the others start at zero.
+        levels: Their resolutions.
+    """
+    return [coarsest] + [0.0] * (len(levels) - 1)
+
+
 def check_levels(resolutions: Sequence[int], finest: int, name: str) -> list[int]:
     """Returns the levels up to a resolution.
 

@@ -14,7 +14,15 @@ from voxelfield.config.types import NotNegative, Positive, Resolution
 from voxelfield.fields.decoders import FusedMLPDecoder
 from voxelfield.fields.density import ExponentialDensity
 from voxelfield.fields.field import RadianceField
-from voxelfield.fields.recipes.levels import MAX_LAYERS, MAX_WIDTH, Degree, FusedWidth, built_levels, check_levels
+from voxelfield.fields.recipes.levels import (
+    MAX_LAYERS,
+    MAX_WIDTH,
+    Degree,
+    FusedWidth,
+    built_levels,
+    check_levels,
+    initial_ranges,
+)
 from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.rendering.backends.backend import ImageBackend
@@ -41,7 +49,9 @@ class PyramidRecipe(Recipe):
         resolutions: Of the levels. Those finer than all ``trainer.stages`` are left out, and one that is named twice
             counts once.
         channels: Features of a level at a vertex.
-        init_range: Features start uniformly within this of zero.
+        init_range: Features of the coarsest level start uniformly within this of zero, which gives the networks
+            something to begin with. Those of the others start at zero: where initial features vary from vertex to
+            vertex, neighbours learn different codes for the same thing.
         width: Of both networks' hidden layers.
         geometry: Numbers that the density network hands to the colour network.
         hidden: Hidden layers of the colour network.
@@ -81,7 +91,9 @@ class PyramidRecipe(Recipe):
     def build(self, aabb: Tensor, resolutions: Sequence[int], device: torch.device | str) -> RadianceField:
         """See :class:`Recipe`."""
         levels = built_levels(self.resolutions, resolutions)
-        pyramid = VoxelPyramid(levels, self.channels, aabb, init_range=self.init_range, device=device)
+        pyramid = VoxelPyramid(
+            levels, self.channels, aabb, init_range=initial_ranges(self.init_range, levels), device=device
+        )
         density = ExponentialDensity(self.density.initial)
         decoder = FusedMLPDecoder(pyramid.channels, self.width, self.geometry, self.hidden, self.view_degree, density)
         return RadianceField(pyramid, decoder).to(device)

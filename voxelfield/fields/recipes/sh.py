@@ -14,7 +14,7 @@ from voxelfield.config.types import NotNegative, Positive, Resolution
 from voxelfield.fields.decoders import SHDecoder
 from voxelfield.fields.density import DensityActivation
 from voxelfield.fields.field import RadianceField
-from voxelfield.fields.recipes.levels import Degree, built_levels, check_levels
+from voxelfield.fields.recipes.levels import Degree, built_levels, check_levels, initial_ranges
 from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.fields.recipes.softplus import SoftplusDensityConfig
 from voxelfield.grids.pyramid import VoxelPyramid
@@ -39,7 +39,7 @@ class SHRecipe(Recipe):
         resolutions: Of the levels, each a whole multiple of the one before. Those finer than all ``trainer.stages``
             are left out.
         degree: Of the harmonics.
-        init_range: Features start uniformly within this of zero.
+        init_range: Features of the coarsest level start uniformly within this of zero, those of the others at zero.
         density: How density comes of the first channel.
     """
 
@@ -62,5 +62,12 @@ class SHRecipe(Recipe):
         """See :class:`Recipe`."""
         decoder = SHDecoder(self.degree, DensityActivation(self.density.scale, self.density.initial))
         levels = built_levels(self.resolutions, resolutions)
-        pyramid = VoxelPyramid(levels, decoder.channels, aabb, reduce="sum", init_range=self.init_range, device=device)
+        pyramid = VoxelPyramid(
+            levels,
+            decoder.channels,
+            aabb,
+            reduce="sum",
+            init_range=initial_ranges(self.init_range, levels),
+            device=device,
+        )
         return RadianceField(pyramid, decoder).to(device)
