@@ -29,12 +29,11 @@ from typing import Any
 
 import _harness as harness
 import torch
+from _run_scene import load_run_scene
 from torch import Tensor
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from voxelfield.datasets.blender import load_blender
-from voxelfield.datasets.locate import find_scene
 from voxelfield.datasets.scene import Split
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.renderer import FieldRenderer, fastest_backend
@@ -194,10 +193,7 @@ def main(arguments: list[str] | None = None) -> None:
         trained.trainer.evaluation.supersampling = options.supersampling
     if options.min_weight is not None:
         trained.trainer.render.min_weight = options.min_weight
-    data = trained.config.data
-    folder = find_scene(trained.config.scene.name, options.data_root or data.root)
-    missing_images = options.missing_images or data.missing_images
-    scene = load_blender(folder, splits=(options.split,), missing_images=missing_images)
+    scene = load_run_scene(trained, options.split, options.data_root, options.missing_images)
     split = scene.split(options.split)
     frames = min(options.views or len(split), QUICK_FRAMES if options.quick else len(split))
     rows = run(trained, split, spread(frames, len(split)), session.device, options.only)

@@ -26,10 +26,9 @@ from pathlib import Path
 
 import _harness as harness
 import torch
+from _run_scene import load_run_scene
 from torch import Tensor
 
-from voxelfield.datasets.blender import load_blender
-from voxelfield.datasets.locate import find_scene
 from voxelfield.ops import mlp
 from voxelfield.training.clock import synchronized_time
 from voxelfield.training.evaluation import spread
@@ -65,10 +64,7 @@ def frame_times(path: Path, data_root: Path | None) -> float:
     """Returns the median milliseconds of a run's frames."""
     device = torch.device("cuda")
     trained = load_run(path, device)
-    data = trained.config.data
-    folder = find_scene(trained.config.scene.name, data_root or data.root)
-    scene = load_blender(folder, splits=("test",), missing_images=data.missing_images)
-    cameras = scene.split("test").cameras.to(device)
+    cameras = load_run_scene(trained, "test", data_root).test.cameras.to(device)
     views = spread(FRAMES, len(cameras))
     renderer = trained.renderer()
     times = []

@@ -12,7 +12,9 @@ import torch
 from PIL import Image
 
 import voxelfield
+from voxelfield.datasets import blender, registry
 from voxelfield.datasets.blender import load_blender
+from voxelfield.datasets.registry import Format
 from voxelfield.datasets.scene import Scene
 from voxelfield.fields.recipes.mlp import MLPRecipe
 from voxelfield.training.config import preset
@@ -196,6 +198,30 @@ def test_settings_of_the_command_line_come_first(train, render_benchmark, tmp_pa
     assert list(row["ms_per_view"]) == ["r_0", "r_50"]
     assert row["supersampling"] == 1
     assert row["render"]["min_weight"] == 0.01
+
+
+def test_frames_are_judged_against_a_scene_of_any_format(train, render_benchmark, tmp_path, monkeypatch):
+    folder = tmp_path / "data" / "lego"
+    folder.mkdir(parents=True)
+    (folder / "pictures.txt").touch()
+    asked = []
+
+    def load(folder, **arguments) -> Scene:
+        asked.append((folder, arguments))
+        return blender.load(FIXTURE, **arguments)
+
+    added = Format("pictures", "pictures.txt", lambda folder: (folder / "pictures.txt").is_file(), load)
+    monkeypatch.setattr(registry, "FORMATS", (*registry.FORMATS, added))
+    trainer = train("render_grid_image", torch.device("cpu"), f"data.root={tmp_path}", "trainer.image_size=25")
+    options = ["--data-root", str(folder.parent), "--views", "1", "--only", "grid", "--device", "cpu"]
+    render_benchmark([str(trainer.output), *options, "--json", str(tmp_path / "render.json")])
+    ((loaded, arguments),) = asked
+    assert loaded == folder
+    assert arguments["splits"] == ("test",)
+    assert arguments["image_size"] is None
+    assert arguments["missing_images"] == "error"
+    (row,) = json.loads((tmp_path / "render.json").read_text())["rows"]
+    assert row["size"] == [100, 100]
 
 
 def test_missing_images_are_an_error_unless_configured(train, render_benchmark, incomplete):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from itertools import pairwise
 from typing import Protocol
 
@@ -99,7 +100,42 @@ class Decoder(Protocol):
         """
 
 
-class SHDecoder(nn.Module):
+class _DensityFirstDecoder(nn.Module, ABC):
+    """Reads the density from the first feature alone, and the colour from the others and the viewing direction.
+
+    Args:
+        density: Maps the first feature to the density.
+    """
+
+    def __init__(self, density: DensityActivation) -> None:
+        super().__init__()
+        self.activation = density
+
+    def density(self, features: Tensor) -> Tensor:
+        """See :class:`Decoder`."""
+        density: Tensor = self.activation(features[..., 0])
+        return density
+
+    @property
+    def density_is_monotonic(self) -> bool:
+        """See :class:`Decoder`."""
+        # A user's own activation need not have the attribute.
+        return bool(getattr(self.activation, "is_monotonic", False))
+
+    @abstractmethod
+    def encode_view(self, directions: Tensor) -> Tensor:
+        """Encodes unit viewing directions (R, 3) as (R, K) for :meth:`rgb`; once a ray, not once a sample."""
+
+    def forward(self, features: Tensor, directions: Tensor, ray_index: Tensor) -> tuple[Tensor, Tensor]:
+        """See :class:`Decoder`."""
+        return self.density(features), self.rgb(features, self.encode_view(directions)[ray_index])
+
+    @abstractmethod
+    def rgb(self, features: Tensor, view: Tensor) -> Tensor:
+        """Maps features (M, channels) and encoded directions (M, K) to colours (M, 3) in [0, 1], float32."""
+
+
+class SHDecoder(_DensityFirstDecoder):
     """View-dependent colour as spherical harmonics whose coefficients are the features.
 
     As in Plenoxels (Fridovich-Keil et al. 2022).
@@ -112,31 +148,16 @@ class SHDecoder(nn.Module):
     """
 
     def __init__(self, degree: int, density: DensityActivation) -> None:
-        super().__init__()
+        super().__init__(density)
         _check_degree("degree", degree)
         self.degree = degree
-        self.activation = density
         bases = (degree + 1) ** 2
         self.channels = 1 + 3 * bases
         self.view_channels = tuple(1 + color * bases + basis for color in range(3) for basis in range(1, bases))
 
-    def density(self, features: Tensor) -> Tensor:
-        """See :class:`Decoder`."""
-        density: Tensor = self.activation(features[..., 0])
-        return density
-
-    @property
-    def density_is_monotonic(self) -> bool:
-        """See :class:`Decoder`."""
-        return _is_monotonic(self.activation)
-
     def encode_view(self, directions: Tensor) -> Tensor:
         """Maps unit viewing directions (R, 3) to the basis functions (R, K); once a ray, not once a sample."""
         return spherical_harmonics(directions, self.degree)
-
-    def forward(self, features: Tensor, directions: Tensor, ray_index: Tensor) -> tuple[Tensor, Tensor]:
-        """See :class:`Decoder`."""
-        return self.density(features), self.rgb(features, self.encode_view(directions)[ray_index])
 
     def rgb(self, features: Tensor, view: Tensor) -> Tensor:
         """Maps features (M, channels) and encoded directions (M, K) to colours (M, 3) in [0, 1], by a sigmoid."""
@@ -144,7 +165,7 @@ class SHDecoder(nn.Module):
         return torch.sigmoid((coefficients * view[:, None]).sum(-1))
 
 
-class ColorMLPDecoder(nn.Module):
+class ColorMLPDecoder(_DensityFirstDecoder):
     """View-dependent colour by a shallow network on the features and the viewing direction.
 
     The direction enters through its spherical harmonics, as in Instant-NGP (Mueller et al. 2022); the
@@ -159,13 +180,12 @@ class ColorMLPDecoder(nn.Module):
     """
 
     def __init__(self, features: int, width: int, hidden: int, view_degree: int, density: DensityActivation) -> None:
-        super().__init__()
+        super().__init__(density)
         for name, value in (("features", features), ("width", width), ("hidden", hidden)):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}")
         _check_degree("view_degree", view_degree)
         self.view_degree = view_degree
-        self.activation = density
         self.channels = 1 + features
         self.view_channels: tuple[int, ...] = ()
         widths = [features + (view_degree + 1) ** 2, *([width] * hidden)]
@@ -176,23 +196,9 @@ class ColorMLPDecoder(nn.Module):
         nn.init.zeros_(output.bias)
         self.network = nn.Sequential(*layers, output)
 
-    def density(self, features: Tensor) -> Tensor:
-        """See :class:`Decoder`."""
-        density: Tensor = self.activation(features[..., 0])
-        return density
-
-    @property
-    def density_is_monotonic(self) -> bool:
-        """See :class:`Decoder`."""
-        return _is_monotonic(self.activation)
-
     def encode_view(self, directions: Tensor) -> Tensor:
         """Maps unit viewing directions (R, 3) to spherical harmonics (R, K); once a ray, not once a sample."""
         return spherical_harmonics(directions, self.view_degree)
-
-    def forward(self, features: Tensor, directions: Tensor, ray_index: Tensor) -> tuple[Tensor, Tensor]:
-        """See :class:`Decoder`."""
-        return self.density(features), self.rgb(features, self.encode_view(directions)[ray_index])
 
     def rgb(self, features: Tensor, view: Tensor) -> Tensor:
         """Maps features (M, channels) and encoded directions (M, K) to colours (M, 3).
@@ -265,11 +271,6 @@ class FusedMLPDecoder(nn.Module):
 
     def _geometry(self, features: Tensor) -> Tensor:
         return ops.mlp(features.half() if features.is_cuda else features, list(self.density_network))
-
-
-def _is_monotonic(activation: nn.Module) -> bool:
-    """Tells whether an activation, maybe one of a user's own, says that it is monotonic."""
-    return bool(getattr(activation, "is_monotonic", False))
 
 
 def _weights(*widths: int) -> nn.ParameterList:
