@@ -35,13 +35,14 @@ class CheckpointWriter:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._writing: list[Future[None]] = []
 
-    def save(self, step: int, state: dict[str, Any], *, replace: bool) -> Path:
+    def save(self, step: int, state: dict[str, Any], *, replace: bool, settled: bool = False) -> Path:
         """Takes a copy of the state, to be written once those before it are on disk.
 
         Args:
             step: Number of steps done.
-            state: As for :func:`voxelfield.training.checkpoint.save_checkpoint`; may change afterwards.
+            state: As for :func:`voxelfield.training.checkpoint.save_checkpoint`.
             replace: Whether this one is fit to take the place of earlier ones.
+            settled: The state stays as it is until :meth:`wait` returns, so that it can be copied in the thread too.
 
         Returns:
             The file, which is there after :meth:`wait`.
@@ -49,11 +50,12 @@ class CheckpointWriter:
         Raises:
             OSError: An earlier checkpoint could not be written.
         """
-        packed = pack_checkpoint(state)
+        if not settled:
+            state = pack_checkpoint(state)
         while len(self._writing) > 1 or (self._writing and self._writing[0].done()):
             self._writing.pop(0).result()
         path = checkpoint_path(self._directory, step)
-        self._writing.append(self._thread.submit(self._write, path, packed, replace and not self._keep))
+        self._writing.append(self._thread.submit(self._write, path, state, not settled, replace and not self._keep))
         return path
 
     def wait(self) -> None:
@@ -65,8 +67,8 @@ class CheckpointWriter:
         while self._writing:
             self._writing.pop(0).result()
 
-    def _write(self, path: Path, packed: dict[str, Any], replace: bool) -> None:
-        write_checkpoint(path, packed)
+    def _write(self, path: Path, state: dict[str, Any], packed: bool, replace: bool) -> None:
+        write_checkpoint(path, state if packed else pack_checkpoint(state))
         if not replace:
             return
         try:

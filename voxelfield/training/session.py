@@ -187,8 +187,8 @@ class Session:
         """Trains up to the configured number of steps; Ctrl-C or the termination signal stops it after a step.
 
         Args:
-            wait: Return once the last checkpoint is on disk. Otherwise it is written in the background, and
-                :meth:`wait` must be called before the program ends.
+            wait: Return once the last checkpoint is on disk. Otherwise it is copied and written in the background, and
+                :meth:`wait` must be called before anything changes the field, and before the program ends.
 
         Returns:
             True when done, False when interrupted; a checkpoint is written either way, if there is an output folder.
@@ -230,7 +230,10 @@ class Session:
             if self.step >= config.steps:
                 self._average.apply()
             self.train_seconds = before + self._now() - started - pause.seconds
-            self.save(wait=wait)
+            # Nothing captures a CUDA graph from here on, so another thread may use the device.
+            self._save(settled=True)
+            if wait:
+                self.wait()
         return self.step >= config.steps
 
     @property
@@ -292,12 +295,16 @@ class Session:
         Raises:
             OSError: It could not be written, or the one before could not.
         """
-        if self._writer is None:
-            return None
-        path = self._writer.save(self.step, self._state(), replace=self._is_finite())
+        path = self._save()
         if wait:
             self.wait()
         return path
+
+    def _save(self, *, settled: bool = False) -> Path | None:
+        """Does what :meth:`save` does without waiting; ``settled`` as for :meth:`CheckpointWriter.save`."""
+        if self._writer is None:
+            return None
+        return self._writer.save(self.step, self._state(), replace=self._is_finite(), settled=settled)
 
     def wait(self) -> None:
         """Waits until the last checkpoint is on disk.
