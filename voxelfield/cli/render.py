@@ -43,7 +43,7 @@ def render(options: argparse.Namespace) -> None:
     if options.out.suffix not in ("", ".mp4"):
         raise ValueError(f"--out must be a file *.mp4 or a folder, got {options.out}")
     run, split = load_run_and_split(options, "train")
-    cameras = orbit(split.cameras, run.field.grid.aabb.mean(dim=0).cpu(), options.frames)
+    cameras = orbit(split.cameras, run.field.aabb.mean(dim=0).cpu(), options.frames)
     views = run.render_path(cameras)
     if options.out.suffix == ".mp4":
         write_video(options.out, video_frames(views))

@@ -173,7 +173,7 @@ def finish(session: Session, run_directory: Path, timing: Timing) -> dict[str, A
         shown = cameras if config.model_file == "small" else None
         trained.save(run_directory / MODEL_FILE, quality=config.model_file, cameras=shown)
     if wish.video_frames > 0:
-        around = orbit(cameras, session.field.grid.aabb.mean(dim=0).cpu(), wish.video_frames)
+        around = orbit(cameras, session.field.aabb.mean(dim=0).cpu(), wish.video_frames)
         write_video(run_directory / "orbit.mp4", video_frames(trained.render_path(around)))
     return metrics
 

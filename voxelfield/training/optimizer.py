@@ -41,7 +41,7 @@ class Optimizers:
 
     def __init__(self, field: RadianceField, config: OptimizerConfig, rates: RatesConfig) -> None:
         self._field = field
-        device = field.grid.aabb.device
+        device = field.aabb.device
         grids = field.grid.levels
         self._undecayed = torch.tensor(
             [rates.grid * config.grid_lr, rates.network * config.network_lr], dtype=torch.float32, device=device
@@ -148,6 +148,6 @@ def _channel_rates(field: RadianceField, view_lr_factor: float) -> Tensor | None
             f"optimizer.view_lr_factor must be 1 for this {type(decoder).__name__}, which has no channels for the "
             f"viewing direction alone, got {view_lr_factor}"
         )
-    rates = torch.ones(decoder.channels, device=field.grid.aabb.device)
+    rates = torch.ones(decoder.channels, device=field.aabb.device)
     rates[list(view_channels)] = view_lr_factor
     return rates

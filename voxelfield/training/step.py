@@ -81,7 +81,7 @@ class TrainingStep:
         optimizers: Optimizers,
         config: TrainerConfig,
     ) -> None:
-        self.device = field.grid.aabb.device
+        self.device = field.aabb.device
         self.number = torch.zeros((), dtype=torch.int64, device=self.device)
         self.totals = StepTotals(self.device)
         self.capacity = (
@@ -107,7 +107,7 @@ class TrainingStep:
         self._optimizers.scale(exponential_decay(self.number, config.steps, config.rates.final_factor))
         rays_per_pixel = config.supersampling**2
         pixels = max(1, self.rays // rays_per_pixel)
-        rays, rgba = self._pixels.draw(pixels, self._field.grid.aabb)
+        rays, rgba = self._pixels.draw(pixels, self._field.aabb)
         background = background_for(config.background, pixels, self.device)
         truth = rgba[:, :3] * rgba[:, 3:] + background * (1 - rgba[:, 3:])
         with self.autocast():

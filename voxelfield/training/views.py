@@ -44,7 +44,7 @@ def view_renderer(
         field,
         occupancy,
         render_settings(config, field),
-        evaluation_background(config, field.grid.aabb.device),
+        evaluation_background(config, field.aabb.device),
         supersampling=config.evaluation.supersampling,
         pixel_averaging=config.pixel_averaging,
         chunk=config.chunk,
