@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Literal
 
 import voxelfield
+from voxelfield.config.parsing import parse
 from voxelfield.datasets.scene import Scene
+from voxelfield.training.config.run import DataConfig
 from voxelfield.training.run import Run
 
 
@@ -28,10 +30,11 @@ def load_run_scene(
         FileNotFoundError: The scene or a file of it is not there.
         ValueError: A file of the scene is damaged.
     """
-    scene, data = run.config.scene, run.config.data
+    scene, data = run.config.scene, parse(DataConfig, run.config.data, "data")
     return voxelfield.load_scene(
         scene.name,
         splits=(split,),
+        holdout=data.holdout,
         missing_images=missing_images or data.missing_images,
         aabb=scene.aabb,
         root=data_root or data.root,

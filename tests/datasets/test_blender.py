@@ -12,8 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
-from voxelfield.datasets.blender import available_splits, downscale_to_fit, load_blender
-from voxelfield.datasets.images import area_average
+from voxelfield.datasets.blender import available_splits, load_blender
+from voxelfield.datasets.images import area_resized
+from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.rendering.cameras import Cameras
 
@@ -91,9 +92,9 @@ def test_fixture_stays_small():
 
 def test_pixels_and_poses_are_read_as_they_are(tmp_path):
     truth = write_split(tmp_path, images=3, size=(7, 5))
-    pose = np.arange(16, dtype=np.float64).reshape(4, 4)
+    pose = np.array([[0.0, -1, 0, 3], [0.6, 0, -0.8, 7], [0.8, 0, 0.6, 11], [0, 0, 0, 1]])
     edit(tmp_path, lambda content: content["frames"][1].update(transform_matrix=pose.tolist()))
-    scene = load_blender(tmp_path, splits=["train"])
+    scene = load_blender(tmp_path, LoadOptions(splits=["train"]))
     assert torch.equal(scene.train.images, truth)
     assert (scene.train.cameras.width, scene.train.cameras.height) == (7, 5)
     assert torch.equal(scene.train.cameras.c2w[1], torch.from_numpy(pose).float())
@@ -106,7 +107,7 @@ def test_images_without_alpha_are_opaque(tmp_path, mode, suffix):
     write_split(tmp_path, mode=mode, suffix=suffix)
     for index in range(2):
         edit(tmp_path, lambda content, i=index: content["frames"][i].update(file_path=f"train/r_{i}{suffix}"))
-    images = load_blender(tmp_path, splits=["train"]).train.images
+    images = load_blender(tmp_path, LoadOptions(splits=["train"])).train.images
     assert (images[..., 3] == 255).all()
     with Image.open(tmp_path / "train" / f"r_1{suffix}") as image:
         assert torch.equal(images[1, ..., :3], torch.from_numpy(np.array(image.convert("RGB"))))
@@ -131,9 +132,9 @@ def test_intrinsics_in_pixels(tmp_path):
     write_split(tmp_path, fl_x=9.0, fl_y=8.0, cx=2.5, cy=1.5, w=6, h=4)
     edit(tmp_path, lambda content: content.pop("camera_angle_x"))
     edit(tmp_path, lambda content: content["frames"][1].update(fl_x=10.0))
-    intrinsics = load_blender(tmp_path, splits=["train"]).train.cameras.intrinsics
+    intrinsics = load_blender(tmp_path, LoadOptions(splits=["train"])).train.cameras.intrinsics
     assert intrinsics.tolist() == [[9.0, 8.0, 2.5, 1.5], [10.0, 8.0, 2.5, 1.5]]
-    halved = load_blender(tmp_path, splits=["train"], downscale=2).train.cameras
+    halved = load_blender(tmp_path, LoadOptions(splits=["train"], downscale=2)).train.cameras
     assert halved.intrinsics.tolist() == [[4.5, 4.0, 1.25, 0.75], [5.0, 4.0, 1.25, 0.75]]
     assert (halved.width, halved.height) == (3, 2)
 
@@ -141,9 +142,9 @@ def test_intrinsics_in_pixels(tmp_path):
 def test_only_the_splits_asked_for_are_read(scene):
     (scene / "transforms_val.json").write_text("not JSON")
     assert list(load_blender(scene).splits) == ["train", "test"]
-    assert list(load_blender(scene, splits=["test"]).splits) == ["test"]
+    assert list(load_blender(scene, LoadOptions(splits=["test"])).splits) == ["test"]
     with pytest.raises(ValueError, match=r"transforms_val\.json: not valid JSON"):
-        load_blender(scene, splits=["val"])
+        load_blender(scene, LoadOptions(splits=["val"]))
 
 
 def test_available_splits_are_those_with_a_json(scene, tmp_path):
@@ -161,8 +162,11 @@ def test_a_split_that_was_not_loaded(scene):
 
 
 def test_aabb_is_taken(scene):
-    assert load_blender(scene, aabb=[[-1, -2, -3], [1, 2, 3]]).aabb.tolist() == [[-1, -2, -3], [1, 2, 3]]
-    assert load_blender(scene, aabb=torch.tensor([[0.0] * 3, [1.0] * 3]).double()).aabb.dtype == torch.float32
+    assert load_blender(scene, LoadOptions(aabb=[[-1, -2, -3], [1, 2, 3]])).aabb.tolist() == [[-1, -2, -3], [1, 2, 3]]
+    assert (
+        load_blender(scene, LoadOptions(aabb=torch.zeros(2, 3).double() + torch.arange(2)[:, None])).aabb.dtype
+        == torch.float32
+    )
 
 
 def reference_average(image, factor):
@@ -181,27 +185,30 @@ def reference_average(image, factor):
 
 
 @pytest.mark.parametrize("factor", [1, 2, 3, 4])
-def test_area_average_matches_the_plain_sum(factor):
+def test_resizing_by_a_whole_factor_is_the_plain_mean(factor):
     image = np.random.default_rng(0).integers(0, 256, (12, 24, 4), dtype=np.uint8)
     image[:6, :6, 3] = 0
-    averaged = area_average(image, factor)
+    averaged = area_resized(image, (24 // factor, 12 // factor))
     assert averaged.dtype == np.uint8
-    assert np.abs(averaged - reference_average(image, factor)).max() <= 0.5 + 1e-9
+    assert np.abs(averaged - reference_average(image, factor)).max() <= 0.5 + 1e-4
 
 
-def test_area_average_ignores_the_colour_of_transparent_pixels():
+def test_resizing_ignores_the_colour_of_transparent_pixels():
     image = np.array([[[200, 100, 50, 255], [0, 255, 0, 0]]] * 2, dtype=np.uint8)
-    assert area_average(image, 2).tolist() == [[[200, 100, 50, 128]]]
-    assert area_average(np.full((2, 2, 4), (9, 9, 9, 0), dtype=np.uint8), 2).tolist() == [[[0, 0, 0, 0]]]
+    assert area_resized(image, (1, 1)).tolist() == [[[200, 100, 50, 128]]]
+    assert area_resized(np.full((2, 2, 4), (9, 9, 9, 0), dtype=np.uint8), (1, 1)).tolist() == [[[0, 0, 0, 0]]]
 
 
-def test_area_average_does_not_overflow():
-    assert (area_average(np.full((256, 256, 4), 255, dtype=np.uint8), 256) == 255).all()
+@pytest.mark.parametrize("size", [(1, 1), (100, 134), (211, 283)])
+def test_an_even_image_stays_even_at_any_size(size):
+    resized = area_resized(np.full((336, 250, 4), (255, 7, 1, 255), dtype=np.uint8), size)
+    assert resized.shape == (size[1], size[0], 4)
+    assert (resized == (255, 7, 1, 255)).all()
 
 
 def test_downscale_averages(tmp_path):
     truth = write_split(tmp_path, size=(8, 4))
-    images = load_blender(tmp_path, splits=["train"], downscale=2).train.images
+    images = load_blender(tmp_path, LoadOptions(splits=["train"], downscale=2)).train.images
     assert images.shape == (2, 2, 4, 4)
     assert np.abs(images[1].numpy() - reference_average(truth[1].numpy(), 2)).max() <= 0.5 + 1e-9
 
@@ -214,7 +221,7 @@ def test_folder_missing(tmp_path):
 
 def test_split_json_missing(scene):
     with pytest.raises(FileNotFoundError) as error:
-        load_blender(scene, splits=["train", "val"])
+        load_blender(scene, LoadOptions(splits=["train", "val"]))
     assert "transforms_val.json: no such file (splits of this scene: train, test)" in one_line(error)
 
 
@@ -284,7 +291,7 @@ def test_missing_image(scene, caplog):
     assert "1 of 2 images are missing, the first is" in one_line(error)
     assert str(scene / "train" / "r_0.png") in one_line(error)
     with caplog.at_level(logging.WARNING):
-        train = load_blender(scene, missing_images="skip").train
+        train = load_blender(scene, LoadOptions(missing_images="skip")).train
     assert train.names == ("r_1",)
     assert "1 of 2 images are missing" in caplog.text
 
@@ -293,7 +300,7 @@ def test_skipping_every_image_is_an_error(scene):
     for file in (scene / "train").iterdir():
         file.unlink()
     with pytest.raises(FileNotFoundError, match="2 of 2 images are missing"):
-        load_blender(scene, missing_images="skip")
+        load_blender(scene, LoadOptions(missing_images="skip"))
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -324,7 +331,8 @@ def test_images_of_several_sizes(scene):
     ("arguments", "message"),
     [
         ({"downscale": 0}, "downscale must be a whole number of at least 1, got 0"),
-        ({"downscale": 4}, "downscale=4 does not divide the size 6x4"),
+        ({"holdout": 1}, "holdout must be 0, or a whole number of at least 2, got 1"),
+        ({"image_size": 0}, "image_size must be a whole number of at least 1, got 0"),
         ({"missing_images": "ignore"}, "missing_images must be 'error' or 'skip', got 'ignore'"),
         ({"aabb": [[0, 0, 0]]}, r"aabb must be two corners of three numbers each, shape \(2, 3\), got \[\[0, 0, 0\]\]"),
         ({"aabb": [[0, 0, 0], [1, 1, 0]]}, "with low < high along every axis"),
@@ -332,7 +340,7 @@ def test_images_of_several_sizes(scene):
 )
 def test_bad_arguments(scene, arguments, message):
     with pytest.raises(ValueError, match=message) as error:
-        load_blender(scene, **arguments)
+        load_blender(scene, LoadOptions(**arguments))
     one_line(error)
 
 
@@ -358,13 +366,28 @@ def test_split_and_scene_refuse_what_does_not_fit():
         _ = Scene("s", torch.zeros(2, 3), {}).train
 
 
-@pytest.mark.parametrize(("size", "max_size", "factor"), [((800, 800), 200, 4), ((6, 4), 6, 1), ((6, 4), 3, 2)])
-def test_downscale_to_fit(tmp_path, size, max_size, factor):
-    write_split(tmp_path, size=size, images=1)
-    assert downscale_to_fit(tmp_path, max_size) == factor
+@pytest.mark.parametrize(
+    ("size", "options", "expected"),
+    [
+        ((800, 800), {"image_size": 200}, (200, 200)),
+        ((6, 4), {"image_size": 6}, (6, 4)),
+        ((6, 4), {"image_size": 3}, (3, 2)),
+        ((7, 5), {"image_size": 4}, (4, 3)),
+        ((1002, 1336), {"image_size": 200}, (150, 200)),
+        ((211, 211), {"image_size": 200}, (200, 200)),
+        ((7, 5), {"downscale": 2}, (4, 2)),
+        ((800, 600), {"downscale": 2, "image_size": 300}, (300, 225)),
+        ((1000, 1), {"downscale": 4}, (250, 1)),
+    ],
+)
+def test_sizes_that_images_are_resized_to(size, options, expected):
+    assert LoadOptions(**options).size_of(size) == expected
 
 
-def test_downscale_to_fit_needs_a_whole_factor(tmp_path):
+def test_intrinsics_follow_images_of_any_size(tmp_path):
     write_split(tmp_path, size=(7, 5), images=1)
-    with pytest.raises(ValueError, match="no whole factor shrinks 7x5 to at most 4"):
-        downscale_to_fit(tmp_path, 4)
+    whole = load_blender(tmp_path, LoadOptions(splits=["train"])).train.cameras
+    small = load_blender(tmp_path, LoadOptions(splits=["train"], image_size=4)).train.cameras
+    assert (small.width, small.height) == (4, 3)
+    scale = torch.tensor([4 / 7, 3 / 5, 4 / 7, 3 / 5])
+    torch.testing.assert_close(small.intrinsics, whole.intrinsics * scale)

@@ -11,6 +11,7 @@ import voxelfield
 from voxelfield.datasets import registry
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.images import read_images
+from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.registry import Format
 from voxelfield.datasets.scene import Scene, Split
 
@@ -24,16 +25,16 @@ def _elsewhere(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def pictures(monkeypatch) -> list[dict]:
+def pictures(monkeypatch) -> list[LoadOptions]:
     """Registers a second format, a folder with ``pictures.txt``; returns what its loader is called with."""
     calls = []
 
-    def load(folder, **arguments) -> Scene:
-        calls.append(arguments)
+    def load(folder: Path, options: LoadOptions) -> Scene:
+        calls.append(options)
         box = torch.tensor([[-3.0] * 3, [3.0] * 3])
-        if arguments["aabb"] is not None:
-            box = torch.as_tensor(arguments["aabb"], dtype=torch.float32)
-        cameras = load_blender(LEGO, splits=("train",)).train.cameras[:1]
+        if options.aabb is not None:
+            box = torch.as_tensor(options.aabb, dtype=torch.float32)
+        cameras = load_blender(LEGO, LoadOptions(splits=("train",))).train.cameras[:1]
         images = read_images([folder / (folder / "pictures.txt").read_text()])
         return Scene(folder.name, box, {"train": Split(images, cameras, ("first",))})
 
@@ -56,9 +57,9 @@ def test_any_split_of_the_blender_layout_is_recognised(tmp_path, split):
     assert registry.format_of(tmp_path).name == "blender"
 
 
-def test_a_single_transforms_file_is_left_to_other_formats(tmp_path):
+def test_a_single_transforms_file_is_another_format(tmp_path):
     (tmp_path / "transforms.json").touch()
-    assert registry.recognised_format(tmp_path) is None
+    assert registry.format_of(tmp_path).name == "nerfstudio or instant-ngp"
 
 
 def test_a_folder_is_loaded_by_the_format_that_recognises_it(tmp_path, pictures):
@@ -67,7 +68,7 @@ def test_a_folder_is_loaded_by_the_format_that_recognises_it(tmp_path, pictures)
         scene = voxelfield.load_scene(given, splits=("train",), image_size=50, missing_images="skip")
         assert scene.name == "mine"
         assert torch.equal(scene.aabb, torch.tensor([[-3.0] * 3, [3.0] * 3])), "the format's own box must be kept"
-    expected = {"splits": ("train",), "image_size": 50, "missing_images": "skip", "aabb": None}
+    expected = LoadOptions(splits=("train",), image_size=50, missing_images="skip")
     assert pictures == [expected] * 3
     assert voxelfield.load_scene(LEGO, splits=("train",)).train.names != ("first",)
     assert len(pictures) == 3
@@ -78,7 +79,7 @@ def test_a_scene_of_any_format_is_found_by_name_and_given_a_box(tmp_path, pictur
     box = [[-1, -1, -1], [2, 2, 2]]
     scene = voxelfield.load_scene("mine", root=tmp_path / "scenes", splits=("train",), aabb=box)
     assert scene.aabb.tolist() == box
-    assert pictures[0]["aabb"] == box
+    assert pictures[0].aabb == box
 
 
 def test_the_first_format_that_recognises_a_folder_has_it(tmp_path, pictures):
@@ -95,6 +96,7 @@ def test_an_unknown_folder_is_refused_in_one_line_that_lists_the_formats(tmp_pat
         voxelfield.load_scene(str(folder) if as_text else folder)
     assert str(caught.value) == (
         "folder must be a scene with transforms_train.json, transforms_val.json or transforms_test.json (blender); "
+        "or transforms.json (nerfstudio or instant-ngp); or sparse/0/images.bin (COLMAP); or poses_bounds.npy (LLFF); "
         f"or pictures.txt (pictures) in it, got {folder}, which holds none of these"
     )
     with pytest.raises(FileNotFoundError, match="which does not exist"):

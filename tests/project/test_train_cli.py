@@ -20,6 +20,7 @@ from PIL import Image
 import voxelfield
 from voxelfield.cli.train import main
 from voxelfield.datasets.blender import load_blender
+from voxelfield.datasets.options import LoadOptions
 from voxelfield.devices import choose_device
 from voxelfield.training.checkpoint import load_checkpoint
 from voxelfield.training.config import LoggerConfig
@@ -146,7 +147,7 @@ def test_the_model_file_draws_what_the_checkpoint_draws(finished):
     directory, _ = finished
     model, checkpoint = (voxelfield.load(path, "cpu") for path in (directory / "model.safetensors", directory))
     assert model.steps == checkpoint.steps == 30
-    camera = load_blender(FIXTURE, splits=("test",), downscale=4).test.cameras
+    camera = load_blender(FIXTURE, LoadOptions(splits=("test",), downscale=4)).test.cameras
     difference = model.render(camera).rgb - checkpoint.render(camera).rgb
     assert checkpoint.render(camera).rgb.std() > 0.05
     assert difference.abs().max() < 5e-3, "features are rounded to float16"

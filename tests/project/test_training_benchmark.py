@@ -13,6 +13,7 @@ import torch
 from hydra import compose, initialize_config_dir
 
 from voxelfield.datasets.blender import load_blender
+from voxelfield.datasets.options import LoadOptions
 from voxelfield.training import session
 from voxelfield.training.config import TrainerConfig, parse
 
@@ -122,7 +123,7 @@ def test_the_preset_comes_first_and_the_farthest_last(training):
 
 
 def test_every_so_many_th_view_is_judged_and_the_others_are_trained_on(training):
-    split = load_blender(SCENES / "lego", splits=("train",), downscale=4).train
+    split = load_blender(SCENES / "lego", LoadOptions(splits=("train",), downscale=4)).train
     learned, held_out = training.divide(split, 10)
     assert held_out.names == (split.names[0], split.names[10], split.names[20])
     assert learned.names == tuple(name for name in split.names if name not in held_out.names)
@@ -137,7 +138,7 @@ def test_a_sweep_trains_judges_and_writes(sweep, training, capsys):
     rows = sweep("--finest", "8", "--samples", "1024")
     found = [(row["finest"], row["samples"], row["sweeps"]) for row in rows]
     assert found == [(8, 2048, ["finest"]), (12, 1024, ["samples"])]
-    names = load_blender(SCENES / "lego", splits=("train",), downscale=4).train.names
+    names = load_blender(SCENES / "lego", LoadOptions(splits=("train",), downscale=4)).train.names
     for row in rows:
         assert row["scene"] == "lego"
         assert row["overrides"] == list(TINY)

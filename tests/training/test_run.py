@@ -12,8 +12,9 @@ import torch
 from PIL import Image
 
 import voxelfield
-from voxelfield.datasets import blender, registry
+from voxelfield.datasets import registry
 from voxelfield.datasets.blender import load_blender
+from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.registry import Format
 from voxelfield.datasets.scene import Scene
 from voxelfield.fields.recipes.mlp import MLPRecipe
@@ -54,7 +55,7 @@ backends = pytest.mark.parametrize("backend", MODELS)
 
 @pytest.fixture(scope="module")
 def scene() -> Scene:
-    return load_blender(FIXTURE, downscale=4)
+    return load_blender(FIXTURE, LoadOptions(downscale=4))
 
 
 @pytest.fixture
@@ -164,7 +165,7 @@ def test_frames_of_a_run_are_timed_and_judged(train, render_benchmark, incomplet
     assert [row["backend"] for row in rows] == list(dict.fromkeys([backend, "render_view"]))
 
     # The images' own resolution, not that of training; of the three that are there.
-    split = load_blender(incomplete / "lego", splits=("test",), missing_images="skip").test
+    split = load_blender(incomplete / "lego", LoadOptions(splits=("test",), missing_images="skip")).test
     for row in rows:
         assert row["size"] == [50, 50]
         assert row["frames"] == 3
@@ -206,20 +207,19 @@ def test_frames_are_judged_against_a_scene_of_any_format(train, render_benchmark
     (folder / "pictures.txt").touch()
     asked = []
 
-    def load(folder, **arguments) -> Scene:
-        asked.append((folder, arguments))
-        return blender.load(FIXTURE, **arguments)
+    def load(folder: Path, options: LoadOptions) -> Scene:
+        asked.append((folder, options))
+        return load_blender(FIXTURE, options)
 
     added = Format("pictures", "pictures.txt", lambda folder: (folder / "pictures.txt").is_file(), load)
     monkeypatch.setattr(registry, "FORMATS", (*registry.FORMATS, added))
     trainer = train("render_grid_image", torch.device("cpu"), f"data.root={tmp_path}", "trainer.image_size=25")
     options = ["--data-root", str(folder.parent), "--views", "1", "--only", "grid", "--device", "cpu"]
     render_benchmark([str(trainer.output), *options, "--json", str(tmp_path / "render.json")])
-    ((loaded, arguments),) = asked
+    ((loaded, asked_for),) = asked
     assert loaded == folder
-    assert arguments["splits"] == ("test",)
-    assert arguments["image_size"] is None
-    assert arguments["missing_images"] == "error"
+    assert asked_for.splits == ("test",)
+    assert asked_for.image_size is None
     (row,) = json.loads((tmp_path / "render.json").read_text())["rows"]
     assert row["size"] == [100, 100]
 

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from voxelfield import VoxelGrid
 from voxelfield.datasets.blender import load_blender
+from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.fields.field import RadianceField
 from voxelfield.fields.recipes.recipe import Recipe
@@ -87,7 +88,7 @@ def fixture_aabb() -> Tensor:
 
 @pytest.fixture(scope="module")
 def scene(fixture_aabb) -> Scene:
-    return load_blender(FIXTURE, downscale=4, aabb=fixture_aabb)
+    return load_blender(FIXTURE, LoadOptions(downscale=4, aabb=fixture_aabb))
 
 
 @pytest.fixture
@@ -456,7 +457,7 @@ def test_occupancy_is_updated_from_its_start_in_its_rhythm(make_session):
 
 
 def test_what_every_image_shows_as_transparent_is_never_occupied(make_session, fixture_aabb):
-    split = load_blender(FIXTURE, aabb=fixture_aabb).train
+    split = load_blender(FIXTURE, LoadOptions(aabb=fixture_aabb)).train
     options = ("trainer.occupancy.resolution=24", "trainer.steps=3", "trainer.occupancy.start=2")
     session = make_session(*options, split=split)
     session.fit()

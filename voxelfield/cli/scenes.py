@@ -6,8 +6,10 @@ import argparse
 from pathlib import Path
 
 import voxelfield
+from voxelfield.config.parsing import parse
 from voxelfield.datasets.loading import load_scene
 from voxelfield.datasets.scene import Split
+from voxelfield.training.config.run import DataConfig
 from voxelfield.training.run import Run
 
 
@@ -33,11 +35,13 @@ def load_run_and_split(options: argparse.Namespace, split: str) -> tuple[Run, Sp
         ValueError: One of them is damaged, or there is no such split.
     """
     run = voxelfield.load(options.run, options.device)
-    data = run.config.data
+    data = parse(DataConfig, run.config.data, "data")
     scene = load_scene(
         run.config.scene.name,
         splits=(split,),
         image_size=run.trainer.image_size,
+        downscale=data.downscale,
+        holdout=data.holdout,
         missing_images=options.missing_images or data.missing_images,
         aabb=run.config.scene.aabb,
         root=options.data_root or data.root,

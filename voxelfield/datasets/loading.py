@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from torch import Tensor
 
 from voxelfield.datasets.locate import SceneNotFoundError, find_scene
+from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.registry import format_of, recognised_format
 from voxelfield.datasets.scene import Scene
 from voxelfield.installed import config_folder
@@ -23,7 +24,9 @@ def load_scene(
     *,
     splits: Sequence[str] = ("train", "test"),
     image_size: int | None = None,
-    missing_images: Literal["error", "skip"] = "error",
+    downscale: int = 1,
+    holdout: int = 8,
+    missing_images: Literal["error", "skip"] | None = None,
     aabb: Tensor | Sequence[Sequence[float]] | None = None,
     root: Path | str = "data",
     download: bool = False,
@@ -33,9 +36,12 @@ def load_scene(
     Args:
         scene: Its folder, or its name. A name that ``configs/scene`` knows is one even where a folder is called so.
         splits: Which of train, val and test to load.
-        image_size: Images are downscaled by the smallest whole factor that leaves no side longer than this, in pixels;
-            None keeps them as they are.
-        missing_images: ``error`` refuses a split that lacks a listed image, ``skip`` leaves such views out and warns.
+        image_size: Images with a side longer than this, in pixels, are shrunk until none is; None keeps them.
+        downscale: Images are shrunk by this factor first.
+        holdout: Every so many views, from the first in the order of their names, are the test split where the format
+            lists no splits; 0 holds none out.
+        missing_images: ``error`` refuses a scene that lacks a listed image, ``skip`` leaves such views out and warns;
+            None does what is usual for the format.
         aabb: (2, 3) box that holds what matters, world units. None: as ``configs/scene`` has it for this name, or as
             the format has it (NeRF-synthetic: from -1.5 to 1.5 along each axis).
         root: Folder of scenes, where a name is looked for.
@@ -50,12 +56,9 @@ def load_scene(
         DownloadError: ``download`` is set and no archive gave the scene.
     """
     folder = scene if isinstance(scene, Path) else _folder_of(scene, root, download)
+    box = _known_box(folder.resolve().name) if aabb is None else aabb
     loaded = format_of(folder).load(
-        folder,
-        splits=splits,
-        image_size=image_size,
-        missing_images=missing_images,
-        aabb=_known_box(folder.resolve().name) if aabb is None else aabb,
+        folder, LoadOptions(tuple(splits), image_size, downscale, holdout, missing_images, box)
     )
     for name, split in loaded.splits.items():
         height, width = split.images.shape[1:3]

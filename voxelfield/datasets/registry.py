@@ -6,39 +6,25 @@ entry in ``FORMATS``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
-from torch import Tensor
-
-from voxelfield.datasets import blender
+from voxelfield.datasets import blender, colmap, llff, nerfstudio
+from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene
 
 
 class Loader(Protocol):
     """Loads a folder of one format."""
 
-    def __call__(
-        self,
-        folder: Path,
-        *,
-        splits: Sequence[str],
-        image_size: int | None,
-        missing_images: Literal["error", "skip"],
-        aabb: Tensor | Sequence[Sequence[float]] | None,
-    ) -> Scene:
+    def __call__(self, folder: Path, options: LoadOptions) -> Scene:
         """Loads a scene, on the CPU.
 
         Args:
             folder: The scene's folder, which the format has recognised; its name becomes the scene's.
-            splits: Which of train, val and test to load.
-            image_size: Images are downscaled by the smallest whole factor that leaves no side longer than this, in
-                pixels; None keeps them as they are. Intrinsics are given for the images as they are returned.
-            missing_images: ``error`` refuses a split that lacks a listed image, ``skip`` leaves such views out and
-                warns.
-            aabb: (2, 3) box that the caller wants, world units. None: the format's own box, or its default.
+            options: What to load, and how. Intrinsics are given for the images as they are returned.
 
         Raises:
             FileNotFoundError: A file of the scene is missing.
@@ -69,8 +55,11 @@ FORMATS: tuple[Format, ...] = (
         "blender",
         "transforms_train.json, transforms_val.json or transforms_test.json",
         blender.is_blender,
-        blender.load,
+        blender.load_blender,
     ),
+    Format("nerfstudio or instant-ngp", nerfstudio.FILE, nerfstudio.is_nerfstudio, nerfstudio.load_nerfstudio),
+    Format("COLMAP", "sparse/0/images.bin", colmap.is_colmap, colmap.load_colmap),
+    Format("LLFF", llff.FILE, llff.is_llff, llff.load_llff),
 )
 """All formats; the first that recognises a folder loads it."""
 

@@ -134,6 +134,8 @@ def load_configured_scene(settings: RunConfig, root: Path, splits: Sequence[str]
         settings.scene.name,
         splits=splits,
         image_size=settings.trainer.image_size,
+        downscale=settings.data.downscale,
+        holdout=settings.data.holdout,
         missing_images=settings.data.missing_images,
         aabb=settings.scene.aabb,
         root=root / settings.data.root,
@@ -158,16 +160,20 @@ def finish(session: Session, run_directory: Path, timing: Timing) -> dict[str, A
     peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
     trained = session.result()
     logger.info("evaluating, with views drawn by %s", trained.backend)
-    images = run_directory / "test" if wish.save_images else None
-    evaluation = trained.evaluate(session.scene.test, views=wish.views, images=images)
+    # A capture of which no view is held out has no others to judge by.
+    judged = "test" if "test" in session.scene.splits else "train"
+    images = run_directory / judged if wish.save_images else None
+    evaluation = trained.evaluate(session.scene.split(judged), views=wish.views, images=images)
     metrics = describe(session, evaluation)
+    metrics["split"] = judged
     metrics["drawn_by"] = trained.backend
     if peak is not None:
         metrics["peak_gpu_gib"] = peak
     timing.end("evaluate")
     metrics["seconds"] = timing.seconds()
     write_metrics(run_directory / "metrics.json", metrics)
-    logger.info("PSNR %.2f dB, SSIM %.4f over %d test views", evaluation.psnr, evaluation.ssim, len(evaluation.names))
+    views = len(evaluation.names)
+    logger.info("PSNR %.2f dB, SSIM %.4f over %d %s views", evaluation.psnr, evaluation.ssim, views, judged)
     cameras = session.scene.train.cameras
     if config.model_file != "none":
         shown = cameras if config.model_file == "small" else None

@@ -44,12 +44,17 @@ class DataConfig:
     Attributes:
         root: Folder with one subfolder a scene.
         download: Fetch the scene if it is absent and public.
-        missing_images: ``error`` refuses a scene that lacks images, ``skip`` leaves such views out.
+        downscale: Images are shrunk by this factor.
+        holdout: Every so many views are the test split where the format lists no splits; 0 holds none out.
+        missing_images: ``error`` refuses a scene that lacks images, ``skip`` leaves such views out; None does what is
+            usual for the format.
     """
 
     root: str = "data"
     download: bool = False
-    missing_images: Literal["error", "skip"] = "error"
+    downscale: Annotated[int, Range(1)] = 1
+    holdout: Annotated[int, Range(0)] = 8
+    missing_images: Literal["error", "skip"] | None = None
 
 
 @dataclass

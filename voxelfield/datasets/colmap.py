@@ -1,0 +1,85 @@
+"""Loader of COLMAP's layout: a model in ``sparse/0``, ``sparse`` or ``colmap/sparse/0``, and images in ``images``.
+
+pycolmap reads the model, binary or text, with or without rigs. Poses have OpenCV axes (y down, looking along z).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from voxelfield.datasets.bounds import box_of_cameras, box_of_points
+from voxelfield.datasets.captures import load_capture
+from voxelfield.datasets.options import LoadOptions
+from voxelfield.datasets.photos import Photo, scaled
+from voxelfield.datasets.scene import Scene
+
+MODELS = ("sparse/0", "sparse", "colmap/sparse/0")
+"""Folders in which a model is looked for."""
+
+_PINHOLES = ("PINHOLE", "SIMPLE_PINHOLE")
+
+
+def is_colmap(folder: Path) -> bool:
+    """Tells whether a folder holds a COLMAP model; see :class:`voxelfield.datasets.registry.Format`."""
+    return _model_folder(folder) is not None
+
+
+def load_colmap(folder: Path, options: LoadOptions) -> Scene:
+    """Loads a capture; see :class:`voxelfield.datasets.registry.Loader`.
+
+    Without a box, it is that of the model's points, or of the cameras if there are none.
+
+    Raises:
+        ImportError: pycolmap is not installed.
+    """
+    if importlib.util.find_spec("pycolmap") is None:
+        raise ImportError("a COLMAP model is read by pycolmap: pip install pycolmap")
+    import pycolmap
+
+    source = _model_folder(folder)
+    assert source is not None
+    try:
+        model = pycolmap.Reconstruction(source)
+    except (ValueError, RuntimeError, OSError, IndexError) as error:
+        raise ValueError(f"{source}: not a COLMAP model ({' '.join(str(error).split())[:200]})") from error
+    images = [image for image in model.images.values() if image.has_pose]
+    if not images:
+        raise ValueError(f"{source}: the model must have images with poses, got none of {len(model.images)}")
+    photos = [_photo(folder, source, image, model.cameras[image.camera_id]) for image in images]
+
+    def box() -> torch.Tensor:
+        points = np.array([point.xyz for point in model.points3D.values()])
+        return box_of_points(torch.from_numpy(points)) if len(points) else box_of_cameras(c2w)
+
+    c2w = torch.stack([photo.c2w for photo in photos])
+    return load_capture(folder, source, photos, options, box)
+
+
+def _photo(folder: Path, source: Path, image: Any, camera: Any) -> Photo:
+    name = camera.model.name
+    if name not in _PINHOLES:
+        raise ValueError(
+            f"{source}: camera {camera.camera_id} must be one of {', '.join(_PINHOLES)}, got {name}: undistort the "
+            "images first (colmap image_undistorter)"
+        )
+    if Path(image.name).is_absolute() or ".." in Path(image.name).parts:
+        raise ValueError(f"{source}: names of images must be inside of the folder images, got {image.name!r}")
+    w2c = torch.eye(4, dtype=torch.float64)
+    w2c[:3] = torch.from_numpy(np.array(image.cam_from_world().matrix()))
+    c2w = torch.linalg.inv(w2c)
+    c2w[:, 1:3] *= -1
+    intrinsics = (camera.focal_length_x, camera.focal_length_y, camera.principal_point_x, camera.principal_point_y)
+    return Photo(folder / "images" / image.name, c2w, scaled(intrinsics, (camera.width, camera.height)))
+
+
+def _model_folder(folder: Path) -> Path | None:
+    """Returns the folder of the model, if there is one."""
+    for name in MODELS:
+        if any((folder / name / f"images.{suffix}").is_file() for suffix in ("bin", "txt")):
+            return folder / name
+    return None

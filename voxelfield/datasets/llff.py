@@ -1,0 +1,80 @@
+"""Loader of LLFF's layout: ``poses_bounds.npy`` beside a folder of images.
+
+A row is a (3, 5) matrix, the rotation, the position and height, width and focal length in pixels, with the camera's
+axes down, right and backwards, followed by the nearest and the farthest depth. Format: Mildenhall et al., "Local Light
+Field Fusion", 2019. Rows belong to the images in the order of their names.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from voxelfield.datasets.bounds import box_of_frusta
+from voxelfield.datasets.captures import load_capture
+from voxelfield.datasets.options import LoadOptions
+from voxelfield.datasets.photos import Photo, check_rotation, scaled
+from voxelfield.datasets.scene import Scene
+from voxelfield.datasets.transforms import IMAGE_SUFFIXES
+
+FILE = "poses_bounds.npy"
+
+
+def is_llff(folder: Path) -> bool:
+    """Tells whether a folder holds a ``poses_bounds.npy``; see :class:`voxelfield.datasets.registry.Format`."""
+    return (folder / FILE).is_file()
+
+
+def load_llff(folder: Path, options: LoadOptions) -> Scene:
+    """Loads a scene; see :class:`voxelfield.datasets.registry.Loader`.
+
+    Images are those of the folder ``images``, or else of the ``images_N`` with the smallest N. Without a box, it holds
+    all that the cameras see between the nearest and the farthest depths.
+    """
+    file = folder / FILE
+    rows = _read_rows(file)
+    paths = _image_files(folder)
+    if len(paths) != len(rows):
+        raise ValueError(f"{file}: must have a row for each image, got {len(rows)} rows and {len(paths)} images")
+    matrices, (near, far) = rows[:, :15].view(-1, 3, 5), rows[:, 15:].unbind(dim=-1)
+    down, right, backwards, position = matrices[..., :4].unbind(dim=-1)
+    c2w = torch.eye(4, dtype=torch.float64).repeat(len(rows), 1, 1)
+    c2w[:, :3] = torch.stack((right, -down, backwards, position), dim=-1)
+    height, width, focal = matrices[..., 4].unbind(dim=-1)
+    if not bool(((height > 0) & (width > 0) & (focal > 0) & (near > 0) & (far > near)).all()):
+        raise ValueError(
+            f"{file}: sizes, focal lengths and depths must be positive, and the farthest beyond the nearest"
+        )
+    photos = []
+    for path, pose, w, h, f in zip(paths, c2w, width.tolist(), height.tolist(), focal.tolist(), strict=True):
+        check_rotation(f"{file}: pose of {path.name}", pose[:3, :3])
+        photos.append(Photo(path, pose, scaled((f, f, w / 2, h / 2), (w, h))))
+    slopes = torch.stack((width, height), dim=-1) / (2 * focal[:, None])
+    return load_capture(folder, file, photos, options, lambda: box_of_frusta(c2w, slopes, near, far))
+
+
+def _read_rows(file: Path) -> Tensor:
+    try:
+        rows = np.load(file, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise ValueError(f"{file}: not a NumPy array of numbers ({error})") from error
+    if not (isinstance(rows, np.ndarray) and rows.dtype.kind in "fiu" and rows.ndim == 2 and rows.shape[1] == 17):
+        raise ValueError(
+            f"{file}: must be an array of numbers of shape (N, 17), got {getattr(rows, 'shape', type(rows))}"
+        )
+    found = torch.from_numpy(rows.astype(np.float64))
+    if len(found) == 0 or not bool(found.isfinite().all()):
+        raise ValueError(f"{file}: must have at least one row, and finite numbers, got shape {tuple(found.shape)}")
+    return found
+
+
+def _image_files(folder: Path) -> list[Path]:
+    numbered = sorted((int(path.name[7:]), path) for path in folder.glob("images_*") if path.name[7:].isdigit())
+    for images in (folder / "images", *(path for _, path in numbered)):
+        files = sorted(path for path in images.glob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
+        if files:
+            return files
+    raise FileNotFoundError(f"{folder}: images must lie in a folder images or images_N, got none")

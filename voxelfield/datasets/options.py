@@ -1,0 +1,52 @@
+"""What a caller may ask of the loader of any format."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from voxelfield.datasets.images import Size
+
+
+@dataclass(frozen=True)
+class LoadOptions:
+    """What to load of a scene, and how.
+
+    Attributes:
+        splits: Which of train, val and test.
+        image_size: Images with a side longer than this, in pixels, are shrunk until none is; None keeps them.
+        downscale: Images are shrunk by this factor first.
+        holdout: Every so many views, from the first in the order of their names, are the test split of a capture, whose
+            format lists no splits; 0 holds none out.
+        missing_images: ``error`` refuses a scene that lacks a listed image, ``skip`` leaves such views out and warns;
+            None does what is usual for the format.
+        aabb: (2, 3) box that holds what matters, world units; None: the format's own box, or its default.
+
+    Raises:
+        ValueError: A value is none of these.
+    """
+
+    splits: Sequence[str] = ("train", "test")
+    image_size: int | None = None
+    downscale: int = 1
+    holdout: int = 8
+    missing_images: Literal["error", "skip"] | None = None
+    aabb: Tensor | Sequence[Sequence[float]] | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("downscale", 1), ("image_size", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"{name} must be a whole number of at least {least}, got {value}")
+        if self.holdout < 0 or self.holdout == 1:
+            raise ValueError(f"holdout must be 0, or a whole number of at least 2, got {self.holdout}")
+        if self.missing_images not in ("error", "skip", None):
+            raise ValueError(f"missing_images must be 'error' or 'skip', got {self.missing_images!r}")
+
+    def size_of(self, size: Size) -> Size:
+        """Returns the size to which images of a size are resized, both in pixels."""
+        factor = max(self.downscale, 1 if self.image_size is None else max(size) / self.image_size)
+        return max(1, round(size[0] / factor)), max(1, round(size[1] / factor))

@@ -1,0 +1,139 @@
+"""Files of frames with their poses, ``transforms*.json``, as several formats have them.
+
+A file lists ``frames`` (``file_path``, ``transform_matrix``) and the horizontal field of view ``camera_angle_x`` in
+radians, or ``fl_x``, ``fl_y``, ``cx``, ``cy``, ``w``, ``h`` in pixels, for the whole file or for a frame.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import ChainMap
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from voxelfield.datasets.photos import Intrinsics, Photo, check_rotation
+
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
+
+_DISTORTION = ("k1", "k2", "k3", "k4", "p1", "p2")
+
+
+def read_transforms(file: Path) -> list[Photo]:
+    """Reads such a file.
+
+    Args:
+        file: It lies in the folder that paths of images start from.
+
+    Returns:
+        The photographs that it lists, whether their files are there or not.
+
+    Raises:
+        ValueError: It is not as described above, an image's path leaves the folder, or a lens distorts.
+    """
+    meta = read_object(file)
+    return [
+        Photo(
+            image_path(file, frame["file_path"]), _pose(file, frame), partial(_intrinsics, file, ChainMap(frame, meta))
+        )
+        for frame in _frames(file, meta)
+    ]
+
+
+def read_object(file: Path) -> dict[str, Any]:
+    """Reads a JSON object.
+
+    Raises:
+        ValueError: The file holds none.
+    """
+    try:
+        meta = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file}: not valid JSON ({error})") from error
+    if not isinstance(meta, dict):
+        raise ValueError(f"{file}: must hold an object with 'frames', got a {type(meta).__name__}")
+    return meta
+
+
+def _frames(file: Path, meta: Mapping[str, Any]) -> list[dict[str, Any]]:
+    if "frames" not in meta:
+        raise ValueError(f"{file}: key 'frames' is missing")
+    frames = meta["frames"]
+    if not isinstance(frames, list) or not frames:
+        raise ValueError(
+            f"{file}: 'frames' must be a list with entries, got {'none' if frames == [] else type(frames).__name__}"
+        )
+    for index, frame in enumerate(frames):
+        if not isinstance(frame, dict):
+            raise ValueError(f"{file}: frame {index} must be an object, got {type(frame).__name__}")
+        for key in ("file_path", "transform_matrix"):
+            if key not in frame:
+                raise ValueError(f"{file}: key '{key}' is missing in frame {index}")
+        if not isinstance(frame["file_path"], str) or not frame["file_path"]:
+            raise ValueError(f"{file}: 'file_path' of frame {index} must be a path, got {frame['file_path']!r}")
+    return frames
+
+
+def image_path(file: Path, file_path: str) -> Path:
+    """Returns where the image of a frame is.
+
+    Args:
+        file: Names it.
+        file_path: As the file has it, relative to the file's folder; a suffix that is lacking is ``.png``.
+
+    Raises:
+        ValueError: The path leaves the folder.
+    """
+    if Path(file_path).is_absolute() or ".." in Path(file_path).parts:
+        raise ValueError(f"{file}: 'file_path' must be inside of the scene's folder, got {file_path!r}")
+    path = file.parent / file_path
+    # Only known suffixes count: in "view_0.5" the ".5" belongs to the name.
+    return path if path.suffix.lower() in IMAGE_SUFFIXES else path.with_name(path.name + ".png")
+
+
+def _pose(file: Path, frame: Mapping[str, Any]) -> Tensor:
+    where = f"{file}: 'transform_matrix' of {frame['file_path']}"
+    try:
+        matrix = torch.tensor(frame["transform_matrix"], dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{where} must be a 4x4 matrix of numbers, got {frame['transform_matrix']!r}") from error
+    if matrix.shape != (4, 4):
+        raise ValueError(f"{where} must have shape (4, 4), got {tuple(matrix.shape)}")
+    if not matrix.isfinite().all():
+        raise ValueError(f"{where} must be finite, got {matrix.tolist()}")
+    check_rotation(where, matrix[:3, :3])
+    return matrix
+
+
+def _number(file: Path, meta: Mapping[str, Any], key: str, default: float | None = None) -> float:
+    value = meta.get(key, default)
+    if value is None:
+        raise ValueError(f"{file}: key '{key}' is missing")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"{file}: '{key}' must be a finite number, got {value!r}")
+    return float(value)
+
+
+def _intrinsics(file: Path, meta: Mapping[str, Any], width: int, height: int) -> Intrinsics:
+    for term in _DISTORTION:
+        if _number(file, meta, term, 0.0) != 0:
+            raise ValueError(f"{file}: lens distortion {term}={meta[term]}: only pinhole cameras can be read so far")
+    for key, size in (("w", width), ("h", height)):
+        if _number(file, meta, key, size) != size:
+            raise ValueError(f"{file}: '{key}' must be {size}, as the images are {width}x{height}, got {meta[key]}")
+    if "fl_x" in meta:
+        focal = _number(file, meta, "fl_x")
+    else:
+        angle = _number(file, meta, "camera_angle_x")
+        if not 0.0 < angle < math.pi:
+            raise ValueError(f"{file}: 'camera_angle_x' must be radians between 0 and pi, got {angle}")
+        focal = 0.5 * width / math.tan(0.5 * angle)
+    focal_y = _number(file, meta, "fl_y", focal)
+    if focal <= 0.0 or focal_y <= 0.0:
+        raise ValueError(f"{file}: focal lengths must be above 0 pixels, got {focal} and {focal_y}")
+    return focal, focal_y, _number(file, meta, "cx", width / 2), _number(file, meta, "cy", height / 2)
