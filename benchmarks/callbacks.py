@@ -139,8 +139,8 @@ def measure(
     """Compares and times the three ways for one kind of field."""
     device = session.device
     settings = RenderSettings(step=0.8 * 2 / FINEST[device.type])
-    ways: dict[str, Field] = {"field": field, "class": Members(field), "functions": functions(field)}
-    counted, _ = results(ways["class"], field, rays, occupancy, settings, None)
+    forms: dict[str, Field] = {"field": field, "class": Members(field), "functions": functions(field)}
+    counted, _ = results(forms["class"], field, rays, occupancy, settings, None)
     assert counted.candidates is not None
     candidates, visible = int(counted.candidates), len(counted.samples.positions)
     capacity = Capacity(candidates * 5 // 4, visible * 5 // 4) if room == "fixed" else None
@@ -148,8 +148,8 @@ def measure(
     arguments = (rays, occupancy, settings, capacity)
     tolerance = TOLERANCE[device.type]
     expected, expected_grads = results(field, field, *arguments)
-    for name, way in ways.items():
-        rendering, grads = results(way, field, *arguments)
+    for name, form in forms.items():
+        rendering, grads = results(form, field, *arguments)
         shown = int(rendering.samples.ray_offsets[-1])
         errors = {
             "samples": abs(shown - visible) / visible,
@@ -158,7 +158,7 @@ def measure(
         }
         for what, error in errors.items():
             harness.check(f"{kind}, {room}, {name}: {what}", error, tolerance)
-        timing = harness.measure([partial(step, way, *arguments)], device, session.how)
+        timing = harness.measure([partial(step, form, *arguments)], device, session.how)
         row[name] = {"samples": shown, "errors": errors, "ms": timing}
     return row
 

@@ -99,7 +99,7 @@ def cases(device: torch.device) -> Iterator[Case]:
     on_gpu = device.type == "cuda"
     resolutions = (16, 32, 64, 128, 256) if on_gpu else (8, 16, 32, 64, 128)
     count = 1 << (20 if on_gpu else 18)
-    ways: dict[Reduction, tuple[dict[str, Callable[[Inputs], Prepared]], str, Callable[..., Errors]]] = {
+    comparisons: dict[Reduction, tuple[dict[str, Callable[[Inputs], Prepared]], str, Callable[..., Errors]]] = {
         "concat": (
             {"five calls, cat": partial(prepare, separate_concat), "five calls": prepare_separate},
             "five calls",
@@ -108,7 +108,7 @@ def cases(device: torch.device) -> Iterator[Case]:
         "sum": ({"five calls, sum": partial(prepare, separate_sum)}, "five calls, sum", sum_errors),
     }
     size = f"{resolutions[0]}^3..{resolutions[-1]}^3 x {CHANNELS}"
-    for op, (others, rival, errors) in ways.items():
+    for op, (others, rival, errors) in comparisons.items():
         for points in POINT_SETS:
             yield Case(
                 op,

@@ -211,13 +211,13 @@ def run(size: Size, points: str, session: harness.Session) -> list[dict[str, Any
         {**size._asdict(), "point_set": points, "pass": what, "input_sets": count, "ms": {}, "left_out": skipped}
         for what in ("forward", "backward")
     ]
-    ways = {OURS: partial(prepare, sample_trilinear)}
-    ways |= {name: partial(prepare_grid_sample, layout) for name, layout in LAYOUTS.items()}
-    for name, way in ways.items():
+    implementations = {OURS: partial(prepare, sample_trilinear)}
+    implementations |= {name: partial(prepare_grid_sample, layout) for name, layout in LAYOUTS.items()}
+    for name, prepare_inputs in implementations.items():
         if name in skipped:
             continue
         with torch.enable_grad():
-            prepared = [way(inputs) for inputs in sets]
+            prepared = [prepare_inputs(inputs) for inputs in sets]
         check(label, name, prepared[0], sets[0], at, ours)
         for row in rows:
             timing = harness.measure([p[row["pass"]].call for p in prepared], session.device, session.how)

@@ -1,13 +1,13 @@
-"""Trains a scene over sizes: seconds, quality and memory against the finest level and against samples a step.
+"""Trains a scene over sizes: seconds, quality and memory against the finest resolution and samples per step.
 
-    python benchmarks/training.py [OVERRIDE ...] [--scene NAME] [--data-root DIR] [--hold-out N] [--finest [N ...]]
-                                  [--samples [N ...]] [--device cpu|cuda] [--threads N] [--quick] [--only SUBSTRING]
-                                  [--json PATH]
+    python benchmarks/training.py [OVERRIDE ...] [--scene NAME] [--data-root DIR] [--hold-out N]
+                                  [--finest-resolution [N ...]] [--samples [N ...]] [--device cpu|cuda] [--threads N]
+                                  [--quick] [--only SUBSTRING] [--json PATH]
     python benchmarks/training.py --plot PATH.json [PATH.json ...] --out PATH.svg
 
 The configuration is what ``python train.py scene=NAME OVERRIDE ...`` would compose on the device. About the preset's
-own finest level and samples a step one of the two varies at a time; ``--finest`` and ``--samples`` say over what, and
-with no number leave that sweep out.
+own finest resolution and samples per step one of the two varies at a time; ``--finest-resolution`` and ``--samples``
+say over what, and with no number leave that sweep out.
 
 - Levels are those of ``model.resolutions`` but its last that are coarser than the finest, and the finest; those that
   are added up keep their ratios to it instead; a model without levels has its last resolution there.
@@ -28,12 +28,12 @@ with no number leave that sweep out.
 
 from __future__ import annotations
 
-import copy
 import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,16 +41,15 @@ from typing import Any, NamedTuple
 import _harness as harness
 import _plot
 import torch
-from omegaconf import DictConfig
 
 from voxelfield._library import ensure_loaded
 from voxelfield.datasets.scene import Scene, Split
-from voxelfield.training.config import RunConfig, compose, parse
+from voxelfield.training.config import RunConfig, preset
 from voxelfield.training.configured import load_configured_scene
 from voxelfield.training.logging import NullLogger
 from voxelfield.training.session import Session
 
-FINEST = {"cuda": (128, 192, 512, 768, 1024), "cpu": (32, 64, 96)}
+FINEST_RESOLUTIONS = {"cuda": (128, 192, 512, 768, 1024), "cpu": (32, 64, 96)}
 SAMPLE_FACTORS = (0.25, 0.5, 1, 2, 4)
 # What two rows must share to be one curve.
 SETTING = ("scene", "overrides", "steps", "hold_out")
@@ -59,17 +58,20 @@ SETTING = ("scene", "overrides", "steps", "hold_out")
 class Size(NamedTuple):
     """What varies between trainings."""
 
-    finest: int
+    finest_resolution: int
     samples: int
 
     @property
     def label(self) -> str:
         """Returns the size as it is printed."""
-        return f"finest {self.finest}, samples {self.samples}"
+        return f"finest resolution {self.finest_resolution}, samples {self.samples}"
 
     def sweeps(self, own: Size) -> list[str]:
         """Returns the sweeps about the preset's own size that this one is part of."""
-        part_of = {"finest": self.samples == own.samples, "samples": self.finest == own.finest}
+        part_of = {
+            "finest_resolution": self.samples == own.samples,
+            "samples": self.finest_resolution == own.finest_resolution,
+        }
         return [sweep for sweep, member in part_of.items() if member]
 
     def distance(self, own: Size) -> float:
@@ -77,34 +79,39 @@ class Size(NamedTuple):
         return sum(abs(math.log2(mine / theirs)) for mine, theirs in zip(self, own, strict=True))
 
 
-def own_size(config: DictConfig) -> Size:
-    """Returns the size that a configuration has by itself."""
-    return Size(max(stage.resolution for stage in config.trainer.stages), config.trainer.visible_samples)
+def own_size(settings: RunConfig) -> Size:
+    """Returns the size that settings have by themselves."""
+    return Size(max(settings.trainer.resolutions), settings.trainer.visible_samples)
 
 
-def sizes(own: Size, finest: Sequence[int], samples: Sequence[int]) -> list[Size]:
+def sizes(own: Size, resolutions: Sequence[int], samples: Sequence[int]) -> list[Size]:
     """Returns the trainings of both sweeps, without repetition, the nearest to the preset's own first."""
-    found = [*(Size(n, own.samples) for n in finest), *(Size(own.finest, n) for n in samples)]
+    found = [*(Size(n, own.samples) for n in resolutions), *(Size(own.finest_resolution, n) for n in samples)]
     return sorted(dict.fromkeys(found), key=lambda size: size.distance(own))
 
 
-def resized(config: DictConfig, size: Size) -> DictConfig:
-    """Returns a copy of a configuration at another size."""
-    config = copy.deepcopy(config)
-    if "resolutions" in config.model:
-        *coarser, last = config.model.resolutions
-        if all(finer % level == 0 for level, finer in itertools.pairwise((*coarser, last))):  # nested, and to stay so
-            coarser = [size.finest * level // last for level in coarser]
-        config.model.resolutions = [*(level for level in coarser if level < size.finest), size.finest]
-    trainer = config.trainer
-    stages = list(trainer.stages)
-    kept = list(itertools.takewhile(lambda stage: stage.resolution < size.finest, stages[:-1]))
-    trainer.finest_resolution = size.finest
-    trainer.stages = [*kept, {**stages[len(kept)], "resolution": size.finest}]
-    for name in ("max_rays", "candidate_samples"):
-        trainer[name] = max(1, round(trainer[name] * size.samples / trainer.visible_samples))
-    trainer.visible_samples = size.samples
-    return config
+def resized(settings: RunConfig, size: Size) -> RunConfig:
+    """Returns a copy of settings at another size."""
+    finest = size.finest_resolution
+    model, trainer = settings.model, settings.trainer
+    resolutions = getattr(model, "resolutions", None)
+    if resolutions is not None:
+        *coarser, last = resolutions
+        if all(finer % level == 0 for level, finer in itertools.pairwise(resolutions)):  # nested, and to stay so
+            coarser = [finest * level // last for level in coarser]
+        changes: dict[str, Any] = {"resolutions": [*(level for level in coarser if level < finest), finest]}
+        model = replace(model, **changes)
+    kept = list(itertools.takewhile(lambda stage: stage.resolution < finest, trainer.stages[:-1]))
+    factor = size.samples / trainer.visible_samples
+    trainer = replace(
+        trainer,
+        finest_resolution=finest,
+        stages=[*kept, replace(trainer.stages[len(kept)], resolution=finest)],
+        max_rays=max(1, round(trainer.max_rays * factor)),
+        candidate_samples=max(1, round(trainer.candidate_samples * factor)),
+        visible_samples=size.samples,
+    )
+    return replace(settings, model=model, trainer=trainer)
 
 
 # --- one training ---------------------------------------------------------------------------------------------------
@@ -130,26 +137,24 @@ def divide(split: Split, every: int) -> tuple[Split, Split]:
     return chosen([view for view in views if view % every]), chosen(list(views[::every]))
 
 
-def train(config: DictConfig, device: torch.device, hold_out: int) -> dict[str, Any]:
+def train(settings: RunConfig, hold_out: int) -> dict[str, Any]:
     """Trains and judges in this process; returns the figures of a row.
 
     Args:
-        config: The composed configuration; ``data.root`` is relative to the working directory.
-        device: Where.
+        settings: Of the run; ``data.root`` is relative to the working directory.
         hold_out: Every so many-th training view is judged.
 
     Raises:
         ValueError: Memory does not suffice, which is told before the device's is touched.
         RuntimeError: Training failed.
     """
-    settings = parse(RunConfig, config)
     scene = load_configured_scene(settings, Path.cwd(), splits=("train",))
     learned, held_out = divide(scene.train, hold_out)
     divided = Scene(scene.name, scene.aabb, {"train": learned, "held out": held_out})
     records = _Records()
-    settings.device = str(device)
     # No output folder: the largest checkpoints would fill disks, and nobody resumes them.
     session = Session.from_config(divided, settings, logger=records)
+    device = session.device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     if not session.fit():
@@ -172,7 +177,7 @@ def train(config: DictConfig, device: torch.device, hold_out: int) -> dict[str, 
     }
 
 
-def train_apart(config: DictConfig, device: torch.device, hold_out: int) -> dict[str, Any]:
+def train_apart(settings: RunConfig, hold_out: int) -> dict[str, Any]:
     """Trains in a process of its own: no memory, cache or broken context is left to the next.
 
     Returns:
@@ -181,7 +186,7 @@ def train_apart(config: DictConfig, device: torch.device, hold_out: int) -> dict
     threads = torch.get_num_threads()
     with ProcessPoolExecutor(1, get_context("spawn"), torch.set_num_threads, (threads,)) as process:
         try:
-            return process.submit(train, config, device, hold_out).result()
+            return process.submit(train, settings, hold_out).result()
         except (RuntimeError, ValueError, FloatingPointError) as error:
             return {"error": str(error).partition("\n")[0] or repr(error)}
 
@@ -191,14 +196,14 @@ def train_apart(config: DictConfig, device: torch.device, hold_out: int) -> dict
 
 def size_of(row: dict[str, Any]) -> Size:
     """Returns the size of a row."""
-    return Size(row["finest"], row["samples"])
+    return Size(row["finest_resolution"], row["samples"])
 
 
 def as_table(rows: list[dict[str, Any]]) -> str:
     """Formats a line for each training, by size, and the errors below."""
     lines, errors = [], []
     for row in sorted(rows, key=size_of):
-        cells = [str(row["finest"]), str(row["samples"]), str(row["steps"])]
+        cells = [str(row["finest_resolution"]), str(row["samples"]), str(row["steps"])]
         if "error" in row:
             errors.append(f"{size_of(row).label}: {row['error']}")
             lines.append([*cells, *["-"] * 7])
@@ -216,12 +221,12 @@ def as_table(rows: list[dict[str, Any]]) -> str:
                 f"{row['parameters'] / 1e6:.1f}M",
             ]
         )
-    header = ["finest", "samples", "steps", "rays", "seconds", "ms a step", "PSNR", "SSIM", "GiB", "parameters"]
+    header = ["resolution", "samples", "steps", "rays", "seconds", "ms per step", "PSNR", "SSIM", "GiB", "parameters"]
     return "\n".join([harness.table(header, lines), *errors])
 
 
 def draw(rows: list[dict[str, Any]]) -> str:
-    """Draws seconds, PSNR and GiB, one above the other, against the finest level and against samples a step.
+    """Draws seconds, PSNR and GiB, one above the other, against the finest resolution and against samples per step.
 
     Raises:
         ValueError: No training came to its end, or the rows are not of one setting.
@@ -243,9 +248,9 @@ def draw(rows: list[dict[str, Any]]) -> str:
             points = [(row[sweep], row[key]) for row in trained if sweep in row["sweeps"] and row[key] is not None]
             if not points:
                 continue
-            ticks = [(x, str(x) if sweep == "finest" else f"{x / 1024:g}Ki") for x, _ in points]
+            ticks = [(x, str(x) if sweep == "finest_resolution" else f"{x / 1024:g}Ki") for x, _ in points]
             series = _plot.Series(name, _plot.BLUE, False, points)
-            label = "finest level" if sweep == "finest" else "samples a step"
+            label = "finest resolution" if sweep == "finest_resolution" else "samples per step"
             panels.append(_plot.Panel(f"{unit} against {label}", label, unit, ticks, [series], linear=key == "psnr"))
         if panels:
             drawn.append(panels)
@@ -259,7 +264,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--scene", default="lego", help="as configs/scene has it (default: lego)")
     parser.add_argument("--data-root", type=Path, help="folder of scenes; default: data.root of the configuration")
     parser.add_argument("--hold-out", type=int, default=10, metavar="N", help="judge every N-th training view (10)")
-    parser.add_argument("--finest", type=int, nargs="*", metavar="N", help="finest levels; default: by the device")
+    parser.add_argument("--finest-resolution", type=int, nargs="*", metavar="N", help="default: by the device")
     parser.add_argument("--samples", type=int, nargs="*", metavar="N", help="default: a quarter to four times the own")
     parser.add_argument("--plot", type=Path, nargs="+", metavar="JSON", help="draw these runs instead of training")
     parser.add_argument("--out", type=Path, help="SVG file to draw into")
@@ -268,9 +273,12 @@ def main(arguments: list[str] | None = None) -> None:
         parser.error("--plot and --out go together")
     if options.hold_out < 2:
         parser.error(f"--hold-out must be at least 2, got {options.hold_out}")
-    for name, least in (("finest", 2), ("samples", 1)):
-        if any(number < least for number in getattr(options, name) or ()):
-            parser.error(f"--{name} must be at least {least}, got {getattr(options, name)}")
+    for name, numbers, least in (
+        ("--finest-resolution", options.finest_resolution, 2),
+        ("--samples", options.samples, 1),
+    ):
+        if any(number < least for number in numbers or ()):
+            parser.error(f"{name} must be at least {least}, got {numbers}")
     if options.plot:
         read = [row for path in options.plot for row in json.loads(path.read_text())["rows"]]
         rows = list({size_of(row): row for row in read}.values())
@@ -286,16 +294,18 @@ def main(arguments: list[str] | None = None) -> None:
     if kind == "cuda":
         torch.cuda.empty_cache()  # which the trainings' processes could not have
     overrides = [f"scene={options.scene}", *options.overrides]
-    config = compose(*overrides, device=str(session.device))
+    settings = preset(*overrides, device=str(session.device))
+    settings.device = str(session.device)  # whatever an override says: the figures are labelled with this device
     if options.data_root is not None:
-        config.data.root = str(options.data_root)
-    parse(RunConfig, config)
-    own = own_size(config)
-    finest = options.finest if options.finest is not None else sorted({*FINEST[kind], own.finest})
+        settings.data.root = str(options.data_root)
+    own = own_size(settings)
+    resolutions = options.finest_resolution
+    if resolutions is None:
+        resolutions = sorted({*FINEST_RESOLUTIONS[kind], own.finest_resolution})
     samples = options.samples if options.samples is not None else [int(own.samples * n) for n in SAMPLE_FACTORS]
-    chosen = [size for size in sizes(own, finest, samples) if options.only in size.label]
+    chosen = [size for size in sizes(own, resolutions, samples) if options.only in size.label]
     if options.quick:
-        chosen = [size for size in chosen if size.finest <= own.finest and size.samples <= own.samples]
+        chosen = [size for size in chosen if all(a <= b for a, b in zip(size, own, strict=True))]
     rows = []
     for size in chosen:
         row = {
@@ -303,9 +313,9 @@ def main(arguments: list[str] | None = None) -> None:
             "sweeps": size.sweeps(own),
             "scene": options.scene,
             "overrides": options.overrides,
-            "steps": config.trainer.steps,
+            "steps": settings.trainer.steps,
             "hold_out": options.hold_out,
-            **train_apart(resized(config, size), session.device, options.hold_out),
+            **train_apart(resized(settings, size), options.hold_out),
         }
         rows.append(row)
         outcome = row.get("error") or f"{row['train_seconds']:.1f} s, {row['psnr']:.2f} dB"

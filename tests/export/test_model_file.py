@@ -6,11 +6,11 @@ import json
 import math
 import resource
 import zlib
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -29,14 +29,12 @@ from voxelfield.export.model_file import (
 )
 from voxelfield.export.reached import reached_vertices
 from voxelfield.export.visible import visible_cells
-from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.ops import sample_trilinear
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings, visible_samples
-from voxelfield.training.config import TrainerConfig, parse
+from voxelfield.training.config import preset
 from voxelfield.training.run import Run, load_model, restore_run
 
-ROOT = Path(__file__).resolve().parents[2]
 BOX = ((-1.0, -1.5, -1.0), (1.0, 0.5, 2.0))
 MODELS = {
     "render_pyramid_image": ("model=pyramid", "model.resolutions=[4,8,16]", "model.width=16"),
@@ -48,20 +46,19 @@ MODELS = {
 @pytest.fixture(params=MODELS)
 def run(request, device) -> Run:
     """A field of noise, of which a ball is occupied."""
-    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-        stages = "trainer.stages=[{step: 0, resolution: 16}]"
-        overrides = ["scene=lego", "trainer=smoke", stages, "trainer.occupancy.resolution=12", *MODELS[request.param]]
-        config = compose("train_cpu", overrides=[*overrides, f"scene.aabb={[list(corner) for corner in BOX]}"])
-    config = OmegaConf.create(OmegaConf.to_container(config, resolve=True))
-    resolutions = parse(TrainerConfig, config.trainer, "trainer").resolutions
-    field = parse(Recipe, config.model, "model").build(torch.tensor(BOX), resolutions, "cpu")
+    stages = "trainer.stages=[{step: 0, resolution: 16}]"
+    box = f"scene.aabb={[list(corner) for corner in BOX]}"
+    settings = preset(
+        "scene=lego", box, "trainer=smoke", stages, "trainer.occupancy.resolution=12", *MODELS[request.param]
+    )
+    field = settings.model.build(torch.tensor(BOX), settings.trainer.resolutions, "cpu")
     with torch.no_grad():
         for level in field.grid.levels:
             level.copy_(torch.randn_like(level).half())
     axes = torch.meshgrid(*[torch.linspace(-1, 1, 12)] * 3, indexing="ij")
     ball = torch.stack(axes).norm(dim=0) < 0.6
     occupancy = {"occupied": ball, "possible": ball, "highest": torch.zeros(12, 12, 12), "aabb": torch.tensor(BOX)}
-    return restore_run(config, field.state_dict(), occupancy, 7, device)
+    return restore_run(OmegaConf.create(asdict(settings)), field.state_dict(), occupancy, 7, device)
 
 
 def camera(device: torch.device) -> Cameras:

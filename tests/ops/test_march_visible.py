@@ -45,13 +45,13 @@ def march(scene, offset=None):
     return ops.march_rays(*cells.values(), scene["aabb_occupancy"], STEP, offset)
 
 
-def exact_light(scene, marched):
-    """Light that reaches each marched sample and its weight, float64."""
-    raw = exact_geometry(scene, marched.positions)[:, 0]
+def exact_light(scene, candidates):
+    """Light that reaches each candidate sample and its weight, float64."""
+    raw = exact_geometry(scene, candidates.positions)[:, 0]
     thickness = INITIAL * raw.clamp(max=12).exp() * STEP
     before = thickness.cumsum(0) - thickness
-    start = marched.ray_offsets[:-1].clamp(max=max(len(before) - 1, 0))
-    transmittance = torch.exp(-(before - before[start][marched.ray_index]))
+    start = candidates.ray_offsets[:-1].clamp(max=max(len(before) - 1, 0))
+    transmittance = torch.exp(-(before - before[start][candidates.ray_index]))
     return transmittance, transmittance * -torch.expm1(-thickness)
 
 
@@ -65,8 +65,8 @@ def rows_of(samples):
 def test_keeps_what_shows(device, dtype, levels, width):
     scene = make_scene(levels=levels, width=width, dtype=dtype)
     offset = torch.rand(200)
-    marched = march(scene, offset)
-    _, weight = exact_light(scene, marched)
+    candidates = march(scene, offset)
+    _, weight = exact_light(scene, candidates)
     seen = _internal.march_visible(**on(device, scene), **settings(), offset=offset.to(device))
     tolerance = WEIGHT_TOLERANCE[dtype]
     found = set(rows_of(seen))
@@ -74,17 +74,17 @@ def test_keeps_what_shows(device, dtype, levels, width):
     surely = weight > LIMITS["min_weight"] * (1 + tolerance)
     possibly = weight > LIMITS["min_weight"] * (1 - tolerance)
     assert 100 < surely.sum() < 0.9 * len(weight)
-    rows = rows_of(marched)
+    rows = rows_of(candidates)
     assert {row for row, sure in zip(rows, surely.tolist(), strict=True) if sure} <= found
     assert found <= {row for row, possible in zip(rows, possibly.tolist(), strict=True) if possible}
 
 
 def test_stops_where_it_is_dark(device):
     scene = make_scene()
-    marched = march(scene)
-    transmittance, _ = exact_light(scene, marched)
+    candidates = march(scene)
+    transmittance, _ = exact_light(scene, candidates)
     seen = _internal.march_visible(**on(device, scene), **settings(min_transmittance=0.3, min_weight=0.0))
-    found, rows = set(rows_of(seen)), rows_of(marched)
+    found, rows = set(rows_of(seen)), rows_of(candidates)
     assert {row for row, light in zip(rows, transmittance.tolist(), strict=True) if light > 0.31} <= found
     assert found <= {row for row, light in zip(rows, transmittance.tolist(), strict=True) if light > 0.29}
     assert 0.01 < (transmittance > 0.31).float().mean() < 0.9

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import re
@@ -10,12 +11,11 @@ from xml.etree import ElementTree
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.training import session
-from voxelfield.training.config import TrainerConfig, parse
+from voxelfield.training.config import preset
 
 ROOT = Path(__file__).resolve().parents[2]
 SCENES = ROOT / "tests" / "fixtures"
@@ -59,11 +59,6 @@ def sweep(training, tmp_path, monkeypatch):
     return run
 
 
-def composed(*overrides: str, name: str = "train"):
-    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-        return compose(name, overrides=list(overrides))
-
-
 # ------------------------------------------------------------------------------------------------- what varies
 
 
@@ -78,47 +73,48 @@ def composed(*overrides: str, name: str = "train"):
     ],
 )
 def test_levels_and_stages_follow_the_finest(training, finest, levels, stages):
-    config = training.resized(composed(), training.Size(finest, 2**19))
-    assert config.model.resolutions == levels
-    parsed = parse(TrainerConfig, config.trainer, "trainer")
-    assert [(stage.step, stage.resolution) for stage in parsed.stages] == stages
-    assert [stage.crop for stage in parsed.stages] == [True, *[False] * (len(stages) - 1)]
+    settings = training.resized(preset(name="train"), training.Size(finest, 2**19))
+    assert settings.model.resolutions == levels
+    assert settings.trainer.finest_resolution == finest
+    assert [(stage.step, stage.resolution) for stage in settings.trainer.stages] == stages
+    assert [stage.crop for stage in settings.trainer.stages] == [True, *[False] * (len(stages) - 1)]
 
 
 def test_levels_that_are_added_up_keep_their_ratios(training):
     for finest, levels in ((64, [8, 16, 32, 64]), (512, [64, 128, 256, 512])):
-        assert training.resized(composed("model=sh"), training.Size(finest, 2**19)).model.resolutions == levels
+        settings = training.resized(preset("model=sh", name="train"), training.Size(finest, 2**19))
+        assert settings.model.resolutions == levels
 
 
 def test_a_model_without_levels_follows_by_its_stages(training):
-    config = training.resized(composed("model=mlp", "trainer=cpu"), training.Size(80, 65536))
-    assert [stage.resolution for stage in config.trainer.stages] == [48, 64, 80]
+    settings = training.resized(preset("model=mlp", "trainer=cpu"), training.Size(80, 65536))
+    assert settings.trainer.resolutions == [48, 64, 80]
 
 
-def test_room_for_rays_and_marched_samples_follows_the_samples(training):
-    config = composed()
-    before = config.trainer.copy()
-    double = training.resized(config, training.Size(320, 2 * before.visible_samples)).trainer
+def test_room_for_rays_and_candidates_follows_the_samples(training):
+    settings = preset(name="train")
+    before = copy.deepcopy(settings.trainer)
+    double = training.resized(settings, training.Size(320, 2 * before.visible_samples)).trainer
     assert (double.visible_samples, double.max_rays, double.candidate_samples) == (
         2 * before.visible_samples,
         2 * before.max_rays,
         2 * before.candidate_samples,
     )
-    assert config.trainer == before
+    assert settings.trainer == before
 
 
 @pytest.mark.parametrize("overrides", [(), ("trainer=fast",), ("model=sh",), ("model=mlp", "trainer=cpu")])
 def test_at_its_own_size_a_preset_is_as_it_is(training, overrides):
-    config = composed(*overrides)
-    assert training.resized(config, training.own_size(config)) == config
+    settings = preset(*overrides, name="train")
+    assert training.resized(settings, training.own_size(settings)) == settings
 
 
 def test_the_preset_comes_first_and_the_farthest_last(training):
     own = training.Size(320, 2**19)
     found = training.sizes(own, (128, 320, 512, 1024), (2**17, 2**18, 2**19))
     assert found == [own, (512, 2**19), (320, 2**18), (128, 2**19), (1024, 2**19), (320, 2**17)]
-    assert own.sweeps(own) == ["finest", "samples"]
-    assert training.Size(512, 2**19).sweeps(own) == ["finest"]
+    assert own.sweeps(own) == ["finest_resolution", "samples"]
+    assert training.Size(512, 2**19).sweeps(own) == ["finest_resolution"]
     assert training.Size(320, 2**18).sweeps(own) == ["samples"]
 
 
@@ -135,9 +131,9 @@ def test_every_so_many_th_view_is_judged_and_the_others_are_trained_on(training)
 
 
 def test_a_sweep_trains_judges_and_writes(sweep, training, capsys):
-    rows = sweep("--finest", "8", "--samples", "1024")
-    found = [(row["finest"], row["samples"], row["sweeps"]) for row in rows]
-    assert found == [(8, 2048, ["finest"]), (12, 1024, ["samples"])]
+    rows = sweep("--finest-resolution", "8", "--samples", "1024")
+    found = [(row["finest_resolution"], row["samples"], row["sweeps"]) for row in rows]
+    assert found == [(8, 2048, ["finest_resolution"]), (12, 1024, ["samples"])]
     names = load_blender(SCENES / "lego", LoadOptions(splits=("train",), downscale=4)).train.names
     for row in rows:
         assert row["scene"] == "lego"
@@ -154,17 +150,19 @@ def test_a_sweep_trains_judges_and_writes(sweep, training, capsys):
     assert max(rows[0]["resolution"]) < max(rows[1]["resolution"])
     output = capsys.readouterr().out
     assert training.as_table(rows) in output
-    assert re.search(r"^finest 8, samples 2048: [0-9.]+ s, [0-9.]+ dB$", output, re.MULTILINE)
+    assert re.search(r"^finest resolution 8, samples 2048: [0-9.]+ s, [0-9.]+ dB$", output, re.MULTILINE)
 
 
 def test_a_training_that_fails_is_a_row_and_the_sweep_goes_on(sweep, capsys):
-    rows = sweep("trainer.occupancy.threshold=0.999", "--finest", "8", "12", "--samples")
-    assert [row["finest"] for row in rows] == [12, 8]
+    rows = sweep("trainer.occupancy.threshold=0.999", "--finest-resolution", "8", "12", "--samples")
+    assert [row["finest_resolution"] for row in rows] == [12, 8]
     for row in rows:
         assert "the field has become empty everywhere" in row["error"]
         assert "psnr" not in row
     output = capsys.readouterr().out
-    assert output.splitlines()[-2:] == [f"finest {row['finest']}, samples 2048: {row['error']}" for row in rows[::-1]]
+    assert output.splitlines()[-2:] == [
+        f"finest resolution {row['finest_resolution']}, samples 2048: {row['error']}" for row in rows[::-1]
+    ]
 
 
 def test_what_does_not_fit_is_told_before_the_gpu_is_touched(training, monkeypatch):
@@ -174,9 +172,9 @@ def test_what_does_not_fit_is_told_before_the_gpu_is_touched(training, monkeypat
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 0)
     monkeypatch.setattr(session, "choose_device", torch.device)
     monkeypatch.setattr(session._library, "ensure_loaded", lambda device_type: True)
-    config = composed("scene=lego", f"data.root={SCENES}", *TINY)
+    settings = preset("scene=lego", f"data.root={SCENES}", *TINY, "device=cuda")
     with pytest.raises(ValueError, match=r"^training needs about .* of GPU memory, but 0\.00 GiB are free on cuda"):
-        training.train(config, torch.device("cuda"), 10)
+        training.train(settings, 10)
 
 
 # ------------------------------------------------------------------------------------------------- table and plot
@@ -184,10 +182,39 @@ def test_what_does_not_fit_is_told_before_the_gpu_is_touched(training, monkeypat
 ROW = {"scene": "lego", "overrides": [], "steps": 10, "hold_out": 10}
 FIGURES = {"train_seconds": 20.0, "ms_per_step": 2.0, "rays": 9, "psnr": 35.1, "ssim": 0.98, "parameters": 10**7}
 ROWS = [
-    {**ROW, **FIGURES, "finest": 320, "samples": 4096, "sweeps": ["finest", "samples"], "peak_gib": 4.0},
-    {**ROW, **FIGURES, "finest": 128, "samples": 4096, "sweeps": ["finest"], "peak_gib": 2.5, "psnr": 33.3},
-    {**ROW, "finest": 1024, "samples": 4096, "sweeps": ["finest"], "error": "training needs about 99 GiB"},
-    {**ROW, **FIGURES, "finest": 320, "samples": 8192, "sweeps": ["samples"], "peak_gib": 5.0, "train_seconds": 30.0},
+    {
+        **ROW,
+        **FIGURES,
+        "finest_resolution": 320,
+        "samples": 4096,
+        "sweeps": ["finest_resolution", "samples"],
+        "peak_gib": 4.0,
+    },
+    {
+        **ROW,
+        **FIGURES,
+        "finest_resolution": 128,
+        "samples": 4096,
+        "sweeps": ["finest_resolution"],
+        "peak_gib": 2.5,
+        "psnr": 33.3,
+    },
+    {
+        **ROW,
+        "finest_resolution": 1024,
+        "samples": 4096,
+        "sweeps": ["finest_resolution"],
+        "error": "training needs about 99 GiB",
+    },
+    {
+        **ROW,
+        **FIGURES,
+        "finest_resolution": 320,
+        "samples": 8192,
+        "sweeps": ["samples"],
+        "peak_gib": 5.0,
+        "train_seconds": 30.0,
+    },
 ]
 
 
@@ -211,7 +238,7 @@ def test_the_plot_has_both_sweeps_of_all_files_and_the_table_names_errors(traini
     root = drawn(training, tmp_path, [replaced], ROWS[:2], ROWS[2:])
     assert points_of_lines(root) == 6 * [2]
     texts = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
-    assert {"seconds against finest level", "GiB against samples a step", "8Ki", "lego, 10 steps"} <= set(texts)
+    assert {"seconds against finest resolution", "GiB against samples per step", "8Ki", "lego, 10 steps"} <= set(texts)
     # Linear and about the values: 33.3 to 35.1.
     assert {"34", "35"} <= {text.rstrip("0").rstrip(".") for text in texts if text}
     table = capsys.readouterr().out.splitlines()
@@ -221,7 +248,7 @@ def test_the_plot_has_both_sweeps_of_all_files_and_the_table_names_errors(traini
         ["320", "8192"],
         ["1024", "4096"],
     ]
-    assert table[6] == "finest 1024, samples 4096: training needs about 99 GiB"
+    assert table[6] == "finest resolution 1024, samples 4096: training needs about 99 GiB"
 
 
 def test_a_plot_without_figures_of_the_device_leaves_their_panels_out(training, tmp_path):
@@ -245,7 +272,7 @@ def test_rows_that_make_no_curve_are_refused(training, tmp_path, rows, message):
     ("arguments", "message"),
     [
         (["--hold-out", "1"], "--hold-out must be at least 2, got 1"),
-        (["--finest", "1"], "--finest must be at least 2, got [1]"),
+        (["--finest-resolution", "1"], "--finest-resolution must be at least 2, got [1]"),
         (["--samples", "0"], "--samples must be at least 1, got [0]"),
         (["--out", "plot.svg"], "--plot and --out go together"),
     ],

@@ -12,7 +12,6 @@ from reference import sample_grid
 from torch import nn
 
 from voxelfield.ops import pack_occupancy
-from voxelfield.rendering import occupancy
 from voxelfield.rendering.occupancy import OccupancyGrid
 
 BOX = torch.tensor([[-1.0, 0.5, -3.0], [2.0, 1.5, 1.0]])
@@ -225,8 +224,7 @@ def test_observe_finds_a_blob(device):
     assert not grid.occupied.cpu()[distance > 0.3 + half_diagonal].any()
 
 
-def test_observe_looks_once_into_every_possible_cell(device, monkeypatch):
-    monkeypatch.setattr(occupancy, "_CELLS_AT_ONCE", 50)
+def test_observe_looks_once_into_every_possible_cell(device):
     grid = OccupancyGrid((6, 5, 7), BOX).to(device)
     possible = torch.rand(6, 5, 7, device=device) < 0.6
     grid.restrict(possible, BOX.to(device))
@@ -236,7 +234,7 @@ def test_observe_looks_once_into_every_possible_cell(device, monkeypatch):
         looked.append(points)
         return torch.full(points.shape[:1], 100.0, device=points.device)
 
-    grid.update_from_samples(density, STEP, THRESHOLD)
+    grid.update_from_samples(density, STEP, THRESHOLD, chunk=50)
     assert max(len(points) for points in looked) == 50
     cells = cells_of(torch.cat(looked), (6, 5, 7))
     assert torch.equal(cells, possible.nonzero())
@@ -289,6 +287,8 @@ def test_observe_refuses_wrong_arguments():
         grid.update_from_samples(constant(1.0), STEP, 1.0)
     with pytest.raises(ValueError, match=r"decay must lie in \[0, 1\], got 1\.5"):
         grid.update_from_samples(constant(1.0), STEP, THRESHOLD, decay=1.5)
+    with pytest.raises(ValueError, match="chunk must be at least 1, got 0"):
+        grid.update_from_samples(constant(1.0), STEP, THRESHOLD, chunk=0)
 
 
 # --- reading it

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from voxelfield.fields.recipes import levels as limits
@@ -27,6 +26,7 @@ from voxelfield.training.config import (
     StageConfig,
     TrainerConfig,
     complete_overrides,
+    compose,
     parse,
     preset,
     presets,
@@ -41,8 +41,7 @@ def names(group: str) -> list[str]:
 
 
 def composed(*overrides: str, name: str = "train"):
-    with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-        return compose(name, overrides=list(overrides))
+    return compose(*overrides, name=name)
 
 
 def parsed(group: str, *overrides: str):
@@ -63,7 +62,7 @@ def test_every_composition_is_valid(trainer, model, name):
     for scene in names("scene"):
         for log in names("logger"):
             overrides = (f"scene={scene}", f"model={model}", f"trainer={trainer}", f"logger={log}")
-            assert parse(RunConfig, composed(*overrides, name=name)).model.kind == model
+            assert preset(*overrides, name=name).model.kind == model
 
 
 def test_the_configuration_for_a_machine_without_gpu_differs_in_trainer_and_model_only():
@@ -141,7 +140,7 @@ def test_values_become_typed_objects():
 def refusal(*overrides: str) -> str:
     """What a run says of its configuration, in one line."""
     with pytest.raises(ValueError) as caught:  # noqa: PT011
-        parse(RunConfig, composed(*overrides))
+        preset(*overrides, name="train")
     message = str(caught.value)
     assert "\n" not in message
     return message
@@ -161,7 +160,7 @@ def refusal(*overrides: str) -> str:
             "+model.density.initiall=1",
             "configuration has no key model.density.initiall; did you mean model.density.initial?",
         ),
-        ("+data.x=1", "configuration has no key data.x; data has root, download, missing_images"),
+        ("+data.x=1", "configuration has no key data.x; data has root, download, downscale, holdout, missing_images"),
         (
             "trainer.stages=[{step: 0, resolution: 8}, {step: 5, resolutoin: 9}]",
             "configuration has no key trainer.stages[1].resolutoin; did you mean trainer.stages[1].resolution?",
@@ -264,7 +263,7 @@ def test_values_of_the_wrong_type(override, message):
         ("model.resolutions=[]", "model.resolutions must be 1 to 16 levels from coarse to fine, got []"),
         ("model.resolutions=[8,4]", "model.resolutions must be 1 to 16 levels from coarse to fine, got [8, 4]"),
         ("logger.name=wandb", "logger.name must be one of tensorboard, none, got 'wandb'"),
-        ("data.missing_images=maybe", "data.missing_images must be one of error, skip, got 'maybe'"),
+        ("data.missing_images=maybe", "data.missing_images must be one of error, skip, or null, got 'maybe'"),
         ("device=banana", "device must be auto, cpu, cuda or cuda:<index>, got 'banana'"),
         (
             "scene.aabb=[[0,0,0],[1,1,0]]",
@@ -291,7 +290,7 @@ def test_an_interpolation_that_leads_nowhere_is_named():
 
 def test_text_from_the_environment_is_a_number(monkeypatch):
     monkeypatch.setenv("STEPS", "30")
-    assert parse(RunConfig, composed("trainer.steps=${oc.env:STEPS}")).trainer.steps == 30
+    assert preset("trainer.steps=${oc.env:STEPS}", name="train").trainer.steps == 30
 
 
 # ------------------------------------------------------------------------------------------------------- defaults
@@ -314,12 +313,12 @@ def test_defaults_alone_make_sense(schema):
 
 
 def test_defaults_are_what_trains_lego_on_a_gpu():
-    assert parse(RunConfig, composed("scene=lego")) == RunConfig()
+    assert preset("scene=lego", name="train") == RunConfig()
 
 
 @pytest.mark.parametrize(("name", "schema"), [("pyramid", PyramidRecipe), ("sh", SHRecipe), ("mlp", MLPRecipe)])
 def test_defaults_of_models_are_those_of_their_files_and_build(name, schema):
-    assert parse(RunConfig, composed(f"model={name}")).model == schema()
+    assert preset(f"model={name}", name="train").model == schema()
     settings = RunConfig(model=schema())
     field = settings.model.build(torch.tensor(settings.scene.aabb), settings.trainer.resolutions, "meta")
     assert field.grid.channels == {"pyramid": 24, "sh": 28, "mlp": 12}[name]

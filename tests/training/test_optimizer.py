@@ -12,7 +12,6 @@ from voxelfield.fields.decoders import ColorMLPDecoder, SHDecoder
 from voxelfield.fields.density import DensityActivation
 from voxelfield.fields.field import RadianceField
 from voxelfield.rendering.occupancy import OccupancyGrid
-from voxelfield.training import optimizer as module
 from voxelfield.training.config import OptimizerConfig, RatesConfig
 from voxelfield.training.optimizer import Optimizers
 
@@ -148,10 +147,9 @@ def test_a_checkpoint_carries_moments_and_leaves_rates_as_configured(device):
     assert float(resumed.grid.state[parts.grid.features]["step"]) == 2
 
 
-def test_large_grids_are_updated_where_space_is_occupied(device, monkeypatch):
-    monkeypatch.setattr(module, "_WORTH_LISTING", 1)
+def test_large_grids_are_updated_where_space_is_occupied(device):
     decoder = SHDecoder(0, DensityActivation(1.0, 0.1))
-    field = RadianceField(VoxelGrid(33, decoder.channels, BOX), decoder).to(device)
+    field = RadianceField(VoxelGrid(51, decoder.channels, BOX), decoder).to(device)
     occupancy = OccupancyGrid(8, BOX).to(device)
     occupancy.occupied.zero_()
     occupancy.occupied[0, 0, 0] = True

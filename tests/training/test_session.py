@@ -24,7 +24,7 @@ from voxelfield.datasets.scene import Scene, Split
 from voxelfield.fields.field import RadianceField
 from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.rendering.render import render_view
-from voxelfield.training import graph, optimizer, saving, sparse
+from voxelfield.training import graph, saving
 from voxelfield.training.checkpoint import load_checkpoint
 from voxelfield.training.config import OptimizerConfig, TrainerConfig, preset
 from voxelfield.training.logging import NullLogger
@@ -471,8 +471,17 @@ def test_what_every_image_shows_as_transparent_is_never_occupied(make_session, f
 # ---------------------------------------------------------------------------------- stopping and going on again
 
 
-STAGES = "trainer.stages=[{step: 0, resolution: 8}, {step: 3, resolution: 12, crop: true}, {step: 6, resolution: 14}]"
-SCHEDULE = (STAGES, "trainer.occupancy.start=2")
+def schedule(*resolutions: int) -> tuple[str, str]:
+    """Three stages, of which the second crops."""
+    first, second, third = (f"resolution: {resolution}" for resolution in resolutions)
+    stages = f"{{step: 0, {first}}}, {{step: 3, {second}, crop: true}}, {{step: 6, {third}}}"
+    return f"trainer.stages=[{stages}]", "trainer.occupancy.start=2"
+
+
+SCHEDULE = schedule(8, 12, 14)
+# Grids so large that only their tiles in occupied space are updated; their steps are short, so each sample shows less.
+LISTED = (*schedule(54, 56, 58), "trainer.occupancy.threshold=1e-3")
+LISTED_LEVELS = {MLP: (), SUM: ("model.resolutions=[14,28,56]",), PYRAMID: ("model.resolutions=[4,8,56]",)}
 
 
 def interrupt_at(step: int) -> Hook:
@@ -486,13 +495,14 @@ def interrupt_at(step: int) -> Hook:
 @MODELS
 @pytest.mark.parametrize("stop", [1, 3, 5])
 @pytest.mark.parametrize("listed", [False, True], ids=["whole", "listed"])
-def test_resuming_changes_nothing(make_session, monkeypatch, stop, model, listed):
+def test_resuming_changes_nothing(make_session, stop, model, listed):
     """Bit for bit; step 3 is where a stage starts, so it must be entered after the restart and only once."""
-    if listed:  # as grids of practical size are
-        monkeypatch.setattr(optimizer, "_WORTH_LISTING", 1)
-    options = (*SCHEDULE, *model, *(VARIATION if model == MLP else ()))
+    options = (*model, *((*LISTED, *LISTED_LEVELS[model]) if listed else SCHEDULE))
+    options += VARIATION if model == MLP else ()
     whole = make_session(*options, folder="whole")
     assert whole.fit()
+    finest = whole.field.grid.levels[whole.field.grid.active - 1]
+    assert (whole.optimizers.grid.active_tiles(finest) is not None) == listed
 
     first = make_session(*options, folder="parts", on_step=interrupt_at(stop))
     assert not first.fit()
@@ -526,16 +536,15 @@ def test_differences_are_seen(make_session):
 
 
 UNTOUCHED = (
-    "trainer.stages=[{step: 0, resolution: 8, crop: true}, {step: 40, resolution: 24}]",
+    "trainer.stages=[{step: 0, resolution: 8, crop: true}, {step: 40, resolution: 32}]",
     "trainer.average_steps=4",
     "trainer.steps=20",
 )
 
 
 @pytest.mark.parametrize("model", [PYRAMID[0], SUM[0]])
-def test_what_training_has_not_touched_takes_no_room_and_comes_back(make_session, monkeypatch, device, model):
-    monkeypatch.setattr(sparse, "_MIN_ELEMENTS", 64)
-    session = make_session(model, "model.resolutions=[4,8,24]", *UNTOUCHED, device=device, on_step=interrupt_at(15))
+def test_what_training_has_not_touched_takes_no_room_and_comes_back(make_session, device, model):
+    session = make_session(model, "model.resolutions=[4,8,32]", *UNTOUCHED, device=device, on_step=interrupt_at(15))
     assert not session.fit()
     names = {f"grid._grids.{level}.features": values for level, values in enumerate(session.field.grid.levels)}
     path = session.output / "checkpoint_0000015.pt"
@@ -550,9 +559,8 @@ def test_what_training_has_not_touched_takes_no_room_and_comes_back(make_session
             assert torch.equal(loaded["field"][name].view(torch.int32), values.detach().cpu().view(torch.int32)), name
 
 
-def test_resuming_from_what_was_left_out_changes_nothing(make_session, monkeypatch):
-    monkeypatch.setattr(sparse, "_MIN_ELEMENTS", 64)
-    options = (*PYRAMID, "model.resolutions=[4,8,24]", *UNTOUCHED)
+def test_resuming_from_what_was_left_out_changes_nothing(make_session):
+    options = (*PYRAMID, "model.resolutions=[4,8,32]", *UNTOUCHED)
     whole = make_session(*options, folder="whole")
     assert whole.fit()
     first = make_session(*options, folder="parts", on_step=interrupt_at(15))
@@ -743,10 +751,14 @@ def test_levels_beyond_the_last_stage_are_left_out_and_named(make_session, caplo
     assert "levels [12, 16] of model.resolutions" in caplog.text
 
 
-def test_falling_resolutions_lift_the_tiles_of_a_grid_too_small_for_them(make_session, monkeypatch):
-    monkeypatch.setattr("voxelfield.training.optimizer._WORTH_LISTING", 1000)
-    stages = "trainer.stages=[{step: 0, resolution: 12}, {step: 3, resolution: 8, crop: true}]"
-    assert make_session("model=mlp", stages, "trainer.steps=5").fit()
+def test_falling_resolutions_lift_the_tiles_of_a_grid_too_small_for_them(make_session):
+    def note(session: Session) -> None:
+        listed.append(session.optimizers.grid.active_tiles(session.field.grid.features) is not None)
+
+    listed: list[bool] = []
+    stages = "trainer.stages=[{step: 0, resolution: 56}, {step: 3, resolution: 8, crop: true}]"
+    assert make_session("model=mlp", stages, "trainer.steps=5", on_step=note).fit()
+    assert listed == [True, True, True, False, False]
 
 
 def test_signals_find_their_handlers_after_an_error(make_session):

@@ -7,26 +7,21 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
 
 from voxelfield.datasets.blender import load_blender
 from voxelfield.rendering.march import MAX_VISIBLE_PER_RAY
 from voxelfield.training import configured, session
-from voxelfield.training.config import RunConfig, parse
+from voxelfield.training.config import compose, preset
 from voxelfield.training.configured import load_configured_scene, train_as_configured
 from voxelfield.training.memory import MemoryEstimate, check_memory, estimate_memory
 
 ROOT = Path(__file__).resolve().parents[2]
 GIB = 2**30
-
-
-def composed(*overrides):
-    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-        return compose("train", overrides=["scene=lego", "data.root=tests/fixtures", "trainer=smoke", *overrides])
+SMALL = ("scene=lego", "data.root=tests/fixtures", "trainer=smoke")
 
 
 def estimated(*overrides) -> MemoryEstimate:
-    settings = parse(RunConfig, composed(*overrides))
+    settings = preset(*SMALL, *overrides, name="train")
     scene = load_configured_scene(settings, ROOT)
     field = settings.model.build(scene.aabb, settings.trainer.resolutions, "meta")
     return estimate_memory(field, settings.model, settings.trainer, scene.train)
@@ -127,7 +122,7 @@ def test_a_run_is_refused_before_it_touches_the_gpu(monkeypatch, tmp_path, caplo
     say_free(monkeypatch, GIB // 2)
     caplog.set_level("INFO")
     stages = "trainer.stages=[{step: 0, resolution: 400}]"
-    config = composed("model=pyramid", "model.resolutions=[16,400]", stages)
+    config = compose(*SMALL, "model=pyramid", "model.resolutions=[16,400]", stages, name="train")
     with pytest.raises(ValueError, match=r"but 0\.50 GiB are free on cuda: use a lower finest resolution"):
         train_as_configured(config, tmp_path, ROOT)
     assert "training needs about 3." in caplog.text

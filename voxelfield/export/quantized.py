@@ -27,11 +27,11 @@ def steps_by_spread(levels: Sequence[Tensor], share: float) -> list[Tensor]:
     Returns:
         The step of each level's channels (C_l,) float32, on the device of ``levels``.
     """
-    most = max((len(values) for values in levels), default=0)
+    largest = max((len(values) for values in levels), default=0)
     steps = []
     for values in levels:
         spread = values.float().std(dim=0, correction=0) if len(values) else values.new_zeros(values.shape[1]).float()
-        steps.append(spread * (share * (len(values) / max(most, 1)) ** 0.5))
+        steps.append(spread * (share * (len(values) / max(largest, 1)) ** 0.5))
     return steps
 
 

@@ -13,7 +13,7 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
 
-MOST_CELLS = 256
+MAX_CELLS_PER_AXIS = 256
 """Cells along each axis beyond which the occupied cells are not divided."""
 
 
@@ -82,5 +82,5 @@ def _scale(extent: float, cells: int, spacing: float) -> tuple[int, int]:
     However a square with the diagonal of a pixel as its side is turned, a pixel's centre lies in it.
     """
     fit = extent / cells / (math.sqrt(2) * spacing) if spacing > 0 else math.inf
-    parts = int(max(1, min(fit, MOST_CELLS // cells)))
+    parts = int(max(1, min(fit, MAX_CELLS_PER_AXIS // cells)))
     return parts, 1 if fit >= 1 else min(cells, math.ceil(1 / fit))

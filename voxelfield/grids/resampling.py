@@ -16,9 +16,9 @@ from voxelfield.ops._errors import ArgumentValueError
 # Fraction of a cell: a face of a cropping box that is this close to a vertex counts as lying on it. The tolerance is
 # far above the rounding of float32 world coordinates and far below anything visible.
 _SNAP_TOLERANCE = 1e-3
-# Elements of a temporary tensor (64 MiB of float32). Passes over a whole grid work slab by slab, so that their
-# temporaries stay this small for any grid.
-_SLAB_ELEMENTS = 1 << 24
+SLAB_ELEMENTS = 1 << 24
+"""Elements of a temporary tensor (64 MiB of float32): passes over a whole grid work slab by slab, so that their
+temporaries stay this small for any grid."""
 
 
 def touched_vertices(low: float, high: float, size: int, wanted_low: float, wanted_high: float) -> tuple[int, int]:
@@ -33,13 +33,16 @@ def touched_vertices(low: float, high: float, size: int, wanted_low: float, want
     return first, max(last, first + 1)
 
 
-def resample(values: Tensor, resolution: tuple[int, int, int]) -> Tensor:
-    """Trilinear resampling of (X, Y, Z, C) to other numbers of vertices, outermost vertices fixed."""
+def resample(values: Tensor, resolution: tuple[int, int, int], slab_elements: int = SLAB_ELEMENTS) -> Tensor:
+    """Trilinear resampling of (X, Y, Z, C) to other numbers of vertices, outermost vertices fixed.
+
+    No temporary tensor has more than ``slab_elements`` elements, unless the vertices at one x need more.
+    """
     _, y, z, channels = values.shape
     new_x, new_y, new_z = resolution
     result = values.new_empty((*resolution, channels))
     row = max(y * z, new_y * z, new_y * new_z) * channels
-    for rows in _slabs(new_x, row):
+    for rows in _slabs(new_x, row, slab_elements):
         slab = _resample_axis(values, 0, torch.arange(rows.start, rows.stop), new_x)
         slab = _resample_axis(slab, 1, torch.arange(new_y), new_y)
         slab = _resample_axis(slab, 2, torch.arange(new_z), new_z)
@@ -69,20 +72,25 @@ def vertex_fractions(size: int, like: Tensor) -> Tensor:
     return index / (size - 1) if size > 1 else torch.full_like(index, 0.5)
 
 
-def sample_vertices(values: Tensor, corners: Tensor, resolution: tuple[int, int, int]) -> Tensor:
-    """Values of (X, Y, Z, C) at the vertices that fill a box given by its corners (2, 3) in the unit cube."""
+def sample_vertices(
+    values: Tensor, corners: Tensor, resolution: tuple[int, int, int], slab_elements: int = SLAB_ELEMENTS
+) -> Tensor:
+    """Values of (X, Y, Z, C) at the vertices that fill a box given by its corners (2, 3) in the unit cube.
+
+    ``slab_elements`` is as for :func:`resample`.
+    """
     result = values.new_empty((*resolution, values.shape[-1]))
     axes = []
     for axis, size in enumerate(resolution):
         axes.append(torch.lerp(corners[0, axis], corners[1, axis], vertex_fractions(size, corners)))
-    for rows in _slabs(resolution[0], resolution[1] * resolution[2] * max(values.shape[-1], 3)):
+    for rows in _slabs(resolution[0], resolution[1] * resolution[2] * max(values.shape[-1], 3), slab_elements):
         points = torch.stack(torch.meshgrid(axes[0][rows], axes[1], axes[2], indexing="ij"), dim=-1)
         result[rows] = ops.sample_trilinear(values, points.view(-1, 3)).view(*points.shape[:-1], -1)
     return result
 
 
-def _slabs(rows: int, row_elements: int) -> Iterator[slice]:
-    step = max(_SLAB_ELEMENTS // max(row_elements, 1), 1)
+def _slabs(rows: int, row_elements: int, slab_elements: int) -> Iterator[slice]:
+    step = max(slab_elements // max(row_elements, 1), 1)
     for start in range(0, rows, step):
         yield slice(start, min(start + step, rows))
 

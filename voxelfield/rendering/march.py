@@ -163,16 +163,17 @@ def visible_samples(
         )
         return packed, None
     if capacity is None:
-        marched = march(rays, occupancy, settings.step, jitter)
-        return select(field, marched, settings), marched.ray_offsets[-1]
+        candidates = march(rays, occupancy, settings.step, jitter)
+        return select(field, candidates, settings), candidates.ray_offsets[-1]
     skips_nan = getattr(field, "skips_nan", False)
-    marched = march(rays, occupancy, settings.step, jitter, capacity.candidates)
+    candidates = march(rays, occupancy, settings.step, jitter, capacity.candidates)
     if not skips_nan:
-        marched = _without_nan(marched, occupancy.aabb)
-    packed = select(field, marched, settings, capacity.visible)
+        candidates = _without_nan(candidates, occupancy.aabb)
+    packed = select(field, candidates, settings, capacity.visible)
     if not skips_nan:
         packed = _without_nan(packed, occupancy.aabb)
-    return packed._replace(rays_kept=torch.minimum(marched.rays_kept, packed.rays_kept)), marched.ray_offsets[-1]
+    rays_kept = torch.minimum(candidates.rays_kept, packed.rays_kept)
+    return packed._replace(rays_kept=rays_kept), candidates.ray_offsets[-1]
 
 
 def _pyramid_density(field: Field) -> PyramidDensity | None:

@@ -14,9 +14,6 @@ from voxelfield.grids.boxes import box_tensor, parse_box
 from voxelfield.ops._checks import check_result
 from voxelfield.ops._internal.empty_distance import empty_distance
 
-# Cells that are evaluated at once, to bound the memory that this needs.
-_CELLS_AT_ONCE = 1 << 20
-
 
 class OccupancyGrid(nn.Module):
     """A box of cells, each occupied or empty; all are occupied at first.
@@ -135,7 +132,12 @@ class OccupancyGrid(nn.Module):
 
     @torch.no_grad()
     def update_from_samples(
-        self, density: Callable[[Tensor], Tensor], step: float, threshold: float, decay: float = 0.95
+        self,
+        density: Callable[[Tensor], Tensor],
+        step: float,
+        threshold: float,
+        decay: float = 0.95,
+        chunk: int = 1 << 20,
     ) -> None:
         """Marks the cells in which a field of any kind was seen to reach an opacity.
 
@@ -148,15 +150,18 @@ class OccupancyGrid(nn.Module):
             step: Distance between samples, world units.
             threshold: Opacity :math:`1 - e^{-density * step}` of one sample, above which a cell counts as occupied.
             decay: Factor on the densities seen before, in [0, 1].
+            chunk: Cells at once, to bound memory.
 
         Raises:
             TypeError: ``density`` does not return a tensor of such a dtype.
-            ValueError: ``threshold`` is outside (0, 1) or ``decay`` outside [0, 1], or ``density`` returns a tensor of
-                another shape or device.
+            ValueError: ``threshold`` is outside (0, 1), ``decay`` outside [0, 1] or ``chunk`` below 1, or ``density``
+                returns a tensor of another shape or device.
         """
         _check_threshold(threshold)
         if not 0 <= decay <= 1:
             raise ValueError(f"decay must lie in [0, 1], got {decay}")
+        if chunk < 1:
+            raise ValueError(f"chunk must be at least 1, got {chunk}")
         if self._cells is None:
             self._cells = self.possible.nonzero()
         extent = self.aabb[1] - self.aabb[0]
@@ -164,7 +169,7 @@ class OccupancyGrid(nn.Module):
         # A density that was not finite keeps its cell occupied until the next look, not for ever.
         self.highest.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).mul_(decay)
         highest = self.highest.view(-1)
-        for cells in self._cells.split(_CELLS_AT_ONCE):
+        for cells in self._cells.split(chunk):
             points = self.aabb[0] + (cells + torch.rand(cells.shape, device=cells.device)) * size
             seen = density(points)
             check_result("density(points)", seen, (points.shape[0],), points)

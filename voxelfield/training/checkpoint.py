@@ -99,9 +99,9 @@ def pack_checkpoint(state: dict[str, Any]) -> dict[str, Any]:
         TypeError: As for :func:`save_checkpoint`.
         ValueError: As for :func:`save_checkpoint`.
     """
-    taken = sorted(_ADDED & state.keys())
-    if taken:
-        raise ValueError(f"state must not hold the keys {taken}: save_checkpoint adds them")
+    reserved = sorted(_ADDED & state.keys())
+    if reserved:
+        raise ValueError(f"state must not hold the keys {reserved}: save_checkpoint adds them")
     _check_loadable(state, "state")
     return {"format": FORMAT, "voxelfield": _version(), **copy_without_zeros(state)}
 

@@ -73,9 +73,9 @@ def estimate_memory(field: RadianceField, recipe: Recipe, config: TrainerConfig,
     width = copies.itemsize
     channels = field.grid.channels
     if copies == torch.float16 and field.pyramid_density() is not None:
-        marched = config.max_rays * MAX_VISIBLE_PER_RAY * _FLOAT  # distances that march_visible notes for each ray
+        candidates = config.max_rays * MAX_VISIBLE_PER_RAY * _FLOAT  # distances that march_visible notes for each ray
     else:
-        marched = config.candidate_samples * (_PACKED_SAMPLE + width * (channels + 16))
+        candidates = config.candidate_samples * (_PACKED_SAMPLE + width * (channels + 16))
     visible = config.visible_samples * (_PACKED_SAMPLE + width * (2 * channels + _DECODED_SAMPLE))
     return MemoryEstimate(
         parameters=_FLOAT * values,
@@ -84,7 +84,7 @@ def estimate_memory(field: RadianceField, recipe: Recipe, config: TrainerConfig,
         copies=0 if copies == torch.float32 else width * values,
         average=_FLOAT * values if config.average_steps > 0 else 0,
         images=split.images.numel(),
-        samples=marched + visible,
+        samples=candidates + visible,
     )
 
 

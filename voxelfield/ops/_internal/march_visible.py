@@ -150,15 +150,15 @@ def _register() -> None:
         max_samples_per_ray: int,
     ) -> tuple[Tensor, Tensor, Tensor]:
         bits = bits_of(occupied, resolution)
-        marched = march_rays(origins, directions, near, far, bits, aabb_occupancy, step, offset)
-        density = density_of(geometry_at(marched.positions, levels, aabb, density_weights)[:, 0], density_initial)
+        candidates = march_rays(origins, directions, near, far, bits, aabb_occupancy, step, offset)
+        density = density_of(geometry_at(candidates.positions, levels, aabb, density_weights)[:, 0], density_initial)
         # Within the range of a ray, `kept` starts with the indices of the samples that were kept.
         kept, counts, _ = torch.ops.voxelfield.count_visible_samples(
-            density, marched.dt, marched.ray_offsets, min_transmittance, min_weight
+            density, candidates.dt, candidates.ray_offsets, min_transmittance, min_weight
         )
         counts = counts.clamp(max=max_samples_per_ray)
         column = torch.arange(max_samples_per_ray)
         filled = column < counts[:, None]
         slots = origins.new_zeros(origins.shape[0], max_samples_per_ray)
-        slots[filled] = marched.t[kept[(marched.ray_offsets[:-1, None] + column)[filled]].long()]
+        slots[filled] = candidates.t[kept[(candidates.ray_offsets[:-1, None] + column)[filled]].long()]
         return slots, counts, sums_of_parts(counts)

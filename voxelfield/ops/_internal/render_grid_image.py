@@ -1,4 +1,4 @@
-"""Rendering whole images of a voxel field of spherical harmonics, for display."""
+"""Rendering whole images of a voxel field of spherical harmonics, without derivatives."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class PackedSHGrid:
     @staticmethod
     @torch.no_grad()
     def pack(grid: Tensor, aabb: Tensor, degree: int, dtype: torch.dtype = torch.float16) -> PackedSHGrid:
-        """Copies a field into the layout for display.
+        """Copies a field into the layout that :func:`render_grid_image` reads.
 
         Args:
             grid: (X, Y, Z, C) floating point, as for :func:`render_grid`.

@@ -1,4 +1,4 @@
-"""Rendering whole images of a pyramid of grids and the networks behind it, for display."""
+"""Rendering whole images of a pyramid of grids and the networks behind it, without derivatives."""
 
 from __future__ import annotations
 
@@ -178,10 +178,16 @@ def _register() -> None:
         parts: list[tuple[Tensor, Tensor, Tensor]] = []
         for index in torch.arange(height * width).split(_RAYS_AT_ONCE):
             rays = pixel_rays(no_photograph, index, c2w[None], intrinsics[None], aabb)
-            marched = march_rays(*rays[:4], bits, aabb_occupancy, step)
-            density = density_of(geometry_at(marched.positions, levels, aabb, density_weights)[:, 0], density_initial)
+            candidates = march_rays(*rays[:4], bits, aabb_occupancy, step)
+            density = density_of(
+                geometry_at(candidates.positions, levels, aabb, density_weights)[:, 0], density_initial
+            )
             seen = select_samples(
-                density, *marched[:3], marched.ray_offsets, min_transmittance=min_transmittance, min_weight=min_weight
+                density,
+                *candidates[:3],
+                candidates.ray_offsets,
+                min_transmittance=min_transmittance,
+                min_weight=min_weight,
             )
             geometry = geometry_at(seen.positions, levels, aabb, density_weights)
             inputs, raw = append_view(geometry, rays.directions, seen.ray_index, view_degree)

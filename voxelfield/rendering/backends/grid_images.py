@@ -15,15 +15,15 @@ from voxelfield.ops._internal.render_grid_image import PackedSHGrid, render_grid
 from voxelfield.rendering.backends.backend import Draw, ImageBackend, ImageSource, one_kernel, stored_dtype
 
 _DTYPES = (torch.float32, torch.float16)
-_MOST_VERTICES = 2**31 - 1
+_MAX_VERTICES = 2**31 - 2
 
 
 class GridImages(ImageBackend):
     """One kernel for a :class:`VoxelGrid`, or a :class:`VoxelPyramid` that is a sum, read by an :class:`SHDecoder`.
 
     A sum is collapsed into one grid (:meth:`VoxelPyramid.collapse`), which loses nothing. Subclasses of any of these
-    may compute something else, so they are not served; nor are grids of 2^31 - 1 vertices, of padding other than
-    "border", or of dtypes other than float32 and float16.
+    may compute something else, so they are not served; nor are grids of more than 2^31 - 2 vertices, of padding other
+    than "border", or of dtypes other than float32 and float16.
     """
 
     name = "render_grid_image"
@@ -40,7 +40,7 @@ class GridImages(ImageBackend):
         return (
             type(field.decoder.activation) is DensityActivation
             and finest.padding == "border"
-            and finest.features[..., 0].numel() < _MOST_VERTICES
+            and finest.features[..., 0].numel() <= _MAX_VERTICES
             and all(parameter.dtype in _DTYPES for parameter in field.parameters())
         )
 

@@ -27,12 +27,13 @@ def config_name(device: str = "auto") -> str:
     return "train" if choose_device(device).type == "cuda" else "train_cpu"
 
 
-def compose(*overrides: str, device: str = "auto") -> DictConfig:
+def compose(*overrides: str, device: str = "auto", name: str | None = None) -> DictConfig:
     """Composes a configuration as ``python train.py OVERRIDES`` does.
 
     Args:
         overrides: Such as ``"model=sh"``, ``"trainer=fast"`` or ``"trainer.steps=500"``.
         device: Where the run takes place.
+        name: The file in ``configs/`` to begin with; None takes the one for the device (:func:`config_name`).
 
     Raises:
         hydra.errors.HydraException: An override names a file or a key that there is not.
@@ -44,7 +45,10 @@ def compose(*overrides: str, device: str = "auto") -> DictConfig:
     offer_announced_recipes()
     # This also works within a program that Hydra has started: the context puts its state back.
     with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
-        return hydra.compose(config_name(device), overrides=[f"device={device}", *complete_overrides(overrides)])
+        return hydra.compose(
+            config_name(device) if name is None else name,
+            overrides=[f"device={device}", *complete_overrides(overrides)],
+        )
 
 
 def complete_overrides(overrides: Iterable[str]) -> list[str]:
@@ -76,17 +80,18 @@ def _is_setting(key: str) -> bool:
     return True
 
 
-def preset(*overrides: str, device: str = "auto") -> RunConfig:
+def preset(*overrides: str, device: str = "auto", name: str | None = None) -> RunConfig:
     """Returns the checked settings that :func:`compose` composes.
 
     Args:
         overrides: As for :func:`compose`.
         device: Where the run takes place.
+        name: As for :func:`compose`.
 
     Raises:
         ValueError: A value is not allowed; the message names the key.
     """
-    return parse(RunConfig, compose(*overrides, device=device))
+    return parse(RunConfig, compose(*overrides, device=device, name=name))
 
 
 def complete(
