@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 import voxelfield
+from voxelfield.cli import evaluate
 from voxelfield.cli.train import main
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
@@ -417,6 +419,42 @@ def test_the_defaults_without_a_gpu_are_told_where_they_run(overrides, told, tmp
     result = train_apart("scene=lego", *overrides, *missing)
     assert result.returncode == 2, result.stdout + result.stderr
     assert ("on a CPU model=mlp and trainer=cpu are the defaults" in result.stdout) == told
+
+
+@pytest.mark.slow
+def test_a_folder_is_a_scene_without_any_settings(tmp_path):
+    folder = tmp_path / "somebody's scenes" / "my, capture"
+    folder.mkdir(parents=True)
+    meta = json.loads((FIXTURE / "transforms_train.json").read_text())
+    shutil.copytree(FIXTURE / "train", folder / "train")
+    (folder / "transforms.json").write_text(json.dumps(meta))
+    options = ("trainer=smoke", "trainer.steps=5", "trainer.image_size=25", "trainer.evaluation.views=null")
+    result = train(f"scene={folder}", *options, f"hydra.run.dir={tmp_path / 'run'}")
+    assert result.returncode == 0, result.stdout
+    metrics = read_metrics(tmp_path / "run")
+    assert metrics["scene"] == "my, capture"
+    assert (metrics["split"], metrics["views"]) == ("test", 3)
+    run = voxelfield.load(tmp_path / "run", "cpu")
+    assert torch.equal(torch.tensor(run.config.scene.aabb), voxelfield.load_scene(folder).aabb)
+    assert evaluate.main([str(tmp_path / "run"), "--device", "cpu"]) == 0
+
+
+@pytest.mark.slow
+def test_a_capture_of_which_nothing_is_held_out_is_judged_by_its_training_views(tmp_path):
+    folder = tmp_path / "capture"
+    shutil.copytree(FIXTURE / "train", folder / "train")
+    shutil.copy(FIXTURE / "transforms_train.json", folder / "transforms.json")
+    options = (
+        "trainer=smoke",
+        "trainer.steps=5",
+        "trainer.image_size=25",
+        "data.holdout=0",
+        "trainer.evaluation.views=2",
+    )
+    result = train(f"scene={folder}", *options, f"hydra.run.dir={tmp_path / 'run'}")
+    assert result.returncode == 0, result.stdout
+    metrics = read_metrics(tmp_path / "run")
+    assert (metrics["split"], metrics["views"]) == ("train", 2)
 
 
 @pytest.mark.parametrize(

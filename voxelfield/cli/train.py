@@ -36,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Hydra's command line without the program's name; None takes that of this process.
     """
     given = sys.argv if arguments is None else ["voxelfield train", *arguments]
-    sys.argv = [given[0], *complete_overrides(given[1:])]
+    overrides = [text for override in given[1:] for text in _with_folder(override)]
+    sys.argv = [given[0], *complete_overrides(overrides)]
     # Hydra would print its errors over many lines and exit; told to raise them, it leaves that to us.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     offer_announced_recipes()
@@ -50,6 +51,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(composition_error(error), file=sys.stderr)  # noqa: T201
         return 2
     return 0
+
+
+def _with_folder(override: str) -> list[str]:
+    """Returns an override; for ``scene=FOLDER``, unless settings have that name, overrides that mean the folder."""
+    key, _, value = override.partition("=")
+    folder = Path(value)
+    if key != "scene" or (config_folder() / "scene" / f"{value}.yaml").is_file() or not folder.is_dir():
+        return [override]
+    whole = folder.resolve()
+    return ["scene=folder", f"scene.name={_quoted(whole.name)}", f"data.root={_quoted(str(whole.parent))}"]
+
+
+def _quoted(text: str) -> str:
+    """Returns a text as Hydra's grammar quotes it, where a backslash counts only before a quote."""
+    return "'" + re.sub(r"(\\*)('|$)", lambda match: 2 * match[1] + ("\\'" if match[2] else ""), text) + "'"
 
 
 def _given_device(overrides: Sequence[str]) -> str:
@@ -90,7 +106,8 @@ def composition_error(error: CompactHydraException) -> str:
     """Returns what Hydra could not compose, in one line; a key that there is not, with the nearest that there is."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, name = error.missing_cfg_file.rpartition("/")
-        return f"{group} must be one of {', '.join(error.options)}, got {name!r}"
+        folder = "a folder, or " if group == "scene" else ""
+        return f"{group} must be {folder}one of {', '.join(error.options)}, got {name!r}"
     cause = error.__cause__
     if isinstance(cause, OmegaConfBaseException) and cause.full_key and isinstance(cause.parent_node, DictConfig):
         return unknown_key(cause.full_key, [str(key) for key in cause.parent_node])

@@ -199,6 +199,8 @@ def restore_run(
     device = torch.device(device)
     trainer = parse(TrainerConfig, config.trainer, "trainer")
     scene = parse(SceneConfig, config.scene, "scene")
+    if scene.aabb is None:
+        raise ValueError("scene.aabb must be the box that the field was trained in, got None")
     aabb = torch.tensor(scene.aabb, dtype=torch.float32)
     recipe = parse(Recipe, config.model, "model")
     state = {name: item.to(device) if isinstance(item, Tensor) else item for name, item in field_state.items()}

@@ -105,8 +105,7 @@ class Session:
         on_preview: Hook | None = None,
     ) -> None:
         config = complete(recipe, trainer, optimizer, str(device))
-        low, high = scene.aabb.tolist()
-        config.scene = SceneConfig(scene.name, (tuple(low), tuple(high)))
+        config.scene = SceneConfig(scene.name, None)
         config.seed = seed
         hooks = (on_step, on_stage, on_preview)
         self._begin(scene, parse(RunConfig, config), output, logger, hooks)
@@ -149,6 +148,9 @@ class Session:
         log: RunLogger | None,
         hooks: tuple[Hook | None, Hook | None, Hook | None],
     ) -> None:
+        if config.scene.aabb is None:
+            low, high = scene.aabb.tolist()
+            config.scene.aabb = (tuple(low), tuple(high))
         self.scene = scene
         self.config = config
         self.recipe = config.model

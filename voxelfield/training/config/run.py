@@ -23,14 +23,16 @@ class SceneConfig:
 
     Attributes:
         name: Of the scene's folder.
-        aabb: Low and high corner of the box that holds what matters, world units.
+        aabb: Low and high corner of the box that holds what matters, world units; None: as the scene's format has it.
     """
 
     name: Annotated[str, Form(r".+", "the name of a folder")] = "lego"
-    aabb: tuple[Corner, Corner] = ((-1.5, -1.5, -1.5), (1.5, 1.5, 1.5))
+    aabb: tuple[Corner, Corner] | None = ((-1.5, -1.5, -1.5), (1.5, 1.5, 1.5))
 
     def check(self, name: str) -> None:
         """Raises ValueError unless the box has a finite inside."""
+        if self.aabb is None:
+            return
         try:
             parse_box(self.aabb)
         except ValueError as error:
