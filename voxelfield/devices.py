@@ -25,7 +25,10 @@ def choose_device(wish: str) -> torch.device:
         raise ValueError(f"device must be {DEVICES_IN_WORDS}, got {wish!r}")
     device = torch.device(wish)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device={wish}, but torch {torch.__version__} finds no CUDA device; use device=cpu")
+        raise ValueError(f"device must be cpu where torch {torch.__version__} finds no CUDA device, got {wish!r}")
     if device.index is not None and device.index >= torch.cuda.device_count():
-        raise ValueError(f"device={wish}, but torch finds {torch.cuda.device_count()} CUDA devices, counted from 0")
+        count = torch.cuda.device_count()
+        raise ValueError(
+            f"device must be cuda:0 to cuda:{count - 1}, as torch finds {count} CUDA devices, got {wish!r}"
+        )
     return device

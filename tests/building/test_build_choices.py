@@ -166,6 +166,14 @@ def test_a_stamp_is_read_without_loading(tmp_path):
     assert _build.read_stamp(tmp_path / "other.so") is None
 
 
+def test_a_stamp_is_told_in_words():
+    architectures = Architectures(("75", "90"), ("90",))
+    stamp = _build.Stamp("0123ab", architectures, "VOXELFIELD_X=1", 13)
+    assert str(stamp) == "sources 0123ab; CUDA 13; compute capability 7.5, 9.0 and PTX of 9.0; macros VOXELFIELD_X=1"
+    assert str(stamp._replace(variant="")).endswith("; no macros")
+    assert str(_build.Stamp("0123ab", Architectures(), "", 0)) == "sources 0123ab; no CUDA"
+
+
 @pytest.mark.parametrize(
     ("variables", "variant"),
     [

@@ -55,7 +55,7 @@ def test_a_known_name_is_not_taken_for_a_folder(tmp_path):
 
 
 def test_what_is_nowhere_is_named(tmp_path):
-    with pytest.raises(SceneNotFoundError, match="scene 'nowhere' not found"):
+    with pytest.raises(SceneNotFoundError, match="scene must be in a folder of scenes, got 'nowhere'"):
         voxelfield.load_scene("nowhere")
     with pytest.raises(FileNotFoundError, match="folder must be a scene"):
         voxelfield.load_scene(tmp_path / "nowhere")

@@ -50,7 +50,8 @@ def test_message_for_a_scene_with_a_download(tmp_path, monkeypatch):
     with pytest.raises(SceneNotFoundError) as error:
         find_scene("lego", root)
     message = str(error.value)
-    assert message.startswith("scene 'lego' not found")
+    assert message.startswith("scene must be in a folder of scenes, got 'lego'")
+    assert len(message.splitlines()) == 1
     assert str(root / "lego") in message
     assert str(tmp_path / "shared" / "lego") in message
     assert f"`voxelfield download lego --root '{root}'`" in message
@@ -102,5 +103,5 @@ def test_only_the_bundled_scene_is_found_without_a_root(tmp_path, monkeypatch):
     assert find_scene("bricks").resolve() == own
     monkeypatch.setattr(installed, "_PACKAGE", tmp_path / "voxelfield")
     make_scene(tmp_path / "data")
-    with pytest.raises(SceneNotFoundError, match="scene 'toy' not found"):
+    with pytest.raises(SceneNotFoundError, match="scene must be in a folder of scenes, got 'toy'"):
         find_scene("toy", tmp_path / "elsewhere")

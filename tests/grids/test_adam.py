@@ -852,7 +852,7 @@ INT = torch.int32
         ({"params": [torch.zeros(4, 9, 4, 2).mT]}, ValueError, r"params\[0\] must be contiguous|must have shape"),
         ({"exp_avg_sqs": [torch.zeros(4, 4, 2, 9).mT]}, ValueError, r"exp_avg_sqs\[0\] must be contiguous"),
         ({"working": [torch.zeros(4, 4, 9, 2)]}, TypeError, r"working\[0\] must be float16 or bfloat16"),
-        ({"tiles": [torch.zeros(1, dtype=INT)]}, ValueError, r"tiles\[0\] and tile_counts\[0\] come together"),
+        ({"tiles": [torch.zeros(1, dtype=INT)]}, ValueError, r"tiles\[0\] and tile_counts\[0\] must be given together"),
         (
             {"tiles": [torch.zeros(1, dtype=torch.int64)], "tile_counts": [torch.zeros(1, dtype=INT)]},
             TypeError,

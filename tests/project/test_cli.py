@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from PIL import Image
 from voxelfield import _build, _library
 from voxelfield.cli import doctor
 from voxelfield.cli.command import VERBS, main
+from voxelfield.cli.errors import TRAINING_PACKAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = ("trainer=smoke", "trainer.steps=40", "trainer.preview_every=0", "trainer.evaluation.video_frames=0")
@@ -96,7 +99,63 @@ def test_doctor_describes_this_machine(capsys: pytest.CaptureFixture[str]) -> No
     told = capsys.readouterr().out
     assert torch.__version__ in told
     assert str(_library.loaded_modules()[_build.CPU_MODULE]) in told
+    assert f"_C compiled from       sources {_build.source_digest()}; no CUDA\n" in told
     assert told.endswith("all that is here works\n")
+
+
+def test_doctor_lists_the_variables_that_are_set(monkeypatch) -> None:
+    monkeypatch.setenv("VOXELFIELD_DATA", "/scenes")
+    monkeypatch.setenv("NVCC_PREPEND_FLAGS", "-DVOXELFIELD_X")
+    monkeypatch.delenv("VOXELFIELD_CUDA", raising=False)
+    found = dict(doctor.versions())
+    assert found["$VOXELFIELD_DATA"] == "/scenes"
+    assert found["$NVCC_PREPEND_FLAGS"] == "-DVOXELFIELD_X"
+    assert "$VOXELFIELD_CUDA" not in found
+
+
+def pretend_gpu(monkeypatch: pytest.MonkeyPatch, shared: int) -> None:
+    allowed = {"shared_memory_per_block": 49152, "shared_memory_per_block_optin": shared}
+    gpu = SimpleNamespace(name="a card", major=8, minor=6, **allowed)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: gpu)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: (2**30, 2**31))
+
+
+@pytest.mark.parametrize(
+    ("shared", "cap", "fast", "limit"),
+    [
+        (232448, None, 4, 232448),
+        (166912, None, 2, 166912),
+        (101376, None, 2, 101376),
+        (65536, None, 0, 65536),
+        (232448, "65792", 1, 65792),
+        (65536, "101376", 0, 65536),
+    ],
+)
+def test_doctor_tells_which_form_a_gpus_shared_memory_allows(monkeypatch, shared, cap, fast, limit) -> None:
+    pretend_gpu(monkeypatch, shared)
+    monkeypatch.delenv("VOXELFIELD_SHARED_MEMORY_LIMIT", raising=False)
+    if cap is not None:
+        monkeypatch.setenv("VOXELFIELD_SHARED_MEMORY_LIMIT", cap)
+    (_, card), *forms = doctor.gpus()
+    assert card.endswith(f"{shared} bytes of shared memory per block")
+    assert {name for name, _ in forms} == {"model=pyramid on GPU 0"}
+    told = {form: launches.split(", ") for form, launches in (text.split(": ") for _, text in forms)}
+    kept = told.pop("networks in shared memory", [])
+    slower = told.pop(f"reading global memory instead, as a block may have {limit} bytes", [])
+    assert not told
+    assert len(kept) == fast
+    assert sorted(kept + slower) == sorted(f"{name} ({taken} bytes)" for name, taken in doctor.SHARED_MEMORY.items())
+
+
+@pytest.mark.parametrize("cap", ["0", "-5", "many", "64K", "99999999999"])
+def test_doctor_names_a_wrong_limit_of_shared_memory(monkeypatch, cap) -> None:
+    pretend_gpu(monkeypatch, 65536)
+    monkeypatch.setenv("VOXELFIELD_SHARED_MEMORY_LIMIT", cap)
+    message = f"VOXELFIELD_SHARED_MEMORY_LIMIT must be a positive number of bytes, got '{cap}'"
+    with pytest.raises(doctor.DoctorError, match=message):
+        list(doctor.gpus())
 
 
 def test_doctor_names_the_first_thing_that_fails(monkeypatch, capsys) -> None:
@@ -115,6 +174,9 @@ def test_doctor_describes_gpus_and_their_kernels(capsys: pytest.CaptureFixture[s
     told = capsys.readouterr().out
     assert torch.cuda.get_device_name(0) in told
     assert "kernels on cuda:0" in told
+    assert "model=pyramid on GPU 0 " in told
+    stamp = _build.read_stamp(_library.loaded_modules()[_build.CUDA_MODULE])
+    assert f"_C_cuda compiled from  {stamp}\n" in told
 
 
 def test_bench_compares_with_grid_sample(device, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,17 +186,60 @@ def test_bench_compares_with_grid_sample(device, capsys: pytest.CaptureFixture[s
     assert all(line.endswith("x") for line in lines[2:])
 
 
-@pytest.mark.parametrize("verb", [("bench", "--resolution", "9", "--points", "50"), ("doctor",)])
-def test_verbs_that_train_nothing_need_no_package_for_training(verb: tuple[str, ...]) -> None:
+def without_packages_for_training(*arguments: str) -> subprocess.CompletedProcess[str]:
+    # torch itself works without numpy, but warns of it
     script = (
         "import sys\n"
-        "for name in ('hydra', 'omegaconf', 'PIL', 'safetensors', 'tensorboard', 'imageio', 'pooch', 'tqdm'):\n"
+        f"for name in {sorted(TRAINING_PACKAGES.keys() - {'numpy'})!r}:\n"
         "    sys.modules[name] = None\n"
         "from voxelfield.cli.command import main\n"
-        f"sys.exit(main({list(verb)!r}))"
+        f"sys.exit(main({list(arguments)!r}))"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    return subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("verb", [("bench", "--resolution", "9", "--points", "50"), ("doctor",)])
+def test_verbs_that_train_nothing_need_no_package_for_training(verb: tuple[str, ...]) -> None:
+    done = without_packages_for_training(*verb)
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("arguments", [("train", "scene=bricks"), ("eval", "run"), ("render", "run")])
+def test_what_training_needs_is_told_in_one_line_where_it_is_not_installed(arguments: tuple[str, ...]) -> None:
+    done = without_packages_for_training(*arguments)
+    assert done.returncode == 2
+    assert re.fullmatch(
+        rf'[a-z-]+ must be installed for `voxelfield {arguments[0]}`: pip install "voxelfield\[train\]"\n', done.stderr
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "package"), [("hydra.core", "hydra-core"), ("omegaconf", "hydra-core"), ("PIL", "pillow")]
+)
+def test_a_package_that_a_verb_meets_as_it_runs_is_named_too(monkeypatch, capsys, module: str, package: str) -> None:
+    def fail(arguments: list[str]) -> int:
+        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
+
+    monkeypatch.setattr(doctor, "main", fail)
+    assert main(["doctor"]) == 2
+    told = capsys.readouterr().err
+    assert told == f'{package} must be installed for `voxelfield doctor`: pip install "voxelfield[train]"\n'
+
+
+@pytest.mark.parametrize("module", ["voxelfield.nowhere", "filelock", None])
+def test_a_module_of_no_such_package_is_a_fault_and_stays_one(monkeypatch, module: str | None) -> None:
+    def fail(arguments: list[str]) -> int:
+        raise ModuleNotFoundError("No module", name=module)
+
+    monkeypatch.setattr(doctor, "main", fail)
+    with pytest.raises(ModuleNotFoundError):
+        main(["doctor"])
+
+
+def test_packages_for_training_are_those_of_the_extra() -> None:
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 reads no TOML")
+    extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["train"]
+    assert {re.match(r"[a-z-]+", wanted)[0] for wanted in extra} == set(TRAINING_PACKAGES.values())
 
 
 def test_usage_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:

@@ -352,7 +352,7 @@ def test_a_missing_scene_is_one_clear_message(tmp_path):
     assert result.returncode == 2, result.stdout
     assert "Traceback" not in result.stdout
     assert len(errors(result.stdout)) == 1
-    assert result.stdout.count("scene 'lego' not found") == 1
+    assert result.stdout.count("scene must be in a folder of scenes, got 'lego'") == 1
     assert str(tmp_path / "nowhere" / "lego") in result.stdout
     assert "voxelfield download lego" in result.stdout
     assert "scene=bricks" in result.stdout
@@ -363,7 +363,7 @@ def test_a_missing_scene_is_one_clear_message(tmp_path):
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("device=cuda", ["device=cuda", "no CUDA device", "device=cpu"]),
+        ("device=cuda", ["device must be cpu", "no CUDA device, got 'cuda'"]),
         ("device=banana", ["device must be auto, cpu, cuda or cuda:<index>", "banana"]),
         ("+trainer.stepz=3", ["no key trainer.stepz; did you mean trainer.steps?"]),
         ("data.download=perhaps", ["data.download must be true or false, got 'perhaps'"]),
@@ -486,13 +486,15 @@ def test_choosing_a_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_device("auto") == torch.device("cpu")
     assert choose_device("cpu") == torch.device("cpu")
-    with pytest.raises(ValueError, match=r"device=cuda:1, .*no CUDA device"):
+    with pytest.raises(ValueError, match=r"device must be cpu where .*no CUDA device, got 'cuda:1'"):
         choose_device("cuda:1")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert choose_device("auto") == torch.device("cuda")
     assert choose_device("cuda:1") == torch.device("cuda", 1)
-    with pytest.raises(ValueError, match="device=cuda:2, but torch finds 2 CUDA devices"):
+    with pytest.raises(
+        ValueError, match="device must be cuda:0 to cuda:1, as torch finds 2 CUDA devices, got 'cuda:2'"
+    ):
         choose_device("cuda:2")
     with pytest.raises(ValueError, match="device must be auto, cpu, cuda or cuda:<index>, got 'gpu'"):
         choose_device("gpu")

@@ -162,7 +162,9 @@ def test_cameras_indexed_by_an_empty_list_are_empty():
 
 
 def test_cameras_refuse_an_int_index():
-    with pytest.raises(TypeError, match=r"cameras\[2:3\]"):
+    with pytest.raises(
+        TypeError, match=r"index must be a slice, a sequence or a tensor, got the int 2: use cameras\[2:3\]"
+    ):
         make_cameras()[2]
 
 

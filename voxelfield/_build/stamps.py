@@ -25,6 +25,13 @@ class Stamp(NamedTuple):
     variant: str  # the VOXELFIELD_* macros that NVCC_APPEND_FLAGS and NVCC_PREPEND_FLAGS defined
     cuda: int  # major version of the compiling nvcc; 0 in the CPU module
 
+    def __str__(self) -> str:
+        """Returns words for messages, such as ``"sources 0123ab; CUDA 13; compute capability 9.0; no macros"``."""
+        if not self.cuda:
+            return f"sources {self.digest}; no CUDA"
+        macros = f"macros {self.variant}" if self.variant else "no macros"
+        return f"sources {self.digest}; CUDA {self.cuda}; {self.architectures}; {macros}"
+
 
 def read_stamp(module: Path) -> Stamp | None:
     """Returns the stamp of a compiled module without loading it, None if the file has none."""

@@ -6,6 +6,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from voxelfield.cli.errors import HOW_TO_INSTALL, TRAINING_PACKAGES
+
 VERBS = {
     "train": "fit a field to a scene; takes the overrides of train.py, such as scene=lego",
     "eval": "compare a trained field with its scene's test views",
@@ -33,7 +35,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if verb not in VERBS:
         print(f"verb must be one of {', '.join(VERBS)}, got {verb!r}", file=sys.stderr)  # noqa: T201
         return 2
-    status: int = importlib.import_module(f"voxelfield.cli.{_MODULES.get(verb, verb)}").main(rest)
+    try:
+        status: int = importlib.import_module(f"voxelfield.cli.{_MODULES.get(verb, verb)}").main(rest)
+    except ModuleNotFoundError as error:
+        package = TRAINING_PACKAGES.get((error.name or "").partition(".")[0])
+        if package is None:
+            raise
+        print(f"{package} must be installed for `voxelfield {verb}`: {HOW_TO_INSTALL}", file=sys.stderr)  # noqa: T201
+        return 2
     return status
 
 

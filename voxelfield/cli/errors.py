@@ -7,6 +7,22 @@ from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
+TRAINING_PACKAGES = {
+    "numpy": "numpy",
+    "hydra": "hydra-core",
+    "omegaconf": "hydra-core",
+    "tensorboard": "tensorboard",
+    "PIL": "pillow",
+    "safetensors": "safetensors",
+    "imageio": "imageio",
+    "pooch": "pooch",
+    "tqdm": "tqdm",
+}
+"""What ``pip install "voxelfield[train]"`` brings: names to import -> distributions."""
+
+HOW_TO_INSTALL = 'pip install "voxelfield[train]"'
+"""The command that brings them."""
+
 
 def in_one_line(action: Callable[[], None]) -> int:
     """Does something; returns the exit status, and says in one line what was wrong.

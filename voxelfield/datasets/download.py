@@ -108,10 +108,10 @@ def download(
             logger.info("%s: all %d files verified", folder, len(manifest.files))
             return folder
         logger.warning("%s: %s", url, reason)
-        reasons.append(f"  {url}: {reason}")
+        reasons.append(f"{url}: {reason}")
         wanted = _unverified(folder, manifest.files)
-    tried = "\n".join(reasons) or "  no archive to try"
-    raise DownloadError(f"scene '{manifest.name}' could not be fetched into {folder}. Tried:\n{tried}")
+    tried = "; ".join(reasons) or "no archive to try"
+    raise DownloadError(f"scene '{manifest.name}' could not be fetched into {folder}: {tried}")
 
 
 def _complete_from(url: str, scratch: Path, folder: Path, manifest: Manifest, wanted: Sequence[str]) -> str:
@@ -123,7 +123,7 @@ def _complete_from(url: str, scratch: Path, folder: Path, manifest: Manifest, wa
     except zipfile.BadZipFile as error:
         return f"not a zip archive ({error})"
     except (OSError, ValueError) as error:
-        return str(error) or type(error).__name__
+        return " ".join(str(error).split()) or type(error).__name__
     if not problems:
         return ""
     count, listed = _summary(problems)

@@ -48,20 +48,20 @@ def find_scene(name: str, root: Path | str = "data", *, download: bool = False) 
             return folder
     if download and manifest_path(name).is_file():
         return downloads.download(name, root)
-    looked = [
-        f"  {folder.resolve()}" + (f" (exists, but holds no {wanted_files()})" if folder.is_dir() else "")
+    looked = ", ".join(
+        f"{folder.resolve()}" + (f" (exists, but holds no {wanted_files()})" if folder.is_dir() else "")
         for folder in folders
-    ]
-    if not elsewhere:
-        looked.append(f"  (${DATA_VARIABLE} is not set)")
-    raise SceneNotFoundError("\n".join([f"scene '{name}' not found. Looked in:", *looked, *_advice(name, root)]))
+    )
+    unset = "" if elsewhere else f" (${DATA_VARIABLE} is not set)"
+    raise SceneNotFoundError(
+        f"scene must be in a folder of scenes, got {name!r}, looked for at {looked}{unset}: {_advice(name, root)}"
+    )
 
 
-def _advice(name: str, root: Path) -> list[str]:
+def _advice(name: str, root: Path) -> str:
     if manifest_path(name).is_file():
         command = f"voxelfield download {name} --root {shlex.quote(str(root))}"
-        fetch = f"Fetch it with `{command}`, or pass data.download=true to fetch it now."
+        fetch = f"fetch it with `{command}`, or pass data.download=true to fetch it now"
     else:
-        fetch = f"It has no download (those that have: {', '.join(downloadable_scenes())})."
-    bundled = [] if name == BUNDLED_SCENE else [f"scene={BUNDLED_SCENE} needs no download."]
-    return [fetch, *bundled]
+        fetch = f"it has no download (those that have: {', '.join(downloadable_scenes())})"
+    return fetch if name == BUNDLED_SCENE else f"{fetch}; scene={BUNDLED_SCENE} needs no download"

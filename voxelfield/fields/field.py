@@ -65,7 +65,7 @@ class RadianceField(nn.Module):
     def __init__(self, grid: VoxelGrid | VoxelPyramid, decoder: Decoder) -> None:
         super().__init__()
         if grid.channels != decoder.channels:
-            raise ValueError(f"grid has {grid.channels} channels, but the decoder reads {decoder.channels}")
+            raise ValueError(f"decoder.channels must be {grid.channels}, as the grid has, got {decoder.channels}")
         self.grid = grid
         self.decoder = decoder
 

@@ -48,7 +48,10 @@ class Cameras:
 
     def __getitem__(self, index: slice | Sequence[int] | Tensor) -> Cameras:
         if isinstance(index, int):
-            raise TypeError(f"Cameras index is the int {index}: use cameras[{index}:{index + 1}] or [[{index}]]")
+            raise TypeError(
+                f"Cameras index must be a slice, a sequence or a tensor, got the int {index}: "
+                f"use cameras[{index}:{index + 1}] or cameras[[{index}]]"
+            )
         chosen = index if isinstance(index, slice | Tensor) else torch.tensor(index, dtype=torch.int64)
         return Cameras(self.c2w[chosen], self.intrinsics[chosen], self.width, self.height)
 

@@ -113,11 +113,12 @@ def load_to_resume(path: Path, settings: RunConfig) -> dict[str, Any]:
     saved = checkpoint["config"]
     if parse(Recipe, saved["model"], "model of the checkpoint") != settings.model:
         raise ValueError(
-            f"resume: the checkpoint holds model {saved['model']}, but the configuration says {asdict(settings.model)}"
+            f"resume must name a checkpoint of the configured model {asdict(settings.model)}, "
+            f"got one of {saved['model']}"
         )
     if saved["scene"]["name"] != settings.scene.name:
         raise ValueError(
-            f"resume: the checkpoint is of scene={saved['scene']['name']}, not of scene={settings.scene.name}"
+            f"resume must name a checkpoint of scene={settings.scene.name}, got one of scene={saved['scene']['name']}"
         )
     return checkpoint
 

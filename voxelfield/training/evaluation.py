@@ -89,7 +89,7 @@ def evaluate_split(
     """
     indices = range(len(split.names)) if views is None else views
     if len(indices) == 0:
-        raise ValueError("views must name at least one view: there is nothing to evaluate")
+        raise ValueError("views must name at least one view, got none")
     for index in indices:
         if not 0 <= index < len(split.names):
             raise ValueError(f"views must lie in [0, {len(split.names)}), got {index}")
@@ -135,7 +135,7 @@ def write_metrics(path: Path, metrics: Mapping[str, Any]) -> None:
     """
     missing = [key for key in REQUIRED_METRICS if key not in metrics]
     if missing:
-        raise ValueError(f"metrics lacks {missing}; required are {list(REQUIRED_METRICS)}")
+        raise ValueError(f"metrics must have the keys {list(REQUIRED_METRICS)}, got none of {missing}")
     for keys, kinds in (
         (("psnr", "ssim", "train_seconds"), (int, float)),
         (("steps", "views"), (int,)),

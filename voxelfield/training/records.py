@@ -32,10 +32,10 @@ def rates_of_steps(totals: Mapping[str, float], config: TrainerConfig, seconds: 
     """
     steps, rays = totals["steps"], totals["rays"]
     if rays < steps * config.supersampling**2:
-        room = f"trainer.visible_samples={config.visible_samples}"
+        names, room = "trainer.visible_samples", str(config.visible_samples)
         if "candidates" in totals:
-            room = f"trainer.candidate_samples={config.candidate_samples} and {room}"
-        raise ValueError(f"not one pixel's samples fit into {room}; raise that")
+            names, room = f"trainer.candidate_samples and {names}", f"{config.candidate_samples} and {room}"
+        raise ValueError(f"{names} must have room for one pixel's samples, got {room}: raise it")
     values = {
         "train/psnr": float(mse_to_psnr(torch.tensor(totals["loss/photometric"] / steps))),
         "train/rays_per_step": rays / steps,

@@ -96,7 +96,7 @@ def grid_adam_(
         if copies[i] is not None:
             _check_array(f"working[{i}]", copies[i], (torch.float16, torch.bfloat16), params[i])
         if (ids[i] is None) != (counts[i] is None):
-            raise ValueError(f"tiles[{i}] and tile_counts[{i}] come together, got only one of them")
+            raise ValueError(f"tiles[{i}] and tile_counts[{i}] must be given together, got only one of them")
         if ids[i] is not None:
             check_tiles(ids[i], counts[i], f"params[{i}]", params[i])
         if factors[i] is not None:

@@ -55,7 +55,7 @@ def grid_total_variation_grad_(
     if delta is not None and not delta > 0:
         raise ValueError(f"delta must be positive, got {delta}")
     if (tiles is None) != (tile_count is None):
-        raise ValueError("tiles and tile_count come together, got only one of them")
+        raise ValueError("tiles and tile_count must be given together, got only one of them")
     if tiles is not None:
         check_tiles(tiles, tile_count, "param", param)
     if not isinstance(weights, Tensor):

@@ -1,0 +1,46 @@
+"""What a run says, in one line, of a checkpoint of another run and of room for no pixel."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from voxelfield.training import configured
+from voxelfield.training.config import preset
+from voxelfield.training.records import rates_of_steps
+
+
+@pytest.mark.parametrize(
+    ("saved_model", "scene", "message"),
+    [
+        (
+            "model=sh",
+            "bricks",
+            r"resume must name a checkpoint of the configured model \{.*'mlp'.*\}, got one of \{.*\}",
+        ),
+        ("model=mlp", "lego", "resume must name a checkpoint of scene=bricks, got one of scene=lego"),
+    ],
+)
+def test_a_checkpoint_of_another_run_is_refused(monkeypatch, saved_model, scene, message):
+    saved = {"config": {"model": asdict(preset(saved_model).model), "scene": {"name": scene}}}
+    monkeypatch.setattr(configured, "resolve_checkpoint", Path)
+    monkeypatch.setattr(configured, "load_checkpoint", lambda path: saved)
+    with pytest.raises(ValueError, match=rf"\A{message}\Z"):
+        configured.load_to_resume(Path("run"), preset("model=mlp"))
+
+
+@pytest.mark.parametrize(
+    ("totals", "names", "room"),
+    [
+        ({}, "trainer.visible_samples", "32"),
+        ({"candidates": 9.0}, "trainer.candidate_samples and trainer.visible_samples", "64 and 32"),
+    ],
+)
+def test_room_for_no_pixel_is_named(totals, names, room):
+    config = preset("trainer.visible_samples=32", "trainer.candidate_samples=64").trainer
+    message = f"{names} must have room for one pixel's samples, got {room}: raise it"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        rates_of_steps({"steps": 2.0, "rays": 0.0, **totals}, config, 1.0)
