@@ -17,7 +17,10 @@ from voxelfield.files import atomic_write
 from voxelfield.training.sparse import copy_without_zeros, put_back_zeros
 
 FORMAT = 6
-"""Layout version of the files. Raise it when an older voxelfield could not resume from them."""
+"""Layout version of the files. Raise it when an older voxelfield could not resume from them.
+
+A file is a zip archive, in which every tensor has a checksum (CRC-32) that is compared on loading.
+"""
 
 _ADDED = {"format", "voxelfield"}
 _LAST = "last.pt"
