@@ -10,6 +10,10 @@ BUNDLED_SCENE = "bricks"
 _PACKAGE = Path(__file__).resolve().parent
 
 
+class MissingPackageError(ImportError):
+    """A package that only some tasks need is not installed; the message says how to install it."""
+
+
 def config_folder() -> Path:
     """Returns the folder of the configuration files.
 

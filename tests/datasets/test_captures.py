@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import shutil
@@ -15,6 +16,7 @@ import torch
 from PIL import Image
 
 import voxelfield
+from voxelfield.cli.errors import in_one_line
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.bounds import box_of_cameras, box_of_frusta, box_of_points
 from voxelfield.datasets.registry import format_of
@@ -320,6 +322,13 @@ def test_what_is_wrong_with_a_capture_is_one_line_that_names_it(tmp_path, split,
         voxelfield.load_scene(tmp_path / "mine")
     assert "\n" not in str(caught.value)
     assert "mine" in str(caught.value), "the message must name the file"
+
+
+def test_a_colmap_model_without_pycolmap_says_what_to_install(tmp_path, split, monkeypatch, caplog):
+    write_colmap(tmp_path / "mine", split)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert in_one_line(lambda: voxelfield.load_scene(tmp_path / "mine")) == 2
+    assert 'pip install "voxelfield[colmap]"' in caplog.text
 
 
 def test_images_that_are_nowhere_are_named(tmp_path, split):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from voxelfield.installed import MissingPackageError
+
 logger = logging.getLogger(__name__)
 
 TRAINING_PACKAGES = {
@@ -28,12 +30,12 @@ def in_one_line(action: Callable[[], None]) -> int:
     """Does something; returns the exit status, and says in one line what was wrong.
 
     Args:
-        action: Raises ValueError or OSError where the user can mend it.
+        action: Raises ValueError, OSError or MissingPackageError where the user can mend it.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         action()
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, MissingPackageError) as error:
         logger.error("%s", error)
         return 2
     return 0

@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from voxelfield.config.parsing import unknown_key
 from voxelfield.datasets.download import DownloadError
 from voxelfield.devices import DEVICES
-from voxelfield.installed import config_folder
+from voxelfield.installed import MissingPackageError, config_folder
 from voxelfield.training.config import complete_overrides, config_name
 from voxelfield.training.config.announced import offer_announced_recipes
 from voxelfield.training.configured import train_as_configured
@@ -83,7 +83,7 @@ def train(config: DictConfig) -> float | None:
         logger.info("on a CPU model=mlp and trainer=cpu are the defaults (smaller images, one smaller grid)")
     try:
         metrics = train_as_configured(config, Path(HydraConfig.get().runtime.output_dir), Path(get_original_cwd()))
-    except (ValueError, FileNotFoundError, DownloadError) as error:
+    except (ValueError, FileNotFoundError, DownloadError, MissingPackageError) as error:
         fail(error, 2)
     except (EmptyFieldError, FloatingPointError) as error:
         fail(error, 1)

@@ -17,6 +17,7 @@ from voxelfield.datasets.captures import load_capture
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, scaled
 from voxelfield.datasets.scene import Scene
+from voxelfield.installed import MissingPackageError
 
 MODELS = ("sparse/0", "sparse", "colmap/sparse/0")
 """Folders in which a model is looked for."""
@@ -35,10 +36,10 @@ def load_colmap(folder: Path, options: LoadOptions) -> Scene:
     Without a box, it is that of the model's points, or of the cameras if there are none.
 
     Raises:
-        ImportError: pycolmap is not installed.
+        MissingPackageError: pycolmap is not installed.
     """
     if importlib.util.find_spec("pycolmap") is None:
-        raise ImportError("a COLMAP model is read by pycolmap: pip install pycolmap")
+        raise MissingPackageError('pycolmap must be installed to read a COLMAP model: pip install "voxelfield[colmap]"')
     import pycolmap
 
     source = _model_folder(folder)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from voxelfield.files import atomic_path
+from voxelfield.installed import MissingPackageError
 from voxelfield.rendering.render import View
 from voxelfield.training.images import to_uint8
 
@@ -38,12 +39,12 @@ def write_video(path: Path, frames: Iterable[npt.NDArray[np.uint8]], fps: int = 
         fps: Frames per second.
 
     Raises:
-        ImportError: imageio or its ffmpeg plugin is not installed.
+        MissingPackageError: imageio or its ffmpeg plugin is not installed.
         TypeError: A frame is not uint8.
         ValueError: There is no frame, or a frame has another shape than (H, W, 3) or than the first.
     """
     if importlib.util.find_spec("imageio") is None or importlib.util.find_spec("imageio_ffmpeg") is None:
-        raise ImportError("write_video needs imageio with ffmpeg: pip install 'imageio[ffmpeg]'")
+        raise MissingPackageError("write_video needs imageio with ffmpeg: pip install 'imageio[ffmpeg]'")
     import imageio.v2 as imageio
 
     first: tuple[int, ...] | None = None
