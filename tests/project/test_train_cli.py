@@ -20,7 +20,7 @@ from PIL import Image
 
 import voxelfield
 from voxelfield.cli import evaluate
-from voxelfield.cli.train import main
+from voxelfield.cli.train import main, with_folder
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.devices import choose_device
@@ -437,6 +437,14 @@ def test_a_folder_is_a_scene_without_any_settings(tmp_path):
     run = voxelfield.load(tmp_path / "run", "cpu")
     assert torch.equal(torch.tensor(run.config.scene.aabb), voxelfield.load_scene(folder).aabb)
     assert evaluate.main([str(tmp_path / "run"), "--device", "cpu"]) == 0
+
+
+@pytest.mark.parametrize("override", ["scene=", "scene=bricks", "scene=nowhere", "seed=data", "scene"])
+def test_what_names_no_folder_stays_as_it_is(override, tmp_path, monkeypatch):
+    (tmp_path / "data").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert with_folder(override) == [override]
+    assert with_folder("scene=data") == ["scene=folder", "scene.name='data'", f"data.root='{tmp_path}'"]
 
 
 @pytest.mark.slow

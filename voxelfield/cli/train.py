@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Hydra's command line without the program's name; None takes that of this process.
     """
     given = sys.argv if arguments is None else ["voxelfield train", *arguments]
-    overrides = [text for override in given[1:] for text in _with_folder(override)]
+    overrides = [text for override in given[1:] for text in with_folder(override)]
     sys.argv = [given[0], *complete_overrides(overrides)]
     # Hydra would print its errors over many lines and exit; told to raise them, it leaves that to us.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
@@ -53,11 +53,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _with_folder(override: str) -> list[str]:
+def with_folder(override: str) -> list[str]:
     """Returns an override; for ``scene=FOLDER``, unless settings have that name, overrides that mean the folder."""
     key, _, value = override.partition("=")
     folder = Path(value)
-    if key != "scene" or (config_folder() / "scene" / f"{value}.yaml").is_file() or not folder.is_dir():
+    named = (config_folder() / "scene" / f"{value}.yaml").is_file()
+    if key != "scene" or value == "" or named or not folder.is_dir():
         return [override]
     whole = folder.resolve()
     return ["scene=folder", f"scene.name={_quoted(whole.name)}", f"data.root={_quoted(str(whole.parent))}"]
