@@ -54,7 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def with_folder(override: str) -> list[str]:
-    """Returns an override; for ``scene=FOLDER``, unless settings have that name, overrides that mean the folder."""
+    """Returns an override; for ``scene=FOLDER``, unless settings have that name, overrides that mean the folder.
+
+    Args:
+        override: As on Hydra's command line.
+    """
     key, _, value = override.partition("=")
     folder = Path(value)
     named = (config_folder() / "scene" / f"{value}.yaml").is_file()
