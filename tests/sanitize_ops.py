@@ -13,8 +13,10 @@ import sys
 import torch
 
 from voxelfield import _library, ops
+from voxelfield.grids.nested_boxes import NestedBoxes
 from voxelfield.ops import _internal
 
+BOXES = NestedBoxes(((-0.5, -0.5, -0.5), (0.5, 0.5, 0.5)), 3).numbers
 LEVELS = [(1,), (4,), (12,), (28,), (33,), (64,), (3, 1), (12, 8)]  # channels of each level
 # padding, align_corners, nearest, batch
 LOOKUPS = [(0, True, False, 1), (1, True, False, 1), (1, False, False, 2), (2, True, True, 1)]
@@ -235,7 +237,10 @@ def run_misleading_contents():
             inputs = rgb.detach(), t, dt, offsets
             kernels.pack_visible_samples(*inputs, kept, counts, sums, count)
             slots = torch.rand(rays, 6, device="cuda")
-            kernels.pack_slots(*torch.rand(2, rays, 3, device="cuda"), slots, counts, sums, 0.1, count)
+            walk = (*torch.rand(2, rays, 3, device="cuda"), *torch.rand(3, rays, device="cuda"))
+            for boxes in ([], BOXES):
+                kernels.pack_slots(*walk, slots, counts, sums, 0.1, boxes, count)
+            kernels.cut_rays(*walk, BOXES, 0.1)
 
 
 def run_losses():

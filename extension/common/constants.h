@@ -29,6 +29,9 @@ constexpr int kMaxShDegree = 3;
 // Cells along each axis of a brick, whose occupancy one word holds, as a power of two.
 constexpr int32_t kBrickShift = 2;
 
+// Boxes around one another (rays/nested_boxes.h).
+constexpr int kMaxBoxes = 12;
+
 // Packing (rays/packing.h) counts a multiple of these many rays, and of these many segments, in each of so many parts.
 constexpr int64_t kPartRays = 32;
 constexpr int64_t kPartSegments = 64;

@@ -4,7 +4,7 @@
 #include "common/backend.cuh"
 #include "fields/pyramid_march.cuh"
 #include "mlp/pack_weights.h"
-#include "rays/ray_inputs.h"
+#include "rays/cut_rays_ops.h"
 
 namespace voxelfield {
 
@@ -35,8 +35,8 @@ struct PyramidInputs {
   }
 
   // With a density network whose hidden layer is padded to `width`.
-  PyramidScene scene(int width, double step, double density_initial, double min_transmittance,
-                     double min_weight) const {
+  PyramidScene scene(int width, double step, double density_initial, double min_transmittance, double min_weight,
+                     const std::vector<double>& boxes) const {
     check_step(step);
     check_finite_not_negative("density_initial", density_initial);
     check_fraction("min_transmittance", min_transmittance);
@@ -53,6 +53,7 @@ struct PyramidInputs {
     scene.steps_per_length = steps_per_length(step);
     scene.density_initial = static_cast<float>(density_initial);
     scene.rule = {static_cast<float>(min_transmittance), static_cast<float>(min_weight)};
+    if (!boxes.empty()) scene.boxes = nested_boxes(boxes);
     return scene;
   }
 };

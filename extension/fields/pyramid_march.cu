@@ -10,7 +10,10 @@ namespace {
 constexpr int kRaysPerWarp = 24;
 
 // Rays from memory, and a row of slots for each.
+template <bool InPieces>
 struct ListedRays {
+  static constexpr bool kInPieces = InPieces;
+  static constexpr bool kWorldDistances = false;
   // A training step has about as many rays as the device has threads, and some of them are many times as long as most.
   static constexpr int kLanes = 4;
   static constexpr int kBatch = 8;
@@ -38,9 +41,9 @@ struct ListedRays {
   }
 };
 
-template <int Width>
+template <int Width, bool InPieces>
 __global__ void __launch_bounds__(kMarchThreads, 1)
-    march_visible_kernel(const __grid_constant__ PyramidScene scene, const __grid_constant__ ListedRays rays,
+    march_visible_kernel(const __grid_constant__ PyramidScene scene, const __grid_constant__ ListedRays<InPieces> rays,
                          int* __restrict__ next_ray) {
   extern __shared__ __align__(16) unsigned char shared[];
   const StagedField<Width> density(scene.density, shared_address(shared), nullptr);
@@ -85,13 +88,14 @@ TensorTuple<3> march_to_slots(const Tensor& origins, const Tensor& directions, c
                               const Tensor& offset, const Tensor& occupied, std::vector<int64_t> resolution,
                               const Tensor& aabb_occupancy, std::vector<Tensor> levels, const Tensor& aabb,
                               std::vector<Tensor> density_weights, double step, double density_initial,
-                              double min_transmittance, double min_weight, int64_t max_samples_per_ray) {
+                              double min_transmittance, double min_weight, int64_t max_samples_per_ray,
+                              std::vector<double> boxes) {
   const RayInputs in{origins, directions, near, far, offset};
   const CellInputs cells{occupied, resolution, aabb_occupancy, origins};
   const CudaBackend::Guard guard(origins);
   const PyramidInputs field{cells, levels, aabb, density_weights, origins};
   const int padded = padded_field_width(field.density.width);
-  const PyramidScene scene = field.scene(padded, step, density_initial, min_transmittance, min_weight);
+  const PyramidScene scene = field.scene(padded, step, density_initial, min_transmittance, min_weight, boxes);
   const RayBatch batch = in.batch(step);
   STD_TORCH_CHECK(batch.count <= kMostMarchedRays, "origins must be at most 2^30 rays, got ", batch.count);
   STD_TORCH_CHECK(max_samples_per_ray >= 1 && max_samples_per_ray <= 0x7fffffff,
@@ -101,16 +105,21 @@ TensorTuple<3> march_to_slots(const Tensor& origins, const Tensor& directions, c
   Tensor counts = new_empty(in.origins, {batch.count}, ScalarType::Int);
   Tensor sums = new_zeros(in.origins, {parts.count}, ScalarType::Long);
   if (batch.count == 0) return {slots, counts, sums};
-  const ListedRays rays{batch,
-                        data_of(slots),
-                        static_cast<int>(max_samples_per_ray),
-                        data_of(counts),
-                        reinterpret_cast<unsigned long long*>(sums.mutable_data_ptr<int64_t>()),
-                        parts.length};
-  dispatch_value<64, 128>(padded, [&](auto width) {
-    const auto kernel = march_visible_kernel<decltype(width)::value>;
+  const auto march = [&](auto width, auto in_pieces) {
+    const ListedRays<decltype(in_pieces)::value> rays{
+        batch,
+        data_of(slots),
+        static_cast<int>(max_samples_per_ray),
+        data_of(counts),
+        reinterpret_cast<unsigned long long*>(sums.mutable_data_ptr<int64_t>()),
+        parts.length};
+    const auto kernel = march_visible_kernel<decltype(width)::value, decltype(in_pieces)::value>;
     const MarchPlan plan = plan_visible(scene.density, kernel);
     launch_march(kernel, plan, batch.count, kRaysPerWarp, origins, scene, rays);
+  };
+  dispatch_value<64, 128>(padded, [&](auto width) {
+    if (boxes.empty()) return march(width, std::false_type{});
+    march(width, std::true_type{});
   });
   return {slots, counts, sums};
 }

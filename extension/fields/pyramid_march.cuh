@@ -6,7 +6,7 @@
 #include "common/tensors.h"
 #include "fields/pyramid_plan.h"
 #include "mlp/network.cuh"
-#include "rays/pinhole.h"
+#include "rays/nested_boxes.h"
 #include "stencil/trilinear.h"
 #include "volume/keep_rule.cuh"
 
@@ -48,6 +48,7 @@ struct PyramidScene {
   float step, steps_per_length;
   float density_initial;
   KeepRule<float> rule;
+  NestedBoxes boxes;  // for rays that they cut into pieces
 
   __device__ __forceinline__ float density_of(float raw) const {
     return density_initial * std::exp(raw > float(kHighestRawDensity) ? float(kHighestRawDensity) : raw);
@@ -149,6 +150,8 @@ class RaySupply {
 };
 
 // Marches all of `rays`:
+//   Rays::kInPieces            whether the scene's boxes cut rays into pieces; else rays are straight
+//   Rays::kWorldDistances      whether samples in pieces tell visit() their distance in the world
 //   Rays::kLanes               threads that share a ray: more of them shorten its way, and evaluate more behind its end
 //   Rays::kBatch               so many rays are close together, and go to one warp
 //   rays.count()               how many there are
@@ -175,6 +178,18 @@ __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const S
   MarchedRay<typename Rays::Result> own{-1, {}, UnitRay(view, scene.aabb), {}};
   bool walking = false;
   KeptLight<float> light(scene.rule);
+  RayPieces pieces;
+  // Begins the next piece of the team's ray; a ray that is straight is a single piece.
+  const auto begin_piece = [&] {
+    if constexpr (Rays::kInPieces) {
+      if (!pieces.next(scene.boxes, ray)) return false;
+    }
+    view = ray.view(scene.step, scene.steps_per_length);
+    if (!(view.near < view.far)) return false;
+    walk = Walk(scene.cells, view);
+    own.unit = UnitRay(view, scene.aabb);
+    return true;
+  };
   for (;;) {
     unsigned idle = __ballot_sync(kFullWarp, !walking);
     while (__popc(idle) > kMostIdle) {
@@ -186,13 +201,11 @@ __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const S
         if (own.number >= 0) {
           if (team.seat == 0) rays.begin(own.number);
           ray = rays[own.number];
-          view = ray.view(scene.step, scene.steps_per_length);
-          walking = view.near < view.far;
+          if constexpr (Rays::kInPieces) pieces = RayPieces(scene.boxes, ray, scene.step);
+          walking = begin_piece();
           own.result = {};
         }
         if (walking) {
-          walk = Walk(scene.cells, view);
-          own.unit = UnitRay(view, scene.aabb);
           for (int axis = 0; axis < 3; ++axis) own.direction[axis] = ray.direction[axis];
           light = KeptLight<float>(scene.rule);
         }
@@ -204,14 +217,25 @@ __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const S
     // All of a team's threads walk alike.
     PyramidSample sample{};
     int found_by_team = 0;
+    bool break_off = false;
     for (int i = 0; i < kMostStrides + kLanes - 1; ++i) {
-      const bool lacking = walking && found_by_team < kLanes;
+      const bool lacking = walking && !break_off && found_by_team < kLanes;
       if (!__any_sync(kFullWarp, lacking)) break;
       if (lacking) {
         float t;
         const typename Walk::Step step = walk.step(t);
-        walking = step != Walk::Step::kEnd;
         if (step == Walk::Step::kSample && found_by_team++ == team.seat) sample.t = t;
+        if (step == Walk::Step::kEnd) {
+          if constexpr (Rays::kInPieces) {
+            // Samples that were found lie on the present piece, and are evaluated first.
+            if (found_by_team > 0)
+              break_off = true;
+            else
+              walking = begin_piece();
+          } else {
+            walking = false;
+          }
+        }
       }
     }
     const bool found = team.seat < found_by_team;
@@ -226,6 +250,7 @@ __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const S
     }
     __syncwarp();
     const Panel<2> panel = last_two_layers<Width, Eights>(load_rows<2>(features, 0), density[0], density[1]);
+    if constexpr (Rays::kInPieces && Rays::kWorldDistances) sample.t = pieces.distance(scene.boxes, sample.t);
     const float raw = first_column(panel);
     static_cast<JudgedSample<float>&>(sample) =
         light.judge(absorption_of_density(scene.density_of(raw), scene.step), found, ThreadTeam<kLanes>{team.seat});

@@ -133,7 +133,15 @@ class ColorQueue {
 // A warp takes the rays of a square of pixels, which stay close together.
 constexpr int kTile = 8;
 
+struct PixelSums {
+  float opacity = 0.0f;
+  float depth = 0.0f;
+};
+
+template <bool InPieces>
 struct PyramidImage {
+  static constexpr bool kInPieces = InPieces;
+  static constexpr bool kWorldDistances = true;
   static constexpr int kLanes = 1;
   static constexpr int kBatch = kTile * kTile;
   PinholeView camera;
@@ -141,10 +149,7 @@ struct PyramidImage {
   float *opacity, *depth;
   int tiles_across, tiles;
 
-  struct Result {
-    float opacity = 0.0f;
-    float depth = 0.0f;
-  };
+  using Result = PixelSums;
 
   __host__ __device__ int count() const { return tiles * kBatch; }
 
@@ -174,16 +179,16 @@ struct PyramidImage {
 
 // What a thread puts into its row of features while the warp evaluates colours, which takes most of the registers.
 struct ParkedSample {
-  MarchedRay<PyramidImage::Result> ray;
+  MarchedRay<PixelSums> ray;
   Fragment geometry[2];
 };
 static_assert(sizeof(ParkedSample) <= kRowBytes, "a row must hold what is parked in it");
 
 // One block on a multiprocessor: rows and weights take most of its shared memory.
-template <int Width, typename ColorWeights>
+template <int Width, typename ColorWeights, bool InPieces>
 __global__ void __launch_bounds__(kMarchThreads, 1)
     render_pyramid_kernel(const __grid_constant__ PyramidScene scene, const __grid_constant__ Network color,
-                          const uint4* __restrict__ packed_color, const __grid_constant__ PyramidImage image,
+                          const uint4* __restrict__ packed_color, const __grid_constant__ PyramidImage<InPieces> image,
                           int degree, int* __restrict__ next_ray) {
   extern __shared__ __align__(16) unsigned char shared[];
   const int density_bytes = scene.density.staged_bytes();
@@ -236,8 +241,8 @@ TensorTuple<3> render_pyramid_image(const Tensor& c2w, const Tensor& intrinsics,
                                     const Tensor& background, const Tensor& occupied, std::vector<int64_t> resolution,
                                     const Tensor& aabb_occupancy, std::vector<Tensor> levels, const Tensor& aabb,
                                     std::vector<Tensor> density_weights, std::vector<Tensor> color_weights, double step,
-                                    double density_initial, int64_t degree, double min_transmittance,
-                                    double min_weight) {
+                                    double density_initial, int64_t degree, double min_transmittance, double min_weight,
+                                    std::vector<double> boxes) {
   const CameraInputs camera{c2w, intrinsics, width, height, background};
   STD_TORCH_CHECK(double(width + kTile) * double(height + kTile) <= kMostMarchedRays,
                   "an image must have 1 to 2^30 pixels, got ", width, " x ", height);
@@ -251,36 +256,43 @@ TensorTuple<3> render_pyramid_image(const Tensor& c2w, const Tensor& intrinsics,
   STD_TORCH_CHECK(field.density.view.out() == kFieldOutputs && color.view.out() == 3,
                   "the density network must have 16 outputs and the colour network 3");
   const int padded = padded_field_width(std::max(field.density.width, color.width));
-  const PyramidScene scene = field.scene(padded, step, density_initial, min_transmittance, min_weight);
+  const PyramidScene scene = field.scene(padded, step, density_initial, min_transmittance, min_weight, boxes);
   Tensor rgb = new_empty(c2w, {height, width, 3}, ScalarType::Float);
   Tensor opacity = new_empty(c2w, {height, width}, ScalarType::Float);
   Tensor depth = new_empty(c2w, {height, width}, ScalarType::Float);
   const int across = static_cast<int>((width + kTile - 1) / kTile),
             down = static_cast<int>((height + kTile - 1) / kTile);
   const PixelColors colors{data_of(rgb), data_of(camera.background)};
-  const PyramidImage image{
-      camera.view(data_of(field.aabb)), colors, data_of(opacity), data_of(depth), across, across * down};
   const Network color_network = field_network(padded, color.view.layers, color.view);
   const int limit = shared_memory_limit();
   const MarchPlan plan = plan_image(scene.density, color_network, limit);
   STD_TORCH_CHECK(plan.warps > 0, "render_pyramid_image: one warp takes ",
                   scene.density.staged_bytes() + kWarpRowsBytes + kQueueBytes, " bytes of shared memory; ", limit,
                   " are allowed; voxelfield.rendering.render.render_view needs none");
-  const auto launch = [&](const auto& kernel, const uint4* packed) {
-    launch_march(kernel, plan, image.count(), PyramidImage::kBatch, c2w, scene, color_network, packed, image,
-                 static_cast<int>(degree));
-  };
-  dispatch_value<64, 128>(padded, [&](auto width_constant) {
+  const auto render = [&](auto width_constant, auto in_pieces) {
     constexpr int kWidth = decltype(width_constant)::value;
-    if (plan.staged) return launch(render_pyramid_kernel<kWidth, StagedField<kWidth>>, nullptr);
+    constexpr bool kInPieces = decltype(in_pieces)::value;
+    // Boxes clip rays themselves, to the largest of them.
+    const float* clip = data_of(field.aabb);
+    const PyramidImage<kInPieces> image{
+        camera.view(kInPieces ? nullptr : clip), colors, data_of(opacity), data_of(depth), across, across * down};
+    const auto launch = [&](const auto& kernel, const uint4* packed) {
+      launch_march(kernel, plan, image.count(), image.kBatch, c2w, scene, color_network, packed, image,
+                   static_cast<int>(degree));
+    };
+    if (plan.staged) return launch(render_pyramid_kernel<kWidth, StagedField<kWidth>, kInPieces>, nullptr);
     static std::once_flag said;
     warn_of_packed_weights(
         said, "render_pyramid_image",
         scene.density.staged_bytes() + color_network.staged_bytes() + kMarchWarps * (kWarpRowsBytes + kQueueBytes),
         limit);
     const Tensor packed = pack_weights(color_network, c2w, false);
-    launch(render_pyramid_kernel<kWidth, PackedField<kWidth>>,
+    launch(render_pyramid_kernel<kWidth, PackedField<kWidth>, kInPieces>,
            reinterpret_cast<const uint4*>(packed.const_data_ptr<int32_t>()));
+  };
+  dispatch_value<64, 128>(padded, [&](auto width_constant) {
+    if (boxes.empty()) return render(width_constant, std::false_type{});
+    render(width_constant, std::true_type{});
   });
   return {rgb, opacity, depth};
 }

@@ -66,6 +66,12 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "pixel_rays(Tensor images, Tensor index, Tensor c2w, Tensor intrinsics, Tensor aabb, int supersampling) -> "
       "(Tensor, Tensor, Tensor, Tensor, Tensor)");
 
+  // Rays in the world, cut by nested boxes (10 numbers, rays/cut_rays_ops.h) into 2 * count - 1 pieces in the field's
+  // frame, those of a ray together, near to far; pieces that there are not have near and far of 0.
+  m.def(
+      "cut_rays(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, float[] boxes, "
+      "float step) -> (Tensor, Tensor, Tensor, Tensor)");
+
   // Samples along rays through occupied space: first how many each ray has, then where they are, in `capacity` rows.
   m.def(
       "count_ray_samples(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, "
@@ -176,22 +182,24 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   // Samples of rays that show, of a field whose density is initial * exp(network's first output): `levels` (X, Y, Z, 4)
   // are read side by side. At most the first `max_samples_per_ray` of each, their distances in slots (R,
   // max_samples_per_ray), how many each ray has, and sums of that for pack_slots, which packs them into `capacity`
-  // rows. `occupied` as for render_grid.
+  // rows. `occupied` as for render_grid. With nested `boxes` (as for cut_rays, or none) rays are in the world, and all
+  // else, distances included, in the field's frame.
   m.def(
       "march_to_slots(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor occupied, "
       "int[] resolution, Tensor aabb_occupancy, Tensor[] levels, Tensor aabb, Tensor[] density_weights, float step, "
-      "float density_initial, float min_transmittance, float min_weight, int max_samples_per_ray) -> (Tensor, Tensor, "
-      "Tensor)");
+      "float density_initial, float min_transmittance, float min_weight, int max_samples_per_ray, float[] boxes) -> "
+      "(Tensor, Tensor, Tensor)");
   m.def(
-      "pack_slots(Tensor origins, Tensor directions, Tensor slots, Tensor counts, Tensor sums, float step, "
-      "int capacity) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+      "pack_slots(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor slots, "
+      "Tensor counts, Tensor sums, float step, float[] boxes, int capacity) -> (Tensor, Tensor, Tensor, Tensor, "
+      "Tensor, Tensor)");
   // Every pixel of a pinhole camera that looks at such a field, whose colour is a second network's of the first one's
   // outputs and the view, over a background: image, opacity and mean depth.
   m.def(
       "render_pyramid_image(Tensor c2w, Tensor intrinsics, int width, int height, Tensor background, Tensor occupied, "
       "int[] resolution, Tensor aabb_occupancy, Tensor[] levels, Tensor aabb, Tensor[] density_weights, "
       "Tensor[] color_weights, float step, float density_initial, int degree, float min_transmittance, "
-      "float min_weight) -> (Tensor, Tensor, Tensor)");
+      "float min_weight, float[] boxes) -> (Tensor, Tensor, Tensor)");
   // Whether render_pyramid_image can run on the device of `like`, for hidden layers of so many numbers.
   m.def("pyramid_image_fits(Tensor like, int width) -> bool");
 }

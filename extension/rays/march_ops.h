@@ -1,8 +1,8 @@
 // Ray marching in two passes, and its host side, written once: check, allocate, and hand over to a backend.
 #pragma once
 
+#include "rays/cut_rays_ops.h"
 #include "rays/packing.h"
-#include "rays/ray_inputs.h"
 
 namespace voxelfield {
 
@@ -144,6 +144,34 @@ struct SlottedSamples {
   VOXELFIELD_HOST_DEVICE void write_rest(int64_t /*row*/, int64_t /*ray*/, int32_t /*count*/) const {}
 };
 
+// The same for rays that nested boxes cut into pieces: distances tell which piece a sample lies on.
+struct SlottedPieces {
+  RayBatch rays;  // in the world
+  NestedBoxes boxes;
+  const float* slots;  // (R, max_samples_per_ray)
+  int64_t max_samples_per_ray;
+  SamplePointers out;
+
+  struct Staged {
+    Ray whole;
+  };
+
+  VOXELFIELD_HOST_DEVICE Staged stage(int64_t ray) const { return {Ray::copy(rays[ray])}; }
+
+  VOXELFIELD_HOST_DEVICE SampleRow sample(const Staged& staged, int64_t ray, int32_t number) const {
+    SampleRow row{{}, slots[ray * max_samples_per_ray + number], rays.step, ray, true};
+    RayPieces pieces(boxes, staged.whole, rays.step);
+    Ray piece{};
+    while (pieces.next(boxes, piece) && !(row.t < piece.far)) {
+    }
+    for (int axis = 0; axis < 3; ++axis) row.position[axis] = fmaf(row.t, piece.direction[axis], piece.origin[axis]);
+    return row;
+  }
+
+  // All are remembered.
+  VOXELFIELD_HOST_DEVICE void write_rest(int64_t /*row*/, int64_t /*ray*/, int32_t /*count*/) const {}
+};
+
 template <typename Backend>
 struct MarchOps {
   static Tensor pack_occupancy(const Tensor& occupied) {
@@ -188,17 +216,24 @@ struct MarchOps {
   }
 
   // Of samples that were found to show.
-  static PackedTensors pack_slots(const Tensor& any_origins, const Tensor& any_directions, const Tensor& any_slots,
-                                  const Tensor& counts, const Tensor& sums, double step, int64_t capacity) {
-    const int64_t rays = any_origins.size(0), max_samples_per_ray = any_slots.size(1);
-    const Tensor origins = checked("origins", any_origins, {rays, 3}, ScalarType::Float, any_origins);
-    const Tensor directions = checked("directions", any_directions, {rays, 3}, ScalarType::Float, origins);
-    const Tensor slots = checked("slots", any_slots, {rays, max_samples_per_ray}, ScalarType::Float, origins);
+  static PackedTensors pack_slots(const Tensor& origins, const Tensor& directions, const Tensor& near,
+                                  const Tensor& far, const Tensor& offset, const Tensor& any_slots,
+                                  const Tensor& counts, const Tensor& sums, double step, std::vector<double> boxes,
+                                  int64_t capacity) {
+    const RayInputs in{origins, directions, near, far, offset};
+    const int64_t rays = in.origins.size(0), max_samples_per_ray = any_slots.size(1);
+    const Tensor slots = checked("slots", any_slots, {rays, max_samples_per_ray}, ScalarType::Float, in.origins);
     const typename Backend::Guard guard(origins);
-    const PackedTensors out = new_packed(origins, rays, capacity);
-    Backend::place_segments(packing_of(counts, sums, 1, std::min<int64_t>(max_samples_per_ray, kMaxSteps), out),
-                            SlottedSamples{data_of(origins), data_of(directions), data_of(slots), max_samples_per_ray,
-                                           static_cast<float>(step), SamplePointers(out)});
+    const PackedTensors out = new_packed(in.origins, rays, capacity);
+    const Packing packing = packing_of(counts, sums, 1, std::min<int64_t>(max_samples_per_ray, kMaxSteps), out);
+    if (boxes.empty()) {
+      Backend::place_segments(
+          packing, SlottedSamples{data_of(in.origins), data_of(in.directions), data_of(slots), max_samples_per_ray,
+                                  static_cast<float>(step), SamplePointers(out)});
+    } else {
+      Backend::place_segments(packing, SlottedPieces{in.batch(step), nested_boxes(boxes), data_of(slots),
+                                                     max_samples_per_ray, SamplePointers(out)});
+    }
     return out;
   }
 

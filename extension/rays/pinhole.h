@@ -68,7 +68,7 @@ struct PinholeView {
   const float* c2w;         // (4, 4), camera axes x right, y up, looking along -z
   const float* intrinsics;  // fx, fy, cx, cy in pixels
   int64_t width, height;
-  const float* aabb;  // bounds the rays
+  const float* aabb;  // bounds the rays, if given
 
   // The ray through the centre of a pixel.
   VOXELFIELD_HOST_DEVICE Ray operator()(int64_t x, int64_t y) const {
@@ -92,7 +92,9 @@ struct PinholeView {
     VOXELFIELD_UNROLL
     for (int axis = 0; axis < 3; ++axis) ray.direction[axis] /= length;
     ray.offset = 0.5f;
-    clip_to_box(aabb, ray);
+    ray.near = 0.0f;
+    ray.far = INFINITY;
+    if (aabb != nullptr) clip_to_box(aabb, ray);
     return ray;
   }
 };

@@ -1,4 +1,5 @@
 // The ops of this room on the CPU.
+#include "rays/cut_rays_ops.h"
 #include "rays/march_ops.h"
 #include "rays/pixel_rays_ops.h"
 
@@ -8,6 +9,7 @@ STABLE_TORCH_LIBRARY_IMPL(voxelfield, CPU, m) {
   MarchOps<CpuPacking>::implement(m);
   m.impl("pack_slots", TORCH_BOX(&MarchOps<CpuPacking>::pack_slots));
   PixelRaysOps<CpuPacking>::implement(m);
+  CutRaysOps<CpuPacking>::implement(m);
 }
 
 }  // namespace voxelfield

@@ -1,4 +1,5 @@
 // The ops of this room on CUDA.
+#include "rays/cut_rays_ops.h"
 #include "rays/march_ops.h"
 #include "rays/packing.cuh"
 #include "rays/pixel_rays_ops.h"
@@ -31,6 +32,7 @@ struct CudaRays : CudaPacking {
 STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) {
   MarchOps<CudaPacking>::implement(m);
   PixelRaysOps<CudaRays>::implement(m);
+  CutRaysOps<CudaPacking>::implement(m);
 }
 
 }  // namespace voxelfield

@@ -15,10 +15,12 @@ from torch.nn import functional as F
 
 from voxelfield import _library, ops
 from voxelfield.fields.decoders import spherical_harmonics
+from voxelfield.grids.nested_boxes import NestedBoxes
 from voxelfield.ops import _internal
 
 LOWEST, HIGHEST = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
 SAMPLES = 90
+BOXES = NestedBoxes(((-0.5, -0.5, -0.5), (0.5, 0.5, 0.5)), 3).numbers
 
 # Offsets of 90 samples, and the rows that each ray has then.
 BAD_OFFSETS = {
@@ -201,7 +203,10 @@ def test_packing_within_bounds_whatever_was_counted(device, kernels, counts, tot
     step_ranges = kept.repeat(2)[:64].view(8, rays, 2)
     packed = [
         kernels.pack_visible_samples(positions, samples["t"], samples["dt"], offsets, kept, counts, sums, capacity),
-        kernels.pack_slots(*walk[:2], torch.rand(rays, 6, device=device), counts, sums, 0.1, capacity),
+        *(
+            kernels.pack_slots(*walk[:5], torch.rand(rays, 6, device=device), counts, sums, 0.1, boxes, capacity)
+            for boxes in ([], BOXES)
+        ),
         kernels.place_ray_samples(*walk, 0.1, 1, counts, step_ranges.contiguous(), sums, capacity),
     ]
     for *_, ray_offsets, rays_kept in packed:
@@ -358,14 +363,18 @@ def calls(device):
         "render_grid": (*walk, grid, grid[..., 0].contiguous(), box, *numbers),
         "render_grid_backward": (*rendered, *rendered, *walk, grid, box, *numbers),
         "render_grid_image": (*camera, *walk[-3:], grid, None, box, *numbers),
-        "pack_slots": (*walk[:2], *slots, torch.tensor([5 * rays], device=device), 0.1, 40),
+        "pack_slots": (*walk[:5], *slots, torch.tensor([5 * rays], device=device), 0.1, [], 40),
+        "cut_rays": (*walk[:5], BOXES, 0.1),
     }
     if device.type == "cuda":
         levels = [torch.randn(5, 4, 9, 4, device=device).half()]
         first = [torch.randn(64, 4, device=device), torch.randn(16, 64, device=device)]
         second = [torch.randn(64, 17, device=device), torch.randn(3, 64, device=device)]
-        arguments["march_to_slots"] = (*walk, levels, box, first, 0.1, 1.0, 1e-4, 1e-4, 4)
-        arguments["render_pyramid_image"] = (*camera, *walk[-3:], levels, box, first, second, 0.1, 1.0, 0, 1e-4, 1e-4)
+        arguments["march_to_slots"] = (*walk, levels, box, first, 0.1, 1.0, 1e-4, 1e-4, 4, [])
+        arguments["render_pyramid_image"] = (
+            *(*camera, *walk[-3:], levels, box, first, second),
+            *(0.1, 1.0, 0, 1e-4, 1e-4, []),
+        )
     return arguments
 
 
@@ -373,7 +382,7 @@ OPS = [
     *("pack_occupancy", "pixel_rays", "count_ray_samples", "place_ray_samples", "count_visible_samples"),
     *("pack_visible_samples", "ray_light", "ray_light_backward", "composite", "composite_backward"),
     *("sum_along_rays", "exclusive_sum_along_rays", "spread_along_rays", "append_view", "append_view_backward"),
-    *("render_grid", "render_grid_backward", "render_grid_image", "pack_slots"),
+    *("render_grid", "render_grid_backward", "render_grid_image", "pack_slots", "cut_rays"),
     *("pixel_colors", "pixel_colors_backward", "color_error", "color_error_backward"),
 ]
 every_op = pytest.mark.parametrize("name", OPS)
@@ -402,7 +411,7 @@ def assert_refused(device, name, kind):
     names = [argument.name for argument in op._schema.arguments]
     changed = 0
     for place, value in enumerate(valid):
-        several = isinstance(value, list) and isinstance(value[0], torch.Tensor)
+        several = isinstance(value, list) and len(value) > 0 and isinstance(value[0], torch.Tensor)
         if not (several or isinstance(value, torch.Tensor)):
             continue
         if kind == "length" and (several or (name, names[place]) in FREE):

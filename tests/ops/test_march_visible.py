@@ -19,10 +19,13 @@ from pyramid_scene import (
 )
 
 from voxelfield import _library, ops
+from voxelfield.grids.nested_boxes import NestedBoxes
 from voxelfield.ops import _internal
 
 INITIAL = 8.0
 LIMITS = {"min_transmittance": 1e-4, "min_weight": 1e-3}
+
+BOXES = NestedBoxes(((-0.5, -0.5, -0.5), (0.5, 0.5, 0.5)), 3).numbers
 
 
 def make_scene(count=200, levels=3, width=64, dtype=torch.float16, fraction=0.6):
@@ -268,13 +271,14 @@ def test_wide_levels_are_refused_on_cuda():
 
 
 @pytest.mark.parametrize("count", [0, 70])
-def test_opcheck(device, count):
+@pytest.mark.parametrize("boxes", [[], BOXES], ids=["one box", "nested boxes"])
+def test_opcheck(device, count, boxes):
     _library.ensure_loaded(device.type)
     scene = on(device, make_scene(count))
     bits = ops.pack_occupancy(scene.pop("occupied"))
     rays = [scene.pop(name) for name in ("origins", "directions", "near", "far")]
     offset = torch.full((count,), 0.5, device=device)
-    numbers = (STEP, INITIAL, *LIMITS.values(), 8)
+    numbers = (STEP, INITIAL, *LIMITS.values(), 8, boxes)
     counted = torch.ops.voxelfield.march_to_slots(*rays, offset, *bits, *scene.values(), *numbers)
     # Slots that are not filled hold anything.
     torch.library.opcheck(
@@ -282,5 +286,5 @@ def test_opcheck(device, count):
         (*rays, offset, *bits, *scene.values(), *numbers),
         test_utils=("test_schema", "test_faketensor"),
     )
-    arguments = (*rays[:2], *counted, STEP, int(counted[2].sum()))
+    arguments = (*rays, offset, *counted, STEP, boxes, int(counted[2].sum()))
     torch.library.opcheck(torch.ops.voxelfield.pack_slots.default, arguments)

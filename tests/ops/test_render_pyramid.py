@@ -22,6 +22,7 @@ from voxelfield import _library, ops
 from voxelfield.fields.decoders import FusedMLPDecoder, spherical_harmonics
 from voxelfield.fields.density import ExponentialDensity
 from voxelfield.fields.field import RadianceField
+from voxelfield.grids.nested_boxes import NestedBoxes
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.ops import _internal
 from voxelfield.rendering.cameras import Cameras
@@ -32,6 +33,7 @@ from voxelfield.rendering.render import render_view
 WIDTH, HEIGHT = 45, 26
 INITIAL = 8.0
 BACKGROUND = torch.tensor([1.0, 0.5, 0.25])
+BOXES = NestedBoxes(((-0.5, -0.5, -0.5), (0.5, 0.5, 0.5)), 3).numbers
 SETTINGS = {"step": STEP, "density_initial": INITIAL, "min_weight": 1e-3}
 
 # What a pixel may be off by, in the mean and all but one in a hundred: rays made by other roundings enter a cell a
@@ -247,12 +249,16 @@ def test_an_image_must_have_pixels(name, value):
         )
 
 
-def test_opcheck(device):
+@pytest.mark.parametrize("boxes", [[], BOXES], ids=["one box", "nested boxes"])
+def test_opcheck(device, boxes):
     _library.ensure_loaded(device.type)
     scene, camera = on(device, make_scene()), make_camera(device)
     bits = ops.pack_occupancy(scene.pop("occupied"))
     background = scene.pop("background")
     torch.library.opcheck(
         torch.ops.voxelfield.render_pyramid_image.default,
-        (camera.c2w[0], camera.intrinsics[0], 9, 5, background, *bits, *scene.values(), STEP, INITIAL, 3, 1e-4, 1e-3),
+        (
+            *(camera.c2w[0], camera.intrinsics[0], 9, 5, background, *bits),
+            *(*scene.values(), STEP, INITIAL, 3, 1e-4, 1e-3, boxes),
+        ),
     )

@@ -401,7 +401,7 @@ def train_apart(*overrides: str) -> subprocess.CompletedProcess:
             "trainer.loss.sparsitty=3",
             "configuration has no key trainer.loss.sparsitty; did you mean trainer.loss.sparsity?",
         ),
-        ("trainer=fst", "trainer must be one of best, cpu, default, fast, sh, smoke, got 'fst'"),
+        ("trainer=fst", "trainer must be one of best, cpu, default, fast, sh, smoke, unbounded, got 'fst'"),
         ("seed=abc", "seed must be an integer, got 'abc'"),
     ],
 )

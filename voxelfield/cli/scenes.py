@@ -44,6 +44,8 @@ def load_run_and_split(options: argparse.Namespace, split: str) -> tuple[Run, Sp
         holdout=data.holdout,
         missing_images=options.missing_images or data.missing_images,
         aabb=run.config.scene.aabb,
+        boxes=run.config.scene.boxes,
+        near=run.config.scene.near,
         root=options.data_root or data.root,
     )
     return run, scene.split(split)

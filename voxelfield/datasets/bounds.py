@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
+from voxelfield.grids.nested_boxes import NestedBoxes
+
 _OUTLIERS = 0.01
+# Of nested boxes: how large the smallest is beside the cube of the cameras, how many there are where no points say so,
+# within what limits points say so, and where rays begin, in halves of the smallest one's edge.
+_INNERMOST = 0.25
+_BOXES = 6
+_FEWEST_BOXES, _MOST_BOXES = 5, 8
+_NEAR = 0.05
 _MARGIN = 0.05
 
 
@@ -69,3 +79,23 @@ def box_of_frusta(c2w: Tensor, slopes: Tensor, near: Tensor, far: Tensor) -> Ten
     corners = torch.cat([at_one * depth.double()[:, None, None] for depth in (near, far)], dim=1)
     world = (corners @ c2w[:, :3, :3].mT + c2w[:, None, :3, 3]).view(-1, 3)
     return torch.stack((world.amin(dim=0), world.amax(dim=0)))
+
+
+def nested_boxes_of_cameras(c2w: Tensor, points: Tensor | None = None) -> NestedBoxes:
+    """Returns nested boxes about what cameras look at, for photographs that show what is around, too.
+
+    The smallest holds what is nearest to the middle of all images: a quarter of the cube of :func:`box_of_cameras`.
+
+    Args:
+        c2w: (N, 4, 4) camera to world, OpenGL axes, N at least 1.
+        points: (M, 3) points that structure from motion found, world units. The largest box holds nearly all of them.
+    """
+    cube = box_of_cameras(c2w)
+    centre, half = cube.mean(dim=0), _INNERMOST * (cube[1] - cube[0]) / 2
+    count = _BOXES
+    if points is not None and len(points) > 0:
+        far = ((points.double() - centre).abs() / half).amax(dim=-1)
+        reach = float(torch.quantile(far, 1 - _OUTLIERS))
+        count = min(max(math.ceil(math.log2(max(reach, 1.0))) + 1, _FEWEST_BOXES), _MOST_BOXES)
+    low, high = torch.stack((centre - half, centre + half)).tolist()
+    return NestedBoxes((tuple(low), tuple(high)), count, near=_NEAR * float(half.max()))

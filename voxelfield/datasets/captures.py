@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from voxelfield.datasets.bounds import nested_boxes_of_cameras
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, held_out, present_photos, read_split
 from voxelfield.datasets.scene import Scene
@@ -21,6 +23,7 @@ def load_capture(
     options: LoadOptions,
     box: Callable[[], Tensor],
     listed: Mapping[str, Sequence[Photo]] | None = None,
+    points: Tensor | None = None,
 ) -> Scene:
     """Makes a scene of photographs.
 
@@ -29,8 +32,9 @@ def load_capture(
         source: The file that lists the photographs, for messages.
         photos: All of them. Those whose files are missing are left out, with a warning, unless the options forbid it.
         options: What to load, and how.
-        box: Computes the box (2, 3) of the scene if the options name none.
+        box: Computes the box (2, 3) of a scene whose photographs are transparent around it, if the options name none.
         listed: The splits, if the format lists them after all.
+        points: (M, 3) points that structure from motion found, world units.
 
     Returns:
         The scene, on the CPU. With ``holdout=0`` it has no test split, unless the format lists one.
@@ -51,5 +55,15 @@ def load_capture(
             has = ", ".join(split for split, some in splits.items() if some)
             raise ValueError(f"splits must be of those that {source} has ({has}), got {name}")
         loaded[name] = read_split(splits[name], options)
-    aabb = box_tensor(parse_box(box() if options.aabb is None else options.aabb), torch.device("cpu"))
-    return Scene(folder.resolve().name, aabb, loaded)
+    name, cpu = folder.resolve().name, torch.device("cpu")
+    transparent = any(bool((split.images[..., 3] < 255).any()) for split in loaded.values())
+    nested = options.aabb is None and not transparent if options.boxes is None else options.boxes > 1
+    if nested:
+        boxes = nested_boxes_of_cameras(torch.stack([photo.c2w for photo in there]), points)
+        if options.aabb is not None:
+            boxes = replace(boxes, aabb=parse_box(options.aabb))
+        boxes = replace(boxes, count=options.boxes or boxes.count)
+        if options.near is not None:
+            boxes = replace(boxes, near=options.near)
+        return Scene(name, box_tensor(boxes.aabb, cpu), loaded, boxes)
+    return Scene(name, box_tensor(parse_box(box() if options.aabb is None else options.aabb), cpu), loaded)

@@ -53,12 +53,12 @@ def load_colmap(folder: Path, options: LoadOptions) -> Scene:
         raise ValueError(f"{source}: the model must have images with poses, got none of {len(model.images)}")
     photos = [_photo(folder, source, image, model.cameras[image.camera_id]) for image in images]
 
-    def box() -> torch.Tensor:
-        points = np.array([point.xyz for point in model.points3D.values()])
-        return box_of_points(torch.from_numpy(points)) if len(points) else box_of_cameras(c2w)
+    points = torch.from_numpy(np.array([point.xyz for point in model.points3D.values()]).reshape(-1, 3))
 
-    c2w = torch.stack([photo.c2w for photo in photos])
-    return load_capture(folder, source, photos, options, box)
+    def box() -> torch.Tensor:
+        return box_of_points(points) if len(points) else box_of_cameras(torch.stack([photo.c2w for photo in photos]))
+
+    return load_capture(folder, source, photos, options, box, points=points)
 
 
 def _photo(folder: Path, source: Path, image: Any, camera: Any) -> Photo:

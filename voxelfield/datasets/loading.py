@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +15,8 @@ from voxelfield.datasets.locate import SceneNotFoundError, find_scene
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.registry import format_of, recognised_format
 from voxelfield.datasets.scene import Scene
+from voxelfield.grids.boxes import parse_box
+from voxelfield.grids.nested_boxes import NestedBoxes
 from voxelfield.installed import config_folder
 
 logger = logging.getLogger(__name__)
@@ -28,6 +31,8 @@ def load_scene(
     holdout: int = 8,
     missing_images: Literal["error", "skip"] | None = None,
     aabb: Tensor | Sequence[Sequence[float]] | None = None,
+    boxes: int | None = None,
+    near: float | None = None,
     root: Path | str = "data",
     download: bool = False,
 ) -> Scene:
@@ -44,6 +49,11 @@ def load_scene(
             None does what is usual for the format.
         aabb: (2, 3) box that holds what matters, world units. None: as ``configs/scene`` has it for this name, or as
             the format has it (NeRF-synthetic: from -1.5 to 1.5 along each axis).
+        boxes: Number of nested boxes, the smallest of which is ``aabb``, for a scene that reaches beyond it
+            (:class:`voxelfield.grids.nested_boxes.NestedBoxes`); 1: nothing is outside. None: several for photographs
+            without transparent pixels, where no box is given; else 1.
+        near: Distance from a camera before which nothing is sampled, world units, with nested boxes; None: as the
+            cameras suggest, or 0.
         root: Folder of scenes, where a name is looked for.
         download: Fetch a scene that is not there but public.
 
@@ -58,8 +68,10 @@ def load_scene(
     folder = scene if isinstance(scene, Path) else _folder_of(scene, root, download)
     box = _known_box(folder.resolve().name) if aabb is None else aabb
     loaded = format_of(folder).load(
-        folder, LoadOptions(tuple(splits), image_size, downscale, holdout, missing_images, box)
+        folder, LoadOptions(tuple(splits), image_size, downscale, holdout, missing_images, box, boxes, near)
     )
+    if boxes is not None and boxes > 1 and loaded.boxes is None:
+        loaded = replace(loaded, boxes=NestedBoxes(parse_box(loaded.aabb), boxes, near=near or 0.0))
     for name, split in loaded.splits.items():
         height, width = split.images.shape[1:3]
         logger.info("%s: %d %s views, %d x %d", loaded.name, len(split), name, width, height)

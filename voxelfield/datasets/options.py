@@ -24,6 +24,10 @@ class LoadOptions:
         missing_images: ``error`` refuses a scene that lacks a listed image, ``skip`` leaves such views out and warns;
             None does what is usual for the format.
         aabb: (2, 3) box that holds what matters, world units; None: the format's own box, or its default.
+        boxes: Number of nested boxes, the smallest of which is ``aabb``; 1: nothing is outside of it; None: several
+            where no box is given and photographs, none of them with transparent pixels, show what is around.
+        near: Distance from a camera before which nothing is sampled, world units, with nested boxes; None: as the
+            cameras suggest.
 
     Raises:
         ValueError: A value is none of these.
@@ -35,9 +39,11 @@ class LoadOptions:
     holdout: int = 8
     missing_images: Literal["error", "skip"] | None = None
     aabb: Tensor | Sequence[Sequence[float]] | None = None
+    boxes: int | None = None
+    near: float | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("downscale", 1), ("image_size", 1)):
+        for name, least in (("downscale", 1), ("image_size", 1), ("boxes", 1)):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"{name} must be a whole number of at least {least}, got {value}")

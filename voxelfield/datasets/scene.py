@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from voxelfield.grids.nested_boxes import NestedBoxes
 from voxelfield.ops._checks import check_dtype, check_field, check_tensor
 from voxelfield.rendering.cameras import Cameras
 
@@ -52,8 +53,10 @@ class Scene:
 
     Args:
         name: Its name, as in ``scene=``.
-        aabb: (2, 3) float32, low and high corner of what matters, world frame.
+        aabb: (2, 3) float32, low and high corner of what matters, world frame; of what matters most, if there are
+            nested boxes: then it is the smallest of them.
         splits: The loaded splits by name.
+        boxes: Nested boxes, for photographs that show what is around; None: there is nothing outside of ``aabb``.
 
     Raises:
         TypeError: ``aabb`` is not float32.
@@ -63,6 +66,7 @@ class Scene:
     name: str
     aabb: Tensor
     splits: dict[str, Split]
+    boxes: NestedBoxes | None = None
 
     def __post_init__(self) -> None:
         check_field("Scene.aabb", self.aabb, (2, 3), torch.float32)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -9,6 +10,8 @@ from torch import Tensor, nn
 
 from voxelfield.fields.decoders import Decoder
 from voxelfield.fields.pyramid_density import PyramidDensity, is_pyramid_density, read_pyramid_density
+from voxelfield.grids.boxes import box_tensor
+from voxelfield.grids.nested_boxes import NestedBoxes
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.voxel_grid import VoxelGrid
 from voxelfield.ops import PackedSamples
@@ -27,6 +30,9 @@ class Field(Protocol):
       samples with a fixed capacity (:class:`voxelfield.rendering.march.Capacity`) then have such positions, at which
       grids access no memory. Without it, or where it is False, unused rows have positions in the occupancy grid's
       box: the gradient that they receive is zero, but a network that reads NaN would turn that into NaN.
+
+    A field over nested boxes has two more, ``boxes`` and ``local_density``, as :class:`RadianceField` has them. Its
+    samples then have positions, distances and lengths in the frame of the boxes.
     """
 
     @property
@@ -57,17 +63,25 @@ class RadianceField(nn.Module):
     Args:
         grid: Features.
         decoder: Reads them; one of this package's or any other :class:`voxelfield.fields.decoders.Decoder`.
+        boxes: Lets the field reach beyond one box. The grid then lies in the boxes' own frame, and its box is
+            :attr:`NestedBoxes.row`; :meth:`sample` and :meth:`local_density` take positions in that frame, all else
+            takes positions in the world.
+
+    Attributes:
+        boxes: As given.
 
     Raises:
         ValueError: The decoder expects another number of channels.
     """
 
-    def __init__(self, grid: VoxelGrid | VoxelPyramid, decoder: Decoder) -> None:
+    def __init__(self, grid: VoxelGrid | VoxelPyramid, decoder: Decoder, boxes: NestedBoxes | None = None) -> None:
         super().__init__()
         if grid.channels != decoder.channels:
             raise ValueError(f"decoder.channels must be {grid.channels}, as the grid has, got {decoder.channels}")
         self.grid = grid
         self.decoder = decoder
+        self.boxes = boxes
+        self._outermost: tuple[NestedBoxes, Tensor] | None = None
 
     @property
     def skips_nan(self) -> bool:
@@ -76,8 +90,14 @@ class RadianceField(nn.Module):
 
     @property
     def aabb(self) -> Tensor:
-        """The grid's box (2, 3), world units."""
-        return self.grid.aabb
+        """The grid's box (2, 3), or the largest of nested boxes, world units."""
+        if self.boxes is None:
+            return self.grid.aabb
+        # Kept, because a CUDA graph that is being captured can take no copy from the host.
+        kept, device = self._outermost, self.grid.aabb.device
+        if kept is None or kept[0] != self.boxes or kept[1].device != device:
+            kept = self._outermost = (self.boxes, box_tensor(self.boxes.outermost, device))
+        return kept[1]
 
     def forward(self, points: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
         """Evaluates the field.
@@ -90,8 +110,9 @@ class RadianceField(nn.Module):
             density (M,), per world unit, and rgb (M, 3) in [0, 1]; float32.
         """
         each = torch.arange(points.shape[0], device=points.device)
-        density, rgb = self.decoder(self.grid(points), directions, each)
-        return density, rgb
+        places, unit = self._locate(points)
+        density, rgb = self.decoder(self.grid(places), directions, each)
+        return (density if unit is None else _in_world(density, places, unit)), rgb
 
     def density(self, points: Tensor) -> Tensor:
         """Evaluates the density alone.
@@ -102,17 +123,34 @@ class RadianceField(nn.Module):
         Returns:
             (M,), per world unit; float32.
         """
-        return self.decoder.density(self.grid(points))
+        places, unit = self._locate(points)
+        density = self.local_density(places)
+        return density if unit is None else _in_world(density, places, unit)
+
+    def local_density(self, places: Tensor) -> Tensor:
+        """Evaluates the density in the grid's own frame, which is the world unless there are nested boxes.
+
+        Args:
+            places: (M, 3) positions in that frame.
+
+        Returns:
+            (M,), per unit of that frame; float32.
+        """
+        return self.decoder.density(self.grid(places))
+
+    def _locate(self, points: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Returns the places of world positions in the grid's frame, and its units there unless it is the world."""
+        return (points, None) if self.boxes is None else self.boxes.to_row(points)
 
     def sample(self, samples: PackedSamples, directions: Tensor) -> tuple[Tensor, Tensor]:
         """Evaluates the field at packed ray samples.
 
         Args:
-            samples: M samples of R rays.
-            directions: (R, 3) the rays' unit directions.
+            samples: M samples of R rays; with nested boxes, in their frame.
+            directions: (R, 3) the rays' unit directions, world frame.
 
         Returns:
-            density (M,), per world unit, and rgb (M, 3) in [0, 1]; float32.
+            density (M,), per unit of the samples' frame, and rgb (M, 3) in [0, 1]; float32.
         """
         density, rgb = self.decoder(self.grid(samples.positions), directions, samples.ray_index)
         return density, rgb
@@ -143,3 +181,16 @@ class RadianceField(nn.Module):
         (:meth:`VoxelPyramid.keep_copies`).
         """
         return read_pyramid_density(self.grid, self.decoder) if self.has_pyramid_density else None
+
+
+def density_at_samples(field: Field) -> Callable[[Tensor], Tensor]:
+    """Returns what maps positions of samples to densities, both in the frame that the field's samples lie in."""
+    density: Callable[[Tensor], Tensor] = field.density
+    if getattr(field, "boxes", None) is not None:
+        density = field.local_density  # type: ignore[attr-defined]
+    return density
+
+
+def _in_world(density: Tensor, places: Tensor, unit: Tensor) -> Tensor:
+    """Converts densities per unit of nested boxes' frame; outside of all boxes there is nothing."""
+    return torch.where(places.isfinite().all(dim=-1), density / unit, 0)

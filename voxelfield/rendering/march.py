@@ -8,8 +8,10 @@ import torch
 from torch import Tensor
 
 from voxelfield import ops
-from voxelfield.fields.field import Field
+from voxelfield.fields.field import Field, density_at_samples
 from voxelfield.fields.pyramid_density import PyramidDensity
+from voxelfield.grids.nested_boxes import NestedBoxes
+from voxelfield.ops._internal.march_pieces import march_through
 from voxelfield.ops._internal.march_visible import march_visible
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.selection import MIN_WEIGHT
@@ -34,7 +36,7 @@ class RenderSettings:
     """How finely rays are sampled, and what is too faint to matter.
 
     Attributes:
-        step: Distance between samples, world units.
+        step: Distance between samples, world units, or those of the frame of the field's nested boxes.
         min_transmittance: A ray stops where less light than this gets through.
         min_weight: Samples whose share of their pixel is below this are dropped before colour is evaluated.
     """
@@ -60,7 +62,12 @@ class Capacity:
 
 
 def march(
-    rays: Rays, occupancy: OccupancyGrid, step: float, jitter: bool = False, capacity: int | None = None
+    rays: Rays,
+    occupancy: OccupancyGrid,
+    step: float,
+    jitter: bool = False,
+    capacity: int | None = None,
+    boxes: NestedBoxes | None = None,
 ) -> ops.PackedSamples:
     """Places samples along rays wherever space is occupied.
 
@@ -70,12 +77,14 @@ def march(
         step: Distance between samples, world units.
         jitter: Shift each ray's samples by a random part of a step, from torch's global generator.
         capacity: As for :func:`voxelfield.ops.march_rays`.
+        boxes: Those of the field, if it has any: occupancy, step and samples are then in their frame.
 
     Returns:
         The samples, packed; none at all is valid.
     """
     offset = torch.rand_like(rays.near) if jitter else None
-    return ops.march_rays(
+    return march_through(
+        [] if boxes is None else boxes.numbers,
         rays.origins,
         rays.directions,
         rays.near,
@@ -101,7 +110,7 @@ def select(
         capacity: As for :func:`voxelfield.ops.select_samples`.
     """
     return ops.select_samples(
-        field.density(samples.positions),
+        density_at_samples(field)(samples.positions),
         samples.positions,
         samples.t,
         samples.dt,
@@ -136,10 +145,12 @@ def visible_samples(
         capacity: Room for samples.
 
     Returns:
-        The samples, and their number before faint ones were dropped, () int64, or None if that is not known.
+        The samples, in the frame of the field's nested boxes if it has any, and their number before faint ones were
+        dropped, () int64, or None if that is not known.
     """
+    boxes: NestedBoxes | None = getattr(field, "boxes", None)
     if settings.min_weight <= 0 and capacity is None:
-        packed = march(rays, occupancy, settings.step, jitter)
+        packed = march(rays, occupancy, settings.step, jitter, boxes=boxes)
         return packed, packed.ray_offsets[-1]
     density = _pyramid_density(field)
     if density is not None:
@@ -160,13 +171,14 @@ def visible_samples(
             min_weight=settings.min_weight,
             max_samples_per_ray=MAX_VISIBLE_PER_RAY,
             capacity=None if capacity is None else capacity.visible,
+            boxes=[] if boxes is None else boxes.numbers,
         )
         return packed, None
     if capacity is None:
-        candidates = march(rays, occupancy, settings.step, jitter)
+        candidates = march(rays, occupancy, settings.step, jitter, boxes=boxes)
         return select(field, candidates, settings), candidates.ray_offsets[-1]
     skips_nan = getattr(field, "skips_nan", False)
-    candidates = march(rays, occupancy, settings.step, jitter, capacity.candidates)
+    candidates = march(rays, occupancy, settings.step, jitter, capacity.candidates, boxes)
     if not skips_nan:
         candidates = _without_nan(candidates, occupancy.aabb)
     packed = select(field, candidates, settings, capacity.visible)

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from voxelfield import ops
 from voxelfield.fields.field import Field
+from voxelfield.grids.nested_boxes import NestedBoxes
+from voxelfield.ops._internal.march_pieces import world_distances
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import Capacity, RenderSettings, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -22,7 +24,8 @@ class Rendering:
     Attributes:
         rgb: (R, 3) emitted colour, without background.
         opacity: (R,) in [0, 1].
-        depth_sum: (R,) sum of weights times distances along the ray, world units; divide by opacity for the mean.
+        depth_sum: (R,) sum of weights times distances along the ray, in the samples' units; divide by opacity for the
+            mean.
         samples: The M samples whose colour was evaluated.
         density: (M,) their densities, per world unit.
         weights: (M,) their share of their pixel.
@@ -146,6 +149,15 @@ def render_view(
         part = render(field, rays[first : first + chunk], occupancy, settings)
         rgb.append(part.over(background))
         opacity.append(part.opacity)
-        depth.append(part.depth_sum / part.opacity.clamp(min=1e-6))
+        depth.append(_world_depth_sum(field, rays[first : first + chunk], part) / part.opacity.clamp(min=1e-6))
     size = (cameras.height, cameras.width)
     return View(torch.cat(rgb).view(*size, 3), torch.cat(opacity).view(size), torch.cat(depth).view(size))
+
+
+def _world_depth_sum(field: Field, rays: Rays, rendering: Rendering) -> Tensor:
+    """Returns the sums (R,) of weights times distances in world units."""
+    boxes: NestedBoxes | None = getattr(field, "boxes", None)
+    if boxes is None:
+        return rendering.depth_sum
+    distances = world_distances(boxes.numbers, rendering.samples, rays.origins, rays.directions)
+    return ops.sum_along_rays(distances, rendering.samples.ray_offsets, rendering.weights)

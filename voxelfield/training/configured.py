@@ -139,6 +139,8 @@ def load_configured_scene(settings: RunConfig, root: Path, splits: Sequence[str]
         holdout=settings.data.holdout,
         missing_images=settings.data.missing_images,
         aabb=settings.scene.aabb,
+        boxes=settings.scene.boxes,
+        near=settings.scene.near,
         root=root / settings.data.root,
         download=settings.data.download,
     )

@@ -6,6 +6,7 @@ import torch
 
 from voxelfield.fields.field import RadianceField
 from voxelfield.fields.recipes.recipe import Recipe
+from voxelfield.grids.boxes import box_extent
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.visual_hull import visual_hull
 from voxelfield.training.batches import PixelSampler
@@ -32,7 +33,7 @@ class OccupiedSpace:
         self._field = field
         self._recipe = recipe
         self._config = config.occupancy
-        self.grid = OccupancyGrid(config.occupancy.resolution, field.aabb).to(field.aabb.device)
+        self.grid = OccupancyGrid(_cells(field, config.occupancy.resolution), field.grid.aabb).to(field.aabb.device)
 
     def restrict_to_images(self, pixels: PixelSampler) -> None:
         """Rules out what the training images show as transparent, as finely as the present box allows.
@@ -43,8 +44,12 @@ class OccupiedSpace:
         Raises:
             EmptyFieldError: They show nothing in the field's box.
         """
-        aabb = self._field.aabb
+        aabb, boxes = self._field.grid.aabb, self._field.boxes
         x, y, z = self.grid.occupied.shape
+        if boxes is not None:
+            # Photographs of a scene without end have no transparent pixels.
+            self.grid.restrict(boxes.cells_in_use((x, y, z), aabb.device), aabb)
+            return
         self.grid.restrict(visual_hull(pixels.alpha, pixels.cameras, aabb, (x, y, z)), aabb)
         if not bool(self.grid.occupied.any()):
             raise EmptyFieldError(
@@ -86,3 +91,10 @@ class OccupiedSpace:
                 "optimizer.grid_lr, raise model.density.initial, or check that scene.aabb holds the scene"
             )
         return fraction
+
+
+def _cells(field: RadianceField, resolution: int) -> int | list[int]:
+    """Returns the numbers of cells; with nested boxes, as many along the longest edge of each."""
+    if field.boxes is None:
+        return resolution
+    return [max(1, round(resolution * extent / 2)) for extent in box_extent(field.boxes.row)]

@@ -20,6 +20,7 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import FieldRenderer
+from voxelfield.training.building import build_field, grid_box
 from voxelfield.training.checkpoint import load_checkpoint
 from voxelfield.training.config import SceneConfig, TrainerConfig, parse
 from voxelfield.training.evaluation import Evaluation, evaluate_split, spread
@@ -66,7 +67,8 @@ class Run:
             (...), per world unit, 0 in cells that are not occupied and outside of the box; float32.
         """
         rows = points.reshape(-1, 3)
-        return torch.where(self.occupancy.holds(rows), self.field.density(rows), 0).view(points.shape[:-1])
+        places = rows if self.field.boxes is None else self.field.boxes.to_row(rows)[0]
+        return torch.where(self.occupancy.holds(places), self.field.density(rows), 0).view(points.shape[:-1])
 
     @property
     def backend(self) -> str:
@@ -199,23 +201,20 @@ def restore_run(
     device = torch.device(device)
     trainer = parse(TrainerConfig, config.trainer, "trainer")
     scene = parse(SceneConfig, config.scene, "scene")
-    if scene.aabb is None:
-        raise ValueError("scene.aabb must be the box that the field was trained in, got None")
-    aabb = torch.tensor(scene.aabb, dtype=torch.float32)
     recipe = parse(Recipe, config.model, "model")
     state = {name: item.to(device) if isinstance(item, Tensor) else item for name, item in field_state.items()}
     # Without values, because these are about to be replaced: drawing the initial ones would take seconds, and memory
     # for whatever sizes the configuration names.
     with torch.device("meta"):
-        field = recipe.build(aabb, trainer.resolutions, "meta")
+        field = build_field(recipe, scene, trainer, "meta")
     field.load_state_dict(state, assign=True)
     if any(tensor.is_meta for tensor in (*field.parameters(), *field.buffers())):
         # Someone's decoder has buffers that are not saved.
-        field = recipe.build(aabb, trainer.resolutions, device)
+        field = build_field(recipe, scene, trainer, device)
         field.load_state_dict(state)
     field.requires_grad_(False)
     field.grid.to(copies_dtype(trainer.precision, device))
     with torch.device("meta"):
-        occupancy = OccupancyGrid(trainer.occupancy.resolution, scene.aabb)
+        occupancy = OccupancyGrid(trainer.occupancy.resolution, grid_box(scene))
     occupancy.load_state_dict({name: item.to(device) for name, item in occupancy_state.items()}, assign=True)
     return Run(field.to(device), occupancy.to(device), recipe, trainer, config, steps)

@@ -22,6 +22,7 @@ from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.training.averaging import WeightAverage
 from voxelfield.training.batches import PixelSampler
+from voxelfield.training.building import build_field
 from voxelfield.training.clock import Pause, synchronized_time
 from voxelfield.training.config import OptimizerConfig, RunConfig, SceneConfig, TrainerConfig, complete
 from voxelfield.training.evaluation import Evaluation
@@ -105,7 +106,6 @@ class Session:
         on_preview: Hook | None = None,
     ) -> None:
         config = complete(recipe, trainer, optimizer, str(device))
-        config.scene = SceneConfig(scene.name, None)
         config.seed = seed
         hooks = (on_step, on_stage, on_preview)
         self._begin(scene, parse(RunConfig, config), output, logger, hooks)
@@ -148,9 +148,7 @@ class Session:
         log: RunLogger | None,
         hooks: tuple[Hook | None, Hook | None, Hook | None],
     ) -> None:
-        if config.scene.aabb is None:
-            low, high = scene.aabb.tolist()
-            config.scene.aabb = (tuple(low), tuple(high))
+        config.scene = _describe(scene)
         self.scene = scene
         self.config = config
         self.recipe = config.model
@@ -164,7 +162,7 @@ class Session:
         torch.manual_seed(config.seed)
         started = self._now()
         trainer = config.trainer
-        self.field = self.recipe.build(scene.aabb, trainer.resolutions, self.device)
+        self.field = build_field(self.recipe, config.scene, trainer, self.device)
         self.optimizers = Optimizers(self.field, config.optimizer, trainer.rates)
         self._occupied = OccupiedSpace(self.field, self.recipe, trainer)
         self.occupancy = self._occupied.grid
@@ -180,7 +178,7 @@ class Session:
         if self.device.type != "cuda":
             return
         config = self.config.trainer
-        shapes = self.recipe.build(self.scene.aabb, config.resolutions, "meta")
+        shapes = build_field(self.recipe, self.config.scene, config, "meta")
         estimate = estimate_memory(shapes, self.recipe, config, self.scene.train)
         logger.info("training needs about %s of GPU memory", estimate)
         check_memory(estimate, self.device)
@@ -360,11 +358,13 @@ class Session:
             return
         if self.step == 0:
             occupied.restrict_to_images(self._pixels)
-        if stage.crop:
+        # Nested boxes have their places, whatever of them is empty.
+        crop = stage.crop and self.field.boxes is None
+        if crop:
             occupied.fraction(self.step)  # raises if nothing is left to crop to
-        box = self.occupancy.bounds() if stage.crop else None
+        box = self.occupancy.bounds() if crop else None
         self.recipe.enter_stage(self.field, stage.resolution, box, self.optimizers.grid)
-        if stage.crop:
+        if crop:
             occupied.restrict_to_images(self._pixels)
         grid = self.field.grid
         logger.info("step %d: grid %d x %d x %d over %s", self.step, *grid.resolution, grid.aabb.tolist())
@@ -423,3 +423,13 @@ class Session:
 
 def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
+
+
+def _describe(scene: Scene) -> SceneConfig:
+    """Returns the settings that stand for a scene as it was loaded."""
+    low, high = scene.aabb.tolist()
+    described = SceneConfig(scene.name, (tuple(low), tuple(high)), boxes=1, near=0.0)
+    if scene.boxes is not None:
+        described.boxes, described.box_ratio = scene.boxes.count, scene.boxes.ratio
+        described.near = scene.boxes.near
+    return described

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from voxelfield.fields.field import RadianceField
+from voxelfield.fields.field import RadianceField, density_at_samples
 from voxelfield.fields.recipes import registry
 from voxelfield.rendering.backends.backend import ImageBackend
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -110,12 +110,12 @@ class Recipe:
         Args:
             field: The field.
             occupancy: What to update, on the field's device.
-            step: Distance between samples along rays, world units.
+            step: Distance between samples along rays, in the grid's frame.
             threshold: Opacity of one sample from which a cell counts as occupied.
         """
         density = field.vertex_density()
         if density is None:
-            occupancy.update_from_samples(field.density, step, threshold)
+            occupancy.update_from_samples(density_at_samples(field), step, threshold)
         else:
             occupancy.update_from_vertices(density, field.grid.aabb, step, threshold)
 

@@ -10,11 +10,12 @@ from torch import Tensor
 
 from voxelfield import _library
 from voxelfield.ops._checks import check_at_least_one, check_float32, check_rays
+from voxelfield.ops._internal.march_pieces import march_through
 from voxelfield.ops._internal.pyramid_field import bits_of, check_pyramid_field, density_of, geometry_at
 from voxelfield.ops._no_derivative import hold_constant
 from voxelfield.ops._packing import PackedSamples, check_capacity, empty_samples, parts_of, sums_of_parts
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
-from voxelfield.ops.marching import OccupancyBits, march_rays
+from voxelfield.ops.marching import OccupancyBits
 from voxelfield.ops.render_grid import cells_to_walk, check_numbers
 from voxelfield.ops.selection import MIN_WEIGHT
 
@@ -38,6 +39,7 @@ def march_visible(
     min_weight: float = MIN_WEIGHT,
     max_samples_per_ray: int = 64,
     capacity: int | None = None,
+    boxes: Sequence[float] = (),
 ) -> PackedSamples:
     r"""Marches rays through a pyramid of grids and keeps the samples whose weight exceeds a limit, packed by ray.
 
@@ -70,6 +72,8 @@ def march_visible(
         capacity: Rows of the result, as for :func:`march_rays`: rays are kept in order for as long as all of their kept
             samples fit, and the call does not synchronise with the device. None: as many rows as samples are kept,
             which synchronises once.
+        boxes: As for :func:`march_pieces`, if the field lies in nested boxes: rays are then in the world, and all other
+            arguments, and the samples, in the field's frame.
 
     Returns:
         The samples that were kept; ``dt`` is ``step``.
@@ -107,16 +111,18 @@ def march_visible(
         min_transmittance,
         min_weight,
         max_samples_per_ray,
+        list(boxes),
     )
     rows = int(sums.sum()) if capacity is None else capacity
-    return PackedSamples(*torch.ops.voxelfield.pack_slots(origins, directions, slots, counts, sums, step, rows))
+    walk = (origins, directions, near, far, offset)
+    return PackedSamples(*torch.ops.voxelfield.pack_slots(*walk, slots, counts, sums, step, list(boxes), rows))
 
 
 @_library.when_loaded
 def _register() -> None:
     @torch.library.register_fake("voxelfield::march_to_slots")
     def _(origins: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
-        rays, max_samples_per_ray = origins.shape[0], rest[-1]
+        rays, max_samples_per_ray = origins.shape[0], rest[-2]
         return (
             origins.new_empty(rays, max_samples_per_ray),
             origins.new_empty(rays, dtype=torch.int32),
@@ -125,7 +131,17 @@ def _register() -> None:
 
     @torch.library.register_fake("voxelfield::pack_slots")
     def _(
-        origins: Tensor, directions: Tensor, slots: Tensor, counts: Tensor, sums: Tensor, step: float, capacity: int
+        origins: Tensor,
+        directions: Tensor,
+        near: Tensor,
+        far: Tensor,
+        offset: Tensor,
+        slots: Tensor,
+        counts: Tensor,
+        sums: Tensor,
+        step: float,
+        boxes: list[float],
+        capacity: int,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
         return empty_samples(origins, origins.shape[0], capacity)
 
@@ -148,9 +164,10 @@ def _register() -> None:
         min_transmittance: float,
         min_weight: float,
         max_samples_per_ray: int,
+        boxes: list[float],
     ) -> tuple[Tensor, Tensor, Tensor]:
         bits = bits_of(occupied, resolution)
-        candidates = march_rays(origins, directions, near, far, bits, aabb_occupancy, step, offset)
+        candidates = march_through(boxes, origins, directions, near, far, bits, aabb_occupancy, step, offset)
         density = density_of(geometry_at(candidates.positions, levels, aabb, density_weights)[:, 0], density_initial)
         # Within the range of a ray, `kept` starts with the indices of the samples that were kept.
         kept, counts, _ = torch.ops.voxelfield.count_visible_samples(

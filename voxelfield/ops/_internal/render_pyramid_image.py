@@ -13,6 +13,7 @@ from voxelfield.ops import _constants
 from voxelfield.ops._checks import check_float32, check_tensor
 from voxelfield.ops._internal.append_view import append_view
 from voxelfield.ops._internal.images import check_camera, empty_image
+from voxelfield.ops._internal.march_pieces import march_through, outermost, world_distances
 from voxelfield.ops._internal.pixel_rays import pixel_rays
 from voxelfield.ops._internal.pyramid_field import (
     bits_of,
@@ -23,7 +24,7 @@ from voxelfield.ops._internal.pyramid_field import (
 )
 from voxelfield.ops._no_derivative import hold_constant
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE, composite
-from voxelfield.ops.marching import OccupancyBits, march_rays
+from voxelfield.ops.marching import OccupancyBits
 from voxelfield.ops.mlp import mlp
 from voxelfield.ops.render_grid import cells_to_walk, check_numbers
 from voxelfield.ops.selection import MIN_WEIGHT, select_samples
@@ -51,6 +52,7 @@ def render_pyramid_image(
     view_degree: int,
     min_transmittance: float = MIN_TRANSMITTANCE,
     min_weight: float = MIN_WEIGHT,
+    boxes: Sequence[float] = (),
 ) -> tuple[Tensor, Tensor, Tensor]:
     r"""Renders the image of a pinhole camera, on CUDA in one kernel, rays included, without gradient.
 
@@ -83,6 +85,7 @@ def render_pyramid_image(
         view_degree: Degree of the spherical harmonics, 0 to 3.
         min_transmittance: A ray stops once its transmittance falls below this; 0 never stops it.
         min_weight: Samples whose weight does not exceed this are dropped as if they did not exist.
+        boxes: As for :func:`march_visible`.
 
     Returns:
         rgb (height, width, 3) over the background, opacity (height, width) and depth (height, width), the
@@ -131,6 +134,7 @@ def render_pyramid_image(
         view_degree,
         min_transmittance,
         min_weight,
+        list(boxes),
     )
     return image
 
@@ -172,13 +176,15 @@ def _register() -> None:
         view_degree: int,
         min_transmittance: float,
         min_weight: float,
+        boxes: list[float],
     ) -> tuple[Tensor, Tensor, Tensor]:
         no_photograph = torch.zeros(1, height, width, 4, dtype=torch.uint8)
         bits = bits_of(occupied, resolution)
+        reach = outermost(boxes) if boxes else aabb
         parts: list[tuple[Tensor, Tensor, Tensor]] = []
         for index in torch.arange(height * width).split(_RAYS_AT_ONCE):
-            rays = pixel_rays(no_photograph, index, c2w[None], intrinsics[None], aabb)
-            candidates = march_rays(*rays[:4], bits, aabb_occupancy, step)
+            rays = pixel_rays(no_photograph, index, c2w[None], intrinsics[None], reach)
+            candidates = march_through(boxes, *rays[:4], bits, aabb_occupancy, step)
             density = density_of(
                 geometry_at(candidates.positions, levels, aabb, density_weights)[:, 0], density_initial
             )
@@ -195,7 +201,7 @@ def _register() -> None:
             rgb, opacity, depth_sum, *_ = composite(
                 density_of(raw, density_initial),
                 torch.sigmoid(logits.float()),
-                seen.t,
+                world_distances(boxes, seen, rays.origins, rays.directions) if boxes else seen.t,
                 seen.dt,
                 seen.ray_offsets,
                 min_transmittance=min_transmittance,

@@ -23,7 +23,7 @@ class GridImages(ImageBackend):
 
     A sum is collapsed into one grid (:meth:`VoxelPyramid.collapse`), which loses nothing. Subclasses of any of these
     may compute something else, so they are not served; nor are grids of more than 2^31 - 2 vertices, of padding other
-    than "border", or of dtypes other than float32 and float16.
+    than "border", fields over nested boxes, or dtypes other than float32 and float16.
     """
 
     name = "render_grid_image"
@@ -31,7 +31,7 @@ class GridImages(ImageBackend):
     @classmethod
     def serves(cls, field: Field) -> bool:
         """See :class:`ImageBackend`."""
-        if type(field) is not RadianceField or type(field.decoder) is not SHDecoder:
+        if type(field) is not RadianceField or field.boxes is not None or type(field.decoder) is not SHDecoder:
             return False
         grid = field.grid
         if not (type(grid) is VoxelGrid or (type(grid) is VoxelPyramid and grid.reduce == "sum")):

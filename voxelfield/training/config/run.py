@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias
 
 from voxelfield.config.parsing import Form, Range
+from voxelfield.config.types import NotNegative
 from voxelfield.devices import DEVICES, DEVICES_IN_WORDS
 from voxelfield.fields.recipes.pyramid import PyramidRecipe
 from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.grids.boxes import parse_box
+from voxelfield.grids.nested_boxes import MAX_BOXES, NestedBoxes
 from voxelfield.training.config.optimizer import OptimizerConfig
 from voxelfield.training.config.trainer import TrainerConfig
 
@@ -24,10 +26,18 @@ class SceneConfig:
     Attributes:
         name: Of the scene's folder.
         aabb: Low and high corner of the box that holds what matters, world units; None: as the scene's format has it.
+        boxes: Number of nested boxes around one another, the smallest of which is ``aabb``; 1: there is nothing outside
+            of ``aabb``; None: as the scene's format has it.
+        box_ratio: How many times as large as the one inside of it each nested box is.
+        near: Distance from a camera before which nothing is sampled, world units, with nested boxes; None: as the
+            scene's format has it.
     """
 
     name: Annotated[str, Form(r".+", "the name of a folder")] = "lego"
     aabb: tuple[Corner, Corner] | None = ((-1.5, -1.5, -1.5), (1.5, 1.5, 1.5))
+    boxes: Annotated[int, Range(1, MAX_BOXES)] | None = None
+    box_ratio: Annotated[float, Range(1, low_open=True)] = 2.0
+    near: NotNegative | None = None
 
     def check(self, name: str) -> None:
         """Raises ValueError unless the box has a finite inside."""
@@ -37,6 +47,13 @@ class SceneConfig:
             parse_box(self.aabb)
         except ValueError as error:
             raise ValueError(f"{name}.{error}") from error
+
+    @property
+    def nested(self) -> NestedBoxes | None:
+        """The nested boxes, if there is more than one box."""
+        if self.aabb is None or self.boxes is None or self.boxes == 1:
+            return None
+        return NestedBoxes(self.aabb, self.boxes, self.box_ratio, self.near or 0.0)
 
 
 @dataclass

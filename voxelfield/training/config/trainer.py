@@ -182,7 +182,7 @@ class TrainerConfig:
     log_every: Count = 100
     preview_every: Natural = 5000
     preview_views: Natural = 3
-    checkpoint_every: Natural = 10000
+    checkpoint_every: Natural = 0
     keep_checkpoints: bool = False
 
     @property

@@ -1,0 +1,75 @@
+// Rays cut into their pieces by nested boxes, and the host side of that: check, allocate, and cut each ray.
+#pragma once
+
+#include "rays/nested_boxes.h"
+#include "rays/ray_inputs.h"
+
+namespace voxelfield {
+
+// Numbers as Python has them, all but two in world units: the centre of all boxes, half of the smallest one's edges,
+// how many times as large as the one inside of it each box is, how many there are, the pitch (in halves of the
+// smallest box's longest edge) and the distance at which rays begin at least.
+inline NestedBoxes nested_boxes(const std::vector<double>& numbers) {
+  STD_TORCH_CHECK(numbers.size() == 10, "boxes must be 10 numbers, got ", numbers.size());
+  for (const double number : numbers) STD_TORCH_CHECK(std::isfinite(number), "boxes must be finite, got ", number);
+  const double unit = std::max({numbers[3], numbers[4], numbers[5]}), ratio = numbers[6], count = numbers[7];
+  STD_TORCH_CHECK(std::min({numbers[3], numbers[4], numbers[5]}) > 0 && ratio > 1,
+                  "boxes must have a positive size and a ratio above 1, got ", ratio);
+  STD_TORCH_CHECK(1 <= count && count <= kMaxBoxes, "boxes must be 1 to ", kMaxBoxes, ", got ", count);
+  NestedBoxes boxes{};
+  boxes.unit = static_cast<float>(unit);
+  for (int axis = 0; axis < 3; ++axis) {
+    boxes.centre[axis] = static_cast<float>(numbers[axis]);
+    boxes.half[axis] = static_cast<float>(numbers[3 + axis] / unit);
+  }
+  boxes.count = static_cast<int32_t>(count);
+  for (int32_t box = 0; box < boxes.count; ++box) boxes.scale[box] = static_cast<float>(std::pow(ratio, box));
+  boxes.pitch = static_cast<float>(numbers[8]);
+  boxes.near = static_cast<float>(numbers[9] / unit);
+  return boxes;
+}
+
+struct CutRays {
+  RayBatch rays;  // in the world
+  NestedBoxes boxes;
+  int64_t pieces;                            // room for each ray
+  float *origins, *directions, *near, *far;  // of the pieces, those of a ray together
+
+  VOXELFIELD_HOST_DEVICE void operator()(int64_t ray) const {
+    const Ray whole = Ray::copy(rays[ray]);
+    RayPieces cut(boxes, whole, rays.step);
+    Ray piece = whole;
+    bool more = true;
+    for (int64_t row = ray * pieces; row < (ray + 1) * pieces; ++row) {
+      more = more && cut.next(boxes, piece);
+      VOXELFIELD_UNROLL
+      for (int axis = 0; axis < 3; ++axis) {
+        origins[3 * row + axis] = piece.origin[axis];
+        directions[3 * row + axis] = piece.direction[axis];
+      }
+      near[row] = more ? piece.near : 0.0f;
+      far[row] = more ? piece.far : 0.0f;
+    }
+  }
+};
+
+template <typename Backend>
+struct CutRaysOps {
+  static TensorTuple<4> cut_rays(const Tensor& origins, const Tensor& directions, const Tensor& near, const Tensor& far,
+                                 const Tensor& offset, std::vector<double> numbers, double step) {
+    const RayInputs in{origins, directions, near, far, offset};
+    const NestedBoxes boxes = nested_boxes(numbers);
+    const typename Backend::Guard guard(origins);
+    const RayBatch rays = in.batch(step);
+    const int64_t pieces = 2 * boxes.count - 1, rows = rays.count * pieces;
+    Tensor cut_origins = new_like(in.origins, {rows, 3}), cut_directions = new_like(in.origins, {rows, 3});
+    Tensor cut_near = new_like(in.origins, {rows}), cut_far = new_like(in.origins, {rows});
+    Backend::for_each(rays.count, CutRays{rays, boxes, pieces, data_of(cut_origins), data_of(cut_directions),
+                                          data_of(cut_near), data_of(cut_far)});
+    return {cut_origins, cut_directions, cut_near, cut_far};
+  }
+
+  static void implement(Library& m) { m.impl("cut_rays", TORCH_BOX(&CutRaysOps::cut_rays)); }
+};
+
+}  // namespace voxelfield

@@ -1,0 +1,172 @@
+"""Boxes around one another, for scenes that reach further than a grid of one resolution can."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from voxelfield.grids.boxes import Box, box_extent, box_tensor, parse_box
+
+# As in extension/common/constants.h, which is not asked, because a configuration is checked before anything is loaded.
+MAX_BOXES = 12
+# Between neighbouring places in the field's frame, in halves of a box's longest edge: room for a voxel of the coarsest
+# level, so that the features of one box do not reach into another one.
+_GAP = 0.25
+
+
+@dataclass(frozen=True)
+class NestedBoxes:
+    """Boxes around one another, each ``ratio`` times as large as the one inside of it.
+
+    A field over nested boxes lies in a frame of its own. There all boxes have the size of the smallest one, measured in
+    halves of its longest edge, and stand in a row along x. A point of the world has its place in the smallest box that
+    holds it. So voxels grow with the distance from the centre, as a pixel's footprint does, and rays stay straight
+    within a box, which a contraction of space (Barron et al. 2022, mip-NeRF 360, equation 10) would bend. Instant-NGP
+    (Mueller et al. 2022, appendix E) has such cascades for its occupancy.
+
+    Args:
+        aabb: (2, 3) the smallest box, world units: what is to be seen best.
+        count: Number of boxes, 1 to 12.
+        ratio: Above 1.
+        near: Distance from a camera before which nothing is sampled, world units. What is nearer is seen by one camera
+            alone, where training would put whatever explains its image.
+
+    Raises:
+        ValueError: An argument is not as above.
+    """
+
+    aabb: Box
+    count: int
+    ratio: float = 2.0
+    near: float = 0.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "aabb", parse_box(self.aabb))
+        if not 1 <= self.count <= MAX_BOXES:
+            raise ValueError(f"count must be 1 to {MAX_BOXES} boxes, got {self.count}")
+        if not (math.isfinite(self.ratio) and self.ratio > 1):
+            raise ValueError(f"ratio must be finite and above 1, got {self.ratio}")
+        if not (math.isfinite(self.near) and self.near >= 0):
+            raise ValueError(f"near must be finite and not negative, got {self.near}")
+
+    @property
+    def unit(self) -> float:
+        """Half of the smallest box's longest edge, world units: the unit of the field's frame."""
+        return max(box_extent(self.aabb)) / 2
+
+    @property
+    def outermost(self) -> Box:
+        """The largest box, world units."""
+        low, high = self.aabb
+        reach = self.ratio ** (self.count - 1)
+        centre = [(a + b) / 2 for a, b in zip(low, high, strict=True)]
+        half = [(b - a) / 2 * reach for a, b in zip(low, high, strict=True)]
+        return parse_box(
+            ([c - h for c, h in zip(centre, half, strict=True)], [c + h for c, h in zip(centre, half, strict=True)])
+        )
+
+    @property
+    def row(self) -> Box:
+        """The box around all boxes in the field's frame."""
+        x, y, z = self._half
+        return parse_box(((-x, -y, -z), (x + self._pitch * (self.count - 1), y, z)))
+
+    @property
+    def numbers(self) -> list[float]:
+        """What compiled ops are told (``extension/rays/cut_rays_ops.h``)."""
+        low, high = self.aabb
+        centre = [(a + b) / 2 for a, b in zip(low, high, strict=True)]
+        half = [(b - a) / 2 for a, b in zip(low, high, strict=True)]
+        return [*centre, *half, self.ratio, float(self.count), self._pitch, self.near]
+
+    def to_row(self, points: Tensor) -> tuple[Tensor, Tensor]:
+        """Finds the places of world positions in the field's frame.
+
+        Args:
+            points: (M, 3) world positions, float32.
+
+        Returns:
+            (M, 3) places, outside of all boxes for points outside of the largest one; and (M,) the number of world
+            units that a unit of length there stands for.
+        """
+        centre, half = self._centre_and_half(points.device)
+        local = (points - centre) / self.unit
+        far = (local.abs() / half).amax(dim=-1)
+        # Counted, not from a logarithm, because a point on a face belongs to the box that it is a face of.
+        scales = self._scales(points.device)
+        box = (far[:, None] > scales[:-1]).sum(dim=-1)
+        scale = scales[box]
+        place = local / scale[:, None]
+        place = torch.cat((place[:, :1] + self._pitch * box[:, None], place[:, 1:]), dim=-1)
+        # Beyond the largest box, a place could be within the next one's.
+        place = torch.where((far > scales[-1])[:, None], place.new_full((), math.inf), place)
+        return place, scale * self.unit
+
+    def to_world(self, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Finds the world positions of places in the field's frame.
+
+        Args:
+            places: (M, 3) float32; one in a gap counts to the nearest box.
+
+        Returns:
+            (M, 3) world positions, (M,) the boxes' numbers, int64, and (M,) whether the place is one that rays come
+            through: in its box, and not where the box inside of it is.
+        """
+        centre, half = self._centre_and_half(places.device)
+        box = torch.round(places[:, 0] / self._pitch).long().clamp_(0, self.count - 1)
+        local = torch.cat((places[:, :1] - self._pitch * box[:, None], places[:, 1:]), dim=-1)
+        far = (local.abs() / half).amax(dim=-1)
+        used = (far <= 1) & ((box == 0) | (far >= 1 / self.ratio))
+        scale = self._scales(places.device)[box]
+        return local * (scale * self.unit)[:, None] + centre, box, used
+
+    def cells_in_use(self, resolution: Sequence[int], device: torch.device) -> Tensor:
+        """Tells which cells of a grid over the field's frame rays come through.
+
+        Args:
+            resolution: Number of cells along x, y and z of :attr:`row`.
+            device: Of the result.
+
+        Returns:
+            (X, Y, Z) bool.
+        """
+        row = box_tensor(self.row, device)
+        edges = [
+            torch.linspace(float(row[0, axis]), float(row[1, axis]), cells + 1, device=device)
+            for axis, cells in enumerate(resolution)
+        ]
+        box = torch.round((edges[0][:-1] + edges[0][1:]) / 2 / self._pitch).clamp_(0, self.count - 1)
+        nearest, farthest = [], []
+        for axis, along in enumerate(edges):
+            low, high = along[:-1], along[1:]
+            if axis == 0:
+                low, high = low - self._pitch * box, high - self._pitch * box
+            reach = self._half[axis]
+            nearest.append(torch.where((low < 0) & (high > 0), 0.0, torch.minimum(low.abs(), high.abs())) / reach)
+            farthest.append(torch.maximum(low.abs(), high.abs()) / reach)
+
+        def largest(along: list[Tensor]) -> Tensor:
+            x, y, z = along
+            return torch.maximum(torch.maximum(x[:, None, None], y[:, None]), z)
+
+        inner = (box == 0)[:, None, None]
+        return (largest(nearest) < 1) & (inner | (largest(farthest) > 1 / self.ratio))
+
+    @property
+    def _half(self) -> tuple[float, ...]:
+        return tuple(extent / 2 / self.unit for extent in box_extent(self.aabb))
+
+    @property
+    def _pitch(self) -> float:
+        return 2 * self._half[0] + _GAP
+
+    def _centre_and_half(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        aabb = box_tensor(self.aabb, device)
+        return aabb.mean(dim=0), (aabb[1] - aabb[0]) / (2 * self.unit)
+
+    def _scales(self, device: torch.device) -> Tensor:
+        return torch.tensor([self.ratio**box for box in range(self.count)], dtype=torch.float32, device=device)

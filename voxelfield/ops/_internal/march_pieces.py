@@ -1,0 +1,139 @@
+"""Samples along rays that nested boxes cut into pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from voxelfield import _library
+from voxelfield.ops._checks import check_rays, check_step
+from voxelfield.ops._packing import PackedSamples
+from voxelfield.ops.marching import OccupancyBits, march_rays
+
+
+@torch.no_grad()
+def march_pieces(
+    origins: Tensor,
+    directions: Tensor,
+    near: Tensor,
+    far: Tensor,
+    occupied: OccupancyBits,
+    aabb: Tensor,
+    step: float,
+    boxes: Sequence[float],
+    offset: Tensor | None = None,
+    *,
+    capacity: int | None = None,
+) -> PackedSamples:
+    """Does what :func:`march_rays` does, for rays through nested boxes.
+
+    Args:
+        origins: (R, 3) float32, world units.
+        directions: (R, 3) float32, unit length.
+        near: (R,) float32, world units.
+        far: (R,) float32, world units; may be infinite.
+        occupied: Cells of the field's frame.
+        aabb: (2, 3) float32, the box of these cells in the field's frame.
+        step: Distance between samples in the field's frame.
+        boxes: :attr:`voxelfield.grids.nested_boxes.NestedBoxes.numbers`.
+        offset: As for :func:`march_rays`.
+        capacity: As for :func:`march_rays`.
+
+    Returns:
+        The samples of the R rays; positions, distances and lengths are in the field's frame. Distances rise along a ray
+        from one piece to the next.
+
+    Raises:
+        TypeError: An argument has the wrong type or dtype.
+        ValueError: An argument has the wrong shape or device, or a number is out of range.
+    """
+    offset = check_rays(origins, directions, near, far, offset)
+    check_step(step)
+    _library.ensure_loaded(origins.device.type)
+    pieces = pieces_of(boxes)
+    origins, directions, near, far = torch.ops.voxelfield.cut_rays(
+        origins, directions, near, far, offset, list(boxes), step
+    )
+    offset = offset.repeat_interleave(pieces)
+    packed = march_rays(origins, directions, near, far, occupied, aabb, step, offset, capacity=capacity)
+    # A ray whose last pieces did not fit is not whole, and counts as one that has no room.
+    return packed._replace(
+        ray_index=packed.ray_index // pieces,
+        ray_offsets=packed.ray_offsets[::pieces].contiguous(),
+        rays_kept=packed.rays_kept // pieces,
+    )
+
+
+def march_through(
+    boxes: Sequence[float],
+    origins: Tensor,
+    directions: Tensor,
+    near: Tensor,
+    far: Tensor,
+    occupied: OccupancyBits,
+    aabb: Tensor,
+    step: float,
+    offset: Tensor | None = None,
+    *,
+    capacity: int | None = None,
+) -> PackedSamples:
+    """Calls :func:`march_pieces` where there are nested boxes, otherwise :func:`march_rays`."""
+    rays = (origins, directions, near, far, occupied, aabb, step)
+    if boxes:
+        return march_pieces(*rays, boxes, offset, capacity=capacity)
+    return march_rays(*rays, offset, capacity=capacity)
+
+
+def world_distances(boxes: Sequence[float], samples: PackedSamples, origins: Tensor, directions: Tensor) -> Tensor:
+    """Returns how far samples in the field's frame are from their rays' origins.
+
+    Args:
+        boxes: As for :func:`march_pieces`.
+        samples: M samples of R rays, with positions in the field's frame.
+        origins: (R, 3) world units.
+        directions: (R, 3) unit length.
+
+    Returns:
+        (M,) world units.
+    """
+    centre, half, (ratio, count, pitch, _) = boxes[:3], boxes[3:6], boxes[6:]
+    box = torch.round(samples.positions[:, 0] / pitch).clamp(0, count - 1)
+    place = torch.cat((samples.positions[:, :1] - pitch * box[:, None], samples.positions[:, 1:]), dim=-1)
+    world = place * (max(half) * ratio**box)[:, None] + place.new_tensor(centre)
+    rays = samples.ray_index
+    return ((world - origins[rays]) * directions[rays]).sum(dim=-1)
+
+
+def outermost(boxes: Sequence[float]) -> Tensor:
+    """Returns the largest of nested boxes (2, 3), world units, on the CPU."""
+    centre, half = torch.tensor(boxes[:3]), torch.tensor(boxes[3:6])
+    reach = half * boxes[6] ** (boxes[7] - 1)
+    return torch.stack((centre - reach, centre + reach))
+
+
+def pieces_of(boxes: Sequence[float]) -> int:
+    """Returns how many pieces nested boxes cut a ray into at most."""
+    return 2 * int(boxes[7]) - 1
+
+
+@_library.when_loaded
+def _register() -> None:
+    @torch.library.register_fake("voxelfield::cut_rays")
+    def _(
+        origins: Tensor,
+        directions: Tensor,
+        near: Tensor,
+        far: Tensor,
+        offset: Tensor,
+        boxes: list[float],
+        step: float,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        rows = origins.shape[0] * pieces_of(boxes)
+        return (
+            origins.new_empty(rows, 3),
+            origins.new_empty(rows, 3),
+            origins.new_empty(rows),
+            origins.new_empty(rows),
+        )

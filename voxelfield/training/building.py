@@ -1,0 +1,47 @@
+"""A run's field, as its settings have it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from voxelfield.fields.field import RadianceField
+from voxelfield.fields.recipes.recipe import Recipe
+from voxelfield.grids.boxes import box_tensor, parse_box
+from voxelfield.training.config import SceneConfig, TrainerConfig
+
+
+def grid_box(scene: SceneConfig) -> Tensor:
+    """Returns the box (2, 3) of a field's grid, in the frame of the scene's nested boxes if it has any.
+
+    Raises:
+        ValueError: The scene has no box.
+    """
+    if scene.aabb is None:
+        raise ValueError("scene.aabb must be the box that the field was trained in, got None")
+    boxes = scene.nested
+    return box_tensor(parse_box(scene.aabb) if boxes is None else boxes.row, torch.device("cpu"))
+
+
+def build_field(
+    recipe: Recipe, scene: SceneConfig, trainer: TrainerConfig, device: torch.device | str
+) -> RadianceField:
+    """Builds a field as training begins with it.
+
+    Args:
+        recipe: Its kind.
+        scene: Says where it lies.
+        trainer: Says which resolutions it will have.
+        device: Where it goes; it may be ``meta``, to learn shapes alone.
+
+    Raises:
+        ValueError: The scene has no box, or nested boxes, which this kind of field does not know of.
+    """
+    field = recipe.build(grid_box(scene), trainer.resolutions, device)
+    if scene.nested is not None:
+        if not isinstance(field, RadianceField):
+            raise ValueError(
+                f"scene.boxes must be 1 for a {type(field).__name__}, which is no RadianceField, got {scene.boxes}"
+            )
+        field.boxes = scene.nested
+    return field
