@@ -152,6 +152,68 @@ def test_llff_finds_images_that_were_shrunk(tmp_path, split):
     torch.testing.assert_close(cameras.intrinsics[0], torch.tensor([140.0, 140, 50, 50]))
 
 
+def write_shrunk(folder: Path, downscale: int, suffix: str = ".png", size: tuple[int, int] = (33, 34)) -> None:
+    """Writes images that only the folder can have, as each has one even colour."""
+    (folder / f"images_{downscale}").mkdir()
+    for index, path in enumerate(sorted((folder / "images").iterdir())):
+        Image.new("RGB", size, (10 * index, 0, 200)).save(folder / f"images_{downscale}" / f"{path.stem}{suffix}")
+
+
+@pytest.mark.parametrize("suffix", [".png", ".JPG"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_folder_of_shrunk_images_is_used_with_the_ratio_of_its_sizes(tmp_path, split, name, suffix):
+    FORMATS[name](tmp_path / "mine", split)
+    whole = voxelfield.load_scene(tmp_path / "mine", holdout=4)
+    write_shrunk(tmp_path / "mine", 3, suffix)
+    third = voxelfield.load_scene(tmp_path / "mine", holdout=4, downscale=3)
+    assert third.test.names == whole.test.names
+    assert third.test.images.shape == (3, 34, 33, 4)
+    assert third.test.images[:, 17, 17, 0].tolist() == pytest.approx([0, 40, 80], abs=2)
+    ratio = torch.tensor([0.33, 0.34, 0.33, 0.34])
+    torch.testing.assert_close(third.test.cameras.intrinsics, whole.test.cameras.intrinsics * ratio)
+    smaller = voxelfield.load_scene(tmp_path / "mine", holdout=4, downscale=3, image_size=17)
+    assert smaller.test.images.shape == (3, 17, 16, 4)
+    assert smaller.test.images[:, 8, 8, 0].tolist() == pytest.approx([0, 40, 80], abs=2)
+    assert torch.equal(voxelfield.load_scene(tmp_path / "mine", holdout=4).test.images, whole.test.images)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_images_are_averaged_where_a_shrunk_one_is_lacking(tmp_path, split, name):
+    FORMATS[name](tmp_path / "mine", split)
+    expected = voxelfield.load_scene(tmp_path / "mine", holdout=4, downscale=3)
+    write_shrunk(tmp_path / "mine", 3)
+    (tmp_path / "mine" / "images_3" / "view_05.png").unlink()
+    found = voxelfield.load_scene(tmp_path / "mine", holdout=4, downscale=3)
+    for part in ("train", "test"):
+        assert torch.equal(found.split(part).images, expected.split(part).images)
+
+
+def test_shrunk_images_of_llff_belong_to_the_others_by_their_order(tmp_path, split):
+    write_llff(tmp_path / "mine", split)
+    write_shrunk(tmp_path / "mine", 3)
+    for index, path in enumerate(sorted((tmp_path / "mine" / "images_3").iterdir())):
+        path.rename(path.with_name(f"image{index:03d}.png"))
+    scene = voxelfield.load_scene(tmp_path / "mine", holdout=4, downscale=3)
+    assert scene.test.names == ("view_00", "view_04", "view_08")
+    assert scene.test.images[:, 17, 17, 0].tolist() == [0, 40, 80]
+
+
+def test_shrunk_images_of_llff_may_stand_alone(tmp_path, split):
+    write_llff(tmp_path / "mine", split, images="images_4")
+    assert voxelfield.load_scene(tmp_path / "mine", downscale=4).train.images.shape[1:3] == (100, 100)
+    assert voxelfield.load_scene(tmp_path / "mine", downscale=2).train.images.shape[1:3] == (50, 50)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("size", [(33, 35), (32, 33), (50, 50)])
+def test_shrunk_images_of_another_size_are_named(tmp_path, split, name, size):
+    FORMATS[name](tmp_path / "mine", split)
+    write_shrunk(tmp_path / "mine", 3, size=size)
+    message = rf"images_3/view_0\d\.png: size must be 33.3333x33.3333, rounded, .*, got {size[0]}x{size[1]}$"
+    with pytest.raises(ValueError, match=message):
+        voxelfield.load_scene(tmp_path / "mine", downscale=3)
+
+
 def test_a_file_may_list_its_splits(tmp_path, split):
     lists = {"train_filenames": ["images/view_03.png", "images/view_01.png"], "val_filenames": ["images/view_02.png"]}
     write_nerfstudio(tmp_path / "mine", split, **lists, test_filenames=["images/view_00.png"])

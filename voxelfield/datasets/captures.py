@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -13,6 +15,8 @@ from voxelfield.datasets.photos import Photo, held_out, present_photos, read_spl
 from voxelfield.datasets.scene import Scene
 from voxelfield.grids.boxes import box_tensor, parse_box
 
+logger = logging.getLogger(__name__)
+
 
 def load_capture(
     folder: Path,
@@ -20,7 +24,7 @@ def load_capture(
     photos: Sequence[Photo],
     options: LoadOptions,
     box: Callable[[], Tensor],
-    listed: Mapping[str, Sequence[Photo]] | None = None,
+    listed: Mapping[str, Collection[Path]] | None = None,
 ) -> Scene:
     """Makes a scene of photographs.
 
@@ -28,9 +32,10 @@ def load_capture(
         folder: The scene's folder; its name becomes the scene's.
         source: The file that lists the photographs, for messages.
         photos: All of them. Those whose files are missing are left out, with a warning, unless the options forbid it.
+            Shrunk images are used if none of the others lacks one.
         options: What to load, and how.
         box: Computes the box (2, 3) of the scene if the options name none.
-        listed: The splits, if the format lists them after all.
+        listed: The paths of each split's photographs, if the format lists them after all.
 
     Returns:
         The scene, on the CPU. With ``holdout=0`` it has no test split, unless the format lists one.
@@ -40,10 +45,14 @@ def load_capture(
         ValueError: There is no such split, or an image is not as it must be.
     """
     there = present_photos(source, photos, options.missing_images or "skip")
+    lack = [photo.path for photo in there if photo.shrunk is None]
+    if 0 < len(lack) < len(there):
+        logger.info("%s: only some images are there in 1/%d of the size, not %s", source, options.downscale, lack[0])
+        there = [replace(photo, shrunk=None) for photo in there]
     if listed is None:
         splits: Mapping[str, Sequence[Photo]] = held_out(there, options.holdout)
     else:
-        splits = {name: [photo for photo in there if photo in some] for name, some in listed.items()}
+        splits = {name: [photo for photo in there if photo.path in some] for name, some in listed.items()}
     wanted = [name for name in options.splits if name != "test" or options.holdout > 0 or listed is not None]
     loaded = {}
     for name in wanted:

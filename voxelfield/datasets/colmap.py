@@ -15,7 +15,7 @@ import torch
 from voxelfield.datasets.bounds import box_of_cameras, box_of_points
 from voxelfield.datasets.captures import load_capture
 from voxelfield.datasets.options import LoadOptions
-from voxelfield.datasets.photos import Photo, scaled
+from voxelfield.datasets.photos import Photo, scaled, with_shrunk_images
 from voxelfield.datasets.scene import Scene
 from voxelfield.installed import MissingPackageError
 
@@ -58,6 +58,7 @@ def load_colmap(folder: Path, options: LoadOptions) -> Scene:
         return box_of_points(torch.from_numpy(points)) if len(points) else box_of_cameras(c2w)
 
     c2w = torch.stack([photo.c2w for photo in photos])
+    photos = with_shrunk_images(photos, folder / "images", options.downscale)
     return load_capture(folder, source, photos, options, box)
 
 

@@ -16,6 +16,9 @@ from torch import Tensor
 Size = tuple[int, int]
 """Width and height in pixels."""
 
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
+"""Endings of the names of image files, in lower case."""
+
 
 def read_images(paths: Sequence[Path], size: Size | None = None) -> Tensor:
     """Reads the images of a split, several at a time.

@@ -17,9 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from voxelfield.datasets.images import IMAGE_SUFFIXES
 from voxelfield.datasets.photos import Intrinsics, Photo, check_rotation
-
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
 
 _DISTORTION = ("k1", "k2", "k3", "k4", "p1", "p2")
 
