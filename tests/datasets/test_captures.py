@@ -87,6 +87,18 @@ def write_colmap(folder: Path, split: Split, binary: bool = True, model: str = "
         model_read.write_binary(text)
 
 
+def write_nsvf(folder: Path, split: Split, prefixes: str = "2000200020", srn: bool = False) -> None:
+    write_images(folder / "rgb", split)
+    (folder / "pose").mkdir()
+    for prefix, name, c2w in zip(prefixes, split.names, split.cameras.c2w.double().numpy(), strict=True):
+        (folder / "rgb" / f"{name}.png").rename(folder / "rgb" / f"{prefix}_{name}.png")
+        np.savetxt(folder / "pose" / f"{prefix}_{name}.txt", c2w @ FLIP)
+    fx, fy, cx, cy = split.cameras.intrinsics[0].tolist()
+    matrix = f"{fx} 0 {cx} 0\n0 {fy} {cy} 0\n0 0 1 0\n0 0 0 1\n"
+    (folder / "intrinsics.txt").write_text(f"{fx} {cx} {cy} 0.\n0. 0. 0.\n0.\n1.\n100 100\n" if srn else matrix)
+    (folder / "bbox.txt").write_text("-1 -1.25 -1.5 2 2.25 2.5 0.4\n")
+
+
 FORMATS: dict[str, Callable[[Path, Split], None]] = {
     "nerfstudio or instant-ngp": write_nerfstudio,
     "LLFF": write_llff,
@@ -108,6 +120,29 @@ def test_the_same_views_in_any_format_are_the_same_scene(tmp_path, split, name):
         # LLFF has one focal length, and the principal point in the middle.
         known = torch.tensor([140.0, 140, 50, 50] if name == "LLFF" else [140.0, 138, 52, 47.5])
         torch.testing.assert_close(part.cameras.intrinsics, known.expand(len(chosen), 4))
+
+
+@pytest.mark.parametrize("srn", [False, True])
+def test_nsvf_lists_splits_and_a_box(tmp_path, split, srn):
+    write_nsvf(tmp_path / "mine", split, prefixes="2010200020", srn=srn)
+    assert format_of(tmp_path / "mine").name == "NSVF"
+    scene = voxelfield.load_scene(tmp_path / "mine", splits=("train", "val", "test"))
+    assert scene.aabb.tolist() == [[-1, -1.25, -1.5], [2, 2.25, 2.5]]
+    known = torch.tensor([140.0, 140 if srn else 138, 52, 47.5])
+    for name, prefix, chosen in (("test", 2, [0, 4, 8]), ("val", 1, [2]), ("train", 0, [1, 3, 5, 6, 7, 9])):
+        part = scene.split(name)
+        assert part.names == tuple(f"{prefix}_view_{index:02d}" for index in chosen)
+        assert torch.equal(part.images, split.images[chosen])
+        torch.testing.assert_close(part.cameras.c2w, split.cameras.c2w[chosen], atol=2e-6, rtol=0)
+        torch.testing.assert_close(part.cameras.intrinsics, known.expand(len(chosen), 4))
+    half = voxelfield.load_scene(tmp_path / "mine", downscale=2, aabb=[[-2] * 3, [2] * 3])
+    torch.testing.assert_close(half.train.cameras.intrinsics[0], known / 2)
+    assert half.aabb.tolist() == [[-2] * 3, [2] * 3]
+
+
+def test_nsvf_has_two_splits_at_least(tmp_path, split):
+    write_nsvf(tmp_path / "mine", split, prefixes="1000100010")
+    assert voxelfield.load_scene(tmp_path / "mine").test.names == ("1_view_00", "1_view_04", "1_view_08")
 
 
 def test_a_colmap_model_may_be_text(tmp_path, split):
@@ -367,6 +402,46 @@ BAD = {
         lambda f: (f / "sparse" / "0" / "cameras.bin").write_bytes(b"\1\2"),
         "not a COLMAP model",
     ),
+    "pose that is no matrix": (
+        write_nsvf,
+        lambda f: (f / "pose" / "0_view_03.txt").write_text("1 2 3"),
+        "0_view_03.txt: must hold a 4x4 matrix, got 3 numbers",
+    ),
+    "pose that is no rotation": (
+        write_nsvf,
+        lambda f: np.savetxt(f / "pose" / "0_view_03.txt", np.zeros((4, 4))),
+        "0_view_03.txt must be a rotation",
+    ),
+    "pose of no split": (
+        write_nsvf,
+        lambda f: (f / "pose" / "0_view_03.txt").rename(f / "pose" / "view_03.txt"),
+        "must begin with 0, 1 or 2, got 'view_03.txt'",
+    ),
+    "words among numbers": (
+        write_nsvf,
+        lambda f: (f / "intrinsics.txt").write_text("focal 3"),
+        "intrinsics.txt: must hold numbers only",
+    ),
+    "intrinsics of another count": (
+        write_nsvf,
+        lambda f: (f / "intrinsics.txt").write_text("1 2 3"),
+        "must hold a 4x4 matrix, or the 11 numbers of SRN's format, got 3",
+    ),
+    "focal length below 0": (
+        write_nsvf,
+        lambda f: (f / "intrinsics.txt").write_text("-1 2 3 0 0 0 0 0 1 100 100"),
+        "focal lengths and sizes must be above 0 pixels",
+    ),
+    "box that is not finite": (
+        write_nsvf,
+        lambda f: (f / "bbox.txt").write_text("nan 0 0 1 1 1"),
+        "bbox.txt: must hold finite numbers only",
+    ),
+    "box of four numbers": (
+        write_nsvf,
+        lambda f: (f / "bbox.txt").write_text("0 0 1 1"),
+        "bbox.txt: must hold the two corners of a box, and maybe a voxel's size, got 4",
+    ),
     "camera that distorts": (
         lambda f, split: write_colmap(f, split, model="OPENCV"),
         lambda f: None,
@@ -398,6 +473,11 @@ def test_images_that_are_nowhere_are_named(tmp_path, split):
     shutil.rmtree(tmp_path / "mine" / "images")
     with pytest.raises(FileNotFoundError, match="images must lie in a folder images or images_N, got none"):
         voxelfield.load_scene(tmp_path / "mine")
+    write_nsvf(tmp_path / "empty", split)
+    shutil.rmtree(tmp_path / "empty" / "pose")
+    (tmp_path / "empty" / "pose").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"pose: must hold a file NAME\.txt for each image, got none"):
+        voxelfield.load_scene(tmp_path / "empty")
     write_nerfstudio(tmp_path / "other", split)
     shutil.rmtree(tmp_path / "other" / "images")
     with pytest.raises(FileNotFoundError, match="10 of 10 images are missing"):
