@@ -6,6 +6,8 @@ import importlib.util
 import json
 import math
 import shutil
+import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -249,6 +251,76 @@ def test_shrunk_images_of_another_size_are_named(tmp_path, split, name, size):
         voxelfield.load_scene(tmp_path / "mine", downscale=3)
 
 
+def mask_nerfstudio(folder: Path, masks: dict[str, np.ndarray]) -> None:
+    write_masks(folder / "masks", {f"{name}.png": mask for name, mask in masks.items()})
+
+    def add(content: dict) -> None:
+        for frame in content["frames"]:
+            if (name := Path(frame["file_path"]).stem) in masks:
+                frame["mask_path"] = f"masks/{name}.png"
+
+    spoil_json(folder, add)
+
+
+def mask_colmap(folder: Path, masks: dict[str, np.ndarray]) -> None:
+    white = np.full((100, 100), 255, dtype=np.uint8)
+    every = {path.stem: masks.get(path.stem, white) for path in (folder / "images").iterdir()}
+    write_masks(folder / "masks", {f"{name}.png.png": mask for name, mask in every.items()})
+
+
+def write_masks(folder: Path, masks: dict[str, np.ndarray]) -> None:
+    folder.mkdir()
+    for name, mask in masks.items():
+        Image.fromarray(mask).save(folder / name)
+
+
+def some_masks() -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(0)
+    return {f"view_{index:02d}": generator.integers(0, 4, (100, 100), dtype=np.uint8) for index in (0, 1, 4)}
+
+
+MASKED = {
+    "nerfstudio": (write_nerfstudio, mask_nerfstudio),
+    "COLMAP": (write_colmap, mask_colmap),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_black_pixels_of_a_mask_do_not_count(tmp_path, split, name):
+    write, mask = MASKED[name]
+    write(tmp_path / "mine", split)
+    assert voxelfield.load_scene(tmp_path / "mine").train.masks is None
+    masks = some_masks()
+    mask(tmp_path / "mine", masks)
+    scene = voxelfield.load_scene(tmp_path / "mine", holdout=4)
+    for part in (scene.train, scene.test):
+        for view, found in zip(part.names, part.masks, strict=True):
+            expected = masks[view] > 0 if view in masks else np.ones((100, 100), dtype=bool)
+            assert np.array_equal(found.numpy(), expected)
+    half = voxelfield.load_scene(tmp_path / "mine", holdout=4, downscale=2)
+    expected = (masks["view_04"] > 0).reshape(50, 2, 50, 2).all(axis=(1, 3))
+    assert np.array_equal(half.test.masks[1].numpy(), expected), "a pixel counts if all that it is averaged from do"
+
+
+def test_masks_have_the_size_of_the_whole_images(tmp_path, split):
+    write_nerfstudio(tmp_path / "mine", split)
+    mask_nerfstudio(tmp_path / "mine", some_masks())
+    averaged = voxelfield.load_scene(tmp_path / "mine", holdout=4, downscale=3).test.masks
+    write_shrunk(tmp_path / "mine", 3, size=(33, 33))
+    assert torch.equal(voxelfield.load_scene(tmp_path / "mine", holdout=4, downscale=3).test.masks, averaged)
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_a_missing_mask_is_named(tmp_path, split, name):
+    write, mask = MASKED[name]
+    write(tmp_path / "mine", split)
+    mask(tmp_path / "mine", some_masks())
+    next((tmp_path / "mine" / "masks").glob("view_01*")).unlink()
+    with pytest.raises(FileNotFoundError, match=r"masks/view_01[.png]+: no such mask$") as caught:
+        voxelfield.load_scene(tmp_path / "mine")
+    assert "\n" not in str(caught.value)
+
+
 def test_a_file_may_list_its_splits(tmp_path, split):
     lists = {"train_filenames": ["images/view_03.png", "images/view_01.png"], "val_filenames": ["images/view_02.png"]}
     write_nerfstudio(tmp_path / "mine", split, **lists, test_filenames=["images/view_00.png"])
@@ -319,6 +391,34 @@ def spoil_json(folder: Path, change: Callable[[dict], object]) -> None:
     file.write_text(json.dumps(content))
 
 
+def masked(write: Callable[[Path, Split], None], mask: np.ndarray) -> Callable[[Path, Split], None]:
+    """Returns what writes a nerfstudio capture with this mask for view_03."""
+
+    def write_both(folder: Path, split: Split) -> None:
+        write(folder, split)
+        mask_nerfstudio(folder, {"view_03": mask})
+
+    return write_both
+
+
+def save_view_03(mode: str, suffix: str = ".png") -> Callable[[Path], None]:
+    """Returns what replaces an image by one of another mode of Pillow, in a file that is still called *.png."""
+
+    def save(folder: Path) -> None:
+        with (folder / "images" / "view_03.png").open("wb") as file:
+            Image.new(mode, (100, 100)).save(file, Image.registered_extensions()[suffix])
+
+    return save
+
+
+def png(width: int, height: int, bits: int, rows: bytes) -> bytes:
+    """Returns an RGB file that Pillow would not write: of any size, and of 16 bits per channel."""
+    header = struct.pack(">IIBBBBB", width, height, bits, 2, 0, 0, 0)
+    chunks = [name + body for name, body in ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))]
+    coded = [struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk)) for chunk in chunks]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(coded)
+
+
 BAD = {
     "truncated JSON": (
         write_nerfstudio,
@@ -366,6 +466,61 @@ BAD = {
         write_nerfstudio,
         lambda f: (f / "images" / "view_03.png").write_bytes(b""),
         "view_03.png: unreadable image",
+    ),
+    "truncated image": (
+        write_nerfstudio,
+        lambda f: (f / "images" / "view_03.png").write_bytes((f / "images" / "view_02.png").read_bytes()[:2000]),
+        r"view_03.png: unreadable image \(.*truncated",
+    ),
+    "text called an image": (
+        write_nerfstudio,
+        lambda f: (f / "images" / "view_03.png").write_text("not a picture"),
+        r"view_03.png: unreadable image \(not an image\)",
+    ),
+    "image bomb": (
+        write_nerfstudio,
+        lambda f: (f / "images" / "view_03.png").write_bytes(png(60_000, 60_000, 8, b"")),
+        r"view_03.png: unreadable image \(Image size \(3600000000 pixels\) exceeds limit",
+    ),
+    "first image is a bomb": (
+        write_nerfstudio,
+        lambda f: [path.write_bytes(png(60_000, 60_000, 8, b"")) for path in (f / "images").iterdir()],
+        r"unreadable image \(Image size \(3600000000 pixels\) exceeds limit",
+    ),
+    "16-bit grey image": (
+        write_nerfstudio,
+        save_view_03("I;16"),
+        r"view_03.png: unreadable image \(must be RGB or grey with 8 bits per channel, got pixel mode I;16\)",
+    ),
+    "CMYK image": (
+        write_nerfstudio,
+        save_view_03("CMYK", ".jpg"),
+        r"view_03.png: unreadable image \(must be RGB or grey with 8 bits per channel, got pixel mode CMYK\)",
+    ),
+    "mask of another size": (
+        masked(write_nerfstudio, np.ones((50, 60), dtype=np.uint8)),
+        lambda f: None,
+        "masks/view_03.png: size must be 100x100, like that of its image, got 60x50",
+    ),
+    "black mask": (
+        masked(write_nerfstudio, np.zeros((100, 100), dtype=np.uint8)),
+        lambda f: None,
+        "masks/view_03.png: must leave some pixels of the image, got a mask that is black throughout",
+    ),
+    "mask that is no image": (
+        masked(write_nerfstudio, np.zeros((100, 100), dtype=np.uint8)),
+        lambda f: (f / "masks" / "view_03.png").write_text("no mask"),
+        r"masks/view_03.png: unreadable image \(not an image\)",
+    ),
+    "mask outside of the folder": (
+        write_nerfstudio,
+        lambda f: spoil_json(f, lambda c: c["frames"][0].update(mask_path="../mask.png")),
+        "'mask_path' must be inside of the scene's folder, got '../mask.png'",
+    ),
+    "mask that is no path": (
+        write_nerfstudio,
+        lambda f: spoil_json(f, lambda c: c["frames"][0].update(mask_path=3)),
+        "'mask_path' of frame 0 must be a path, got 3",
     ),
     "mixed sizes": (
         write_nerfstudio,
@@ -448,6 +603,39 @@ BAD = {
         "must be one of PINHOLE, SIMPLE_PINHOLE, got OPENCV",
     ),
 }
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
+def test_images_of_any_usual_kind_are_read(tmp_path, split, mode):
+    write_nerfstudio(tmp_path / "mine", split)
+    path = tmp_path / "mine" / "images" / "view_03.png"
+    with Image.open(path) as image:
+        kept = image.convert(mode)
+    kept.save(path)
+    train = voxelfield.load_scene(tmp_path / "mine", holdout=0).train
+    assert np.array_equal(train.images[3].numpy(), np.asarray(kept.convert("RGBA")))
+
+
+def test_of_16_bits_the_upper_8_are_read(tmp_path, split):
+    write_nerfstudio(tmp_path / "mine", split)
+    # A row is one byte for its filter, then 100 pixels of three times two bytes.
+    rows = 100 * (b"\0" + 100 * bytes([171, 205, 18, 52, 255, 254]))
+    (tmp_path / "mine" / "images" / "view_03.png").write_bytes(png(100, 100, 16, rows))
+    train = voxelfield.load_scene(tmp_path / "mine", holdout=0).train
+    assert train.images[3].view(-1, 4).unique(dim=0).tolist() == [[171, 18, 255, 255]]
+
+
+def test_pixels_stay_where_they_are_stored_whatever_exif_says(tmp_path, split):
+    write_nerfstudio(tmp_path / "mine", split)
+    path = tmp_path / "mine" / "images" / "view_03.png"
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    with Image.open(path) as image:
+        image.load()
+    image.save(path, exif=turned)
+    with Image.open(path) as image:
+        assert image.getexif()[0x0112] == 6
+    assert torch.equal(voxelfield.load_scene(tmp_path / "mine", holdout=0).train.images[3], split.images[3])
 
 
 @pytest.mark.parametrize("case", BAD)

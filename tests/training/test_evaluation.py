@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -98,6 +99,25 @@ def test_renders_are_clamped_before_they_are_judged(split):
     result = evaluate_split(render, split, WHITE, None, progress=False)
     clamped = render(None, 0).rgb.clamp(max=1)
     assert result.psnr_per_view[0] == pytest.approx(psnr(clamped, torch.ones(12, 16, 3)).item())
+
+
+def test_masked_pixels_count_in_no_figure(split, device):
+    masks = torch.ones(3, 12, 16, dtype=torch.bool)
+    masks[1, :, :8] = False
+    render = _renderer(split, device)
+
+    def spoiled(cameras, index):
+        view = render(cameras, index)
+        view.rgb[~masks[index].to(device)] = 0.5
+        return view
+
+    clean = evaluate_split(render, split, WHITE, None, progress=False)
+    found = evaluate_split(spoiled, replace(split, masks=masks), WHITE, None, progress=False)
+    assert found.psnr_per_view == pytest.approx(clean.psnr_per_view, abs=1e-3)
+    truth = composite_background(split.images[1], WHITE)
+    shown = torch.where(masks[1, ..., None], render(split.cameras, 1).rgb.cpu(), truth)
+    assert found.ssim_per_view[1] == pytest.approx(ssim(shown, truth).item(), abs=1e-5)
+    assert found.ssim_per_view[::2] == pytest.approx(clean.ssim_per_view[::2], abs=1e-6)
 
 
 def test_no_gradient_is_recorded(split):

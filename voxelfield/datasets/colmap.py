@@ -1,5 +1,8 @@
 """Loader of COLMAP's layout: a model in ``sparse/0``, ``sparse`` or ``colmap/sparse/0``, and images in ``images``.
 
+A folder ``masks``, if there is one, holds ``NAME.png`` for each image NAME, such as ``a.jpg.png``: black where pixels
+must be ignored. COLMAP itself has masks named so.
+
 pycolmap reads the model, binary or text, with or without rigs. Poses have OpenCV axes (y down, looking along z).
 """
 
@@ -76,7 +79,13 @@ def _photo(folder: Path, source: Path, image: Any, camera: Any) -> Photo:
     c2w = torch.linalg.inv(w2c)
     c2w[:, 1:3] *= -1
     intrinsics = (camera.focal_length_x, camera.focal_length_y, camera.principal_point_x, camera.principal_point_y)
-    return Photo(folder / "images" / image.name, c2w, scaled(intrinsics, (camera.width, camera.height)))
+    masks = folder / "masks"
+    return Photo(
+        folder / "images" / image.name,
+        c2w,
+        scaled(intrinsics, (camera.width, camera.height)),
+        mask=masks / f"{image.name}.png" if masks.is_dir() else None,
+    )
 
 
 def _model_folder(folder: Path) -> Path | None:

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from voxelfield.datasets.images import IMAGE_SUFFIXES, Size, image_size, read_images
+from voxelfield.datasets.images import IMAGE_SUFFIXES, Size, image_size, read_images, read_masks
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Split
 from voxelfield.rendering.cameras import Cameras
@@ -32,12 +32,14 @@ class Photo:
         intrinsics: Returns the intrinsics for an image of a width and a height in pixels; may raise ValueError if the
             camera took images of another size.
         shrunk: A file of the same image, shrunk already by the factor that was asked for; None if there is none.
+        mask: An image of the same size that is black where pixels must be ignored; None if all of them count.
     """
 
     path: Path
     c2w: Tensor
     intrinsics: Callable[[int, int], Intrinsics]
     shrunk: Path | None = None
+    mask: Path | None = None
 
 
 def check_rotation(name: str, rotation: Tensor) -> None:
@@ -123,7 +125,9 @@ def read_split(photos: Sequence[Photo], options: LoadOptions) -> Split:
         options: Say to what size.
 
     Raises:
-        ValueError: An image is unreadable, of another size than the first, or not of the size that its camera takes.
+        FileNotFoundError: A mask is missing.
+        ValueError: An image is unreadable, of another size than the first, or not of the size that its camera takes;
+            or a mask is not as it must be.
     """
     whole = [photo.path for photo in photos]
     shrunk = [photo.shrunk for photo in photos if photo.shrunk is not None]
@@ -136,7 +140,9 @@ def read_split(photos: Sequence[Photo], options: LoadOptions) -> Split:
     intrinsics = torch.tensor([photo.intrinsics(*size) for photo in photos], dtype=torch.float64)
     scale = torch.tensor(wanted, dtype=torch.float64) / torch.tensor(size)
     c2w = torch.stack([photo.c2w for photo in photos])
-    return Split(images, Cameras(c2w.float(), (intrinsics * scale.repeat(2)).float(), *wanted), _names(whole))
+    cameras = Cameras(c2w.float(), (intrinsics * scale.repeat(2)).float(), *wanted)
+    masks = [photo.mask for photo in photos]
+    return Split(images, cameras, _names(whole), read_masks(masks, size, wanted) if any(masks) else None)
 
 
 def scaled(intrinsics: Intrinsics, size: tuple[float, float]) -> Callable[[int, int], Intrinsics]:

@@ -69,7 +69,8 @@ def evaluate_split(
     """Renders views of a split and compares them with the ground truth.
 
     Metrics are computed on the rendered image clamped to [0, 1] but not rounded to 8 bits. The ground truth is
-    composited over ``background``, as in previews.
+    composited over ``background``, as in previews. Where the split has masks, PSNR is over the pixels that count, and
+    for SSIM the others are taken from the ground truth.
 
     Args:
         render_view: Called with the split's cameras and a camera index; renders that view on any device.
@@ -107,7 +108,9 @@ def evaluate_split(
             if output is not None:
                 pictures.save(output / _file_name(name), rgb)
             # Left on the device: reading each number back at once would stall the next view's launch.
-            scores.append(torch.stack((psnr(rgb, truth), ssim(rgb, truth), bad.float())))
+            mask = split.mask(index, rgb.device)
+            shown = rgb if mask is None else torch.where(mask[..., None], rgb, truth)
+            scores.append(torch.stack((psnr(rgb, truth, mask), ssim(shown, truth), bad.float())))
     psnr_per_view, ssim_per_view, bad_pixels = torch.stack(scores).cpu().to(torch.float64).unbind(dim=1)
     for index, count in zip(indices, bad_pixels.tolist(), strict=True):
         if count > 0:
