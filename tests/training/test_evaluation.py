@@ -101,7 +101,7 @@ def test_renders_are_clamped_before_they_are_judged(split):
     assert result.psnr_per_view[0] == pytest.approx(psnr(clamped, torch.ones(12, 16, 3)).item())
 
 
-def test_masked_pixels_count_in_no_figure(split, device):
+def test_errors_of_masked_pixels_count_in_no_figure(split, device):
     masks = torch.ones(3, 12, 16, dtype=torch.bool)
     masks[1, :, :8] = False
     render = _renderer(split, device)

@@ -19,8 +19,8 @@ class Split:
         images: (N, H, W, 4) uint8 on the CPU, RGBA with straight (not premultiplied) alpha.
         cameras: N cameras of width W and height H.
         names: N different names, for file names and logs.
-        masks: (N, H, W) bool on the CPU: False where a pixel must be ignored, in training and in every figure. None:
-            all of them count.
+        masks: (N, H, W) bool on the CPU: False where a pixel must be ignored, in training and in the evaluation.
+            None: all of them count.
 
     Raises:
         TypeError: ``images`` is not uint8, or ``masks`` is not bool.
