@@ -32,7 +32,7 @@ def load_capture(
         folder: The scene's folder; its name becomes the scene's.
         source: The file that lists the photographs, for messages.
         photos: All of them. Those whose files are missing are left out, with a warning, unless the options forbid it.
-            Shrunk images are used if none of the others lacks one.
+            Shrunk images are used if each has one.
         options: What to load, and how.
         box: Computes the box (2, 3) of the scene if the options name none.
         listed: The paths of each split's photographs, if the format lists them after all.
@@ -47,7 +47,7 @@ def load_capture(
     there = present_photos(source, photos, options.missing_images or "skip")
     lack = [photo.path for photo in there if photo.shrunk is None]
     if 0 < len(lack) < len(there):
-        logger.info("%s: only some images are there in 1/%d of the size, not %s", source, options.downscale, lack[0])
+        logger.info("%s: all images are averaged, as %s has no shrunk one", source, lack[0])
         there = [replace(photo, shrunk=None) for photo in there]
     if listed is None:
         splits: Mapping[str, Sequence[Photo]] = held_out(there, options.holdout)
