@@ -71,8 +71,9 @@ def judge(
         rgb = frame.to(background.device)
         truth = composite_background(split.images[index].to(background.device), background)
         off = (rgb - other.to(background.device)).abs().mean()
-        rgb = rgb.clamp(0, 1)
-        scores.append(torch.stack((psnr(rgb, truth), ssim(rgb, truth), off)))
+        rgb, mask = rgb.clamp(0, 1), split.mask(index, rgb.device)
+        shown = rgb if mask is None else torch.where(mask[..., None], rgb, truth)
+        scores.append(torch.stack((psnr(rgb, truth, mask), ssim(shown, truth), off)))
     mean = torch.stack(scores).double().mean(0).tolist()
     return dict(zip(("psnr", "ssim", "off"), mean, strict=True))
 

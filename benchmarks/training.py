@@ -131,7 +131,8 @@ def divide(split: Split, every: int) -> tuple[Split, Split]:
     """Returns the views to train on, and every so many-th, from the first on, to judge."""
 
     def chosen(views: list[int]) -> Split:
-        return Split(split.images[views], split.cameras[views], tuple(split.names[view] for view in views))
+        masks = None if split.masks is None else split.masks[views]
+        return Split(split.images[views], split.cameras[views], tuple(split.names[view] for view in views), masks)
 
     views = range(len(split))
     return chosen([view for view in views if view % every]), chosen(list(views[::every]))

@@ -316,7 +316,7 @@ def test_unreadable_image(scene, which, damage):
 
 def test_sixteen_bit_images_are_refused(scene):
     Image.fromarray(np.full((4, 6), 40000, dtype=np.uint16)).save(scene / "train" / "r_1.png")
-    with pytest.raises(ValueError, match=r"r_1\.png: unreadable image \(channels must have 8 bits, got .*I;16"):
+    with pytest.raises(ValueError, match=r"r_1\.png: unreadable image \(must be .* 8 bits per channel, got .*I;16"):
         load_blender(scene)
 
 
@@ -358,6 +358,14 @@ def test_split_and_scene_refuse_what_does_not_fit():
         Split(images, cameras, ("a", "b"))
     with pytest.raises(ValueError, match=r"names must differ, got 'a' 2 times"):
         Split(images.repeat(2, 1, 1, 1), pair, ("a", "a"))
+    seen = torch.ones(1, 2, 3, dtype=torch.bool)
+    assert Split(images, cameras, ("a",), seen).mask(0, torch.device("cpu")).all()
+    with pytest.raises(TypeError, match=r"masks must be bool, got uint8"):
+        Split(images, cameras, ("a",), seen.byte())
+    with pytest.raises(ValueError, match=r"masks must have shape \(1, 2, 3\), got \(1, 3, 2\)"):
+        Split(images, cameras, ("a",), seen.mT)
+    with pytest.raises(ValueError, match=r"masks must leave some pixels of each view, got none of 'a'"):
+        Split(images, cameras, ("a",), ~seen)
     with pytest.raises(TypeError, match=r"aabb must be float32, got float64"):
         Scene("s", torch.zeros(2, 3).double(), {})
     with pytest.raises(ValueError, match=r"aabb must have shape .*, got \(3, 2\)"):

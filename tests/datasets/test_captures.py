@@ -6,6 +6,8 @@ import importlib.util
 import json
 import math
 import shutil
+import struct
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -87,6 +89,18 @@ def write_colmap(folder: Path, split: Split, binary: bool = True, model: str = "
         model_read.write_binary(text)
 
 
+def write_nsvf(folder: Path, split: Split, prefixes: str = "2000200020", srn: bool = False) -> None:
+    write_images(folder / "rgb", split)
+    (folder / "pose").mkdir()
+    for prefix, name, c2w in zip(prefixes, split.names, split.cameras.c2w.double().numpy(), strict=True):
+        (folder / "rgb" / f"{name}.png").rename(folder / "rgb" / f"{prefix}_{name}.png")
+        np.savetxt(folder / "pose" / f"{prefix}_{name}.txt", c2w @ FLIP)
+    fx, fy, cx, cy = split.cameras.intrinsics[0].tolist()
+    matrix = f"{fx} 0 {cx} 0\n0 {fy} {cy} 0\n0 0 1 0\n0 0 0 1\n"
+    (folder / "intrinsics.txt").write_text(f"{fx} {cx} {cy} 0.\n0. 0. 0.\n0.\n1.\n100 100\n" if srn else matrix)
+    (folder / "bbox.txt").write_text("-1 -1.25 -1.5 2 2.25 2.5 0.4\n")
+
+
 FORMATS: dict[str, Callable[[Path, Split], None]] = {
     "nerfstudio or instant-ngp": write_nerfstudio,
     "LLFF": write_llff,
@@ -108,6 +122,29 @@ def test_the_same_views_in_any_format_are_the_same_scene(tmp_path, split, name):
         # LLFF has one focal length, and the principal point in the middle.
         known = torch.tensor([140.0, 140, 50, 50] if name == "LLFF" else [140.0, 138, 52, 47.5])
         torch.testing.assert_close(part.cameras.intrinsics, known.expand(len(chosen), 4))
+
+
+@pytest.mark.parametrize("srn", [False, True])
+def test_nsvf_lists_splits_and_a_box(tmp_path, split, srn):
+    write_nsvf(tmp_path / "mine", split, prefixes="2010200020", srn=srn)
+    assert format_of(tmp_path / "mine").name == "NSVF"
+    scene = voxelfield.load_scene(tmp_path / "mine", splits=("train", "val", "test"))
+    assert scene.aabb.tolist() == [[-1, -1.25, -1.5], [2, 2.25, 2.5]]
+    known = torch.tensor([140.0, 140 if srn else 138, 52, 47.5])
+    for name, prefix, chosen in (("test", 2, [0, 4, 8]), ("val", 1, [2]), ("train", 0, [1, 3, 5, 6, 7, 9])):
+        part = scene.split(name)
+        assert part.names == tuple(f"{prefix}_view_{index:02d}" for index in chosen)
+        assert torch.equal(part.images, split.images[chosen])
+        torch.testing.assert_close(part.cameras.c2w, split.cameras.c2w[chosen], atol=2e-6, rtol=0)
+        torch.testing.assert_close(part.cameras.intrinsics, known.expand(len(chosen), 4))
+    half = voxelfield.load_scene(tmp_path / "mine", downscale=2, aabb=[[-2] * 3, [2] * 3])
+    torch.testing.assert_close(half.train.cameras.intrinsics[0], known / 2)
+    assert half.aabb.tolist() == [[-2] * 3, [2] * 3]
+
+
+def test_nsvf_has_two_splits_at_least(tmp_path, split):
+    write_nsvf(tmp_path / "mine", split, prefixes="1000100010")
+    assert voxelfield.load_scene(tmp_path / "mine").test.names == ("1_view_00", "1_view_04", "1_view_08")
 
 
 def test_a_colmap_model_may_be_text(tmp_path, split):
@@ -150,6 +187,138 @@ def test_llff_finds_images_that_were_shrunk(tmp_path, split):
     np.save(tmp_path / "mine" / "poses_bounds.npy", rows)
     cameras = voxelfield.load_scene(tmp_path / "mine").train.cameras
     torch.testing.assert_close(cameras.intrinsics[0], torch.tensor([140.0, 140, 50, 50]))
+
+
+def write_shrunk(folder: Path, downscale: int, suffix: str = ".png", size: tuple[int, int] = (33, 34)) -> None:
+    """Writes images that only the folder can have, as each has one even colour."""
+    (folder / f"images_{downscale}").mkdir()
+    for index, path in enumerate(sorted((folder / "images").iterdir())):
+        Image.new("RGB", size, (10 * index, 0, 200)).save(folder / f"images_{downscale}" / f"{path.stem}{suffix}")
+
+
+@pytest.mark.parametrize("suffix", [".png", ".JPG"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_folder_of_shrunk_images_is_used_with_the_ratio_of_its_sizes(tmp_path, split, name, suffix):
+    FORMATS[name](tmp_path / "mine", split)
+    whole = voxelfield.load_scene(tmp_path / "mine", holdout=4)
+    write_shrunk(tmp_path / "mine", 3, suffix)
+    third = voxelfield.load_scene(tmp_path / "mine", holdout=4, downscale=3)
+    assert third.test.names == whole.test.names
+    assert third.test.images.shape == (3, 34, 33, 4)
+    assert third.test.images[:, 17, 17, 0].tolist() == pytest.approx([0, 40, 80], abs=2)
+    ratio = torch.tensor([0.33, 0.34, 0.33, 0.34])
+    torch.testing.assert_close(third.test.cameras.intrinsics, whole.test.cameras.intrinsics * ratio)
+    smaller = voxelfield.load_scene(tmp_path / "mine", holdout=4, downscale=3, image_size=17)
+    assert smaller.test.images.shape == (3, 17, 16, 4)
+    assert smaller.test.images[:, 8, 8, 0].tolist() == pytest.approx([0, 40, 80], abs=2)
+    assert torch.equal(voxelfield.load_scene(tmp_path / "mine", holdout=4).test.images, whole.test.images)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_images_are_averaged_where_a_shrunk_one_is_lacking(tmp_path, split, name):
+    FORMATS[name](tmp_path / "mine", split)
+    expected = voxelfield.load_scene(tmp_path / "mine", holdout=4, downscale=3)
+    write_shrunk(tmp_path / "mine", 3)
+    (tmp_path / "mine" / "images_3" / "view_05.png").unlink()
+    found = voxelfield.load_scene(tmp_path / "mine", holdout=4, downscale=3)
+    for part in ("train", "test"):
+        assert torch.equal(found.split(part).images, expected.split(part).images)
+
+
+def test_shrunk_images_of_llff_belong_to_the_others_by_their_order(tmp_path, split):
+    write_llff(tmp_path / "mine", split)
+    write_shrunk(tmp_path / "mine", 3)
+    for index, path in enumerate(sorted((tmp_path / "mine" / "images_3").iterdir())):
+        path.rename(path.with_name(f"image{index:03d}.png"))
+    scene = voxelfield.load_scene(tmp_path / "mine", holdout=4, downscale=3)
+    assert scene.test.names == ("view_00", "view_04", "view_08")
+    assert scene.test.images[:, 17, 17, 0].tolist() == [0, 40, 80]
+
+
+def test_shrunk_images_of_llff_may_stand_alone(tmp_path, split):
+    write_llff(tmp_path / "mine", split, images="images_4")
+    assert voxelfield.load_scene(tmp_path / "mine", downscale=4).train.images.shape[1:3] == (100, 100)
+    assert voxelfield.load_scene(tmp_path / "mine", downscale=2).train.images.shape[1:3] == (50, 50)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("size", [(33, 35), (32, 33), (50, 50)])
+def test_shrunk_images_of_another_size_are_named(tmp_path, split, name, size):
+    FORMATS[name](tmp_path / "mine", split)
+    write_shrunk(tmp_path / "mine", 3, size=size)
+    message = rf"images_3/view_0\d\.png: size must be 33.3333x33.3333, rounded, .*, got {size[0]}x{size[1]}$"
+    with pytest.raises(ValueError, match=message):
+        voxelfield.load_scene(tmp_path / "mine", downscale=3)
+
+
+def mask_nerfstudio(folder: Path, masks: dict[str, np.ndarray]) -> None:
+    write_masks(folder / "masks", {f"{name}.png": mask for name, mask in masks.items()})
+
+    def add(content: dict) -> None:
+        for frame in content["frames"]:
+            if (name := Path(frame["file_path"]).stem) in masks:
+                frame["mask_path"] = f"masks/{name}.png"
+
+    spoil_json(folder, add)
+
+
+def mask_colmap(folder: Path, masks: dict[str, np.ndarray]) -> None:
+    white = np.full((100, 100), 255, dtype=np.uint8)
+    every = {path.stem: masks.get(path.stem, white) for path in (folder / "images").iterdir()}
+    write_masks(folder / "masks", {f"{name}.png.png": mask for name, mask in every.items()})
+
+
+def write_masks(folder: Path, masks: dict[str, np.ndarray]) -> None:
+    folder.mkdir()
+    for name, mask in masks.items():
+        Image.fromarray(mask).save(folder / name)
+
+
+def some_masks() -> dict[str, np.ndarray]:
+    generator = np.random.default_rng(0)
+    return {f"view_{index:02d}": generator.integers(0, 4, (100, 100), dtype=np.uint8) for index in (0, 1, 4)}
+
+
+MASKED = {
+    "nerfstudio": (write_nerfstudio, mask_nerfstudio),
+    "COLMAP": (write_colmap, mask_colmap),
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_black_pixels_of_a_mask_do_not_count(tmp_path, split, name):
+    write, mask = MASKED[name]
+    write(tmp_path / "mine", split)
+    assert voxelfield.load_scene(tmp_path / "mine").train.masks is None
+    masks = some_masks()
+    mask(tmp_path / "mine", masks)
+    scene = voxelfield.load_scene(tmp_path / "mine", holdout=4)
+    for part in (scene.train, scene.test):
+        for view, found in zip(part.names, part.masks, strict=True):
+            expected = masks[view] > 0 if view in masks else np.ones((100, 100), dtype=bool)
+            assert np.array_equal(found.numpy(), expected)
+    half = voxelfield.load_scene(tmp_path / "mine", holdout=4, downscale=2)
+    expected = (masks["view_04"] > 0).reshape(50, 2, 50, 2).all(axis=(1, 3))
+    assert np.array_equal(half.test.masks[1].numpy(), expected), "a pixel counts if all that it is averaged from do"
+
+
+def test_masks_have_the_size_of_the_whole_images(tmp_path, split):
+    write_nerfstudio(tmp_path / "mine", split)
+    mask_nerfstudio(tmp_path / "mine", some_masks())
+    averaged = voxelfield.load_scene(tmp_path / "mine", holdout=4, downscale=3).test.masks
+    write_shrunk(tmp_path / "mine", 3, size=(33, 33))
+    assert torch.equal(voxelfield.load_scene(tmp_path / "mine", holdout=4, downscale=3).test.masks, averaged)
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_a_missing_mask_is_named(tmp_path, split, name):
+    write, mask = MASKED[name]
+    write(tmp_path / "mine", split)
+    mask(tmp_path / "mine", some_masks())
+    next((tmp_path / "mine" / "masks").glob("view_01*")).unlink()
+    with pytest.raises(FileNotFoundError, match=r"masks/view_01[.png]+: no such mask$") as caught:
+        voxelfield.load_scene(tmp_path / "mine")
+    assert "\n" not in str(caught.value)
 
 
 def test_a_file_may_list_its_splits(tmp_path, split):
@@ -222,6 +391,34 @@ def spoil_json(folder: Path, change: Callable[[dict], object]) -> None:
     file.write_text(json.dumps(content))
 
 
+def masked(write: Callable[[Path, Split], None], mask: np.ndarray) -> Callable[[Path, Split], None]:
+    """Returns what writes a nerfstudio capture with this mask for view_03."""
+
+    def write_both(folder: Path, split: Split) -> None:
+        write(folder, split)
+        mask_nerfstudio(folder, {"view_03": mask})
+
+    return write_both
+
+
+def save_view_03(mode: str, suffix: str = ".png") -> Callable[[Path], None]:
+    """Returns what replaces an image by one of another mode of Pillow, in a file that is still called *.png."""
+
+    def save(folder: Path) -> None:
+        with (folder / "images" / "view_03.png").open("wb") as file:
+            Image.new(mode, (100, 100)).save(file, Image.registered_extensions()[suffix])
+
+    return save
+
+
+def png(width: int, height: int, bits: int, rows: bytes) -> bytes:
+    """Returns an RGB file that Pillow would not write: of any size, and of 16 bits per channel."""
+    header = struct.pack(">IIBBBBB", width, height, bits, 2, 0, 0, 0)
+    chunks = [name + body for name, body in ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))]
+    coded = [struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk)) for chunk in chunks]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(coded)
+
+
 BAD = {
     "truncated JSON": (
         write_nerfstudio,
@@ -270,6 +467,61 @@ BAD = {
         lambda f: (f / "images" / "view_03.png").write_bytes(b""),
         "view_03.png: unreadable image",
     ),
+    "truncated image": (
+        write_nerfstudio,
+        lambda f: (f / "images" / "view_03.png").write_bytes((f / "images" / "view_02.png").read_bytes()[:2000]),
+        r"view_03.png: unreadable image \(.*truncated",
+    ),
+    "text called an image": (
+        write_nerfstudio,
+        lambda f: (f / "images" / "view_03.png").write_text("not a picture"),
+        r"view_03.png: unreadable image \(not an image\)",
+    ),
+    "image bomb": (
+        write_nerfstudio,
+        lambda f: (f / "images" / "view_03.png").write_bytes(png(60_000, 60_000, 8, b"")),
+        r"view_03.png: unreadable image \(Image size \(3600000000 pixels\) exceeds limit",
+    ),
+    "first image is a bomb": (
+        write_nerfstudio,
+        lambda f: [path.write_bytes(png(60_000, 60_000, 8, b"")) for path in (f / "images").iterdir()],
+        r"unreadable image \(Image size \(3600000000 pixels\) exceeds limit",
+    ),
+    "16-bit grey image": (
+        write_nerfstudio,
+        save_view_03("I;16"),
+        r"view_03.png: unreadable image \(must be RGB or grey with 8 bits per channel, got pixel mode I;16\)",
+    ),
+    "CMYK image": (
+        write_nerfstudio,
+        save_view_03("CMYK", ".jpg"),
+        r"view_03.png: unreadable image \(must be RGB or grey with 8 bits per channel, got pixel mode CMYK\)",
+    ),
+    "mask of another size": (
+        masked(write_nerfstudio, np.ones((50, 60), dtype=np.uint8)),
+        lambda f: None,
+        "masks/view_03.png: size must be 100x100, like that of its image, got 60x50",
+    ),
+    "black mask": (
+        masked(write_nerfstudio, np.zeros((100, 100), dtype=np.uint8)),
+        lambda f: None,
+        "masks/view_03.png: must leave some pixels of the image, got a mask that is black throughout",
+    ),
+    "mask that is no image": (
+        masked(write_nerfstudio, np.zeros((100, 100), dtype=np.uint8)),
+        lambda f: (f / "masks" / "view_03.png").write_text("no mask"),
+        r"masks/view_03.png: unreadable image \(not an image\)",
+    ),
+    "mask outside of the folder": (
+        write_nerfstudio,
+        lambda f: spoil_json(f, lambda c: c["frames"][0].update(mask_path="../mask.png")),
+        "'mask_path' must be inside of the scene's folder, got '../mask.png'",
+    ),
+    "mask that is no path": (
+        write_nerfstudio,
+        lambda f: spoil_json(f, lambda c: c["frames"][0].update(mask_path=3)),
+        "'mask_path' of frame 0 must be a path, got 3",
+    ),
     "mixed sizes": (
         write_nerfstudio,
         lambda f: Image.new("RGB", (50, 50)).save(f / "images" / "view_03.png"),
@@ -305,12 +557,85 @@ BAD = {
         lambda f: (f / "sparse" / "0" / "cameras.bin").write_bytes(b"\1\2"),
         "not a COLMAP model",
     ),
+    "pose that is no matrix": (
+        write_nsvf,
+        lambda f: (f / "pose" / "0_view_03.txt").write_text("1 2 3"),
+        "0_view_03.txt: must hold a 4x4 matrix, got 3 numbers",
+    ),
+    "pose that is no rotation": (
+        write_nsvf,
+        lambda f: np.savetxt(f / "pose" / "0_view_03.txt", np.zeros((4, 4))),
+        "0_view_03.txt must be a rotation",
+    ),
+    "pose of no split": (
+        write_nsvf,
+        lambda f: (f / "pose" / "0_view_03.txt").rename(f / "pose" / "view_03.txt"),
+        "must begin with 0, 1 or 2, got 'view_03.txt'",
+    ),
+    "words among numbers": (
+        write_nsvf,
+        lambda f: (f / "intrinsics.txt").write_text("focal 3"),
+        "intrinsics.txt: must hold numbers only",
+    ),
+    "intrinsics of another count": (
+        write_nsvf,
+        lambda f: (f / "intrinsics.txt").write_text("1 2 3"),
+        "must hold a 4x4 matrix, or the 11 numbers of SRN's format, got 3",
+    ),
+    "focal length below 0": (
+        write_nsvf,
+        lambda f: (f / "intrinsics.txt").write_text("-1 2 3 0 0 0 0 0 1 100 100"),
+        "focal lengths and sizes must be above 0 pixels",
+    ),
+    "box that is not finite": (
+        write_nsvf,
+        lambda f: (f / "bbox.txt").write_text("nan 0 0 1 1 1"),
+        "bbox.txt: must hold finite numbers only",
+    ),
+    "box of four numbers": (
+        write_nsvf,
+        lambda f: (f / "bbox.txt").write_text("0 0 1 1"),
+        "bbox.txt: must hold the two corners of a box, and maybe a voxel's size, got 4",
+    ),
     "camera that distorts": (
         lambda f, split: write_colmap(f, split, model="OPENCV"),
         lambda f: None,
         "must be one of PINHOLE, SIMPLE_PINHOLE, got OPENCV",
     ),
 }
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
+def test_images_of_any_usual_kind_are_read(tmp_path, split, mode):
+    write_nerfstudio(tmp_path / "mine", split)
+    path = tmp_path / "mine" / "images" / "view_03.png"
+    with Image.open(path) as image:
+        kept = image.convert(mode)
+    kept.save(path)
+    train = voxelfield.load_scene(tmp_path / "mine", holdout=0).train
+    assert np.array_equal(train.images[3].numpy(), np.asarray(kept.convert("RGBA")))
+
+
+def test_of_16_bits_the_upper_8_are_read(tmp_path, split):
+    write_nerfstudio(tmp_path / "mine", split)
+    # A row is one byte for its filter, then 100 pixels of three times two bytes.
+    rows = 100 * (b"\0" + 100 * bytes([171, 205, 18, 52, 255, 254]))
+    (tmp_path / "mine" / "images" / "view_03.png").write_bytes(png(100, 100, 16, rows))
+    train = voxelfield.load_scene(tmp_path / "mine", holdout=0).train
+    assert train.images[3].view(-1, 4).unique(dim=0).tolist() == [[171, 18, 255, 255]]
+
+
+def test_pixels_stay_where_they_are_stored_whatever_exif_says(tmp_path, split):
+    write_nerfstudio(tmp_path / "mine", split)
+    path = tmp_path / "mine" / "images" / "view_03.png"
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    with Image.open(path) as image:
+        image.load()
+    image.save(path, exif=turned)
+    with Image.open(path) as image:
+        assert image.getexif()[0x0112] == 6
+    assert torch.equal(voxelfield.load_scene(tmp_path / "mine", holdout=0).train.images[3], split.images[3])
 
 
 @pytest.mark.parametrize("case", BAD)
@@ -336,6 +661,11 @@ def test_images_that_are_nowhere_are_named(tmp_path, split):
     shutil.rmtree(tmp_path / "mine" / "images")
     with pytest.raises(FileNotFoundError, match="images must lie in a folder images or images_N, got none"):
         voxelfield.load_scene(tmp_path / "mine")
+    write_nsvf(tmp_path / "empty", split)
+    shutil.rmtree(tmp_path / "empty" / "pose")
+    (tmp_path / "empty" / "pose").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"pose: must hold a file NAME\.txt for each image, got none"):
+        voxelfield.load_scene(tmp_path / "empty")
     write_nerfstudio(tmp_path / "other", split)
     shutil.rmtree(tmp_path / "other" / "images")
     with pytest.raises(FileNotFoundError, match="10 of 10 images are missing"):

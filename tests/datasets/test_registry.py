@@ -97,6 +97,7 @@ def test_an_unknown_folder_is_refused_in_one_line_that_lists_the_formats(tmp_pat
     assert str(caught.value) == (
         "folder must be a scene with transforms_train.json, transforms_val.json or transforms_test.json (blender); "
         "or transforms.json (nerfstudio or instant-ngp); or sparse/0/images.bin (COLMAP); or poses_bounds.npy (LLFF); "
+        "or intrinsics.txt and pose (NSVF); "
         f"or pictures.txt (pictures) in it, got {folder}, which holds none of these"
     )
     with pytest.raises(FileNotFoundError, match="which does not exist"):

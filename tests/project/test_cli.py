@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +27,9 @@ QUICK = ("trainer=smoke", "trainer.steps=40", "trainer.preview_every=0", "traine
 
 def voxelfield(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Runs the command away from the clone, without a GPU."""
-    variables = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+    # Where torch would look for weights there are none.
+    hidden = {"CUDA_VISIBLE_DEVICES": "", "TORCH_HOME": str(cwd)}
+    variables = {**os.environ, **hidden, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     variables.pop("VOXELFIELD_DATA", None)
     return subprocess.run(
         [sys.executable, "-m", "voxelfield", *arguments],
@@ -56,8 +60,32 @@ def test_eval_repeats_the_runs_own_figures(trained: Path) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads((trained / "eval.json").read_text())
     own = json.loads((trained / "run" / "metrics.json").read_text())["psnr_per_view"]
-    assert {name: view["psnr"] for name, view in found["views"].items()} == pytest.approx(own, abs=1e-4)
+    assert {view["name"]: view["psnr"] for view in found["per_view"]} == pytest.approx(own, abs=1e-4)
+    assert (found["split"], found["views"]) == ("test", 2)
     assert len(list((trained / "images").rglob("*.png"))) == 2
+
+
+def test_eval_judges_any_split_at_any_size(trained: Path) -> None:
+    options = ("--split", "train", "--downscale", "4", "--views", "3", "--csv", "table/train.csv")
+    done = voxelfield("eval", "run", *options, cwd=trained)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "over 3 train views of 50 x 50" in done.stderr
+    rows = list(csv.DictReader((trained / "table" / "train.csv").read_text().splitlines()))
+    assert [list(row) for row in rows] == [["name", "psnr", "ssim"]] * 3
+    assert all(5 < float(row["psnr"]) < 50 for row in rows)
+
+
+def test_eval_holds_out_as_it_is_told(trained: Path, tmp_path: Path) -> None:
+    capture = tmp_path / "bricks"
+    capture.mkdir()
+    frames = json.loads((ROOT / "data" / "bricks" / "transforms_train.json").read_text())
+    (capture / "transforms.json").write_text(json.dumps(frames | {"frames": frames["frames"][:9]}))
+    shutil.copytree(ROOT / "data" / "bricks" / "train", capture / "train")
+    for holdout, split, views in ((4, "test", 3), (4, "train", 6), (0, "train", 9)):
+        options = ("--data-root", str(tmp_path), "--split", split, "--holdout", str(holdout), "--downscale", "8")
+        done = voxelfield("eval", "run", *options, cwd=trained)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert f"over {views} {split} views of 25 x 25" in done.stderr
 
 
 def test_render_writes_images_or_a_video(trained: Path) -> None:
@@ -80,6 +108,10 @@ def test_render_writes_images_or_a_video(trained: Path) -> None:
         (("eval", "nowhere"), "no checkpoint nowhere"),
         (("eval", "run", "--views", "0"), "--views must be at least 1, got 0"),
         (("eval", "run", "--device", "cuda"), "finds no CUDA device"),
+        (("eval", "run", "--downscale", "0"), "downscale must be a whole number of at least 1, got 0"),
+        (("eval", "run", "--holdout", "1"), "holdout must be 0, or a whole number of at least 2, got 1"),
+        (("eval", "run", "--lpips"), "LPIPS"),
+        (("train", "trainer.evaluation.lpips=true"), "LPIPS"),
         (("render", "run", "--frames", "0"), "--frames must be at least 1, got 0"),
         (("render", "run", "--out", "orbit.gif"), "--out must be a file *.mp4 or a folder, got orbit.gif"),
         (("bench", "--points", "1"), "--points must be at least 2, got 1"),

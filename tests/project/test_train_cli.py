@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -119,6 +120,11 @@ def test_metrics_hold_what_is_promised(finished):
     assert list(metrics["psnr_per_view"]) == ["r_0", "r_100"]
     assert metrics["psnr"] == pytest.approx(sum(metrics["psnr_per_view"].values()) / 2)
     assert metrics["ssim"] == pytest.approx(sum(metrics["ssim_per_view"].values()) / 2)
+    table = list(csv.DictReader((finished[0] / "per_view.csv").read_text().splitlines()))
+    assert [{"name": row["name"], "psnr": float(row["psnr"]), "ssim": float(row["ssim"])} for row in table] == (
+        metrics["per_view"]
+    )
+    assert {row["name"]: row["psnr"] for row in metrics["per_view"]} == metrics["psnr_per_view"]
 
 
 def test_pictures_are_those_that_were_judged(finished):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -75,6 +77,29 @@ def test_every_pixel_is_equally_likely(split, device):
     # 200 expected, standard deviation 14
     assert counts.min() > 120
     assert counts.max() < 280
+
+
+def test_masked_pixels_are_never_drawn_and_the_others_equally_often(split, device):
+    masks = torch.rand(COUNT, HEIGHT, WIDTH) < 0.4
+    masks[:, 2, 3] = True
+    sampler = PixelSampler(replace(split, masks=masks), device)
+    _, rgba = sampler.draw(200 * int(masks.sum()), BOX.to(device))
+    camera, row, column, _ = decoded(rgba).unbind(-1)
+    counts = torch.zeros(COUNT, HEIGHT, WIDTH, dtype=torch.int64)
+    counts.index_put_((camera, row, column), torch.ones(len(camera), dtype=torch.int64), accumulate=True)
+    assert not counts[~masks].any()
+    # 200 expected, standard deviation 14
+    assert counts[masks].min() > 120
+    assert counts[masks].max() < 280
+
+
+def test_masked_pixels_carve_nothing_away(split, device):
+    split.images[..., 3] = 0
+    masks = torch.ones(COUNT, HEIGHT, WIDTH, dtype=torch.bool)
+    masks[0, 1, 2] = False
+    alpha = PixelSampler(replace(split, masks=masks), device).alpha.cpu()
+    assert torch.equal(alpha == 255, ~masks)
+    assert not split.images[..., 3].any(), "the scene's own images must stay"
 
 
 def test_rays_are_bounded_by_the_box(split, device):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from PIL import Image
 
 from voxelfield.datasets.scene import Split
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.training.evaluation import View, evaluate_split, write_metrics
+from voxelfield.training.evaluation import Evaluation, View, evaluate_split, write_metrics, write_table
 from voxelfield.training.images import composite_background
 from voxelfield.training.metrics import psnr, ssim
 from voxelfield.training.video import write_video
@@ -98,6 +99,69 @@ def test_renders_are_clamped_before_they_are_judged(split):
     result = evaluate_split(render, split, WHITE, None, progress=False)
     clamped = render(None, 0).rgb.clamp(max=1)
     assert result.psnr_per_view[0] == pytest.approx(psnr(clamped, torch.ones(12, 16, 3)).item())
+
+
+def test_errors_of_masked_pixels_count_in_no_figure(split, device):
+    masks = torch.ones(3, 12, 16, dtype=torch.bool)
+    masks[1, :, :8] = False
+    render = _renderer(split, device)
+
+    def spoiled(cameras, index):
+        view = render(cameras, index)
+        view.rgb[~masks[index].to(device)] = 0.5
+        return view
+
+    clean = evaluate_split(render, split, WHITE, None, progress=False)
+    found = evaluate_split(spoiled, replace(split, masks=masks), WHITE, None, progress=False)
+    assert found.psnr_per_view == pytest.approx(clean.psnr_per_view, abs=1e-3)
+    truth = composite_background(split.images[1], WHITE)
+    shown = torch.where(masks[1, ..., None], render(split.cameras, 1).rgb.cpu(), truth)
+    assert found.ssim_per_view[1] == pytest.approx(ssim(shown, truth).item(), abs=1e-5)
+    assert found.ssim_per_view[::2] == pytest.approx(clean.ssim_per_view[::2], abs=1e-6)
+
+
+def test_lpips_is_measured_where_it_is_asked_for(split, device):
+    masks = torch.ones(3, 12, 16, dtype=torch.bool)
+    masks[1, :, :8] = False
+    plain = evaluate_split(_renderer(split, device), split, WHITE, None, progress=False)
+    assert plain.lpips is None
+    assert plain.means() == {"psnr": plain.psnr, "ssim": plain.ssim}
+    assert str(plain) == f"PSNR {plain.psnr:.2f} dB, SSIM {plain.ssim:.4f}"
+
+    def largest_error(prediction, truth):
+        assert prediction.shape == truth.shape == (12, 16, 3)
+        return (prediction - truth)[:, :8].abs().amax()
+
+    found = evaluate_split(
+        _renderer(split, device), replace(split, masks=masks), WHITE, None, lpips=largest_error, progress=False
+    )
+    assert found.lpips_per_view == pytest.approx([0.1, 0, 0.02], abs=1e-6)
+    assert found.means() == {"psnr": found.psnr, "ssim": found.ssim, "lpips": pytest.approx(0.04)}
+    assert str(found).endswith(", LPIPS 0.0400")
+    assert list(found.per_view()[2]) == ["name", "psnr", "ssim", "lpips"]
+
+
+def test_a_view_that_is_not_finite_is_named_with_lpips_too(split):
+    def diverged(cameras, index):
+        rgb = torch.full((12, 16, 3), math.nan)
+        return View(rgb, rgb[..., 0], rgb[..., 0])
+
+    def compare(prediction, truth):
+        assert prediction.isfinite().all()
+        return prediction.mean()
+
+    with pytest.raises(FloatingPointError, match="'r_0' holds 192 pixels"):
+        evaluate_split(diverged, split, WHITE, None, lpips=compare, progress=False)
+
+
+def test_the_table_has_a_row_for_each_view(tmp_path):
+    evaluation = Evaluation(("a, b", "c"), (30.5, 31.25), (0.5, 0.75), (0.25, 0.125))
+    path = tmp_path / "run" / "per_view.csv"
+    write_table(path, evaluation)
+    assert path.read_bytes() == b'name,psnr,ssim,lpips\n"a, b",30.5,0.5,0.25\nc,31.25,0.75,0.125\n'
+    write_table(path, replace(evaluation, lpips_per_view=None))
+    assert path.read_bytes().splitlines()[0] == b"name,psnr,ssim"
+    assert list(path.parent.iterdir()) == [path]
 
 
 def test_no_gradient_is_recorded(split):

@@ -40,6 +40,18 @@ def test_psnr_of_a_known_error(device):
     assert psnr(truth, truth).device.type == torch.device(device).type
 
 
+def test_psnr_over_a_mask_is_that_of_the_pixels_in_it(device):
+    truth, prediction = torch.rand(4, 5, 3, device=device), torch.rand(4, 5, 3, device=device)
+    mask = torch.rand(4, 5, device=device) < 0.5
+    mask[0, 0] = True
+    expected = psnr(prediction[mask], truth[mask])
+    torch.testing.assert_close(psnr(prediction, truth, mask), expected)
+    prediction[~mask] = math.nan
+    torch.testing.assert_close(psnr(prediction, truth, mask), expected)
+    with pytest.raises(ValueError, match=r"mask must have shape \(4, 5\), got \(5, 4\)"):
+        psnr(prediction, truth, mask.mT)
+
+
 def test_psnr_is_of_the_mean_over_all_elements():
     prediction, truth = torch.zeros(2, 2, 3), torch.zeros(2, 2, 3)
     prediction[0, 0, 0] = 1

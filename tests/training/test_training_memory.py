@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,15 @@ def test_parts_of_a_pyramid():
     assert estimated("model=pyramid", "model.resolutions=[4,8,12]", "trainer.average_steps=5").average == 4 * values
     images = load_blender(ROOT / "tests" / "fixtures" / "lego").train.images
     assert estimate.images == images.numel()
+
+
+def test_masks_cost_a_number_for_each_pixel_that_counts():
+    settings = preset(*SMALL, name="train")
+    train = load_configured_scene(settings, ROOT).train
+    masks = torch.rand(train.images.shape[:3]) < 0.5
+    field = settings.model.build(torch.tensor([[-1.0] * 3, [1.0] * 3]), settings.trainer.resolutions, "meta")
+    estimate = estimate_memory(field, settings.model, settings.trainer, replace(train, masks=masks))
+    assert estimate.images == train.images.numel() + 4 * int(masks.sum())
 
 
 def test_a_single_grid_counts_at_its_last_resolution():

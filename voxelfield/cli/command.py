@@ -10,7 +10,7 @@ from voxelfield.cli.errors import HOW_TO_INSTALL, TRAINING_PACKAGES
 
 VERBS = {
     "train": "fit a field to a scene; takes the overrides of train.py, such as scene=lego",
-    "eval": "compare a trained field with its scene's test views",
+    "eval": "compare a trained field with views of its scene",
     "render": "draw an orbit around a trained field, as a video or as images",
     "download": "fetch a public scene",
     "doctor": "check this machine: versions, compilers, GPUs and the kernels that serve them",

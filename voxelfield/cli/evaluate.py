@@ -11,6 +11,8 @@ from pathlib import Path
 from voxelfield.cli.errors import in_one_line
 from voxelfield.cli.scenes import add_run_arguments, load_run_and_split
 from voxelfield.files import atomic_write
+from voxelfield.training.evaluation import write_table
+from voxelfield.training.lpips import check_lpips
 
 logger = logging.getLogger(__name__)
 
@@ -18,13 +20,19 @@ logger = logging.getLogger(__name__)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parses the command line and evaluates; returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="voxelfield eval", description="Compare a trained field with views of its scene: PSNR and SSIM."
+        prog="voxelfield eval", description="Compare a trained field with views of its scene: PSNR, SSIM, LPIPS."
     )
     add_run_arguments(parser)
-    parser.add_argument("--split", default="test", help="whose views (default: test)")
+    parser.add_argument("--split", default="test", help="whose views: train, val or test (default: test)")
+    parser.add_argument("--downscale", type=int, help="shrink images by this factor (default: to the run's size)")
+    parser.add_argument("--holdout", type=int, help="every so many views are for the test (default: as the run had it)")
     parser.add_argument("--views", type=int, help="judge so many views, spread evenly (default: all)")
+    parser.add_argument(
+        "--lpips", action=argparse.BooleanOptionalAction, help="compute LPIPS too (default: as the run did)"
+    )
     parser.add_argument("--images", type=Path, metavar="DIR", help="write the rendered views there")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, for each view too")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write a table of the views there")
     options = parser.parse_args(arguments)
     return in_one_line(lambda: evaluate(options))
 
@@ -35,19 +43,25 @@ def evaluate(options: argparse.Namespace) -> None:
     Raises:
         ValueError: An option makes no sense; the message names it.
         OSError: A file is not there or cannot be written.
+        MissingPackageError: A package is not installed.
     """
     if options.views is not None and options.views < 1:
         raise ValueError(f"--views must be at least 1, got {options.views}")
-    run, split = load_run_and_split(options, options.split)
-    found = run.evaluate(split, views=options.views, images=options.images)
+    if options.lpips:
+        check_lpips()
+    run, split = load_run_and_split(options, options.split, downscale=options.downscale, holdout=options.holdout)
+    found = run.evaluate(split, views=options.views, images=options.images, lpips=options.lpips)
+    if options.csv is not None:
+        write_table(options.csv, found)
     if options.json is not None:
-        each = zip(found.names, found.psnr_per_view, found.ssim_per_view, strict=True)
         figures = {
-            "psnr": found.psnr,
-            "ssim": found.ssim,
+            **found.means(),
+            "split": options.split,
+            "views": len(found.names),
             "drawn_by": run.backend,
-            "views": {name: {"psnr": psnr, "ssim": ssim} for name, psnr, ssim in each},
+            "per_view": found.per_view(),
         }
         with atomic_write(options.json) as file:
             file.write((json.dumps(figures, indent=1) + "\n").encode())
-    logger.info("PSNR %.2f dB, SSIM %.4f over %d %s views", found.psnr, found.ssim, len(found.names), options.split)
+    height, width = split.images.shape[1:3]
+    logger.info("%s over %d %s views of %d x %d", found, len(found.names), options.split, width, height)

@@ -23,12 +23,16 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def load_run_and_split(options: argparse.Namespace, split: str) -> tuple[Run, Split]:
-    """Loads what :func:`add_run_arguments` asked for; images have the size that the run was trained at.
+def load_run_and_split(
+    options: argparse.Namespace, split: str, *, downscale: int | None = None, holdout: int | None = None
+) -> tuple[Run, Split]:
+    """Loads what :func:`add_run_arguments` asked for.
 
     Args:
         options: The parsed command line.
         split: Name of the scene's split.
+        downscale: Images are shrunk by this factor; None: to the size that the run was trained at.
+        holdout: As ``data.holdout``; None: as the run has it.
 
     Raises:
         FileNotFoundError: The run or the scene is not there.
@@ -39,9 +43,9 @@ def load_run_and_split(options: argparse.Namespace, split: str) -> tuple[Run, Sp
     scene = load_scene(
         run.config.scene.name,
         splits=(split,),
-        image_size=run.trainer.image_size,
-        downscale=data.downscale,
-        holdout=data.holdout,
+        image_size=run.trainer.image_size if downscale is None else None,
+        downscale=data.downscale if downscale is None else downscale,
+        holdout=data.holdout if holdout is None else holdout,
         missing_images=options.missing_images or data.missing_images,
         aabb=run.config.scene.aabb,
         boxes=run.config.scene.boxes,

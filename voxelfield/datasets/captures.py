@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from voxelfield.datasets.photos import Photo, held_out, present_photos, read_spl
 from voxelfield.datasets.scene import Scene
 from voxelfield.grids.boxes import box_tensor, parse_box
 
+logger = logging.getLogger(__name__)
+
 
 def load_capture(
     folder: Path,
@@ -22,7 +25,7 @@ def load_capture(
     photos: Sequence[Photo],
     options: LoadOptions,
     box: Callable[[], Tensor],
-    listed: Mapping[str, Sequence[Photo]] | None = None,
+    listed: Mapping[str, Collection[Path]] | None = None,
     points: Tensor | None = None,
 ) -> Scene:
     """Makes a scene of photographs.
@@ -31,9 +34,10 @@ def load_capture(
         folder: The scene's folder; its name becomes the scene's.
         source: The file that lists the photographs, for messages.
         photos: All of them. Those whose files are missing are left out, with a warning, unless the options forbid it.
+            Shrunk images are used if each has one.
         options: What to load, and how.
         box: Computes the box (2, 3) of a scene whose photographs are transparent around it, if the options name none.
-        listed: The splits, if the format lists them after all.
+        listed: The paths of each split's photographs, if the format lists them after all.
         points: (M, 3) points that structure from motion found, world units.
 
     Returns:
@@ -44,10 +48,14 @@ def load_capture(
         ValueError: There is no such split, or an image is not as it must be.
     """
     there = present_photos(source, photos, options.missing_images or "skip")
+    lack = [photo.path for photo in there if photo.shrunk is None]
+    if 0 < len(lack) < len(there):
+        logger.info("%s: all images are averaged, as %s has no shrunk one", source, lack[0])
+        there = [replace(photo, shrunk=None) for photo in there]
     if listed is None:
         splits: Mapping[str, Sequence[Photo]] = held_out(there, options.holdout)
     else:
-        splits = {name: [photo for photo in there if photo in some] for name, some in listed.items()}
+        splits = {name: [photo for photo in there if photo.path in some] for name, some in listed.items()}
     wanted = [name for name in options.splits if name != "test" or options.holdout > 0 or listed is not None]
     loaded = {}
     for name in wanted:

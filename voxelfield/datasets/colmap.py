@@ -1,5 +1,8 @@
 """Loader of COLMAP's layout: a model in ``sparse/0``, ``sparse`` or ``colmap/sparse/0``, and images in ``images``.
 
+A folder ``masks``, if there is one, holds ``NAME.png`` for each image NAME, such as ``a.jpg.png``: black where pixels
+must be ignored. COLMAP itself has masks named so.
+
 pycolmap reads the model, binary or text, with or without rigs. Poses have OpenCV axes (y down, looking along z).
 """
 
@@ -15,7 +18,7 @@ import torch
 from voxelfield.datasets.bounds import box_of_cameras, box_of_points
 from voxelfield.datasets.captures import load_capture
 from voxelfield.datasets.options import LoadOptions
-from voxelfield.datasets.photos import Photo, scaled
+from voxelfield.datasets.photos import Photo, scaled, with_shrunk_images
 from voxelfield.datasets.scene import Scene
 from voxelfield.installed import MissingPackageError
 
@@ -58,6 +61,7 @@ def load_colmap(folder: Path, options: LoadOptions) -> Scene:
     def box() -> torch.Tensor:
         return box_of_points(points) if len(points) else box_of_cameras(torch.stack([photo.c2w for photo in photos]))
 
+    photos = with_shrunk_images(photos, folder / "images", options.downscale)
     return load_capture(folder, source, photos, options, box, points=points)
 
 
@@ -75,7 +79,13 @@ def _photo(folder: Path, source: Path, image: Any, camera: Any) -> Photo:
     c2w = torch.linalg.inv(w2c)
     c2w[:, 1:3] *= -1
     intrinsics = (camera.focal_length_x, camera.focal_length_y, camera.principal_point_x, camera.principal_point_y)
-    return Photo(folder / "images" / image.name, c2w, scaled(intrinsics, (camera.width, camera.height)))
+    masks = folder / "masks"
+    return Photo(
+        folder / "images" / image.name,
+        c2w,
+        scaled(intrinsics, (camera.width, camera.height)),
+        mask=masks / f"{image.name}.png" if masks.is_dir() else None,
+    )
 
 
 def _model_folder(folder: Path) -> Path | None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,19 +17,26 @@ from torch import Tensor
 Size = tuple[int, int]
 """Width and height in pixels."""
 
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
+"""Endings of the names of image files, in lower case."""
+
+_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA")
+
 
 def read_images(paths: Sequence[Path], size: Size | None = None) -> Tensor:
     """Reads the images of a split, several at a time.
 
     Args:
-        paths: N PNG or JPEG files with 8 bits per channel, N at least 1, all of one size.
+        paths: N PNG or JPEG files, N at least 1, all of one size: RGB, grey or with a palette, with or without alpha.
+            Of 16 bits per channel the upper 8 are read, except that such grey images are refused. Pixels are read as
+            they are stored, whatever orientation EXIF notes.
         size: What to resize them to by :func:`area_resized`; None keeps them as they are.
 
     Returns:
         (N, H, W, 4) uint8 on the CPU, RGBA with straight alpha; images without alpha become opaque.
 
     Raises:
-        ValueError: An image is unreadable or of another size than the first.
+        ValueError: An image is unreadable, of another kind, or of another size than the first.
     """
     first = _decode(paths[0])
     height, width = first.shape[:2]
@@ -42,11 +50,46 @@ def read_images(paths: Sequence[Path], size: Size | None = None) -> Tensor:
             raise ValueError(f"{paths[index]}: size must be {width}x{height}, like {paths[0]}, got {size}")
         images[index] = image if shown == (width, height) else area_resized(image, shown)
 
-    # Pillow releases the GIL while it decodes, so threads are enough and nothing is copied between processes.
-    with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
-        for _ in pool.map(fill, range(len(paths))):
-            pass
+    _in_threads(fill, len(paths))
     return torch.from_numpy(images)
+
+
+def read_masks(paths: Sequence[Path | None], size: Size, shown: Size) -> Tensor:
+    """Reads the masks of a split's images: black is what must be ignored.
+
+    Args:
+        paths: N image files; None where an image has no mask and all of its pixels count.
+        size: What they must have.
+        shown: The size of the images that they are for. Of several pixels that are averaged into one all must count.
+
+    Returns:
+        (N, H, W) bool on the CPU: True where a pixel counts.
+
+    Raises:
+        FileNotFoundError: A mask is missing.
+        ValueError: A mask is unreadable, of another size, or leaves no pixel.
+    """
+    masks = np.ones((len(paths), shown[1], shown[0]), dtype=np.bool_)
+
+    def fill(index: int) -> None:
+        path = paths[index]
+        if path is None:
+            return
+        if not path.is_file():
+            raise FileNotFoundError(f"{path}: no such mask")
+        ignored = _decode(path, "L") == 0
+        if ignored.shape != size[::-1]:
+            found = f"{ignored.shape[1]}x{ignored.shape[0]}"
+            raise ValueError(f"{path}: size must be {size[0]}x{size[1]}, like that of its image, got {found}")
+        if shown != size:
+            share = Image.fromarray(ignored.astype(np.float32)).resize(shown, Image.Resampling.BOX)
+            ignored = np.asarray(share) > 0
+        if ignored.all():
+            raise ValueError(f"{path}: must leave some pixels of the image, got a mask that is black throughout")
+        masks[index] = ~ignored
+
+    _in_threads(fill, len(paths))
+    return torch.from_numpy(masks)
 
 
 def image_size(path: Path) -> Size:
@@ -86,14 +129,23 @@ def area_resized(image: npt.NDArray[np.uint8], size: Size) -> npt.NDArray[np.uin
     return np.floor(np.concatenate((rgb, mean_alpha), axis=-1) + 0.5).astype(np.uint8)
 
 
-def _decode(path: Path) -> npt.NDArray[np.uint8]:
+def _in_threads(action: Callable[[int], None], count: int) -> None:
+    """Calls an action with each number below a count; the first error is raised."""
+    # Pillow releases the GIL while it decodes, so threads are enough and nothing is copied between processes.
+    with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
+        for _ in pool.map(action, range(count)):
+            pass
+
+
+def _decode(path: Path, mode: Literal["RGBA", "L"] = "RGBA") -> npt.NDArray[np.uint8]:
     try:
         with Image.open(path) as image:
-            # Pillow would clip these to 255 instead of scaling them.
-            if image.mode.startswith(("I", "F")):
-                raise ValueError(f"channels must have 8 bits, got pixel mode {image.mode}")
+            # Pillow would clip wider channels to 255 instead of scaling them, and convert other colours without
+            # their profile.
+            if image.mode not in _MODES:
+                raise ValueError(f"must be RGB or grey with 8 bits per channel, got pixel mode {image.mode}")
             # To convert what has this mode already would copy it, while no other thread decodes.
-            return np.asarray(image if image.mode == "RGBA" else image.convert("RGBA"))
+            return np.asarray(image if image.mode == mode else image.convert(mode))
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise _unreadable(path, error) from error
 

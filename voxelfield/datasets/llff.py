@@ -7,6 +7,7 @@ Field Fusion", 2019. Rows belong to the images in the order of their names.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,10 @@ from torch import Tensor
 
 from voxelfield.datasets.bounds import box_of_frusta
 from voxelfield.datasets.captures import load_capture
+from voxelfield.datasets.images import IMAGE_SUFFIXES
 from voxelfield.datasets.options import LoadOptions
-from voxelfield.datasets.photos import Photo, check_rotation, scaled
+from voxelfield.datasets.photos import Photo, check_rotation, scaled, shrunk_folder
 from voxelfield.datasets.scene import Scene
-from voxelfield.datasets.transforms import IMAGE_SUFFIXES
 
 FILE = "poses_bounds.npy"
 
@@ -31,12 +32,18 @@ def is_llff(folder: Path) -> bool:
 def load_llff(folder: Path, options: LoadOptions) -> Scene:
     """Loads a scene; see :class:`voxelfield.datasets.registry.Loader`.
 
-    Images are those of the folder ``images``, or else of the ``images_N`` with the smallest N. Without a box, it holds
-    all that the cameras see between the nearest and the farthest depths.
+    Images are those of the folder ``images``, which those in ``images_N`` stand in for if ``downscale`` is N. Without
+    ``images``, those in ``images_N`` are the images, or else those of the smallest N, which ``downscale`` then shrinks.
+    Without a box, it holds all that the cameras see between the nearest and the farthest depths.
     """
     file = folder / FILE
     rows = _read_rows(file)
-    paths = _image_files(folder)
+    paths = _image_files(folder / "images")
+    shrunk = _image_files(shrunk_folder(folder / "images", options.downscale))
+    if not paths and shrunk:
+        paths, shrunk, options = shrunk, [], replace(options, downscale=1)
+    elif not paths:
+        paths = _smallest_factor(folder)
     if len(paths) != len(rows):
         raise ValueError(f"{file}: must have a row for each image, got {len(rows)} rows and {len(paths)} images")
     matrices, (near, far) = rows[:, :15].view(-1, 3, 5), rows[:, 15:].unbind(dim=-1)
@@ -52,6 +59,9 @@ def load_llff(folder: Path, options: LoadOptions) -> Scene:
     for path, pose, w, h, f in zip(paths, c2w, width.tolist(), height.tolist(), focal.tolist(), strict=True):
         check_rotation(f"{file}: pose of {path.name}", pose[:3, :3])
         photos.append(Photo(path, pose, scaled((f, f, w / 2, h / 2), (w, h))))
+    # By order, as the rows are: the shrunk images of LLFF's own scenes have other names.
+    if len(shrunk) == len(photos):
+        photos = [replace(photo, shrunk=path) for photo, path in zip(photos, shrunk, strict=True)]
     slopes = torch.stack((width, height), dim=-1) / (2 * focal[:, None])
     return load_capture(folder, file, photos, options, lambda: box_of_frusta(c2w, slopes, near, far))
 
@@ -71,10 +81,19 @@ def _read_rows(file: Path) -> Tensor:
     return found
 
 
-def _image_files(folder: Path) -> list[Path]:
+def _image_files(images: Path) -> list[Path]:
+    """Returns the images in a folder, which need not exist, in the order of their names."""
+    return sorted(path for path in images.glob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
+
+
+def _smallest_factor(folder: Path) -> list[Path]:
+    """Returns the images of the ``images_N`` with the smallest N.
+
+    Raises:
+        FileNotFoundError: There are none.
+    """
     numbered = sorted((int(path.name[7:]), path) for path in folder.glob("images_*") if path.name[7:].isdigit())
-    for images in (folder / "images", *(path for _, path in numbered)):
-        files = sorted(path for path in images.glob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
-        if files:
-            return files
-    raise FileNotFoundError(f"{folder}: images must lie in a folder images or images_N, got none")
+    found = next(filter(None, (_image_files(images) for _, images in numbered)), None)
+    if found is None:
+        raise FileNotFoundError(f"{folder}: images must lie in a folder images or images_N, got none")
+    return found

@@ -42,7 +42,8 @@ def load_scene(
         scene: Its folder, or its name. A name that ``configs/scene`` knows is one even where a folder is called so.
         splits: Which of train, val and test to load.
         image_size: Images with a side longer than this, in pixels, are shrunk until none is; None keeps them.
-        downscale: Images are shrunk by this factor first.
+        downscale: Images are shrunk by this factor N first, or taken from the folder ``images_N`` of a capture if that
+            holds the same images.
         holdout: Every so many views, from the first in the order of their names, are the test split where the format
             lists no splits; 0 holds none out.
         missing_images: ``error`` refuses a scene that lacks a listed image, ``skip`` leaves such views out and warns;

@@ -13,7 +13,7 @@ import torch
 from voxelfield.datasets.bounds import box_of_cameras
 from voxelfield.datasets.captures import load_capture
 from voxelfield.datasets.options import LoadOptions
-from voxelfield.datasets.photos import Photo
+from voxelfield.datasets.photos import Photo, with_shrunk_images
 from voxelfield.datasets.scene import Scene
 from voxelfield.datasets.transforms import image_path, read_object, read_transforms
 
@@ -28,16 +28,16 @@ def is_nerfstudio(folder: Path) -> bool:
 def load_nerfstudio(folder: Path, options: LoadOptions) -> Scene:
     """Loads a capture; see :class:`voxelfield.datasets.registry.Loader`. Without a box, it is that of the cameras."""
     file = folder / FILE
-    photos = read_transforms(file)
+    photos = with_shrunk_images(read_transforms(file), folder / "images", options.downscale)
     listed = _listed_splits(file, read_object(file), photos)
     return load_capture(
         folder, file, photos, options, lambda: box_of_cameras(torch.stack([photo.c2w for photo in photos])), listed
     )
 
 
-def _listed_splits(file: Path, meta: dict[str, Any], photos: list[Photo]) -> dict[str, list[Photo]] | None:
-    """Returns the splits that a file lists by the names of images, if it does."""
-    by_path = {photo.path: photo for photo in photos}
+def _listed_splits(file: Path, meta: dict[str, Any], photos: list[Photo]) -> dict[str, set[Path]] | None:
+    """Returns the paths of the images of each split, if a file lists them."""
+    known = {photo.path for photo in photos}
     splits = {}
     for name in ("train", "val", "test"):
         key = f"{name}_filenames"
@@ -46,8 +46,8 @@ def _listed_splits(file: Path, meta: dict[str, Any], photos: list[Photo]) -> dic
         paths = meta[key]
         if not (isinstance(paths, list) and all(isinstance(path, str) for path in paths)):
             raise ValueError(f"{file}: '{key}' must be a list of paths, got {str(paths)[:80]}")
-        unknown = [path for path in paths if image_path(file, path) not in by_path]
+        unknown = [path for path in paths if image_path(file, path) not in known]
         if unknown:
             raise ValueError(f"{file}: '{key}' must name images of 'frames', got {unknown[0]!r}")
-        splits[name] = [by_path[image_path(file, path)] for path in paths]
+        splits[name] = {image_path(file, path) for path in paths}
     return splits or None

@@ -18,7 +18,7 @@ class LoadOptions:
     Attributes:
         splits: Which of train, val and test.
         image_size: Images with a side longer than this, in pixels, are shrunk until none is; None keeps them.
-        downscale: Images are shrunk by this factor first.
+        downscale: Images are shrunk by this factor N first, or taken from the folder ``images_N`` of a capture.
         holdout: Every so many views, from the first in the order of their names, are the test split of a capture, whose
             format lists no splits; 0 holds none out.
         missing_images: ``error`` refuses a scene that lacks a listed image, ``skip`` leaves such views out and warns;

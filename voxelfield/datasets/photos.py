@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from voxelfield.datasets.images import image_size, read_images
+from voxelfield.datasets.images import IMAGE_SUFFIXES, Size, image_size, read_images, read_masks
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Split
 from voxelfield.rendering.cameras import Cameras
@@ -31,11 +31,15 @@ class Photo:
         c2w: (4, 4) float64, camera to world, OpenGL axes.
         intrinsics: Returns the intrinsics for an image of a width and a height in pixels; may raise ValueError if the
             camera took images of another size.
+        shrunk: A file of the same image, shrunk already by the factor that was asked for; None if there is none.
+        mask: An image of the same size that is black where pixels must be ignored; None if all of them count.
     """
 
     path: Path
     c2w: Tensor
     intrinsics: Callable[[int, int], Intrinsics]
+    shrunk: Path | None = None
+    mask: Path | None = None
 
 
 def check_rotation(name: str, rotation: Tensor) -> None:
@@ -70,6 +74,33 @@ def present_photos(source: Path, photos: Sequence[Photo], missing_images: Litera
     return [photo for photo in photos if photo.path not in absent]
 
 
+def shrunk_folder(images: Path, downscale: int) -> Path:
+    """Returns where images that were shrunk by a factor lie, if anywhere: in ``images_4`` beside ``images``."""
+    return images.with_name(f"{images.name}_{downscale}")
+
+
+def with_shrunk_images(photos: Sequence[Photo], images: Path, downscale: int) -> list[Photo]:
+    """Returns photographs with their shrunk images, found by name; the ending of the name may differ.
+
+    Args:
+        photos: At least one.
+        images: The folder of the whole images; :func:`shrunk_folder` lies beside it, or not.
+        downscale: By what factor images are to be shrunk.
+    """
+    folder = shrunk_folder(images, downscale)
+    shrunk = {
+        path.relative_to(folder).with_suffix(""): path
+        for path in sorted(folder.rglob("*"))
+        if path.suffix.lower() in IMAGE_SUFFIXES
+    }
+    return [
+        replace(photo, shrunk=shrunk.get(photo.path.relative_to(images).with_suffix("")))
+        if photo.path.is_relative_to(images)
+        else photo
+        for photo in photos
+    ]
+
+
 def held_out(photos: Sequence[Photo], every: int) -> dict[str, list[Photo]]:
     """Divides photographs into a training and a test split.
 
@@ -90,20 +121,28 @@ def read_split(photos: Sequence[Photo], options: LoadOptions) -> Split:
     """Reads the images of a split.
 
     Args:
-        photos: At least one; all files are there.
+        photos: At least one; all files are there. Shrunk images are read in place of whole ones if all have one.
         options: Say to what size.
 
     Raises:
-        ValueError: An image is unreadable, of another size than the first, or not of the size that its camera takes.
+        FileNotFoundError: A mask is missing.
+        ValueError: An image is unreadable, of another size than the first, or not of the size that its camera takes;
+            or a mask is not as it must be.
     """
-    paths = [photo.path for photo in photos]
-    size = image_size(paths[0])
-    width, height = options.size_of(size)
-    images = read_images(paths, (width, height))
+    whole = [photo.path for photo in photos]
+    shrunk = [photo.shrunk for photo in photos if photo.shrunk is not None]
+    size = image_size(whole[0])
+    if len(shrunk) == len(whole):
+        paths, wanted = shrunk, replace(options, downscale=1).size_of(_shrunk_size(shrunk[0], size, options.downscale))
+    else:
+        paths, wanted = whole, options.size_of(size)
+    images = read_images(paths, wanted)
     intrinsics = torch.tensor([photo.intrinsics(*size) for photo in photos], dtype=torch.float64)
-    scale = torch.tensor([width / size[0], height / size[1]], dtype=torch.float64).repeat(2)
+    scale = torch.tensor(wanted, dtype=torch.float64) / torch.tensor(size)
     c2w = torch.stack([photo.c2w for photo in photos])
-    return Split(images, Cameras(c2w.float(), (intrinsics * scale).float(), width, height), _names(paths))
+    cameras = Cameras(c2w.float(), (intrinsics * scale.repeat(2)).float(), *wanted)
+    masks = [photo.mask for photo in photos]
+    return Split(images, cameras, _names(whole), read_masks(masks, size, wanted) if any(masks) else None)
 
 
 def scaled(intrinsics: Intrinsics, size: tuple[float, float]) -> Callable[[int, int], Intrinsics]:
@@ -120,6 +159,22 @@ def scaled(intrinsics: Intrinsics, size: tuple[float, float]) -> Callable[[int, 
         return fx * x, fy * y, cx * x, cy * y
 
     return of
+
+
+def _shrunk_size(path: Path, whole: Size, downscale: int) -> Size:
+    """Returns the size of a shrunk image.
+
+    Raises:
+        ValueError: It is unreadable, or no rounding makes that size of the whole image's.
+    """
+    size = image_size(path)
+    if any(abs(found - side / downscale) > 1 for found, side in zip(size, whole, strict=True)):
+        exact = "x".join(f"{side / downscale:g}" for side in whole)
+        raise ValueError(
+            f"{path}: size must be {exact}, rounded, as the whole image is {whole[0]}x{whole[1]} and downscale is "
+            f"{downscale}, got {size[0]}x{size[1]}"
+        )
+    return size
 
 
 def _names(paths: list[Path]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from voxelfield.datasets import blender, colmap, llff, nerfstudio
+from voxelfield.datasets import blender, colmap, llff, nerfstudio, nsvf
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene
 
@@ -60,6 +60,7 @@ FORMATS: tuple[Format, ...] = (
     Format("nerfstudio or instant-ngp", nerfstudio.FILE, nerfstudio.is_nerfstudio, nerfstudio.load_nerfstudio),
     Format("COLMAP", "sparse/0/images.bin", colmap.is_colmap, colmap.load_colmap),
     Format("LLFF", llff.FILE, llff.is_llff, llff.load_llff),
+    Format("NSVF", f"{nsvf.FILE} and pose", nsvf.is_nsvf, nsvf.load_nsvf),
 )
 """All formats; the first that recognises a folder loads it."""
 

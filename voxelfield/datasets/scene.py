@@ -20,15 +20,18 @@ class Split:
         images: (N, H, W, 4) uint8 on the CPU, RGBA with straight (not premultiplied) alpha.
         cameras: N cameras of width W and height H.
         names: N different names, for file names and logs.
+        masks: (N, H, W) bool on the CPU: False where a pixel must be ignored, in training and in the evaluation.
+            None: all of them count.
 
     Raises:
-        TypeError: ``images`` is not uint8.
-        ValueError: The shapes, sizes or counts disagree, or two views have one name.
+        TypeError: ``images`` is not uint8, or ``masks`` is not bool.
+        ValueError: The shapes, sizes or counts disagree, two views have one name, or a mask leaves no pixel.
     """
 
     images: Tensor
     cameras: Cameras
     names: tuple[str, ...]
+    masks: Tensor | None = None
 
     def __post_init__(self) -> None:
         size = (len(self.cameras), self.cameras.height, self.cameras.width, 4)
@@ -42,9 +45,18 @@ class Split:
         if len(set(self.names)) < len(self.names):
             twice = next(name for name in self.names if self.names.count(name) > 1)
             raise ValueError(f"Split.names must differ, got {twice!r} {self.names.count(twice)} times")
+        if self.masks is not None:
+            check_field("Split.masks", self.masks, size[:3], torch.bool)
+            for name, mask in zip(self.names, self.masks, strict=True):
+                if not bool(mask.any()):
+                    raise ValueError(f"Split.masks must leave some pixels of each view, got none of {name!r}")
 
     def __len__(self) -> int:
         return len(self.names)
+
+    def mask(self, index: int, device: torch.device) -> Tensor | None:
+        """Returns, on a device, which pixels (H, W) of a view count; None if all do."""
+        return None if self.masks is None else self.masks[index].to(device)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,7 +1,8 @@
 """Files of frames with their poses, ``transforms*.json``, as several formats have them.
 
 A file lists ``frames`` (``file_path``, ``transform_matrix``) and the horizontal field of view ``camera_angle_x`` in
-radians, or ``fl_x``, ``fl_y``, ``cx``, ``cy``, ``w``, ``h`` in pixels, for the whole file or for a frame.
+radians, or ``fl_x``, ``fl_y``, ``cx``, ``cy``, ``w``, ``h`` in pixels, for the whole file or for a frame. A
+frame may have a ``mask_path``, an image that is black where pixels must be ignored.
 """
 
 from __future__ import annotations
@@ -17,9 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from voxelfield.datasets.images import IMAGE_SUFFIXES
 from voxelfield.datasets.photos import Intrinsics, Photo, check_rotation
-
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
 
 _DISTORTION = ("k1", "k2", "k3", "k4", "p1", "p2")
 
@@ -39,7 +39,10 @@ def read_transforms(file: Path) -> list[Photo]:
     meta = read_object(file)
     return [
         Photo(
-            image_path(file, frame["file_path"]), _pose(file, frame), partial(_intrinsics, file, ChainMap(frame, meta))
+            image_path(file, frame["file_path"]),
+            _pose(file, frame),
+            partial(_intrinsics, file, ChainMap(frame, meta)),
+            mask=image_path(file, frame["mask_path"], "mask_path") if frame.get("mask_path") is not None else None,
         )
         for frame in _frames(file, meta)
     ]
@@ -74,23 +77,26 @@ def _frames(file: Path, meta: Mapping[str, Any]) -> list[dict[str, Any]]:
         for key in ("file_path", "transform_matrix"):
             if key not in frame:
                 raise ValueError(f"{file}: key '{key}' is missing in frame {index}")
-        if not isinstance(frame["file_path"], str) or not frame["file_path"]:
-            raise ValueError(f"{file}: 'file_path' of frame {index} must be a path, got {frame['file_path']!r}")
+        for key in ("file_path", "mask_path"):
+            path = frame.get(key)
+            if not (isinstance(path, str) and path) and (key == "file_path" or path is not None):
+                raise ValueError(f"{file}: '{key}' of frame {index} must be a path, got {path!r}")
     return frames
 
 
-def image_path(file: Path, file_path: str) -> Path:
+def image_path(file: Path, file_path: str, key: str = "file_path") -> Path:
     """Returns where the image of a frame is.
 
     Args:
         file: Names it.
         file_path: As the file has it, relative to the file's folder; a suffix that is lacking is ``.png``.
+        key: What the file calls it, for messages.
 
     Raises:
         ValueError: The path leaves the folder.
     """
     if Path(file_path).is_absolute() or ".." in Path(file_path).parts:
-        raise ValueError(f"{file}: 'file_path' must be inside of the scene's folder, got {file_path!r}")
+        raise ValueError(f"{file}: '{key}' must be inside of the scene's folder, got {file_path!r}")
     path = file.parent / file_path
     # Only known suffixes count: in "view_0.5" the ".5" belongs to the name.
     return path if path.suffix.lower() in IMAGE_SUFFIXES else path.with_name(path.name + ".png")

@@ -13,6 +13,8 @@ from voxelfield.rendering.rays import Rays
 class PixelSampler:
     """Draws pixels uniformly from all training images, which stay on the device as 8-bit RGBA.
 
+    Pixels that a mask rules out are never drawn. For that, captures with masks keep the numbers of the others too.
+
     Args:
         split: Training images and cameras.
         device: Where to keep them, and where batches appear.
@@ -23,14 +25,20 @@ class PixelSampler:
     """
 
     def __init__(self, split: Split, device: torch.device, supersampling: int = 1) -> None:
-        self._images = split.images.to(device).contiguous()
+        images, self._drawable = split.images, None
+        if split.masks is not None:
+            # What is not known to be transparent must not be carved away.
+            images = images.clone()
+            images[..., 3].masked_fill_(~split.masks, 255)
+            self._drawable = split.masks.flatten().nonzero()[:, 0].to(pixel_number_type(split.masks)).to(device)
+        self._images = images.to(device).contiguous()
         self.cameras = split.cameras.to(device)
-        self._count = self._images[..., 0].numel()
+        self._count = images[..., 0].numel() if self._drawable is None else len(self._drawable)
         self._supersampling = supersampling
 
     @property
     def alpha(self) -> Tensor:
-        """Opacity (N, H, W) of the images, uint8, on the device."""
+        """Opacity (N, H, W) of the images, uint8, on the device; 255 where a mask rules a pixel out."""
         return self._images[..., 3]
 
     def draw(self, count: int, aabb: Tensor) -> tuple[Rays, Tensor]:
@@ -45,6 +53,8 @@ class PixelSampler:
             straight alpha.
         """
         index = torch.randint(self._count, (count,), device=self._images.device)
+        if self._drawable is not None:
+            index = self._drawable[index].long()
         *rays, rgba = pixel_rays(
             self._images,
             index,
@@ -54,6 +64,11 @@ class PixelSampler:
             supersampling=self._supersampling,
         )
         return Rays(*rays), rgba
+
+
+def pixel_number_type(masks: Tensor) -> torch.dtype:
+    """Returns the smaller type of integers that can number all pixels of some masks."""
+    return torch.int32 if masks.numel() <= 2**31 else torch.int64
 
 
 def background_for(kind: str, rays: int, device: torch.device) -> Tensor:

@@ -22,8 +22,9 @@ from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.rendering.cameras import orbit
 from voxelfield.training.checkpoint import load_checkpoint, resolve_checkpoint
 from voxelfield.training.config import LoggerConfig, RunConfig, parse
-from voxelfield.training.evaluation import Evaluation, write_metrics
+from voxelfield.training.evaluation import Evaluation, write_metrics, write_table
 from voxelfield.training.logging import NullLogger, RunLogger, TensorBoardLogger, flatten_config
+from voxelfield.training.lpips import check_lpips
 from voxelfield.training.session import Session
 from voxelfield.training.timing import Timing
 from voxelfield.training.video import video_frames, write_video
@@ -45,11 +46,14 @@ def train_as_configured(config: DictConfig, run_directory: Path, root: Path) -> 
     Raises:
         ValueError: The configuration does not make sense, or needs more memory than the GPU has free; the message names
             the key.
-        FileNotFoundError: The scene or the checkpoint is not there.
+        FileNotFoundError: The scene, the checkpoint or what LPIPS needs is not there.
+        MissingPackageError: The scene's format or LPIPS needs a package that is not installed.
     """
     timing = Timing()
     settings = parse(RunConfig, config)
     device = choose_device(settings.device)
+    if settings.trainer.evaluation.lpips:
+        check_lpips()
     # Kernels that cannot be had are to be missed now, not once the images are loaded.
     _library.ensure_loaded(device.type)
     checkpoint = None if settings.resume is None else load_to_resume(root / settings.resume, settings)
@@ -154,7 +158,7 @@ def build_logger(config: LoggerConfig, run_directory: Path, first_step: int) -> 
 
 
 def finish(session: Session, run_directory: Path, timing: Timing) -> dict[str, Any]:
-    """Evaluates the test split; writes pictures, ``metrics.json``, the model file and the orbit video, in this order.
+    """Evaluates the test split; writes pictures, metrics, the model file and the orbit video, in this order.
 
     Returns the metrics.
     """
@@ -175,8 +179,8 @@ def finish(session: Session, run_directory: Path, timing: Timing) -> dict[str, A
     timing.end("evaluate")
     metrics["seconds"] = timing.seconds()
     write_metrics(run_directory / "metrics.json", metrics)
-    views = len(evaluation.names)
-    logger.info("PSNR %.2f dB, SSIM %.4f over %d %s views", evaluation.psnr, evaluation.ssim, views, judged)
+    write_table(run_directory / "per_view.csv", evaluation)
+    logger.info("%s over %d %s views", evaluation, len(evaluation.names), judged)
     cameras = session.scene.train.cameras
     if config.model_file != "none":
         shown = cameras if config.model_file == "small" else None
@@ -192,8 +196,7 @@ def describe(session: Session, evaluation: Evaluation) -> dict[str, Any]:
     device = session.device
     return {
         "scene": session.scene.name,
-        "psnr": evaluation.psnr,
-        "ssim": evaluation.ssim,
+        **evaluation.means(),
         "views": len(evaluation.names),
         "train_seconds": session.train_seconds,
         "steps": session.step,
@@ -201,4 +204,5 @@ def describe(session: Session, evaluation: Evaluation) -> dict[str, Any]:
         "resolution": list(session.field.grid.resolution),
         "psnr_per_view": dict(zip(evaluation.names, evaluation.psnr_per_view, strict=True)),
         "ssim_per_view": dict(zip(evaluation.names, evaluation.ssim_per_view, strict=True)),
+        "per_view": evaluation.per_view(),
     }

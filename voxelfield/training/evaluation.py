@@ -1,7 +1,9 @@
-"""Judging a trained field: rendered views against ground truth, metrics file, video."""
+"""Judging a trained field: rendered views against ground truth, metrics file, table of views."""
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -34,11 +36,13 @@ class Evaluation:
         names: Names of the views, in the order they were rendered.
         psnr_per_view: PSNR of each view in dB.
         ssim_per_view: SSIM of each view.
+        lpips_per_view: LPIPS of each view, or None if it was not asked for.
     """
 
     names: tuple[str, ...]
     psnr_per_view: tuple[float, ...]
     ssim_per_view: tuple[float, ...]
+    lpips_per_view: tuple[float, ...] | None = None
 
     @property
     def psnr(self) -> float:
@@ -49,6 +53,27 @@ class Evaluation:
     def ssim(self) -> float:
         """Mean of the views' SSIM."""
         return math.fsum(self.ssim_per_view) / len(self.ssim_per_view)
+
+    @property
+    def lpips(self) -> float | None:
+        """Mean of the views' LPIPS, or None if it was not asked for."""
+        return None if self.lpips_per_view is None else math.fsum(self.lpips_per_view) / len(self.lpips_per_view)
+
+    def means(self) -> dict[str, float]:
+        """Returns the means over the views: ``psnr``, ``ssim`` and, if it was asked for, ``lpips``."""
+        found = {"psnr": self.psnr, "ssim": self.ssim}
+        return found if self.lpips is None else found | {"lpips": self.lpips}
+
+    def per_view(self) -> list[dict[str, str | float]]:
+        """Returns a row for each view: ``name`` and the same figures as in :meth:`means`."""
+        columns = (self.names, self.psnr_per_view, self.ssim_per_view, self.lpips_per_view)
+        values = zip(*(column for column in columns if column is not None), strict=True)
+        return [dict(zip(("name", *self.means()), row, strict=True)) for row in values]
+
+    def __str__(self) -> str:
+        """Returns the means in one line."""
+        text = f"PSNR {self.psnr:.2f} dB, SSIM {self.ssim:.4f}"
+        return text if self.lpips is None else f"{text}, LPIPS {self.lpips:.4f}"
 
 
 def spread(count: int, total: int) -> list[int]:
@@ -64,12 +89,14 @@ def evaluate_split(
     output: Path | None,
     *,
     views: Sequence[int] | None = None,
+    lpips: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
     progress: bool = True,
 ) -> Evaluation:
     """Renders views of a split and compares them with the ground truth.
 
     Metrics are computed on the rendered image clamped to [0, 1] but not rounded to 8 bits. The ground truth is
-    composited over ``background``, as in previews.
+    composited over ``background``, as in previews. Where the split has masks, PSNR is over the pixels that count, and
+    for SSIM and LPIPS the others are taken from the ground truth.
 
     Args:
         render_view: Called with the split's cameras and a camera index; renders that view on any device.
@@ -77,6 +104,7 @@ def evaluate_split(
         background: (3,) floating point in [0, 1]; the colour that ``render_view`` composites over.
         output: Directory that receives ``<view name>.png`` (8-bit RGB), or None to write nothing.
         views: Indices of the views to judge, in [0, N); None means all.
+        lpips: Compares two images (H, W, 3), such as :class:`voxelfield.training.lpips.Lpips` does; None: no LPIPS.
         progress: Show a progress bar if the standard error stream is a terminal.
 
     Returns:
@@ -107,18 +135,37 @@ def evaluate_split(
             if output is not None:
                 pictures.save(output / _file_name(name), rgb)
             # Left on the device: reading each number back at once would stall the next view's launch.
-            scores.append(torch.stack((psnr(rgb, truth), ssim(rgb, truth), bad.float())))
-    psnr_per_view, ssim_per_view, bad_pixels = torch.stack(scores).cpu().to(torch.float64).unbind(dim=1)
+            mask = split.mask(index, rgb.device)
+            shown = rgb if mask is None else torch.where(mask[..., None], rgb, truth)
+            figures = [bad.float(), psnr(rgb, truth, mask), ssim(shown, truth)]
+            # The network refuses NaN in words of its own; what has some is refused below.
+            figures += [] if lpips is None else [lpips(shown.nan_to_num(), truth)]
+            scores.append(torch.stack(figures))
+    bad_pixels, *measured = torch.stack(scores).cpu().to(torch.float64).unbind(dim=1)
     for index, count in zip(indices, bad_pixels.tolist(), strict=True):
         if count > 0:
             raise FloatingPointError(
                 f"rendered view {split.names[index]!r} holds {int(count)} pixels that are NaN or infinite"
             )
     return Evaluation(
-        names=tuple(split.names[index] for index in indices),
-        psnr_per_view=tuple(psnr_per_view.tolist()),
-        ssim_per_view=tuple(ssim_per_view.tolist()),
+        tuple(split.names[index] for index in indices), *(tuple(figures.tolist()) for figures in measured)
     )
+
+
+def write_table(path: Path, evaluation: Evaluation) -> None:
+    """Writes :meth:`Evaluation.per_view` as a CSV file, atomically.
+
+    Args:
+        path: File to write; its parent directory is created if needed.
+        evaluation: What was judged.
+    """
+    rows = evaluation.per_view()
+    text = io.StringIO(newline="")
+    table = csv.DictWriter(text, rows[0], lineterminator="\n")
+    table.writeheader()
+    table.writerows(rows)
+    with atomic_write(path) as file:
+        file.write(text.getvalue().encode())
 
 
 def write_metrics(path: Path, metrics: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ from voxelfield.datasets.scene import Split
 from voxelfield.fields.field import RadianceField
 from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.rendering.march import MAX_VISIBLE_PER_RAY
+from voxelfield.training.batches import pixel_number_type
 from voxelfield.training.config import TrainerConfig
 from voxelfield.training.optimizer import copies_dtype
 
@@ -33,7 +34,7 @@ class MemoryEstimate:
         optimizer: Adam's two moments.
         copies: What the grids are read from, if that is not the parameters themselves.
         average: Their mean over the last steps, if that is wanted.
-        images: Training images, 8-bit RGBA.
+        images: Training images, 8-bit RGBA, and where they have masks the number of each pixel that counts.
         samples: Ray samples of a step, and what is computed of them.
     """
 
@@ -76,6 +77,7 @@ def estimate_memory(field: RadianceField, recipe: Recipe, config: TrainerConfig,
         candidates = config.max_rays * MAX_VISIBLE_PER_RAY * _FLOAT  # distances that march_visible notes for each ray
     else:
         candidates = config.candidate_samples * (_PACKED_SAMPLE + width * (channels + 16))
+    numbers = 0 if split.masks is None else int(split.masks.sum()) * pixel_number_type(split.masks).itemsize
     visible = config.visible_samples * (_PACKED_SAMPLE + width * (2 * channels + _DECODED_SAMPLE))
     return MemoryEstimate(
         parameters=_FLOAT * values,
@@ -83,7 +85,7 @@ def estimate_memory(field: RadianceField, recipe: Recipe, config: TrainerConfig,
         optimizer=2 * _FLOAT * values,
         copies=0 if copies == torch.float32 else width * values,
         average=_FLOAT * values if config.average_steps > 0 else 0,
-        images=split.images.numel(),
+        images=split.images.numel() + numbers,
         samples=candidates + visible,
     )
 

@@ -27,12 +27,13 @@ def mse_to_psnr(mse: torch.Tensor) -> torch.Tensor:
     return -10 * torch.log10(mse)
 
 
-def psnr(prediction: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+def psnr(prediction: torch.Tensor, truth: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
     """Peak signal-to-noise ratio over all elements.
 
     Args:
         prediction: Floating-point tensor of any shape, values in [0, 1]. Not clamped here.
         truth: Same shape and device, floating point.
+        mask: Bool, of that shape less the last dimension, on that device: which elements count. None: all do.
 
     Returns:
         Scalar in dB on the same device; infinite when the two are equal. Half precision is evaluated in float32.
@@ -42,7 +43,13 @@ def psnr(prediction: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
         ValueError: The shapes differ or the tensors are empty.
     """
     prediction, truth = _check_pair(prediction, truth)
-    return mse_to_psnr((prediction - truth).square().mean())
+    error = (prediction - truth).square()
+    if mask is None:
+        return mse_to_psnr(error.mean())
+    if mask.shape != error.shape[:-1]:
+        raise ValueError(f"mask must have shape {tuple(error.shape[:-1])}, got {tuple(mask.shape)}")
+    # Selected by weight, because selecting by index would wait for the device.
+    return mse_to_psnr(torch.where(mask[..., None], error, 0).sum() / (mask.sum() * error.shape[-1]))
 
 
 def ssim(prediction: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:

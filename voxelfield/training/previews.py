@@ -34,7 +34,7 @@ def log_preview(
     for index in spread(views, len(split)):
         view = renderer.view(split.cameras, index)
         truth = composite_background(split.images[index].to(view.rgb.device), background)
-        scores.append(float(psnr(view.rgb.clamp(0, 1), truth)))
+        scores.append(float(psnr(view.rgb.clamp(0, 1), truth, split.mask(index, truth.device))))
         panel = comparison_panel(view.rgb, truth, view.depth, view.opacity)
         log.images(step, f"test/{split.names[index]}", panel)
     mean = math.fsum(scores) / len(scores)

@@ -24,6 +24,7 @@ from voxelfield.training.building import build_field, grid_box
 from voxelfield.training.checkpoint import load_checkpoint
 from voxelfield.training.config import SceneConfig, TrainerConfig, parse
 from voxelfield.training.evaluation import Evaluation, evaluate_split, spread
+from voxelfield.training.lpips import Lpips
 from voxelfield.training.optimizer import copies_dtype
 from voxelfield.training.views import evaluation_background, view_renderer
 
@@ -76,7 +77,13 @@ class Run:
         return self._default_renderer.backend
 
     def evaluate(
-        self, split: Split, *, views: int | None = None, images: Path | None = None, progress: bool = True
+        self,
+        split: Split,
+        *,
+        views: int | None = None,
+        images: Path | None = None,
+        lpips: bool | None = None,
+        progress: bool = True,
     ) -> Evaluation:
         """Compares the field with photographs, as the run's own evaluation does.
 
@@ -84,17 +91,29 @@ class Run:
             split: Images and cameras, such as ``scene.test``.
             views: Judge so many of them, spread evenly; None: all.
             images: Folder that receives the rendered views as PNG; None writes none.
+            lpips: Compute LPIPS too; None: if ``trainer.evaluation.lpips`` says so.
             progress: Show a progress bar if the standard error stream is a terminal.
 
         Raises:
             ValueError: ``views`` is below 1, or the split has none.
+            MissingPackageError: LPIPS needs a package that is not installed.
+            FileNotFoundError: LPIPS needs weights that are not there.
             FloatingPointError: A rendered image holds NaN or infinity.
         """
         if views is not None and views < 1:
             raise ValueError(f"views must be at least 1, got {views}")
         chosen = spread(len(split) if views is None else views, len(split))
-        background = evaluation_background(self.trainer, self.field.aabb.device)
-        return evaluate_split(self._default_renderer.view, split, background, images, views=chosen, progress=progress)
+        device = self.field.aabb.device
+        wanted = self.trainer.evaluation.lpips if lpips is None else lpips
+        return evaluate_split(
+            self._default_renderer.view,
+            split,
+            evaluation_background(self.trainer, device),
+            images,
+            views=chosen,
+            lpips=Lpips(device) if wanted else None,
+            progress=progress,
+        )
 
     def render(self, cameras: Cameras, index: int = 0) -> View:
         """Renders one camera's image as the run's own evaluation does.

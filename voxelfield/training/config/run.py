@@ -63,7 +63,7 @@ class DataConfig:
     Attributes:
         root: Folder with one subfolder a scene.
         download: Fetch the scene if it is absent and public.
-        downscale: Images are shrunk by this factor.
+        downscale: Images are shrunk by this factor N, or taken from the folder ``images_N`` of a capture.
         holdout: Every so many views are the test split where the format lists no splits; 0 holds none out.
         missing_images: ``error`` refuses a scene that lacks images, ``skip`` leaves such views out; None does what is
             usual for the format.

@@ -112,12 +112,14 @@ class EvaluationConfig:
     Attributes:
         views: Number of test views, evenly spread over the split; null means all.
         supersampling: Side of the square of rays that each pixel is made of; in previews and the video too.
+        lpips: Compute LPIPS too, for which ``pip install "voxelfield[lpips]"`` and the weights of VGG16 are needed.
         save_images: Write each rendered view as PNG.
         video_frames: Frames of the orbit video; 0 writes none.
     """
 
     views: Count | None = None
     supersampling: Count = 2
+    lpips: bool = False
     save_images: bool = True
     video_frames: Natural = 120
 

@@ -1,0 +1,109 @@
+"""Loader of NSVF's layout: ``intrinsics.txt``, ``bbox.txt``, a folder ``rgb`` of images and a folder ``pose``.
+
+The first character of a file's name tells its split: 0 training, 1 validation, 2 test. Poses are camera to world with
+OpenCV axes. Format: Liu et al., "Neural Sparse Voxel Fields", NeurIPS 2020; so are Synthetic-NSVF and that paper's
+versions of Tanks & Temples and BlendedMVS.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from voxelfield.datasets.captures import load_capture
+from voxelfield.datasets.images import IMAGE_SUFFIXES
+from voxelfield.datasets.options import LoadOptions
+from voxelfield.datasets.photos import Intrinsics, Photo, check_rotation, scaled
+from voxelfield.datasets.scene import Scene
+
+FILE = "intrinsics.txt"
+
+_SPLITS = {"0": "train", "1": "val", "2": "test"}
+
+
+def is_nsvf(folder: Path) -> bool:
+    """Tells whether a folder has ``intrinsics.txt`` and ``pose``; see :class:`voxelfield.datasets.registry.Format`."""
+    return (folder / FILE).is_file() and (folder / "pose").is_dir()
+
+
+def load_nsvf(folder: Path, options: LoadOptions) -> Scene:
+    """Loads a scene; see :class:`voxelfield.datasets.registry.Loader`.
+
+    Where no name begins with 2, as in Tanks & Temples and BlendedMVS, the test split is that of names with 1. Without
+    a box, it is that of ``bbox.txt``.
+    """
+    source = folder / "pose"
+    intrinsics = _read_intrinsics(folder / FILE)
+    images = {path.stem: path for path in sorted((folder / "rgb").glob("*")) if path.suffix.lower() in IMAGE_SUFFIXES}
+    photos = []
+    listed: dict[str, set[Path]] = {name: set() for name in _SPLITS.values()}
+    for file in sorted(source.glob("*.txt")):
+        split = _SPLITS.get(file.name[0])
+        if split is None:
+            raise ValueError(f"{file}: the name must begin with 0, 1 or 2, got {file.name!r}")
+        photo = Photo(images.get(file.stem, folder / "rgb" / f"{file.stem}.png"), _read_pose(file), intrinsics)
+        photos.append(photo)
+        listed[split].add(photo.path)
+    if not photos:
+        raise FileNotFoundError(f"{source}: must hold a file NAME.txt for each image, got none")
+    listed["test"] = listed["test"] or listed["val"]
+    return load_capture(folder, source, photos, options, partial(_read_box, folder / "bbox.txt"), listed)
+
+
+def _read_numbers(file: Path) -> list[float]:
+    """Returns the numbers that a file consists of.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It holds something else, or a number that is not finite.
+    """
+    if not file.is_file():
+        raise FileNotFoundError(f"{file}: no such file")
+    try:
+        numbers = [float(word) for word in file.read_text(encoding="utf-8").split()]
+    except ValueError as error:
+        raise ValueError(f"{file}: must hold numbers only ({error})") from error
+    if not all(map(math.isfinite, numbers)):
+        raise ValueError(f"{file}: must hold finite numbers only, got infinity or NaN")
+    return numbers
+
+
+def _read_intrinsics(file: Path) -> Callable[[int, int], Intrinsics]:
+    """Reads a matrix (4, 4), or the eleven numbers of SRN's format, which the size of the images is among."""
+    numbers = _read_numbers(file)
+    if len(numbers) == 16:
+        fx, _, cx, _, _, fy, cy = numbers[:7]
+        size = None
+    elif len(numbers) == 11:
+        # Focal length, principal point, 0; a translation; near; scale; height and width.
+        fx, cx, cy = numbers[:3]
+        fy, size = fx, (numbers[10], numbers[9])
+    else:
+        raise ValueError(f"{file}: must hold a 4x4 matrix, or the 11 numbers of SRN's format, got {len(numbers)}")
+    if min(fx, fy, *(size or ())) <= 0:
+        raise ValueError(f"{file}: focal lengths and sizes must be above 0 pixels, got {numbers}")
+    intrinsics = (fx, fy, cx, cy)
+    return scaled(intrinsics, size) if size else lambda width, height: intrinsics
+
+
+def _read_pose(file: Path) -> Tensor:
+    numbers = _read_numbers(file)
+    if len(numbers) != 16:
+        raise ValueError(f"{file}: must hold a 4x4 matrix, got {len(numbers)} numbers")
+    c2w = torch.tensor(numbers, dtype=torch.float64).view(4, 4)
+    check_rotation(str(file), c2w[:3, :3])
+    c2w[:, 1:3] *= -1
+    return c2w
+
+
+def _read_box(file: Path) -> Tensor:
+    numbers = _read_numbers(file)
+    # A seventh is the size of NSVF's voxels.
+    if len(numbers) not in (6, 7):
+        raise ValueError(f"{file}: must hold the two corners of a box, and maybe a voxel's size, got {len(numbers)}")
+    return torch.tensor(numbers[:6], dtype=torch.float64).view(2, 3)

@@ -1,0 +1,133 @@
+"""LPIPS (Zhang et al., 2018) with the features of VGG16, as papers on NeRF report it.
+
+It is optional. ``pip install "voxelfield[lpips]"`` brings torchmetrics, which carries the metric's own weights. The
+weights of VGG16 are for the user to place, so that no evaluation downloads half a gigabyte unasked. torchvision is not
+needed: it would have to fit the very torch that is installed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import pickle
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from voxelfield.installed import MissingPackageError
+
+WEIGHTS_URL = "https://download.pytorch.org/models/vgg16-397923af.pth"
+"""Where torchvision publishes the weights of VGG16."""
+
+SMALLEST = 16
+"""Shortest side in pixels that the poolings leave something of."""
+
+# Widths of the convolutions between two poolings; the last outputs before each pooling are compared.
+_BLOCKS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
+# Of the colours that the network was trained on, scaled to [-1, 1].
+_MEAN, _SPREAD = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)
+
+
+def weights_file() -> Path:
+    """Returns where the weights of VGG16 must lie: where torchvision keeps them, under ``$TORCH_HOME``."""
+    return Path(torch.hub.get_dir()) / "checkpoints" / WEIGHTS_URL.rpartition("/")[2]
+
+
+def check_lpips() -> Path:
+    """Makes sure that all is there that LPIPS needs; returns the file of the metric's own weights.
+
+    Raises:
+        MissingPackageError: torchmetrics is not installed.
+        FileNotFoundError: Weights are not there.
+    """
+    package = importlib.util.find_spec("torchmetrics")
+    if package is None or package.origin is None:
+        raise MissingPackageError('torchmetrics must be installed to compute LPIPS: pip install "voxelfield[lpips]"')
+    linear, network = Path(package.origin).parent / "functional" / "image" / "lpips_models" / "vgg.pth", weights_file()
+    if not network.is_file():
+        command = f"curl --create-dirs -o {network} {WEIGHTS_URL}"
+        raise FileNotFoundError(f"{network}: no such file; LPIPS needs the weights of VGG16 there: {command}")
+    if not linear.is_file():
+        raise FileNotFoundError(f"{linear}: no such file; LPIPS needs a torchmetrics that carries it")
+    return linear
+
+
+class Lpips(nn.Module):
+    """Computes LPIPS of two images.
+
+    Args:
+        device: Where the images are.
+
+    Raises:
+        MissingPackageError: torchmetrics is not installed.
+        FileNotFoundError: Weights are not there.
+        ValueError: A file of weights is damaged, or another one.
+    """
+
+    mean: Tensor
+    spread: Tensor
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        linear = _read_weights(check_lpips())
+        with torch.device("meta"):
+            blocks = vgg16_blocks()
+        layers = [layer for block in blocks for layer in block]
+        weights = _read_weights(weights_file())
+        try:
+            for index, layer in enumerate(layers):
+                if isinstance(layer, nn.Conv2d):
+                    kinds = {kind: weights[f"features.{index}.{kind}"] for kind in ("weight", "bias")}
+                    layer.load_state_dict(kinds, assign=True)
+        except (KeyError, RuntimeError) as error:
+            raise ValueError(f"{weights_file()}: must hold the weights of VGG16, got others") from error
+        self.blocks = nn.ModuleList(blocks)
+        # (1, C, 1, 1): how much each channel of a block counts.
+        self.channel_weights = [linear[f"lin{index}.model.1.weight"].to(device) for index in range(len(blocks))]
+        self.register_buffer("mean", torch.tensor(_MEAN).view(3, 1, 1), persistent=False)
+        self.register_buffer("spread", torch.tensor(_SPREAD).view(3, 1, 1), persistent=False)
+        self.requires_grad_(False).to(device)
+
+    @torch.no_grad()
+    def forward(self, prediction: Tensor, truth: Tensor) -> Tensor:
+        """Compares two images.
+
+        Args:
+            prediction: (H, W, 3) floating point in [0, 1], both sides at least 16 pixels.
+            truth: (H, W, 3) on the same device.
+
+        Returns:
+            Scalar on that device, float32; 0 where they are equal.
+
+        Raises:
+            ValueError: The image is too small.
+        """
+        if min(prediction.shape[:2]) < SMALLEST:
+            raise ValueError(f"prediction must have H, W >= {SMALLEST} for LPIPS, got {tuple(prediction.shape)}")
+        features = (torch.stack((prediction, truth)).float().movedim(-1, 1) * 2 - 1 - self.mean) / self.spread
+        total = features.new_zeros(())
+        for block, weights in zip(self.blocks, self.channel_weights, strict=True):
+            features = block(features)
+            unit = features / (features.square().sum(dim=1, keepdim=True) + 1e-8).sqrt()
+            total += ((unit[:1] - unit[1:]).square() * weights).sum(dim=1).mean()
+        return total
+
+
+def vgg16_blocks() -> list[nn.Sequential]:
+    """Returns the convolutional layers of VGG16 (Simonyan and Zisserman, 2015), in blocks that end before a pooling."""
+    blocks, width = [], 3
+    for index, widths in enumerate(_BLOCKS):
+        layers: list[nn.Module] = [] if index == 0 else [nn.MaxPool2d(2)]
+        for wider in widths:
+            layers += [nn.Conv2d(width, wider, 3, padding=1), nn.ReLU()]
+            width = wider
+        blocks.append(nn.Sequential(*layers))
+    return blocks
+
+
+def _read_weights(file: Path) -> dict[str, Tensor]:
+    try:
+        weights = torch.load(file, map_location="cpu", weights_only=True)
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
+        raise ValueError(f"{file}: unreadable weights ({str(error).splitlines()[0][:200]})") from error
+    return dict(weights)
