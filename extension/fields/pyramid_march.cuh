@@ -6,7 +6,7 @@
 #include "common/tensors.h"
 #include "fields/pyramid_plan.h"
 #include "mlp/network.cuh"
-#include "rays/pinhole.h"
+#include "rays/camera.h"
 #include "stencil/trilinear.h"
 #include "volume/keep_rule.cuh"
 

@@ -1,4 +1,5 @@
 // The ops of this room on CUDA.
+#include "rays/lens_ops.h"
 #include "rays/march_ops.h"
 #include "rays/packing.cuh"
 #include "rays/pixel_rays_ops.h"
@@ -29,6 +30,7 @@ struct CudaRays : CudaPacking {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) {
+  LensOps<CudaPacking>::implement(m);
   MarchOps<CudaPacking>::implement(m);
   PixelRaysOps<CudaRays>::implement(m);
 }

@@ -43,6 +43,7 @@ def load_run_and_split(options: argparse.Namespace, split: str) -> tuple[Run, Sp
         downscale=data.downscale,
         holdout=data.holdout,
         missing_images=options.missing_images or data.missing_images,
+        lens_distortion=data.lens_distortion,
         aabb=run.config.scene.aabb,
         root=options.data_root or data.root,
     )

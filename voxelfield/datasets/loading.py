@@ -27,6 +27,7 @@ def load_scene(
     downscale: int = 1,
     holdout: int = 8,
     missing_images: Literal["error", "skip"] | None = None,
+    lens_distortion: bool = True,
     aabb: Tensor | Sequence[Sequence[float]] | None = None,
     root: Path | str = "data",
     download: bool = False,
@@ -42,6 +43,8 @@ def load_scene(
             lists no splits; 0 holds none out.
         missing_images: ``error`` refuses a scene that lacks a listed image, ``skip`` leaves such views out and warns;
             None does what is usual for the format.
+        lens_distortion: Whether rays are bent as the lenses of a capture bend them; False takes its photographs as
+            undistorted, for comparison.
         aabb: (2, 3) box that holds what matters, world units. None: as ``configs/scene`` has it for this name, or as
             the format has it (NeRF-synthetic: from -1.5 to 1.5 along each axis).
         root: Folder of scenes, where a name is looked for.
@@ -58,7 +61,7 @@ def load_scene(
     folder = scene if isinstance(scene, Path) else _folder_of(scene, root, download)
     box = _known_box(folder.resolve().name) if aabb is None else aabb
     loaded = format_of(folder).load(
-        folder, LoadOptions(tuple(splits), image_size, downscale, holdout, missing_images, box)
+        folder, LoadOptions(tuple(splits), image_size, downscale, holdout, missing_images, lens_distortion, box)
     )
     for name, split in loaded.splits.items():
         height, width = split.images.shape[1:3]

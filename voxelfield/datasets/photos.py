@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -15,11 +15,15 @@ from voxelfield.datasets.images import image_size, read_images
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Split
 from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.lens import Lens, LensModel
 
 logger = logging.getLogger(__name__)
 
 Intrinsics = tuple[float, float, float, float]
 """fx, fy, cx, cy in pixels."""
+
+LENS_TERMS = ("k1", "k2", "k3", "k4", "p1", "p2")
+"""In the order of the coefficients of a :class:`voxelfield.rendering.lens.Lens`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,11 +35,13 @@ class Photo:
         c2w: (4, 4) float64, camera to world, OpenGL axes.
         intrinsics: Returns the intrinsics for an image of a width and a height in pixels; may raise ValueError if the
             camera took images of another size.
+        lens: What distorts the image, for one camera, or None for a pinhole.
     """
 
     path: Path
     c2w: Tensor
     intrinsics: Callable[[int, int], Intrinsics]
+    lens: Lens | None = None
 
 
 def check_rotation(name: str, rotation: Tensor) -> None:
@@ -94,7 +100,8 @@ def read_split(photos: Sequence[Photo], options: LoadOptions) -> Split:
         options: Say to what size.
 
     Raises:
-        ValueError: An image is unreadable, of another size than the first, or not of the size that its camera takes.
+        ValueError: An image is unreadable, of another size than the first, or not of the size that its camera takes;
+            or some lenses are fisheyes and others are not.
     """
     paths = [photo.path for photo in photos]
     size = image_size(paths[0])
@@ -103,7 +110,25 @@ def read_split(photos: Sequence[Photo], options: LoadOptions) -> Split:
     intrinsics = torch.tensor([photo.intrinsics(*size) for photo in photos], dtype=torch.float64)
     scale = torch.tensor([width / size[0], height / size[1]], dtype=torch.float64).repeat(2)
     c2w = torch.stack([photo.c2w for photo in photos])
-    return Split(images, Cameras(c2w.float(), (intrinsics * scale).float(), width, height), _names(paths))
+    lens = _lens(photos, options.lens_distortion)
+    return Split(images, Cameras(c2w.float(), (intrinsics * scale).float(), width, height, lens), _names(paths))
+
+
+def photo_lens(name: str, model: LensModel, terms: Mapping[str, float]) -> Lens | None:
+    """Returns the lens of one photograph, or None where it distorts nothing.
+
+    Args:
+        name: What the terms belong to, for messages.
+        model: Of the lens.
+        terms: Those of k1, k2, k3, k4, p1 and p2 that are not zero, by name.
+
+    Raises:
+        ValueError: A term is not a finite number in float32.
+    """
+    coefficients = torch.tensor([[terms.get(term, 0.0) for term in LENS_TERMS]], dtype=torch.float32)
+    if not bool(coefficients.isfinite().all()):
+        raise ValueError(f"{name}: terms of a lens must be finite numbers, got {dict(terms)}")
+    return Lens(model, coefficients) if model == "fisheye" or bool(coefficients.any()) else None
 
 
 def scaled(intrinsics: Intrinsics, size: tuple[float, float]) -> Callable[[int, int], Intrinsics]:
@@ -128,3 +153,15 @@ def _names(paths: list[Path]) -> tuple[str, ...]:
     if len(set(stems)) < len(stems):
         stems = [f"{index}_{stem}" for index, stem in enumerate(stems)]
     return tuple(stems)
+
+
+def _lens(photos: Sequence[Photo], distortion: bool) -> Lens | None:
+    """Returns the lenses of photographs as one, without their terms unless ``distortion``; None for pinholes."""
+    fisheyes = [photo.path for photo in photos if photo.lens is not None and photo.lens.is_fisheye]
+    if 0 < len(fisheyes) < len(photos):
+        raise ValueError(f"{fisheyes[0]}: lens must be perspective, as others of the split are, got a fisheye")
+    if not fisheyes and (not distortion or all(photo.lens is None for photo in photos)):
+        return None
+    pinhole = torch.zeros(1, len(LENS_TERMS))
+    terms = [photo.lens.coefficients if distortion and photo.lens is not None else pinhole for photo in photos]
+    return Lens("fisheye" if fisheyes else "perspective", torch.cat(terms))
