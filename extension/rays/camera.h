@@ -79,15 +79,15 @@ struct CameraView {
 
   // The ray through a point of the image, in pixels from its corner; it is sampled at the middle of each step.
   VOXELFIELD_HOST_DEVICE Ray through(float x, float y) const {
-    float at[3] = {(x - intrinsics[2]) / intrinsics[0], (y - intrinsics[3]) / intrinsics[1], 1.0f};
-    if (lens.coefficients != nullptr) lens.ray_through(at[0], at[1], at);
+    CameraRay at{(x - intrinsics[2]) / intrinsics[0], (y - intrinsics[3]) / intrinsics[1], 1.0f};
+    if (lens.coefficients != nullptr) at = lens.ray_through(at.right, at.down);
     Ray ray;
     float squares = 0.0f;
     VOXELFIELD_UNROLL
     for (int axis = 0; axis < 3; ++axis) {
       const float* row = c2w + 4 * axis;
       ray.origin[axis] = row[3];
-      ray.direction[axis] = at[0] * row[0] - at[1] * row[1] - at[2] * row[2];
+      ray.direction[axis] = at.right * row[0] - at.down * row[1] - at.forward * row[2];
       squares += ray.direction[axis] * ray.direction[axis];
     }
     const float length = std::sqrt(squares);

@@ -14,37 +14,43 @@
 namespace voxelfield {
 
 constexpr int kLensCoefficients = 6;
+constexpr float kPerPi = 0.318309886f;
+
+// From the camera's centre, of any length.
+struct CameraRay {
+  float right, down, forward;
+};
 
 struct Lens {
   const float* coefficients;  // k1, k2, k3, k4, p1, p2, or null: a pinhole
   bool fisheye;
 
-  // Sets the ray (right, down, forward), of any length, that a point of the image shows.
+  // Returns the ray that a point of the image shows.
   //
   // The outermost points of an image may show nothing: a lens with a falling polynomial reaches a largest radius, and
   // farther rays would fold back. Such points get a ray near that fold, so that results are always finite.
-  VOXELFIELD_HOST_DEVICE void ray_through(float x, float y, float (&ray)[3]) const {
+  VOXELFIELD_HOST_DEVICE CameraRay ray_through(float x, float y) const {
     float ideal[2];
     ideal_point(x, y, ideal);
-    ray[0] = ideal[0];
-    ray[1] = ideal[1];
-    ray[2] = 1.0f;
-    if (!fisheye) return;
-    constexpr float kPi = 3.14159265358979f;
-    const float radius = std::sqrt(ideal[0] * ideal[0] + ideal[1] * ideal[1]), angle = fminf(radius, kPi);
-    const float scale = radius > 0.0f ? std::sin(angle) / radius : 1.0f;
-    ray[0] *= scale;
-    ray[1] *= scale;
-    ray[2] = std::cos(angle);
+    if (!fisheye) return {ideal[0], ideal[1], 1.0f};
+    const float radius = std::sqrt(ideal[0] * ideal[0] + ideal[1] * ideal[1]);
+    const float half_turns = fminf(radius * kPerPi, 1.0f);
+#if defined(__CUDA_ARCH__)
+    const float sine = sinpif(half_turns), cosine = cospif(half_turns);
+#else
+    const float sine = std::sin(half_turns / kPerPi), cosine = std::cos(half_turns / kPerPi);
+#endif
+    const float scale = radius > 0.0f ? sine / radius : 1.0f;
+    return {scale * ideal[0], scale * ideal[1], cosine};
   }
 
-  // Sets the point at which the image would show a ray (right, down, forward) if no other ray were there: whether the
-  // lens images a ray at all is told by ray_through(). Perspective: rays in front of the camera only.
-  VOXELFIELD_HOST_DEVICE void point_of(const float* ray, float (&point)[2]) const {
-    const float across = std::sqrt(ray[0] * ray[0] + ray[1] * ray[1]);
-    float scale = 1.0f / ray[2];
-    if (fisheye) scale = across > 0.0f ? std::atan2(across, ray[2]) / across : 0.0f;
-    const Shown shown = show(scale * ray[0], scale * ray[1]);
+  // Sets the point at which the formula puts a ray. Only ray_through() tells whether the lens images the ray there at
+  // all: it does not image those behind a perspective camera, nor those beyond the fold.
+  VOXELFIELD_HOST_DEVICE void point_of(const CameraRay& ray, float (&point)[2]) const {
+    const float across = std::sqrt(ray.right * ray.right + ray.down * ray.down);
+    float scale = 1.0f / ray.forward;
+    if (fisheye) scale = across > 0.0f ? std::atan2(across, ray.forward) / across : 0.0f;
+    const Shown shown = show(scale * ray.right, scale * ray.down);
     point[0] = shown.x;
     point[1] = shown.y;
   }
@@ -70,16 +76,17 @@ struct Lens {
   // Newton's iteration from the point itself. It never leaves the region around the optical axis in which the lens does
   // not fold: a step across the fold is halved, and later ones are no longer than what was left of it.
   VOXELFIELD_HOST_DEVICE void ideal_point(float x, float y, float (&ideal)[2]) const {
-    constexpr int kSteps = 24;            // three to five are taken where the image shows something
-    constexpr float kFold = 1e-4f;        // a smaller determinant of the derivative counts as none
+    constexpr int kSteps = 48;            // three to five are taken where the image shows something
+    constexpr float kFold = 1e-4f;        // the lens folds where the determinant of its derivative is smaller,
+    constexpr float kOverflow = 1e18f;    // and what is larger cannot be computed with
     constexpr float kConverged = 1e-10f;  // square of a step after which the error is below rounding
     float at[2] = {x, y}, longest = 1.0f;
     ideal[0] = ideal[1] = 0.0f;
     for (int step = 0; step < kSteps; ++step) {
       const Shown shown = show(at[0], at[1]);
       const float determinant = shown.dxx * shown.dyy - shown.dxy * shown.dxy;
-      // Written so that a number that overflowed counts as beyond the fold.
-      if (!(determinant > kFold && shown.dxx + shown.dyy > 0.0f)) {
+      // Written so that a number that is none counts as beyond the fold.
+      if (!(determinant > kFold && determinant < kOverflow && shown.dxx + shown.dyy > 0.0f)) {
         at[0] = 0.5f * (at[0] + ideal[0]);
         at[1] = 0.5f * (at[1] + ideal[1]);
         const float right = at[0] - ideal[0], down = at[1] - ideal[1];

@@ -13,9 +13,11 @@ struct LensRays {
   float* rays;
 
   VOXELFIELD_HOST_DEVICE void operator()(int64_t row) const {
-    float ray[3];
-    Lens{lens.coefficients + next_lens * row, lens.fisheye}.ray_through(points[2 * row], points[2 * row + 1], ray);
-    for (int axis = 0; axis < 3; ++axis) rays[3 * row + axis] = ray[axis];
+    const Lens own{lens.coefficients + next_lens * row, lens.fisheye};
+    const CameraRay ray = own.ray_through(points[2 * row], points[2 * row + 1]);
+    rays[3 * row] = ray.right;
+    rays[3 * row + 1] = ray.down;
+    rays[3 * row + 2] = ray.forward;
   }
 };
 
@@ -26,9 +28,12 @@ struct LensPoints {
   float* points;
 
   VOXELFIELD_HOST_DEVICE void operator()(int64_t row) const {
+    const Lens own{lens.coefficients + next_lens * row, lens.fisheye};
+    const float* ray = rays + 3 * row;
     float point[2];
-    Lens{lens.coefficients + next_lens * row, lens.fisheye}.point_of(rays + 3 * row, point);
-    for (int axis = 0; axis < 2; ++axis) points[2 * row + axis] = point[axis];
+    own.point_of({ray[0], ray[1], ray[2]}, point);
+    points[2 * row] = point[0];
+    points[2 * row + 1] = point[1];
   }
 };
 
