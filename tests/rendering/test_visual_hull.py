@@ -94,19 +94,14 @@ def test_one_faint_pixel_keeps_its_ray():
 
 def test_what_a_lens_would_fold_back_into_the_image_is_kept():
     # Beyond 1 / sqrt(0.9), the formula leads back to the centre, which it reaches at 1 / sqrt(0.3).
-    camera = ring(1)[[0]]
-    wide = dataclasses.replace(
-        camera,
-        intrinsics=torch.tensor([[60.0, 60.0, 48.0, 48.0]]),
-        lens=Lens("perspective", torch.tensor([[-0.3, 0.0, 0.0, 0.0, 0.0, 0.0]])),
-    )
-    right, _, backward, origin = camera.c2w[0, :3].unbind(-1)
-    hull = visual_hull(torch.zeros(1, 96, 96, dtype=torch.uint8), wide, AABB * 4, (64, 64, 64))
-    cells = torch.tensor([64, 64, 64])
+    lens = Lens("perspective", torch.tensor([[-0.3, 0.0, 0.0, 0.0, 0.0, 0.0]]))
+    camera = Cameras(torch.eye(4)[None], torch.tensor([[110.0, 110.0, 48.0, 48.0]]), 96, 96, lens)
+    box, cells = torch.tensor([[-6.0, -1.0, -3.0], [6.0, 1.0, -2.0]]), torch.tensor([96, 16, 8])
+    hull = visual_hull(torch.zeros(1, 96, 96, dtype=torch.uint8), camera, box, tuple(cells.tolist()))
 
     def kept(tangent):
-        point = origin - 2 * backward + 2 * tangent * right
-        x, y, z = ((point / 4 + 1) / 2 * cells).long().tolist()
+        point = torch.tensor([2.5 * tangent, 0.0, -2.5])
+        x, y, z = ((point - box[0]) / (box[1] - box[0]) * cells).long().tolist()
         return bool(hull[x, y, z])
 
     assert not kept(0.0)
