@@ -181,3 +181,36 @@ def march(
         torch.tensor(ray_index, **whole),
         torch.tensor(ray_offsets, **whole),
     )
+
+
+def lens_points(ideal: Tensor, terms: Tensor) -> Tensor:
+    """Where a lens with k1, k2, k3, k4, p1, p2 (6,) shows ideal points (N, 2), by OpenCV's formulas."""
+    x, y = ideal.unbind(-1)
+    k1, k2, k3, k4, p1, p2 = terms
+    r2 = x**2 + y**2
+    radial = 1 + k1 * r2 + k2 * r2**2 + k3 * r2**3 + k4 * r2**4
+    return torch.stack(
+        (
+            x * radial + 2 * p1 * x * y + p2 * (r2 + 2 * x**2),
+            y * radial + p1 * (r2 + 2 * y**2) + 2 * p2 * x * y,
+        ),
+        dim=-1,
+    )
+
+
+def ideal_points(points: Tensor, terms: Tensor) -> Tensor:
+    """The other way: Newton's method along the way from the centre, so that no step is large."""
+    derivative = torch.func.vmap(torch.func.jacrev(lambda one: lens_points(one, terms)))
+    ideal = torch.zeros_like(points)
+    for share in torch.linspace(0, 1, 21, dtype=points.dtype)[1:]:
+        for _ in range(10):
+            error = share * points - lens_points(ideal, terms)
+            ideal = ideal + torch.linalg.solve(derivative(ideal), error)
+    return ideal
+
+
+def rays_of_ideal_points(ideal: Tensor, fisheye: bool) -> Tensor:
+    """Unit vectors (N, 3) right, down and forward: an ideal point is a tangent, or an angle, with its direction."""
+    radius = ideal.norm(dim=-1, keepdim=True)
+    angle = radius if fisheye else radius.atan()
+    return torch.cat((angle.sin() * ideal / radius.clamp(min=1e-30), angle.cos()), dim=-1)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from voxelfield.grids.voxel_grid import VoxelGrid as VoxelGrid
     from voxelfield.loading import load as load
     from voxelfield.rendering.cameras import Cameras as Cameras
+    from voxelfield.rendering.lens import Lens as Lens
     from voxelfield.rendering.march import RenderSettings as RenderSettings
     from voxelfield.rendering.occupancy import OccupancyGrid as OccupancyGrid
     from voxelfield.rendering.renderer import FieldRenderer as FieldRenderer
@@ -30,6 +31,7 @@ _HOMES = {
     "Cameras": "rendering.cameras",
     "FieldRenderer": "rendering.renderer",
     "GridAdam": "grids.adam",
+    "Lens": "rendering.lens",
     "OccupancyGrid": "rendering.occupancy",
     "RadianceField": "fields.field",
     "RenderSettings": "rendering.march",
@@ -46,6 +48,7 @@ __all__ = [
     "Cameras",
     "FieldRenderer",
     "GridAdam",
+    "Lens",
     "OccupancyGrid",
     "RadianceField",
     "RenderSettings",

@@ -144,7 +144,7 @@ struct PyramidImage {
   static constexpr bool kWorldDistances = true;
   static constexpr int kLanes = 1;
   static constexpr int kBatch = kTile * kTile;
-  PinholeView camera;
+  CameraView camera;
   PixelColors colors;
   float *opacity, *depth;
   int tiles_across, tiles;
@@ -237,13 +237,14 @@ bool pyramid_image_fits(const Tensor& like, int64_t width) {
   return plan_image(density, color, shared_memory_limit()).warps > 0;
 }
 
-TensorTuple<3> render_pyramid_image(const Tensor& c2w, const Tensor& intrinsics, int64_t width, int64_t height,
-                                    const Tensor& background, const Tensor& occupied, std::vector<int64_t> resolution,
+TensorTuple<3> render_pyramid_image(const Tensor& c2w, const Tensor& intrinsics, const OptionalTensor& lens,
+                                    bool fisheye, int64_t width, int64_t height, const Tensor& background,
+                                    const Tensor& occupied, std::vector<int64_t> resolution,
                                     const Tensor& aabb_occupancy, std::vector<Tensor> levels, const Tensor& aabb,
                                     std::vector<Tensor> density_weights, std::vector<Tensor> color_weights, double step,
                                     double density_initial, int64_t degree, double min_transmittance, double min_weight,
                                     std::vector<double> boxes) {
-  const CameraInputs camera{c2w, intrinsics, width, height, background};
+  const CameraInputs camera{c2w, intrinsics, lens, fisheye, width, height, background};
   STD_TORCH_CHECK(double(width + kTile) * double(height + kTile) <= kMostMarchedRays,
                   "an image must have 1 to 2^30 pixels, got ", width, " x ", height);
   STD_TORCH_CHECK(degree >= 0 && degree <= kMaxShDegree, "degree must lie in 0..3, got ", degree);

@@ -5,7 +5,7 @@
 // Further channels are padding.
 #pragma once
 
-#include "rays/pinhole.h"
+#include "rays/camera.h"
 #include "stencil/trilinear.h"
 #include "volume/color.h"
 #include "volume/composite.h"

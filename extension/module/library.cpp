@@ -60,10 +60,15 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   // A grid of bools as words of 4 x 4 x 4 bits.
   m.def("pack_occupancy(Tensor occupied) -> Tensor");
 
+  // Lenses whose coefficients are k1, k2, k3, k4, p1, p2, one (1, 6) or one for each row (N, 6); rays (N, 3) are right,
+  // down and forward, points (N, 2) are focal lengths from the principal point.
+  m.def("lens_rays(Tensor points, Tensor lens, bool fisheye) -> Tensor");
+  m.def("lens_points(Tensor rays, Tensor lens, bool fisheye) -> Tensor");
   // Rays through pixels of images (N, H, W, 4), counted through all of them, a square of so many a side through each:
-  // origins, directions, near, far, and the pixels' colours.
+  // origins, directions, near, far, and the pixels' colours. Without `lens`, cameras are pinholes.
   m.def(
-      "pixel_rays(Tensor images, Tensor index, Tensor c2w, Tensor intrinsics, Tensor aabb, int supersampling) -> "
+      "pixel_rays(Tensor images, Tensor index, Tensor c2w, Tensor intrinsics, Tensor? lens, bool fisheye, Tensor aabb, "
+      "int supersampling) -> "
       "(Tensor, Tensor, Tensor, Tensor, Tensor)");
 
   // Rays in the world, cut by nested boxes (10 numbers, rays/cut_rays_ops.h) into 2 * count - 1 pieces in the field's
@@ -172,9 +177,10 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "Tensor depth_sum, Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor occupied, "
       "int[] resolution, Tensor aabb_occupancy, Tensor grid, Tensor aabb_grid, float step, int degree, "
       "float density_scale, float density_shift, float min_transmittance, float min_weight) -> Tensor");
-  // Colour, opacity and depth for every pixel of a pinhole camera, over a background: image, opacity and mean depth.
+  // Colour, opacity and depth for every pixel of a camera, over a background: image, opacity and mean depth.
   m.def(
-      "render_grid_image(Tensor c2w, Tensor intrinsics, int width, int height, Tensor background, Tensor occupied, "
+      "render_grid_image(Tensor c2w, Tensor intrinsics, Tensor? lens, bool fisheye, int width, int height, Tensor "
+      "background, Tensor occupied, "
       "int[] resolution, Tensor aabb_occupancy, Tensor grid, Tensor? density, Tensor aabb_grid, float step, "
       "int degree, float density_scale, float density_shift, float min_transmittance, float min_weight) -> "
       "(Tensor, Tensor, Tensor)");
@@ -193,10 +199,11 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "pack_slots(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor slots, "
       "Tensor counts, Tensor sums, float step, float[] boxes, int capacity) -> (Tensor, Tensor, Tensor, Tensor, "
       "Tensor, Tensor)");
-  // Every pixel of a pinhole camera that looks at such a field, whose colour is a second network's of the first one's
+  // Every pixel of a camera that looks at such a field, whose colour is a second network's of the first one's
   // outputs and the view, over a background: image, opacity and mean depth.
   m.def(
-      "render_pyramid_image(Tensor c2w, Tensor intrinsics, int width, int height, Tensor background, Tensor occupied, "
+      "render_pyramid_image(Tensor c2w, Tensor intrinsics, Tensor? lens, bool fisheye, int width, int height, Tensor "
+      "background, Tensor occupied, "
       "int[] resolution, Tensor aabb_occupancy, Tensor[] levels, Tensor aabb, Tensor[] density_weights, "
       "Tensor[] color_weights, float step, float density_initial, int degree, float min_transmittance, "
       "float min_weight, float[] boxes) -> (Tensor, Tensor, Tensor)");

@@ -8,7 +8,7 @@
 // piece to the next, and steps of one length there are steps in proportion to the box here.
 #pragma once
 
-#include "rays/pinhole.h"
+#include "rays/camera.h"
 
 namespace voxelfield {
 

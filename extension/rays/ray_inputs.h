@@ -2,7 +2,7 @@
 #pragma once
 
 #include "common/checks.h"
-#include "rays/pinhole.h"
+#include "rays/camera.h"
 
 namespace voxelfield {
 
@@ -80,22 +80,27 @@ struct CellInputs {
   }
 };
 
-// A pinhole camera, the size of its image, and the colour behind the scene.
+// A camera, the size of its image, and the colour behind the scene.
 struct CameraInputs {
   Tensor c2w, intrinsics, background;
+  OptionalTensor lens;
+  bool fisheye;
   int64_t width, height;
 
-  CameraInputs(const Tensor& c2w, const Tensor& intrinsics, int64_t width, int64_t height, const Tensor& background)
+  CameraInputs(const Tensor& c2w, const Tensor& intrinsics, const OptionalTensor& lens, bool fisheye, int64_t width,
+               int64_t height, const Tensor& background)
       : c2w(checked("c2w", c2w, {4, 4}, ScalarType::Float, c2w)),
         intrinsics(checked("intrinsics", intrinsics, {4}, ScalarType::Float, c2w)),
         background(checked("background", background, {3}, ScalarType::Float, c2w)),
+        lens(checked("lens", lens, {kLensCoefficients}, ScalarType::Float, c2w)),
+        fisheye(fisheye),
         width(width),
         height(height) {
     STD_TORCH_CHECK(width > 0 && height > 0, "width and height must be positive, got ", width, " and ", height);
   }
 
-  PinholeView view(const float* aabb) const {
-    return {c2w.const_data_ptr<float>(), intrinsics.const_data_ptr<float>(), width, height, aabb};
+  CameraView view(const float* aabb) const {
+    return {data_of(c2w), data_of(intrinsics), {data_of(lens), fisheye}, width, height, aabb};
   }
 };
 

@@ -1,11 +1,13 @@
 // The ops of this room on the CPU.
 #include "rays/cut_rays_ops.h"
+#include "rays/lens_ops.h"
 #include "rays/march_ops.h"
 #include "rays/pixel_rays_ops.h"
 
 namespace voxelfield {
 
 STABLE_TORCH_LIBRARY_IMPL(voxelfield, CPU, m) {
+  LensOps<CpuPacking>::implement(m);
   MarchOps<CpuPacking>::implement(m);
   m.impl("pack_slots", TORCH_BOX(&MarchOps<CpuPacking>::pack_slots));
   PixelRaysOps<CpuPacking>::implement(m);

@@ -1,5 +1,6 @@
 // The ops of this room on CUDA.
 #include "rays/cut_rays_ops.h"
+#include "rays/lens_ops.h"
 #include "rays/march_ops.h"
 #include "rays/packing.cuh"
 #include "rays/pixel_rays_ops.h"
@@ -30,6 +31,7 @@ struct CudaRays : CudaPacking {
 }  // namespace
 
 STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) {
+  LensOps<CudaPacking>::implement(m);
   MarchOps<CudaPacking>::implement(m);
   PixelRaysOps<CudaRays>::implement(m);
   CutRaysOps<CudaPacking>::implement(m);

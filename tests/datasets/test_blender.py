@@ -274,7 +274,8 @@ def test_bad_matrix(scene, matrix, message):
         ({"fl_x": -3.0}, "focal lengths must be above 0 pixels, got -3.0 and -3.0"),
         ({"w": 12}, "'w' must be 6, as the images are 6x4, got 12"),
         ({"h": 5}, "'h' must be 4, as the images are 6x4, got 5"),
-        ({"k1": 0.1}, "lens distortion k1=0.1"),
+        ({"k1": "strong"}, "'k1' must be a finite number, got 'strong'"),
+        ({"camera_model": "EQUIRECTANGULAR"}, "'camera_model' must be one of PINHOLE, .*, got 'EQUIRECTANGULAR'"),
     ],
 )
 def test_bad_intrinsics(scene, change, message):

@@ -67,10 +67,25 @@ def write_llff(folder: Path, split: Split, images: str = "images", near: float =
     np.save(folder / "poses_bounds.npy", np.array(rows))
 
 
-def write_colmap(folder: Path, split: Split, binary: bool = True, model: str = "PINHOLE") -> None:
+# The terms of COLMAP's camera models, behind the focal lengths and the principal point.
+COLMAP_TERMS = {
+    "SIMPLE_PINHOLE": {},
+    "PINHOLE": {},
+    "SIMPLE_RADIAL": {"k1": -0.1},
+    "RADIAL": {"k1": 0.1, "k2": -0.05},
+    "OPENCV": {"k1": -0.2, "k2": 0.05, "p1": 0.01, "p2": -0.02},
+    "SIMPLE_RADIAL_FISHEYE": {"k1": -0.1},
+    "RADIAL_FISHEYE": {"k1": 0.1, "k2": -0.05},
+    "OPENCV_FISHEYE": {"k1": 0.1, "k2": -0.05, "k3": 0.02, "k4": -0.01},
+    "FULL_OPENCV": dict.fromkeys(("k1", "k2", "p1", "p2", "k3", "k4", "k5", "k6"), 0.01),
+}
+
+
+def write_colmap(folder: Path, split: Split, binary: bool = True, model: str = "PINHOLE", **terms: float) -> None:
     names = write_images(folder / "images", split)
     fx, fy, cx, cy = split.cameras.intrinsics[0].tolist()
-    params = {"PINHOLE": [fx, fy, cx, cy], "OPENCV": [fx, fy, cx, cy, 0.1, 0, 0, 0]}[model]
+    focal = [fx] if "SIMPLE" in model or model.startswith("RADIAL") else [fx, fy]
+    params = [*focal, cx, cy, *(COLMAP_TERMS[model] | terms).values()]
     lines = {"cameras": [f"1 {model} 100 100 {' '.join(map(str, params))}"], "images": [], "points3D": []}
     for index, (name, c2w) in enumerate(zip(names, split.cameras.c2w.double().numpy(), strict=True), start=1):
         w2c = np.linalg.inv(c2w @ FLIP)
@@ -169,6 +184,68 @@ def test_points_of_a_model_are_seen_where_its_cameras_say(tmp_path, split):
         towards = points[seen] - rays.origins
         closest = towards - (towards * rays.directions).sum(dim=-1, keepdim=True) * rays.directions
         assert closest.norm(dim=-1).max() < 1e-4
+
+
+@pytest.mark.parametrize("model", [model for model in COLMAP_TERMS if model != "FULL_OPENCV"])
+def test_colmap_sees_the_rays_of_its_lenses_at_their_pixels(tmp_path, split, model):
+    write_colmap(tmp_path / "mine", split, model=model)
+    scene = voxelfield.load_scene(tmp_path / "mine", holdout=0)
+    cameras = scene.train.cameras
+    assert (cameras.lens is None) == ("PINHOLE" in model)
+    known = next(iter(pycolmap.Reconstruction(tmp_path / "mine" / "sparse" / "0").cameras.values()))
+    pixels = 100 * torch.rand(200, 2)
+    rays = cameras.rays(torch.zeros(200, dtype=torch.int64), pixels, scene.aabb)
+    x, y, z = (rays.directions @ cameras.c2w[0, :3, :3]).double().unbind(-1)
+    seen = known.img_from_cam(torch.stack((x, -y, -z), dim=-1).numpy())
+    torch.testing.assert_close(torch.from_numpy(np.array(seen)), pixels.double(), atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("meta", "model", "expected"),
+    [
+        ({"k1": 0.1, "p2": 0.02}, "perspective", [0.1, 0, 0, 0, 0, 0.02]),
+        ({"camera_model": "OPENCV", "k1": 0.1, "k4": 0.2, "p1": -0.3}, "perspective", [0.1, 0, 0, 0.2, -0.3, 0]),
+        ({"camera_model": "OPENCV_FISHEYE", "k2": 0.1, "k3": 0.2}, "fisheye", [0, 0.1, 0.2, 0, 0, 0]),
+        ({"camera_model": "OPENCV_FISHEYE"}, "fisheye", [0.0] * 6),
+        ({"is_fisheye": True, "k1": 0.1}, "fisheye", [0.1, 0, 0, 0, 0, 0]),
+        ({"camera_model": "PINHOLE"}, None, None),
+        ({"camera_model": "SIMPLE_PINHOLE", "is_fisheye": False}, None, None),
+        ({"camera_model": "OPENCV"}, None, None),
+    ],
+)
+def test_lenses_of_nerfstudio_and_instant_ngp(tmp_path, split, meta, model, expected):
+    write_nerfstudio(tmp_path / "mine", split, **meta)
+    lens = voxelfield.load_scene(tmp_path / "mine", downscale=2).train.cameras.lens
+    assert (lens and lens.model) == model
+    if lens is not None:
+        torch.testing.assert_close(lens.coefficients, torch.tensor([expected]).expand(8, 6))
+
+
+def test_each_frame_may_have_a_lens_of_its_own(tmp_path, split):
+    write_nerfstudio(tmp_path / "mine", split, k1=0.5)
+    spoil_json(
+        tmp_path / "mine",
+        lambda c: [frame.update(k1=index / 10, k2=0.01) for index, frame in enumerate(reversed(c["frames"])) if index],
+    )
+    train = voxelfield.load_scene(tmp_path / "mine", holdout=0).train
+    assert train.names[3] == "view_03"
+    torch.testing.assert_close(train.cameras.lens.coefficients[3], torch.tensor([0.3, 0.01, 0, 0, 0, 0]))
+    torch.testing.assert_close(train.cameras.lens.coefficients[0], torch.tensor([0.5, 0, 0, 0, 0, 0]))
+
+
+def test_pinholes_among_distorting_lenses_distort_nothing(tmp_path, split):
+    write_nerfstudio(tmp_path / "mine", split, k1=0.5)
+    spoil_json(tmp_path / "mine", lambda c: c["frames"][-1].update(k1=0))
+    lens = voxelfield.load_scene(tmp_path / "mine", holdout=0).train.cameras.lens
+    assert lens.coefficients[:2, 0].tolist() == [0, 0.5]
+
+
+@pytest.mark.parametrize(("camera_model", "model"), [("OPENCV", None), ("OPENCV_FISHEYE", "fisheye")])
+def test_lens_distortion_can_be_ignored(tmp_path, split, camera_model, model):
+    write_nerfstudio(tmp_path / "mine", split, camera_model=camera_model, k1=0.1)
+    lens = voxelfield.load_scene(tmp_path / "mine", lens_distortion=False).train.cameras.lens
+    assert (lens and lens.model) == model
+    assert lens is None or not lens.coefficients.any()
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -426,7 +503,31 @@ BAD = {
         "not valid JSON",
     ),
     "no frames": (write_nerfstudio, lambda f: spoil_json(f, lambda c: c.update(frames=[])), "'frames' must be a list"),
-    "distortion": (write_nerfstudio, lambda f: spoil_json(f, lambda c: c.update(k1=0.1)), "lens distortion k1=0.1"),
+    "unknown camera model": (
+        write_nerfstudio,
+        lambda f: spoil_json(f, lambda c: c.update(camera_model="EQUIRECTANGULAR")),
+        "'camera_model' must be one of PINHOLE, .*, got 'EQUIRECTANGULAR': undistort the images first",
+    ),
+    "term of a lens that is no number": (
+        write_nerfstudio,
+        lambda f: spoil_json(f, lambda c: c.update(k2=math.nan)),
+        "'k2' must be a finite number, got nan",
+    ),
+    "term of a lens too large for float32": (
+        write_nerfstudio,
+        lambda f: spoil_json(f, lambda c: c.update(k2=1e300)),
+        "terms of a lens must be finite numbers, got .*1e[+]300",
+    ),
+    "pinhole that distorts": (
+        write_nerfstudio,
+        lambda f: spoil_json(f, lambda c: c.update(camera_model="PINHOLE", k1=0.1, p2=0.1)),
+        "'camera_model' must be OPENCV for a lens with k1, p2, got 'PINHOLE'",
+    ),
+    "lenses of two models": (
+        write_nerfstudio,
+        lambda f: spoil_json(f, lambda c: c["frames"][3].update(camera_model="OPENCV_FISHEYE")),
+        "view_06.png: lens must be perspective, as others of the split are, got a fisheye",
+    ),
     "zero focal length": (
         write_nerfstudio,
         lambda f: spoil_json(f, lambda c: c.update(fl_x=0)),
@@ -597,10 +698,15 @@ BAD = {
         lambda f: (f / "bbox.txt").write_text("0 0 1 1"),
         "bbox.txt: must hold the two corners of a box, and maybe a voxel's size, got 4",
     ),
-    "camera that distorts": (
-        lambda f, split: write_colmap(f, split, model="OPENCV"),
+    "camera of another model": (
+        lambda f, split: write_colmap(f, split, model="FULL_OPENCV"),
         lambda f: None,
-        "must be one of PINHOLE, SIMPLE_PINHOLE, got OPENCV",
+        "camera 1 must be one of SIMPLE_PINHOLE, .*, got FULL_OPENCV: undistort the images first",
+    ),
+    "camera with a term too large for float32": (
+        lambda f, split: write_colmap(f, split, model="RADIAL", k2=1e300),
+        lambda f: None,
+        "camera 1: terms of a lens must be finite numbers, got .*1e[+]300",
     ),
 }
 

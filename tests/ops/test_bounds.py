@@ -265,8 +265,14 @@ def make_images(device, count=2, height=3, width=4):
     return images, c2w, torch.full((count, 4), 2.0, device=device), aabb
 
 
+def through_lenses(c2w, intrinsics, aabb):
+    """Cameras as the raw op takes them."""
+    return c2w, intrinsics, torch.zeros(len(c2w), 6, device=c2w.device), False, aabb
+
+
 def test_a_pixel_beyond_the_images_is_the_nearest(device, kernels):
     images, *camera = make_images(device)
+    camera = through_lenses(*camera)
     index = torch.tensor([0, -1, 24, LOWEST, HIGHEST, 23], device=device)
     actual = kernels.pixel_rays(images, index, *camera, 1)
     expected = kernels.pixel_rays(images, torch.tensor([0, 0, 23, 0, 23, 23], device=device), *camera, 1)
@@ -329,14 +335,18 @@ def calls(device):
     composited = kernels.composite(density, rgb, t, dt, offsets, 1e-4, True)
     grid, box = torch.randn(4, 5, 6, 13, device=device), walk[-1]
     rendered = kernels.render_grid(*walk, grid, None, box, *numbers)
-    camera = torch.eye(4, device=device), torch.full((4,), 5.0, device=device), 4, 3, torch.ones(3, device=device)
+    lens = torch.full((6,), 0.01, device=device)
+    view = torch.eye(4, device=device), torch.full((4,), 5.0, device=device), lens, False
+    camera = *view, 4, 3, torch.ones(3, device=device)
     images, *cameras = make_images(device)
     counted = kernels.count_visible_samples(density, dt, offsets, 1e-4, 1e-4)
     slots = torch.rand(rays, 5, device=device), torch.full((rays,), 5, dtype=torch.int32, device=device)
     geometry, directions = torch.randn(rows, 16, device=device), torch.randn(rays, 3, device=device)
     arguments = {
         "pack_occupancy": (torch.ones(3, 4, 5, dtype=torch.bool, device=device),),
-        "pixel_rays": (images, torch.zeros(5, dtype=torch.int64, device=device), *cameras, 2),
+        "lens_rays": (rgb[:, :2].contiguous(), torch.rand(rows, 6, device=device), False),
+        "lens_points": (rgb, torch.rand(rows, 6, device=device), True),
+        "pixel_rays": (images, torch.zeros(5, dtype=torch.int64, device=device), *through_lenses(*cameras), 2),
         "count_ray_samples": (*walk, 0.1, 1),
         "place_ray_samples": (*walk, 0.1, 1, *kernels.count_ray_samples(*walk, 0.1, 1), 40),
         "count_visible_samples": (density, dt, offsets, 1e-4, 1e-4),
@@ -379,8 +389,9 @@ def calls(device):
 
 
 OPS = [
-    *("pack_occupancy", "pixel_rays", "count_ray_samples", "place_ray_samples", "count_visible_samples"),
-    *("pack_visible_samples", "ray_light", "ray_light_backward", "composite", "composite_backward"),
+    *("pack_occupancy", "lens_rays", "lens_points", "pixel_rays", "count_ray_samples", "place_ray_samples"),
+    *("count_visible_samples", "pack_visible_samples", "ray_light", "ray_light_backward"),
+    *("composite", "composite_backward"),
     *("sum_along_rays", "exclusive_sum_along_rays", "spread_along_rays", "append_view", "append_view_backward"),
     *("render_grid", "render_grid_backward", "render_grid_image", "pack_slots", "cut_rays"),
     *("pixel_colors", "pixel_colors_backward", "color_error", "color_error_backward"),

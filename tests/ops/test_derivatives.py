@@ -41,7 +41,7 @@ def box():
 
 
 def camera():
-    return {"c2w": torch.eye(4), "intrinsics": torch.tensor([4.0, 4.0, 2.0, 2.0])}
+    return {"c2w": torch.eye(4), "intrinsics": torch.tensor([4.0, 4.0, 2.0, 2.0]), "lens": torch.zeros(6)}
 
 
 def sh_grid():
@@ -154,8 +154,16 @@ CALLS = {
             )
         ),
     ),
+    "lens_rays": (
+        lambda: {"points": singles(5, 2), "lens": torch.zeros(1, 6)},
+        lambda **x: _internal.lens_rays(**x),
+    ),
+    "lens_points": (
+        lambda: {"rays": singles(5, 3), "lens": torch.zeros(1, 6)},
+        lambda **x: _internal.lens_points(**x),
+    ),
     "pixel_rays": (
-        lambda: {"c2w": torch.eye(4)[None], "intrinsics": camera()["intrinsics"][None], "aabb": box()},
+        lambda: {name: value[None] for name, value in camera().items()} | {"aabb": box()},
         lambda **x: _internal.pixel_rays(torch.zeros(1, 4, 4, 4, dtype=torch.uint8), torch.arange(3), **x),
     ),
     "render_grid_image": (

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch.nn import functional as F
 
 from voxelfield.ops._internal import pixel_rays
 from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.lens import Lens, lens_arguments
 
 BOX = [[-1.0, -0.5, -2.0], [1.0, 1.5, 0.5]]
 
@@ -22,12 +25,17 @@ def make(device, count=5, height=7, width=11):
     return images.to(device), Cameras(c2w, intrinsics, width, height).to(device), torch.tensor(BOX, device=device)
 
 
+@pytest.mark.parametrize("model", [None, "perspective", "fisheye"])
 @pytest.mark.parametrize("side", [1, 2, 3, 5])
-def test_rays_are_the_cameras_and_colours_the_images(device, side):
+def test_rays_are_the_cameras_and_colours_the_images(device, side, model):
     images, cameras, aabb = make(device)
+    if model is not None:
+        lens = Lens(model, torch.randn(len(cameras), 6, device=device) * 0.03)
+        cameras = dataclasses.replace(cameras, lens=lens)
     count, height, width, _ = images.shape
     index = torch.randperm(count * height * width, device=device)[:300]
-    result = pixel_rays(images, index, cameras.c2w, cameras.intrinsics, aabb, supersampling=side)
+    through = lens_arguments(cameras.lens)
+    result = pixel_rays(images, index, cameras.c2w, cameras.intrinsics, aabb, supersampling=side, **through)
     camera, at = index // (height * width), index % (height * width)
     within = (torch.arange(side, device=device) + 0.5) / side
     down, right = torch.meshgrid(within, within, indexing="ij")
@@ -78,9 +86,10 @@ def test_a_pixel_has_the_same_rays_in_any_batch(device, pixels):
 def test_opcheck(device, side):
     images, cameras, aabb = make(device)
     index = torch.randint(images[..., 0].numel(), (9,), device=device)
-    given = images, index, cameras.c2w, cameras.intrinsics, aabb
-    pixel_rays(*given)  # loads the extension
-    torch.library.opcheck(torch.ops.voxelfield.pixel_rays.default, (*given, side))
+    camera = images, index, cameras.c2w, cameras.intrinsics
+    pixel_rays(*camera, aabb)  # loads the extension
+    for lens in (None, torch.zeros(len(cameras), 6, device=device)):
+        torch.library.opcheck(torch.ops.voxelfield.pixel_rays.default, (*camera, lens, False, aabb, side))
 
 
 def test_no_rays(device):
@@ -101,6 +110,8 @@ def test_bad_input_is_named():
         pixel_rays(images, index.int(), cameras.c2w, cameras.intrinsics, aabb)
     with pytest.raises(ValueError, match=r"c2w must have shape \(5, 4, 4\)"):
         pixel_rays(images, index, cameras.c2w[:2], cameras.intrinsics, aabb)
+    with pytest.raises(ValueError, match=r"lens must have shape \(5, 6\), got \(1, 6\)"):
+        pixel_rays(images, index, cameras.c2w, cameras.intrinsics, aabb, lens=torch.zeros(1, 6))
     for side in (0, 1.5):
         with pytest.raises(ValueError, match=rf"supersampling must be an int of at least 1, got {side}"):
             pixel_rays(images, index, cameras.c2w, cameras.intrinsics, aabb, supersampling=side)
@@ -117,7 +128,7 @@ def test_rays_that_no_memory_holds_are_refused():
 @pytest.mark.parametrize("side", [0, -1, 2**32])
 def test_the_raw_op_bounds_the_number_of_rays(device, side):
     images, cameras, aabb = make(device)
-    given = images, torch.zeros(3, dtype=torch.int64, device=device), cameras.c2w, cameras.intrinsics, aabb
-    pixel_rays(*given)  # loads the extension
+    camera = images, torch.zeros(3, dtype=torch.int64, device=device), cameras.c2w, cameras.intrinsics
+    pixel_rays(*camera, aabb)  # loads the extension
     with pytest.raises(RuntimeError, match=rf"supersampling must be at least 1 .* got {side}"):
-        torch.ops.voxelfield.pixel_rays(*given, side)
+        torch.ops.voxelfield.pixel_rays(*camera, None, False, aabb, side)

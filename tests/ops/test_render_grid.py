@@ -480,7 +480,8 @@ def test_opcheck(device, count):
     )
     way_back = (*(torch.randn_like(x) for x in rendered), *rendered, *rays, *occupancy, grid, aabb, *numbers)
     torch.library.opcheck(torch.ops.voxelfield.render_grid_backward.default, way_back, atol=1e-5, rtol=1e-4)
-    camera = torch.eye(4, device=device), torch.ones(4, device=device), 3, 5, torch.ones(3, device=device)
+    view = torch.eye(4, device=device), torch.ones(4, device=device), torch.zeros(6, device=device), True
+    camera = *view, 3, 5, torch.ones(3, device=device)
     torch.library.opcheck(
         torch.ops.voxelfield.render_grid_image.default,
         (*camera, *occupancy, grid, grid[..., 0].contiguous(), aabb, *numbers),

@@ -255,10 +255,8 @@ def test_opcheck(device, boxes):
     scene, camera = on(device, make_scene()), make_camera(device)
     bits = ops.pack_occupancy(scene.pop("occupied"))
     background = scene.pop("background")
+    view = camera.c2w[0], camera.intrinsics[0], torch.zeros(6, device=device), True, 9, 5, background
     torch.library.opcheck(
         torch.ops.voxelfield.render_pyramid_image.default,
-        (
-            *(camera.c2w[0], camera.intrinsics[0], 9, 5, background, *bits),
-            *(*scene.values(), STEP, INITIAL, 3, 1e-4, 1e-3, boxes),
-        ),
+        (*view, *bits, *scene.values(), STEP, INITIAL, 3, 1e-4, 1e-3, boxes),
     )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
 import pytest
+import reference
 import torch
 
 from voxelfield.rendering.cameras import Cameras, orbit
+from voxelfield.rendering.lens import Lens
 
 AABB = torch.tensor([[-1.5, -1.5, -1.5], [1.5, 1.5, 1.5]])
 
@@ -61,6 +64,88 @@ def test_points_on_rays_project_back_to_their_pixels(device):
         found, depth = project(cameras, camera_index, rays.origins + t * rays.directions)
         assert (depth > 0).all(), "the ray runs behind its camera"
         torch.testing.assert_close(found, pixels.double().cpu(), rtol=0, atol=1e-3)
+
+
+def with_lens(cameras, model):
+    """A lens of its own for each camera."""
+    terms = 0.03 * torch.randn(len(cameras), 6)
+    return dataclasses.replace(cameras, lens=Lens(model, terms.to(cameras.c2w.device)))
+
+
+@pytest.mark.parametrize("model", ["perspective", "fisheye"])
+def test_rays_through_a_lens_are_seen_at_their_pixels(device, model):
+    cameras = with_lens(make_cameras(device=device), model)
+    camera_index = torch.randint(len(cameras), (200,), device=device)
+    pixels = torch.rand(200, 2, device=device) * torch.tensor([64.0, 48.0], device=device)
+    rays = cameras.rays(camera_index, pixels, AABB.to(device))
+    torch.testing.assert_close(rays.directions.norm(dim=-1), torch.ones(200, device=device))
+    for camera, direction, pixel in zip(camera_index.tolist(), rays.directions, pixels, strict=True):
+        x, y, z = (cameras.c2w[camera, :3, :3].mT.double() @ direction.double()).cpu()
+        across = torch.hypot(x, y)
+        scale = torch.atan2(across, -z) / across if model == "fisheye" else -1 / z
+        ideal = torch.stack((x, -y)) * scale
+        at = reference.lens_points(ideal[None], cameras.lens.coefficients[camera].cpu().double())[0]
+        fx, fy, cx, cy = cameras.intrinsics[camera].cpu().double()
+        found = torch.stack((cx + fx * at[0], cy + fy * at[1]))
+        torch.testing.assert_close(found, pixel.cpu().double(), rtol=0, atol=1e-3)
+
+
+def test_a_lens_without_terms_is_a_pinhole(device):
+    cameras = make_cameras(device=device)
+    bare = dataclasses.replace(cameras, lens=Lens("perspective", torch.zeros(6, 6, device=device)))
+    plain, bent = (each.image_rays(1, AABB.to(device)) for each in (cameras, bare))
+    torch.testing.assert_close(plain.directions, bent.directions)
+
+
+def test_a_lens_belongs_to_its_camera(device):
+    cameras = with_lens(make_cameras(device=device), "fisheye")
+    chosen = cameras[[4, 0]]
+    assert torch.equal(chosen.lens.coefficients, cameras.lens.coefficients[[4, 0]])
+    assert chosen.lens.model == "fisheye"
+    assert cameras.to("cpu").lens.coefficients.device.type == "cpu"
+    pixel, aabb = torch.tensor([[50.0, 10.0]], device=device), AABB.to(device)
+    whole = cameras.rays(torch.tensor([4], device=device), pixel, aabb)
+    first = torch.zeros(1, dtype=torch.int64, device=device)
+    assert torch.equal(chosen.rays(first, pixel, aabb).directions, whole.directions)
+    large = chosen.enlarged(3).rays(first, 3 * pixel, aabb)
+    torch.testing.assert_close(large.directions, whole.directions)
+    assert orbit(cameras, torch.zeros(3, device=device), 4).lens is None
+
+
+def test_poses_are_differentiable_through_a_lens():
+    cameras = with_lens(make_cameras(), "perspective")
+    c2w = cameras.c2w.clone().requires_grad_()
+    rays = dataclasses.replace(cameras, c2w=c2w).image_rays(0, AABB)
+    rays.directions[:, 0].sum().backward()
+    assert c2w.grad[0, :3, :3].abs().min() > 0
+
+
+@pytest.mark.parametrize(("model", "spread"), [(None, 1e-3), ("perspective", 0.1), ("fisheye", 0.1)])
+def test_angles_of_pixels_bound_those_between_their_rays(device, model, spread):
+    cameras = make_cameras(device=device)
+    cameras = cameras if model is None else with_lens(cameras, model)
+    for index, (smallest, largest) in enumerate(cameras.pixel_angles().tolist()):
+        directions = cameras.image_rays(index, AABB.to(device)).directions.view(48, 64, 3)
+        steps = torch.cat([directions.diff(dim=axis).norm(dim=-1).flatten() for axis in (0, 1)])
+        assert smallest * 0.99 < steps.min()
+        assert steps.max() < largest * 1.01
+        focal = cameras.intrinsics[index, :2]
+        if model is None:
+            assert largest == pytest.approx(float(1 / focal.min()), rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("model", "terms", "error", "message"),
+    [
+        ("pinhole", torch.zeros(1, 6), ValueError, "model must be one of .*, got 'pinhole'"),
+        ("fisheye", torch.zeros(1, 4), ValueError, r"coefficients must have shape \(N, 6\), got \(1, 4\)"),
+        ("fisheye", torch.zeros(1, 6).double(), TypeError, "coefficients must be float32, got float64"),
+        ("perspective", torch.full((1, 6), torch.nan), ValueError, "coefficients must be finite, got"),
+    ],
+)
+def test_a_lens_refuses_wrong_fields(model, terms, error, message):
+    with pytest.raises(error, match=message):
+        Lens(model, terms)
 
 
 def test_rays_are_unit_and_start_at_the_camera(device):
@@ -183,6 +268,12 @@ def test_cameras_refuse_an_int_index():
         ),
         ({"width": 0}, ValueError, r"width must be at least 1, got 0"),
         ({"height": 4.0}, TypeError, r"height must be an int, got float"),
+        ({"lens": torch.zeros(1, 6)}, TypeError, r"lens must be a Lens or None, got Tensor"),
+        (
+            {"lens": Lens("fisheye", torch.zeros(2, 6))},
+            ValueError,
+            r"lens.coefficients must have shape \(1, 6\), got \(2, 6\)",
+        ),
     ],
 )
 def test_cameras_refuse_wrong_fields(changes, error, message):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import reference
 import torch
@@ -13,6 +15,7 @@ from voxelfield.fields.density import DensityActivation, ExponentialDensity
 from voxelfield.fields.field import RadianceField
 from voxelfield.rendering.backends.backend import ImageBackend
 from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.render import View, render_view
@@ -231,6 +234,21 @@ def test_draws_what_render_view_draws(device, make, backend):
         expected = render_view(field, cameras, index, occupancy, SETTINGS, background, chunk=400)
         assert (expected.opacity > 0.3).sum() > 50
         assert_views_agree(view, expected, device)
+
+
+@each_way
+@pytest.mark.parametrize("model", ["perspective", "fisheye"])
+def test_lenses_bend_rays_alike_in_every_way(device, make, model):
+    field, occupancy, cameras = make().to(device), make_occupancy(device), make_cameras(device)
+    terms = torch.tensor([[-0.3, 0.1, 0.02, 0.01, 0.01, -0.02], [0.2, 0.0, 0.0, 0.0, 0.0, 0.0], [0.0] * 6])
+    bent = dataclasses.replace(cameras, lens=Lens(model, terms.to(device)))
+    background = background_on(device)
+    renderer = FieldRenderer(field, occupancy, SETTINGS, background)
+    for index in range(len(cameras)):
+        view = renderer.view(bent, index)
+        expected = render_view(field, bent, index, occupancy, SETTINGS, background, chunk=400)
+        assert_views_agree(view, expected, device)
+    assert (renderer.view(bent, 0).rgb - renderer.view(cameras, 0).rgb).abs().mean() > 0.01
 
 
 @pytest.mark.parametrize("min_weight", [0.0, 0.2])

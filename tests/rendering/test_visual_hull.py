@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
 import torch
 
 from voxelfield.rendering.cameras import Cameras, orbit
+from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.visual_hull import visual_hull
 
 RADIUS = 0.4
 CENTRE = torch.tensor([0.2, -0.1, 0.1])
 AABB = torch.tensor([[-1.0, -1.0, -1.0], [1.0, 1.0, 1.0]])
+
+
+LENSES = {
+    "pinhole": None,
+    "barrel": Lens("perspective", torch.tensor([[-0.4, 0.15, 0.0, 0.0, 0.01, -0.01]]).repeat(12, 1)),
+    "pincushion": Lens("perspective", torch.tensor([[0.4, 0.1, 0.0, 0.0, 0.0, 0.0]]).repeat(12, 1)),
+    "fisheye": Lens("fisheye", torch.tensor([[-0.1, 0.02, 0.0, 0.0, 0.0, 0.0]]).repeat(12, 1)),
+}
 
 
 def ring(views: int = 12, size: int = 96) -> Cameras:
@@ -39,9 +49,10 @@ def cell_of(points: torch.Tensor, resolution: tuple[int, int, int]) -> tuple[tor
     return tuple(((points - AABB[0]) / (AABB[1] - AABB[0]) * cells).long().unbind(-1))
 
 
+@pytest.mark.parametrize("lens", LENSES)
 @pytest.mark.parametrize("resolution", [(32, 32, 32), (17, 40, 25)])
-def test_the_object_is_kept_and_the_rest_carved(device, resolution):
-    cameras = ring()
+def test_the_object_is_kept_and_the_rest_carved(device, resolution, lens):
+    cameras = dataclasses.replace(ring(), lens=LENSES[lens])
     hull = visual_hull(sphere_alpha(cameras), cameras.to(device), AABB.to(device), resolution).cpu()
     directions = torch.nn.functional.normalize(torch.randn(5000, 3), dim=-1)
     inside = CENTRE + directions * RADIUS * torch.rand(5000, 1)
@@ -79,6 +90,22 @@ def test_one_faint_pixel_keeps_its_ray():
     t = torch.linspace(float(ray.near) + 1e-3, float(ray.far) - 1e-3, 50)
     assert hull[cell_of(ray.origins + t[:, None] * ray.directions, (32, 32, 32))].all()
     assert math.isclose(hull.float().mean().item(), 0.0, abs_tol=0.05)
+
+
+def test_what_a_lens_would_fold_back_into_the_image_is_kept():
+    # Beyond 1 / sqrt(0.9), the formula leads back to the centre, which it reaches at 1 / sqrt(0.3).
+    lens = Lens("perspective", torch.tensor([[-0.3, 0.0, 0.0, 0.0, 0.0, 0.0]]))
+    camera = Cameras(torch.eye(4)[None], torch.tensor([[110.0, 110.0, 48.0, 48.0]]), 96, 96, lens)
+    box, cells = torch.tensor([[-6.0, -1.0, -3.0], [6.0, 1.0, -2.0]]), torch.tensor([96, 16, 8])
+    hull = visual_hull(torch.zeros(1, 96, 96, dtype=torch.uint8), camera, box, tuple(cells.tolist()))
+
+    def kept(tangent):
+        point = torch.tensor([2.5 * tangent, 0.0, -2.5])
+        x, y, z = ((point - box[0]) / (box[1] - box[0]) * cells).long().tolist()
+        return bool(hull[x, y, z])
+
+    assert not kept(0.0)
+    assert kept(1 / math.sqrt(0.3))
 
 
 def test_alpha_must_fit_the_cameras():

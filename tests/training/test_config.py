@@ -160,7 +160,11 @@ def refusal(*overrides: str) -> str:
             "+model.density.initiall=1",
             "configuration has no key model.density.initiall; did you mean model.density.initial?",
         ),
-        ("+data.x=1", "configuration has no key data.x; data has root, download, downscale, holdout, missing_images"),
+        (
+            "+data.x=1",
+            "configuration has no key data.x; "
+            "data has root, download, downscale, holdout, missing_images, lens_distortion",
+        ),
         (
             "trainer.stages=[{step: 0, resolution: 8}, {step: 5, resolutoin: 9}]",
             "configuration has no key trainer.stages[1].resolutoin; did you mean trainer.stages[1].resolution?",

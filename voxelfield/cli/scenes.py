@@ -47,6 +47,7 @@ def load_run_and_split(
         downscale=data.downscale if downscale is None else downscale,
         holdout=data.holdout if holdout is None else holdout,
         missing_images=options.missing_images or data.missing_images,
+        lens_distortion=data.lens_distortion,
         aabb=run.config.scene.aabb,
         boxes=run.config.scene.boxes,
         near=run.config.scene.near,

@@ -18,14 +18,25 @@ import torch
 from voxelfield.datasets.bounds import box_of_cameras, box_of_points
 from voxelfield.datasets.captures import load_capture
 from voxelfield.datasets.options import LoadOptions
-from voxelfield.datasets.photos import Photo, scaled, with_shrunk_images
+from voxelfield.datasets.photos import Photo, photo_lens, scaled, with_shrunk_images
 from voxelfield.datasets.scene import Scene
 from voxelfield.installed import MissingPackageError
+from voxelfield.rendering.lens import LensModel
 
 MODELS = ("sparse/0", "sparse", "colmap/sparse/0")
 """Folders in which a model is looked for."""
 
-_PINHOLES = ("PINHOLE", "SIMPLE_PINHOLE")
+# The lens of each camera model, and its terms in the order in which they follow the focal lengths and principal point.
+_LENSES: dict[str, tuple[LensModel, tuple[str, ...]]] = {
+    "SIMPLE_PINHOLE": ("perspective", ()),
+    "PINHOLE": ("perspective", ()),
+    "SIMPLE_RADIAL": ("perspective", ("k1",)),
+    "RADIAL": ("perspective", ("k1", "k2")),
+    "OPENCV": ("perspective", ("k1", "k2", "p1", "p2")),
+    "SIMPLE_RADIAL_FISHEYE": ("fisheye", ("k1",)),
+    "RADIAL_FISHEYE": ("fisheye", ("k1", "k2")),
+    "OPENCV_FISHEYE": ("fisheye", ("k1", "k2", "k3", "k4")),
+}
 
 
 def is_colmap(folder: Path) -> bool:
@@ -67,11 +78,14 @@ def load_colmap(folder: Path, options: LoadOptions) -> Scene:
 
 def _photo(folder: Path, source: Path, image: Any, camera: Any) -> Photo:
     name = camera.model.name
-    if name not in _PINHOLES:
+    if name not in _LENSES:
         raise ValueError(
-            f"{source}: camera {camera.camera_id} must be one of {', '.join(_PINHOLES)}, got {name}: undistort the "
+            f"{source}: camera {camera.camera_id} must be one of {', '.join(_LENSES)}, got {name}: undistort the "
             "images first (colmap image_undistorter)"
         )
+    model, terms = _LENSES[name]
+    numbers = camera.params[-len(terms) :].tolist() if terms else []
+    lens = photo_lens(f"{source}: camera {camera.camera_id}", model, dict(zip(terms, numbers, strict=True)))
     if Path(image.name).is_absolute() or ".." in Path(image.name).parts:
         raise ValueError(f"{source}: names of images must be inside of the folder images, got {image.name!r}")
     w2c = torch.eye(4, dtype=torch.float64)
@@ -84,6 +98,7 @@ def _photo(folder: Path, source: Path, image: Any, camera: Any) -> Photo:
         folder / "images" / image.name,
         c2w,
         scaled(intrinsics, (camera.width, camera.height)),
+        lens,
         mask=masks / f"{image.name}.png" if masks.is_dir() else None,
     )
 

@@ -30,6 +30,7 @@ def load_scene(
     downscale: int = 1,
     holdout: int = 8,
     missing_images: Literal["error", "skip"] | None = None,
+    lens_distortion: bool = True,
     aabb: Tensor | Sequence[Sequence[float]] | None = None,
     boxes: int | None = None,
     near: float | None = None,
@@ -48,6 +49,8 @@ def load_scene(
             lists no splits; 0 holds none out.
         missing_images: ``error`` refuses a scene that lacks a listed image, ``skip`` leaves such views out and warns;
             None does what is usual for the format.
+        lens_distortion: Whether rays are bent as the lenses of a capture bend them; False takes its photographs as
+            undistorted, for comparison.
         aabb: (2, 3) box that holds what matters, world units. None: as ``configs/scene`` has it for this name, or as
             the format has it (NeRF-synthetic: from -1.5 to 1.5 along each axis).
         boxes: Number of nested boxes, the smallest of which is ``aabb``, for a scene that reaches beyond it
@@ -69,7 +72,8 @@ def load_scene(
     folder = scene if isinstance(scene, Path) else _folder_of(scene, root, download)
     box = _known_box(folder.resolve().name) if aabb is None else aabb
     loaded = format_of(folder).load(
-        folder, LoadOptions(tuple(splits), image_size, downscale, holdout, missing_images, box, boxes, near)
+        folder,
+        LoadOptions(tuple(splits), image_size, downscale, holdout, missing_images, lens_distortion, box, boxes, near),
     )
     if boxes is not None and boxes > 1 and loaded.boxes is None:
         loaded = replace(loaded, boxes=NestedBoxes(parse_box(loaded.aabb), boxes, near=near or 0.0))

@@ -23,6 +23,8 @@ class LoadOptions:
             format lists no splits; 0 holds none out.
         missing_images: ``error`` refuses a scene that lacks a listed image, ``skip`` leaves such views out and warns;
             None does what is usual for the format.
+        lens_distortion: Whether rays are bent as the lenses bend them. Without, photographs count as undistorted: those
+            of a perspective lens as a pinhole's, those of a fisheye lens as equidistant.
         aabb: (2, 3) box that holds what matters, world units; None: the format's own box, or its default.
         boxes: Number of nested boxes, the smallest of which is ``aabb``; 1: nothing is outside of it; None: several
             where no box is given and photographs, none of them with transparent pixels, show what is around.
@@ -38,6 +40,7 @@ class LoadOptions:
     downscale: int = 1
     holdout: int = 8
     missing_images: Literal["error", "skip"] | None = None
+    lens_distortion: bool = True
     aabb: Tensor | Sequence[Sequence[float]] | None = None
     boxes: int | None = None
     near: float | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -15,11 +15,15 @@ from voxelfield.datasets.images import IMAGE_SUFFIXES, Size, image_size, read_im
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Split
 from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.lens import Lens, LensModel
 
 logger = logging.getLogger(__name__)
 
 Intrinsics = tuple[float, float, float, float]
 """fx, fy, cx, cy in pixels."""
+
+LENS_TERMS = ("k1", "k2", "k3", "k4", "p1", "p2")
+"""In the order of the coefficients of a :class:`voxelfield.rendering.lens.Lens`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,6 +35,7 @@ class Photo:
         c2w: (4, 4) float64, camera to world, OpenGL axes.
         intrinsics: Returns the intrinsics for an image of a width and a height in pixels; may raise ValueError if the
             camera took images of another size.
+        lens: What distorts the image, for one camera, or None for a pinhole.
         shrunk: A file of the same image, shrunk already by the factor that was asked for; None if there is none.
         mask: An image of the same size that is black where pixels must be ignored; None if all of them count.
     """
@@ -38,6 +43,7 @@ class Photo:
     path: Path
     c2w: Tensor
     intrinsics: Callable[[int, int], Intrinsics]
+    lens: Lens | None = None
     shrunk: Path | None = None
     mask: Path | None = None
 
@@ -127,7 +133,7 @@ def read_split(photos: Sequence[Photo], options: LoadOptions) -> Split:
     Raises:
         FileNotFoundError: A mask is missing.
         ValueError: An image is unreadable, of another size than the first, or not of the size that its camera takes;
-            or a mask is not as it must be.
+            some lenses are fisheyes and others are not; or a mask is not as it must be.
     """
     whole = [photo.path for photo in photos]
     shrunk = [photo.shrunk for photo in photos if photo.shrunk is not None]
@@ -140,9 +146,27 @@ def read_split(photos: Sequence[Photo], options: LoadOptions) -> Split:
     intrinsics = torch.tensor([photo.intrinsics(*size) for photo in photos], dtype=torch.float64)
     scale = torch.tensor(wanted, dtype=torch.float64) / torch.tensor(size)
     c2w = torch.stack([photo.c2w for photo in photos])
-    cameras = Cameras(c2w.float(), (intrinsics * scale.repeat(2)).float(), *wanted)
+    lens = _lens(photos, options.lens_distortion)
+    cameras = Cameras(c2w.float(), (intrinsics * scale.repeat(2)).float(), *wanted, lens)
     masks = [photo.mask for photo in photos]
     return Split(images, cameras, _names(whole), read_masks(masks, size, wanted) if any(masks) else None)
+
+
+def photo_lens(name: str, model: LensModel, terms: Mapping[str, float]) -> Lens | None:
+    """Returns the lens of one photograph, or None where it distorts nothing.
+
+    Args:
+        name: What the terms belong to, for messages.
+        model: Of the lens.
+        terms: Those of k1, k2, k3, k4, p1 and p2 that are not zero, by name.
+
+    Raises:
+        ValueError: A term is not a finite number in float32.
+    """
+    coefficients = torch.tensor([[terms.get(term, 0.0) for term in LENS_TERMS]], dtype=torch.float32)
+    if not bool(coefficients.isfinite().all()):
+        raise ValueError(f"{name}: terms of a lens must be finite numbers, got {dict(terms)}")
+    return Lens(model, coefficients) if model == "fisheye" or bool(coefficients.any()) else None
 
 
 def scaled(intrinsics: Intrinsics, size: tuple[float, float]) -> Callable[[int, int], Intrinsics]:
@@ -183,3 +207,15 @@ def _names(paths: list[Path]) -> tuple[str, ...]:
     if len(set(stems)) < len(stems):
         stems = [f"{index}_{stem}" for index, stem in enumerate(stems)]
     return tuple(stems)
+
+
+def _lens(photos: Sequence[Photo], distortion: bool) -> Lens | None:
+    """Returns the lenses of photographs as one, without their terms unless ``distortion``; None for pinholes."""
+    fisheyes = [photo.path for photo in photos if photo.lens is not None and photo.lens.is_fisheye]
+    if 0 < len(fisheyes) < len(photos):
+        raise ValueError(f"{fisheyes[0]}: lens must be perspective, as others of the split are, got a fisheye")
+    if not fisheyes and (not distortion or all(photo.lens is None for photo in photos)):
+        return None
+    pinhole = torch.zeros(1, len(LENS_TERMS))
+    terms = [photo.lens.coefficients if distortion and photo.lens is not None else pinhole for photo in photos]
+    return Lens("fisheye" if fisheyes else "perspective", torch.cat(terms))

@@ -1,8 +1,9 @@
 """Files of frames with their poses, ``transforms*.json``, as several formats have them.
 
 A file lists ``frames`` (``file_path``, ``transform_matrix``) and the horizontal field of view ``camera_angle_x`` in
-radians, or ``fl_x``, ``fl_y``, ``cx``, ``cy``, ``w``, ``h`` in pixels, for the whole file or for a frame. A
-frame may have a ``mask_path``, an image that is black where pixels must be ignored.
+radians, or ``fl_x``, ``fl_y``, ``cx``, ``cy``, ``w``, ``h`` in pixels, for the whole file or for a frame. A lens that
+distorts has ``k1``, ``k2``, ``k3``, ``k4``, ``p1``, ``p2`` and a ``camera_model`` (nerfstudio), or ``is_fisheye``
+(instant-ngp). A frame may have a ``mask_path``, an image that is black where pixels must be ignored.
 """
 
 from __future__ import annotations
@@ -19,9 +20,18 @@ import torch
 from torch import Tensor
 
 from voxelfield.datasets.images import IMAGE_SUFFIXES
-from voxelfield.datasets.photos import Intrinsics, Photo, check_rotation
+from voxelfield.datasets.photos import LENS_TERMS, Intrinsics, Photo, check_rotation, photo_lens
+from voxelfield.rendering.lens import Lens, LensModel
 
-_DISTORTION = ("k1", "k2", "k3", "k4", "p1", "p2")
+_PINHOLES = ("PINHOLE", "SIMPLE_PINHOLE")
+_LENSES: dict[str, LensModel] = {
+    "OPENCV": "perspective",
+    "SIMPLE_RADIAL": "perspective",
+    "RADIAL": "perspective",
+    "OPENCV_FISHEYE": "fisheye",
+    "SIMPLE_RADIAL_FISHEYE": "fisheye",
+    "RADIAL_FISHEYE": "fisheye",
+}
 
 
 def read_transforms(file: Path) -> list[Photo]:
@@ -34,18 +44,17 @@ def read_transforms(file: Path) -> list[Photo]:
         The photographs that it lists, whether their files are there or not.
 
     Raises:
-        ValueError: It is not as described above, an image's path leaves the folder, or a lens distorts.
+        ValueError: It is not as described above, an image's path leaves the folder, or a lens is of another
+            model.
     """
     meta = read_object(file)
-    return [
-        Photo(
-            image_path(file, frame["file_path"]),
-            _pose(file, frame),
-            partial(_intrinsics, file, ChainMap(frame, meta)),
-            mask=image_path(file, frame["mask_path"], "mask_path") if frame.get("mask_path") is not None else None,
-        )
-        for frame in _frames(file, meta)
-    ]
+    photos = []
+    for frame in _frames(file, meta):
+        known = ChainMap(frame, meta)
+        path, pose = image_path(file, frame["file_path"]), _pose(file, frame)
+        mask = image_path(file, frame["mask_path"], "mask_path") if frame.get("mask_path") is not None else None
+        photos.append(Photo(path, pose, partial(_intrinsics, file, known), _lens(file, known), mask=mask))
+    return photos
 
 
 def read_object(file: Path) -> dict[str, Any]:
@@ -126,9 +135,6 @@ def _number(file: Path, meta: Mapping[str, Any], key: str, default: float | None
 
 
 def _intrinsics(file: Path, meta: Mapping[str, Any], width: int, height: int) -> Intrinsics:
-    for term in _DISTORTION:
-        if _number(file, meta, term, 0.0) != 0:
-            raise ValueError(f"{file}: lens distortion {term}={meta[term]}: only pinhole cameras can be read so far")
     for key, size in (("w", width), ("h", height)):
         if _number(file, meta, key, size) != size:
             raise ValueError(f"{file}: '{key}' must be {size}, as the images are {width}x{height}, got {meta[key]}")
@@ -143,3 +149,21 @@ def _intrinsics(file: Path, meta: Mapping[str, Any], width: int, height: int) ->
     if focal <= 0.0 or focal_y <= 0.0:
         raise ValueError(f"{file}: focal lengths must be above 0 pixels, got {focal} and {focal_y}")
     return focal, focal_y, _number(file, meta, "cx", width / 2), _number(file, meta, "cy", height / 2)
+
+
+def _lens(file: Path, meta: Mapping[str, Any]) -> Lens | None:
+    name = meta.get("camera_model", "OPENCV_FISHEYE" if meta.get("is_fisheye") is True else "OPENCV")
+    terms = {term: _number(file, meta, term, 0.0) for term in LENS_TERMS}
+    if name in _PINHOLES:
+        distorting = [term for term, value in terms.items() if value != 0]
+        if distorting:
+            raise ValueError(
+                f"{file}: 'camera_model' must be OPENCV for a lens with {', '.join(distorting)}, got {name!r}"
+            )
+        return None
+    if name not in _LENSES:
+        raise ValueError(
+            f"{file}: 'camera_model' must be one of {', '.join((*_PINHOLES, *_LENSES))}, got {name!r}: undistort the "
+            "images first"
+        )
+    return photo_lens(str(file), _LENSES[name], terms)

@@ -73,6 +73,8 @@ def _pixel_spacing(cameras: Cameras, target: Tensor) -> float:
     if len(cameras) == 0:
         return 0.0
     distance = (cameras.c2w[:, :3, 3] - target).norm(dim=-1)
+    if cameras.lens is not None:
+        return float((distance * cameras.pixel_angles()[:, 1]).amax())
     return float((distance / cameras.intrinsics[:, :2].amin(dim=-1)).amax())
 
 

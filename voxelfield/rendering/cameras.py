@@ -1,4 +1,4 @@
-"""Pinhole cameras: poses and intrinsics, and the rays through their pixels."""
+"""Cameras: poses, intrinsics and lenses, and the rays through their pixels."""
 
 from __future__ import annotations
 
@@ -11,21 +11,26 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.ops._checks import check_field, check_float32
+from voxelfield.ops._internal.lens import COEFFICIENTS, lens_rays
+from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.rays import Rays, intersect_aabb
+
+_LATTICE = 33  # points along each side of an image
 
 
 @dataclass(frozen=True, eq=False)
 class Cameras:
-    """Pinhole cameras of one image size.
+    """Cameras of one image size, pinholes unless they have a lens.
 
     Args:
         c2w: (N, 4, 4) float32, camera to world; OpenGL/Blender camera axes (x right, y up, looking along -z).
         intrinsics: (N, 4) float32, ``fx, fy, cx, cy`` in pixels, same device.
         width: Image width in pixels.
         height: Image height in pixels.
+        lens: What distorts the N images, same device; None: nothing does.
 
     Raises:
-        TypeError: A tensor is not float32, or a size is not an int.
+        TypeError: A tensor is not float32, a size is not an int, or ``lens`` is no :class:`Lens`.
         ValueError: A tensor has another shape or device, or a size is below 1.
     """
 
@@ -33,6 +38,7 @@ class Cameras:
     intrinsics: Tensor
     width: int
     height: int
+    lens: Lens | None = None
 
     def __post_init__(self) -> None:
         check_field("Cameras.c2w", self.c2w, ("N", 4, 4), torch.float32)
@@ -42,6 +48,12 @@ class Cameras:
                 raise TypeError(f"Cameras.{name} must be an int, got {type(size).__name__}")
             if size < 1:
                 raise ValueError(f"Cameras.{name} must be at least 1, got {size}")
+        if self.lens is None:
+            return
+        if not isinstance(self.lens, Lens):
+            raise TypeError(f"Cameras.lens must be a Lens or None, got {type(self.lens).__name__}")
+        shape = (len(self), COEFFICIENTS)
+        check_float32("Cameras.lens.coefficients", self.lens.coefficients, shape, "Cameras.c2w", self.c2w)
 
     def __len__(self) -> int:
         return self.c2w.shape[0]
@@ -53,11 +65,13 @@ class Cameras:
                 f"use cameras[{index}:{index + 1}] or cameras[[{index}]]"
             )
         chosen = index if isinstance(index, slice | Tensor) else torch.tensor(index, dtype=torch.int64)
-        return Cameras(self.c2w[chosen], self.intrinsics[chosen], self.width, self.height)
+        lens = None if self.lens is None else self.lens[chosen]
+        return Cameras(self.c2w[chosen], self.intrinsics[chosen], self.width, self.height, lens)
 
     def to(self, device: torch.device | str) -> Cameras:
         """Returns the same cameras on ``device``."""
-        return Cameras(self.c2w.to(device), self.intrinsics.to(device), self.width, self.height)
+        lens = None if self.lens is None else self.lens.to(device)
+        return Cameras(self.c2w.to(device), self.intrinsics.to(device), self.width, self.height, lens)
 
     def enlarged(self, factor: int) -> Cameras:
         """Returns the same views in ``factor`` times as many pixels along each side.
@@ -67,12 +81,13 @@ class Cameras:
         """
         if not isinstance(factor, int) or factor < 1:
             raise ValueError(f"factor must be an int of at least 1, got {factor!r}")
-        return Cameras(self.c2w, self.intrinsics * factor, self.width * factor, self.height * factor)
+        return Cameras(self.c2w, self.intrinsics * factor, self.width * factor, self.height * factor, self.lens)
 
     def rays(self, camera_index: Tensor, pixels: Tensor, aabb: Tensor) -> Rays:
         """Casts one ray through each given image point.
 
-        Never waits for the device, so indices are not checked on CUDA beyond what indexing itself asserts.
+        Never waits for the device, so indices are not checked on CUDA beyond what indexing itself asserts. Through a
+        lens, rays are differentiable in poses only.
 
         Args:
             camera_index: (R,) int64, on the cameras' device.
@@ -88,16 +103,25 @@ class Cameras:
         """
         check_field("camera_index", camera_index, ("R",), torch.int64)
         check_field("pixels", pixels, (camera_index.shape[0], 2), torch.float32)
+        origins = self.c2w[:, :3, 3].index_select(0, camera_index)
+        directions = self._directions(camera_index, pixels)
+        return Rays(origins, directions, *intersect_aabb(origins, directions, aabb))
+
+    def _directions(self, camera_index: Tensor, pixels: Tensor) -> Tensor:
+        """Returns the unit directions (R, 3) of the rays through image points, world frame."""
         pose = self.c2w.index_select(0, camera_index)
         intrinsics = self.intrinsics.index_select(0, camera_index)
         offset = (pixels - intrinsics[:, 2:]).div_(intrinsics[:, :2])
-        right, up, backward, origins = pose[:, :3].unbind(-1)
+        right, up, backward, _ = pose[:, :3].unbind(-1)
+        forward = -backward
+        if self.lens is not None:
+            coefficients = self.lens.coefficients.index_select(0, camera_index)
+            offset = lens_rays(offset, coefficients, fisheye=self.lens.is_fisheye)
+            forward = forward * offset[:, 2:]
         # Sums of products and no matmul: with TF32 switched on, a matmul would bend rays by a tenth of a
         # pixel.
-        directions = torch.addcmul(-backward, right, offset[:, :1]).addcmul_(up, offset[:, 1:], value=-1.0)
-        directions = F.normalize(directions, dim=-1)
-        origins = origins.contiguous()
-        return Rays(origins, directions, *intersect_aabb(origins, directions, aabb))
+        directions = torch.addcmul(forward, right, offset[:, :1]).addcmul_(up, offset[:, 1:2], value=-1.0)
+        return F.normalize(directions, dim=-1)
 
     def image_rays(self, camera: int, aabb: Tensor) -> Rays:
         """Casts one ray through the centre of every pixel of one camera.
@@ -122,13 +146,35 @@ class Cameras:
         camera_index = torch.full((pixels.shape[0],), camera, dtype=torch.int64, device=device)
         return self.rays(camera_index, pixels, aabb)
 
+    def pixel_angles(self) -> Tensor:
+        """Measures the angles between the rays of neighbouring pixels, on a lattice over each image.
+
+        Returns:
+            (N, 2) float32, the smallest and the largest in any direction, radians.
+        """
+        device, size = self.c2w.device, torch.tensor([self.width, self.height], device=self.c2w.device)
+        share = torch.linspace(0, 1, _LATTICE, device=device)
+        points = torch.cartesian_prod(share, share) * size
+        # Half a pixel to either side of each point, across and down.
+        moves = torch.tensor([[0.5, 0.0], [-0.5, 0.0], [0.0, 0.5], [0.0, -0.5]], device=device)
+        pixels = (points[:, None] + moves).view(-1, 2)
+        camera_index = torch.arange(len(self), device=device).repeat_interleave(len(pixels))
+        directions = self._directions(camera_index, pixels.repeat(len(self), 1)).view(len(self), -1, 4, 3)
+        across, down = directions[:, :, 0] - directions[:, :, 1], directions[:, :, 2] - directions[:, :, 3]
+        # The singular values of the map from pixels to directions, from the product with its transpose.
+        mean = 0.5 * (across.square().sum(-1) + down.square().sum(-1))
+        difference = 0.5 * (across.square().sum(-1) - down.square().sum(-1))
+        spread = torch.hypot(difference, (across * down).sum(-1))
+        smallest, largest = (mean - spread).amin(dim=1), (mean + spread).amax(dim=1)
+        return torch.stack((smallest, largest), dim=-1).clamp(min=0).sqrt()
+
 
 def orbit(cameras: Cameras, target: Tensor, frames: int) -> Cameras:
     """Lays cameras on a circle about the world's z axis, all looking at one point.
 
     Args:
         cameras: Sets the circle: its mean distance from ``target`` and mean elevation above it. The image size and the
-            first camera's intrinsics are kept.
+            first camera's intrinsics are kept. A lens is not: straight lines are drawn straight.
         target: (3,) point to look at, world frame.
         frames: Number of cameras, evenly spaced; the last one lies one step before the first.
 

@@ -8,7 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from voxelfield.ops._internal.lens import lens_points, lens_rays
 from voxelfield.rendering.cameras import Cameras
+
+_SAME_RAY = 1e-3  # radians
 
 
 @torch.no_grad()
@@ -16,7 +19,8 @@ def visual_hull(alpha: Tensor, cameras: Cameras, aabb: Tensor, resolution: tuple
     """Carves away the cells that some image shows as transparent throughout (Laurentini 1994).
 
     Conservative: a cell is kept if the window of pixels around its centre that surely covers it holds a pixel with any
-    opacity, reaches over the image's border, or lies behind the camera. Images without transparency carve nothing.
+    opacity, reaches over the image's border, or lies where the camera does not look. Images without transparency carve
+    nothing.
 
     Args:
         alpha: (N, H, W) uint8 opacity of N images, 0 where transparent; on any device.
@@ -56,7 +60,10 @@ def _centres(aabb: Tensor, axis: int, cells: int) -> Tensor:
 
 
 def _project(cameras: Cameras, index: int, axes: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Returns the columns and rows, int64 (X, Y, Z), of the pixels that show the points of a lattice."""
+    """Returns the columns and rows, int64 (X, Y, Z), of the pixels that show the points of a lattice.
+
+    A column is negative where a lens shows nothing of the point.
+    """
     right, up, backward, origin = cameras.c2w[index, :3].unbind(-1)
     fx, fy, cx, cy = cameras.intrinsics[index]
 
@@ -65,9 +72,26 @@ def _project(cameras: Cameras, index: int, axes: list[Tensor]) -> tuple[Tensor, 
         return (x[:, None] + y)[:, :, None] + z
 
     depth = -along(backward)
+    if cameras.lens is not None:
+        return _project_through_lens(cameras, index, torch.stack((along(right), -along(up), depth), dim=-1))
     column = (cx + fx * along(right) / depth).floor_().long()
     row = (cy - fy * along(up) / depth).floor_().long()
     return column, row
+
+
+def _project_through_lens(cameras: Cameras, index: int, rays: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the columns and rows for rays (X, Y, Z, 3) that point right, down and forward."""
+    lens, flat = cameras.lens, rays.view(-1, 3)
+    assert lens is not None
+    coefficients = lens.coefficients[index : index + 1]
+    points = lens_points(flat, coefficients, fisheye=lens.is_fisheye)
+    shown = lens_rays(points, coefficients, fisheye=lens.is_fisheye)
+    error = (F.normalize(shown, dim=-1) - F.normalize(flat, dim=-1)).norm(dim=-1)
+    intrinsics = cameras.intrinsics[index]
+    pixels = (points * intrinsics[:2] + intrinsics[2:]).floor_()
+    # Written so that a point that overflowed is not shown.
+    pixels = torch.where((error <= _SAME_RAY)[:, None], pixels, -1.0).long().view(*rays.shape[:3], 2)
+    return pixels[..., 0], pixels[..., 1]
 
 
 def _reaches(cameras: Cameras, aabb: Tensor, resolution: tuple[int, int, int]) -> list[int]:
@@ -77,6 +101,8 @@ def _reaches(cameras: Cameras, aabb: Tensor, resolution: tuple[int, int, int]) -
     """
     size = (aabb[1] - aabb[0]) / torch.tensor(resolution)
     radius = 0.5 * float(size.norm())
+    if cameras.lens is not None:
+        return _lens_reaches(cameras, aabb + 0.5 * torch.stack((size, -size)), radius)
     corners = torch.cartesian_prod(*(aabb + 0.5 * torch.stack((size, -size))).unbind(-1))
     reaches = []
     for c2w, intrinsics in zip(cameras.c2w, cameras.intrinsics, strict=True):
@@ -85,6 +111,19 @@ def _reaches(cameras: Cameras, aabb: Tensor, resolution: tuple[int, int, int]) -
         # Away from the axis a ball's image is longer than on it.
         slant = math.hypot(1, max(cx, cameras.width - cx) / fx, max(cy, cameras.height - cy) / fy)
         reaches.append(math.ceil(max(fx, fy) * radius * slant / nearest) + 1 if nearest > 0 else cameras.width)
+    return reaches
+
+
+def _lens_reaches(cameras: Cameras, centres: Tensor, radius: float) -> list[int]:
+    """Returns the same for balls about the points of a box ``centres`` (2, 3), by the angle that they show at."""
+    origins = cameras.c2w[:, :3, 3]
+    nearest = (origins - origins.maximum(centres[0]).minimum(centres[1])).norm(dim=-1)
+    reaches = []
+    for distance, angle in zip(nearest.tolist(), cameras.pixel_angles()[:, 0].tolist(), strict=True):
+        seen = distance > radius and angle > 0
+        reaches.append(
+            math.ceil(min(math.asin(radius / distance) / angle, cameras.width)) + 1 if seen else cameras.width
+        )
     return reaches
 
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from voxelfield.datasets.scene import Split
 from voxelfield.ops._internal.pixel_rays import pixel_rays
+from voxelfield.rendering.lens import lens_arguments
 from voxelfield.rendering.rays import Rays
 
 
@@ -62,6 +63,7 @@ class PixelSampler:
             self.cameras.intrinsics,
             aabb,
             supersampling=self._supersampling,
+            **lens_arguments(self.cameras.lens),
         )
         return Rays(*rays), rgba
 

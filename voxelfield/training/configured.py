@@ -142,6 +142,7 @@ def load_configured_scene(settings: RunConfig, root: Path, splits: Sequence[str]
         downscale=settings.data.downscale,
         holdout=settings.data.holdout,
         missing_images=settings.data.missing_images,
+        lens_distortion=settings.data.lens_distortion,
         aabb=settings.scene.aabb,
         boxes=settings.scene.boxes,
         near=settings.scene.near,

@@ -6,6 +6,7 @@ from voxelfield.ops._internal.append_view import append_view
 from voxelfield.ops._internal.color_error import pixel_color_error, sample_color_error
 from voxelfield.ops._internal.empty_distance import empty_distance
 from voxelfield.ops._internal.grid_adam import grid_adam_
+from voxelfield.ops._internal.lens import lens_points, lens_rays
 from voxelfield.ops._internal.march_pieces import march_pieces, world_distances
 from voxelfield.ops._internal.march_visible import march_visible
 from voxelfield.ops._internal.pixel_colors import pixel_colors
@@ -23,6 +24,8 @@ __all__ = [
     "empty_distance",
     "grid_adam_",
     "grid_total_variation_grad_",
+    "lens_points",
+    "lens_rays",
     "march_pieces",
     "march_visible",
     "pixel_color_error",

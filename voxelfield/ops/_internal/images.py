@@ -5,9 +5,12 @@ from __future__ import annotations
 from torch import Tensor
 
 from voxelfield.ops._checks import check_at_least_one, check_float32
+from voxelfield.ops._internal.lens import COEFFICIENTS
 
 
-def check_camera(c2w: Tensor, intrinsics: Tensor, width: int, height: int, background: Tensor) -> None:
+def check_camera(
+    c2w: Tensor, intrinsics: Tensor, width: int, height: int, background: Tensor, lens: Tensor | None
+) -> None:
     """Raises unless these are one camera, the size of its image, and a colour."""
     for name, value, shape in (
         ("c2w", c2w, (4, 4)),
@@ -15,6 +18,8 @@ def check_camera(c2w: Tensor, intrinsics: Tensor, width: int, height: int, backg
         ("background", background, (3,)),
     ):
         check_float32(name, value, shape, "c2w", c2w)
+    if lens is not None:
+        check_float32("lens", lens, (COEFFICIENTS,), "c2w", c2w)
     check_at_least_one("width", width)
     check_at_least_one("height", height)
 

@@ -16,6 +16,7 @@ from voxelfield.ops._checks import (
     check_same_device,
     check_tensor,
 )
+from voxelfield.ops._internal.lens import COEFFICIENTS
 from voxelfield.ops._no_derivative import hold_constant
 
 
@@ -38,7 +39,15 @@ class PixelBatch(NamedTuple):
 
 
 def pixel_rays(
-    images: Tensor, index: Tensor, c2w: Tensor, intrinsics: Tensor, aabb: Tensor, *, supersampling: int = 1
+    images: Tensor,
+    index: Tensor,
+    c2w: Tensor,
+    intrinsics: Tensor,
+    aabb: Tensor,
+    *,
+    lens: Tensor | None = None,
+    fisheye: bool = False,
+    supersampling: int = 1,
 ) -> PixelBatch:
     """Casts the rays of some pixels and reads the pixels' colours, in one pass.
 
@@ -52,6 +61,8 @@ def pixel_rays(
         c2w: (N, 4, 4) float32, camera to world, OpenGL axes.
         intrinsics: (N, 4) float32: fx, fy, cx, cy in pixels.
         aabb: (2, 3) float32, the box that bounds the rays, world units.
+        lens: (N, 6) float32, the coefficients of :class:`voxelfield.rendering.lens.Lens`, or None for pinholes.
+        fisheye: Whether these are of the fisheye model.
         supersampling: Number of squares along each side of a pixel, at least 1. With 1 the only ray goes through the
             pixel's centre.
 
@@ -77,6 +88,8 @@ def pixel_rays(
         "intrinsics": (intrinsics, (count, 4)),
         "aabb": (aabb, (2, 3)),
     }
+    if lens is not None:
+        shapes["lens"] = (lens, (count, COEFFICIENTS))
     for name, (value, shape) in shapes.items():
         check_float32(name, value, shape, "images", images)
     pixels = images.numel() // 4
@@ -85,15 +98,26 @@ def pixel_rays(
     check_index("index", index, pixels, f"for images of shape {tuple(images.shape)}")
     check_at_least_one("supersampling", supersampling)
     c2w, intrinsics, aabb = hold_constant("pixel_rays", c2w=c2w, intrinsics=intrinsics, aabb=aabb)
+    if lens is not None:
+        (lens,) = hold_constant("pixel_rays", lens=lens)
     _library.ensure_loaded(images.device.type)
-    return PixelBatch(*torch.ops.voxelfield.pixel_rays(images, index, c2w, intrinsics, aabb, supersampling))
+    return PixelBatch(
+        *torch.ops.voxelfield.pixel_rays(images, index, c2w, intrinsics, lens, fisheye, aabb, supersampling)
+    )
 
 
 @_library.when_loaded
 def _register() -> None:
     @torch.library.register_fake("voxelfield::pixel_rays")
     def _(
-        images: Tensor, index: Tensor, c2w: Tensor, intrinsics: Tensor, aabb: Tensor, supersampling: int
+        images: Tensor,
+        index: Tensor,
+        c2w: Tensor,
+        intrinsics: Tensor,
+        lens: Tensor | None,
+        fisheye: bool,
+        aabb: Tensor,
+        supersampling: int,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         pixels = index.shape[0]
         rays = pixels * supersampling**2

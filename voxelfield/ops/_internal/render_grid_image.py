@@ -81,13 +81,15 @@ def render_grid_image(
     aabb_occupancy: Tensor,
     field: PackedSHGrid,
     *,
+    lens: Tensor | None = None,
+    fisheye: bool = False,
     step: float,
     density_scale: float,
     density_shift: float,
     min_transmittance: float = MIN_TRANSMITTANCE,
     min_weight: float = MIN_WEIGHT,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Renders the image of a pinhole camera in one kernel, rays included, without gradient.
+    """Renders the image of a camera in one kernel, rays included, without gradient.
 
     Each pixel is the result of :func:`render_grid` for its ray of :meth:`voxelfield.Cameras.image_rays` through the box
     of ``field``. Neighbouring threads render neighbouring pixels.
@@ -101,6 +103,8 @@ def render_grid_image(
         occupied: As for :func:`render_grid`; empty distances are fastest.
         aabb_occupancy: (2, 3) float32, lower and upper corner.
         field: The field, see :meth:`PackedSHGrid.pack`. All tensors are on one device.
+        lens: (6,) float32, the coefficients of :class:`voxelfield.rendering.lens.Lens`, or None for a pinhole.
+        fisheye: Whether these are of the fisheye model.
         step: Distance between samples, world units.
         density_scale: As for :func:`render_grid`.
         density_shift: As for :func:`render_grid`.
@@ -117,17 +121,21 @@ def render_grid_image(
         ValueError: An argument has the wrong shape or device, or a number is out of range.
         NotImplementedError: An argument carries a tangent of forward-mode differentiation.
     """
-    check_camera(c2w, intrinsics, width, height, background)
+    check_camera(c2w, intrinsics, width, height, background, lens)
     cells = cells_to_walk(occupied, "c2w", c2w)
     check_scene(aabb_occupancy, field.features, field.aabb, field.density, field.degree, "c2w", c2w)
     check_numbers(step, density_scale, min_transmittance, min_weight)
     features, density, box = field.features, field.density, field.aabb
     hold_constant("render_grid_image", features=features, density=density, aabb=box, aabb_occupancy=aabb_occupancy)
     hold_constant("render_grid_image", c2w=c2w, intrinsics=intrinsics, background=background)
+    if lens is not None:
+        hold_constant("render_grid_image", lens=lens)
     _library.ensure_loaded(c2w.device.type)
     image: tuple[Tensor, Tensor, Tensor] = torch.ops.voxelfield.render_grid_image(
         c2w,
         intrinsics,
+        lens,
+        fisheye,
         width,
         height,
         background,
@@ -149,5 +157,7 @@ def render_grid_image(
 @_library.when_loaded
 def _register() -> None:
     @torch.library.register_fake("voxelfield::render_grid_image")
-    def _(c2w: Tensor, intrinsics: Tensor, width: int, height: int, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def _(
+        c2w: Tensor, intrinsics: Tensor, lens: Tensor | None, fisheye: bool, width: int, height: int, *rest: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
         return empty_image(c2w, width, height)

@@ -47,6 +47,8 @@ def render_pyramid_image(
     density_weights: Sequence[Tensor],
     color_weights: Sequence[Tensor],
     *,
+    lens: Tensor | None = None,
+    fisheye: bool = False,
     step: float,
     density_initial: float,
     view_degree: int,
@@ -54,7 +56,7 @@ def render_pyramid_image(
     min_weight: float = MIN_WEIGHT,
     boxes: Sequence[float] = (),
 ) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Renders the image of a pinhole camera, on CUDA in one kernel, rays included, without gradient.
+    r"""Renders the image of a camera, on CUDA in one kernel, rays included, without gradient.
 
     The field is that of :class:`voxelfield.VoxelPyramid` and :class:`voxelfield.fields.decoders.FusedMLPDecoder`:
     features of all levels side by side, a first network from these to density and geometry, a second one from geometry
@@ -80,6 +82,8 @@ def render_pyramid_image(
         density_weights: As for :func:`march_visible`, with 16 outputs.
         color_weights: Two to four matrices, from 16 + (view_degree + 1)^2 inputs to 3 outputs, hidden layers of at
             most 128; float32 or float16.
+        lens: (6,) float32, the coefficients of :class:`voxelfield.rendering.lens.Lens`, or None for a pinhole.
+        fisheye: Whether these are of the fisheye model.
         step: Distance between samples, world units.
         density_initial: As for :func:`march_visible`.
         view_degree: Degree of the spherical harmonics, 0 to 3.
@@ -97,7 +101,7 @@ def render_pyramid_image(
         ValueError: An argument has the wrong shape or device, or a number is out of range.
         RuntimeError: On CUDA, a block may not have the 20 KiB of shared memory that this takes at least.
     """
-    check_camera(c2w, intrinsics, width, height, background)
+    check_camera(c2w, intrinsics, width, height, background, lens)
     check_float32("aabb_occupancy", aabb_occupancy, (2, 3), "c2w", c2w)
     if not isinstance(view_degree, int) or not 0 <= view_degree <= _constants.MAX_DEGREE:
         raise ValueError(f"view_degree must be an int in 0..{_constants.MAX_DEGREE}, got {view_degree!r}")
@@ -113,6 +117,8 @@ def render_pyramid_image(
         check_tensor(f"{name}[{len(weights) - 1}]", last, (outputs, last.shape[1]))
     check_numbers(step, 0.0, min_transmittance, min_weight)
     hold_constant("render_pyramid_image", c2w=c2w, intrinsics=intrinsics, background=background)
+    if lens is not None:
+        hold_constant("render_pyramid_image", lens=lens)
     hold_constant("render_pyramid_image", aabb=aabb, aabb_occupancy=aabb_occupancy)
     for name, several in (("levels", levels), ("density_weights", density_weights), ("color_weights", color_weights)):
         hold_constant("render_pyramid_image", **{f"{name}[{i}]": x for i, x in enumerate(several)})
@@ -120,6 +126,8 @@ def render_pyramid_image(
     image: tuple[Tensor, Tensor, Tensor] = torch.ops.voxelfield.render_pyramid_image(
         c2w,
         intrinsics,
+        lens,
+        fisheye,
         width,
         height,
         background,
@@ -149,7 +157,9 @@ def pyramid_image_fits(like: Tensor, width: int) -> bool:
 @_library.when_loaded
 def _register() -> None:
     @torch.library.register_fake("voxelfield::render_pyramid_image")
-    def _(c2w: Tensor, intrinsics: Tensor, width: int, height: int, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+    def _(
+        c2w: Tensor, intrinsics: Tensor, lens: Tensor | None, fisheye: bool, width: int, height: int, *rest: Any
+    ) -> tuple[Tensor, Tensor, Tensor]:
         return empty_image(c2w, width, height)
 
     @torch.library.impl("voxelfield::pyramid_image_fits", "CPU")
@@ -161,6 +171,8 @@ def _register() -> None:
     def _(
         c2w: Tensor,
         intrinsics: Tensor,
+        lens: Tensor | None,
+        fisheye: bool,
         width: int,
         height: int,
         background: Tensor,
@@ -183,7 +195,15 @@ def _register() -> None:
         reach = outermost(boxes) if boxes else aabb
         parts: list[tuple[Tensor, Tensor, Tensor]] = []
         for index in torch.arange(height * width).split(_RAYS_AT_ONCE):
-            rays = pixel_rays(no_photograph, index, c2w[None], intrinsics[None], reach)
+            rays = pixel_rays(
+                no_photograph,
+                index,
+                c2w[None],
+                intrinsics[None],
+                reach,
+                lens=None if lens is None else lens[None],
+                fisheye=fisheye,
+            )
             candidates = march_through(boxes, *rays[:4], bits, aabb_occupancy, step)
             density = density_of(
                 geometry_at(candidates.positions, levels, aabb, density_weights)[:, 0], density_initial

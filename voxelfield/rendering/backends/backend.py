@@ -13,6 +13,7 @@ from torch import Tensor
 
 from voxelfield.fields.field import Field
 from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.lens import lens_arguments
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.render import View
@@ -82,7 +83,8 @@ def one_kernel(render: Callable[..., tuple[Tensor, Tensor, Tensor]], source: Ima
     prepared = partial(render, **scene, **asdict(source.settings))
 
     def draw(cameras: Cameras, index: int) -> View:
-        return View(*prepared(cameras.c2w[index], cameras.intrinsics[index], cameras.width, cameras.height))
+        camera = cameras.c2w[index], cameras.intrinsics[index], cameras.width, cameras.height
+        return View(*prepared(*camera, **lens_arguments(cameras.lens, index)))
 
     return draw
 

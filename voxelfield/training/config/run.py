@@ -67,6 +67,7 @@ class DataConfig:
         holdout: Every so many views are the test split where the format lists no splits; 0 holds none out.
         missing_images: ``error`` refuses a scene that lacks images, ``skip`` leaves such views out; None does what is
             usual for the format.
+        lens_distortion: Whether rays are bent as the lenses of a capture bend them.
     """
 
     root: str = "data"
@@ -74,6 +75,7 @@ class DataConfig:
     downscale: Annotated[int, Range(1)] = 1
     holdout: Annotated[int, Range(0)] = 8
     missing_images: Literal["error", "skip"] | None = None
+    lens_distortion: bool = True
 
 
 @dataclass

@@ -1,7 +1,8 @@
-// Rays held by value: clipped to a box, in the coordinates of a box, and cast by a pinhole camera
+// Rays held by value: clipped to a box, in the coordinates of a box, and cast by a camera
 // (voxelfield.rendering.cameras).
 #pragma once
 
+#include "rays/lens.h"
 #include "rays/ray_walk.h"
 
 namespace voxelfield {
@@ -64,9 +65,10 @@ struct UnitRay {
   }
 };
 
-struct PinholeView {
+struct CameraView {
   const float* c2w;         // (4, 4), camera axes x right, y up, looking along -z
   const float* intrinsics;  // fx, fy, cx, cy in pixels
+  Lens lens;
   int64_t width, height;
   const float* aabb;  // bounds the rays, if given
 
@@ -77,15 +79,15 @@ struct PinholeView {
 
   // The ray through a point of the image, in pixels from its corner; it is sampled at the middle of each step.
   VOXELFIELD_HOST_DEVICE Ray through(float x, float y) const {
-    const float right = (x - intrinsics[2]) / intrinsics[0];
-    const float down = (y - intrinsics[3]) / intrinsics[1];
+    CameraRay at{(x - intrinsics[2]) / intrinsics[0], (y - intrinsics[3]) / intrinsics[1], 1.0f};
+    if (lens.coefficients != nullptr) at = lens.ray_through(at.right, at.down);
     Ray ray;
     float squares = 0.0f;
     VOXELFIELD_UNROLL
     for (int axis = 0; axis < 3; ++axis) {
       const float* row = c2w + 4 * axis;
       ray.origin[axis] = row[3];
-      ray.direction[axis] = right * row[0] - down * row[1] - row[2];
+      ray.direction[axis] = at.right * row[0] - at.down * row[1] - at.forward * row[2];
       squares += ray.direction[axis] * ray.direction[axis];
     }
     const float length = std::sqrt(squares);

@@ -1,0 +1,85 @@
+"""From points of an image to rays, and back, through lenses that distort."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from voxelfield import _library
+from voxelfield.ops._checks import check_field, check_float32
+from voxelfield.ops._no_derivative import hold_constant
+
+COEFFICIENTS = 6
+"""Of a lens: k1, k2, k3, k4, p1, p2."""
+
+
+def lens_rays(points: Tensor, lens: Tensor, *, fisheye: bool = False) -> Tensor:
+    """Finds the rays that points of an image show. The formulas are in extension/rays/lens.h.
+
+    The rays are exact up to rounding, by Newton's iteration. A point at which the image shows nothing, beyond the
+    largest radius that the lens reaches, gets a ray near the outermost one. Does not synchronise with the device. Not
+    differentiable.
+
+    Args:
+        points: (N, 2) float32, in focal lengths from the principal point, x to the right and y down.
+        lens: (N, 6) float32, the coefficients k1, k2, k3, k4, p1, p2 for each point, or (1, 6) for all.
+        fisheye: Whether the terms apply to the angle off the optical axis instead of its tangent.
+
+    Returns:
+        (N, 3) float32: right, down and forward, of any length.
+
+    Raises:
+        TypeError: An argument is no tensor, or has the wrong dtype.
+        ValueError: An argument has the wrong shape or device.
+        NotImplementedError: An argument carries a tangent of forward-mode differentiation.
+    """
+    check_field("points", points, ("N", 2), torch.float32)
+    _check_lens(lens, "points", points)
+    points, lens = hold_constant("lens_rays", points=points, lens=lens)
+    _library.ensure_loaded(points.device.type)
+    rays: Tensor = torch.ops.voxelfield.lens_rays(points, lens, fisheye)
+    return rays
+
+
+def lens_points(rays: Tensor, lens: Tensor, *, fisheye: bool = False) -> Tensor:
+    """Finds the points at which a lens shows rays: the inverse of :func:`lens_rays`, for rays that the lens images.
+
+    Of other rays the result means nothing: they lie behind a camera without ``fisheye``, or so far off the axis that
+    the lens would fold them back. :func:`lens_rays` of the result tells, for it is another ray then. Does not
+    synchronise with the device. Not differentiable.
+
+    Args:
+        rays: (N, 3) float32: right, down and forward, of any length but zero.
+        lens: As for :func:`lens_rays`.
+        fisheye: As for :func:`lens_rays`.
+
+    Returns:
+        (N, 2) float32, in focal lengths from the principal point.
+
+    Raises:
+        TypeError: An argument is no tensor, or has the wrong dtype.
+        ValueError: An argument has the wrong shape or device.
+        NotImplementedError: An argument carries a tangent of forward-mode differentiation.
+    """
+    check_field("rays", rays, ("N", 3), torch.float32)
+    _check_lens(lens, "rays", rays)
+    rays, lens = hold_constant("lens_points", rays=rays, lens=lens)
+    _library.ensure_loaded(rays.device.type)
+    points: Tensor = torch.ops.voxelfield.lens_points(rays, lens, fisheye)
+    return points
+
+
+def _check_lens(lens: object, name: str, rows: Tensor) -> None:
+    shared = isinstance(lens, Tensor) and lens.shape[:1] == (1,)
+    check_float32("lens", lens, (1 if shared else rows.shape[0], COEFFICIENTS), name, rows)
+
+
+@_library.when_loaded
+def _register() -> None:
+    @torch.library.register_fake("voxelfield::lens_rays")
+    def _(points: Tensor, lens: Tensor, fisheye: bool) -> Tensor:
+        return points.new_empty(points.shape[0], 3)
+
+    @torch.library.register_fake("voxelfield::lens_points")
+    def _(rays: Tensor, lens: Tensor, fisheye: bool) -> Tensor:
+        return rays.new_empty(rays.shape[0], 2)
