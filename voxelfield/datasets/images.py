@@ -16,6 +16,9 @@ from torch import Tensor
 Size = tuple[int, int]
 """Width and height in pixels."""
 
+UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+"""What Pillow raises for files that it cannot read."""
+
 
 def read_images(paths: Sequence[Path], size: Size | None = None) -> Tensor:
     """Reads the images of a split, several at a time.
@@ -61,8 +64,8 @@ def image_size(path: Path) -> Size:
     try:
         with Image.open(path) as image:
             return image.size
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise _unreadable(path, error) from error
+    except UNREADABLE as error:
+        raise unreadable(path, error) from error
 
 
 def area_resized(image: npt.NDArray[np.uint8], size: Size) -> npt.NDArray[np.uint8]:
@@ -94,11 +97,12 @@ def _decode(path: Path) -> npt.NDArray[np.uint8]:
                 raise ValueError(f"channels must have 8 bits, got pixel mode {image.mode}")
             # To convert what has this mode already would copy it, while no other thread decodes.
             return np.asarray(image if image.mode == "RGBA" else image.convert("RGBA"))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise _unreadable(path, error) from error
+    except UNREADABLE as error:
+        raise unreadable(path, error) from error
 
 
-def _unreadable(path: Path, error: Exception) -> ValueError:
+def unreadable(path: Path, error: Exception) -> ValueError:
+    """Returns what to raise, in one line, where one of :data:`UNREADABLE` stopped Pillow from reading a file."""
     # Pillow's own words for an unidentified file repeat the path.
     reason = "not an image" if isinstance(error, Image.UnidentifiedImageError) else str(error)
     return ValueError(f"{path}: unreadable image ({reason})")
