@@ -84,7 +84,10 @@ def test_render_writes_images_or_a_video(trained: Path) -> None:
         (("render", "run", "--out", "orbit.gif"), "--out must be a file *.mp4 or a folder, got orbit.gif"),
         (("bench", "--points", "1"), "--points must be at least 2, got 1"),
         (("train", "model.wdith=3"), "configuration has no key model.wdith; did you mean model.width?"),
-        (("fly",), "verb must be one of train, eval, render, download, process, doctor, build, bench, got 'fly'"),
+        (
+            ("fly",),
+            "verb must be one of train, eval, render, download, process, inspect, doctor, build, bench, got 'fly'",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(trained: Path, arguments: tuple[str, ...], message: str) -> None:

@@ -16,9 +16,6 @@ from torch import Tensor
 Size = tuple[int, int]
 """Width and height in pixels."""
 
-UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
-"""What Pillow raises for files that it cannot read."""
-
 
 def read_images(paths: Sequence[Path], size: Size | None = None) -> Tensor:
     """Reads the images of a split, several at a time.
@@ -99,6 +96,10 @@ def _decode(path: Path) -> npt.NDArray[np.uint8]:
             return np.asarray(image if image.mode == "RGBA" else image.convert("RGBA"))
     except UNREADABLE as error:
         raise unreadable(path, error) from error
+
+
+UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+"""What Pillow raises for files that it cannot read."""
 
 
 def unreadable(path: Path, error: Exception) -> ValueError:

@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 def load_scene(
     scene: Path | str,
     *,
-    splits: Sequence[str] = ("train", "test"),
+    splits: Sequence[str] | None = ("train", "test"),
     image_size: int | None = None,
     downscale: int = 1,
     holdout: int = 8,
@@ -35,7 +35,7 @@ def load_scene(
 
     Args:
         scene: Its folder, or its name. A name that ``configs/scene`` knows is one even where a folder is called so.
-        splits: Which of train, val and test to load.
+        splits: Which of train, val and test to load; None: all that the scene has.
         image_size: Images with a side longer than this, in pixels, are shrunk until none is; None keeps them.
         downscale: Images are shrunk by this factor first.
         holdout: Every so many views, from the first in the order of their names, are the test split where the format
@@ -55,10 +55,10 @@ def load_scene(
         ValueError: An argument, or a file of the scene, is not as it must be; the message is one line and names it.
         DownloadError: ``download`` is set and no archive gave the scene.
     """
-    folder = scene if isinstance(scene, Path) else _folder_of(scene, root, download)
+    folder = scene if isinstance(scene, Path) else folder_of(scene, root, download)
     box = _known_box(folder.resolve().name) if aabb is None else aabb
     loaded = format_of(folder).load(
-        folder, LoadOptions(tuple(splits), image_size, downscale, holdout, missing_images, box)
+        folder, LoadOptions(splits and tuple(splits), image_size, downscale, holdout, missing_images, box)
     )
     for name, split in loaded.splits.items():
         height, width = split.images.shape[1:3]
@@ -66,7 +66,13 @@ def load_scene(
     return loaded
 
 
-def _folder_of(scene: str, root: Path | str, download: bool) -> Path:
+def folder_of(scene: str, root: Path | str = "data", download: bool = False) -> Path:
+    """Returns the folder that :func:`load_scene` takes a scene from; the arguments are its own.
+
+    Raises:
+        FileNotFoundError: There is no such scene.
+        DownloadError: ``download`` is set and no archive gave the scene.
+    """
     folder, is_known_name = Path(scene), _settings_file(scene).is_file()
     if not is_known_name and recognised_format(folder) is not None:
         return folder

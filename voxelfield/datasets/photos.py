@@ -103,7 +103,9 @@ def read_split(photos: Sequence[Photo], options: LoadOptions) -> Split:
     intrinsics = torch.tensor([photo.intrinsics(*size) for photo in photos], dtype=torch.float64)
     scale = torch.tensor([width / size[0], height / size[1]], dtype=torch.float64).repeat(2)
     c2w = torch.stack([photo.c2w for photo in photos])
-    return Split(images, Cameras(c2w.float(), (intrinsics * scale).float(), width, height), _names(paths))
+    return Split(
+        images, Cameras(c2w.float(), (intrinsics * scale).float(), width, height), _names(paths), paths=tuple(paths)
+    )
 
 
 def scaled(intrinsics: Intrinsics, size: tuple[float, float]) -> Callable[[int, int], Intrinsics]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ class Split:
         images: (N, H, W, 4) uint8 on the CPU, RGBA with straight (not premultiplied) alpha.
         cameras: N cameras of width W and height H.
         names: N different names, for file names and logs.
+        paths: The N files that the images were read from; None if they come from elsewhere.
 
     Raises:
         TypeError: ``images`` is not uint8.
@@ -28,6 +30,7 @@ class Split:
     images: Tensor
     cameras: Cameras
     names: tuple[str, ...]
+    paths: tuple[Path, ...] | None = None
 
     def __post_init__(self) -> None:
         size = (len(self.cameras), self.cameras.height, self.cameras.width, 4)
@@ -37,6 +40,8 @@ class Split:
             raise ValueError(
                 f"Split.names must be {len(self.cameras)} names, one for each camera, got {len(self.names)}"
             )
+        if self.paths is not None and len(self.paths) != len(self.names):
+            raise ValueError(f"Split.paths must be {len(self.names)} files, one for each name, got {len(self.paths)}")
         # Pictures, tags of logs and keys of metrics are made of names: one would replace another.
         if len(set(self.names)) < len(self.names):
             twice = next(name for name in self.names if self.names.count(name) > 1)
