@@ -156,7 +156,7 @@ def _draw_scale(axes: Any, basis: Tensor) -> None:
     axes.plot([x - length, x], [y, y], color=BOX, linewidth=3, solid_capstyle="butt", zorder=9)
     unit = "unit" if length == 1 else "units"
     axes.text(x - length / 2, y + 0.015 * span, f"{length:g} {unit}", ha="center", va="bottom", zorder=9)
-    foot = torch.tensor([left + 0.11 * span, bottom + 0.11 * span])
+    foot = torch.tensor([left + 0.11 * span, bottom + 0.13 * span])
     for name, color, direction in zip(_AXES, _AXIS_COLORS, basis.T, strict=True):
         if float(direction.norm()) < 0.25:  # towards the viewer
             continue

@@ -46,7 +46,7 @@ def figures(capture: Capture) -> list[tuple[str, str]]:
         rows.append(("up direction", "none: the images' own differ too much"))
     else:
         tilt = float(up[2].clamp(-1, 1).acos().rad2deg())
-        rows.append(("up direction, mean of the images", f"{_vector(up)}, {tilt:.0f} degrees from z"))
+        rows.append(("up direction, mean of the images", f"{_vector(up)}, {tilt:.1f} degrees from z"))
     if len(capture.points):
         inside = ((capture.points >= low) & (capture.points <= high)).all(dim=-1).double().mean()
         rows.append(("sparse points", f"{len(capture.points)}, of which {100 * float(inside):.0f} % in the box"))
