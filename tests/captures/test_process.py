@@ -60,6 +60,11 @@ def test_poses_are_those_the_photographs_were_taken_from(scene):
     assert angles.rad2deg().max() < 0.5
 
 
+def test_up_in_the_photographs_is_z(scene):
+    up = voxelfield.load_scene(scene, holdout=0).train.cameras.c2w[:, :3, 1].mean(dim=0)
+    torch.testing.assert_close(up / up.norm(), torch.tensor([0.0, 0.0, 1.0]), atol=1e-4, rtol=0)
+
+
 def test_the_report_tells_what_was_registered(scene):
     report = json.loads((scene / REPORT).read_text())
     assert report["photographs"] == 9
@@ -116,6 +121,31 @@ def test_a_failure_leaves_what_was_there(tmp_path, caplog):
         "images",
         "images/old.png",
     ]
+
+
+def test_a_video_becomes_a_scene(photographs, tmp_path, caplog):
+    pytest.importorskip("pycolmap")
+    pytest.importorskip("imageio_ffmpeg")
+    frames = [np.asarray(Image.open(path)) for path in photographs_in(photographs)]
+    write_video(tmp_path / "walk.mp4", frames)
+    caplog.set_level("INFO")
+    command = ["process", str(tmp_path / "walk.mp4"), "-o", str(tmp_path / "scene"), "--camera-model", "SIMPLE_PINHOLE"]
+    assert main([*command, "--frames", "8"]) == 0
+    assert "sequential matching" in caplog.text
+    assert "registered 8 of 8 photographs" in caplog.text
+    assert len(voxelfield.load_scene(tmp_path / "scene", holdout=0).train) == 8
+
+
+def test_photographs_of_each_size_share_a_camera(photographs, tmp_path):
+    pytest.importorskip("pycolmap")
+    shutil.copytree(photographs, tmp_path / "given")
+    for path in photographs_in(tmp_path / "given")[:3]:
+        Image.open(path).resize((240, 180)).save(path)
+    report = process(tmp_path / "given", tmp_path / "scene", ProcessOptions(camera_model="SIMPLE_PINHOLE"))
+    assert report.registered == 8
+    cameras = sorted(report.cameras, key=lambda camera: camera["width"])
+    assert [camera["width"] for camera in cameras] == [240, 320]
+    assert [camera["f"] for camera in cameras] == pytest.approx([225, 300], rel=0.03)
 
 
 def test_the_sharpest_frame_of_each_part_of_a_video_is_taken(tmp_path):

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from voxelfield.captures.photographs import photographs_in
 from voxelfield.datasets.images import Size, image_size
 from voxelfield.installed import MissingPackageError
@@ -18,6 +20,7 @@ from voxelfield.installed import MissingPackageError
 logger = logging.getLogger(__name__)
 
 _OLDEST_MAJOR = 4
+_NO_UP = 0.3  # length of the mean up below which photographs disagree too much to have one
 
 Matching = Literal["exhaustive", "sequential"]
 """Which pairs of photographs are compared: all, or those near one another in the order of their names."""
@@ -76,7 +79,7 @@ def check_camera_model(name: str) -> None:
 def reconstruct(
     images: Path, work: Path, model: Path, *, camera_model: str, matching: Matching, camera_per_image: bool
 ) -> Report:
-    """Finds the poses of photographs and writes them as a COLMAP model.
+    """Finds the poses of photographs and writes them as a COLMAP model, in which the mean up of the images is z.
 
     Args:
         images: Folder of the photographs, at least two.
@@ -119,6 +122,7 @@ def reconstruct(
             "registered: take more of them, closer together, sharp, and of something with texture"
         )
     best = models[0]
+    _stand_upright(best)
     model.mkdir(parents=True)
     best.write(model)
     registered = {best.image(index).name for index in best.reg_image_ids()}
@@ -132,6 +136,22 @@ def reconstruct(
         other_models=tuple(each.num_reg_images() for each in models[1:]),
         cameras=tuple(_described(camera) for camera in best.cameras.values()),
     )
+
+
+def _stand_upright(model: Any) -> None:
+    """Turns a model so that what is up in its images on average is the world's z, which orbits go round."""
+    import pycolmap
+
+    # The second row of a rotation from world to camera is the camera's y, which COLMAP has point down.
+    downs = [model.image(index).cam_from_world().rotation.matrix()[1] for index in model.reg_image_ids()]
+    up = -np.mean(downs, axis=0)
+    if np.linalg.norm(up) < _NO_UP:
+        return
+    up /= np.linalg.norm(up)
+    across = np.eye(3)[np.abs(up).argmin()]
+    right = np.cross(across, up) / np.linalg.norm(np.cross(across, up))
+    turn = pycolmap.Rotation3d(np.stack((right, np.cross(up, right), up)))
+    model.transform(pycolmap.Sim3d(1.0, turn, np.zeros(3)))
 
 
 def _described(camera: Any) -> dict[str, Any]:
