@@ -200,7 +200,10 @@ def test_images_that_are_nearly_the_same(good):
 
 
 def test_cameras_in_the_same_place_that_look_the_same_way(good):
-    assert duplicate_poses(spoilt(good, "c2w", 20, good.c2w[3])).views == (3, 20)
+    # In float32, as most files have them, rotations are not quite orthonormal.
+    rounded = good.c2w[3].clone()
+    rounded[:3, :3] *= 1 - 1e-6
+    assert duplicate_poses(spoilt(good, "c2w", 20, rounded)).views == (3, 20)
     beside = good.c2w[3].clone()
     beside[0, 3] += 1e-3
     assert duplicate_poses(spoilt(good, "c2w", 20, beside)) is None

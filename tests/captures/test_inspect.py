@@ -183,6 +183,11 @@ def test_frusta_go_through_the_corners_of_the_images():
         assert float(above @ CAMERAS.c2w[view, :3, 1]) > 0
 
 
+def test_frusta_of_cameras_with_a_focal_length_of_zero_stay_small():
+    lines = frustum_lines(CAMERAS.c2w, torch.zeros(24, 4), torch.tensor([[96.0, 72.0]]).repeat(24, 1), 0.5)
+    assert (lines - CAMERAS.c2w[:, None, None, :3, 3]).norm(dim=-1).max() < 4
+
+
 def test_the_picture_shows_cameras_of_both_splits_and_marks_what_was_found(capture_folder):
     capture = read_capture(capture_folder)
     findings = [Finding("blurred images", "view_01 is blurred", (0,))]

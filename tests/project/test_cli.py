@@ -207,7 +207,10 @@ def test_verbs_that_train_nothing_need_no_package_for_training(verb: tuple[str, 
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("arguments", [("train", "scene=bricks"), ("eval", "run"), ("render", "run")])
+@pytest.mark.parametrize(
+    "arguments",
+    [("train", "scene=bricks"), ("eval", "run"), ("render", "run"), ("process", "in", "-o", "out"), ("inspect", "in")],
+)
 def test_what_training_needs_is_told_in_one_line_where_it_is_not_installed(arguments: tuple[str, ...]) -> None:
     done = without_packages_for_training(*arguments)
     assert done.returncode == 2

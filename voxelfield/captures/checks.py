@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -204,12 +205,12 @@ def duplicate_poses(capture: Capture) -> Finding | None:
     """Warns of cameras in the same place that look the same way."""
     origins, rotations = capture.origins, capture.c2w[:, :3, :3]
     extent = float((origins - origins.mean(dim=0)).norm(dim=-1).max())
-    # Of the angle between two rotations this is the cosine, by the trace of their product.
-    closest = 1 + 2 * float(torch.tensor(_SAME_ANGLE).deg2rad().cos())
+    # By this much, in the Frobenius norm, rotations differ that are so small an angle apart.
+    least = math.sqrt(2) * math.radians(_SAME_ANGLE)
 
     def same(index: int) -> list[int]:
         near = (origins[:index] - origins[index]).norm(dim=-1) <= _SAME_PLACE * extent
-        alike = (rotations[:index] * rotations[index]).sum(dim=(-1, -2)) >= closest
+        alike = (rotations[:index] - rotations[index]).norm(dim=(-1, -2)) <= least
         return torch.nonzero(near & alike)[:, 0].tolist()
 
     return _duplicates(

@@ -96,8 +96,8 @@ def frustum_lines(c2w: Tensor, intrinsics: Tensor, sizes: Tensor, depth: float) 
         (N, 10, 2, 3) ends of lines, world frame.
     """
     corners = torch.tensor([[0.0, 0.0], [1.0, 0.0], [1.0, 1.0], [0.0, 1.0]], dtype=c2w.dtype)
-    # A focal length of zero would put corners infinitely far away.
-    focal = torch.maximum(intrinsics[:, None, :2], 0.05 * sizes[:, None])
+    # Wider ones are drawn with a field of view of 90 degrees; a focal length of zero would need infinite corners.
+    focal = torch.maximum(intrinsics[:, None, :2], 0.5 * sizes[:, None])
     across = (corners * sizes[:, None] - intrinsics[:, None, 2:]) / focal
     image = torch.stack((across[..., 0], -across[..., 1], -torch.ones_like(across[..., 0])), dim=-1) * depth
     upper_left, upper_right = image[:, 0], image[:, 1]
