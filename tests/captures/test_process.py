@@ -16,6 +16,7 @@ from room_corner import corner_cameras, write_photographs
 import voxelfield
 from voxelfield.captures.photographs import REDUCTIONS, copy_photographs, extract_frames, photographs_in
 from voxelfield.captures.processing import REPORT, ProcessOptions, process
+from voxelfield.captures.reconstruction import Report
 from voxelfield.cli.command import main
 from voxelfield.training.video import write_video
 
@@ -60,6 +61,21 @@ def test_poses_are_those_the_photographs_were_taken_from(scene):
     assert angles.rad2deg().max() < 0.5
 
 
+@pytest.mark.parametrize(
+    ("matching", "advice"), [("exhaustive", "in between"), ("sequential", "--matching exhaustive")]
+)
+def test_few_registered_photographs_come_with_advice(monkeypatch, tmp_path, caplog, matching, advice):
+    report = Report(matching, 10, 5, ("a.png", "b.png", "c.png", "d.png", "e.png"), 90, 0.5, 3.2, (3, 2), ())
+    monkeypatch.setattr("voxelfield.cli.process.process", lambda *_: report)
+    caplog.set_level("INFO")
+    assert main(["process", "in", "-o", str(tmp_path)]) == 0
+    told = [record.getMessage() for record in caplog.records]
+    assert told[0] == "registered 5 of 10 photographs"
+    assert "not registered: a.png, b.png, c.png, d.png, e.png" in told
+    assert "left out: smaller models of 3 and 2 photographs, which share too little with this one" in told
+    assert told[-2].endswith(advice)
+
+
 def test_up_in_the_photographs_is_z(scene):
     up = voxelfield.load_scene(scene, holdout=0).train.cameras.c2w[:, :3, 1].mean(dim=0)
     torch.testing.assert_close(up / up.norm(), torch.tensor([0.0, 0.0, 1.0]), atol=1e-4, rtol=0)
@@ -67,6 +83,7 @@ def test_up_in_the_photographs_is_z(scene):
 
 def test_the_report_tells_what_was_registered(scene):
     report = json.loads((scene / REPORT).read_text())
+    assert report["matching"] == "exhaustive"
     assert report["photographs"] == 9
     assert report["registered"] == 8
     assert report["unregistered"] == ["view_99.png"]

@@ -31,6 +31,7 @@ class Report:
     """What structure from motion found.
 
     Attributes:
+        matching: Which pairs were compared.
         photographs: Number of photographs given.
         registered: Number of those whose poses were found.
         unregistered: Names of the others.
@@ -41,6 +42,7 @@ class Report:
         cameras: Model, width, height and parameters, as COLMAP names them, of each camera.
     """
 
+    matching: Matching
     photographs: int
     registered: int
     unregistered: tuple[str, ...]
@@ -127,6 +129,7 @@ def reconstruct(
     best.write(model)
     registered = {best.image(index).name for index in best.reg_image_ids()}
     return Report(
+        matching=matching,
         photographs=len(names),
         registered=len(registered),
         unregistered=tuple(name for name in names if name not in registered),

@@ -79,7 +79,11 @@ def _told(report: Report, folder: Path) -> list[str]:
     ]
     if report.unregistered:
         lines.append(f"not registered: {', '.join(report.unregistered)}")
+    if report.other_models:
+        others = " and ".join(map(str, report.other_models))
+        lines.append(f"left out: smaller models of {others} photographs, which share too little with this one")
     if report.registered < _FEW * report.photographs:
-        lines.append("many photographs were not registered: take more in between, or try --matching exhaustive")
+        remedy = "take more in between" + (", or try --matching exhaustive" if report.matching == "sequential" else "")
+        lines.append(f"many photographs were not registered: {remedy}")
     lines.append(f"wrote {folder} and {folder / REPORT}; look at it with `voxelfield inspect {folder}`")
     return lines
