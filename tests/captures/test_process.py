@@ -76,9 +76,11 @@ def test_few_registered_photographs_come_with_advice(monkeypatch, tmp_path, capl
     assert told[-2].endswith(advice)
 
 
-def test_up_in_the_photographs_is_z(scene):
-    up = voxelfield.load_scene(scene, holdout=0).train.cameras.c2w[:, :3, 1].mean(dim=0)
+def test_up_in_the_photographs_is_z_and_they_look_along_y(scene):
+    c2w = voxelfield.load_scene(scene, holdout=0).train.cameras.c2w
+    up, look = c2w[:, :3, 1].mean(dim=0), -c2w[:, :3, 2].mean(dim=0)
     torch.testing.assert_close(up / up.norm(), torch.tensor([0.0, 0.0, 1.0]), atol=1e-4, rtol=0)
+    torch.testing.assert_close(look[:2] / look[:2].norm(), torch.tensor([0.0, 1.0]), atol=1e-4, rtol=0)
 
 
 def test_the_report_tells_what_was_registered(scene):

@@ -70,7 +70,9 @@ def _range(values: Tensor) -> str:
 
 
 def _vector(values: Tensor) -> str:
-    return f"({', '.join(f'{value:.3g}' for value in values.tolist())})"
+    # What is left of rounding is not worth reading.
+    shown = torch.where(values.abs() > 1e-6 * values.abs().max(), values, 0.0)
+    return f"({', '.join(f'{value:.3g}' for value in shown.tolist())})"
 
 
 def _counted(counts: Counter[str]) -> str:

@@ -20,7 +20,7 @@ from voxelfield.installed import MissingPackageError
 logger = logging.getLogger(__name__)
 
 _OLDEST_MAJOR = 4
-_NO_UP = 0.3  # length of the mean up below which photographs disagree too much to have one
+_NO_DIRECTION = 0.3  # length of a mean direction below which photographs disagree too much to have one
 
 Matching = Literal["exhaustive", "sequential"]
 """Which pairs of photographs are compared: all, or those near one another in the order of their names."""
@@ -81,7 +81,7 @@ def check_camera_model(name: str) -> None:
 def reconstruct(
     images: Path, work: Path, model: Path, *, camera_model: str, matching: Matching, camera_per_image: bool
 ) -> Report:
-    """Finds the poses of photographs and writes them as a COLMAP model, in which the mean up of the images is z.
+    """Finds the poses of photographs and writes them as a COLMAP model, with what is up in the images along z.
 
     Args:
         images: Folder of the photographs, at least two.
@@ -142,17 +142,21 @@ def reconstruct(
 
 
 def _stand_upright(model: Any) -> None:
-    """Turns a model so that what is up in its images on average is the world's z, which orbits go round."""
+    """Turns a model so that what is up in its images on average is z, and their horizontal direction of view is y.
+
+    Orbits go round z, and boxes along the axes hold less of nothing where a capture is of one side.
+    """
     import pycolmap
 
-    # The second row of a rotation from world to camera is the camera's y, which COLMAP has point down.
-    downs = [model.image(index).cam_from_world().rotation.matrix()[1] for index in model.reg_image_ids()]
-    up = -np.mean(downs, axis=0)
-    if np.linalg.norm(up) < _NO_UP:
+    # Rows of a rotation from world to camera are the camera's axes, of which COLMAP has y point down and z forwards.
+    rotations = [model.image(index).cam_from_world().rotation.matrix() for index in model.reg_image_ids()]
+    _, down, forward = np.mean(rotations, axis=0)
+    if np.linalg.norm(down) < _NO_DIRECTION:
         return
-    up /= np.linalg.norm(up)
-    across = np.eye(3)[np.abs(up).argmin()]
-    right = np.cross(across, up) / np.linalg.norm(np.cross(across, up))
+    up = -down / np.linalg.norm(down)
+    if np.linalg.norm(np.cross(forward, up)) < _NO_DIRECTION:
+        forward = np.eye(3)[np.abs(up).argmin()]
+    right = np.cross(forward, up) / np.linalg.norm(np.cross(forward, up))
     turn = pycolmap.Rotation3d(np.stack((right, np.cross(up, right), up)))
     model.transform(pycolmap.Sim3d(1.0, turn, np.zeros(3)))
 
