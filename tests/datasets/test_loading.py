@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,3 +60,13 @@ def test_what_is_nowhere_is_named(tmp_path):
         voxelfield.load_scene("nowhere")
     with pytest.raises(FileNotFoundError, match="folder must be a scene"):
         voxelfield.load_scene(tmp_path / "nowhere")
+
+
+def test_all_splits_of_a_scene_with_the_files_of_their_images(tmp_path):
+    shutil.copytree(FIXTURES / "lego", tmp_path / "lego")
+    shutil.copy(tmp_path / "lego" / "transforms_test.json", tmp_path / "lego" / "transforms_val.json")
+    scene = voxelfield.load_scene(tmp_path / "lego", splits=None)
+    assert list(scene.splits) == ["train", "val", "test"]
+    assert scene.train.paths == tuple(tmp_path / "lego" / "train" / f"{name}.png" for name in scene.train.names)
+    with pytest.raises(ValueError, match=r"Split.paths must be \d+ files, one for each name, got 1"):
+        replace(scene.train, paths=scene.train.paths[:1])

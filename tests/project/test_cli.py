@@ -116,7 +116,10 @@ def test_render_writes_images_or_a_video(trained: Path) -> None:
         (("render", "run", "--out", "orbit.gif"), "--out must be a file *.mp4 or a folder, got orbit.gif"),
         (("bench", "--points", "1"), "--points must be at least 2, got 1"),
         (("train", "model.wdith=3"), "configuration has no key model.wdith; did you mean model.width?"),
-        (("fly",), "verb must be one of train, eval, render, download, doctor, build, bench, got 'fly'"),
+        (
+            ("fly",),
+            "verb must be one of train, eval, render, download, process, inspect, doctor, build, bench, got 'fly'",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_one_line(trained: Path, arguments: tuple[str, ...], message: str) -> None:
@@ -236,7 +239,10 @@ def test_verbs_that_train_nothing_need_no_package_for_training(verb: tuple[str, 
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("arguments", [("train", "scene=bricks"), ("eval", "run"), ("render", "run")])
+@pytest.mark.parametrize(
+    "arguments",
+    [("train", "scene=bricks"), ("eval", "run"), ("render", "run"), ("process", "in", "-o", "out"), ("inspect", "in")],
+)
 def test_what_training_needs_is_told_in_one_line_where_it_is_not_installed(arguments: tuple[str, ...]) -> None:
     done = without_packages_for_training(*arguments)
     assert done.returncode == 2

@@ -13,6 +13,8 @@ VERBS = {
     "eval": "compare a trained field with views of its scene",
     "render": "draw an orbit around a trained field, as a video or as images",
     "download": "fetch a public scene",
+    "process": "find the poses of photographs or of a video's frames",
+    "inspect": "draw a scene's cameras, box and images, and warn of what usually goes wrong",
     "doctor": "check this machine: versions, compilers, GPUs and the kernels that serve them",
     "build": "compile the extension now instead of on first use",
     "bench": "time the sampling op beside torch's grid_sample",

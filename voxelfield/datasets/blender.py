@@ -49,7 +49,8 @@ def load_blender(folder: Path | str, options: LoadOptions | None = None) -> Scen
             f"folder must be a scene with transforms_train.json in it, got {folder}, which does not exist"
         )
     box = box_tensor(parse_box(DEFAULT_AABB if options.aabb is None else options.aabb), torch.device("cpu"))
-    loaded = {name: _load_split(folder, name, options) for name in options.splits}
+    wanted = available_splits(folder) if options.splits is None else options.splits
+    loaded = {name: _load_split(folder, name, options) for name in wanted}
     return Scene(name=folder.resolve().name, aabb=box, splits=loaded)
 
 

@@ -56,7 +56,10 @@ def load_capture(
         splits: Mapping[str, Sequence[Photo]] = held_out(there, options.holdout)
     else:
         splits = {name: [photo for photo in there if photo.path in some] for name, some in listed.items()}
-    wanted = [name for name in options.splits if name != "test" or options.holdout > 0 or listed is not None]
+    if options.splits is None:
+        wanted = [name for name, some in splits.items() if some]
+    else:
+        wanted = [name for name in options.splits if name != "test" or options.holdout > 0 or listed is not None]
     loaded = {}
     for name in wanted:
         if not splits.get(name):

@@ -52,16 +52,7 @@ def load_colmap(folder: Path, options: LoadOptions) -> Scene:
     Raises:
         MissingPackageError: pycolmap is not installed.
     """
-    if importlib.util.find_spec("pycolmap") is None:
-        raise MissingPackageError('pycolmap must be installed to read a COLMAP model: pip install "voxelfield[colmap]"')
-    import pycolmap
-
-    source = _model_folder(folder)
-    assert source is not None
-    try:
-        model = pycolmap.Reconstruction(source)
-    except (ValueError, RuntimeError, OSError, IndexError) as error:
-        raise ValueError(f"{source}: not a COLMAP model ({' '.join(str(error).split())[:200]})") from error
+    source, model = _read_model(folder)
     images = [image for image in model.images.values() if image.has_pose]
     if not images:
         raise ValueError(f"{source}: the model must have images with poses, got none of {len(model.images)}")
@@ -74,6 +65,40 @@ def load_colmap(folder: Path, options: LoadOptions) -> Scene:
 
     photos = with_shrunk_images(photos, folder / "images", options.downscale)
     return load_capture(folder, source, photos, options, box, points=points)
+
+
+def read_points(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
+    """Reads the sparse points of a capture.
+
+    Args:
+        folder: A folder that :func:`is_colmap` recognises.
+
+    Returns:
+        (M, 3) positions, float64, world frame, and (M, 3) colours, uint8.
+
+    Raises:
+        MissingPackageError: pycolmap is not installed.
+        ValueError: The model is damaged.
+    """
+    _, model = _read_model(folder)
+    points = list(model.points3D.values())
+    positions = np.array([point.xyz for point in points], dtype=np.float64).reshape(-1, 3)
+    colors = np.array([point.color for point in points], dtype=np.uint8).reshape(-1, 3)
+    return torch.from_numpy(positions), torch.from_numpy(colors)
+
+
+def _read_model(folder: Path) -> tuple[Path, Any]:
+    """Returns the folder of a model, and the model."""
+    if importlib.util.find_spec("pycolmap") is None:
+        raise MissingPackageError('pycolmap must be installed to read a COLMAP model: pip install "voxelfield[colmap]"')
+    import pycolmap
+
+    source = _model_folder(folder)
+    assert source is not None
+    try:
+        return source, pycolmap.Reconstruction(source)
+    except (ValueError, RuntimeError, OSError, IndexError) as error:
+        raise ValueError(f"{source}: not a COLMAP model ({' '.join(str(error).split())[:200]})") from error
 
 
 def _photo(folder: Path, source: Path, image: Any, camera: Any) -> Photo:

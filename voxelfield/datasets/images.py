@@ -104,8 +104,8 @@ def image_size(path: Path) -> Size:
     try:
         with Image.open(path) as image:
             return image.size
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise _unreadable(path, error) from error
+    except UNREADABLE as error:
+        raise unreadable(path, error) from error
 
 
 def area_resized(image: npt.NDArray[np.uint8], size: Size) -> npt.NDArray[np.uint8]:
@@ -146,11 +146,16 @@ def _decode(path: Path, mode: Literal["RGBA", "L"] = "RGBA") -> npt.NDArray[np.u
                 raise ValueError(f"must be RGB or grey with 8 bits per channel, got pixel mode {image.mode}")
             # To convert what has this mode already would copy it, while no other thread decodes.
             return np.asarray(image if image.mode == mode else image.convert(mode))
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise _unreadable(path, error) from error
+    except UNREADABLE as error:
+        raise unreadable(path, error) from error
 
 
-def _unreadable(path: Path, error: Exception) -> ValueError:
+UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+"""What Pillow raises for files that it cannot read."""
+
+
+def unreadable(path: Path, error: Exception) -> ValueError:
+    """Returns what to raise, in one line, where one of :data:`UNREADABLE` stopped Pillow from reading a file."""
     # Pillow's own words for an unidentified file repeat the path.
     reason = "not an image" if isinstance(error, Image.UnidentifiedImageError) else str(error)
     return ValueError(f"{path}: unreadable image ({reason})")

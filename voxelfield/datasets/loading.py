@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 def load_scene(
     scene: Path | str,
     *,
-    splits: Sequence[str] = ("train", "test"),
+    splits: Sequence[str] | None = ("train", "test"),
     image_size: int | None = None,
     downscale: int = 1,
     holdout: int = 8,
@@ -41,7 +41,7 @@ def load_scene(
 
     Args:
         scene: Its folder, or its name. A name that ``configs/scene`` knows is one even where a folder is called so.
-        splits: Which of train, val and test to load.
+        splits: Which of train, val and test to load; None: all that the scene has.
         image_size: Images with a side longer than this, in pixels, are shrunk until none is; None keeps them.
         downscale: Images are shrunk by this factor N first, or taken from the folder ``images_N`` of a capture if that
             holds the same images.
@@ -69,11 +69,21 @@ def load_scene(
         ValueError: An argument, or a file of the scene, is not as it must be; the message is one line and names it.
         DownloadError: ``download`` is set and no archive gave the scene.
     """
-    folder = scene if isinstance(scene, Path) else _folder_of(scene, root, download)
+    folder = scene if isinstance(scene, Path) else folder_of(scene, root, download)
     box = _known_box(folder.resolve().name) if aabb is None else aabb
     loaded = format_of(folder).load(
         folder,
-        LoadOptions(tuple(splits), image_size, downscale, holdout, missing_images, lens_distortion, box, boxes, near),
+        LoadOptions(
+            splits and tuple(splits),
+            image_size,
+            downscale,
+            holdout,
+            missing_images,
+            lens_distortion,
+            box,
+            boxes,
+            near,
+        ),
     )
     if boxes is not None and boxes > 1 and loaded.boxes is None:
         loaded = replace(loaded, boxes=NestedBoxes(parse_box(loaded.aabb), boxes, near=near or 0.0))
@@ -83,7 +93,13 @@ def load_scene(
     return loaded
 
 
-def _folder_of(scene: str, root: Path | str, download: bool) -> Path:
+def folder_of(scene: str, root: Path | str = "data", download: bool = False) -> Path:
+    """Returns the folder that :func:`load_scene` takes a scene from; the arguments are its own.
+
+    Raises:
+        FileNotFoundError: There is no such scene.
+        DownloadError: ``download`` is set and no archive gave the scene.
+    """
     folder, is_known_name = Path(scene), _settings_file(scene).is_file()
     if not is_known_name and recognised_format(folder) is not None:
         return folder

@@ -16,7 +16,7 @@ class LoadOptions:
     """What to load of a scene, and how.
 
     Attributes:
-        splits: Which of train, val and test.
+        splits: Which of train, val and test; None: all that the scene has.
         image_size: Images with a side longer than this, in pixels, are shrunk until none is; None keeps them.
         downscale: Images are shrunk by this factor N first, or taken from the folder ``images_N`` of a capture.
         holdout: Every so many views, from the first in the order of their names, are the test split of a capture, whose
@@ -35,7 +35,7 @@ class LoadOptions:
         ValueError: A value is none of these.
     """
 
-    splits: Sequence[str] = ("train", "test")
+    splits: Sequence[str] | None = ("train", "test")
     image_size: int | None = None
     downscale: int = 1
     holdout: int = 8

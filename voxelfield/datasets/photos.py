@@ -148,8 +148,9 @@ def read_split(photos: Sequence[Photo], options: LoadOptions) -> Split:
     c2w = torch.stack([photo.c2w for photo in photos])
     lens = _lens(photos, options.lens_distortion)
     cameras = Cameras(c2w.float(), (intrinsics * scale.repeat(2)).float(), *wanted, lens)
-    masks = [photo.mask for photo in photos]
-    return Split(images, cameras, _names(whole), read_masks(masks, size, wanted) if any(masks) else None)
+    files = [photo.mask for photo in photos]
+    masks = read_masks(files, size, wanted) if any(files) else None
+    return Split(images, cameras, _names(whole), masks, tuple(whole))
 
 
 def photo_lens(name: str, model: LensModel, terms: Mapping[str, float]) -> Lens | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ class Split:
         names: N different names, for file names and logs.
         masks: (N, H, W) bool on the CPU: False where a pixel must be ignored, in training and in the evaluation.
             None: all of them count.
+        paths: The N files that the images were read from; None if they come from elsewhere.
 
     Raises:
         TypeError: ``images`` is not uint8, or ``masks`` is not bool.
@@ -32,6 +34,7 @@ class Split:
     cameras: Cameras
     names: tuple[str, ...]
     masks: Tensor | None = None
+    paths: tuple[Path, ...] | None = None
 
     def __post_init__(self) -> None:
         size = (len(self.cameras), self.cameras.height, self.cameras.width, 4)
@@ -41,6 +44,8 @@ class Split:
             raise ValueError(
                 f"Split.names must be {len(self.cameras)} names, one for each camera, got {len(self.names)}"
             )
+        if self.paths is not None and len(self.paths) != len(self.names):
+            raise ValueError(f"Split.paths must be {len(self.names)} files, one for each name, got {len(self.paths)}")
         # Pictures, tags of logs and keys of metrics are made of names: one would replace another.
         if len(set(self.names)) < len(self.names):
             twice = next(name for name in self.names if self.names.count(name) > 1)

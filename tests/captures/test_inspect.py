@@ -1,0 +1,251 @@
+"""``voxelfield inspect``: what it says and draws of scenes of every format."""
+
+from __future__ import annotations
+
+import base64
+import html.parser
+import importlib.util
+import io
+import itertools
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageFilter
+from room_corner import corner_cameras, photograph, write_photographs
+
+import voxelfield
+from voxelfield.captures.capture import read_capture
+from voxelfield.captures.checks import Finding, check_capture
+from voxelfield.captures.drawing import WIDTH, draw, frustum_lines
+from voxelfield.captures.figures import figures
+from voxelfield.captures.inspection import PAGE, PICTURE
+from voxelfield.captures.measures import fingerprint, sharpness
+from voxelfield.captures.page import make_page
+from voxelfield.captures.palette import WARNING, split_color
+from voxelfield.captures.sheet import shown_views
+from voxelfield.cli.command import main
+
+LEGO = Path(__file__).parents[1] / "fixtures" / "lego"
+CAMERAS = corner_cameras(24, width=96, height=72)
+
+
+@pytest.fixture(scope="module")
+def capture_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A capture of nerfstudio's kind, of the corner of a room."""
+    folder = tmp_path_factory.mktemp("scenes") / "corner"
+    write_photographs(folder / "images", CAMERAS)
+    fx, fy, cx, cy = CAMERAS.intrinsics[0].tolist()
+    frames = [
+        {"file_path": f"images/view_{index:02d}.png", "transform_matrix": pose.tolist()}
+        for index, pose in enumerate(CAMERAS.c2w)
+    ]
+    meta = {"fl_x": fx, "fl_y": fy, "cx": cx, "cy": cy, "frames": frames}
+    (folder / "transforms.json").write_text(json.dumps(meta))
+    return folder
+
+
+@pytest.fixture
+def folder(capture_folder, tmp_path) -> Path:
+    """A copy of it, to be spoilt."""
+    return Path(shutil.copytree(capture_folder, tmp_path / "corner"))
+
+
+def test_a_picture_and_a_page_are_written(capture_folder, tmp_path, caplog):
+    caplog.set_level("INFO")
+    assert main(["inspect", str(capture_folder), "-o", str(tmp_path / "out")]) == 0
+    assert "24: 21 train, 3 test" in caplog.text
+    assert "96 x 72 pixels" in caplog.text
+    assert "warning" not in caplog.text
+    with Image.open(tmp_path / "out" / PICTURE) as picture:
+        assert picture.width == WIDTH
+        picture.load()
+    page = (tmp_path / "out" / PAGE).read_text()
+    (data,) = re.findall(r'src="data:image/png;base64,([^"]+)"', page)
+    assert base64.b64decode(data) == (tmp_path / "out" / PICTURE).read_bytes()
+    assert not re.search(r'(?:src|href)="(?!data:)', page), "the page must need no other file"
+    assert "Nothing unusual was found." in page
+
+
+def test_warnings_are_told_drawn_and_do_not_fail(folder, tmp_path, caplog):
+    blurred = folder / "images" / "view_05.png"
+    Image.open(blurred).filter(ImageFilter.GaussianBlur(4)).save(blurred)
+    shutil.copy(folder / "images" / "view_10.png", folder / "images" / "view_20.png")
+    (folder / "images" / "view_23.png").unlink()
+    assert main(["inspect", str(folder), "-o", str(tmp_path)]) == 0
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(told) == 3
+    assert "1 of 24 images are missing" in told[0]
+    assert told[1] == "warning: blurred images: view_05 has less than 0.2 of the median sharpness: leave them out"
+    assert told[2].startswith("warning: duplicate images: view_10 and view_20 are nearly the same")
+    assert "<b>blurred images</b>: view_05 has" in (tmp_path / PAGE).read_text()
+
+
+def test_images_that_loaders_refuse_are_explained(folder, tmp_path, caplog):
+    portrait = folder / "images" / "view_05.png"
+    Image.open(portrait).transpose(Image.Transpose.ROTATE_90).save(portrait)
+    assert main(["inspect", str(folder), "-o", str(tmp_path / "out")]) == 2
+    warning, error = caplog.records
+    assert warning.getMessage().startswith("warning: mixed orientation: view_05.png is portrait among 23")
+    assert "size must be 96x72" in error.getMessage()
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_no_scene_is_told_in_one_line(tmp_path, caplog):
+    assert main(["inspect", str(tmp_path), "-o", str(tmp_path)]) == 2
+    (record,) = caplog.records
+    assert "transforms.json" in record.getMessage()
+    assert "\n" not in record.getMessage()
+
+
+def test_what_to_install_is_told_in_one_line(capture_folder, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert main(["inspect", str(capture_folder), "-o", str(tmp_path)]) == 2
+    assert 'pip install "voxelfield[inspect]"' in caplog.text
+
+
+def test_a_capture_holds_what_the_files_say(capture_folder):
+    capture = read_capture(capture_folder)
+    order = [int(name.removeprefix("view_")) for name in capture.names]
+    assert sorted(order) == list(range(24))
+    torch.testing.assert_close(capture.c2w, CAMERAS.c2w[order].double())
+    torch.testing.assert_close(capture.intrinsics, CAMERAS.intrinsics[order].double())
+    assert capture.splits == ("train",) * 21 + ("test",) * 3
+    assert set(capture.sizes) == {(96, 72)}
+
+
+def test_figures_are_those_of_the_image_files_however_small_the_copies_are(tmp_path):
+    shutil.copytree(LEGO, tmp_path / "lego")
+    for path in (tmp_path / "lego").rglob("*.png"):
+        with Image.open(path) as image:
+            image.resize((600, 600)).save(path)
+    capture = read_capture(tmp_path / "lego")
+    small = voxelfield.load_scene(LEGO).train.cameras
+    assert set(capture.sizes) == {(600, 600)}
+    torch.testing.assert_close(capture.intrinsics[0], small.intrinsics[0].double() * 600 / small.width)
+    rows = dict(figures(capture))
+    assert rows["image size"] == "600 x 600 pixels"
+    assert rows["field of view, horizontal"] == "39.6 degrees"
+    assert rows["from cameras to the box's centre"] == "4.031 units"
+    assert rows["up direction, mean of the images"].endswith("degrees from z")
+    assert max(max(thumbnail.size) for thumbnail in capture.thumbnails) == 192
+
+
+def test_names_that_two_splits_have_are_told_apart():
+    names = read_capture(LEGO).names
+    assert len(set(names)) == len(names)
+    assert {name.partition("/")[0] for name in names} == {"train", "test"}
+
+
+def test_sparse_points_are_those_of_the_model(capture_folder, tmp_path):
+    pycolmap = pytest.importorskip("pycolmap")
+    folder = tmp_path / "colmap"
+    shutil.copytree(capture_folder / "images", folder / "images")
+    model = folder / "sparse" / "0"
+    model.mkdir(parents=True)
+    (model / "cameras.txt").write_text("1 PINHOLE 96 72 300 300 48 36\n")
+    lines = []
+    for index, c2w in enumerate(CAMERAS.c2w.double()):
+        w2c = torch.linalg.inv(c2w @ torch.diag(torch.tensor([1.0, -1, -1, 1]).double())).numpy()
+        x, y, z, w = pycolmap.Rotation3d(w2c[:3, :3]).quat
+        lines += [f"{index + 1} {w} {x} {y} {z} {' '.join(map(str, w2c[:3, 3]))} 1 view_{index:02d}.png", ""]
+    (model / "images.txt").write_text("\n".join(lines) + "\n")
+    points = np.random.default_rng(0).uniform(0, 1, (200, 3))
+    (model / "points3D.txt").write_text(
+        "".join(f"{index + 1} {x} {y} {z} 10 20 30 0.5\n" for index, (x, y, z) in enumerate(points))
+    )
+    capture = read_capture(folder)
+    found = capture.points.numpy()
+    np.testing.assert_allclose(found[np.lexsort(found.T)], points[np.lexsort(points.T)], atol=1e-12)
+    assert capture.colors.unique(dim=0).tolist() == [[10, 20, 30]]
+    rows = dict(figures(capture))
+    assert re.fullmatch(r"200, of which \d+ % in the box", rows["sparse points"])
+    assert draw(capture, check_capture(capture)).width == WIDTH
+
+
+def test_frusta_go_through_the_corners_of_the_images():
+    sizes = torch.tensor([[96.0, 72.0]]).repeat(24, 1)
+    lines = frustum_lines(CAMERAS.c2w, CAMERAS.intrinsics, sizes, 0.5)
+    corners = torch.tensor([[0.0, 0.0], [96.0, 0.0], [96.0, 72.0], [0.0, 72.0]])
+    for view in (0, 13):
+        rays = CAMERAS.rays(torch.full((4,), view), corners, torch.tensor([[-9.0, -9, -9], [9, 9, 9]]))
+        ends = lines[view, :4]
+        torch.testing.assert_close(ends[:, 0], rays.origins)
+        away = ends[:, 1] - rays.origins
+        torch.testing.assert_close(away / away.norm(dim=-1, keepdim=True), rays.directions, atol=1e-5, rtol=1e-5)
+        depth = away @ -CAMERAS.c2w[view, :3, 2]
+        torch.testing.assert_close(depth, torch.full((4,), 0.5))
+        above = lines[view, 8, 1] - lines[view, 4].mean(dim=0)
+        assert float(above @ CAMERAS.c2w[view, :3, 1]) > 0
+
+
+def test_frusta_of_cameras_with_a_focal_length_of_zero_stay_small():
+    lines = frustum_lines(CAMERAS.c2w, torch.zeros(24, 4), torch.tensor([[96.0, 72.0]]).repeat(24, 1), 0.5)
+    assert (lines - CAMERAS.c2w[:, None, None, :3, 3]).norm(dim=-1).max() < 4
+
+
+def test_the_picture_shows_cameras_of_both_splits_and_marks_what_was_found(capture_folder):
+    capture = read_capture(capture_folder)
+    findings = [Finding("blurred images", "view_01 is blurred", (0,))]
+
+    def pixels_of(color: str, picture: Image.Image) -> int:
+        wanted = [int(color[place : place + 2], 16) for place in (1, 3, 5)]
+        return int((np.abs(np.asarray(picture).astype(int) - wanted).max(axis=-1) < 8).sum())
+
+    plain, marked = draw(capture, []), draw(capture, findings)
+    assert pixels_of(split_color("train"), plain) > 2 * pixels_of(split_color("test"), plain) > 200
+    # A frame of three pixels around a thumbnail of 96 x 72, and some letters. The walls have every colour, too.
+    assert pixels_of(WARNING, marked) - pixels_of(WARNING, plain) > 3 * 2 * (96 + 72)
+
+
+def test_a_sheet_shows_what_was_found_among_views_spread_evenly():
+    assert shown_views(5, [2]) == [0, 1, 2, 3, 4]
+    chosen = shown_views(300, [17, 18], most=80)
+    assert len(chosen) == 80
+    assert chosen == sorted(chosen)
+    assert {17, 18} <= set(chosen)
+    assert max(after - before for before, after in itertools.pairwise(chosen)) <= 5
+    assert len(shown_views(300, list(range(200)), most=80)) == 80
+
+
+def test_a_page_is_html_whatever_the_names_are():
+    class Reader(html.parser.HTMLParser):
+        def __init__(self) -> None:
+            super().__init__()
+            self.open: list[str] = []
+            self.text = ""
+
+        def handle_starttag(self, tag: str, attrs: object) -> None:
+            if tag not in ("meta", "img"):
+                self.open.append(tag)
+
+        def handle_endtag(self, tag: str) -> None:
+            assert self.open.pop() == tag
+
+        def handle_data(self, data: str) -> None:
+            self.text += data
+
+    reader = Reader()
+    reader.feed(make_page("<b> & co", [("size", "1 < 2")], [], b"png"))
+    assert reader.open == []
+    assert "<b> & co" in reader.text
+    assert "1 < 2" in reader.text
+
+
+def test_sharpness_falls_with_blur_and_a_fingerprint_hardly_changes():
+    image = photograph(corner_cameras(2))[0]
+    blurred = image.filter(ImageFilter.GaussianBlur(3))
+    assert sharpness(blurred) < 0.05 * sharpness(image)
+    assert sharpness(Image.new("RGB", (50, 50))) == 0
+    assert sharpness(Image.new("RGB", (2, 2))) == 0
+    assert np.abs(fingerprint(blurred) - fingerprint(image))[2:-2, 2:-2].mean() < 12
+    # What is transparent counts as white, whatever its colour.
+    hidden = Image.new("RGBA", (40, 40), (200, 0, 0, 0))
+    assert fingerprint(hidden).min() == 255
+    with io.BytesIO() as file:
+        image.save(file, "JPEG", quality=70)
+        assert np.abs(fingerprint(Image.open(file)) - fingerprint(image)).max() < 3

@@ -1,0 +1,288 @@
+"""From photographs or a video to a scene: what comes out is what was photographed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from room_corner import corner_cameras, write_photographs
+
+import voxelfield
+from voxelfield.captures.photographs import REDUCTIONS, copy_photographs, extract_frames, photographs_in
+from voxelfield.captures.processing import REPORT, ProcessOptions, process
+from voxelfield.captures.reconstruction import Report
+from voxelfield.cli.command import main
+from voxelfield.training.video import write_video
+
+CAMERAS = corner_cameras(8)
+
+
+@pytest.fixture(scope="module")
+def photographs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("corner") / "photographs"
+    write_photographs(folder, CAMERAS)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def scene(photographs: Path) -> Path:
+    """The processed photographs, of which one shows something else."""
+    pytest.importorskip("pycolmap")
+    source = photographs.with_name("with a stranger")
+    shutil.copytree(photographs, source)
+    noise = np.random.default_rng(0).integers(0, 255, (30, 40, 3), dtype=np.uint8)
+    Image.fromarray(noise).resize((320, 240)).save(source / "view_99.png")
+    folder = photographs.with_name("scene")
+    process(source, folder, ProcessOptions(camera_model="SIMPLE_PINHOLE"))
+    return folder
+
+
+def test_poses_are_those_the_photographs_were_taken_from(scene):
+    found = voxelfield.load_scene(scene, holdout=0).train.cameras
+    assert len(found) == len(CAMERAS)
+    torch.testing.assert_close(found.intrinsics, CAMERAS.intrinsics, rtol=0.02, atol=0)
+    # Structure from motion leaves the frame and the scale open, so the best similarity is taken out first.
+    wanted, given = (cameras.c2w[:, :3, 3].double() for cameras in (CAMERAS, found))
+    wanted_mean, given_mean = wanted.mean(dim=0), given.mean(dim=0)
+    left, sizes, right = torch.linalg.svd((wanted - wanted_mean).T @ (given - given_mean))
+    sign = torch.diag(torch.tensor([1.0, 1.0, float(torch.linalg.det(left @ right).sign())], dtype=torch.float64))
+    rotation = left @ sign @ right
+    scale = (sizes @ sign.diagonal()) / (given - given_mean).square().sum()
+    moved = scale * (given - given_mean) @ rotation.T + wanted_mean
+    assert (moved - wanted).norm(dim=-1).max() < 0.02, "the cameras are about 3 units from the corner"
+    turned = rotation @ found.c2w[:, :3, :3].double()
+    angles = torch.einsum("nij,nij->n", turned, CAMERAS.c2w[:, :3, :3].double()).sub(1).div(2).clamp(-1, 1).acos()
+    assert angles.rad2deg().max() < 0.5
+
+
+@pytest.mark.parametrize(
+    ("matching", "advice"), [("exhaustive", "in between"), ("sequential", "--matching exhaustive")]
+)
+def test_few_registered_photographs_come_with_advice(monkeypatch, tmp_path, caplog, matching, advice):
+    report = Report(matching, 10, 5, ("a.png", "b.png", "c.png", "d.png", "e.png"), 90, 0.5, 3.2, (3, 2), ())
+    monkeypatch.setattr("voxelfield.cli.process.process", lambda *_: report)
+    caplog.set_level("INFO")
+    assert main(["process", "in", "-o", str(tmp_path)]) == 0
+    told = [record.getMessage() for record in caplog.records]
+    assert told[0] == "registered 5 of 10 photographs"
+    assert "not registered: a.png, b.png, c.png, d.png, e.png" in told
+    assert "left out: smaller models of 3 and 2 photographs, which share too little with this one" in told
+    assert told[-2].endswith(advice)
+
+
+def test_up_in_the_photographs_is_z_and_they_look_along_y(scene):
+    c2w = voxelfield.load_scene(scene, holdout=0).train.cameras.c2w
+    up, look = c2w[:, :3, 1].mean(dim=0), -c2w[:, :3, 2].mean(dim=0)
+    torch.testing.assert_close(up / up.norm(), torch.tensor([0.0, 0.0, 1.0]), atol=1e-4, rtol=0)
+    torch.testing.assert_close(look[:2] / look[:2].norm(), torch.tensor([0.0, 1.0]), atol=1e-4, rtol=0)
+
+
+def test_the_report_tells_what_was_registered(scene):
+    report = json.loads((scene / REPORT).read_text())
+    assert report["matching"] == "exhaustive"
+    assert report["photographs"] == 9
+    assert report["registered"] == 8
+    assert report["unregistered"] == ["view_99.png"]
+    assert report["points"] > 300
+    assert 0 < report["mean_reprojection_error"] < 0.5
+    assert 3 < report["mean_track_length"] <= 8
+    (camera,) = report["cameras"]
+    assert camera["model"] == "SIMPLE_PINHOLE"
+    assert camera["f"] == pytest.approx(300, rel=0.02)
+
+
+def test_reduced_copies_lie_beside_the_images(scene):
+    for factor in REDUCTIONS:
+        copies = photographs_in(scene / f"images_{factor}")
+        assert [copy.name for copy in copies] == [image.name for image in photographs_in(scene / "images")]
+        with Image.open(copies[0]) as copy:
+            assert copy.size == (320 // factor, 240 // factor)
+    assert {path.name for path in scene.iterdir()} == {
+        "images",
+        *(f"images_{factor}" for factor in REDUCTIONS),
+        "sparse",
+        REPORT,
+    }, "temporary files were left behind"
+
+
+def test_what_is_there_is_replaced_only_if_told_to(scene, photographs, tmp_path, caplog):
+    shutil.copytree(scene, tmp_path / "scene")
+    (tmp_path / "scene" / "notes.txt").write_text("mine")
+    (tmp_path / "scene" / "images" / "old.png").write_text("old")
+    command = ["process", str(photographs), "-o", str(tmp_path / "scene"), "--camera-model", "SIMPLE_PINHOLE"]
+    assert main(command) == 2
+    assert "holds images, images_2, images_4, images_8, sparse, report.json already: --overwrite" in caplog.text
+    assert (tmp_path / "scene" / "images" / "old.png").exists()
+    caplog.set_level("INFO")
+    assert main([*command, "--overwrite", "--per-image-camera"]) == 0
+    assert "registered 8 of 8 photographs" in caplog.text
+    assert not (tmp_path / "scene" / "images" / "old.png").exists()
+    assert (tmp_path / "scene" / "notes.txt").read_text() == "mine"
+    assert len(json.loads((tmp_path / "scene" / REPORT).read_text())["cameras"]) == 8
+
+
+def test_a_failure_leaves_what_was_there(tmp_path, caplog):
+    pytest.importorskip("pycolmap")
+    (tmp_path / "flat").mkdir()
+    for name in ("a", "b"):
+        Image.new("RGB", (160, 120), "grey").save(tmp_path / "flat" / f"{name}.png")
+    (tmp_path / "scene" / "images").mkdir(parents=True)
+    (tmp_path / "scene" / "images" / "old.png").write_text("old")
+    assert main(["process", str(tmp_path / "flat"), "-o", str(tmp_path / "scene"), "--overwrite"]) == 2
+    assert "photographs must overlap for their poses to be found, got 2 of which no two" in caplog.text
+    assert [path.relative_to(tmp_path / "scene").as_posix() for path in (tmp_path / "scene").rglob("*")] == [
+        "images",
+        "images/old.png",
+    ]
+
+
+def test_a_video_becomes_a_scene(photographs, tmp_path, caplog):
+    pytest.importorskip("pycolmap")
+    pytest.importorskip("imageio_ffmpeg")
+    frames = [np.asarray(Image.open(path)) for path in photographs_in(photographs)]
+    write_video(tmp_path / "walk.mp4", frames)
+    caplog.set_level("INFO")
+    command = ["process", str(tmp_path / "walk.mp4"), "-o", str(tmp_path / "scene"), "--camera-model", "SIMPLE_PINHOLE"]
+    assert main([*command, "--frames", "8"]) == 0
+    assert "sequential matching" in caplog.text
+    assert "registered 8 of 8 photographs" in caplog.text
+    assert len(voxelfield.load_scene(tmp_path / "scene", holdout=0).train) == 8
+
+
+def test_photographs_of_each_size_share_a_camera(photographs, tmp_path):
+    pytest.importorskip("pycolmap")
+    shutil.copytree(photographs, tmp_path / "given")
+    for path in photographs_in(tmp_path / "given")[:3]:
+        Image.open(path).resize((240, 180)).save(path)
+    report = process(tmp_path / "given", tmp_path / "scene", ProcessOptions(camera_model="SIMPLE_PINHOLE"))
+    assert report.registered == 8
+    cameras = sorted(report.cameras, key=lambda camera: camera["width"])
+    assert [camera["width"] for camera in cameras] == [240, 320]
+    assert [camera["f"] for camera in cameras] == pytest.approx([225, 300], rel=0.03)
+
+
+def test_the_sharpest_frame_of_each_part_of_a_video_is_taken(tmp_path):
+    pytest.importorskip("imageio_ffmpeg")
+    bars = np.zeros((96, 128, 3), dtype=np.uint8)
+    frames = []
+    for index in range(12):
+        frame = bars + 20 * index
+        if index % 4 == 2:  # one frame of each four has an edge
+            frame[:, 64:] = 255
+        frames.append(frame.astype(np.uint8))
+    write_video(tmp_path / "walk.mp4", frames)
+    extract_frames(tmp_path / "walk.mp4", tmp_path / "frames", 3, 64)
+    taken = photographs_in(tmp_path / "frames")
+    assert [frame.name for frame in taken] == [f"frame_{index:05d}.jpg" for index in range(3)]
+    for index, path in enumerate(taken):
+        with Image.open(path) as frame:
+            assert frame.size == (64, 48)
+            assert frame.convert("L").getpixel((8, 24)) == pytest.approx(20 * (4 * index + 2), abs=6)
+            assert frame.convert("L").getpixel((60, 24)) > 240
+    extract_frames(tmp_path / "walk.mp4", tmp_path / "all", 500, 64)
+    assert len(photographs_in(tmp_path / "all")) == 12
+
+
+def test_photographs_are_turned_upright_shrunk_and_else_left_alone(tmp_path):
+    given = tmp_path / "given"
+    given.mkdir()
+    small = Image.new("RGB", (60, 40), "red")
+    small.save(given / "small.jpg")
+    turned = Image.new("RGB", (60, 40), "red")
+    turned.paste("blue", (0, 0, 30, 40))
+    exif = Image.Exif()
+    exif[0x0112], exif[0x010F] = 6, "Maker"  # to be turned clockwise by 90 degrees
+    turned.save(given / "turned.jpg", exif=exif, quality=95)
+    Image.new("RGBA", (400, 100), (10, 20, 30, 0)).save(given / "large.png")
+    small.save(given / "other.webp")
+    copy_photographs(photographs_in(given), tmp_path / "copies", 200)
+    copies = {path.name: path for path in (tmp_path / "copies").iterdir()}
+    assert sorted(copies) == ["large.png", "other.png", "small.jpg", "turned.jpg"]
+    assert copies["small.jpg"].read_bytes() == (given / "small.jpg").read_bytes()
+    with Image.open(copies["large.png"]) as large:
+        assert (large.size, large.mode) == ((200, 50), "RGBA")
+    with Image.open(copies["turned.jpg"]) as upright:
+        assert upright.size == (40, 60)
+        assert upright.getpixel((20, 5))[2] > 200, "blue was at the left and is now at the top"
+        assert upright.getexif().get(0x0112, 1) == 1
+        assert upright.getexif()[0x010F] == "Maker"
+
+
+def test_photographs_whose_copies_would_replace_one_another_are_refused(tmp_path):
+    for name in ("a.png", "a.webp"):
+        Image.new("RGB", (60, 40)).save(tmp_path / name)
+    with pytest.raises(ValueError, match=r"must have different names, got .*a\.png and .*a\.webp"):
+        copy_photographs(photographs_in(tmp_path), tmp_path / "copies", 200)
+
+
+def spoil_nothing(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def one_photograph(folder: Path) -> Path:
+    folder.mkdir()
+    Image.new("RGB", (60, 40)).save(folder / "a.png")
+    return folder
+
+
+def no_video(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "walk.mp4").write_text("no video")
+    return folder / "walk.mp4"
+
+
+def damaged_photograph(folder: Path) -> Path:
+    one_photograph(folder)
+    (folder / "b.jpg").write_bytes(b"\xff\xd8\xff")
+    return folder
+
+
+BAD = {
+    "nothing there": (lambda folder: folder / "nowhere", (), "no such folder of photographs or video"),
+    "an empty folder": (spoil_nothing, (), "must hold at least 2 photographs (.png, .jpg"),
+    "one photograph": (one_photograph, (), ", .bmp), got 1"),
+    "a file that is a photograph": (lambda f: one_photograph(f) / "a.png", (), "got the one photograph"),
+    "a file that is no video": (no_video, (), "must be a video that ffmpeg can read"),
+    "a damaged photograph": (damaged_photograph, (), "b.jpg: unreadable image"),
+    "an unknown camera": (spoil_nothing, ("--camera-model", "LOMO"), "OPENCV_FISHEYE, PINHOLE"),
+    "too few frames": (no_video, ("--frames", "1"), "frames must be at least 2, got 1"),
+    "a size of nothing": (spoil_nothing, ("--max-size", "0"), "max_size must be at least 64, got 0"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_told_in_one_line(tmp_path, caplog, case):
+    pytest.importorskip("pycolmap")
+    make, flags, message = BAD[case]
+    assert main(["process", str(make(tmp_path / "given")), "-o", str(tmp_path / "scene"), *flags]) == 2
+    (record,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert message in record.getMessage()
+    assert "\n" not in record.getMessage()
+    assert not (tmp_path / "scene").exists() or not list((tmp_path / "scene").iterdir())
+
+
+def test_a_scene_does_not_replace_the_photographs_it_is_made_of(photographs, tmp_path, caplog):
+    pytest.importorskip("pycolmap")
+    shutil.copytree(photographs, tmp_path / "images")
+    assert main(["process", str(tmp_path / "images"), "-o", str(tmp_path), "--overwrite"]) == 2
+    assert "must not hold its photographs in images" in caplog.text
+    assert len(photographs_in(tmp_path / "images")) == 8
+
+
+def test_what_to_install_is_told_in_one_line(photographs, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert main(["process", str(photographs), "-o", str(tmp_path / "scene")]) == 2
+    assert 'pip install "voxelfield[colmap]"' in caplog.text
+
+
+def test_a_pycolmap_that_would_take_another_camera_model_is_refused(photographs, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(pytest.importorskip("pycolmap"), "__version__", "3.13.0")
+    assert main(["process", str(photographs), "-o", str(tmp_path / "scene")]) == 2
+    assert "pycolmap must be 4.0 or later to find poses, got 3.13.0" in caplog.text

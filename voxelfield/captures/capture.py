@@ -1,0 +1,138 @@
+"""A scene as it is looked at before training: all views of all splits in one row, with small copies of their images."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from PIL import Image
+from torch import Tensor
+
+from voxelfield.captures.measures import SHARPNESS_SIZE, fingerprint, sharpness
+from voxelfield.datasets.colmap import is_colmap, read_points
+from voxelfield.datasets.images import Size, image_size
+from voxelfield.datasets.loading import load_scene
+from voxelfield.datasets.registry import format_of
+
+THUMBNAIL_SIZE = 192
+"""Longest side of a thumbnail in pixels."""
+
+
+@dataclass(frozen=True, eq=False)
+class Capture:
+    """Views of a scene.
+
+    Attributes:
+        name: The scene's name.
+        format: The name of its format.
+        names: N different names; those that several splits have are preceded by the split.
+        splits: Which split each view is in.
+        c2w: (N, 4, 4) float64, camera to world, OpenGL axes.
+        intrinsics: (N, 4) float64, ``fx, fy, cx, cy`` in pixels of the image files.
+        sizes: N widths and heights of the image files in pixels.
+        aabb: (2, 3) float64, the scene's box.
+        points: (M, 3) float64, sparse points; none for formats without.
+        colors: (M, 3) uint8, their colours.
+        sharpness: N figures of :func:`voxelfield.captures.measures.sharpness`.
+        fingerprints: (N, 32, 32) of :func:`voxelfield.captures.measures.fingerprint`.
+        thumbnails: N small images, RGB, transparent pixels on white.
+    """
+
+    name: str
+    format: str
+    names: tuple[str, ...]
+    splits: tuple[str, ...]
+    c2w: Tensor
+    intrinsics: Tensor
+    sizes: tuple[Size, ...]
+    aabb: Tensor
+    points: Tensor
+    colors: Tensor
+    sharpness: tuple[float, ...]
+    fingerprints: npt.NDArray[np.float32]
+    thumbnails: tuple[Image.Image, ...]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def origins(self) -> Tensor:
+        """(N, 3) positions of the cameras."""
+        return self.c2w[:, :3, 3]
+
+    @property
+    def looks(self) -> Tensor:
+        """(N, 3) unit directions in which the cameras look."""
+        return -self.c2w[:, :3, 2]
+
+    @property
+    def up(self) -> Tensor:
+        """(3,) mean of the directions that are up in the images; short where they disagree."""
+        return self.c2w[:, :3, 1].mean(dim=0)
+
+    @property
+    def fields_of_view(self) -> Tensor:
+        """(N, 2) horizontal and vertical angles in degrees; 180 where a focal length is not positive."""
+        sizes = torch.tensor(self.sizes, dtype=torch.float64)
+        return (2 * torch.atan2(sizes / 2, self.intrinsics[:, :2].clamp(min=0))).rad2deg()
+
+
+def read_capture(folder: Path) -> Capture:
+    """Reads every split of a scene. Views whose images are missing are left out, with a warning in the log.
+
+    Args:
+        folder: In any format that :func:`voxelfield.datasets.loading.load_scene` reads.
+
+    Raises:
+        FileNotFoundError: The folder is of no known format, or lacks files.
+        MissingPackageError: The format needs a package that is not installed.
+        ValueError: A file is not as it must be.
+    """
+    scene = load_scene(folder, splits=None, image_size=SHARPNESS_SIZE, missing_images="skip")
+    names: list[str] = []
+    splits: list[str] = []
+    sizes: list[Size] = []
+    intrinsics: list[Tensor] = []
+    images: list[Image.Image] = []
+    for split_name, split in scene.splits.items():
+        assert split.paths is not None
+        names += split.names
+        splits += [split_name] * len(split)
+        found = [image_size(path) for path in split.paths]
+        scale = torch.tensor(found, dtype=torch.float64) / torch.tensor([split.cameras.width, split.cameras.height])
+        intrinsics.append(split.cameras.intrinsics.double() * scale.repeat(1, 2))
+        sizes += found
+        images += [Image.fromarray(image.numpy()) for image in split.images]
+    points, colors = (
+        read_points(folder) if is_colmap(folder) else (torch.zeros(0, 3).double(), torch.zeros(0, 3).byte())
+    )
+    return Capture(
+        name=scene.name,
+        format=format_of(folder).name,
+        names=_distinct(names, splits),
+        splits=tuple(splits),
+        c2w=torch.cat([split.cameras.c2w for split in scene.splits.values()]).double(),
+        intrinsics=torch.cat(intrinsics),
+        sizes=tuple(sizes),
+        aabb=scene.aabb.double(),
+        points=points,
+        colors=colors,
+        sharpness=tuple(sharpness(image) for image in images),
+        fingerprints=np.stack([fingerprint(image) for image in images]),
+        thumbnails=tuple(_thumbnail(image) for image in images),
+    )
+
+
+def _distinct(names: list[str], splits: list[str]) -> tuple[str, ...]:
+    if len(set(names)) == len(names):
+        return tuple(names)
+    return tuple(f"{split}/{name}" for split, name in zip(splits, names, strict=True))
+
+
+def _thumbnail(image: Image.Image) -> Image.Image:
+    small = image.copy()
+    small.thumbnail((THUMBNAIL_SIZE, THUMBNAIL_SIZE), Image.Resampling.BOX)
+    return Image.alpha_composite(Image.new("RGBA", small.size, "white"), small).convert("RGB")

@@ -1,0 +1,289 @@
+"""What usually goes wrong with a capture: one function each, from the capture to a warning or None."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from voxelfield.captures.capture import Capture
+from voxelfield.datasets.images import Size
+
+FEW_VIEWS = 20
+SCALES = (1e-4, 1e4)
+"""Extents of a scene, in world units, beyond which float32 and the settings' defaults serve badly."""
+BOX_RATIOS = (0.05, 20.0)
+"""Half the diagonal of a box over the median distance of the cameras from its centre, beyond which one is wrong."""
+FIELDS_OF_VIEW = (2.0, 150.0)
+"""Degrees, beyond which a focal length is hardly that of a camera."""
+BLURRED = 0.2
+"""Share of the median sharpness below which an image counts as blurred."""
+SAME_GREY = 3.0
+"""Grey levels by which no pixel of two fingerprints differs if two images are the same."""
+
+_SAME_PLACE = 1e-5  # of the extent of all cameras
+_SAME_ANGLE = 0.01  # degrees
+_OUTWARD = -0.5  # cosine of the angle between a camera's look and the way to the other cameras
+_ROLLED = 60.0  # degrees
+_STEEP = 0.35  # cosine of the elevation beyond which up and down mean little to a camera
+_NAMED = 3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that is likely wrong.
+
+    Attributes:
+        title: A few words.
+        message: One line that names images and says what to do.
+        views: Indices of the views that it is about; none if it is about all.
+    """
+
+    title: str
+    message: str
+    views: tuple[int, ...] = ()
+
+
+Check = Callable[[Capture], Finding | None]
+
+
+def few_views(capture: Capture) -> Finding | None:
+    """Warns of a capture with too few views to see every part from several sides."""
+    if len(capture) >= FEW_VIEWS:
+        return None
+    return Finding("few views", f"{len(capture)}, where at least {FEW_VIEWS} are advisable: take more photographs")
+
+
+def box_out_of_sight(capture: Capture) -> Finding | None:
+    """Warns of cameras in whose images no part of the box lies."""
+    blind = _indices(~_sees_box(capture, capture.c2w))
+    if not blind:
+        return None
+    lack = f"{_some(capture, blind)} of {len(capture)} see nothing of the box"
+    turned = capture.c2w.clone()
+    turned[:, :3, 1:3] *= -1
+    if len(blind) <= len(capture) // 2:
+        remedy = "choose another scene.aabb, or leave these views out"
+    elif int(_sees_box(capture, turned).sum()) > len(capture) - len(blind):
+        remedy = (
+            "turned about they would, so the poses seem to have OpenCV's axes: negate the second and the third column"
+        )
+    else:
+        remedy = "check that poses are camera to world with OpenGL's axes (y up, looking along -z), and scene.aabb"
+    return Finding("box out of sight", f"{lack}: {remedy}", blind)
+
+
+def cameras_look_outward(capture: Capture) -> Finding | None:
+    """Warns of cameras that look away from one another, as those within a room do, or those with a wrong convention."""
+    if len(capture) < 3:
+        return None
+    towards = F.normalize(capture.origins.mean(dim=0) - capture.origins, dim=-1)
+    if float((towards * capture.looks).sum(dim=-1).median()) > _OUTWARD:
+        return None
+    return Finding(
+        "cameras look outward",
+        "most look away from one another: check that poses are camera to world with OpenGL's axes (looking along -z); "
+        "if they are, as within a room, scene.aabb must hold all that is seen",
+    )
+
+
+def absurd_scale(capture: Capture) -> Finding | None:
+    """Warns of scenes that are tiny or huge in their units."""
+    low, high = SCALES
+    corners = torch.cat((capture.origins, capture.aabb))
+    extent = float((corners.amax(dim=0) - corners.amin(dim=0)).max())
+    if low <= extent <= high:
+        return None
+    return Finding(
+        "absurd scale",
+        f"cameras and box are {extent:.3g} units across, expected {low:g} to {high:g}: scale the poses, to cameras "
+        "a few units from the subject",
+    )
+
+
+def box_unlike_cameras(capture: Capture) -> Finding | None:
+    """Warns of a box that is much larger or smaller than the cameras' distances from it."""
+    low, high = BOX_RATIOS
+    distance = float((capture.origins - capture.aabb.mean(dim=0)).norm(dim=-1).median())
+    half = float((capture.aabb[1] - capture.aabb[0]).norm()) / 2
+    if low * distance <= half <= high * distance:
+        return None
+    size = "large" if half > high * distance else "small"
+    return Finding(
+        f"{size} box",
+        f"half of its diagonal is {half:.3g} units, and the cameras are {distance:.3g} units from its centre: set "
+        "scene.aabb to a box around the subject, in the units of the poses",
+    )
+
+
+def mixed_sizes(names: Sequence[str], sizes: Sequence[Size]) -> Finding | None:
+    """Warns of portrait images among landscape ones, or the other way round.
+
+    Args:
+        names: N names of images.
+        sizes: Their widths and heights.
+    """
+    portrait = [index for index, (width, height) in enumerate(sizes) if height > width]
+    landscape = [index for index, (width, height) in enumerate(sizes) if width > height]
+    fewer, word = min((portrait, "portrait"), (landscape, "landscape"), key=lambda pair: len(pair[0]))
+    if not fewer:
+        return None
+    others = len(portrait) + len(landscape) - len(fewer)
+    return Finding(
+        "mixed orientation",
+        f"{_list([names[index] for index in fewer])} {_are(fewer)} {word} among {others} that are not: turn the files "
+        "themselves upright and find the poses anew, or leave them out",
+        tuple(fewer),
+    )
+
+
+def mixed_orientation(capture: Capture) -> Finding | None:
+    """Warns of portrait images among landscape ones; see :func:`mixed_sizes`."""
+    return mixed_sizes(capture.names, capture.sizes)
+
+
+def cameras_rolled(capture: Capture) -> Finding | None:
+    """Warns of cameras that are upside-down or on their side compared with the others."""
+    up = F.normalize(capture.up, dim=0)
+    right, above = capture.c2w[:, :3, 0] @ up, capture.c2w[:, :3, 1] @ up
+    rolled = _indices((torch.atan2(right, above).rad2deg().abs() > _ROLLED) & (torch.hypot(right, above) > _STEEP))
+    if not rolled or len(rolled) > len(capture) // 2:
+        return None
+    return Finding(
+        "rolled cameras",
+        f"{_some(capture, rolled)} {_are(rolled)} upside-down or on the side compared with the others: fine if the "
+        "camera was held so; else turn the images, or leave them out",
+        rolled,
+    )
+
+
+def odd_field_of_view(capture: Capture) -> Finding | None:
+    """Warns of focal lengths that are not positive, and of very narrow or wide fields of view."""
+    low, high = FIELDS_OF_VIEW
+    angles = capture.fields_of_view
+    odd = _indices(((angles < low) | (angles > high)).any(dim=-1))
+    if not odd:
+        return None
+    focal, angle = float(capture.intrinsics[odd[0], 0]), float(angles[odd[0], 0])
+    return Finding(
+        "odd field of view",
+        f"{_some(capture, odd)} {_have(odd)} less than {low:g} or more than {high:g} degrees, the first {angle:.3g} "
+        f"at a focal length of {focal:.4g} pixels: it must be in pixels of the image file, and not zero",
+        odd,
+    )
+
+
+def blurred_images(capture: Capture) -> Finding | None:
+    """Warns of images that are far less sharp than most."""
+    median = float(np.median(capture.sharpness))
+    blurred = tuple(index for index, found in enumerate(capture.sharpness) if found < BLURRED * median)
+    if not blurred:
+        return None
+    return Finding(
+        "blurred images",
+        f"{_some(capture, blurred)} {_have(blurred)} less than {BLURRED:g} of the median sharpness: leave them out",
+        blurred,
+    )
+
+
+def duplicate_images(capture: Capture) -> Finding | None:
+    """Warns of images that are the same, or nearly so."""
+    flat = capture.fingerprints.reshape(len(capture), -1)
+
+    def same(index: int) -> list[int]:
+        return np.flatnonzero(np.abs(flat[:index] - flat[index]).max(axis=-1) <= SAME_GREY).tolist() if index else []
+
+    return _duplicates(capture, same, "duplicate images", "are nearly the same: leave one of each out")
+
+
+def duplicate_poses(capture: Capture) -> Finding | None:
+    """Warns of cameras in the same place that look the same way."""
+    origins, rotations = capture.origins, capture.c2w[:, :3, :3]
+    extent = float((origins - origins.mean(dim=0)).norm(dim=-1).max())
+    # By this much, in the Frobenius norm, rotations differ that are so small an angle apart.
+    least = math.sqrt(2) * math.radians(_SAME_ANGLE)
+
+    def same(index: int) -> list[int]:
+        near = (origins[:index] - origins[index]).norm(dim=-1) <= _SAME_PLACE * extent
+        alike = (rotations[:index] - rotations[index]).norm(dim=(-1, -2)) <= least
+        return torch.nonzero(near & alike)[:, 0].tolist()
+
+    return _duplicates(
+        capture, same, "duplicate poses", "have the same pose: leave one of each out, or find poses anew"
+    )
+
+
+CHECKS: tuple[Check, ...] = (
+    few_views,
+    box_out_of_sight,
+    cameras_look_outward,
+    absurd_scale,
+    box_unlike_cameras,
+    mixed_orientation,
+    cameras_rolled,
+    odd_field_of_view,
+    blurred_images,
+    duplicate_images,
+    duplicate_poses,
+)
+"""All checks, in the order in which they are told."""
+
+
+def check_capture(capture: Capture) -> list[Finding]:
+    """Returns what all checks find."""
+    return [finding for check in CHECKS if (finding := check(capture)) is not None]
+
+
+def _sees_box(capture: Capture, c2w: Tensor) -> Tensor:
+    """Tells which cameras (N,) have a point of a lattice over the box within their images."""
+    share = torch.linspace(0, 1, 9, dtype=torch.float64)
+    points = capture.aabb[0] + torch.cartesian_prod(share, share, share) * (capture.aabb[1] - capture.aabb[0])
+    sizes = torch.tensor(capture.sizes, dtype=torch.float64)
+    seen = []
+    for pose, intrinsics, size in zip(c2w, capture.intrinsics, sizes, strict=True):
+        x, y, z = ((points - pose[:3, 3]) @ pose[:3, :3]).unbind(dim=-1)
+        across = intrinsics[2:] + intrinsics[:2] * torch.stack((x, -y), dim=-1) / -z[:, None]
+        seen.append(bool(((z < 0) & (across > 0).all(dim=-1) & (across < size).all(dim=-1)).any()))
+    return torch.tensor(seen)
+
+
+def _duplicates(capture: Capture, same: Callable[[int], list[int]], title: str, remedy: str) -> Finding | None:
+    """Makes a finding of pairs.
+
+    Args:
+        capture: Names the views.
+        same: Returns the views before one that are the same.
+        title: Of the finding.
+        remedy: What follows the names.
+    """
+    pairs = [(earlier[0], index) for index in range(len(capture)) if (earlier := same(index))]
+    if not pairs:
+        return None
+    told = _list([f"{capture.names[one]} and {capture.names[other]}" for one, other in pairs])
+    return Finding(title, f"{told} {remedy}", tuple(sorted({index for pair in pairs for index in pair})))
+
+
+def _indices(chosen: Tensor) -> tuple[int, ...]:
+    return tuple(torch.nonzero(chosen)[:, 0].tolist())
+
+
+def _some(capture: Capture, views: Sequence[int]) -> str:
+    return _list([capture.names[index] for index in views])
+
+
+def _list(names: Sequence[str]) -> str:
+    more = len(names) - _NAMED
+    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _are(views: Sequence[int]) -> str:
+    return "is" if len(views) == 1 else "are"
+
+
+def _have(views: Sequence[int]) -> str:
+    return "has" if len(views) == 1 else "have"

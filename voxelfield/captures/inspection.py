@@ -1,0 +1,81 @@
+"""Looking at a scene before training: what it holds, what is likely wrong, a picture and a page."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+from dataclasses import dataclass
+from pathlib import Path
+
+from voxelfield.captures.capture import read_capture
+from voxelfield.captures.checks import Finding, check_capture, mixed_sizes
+from voxelfield.captures.figures import figures
+from voxelfield.captures.page import make_page
+from voxelfield.captures.photographs import photographs_in
+from voxelfield.datasets.images import image_size
+from voxelfield.files import atomic_write
+from voxelfield.installed import MissingPackageError
+
+PICTURE = "inspect.png"
+"""Name of the picture."""
+
+PAGE = "inspect.html"
+"""Name of the page."""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What there is to say of a scene.
+
+    Attributes:
+        name: The scene's name.
+        rows: Figures, as labels and texts.
+        findings: What is likely wrong.
+    """
+
+    name: str
+    rows: tuple[tuple[str, str], ...]
+    findings: tuple[Finding, ...]
+
+
+def inspect_scene(folder: Path, out: Path) -> Inspection:
+    """Reads a scene, checks it, and writes its picture and page.
+
+    Args:
+        folder: In any format that :func:`voxelfield.datasets.loading.load_scene` reads.
+        out: Folder for :data:`PICTURE` and :data:`PAGE`; it is created if need be.
+
+    Returns:
+        What was found.
+
+    Raises:
+        FileNotFoundError: The folder is of no known format, or lacks files.
+        MissingPackageError: matplotlib, or a package that the format needs, is not installed.
+        ValueError: A file is not as it must be.
+    """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise MissingPackageError('matplotlib must be installed to draw a scene: pip install "voxelfield[inspect]"')
+    from voxelfield.captures.drawing import draw
+
+    capture = read_capture(folder)
+    rows, findings = figures(capture), check_capture(capture)
+    picture = io.BytesIO()
+    draw(capture, findings).save(picture, format="PNG")
+    with atomic_write(out / PICTURE) as file:
+        file.write(picture.getvalue())
+    with atomic_write(out / PAGE) as file:
+        file.write(make_page(capture.name, rows, findings, picture.getvalue()).encode())
+    return Inspection(capture.name, tuple(rows), tuple(findings))
+
+
+def explain_refusal(folder: Path) -> Finding | None:
+    """Looks at the images of a scene that cannot be read for portrait ones among landscape ones.
+
+    Loaders refuse images of several sizes by naming the first that differs, which does not say what to do.
+
+    Args:
+        folder: The scene's folder, whose images are in a folder ``images`` or in itself.
+    """
+    images = folder / "images"
+    paths = photographs_in(images if images.is_dir() else folder)
+    return mixed_sizes([path.name for path in paths], [image_size(path) for path in paths])

@@ -1,0 +1,169 @@
+"""Photographs for structure from motion: copies of given ones, frames of a video, and reduced copies."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, ImageOps
+
+from voxelfield.captures.measures import sharpness
+from voxelfield.datasets.images import UNREADABLE, Size, unreadable
+from voxelfield.datasets.transforms import IMAGE_SUFFIXES
+from voxelfield.installed import MissingPackageError
+
+SUFFIXES = (*IMAGE_SUFFIXES, ".webp", ".tif", ".tiff", ".bmp")
+"""Suffixes of the files that count as photographs."""
+
+REDUCTIONS = (2, 4, 8)
+"""Factors of the reduced copies, in the folders ``images_2``, ``images_4`` and ``images_8``."""
+
+_ORIENTATION = 0x0112  # the EXIF tag
+_JPEG_QUALITY = 95
+
+
+def photographs_in(folder: Path) -> list[Path]:
+    """Lists the photographs of a folder, without those of its subfolders, in the order of their names."""
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file())
+
+
+def copy_photographs(photographs: Sequence[Path], folder: Path, max_size: int) -> None:
+    """Copies photographs, upright and shrunk where they are large.
+
+    A photograph that EXIF says to turn is turned: nothing later looks at that tag. Files that need no change are copied
+    byte by byte; formats that the loaders do not read become PNG.
+
+    Args:
+        photographs: At least one.
+        folder: Where the copies go; it is created.
+        max_size: Longest side in pixels above which a copy is shrunk.
+
+    Raises:
+        ValueError: A photograph is unreadable, or two copies would have one name.
+    """
+    names = [path.name if path.suffix.lower() in IMAGE_SUFFIXES else f"{path.stem}.png" for path in photographs]
+    first: dict[str, Path] = {}
+    for path, name in zip(photographs, names, strict=True):
+        if first.setdefault(name, path) != path:
+            raise ValueError(f"photographs must have different names, got {first[name]} and {path}")
+    folder.mkdir(parents=True)
+
+    def copy(index: int) -> None:
+        path, target = photographs[index], folder / names[index]
+        with Image.open(path) as image:
+            turned = image.getexif().get(_ORIENTATION, 1) != 1
+            if not turned and max(image.size) <= max_size and path.name == target.name:
+                image.load()
+                shutil.copyfile(path, target)
+            else:
+                _save(_shrunk(ImageOps.exif_transpose(image), max_size), target)
+
+    _in_threads(copy, photographs)
+
+
+def extract_frames(video: Path, folder: Path, count: int, max_size: int) -> None:
+    """Writes frames of a video, spread evenly: the sharpest of each of ``count`` windows of equal length.
+
+    Args:
+        video: The file.
+        folder: Where the frames go, as JPEG; it is created.
+        count: How many frames to write; all, if the video has fewer.
+        max_size: Longest side in pixels above which a frame is shrunk.
+
+    Raises:
+        MissingPackageError: imageio or its ffmpeg plugin is not installed.
+        ValueError: ffmpeg cannot read the file.
+    """
+    if importlib.util.find_spec("imageio") is None or importlib.util.find_spec("imageio_ffmpeg") is None:
+        raise MissingPackageError('imageio[ffmpeg] must be installed to read a video: pip install "voxelfield[train]"')
+    folder.mkdir(parents=True)
+    best: Image.Image | None = None
+    most, at = -1.0, 0
+    for window, frame in _windows(video, count):
+        if window != at and best is not None:
+            _save(_shrunk(best, max_size), folder / f"frame_{at:05d}.jpg")
+            most = -1.0
+        found = sharpness(frame)
+        if found > most:
+            best, most, at = frame, found, window
+    if best is None:
+        raise ValueError(f"{video}: must be a video with at least one frame, got none")
+    _save(_shrunk(best, max_size), folder / f"frame_{at:05d}.jpg")
+
+
+def _windows(video: Path, count: int) -> Iterator[tuple[int, Image.Image]]:
+    """Yields the frames of a video, each with the number of the window that it lies in."""
+    import imageio.v2 as imageio
+
+    try:
+        reader: Any = imageio.get_reader(video, format="FFMPEG")
+        total = reader.count_frames()
+    except (OSError, RuntimeError, ValueError, IndexError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ValueError(f"{video}: must be a video that ffmpeg can read ({reason})") from error
+    windows = max(1, min(count, total))
+    with reader:
+        for index, frame in enumerate(reader):
+            # A damaged video may have more frames than were counted.
+            yield min(index * windows // max(total, 1), windows - 1), Image.fromarray(frame)
+
+
+def write_reductions(folder: Path) -> None:
+    """Writes reduced copies of ``folder/images`` into ``folder/images_2``, ``images_4`` and ``images_8``.
+
+    Args:
+        folder: Holds ``images``.
+    """
+    photographs = photographs_in(folder / "images")
+    for factor in REDUCTIONS:
+        (folder / f"images_{factor}").mkdir()
+
+    def reduce(index: int) -> None:
+        path = photographs[index]
+        with Image.open(path) as image:
+            for factor in REDUCTIONS:
+                size = (max(1, round(image.width / factor)), max(1, round(image.height / factor)))
+                _save(_resized(image, size), folder / f"images_{factor}" / path.name)
+
+    _in_threads(reduce, photographs)
+
+
+def _shrunk(image: Image.Image, max_size: int) -> Image.Image:
+    factor = max(image.size) / max_size
+    if factor <= 1:
+        return image
+    return _resized(image, (max(1, round(image.width / factor)), max(1, round(image.height / factor))))
+
+
+def _resized(image: Image.Image, size: Size) -> Image.Image:
+    # Pillow does not interpolate the colours of a palette.
+    return (image.convert("RGBA") if image.mode == "P" else image).resize(size, Image.Resampling.LANCZOS)
+
+
+def _save(image: Image.Image, path: Path) -> None:
+    # The focal length that EXIF states is where structure from motion starts, and it survives a change of size.
+    exif = image.getexif()
+    exif.pop(_ORIENTATION, None)
+    if path.suffix.lower() == ".png":
+        image.save(path, exif=exif)
+    else:
+        image.convert("RGB").save(path, quality=_JPEG_QUALITY, subsampling=0, exif=exif)
+
+
+def _in_threads(action: Callable[[int], None], paths: Sequence[Path]) -> None:
+    """Calls an action with the number of each file; names the file that Pillow cannot read."""
+
+    def act(index: int) -> None:
+        try:
+            action(index)
+        except UNREADABLE as error:
+            raise unreadable(paths[index], error) from error
+
+    with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
+        for _ in pool.map(act, range(len(paths))):
+            pass

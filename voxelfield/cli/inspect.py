@@ -1,0 +1,65 @@
+"""``voxelfield inspect``: draws a scene's cameras, box and images, and warns of what usually goes wrong."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from voxelfield.captures.checks import Finding
+from voxelfield.captures.inspection import PAGE, PICTURE, explain_refusal, inspect_scene
+from voxelfield.cli.errors import in_one_line
+from voxelfield.datasets.loading import folder_of
+
+logger = logging.getLogger(__name__)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parses the command line and inspects; returns the exit status, 0 also where there are warnings."""
+    parser = argparse.ArgumentParser(
+        prog="voxelfield inspect",
+        description="Draw a scene's cameras, box, points and images into one picture and one page, and warn of what "
+        "usually goes wrong.",
+    )
+    parser.add_argument("scene", metavar="FOLDER", help="a scene's folder, or its name")
+    parser.add_argument("-o", "--out", type=Path, help=f"folder for {PICTURE} and {PAGE} (default: the working folder)")
+    parser.add_argument(
+        "--data-root", type=Path, default=Path("data"), help="folder of scenes, for names (default: data)"
+    )
+    options = parser.parse_args(arguments)
+    return in_one_line(lambda: _inspect(options))
+
+
+def _inspect(options: argparse.Namespace) -> None:
+    folder, out = folder_of(options.scene, options.data_root), options.out or Path()
+    try:
+        with _quiet_loading():
+            found = inspect_scene(folder, out)
+    except ValueError:
+        finding = explain_refusal(folder)
+        if finding is not None:
+            _warn(finding)
+        raise
+    for label, text in found.rows:
+        logger.info("%-34s %s", label, text)
+    for finding in found.findings:
+        _warn(finding)
+    logger.info("wrote %s and %s", out / PICTURE, out / PAGE)
+
+
+@contextlib.contextmanager
+def _quiet_loading() -> Iterator[None]:
+    """Keeps the loader from telling the sizes of the small copies, which would pass for those of the images."""
+    loading = logging.getLogger("voxelfield.datasets.loading")
+    level = loading.level
+    loading.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        loading.setLevel(level)
+
+
+def _warn(finding: Finding) -> None:
+    logger.warning("warning: %s: %s", finding.title, finding.message)

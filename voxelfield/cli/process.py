@@ -1,0 +1,89 @@
+"""``voxelfield process``: poses for photographs or a video, by structure from motion."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+from voxelfield.captures.processing import REPORT, ProcessOptions, process
+from voxelfield.captures.reconstruction import Report
+from voxelfield.cli.errors import in_one_line
+
+logger = logging.getLogger(__name__)
+
+# Below this share of the photographs, something about the capture or the settings is likely wrong.
+_FEW = 0.8
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parses the command line and processes; returns the exit status."""
+    defaults = ProcessOptions()
+    parser = argparse.ArgumentParser(
+        prog="voxelfield process",
+        description="Find the poses of photographs, or of frames of a video, and write a scene that can be trained on.",
+    )
+    parser.add_argument("source", type=Path, metavar="PHOTOS_OR_VIDEO", help="a folder of photographs, or a video")
+    parser.add_argument("-o", "--out", type=Path, required=True, metavar="FOLDER", help="the scene's folder")
+    parser.add_argument(
+        "--frames",
+        type=int,
+        default=defaults.frames,
+        help=f"frames to take from a video, the sharpest of as many equal parts (default: {defaults.frames})",
+    )
+    parser.add_argument(
+        "--matching",
+        choices=("exhaustive", "sequential"),
+        help="compare all photographs, or neighbours in the order of their names (default: sequential for a video)",
+    )
+    parser.add_argument(
+        "--camera-model",
+        default=defaults.camera_model,
+        help=f"a model of COLMAP, such as PINHOLE, SIMPLE_RADIAL or OPENCV (default: {defaults.camera_model})",
+    )
+    parser.add_argument(
+        "--per-image-camera",
+        action="store_true",
+        help="a camera for every photograph (default: photographs of one size share one)",
+    )
+    parser.add_argument(
+        "--max-size",
+        type=int,
+        default=defaults.max_size,
+        help=f"shrink photographs whose longest side has more pixels (default: {defaults.max_size})",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace what FOLDER holds of an earlier call")
+    options = parser.parse_args(arguments)
+    return in_one_line(lambda: _process(options))
+
+
+def _process(given: argparse.Namespace) -> None:
+    options = ProcessOptions(
+        frames=given.frames,
+        matching=given.matching,
+        camera_model=given.camera_model,
+        camera_per_image=given.per_image_camera,
+        max_size=given.max_size,
+        overwrite=given.overwrite,
+    )
+    for line in _told(process(given.source, given.out, options), given.out):
+        logger.info("%s", line)
+
+
+def _told(report: Report, folder: Path) -> list[str]:
+    lines = [
+        f"registered {report.registered} of {report.photographs} photographs",
+        f"{report.points} points, each found in {report.mean_track_length:.1f} photographs, "
+        f"{report.mean_reprojection_error:.2f} pixels off on average",
+    ]
+    if report.unregistered:
+        lines.append(f"not registered: {', '.join(report.unregistered)}")
+    if report.other_models:
+        others = " and ".join(map(str, report.other_models))
+        lines.append(f"left out: smaller models of {others} photographs, which share too little with this one")
+    if report.registered < _FEW * report.photographs:
+        remedy = "take more in between" + (", or try --matching exhaustive" if report.matching == "sequential" else "")
+        lines.append(f"many photographs were not registered: {remedy}")
+    lines.append(f"wrote {folder} and {folder / REPORT}; look at it with `voxelfield inspect {folder}`")
+    return lines
