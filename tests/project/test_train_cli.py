@@ -21,7 +21,7 @@ from PIL import Image
 
 import voxelfield
 from voxelfield.cli import evaluate
-from voxelfield.cli.train import main, with_folder
+from voxelfield.cli.train import for_photographs, main, with_folder
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.devices import choose_device
@@ -451,6 +451,21 @@ def test_what_names_no_folder_stays_as_it_is(override, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert with_folder(override) == [override]
     assert with_folder("scene=data") == ["scene=folder", "scene.name='data'", f"data.root='{tmp_path}'"]
+
+
+def test_a_folder_of_photographs_has_a_trainer_of_its_own(tmp_path):
+    folder = tmp_path / "capture"
+    folder.mkdir()
+    (folder / "transforms.json").write_text("{}")
+    scene = f"scene={folder}"
+    assert for_photographs([scene], "train") == ["trainer=unbounded"]
+    assert for_photographs([scene, "model=pyramid", "seed=1"], "train") == ["trainer=unbounded"]
+    assert for_photographs([scene, "trainer=fast"], "train") == []
+    assert for_photographs([scene, "model=sh"], "train") == []
+    assert for_photographs([scene], "train_cpu") == []
+    assert for_photographs(["scene=lego"], "train") == []
+    (folder / "transforms_train.json").write_text("{}")  # now it is Blender's layout
+    assert for_photographs([scene], "train") == []
 
 
 @pytest.mark.slow

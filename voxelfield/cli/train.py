@@ -19,9 +19,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from voxelfield.config.parsing import unknown_key
 from voxelfield.datasets.download import DownloadError
+from voxelfield.datasets.registry import recognised_format
 from voxelfield.devices import DEVICES
 from voxelfield.installed import MissingPackageError, config_folder
-from voxelfield.training.config import complete_overrides, config_name
+from voxelfield.training.config import complete_overrides, config_name, trainer_for_photographs
 from voxelfield.training.config.announced import offer_announced_recipes
 from voxelfield.training.configured import train_as_configured
 from voxelfield.training.occupied_space import EmptyFieldError
@@ -37,7 +38,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     given = sys.argv if arguments is None else ["voxelfield train", *arguments]
     overrides = [text for override in given[1:] for text in with_folder(override)]
-    sys.argv = [given[0], *complete_overrides(overrides)]
     # Hydra would print its errors over many lines and exit; told to raise them, it leaves that to us.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     offer_announced_recipes()
@@ -45,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         configuration = config_name(_given_device(given[1:]))
     except ValueError:  # the device is not there, as the run itself says
         configuration = config_name()
+    sys.argv = [given[0], *complete_overrides([*overrides, *for_photographs(given[1:], configuration)])]
     try:
         hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=configuration)(train)()
     except CompactHydraException as error:
@@ -68,6 +69,22 @@ def with_folder(override: str) -> list[str]:
     return ["scene=folder", f"scene.name={_quoted(whole.name)}", f"data.root={_quoted(str(whole.parent))}"]
 
 
+def for_photographs(overrides: Sequence[str], configuration: str) -> list[str]:
+    """Returns overrides that choose the trainer for a folder of photographs, unless one is chosen already.
+
+    Args:
+        overrides: As on Hydra's command line.
+        configuration: The file in ``configs/`` that the run begins with.
+    """
+    given = {key.lstrip("+"): value for key, _, value in (text.partition("=") for text in overrides)}
+    scene = given.get("scene", "")
+    if "trainer" in given or with_folder(f"scene={scene}") == [f"scene={scene}"]:
+        return []
+    known = recognised_format(Path(scene))
+    chosen = trainer_for_photographs(given.get("model", "pyramid"), configuration)
+    return [f"trainer={chosen}"] if known is not None and known.photographs and chosen is not None else []
+
+
 def _quoted(text: str) -> str:
     """Returns a text as Hydra's grammar quotes it, where a backslash counts only before a quote."""
     return "'" + re.sub(r"(\\*)('|$)", lambda match: 2 * match[1] + ("\\'" if match[2] else ""), text) + "'"
@@ -86,6 +103,8 @@ def train(config: DictConfig) -> float | None:
     on_cpu = HydraConfig.get().job.config_name == "train_cpu"
     if on_cpu and (choices["model"], choices["trainer"]) == ("mlp", "cpu"):
         logger.info("on a CPU model=mlp and trainer=cpu are the defaults (smaller images, one smaller grid)")
+    if (choices["scene"], choices["trainer"]) == ("folder", trainer_for_photographs("pyramid", "train")):
+        logger.info("trainer=%s is the default for photographs", choices["trainer"])
     try:
         metrics = train_as_configured(config, Path(HydraConfig.get().runtime.output_dir), Path(get_original_cwd()))
     except (ValueError, FileNotFoundError, DownloadError, MissingPackageError) as error:

@@ -7,16 +7,22 @@ import math
 import torch
 from torch import Tensor
 
-from voxelfield.grids.nested_boxes import NestedBoxes
+from voxelfield.grids.nested_boxes import MAX_BOXES, NestedBoxes
 
 _OUTLIERS = 0.01
-# Of nested boxes: how large the smallest is beside the cube of the cameras, how many there are where no points say so,
-# within what limits points say so, and where rays begin, in halves of the smallest one's edge.
+_MARGIN = 0.05
+# Of nested boxes: the share of points outside of the smallest at each side, and how thin it may be beside its longest
+# edge; without points its size beside the cube of the cameras, and the number of boxes.
+_OUTER_TENTH = 0.1
+_THINNEST = 0.1
 _INNERMOST = 0.25
 _BOXES = 6
-_FEWEST_BOXES, _MOST_BOXES = 5, 8
-_NEAR = 0.05
-_MARGIN = 0.05
+# Where rays begin: in depths of the nearest points, or in distances of the centre.
+_NEAR_OF_NEAREST = 0.3
+_NEAR_OF_CENTRE = 0.1
+# Along each axis of a frustum that points fill; and of how many points quantiles are taken.
+_SAMPLES = 8
+_MOST_POINTS = 4000
 
 
 def box_of_points(points: Tensor) -> Tensor:
@@ -81,21 +87,54 @@ def box_of_frusta(c2w: Tensor, slopes: Tensor, near: Tensor, far: Tensor) -> Ten
     return torch.stack((world.amin(dim=0), world.amax(dim=0)))
 
 
-def nested_boxes_of_cameras(c2w: Tensor, points: Tensor | None = None) -> NestedBoxes:
-    """Returns nested boxes about what cameras look at, for photographs that show what is around, too.
-
-    The smallest holds what is nearest to the middle of all images: a quarter of the cube of :func:`box_of_cameras`.
+def points_of_frusta(c2w: Tensor, slopes: Tensor, near: Tensor, far: Tensor) -> Tensor:
+    """Returns points that fill what cameras see between two depths, as densely as pixels see it.
 
     Args:
         c2w: (N, 4, 4) camera to world, OpenGL axes, N at least 1.
-        points: (M, 3) points that structure from motion found, world units. The largest box holds nearly all of them.
+        slopes: (N, 2) how far the images reach from their centres along x and y, at a depth of 1.
+        near: (N,) smaller depth along the optical axis, world units.
+        far: (N,) larger depth.
+
+    Returns:
+        (M, 3) world units; float64.
     """
-    cube = box_of_cameras(c2w)
-    centre, half = cube.mean(dim=0), _INNERMOST * (cube[1] - cube[0]) / 2
-    count = _BOXES
-    if points is not None and len(points) > 0:
-        far = ((points.double() - centre).abs() / half).amax(dim=-1)
-        reach = float(torch.quantile(far, 1 - _OUTLIERS))
-        count = min(max(math.ceil(math.log2(max(reach, 1.0))) + 1, _FEWEST_BOXES), _MOST_BOXES)
-    low, high = torch.stack((centre - half, centre + half)).tolist()
-    return NestedBoxes((tuple(low), tuple(high)), count, near=_NEAR * float(half.max()))
+    c2w = c2w.double()
+    share = (torch.arange(_SAMPLES, dtype=torch.float64) + 0.5) / _SAMPLES
+    # Evenly spread in 1 / depth, as the resolution of depth from pictures is.
+    depth = 1 / torch.lerp(1 / near.double()[:, None], 1 / far.double()[:, None], share)
+    x, y = torch.meshgrid(2 * share - 1, 2 * share - 1, indexing="ij")
+    across = torch.stack((x, y), dim=-1).view(1, -1, 2) * slopes.double()[:, None]
+    at_one = torch.cat((across, -torch.ones(len(c2w), across.shape[1], 1, dtype=torch.float64)), dim=-1)
+    points = (at_one[:, None] * depth[:, :, None, None]).flatten(1, 2)
+    return (points @ c2w[:, :3, :3].mT + c2w[:, None, :3, 3]).reshape(-1, 3)
+
+
+def nested_boxes_of_cameras(c2w: Tensor, points: Tensor | None = None) -> NestedBoxes:
+    """Returns nested boxes for photographs that show what is around, too.
+
+    With points, the smallest box holds the middle four fifths of them along each axis, and the largest holds nearly
+    all. Without, the smallest is a quarter of the cube of :func:`box_of_cameras`, about what cameras look at.
+
+    Args:
+        c2w: (N, 4, 4) camera to world, OpenGL axes, N at least 1.
+        points: (M, 3) points that structure from motion found, or that fill what is seen, world units.
+    """
+    if points is None or len(points) == 0:
+        cube = box_of_cameras(c2w)
+        centre, reach = cube.mean(dim=0), (cube[1] - cube[0]) / 2
+        low, high, count = centre - _INNERMOST * reach, centre + _INNERMOST * reach, _BOXES
+        near = _NEAR_OF_CENTRE * float(reach.max())
+    else:
+        points = points.double()[:: max(1, len(points) // _MOST_POINTS)]
+        low, high = (torch.quantile(points, share, dim=0) for share in (_OUTER_TENTH, 1 - _OUTER_TENTH))
+        # A wall that all points lie on has no thickness.
+        half = ((high - low) / 2).clamp(min=_THINNEST * float((high - low).max()) / 2)
+        centre = (low + high) / 2
+        low, high = centre - half, centre + half
+        reach = torch.quantile(((points - centre).abs() / half).amax(dim=-1), 1 - _OUTLIERS)
+        count = min(max(math.ceil(math.log2(float(reach))) + 1, 2), MAX_BOXES)
+        looks = -c2w.double()[:, :3, 2]
+        depth = ((points[:, None] - c2w.double()[:, :3, 3]) * looks).sum(dim=-1)
+        near = _NEAR_OF_NEAREST * float(torch.quantile(depth[depth > 0], _OUTLIERS)) if bool((depth > 0).any()) else 0.0
+    return NestedBoxes((tuple(low.tolist()), tuple(high.tolist())), count, near=near)

@@ -38,7 +38,7 @@ def load_capture(
         options: What to load, and how.
         box: Computes the box (2, 3) of a scene whose photographs are transparent around it, if the options name none.
         listed: The paths of each split's photographs, if the format lists them after all.
-        points: (M, 3) points that structure from motion found, world units.
+        points: (M, 3) points that structure from motion found, or that fill what is seen, world units.
 
     Returns:
         The scene, on the CPU. With ``holdout=0`` it has no test split, unless the format lists one.

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from voxelfield.datasets.bounds import box_of_frusta
+from voxelfield.datasets.bounds import box_of_frusta, points_of_frusta
 from voxelfield.datasets.captures import load_capture
 from voxelfield.datasets.images import IMAGE_SUFFIXES
 from voxelfield.datasets.options import LoadOptions
@@ -63,7 +63,8 @@ def load_llff(folder: Path, options: LoadOptions) -> Scene:
     if len(shrunk) == len(photos):
         photos = [replace(photo, shrunk=path) for photo, path in zip(photos, shrunk, strict=True)]
     slopes = torch.stack((width, height), dim=-1) / (2 * focal[:, None])
-    return load_capture(folder, file, photos, options, lambda: box_of_frusta(c2w, slopes, near, far))
+    seen = points_of_frusta(c2w, slopes, near, far)
+    return load_capture(folder, file, photos, options, lambda: box_of_frusta(c2w, slopes, near, far), points=seen)
 
 
 def _read_rows(file: Path) -> Tensor:

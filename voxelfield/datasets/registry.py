@@ -42,12 +42,14 @@ class Format:
         looks_for: The files by which a folder is recognised, for messages.
         recognises: Tells whether a folder, which need not exist, is in this format; it opens no image.
         load: Loads such a folder.
+        photographs: Whether it usually holds photographs of real places, which show what is around the subject.
     """
 
     name: str
     looks_for: str
     recognises: Callable[[Path], bool]
     load: Loader
+    photographs: bool = False
 
 
 FORMATS: tuple[Format, ...] = (
@@ -57,9 +59,9 @@ FORMATS: tuple[Format, ...] = (
         blender.is_blender,
         blender.load_blender,
     ),
-    Format("nerfstudio or instant-ngp", nerfstudio.FILE, nerfstudio.is_nerfstudio, nerfstudio.load_nerfstudio),
-    Format("COLMAP", "sparse/0/images.bin", colmap.is_colmap, colmap.load_colmap),
-    Format("LLFF", llff.FILE, llff.is_llff, llff.load_llff),
+    Format("nerfstudio or instant-ngp", nerfstudio.FILE, nerfstudio.is_nerfstudio, nerfstudio.load_nerfstudio, True),
+    Format("COLMAP", "sparse/0/images.bin", colmap.is_colmap, colmap.load_colmap, True),
+    Format("LLFF", llff.FILE, llff.is_llff, llff.load_llff, True),
     Format("NSVF", f"{nsvf.FILE} and pose", nsvf.is_nsvf, nsvf.load_nsvf),
 )
 """All formats; the first that recognises a folder loads it."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.fields.field import Field
+from voxelfield.grids.nested_boxes import NestedBoxes
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -45,7 +46,12 @@ def visible_cells(
     cameras = cameras.to(device)
     shape = tuple(occupancy.occupied.shape)
     extent = (aabb[1] - aabb[0]).tolist()
-    spacing = _pixel_spacing(cameras, aabb.mean(dim=0))
+    boxes: NestedBoxes | None = getattr(field, "boxes", None)
+    if boxes is None:
+        spacing = _pixel_spacing(cameras, aabb.mean(dim=0))
+    else:
+        # In units of a box; those of the smallest see pixels the farthest apart, the more so at its far corner.
+        spacing = _pixel_spacing(cameras, field.aabb.mean(dim=0), math.sqrt(3) * boxes.unit) / boxes.unit
     scales = [_scale(length, cells, spacing) for length, cells in zip(extent, shape, strict=True)]
     sizes = [math.ceil(cells * parts / merged) for cells, (parts, merged) in zip(shape, scales, strict=True)]
     seen = torch.zeros(sizes, dtype=torch.bool, device=device)
@@ -68,11 +74,17 @@ def visible_cells(
     return seen & occupied
 
 
-def _pixel_spacing(cameras: Cameras, target: Tensor) -> float:
-    """Returns the largest distance between rays of neighbouring pixels at a point, world units; 0 for no cameras."""
+def _pixel_spacing(cameras: Cameras, target: Tensor, beyond: float = 0.0) -> float:
+    """Returns the largest distance between rays of neighbouring pixels, world units; 0 for no cameras.
+
+    Args:
+        cameras: The cameras.
+        target: (3,) where it is measured, world units.
+        beyond: How far behind that.
+    """
     if len(cameras) == 0:
         return 0.0
-    distance = (cameras.c2w[:, :3, 3] - target).norm(dim=-1)
+    distance = (cameras.c2w[:, :3, 3] - target).norm(dim=-1) + beyond
     if cameras.lens is not None:
         return float((distance * cameras.pixel_angles()[:, 1]).amax())
     return float((distance / cameras.intrinsics[:, :2].amin(dim=-1)).amax())

@@ -24,7 +24,15 @@ from voxelfield.training.averaging import WeightAverage
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.building import build_field
 from voxelfield.training.clock import Pause, synchronized_time
-from voxelfield.training.config import OptimizerConfig, RunConfig, SceneConfig, TrainerConfig, complete
+from voxelfield.training.config import (
+    OptimizerConfig,
+    RunConfig,
+    SceneConfig,
+    TrainerConfig,
+    complete,
+    config_name,
+    trainer_for_photographs,
+)
 from voxelfield.training.evaluation import Evaluation
 from voxelfield.training.graph import GraphedCall
 from voxelfield.training.interrupt import Interrupt
@@ -50,8 +58,9 @@ Hook = Callable[["Session"], None]
 class Session:
     """Fits a field to the training images of a scene.
 
-    Settings that are not given are those of ``python train.py model=RECIPE`` on the same device. Hooks see the session
-    between two steps, on the thread that trains; they may read everything, log, save, or raise to stop.
+    Settings that are not given are those of ``python train.py model=RECIPE`` on the same device; for a scene with
+    nested boxes, those that photographs are trained with. Hooks see the session between two steps, on the thread that
+    trains; they may read everything, log, save, or raise to stop.
 
     Args:
         scene: Images and cameras, with a split named ``train``.
@@ -105,6 +114,9 @@ class Session:
         on_stage: Hook | None = None,
         on_preview: Hook | None = None,
     ) -> None:
+        if trainer is None and scene.boxes is not None:
+            kind = recipe if isinstance(recipe, str) else recipe.kind
+            trainer = trainer_for_photographs(kind, config_name(str(device)))
         config = complete(recipe, trainer, optimizer, str(device))
         config.seed = seed
         hooks = (on_step, on_stage, on_preview)

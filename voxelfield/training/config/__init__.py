@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from voxelfield.config.parsing import parse, unknown_key
 from voxelfield.training.config.optimizer import OptimizerConfig
-from voxelfield.training.config.presets import complete, complete_overrides, compose, config_name, preset
+from voxelfield.training.config.presets import (
+    complete,
+    complete_overrides,
+    compose,
+    config_name,
+    preset,
+    trainer_for_photographs,
+)
 from voxelfield.training.config.run import DataConfig, LoggerConfig, RunConfig, SceneConfig
 from voxelfield.training.config.trainer import (
     EvaluationConfig,
@@ -35,5 +42,6 @@ __all__ = [
     "config_name",
     "parse",
     "preset",
+    "trainer_for_photographs",
     "unknown_key",
 ]

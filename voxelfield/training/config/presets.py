@@ -27,6 +27,16 @@ def config_name(device: str = "auto") -> str:
     return "train" if choose_device(device).type == "cuda" else "train_cpu"
 
 
+def trainer_for_photographs(model: str, name: str) -> str | None:
+    """Returns the file in ``configs/trainer`` for photographs of real places, or None where there is none of its own.
+
+    Args:
+        model: The model: a file in ``configs/model``. Others than the default bring a trainer of their own.
+        name: The file in ``configs/`` that the run begins with (:func:`config_name`). That of CPUs has one for all.
+    """
+    return "unbounded" if (model, name) == ("pyramid", "train") else None
+
+
 def compose(*overrides: str, device: str = "auto", name: str | None = None) -> DictConfig:
     """Composes a configuration as ``python train.py OVERRIDES`` does.
 

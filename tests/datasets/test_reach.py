@@ -1,0 +1,144 @@
+"""How far scenes reach: which of them get nested boxes, and which boxes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import voxelfield
+from voxelfield.datasets.bounds import nested_boxes_of_cameras, points_of_frusta
+from voxelfield.datasets.options import LoadOptions
+
+FIXTURE = Path(__file__).parent.parent / "fixtures" / "lego"
+
+
+def circle(count: int, radius: float, height: float = 0.0) -> torch.Tensor:
+    """Cameras around the z axis that look at the origin."""
+    angle = torch.arange(count) * (2 * torch.pi / count)
+    position = torch.stack((radius * angle.cos(), radius * angle.sin(), torch.full((count,), height)), dim=-1)
+    back = torch.nn.functional.normalize(position, dim=-1)
+    right = torch.nn.functional.normalize(torch.stack((-angle.sin(), angle.cos(), torch.zeros(count)), dim=-1), dim=-1)
+    c2w = torch.eye(4).repeat(count, 1, 1)
+    c2w[:, :3] = torch.stack((right, torch.linalg.cross(back, right), back, position), dim=-1)
+    return c2w
+
+
+@pytest.fixture
+def capture(tmp_path):
+    """Writes a capture of eight cameras around the origin."""
+
+    def write(alpha: int = 255) -> Path:
+        folder = tmp_path / "capture"
+        (folder / "images").mkdir(parents=True)
+        frames = []
+        for index, pose in enumerate(circle(8, 4.0).tolist()):
+            pixels = np.full((6, 8, 4), 255, np.uint8)
+            pixels[0, 0, 3] = alpha
+            Image.fromarray(pixels).save(folder / "images" / f"{index}.png")
+            frames.append({"file_path": f"images/{index}.png", "transform_matrix": pose})
+        meta = {"fl_x": 8, "fl_y": 8, "cx": 4, "cy": 3, "w": 8, "h": 6, "frames": frames}
+        (folder / "transforms.json").write_text(json.dumps(meta))
+        return folder
+
+    return write
+
+
+def test_photographs_show_what_is_around(capture):
+    scene = voxelfield.load_scene(capture())
+    assert scene.boxes is not None
+    torch.testing.assert_close(scene.aabb, torch.tensor([[-1.0] * 3, [1.0] * 3]), atol=1e-3, rtol=0)
+    torch.testing.assert_close(torch.tensor(scene.boxes.aabb), scene.aabb)
+    assert scene.boxes.outermost[1][0] > 20
+    assert 0.1 < scene.boxes.near < 1
+
+
+def test_transparent_pixels_say_that_nothing_is(capture):
+    scene = voxelfield.load_scene(capture(alpha=0))
+    assert scene.boxes is None
+    torch.testing.assert_close(scene.aabb, torch.tensor([[-4.0] * 3, [4.0] * 3]), atol=1e-3, rtol=0)
+
+
+def test_a_box_that_is_given_holds_all(capture):
+    box = [[-1.0, -2.0, -3.0], [1.0, 2.0, 3.0]]
+    scene = voxelfield.load_scene(capture(), aabb=box)
+    assert scene.boxes is None
+    assert scene.aabb.tolist() == box
+
+
+def test_the_number_of_boxes_can_be_given(capture):
+    folder, box = capture(), [[-1.0, -2.0, -3.0], [1.0, 2.0, 3.0]]
+    assert voxelfield.load_scene(folder, boxes=1).boxes is None
+    several = voxelfield.load_scene(folder, boxes=3, near=0.25)
+    assert (several.boxes.count, several.boxes.near) == (3, 0.25)
+    around = voxelfield.load_scene(folder, aabb=box, boxes=4)
+    assert around.boxes.count == 4
+    assert around.aabb.tolist() == box
+
+
+def test_a_scene_of_another_format_reaches_as_far_as_it_is_told():
+    scene = voxelfield.load_scene(FIXTURE, splits=("train",), boxes=3, near=0.5)
+    assert (scene.boxes.count, scene.boxes.near) == (3, 0.5)
+    assert scene.aabb.tolist() == [[-1.5] * 3, [1.5] * 3]
+    assert voxelfield.load_scene(FIXTURE, splits=("train",)).boxes is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"boxes": 0}, "boxes must be a whole number of at least 1, got 0"),
+        ({"boxes": 40}, "count must be 1 to 12 boxes, got 40"),
+        ({"near": -1.0}, "near must be finite and not negative, got -1.0"),
+    ],
+)
+def test_refuses(capture, changes, message):
+    with pytest.raises(ValueError, match=message):
+        voxelfield.load_scene(capture(), **changes)
+
+
+def test_points_say_where_the_subject_is():
+    torch.manual_seed(0)
+    near = torch.tensor([5.0, 0.0, 1.0]) + torch.tensor([1.0, 2.0, 0.5]) * (2 * torch.rand(900, 3) - 1)
+    far = torch.tensor([5.0, 0.0, 1.0]) + 15 * (2 * torch.rand(80, 3) - 1)
+    lost = torch.full((5, 3), 1e4)
+    boxes = nested_boxes_of_cameras(circle(8, 4.0), torch.cat((near, far, lost)))
+    low, high = torch.tensor(boxes.aabb)
+    assert ((low < torch.tensor([5.0, 0.0, 1.0])) & (torch.tensor([5.0, 0.0, 1.0]) < high)).all()
+    assert ((high - low) < torch.tensor([3.0, 5.0, 2.5])).all()
+    for axis in range(3):
+        inside = (near[:, axis] > low[axis]) & (near[:, axis] < high[axis])
+        assert 0.7 < inside.float().mean() < 1
+    low, high = torch.tensor(boxes.outermost)
+    assert ((far > low) & (far < high)).all(dim=-1).float().mean() > 0.9
+    assert high[0] < 1000
+
+
+def test_points_on_a_wall_have_a_box():
+    points = torch.cat((torch.rand(100, 2), torch.zeros(100, 1)), dim=-1)
+    low, high = torch.tensor(nested_boxes_of_cameras(circle(4, 3.0, 1.0), points).aabb)
+    assert (high - low).min() > 0.05
+
+
+def test_points_of_frusta_are_what_is_seen():
+    c2w = circle(3, 4.0, 1.0)
+    near, far = torch.tensor([1.0, 2.0, 1.0]), torch.tensor([4.0, 9.0, 4.0])
+    slopes = torch.tensor([[0.5, 0.25]]).repeat(3, 1)
+    points = points_of_frusta(c2w, slopes, near, far).view(3, -1, 3)
+    for camera in range(3):
+        local = (points[camera] - c2w[camera, :3, 3].double()) @ c2w[camera, :3, :3].double()
+        depth = -local[:, 2]
+        assert near[camera] < depth.min() < 1.3 * near[camera]
+        assert 0.5 * far[camera] < depth.max() < far[camera]
+        assert (local[:, :2].abs() <= depth[:, None] * slopes[camera] + 1e-9).all()
+        # Half of them lie before the depth that is halfway in 1 / depth.
+        middle = 2 / (1 / near[camera] + 1 / far[camera])
+        assert (depth < middle).float().mean() == 0.5
+
+
+def test_options_are_checked():
+    with pytest.raises(ValueError, match="boxes must be a whole number of at least 1, got -2"):
+        LoadOptions(boxes=-2)

@@ -1,0 +1,171 @@
+"""Scenes that reach beyond a box: a ball in front of a far background, trained, resumed, saved and loaded."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import voxelfield
+from voxelfield.datasets.scene import Scene, Split
+from voxelfield.export.visible import visible_cells
+from voxelfield.grids.nested_boxes import NestedBoxes
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.march import visible_samples
+from voxelfield.training.checkpoint import load_checkpoint
+from voxelfield.training.config import preset
+from voxelfield.training.session import Session
+
+SIZE = 24
+BOXES = NestedBoxes(((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0)), 5, near=0.2)
+BALL = 0.7
+FAR = 12.0  # radius of the painted sphere behind it
+
+
+def paint(points: torch.Tensor) -> torch.Tensor:
+    """Smooth colours of places."""
+    return 0.5 + 0.4 * torch.sin(points @ torch.tensor([[1.1, 0.3, -0.7], [-0.4, 1.3, 0.6], [0.8, -0.5, 1.2]]))
+
+
+def photograph(cameras: Cameras) -> torch.Tensor:
+    """Exact images of the ball in front of the sphere, (N, H, W, 4) uint8."""
+    box = torch.tensor([[-20.0] * 3, [20.0] * 3])
+    images = []
+    for camera in range(len(cameras)):
+        rays = cameras.image_rays(camera, box)
+        along = (rays.origins * rays.directions).sum(dim=-1)
+        beside = rays.origins.square().sum(dim=-1) - along.square()
+        ball = -along - (BALL**2 - beside).clamp(min=0).sqrt()
+        far = -along + (FAR**2 - beside).sqrt()
+        hit = beside < BALL**2
+        at_ball = rays.origins + ball[:, None] * rays.directions
+        at_far = rays.origins + far[:, None] * rays.directions
+        rgb = torch.where(hit[:, None], paint(2 * at_ball), paint(0.25 * at_far))
+        images.append(torch.cat((rgb, torch.ones(len(rgb), 1)), dim=-1))
+    return (torch.stack(images).view(-1, SIZE, SIZE, 4) * 255).round().to(torch.uint8)
+
+
+def ring(count: int, radius: float, phase: float) -> Cameras:
+    angle = torch.arange(count) * (2 * torch.pi / count) + phase
+    position = radius * torch.stack((angle.cos(), angle.sin(), 0.3 * torch.sin(3 * angle)), dim=-1)
+    back = F.normalize(position, dim=-1)
+    right = F.normalize(torch.linalg.cross(torch.tensor([0.0, 0.0, 1.0]).expand_as(back), back), dim=-1)
+    c2w = torch.eye(4).repeat(count, 1, 1)
+    c2w[:, :3] = torch.stack((right, torch.linalg.cross(back, right), back, position), dim=-1)
+    return Cameras(c2w, torch.tensor([[20.0, 20.0, SIZE / 2, SIZE / 2]]).repeat(count, 1), SIZE, SIZE)
+
+
+@pytest.fixture(scope="module")
+def scene() -> Scene:
+    splits = {}
+    for name, cameras in (("train", ring(16, 3.0, 0.0)), ("test", ring(3, 3.0, 0.2))):
+        splits[name] = Split(photograph(cameras), cameras, tuple(f"{name}{i}" for i in range(len(cameras))))
+    return Scene("ball", torch.tensor(BOXES.aabb), splits, BOXES)
+
+
+def settings(*overrides: str):
+    return preset(
+        "model=pyramid",
+        "trainer=cpu",
+        "model.resolutions=[8,16,32]",
+        "model.width=32",
+        "model.hidden=1",
+        "trainer.image_size=null",
+        "trainer.max_rays=600",
+        "trainer.visible_samples=16384",
+        "trainer.finest_resolution=32",
+        "trainer.stages=[{step:0,resolution:16,crop:true},{step:40,resolution:32,crop:true}]",
+        "trainer.occupancy.resolution=16",
+        "trainer.occupancy.start=20",
+        "trainer.occupancy.every=20",
+        "trainer.preview_every=0",
+        "optimizer.grid_lr=0.05",
+        "trainer.evaluation.views=null",
+        *overrides,
+        device="cpu",
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(scene, tmp_path_factory) -> Session:
+    session = Session.from_config(scene, settings("trainer.steps=160"), output=tmp_path_factory.mktemp("run"))
+    session.fit()
+    return session
+
+
+def test_the_background_is_seen_and_in_its_place(scene, trained):
+    evaluation = trained.evaluate(progress=False)
+    assert evaluation.psnr > 23
+    view = trained.result().render(scene.test.cameras, 0)
+    ball, corner = view.depth[SIZE // 2, SIZE // 2], view.depth[0, 0]
+    assert 1.9 < ball < 2.9  # 3 - 0.7, from the camera
+    assert corner > 5
+    assert view.opacity.min() > 0.9
+
+
+def test_one_box_cannot_show_it(scene):
+    bounded = Scene(scene.name, scene.aabb, scene.splits)
+    session = Session.from_config(bounded, settings("trainer.steps=160"))
+    session.fit()
+    assert session.evaluate(progress=False).psnr < 18
+
+
+def test_its_settings_say_where_it_lies(trained):
+    assert trained.config.scene.nested == BOXES
+    assert trained.field.aabb.tolist() == [list(corner) for corner in BOXES.outermost]
+    x, y, z = trained.occupancy.occupied.shape
+    assert (y, z) == (16, 16)
+    assert x > 5 * 16
+
+
+def test_a_run_and_its_model_file_show_the_same(scene, trained, tmp_path):
+    expected = trained.result().render(scene.test.cameras, 1)
+    run = voxelfield.load(trained.output, "cpu")
+    for name in ("rgb", "opacity", "depth"):
+        assert torch.equal(getattr(run.render(scene.test.cameras, 1), name), getattr(expected, name)), name
+    run.save(tmp_path / "model.safetensors", quality="exact")
+    small = voxelfield.load(tmp_path / "model.safetensors", "cpu")
+    torch.testing.assert_close(small.render(scene.test.cameras, 1).rgb, expected.rgb, atol=0.02, rtol=0)
+    points = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 5.0], [100.0, 0.0, 0.0]])
+    assert torch.equal(run.density(points), trained.result().density(points))
+    assert run.density(points)[2] == 0
+
+
+def test_a_smaller_model_file_shows_nearly_the_same(scene, trained, tmp_path):
+    expected = trained.result().render(scene.test.cameras, 1)
+    trained.result().save(tmp_path / "model.safetensors", quality="standard")
+    small = voxelfield.load(tmp_path / "model.safetensors", "cpu")
+    assert (small.render(scene.test.cameras, 1).rgb - expected.rgb).abs().mean() < 0.01
+
+
+def test_what_cameras_see_is_found_in_every_box(scene, trained):
+    run = trained.result()
+    cameras = scene.train.cameras
+    seen = visible_cells(run.field, run.occupancy, trained.settings, cameras)
+    rays = cameras.image_rays(3, run.field.aabb)
+    samples, _ = visible_samples(run.field, rays, run.occupancy, trained.settings)
+    low, high = run.occupancy.aabb
+    cells = ((samples.positions - low) / (high - low) * torch.tensor(seen.shape)).long()
+    assert seen[cells.unbind(-1)].all()
+    assert 0 < seen.float().mean() <= run.occupancy.fraction() + 1e-6
+
+
+def test_a_resumed_training_ends_the_same(scene, tmp_path):
+    whole = Session.from_config(scene, settings("trainer.steps=60"))
+    whole.fit()
+    stop = 30
+
+    def interrupt(session: Session) -> None:
+        if session.step == stop:
+            session.save()
+            raise KeyboardInterrupt
+
+    first = Session.from_config(scene, settings("trainer.steps=60"), output=tmp_path, on_step=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        first.fit()
+    second = Session.from_config(scene, settings("trainer.steps=60"))
+    second.restore(load_checkpoint(tmp_path))
+    assert second.step == stop
+    second.fit()
+    for one, two in zip(whole.field.parameters(), second.field.parameters(), strict=True):
+        assert torch.equal(one, two)
