@@ -299,12 +299,14 @@ def test_rays_refuse_wrong_arguments():
             cameras.image_rays(camera, AABB)
 
 
-def on_circle(distance, elevation, count=5):
+def on_circle(distance, elevation, count=5, arc=2 * math.pi):
+    """Cameras about the z axis that look at the origin, upright."""
+    azimuth = 0.3 + torch.arange(count) * (arc / count)
+    flat, high = math.cos(elevation), math.sin(elevation)
+    back = torch.stack((flat * azimuth.cos(), flat * azimuth.sin(), torch.full((count,), high)), dim=-1)
+    right = torch.stack((-azimuth.sin(), azimuth.cos(), torch.zeros(count)), dim=-1)
     c2w = torch.eye(4).repeat(count, 1, 1)
-    azimuth = torch.linspace(0.3, 2.0, count)
-    c2w[:, 0, 3] = distance * math.cos(elevation) * azimuth.cos()
-    c2w[:, 1, 3] = distance * math.cos(elevation) * azimuth.sin()
-    c2w[:, 2, 3] = distance * math.sin(elevation)
+    c2w[:, :3] = torch.stack((right, torch.linalg.cross(back, right), back, distance * back), dim=-1)
     return Cameras(c2w, torch.tensor([[60.0, 50.0, 31.0, 25.0]]).repeat(count, 1), 64, 48)
 
 
@@ -350,6 +352,37 @@ def test_orbit_looks_at_the_target_upright(elevation):
     torch.testing.assert_close(depth, torch.full((7,), 3.0).double())
     assert torch.equal(path.c2w[:, 2, 0], torch.zeros(7)), "the horizon is tilted"
     assert (path.c2w[:, 2, 1] > -1e-6).all(), "upside down"
+
+
+def test_orbit_goes_around_the_direction_that_is_up_in_the_images(device):
+    cameras = on_circle(3.0, 0.4)
+    turn = torch.linalg.qr(torch.randn(3, 3, dtype=torch.float64)).Q
+    turn = (turn * torch.linalg.det(turn).sign()).float()
+    turned = Cameras(cameras.c2w.clone(), cameras.intrinsics, cameras.width, cameras.height)
+    turned.c2w[:, :3] = turn @ cameras.c2w[:, :3]
+    assert float(turn[2, 2]) < math.cos(math.radians(15)), "the axis must be another one than z"
+    path = orbit(turned.to(device), torch.zeros(3, device=device), 16).c2w.cpu()
+    arm = path[:, :3, 3] @ turn  # as if the world stood upright
+    torch.testing.assert_close(arm.norm(dim=-1), torch.full((16,), 3.0))
+    torch.testing.assert_close(arm[:, 2], torch.full((16,), 3.0 * math.sin(0.4)), atol=1e-4, rtol=0)
+    right = path[:, :3, 0] @ turn
+    assert right[:, 2].abs().max() < 1e-5, "the horizon is tilted"
+    torch.testing.assert_close(torch.linalg.det(path[:, :3, :3]), torch.ones(16))
+
+
+def test_orbit_stays_on_the_side_where_the_cameras_are():
+    side = on_circle(3.0, 0.2, 8, arc=1.2)
+    side.c2w[:, :3] = torch.tensor([[-1.0, 0, 0], [0, -1, 0], [0, 0, 1]]) @ side.c2w[:, :3]  # across the turn at pi
+    middle = torch.atan2(side.c2w[:, 1, 3].mean(), side.c2w[:, 0, 3].mean())
+    covered = (torch.atan2(side.c2w[:, 1, 3], side.c2w[:, 0, 3]) - middle).remainder(2 * math.pi)
+    reach = torch.minimum(covered, 2 * math.pi - covered).max()
+    path = orbit(side, torch.zeros(3), 40).c2w
+    swing = (torch.atan2(path[:, 1, 3], path[:, 0, 3]) - middle + math.pi).remainder(2 * math.pi) - math.pi
+    assert swing.abs().max() <= reach + 1e-3
+    assert swing.max() > 0.9 * reach
+    assert swing.min() < -0.9 * reach
+    # No station is far from the one before, the first not from the last.
+    assert (swing - swing.roll(1)).abs().max() < 0.2
 
 
 def test_orbit_refuses_wrong_arguments():

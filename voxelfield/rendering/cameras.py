@@ -17,6 +17,9 @@ from voxelfield.rendering.rays import Rays, intersect_aabb
 
 _LATTICE = 33  # points along each side of an image
 
+# Degrees between the world's z axis and the cameras' own up within which the world's is meant.
+_WORLD_UP_WITHIN = 15.0
+
 
 @dataclass(frozen=True, eq=False)
 class Cameras:
@@ -170,16 +173,20 @@ class Cameras:
 
 
 def orbit(cameras: Cameras, target: Tensor, frames: int) -> Cameras:
-    """Lays cameras on a circle about the world's z axis, all looking at one point.
+    """Lays cameras on a circle around one point, all looking at it.
+
+    The circle's axis is the world's z axis, or where that is more than 15 degrees from the direction which points up in
+    the cameras' images, that direction. Cameras that all stand on one side of the point, within half a turn, are not
+    led behind what they show: the path swings to and fro between them.
 
     Args:
-        cameras: Sets the circle: its mean distance from ``target`` and mean elevation above it. The image size and the
+        cameras: Set the circle: their mean distance from ``target`` and mean elevation above it. The image size and the
             first camera's intrinsics are kept. A lens is not: straight lines are drawn straight.
         target: (3,) point to look at, world frame.
-        frames: Number of cameras, evenly spaced; the last one lies one step before the first.
+        frames: Number of cameras; the last one lies one step before the first.
 
     Returns:
-        ``frames`` cameras on the device of ``cameras``, upright (world z points up in the image).
+        ``frames`` cameras on the device of ``cameras``, upright.
 
     Raises:
         ValueError: There are no cameras, ``frames`` is below 1, or ``target`` has another shape.
@@ -192,16 +199,46 @@ def orbit(cameras: Cameras, target: Tensor, frames: int) -> Cameras:
         raise ValueError(f"target must have shape (3,), got {tuple(target.shape)}")
     device = cameras.c2w.device
     centre = target.to(device, torch.float64)
-    arm = cameras.c2w[:, :3, 3].double() - centre
+    upright = _upright_axes(cameras)
+    arm = (cameras.c2w[:, :3, 3].double() - centre) @ upright.mT
     distance = arm.norm(dim=-1).mean()
     elevation = torch.atan2(arm[:, 2], arm[:, :2].norm(dim=-1)).mean().expand(frames)
-    azimuth = torch.arange(frames, device=device, dtype=torch.float64) * (2.0 * math.pi / frames)
+    azimuth = _azimuths(torch.atan2(arm[:, 1], arm[:, 0]), frames)
     # Spherical coordinates give the frame in closed form, so looking straight down is no special case.
     zero = torch.zeros_like(azimuth)
     right = torch.stack((-azimuth.sin(), azimuth.cos(), zero), dim=-1)
     backward = torch.stack((elevation.cos() * azimuth.cos(), elevation.cos() * azimuth.sin(), elevation.sin()), dim=-1)
     up = torch.linalg.cross(backward, right)
     c2w = torch.eye(4, device=device, dtype=torch.float64).repeat(frames, 1, 1)
-    c2w[:, :3] = torch.stack((right, up, backward, centre + distance * backward), dim=-1)
+    axes = torch.stack((right, up, backward), dim=-1)
+    c2w[:, :3, :3] = upright.mT @ axes
+    c2w[:, :3, 3] = centre + distance * c2w[:, :3, 2]
     intrinsics = cameras.intrinsics[:1].expand(frames, 4).contiguous()
     return Cameras(c2w.float(), intrinsics, cameras.width, cameras.height)
+
+
+def _upright_axes(cameras: Cameras) -> Tensor:
+    """Returns x, y and z axes (3, 3), one in each row, of which the last points up in the cameras' images; float64."""
+    up = cameras.c2w[:, :3, 1].double().mean(dim=0)
+    axes = torch.eye(3, dtype=torch.float64, device=up.device)
+    length = float(up.norm())
+    # Cameras that look straight down from all sides have no direction in common.
+    if length < 0.1 or float(up[2]) / length > math.cos(math.radians(_WORLD_UP_WITHIN)):
+        return axes
+    up = up / length
+    across = torch.linalg.cross(axes[up.abs().argmin()], up)
+    across = across / across.norm()
+    return torch.stack((across, torch.linalg.cross(up, across), up))
+
+
+def _azimuths(cameras: Tensor, frames: int) -> Tensor:
+    """Returns those of the stations of a path, radians, from those of the cameras (N,)."""
+    share = torch.arange(frames, device=cameras.device, dtype=torch.float64) / frames
+    ordered = cameras.sort().values
+    gaps = torch.cat((ordered.diff(), ordered[:1] + 2 * math.pi - ordered[-1:]))
+    widest = int(gaps.argmax())
+    arc = 2 * math.pi - float(gaps[widest])
+    if len(cameras) == 1 or arc >= math.pi:
+        return 2 * math.pi * share
+    first = ordered[(widest + 1) % len(ordered)]
+    return first + arc / 2 * (1 + torch.sin(2 * math.pi * share))

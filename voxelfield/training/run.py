@@ -20,10 +20,10 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import FieldRenderer
-from voxelfield.training.building import build_field, grid_box
 from voxelfield.training.checkpoint import load_checkpoint
 from voxelfield.training.config import SceneConfig, TrainerConfig, parse
 from voxelfield.training.evaluation import Evaluation, evaluate_split, spread
+from voxelfield.training.fields import grid_box, untrained_field
 from voxelfield.training.lpips import Lpips
 from voxelfield.training.optimizer import copies_dtype
 from voxelfield.training.views import evaluation_background, view_renderer
@@ -225,11 +225,11 @@ def restore_run(
     # Without values, because these are about to be replaced: drawing the initial ones would take seconds, and memory
     # for whatever sizes the configuration names.
     with torch.device("meta"):
-        field = build_field(recipe, scene, trainer, "meta")
+        field = untrained_field(recipe, scene, trainer, "meta")
     field.load_state_dict(state, assign=True)
     if any(tensor.is_meta for tensor in (*field.parameters(), *field.buffers())):
         # Someone's decoder has buffers that are not saved.
-        field = build_field(recipe, scene, trainer, device)
+        field = untrained_field(recipe, scene, trainer, device)
         field.load_state_dict(state)
     field.requires_grad_(False)
     field.grid.to(copies_dtype(trainer.precision, device))

@@ -22,7 +22,6 @@ from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.training.averaging import WeightAverage
 from voxelfield.training.batches import PixelSampler
-from voxelfield.training.building import build_field
 from voxelfield.training.clock import Pause, synchronized_time
 from voxelfield.training.config import (
     OptimizerConfig,
@@ -34,6 +33,7 @@ from voxelfield.training.config import (
     trainer_for_photographs,
 )
 from voxelfield.training.evaluation import Evaluation
+from voxelfield.training.fields import untrained_field
 from voxelfield.training.graph import GraphedCall
 from voxelfield.training.interrupt import Interrupt
 from voxelfield.training.logging import NullLogger, Progress, RunLogger
@@ -174,7 +174,7 @@ class Session:
         torch.manual_seed(config.seed)
         started = self._now()
         trainer = config.trainer
-        self.field = build_field(self.recipe, config.scene, trainer, self.device)
+        self.field = untrained_field(self.recipe, config.scene, trainer, self.device)
         self.optimizers = Optimizers(self.field, config.optimizer, trainer.rates)
         self._occupied = OccupiedSpace(self.field, self.recipe, trainer)
         self.occupancy = self._occupied.grid
@@ -190,7 +190,7 @@ class Session:
         if self.device.type != "cuda":
             return
         config = self.config.trainer
-        shapes = build_field(self.recipe, self.config.scene, config, "meta")
+        shapes = untrained_field(self.recipe, self.config.scene, config, "meta")
         estimate = estimate_memory(shapes, self.recipe, config, self.scene.train)
         logger.info("training needs about %s of GPU memory", estimate)
         check_memory(estimate, self.device)

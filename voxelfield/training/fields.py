@@ -23,7 +23,7 @@ def grid_box(scene: SceneConfig) -> Tensor:
     return box_tensor(parse_box(scene.aabb) if boxes is None else boxes.row, torch.device("cpu"))
 
 
-def build_field(
+def untrained_field(
     recipe: Recipe, scene: SceneConfig, trainer: TrainerConfig, device: torch.device | str
 ) -> RadianceField:
     """Builds a field as training begins with it.
