@@ -36,7 +36,7 @@ COUNT = 24
 def good() -> Capture:
     """A ring of cameras, 4 units from the middle of a box of 2 units."""
     start = torch.eye(4)
-    start[:3, 3] = torch.tensor([3.0, 0.0, 2.5])
+    start[:3] = torch.tensor([[0.0, 0.0, 1.0, 3.0], [1.0, 0.0, 0.0, 0.0], [0.0, 1.0, 0.0, 2.5]])  # z is up
     intrinsics = torch.tensor([[100.0, 100.0, 60.0, 40.0]])
     cameras = orbit(Cameras(start[None], intrinsics, 120, 80), torch.zeros(3), COUNT)
     return Capture(

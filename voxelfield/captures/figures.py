@@ -36,6 +36,7 @@ def figures(capture: Capture) -> list[tuple[str, str]]:
         ("field of view, vertical", f"{_range(capture.fields_of_view[:, 1])} degrees"),
         ("box", f"{_vector(low)} to {_vector(high)}"),
         ("size of the box", f"{_vector(high - low)} units"),
+        *_reach(capture),
         ("extent of the cameras", f"{_vector(spread)} units"),
         ("from cameras to the box's centre", f"{_range(distances)} units"),
     ]
@@ -54,6 +55,14 @@ def figures(capture: Capture) -> list[tuple[str, str]]:
         rows.append(("sparse points", "none"))
     rows.append(("coordinates", "right-handed world, as the files have it; cameras look along their -z, with y up"))
     return rows
+
+
+def _reach(capture: Capture) -> list[tuple[str, str]]:
+    """Returns how far the scene reaches beyond its box, if it does."""
+    if capture.boxes is None:
+        return []
+    low, high = (_vector(torch.tensor(corner)) for corner in capture.boxes.outermost)
+    return [("nested boxes", f"{capture.boxes.count}, from that to {low} to {high}")]
 
 
 def nearest_distances(origins: Tensor) -> Tensor:
