@@ -13,6 +13,8 @@ from PIL import Image
 import voxelfield
 from voxelfield.datasets.bounds import nested_boxes_of_cameras, points_of_frusta
 from voxelfield.datasets.options import LoadOptions
+from voxelfield.training.config import preset
+from voxelfield.training.configured import load_configured_scene
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "lego"
 
@@ -142,3 +144,13 @@ def test_points_of_frusta_are_what_is_seen():
 def test_options_are_checked():
     with pytest.raises(ValueError, match="boxes must be a whole number of at least 1, got -2"):
         LoadOptions(boxes=-2)
+
+
+def test_a_configuration_says_how_far_a_scene_reaches(capture):
+    folder = capture()
+    names = (f"scene.name={folder.name}", f"data.root={folder.parent}")
+    settings = preset(
+        "scene=folder", *names, "scene.boxes=4", "scene.box_ratio=3", "scene.near=0.5", "data.holdout=4", device="cpu"
+    )
+    boxes = load_configured_scene(settings, folder).boxes
+    assert (boxes.count, boxes.ratio, boxes.near) == (4, 3.0, 0.5)

@@ -6,7 +6,7 @@ import importlib.util
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +135,7 @@ def load_configured_scene(settings: RunConfig, root: Path, splits: Sequence[str]
         root: Folder that a relative ``data.root`` starts from.
         splits: Which splits to read.
     """
-    return load_scene(
+    scene = load_scene(
         settings.scene.name,
         splits=splits,
         image_size=settings.trainer.image_size,
@@ -149,6 +149,9 @@ def load_configured_scene(settings: RunConfig, root: Path, splits: Sequence[str]
         root=root / settings.data.root,
         download=settings.data.download,
     )
+    if scene.boxes is None:
+        return scene
+    return replace(scene, boxes=replace(scene.boxes, ratio=settings.scene.box_ratio))
 
 
 def build_logger(config: LoggerConfig, run_directory: Path, first_step: int) -> RunLogger:
