@@ -13,9 +13,14 @@ inline NestedBoxes nested_boxes(const std::vector<double>& numbers) {
   STD_TORCH_CHECK(numbers.size() == 10, "boxes must be 10 numbers, got ", numbers.size());
   for (const double number : numbers) STD_TORCH_CHECK(std::isfinite(number), "boxes must be finite, got ", number);
   const double unit = std::max({numbers[3], numbers[4], numbers[5]}), ratio = numbers[6], count = numbers[7];
-  STD_TORCH_CHECK(std::min({numbers[3], numbers[4], numbers[5]}) > 0 && ratio > 1,
-                  "boxes must have a positive size and a ratio above 1, got ", ratio);
-  STD_TORCH_CHECK(1 <= count && count <= kMaxBoxes, "boxes must be 1 to ", kMaxBoxes, ", got ", count);
+  const double smallest = std::min({numbers[3], numbers[4], numbers[5]});
+  STD_TORCH_CHECK(smallest > 0, "boxes must have a positive size, got half an edge of ", smallest);
+  STD_TORCH_CHECK(ratio > 1, "boxes must have a ratio above 1, got ", ratio);
+  STD_TORCH_CHECK(1 <= count && count <= kMaxBoxes && count == std::floor(count), "boxes must be 1 to ", kMaxBoxes,
+                  ", got ", count);
+  STD_TORCH_CHECK(numbers[8] > 0 && numbers[9] >= 0,
+                  "boxes must have a positive pitch, and rays begin at 0 at least, got ", numbers[8], " and ",
+                  numbers[9]);
   NestedBoxes boxes{};
   boxes.unit = static_cast<float>(unit);
   for (int axis = 0; axis < 3; ++axis) {

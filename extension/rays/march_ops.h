@@ -140,7 +140,7 @@ struct SlottedSamples {
     return row;
   }
 
-  // All are remembered.
+  // Slots hold every sample, so nothing is left to write.
   VOXELFIELD_HOST_DEVICE void write_rest(int64_t /*row*/, int64_t /*ray*/, int32_t /*count*/) const {}
 };
 
@@ -168,7 +168,7 @@ struct SlottedPieces {
     return row;
   }
 
-  // All are remembered.
+  // Slots hold every sample, so nothing is left to write.
   VOXELFIELD_HOST_DEVICE void write_rest(int64_t /*row*/, int64_t /*ray*/, int32_t /*count*/) const {}
 };
 

@@ -30,7 +30,7 @@ struct NestedBoxes {
 // A ray from piece to piece, near to far.
 class RayPieces {
  public:
-  // Before the first piece of none.
+  // A ray without pieces.
   VOXELFIELD_HOST_DEVICE RayPieces() : t_(0.0f), far_(0.0f) {}
 
   // `ray` is in the world; the distance at which it ends may be infinite. Samples will lie `step` apart.
@@ -51,35 +51,38 @@ class RayPieces {
     VOXELFIELD_UNROLL
     for (int axis = 0; axis < 3; ++axis) point[axis] = fmaf(t_, direction_[axis], origin_[axis]);
     while (box_ > 0 && boxes.holds(box_ - 1, point)) --box_;
+    // fmaxf and fminf drop NaN, which must not count as no limit.
+    if (!(ray.near < ray.far)) far_ = t_;
   }
 
   // Sets `piece` to the next piece that has samples, in the field's frame; returns false if there is none.
   VOXELFIELD_HOST_DEVICE bool next(const NestedBoxes& boxes, Ray& piece) {
     while (t_ < far_) {
       const int32_t box = box_;
-      const float scale = boxes.scale[box], begin = t_, way = way_;
+      const float scale = boxes.scale[box], begin = t_, local_t = local_t_;
       float enter, leave;
       crossing(boxes, box, enter, leave);
       float end = fminf(leave, far_);
       box_ = box + 1;
       if (box > 0) {
         crossing(boxes, box - 1, enter, leave);
-        if (enter < leave && enter > begin && enter < end) {
-          end = enter;
+        // Rounding may have put the beginning just outside of the box that it lies on.
+        if (enter < leave && leave > begin && enter < end) {
+          end = fmaxf(enter, begin);
           box_ = box - 1;
         }
       }
-      way_ = way + fmaxf(end - begin, 0.0f) / scale;
+      local_t_ = local_t + fmaxf(end - begin, 0.0f) / scale;
       t_ = box_ < boxes.count ? fmaxf(end, begin) : far_;
       // The lattice of samples is one for the whole ray: the next piece goes on where this one stops.
       const float lattice = lattice_;
-      const float passed = floorf(way_ / step_);
-      lattice_ = (fmaf(offset_, step_, passed * step_) < way_ ? passed + 1.0f : passed) * step_;
-      if (!(lattice < way_)) continue;
+      const float passed = floorf(local_t_ / step_);
+      lattice_ = (fmaf(offset_, step_, passed * step_) < local_t_ ? passed + 1.0f : passed) * step_;
+      if (!(lattice < local_t_)) continue;
       begin_ = begin;
-      begin_way_ = way;
+      piece_local_t_ = local_t;
       scale_ = scale;
-      const float shift = begin / scale - way;
+      const float shift = begin / scale - local_t;
       VOXELFIELD_UNROLL
       for (int axis = 0; axis < 3; ++axis) {
         piece.origin[axis] = fmaf(shift, direction_[axis], origin_[axis] / scale);
@@ -87,7 +90,7 @@ class RayPieces {
       }
       piece.origin[0] += boxes.pitch * static_cast<float>(box);
       piece.near = lattice;
-      piece.far = way_;
+      piece.far = local_t_;
       piece.offset = offset_;
       return true;
     }
@@ -95,8 +98,8 @@ class RayPieces {
   }
 
   // The distance from the ray's origin, world units, at a distance along the present piece.
-  VOXELFIELD_HOST_DEVICE float distance(const NestedBoxes& boxes, float way) const {
-    return fmaf(way - begin_way_, scale_, begin_) * boxes.unit;
+  VOXELFIELD_HOST_DEVICE float distance(const NestedBoxes& boxes, float local_t) const {
+    return fmaf(local_t - piece_local_t_, scale_, begin_) * boxes.unit;
   }
 
  private:
@@ -108,7 +111,7 @@ class RayPieces {
     for (int axis = 0; axis < 3; ++axis) {
       const float reach = boxes.half[axis] * boxes.scale[box];
       const float low = (-reach - origin_[axis]) * inverse_[axis], high = (reach - origin_[axis]) * inverse_[axis];
-      // 0 * infinity comes from an origin on the face of a slab that the ray runs along: it bounds nothing.
+      // 0 * infinity comes from an origin on the face of a slab that the ray runs along: such a slab does not limit it.
       if (low == low && high == high) {
         enter = fmaxf(enter, fminf(low, high));
         leave = fminf(leave, fmaxf(low, high));
@@ -119,10 +122,10 @@ class RayPieces {
   float origin_[3], direction_[3], inverse_[3];  // in units of the smallest box, from the centre
   float offset_, step_;
   float t_, far_;         // in that unit: where the next piece begins, and where the ray ends
-  float way_ = 0.0f;      // the same place, as distances count in the field's frame
+  float local_t_ = 0.0f;  // the same place, as distances count in the field's frame
   float lattice_ = 0.0f;  // where the next piece's lattice of samples begins
   int32_t box_ = 0;       // that the next piece lies in
-  float begin_ = 0.0f, begin_way_ = 0.0f, scale_ = 1.0f;  // of the present piece
+  float begin_ = 0.0f, piece_local_t_ = 0.0f, scale_ = 1.0f;  // of the present piece
 };
 
 }  // namespace voxelfield

@@ -119,6 +119,27 @@ def test_points_say_where_the_subject_is():
     assert high[0] < 1000
 
 
+def boxes_of_a_row(count: int) -> torch.Tensor:
+    """The smallest box for cameras side by side that see from 2 to 10 units."""
+    c2w = torch.eye(4).repeat(count, 1, 1)
+    c2w[:, 0, 3] = torch.linspace(-1, 1, count)
+    slopes = torch.tensor([[0.5, 0.25]]).repeat(count, 1)
+    seen = points_of_frusta(c2w, slopes, torch.full((count,), 2.0), torch.full((count,), 10.0))
+    return torch.tensor(nested_boxes_of_cameras(c2w, seen).aabb)
+
+
+@pytest.mark.parametrize("count", [34, 62, 66, 128])
+def test_boxes_do_not_depend_on_the_number_of_photographs(count):
+    low, high = boxes_of_a_row(count)
+    torch.testing.assert_close(low[:2], -high[:2], atol=0.15, rtol=0.1)
+    torch.testing.assert_close(torch.stack((low, high)), boxes_of_a_row(100), atol=0.15, rtol=0.1)
+
+
+def test_points_that_coincide_say_nothing():
+    alone = nested_boxes_of_cameras(circle(8, 4.0), torch.ones(50, 3))
+    assert alone == nested_boxes_of_cameras(circle(8, 4.0))
+
+
 def test_points_on_a_wall_have_a_box():
     points = torch.cat((torch.rand(100, 2), torch.zeros(100, 1)), dim=-1)
     low, high = torch.tensor(nested_boxes_of_cameras(circle(4, 3.0, 1.0), points).aabb)

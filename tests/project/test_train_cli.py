@@ -463,6 +463,10 @@ def test_a_folder_of_photographs_has_a_trainer_of_its_own(tmp_path):
     assert for_photographs([scene, "trainer=fast"], "train") == []
     assert for_photographs([scene, "model=sh"], "train") == []
     assert for_photographs([scene], "train_cpu") == []
+    assert for_photographs([scene, "scene.boxes=1"], "train") == []
+    assert for_photographs([scene, "scene.aabb=[[-1,-1,-1],[1,1,1]]"], "train") == []
+    nested = ("scene.aabb=[[-1,-1,-1],[1,1,1]]", "scene.boxes=3")
+    assert for_photographs([scene, *nested], "train") == ["trainer=unbounded"]
     assert for_photographs(["scene=lego"], "train") == []
     (folder / "transforms_train.json").write_text("{}")  # now it is Blender's layout
     assert for_photographs([scene], "train") == []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -126,7 +128,8 @@ def test_a_run_and_its_model_file_show_the_same(scene, trained, tmp_path):
     run.save(tmp_path / "model.safetensors", quality="exact")
     small = voxelfield.load(tmp_path / "model.safetensors", "cpu")
     torch.testing.assert_close(small.render(scene.test.cameras, 1).rgb, expected.rgb, atol=0.02, rtol=0)
-    points = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 5.0], [100.0, 0.0, 0.0]])
+    points = torch.tensor([[0.65, 0.0, 0.0], [0.0, 0.0, 5.0], [100.0, 0.0, 0.0]])
+    assert run.density(points)[0] > 0
     assert torch.equal(run.density(points), trained.result().density(points))
     assert run.density(points)[2] == 0
 
@@ -169,3 +172,10 @@ def test_a_resumed_training_ends_the_same(scene, tmp_path):
     second.fit()
     for one, two in zip(whole.field.parameters(), second.field.parameters(), strict=True):
         assert torch.equal(one, two)
+
+
+def test_a_training_in_other_boxes_is_not_resumed(scene, trained):
+    other = Scene(scene.name, scene.aabb, scene.splits, replace(BOXES, count=4))
+    session = Session.from_config(other, settings("trainer.steps=160"))
+    with pytest.raises(ValueError, match=r"scene\.boxes, .* must be those of the checkpoint"):
+        session.restore(load_checkpoint(trained.output))

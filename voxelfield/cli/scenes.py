@@ -9,7 +9,7 @@ import voxelfield
 from voxelfield.config.parsing import parse
 from voxelfield.datasets.loading import load_scene
 from voxelfield.datasets.scene import Split
-from voxelfield.training.config.run import DataConfig
+from voxelfield.training.config.run import DataConfig, SceneConfig
 from voxelfield.training.run import Run
 
 
@@ -40,17 +40,18 @@ def load_run_and_split(
     """
     run = voxelfield.load(options.run, options.device)
     data = parse(DataConfig, run.config.data, "data")
+    known = parse(SceneConfig, run.config.scene, "scene")
     scene = load_scene(
-        run.config.scene.name,
+        known.name,
         splits=(split,),
         image_size=run.trainer.image_size if downscale is None else None,
         downscale=data.downscale if downscale is None else downscale,
         holdout=data.holdout if holdout is None else holdout,
         missing_images=options.missing_images or data.missing_images,
         lens_distortion=data.lens_distortion,
-        aabb=run.config.scene.aabb,
-        boxes=run.config.scene.boxes,
-        near=run.config.scene.near,
+        aabb=known.aabb,
+        boxes=known.boxes,
+        near=known.near,
         root=options.data_root or data.root,
     )
     return run, scene.split(split)

@@ -72,13 +72,16 @@ def with_folder(override: str) -> list[str]:
 def for_photographs(overrides: Sequence[str], configuration: str) -> list[str]:
     """Returns overrides that choose the trainer for a folder of photographs, unless one is chosen already.
 
+    A scene that is told to end at its box keeps the default trainer.
+
     Args:
         overrides: As on Hydra's command line.
         configuration: The file in ``configs/`` that the run begins with.
     """
     given = {key.lstrip("+"): value for key, _, value in (text.partition("=") for text in overrides)}
     scene = given.get("scene", "")
-    if "trainer" in given or with_folder(f"scene={scene}") == [f"scene={scene}"]:
+    ends_at_its_box = given.get("scene.boxes", "1" if "scene.aabb" in given else "") == "1"
+    if "trainer" in given or ends_at_its_box or with_folder(f"scene={scene}") == [f"scene={scene}"]:
         return []
     known = recognised_format(Path(scene))
     chosen = trainer_for_photographs(given.get("model", "pyramid"), configuration)

@@ -13,16 +13,17 @@ _OUTLIERS = 0.01
 _MARGIN = 0.05
 # Of nested boxes: the share of points outside of the smallest at each side, and how thin it may be beside its longest
 # edge; without points its size beside the cube of the cameras, and the number of boxes.
-_OUTER_TENTH = 0.1
+_OUTSIDE_INNERMOST = 0.1
 _THINNEST = 0.1
 _INNERMOST = 0.25
 _BOXES = 6
 # Where rays begin: in depths of the nearest points, or in distances of the centre.
 _NEAR_OF_NEAREST = 0.3
 _NEAR_OF_CENTRE = 0.1
-# Along each axis of a frustum that points fill; and of how many points quantiles are taken.
+# Points along each axis of a frustum; and of how many points and cameras quantiles are taken.
 _SAMPLES = 8
 _MOST_POINTS = 4000
+_MOST_CAMERAS = 200
 
 
 def box_of_points(points: Tensor) -> Tensor:
@@ -120,21 +121,24 @@ def nested_boxes_of_cameras(c2w: Tensor, points: Tensor | None = None) -> Nested
         c2w: (N, 4, 4) camera to world, OpenGL axes, N at least 1.
         points: (M, 3) points that structure from motion found, or that fill what is seen, world units.
     """
-    if points is None or len(points) == 0:
+    if points is None or len(points) == 0 or bool((points == points[0]).all()):
         cube = box_of_cameras(c2w)
         centre, reach = cube.mean(dim=0), (cube[1] - cube[0]) / 2
         low, high, count = centre - _INNERMOST * reach, centre + _INNERMOST * reach, _BOXES
         near = _NEAR_OF_CENTRE * float(reach.max())
     else:
-        points = points.double()[:: max(1, len(points) // _MOST_POINTS)]
-        low, high = (torch.quantile(points, share, dim=0) for share in (_OUTER_TENTH, 1 - _OUTER_TENTH))
+        # Drawn, not every so many: the points of frusta are in a regular order.
+        some = torch.randperm(len(points), generator=torch.Generator().manual_seed(0))[:_MOST_POINTS]
+        points = points[some].double()
+        low, high = (torch.quantile(points, share, dim=0) for share in (_OUTSIDE_INNERMOST, 1 - _OUTSIDE_INNERMOST))
         # A wall that all points lie on has no thickness.
-        half = ((high - low) / 2).clamp(min=_THINNEST * float((high - low).max()) / 2)
+        extent = (points.amax(dim=0) - points.amin(dim=0)).max()
+        half = torch.maximum((high - low) / 2, _THINNEST * (high - low).max() / 2).clamp(min=1e-6 * float(extent))
         centre = (low + high) / 2
         low, high = centre - half, centre + half
         reach = torch.quantile(((points - centre).abs() / half).amax(dim=-1), 1 - _OUTLIERS)
-        count = min(max(math.ceil(math.log2(float(reach))) + 1, 2), MAX_BOXES)
-        looks = -c2w.double()[:, :3, 2]
-        depth = ((points[:, None] - c2w.double()[:, :3, 3]) * looks).sum(dim=-1)
+        count = min(max(math.ceil(math.log2(max(float(reach), 1.0))) + 1, 2), MAX_BOXES)
+        cameras = c2w.double()[:: -(-len(c2w) // _MOST_CAMERAS)]
+        depth = ((points[:, None] - cameras[:, :3, 3]) * -cameras[:, :3, 2]).sum(dim=-1)
         near = _NEAR_OF_NEAREST * float(torch.quantile(depth[depth > 0], _OUTLIERS)) if bool((depth > 0).any()) else 0.0
     return NestedBoxes((tuple(low.tolist()), tuple(high.tolist())), count, near=near)

@@ -68,7 +68,8 @@ def load_capture(
         loaded[name] = read_split(splits[name], options)
     name, cpu = folder.resolve().name, torch.device("cpu")
     transparent = any(bool((split.images[..., 3] < 255).any()) for split in loaded.values())
-    nested = options.aabb is None and not transparent if options.boxes is None else options.boxes > 1
+    reaches_further = options.aabb is None and not transparent
+    nested = reaches_further if options.boxes is None else options.boxes > 1
     if nested:
         boxes = nested_boxes_of_cameras(torch.stack([photo.c2w for photo in there]), points)
         if options.aabb is not None:

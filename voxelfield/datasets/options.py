@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -27,7 +28,7 @@ class LoadOptions:
             of a perspective lens as a pinhole's, those of a fisheye lens as equidistant.
         aabb: (2, 3) box that holds what matters, world units; None: the format's own box, or its default.
         boxes: Number of nested boxes, the smallest of which is ``aabb``; 1: nothing is outside of it; None: several
-            where no box is given and photographs, none of them with transparent pixels, show what is around.
+            if no box is given and no image has transparent pixels; otherwise 1.
         near: Distance from a camera before which nothing is sampled, world units, with nested boxes; None: as the
             cameras suggest.
 
@@ -48,10 +49,12 @@ class LoadOptions:
     def __post_init__(self) -> None:
         for name, least in (("downscale", 1), ("image_size", 1), ("boxes", 1)):
             value = getattr(self, name)
-            if value is not None and value < least:
+            if value is not None and (not isinstance(value, int) or value < least):
                 raise ValueError(f"{name} must be a whole number of at least {least}, got {value}")
         if self.holdout < 0 or self.holdout == 1:
             raise ValueError(f"holdout must be 0, or a whole number of at least 2, got {self.holdout}")
+        if self.near is not None and not (math.isfinite(self.near) and self.near >= 0):
+            raise ValueError(f"near must be finite and not negative, got {self.near}")
         if self.missing_images not in ("error", "skip", None):
             raise ValueError(f"missing_images must be 'error' or 'skip', got {self.missing_images!r}")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from voxelfield.grids.boxes import parse_box
 from voxelfield.grids.nested_boxes import NestedBoxes
 from voxelfield.ops._checks import check_dtype, check_field, check_tensor
 from voxelfield.rendering.cameras import Cameras
@@ -77,7 +78,7 @@ class Scene:
 
     Raises:
         TypeError: ``aabb`` is not float32.
-        ValueError: ``aabb`` has another shape.
+        ValueError: ``aabb`` has another shape, or is not the smallest of ``boxes``.
     """
 
     name: str
@@ -87,6 +88,8 @@ class Scene:
 
     def __post_init__(self) -> None:
         check_field("Scene.aabb", self.aabb, (2, 3), torch.float32)
+        if self.boxes is not None and self.boxes.aabb != parse_box(self.aabb):
+            raise ValueError(f"Scene.boxes.aabb must be Scene.aabb, {self.aabb.tolist()}, got {self.boxes.aabb}")
 
     def split(self, name: str) -> Split:
         """Returns one split.

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from voxelfield.fields.decoders import Decoder
 from voxelfield.fields.pyramid_density import PyramidDensity, is_pyramid_density, read_pyramid_density
-from voxelfield.grids.boxes import box_tensor
+from voxelfield.grids.boxes import box_tensor, parse_box
 from voxelfield.grids.nested_boxes import NestedBoxes
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.voxel_grid import VoxelGrid
@@ -71,7 +71,7 @@ class RadianceField(nn.Module):
         boxes: As given.
 
     Raises:
-        ValueError: The decoder expects another number of channels.
+        ValueError: The decoder expects another number of channels, or the grid does not fill the boxes' frame.
     """
 
     def __init__(self, grid: VoxelGrid | VoxelPyramid, decoder: Decoder, boxes: NestedBoxes | None = None) -> None:
@@ -80,6 +80,8 @@ class RadianceField(nn.Module):
             raise ValueError(f"decoder.channels must be {grid.channels}, as the grid has, got {decoder.channels}")
         self.grid = grid
         self.decoder = decoder
+        if boxes is not None and not grid.aabb.is_meta and parse_box(grid.aabb) != boxes.row:
+            raise ValueError(f"grid.aabb must be boxes.row, {boxes.row}, got {grid.aabb.tolist()}")
         self.boxes = boxes
         self._outermost: tuple[NestedBoxes, Tensor] | None = None
 

@@ -13,8 +13,9 @@ from voxelfield.grids.boxes import Box, box_extent, box_tensor, parse_box
 
 # As in extension/common/constants.h, which is not asked, because a configuration is checked before anything is loaded.
 MAX_BOXES = 12
-# Between neighbouring places in the field's frame, in halves of a box's longest edge: room for a voxel of the coarsest
-# level, so that the features of one box do not reach into another one.
+# Between neighbouring places in the field's frame, in halves of a box's longest edge: room for a voxel of a level of
+# resolution 16 with up to 7 cubes, so that the features of one box do not reach into another one. Coarser voxels are
+# shared by the borders of two boxes, which training copes with.
 _GAP = 0.25
 
 
@@ -33,7 +34,7 @@ class NestedBoxes:
         count: Number of boxes, 1 to 12.
         ratio: Above 1.
         near: Distance from a camera before which nothing is sampled, world units. What is nearer is seen by one camera
-            alone, where training would put whatever explains its image.
+            alone, so training could fit its image with matter right before the lens.
 
     Raises:
         ValueError: An argument is not as above.
@@ -46,7 +47,7 @@ class NestedBoxes:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "aabb", parse_box(self.aabb))
-        if not 1 <= self.count <= MAX_BOXES:
+        if not isinstance(self.count, int) or not 1 <= self.count <= MAX_BOXES:
             raise ValueError(f"count must be 1 to {MAX_BOXES} boxes, got {self.count}")
         if not (math.isfinite(self.ratio) and self.ratio > 1):
             raise ValueError(f"ratio must be finite and above 1, got {self.ratio}")
@@ -77,7 +78,7 @@ class NestedBoxes:
 
     @property
     def numbers(self) -> list[float]:
-        """What compiled ops are told (``extension/rays/cut_rays_ops.h``)."""
+        """The ten numbers that compiled ops take, in the order of extension/rays/cut_rays_ops.h."""
         low, high = self.aabb
         centre = [(a + b) / 2 for a, b in zip(low, high, strict=True)]
         half = [(b - a) / 2 for a, b in zip(low, high, strict=True)]

@@ -74,7 +74,7 @@ def march(
     Args:
         rays: R rays.
         occupancy: What is occupied, on the rays' device.
-        step: Distance between samples, world units.
+        step: Distance between samples, in their frame.
         jitter: Shift each ray's samples by a random part of a step, from torch's global generator.
         capacity: As for :func:`voxelfield.ops.march_rays`.
         boxes: Those of the field, if it has any: occupancy, step and samples are then in their frame.

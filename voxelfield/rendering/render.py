@@ -27,7 +27,7 @@ class Rendering:
         depth_sum: (R,) sum of weights times distances along the ray, in the samples' units; divide by opacity for the
             mean.
         samples: The M samples whose colour was evaluated.
-        density: (M,) their densities, per world unit.
+        density: (M,) their densities, per unit of the samples' frame.
         weights: (M,) their share of their pixel.
         sample_rgb: (M, 3) their colours.
         candidates: () int64, number of samples placed in occupied space, before faint ones were dropped; None where

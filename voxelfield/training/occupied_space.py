@@ -47,7 +47,7 @@ class OccupiedSpace:
         aabb, boxes = self._field.grid.aabb, self._field.boxes
         x, y, z = self.grid.occupied.shape
         if boxes is not None:
-            # Photographs of a scene without end have no transparent pixels.
+            # A visual hull needs transparent pixels, which photographs of surroundings do not have.
             self.grid.restrict(boxes.cells_in_use((x, y, z), aabb.device), aabb)
             return
         self.grid.restrict(visual_hull(pixels.alpha, pixels.cameras, aabb, (x, y, z)), aabb)
@@ -71,7 +71,7 @@ class OccupiedSpace:
         """Asks the field which cells are occupied.
 
         Args:
-            distance: Between samples along rays, world units.
+            distance: Between samples along rays, in the grid's frame.
         """
         self._recipe.refresh_occupancy(self._field, self.grid, distance, self._config.threshold)
 

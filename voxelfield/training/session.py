@@ -349,7 +349,17 @@ class Session:
         return all(bool(parameter.detach().sum().isfinite()) for parameter in self.field.parameters())
 
     def restore(self, checkpoint: dict[str, Any]) -> None:
-        """Continues from a checkpoint's content; the grid takes the saved resolution and box."""
+        """Continues from a checkpoint's content; the grid takes the saved resolution and box.
+
+        Raises:
+            ValueError: The field of the checkpoint lies in other nested boxes.
+        """
+        saved = parse(SceneConfig, checkpoint["config"]["scene"], "scene of the checkpoint").nested
+        if saved != self.config.scene.nested:
+            raise ValueError(
+                f"scene.boxes, scene.box_ratio, scene.near and scene.aabb must be those of the checkpoint ({saved}), "
+                f"got {self.config.scene.nested}"
+            )
         self.field.load_state_dict(checkpoint["field"])
         self.occupancy.load_state_dict(checkpoint["occupancy"])
         self.optimizers.load_state_dict(checkpoint["optimizer"])
@@ -370,7 +380,7 @@ class Session:
             return
         if self.step == 0:
             occupied.restrict_to_images(self._pixels)
-        # Nested boxes have their places, whatever of them is empty.
+        # The grid of nested boxes is never cropped: each box keeps its place in the row.
         crop = stage.crop and self.field.boxes is None
         if crop:
             occupied.fraction(self.step)  # raises if nothing is left to crop to

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from voxelfield import _library
 from voxelfield.ops._checks import check_rays, check_step
+from voxelfield.ops._no_derivative import hold_constant
 from voxelfield.ops._packing import PackedSamples
 from voxelfield.ops.marching import OccupancyBits, march_rays
 
@@ -51,18 +53,33 @@ def march_pieces(
     """
     offset = check_rays(origins, directions, near, far, offset)
     check_step(step)
+    rays = {"origins": origins, "directions": directions, "near": near, "far": far, "offset": offset}
+    origins, directions, near, far, offset = hold_constant("march_pieces", **rays)
     _library.ensure_loaded(origins.device.type)
     pieces = pieces_of(boxes)
-    origins, directions, near, far = torch.ops.voxelfield.cut_rays(
-        origins, directions, near, far, offset, list(boxes), step
-    )
+    cut = torch.ops.voxelfield.cut_rays(origins, directions, near, far, offset, list(boxes), step)
+    origins, directions, near, far = cut
     offset = offset.repeat_interleave(pieces)
     packed = march_rays(origins, directions, near, far, occupied, aabb, step, offset, capacity=capacity)
-    # A ray whose last pieces did not fit is not whole, and counts as one that has no room.
-    return packed._replace(
-        ray_index=packed.ray_index // pieces,
-        ray_offsets=packed.ray_offsets[::pieces].contiguous(),
-        rays_kept=packed.rays_kept // pieces,
+    offsets = packed.ray_offsets[::pieces].contiguous()
+    whole = packed._replace(
+        ray_index=packed.ray_index // pieces, ray_offsets=offsets, rays_kept=packed.rays_kept // pieces
+    )
+    return whole if capacity is None else _only_whole_rays(whole)
+
+
+def _only_whole_rays(samples: PackedSamples) -> PackedSamples:
+    """Drops the samples of the ray whose last pieces had no room; does not wait for the device."""
+    end = samples.ray_offsets[samples.rays_kept]
+    unused = torch.arange(len(samples.t), device=end.device) >= end
+    last = max(len(samples.ray_offsets) - 2, 0)
+    return PackedSamples(
+        samples.positions.masked_fill(unused[:, None], math.nan),
+        samples.t.masked_fill(unused, 0.0),
+        samples.dt.masked_fill(unused, 0.0),
+        samples.ray_index.masked_fill(unused, last),
+        torch.minimum(samples.ray_offsets, end),
+        samples.rays_kept,
     )
 
 

@@ -61,7 +61,8 @@ def render_pyramid_image(
     The field is that of :class:`voxelfield.VoxelPyramid` and :class:`voxelfield.fields.decoders.FusedMLPDecoder`:
     features of all levels side by side, a first network from these to density and geometry, a second one from geometry
     and the spherical harmonics of the viewing direction to colour (Mueller et al. 2022, Instant-NGP, section 5.4). The
-    rays are those of :meth:`voxelfield.rendering.cameras.Cameras.image_rays` through ``aabb``.
+    rays are those of :meth:`voxelfield.rendering.cameras.Cameras.image_rays` through ``aabb``, or through the largest
+    of ``boxes``.
 
     On CUDA every thread of a warp marches a ray, and the warp evaluates the first network for the current samples of
     its 32 rays at once. A ray ends once its transmittance falls below ``min_transmittance``. The second network is
