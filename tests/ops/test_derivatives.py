@@ -9,10 +9,12 @@ import torch
 from torch.autograd import forward_ad
 
 from voxelfield import ops
+from voxelfield.grids.nested_boxes import NestedBoxes
 from voxelfield.ops import _internal
 
 OFFSETS = [0, 3, 3, 8]
 BOX = [[-1.0] * 3, [1.0] * 3]
+BOXES = NestedBoxes(((-0.5, -0.5, -0.5), (0.5, 0.5, 0.5)), 3).numbers
 
 
 def doubles(*shape):
@@ -135,6 +137,10 @@ CALLS = {
     "march_rays": (
         lambda: rays() | {"aabb": box(), "offset": torch.full((2,), 0.5)},
         lambda **x: ops.march_rays(**x, occupied=cells(), step=0.1),
+    ),
+    "march_pieces": (
+        lambda: rays() | {"aabb": box(), "offset": torch.full((2,), 0.5)},
+        lambda **x: _internal.march_pieces(**x, occupied=ops.pack_occupancy(cells()), step=0.1, boxes=BOXES),
     ),
     "select_samples": (
         lambda: {"density": singles(8), "positions": singles(8, 3), "t": singles(8), "dt": singles(8)},

@@ -14,7 +14,7 @@ from voxelfield.fields.density import ExponentialDensity
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.nested_boxes import MAX_BOXES, NestedBoxes
 from voxelfield.grids.pyramid import VoxelPyramid
-from voxelfield.ops import _internal
+from voxelfield.ops._internal.march_pieces import world_distances
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import Capacity, RenderSettings, march, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -142,7 +142,7 @@ def test_samples_lie_one_step_apart_on_the_whole_way(device, boxes):
         samples.t.diff()[same_ray], torch.full_like(samples.t[1:][same_ray], step), atol=1e-4, rtol=0
     )
     assert (samples.dt == torch.tensor(step)).all()
-    distances = _internal.world_distances(boxes.numbers, samples, rays.origins, rays.directions)
+    distances = world_distances(boxes.numbers, samples, rays.origins, rays.directions)
     assert (distances.diff()[same_ray] > 0).all()
     first, last = (x.to(device) for x in expected_stretch(boxes, Rays(*(x.cpu() for x in vars(rays).values()))))
     hit = last > first
@@ -258,7 +258,7 @@ def test_the_world_sees_the_density_that_rays_see(boxes):
     field, occupancy = make_field(boxes, torch.device("cpu"))
     rays = make_rays(boxes, 50)
     samples = march(rays, occupancy, 0.05, boxes=boxes)
-    distances = _internal.world_distances(boxes.numbers, samples, rays.origins, rays.directions)
+    distances = world_distances(boxes.numbers, samples, rays.origins, rays.directions)
     points = rays.origins[samples.ray_index] + distances[:, None] * rays.directions[samples.ray_index]
     local, rgb = field.sample(samples, rays.directions)
     unit = boxes.to_row(points)[1]

@@ -7,7 +7,7 @@ from voxelfield.ops._internal.color_error import pixel_color_error, sample_color
 from voxelfield.ops._internal.empty_distance import empty_distance
 from voxelfield.ops._internal.grid_adam import grid_adam_
 from voxelfield.ops._internal.lens import lens_points, lens_rays
-from voxelfield.ops._internal.march_pieces import march_pieces, world_distances
+from voxelfield.ops._internal.march_pieces import march_pieces
 from voxelfield.ops._internal.march_visible import march_visible
 from voxelfield.ops._internal.pixel_colors import pixel_colors
 from voxelfield.ops._internal.pixel_rays import PixelBatch, pixel_rays
@@ -34,5 +34,4 @@ __all__ = [
     "render_grid_image",
     "render_pyramid_image",
     "sample_color_error",
-    "world_distances",
 ]

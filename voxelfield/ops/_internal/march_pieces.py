@@ -54,7 +54,7 @@ def march_pieces(
     offset = check_rays(origins, directions, near, far, offset)
     check_step(step)
     rays = {"origins": origins, "directions": directions, "near": near, "far": far, "offset": offset}
-    origins, directions, near, far, offset = hold_constant("march_pieces", **rays)
+    origins, directions, near, far, offset, aabb = hold_constant("march_pieces", **rays, aabb=aabb)
     _library.ensure_loaded(origins.device.type)
     pieces = pieces_of(boxes)
     cut = torch.ops.voxelfield.cut_rays(origins, directions, near, far, offset, list(boxes), step)
