@@ -80,3 +80,9 @@ def exact_geometry(scene, positions: Tensor) -> Tensor:
     unit = (positions.double() - low) / (high - low)
     features = [reference.sample_grid(level.double(), unit) for level in scene["levels"]]
     return exact_network(torch.cat(features, dim=1), scene["density_weights"])
+
+
+def of_dense_levels(scene):
+    """The scene's values as raw ops take them: after the levels a table of blocks for each, which dense ones lack."""
+    values, index = list(scene.values()), list(scene).index("levels") + 1
+    return [*values[:index], [None] * len(scene["levels"]), *values[index:]]

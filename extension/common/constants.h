@@ -45,6 +45,10 @@ constexpr int kTileShiftXY = 2;
 constexpr int kTileShiftZ = 3;
 constexpr int kTileBits = 10;
 
+// A sparse grid (stencil/sparse_grid.h): vertices along each axis of its blocks, and of the atlas they lie in.
+constexpr int kBlockVertices = 8;
+constexpr int64_t kMaxAtlasVertices = 4096;
+
 // How a gradient is summed into a grid. The numbers are part of the op schemas.
 enum class SplatMethod : int64_t { kAutomatic = 0, kAtomic = 1, kTiled = 2, kDeterministic = 3, kBinned = 4 };
 

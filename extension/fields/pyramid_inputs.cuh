@@ -5,6 +5,7 @@
 #include "fields/pyramid_march.cuh"
 #include "mlp/pack_weights.h"
 #include "rays/cut_rays_ops.h"
+#include "stencil/sparse_grid_ops.h"
 
 namespace voxelfield {
 
@@ -14,15 +15,19 @@ constexpr int64_t kMostMarchedRays = 1 << 30;
 struct PyramidInputs {
   CellInputs cells;
   std::vector<Tensor> levels;
+  std::vector<OptionalTensor> blocks;
   Tensor aabb;
   NetworkInputs density;
 
-  PyramidInputs(const CellInputs& cells, const std::vector<Tensor>& any_levels, const Tensor& any_aabb,
+  PyramidInputs(const CellInputs& cells, const std::vector<Tensor>& any_levels,
+                const std::vector<OptionalTensor>& any_blocks, const Tensor& any_aabb,
                 const std::vector<Tensor>& density_weights, const Tensor& like)
-      : cells(cells), aabb(checked("aabb", any_aabb, {2, 3}, ScalarType::Float, like)) {
+      : cells(cells), blocks(any_blocks), aabb(checked("aabb", any_aabb, {2, 3}, ScalarType::Float, like)) {
     const int64_t count = static_cast<int64_t>(any_levels.size());
     STD_TORCH_CHECK(1 <= count && count <= kMaxPyramidLevels, "levels must be 1 to ", kMaxPyramidLevels,
                     " tensors, got ", count);
+    STD_TORCH_CHECK(blocks.empty() || blocks.size() == any_levels.size(), "blocks must be none or one for each of ",
+                    count, " levels, got ", blocks.size());
     for (const Tensor& any_level : any_levels) {
       const std::string name = "levels[" + std::to_string(levels.size()) + "]";
       const Tensor level = checked(name.c_str(), any_level, {kAny, kAny, kAny, kLevelChannels}, ScalarType::Half, like);
@@ -45,7 +50,11 @@ struct PyramidInputs {
     scene.cells = cells.either();
     for (const Tensor& level : levels) {
       const auto size = [&](int axis) { return static_cast<int32_t>(level.size(axis)); };
-      scene.level[scene.levels++] = {data_of(level), {size(0), size(1), size(2)}};
+      PyramidLevel own{data_of(level), {size(0), size(1), size(2)}, {}};
+      if (!blocks.empty() && blocks[scene.levels].has_value()) {
+        own.table = block_table("blocks", *blocks[scene.levels], {size(0), size(1), size(2)}, level);
+      }
+      scene.level[scene.levels++] = own;
     }
     scene.aabb = data_of(aabb);
     scene.density = field_network(width, 2, density.view);

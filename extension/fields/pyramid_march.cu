@@ -86,14 +86,15 @@ MarchPlan plan_visible(const Network& density, Kernel* kernel) {
 
 TensorTuple<3> march_to_slots(const Tensor& origins, const Tensor& directions, const Tensor& near, const Tensor& far,
                               const Tensor& offset, const Tensor& occupied, std::vector<int64_t> resolution,
-                              const Tensor& aabb_occupancy, std::vector<Tensor> levels, const Tensor& aabb,
+                              const Tensor& aabb_occupancy, std::vector<Tensor> levels,
+                              std::vector<OptionalTensor> blocks, const Tensor& aabb,
                               std::vector<Tensor> density_weights, double step, double density_initial,
                               double min_transmittance, double min_weight, int64_t max_samples_per_ray,
                               std::vector<double> boxes) {
   const RayInputs in{origins, directions, near, far, offset};
   const CellInputs cells{occupied, resolution, aabb_occupancy, origins};
   const CudaBackend::Guard guard(origins);
-  const PyramidInputs field{cells, levels, aabb, density_weights, origins};
+  const PyramidInputs field{cells, levels, blocks, aabb, density_weights, origins};
   const int padded = padded_field_width(field.density.width);
   const PyramidScene scene = field.scene(padded, step, density_initial, min_transmittance, min_weight, boxes);
   const RayBatch batch = in.batch(step);

@@ -7,7 +7,7 @@
 #include "fields/pyramid_plan.h"
 #include "mlp/network.cuh"
 #include "rays/nested_boxes.h"
-#include "stencil/trilinear.h"
+#include "stencil/sparse_grid.h"
 #include "volume/keep_rule.cuh"
 
 namespace voxelfield {
@@ -21,12 +21,15 @@ constexpr int kMostStrides = 32;
 struct PyramidLevel {
   const torch::headeronly::Half* features;  // (X, Y, Z, 4)
   int32_t resolution[3];
+  BlockTable table;  // without blocks where the grid is dense; otherwise the features are the atlas
 
-  // The features at a point of the unit cube, beyond it those of its nearest face.
+  // The features at a point of the unit cube, beyond it those of its nearest face; zeros where blocks are not there.
   __device__ __forceinline__ uint2 operator()(const float* point) const {
+    float place[3] = {point[0], point[1], point[2]};
+    if (table.blocks != nullptr && !table.place(point, place)) return make_uint2(0, 0);
     const GridLocator<float, true> locator{
         {resolution[0], resolution[1], resolution[2]}, Padding::kBorder, kLevelChannels, 0, true, false};
-    const Stencil<float, int32_t> s = locator(point, 0);
+    const Stencil<float, int32_t> s = locator(place, 0);
     Vector<torch::headeronly::Half, kLevelChannels> corner[kCorners];
 #pragma unroll
     for (int k = 0; k < kCorners; ++k) corner[k] = load_constant<kLevelChannels>(features + s.offset(k));

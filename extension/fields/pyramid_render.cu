@@ -240,7 +240,8 @@ bool pyramid_image_fits(const Tensor& like, int64_t width) {
 TensorTuple<3> render_pyramid_image(const Tensor& c2w, const Tensor& intrinsics, const OptionalTensor& lens,
                                     bool fisheye, int64_t width, int64_t height, const Tensor& background,
                                     const Tensor& occupied, std::vector<int64_t> resolution,
-                                    const Tensor& aabb_occupancy, std::vector<Tensor> levels, const Tensor& aabb,
+                                    const Tensor& aabb_occupancy, std::vector<Tensor> levels,
+                                    std::vector<OptionalTensor> blocks, const Tensor& aabb,
                                     std::vector<Tensor> density_weights, std::vector<Tensor> color_weights, double step,
                                     double density_initial, int64_t degree, double min_transmittance, double min_weight,
                                     std::vector<double> boxes) {
@@ -250,7 +251,7 @@ TensorTuple<3> render_pyramid_image(const Tensor& c2w, const Tensor& intrinsics,
   STD_TORCH_CHECK(degree >= 0 && degree <= kMaxShDegree, "degree must lie in 0..3, got ", degree);
   const CellInputs cells{occupied, resolution, aabb_occupancy, c2w};
   const CudaBackend::Guard guard(c2w);
-  const PyramidInputs field{cells, levels, aabb, density_weights, c2w};
+  const PyramidInputs field{cells, levels, blocks, aabb, density_weights, c2w};
   const int color_inputs = kFieldOutputs + sh_basis_size(static_cast<int>(degree));
   const NetworkInputs color =
       checked_network("color_weights", color_weights, color_inputs, kFieldOutputs, kMaxFieldLayers, c2w);

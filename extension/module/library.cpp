@@ -13,11 +13,12 @@ std::vector<int64_t> constants() {
   constexpr int64_t kTiles = 1 << kTileBits;
   constexpr auto kAutomatic = static_cast<int64_t>(SplatMethod::kAutomatic);
   constexpr auto kDeterministic = static_cast<int64_t>(SplatMethod::kDeterministic);
-  return {kMaxLevels,     kMaxLayers,      kMaxWidth,     kMaxPyramidLevels,
-          kLevelChannels, kMaxFieldLayers, kFieldOutputs, kHighestRawDensity,
-          kMaxShDegree,   kBrick,          kPartRays,     kPartSegments,
-          kMaxParts,      kStoredRanges,   kTileXY,       kTileXY,
-          kTileZ,         kTiles,          kAutomatic,    kDeterministic};
+  return {kMaxLevels,     kMaxLayers,       kMaxWidth,     kMaxPyramidLevels,
+          kLevelChannels, kMaxFieldLayers,  kFieldOutputs, kHighestRawDensity,
+          kMaxShDegree,   kBrick,           kPartRays,     kPartSegments,
+          kMaxParts,      kStoredRanges,    kTileXY,       kTileXY,
+          kTileZ,         kTiles,           kAutomatic,    kDeterministic,
+          kBlockVertices, kMaxAtlasVertices};
 }
 
 }  // namespace
@@ -51,6 +52,11 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   m.def(
       "point_gradient_trilinear(Tensor values, Tensor[] grids, Tensor points, Tensor? direction, int padding, "
       "bool align_corners, bool nearest, bool sum, bool with_gradient) -> Tensor");
+
+  // Sparse grids (stencil/sparse_grid.h): where points of the unit cube lie in the atlas of the blocks that are there,
+  // NaN for those whose block is not; and gradients of an atlas, of which the copies of each vertex get their sum.
+  m.def("places_in_atlas(Tensor points, Tensor blocks, int[] atlas) -> Tensor");
+  m.def("share_copies(Tensor(a!) sums, Tensor copies, Tensor begins) -> ()");
 
   // The same for points that bring their own cell: feats (N, 8, C), points (N, 3) in [-1, 1].
   m.def("interpolate_cells(Tensor feats, Tensor points, Tensor? direction) -> Tensor");
@@ -186,13 +192,14 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "(Tensor, Tensor, Tensor)");
 
   // Samples of rays that show, of a field whose density is initial * exp(network's first output): `levels` (X, Y, Z, 4)
-  // are read side by side. At most the first `max_samples_per_ray` of each, their distances in slots (R,
-  // max_samples_per_ray), how many each ray has, and sums of that for pack_slots, which packs them into `capacity`
-  // rows. `occupied` as for render_grid. With nested `boxes` (as for cut_rays, or none) rays are in the world, and all
-  // else, distances included, in the field's frame.
+  // are read side by side, each of them an atlas where `blocks` has its table. At most the first `max_samples_per_ray`
+  // of each, their distances in slots (R, max_samples_per_ray), how many each ray has, and sums of that for pack_slots,
+  // which packs them into `capacity` rows. `occupied` as for render_grid. With nested `boxes` (as for cut_rays, or
+  // none) rays are in the world, and all else, distances included, in the field's frame.
   m.def(
       "march_to_slots(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor occupied, "
-      "int[] resolution, Tensor aabb_occupancy, Tensor[] levels, Tensor aabb, Tensor[] density_weights, float step, "
+      "int[] resolution, Tensor aabb_occupancy, Tensor[] levels, Tensor?[] blocks, Tensor aabb, "
+      "Tensor[] density_weights, float step, "
       "float density_initial, float min_transmittance, float min_weight, int max_samples_per_ray, float[] boxes) -> "
       "(Tensor, Tensor, Tensor)");
   m.def(
@@ -204,8 +211,9 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   m.def(
       "render_pyramid_image(Tensor c2w, Tensor intrinsics, Tensor? lens, bool fisheye, int width, int height, Tensor "
       "background, Tensor occupied, "
-      "int[] resolution, Tensor aabb_occupancy, Tensor[] levels, Tensor aabb, Tensor[] density_weights, "
-      "Tensor[] color_weights, float step, float density_initial, int degree, float min_transmittance, "
+      "int[] resolution, Tensor aabb_occupancy, Tensor[] levels, Tensor?[] blocks, Tensor aabb, "
+      "Tensor[] density_weights, Tensor[] color_weights, float step, float density_initial, int degree, float "
+      "min_transmittance, "
       "float min_weight, float[] boxes) -> (Tensor, Tensor, Tensor)");
   // Whether render_pyramid_image can run on the device of `like`, for hidden layers of so many numbers.
   m.def("pyramid_image_fits(Tensor like, int width) -> bool");

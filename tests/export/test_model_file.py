@@ -28,10 +28,10 @@ from voxelfield.export.model_file import (
     _with_checksum,
 )
 from voxelfield.export.reached import reached_vertices
-from voxelfield.export.visible import visible_cells
 from voxelfield.ops import sample_trilinear
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings, visible_samples
+from voxelfield.rendering.visible_cells import visible_cells
 from voxelfield.training.config import preset
 from voxelfield.training.run import Run, load_model, restore_run
 
@@ -101,6 +101,50 @@ def test_features_too_large_for_float16_stay_float32(run, tmp_path):
         run.field.grid.levels[0].fill_(1e5)
     save_model(tmp_path / "model.safetensors", run)
     assert load_model(tmp_path / "model.safetensors", "cpu").field.grid.levels[0].max() == 1e5
+
+
+@pytest.mark.parametrize("quality", ["exact", "standard", "small"])
+def test_sparse_levels_are_stored_with_their_blocks(quality, tmp_path, device):
+    settings = preset(
+        *("scene=lego", f"scene.aabb={[list(corner) for corner in BOX]}", "trainer=smoke", "model=pyramid"),
+        *("trainer.stages=[{step: 0, resolution: 40}]", "trainer.occupancy.resolution=12", "model.width=16"),
+        *("trainer.finest_resolution=16", "trainer.sparse_resolutions=[40]", "model.resolutions=[4,8,16]"),
+    )
+    field = settings.model.build(torch.tensor(BOX), settings.trainer.resolutions, "cpu")
+    grid = field.grid
+    grid.allocate(40, torch.rand(5, 5, 5) < 0.03, grid.aabb)
+    grid.activate(40)
+    with torch.no_grad():
+        for level in grid.levels:
+            level.copy_(torch.randn_like(level).half())
+        atlas = grid.sparse_grids[0].features
+        grid.sparse_grids[0].share(atlas)
+        atlas.copy_(atlas.half())
+    occupied = torch.ones(12, 12, 12, dtype=torch.bool)
+    occupancy = {
+        "occupied": occupied,
+        "possible": occupied,
+        "highest": torch.zeros(12, 12, 12),
+        "aabb": torch.tensor(BOX),
+    }
+    run = restore_run(OmegaConf.create(asdict(settings)), field.state_dict(), occupancy, 7, device)
+    path = tmp_path / "model.safetensors"
+    save_model(path, run, quality=quality, cameras=camera(device) if quality == "small" else None)
+    loaded = load_model(path, device)
+    found, expected = (each.field.grid.sparse_grids[0] for each in (loaded, run))
+    assert torch.equal(found.exists, expected.exists)
+    assert (found.count, loaded.field.grid.active) == (expected.count, 4)
+    rgb, exact = (each.renderer().view(camera(device), 0).rgb for each in (loaded, run))
+    assert exact.std() > 0.01
+    if quality == "exact":
+        assert torch.equal(found.features, expected.features)
+        assert torch.equal(rgb, exact)
+    else:
+        torch.testing.assert_close(rgb, exact, atol=0.1 if quality == "standard" else 0.3, rtol=0)
+    dense = found.to_dense()
+    found.share(doubled := found.features.detach().clone())
+    assert not torch.equal(doubled, found.features), "some vertices have copies"
+    assert torch.equal(found.to_dense(), dense)
 
 
 @pytest.mark.parametrize("resolution", [(2, 3, 40), (17, 9, 33), (1, 12, 13)])
@@ -394,8 +438,8 @@ def test_what_is_no_model_is_refused_by_name(run, tmp_path):
     save_file({"x": torch.ones(2)}, path, {"voxelfield model": json.dumps({"format": FORMAT})})
     with pytest.raises(ModelFileError, match="its description has no checksum"):
         load_model(path, "cpu")
-    save_file({"x": torch.ones(2)}, path, {"voxelfield model": json.dumps({"format": FORMAT - 1})})
-    with pytest.raises(ModelFileError, match=rf"has format {FORMAT - 1}; .* reads format {FORMAT}: export the run"):
+    save_file({"x": torch.ones(2)}, path, {"voxelfield model": json.dumps({"format": 2})})
+    with pytest.raises(ModelFileError, match=rf"has format 2; .* reads format {FORMAT}: export the run"):
         load_model(path, "cpu")
 
 

@@ -97,6 +97,34 @@ def test_fused_gradients_are_autograds(device, active, reduce):
 
 
 @both_reductions
+@pytest.mark.parametrize("active", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_points_of_copies_have_a_gradient(device, active, reduce, dtype):
+    pyramid, points = make(device, reduce=reduce), inside(200, device)
+    pyramid.active = active
+    # What float16 has exactly, so that only the gradient itself is rounded.
+    for level in pyramid.levels:
+        level.data.copy_(level.detach().half())
+    grad = torch.randn(200, pyramid.channels, device=device).half()
+    exact = points.clone().requires_grad_()
+    pyramid(exact).backward(grad.float())
+    pyramid.zero_grad()
+    pyramid.keep_copies(dtype)
+    found = points.clone().requires_grad_()
+    pyramid(found).backward(grad.to(dtype))
+    assert found.grad.dtype == torch.float32
+    torch.testing.assert_close(found.grad, exact.grad, rtol=1e-3, atol=1e-3)
+    sums = [level.grad.clone() for level in pyramid.levels[:active]]
+    assert all(bool((total != 0).any()) for total in sums)
+    # Where only the points are wanted, the sums stay.
+    pyramid.requires_grad_(False)
+    again = points.clone().requires_grad_()
+    pyramid(again).backward(grad.to(dtype))
+    assert torch.equal(again.grad, found.grad)
+    assert all(torch.equal(level.grad, total) for level, total in zip(pyramid.levels, sums, strict=False))
+
+
+@both_reductions
 def test_sixteen_bit_copies_are_read_and_sums_stay_float32(device, reduce):
     pyramid, points = make(device, reduce=reduce), inside(200, device)
     grad = torch.randn(200, pyramid.channels, device=device).half()
@@ -175,12 +203,8 @@ def test_loading_ends_a_grids_copies(device):
     torch.testing.assert_close(grid(points), before + 1)
 
 
-def test_fused_sampling_says_what_it_cannot_do(device):
+def test_copies_of_another_dtype_are_refused(device):
     pyramid = make(device)
-    pyramid.keep_copies(torch.float32)
-    points = inside(5, device).requires_grad_()
-    with pytest.raises(NotImplementedError, match="no gradient in the points"):
-        pyramid(points)
     with pytest.raises(TypeError, match=r"dtype must be float16, bfloat16 or float32, got torch\.float64"):
         pyramid.keep_copies(torch.float64)
 

@@ -375,14 +375,19 @@ def calls(device):
         "render_grid_image": (*camera, *walk[-3:], grid, None, box, *numbers),
         "pack_slots": (*walk[:5], *slots, torch.tensor([5 * rays], device=device), 0.1, [], 40),
         "cut_rays": (*walk[:5], BOXES, 0.1),
+        "places_in_atlas": (rgb, torch.zeros(3, 4, 5, dtype=torch.int32, device=device), [8, 16, 24]),
+        "share_copies": (
+            torch.randn(8, 8, 8, 4, device=device),
+            *(torch.tensor(numbers, dtype=torch.int32, device=device) for numbers in ([3, 9, 2, 11], [0, 2, 4])),
+        ),
     }
     if device.type == "cuda":
         levels = [torch.randn(5, 4, 9, 4, device=device).half()]
         first = [torch.randn(64, 4, device=device), torch.randn(16, 64, device=device)]
         second = [torch.randn(64, 17, device=device), torch.randn(3, 64, device=device)]
-        arguments["march_to_slots"] = (*walk, levels, box, first, 0.1, 1.0, 1e-4, 1e-4, 4, [])
+        arguments["march_to_slots"] = (*walk, levels, [None], box, first, 0.1, 1.0, 1e-4, 1e-4, 4, [])
         arguments["render_pyramid_image"] = (
-            *(*camera, *walk[-3:], levels, box, first, second),
+            *(*camera, *walk[-3:], levels, [None], box, first, second),
             *(0.1, 1.0, 0, 1e-4, 1e-4, []),
         )
     return arguments
@@ -394,6 +399,7 @@ OPS = [
     *("composite", "composite_backward"),
     *("sum_along_rays", "exclusive_sum_along_rays", "spread_along_rays", "append_view", "append_view_backward"),
     *("render_grid", "render_grid_backward", "render_grid_image", "pack_slots", "cut_rays"),
+    *("places_in_atlas", "share_copies"),
     *("pixel_colors", "pixel_colors_backward", "color_error", "color_error_backward"),
 ]
 every_op = pytest.mark.parametrize("name", OPS)
@@ -405,7 +411,15 @@ FREE |= {(op, "ray_offsets") for op in ("count_visible_samples", "ray_light", "r
 FREE |= {(op, name) for op in ("sum_along_rays", "exclusive_sum_along_rays") for name in ("values", "ray_offsets")}
 FREE |= {("color_error", "truth"), ("color_error_backward", "truth")}
 FREE |= {("color_error", "rays_kept"), ("color_error_backward", "rays_kept"), ("color_error_backward", "grad")}
+FREE |= {("places_in_atlas", "points"), ("places_in_atlas", "blocks")}
+FREE |= {("share_copies", name) for name in ("sums", "copies", "begins")}
 FREE |= {("render_grid_image", "grid"), ("render_grid_backward", "grid")}
+
+# Ops of which no argument has to be as long as another.
+WITHOUT_LENGTHS = {
+    *("pack_occupancy", "sum_along_rays", "exclusive_sum_along_rays"),
+    *("places_in_atlas", "share_copies"),
+}
 
 WRONG = {
     "dimensions": lambda x: x[None],
@@ -433,7 +447,7 @@ def assert_refused(device, name, kind):
         with pytest.raises(RuntimeError, match=rf"{blamed}(must|expected)"):
             op(*valid[:place], wrong, *valid[place + 1 :])
         changed += 1
-    assert changed > 0 or name in ("pack_occupancy", "sum_along_rays", "exclusive_sum_along_rays")
+    assert changed > 0 or name in WITHOUT_LENGTHS
 
 
 @every_op

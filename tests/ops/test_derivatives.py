@@ -172,6 +172,10 @@ CALLS = {
         lambda: {name: value[None] for name, value in camera().items()} | {"aabb": box()},
         lambda **x: _internal.pixel_rays(torch.zeros(1, 4, 4, 4, dtype=torch.uint8), torch.arange(3), **x),
     ),
+    "places_in_atlas": (
+        lambda: {"points": torch.rand(5, 3)},
+        lambda points: _internal.places_in_atlas(points, torch.zeros(2, 2, 2, dtype=torch.int32), (8, 8, 8)),
+    ),
     "render_grid_image": (
         lambda: camera() | {"background": torch.ones(3), "aabb_occupancy": box(), "grid": torch.randn(4, 4, 4, 4)},
         lambda grid, **x: _internal.render_grid_image(
@@ -204,7 +208,7 @@ CALLS = {
 }
 # Updates of optimizers, in place and outside of autograd, and ops on cells, which are bools.
 NOT_DIFFERENTIATED = {
-    *("accumulate_trilinear_", "grid_adam_", "grid_total_variation_grad_"),
+    *("accumulate_trilinear_", "grid_adam_", "grid_total_variation_grad_", "share_copies_"),
     *("pack_occupancy", "empty_distance", "active_tiles"),
 }
 # Where the message is about a family of ops.

@@ -14,6 +14,7 @@ from pyramid_scene import (
     exact_geometry,
     make_rays,
     make_weights,
+    of_dense_levels,
     on,
     pyramid_dtypes,
 )
@@ -279,11 +280,11 @@ def test_opcheck(device, count, boxes):
     rays = [scene.pop(name) for name in ("origins", "directions", "near", "far")]
     offset = torch.full((count,), 0.5, device=device)
     numbers = (STEP, INITIAL, *LIMITS.values(), 8, boxes)
-    counted = torch.ops.voxelfield.march_to_slots(*rays, offset, *bits, *scene.values(), *numbers)
+    counted = torch.ops.voxelfield.march_to_slots(*rays, offset, *bits, *of_dense_levels(scene), *numbers)
     # Slots that are not filled hold anything.
     torch.library.opcheck(
         torch.ops.voxelfield.march_to_slots.default,
-        (*rays, offset, *bits, *scene.values(), *numbers),
+        (*rays, offset, *bits, *of_dense_levels(scene), *numbers),
         test_utils=("test_schema", "test_faketensor"),
     )
     arguments = (*rays, offset, *counted, STEP, boxes, int(counted[2].sum()))

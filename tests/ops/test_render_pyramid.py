@@ -14,6 +14,7 @@ from pyramid_scene import (
     exact_geometry,
     exact_network,
     make_weights,
+    of_dense_levels,
     on,
     pyramid_dtypes,
 )
@@ -258,5 +259,5 @@ def test_opcheck(device, boxes):
     view = camera.c2w[0], camera.intrinsics[0], torch.zeros(6, device=device), True, 9, 5, background
     torch.library.opcheck(
         torch.ops.voxelfield.render_pyramid_image.default,
-        (*view, *bits, *scene.values(), STEP, INITIAL, 3, 1e-4, 1e-3, boxes),
+        (*view, *bits, *of_dense_levels(scene), STEP, INITIAL, 3, 1e-4, 1e-3, boxes),
     )

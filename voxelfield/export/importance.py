@@ -8,6 +8,7 @@ from torch import Tensor
 from voxelfield import ops
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.pyramid import VoxelPyramid
+from voxelfield.grids.working_copies import sample_levels
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -49,6 +50,8 @@ def feature_importance(
     random = torch.Generator(device).manual_seed(0)  # files of the same run do not differ by chance
     sums = [torch.zeros(level.shape, device=device, requires_grad=True) for level in grid.levels]
     one, reduce = (grid.grids[0], grid.reduce) if isinstance(grid, VoxelPyramid) else (grid, "concat")
+    sparse = grid.sparse_grids if isinstance(grid, VoxelPyramid) else []
+    dense = len(grid.levels) - len(sparse)
     count = 0
     for camera in range(len(cameras)):
         for first in range(0, rays_of_each, chunk):
@@ -74,8 +77,10 @@ def feature_importance(
                 mixed = (colour * torch.randn(colour.shape, generator=random, device=device)).sum()
                 (slope,) = torch.autograd.grad(mixed, features)
                 active = sums[: grid.active]
-                read = ops.sample_pyramid(active, points, reduce=reduce, padding=one.padding)
+                read = sample_levels(active, sparse[: len(active) - dense], points, reduce, one.padding)
             squares = slope.float().nan_to_num(nan=0.0, posinf=0.0, neginf=0.0).square()
             read.backward(squares[:, : read.shape[1]])
             count += 3 * len(some)
+    for atlas, each in zip(sums[dense:], sparse, strict=True):
+        each.share(atlas.grad)
     return [torch.zeros_like(x) if x.grad is None else x.grad / max(count, 1) for x in sums]

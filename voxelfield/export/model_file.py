@@ -39,17 +39,19 @@ from voxelfield.export.quantized import (
     unpack_codes,
 )
 from voxelfield.export.reached import reached_vertices
-from voxelfield.export.visible import visible_cells
 from voxelfield.fields.field import RadianceField
 from voxelfield.files import atomic_write
 from voxelfield.ops._checks import check_choice
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.rendering.visible_cells import visible_cells
 from voxelfield.training.config import TrainerConfig
 from voxelfield.training.views import render_settings
 
-FORMAT = 3
+FORMAT = 4
 """Layout version of the files. Raise it when an older voxelfield could not read them."""
+
+_READABLE = (3, 4)  # In format 3 no level is sparse.
 
 MODEL_FILE = "model.safetensors"
 """The name under which a run directory holds its model file."""
@@ -202,7 +204,14 @@ def save_model(
     if cameras is not None:
         occupied = visible_cells(run.field, run.occupancy, settings_of_rays, cameras)
     aabb, grid = run.occupancy.aabb, run.field.grid
-    reached = [reached_vertices(occupied, aabb, level.shape[:3], grid.aabb) for level in grid.levels]
+    sparse = {id(each.features) for each in getattr(grid, "sparse_grids", [])}
+    reached = [
+        # Blocks are there only where something shows.
+        torch.ones(level.shape[:3], dtype=torch.bool, device=level.device)
+        if id(level) in sparse
+        else reached_vertices(occupied, aabb, level.shape[:3], grid.aabb)
+        for level in grid.levels
+    ]
     kept = [level.detach()[mask] for level, mask in zip(grid.levels, reached, strict=True)]
     tensors = {"occupancy.bits": pack_bytes(np.packbits(occupied.cpu().numpy()).tobytes()), "occupancy.aabb": aabb}
     steps = None
@@ -215,7 +224,7 @@ def save_model(
             del weights
         kept, steps = _rounded(kept, importance, rounding)
     levels = {id(level): number for number, level in enumerate(grid.levels)}
-    shapes, settings = {}, {}
+    shapes, settings, whole = {}, {}, []
     for name, item in run.field.state_dict(keep_vars=True).items():
         if not isinstance(item, Tensor):  # a module's extra state
             settings[name] = item
@@ -223,6 +232,7 @@ def save_model(
         value = item.detach()
         if id(item) in levels:
             shapes[name] = list(value.shape)
+            whole += [name] if id(item) in sparse else []
             value = kept[levels[id(item)]]
             if steps is not None:
                 codes, tensors[f"step.{name}"] = quantize(value, steps[levels[id(item)]])
@@ -235,6 +245,7 @@ def save_model(
         "format": FORMAT,
         "steps": run.steps,
         "shapes": shapes,
+        "whole": whole,
         "settings": settings,
         "occupancy": list(occupied.shape),
         "config": OmegaConf.to_container(run.config, resolve=True),
@@ -284,7 +295,7 @@ def read_model(path: Path, device: torch.device) -> ModelParts:
         raise ModelFileError(f"{path} is no voxelfield model: its description is a {type(description).__name__}")
     if begin > 0 and text != _with_checksum(text[begin:]):
         raise ModelFileError(f"{path} is damaged: the checksum of its description is another")
-    if description.get("format") != FORMAT:
+    if description.get("format") not in _READABLE:
         older = description.get("format") in range(FORMAT)
         remedy = "export the run again" if older else "upgrade voxelfield"
         raise ModelFileError(
@@ -338,15 +349,18 @@ def _unpack(
     aabb = tensors["occupancy.aabb"]
     field: dict[str, Any] = {name.removeprefix("field."): x for name, x in tensors.items() if name.startswith("field.")}
     box = field[next((name for name in field if name.endswith("aabb")), "grid.aabb")]
+    whole = description.get("whole", [])
     for name, shape in shapes.items():
-        reached = reached_vertices(occupied, aabb, shape[:3], box)
+        if name in whole:
+            reached = torch.ones(shape[:3], dtype=torch.bool, device=device)
+        else:
+            reached = reached_vertices(occupied, aabb, shape[:3], box)
         values, step = field[name], tensors.get(f"step.{name}")
         if step is not None:
             codes = _as_inconsistent(unpack_codes, values, int(reached.sum()), shape[3])
             values = dequantize(codes.to(device), step.to(device))
-        whole = torch.zeros(shape, dtype=values.dtype, device=device)
-        whole[reached] = values.to(device)
-        field[name] = whole
+        field[name] = torch.zeros(shape, dtype=values.dtype, device=device)
+        field[name][reached] = values.to(device)
     field |= description["settings"]
     state = {
         "occupied": occupied,

@@ -15,6 +15,7 @@ from voxelfield.grids.nested_boxes import NestedBoxes
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.voxel_grid import VoxelGrid
 from voxelfield.ops import PackedSamples
+from voxelfield.ops.ray_sums import spread
 
 
 class Field(Protocol):
@@ -154,7 +155,13 @@ class RadianceField(nn.Module):
         Returns:
             density (M,), per unit of the samples' frame, and rgb (M, 3) in [0, 1]; float32.
         """
-        density, rgb = self.decoder(self.grid(samples.positions), directions, samples.ray_index)
+        ray_index = samples.ray_index
+        if torch.is_grad_enabled() and directions.requires_grad:
+            # A direction for each sample: what comes back to a ray is then summed along it. Decoders index directions,
+            # and the sums of that would wait for one another at the one ray that all unused rows name.
+            ray_index = torch.arange(len(ray_index), device=ray_index.device)
+            directions = spread(directions, samples.ray_offsets, len(ray_index))
+        density, rgb = self.decoder(self.grid(samples.positions), directions, ray_index)
         return density, rgb
 
     def vertex_density(self) -> Tensor | None:

@@ -21,12 +21,14 @@ class PyramidDensity:
 
     Attributes:
         levels: What the active levels are read from, each (X_l, Y_l, Z_l, 4).
+        blocks: For each level the table of its blocks if it is sparse (:attr:`VoxelPyramid.blocks`), otherwise None.
         aabb: (2, 3) their box, world units.
         weights: The density network's two matrices.
         initial: Density of a zero output, per world unit.
     """
 
     levels: list[Tensor]
+    blocks: list[Tensor | None]
     aabb: Tensor
     weights: list[Tensor]
     initial: float
@@ -75,6 +77,5 @@ def read_pyramid_density(grid: VoxelGrid | VoxelPyramid, decoder: Decoder) -> Py
         return None
     first, last = decoder.density_network
     # Levels that are off read zero: their columns of the first matrix do nothing.
-    return PyramidDensity(
-        levels, grid.aabb, [first[:, : _constants.LEVEL_CHANNELS * len(levels)], last], decoder.activation.initial
-    )
+    weights = [first[:, : _constants.LEVEL_CHANNELS * len(levels)], last]
+    return PyramidDensity(levels, grid.blocks[: len(levels)], grid.aabb, weights, decoder.activation.initial)

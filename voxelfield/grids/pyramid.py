@@ -1,4 +1,4 @@
-"""VoxelPyramid: dense grids of several resolutions over one box, read side by side or added up."""
+"""VoxelPyramid: grids of several resolutions over one box, read side by side or added up."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from torch.nn import functional as F
 from voxelfield import ops
 from voxelfield.grids.boxes import Box, parse_box
 from voxelfield.grids.sharding import refuse_other_resolution, refuse_sharded
+from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.grids.voxel_grid import VoxelGrid, cubic_voxels
-from voxelfield.grids.working_copies import WorkingCopies
+from voxelfield.grids.working_copies import WorkingCopies, sample_levels
 from voxelfield.ops._checks import check_choice
 from voxelfield.ops._errors import ArgumentTypeError, ArgumentValueError
 from voxelfield.ops._grids import Padding
@@ -46,10 +47,14 @@ class VoxelPyramid(nn.Module):
         reduce: ``"concat"`` puts the levels' features side by side, ``"sum"`` adds them.
         padding: What a position outside the box reads, as for :class:`VoxelGrid`.
         init_range: Features start uniform in [-init_range, init_range]; one number for all levels, or one for each.
+        sparse_resolutions: Of further levels, finer than these, of which only some blocks of vertices are there
+            (:class:`voxelfield.grids.sparse_grid.SparseGrid`, which says what an optimizer needs). They start without
+            any, and off; :meth:`allocate` adds blocks, whose features start at zero. Only for ``"concat"`` and
+            ``"border"``.
         device: Where the features and the box live.
 
     Attributes:
-        active: Number of levels that are on, from the coarsest; all at first.
+        active: Number of levels that are on, from the coarsest; at first all that are not sparse.
 
     Raises:
         TypeError: A resolution or ``channels`` is not integer.
@@ -71,6 +76,7 @@ class VoxelPyramid(nn.Module):
         reduce: Reduction = "concat",
         padding: Padding = "border",
         init_range: float | Sequence[float] = 1e-4,
+        sparse_resolutions: Sequence[int] = (),
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
@@ -87,25 +93,51 @@ class VoxelPyramid(nn.Module):
                 "resolutions of levels that are added up must each be a whole multiple of the one before, "
                 f"got {list(resolutions)}"
             )
+        if list(sparse_resolutions) != sorted(set(sparse_resolutions)) or any(
+            resolution <= resolutions[-1] for resolution in sparse_resolutions
+        ):
+            raise ArgumentValueError(
+                f"sparse_resolutions must rise from above {resolutions[-1]}, the finest of resolutions, got "
+                f"{list(sparse_resolutions)}"
+            )
+        if sparse_resolutions and (reduce, padding) != ("concat", "border"):
+            raise ArgumentValueError(
+                'reduce and padding must be "concat" and "border" with sparse_resolutions, got '
+                f"{reduce!r} and {padding!r}"
+            )
         box = parse_box(aabb)
         self.reduce = reduce
         self.resolutions = tuple(resolutions)
+        self.sparse_resolutions = tuple(sparse_resolutions)
         self._grids = nn.ModuleList(
             _Level(bound, vertices, channels, box, padding=padding, device=device)
             for bound, vertices in zip(bounds, self._vertices(box), strict=True)
+        )
+        self._sparse_grids = nn.ModuleList(
+            SparseGrid(cubic_voxels(box, resolution), channels, box, device=device) for resolution in sparse_resolutions
         )
         self.active = len(resolutions)
         self._copies: WorkingCopies | None = None
 
     @property
     def grids(self) -> list[VoxelGrid]:
-        """The levels as grids of their own, coarse to fine."""
+        """The dense levels as grids of their own, coarse to fine."""
         return cast(list[VoxelGrid], list(self._grids))
 
     @property
+    def sparse_grids(self) -> list[SparseGrid]:
+        """The sparse levels as grids of their own, coarse to fine."""
+        return cast(list[SparseGrid], list(self._sparse_grids))
+
+    @property
     def levels(self) -> list[nn.Parameter]:
-        """The levels' features (X_l, Y_l, Z_l, C), coarse to fine."""
-        return [grid.features for grid in self.grids]
+        """The levels' features (X_l, Y_l, Z_l, C), coarse to fine; of sparse ones the atlas."""
+        return [grid.features for grid in self.grids] + [grid.features for grid in self.sparse_grids]
+
+    @property
+    def blocks(self) -> list[Tensor | None]:
+        """For each level the table of its blocks if it is sparse, otherwise None."""
+        return [None] * len(self.grids) + [grid.blocks for grid in self.sparse_grids]
 
     @property
     def aabb(self) -> Tensor:
@@ -115,17 +147,26 @@ class VoxelPyramid(nn.Module):
     @property
     def channels(self) -> int:
         """Number of features at a position: those of all levels, side by side or as their sum."""
-        return sum(grid.channels for grid in self.grids) if self.reduce == "concat" else self.grids[0].channels
+        levels = len(self.grids) + len(self.sparse_grids)
+        return levels * self.grids[0].channels if self.reduce == "concat" else self.grids[0].channels
 
     @property
     def resolution(self) -> tuple[int, int, int]:
-        """Number of vertices of the finest active level along x, y and z."""
-        return self.grids[self.active - 1].resolution
+        """Number of vertices of the finest active level that is not sparse, along x, y and z."""
+        return self._finest.resolution
 
     @property
     def voxel_size(self) -> Tensor:
-        """Distance between neighbouring vertices of the finest active level: (3,), world units."""
-        return self.grids[self.active - 1].voxel_size
+        """Distance between neighbouring vertices of that level: (3,), world units."""
+        return self._finest.voxel_size
+
+    @property
+    def _finest(self) -> VoxelGrid:
+        return self.grids[min(self.active, len(self.grids)) - 1]
+
+    @property
+    def _active_sparse(self) -> list[SparseGrid]:
+        return self.sparse_grids[: max(0, self.active - len(self.grids))]
 
     def forward(self, points: Tensor) -> Tensor:
         """Interpolates the features at world positions.
@@ -141,6 +182,7 @@ class VoxelPyramid(nn.Module):
         Raises:
             TypeError: ``points`` is not a float32 tensor.
             ValueError: Its last dimension is not 3, or it is on another device.
+            NotImplementedError: A gradient in ``points`` is wanted, and a sparse level is on.
         """
         unit = self.grids[0].to_unit(points)
         if unit.dtype != torch.float32:
@@ -149,7 +191,9 @@ class VoxelPyramid(nn.Module):
         if self._copies is not None:
             features = self._copies.sample(rows, padding)
         else:
-            features = ops.sample_pyramid(self.levels[: self.active], rows, reduce=self.reduce, padding=padding)
+            if self._active_sparse and rows.requires_grad and torch.is_grad_enabled():
+                raise NotImplementedError("sparse levels give no gradient in the points, which must not require one")
+            features = sample_levels(self.levels[: self.active], self._active_sparse, rows, self.reduce, padding)
         if features.shape[-1] < self.channels:
             features = F.pad(features, (0, self.channels - features.shape[-1]))
         return features.reshape(*points.shape[:-1], self.channels)
@@ -173,7 +217,7 @@ class VoxelPyramid(nn.Module):
         levels = self.levels
         for level in levels[self.active :]:
             level.grad = None
-        self._copies = WorkingCopies(levels[: self.active], dtype, self.reduce)
+        self._copies = WorkingCopies(levels[: self.active], dtype, self.reduce, self._active_sparse)
         return self._copies.copies
 
     @property
@@ -225,13 +269,51 @@ class VoxelPyramid(nn.Module):
             self._copies.refresh()
 
     def activate(self, resolution: int) -> None:
-        """Switches on the levels up to a resolution, at least the coarsest.
+        """Switches on the levels up to a resolution, at least the coarsest, and of sparse ones those that have blocks.
 
         Args:
             resolution: The finest to be on, as in ``resolutions``.
         """
         self._copies = None
         self.active = max(1, sum(level <= resolution for level in self.resolutions))
+        if self.active == len(self.resolutions):
+            for finer, grid in zip(self.sparse_resolutions, self.sparse_grids, strict=True):
+                if finer > resolution or grid.count == 0:
+                    break
+                self.active += 1
+
+    def allocate(
+        self,
+        resolution: int,
+        cells: Tensor,
+        aabb: Tensor,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        most: int | None = None,
+    ) -> dict[int, int]:
+        """Gives the sparse levels up to a resolution blocks wherever some cells lie; :meth:`activate` switches them on.
+
+        Blocks that are there already keep their features. Ends the use of copies by :meth:`keep_copies`.
+
+        Args:
+            resolution: The finest of these levels, as in ``sparse_resolutions``.
+            cells: (X, Y, Z) bool, on the pyramid's device: which cells of a box matter.
+            aabb: (2, 3) that box, world units.
+            optimizer: The optimizer that trains the pyramid, if any.
+            most: Largest number of blocks of each level; see :meth:`SparseGrid.allocate`.
+
+        Returns:
+            For each of these levels, how many blocks are wanted.
+
+        Raises:
+            ValueError: The optimizer's state cannot follow.
+        """
+        self._copies = None
+        return {
+            finer: grid.allocate(cells, aabb, optimizer, most=most)
+            for finer, grid in zip(self.sparse_resolutions, self.sparse_grids, strict=True)
+            if finer <= resolution
+        }
 
     @torch.no_grad()
     def refit(self, aabb: Sequence[Sequence[float]] | Tensor, optimizer: torch.optim.Optimizer | None = None) -> None:
@@ -245,14 +327,18 @@ class VoxelPyramid(nn.Module):
             optimizer: The optimizer that trains the pyramid, if any.
 
         Raises:
-            ValueError: ``aabb`` is not a box, a level is sharded (``fully_shard``), or the optimizer's state cannot
-                follow.
+            ValueError: ``aabb`` is not a box, a level is sharded (``fully_shard``) or a sparse one has blocks, or the
+                optimizer's state cannot follow.
         """
         self._refuse_sharded("refit")
+        if any(grid.count > 0 for grid in self.sparse_grids):
+            raise ArgumentValueError("aabb must stay as it is once sparse levels have blocks")
         self._copies = None
         box = parse_box(aabb)
         for grid, vertices in zip(self.grids, self._vertices(box), strict=True):
             grid.refit(box, vertices, optimizer)
+        for finer, sparse in zip(self.sparse_resolutions, self.sparse_grids, strict=True):
+            sparse.refit(box, cubic_voxels(box, finer))
 
     def resize(
         self,
@@ -305,7 +391,8 @@ class VoxelPyramid(nn.Module):
 
     def extra_repr(self) -> str:
         """Shows the settings in ``print(module)``."""
-        return f"resolutions={self.resolutions}, reduce={self.reduce!r}, active={self.active}"
+        sparse = f"sparse_resolutions={self.sparse_resolutions}, " if self.sparse_resolutions else ""
+        return f"resolutions={self.resolutions}, {sparse}reduce={self.reduce!r}, active={self.active}"
 
     def _vertices(self, aabb: Box) -> list[tuple[int, int, int]]:
         """Numbers of vertices of each level in a box."""

@@ -33,6 +33,8 @@ _NAMES = (
     "MAX_TILES_ALONG",
     "AUTOMATIC",
     "DETERMINISTIC",
+    "BLOCK_VERTICES",
+    "MAX_ATLAS_VERTICES",
 )
 
 

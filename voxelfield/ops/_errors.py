@@ -36,8 +36,10 @@ def explain_memory(**arguments: Tensor) -> Iterator[None]:
         raise torch.OutOfMemoryError(f"{sizes} ask for more memory than there is") from error
 
 
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Tells whether torch, or a kernel of this library, failed for want of memory."""
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tells whether Python, torch, or a kernel of this library, failed for want of memory."""
+    if not isinstance(error, RuntimeError):
+        return isinstance(error, MemoryError)
     return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
@@ -50,4 +52,6 @@ _OUT_OF_MEMORY = (
     "aoti_torch_empty_strided",
     "aten::contiguous",
     "aten::new_zeros",
+    "aten::to",
+    "std::bad_alloc",
 )

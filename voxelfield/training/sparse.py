@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from voxelfield.ops._errors import is_out_of_memory
+
 # Elements that are kept or left out together: enough that a bit for each costs little, few enough to follow a surface.
 _CHUNK = 8
 # Smaller tensors are not worth the trouble.
@@ -107,9 +109,9 @@ def _unpack(packed: dict[str, Any]) -> Tensor:
         rows[torch.from_numpy(kept).bool().to(rows.device)] = chunks
         flat[whole:] = rest
         return flat.view(shape)
-    except torch.OutOfMemoryError:
-        raise
     except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
         raise ValueError(
             f"a tensor that parts were left out of must have chunks that fit its shape: {error}"
         ) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -101,6 +101,27 @@ class Recipe:
             optimizer: The grids' optimizer.
         """
         field.grid.resize(resolution, optimizer, aabb=aabb)
+
+    def add_detail(
+        self,
+        field: RadianceField,
+        resolution: int,
+        shown: Callable[[Sequence[int]], Tensor],
+        aabb: Tensor,
+        optimizer: torch.optim.Optimizer | None,
+    ) -> None:
+        """Makes room for detail where the training images show something, before :meth:`enter_stage`.
+
+        By default a field needs none of this.
+
+        Args:
+            field: What :meth:`build` returned.
+            resolution: That of the stage, the cube root of the number of voxels.
+            shown: Takes numbers of cells X, Y, Z and returns (X, Y, Z) bool: in which of them training images show
+                something. Takes a while.
+            aabb: (2, 3) the box that these cells divide, in the grid's frame.
+            optimizer: The grids' optimizer.
+        """
 
     def refresh_occupancy(self, field: RadianceField, occupancy: OccupancyGrid, step: float, threshold: float) -> None:
         """Finds out which cells are occupied.

@@ -13,6 +13,7 @@ from voxelfield.ops._internal.pixel_colors import pixel_colors
 from voxelfield.ops._internal.pixel_rays import PixelBatch, pixel_rays
 from voxelfield.ops._internal.render_grid_image import PackedSHGrid, render_grid_image
 from voxelfield.ops._internal.render_pyramid_image import render_pyramid_image
+from voxelfield.ops._internal.sparse_grid import places_in_atlas, share_copies_
 from voxelfield.ops._internal.total_variation import grid_total_variation_grad_
 
 __all__ = [
@@ -31,7 +32,9 @@ __all__ = [
     "pixel_color_error",
     "pixel_colors",
     "pixel_rays",
+    "places_in_atlas",
     "render_grid_image",
     "render_pyramid_image",
     "sample_color_error",
+    "share_copies_",
 ]

@@ -118,7 +118,9 @@ def world_distances(boxes: Sequence[float], samples: PackedSamples, origins: Ten
     centre, half, (ratio, count, pitch, _) = boxes[:3], boxes[3:6], boxes[6:]
     box = torch.round(samples.positions[:, 0] / pitch).clamp(0, count - 1)
     place = torch.cat((samples.positions[:, :1] - pitch * box[:, None], samples.positions[:, 1:]), dim=-1)
-    world = place * (max(half) * ratio**box)[:, None] + place.new_tensor(centre)
+    scaled = place * (max(half) * ratio**box)[:, None]
+    # Numbers, no tensor: a CUDA graph that is being captured can take no copy from the host.
+    world = torch.stack([along + middle for along, middle in zip(scaled.unbind(-1), centre, strict=True)], dim=-1)
     rays = samples.ray_index
     return ((world - origins[rays]) * directions[rays]).sum(dim=-1)
 

@@ -40,6 +40,7 @@ def march_visible(
     max_samples_per_ray: int = 64,
     capacity: int | None = None,
     boxes: Sequence[float] = (),
+    blocks: Sequence[Tensor | None] = (),
 ) -> PackedSamples:
     r"""Marches rays through a pyramid of grids and keeps the samples whose weight exceeds a limit, packed by ray.
 
@@ -74,6 +75,8 @@ def march_visible(
             which synchronises once.
         boxes: As for :func:`march_pieces`, if the field lies in nested boxes: rays are then in the world, and all other
             arguments, and the samples, in the field's frame.
+        blocks: None, or for each level None if it is dense; otherwise the level is the atlas of a sparse grid, and this
+            the table of its blocks, as for :func:`places_in_atlas`.
 
     Returns:
         The samples that were kept; ``dt`` is ``step``.
@@ -86,7 +89,7 @@ def march_visible(
     offset = check_rays(origins, directions, near, far, offset)
     check_float32("aabb_occupancy", aabb_occupancy, (2, 3), "origins", origins)
     cells = cells_to_walk(occupied, "origins", origins)
-    check_pyramid_field(levels, aabb, density_weights, density_initial, "origins", origins)
+    check_pyramid_field(levels, aabb, density_weights, density_initial, "origins", origins, blocks)
     check_numbers(step, 0.0, min_transmittance, min_weight)
     check_at_least_one("max_samples_per_ray", max_samples_per_ray)
     check_capacity(capacity)
@@ -104,6 +107,7 @@ def march_visible(
         *cells,
         aabb_occupancy,
         list(levels),
+        list(blocks),
         aabb,
         list(density_weights),
         step,
@@ -157,6 +161,7 @@ def _register() -> None:
         resolution: list[int],
         aabb_occupancy: Tensor,
         levels: list[Tensor],
+        blocks: list[Tensor | None],
         aabb: Tensor,
         density_weights: list[Tensor],
         step: float,
@@ -168,7 +173,9 @@ def _register() -> None:
     ) -> tuple[Tensor, Tensor, Tensor]:
         bits = bits_of(occupied, resolution)
         candidates = march_through(boxes, origins, directions, near, far, bits, aabb_occupancy, step, offset)
-        density = density_of(geometry_at(candidates.positions, levels, aabb, density_weights)[:, 0], density_initial)
+        density = density_of(
+            geometry_at(candidates.positions, levels, blocks, aabb, density_weights)[:, 0], density_initial
+        )
         # Within the range of a ray, `kept` starts with the indices of the samples that were kept.
         kept, counts, _ = torch.ops.voxelfield.count_visible_samples(
             density, candidates.dt, candidates.ray_offsets, min_transmittance, min_weight

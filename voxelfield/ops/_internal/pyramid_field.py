@@ -9,9 +9,10 @@ from torch import Tensor
 
 from voxelfield.ops import _constants
 from voxelfield.ops._checks import check_dtype, check_float32, check_same_device, check_tensor
+from voxelfield.ops._internal.sparse_grid import places_in_atlas
+from voxelfield.ops.grid import sample_trilinear
 from voxelfield.ops.marching import OccupancyBits, pack_occupancy
 from voxelfield.ops.mlp import mlp
-from voxelfield.ops.pyramid import sample_pyramid
 
 MAX_NUMBERS = 2**31  # A level must have fewer: offsets in it are 32-bit.
 
@@ -23,8 +24,9 @@ def check_pyramid_field(
     density_initial: float,
     device_of: str,
     like: Tensor,
+    blocks: Sequence[Tensor | None] = (),
 ) -> None:
-    """Raises unless grids, box and density network suit the kernels and are on the device of ``like``."""
+    """Raises unless grids, tables, box and density network suit the kernels and are on the device of ``like``."""
     if isinstance(levels, Tensor) or not isinstance(levels, Sequence):
         raise TypeError(f"levels must be a sequence of torch.Tensors, got {type(levels).__name__}")
     if not 1 <= len(levels) <= _constants.MAX_FIELD_LEVELS:
@@ -37,6 +39,13 @@ def check_pyramid_field(
         check_same_device(name, level, device_of, like)
         if not 0 < level.numel() < MAX_NUMBERS:
             raise ValueError(f"{name} must have 1 to 2^31 - 1 numbers, got shape {tuple(level.shape)}")
+    if blocks and len(blocks) != len(levels):
+        raise ValueError(f"blocks must be none or one for each of {len(levels)} levels, got {len(blocks)}")
+    for index, table in enumerate(blocks):
+        if table is not None:
+            check_tensor(f"blocks[{index}]", table, ("X", "Y", "Z"))
+            check_dtype(f"blocks[{index}]", table, (torch.int32,))
+            check_same_device(f"blocks[{index}]", table, device_of, like)
     check_float32("aabb", aabb, (2, 3), device_of, like)
     check_network("density_weights", density_weights, _constants.LEVEL_CHANNELS * len(levels), 2, device_of, like)
     if not 0 < density_initial <= torch.finfo(torch.float32).max:
@@ -70,9 +79,23 @@ def bits_of(cells: Tensor, resolution: Sequence[int]) -> OccupancyBits:
     return OccupancyBits(cells, (x, y, z)) if cells.dtype == torch.int64 else pack_occupancy(cells == 0)
 
 
-def geometry_at(positions: Tensor, levels: Sequence[Tensor], aabb: Tensor, density_weights: Sequence[Tensor]) -> Tensor:
+def geometry_at(
+    positions: Tensor,
+    levels: Sequence[Tensor],
+    blocks: Sequence[Tensor | None],
+    aabb: Tensor,
+    density_weights: Sequence[Tensor],
+) -> Tensor:
     """Returns the first network's outputs (M, G) at world positions (M, 3)."""
-    features = sample_pyramid(levels, (positions - aabb[0]) / (aabb[1] - aabb[0]))
+    unit = (positions - aabb[0]) / (aabb[1] - aabb[0])
+    tables = blocks or [None] * len(levels)
+    features = torch.cat(
+        [
+            sample_trilinear(level, unit if table is None else places_in_atlas(unit, table, level.shape[:3]))
+            for level, table in zip(levels, tables, strict=True)
+        ],
+        dim=-1,
+    )
     return mlp(features, [weight.to(features.dtype) for weight in density_weights])
 
 

@@ -55,6 +55,7 @@ def render_pyramid_image(
     min_transmittance: float = MIN_TRANSMITTANCE,
     min_weight: float = MIN_WEIGHT,
     boxes: Sequence[float] = (),
+    blocks: Sequence[Tensor | None] = (),
 ) -> tuple[Tensor, Tensor, Tensor]:
     r"""Renders the image of a camera, on CUDA in one kernel, rays included, without gradient.
 
@@ -91,6 +92,7 @@ def render_pyramid_image(
         min_transmittance: A ray stops once its transmittance falls below this; 0 never stops it.
         min_weight: Samples whose weight does not exceed this are dropped as if they did not exist.
         boxes: As for :func:`march_visible`.
+        blocks: As for :func:`march_visible`.
 
     Returns:
         rgb (height, width, 3) over the background, opacity (height, width) and depth (height, width), the
@@ -107,7 +109,7 @@ def render_pyramid_image(
     if not isinstance(view_degree, int) or not 0 <= view_degree <= _constants.MAX_DEGREE:
         raise ValueError(f"view_degree must be an int in 0..{_constants.MAX_DEGREE}, got {view_degree!r}")
     cells = cells_to_walk(occupied, "c2w", c2w)
-    check_pyramid_field(levels, aabb, density_weights, density_initial, "c2w", c2w)
+    check_pyramid_field(levels, aabb, density_weights, density_initial, "c2w", c2w, blocks)
     inputs = _constants.MAX_GEOMETRY + (view_degree + 1) ** 2
     check_network("color_weights", color_weights, inputs, _constants.MAX_FIELD_LAYERS, "c2w", c2w)
     for name, weights, outputs in (
@@ -135,6 +137,7 @@ def render_pyramid_image(
         *cells,
         aabb_occupancy,
         list(levels),
+        list(blocks),
         aabb,
         list(density_weights),
         list(color_weights),
@@ -181,6 +184,7 @@ def _register() -> None:
         resolution: list[int],
         aabb_occupancy: Tensor,
         levels: list[Tensor],
+        blocks: list[Tensor | None],
         aabb: Tensor,
         density_weights: list[Tensor],
         color_weights: list[Tensor],
@@ -207,7 +211,7 @@ def _register() -> None:
             )
             candidates = march_through(boxes, *rays[:4], bits, aabb_occupancy, step)
             density = density_of(
-                geometry_at(candidates.positions, levels, aabb, density_weights)[:, 0], density_initial
+                geometry_at(candidates.positions, levels, blocks, aabb, density_weights)[:, 0], density_initial
             )
             seen = select_samples(
                 density,
@@ -216,7 +220,7 @@ def _register() -> None:
                 min_transmittance=min_transmittance,
                 min_weight=min_weight,
             )
-            geometry = geometry_at(seen.positions, levels, aabb, density_weights)
+            geometry = geometry_at(seen.positions, levels, blocks, aabb, density_weights)
             inputs, raw = append_view(geometry, rays.directions, seen.ray_index, view_degree)
             logits = mlp(inputs, [weight.to(inputs.dtype) for weight in color_weights])
             rgb, opacity, depth_sum, *_ = composite(

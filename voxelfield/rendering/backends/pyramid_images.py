@@ -66,6 +66,7 @@ class PyramidImages(ImageBackend):
             color_weights=[weight.detach().to(dtype) for weight in decoder.color_network],
             density_initial=decoder.activation.initial,
             view_degree=decoder.view_degree,
+            blocks=pyramid.blocks[: len(levels)],
             boxes=[] if source.field.boxes is None else source.field.boxes.numbers,
         )
         return one_kernel(render, source)

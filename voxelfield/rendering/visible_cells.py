@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -57,13 +58,9 @@ def visible_cells(
     seen = torch.zeros(sizes, dtype=torch.bool, device=device)
     to_parts = torch.tensor([cells * parts for cells, (parts, _) in zip(shape, scales, strict=True)], device=device)
     merged = torch.tensor([merged for _, merged in scales], device=device)
-    for camera in range(len(cameras)):
-        rays = cameras.image_rays(camera, field.aabb)
-        for first in range(0, len(rays), chunk):
-            packed, _ = visible_samples(field, rays[first : first + chunk], occupancy, settings)
-            part = ((packed.positions - aabb[0]) / (aabb[1] - aabb[0]) * to_parts).long()
-            x, y, z = (part.clamp(to_parts.new_zeros(3), to_parts - 1) // merged).unbind(-1)
-            seen[x, y, z] = True
+    for positions in _positions(field, occupancy, settings, cameras, 1, chunk):
+        x, y, z = (_numbers(positions, aabb, to_parts) // merged).unbind(-1)
+        seen[x, y, z] = True
     if any(group > 1 for _, group in scales):
         # What shows of a group may be narrower than a pixel, and missed, where its neighbour shows.
         seen = F.max_pool3d(seen[None].float(), 3, stride=1, padding=1)[0] > 0
@@ -72,6 +69,61 @@ def visible_cells(
         seen = seen.repeat_interleave(group, axis).narrow(axis, 0, cells * parts)
         occupied = occupied.repeat_interleave(parts, axis)
     return seen & occupied
+
+
+@torch.no_grad()
+def shown_cells(
+    field: Field,
+    occupancy: OccupancyGrid,
+    settings: RenderSettings,
+    cameras: Cameras,
+    shape: Sequence[int],
+    *,
+    every: int = 1,
+    chunk: int = 1 << 17,
+) -> Tensor:
+    """Marks the cells in which some of the cameras' pixels have a sample that shows.
+
+    Args:
+        field: What is seen.
+        occupancy: Where there is something to sample, on the field's device.
+        settings: How rays are sampled, and what is too faint to show.
+        cameras: One ray is cast through the centre of each pixel that is looked at.
+        shape: Numbers of cells along x, y and z of the occupancy's box.
+        every: Look at one pixel of so many along each side of an image.
+        chunk: Rays at once, to bound memory.
+
+    Returns:
+        (X, Y, Z) bool, on the field's device.
+    """
+    cameras = cameras.to(occupancy.aabb.device)
+    shown = torch.zeros(tuple(shape), dtype=torch.bool, device=occupancy.aabb.device)
+    cells = torch.tensor(list(shape), device=shown.device)
+    for positions in _positions(field, occupancy, settings, cameras, every, chunk):
+        x, y, z = _numbers(positions, occupancy.aabb, cells).unbind(-1)
+        shown[x, y, z] = True
+    return shown
+
+
+def _positions(
+    field: Field, occupancy: OccupancyGrid, settings: RenderSettings, cameras: Cameras, every: int, chunk: int
+) -> Iterator[Tensor]:
+    """Yields positions (M, 3) of samples that show, in the frame of the occupancy."""
+    device = occupancy.aabb.device
+    rows = torch.arange(every // 2, cameras.height, every, device=device)
+    columns = torch.arange(every // 2, cameras.width, every, device=device)
+    y, x = torch.meshgrid(rows + 0.5, columns + 0.5, indexing="ij")
+    pixels = torch.stack((x, y), dim=-1).view(-1, 2)
+    for camera in range(len(cameras)):
+        for some in pixels.split(chunk):
+            rays = cameras.rays(torch.full((len(some),), camera, device=device), some, field.aabb)
+            yield visible_samples(field, rays, occupancy, settings)[0].positions
+
+
+def _numbers(positions: Tensor, aabb: Tensor, cells: Tensor) -> Tensor:
+    """Returns the numbers (M, 3) of the cells of a box that positions lie in."""
+    numbers = ((positions - aabb[0]) / (aabb[1] - aabb[0]) * cells).long()
+    return numbers.clamp(cells.new_zeros(3), cells - 1)
 
 
 def _pixel_spacing(cameras: Cameras, target: Tensor, beyond: float = 0.0) -> float:

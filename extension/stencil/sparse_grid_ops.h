@@ -1,0 +1,96 @@
+// Host side of the ops on sparse grids, written once: check, allocate, and visit each point or vertex.
+#pragma once
+
+#include "common/checks.h"
+#include "stencil/sparse_grid.h"
+
+namespace voxelfield {
+
+// `atlas`: vertices along x, y and z.
+inline BlockTable block_table(const char* name, const Tensor& blocks, const std::vector<int64_t>& atlas,
+                              const Tensor& like) {
+  check_contiguous(name, blocks, {kAny, kAny, kAny}, ScalarType::Int, like);
+  STD_TORCH_CHECK(blocks.numel() > 0 && blocks.numel() < 0x7fffffff, name, " must have 1 to 2^31 - 2 entries, got ",
+                  blocks.numel());
+  STD_TORCH_CHECK(atlas.size() == 3, "atlas must be three sizes, got ", atlas.size());
+  BlockTable table{data_of(blocks), {}, {}};
+  for (int axis = 0; axis < 3; ++axis) {
+    STD_TORCH_CHECK(atlas[axis] > 0 && atlas[axis] % kBlockVertices == 0 && atlas[axis] <= kMaxAtlasVertices,
+                    "atlas must have a multiple of ", kBlockVertices, " vertices along each axis, at most ",
+                    kMaxAtlasVertices, ", got ", atlas[axis]);
+    table.count[axis] = static_cast<int32_t>(blocks.size(axis));
+    table.atlas_scale[axis] = static_cast<float>(1.0 / static_cast<double>(atlas[axis] - 1));
+  }
+  return table;
+}
+
+struct PlaceInAtlas {
+  BlockTable table;
+  const float* points;
+  float* placed;
+
+  VOXELFIELD_HOST_DEVICE void operator()(int64_t row) const {
+    float place[3];
+    const bool found = table.place(points + 3 * row, place);
+    VOXELFIELD_UNROLL
+    for (int axis = 0; axis < 3; ++axis) placed[3 * row + axis] = found ? place[axis] : NAN;
+  }
+};
+
+// Vertices that several blocks have: all of one get the sum of what their copies have.
+struct ShareCopies {
+  const int32_t* copies;  // rows of `sums`, those of a vertex together
+  const int32_t* begins;  // of each vertex among them, and their number
+  float* sums;            // (rows, channels)
+  int64_t rows, count;
+  int32_t channels;
+
+  VOXELFIELD_HOST_DEVICE void operator()(int64_t number) const {
+    const int64_t vertex = number / channels, channel = number - vertex * channels;
+    const int64_t begin = begins[vertex], end = begins[vertex + 1];
+    // Wrong lists must not lead out of memory.
+    if (begin < 0 || end > count) return;
+    const auto at = [&](int64_t i) { return copies[i] * static_cast<int64_t>(channels) + channel; };
+    float sum = 0;
+    bool touched = false;
+    for (int64_t i = begin; i < end; ++i) {
+      if (copies[i] < 0 || copies[i] >= rows) return;
+      const float value = sums[at(i)];
+      touched = touched || value != 0;
+      sum += value;
+    }
+    // A step touches few vertices: most need no write.
+    if (!touched) return;
+    for (int64_t i = begin; i < end; ++i) sums[at(i)] = sum;
+  }
+};
+
+template <typename Backend>
+struct SparseGridOps {
+  static Tensor places_in_atlas(const Tensor& points, const Tensor& blocks, std::vector<int64_t> atlas) {
+    const Tensor rows = checked("points", points, {kAny, 3}, ScalarType::Float, points);
+    const typename Backend::Guard guard(points);
+    const BlockTable table = block_table("blocks", blocks, atlas, points);
+    Tensor placed = new_like(rows, shape_of(rows));
+    Backend::for_each(rows.size(0), PlaceInAtlas{table, data_of(rows), data_of(placed)});
+    return placed;
+  }
+
+  static void share_copies(Tensor sums, const Tensor& copies, const Tensor& begins) {
+    const typename Backend::Guard guard(sums);
+    float* data = check_contiguous("sums", sums, {kAny, kAny, kAny, kAny}, ScalarType::Float, sums);
+    const int32_t* rows = check_contiguous("copies", copies, {kAny}, ScalarType::Int, sums);
+    const int32_t* first = check_contiguous("begins", begins, {kAny}, ScalarType::Int, sums);
+    const int64_t vertices = begins.size(0) - 1, channels = sums.size(3);
+    if (vertices < 1 || sums.numel() == 0) return;
+    Backend::for_each(vertices * channels, ShareCopies{rows, first, data, sums.numel() / channels, copies.size(0),
+                                                       static_cast<int32_t>(channels)});
+  }
+
+  static void implement(Library& m) {
+    m.impl("places_in_atlas", TORCH_BOX(&SparseGridOps::places_in_atlas));
+    m.impl("share_copies", TORCH_BOX(&SparseGridOps::share_copies));
+  }
+};
+
+}  // namespace voxelfield

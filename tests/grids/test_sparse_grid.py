@@ -1,0 +1,400 @@
+"""Sparse grids against dense ones with the same vertices."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from voxelfield import GridAdam, VoxelPyramid, ops
+from voxelfield.fields.decoders import FusedMLPDecoder
+from voxelfield.fields.density import ExponentialDensity
+from voxelfield.fields.field import RadianceField
+from voxelfield.grids.sparse_grid import BLOCK_CELLS, BLOCK_VERTICES, SparseGrid
+from voxelfield.ops._internal import march_visible, render_pyramid_image
+from voxelfield.ops.marching import pack_occupancy
+
+BOX = ((-1.0, -2.0, 0.0), (1.0, 2.0, 1.5))
+BLOCKS = (4, 5, 3)
+RESOLUTION = tuple(BLOCK_CELLS * count for count in BLOCKS)
+
+
+def some_blocks(device: torch.device, seed: int = 0) -> Tensor:
+    exists = torch.rand(BLOCKS, generator=torch.Generator().manual_seed(seed)) < 0.5
+    return exists.to(device)
+
+
+def filled(device: torch.device, exists: Tensor | None = None, channels: int = 4) -> tuple[SparseGrid, Tensor]:
+    """A sparse grid whose features are those of a dense one (X, Y, Z, C), where it has blocks."""
+    grid = SparseGrid(RESOLUTION, channels, BOX, device=device)
+    grid.allocate(shrunk(some_blocks(device) if exists is None else exists), grid.aabb)
+    dense = torch.randn(*grid.resolution, channels, device=device)
+    with torch.no_grad():
+        at = vertices_of(grid)
+        grid.features.view(-1, channels)[rows_of(grid)] = dense[tuple(at.unbind(-1))]
+    return grid, dense
+
+
+def shrunk(exists: Tensor) -> Tensor:
+    """Cells that lie within blocks, so that no block beside them is wanted."""
+    cells = torch.zeros([3 * size for size in exists.shape], dtype=torch.bool, device=exists.device)
+    cells[1::3, 1::3, 1::3] = exists
+    return cells
+
+
+def vertices_of(grid: SparseGrid) -> Tensor:
+    """For each vertex of each block, which vertex of the dense grid it is: (count, 512, 3)."""
+    along = torch.arange(BLOCK_VERTICES, device=grid.exists.device)
+    within = torch.stack(torch.meshgrid(along, along, along, indexing="ij"), dim=-1).view(-1, 3)
+    return BLOCK_CELLS * grid.exists.nonzero()[:, None] + within
+
+
+def rows_of(grid: SparseGrid) -> Tensor:
+    """Where these lie in the atlas, worked out from the table alone."""
+    ids = grid.blocks[grid.exists].long()
+    first = BLOCK_VERTICES * torch.stack((ids >> 20, ids >> 10 & 1023, ids & 1023), dim=-1)
+    within = vertices_of(grid) - BLOCK_CELLS * grid.exists.nonzero()[:, None]
+    x, y, z = (first[:, None] + within).unbind(-1)
+    return (x * grid.features.shape[1] + y) * grid.features.shape[2] + z
+
+
+def random_points(device: torch.device, count: int = 4000) -> Tensor:
+    """In the unit cube, some beyond it."""
+    return torch.rand(count, 3, device=device) * 1.2 - 0.1
+
+
+def block_is_there(grid: SparseGrid, unit: Tensor) -> tuple[Tensor, Tensor]:
+    """Whether each point's block exists, and whether the point is too near to a block's face to say which one it is."""
+    size = torch.tensor(BLOCKS, device=unit.device)
+    scaled = unit.clamp(0, 1) * size
+    block = scaled.long().minimum(size - 1)
+    near = ((scaled - scaled.round()).abs() < 1e-4).any(dim=-1)
+    return grid.exists[tuple(block.unbind(-1))], near
+
+
+def test_samples_are_those_of_the_dense_grid_where_blocks_are_and_zero_elsewhere(device):
+    grid, dense = filled(device)
+    unit = random_points(device)
+    points = grid.aabb[0] + unit * (grid.aabb[1] - grid.aabb[0])
+    there, near = block_is_there(grid, unit)
+    expected = torch.where(there[:, None], ops.sample_trilinear(dense, unit), 0.0)
+    found = grid(points)
+    assert 0.3 < there.float().mean() < 0.7
+    torch.testing.assert_close(found[~near], expected[~near], atol=5e-3, rtol=0)
+    # Positions are kept a thousandth of a cell from faces; nothing else differs.
+    inner = ((unit.clamp(0, 1) * torch.tensor(RESOLUTION, device=device)).frac() - 0.5).abs().amax(dim=-1) < 0.49
+    torch.testing.assert_close(found[inner], expected[inner], atol=1e-4, rtol=0)
+
+
+def test_points_that_are_not_finite_read_zeros(device):
+    grid, _ = filled(device, torch.ones(BLOCKS, dtype=torch.bool, device=device))
+    points = torch.zeros(3, 3, device=device)
+    points[0, 0], points[1, 2] = torch.nan, torch.inf
+    found = grid(points)
+    assert not found[:2].any()
+    assert found[2].any()
+
+
+def test_shared_gradients_are_those_of_the_dense_grid(device):
+    grid, dense = filled(device, torch.ones(BLOCKS, dtype=torch.bool, device=device))
+    dense.requires_grad_()
+    unit = torch.rand(20000, 3, device=device)
+    back = torch.randn(len(unit), 4, device=device)
+    ops.sample_trilinear(dense, unit).backward(back)
+    grid(grid.aabb[0] + unit * (grid.aabb[1] - grid.aabb[0])).backward(back)
+    grid.share_gradient()
+    found = grid.features.grad.view(-1, 4)[rows_of(grid)]
+    expected = dense.grad[tuple(vertices_of(grid).unbind(-1))]
+    torch.testing.assert_close(found, expected, atol=2e-2, rtol=1e-3)
+    assert (found - expected).abs().mean() < 1e-4
+
+
+def test_copies_stay_equal_through_training(device):
+    grid, _ = filled(device)
+    optimizer = GridAdam([grid.features], lr=0.1, decay=0.1, skip_untouched=True)
+    for _ in range(4):
+        grid(torch.randn(500, 3, device=device)).square().sum().backward()
+        grid.share_gradient()
+        optimizer.step()
+    dense = grid.to_dense()
+    assert torch.equal(grid.features.detach().view(-1, 4)[rows_of(grid)], dense[tuple(vertices_of(grid).unbind(-1))])
+
+
+def test_without_sharing_copies_drift_apart(device):
+    grid, _ = filled(device, torch.ones(BLOCKS, dtype=torch.bool, device=device))
+    optimizer = GridAdam([grid.features], lr=0.1)
+    grid(torch.randn(500, 3, device=device)).square().sum().backward()
+    optimizer.step()
+    dense = grid.to_dense()
+    rows = grid.features.detach().view(-1, 4)[rows_of(grid)]
+    assert not torch.equal(rows, dense[tuple(vertices_of(grid).unbind(-1))])
+
+
+def test_blocks_that_stay_keep_features_and_moments(device):
+    grid, _ = filled(device)
+    optimizer = GridAdam([grid.features], lr=0.1)
+    grid(torch.randn(500, 3, device=device)).sum().backward()
+    grid.share_gradient()
+    optimizer.step()
+    before, dense = grid.exists, grid.to_dense()
+    state = optimizer.state[grid.features]
+    moments = grid_of(grid, state["exp_avg"])
+    wanted = some_blocks(device, seed=1)
+    assert grid.allocate(shrunk(wanted), grid.aabb, optimizer) == int(wanted.sum())
+    assert torch.equal(grid.exists, wanted)
+    assert state["exp_avg"].shape == state["exp_avg_sq"].shape == grid.features.shape
+    # Vertices of blocks that are still there, and zeros where all blocks of a vertex are new.
+    kept = touched_vertices(before & wanted)
+    torch.testing.assert_close(grid.to_dense()[kept], dense[kept])
+    torch.testing.assert_close(grid_of(grid, state["exp_avg"])[kept], moments[kept])
+    new = touched_vertices(wanted) & ~kept
+    assert not grid.to_dense()[new].any()
+    rows = grid.features.detach().view(-1, 4)[rows_of(grid)]
+    assert torch.equal(rows, grid.to_dense()[tuple(vertices_of(grid).unbind(-1))]), "copies are equal"
+
+
+def grid_of(grid: SparseGrid, values: Tensor) -> Tensor:
+    """Values of the atlas on the dense grid's vertices."""
+    dense = values.new_zeros(*grid.resolution, values.shape[-1])
+    dense[tuple(vertices_of(grid).reshape(-1, 3).unbind(-1))] = values.reshape(-1, values.shape[-1])[
+        rows_of(grid).view(-1)
+    ]
+    return dense
+
+
+def touched_vertices(exists: Tensor) -> Tensor:
+    touched = torch.zeros([BLOCK_CELLS * size + 1 for size in exists.shape], dtype=torch.bool, device=exists.device)
+    for x, y, z in exists.nonzero().tolist():
+        begin = [BLOCK_CELLS * at for at in (x, y, z)]
+        touched[tuple(slice(at, at + BLOCK_VERTICES) for at in begin)] = True
+    return touched
+
+
+@pytest.mark.parametrize("cells", [(9, 11, 7), (2, 3, 1)])
+def test_a_block_is_wanted_where_a_cell_touches_it(device, cells):
+    grid = SparseGrid(RESOLUTION, 1, BOX, device=device)
+    marked = torch.zeros(cells, dtype=torch.bool, device=device)
+    marked[-1, 0, 0] = True
+    half = torch.tensor([[-0.5, -2.0, 0.0], [1.0, 1.0, 2.0]], device=device)
+    grid.allocate(marked, half)
+    low = [
+        half[0, axis] + (half[1, axis] - half[0, axis]) * (cells[axis] - 1 if axis == 0 else 0) / cells[axis]
+        for axis in range(3)
+    ]
+    high = [low[axis] + (half[1, axis] - half[0, axis]) / cells[axis] for axis in range(3)]
+    for index in torch.ones(BLOCKS).nonzero().tolist():
+        begin = [BOX[0][a] + (BOX[1][a] - BOX[0][a]) * index[a] / BLOCKS[a] for a in range(3)]
+        end = [BOX[0][a] + (BOX[1][a] - BOX[0][a]) * (index[a] + 1) / BLOCKS[a] for a in range(3)]
+        touches = all(begin[a] <= high[a] + 1e-6 and end[a] >= low[a] - 1e-6 for a in range(3))
+        assert bool(grid.exists[tuple(index)]) == touches, index
+
+
+def test_no_more_blocks_than_allowed_and_the_first_along_x(device):
+    grid = SparseGrid(RESOLUTION, 2, BOX, device=device)
+    everything = torch.ones(BLOCKS, dtype=torch.bool, device=device)
+    assert grid.allocate(shrunk(everything), grid.aabb, most=17) == 60
+    assert grid.count == 17
+    assert grid.exists[0].all()
+    assert int(grid.exists[1].sum()) == 2
+    assert grid.features.shape[0] * grid.features.shape[1] * grid.features.shape[2] >= 17 * 512
+
+
+def test_a_state_dict_brings_its_blocks(device):
+    grid, _ = filled(device)
+    other = SparseGrid(RESOLUTION, 4, BOX, device=device)
+    other.load_state_dict(grid.state_dict())
+    assert torch.equal(other.blocks, grid.blocks)
+    assert torch.equal(other.to_dense(), grid.to_dense())
+    other(torch.zeros(1, 3, device=device)).sum().backward()
+    other.share_gradient()
+    smaller = SparseGrid((7, 7, 7), 4, ((0, 0, 0), (1, 1, 1)), device=device)
+    smaller.load_state_dict(grid.state_dict())
+    assert torch.equal(smaller(grid.aabb), grid(grid.aabb))
+    state = grid.state_dict() | {"features": torch.zeros(8, 8, 8, 4)}
+    with pytest.raises(ValueError, match=r"features must have shape \(.*\) for \d+ blocks, got \(8, 8, 8, 4\)"):
+        other.load_state_dict(state)
+
+
+def test_a_grid_without_memory_takes_that_of_a_state(device):
+    grid, _ = filled(device)
+    with torch.device("meta"):
+        other = SparseGrid(RESOLUTION, 4, BOX)
+    other.load_state_dict(grid.state_dict(), assign=True)
+    assert torch.equal(other.to_dense(), grid.to_dense())
+    assert torch.equal(other.blocks, grid.blocks)
+
+
+def test_half_precision_leaves_the_box_as_it_is(device):
+    grid, _ = filled(device)
+    grid.half()
+    assert grid.features.dtype == torch.float16
+    assert torch.equal(grid.aabb, torch.tensor(BOX, device=device))
+
+
+def make_pyramid(device: torch.device, exists: Tensor | None = None) -> VoxelPyramid:
+    pyramid = VoxelPyramid((4, 8), 4, BOX, sparse_resolutions=(24,), init_range=0.5, device=device)
+    sparse = pyramid.sparse_grids[0]
+    if exists is None:
+        exists = torch.rand(sparse.exists.shape, generator=torch.Generator().manual_seed(0)) < 0.6
+    pyramid.allocate(24, shrunk(exists.to(device)), pyramid.aabb)
+    with torch.no_grad():
+        sparse.features.normal_()
+        sparse.features.grad = torch.zeros_like(sparse.features)
+        sparse.features.copy_(consistent(sparse))
+    pyramid.activate(24)
+    return pyramid
+
+
+def consistent(grid: SparseGrid) -> Tensor:
+    """The atlas with equal copies."""
+    atlas = torch.zeros_like(grid.features)
+    atlas.view(-1, atlas.shape[-1])[rows_of(grid)] = grid.to_dense()[tuple(vertices_of(grid).unbind(-1))]
+    return atlas
+
+
+def test_a_pyramid_reads_its_sparse_level_beside_the_others(device):
+    pyramid = make_pyramid(device)
+    assert (pyramid.active, pyramid.channels) == (3, 12)
+    points = torch.randn(300, 3, device=device)
+    found = pyramid(points)
+    torch.testing.assert_close(found[:, 8:], pyramid.sparse_grids[0](points))
+    pyramid.activate(8)
+    assert pyramid.active == 2
+    torch.testing.assert_close(pyramid(points)[:, :8], found[:, :8])
+    assert not pyramid(points)[:, 8:].any()
+
+
+def test_a_sparse_level_without_blocks_stays_off(device):
+    pyramid = VoxelPyramid((4, 8), 4, BOX, sparse_resolutions=(24, 50), device=device)
+    pyramid.activate(50)
+    assert pyramid.active == 2
+    pyramid.allocate(24, torch.ones(1, 1, 1, dtype=torch.bool, device=device), pyramid.aabb)
+    pyramid.activate(50)
+    assert pyramid.active == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_working_copies_give_the_same_samples_and_gradients(device, dtype):
+    pyramid = make_pyramid(device)
+    points = torch.randn(2000, 3, device=device)
+    back = torch.randn(2000, 12, device=device)
+    expected = pyramid(points)
+    expected.backward(back)
+    gradients = [level.grad.clone() for level in pyramid.levels]
+    for level in pyramid.levels:
+        level.grad = None
+    pyramid.keep_copies(dtype)
+    found = pyramid(points)
+    found.backward(back.to(dtype))
+    tolerance = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {"atol": 2e-2, "rtol": 2e-2}
+    torch.testing.assert_close(found.float(), expected, **tolerance)
+    for level, gradient in zip(pyramid.levels, gradients, strict=True):
+        torch.testing.assert_close(level.grad, gradient, **tolerance)
+
+
+def test_gradients_in_points_are_refused_by_name(device):
+    pyramid = make_pyramid(device)
+    points = torch.zeros(2, 3, device=device, requires_grad=True)
+    with pytest.raises(NotImplementedError, match="no gradient in the points"):
+        pyramid(points)
+    with pytest.raises(NotImplementedError, match="no gradient in the points"):
+        pyramid.sparse_grids[0](points)
+
+
+def make_field(device: torch.device) -> RadianceField:
+    pyramid = make_pyramid(device)
+    decoder = FusedMLPDecoder(12, 32, 16, 1, 1, ExponentialDensity(5.0)).to(device)
+    return RadianceField(pyramid, decoder).to(device)
+
+
+def arguments(field: RadianceField, dtype: torch.dtype) -> dict[str, object]:
+    return {
+        "aabb": field.grid.aabb,
+        "levels": [level.detach().to(dtype) for level in field.grid.levels],
+        "blocks": field.grid.blocks,
+        "density_weights": [weight.detach() for weight in field.decoder.density_network],
+        "aabb_occupancy": field.grid.aabb,
+        "occupied": pack_occupancy(torch.ones(4, 4, 4, dtype=torch.bool, device=field.aabb.device)),
+        "step": 0.03,
+        "density_initial": 5.0,
+    }
+
+
+def test_marching_sees_the_density_of_the_modules(device):
+    """Samples that show are those that the modules' own densities tell of."""
+    field = make_field(device)
+    dtype = torch.float16 if device.type == "cuda" else torch.float32
+    origins = torch.randn(200, 3, device=device) * 0.3 + torch.tensor([0.0, 0.0, -3.0], device=device)
+    directions = torch.nn.functional.normalize(
+        torch.randn(200, 3, device=device) * 0.3 + torch.tensor([0.0, 0.0, 1.0], device=device), dim=-1
+    )
+    near, far = torch.full((200,), 2.0, device=device), torch.full((200,), 6.0, device=device)
+    found = march_visible(origins, directions, near, far, **arguments(field, dtype), max_samples_per_ray=256)
+    candidates = ops.march_rays(
+        origins, directions, near, far, arguments(field, dtype)["occupied"], field.grid.aabb, 0.03
+    )
+    density = field.density(candidates.positions)
+    expected = ops.select_samples(density, *candidates[:3], candidates.ray_offsets)
+    assert abs(len(found.t) - len(expected.t)) <= 0.02 * len(expected.t) + 2
+    assert len(expected.t) > 500
+    without = arguments(field, dtype) | {
+        "levels": arguments(field, dtype)["levels"][:2],
+        "blocks": (),
+        "density_weights": [
+            field.decoder.density_network[0].detach()[:, :8].contiguous(),
+            field.decoder.density_network[1].detach(),
+        ],
+    }
+    coarse = march_visible(origins, directions, near, far, **without, max_samples_per_ray=256)
+    assert abs(len(coarse.t) - len(expected.t)) > 0.02 * len(expected.t), "the sparse level matters here"
+
+
+def test_the_image_of_a_sparse_field_is_that_of_its_cpu_form(device):
+    field = make_field(device)
+    dtype = torch.float16 if device.type == "cuda" else torch.float32
+    c2w = torch.eye(4, device=device)
+    c2w[2, 3] = 4.0
+    camera = (c2w, torch.tensor([30.0, 30.0, 12.0, 12.0], device=device), 24, 24, torch.ones(3, device=device))
+    colors = {"color_weights": [weight.detach() for weight in field.decoder.color_network], "view_degree": 1}
+    rgb, opacity, _ = render_pyramid_image(*camera, **arguments(field, dtype), **colors)
+    on_host = make_field(torch.device("cpu"))
+    on_host.load_state_dict(field.state_dict())
+    host = [x.cpu() if isinstance(x, Tensor) else x for x in camera]
+    colors = {name: [w.cpu() for w in x] if isinstance(x, list) else x for name, x in colors.items()}
+    expected, expected_opacity, _ = render_pyramid_image(*host, **arguments(on_host, torch.float32), **colors)
+    assert expected_opacity.max() > 0.5
+    torch.testing.assert_close(rgb.cpu(), expected, atol=3e-2, rtol=0)
+    torch.testing.assert_close(opacity.cpu(), expected_opacity, atol=3e-2, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"sparse_resolutions": (8,)},
+            r"sparse_resolutions must rise from above 8, the finest of resolutions, got \[8\]",
+        ),
+        ({"sparse_resolutions": (30, 20)}, r"sparse_resolutions must rise from above 8"),
+        (
+            {"sparse_resolutions": (16,), "reduce": "sum"},
+            "reduce and padding must be \"concat\" and \"border\" with sparse_resolutions, got 'sum' and 'border'",
+        ),
+        ({"sparse_resolutions": (16,), "padding": "zeros"}, "got 'concat' and 'zeros'"),
+    ],
+)
+def test_wrong_settings(settings, message):
+    with pytest.raises(ValueError, match=message):
+        VoxelPyramid((4, 8), 4, BOX, **settings)
+
+
+def test_a_pyramid_with_blocks_keeps_its_box(device):
+    pyramid = make_pyramid(device)
+    with pytest.raises(ValueError, match="aabb must stay as it is once sparse levels have blocks"):
+        pyramid.refit(((0, 0, 0), (1, 1, 1)))
+
+
+def test_a_pyramid_without_blocks_moves_its_sparse_levels_along(device):
+    pyramid = VoxelPyramid((4, 8), 4, BOX, sparse_resolutions=(24,), device=device)
+    pyramid.refit(((0, 0, 0), (1, 1, 1)))
+    assert pyramid.sparse_grids[0].resolution == (22, 22, 22)
+    assert torch.equal(pyramid.sparse_grids[0].aabb, pyramid.aabb)

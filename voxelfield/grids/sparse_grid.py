@@ -1,0 +1,322 @@
+"""SparseGrid: trainable features on those blocks of a regular grid's vertices that are worth having."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from voxelfield import ops
+from voxelfield.grids.boxes import box_tensor, parse_box
+from voxelfield.grids.resampling import migratable_state
+from voxelfield.ops._errors import ArgumentValueError
+from voxelfield.ops._internal.sparse_grid import places_in_atlas, share_copies_
+
+__all__ = ["SparseGrid"]
+
+BLOCK_VERTICES = 8
+"""Vertices along each axis of a block. The outermost ones belong to the blocks beside it, too."""
+
+BLOCK_CELLS = BLOCK_VERTICES - 1
+"""Cells along each axis of a block."""
+
+_NUMBER_BITS = 10
+# Of a cell, for the rounding of positions.
+_SLACK = 1e-3
+
+
+class SparseGrid(nn.Module):
+    """Trainable features on blocks of 8 x 8 x 8 vertices of a regular grid, of which only some are there.
+
+    Where its block is there, a position reads what a dense grid of the same vertices would read; elsewhere it reads
+    zeros. Surfaces fill a small share of space, so this holds grids that would not fit memory as dense ones (Niessner
+    et al. 2013, with a table instead of a hash).
+
+    Blocks lie side by side in an atlas, which the kernels of dense grids sample. A block shares its outermost vertices
+    with those beside it, and each has a copy of them. Copies are equal, and remain so if :meth:`share_gradient` is
+    called between the backward pass and the optimizer's step, and the optimizer treats all numbers alike.
+
+    Args:
+        resolution: Number of cells wanted along x, y and z; rounded to whole blocks of 7 cells. At least 1.
+        channels: Number C of features per vertex. At least 1.
+        aabb: (2, 3) box in world units, as for :class:`voxelfield.VoxelGrid`.
+        device: Where features and tables live.
+
+    Attributes:
+        features: Parameter (8 A, 8 B, 8 C', C), the atlas. It holds a single block of zeros before the first
+            :meth:`allocate`.
+        exists: Buffer (X, Y, Z) bool: which blocks are there; none at first.
+        blocks: Buffer (X, Y, Z) int32: where each lies in the atlas, as for
+            :func:`voxelfield.ops._internal.sparse_grid.places_in_atlas`.
+        aabb: Buffer (2, 3) float32, world units.
+
+    Raises:
+        ValueError: A size is below 1, or the box is none.
+    """
+
+    features: nn.Parameter
+    exists: Tensor
+    blocks: Tensor
+    aabb: Tensor
+
+    def __init__(
+        self,
+        resolution: Sequence[int],
+        channels: int,
+        aabb: Sequence[Sequence[float]] | Tensor,
+        *,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        if len(resolution) != 3 or min(resolution) < 1 or channels < 1:
+            raise ArgumentValueError(
+                f"resolution and channels must be at least 1, got {list(resolution)} and {channels}"
+            )
+        shape, side = _blocks_along(resolution), BLOCK_VERTICES
+        self.features = nn.Parameter(torch.zeros(side, side, side, channels, device=device))
+        self.register_buffer("aabb", box_tensor(parse_box(aabb), self.features.device))
+        self.register_buffer("exists", torch.zeros(shape, dtype=torch.bool, device=device))
+        self.register_buffer("blocks", torch.full(shape, -1, dtype=torch.int32, device=device), persistent=False)
+        nothing = torch.zeros(0, dtype=torch.int32, device=device)
+        self.register_buffer("_copies", nothing, persistent=False)
+        self.register_buffer("_begins", torch.zeros(1, dtype=torch.int32, device=device), persistent=False)
+        self._count = 0
+
+    @property
+    def channels(self) -> int:
+        """Number of features per vertex."""
+        return self.features.shape[-1]
+
+    @property
+    def count(self) -> int:
+        """Number of blocks that are there."""
+        return self._count
+
+    @property
+    def resolution(self) -> tuple[int, int, int]:
+        """Number of vertices along x, y and z of the dense grid that this one is a part of."""
+        x, y, z = (BLOCK_CELLS * blocks + 1 for blocks in self.exists.shape)
+        return x, y, z
+
+    def places(self, unit: Tensor) -> Tensor:
+        """Returns where positions lie in the atlas.
+
+        Args:
+            unit: (N, 3) float32 in the unit cube of the box.
+
+        Returns:
+            (N, 3) in the unit cube of the atlas, NaN where there is no block; without gradient.
+        """
+        return places_in_atlas(unit.detach(), self.blocks, self.features.shape[:3])
+
+    def forward(self, points: Tensor) -> Tensor:
+        """Interpolates the features at world positions.
+
+        Args:
+            points: (..., 3) float32 world positions, on the grid's device, which get no gradient. Beyond the box they
+                read what the nearest face has.
+
+        Returns:
+            (..., C) float32.
+
+        Raises:
+            NotImplementedError: A gradient in ``points`` is wanted.
+        """
+        if points.requires_grad and torch.is_grad_enabled():
+            raise NotImplementedError("a sparse grid gives no gradient in the points, which must not require one")
+        unit = (points.reshape(-1, 3) - self.aabb[0]) / (self.aabb[1] - self.aabb[0])
+        return ops.sample_trilinear(self.features, self.places(unit)).view(*points.shape[:-1], self.channels)
+
+    @torch.no_grad()
+    def to_dense(self) -> Tensor:
+        """Returns the features (X, Y, Z, C) of the dense grid that this one is a part of; zeros without a block."""
+        dense = self.features.new_zeros(*self.resolution, self.channels)
+        if self._count > 0:
+            at = _global_vertices(self.exists.nonzero(), _all_vertices(self.exists.device))
+            x, y, z = at.reshape(-1, 3).unbind(-1)
+            dense[x, y, z] = self.features.view(-1, self.channels)[self._rows().view(-1)]
+        return dense
+
+    @torch.no_grad()
+    def refit(self, aabb: Sequence[Sequence[float]] | Tensor, resolution: Sequence[int]) -> None:
+        """Moves the grid to another box while it has no blocks.
+
+        Args:
+            aabb: The new box, world units.
+            resolution: Number of cells wanted along x, y and z, as at construction.
+
+        Raises:
+            ValueError: It has blocks.
+        """
+        if self._count > 0:
+            raise ArgumentValueError(f"aabb must stay as it is once there are blocks, of which there are {self._count}")
+        self.aabb.copy_(box_tensor(parse_box(aabb), self.aabb.device))
+        self.exists = torch.zeros(_blocks_along(resolution), dtype=torch.bool, device=self.exists.device)
+        self.blocks = torch.full(self.exists.shape, -1, dtype=torch.int32, device=self.exists.device)
+
+    @torch.no_grad()
+    def allocate(
+        self, cells: Tensor, aabb: Tensor, optimizer: torch.optim.Optimizer | None = None, *, most: int | None = None
+    ) -> int:
+        """Makes those blocks be there in which some cells lie. Blocks that are there already keep their features.
+
+        Args:
+            cells: (X', Y', Z') bool, on the grid's device: which cells of a box matter.
+            aabb: (2, 3) that box, world units.
+            optimizer: The optimizer that trains the grid, if any; its moments follow.
+            most: Largest number of blocks. If more are wanted, those with the lowest numbers along x are taken: with
+                nested boxes, those of the inner boxes.
+
+        Returns:
+            How many blocks are wanted.
+
+        Raises:
+            ValueError: The optimizer's state cannot follow.
+        """
+        state, shaped = ({}, []) if optimizer is None else migratable_state(self.features, optimizer)
+        wanted = self._touched(cells, aabb)
+        count = int(wanted.sum())
+        if most is not None and count > most:
+            wanted.view(-1)[wanted.view(-1).nonzero()[most:, 0]] = False
+        before, rows_before = self.exists, self._rows()
+        kept = wanted[before]
+        old_rows = rows_before[kept].view(-1)
+        self._adopt(wanted)
+        new_rows = self._rows()[before[wanted]].view(-1)
+
+        def carried(values: Tensor) -> Tensor:
+            moved = values.new_zeros(*self._atlas_shape(), self.channels)
+            moved.view(-1, self.channels)[new_rows] = values.reshape(-1, self.channels)[old_rows]
+            # New blocks beside kept ones take over what these have at the faces between them.
+            weights = torch.zeros_like(moved)
+            weights.view(-1, self.channels)[new_rows] = 1
+            self.share(moved)
+            self.share(weights)
+            return moved / weights.clamp(min=1)
+
+        for key in shaped:
+            state[key] = carried(state[key])
+        self.features.data = carried(self.features.data)
+        self.features.grad = None
+        return count
+
+    @torch.no_grad()
+    def share_gradient(self) -> None:
+        """Gives all copies of a vertex the sum of their gradients; call it once, before the optimizer's step."""
+        self.share(self.features.grad)
+
+    @torch.no_grad()
+    def share(self, sums: Tensor | None) -> None:
+        """Gives all copies of a vertex the sum of what they have, in place.
+
+        Args:
+            sums: Of the atlas's shape, float32, contiguous; or None, to do nothing.
+        """
+        if sums is not None and self._copies.numel() > 0:
+            share_copies_(sums, self._copies, self._begins)
+
+    def _touched(self, cells: Tensor, aabb: Tensor) -> Tensor:
+        """Tells for each block whether one of some cells lies in it, or touches it."""
+        low, high = (corner.tolist() for corner in aabb.double())
+        begin, end = (corner.tolist() for corner in self.aabb.double())
+        for axis, blocks in enumerate(self.exists.shape):
+            size = cells.shape[axis]
+            edges = begin[axis] + (end[axis] - begin[axis]) / blocks * torch.arange(blocks + 1, dtype=torch.float64)
+            edges = (edges - low[axis]) * size / (high[axis] - low[axis])
+            first = (edges[:-1] - _SLACK).floor().long().clamp(0, size).to(cells.device)
+            stop = (edges[1:] + _SLACK).ceil().long().clamp(0, size).to(cells.device)
+            sums = cells.cumsum(axis, dtype=torch.int32)
+            sums = torch.cat((torch.zeros_like(sums.narrow(axis, 0, 1)), sums), dim=axis)
+            cells = sums.index_select(axis, stop) > sums.index_select(axis, first)
+        return cells
+
+    def _adopt(self, exists: Tensor) -> None:
+        """Takes over which blocks are there, and derives what follows from it; features stay as they are."""
+        self._count = int(exists.sum())
+        self.exists = exists
+        numbers = torch.stack(self._numbers(), dim=-1)
+        if self._count > 0 and int(numbers.amax()) >= 1 << _NUMBER_BITS:
+            raise ArgumentValueError(f"blocks must be at most {1 << 3 * _NUMBER_BITS}, got {self._count}")
+        ids = numbers[:, 0] << 2 * _NUMBER_BITS | numbers[:, 1] << _NUMBER_BITS | numbers[:, 2]
+        self.blocks = torch.full(exists.shape, -1, dtype=torch.int32, device=exists.device)
+        self.blocks[exists] = ids.to(torch.int32)
+        self._copies, self._begins = self._find_copies()
+
+    def _atlas_shape(self) -> tuple[int, int, int]:
+        """Returns the vertices of the atlas, which is nearly a cube."""
+        count = max(self._count, 1)
+        x = math.ceil(count ** (1 / 3) - 1e-9)
+        y = math.ceil(math.sqrt(count / x) - 1e-9)
+        return BLOCK_VERTICES * x, BLOCK_VERTICES * y, BLOCK_VERTICES * math.ceil(count / (x * y))
+
+    def _numbers(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Returns the places of all blocks in the atlas, (count,) along each axis, in the order of ``exists``."""
+        _, y, z = (size // BLOCK_VERTICES for size in self._atlas_shape())
+        order = torch.arange(self._count, device=self.exists.device)
+        return order // (y * z), order // z % y, order % z
+
+    def _rows(self) -> Tensor:
+        """Returns the atlas's vertices of all blocks, (count, 512) int64."""
+        _, y, z = self._atlas_shape()
+        first = [BLOCK_VERTICES * number[:, None] for number in self._numbers()]
+        within = _all_vertices(self.exists.device).unbind(-1)
+        a, b, c = (start + offset for start, offset in zip(first, within, strict=True))
+        return (a * y + b) * z + c
+
+    def _find_copies(self) -> tuple[Tensor, Tensor]:
+        """Lists the vertices of the atlas that are copies of one, vertex by vertex, and where each vertex begins."""
+        within = _all_vertices(self.exists.device)
+        outer = ((within == 0) | (within == BLOCK_CELLS)).any(dim=-1)
+        at = _global_vertices(self.exists.nonzero(), within[outer])
+        _, y, z = self.resolution
+        key = ((at[..., 0] * y + at[..., 1]) * z + at[..., 2]).flatten()
+        key, order = key.sort(stable=True)
+        _, group, size = key.unique_consecutive(return_inverse=True, return_counts=True)
+        shared = size > 1
+        copies = self._rows()[:, outer].reshape(-1)[order][shared[group]]
+        return copies.to(torch.int32), F.pad(size[shared].cumsum(0), (1, 0)).to(torch.int32)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SparseGrid:
+        box = self.aabb
+        super()._apply(fn, recurse)
+        if self.aabb.dtype != box.dtype:
+            self.aabb = box.to(self.aabb.device)
+        return self
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Adopts the saved blocks, because these are results of training and not settings of the code."""
+        exists, features = (state_dict.get(f"{prefix}{name}") for name in ("exists", "features"))
+        if isinstance(exists, Tensor) and isinstance(features, Tensor):
+            # On the meta device there are no values to derive tables from; those of the state take their place.
+            self._adopt(exists.to(exists.device if self.exists.is_meta else self.exists.device, torch.bool))
+            wanted = (*self._atlas_shape(), self.channels)
+            if tuple(features.shape) != wanted:
+                raise ArgumentValueError(
+                    f"{prefix}features must have shape {wanted} for {self._count} blocks, got {tuple(features.shape)}"
+                )
+            self.features.data = self.features.new_empty(wanted)
+            self.features.grad = None
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def extra_repr(self) -> str:
+        """Shows the settings in ``print(module)``."""
+        return f"resolution={self.resolution}, channels={self.channels}, blocks={self._count}"
+
+
+def _blocks_along(resolution: Sequence[int]) -> list[int]:
+    return [max(1, round(cells / BLOCK_CELLS)) for cells in resolution]
+
+
+def _all_vertices(device: torch.device) -> Tensor:
+    """Returns the vertices (512, 3) of a block, in the order of memory."""
+    along = torch.arange(BLOCK_VERTICES, device=device)
+    return torch.stack(torch.meshgrid(along, along, along, indexing="ij"), dim=-1).view(-1, 3)
+
+
+def _global_vertices(blocks: Tensor, within: Tensor) -> Tensor:
+    """Returns the vertices (B, V, 3) of the whole grid that vertices (V, 3) of blocks (B, 3) are."""
+    return BLOCK_CELLS * blocks[:, None] + within
