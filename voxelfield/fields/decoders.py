@@ -266,7 +266,13 @@ class FusedMLPDecoder(nn.Module):
 
     def forward(self, features: Tensor, directions: Tensor, ray_index: Tensor) -> tuple[Tensor, Tensor]:
         """See :class:`Decoder`."""
-        inputs, raw = append_view(self._geometry(features), directions, ray_index, self.view_degree)
+        geometry = self._geometry(features)
+        if directions.requires_grad:
+            # The kernel has no derivative in directions.
+            view = spherical_harmonics(directions, self.view_degree).index_select(0, ray_index)
+            inputs, raw = torch.cat((geometry, view.to(geometry.dtype)), dim=1), geometry[:, 0].to(directions.dtype)
+        else:
+            inputs, raw = append_view(geometry, directions, ray_index, self.view_degree)
         return self.activation(raw), torch.sigmoid(ops.mlp(inputs, list(self.color_network)).float())
 
     def _geometry(self, features: Tensor) -> Tensor:

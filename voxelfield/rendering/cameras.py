@@ -108,7 +108,7 @@ class Cameras:
         check_field("pixels", pixels, (camera_index.shape[0], 2), torch.float32)
         origins = self.c2w[:, :3, 3].index_select(0, camera_index)
         directions = self._directions(camera_index, pixels)
-        return Rays(origins, directions, *intersect_aabb(origins, directions, aabb))
+        return Rays(origins, directions, *intersect_aabb(origins.detach(), directions.detach(), aabb))
 
     def _directions(self, camera_index: Tensor, pixels: Tensor) -> Tensor:
         """Returns the unit directions (R, 3) of the rays through image points, world frame."""

@@ -172,6 +172,7 @@ def visible_samples(
             max_samples_per_ray=MAX_VISIBLE_PER_RAY,
             capacity=None if capacity is None else capacity.visible,
             boxes=[] if boxes is None else boxes.numbers,
+            blocks=density.blocks,
         )
         return packed, None
     if capacity is None:

@@ -15,6 +15,7 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import Capacity, RenderSettings, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.rays import Rays
+from voxelfield.rendering.sample_positions import positions_on_rays
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +81,8 @@ def render(
     """Renders rays through a field: march, drop what cannot be seen, evaluate, composite.
 
     Visibility is judged first and without gradient, so that colour, and the backward pass, are spent on samples that
-    show. Differentiable with respect to the field.
+    show. Differentiable with respect to the field, and to the rays' origins and directions, along which samples keep
+    their distances (:func:`voxelfield.rendering.sample_positions.positions_on_rays`).
 
     Args:
         field: The field, on the rays' device.
@@ -95,6 +97,9 @@ def render(
         One colour, opacity and depth per ray.
     """
     samples, candidates = visible_samples(field, rays, occupancy, settings, jitter, capacity)
+    if torch.is_grad_enabled() and (rays.origins.requires_grad or rays.directions.requires_grad):
+        positions = positions_on_rays(samples, rays.origins, rays.directions, getattr(field, "boxes", None))
+        samples = samples._replace(positions=positions)
     density, rgb = field.sample(samples, rays.directions)
     composite = ops.composite(
         density,

@@ -1,0 +1,422 @@
+"""Cameras that are learned: their module, and whole trainings on a scene of 25x25 pixels."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import re
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import voxelfield
+from voxelfield.datasets.blender import load_blender
+from voxelfield.datasets.options import LoadOptions
+from voxelfield.datasets.scene import Scene
+from voxelfield.datasets.transforms import read_transforms
+from voxelfield.rendering.alignment import Similarity, align_cameras, pose_errors
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.lens import Lens
+from voxelfield.rendering.rigid import compose as product
+from voxelfield.rendering.rigid import exp_se3
+from voxelfield.training.batches import PixelSampler
+from voxelfield.training.camera_refinement import CameraRefinement
+from voxelfield.training.checkpoint import load_checkpoint
+from voxelfield.training.config import compose, preset
+from voxelfield.training.configured import train_as_configured
+from voxelfield.training.refined_cameras import CAMERAS_FILE, RefinedCameras, write_cameras
+from voxelfield.training.session import Session
+from voxelfield.training.view_refinement import refine_views
+
+ROOT = Path(__file__).resolve().parents[2]
+FIXTURE = ROOT / "tests" / "fixtures" / "lego"
+
+TINY = (
+    "model=pyramid",
+    "model.resolutions=[16,24]",
+    "model.width=32",
+    "model.geometry=8",
+    "model.hidden=2",
+    "trainer=smoke",
+    "trainer.finest_resolution=24",
+    "trainer.log_every=5",
+    "trainer.preview_every=0",
+    "trainer.checkpoint_every=0",
+    "camera=refine",
+    "camera.pose_lr=5e-3",
+    "camera.final_factor=0.05",
+    "camera.stages=[{start: 0.0, resolution: 16}]",
+    "camera.finest_from=0.7",
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    """As in test_session.py."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def scene() -> Scene:
+    aabb = torch.tensor([[-1.5] * 3, [1.5] * 3])
+    return load_blender(FIXTURE, LoadOptions(downscale=4, aabb=aabb))
+
+
+def some_cameras(count: int = 4) -> Cameras:
+    c2w = exp_se3(torch.randn(count, 6))
+    return Cameras(c2w, torch.tensor([[30.0, 31.0, 16.0, 12.0]]).repeat(count, 1), 32, 24)
+
+
+def perturbed(scene: Scene, size: float) -> Scene:
+    generator = torch.Generator().manual_seed(7)
+    split = scene.train
+    motion = exp_se3(size * torch.randn(len(split), 6, generator=generator))
+    cameras = replace(split.cameras, c2w=product(motion, split.cameras.c2w))
+    return Scene(scene.name, scene.aabb, {**scene.splits, "train": replace(split, cameras=cameras)})
+
+
+def session_of(scene: Scene, output: Path | None, *overrides: str, seed: int = 0, **hooks) -> Session:
+    given = {text.partition("=")[0] for text in overrides}
+    # Hydra refuses a group that is chosen twice, and settings of a model that is another one.
+    base = [text for text in TINY if text.partition("=")[0] not in given]
+    if "model" in given:
+        base = [text for text in base if not text.startswith("model.")]
+    settings = preset(*base, *overrides, f"seed={seed}", device="cpu")
+    return Session.from_config(scene, settings, output=output, **hooks)
+
+
+# ------------------------------------------------------------------------------------------------------- the module
+
+
+def refinement_of(cameras: Cameras, **options) -> CameraRefinement:
+    settings = {"steps": 100, "pose_lr": 0.01, **options}
+    return CameraRefinement(cameras, torch.tensor([0.5, -1.0, 2.0]).to(cameras.c2w.device), **settings)
+
+
+def test_cameras_are_the_given_ones_at_first(device):
+    cameras = some_cameras().to(device)
+    refinement = refinement_of(cameras, focal_lr=0.1)
+    torch.testing.assert_close(refinement.refined().c2w, cameras.c2w, rtol=0, atol=1e-6)
+    assert torch.equal(refinement.refined().intrinsics, cameras.intrinsics)
+    assert torch.equal(refinement.given().c2w, cameras.c2w)
+
+
+def test_motions_turn_about_the_centre_and_focal_lengths_change_together():
+    cameras = some_cameras()
+    refinement = refinement_of(cameras, focal_lr=0.1)
+    twists = torch.randn(4, 6)
+    with torch.no_grad():
+        refinement.twists.copy_(twists)
+        refinement.log_focal.fill_(math.log(1.25))
+    refined = refinement.refined()
+    to_centre, from_centre = torch.eye(4), torch.eye(4)
+    from_centre[:3, 3] = torch.tensor([0.5, -1.0, 2.0])
+    to_centre[:3, 3] = -from_centre[:3, 3]
+    wanted = exp_se3(twists) @ to_centre @ cameras.c2w
+    # Positions go away as focal lengths grow, so that what is at the centre keeps its size.
+    wanted[:, :3, 3] *= 1.25
+    torch.testing.assert_close(refined.c2w, from_centre @ wanted, rtol=0, atol=1e-5)
+    wanted = cameras.intrinsics * torch.tensor([1.25, 1.25, 1.0, 1.0])
+    torch.testing.assert_close(refined.intrinsics, wanted)
+
+
+def test_rates_rise_then_decay_and_steps_go_downhill(device):
+    refinement = refinement_of(some_cameras().to(device), focal_lr=0.02, final_factor=0.01, warm_up=10, focal_from=9)
+    seen, factors = [], []
+    for number in (0, 4, 9, 50, 100):
+        before = refinement.twists.detach().clone()
+        refinement().c2w.square().sum().backward()
+        (-refinement().intrinsics[:, 0].sum()).backward()
+        slope = refinement.twists.grad.clone()
+        refinement.step(torch.tensor(number, device=device))
+        assert refinement.twists.grad is None
+        moved = refinement.twists.detach() - before
+        seen.append(refinement.scalars()["lr/pose"])
+        factors.append(refinement.scalars()["camera/focal_factor"])
+        if number == 0:
+            assert bool((moved[slope != 0] * slope[slope != 0] < 0).all())
+            torch.testing.assert_close(moved.abs().max(), torch.tensor(seen[0], device=device))
+    expected = [0.01 * min(1, (n + 1) / 10) * 0.01 ** (n / 100) for n in (0, 4, 9, 50, 100)]
+    assert seen == pytest.approx(expected, rel=1e-5)
+    assert factors[:2] == [1, 1]
+    assert factors[1] < factors[2] < factors[3]
+
+
+def test_the_focal_length_of_a_lens_is_refused():
+    cameras = replace(some_cameras(), lens=Lens("perspective", torch.full((4, 6), 0.01)))
+    with pytest.raises(ValueError, match=r"camera\.focal must be false for images of a lens that distorts, got true"):
+        refinement_of(cameras, focal_lr=0.1)
+    assert refinement_of(cameras).refined().lens is cameras.lens
+
+
+def test_a_state_of_other_cameras_is_refused():
+    state = refinement_of(some_cameras()).state()
+    with pytest.raises(ValueError, match="resume must name a checkpoint of the same cameras"):
+        refinement_of(some_cameras()).load_state(state)
+
+
+@pytest.mark.parametrize("side", [1, 3])
+def test_rays_cast_for_cameras_are_those_of_the_kernel(scene, device, side):
+    """Of the same pixels, with the same colours."""
+    pixels, box = PixelSampler(scene.train, device, side), scene.aabb.to(device)
+    torch.manual_seed(1)
+    wanted, colors, numbers = pixels.draw(200, box)
+    torch.manual_seed(1)
+    found, found_colors, found_numbers = pixels.draw(200, box, pixels.cameras)
+    assert torch.equal(found_numbers, numbers)
+    assert torch.equal(found_colors, colors)
+    for name in ("origins", "directions", "near", "far"):
+        torch.testing.assert_close(getattr(found, name), getattr(wanted, name), rtol=0, atol=2e-5)
+
+
+# ---------------------------------------------------------------------------------------------------- what comes back
+
+
+@pytest.fixture(scope="module")
+def refined(scene, tmp_path_factory) -> Session:
+    """A training whose cameras were moved by some degrees, with previews."""
+    torch.manual_seed(0)
+    folder = tmp_path_factory.mktemp("refined")
+    session = session_of(perturbed(scene, 0.05), folder, "trainer.steps=240", "trainer.preview_every=150")
+    assert session.fit()
+    return session
+
+
+def test_perturbed_cameras_come_back(refined, scene):
+    truth = scene.train.cameras
+    before, _ = pose_errors(refined.scene.train.cameras, truth)
+    after, _ = pose_errors(refined.cameras.refined, truth)
+    assert float(before.mean()) > 4
+    assert float(after.mean()) < 0.55 * float(before.mean())
+
+
+def test_views_are_judged_in_the_frame_of_the_refined_cameras(refined, scene):
+    run = refined.result()
+    aligned = run.evaluate(scene.test, progress=False).psnr
+    by_hand = align_cameras(refined.scene.train.cameras, refined.cameras.refined).cameras(scene.test.cameras)
+    run = replace(run, cameras=None)
+    found = run.evaluate(replace(scene.test, cameras=by_hand), progress=False).psnr
+    assert found == pytest.approx(aligned, abs=1e-3)
+    assert found != run.evaluate(scene.test, progress=False).psnr
+    assert refined.evaluate(progress=False).psnr == pytest.approx(aligned, abs=1e-3)
+    # Training views have poses of their own.
+    followed = refined.cameras.follow(refined.scene.train.cameras)
+    assert torch.equal(followed.c2w, refined.cameras.refined.c2w)
+
+
+def test_cameras_that_were_not_refined_follow_the_others():
+    given, others = some_cameras(8), some_cameras(3)
+    matrix = exp_se3(torch.randn(1, 6, dtype=torch.float64))[0]
+    moved = Similarity(1.3, matrix[:3, :3], matrix[:3, 3])
+    refined = moved.cameras(given)
+    refined = replace(refined, intrinsics=given.intrinsics * torch.tensor([0.9, 0.9, 1.0, 1.0]))
+    both = Cameras(torch.cat((others.c2w, given.c2w[5:])), torch.cat((others.intrinsics, given.intrinsics[5:])), 32, 24)
+    found = RefinedCameras(given, refined).follow(both)
+    torch.testing.assert_close(found.c2w[:3], moved.cameras(others).c2w, rtol=0, atol=1e-4)
+    assert torch.equal(found.c2w[3:], refined.c2w[5:])
+    torch.testing.assert_close(found.intrinsics[:, 0], torch.full((6,), 27.0))
+    torch.testing.assert_close(found.intrinsics[:, 2:], both.intrinsics[:, 2:])
+
+
+def test_poses_of_judged_views_are_refined_if_wished(refined, scene):
+    field = {name: value.clone() for name, value in refined.field.named_parameters()}
+    gradients = [level.grad.clone() for level in refined.field.grid.levels if level.grad is not None]
+    assert gradients
+    state = torch.get_rng_state()
+    trainer = refined.config.trainer
+    aligned = align_cameras(scene.train.cameras, refined.cameras.refined).cameras(scene.test.cameras)
+    split = replace(scene.test, cameras=aligned)
+    optimised = refine_views(refined.field, refined.occupancy, trainer, split, steps=40, rate=2e-3)
+    assert torch.equal(torch.get_rng_state(), state)
+    for name, value in refined.field.named_parameters():
+        assert torch.equal(value, field[name])
+        assert value.requires_grad
+    kept = [level.grad for level in refined.field.grid.levels if level.grad is not None]
+    assert all(torch.equal(one, other) for one, other in zip(kept, gradients, strict=True))
+    run = replace(refined.result(), cameras=None)
+    better = run.evaluate(optimised, progress=False).psnr
+    assert better > run.evaluate(split, progress=False).psnr + 0.2
+    # As the setting asks for it.
+    run = refined.result()
+    run.config.camera.test_steps = 5
+    assert run.evaluate(refined.scene.test, progress=False).psnr != refined.evaluate(progress=False).psnr
+
+
+def test_a_loaded_run_judges_as_the_session_did(refined):
+    loaded = voxelfield.load(refined.output, "cpu")
+    assert torch.equal(loaded.cameras.refined.c2w, refined.cameras.refined.c2w)
+    found = loaded.evaluate(refined.scene.test, progress=False)
+    assert found.psnr == pytest.approx(refined.evaluate(progress=False).psnr, abs=1e-3)
+
+
+def test_refined_cameras_are_written_as_transforms(refined, tmp_path):
+    split, cameras = refined.scene.train, refined.cameras.refined
+    write_cameras(tmp_path / CAMERAS_FILE, replace(split, paths=None), cameras)
+    content = json.loads((tmp_path / CAMERAS_FILE).read_text())
+    assert (content["w"], content["h"]) == (cameras.width, cameras.height)
+    photos = read_transforms(tmp_path / CAMERAS_FILE)
+    assert len(photos) == len(split)
+    for index, photo in enumerate(photos):
+        torch.testing.assert_close(photo.c2w.float(), cameras.c2w[index])
+        wanted = cameras.intrinsics[index].tolist()
+        assert photo.intrinsics(cameras.width, cameras.height) == pytest.approx(wanted, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [("model=mlp",), ("model=sh", "model.resolutions=[16,32]", "trainer.finest_resolution=32")],
+    ids=["mlp", "sh"],
+)
+def test_every_model_moves_cameras_towards_the_truth(scene, model):
+    given = perturbed(scene, 0.05)
+    session = session_of(given, None, *model, "trainer.steps=150")
+    assert session.fit()
+    before, _ = pose_errors(given.train.cameras, scene.train.cameras)
+    after, _ = pose_errors(session.cameras.refined, scene.train.cameras)
+    assert float(after.mean()) < 0.8 * float(before.mean())
+
+
+def test_a_wrong_focal_length_is_found(scene):
+    split = scene.train
+    intrinsics = split.cameras.intrinsics * torch.tensor([1.1, 1.1, 1.0, 1.0])
+    given = Scene(
+        scene.name, scene.aabb, {"train": replace(split, cameras=replace(split.cameras, intrinsics=intrinsics))}
+    )
+    session = session_of(given, None, "trainer.steps=240", "camera.focal=true")
+    assert session.fit()
+    # 25 pixels tell it slowly: by now a quarter of the error has gone at least.
+    assert 0.9 < 1.1 * session.cameras.focal_factor < 1.075
+    assert session.cameras.follow(given.train.cameras).intrinsics[0, 0] == session.cameras.refined.intrinsics[0, 0]
+
+
+def test_resuming_changes_nothing(scene, tmp_path):
+    given, overrides = perturbed(scene, 0.05), ("trainer.steps=20", "camera.focal=true", "trainer.average_steps=4")
+    whole = session_of(given, tmp_path / "whole", *overrides)
+    assert whole.fit()
+
+    def stop(session: Session) -> None:
+        if session.step == 11:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    first = session_of(given, tmp_path / "parts", *overrides, on_step=stop)
+    assert not first.fit()
+    halfway = load_checkpoint(first.output)["cameras"]
+    torch.rand(1000)
+    second = session_of(given, tmp_path / "parts", *overrides, seed=9)
+    second.restore(load_checkpoint(first.output))
+    assert second.step == 11
+    assert second.fit()
+    expected, actual = load_checkpoint(whole.output)["cameras"], load_checkpoint(second.output)["cameras"]
+    for name in ("c2w", "intrinsics"):
+        assert torch.equal(actual[name], expected[name])
+        assert not torch.equal(actual[name], halfway[name])
+    for number, state in expected["optimizer"].items():
+        assert all(torch.equal(state[key], actual["optimizer"][number][key]) for key in state)
+    for one, other in zip(whole.field.parameters(), second.field.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_checkpoints_with_and_without_refinement_are_told_apart(scene, tmp_path):
+    overrides = ("trainer.steps=1",)
+    session = session_of(scene, tmp_path / "refined", *overrides)
+    plain = session_of(scene, tmp_path / "plain", *overrides, "camera=none")
+    assert plain.refinement is None
+    assert plain.cameras is None
+    for one in (session, plain):
+        one.fit()
+    with pytest.raises(ValueError, match=r"camera\.name must be none, as the checkpoint has it, got refine"):
+        session.restore(load_checkpoint(plain.output))
+    with pytest.raises(ValueError, match=r"camera\.name must be refine, as the checkpoint has it, got none"):
+        plain.restore(load_checkpoint(session.output))
+    assert "cameras" not in load_checkpoint(plain.output)
+
+
+def test_images_seen_from_wrong_poses_carve_nothing(scene, caplog):
+    coarse = ("trainer.steps=1", "trainer.occupancy.start=10", "trainer.stages=[{step: 0, resolution: 24}]")
+    with caplog.at_level(logging.INFO):
+        session = session_of(scene, None, *coarse)
+    assert "nothing is carved by a visual hull" in caplog.text
+    session.fit()
+    assert session.occupancy.fraction() == 1
+    carved = session_of(scene, None, *coarse, "camera=none")
+    carved.fit()
+    assert carved.occupancy.fraction() < 0.9
+
+
+def test_a_run_from_the_command_line_leaves_its_cameras_behind(tmp_path):
+    overrides = [text for text in TINY if not text.startswith("trainer.log")]
+    config = compose(
+        "scene=lego",
+        "data.root=tests/fixtures",
+        *overrides,
+        "logger=none",
+        "trainer.image_size=25",
+        "trainer.steps=10",
+        "trainer.evaluation.video_frames=0",
+        "camera.test_steps=2",
+        device="cpu",
+    )
+    metrics = train_as_configured(config, tmp_path, ROOT)
+    changes = json.loads((tmp_path / "metrics.json").read_text())["cameras"]
+    assert changes == metrics["cameras"]
+    assert changes["turned_degrees"] > 0
+    assert changes["moved"] > 0
+    assert changes["focal_factor"] == 1
+    frames = json.loads((tmp_path / CAMERAS_FILE).read_text())["frames"]
+    cameras = voxelfield.load(tmp_path, "cpu").cameras
+    assert torch.tensor([frame["transform_matrix"] for frame in frames]).equal(cameras.refined.c2w)
+    assert all(Path(frame["file_path"]).is_file() for frame in frames)
+
+
+# ------------------------------------------------------------------------------------------------------ the schedule
+
+
+def test_stages_are_shares_of_the_steps():
+    settings = preset("camera=refine", "trainer.steps=1000", device="cpu", name="train")
+    scheduled = settings.camera.schedule(settings.trainer)
+    assert [stage.step for stage in scheduled.stages] == [0, 100, 200, 300, 400, 500]
+    assert scheduled.resolutions == [16, 32, 64, 128, 256, 400]
+    assert [stage.crop for stage in scheduled.stages] == [False, False, False, True, False, False]
+    assert scheduled.occupancy.start == 100
+    assert settings.camera.schedule(scheduled) == scheduled
+    assert settings.trainer.resolutions == [64, 128, 256, 400]
+
+
+def test_stages_as_fine_as_the_last_are_left_out():
+    settings = preset("camera=refine", "trainer=smoke", "trainer.steps=10", device="cpu", name="train")
+    assert settings.camera.schedule(settings.trainer).resolutions == [16, 32, 48]
+    settings = preset("camera=refine", "trainer.finest_resolution=12", "trainer=smoke", device="cpu")
+    settings.trainer.stages = settings.trainer.stages[:1]
+    settings.trainer.stages[0].resolution = 12
+    stages = settings.camera.schedule(settings.trainer).stages
+    assert [(stage.step, stage.resolution) for stage in stages] == [(0, 12)]
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("camera.name=guess", "camera.name must be one of none, refine, got 'guess'"),
+        ("camera.pose_lr=0", "camera.pose_lr must be positive, got 0.0"),
+        ("camera.final_factor=2", "camera.final_factor must lie in (0, 1], got 2.0"),
+        ("camera.warm_up=1", "camera.warm_up must lie in [0, 1), got 1.0"),
+        ("camera.test_steps=-1", "camera.test_steps must be at least 0, got -1"),
+        ("camera.finest_from=0.2", "camera.stages must start at 0 and rise to camera.finest_from, got"),
+        ("camera.stages=[]", "camera.stages must start at 0 and rise to camera.finest_from, got [0.5]"),
+        (
+            "camera.stages=[{start: 0.0, resolution: 32}, {start: 0.1, resolution: 16}]",
+            "camera.stages must not become coarser, got resolutions [32, 16]",
+        ),
+        ("camera.stages=[{start: 1.5, resolution: 32}]", "camera.stages[0].start must lie in [0, 1), got 1.5"),
+    ],
+)
+def test_settings_that_make_no_sense(override, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        preset("camera=refine", override, device="cpu")

@@ -1,0 +1,104 @@
+"""Bringing cameras from one frame into another that differs by rotation, translation and scale."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.rigid import turning_angles
+
+
+@dataclass(frozen=True, eq=False)
+class Similarity:
+    """Maps a point p to ``scale * rotation @ p + translation``.
+
+    Attributes:
+        scale: Positive.
+        rotation: (3, 3) float64, on the CPU.
+        translation: (3,) float64, on the CPU.
+    """
+
+    scale: float
+    rotation: Tensor
+    translation: Tensor
+
+    def cameras(self, cameras: Cameras) -> Cameras:
+        """Returns cameras that see a scene that was mapped as they were seeing it before, on their device."""
+        c2w = cameras.c2w.double().cpu().clone()
+        c2w[:, :3, :3] = self.rotation @ c2w[:, :3, :3]
+        c2w[:, :3, 3] = self.scale * c2w[:, :3, 3] @ self.rotation.T + self.translation
+        return replace(cameras, c2w=c2w.float().to(cameras.c2w.device))
+
+
+def align_cameras(source: Cameras, target: Cameras, *, rotations: bool = True) -> Similarity:
+    """Finds the similarity that maps some cameras best to others.
+
+    The rotation is the one nearest, in the least squares, to what maps the directions from the cameras' mean position
+    to each of them and, with ``rotations``, their axes, all relative to the cameras' spread; scale and translation then
+    fit the positions (Umeyama 1991).
+
+    Args:
+        source: N cameras, at least one.
+        target: N cameras, where those should come to lie.
+        rotations: Whether the cameras' axes count too. Without them, at least three positions off a line are needed,
+            and the result is the alignment by which BARF (Lin et al. 2021) measures poses.
+
+    Returns:
+        The similarity. Cameras in one place leave the scale at 1.
+
+    Raises:
+        ValueError: There are no cameras, or another number of them on one side.
+    """
+    if len(source) != len(target) or len(source) == 0:
+        raise ValueError(f"target must be as many cameras as source, at least one, got {len(target)} and {len(source)}")
+    (of_source, middle_source), (of_target, middle_target) = _centred(source), _centred(target)
+    spread_source, spread_target = _spread(of_source), _spread(of_target)
+    together = torch.zeros(3, 3, dtype=torch.float64)
+    if spread_source > 0 and spread_target > 0:
+        together += of_target.T @ of_source / (spread_source * spread_target)
+    if rotations:
+        together += torch.einsum("nik,njk->ij", _axes(target), _axes(source))
+    u, _, vh = torch.linalg.svd(together)
+    # Of two nearest orthogonal matrices, the one that is no reflection.
+    u[:, 2] *= torch.linalg.det(u @ vh).sign()
+    rotation = u @ vh
+    scale = 1.0
+    if spread_source > 0 and spread_target > 0:
+        scale = float((of_target * (of_source @ rotation.T)).sum() / of_source.square().sum())
+    return Similarity(scale, rotation, middle_target - scale * rotation @ middle_source)
+
+
+def pose_errors(cameras: Cameras, truth: Cameras, *, rotations: bool = False) -> tuple[Tensor, Tensor]:
+    """Measures how far cameras are from where they should be, once they are aligned.
+
+    Args:
+        cameras: N cameras.
+        truth: Where they should be.
+        rotations: As for :func:`align_cameras`; the default is what is usual.
+
+    Returns:
+        By what angle (N,) each is turned, degrees, and how far (N,) it is away, in units of ``truth``; float64.
+    """
+    aligned = align_cameras(cameras, truth, rotations=rotations).cameras(cameras)
+    angles = turning_angles(_axes(aligned), _axes(truth))
+    away = (aligned.c2w[:, :3, 3].double().cpu() - truth.c2w[:, :3, 3].double().cpu()).norm(dim=-1)
+    return angles * (180 / math.pi), away
+
+
+def _axes(cameras: Cameras) -> Tensor:
+    return cameras.c2w[:, :3, :3].double().cpu()
+
+
+def _centred(cameras: Cameras) -> tuple[Tensor, Tensor]:
+    """Returns positions relative to their mean, and this mean; float64, on the CPU."""
+    positions = cameras.c2w[:, :3, 3].double().cpu()
+    middle = positions.mean(dim=0)
+    return positions - middle, middle
+
+
+def _spread(positions: Tensor) -> float:
+    return float(positions.square().sum(dim=1).mean().sqrt())

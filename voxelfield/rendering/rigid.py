@@ -1,0 +1,100 @@
+"""Rigid motions of space by six numbers each."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+# Of squared angles. Below it, the quotients are series of which the first left out term is below rounding in float64.
+_SMALL = 1e-2
+
+
+def exp_se3(twists: Tensor) -> Tensor:
+    r"""The exponential map of se(3): a screw motion for each twist, the identity for zeros.
+
+    With :math:`\theta = |\omega|`, rotations are by :math:`\theta` about :math:`\omega` (Rodrigues), and translations
+    :math:`(I + \frac{1 - \cos\theta}{\theta^2} [\omega]_\times + \frac{\theta - \sin\theta}{\theta^3}
+    [\omega]_\times^2) v`. Any number of derivatives exist, at zero too.
+
+    Args:
+        twists: (N, 6) floating point: the rotation vectors :math:`\omega`, radians, then :math:`v`.
+
+    Returns:
+        (N, 4, 4) in the same dtype.
+
+    Raises:
+        ValueError: ``twists`` has another shape.
+    """
+    if twists.dim() != 2 or twists.shape[1] != 6:
+        raise ValueError(f"twists must have shape (N, 6), got {tuple(twists.shape)}")
+    rotation, velocity = twists[:, :3], twists[:, 3:]
+    squared = rotation.square().sum(dim=1)
+    sine, cosine, rest = (factor[:, None, None] for factor in _factors(squared))
+    cross = _cross_matrices(rotation)
+    # Outer products and no matmul: TF32 would round them to 11 bits.
+    cross_squared = rotation[:, :, None] * rotation[:, None, :]
+    eye = torch.eye(3, dtype=twists.dtype, device=twists.device)
+    cross_squared = cross_squared - squared[:, None, None] * eye
+    turned = eye + sine * cross + cosine * cross_squared
+    mean = eye + cosine * cross + rest * cross_squared
+    moved = (mean * velocity[:, None, :]).sum(dim=-1)
+    bottom = torch.zeros_like(twists[:, None, :4])
+    bottom = torch.cat((bottom[..., :3], torch.ones_like(bottom[..., :1])), dim=-1)
+    return torch.cat((torch.cat((turned, moved[:, :, None]), dim=-1), bottom), dim=1)
+
+
+def compose(first: Tensor, second: Tensor) -> Tensor:
+    """Returns the products (N, 4, 4) of matrices (N, 4, 4), whatever the precision of matmul."""
+    return (first[:, :, :, None] * second[:, None, :, :]).sum(dim=2)
+
+
+def turning_angles(first: Tensor, second: Tensor) -> Tensor:
+    """Returns by what angle each of two sets of rotations differ.
+
+    Args:
+        first: (N, 3, 3) rotation matrices.
+        second: (N, 3, 3).
+
+    Returns:
+        (N,) float64, radians in [0, pi].
+    """
+    # From the sine as well: the cosine alone is flat at zero, where it loses half of the digits.
+    between = (first.double()[:, :, :, None] * second.double()[:, :, None, :]).sum(dim=1)
+    cosine = (between.diagonal(dim1=1, dim2=2).sum(dim=-1) - 1) / 2
+    skew = between - between.mT
+    sine = torch.stack((skew[:, 2, 1], skew[:, 0, 2], skew[:, 1, 0]), dim=1).norm(dim=1) / 2
+    return torch.atan2(sine, cosine)
+
+
+def _factors(squared: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns sin(a) / a, (1 - cos(a)) / a^2 and (a - sin(a)) / a^3 of squared angles (N,)."""
+    small = squared < _SMALL
+    # So that the branch that is not taken has finite derivatives. Not torch.where with a number, which is copied from
+    # the host: a CUDA graph that is being captured can take no copy.
+    near, far = squared.masked_fill(~small, 0.0), squared.masked_fill(small, 1.0)
+    angle = far.sqrt()
+    sine, half = angle.sin(), (angle / 2).sin()
+    return (
+        torch.where(small, _series(near, 1), sine / angle),
+        torch.where(small, _series(near, 2), 2 * half.square() / far),
+        torch.where(small, _series(near, 3), (angle - sine) / (angle * far)),
+    )
+
+
+def _series(x: Tensor, first: int) -> Tensor:
+    """Returns the sum of (-x)^k / (first + 2 k)! over k."""
+    total = torch.zeros_like(x)
+    for k in reversed(range(6)):
+        # Horner's scheme: each round divides by the two factors that the next factorial has more.
+        total = 1 - total * x / ((first + 2 * k + 1) * (first + 2 * k + 2))
+    factorial = 1.0
+    for n in range(2, first + 1):
+        factorial *= n
+    return total / factorial
+
+
+def _cross_matrices(vectors: Tensor) -> Tensor:
+    """Returns the matrices (N, 3, 3) that multiply by vectors (N, 3) as the cross product does."""
+    x, y, z = vectors.unbind(-1)
+    zero = torch.zeros_like(x)
+    return torch.stack((zero, -z, y, z, zero, -x, -y, x, zero), dim=-1).view(-1, 3, 3)

@@ -1,0 +1,167 @@
+"""Cameras that are learned along with the field."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.rigid import compose, exp_se3
+from voxelfield.training.eager import EagerAdamW
+from voxelfield.training.schedules import exponential_decay
+
+_BETAS = (0.9, 0.99)
+
+
+class CameraRefinement(nn.Module):
+    r"""A rigid motion of each camera and a factor on all focal lengths, with the optimizer that learns them.
+
+    The pose of camera n is :math:`T \exp(\xi_n) T^{-1} P_n`: what was given, moved about the centre of the scene, as in
+    BARF (Lin et al. 2021, section 3.1). A rotation about that point turns what a camera sees, and moves it little; one
+    about the camera's own position would move it as a shift does, and the two would be learned against one another.
+
+    For the same reason all positions come as much nearer to the centre, or go away from it, as focal lengths become
+    shorter or longer. What is at the centre then keeps its size in the images, and the field need not be learned anew;
+    only perspective changes, by which focal lengths are told. The scale of the scene, which no image tells, follows.
+
+    Nothing here waits for the device, so that a CUDA graph can hold it.
+
+    Args:
+        cameras: As given, on the device.
+        centre: (3,) what motions turn about, world units.
+        steps: Number of steps over which rates decay.
+        pose_lr: Learning rate of the motions, in radians and in world units.
+        focal_lr: Learning rate of the logarithm of the factor; None: focal lengths stay.
+        final_factor: Share of the rates that is left after the last step.
+        warm_up: Number of steps over which rates rise from zero.
+        focal_from: Number of steps after which focal lengths are learned.
+
+    Attributes:
+        twists: (N, 6) parameter, zeros at first, as :func:`voxelfield.rendering.rigid.exp_se3` takes them.
+        log_focal: () parameter, zero at first, or None.
+
+    Raises:
+        ValueError: The focal length of a lens that distorts is to be learned.
+    """
+
+    given_c2w: Tensor
+    given_intrinsics: Tensor
+
+    def __init__(
+        self,
+        cameras: Cameras,
+        centre: Tensor,
+        *,
+        steps: int,
+        pose_lr: float,
+        focal_lr: float | None = None,
+        final_factor: float = 1.0,
+        warm_up: int = 0,
+        focal_from: int = 0,
+    ) -> None:
+        super().__init__()
+        if focal_lr is not None and cameras.lens is not None:
+            raise ValueError("camera.focal must be false for images of a lens that distorts, got true")
+        device = cameras.c2w.device
+        self._size, self._lens = (cameras.width, cameras.height), cameras.lens
+        self.register_buffer("given_c2w", cameras.c2w.clone())
+        self.register_buffer("given_intrinsics", cameras.intrinsics.clone())
+        # What is to be taken from a pose, and added to it, so that its position counts from the centre.
+        self._centre = F.pad(centre[:, None], (3, 0, 0, 1))
+        self.twists = nn.Parameter(torch.zeros(len(cameras), 6, device=device))
+        self.log_focal = None if focal_lr is None else nn.Parameter(torch.zeros((), device=device))
+        self._steps, self._final_factor, self._warm_up = steps, final_factor, max(warm_up, 1)
+        self._focal_from = focal_from
+        self._highest = torch.tensor([pose_lr, focal_lr or 0.0], device=device)
+        self._rates = torch.zeros_like(self._highest)
+        # Views, which the optimizer follows.
+        pose_rate, focal_rate = self._rates.split(1)
+        groups: list[dict[str, Any]] = [{"params": [self.twists], "lr": pose_rate}]
+        if self.log_focal is not None:
+            groups.append({"params": [self.log_focal], "lr": focal_rate})
+        self._optimizer = EagerAdamW(
+            groups,
+            lr=pose_rate,
+            betas=_BETAS,
+            eps=1e-15,
+            weight_decay=0.0,
+            fused=True,
+            capturable=device.type == "cuda",
+        )
+
+    def given(self) -> Cameras:
+        """Returns the cameras as they were given."""
+        return Cameras(self.given_c2w, self.given_intrinsics, *self._size, self._lens)
+
+    def forward(self) -> Cameras:
+        """Returns the cameras as they are now, differentiable in the parameters."""
+        c2w = compose(exp_se3(self.twists), self.given_c2w - self._centre)
+        intrinsics = self.given_intrinsics
+        if self.log_focal is not None:
+            factor = self.log_focal.exp()
+            intrinsics = torch.cat((intrinsics[:, :2] * factor, intrinsics[:, 2:]), dim=1)
+            positions = torch.cat((c2w[:, :3, 3:] * factor, c2w[:, 3:, 3:]), dim=1)
+            c2w = torch.cat((c2w[:, :, :3], positions), dim=2)
+        return Cameras(c2w + self._centre, intrinsics, *self._size, self._lens)
+
+    @torch.no_grad()
+    def refined(self) -> Cameras:
+        """Returns the cameras as they are now, without gradient."""
+        cameras: Cameras = self()
+        return cameras
+
+    @torch.no_grad()
+    def step(self, number: Tensor) -> None:
+        """Updates the parameters by their gradients, and drops these.
+
+        Args:
+            number: Steps done before this one, an integer on the device.
+        """
+        rise = ((number + 1) / self._warm_up).clamp(max=1)
+        torch.mul(self._highest, rise * exponential_decay(number, self._steps, self._final_factor), out=self._rates)
+        self._rates[1] *= number >= self._focal_from
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    @torch.no_grad()
+    def scalars(self) -> dict[str, float]:
+        """Returns what a log shows, by tag: how far cameras have moved so far; synchronises with the device."""
+        values = {
+            "camera/turned_degrees": math.degrees(float(self.twists[:, :3].norm(dim=1).mean())),
+            "camera/moved": float(self.twists[:, 3:].norm(dim=1).mean()),
+            "lr/pose": float(self._rates[0]),
+        }
+        if self.log_focal is not None:
+            values["camera/focal_factor"] = math.exp(float(self.log_focal))
+        return values
+
+    def state(self) -> dict[str, Any]:
+        """Returns what a checkpoint needs, the refined cameras included."""
+        cameras = self.refined()
+        return {
+            "module": self.state_dict(),
+            "optimizer": self._optimizer.state_dict()["state"],
+            "c2w": cameras.c2w,
+            "intrinsics": cameras.intrinsics,
+            "size": list(self._size),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Takes parameters and moments from a checkpoint; rates stay as configured.
+
+        Raises:
+            ValueError: It is of other cameras.
+        """
+        given = state["module"]["given_c2w"]
+        if given.shape != self.given_c2w.shape or not torch.equal(given.to(self.given_c2w.device), self.given_c2w):
+            raise ValueError("resume must name a checkpoint of the same cameras, got one of others")
+        self.load_state_dict(state["module"])
+        own = self._optimizer.state_dict()["param_groups"]
+        self._optimizer.load_state_dict({"state": state["optimizer"], "param_groups": own})
+        # Loading made copies of the rates; the optimizer is to follow those that `step` changes.
+        for group, rate in zip(self._optimizer.param_groups, self._rates.split(1), strict=False):
+            group["lr"] = rate

@@ -1,0 +1,113 @@
+"""What came of training cameras, and where other cameras of the scene are accordingly."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from voxelfield.datasets.photos import LENS_TERMS
+from voxelfield.datasets.scene import Split
+from voxelfield.files import atomic_write
+from voxelfield.rendering.alignment import Similarity, align_cameras, pose_errors
+from voxelfield.rendering.cameras import Cameras
+
+CAMERAS_FILE = "cameras.json"
+"""Name of the file of refined cameras in a run's folder."""
+
+
+@dataclass(frozen=True, eq=False)
+class RefinedCameras:
+    """The training cameras before and after their refinement.
+
+    Attributes:
+        given: N cameras as the scene has them.
+        refined: The N cameras in the frame of the field.
+    """
+
+    given: Cameras
+    refined: Cameras
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> RefinedCameras:
+        """Returns those that a checkpoint holds (:meth:`CameraRefinement.state`), on the CPU and without their lens."""
+        width, height = state["size"]
+        module = state["module"]
+        given = Cameras(module["given_c2w"].cpu(), module["given_intrinsics"].cpu(), width, height)
+        return cls(given, replace(given, c2w=state["c2w"].cpu(), intrinsics=state["intrinsics"].cpu()))
+
+    @cached_property
+    def similarity(self) -> Similarity:
+        """Maps the frame of the given cameras to that of the refined ones."""
+        return align_cameras(self.given, self.refined)
+
+    def follow(self, cameras: Cameras) -> Cameras:
+        """Brings cameras of the scene into the frame of the field.
+
+        Args:
+            cameras: In the frame of those that were given.
+
+        Returns:
+            The cameras on their device. One that is among those that were given, to the last bit, is where it was
+            refined to; all others are moved by :attr:`similarity`. Focal lengths change by the same factor.
+        """
+        moved = self.similarity.cameras(cameras)
+        c2w = moved.c2w.clone()
+        known = self.given.c2w.to(c2w.device).flatten(1)
+        for index, pose in enumerate(cameras.c2w.flatten(1)):
+            found = (known == pose).all(dim=1).nonzero()
+            if len(found) > 0:
+                c2w[index] = self.refined.c2w[int(found[0, 0])].to(c2w.device)
+        intrinsics = cameras.intrinsics.clone()
+        intrinsics[:, :2] *= self.focal_factor
+        return replace(moved, c2w=c2w, intrinsics=intrinsics)
+
+    def follow_split(self, split: Split) -> Split:
+        """Returns a split of the scene with its cameras in the frame of the field."""
+        return replace(split, cameras=self.follow(split.cameras))
+
+    def changes(self) -> dict[str, float]:
+        """Returns how much was refined, in the mean over the cameras, apart from :attr:`similarity`.
+
+        ``turned_degrees``, ``moved`` in units of the field's frame, and ``focal_factor``.
+        """
+        turned, moved = pose_errors(self.given, self.refined, rotations=True)
+        return {
+            "turned_degrees": float(turned.mean()),
+            "moved": float(moved.mean()),
+            "focal_factor": self.focal_factor,
+        }
+
+    @property
+    def focal_factor(self) -> float:
+        """By what all focal lengths were multiplied."""
+        return float(self.refined.intrinsics[0, 0] / self.given.intrinsics[0, 0])
+
+
+def write_cameras(path: Path, split: Split, cameras: Cameras) -> None:
+    """Writes refined cameras as ``transforms.json`` of nerfstudio has them, atomically.
+
+    Args:
+        path: File to write.
+        split: The images, whose files, or else names, are written.
+        cameras: Their cameras.
+    """
+    names: Sequence[str] = split.names if split.paths is None else [str(path) for path in split.paths]
+    lens: Tensor | None = None if cameras.lens is None else cameras.lens.coefficients.cpu()
+    frames = []
+    for index, (name, pose) in enumerate(zip(names, cameras.c2w.cpu().tolist(), strict=True)):
+        focal_x, focal_y, middle_x, middle_y = cameras.intrinsics[index].tolist()
+        frame = {"file_path": name, "fl_x": focal_x, "fl_y": focal_y, "cx": middle_x, "cy": middle_y}
+        if lens is not None:
+            frame |= dict(zip(LENS_TERMS, lens[index].tolist(), strict=True))
+        frames.append(frame | {"transform_matrix": pose})
+    content: dict[str, Any] = {"w": cameras.width, "h": cameras.height, "frames": frames}
+    if cameras.lens is not None:
+        content["camera_model"] = "OPENCV_FISHEYE" if cameras.lens.is_fisheye else "OPENCV"
+    with atomic_write(path) as file:
+        file.write((json.dumps(content, indent=1) + "\n").encode())

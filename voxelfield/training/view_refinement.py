@@ -1,0 +1,94 @@
+"""Refining the poses of views that were not trained on, with a field that stays as it is."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from voxelfield.datasets.scene import Split
+from voxelfield.fields.field import RadianceField
+from voxelfield.ops._internal.pixel_colors import pixel_colors
+from voxelfield.rendering.march import Capacity
+from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.rendering.render import render
+from voxelfield.training.batches import PixelSampler, background_for
+from voxelfield.training.camera_refinement import CameraRefinement
+from voxelfield.training.config import TrainerConfig
+from voxelfield.training.losses import RenderedBatch, backpropagate, photometric
+from voxelfield.training.step import autocast
+from voxelfield.training.views import render_settings
+
+_FINAL_FACTOR = 0.02
+
+
+def refine_views(
+    field: RadianceField,
+    occupancy: OccupancyGrid,
+    trainer: TrainerConfig,
+    split: Split,
+    *,
+    steps: int,
+    rate: float,
+) -> Split:
+    """Finds the poses from which a field looks most like some images, beginning at the given ones.
+
+    A field whose cameras were learned lies in a frame that only its training images define, up to their errors. Views
+    held out of training are judged as BARF (Lin et al. 2021, section 4) does, with poses that were optimised alone for
+    the same images: what is judged is the field then, and no longer how well poses were known. The field, its gradients
+    and torch's random numbers stay as they are.
+
+    Args:
+        field: The field.
+        occupancy: Where to sample, on the field's device.
+        trainer: How rays are sampled and pixels are made of them.
+        split: The images, with cameras in the field's frame.
+        steps: Number of steps of Adam; each draws pixels of all images.
+        rate: Its learning rate in radians and in world units; it falls to a fiftieth.
+
+    Returns:
+        The split with refined cameras, on the CPU.
+    """
+    device = field.aabb.device
+    refinement = CameraRefinement(
+        split.cameras.to(device), field.aabb.mean(dim=0), steps=steps, pose_lr=rate, final_factor=_FINAL_FACTOR
+    )
+    pixels = PixelSampler(split, device, trainer.supersampling)
+    capacity = Capacity(trainer.candidate_samples, trainer.visible_samples) if device.type == "cuda" else None
+    rays_per_pixel = trainer.supersampling**2
+    rays_drawn = trainer.max_rays if capacity else min(trainer.max_rays, max(1, trainer.visible_samples // 16))
+    count = max(1, rays_drawn // rays_per_pixel)
+    settings = render_settings(trainer, field)
+    number = torch.zeros((), dtype=torch.int64, device=device)
+    scale = torch.tensor(trainer.loss_scale, device=device)
+    devices = [device] if device.type == "cuda" else []
+    with torch.enable_grad(), _held(field), torch.random.fork_rng(devices):
+        torch.manual_seed(0)
+        for _ in range(steps):
+            rays, rgba, _ = pixels.draw(count, field.aabb, refinement())
+            background = background_for(trainer.background, count, device)
+            truth = rgba[:, :3] * rgba[:, 3:] + background * (1 - rgba[:, 3:])
+            with autocast(trainer, device):
+                rendering = render(field, rays, occupancy, settings, jitter=True, capacity=capacity)
+            predicted = pixel_colors(
+                rendering.rgb, rendering.opacity, background, rays_per_pixel, pixel_averaging=trainer.pixel_averaging
+            )
+            backpropagate([photometric(RenderedBatch(rendering, predicted, truth))], scale)
+            refinement.step(number)
+            number += 1
+    return replace(split, cameras=refinement.refined().to("cpu"))
+
+
+@contextlib.contextmanager
+def _held(field: RadianceField) -> Iterator[None]:
+    """Keeps gradients from reaching a field."""
+    trained = [parameter for parameter in field.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
