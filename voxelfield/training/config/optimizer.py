@@ -14,6 +14,7 @@ class OptimizerConfig:
     Attributes:
         grid_lr: Learning rate of grids.
         network_lr: Learning rate of everything else.
+        exposure_lr: Learning rate of the exposures of training images, with ``trainer.exposure=affine``.
         view_lr_factor: Share of ``grid_lr`` at which channels learn that only matter for the viewing direction,
             harmonics of colour beyond the constant one (``view_channels`` of a
             :class:`voxelfield.fields.decoders.Decoder`); 3D Gaussian Splatting (Kerbl et al. 2023) uses 1/20 for its
@@ -27,6 +28,7 @@ class OptimizerConfig:
 
     grid_lr: Positive = 0.02
     network_lr: Positive = 0.005
+    exposure_lr: Positive = 0.01
     view_lr_factor: Positive = 1.0
     eps: NotNegative = 1e-15
     grid_decay: NotNegative = 0.05

@@ -1,0 +1,364 @@
+"""Exposure of training images: what the module computes, and photographs of unlike exposure, trained and resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import voxelfield
+from voxelfield.datasets.scene import Scene, Split
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.training.checkpoint import load_checkpoint
+from voxelfield.training.config import preset
+from voxelfield.training.evaluation import evaluate_split
+from voxelfield.training.exposure import AffineExposure
+from voxelfield.training.logging import NullLogger
+from voxelfield.training.session import Session
+
+SIZE = 24
+RADIUS = 0.7
+
+
+def learned(images: int = 4, dtype: torch.dtype = torch.float32) -> AffineExposure:
+    """A module that has learned something."""
+    exposure = AffineExposure(images).to(dtype)
+    torch.nn.init.normal_(exposure.log_gain, 0.2, 0.3)
+    torch.nn.init.normal_(exposure.offset, -0.1, 0.1)
+    return exposure
+
+
+# ---------------------------------------------------------------------------------------------------- the module
+
+
+def test_before_training_nothing_changes_to_the_bit(device):
+    exposure = AffineExposure(3).to(device)
+    rgb, opacity = torch.rand(12, 3, device=device), torch.rand(12, device=device)
+    images = torch.tensor([0, 2, 2, 1, 0, 1], device=device)
+    assert torch.equal(exposure(rgb, opacity, images), rgb)
+    assert torch.equal(exposure.undo(rgb[:6], images), rgb[:6])
+    assert exposure.penalty() == 0
+
+
+def test_rays_get_the_gain_and_offset_of_their_image(device):
+    exposure = learned().to(device)
+    gain, offset = (values.detach() for values in exposure.corrections())
+    rgb, opacity = torch.rand(6, 3, device=device), torch.rand(6, device=device)
+    corrected = exposure(rgb, opacity, torch.tensor([3, 0, 3], device=device))
+    for ray, image in enumerate((3, 3, 0, 0, 3, 3)):
+        expected = gain[image] * rgb[ray] + offset[image] * opacity[ray]
+        torch.testing.assert_close(corrected[ray], expected)
+    assert not torch.allclose(gain[0], gain[3])
+
+
+def test_the_mean_image_is_not_corrected(device):
+    gain, offset = learned(7).to(device).corrections()
+    torch.testing.assert_close(gain.log().mean(dim=0), torch.zeros(3, device=device), atol=1e-6, rtol=0)
+    torch.testing.assert_close(offset.mean(dim=0), torch.zeros(3, device=device), atol=1e-6, rtol=0)
+
+
+def test_undoing_is_the_inverse(device):
+    exposure = learned().to(device)
+    rgb, images = 0.1 + 0.8 * torch.rand(5, 3, device=device), torch.tensor([0, 3, 1, 1, 2], device=device)
+    shown = exposure(rgb, torch.ones(5, device=device), images)
+    assert not torch.allclose(shown, rgb)
+    found = exposure.undo(shown, images)
+    torch.testing.assert_close(found, rgb)
+    assert not found.requires_grad
+    with torch.no_grad():
+        exposure.log_gain[0] -= 20
+    black = torch.full((1, 3), 0.01, device=device)
+    undone = exposure.undo(black, images[:1])
+    assert undone.min() >= 0
+    assert undone.max() <= 1
+
+
+def test_gradients_are_those_of_finite_differences():
+    exposure = learned(3, torch.float64)
+    rgb = torch.rand(8, 3, dtype=torch.float64, requires_grad=True)
+    opacity = torch.rand(8, dtype=torch.float64, requires_grad=True)
+    images = torch.tensor([0, 2, 2, 0])
+
+    def run(rgb: Tensor, opacity: Tensor, log_gain: Tensor, offset: Tensor) -> tuple[Tensor, Tensor]:
+        values = {"log_gain": log_gain, "offset": offset}
+        return (
+            torch.func.functional_call(exposure, values, (rgb, opacity, images)),
+            torch.func.functional_call(_Penalty(exposure), {f"exposure.{n}": v for n, v in values.items()}, ()),
+        )
+
+    assert torch.autograd.gradcheck(run, (rgb, opacity, exposure.log_gain, exposure.offset))
+
+
+class _Penalty(torch.nn.Module):
+    def __init__(self, exposure: AffineExposure) -> None:
+        super().__init__()
+        self.exposure = exposure
+
+    def forward(self) -> Tensor:
+        return self.exposure.penalty()
+
+
+def test_the_penalty_does_not_see_the_mean():
+    exposure = learned()
+    before = exposure.penalty().item()
+    with torch.no_grad():
+        exposure.log_gain += 0.7
+        exposure.offset -= torch.tensor([0.1, 0.2, 0.3])
+    assert exposure.penalty().item() == pytest.approx(before, rel=1e-4)
+    assert before > 0.01
+
+
+def test_there_must_be_images():
+    with pytest.raises(ValueError, match=r"^images must be at least 1, got 0$"):
+        AffineExposure(0)
+
+
+# -------------------------------------------------------------------------------------------------- in a session
+
+
+def cap(count: int, phase: float) -> Cameras:
+    """Cameras that look at the ball from one side, so that they all see much the same of it."""
+    number = torch.arange(count) + 0.5
+    angle, away = 2.4 * number + phase, 0.7 * (number / count).sqrt()
+    back = torch.stack((away.sin() * angle.cos(), -away.cos(), away.sin() * angle.sin()), dim=-1)
+    right = F.normalize(torch.linalg.cross(torch.tensor([0.0, 0.0, 1.0]).expand_as(back), back), dim=-1)
+    c2w = torch.eye(4).repeat(count, 1, 1)
+    c2w[:, :3] = torch.stack((right, torch.linalg.cross(back, right), back, 3 * back), dim=-1)
+    return Cameras(c2w, torch.tensor([[36.0, 36.0, SIZE / 2, SIZE / 2]]).repeat(count, 1), SIZE, SIZE)
+
+
+def photographs(name: str, cameras: Cameras, gain: Tensor, offset: Tensor) -> Split:
+    """Images of a painted ball on nothing, with a gain and an offset (N, 3) of each image."""
+    images = []
+    for camera in range(len(cameras)):
+        rays = cameras.image_rays(camera, torch.tensor([[-1.0] * 3, [1.0] * 3]))
+        along = (rays.origins * rays.directions).sum(dim=-1)
+        root = RADIUS**2 - rays.origins.square().sum(dim=-1) + along.square()
+        points = rays.origins + (-along - root.clamp(min=0).sqrt())[:, None] * rays.directions
+        waves = points @ torch.tensor([[4.0, 1.0, -3.0], [0.3, 0.2, 0.4], [1.5, -4.0, 3.0]])
+        rgb = (0.4 + 0.3 * torch.sin(waves)) * gain[camera] + offset[camera]
+        images.append(torch.cat((rgb, (root > 0).float()[:, None]), dim=-1))
+    pixels = (torch.stack(images).view(-1, SIZE, SIZE, 4) * 255).round()
+    assert pixels.max() <= 255
+    assert pixels.min() >= 0
+    return Split(pixels.to(torch.uint8), cameras, tuple(f"{name}{i}" for i in range(len(cameras))))
+
+
+def random_gains(count: int) -> Tensor:
+    """Gains (count, 3) of about 0.75 to 1.3, mostly shared by the channels."""
+    draw = torch.Generator().manual_seed(5)
+    brightness = torch.rand(count, 1, generator=draw) * 0.4 - 0.2
+    return (brightness + torch.rand(count, 3, generator=draw) * 0.12 - 0.06).exp()
+
+
+GAIN = random_gains(16)
+
+
+@pytest.fixture(scope="module")
+def scene() -> Scene:
+    test = random_gains(4).flip(0)
+    splits = {
+        "train": photographs("train", cap(16, 0.0), GAIN, torch.zeros(16, 3)),
+        "test": photographs("test", cap(4, 0.2), test, torch.zeros(4, 3)),
+    }
+    return Scene("ball", torch.tensor([[-1.0] * 3, [1.0] * 3]), splits)
+
+
+def session_of(scene: Scene, *overrides: str, output: Path | None = None, **hooks) -> Session:
+    settings = preset(
+        "device=cpu",
+        "model=pyramid",
+        "trainer=cpu",
+        "model.resolutions=[8,16,32]",
+        "model.width=16",
+        "model.hidden=1",
+        "trainer.image_size=null",
+        "trainer.steps=20",
+        "trainer.max_rays=600",
+        "trainer.visible_samples=16384",
+        "trainer.finest_resolution=32",
+        "trainer.stages=[{step:0,resolution:16},{step:10,resolution:32}]",
+        "trainer.occupancy.resolution=16",
+        "trainer.occupancy.start=20",
+        "trainer.occupancy.every=20",
+        "trainer.preview_every=0",
+        "trainer.evaluation.views=null",
+        "optimizer.grid_lr=0.05",
+        *overrides,
+        name="train_cpu",
+    )
+    return Session.from_config(scene, settings, output=output, **hooks)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread():
+    """Work this small gains nothing from threads, and beside a busy process their waiting costs tenfold."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+# Colours that do not follow the viewing direction: they would explain exposures, too.
+FITTED = ("trainer.steps=300", "model.view_degree=0", "optimizer.exposure_lr=0.03")
+
+
+@pytest.fixture(scope="module")
+def trained(scene, tmp_path_factory) -> Session:
+    session = session_of(scene, "trainer.exposure=affine", *FITTED, output=tmp_path_factory.mktemp("run"))
+    session.fit()
+    return session
+
+
+def test_gains_of_photographs_are_found(trained):
+    gain, offset = (values.detach() for values in trained.exposure.corrections())
+    error = gain / (GAIN / GAIN.log().mean(dim=0).exp()) - 1
+    assert error.abs().mean() < 0.02
+    assert error.abs().max() < 0.06
+    assert offset.abs().max() < 0.02
+
+
+def test_views_held_out_are_judged_with_and_without_a_fit(scene, trained):
+    found = trained.evaluate(progress=False)
+    assert found.psnr_fitted > found.psnr + 3
+    assert found.ssim_fitted > found.ssim
+    plain = session_of(scene, *FITTED)
+    plain.fit()
+    assert plain.exposure is None
+    assert plain.evaluate(progress=False).psnr_fitted is None
+    background = plain.background
+    fitted = evaluate_split(plain.renderer().view, scene.test, background, None, fit_exposure=True, progress=False)
+    assert found.psnr_fitted > fitted.psnr_fitted + 1
+
+
+def test_a_finished_run_is_judged_as_before(scene, trained, tmp_path):
+    expected = trained.evaluate(progress=False)
+    run = voxelfield.load(trained.output, "cpu")
+    assert run.evaluate(scene.test, progress=False) == expected
+    run.save(tmp_path / "model.safetensors", quality="exact")
+    small = voxelfield.load(tmp_path / "model.safetensors", "cpu")
+    assert small.evaluate(scene.test, progress=False).psnr_fitted == pytest.approx(expected.psnr_fitted, abs=0.2)
+
+
+@pytest.mark.parametrize("side", [1, 2])
+@pytest.mark.parametrize("background", ["random", "white"])
+def test_the_first_step_is_that_of_a_run_without_to_the_bit(scene, side, background):
+    options = ("trainer.steps=1", f"trainer.supersampling={side}", f"trainer.background={background}")
+    sessions = []
+    for kind in ("none", "affine"):
+        sessions.append(session_of(scene, f"trainer.exposure={kind}", *options))
+        sessions[-1].fit()
+    for one, two in zip(*(session.field.parameters() for session in sessions), strict=True):
+        assert torch.equal(one, two)
+    assert sessions[1].exposure.log_gain.abs().min() > 0, "and yet it has learned"
+
+
+@pytest.mark.parametrize("side", [1, 2])
+def test_a_session_on_a_device_learns_exposures(scene, device, side):
+    options = ("trainer.exposure=affine", f"trainer.supersampling={side}", "optimizer.exposure_lr=0.03")
+    options += ("trainer.steps=40", f"device={device.type}")
+    session = session_of(scene, *options)
+    session.fit()
+    gain, _ = session.exposure.corrections()
+    assert gain.device.type == device.type
+    assert gain.isfinite().all()
+    assert gain.log().abs().mean() > 0.02
+    # Bright photographs are told from dark ones.
+    brightness = scene.train.images[..., :3].float().mean(dim=(1, 2, 3))
+    together = torch.corrcoef(torch.stack((brightness, gain.detach().cpu().log().mean(dim=1))))
+    assert together[0, 1] > 0.5
+
+
+def test_a_resumed_training_ends_the_same_to_the_bit(scene, tmp_path):
+    options = ("trainer.exposure=affine", "trainer.steps=12")
+    whole = session_of(scene, *options, output=tmp_path / "whole")
+    whole.fit()
+
+    def interrupt(session: Session) -> None:
+        if session.step == 5:
+            session.save()
+            raise KeyboardInterrupt
+
+    first = session_of(scene, *options, output=tmp_path / "parts", on_step=interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        first.fit()
+    second = session_of(scene, *options, output=tmp_path / "parts")
+    second.restore(load_checkpoint(first.output))
+    assert second.step == 5
+    assert second.exposure.log_gain.abs().min() > 0
+    second.fit()
+    expected, actual = load_checkpoint(whole.output), load_checkpoint(second.output)
+    for one, two in zip(whole.field.parameters(), second.field.parameters(), strict=True):
+        assert torch.equal(one, two)
+    assert set(expected["exposure"]) == {"log_gain", "offset"}
+    for name, values in expected["exposure"].items():
+        assert torch.equal(values, actual["exposure"][name]), name
+    moments, others = (state["optimizer"]["exposure"]["state"] for state in (expected, actual))
+    for number, parameter in moments.items():
+        for name, values in parameter.items():
+            assert torch.equal(values, others[number][name]), name
+
+
+def test_checkpoints_without_exposures_have_none(scene, tmp_path):
+    session = session_of(scene, "trainer.steps=1", output=tmp_path)
+    session.fit()
+    checkpoint = load_checkpoint(tmp_path)
+    assert "exposure" not in checkpoint
+    assert set(checkpoint["optimizer"]) == {"grid", "network"}
+
+
+@pytest.mark.parametrize(("kind", "other"), [("none", "affine"), ("affine", "none")])
+def test_exposures_are_not_resumed_by_halves(scene, tmp_path, kind, other):
+    first = session_of(scene, f"trainer.exposure={kind}", "trainer.steps=1", output=tmp_path)
+    first.fit()
+    second = session_of(scene, f"trainer.exposure={other}")
+    with pytest.raises(ValueError, match=f"^trainer.exposure must be {kind}, as in the checkpoint, got {other}$"):
+        second.restore(load_checkpoint(tmp_path))
+
+
+def test_exposures_of_other_images_are_refused(scene, trained):
+    train = scene.train
+    fewer = Split(train.images[:9], train.cameras[:9], train.names[:9])
+    session = session_of(Scene(scene.name, scene.aabb, {"train": fewer}), "trainer.exposure=affine", *FITTED)
+    with pytest.raises(ValueError, match=r"^scene must have 16 training images, .*, got 9$"):
+        session.restore(load_checkpoint(trained.output))
+
+
+def test_rates_and_penalty_are_logged(scene):
+    recorder = Recorder()
+    options = ("trainer.exposure=affine", "trainer.steps=4", "trainer.log_every=1", "optimizer.exposure_lr=0.5")
+    session = session_of(scene, *options, "trainer.rates.final_factor=0.0625", logger=recorder)
+    session.fit()
+    assert recorder.series("lr/exposure") == pytest.approx([0.5, 0.25, 0.125, 0.0625], rel=1e-5)
+    penalties = recorder.series("loss/exposure")
+    assert penalties[0] == 0
+    # The first step of Adam moves every value by its rate.
+    assert 0 < penalties[1] <= 1e-3 * 2 * 0.5**2
+    plain = Recorder()
+    session_of(scene, "trainer.steps=1", "trainer.log_every=1", logger=plain).fit()
+    assert plain.series("lr/exposure") == plain.series("loss/exposure") == []
+
+
+def test_without_a_weight_there_is_no_penalty(scene):
+    recorder = Recorder()
+    options = ("trainer.exposure=affine", "trainer.steps=1", "trainer.log_every=1", "trainer.loss.exposure=0")
+    session_of(scene, *options, logger=recorder).fit()
+    assert recorder.series("loss/exposure") == []
+    assert recorder.series("lr/exposure") != []
+
+
+class Recorder(NullLogger):
+    """Keeps scalars."""
+
+    def __init__(self) -> None:
+        self.records: list[dict[str, float]] = []
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        self.records.append(dict(values))
+
+    def series(self, tag: str) -> list[float]:
+        return [values[tag] for values in self.records if tag in values]
