@@ -1,0 +1,82 @@
+"""Compares exported surfaces of the bundled scene with the geometry that its images were rendered from.
+
+    python train.py scene=bricks hydra.run.dir=runs/bricks_mesh
+    python benchmarks/mesh.py runs/bricks_mesh [--device cpu|cuda] [--only SUBSTRING]
+
+The surface where the density crosses a level, for several levels, stands beside the one that is fused from the depth of
+the training views. Distances are measured both ways, from points that are uniform in area on what the training cameras
+see of one surface to the nearest point of the other, wherever that is: "off" tells how far what was exported is from
+the truth, "missed" how far the truth is from what was exported. Both are in voxels of the field.
+
+What cameras see is found by comparing depths in buffers of 300 x 300 pixels, so edges are seen to 0.012 world units.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import trimesh
+from _bricks_surface import Samples, distances, modelled_surface, sample
+from _run_scene import load_run_scene
+
+import voxelfield
+from voxelfield.export.geometry.surface import half_absorbing_density
+from voxelfield.export.mesh import SurfaceOptions
+from voxelfield.export.region import Region
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.training.run import Run
+
+LEVELS = (0.25, 0.5, 1.0, 2.0)
+"""Times the default."""
+
+
+def wanted_surfaces(run: Run) -> dict[str, SurfaceOptions]:
+    """Returns the surfaces that are compared, by name."""
+    default = half_absorbing_density(Region.of(run.field).voxel)
+    cells = 2 * (max(run.field.grid.resolution) - 1)
+    return {
+        **{f"density, level {factor:g}x": SurfaceOptions(level=factor * default) for factor in LEVELS},
+        "density, half a voxel": SurfaceOptions(resolution=cells),
+        "tsdf": SurfaceOptions(kind="tsdf"),
+        "tsdf, half a voxel": SurfaceOptions(kind="tsdf", resolution=cells),
+    }
+
+
+def row(name: str, run: Run, options: SurfaceOptions, cameras: Cameras, truth: Samples) -> str:
+    """Exports a surface and returns its line of the table."""
+    start = time.perf_counter()
+    mesh = run.surface(options, cameras).mesh()
+    seconds = time.perf_counter() - start
+    found = sample(trimesh.Trimesh(mesh.vertices.numpy(), mesh.faces.numpy(), process=False), cameras)
+    voxel = Region.of(run.field).voxel
+    off, missed = distances(found, truth) / voxel, distances(truth, found) / voxel
+    figures = [f"{len(mesh.faces):,}", f"{seconds:.0f}"]
+    for part in (off, missed):
+        figures += [f"{part.mean():.2f}", f"{100 * (part < 0.5).mean():.0f} %"]
+    return f"| {' | '.join([name, *figures])} |"
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path, help="a run of scene=bricks")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--data-root", type=Path, help="folder of scenes (default: data.root of the run)")
+    parser.add_argument("--only", default="", metavar="SUBSTRING", help="only surfaces with this in their name")
+    arguments = parser.parse_args()
+    run = voxelfield.load(arguments.run, arguments.device)
+    cameras = load_run_scene(run, "train", arguments.data_root).train.cameras
+    truth = sample(modelled_surface(), cameras)
+    voxel = Region.of(run.field).voxel
+    print(f"a voxel is {voxel:.4f} world units long, the default level is {half_absorbing_density(voxel):.1f}\n")
+    print("| surface | triangles | seconds | off, mean | within half a voxel | missed, mean | within half a voxel |")
+    print("|---|---|---|---|---|---|---|")
+    for name, options in wanted_surfaces(run).items():
+        if arguments.only in name:
+            print(row(name, run, options, cameras, truth), flush=True)
+
+
+if __name__ == "__main__":
+    main()

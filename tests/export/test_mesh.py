@@ -1,0 +1,284 @@
+"""A field's surface as meshes and points: places, normals, colours, and files that other programs read."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from balls import BOX, CENTRE, RADIUS, VOXELS, ball_field, cameras_around, expected_colors, radius_at
+from torch.nn import functional as F
+
+from voxelfield.export.geometry.mesh import Mesh, save_mesh
+from voxelfield.export.geometry.repair import fill_holes, largest_component
+from voxelfield.export.geometry.surface import half_absorbing_density
+from voxelfield.export.mesh import FieldSurface, MeshOptions, SurfaceOptions
+from voxelfield.export.points import save_points
+from voxelfield.grids.nested_boxes import NestedBoxes
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.lens import Lens
+from voxelfield.rendering.march import RenderSettings
+
+trimesh = pytest.importorskip("trimesh")
+pytest.importorskip("skimage")
+
+VOXEL = 40.0 / VOXELS
+SETTINGS = RenderSettings(step=VOXEL / 2)
+
+
+def surface_of(options: SurfaceOptions | None = None, cameras=None) -> FieldSurface:
+    return FieldSurface(*ball_field(), SETTINGS, options or SurfaceOptions(), cameras)
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Mesh:
+    return surface_of().mesh()
+
+
+def opened(path: Path):
+    """What trimesh makes of a file, with every complaint an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return trimesh.load(path, process=False)
+
+
+def radii(points: torch.Tensor) -> torch.Tensor:
+    return (points - CENTRE).norm(dim=-1)
+
+
+def test_a_mesh_lies_at_the_level_in_the_units_of_the_data(mesh):
+    field, _ = ball_field()
+    expected = radius_at(field, half_absorbing_density(VOXEL))
+    assert abs(expected - RADIUS) > 0.1 * VOXEL  # the level matters
+    # Trilinear interpolation of a distance is a little larger than the distance.
+    assert (radii(mesh.vertices) - expected).abs().max() < 0.02 * VOXEL
+
+
+@pytest.mark.parametrize("level", [0.05, 3.0])
+def test_another_level_is_another_surface(level):
+    field, _ = ball_field()
+    found = surface_of(SurfaceOptions(level=level)).vertices
+    assert (radii(found) - radius_at(field, level)).abs().max() < 0.02 * VOXEL
+
+
+def test_normals_and_colors_are_those_of_the_field(mesh):
+    outwards = F.normalize(mesh.vertices - CENTRE, dim=-1)
+    assert (mesh.normals * outwards).sum(dim=-1).min() > 0.999
+    assert (mesh.colors.float() / 255 - expected_colors(mesh.vertices)).abs().max() < 0.01
+
+
+def test_resolution_is_of_the_longest_edge():
+    counts = [len(surface_of(SurfaceOptions(resolution=cells)).faces) for cells in (15, 30)]
+    assert counts[1] == pytest.approx(4 * counts[0], rel=0.1)
+
+
+@pytest.mark.parametrize("suffix", [".ply", ".obj", ".glb"])
+def test_files_hold_what_they_are_given(mesh, tmp_path, suffix):
+    path = tmp_path / "new" / f"ball{suffix}"
+    save_mesh(path, mesh)
+    found = opened(path)
+    if suffix == ".glb":
+        # Beside a material, trimesh keeps vertices' colours as an attribute.
+        (found,) = found.geometry.values()
+        colors = torch.tensor(found.visual.vertex_attributes["color"])[:, :3].float() / 255
+        colors = torch.where(colors <= 0.0031308, 12.92 * colors, 1.055 * colors ** (1 / 2.4) - 0.055)
+        tolerance = 0.02
+    else:
+        colors, tolerance = torch.tensor(found.visual.vertex_colors)[:, :3].float() / 255, 1e-6
+    assert torch.allclose(torch.tensor(found.vertices).float(), mesh.vertices, atol=1e-4)
+    assert torch.equal(torch.tensor(found.faces).long(), mesh.faces)
+    assert torch.allclose(torch.tensor(found.vertex_normals).float(), mesh.normals, atol=1e-4)
+    assert (colors - mesh.colors.float() / 255).abs().max() <= tolerance
+    assert found.is_watertight
+    assert found.volume == pytest.approx(4 / 3 * math.pi * float(radii(mesh.vertices).mean()) ** 3, rel=0.01)
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_a_glb_asks_for_no_light(mesh, tmp_path):
+    save_mesh(tmp_path / "ball.glb", mesh)
+    content = (tmp_path / "ball.glb").read_bytes()
+    tree = json.loads(content[20 : 20 + struct.unpack_from("<I", content, 12)[0]])
+    (primitive,) = tree["meshes"][0]["primitives"]
+    assert "KHR_materials_unlit" in tree["materials"][primitive["material"]]["extensions"]
+    assert tree["extensionsUsed"] == ["KHR_materials_unlit"]
+
+
+def test_points_are_even_on_the_surface_and_colored(tmp_path):
+    cloud = surface_of().points(20_000)
+    save_points(tmp_path / "ball.ply", cloud)
+    found = opened(tmp_path / "ball.ply")
+    points = torch.tensor(found.vertices).float()
+    assert torch.allclose(points, cloud.points, atol=1e-4)
+    assert torch.equal(torch.tensor(found.colors)[:, :3], cloud.colors)
+    outwards = F.normalize(points - CENTRE, dim=-1)
+    assert outwards.mean(dim=0).abs().max() < 0.02
+    assert (outwards.square().mean(dim=0) - 1 / 3).abs().max() < 0.01
+    assert (cloud.normals * outwards).sum(dim=-1).min() > 0.99
+    assert (cloud.colors.float() / 255 - expected_colors(points)).abs().max() < 0.01
+    assert torch.equal(surface_of().points(20_000).points, cloud.points)
+    assert not torch.equal(surface_of().points(20_000, seed=1).points, cloud.points)
+
+
+def test_fewer_faces_keep_the_shape_and_the_colors(mesh):
+    small = surface_of().mesh(MeshOptions(max_faces=500))
+    assert 400 <= len(small.faces) <= 500 < len(mesh.faces)
+    assert (radii(small.vertices) - radii(mesh.vertices).mean()).abs().max() < VOXEL
+    assert (small.colors.float() / 255 - expected_colors(small.vertices)).abs().max() < 0.05
+    unchanged = surface_of().mesh(MeshOptions(max_faces=10**6))
+    assert torch.equal(unchanged.faces, mesh.faces)
+
+
+def test_the_largest_component_is_that_of_the_largest_area():
+    # Many small triangles beside one large one.
+    large = torch.tensor([[0.0, 0.0, 0.0], [9.0, 0.0, 0.0], [0.0, 9.0, 0.0]])
+    small = torch.rand(30, 3) * 0.1 + 20
+    faces = torch.cat((torch.tensor([[30, 31, 32]]), torch.tensor([[i, i + 1, i + 2] for i in range(28)])))
+    vertices, kept = largest_component(torch.cat((small, large)), faces)
+    assert torch.equal(vertices[kept[0]], large)
+    assert kept.shape == (1, 3)
+
+
+def test_holes_are_filled_without_moving_anything(mesh):
+    top = mesh.vertices[mesh.faces][:, :, 2].amin(dim=1) > CENTRE[2] + 0.8 * RADIUS
+    open_faces = mesh.faces[~top]
+    assert not trimesh.Trimesh(mesh.vertices.numpy(), open_faces.numpy(), process=False).is_watertight
+    vertices, faces = fill_holes(mesh.vertices, open_faces)
+    assert torch.equal(vertices, mesh.vertices)
+    assert torch.equal(faces[: len(open_faces)], open_faces)
+    closed = trimesh.Trimesh(vertices.numpy(), faces.numpy(), process=False)
+    assert closed.is_watertight
+    assert closed.is_winding_consistent
+
+
+def half_lost() -> float:
+    """The radius at which a ray towards the centre has lost half of its light."""
+    field, _ = ball_field()
+    radius = torch.linspace(RADIUS, 0, 10_001, dtype=torch.float64)
+    density = field.density(CENTRE + radius[:, None].float() * torch.tensor([0.0, 0.0, 1.0])).double()
+    return float(radius[(density.cumsum(0) * RADIUS / 10_000 > math.log(2)).nonzero()[0, 0]])
+
+
+def test_fused_depth_lies_where_half_of_the_light_is_lost():
+    fused = surface_of(SurfaceOptions(kind="tsdf"), cameras_around(24, 64))
+    assert (radii(fused.vertices) - half_lost()).abs().mean() < 0.15 * VOXEL
+    assert (radii(fused.vertices) - half_lost()).abs().max() < 0.4 * VOXEL
+    mesh = fused.mesh()
+    outwards = F.normalize(mesh.vertices - CENTRE, dim=-1)
+    assert (mesh.normals * outwards).sum(dim=-1).mean() > 0.98
+    assert trimesh.Trimesh(mesh.vertices.numpy(), mesh.faces.numpy(), process=False).is_watertight
+
+
+def test_fused_depth_ends_where_cameras_see_nothing():
+    camera = cameras_around(24, 64)[:1]
+    fused = surface_of(SurfaceOptions(kind="tsdf"), camera)
+    ahead = (fused.vertices - CENTRE) @ camera.c2w[0, :3, 2]
+    # From a finite distance, a camera sees less than half of a ball.
+    assert float(ahead.min()) > 0
+    assert float(ahead.max()) == pytest.approx(half_lost(), abs=0.2 * VOXEL)
+    assert not trimesh.Trimesh(fused.vertices.numpy(), fused.faces.numpy(), process=False).is_watertight
+
+
+def test_lenses_are_left_out_of_depth_maps():
+    pinholes = cameras_around(8, 32)
+    lens = Lens("perspective", torch.full((8, 6), 0.1))
+    bent = Cameras(pinholes.c2w, pinholes.intrinsics, 32, 32, lens)
+    straight, found = (surface_of(SurfaceOptions(kind="tsdf"), cameras) for cameras in (pinholes, bent))
+    assert torch.equal(found.vertices, straight.vertices)
+
+
+@pytest.mark.parametrize("suffix", [".obj", ".glb"])
+def test_a_texture_shows_the_fields_colors(tmp_path, suffix):
+    pytest.importorskip("xatlas")
+    mesh = surface_of().mesh(MeshOptions(max_faces=600, texture=128))
+    path = tmp_path / f"ball{suffix}"
+    save_mesh(path, mesh)
+    found = opened(path)
+    if suffix == ".glb":
+        (found,) = found.geometry.values()
+        image = found.visual.material.baseColorTexture
+    else:
+        image = found.visual.material.image
+        assert {file.suffix for file in tmp_path.iterdir()} == {".obj", ".mtl", ".png"}
+    assert len(found.faces) == len(mesh.faces) <= 600
+    # In the middles of triangles, where no vertex says what the colour is.
+    middles = torch.tensor(found.triangles_center).float()
+    places = torch.tensor(found.visual.uv)[torch.tensor(found.faces)].mean(dim=1)
+    width, height = image.size
+    pixels = torch.tensor(np.asarray(image.convert("RGB"))).float() / 255
+    column, row = (places[:, 0] * width).long(), ((1 - places[:, 1]) * height).long()
+    off = (pixels[row, column] - expected_colors(middles)).abs()
+    assert off.mean() < 0.02
+    assert off.max() < 0.1
+
+
+@pytest.mark.parametrize("kind", ["density", "tsdf"])
+def test_every_device_finds_the_surface_and_its_colors(device, kind):
+    field, occupancy = (module.to(device) for module in ball_field())
+    surface = FieldSurface(field, occupancy, SETTINGS, SurfaceOptions(kind=kind), cameras_around(24, 32))
+    mesh, cloud = surface.mesh(), surface.points(100)
+    expected = half_lost() if kind == "tsdf" else radius_at(field, half_absorbing_density(VOXEL))
+    for points, colors in ((mesh.vertices, mesh.colors), (cloud.points, cloud.colors)):
+        assert points.device == colors.device == torch.device("cpu")
+        assert (radii(points) - expected).abs().max() < 0.5 * VOXEL
+        assert (colors.float() / 255 - expected_colors(points)).abs().max() < 0.02
+
+
+BOXES = NestedBoxes(BOX, 3)
+
+
+@pytest.mark.parametrize(("number", "reach"), [(1, 1.0), (2, 2.0), (3, 4.0)])
+def test_nested_boxes_have_surfaces_in_world_units(number, reach):
+    field, occupancy = ball_field(BOXES)
+    surface = FieldSurface(field, occupancy, SETTINGS, SurfaceOptions(level=1.0, box=number, chunk=5000))
+    assert (radii(surface.vertices) - radius_at(ball_field()[0], 1.0)).abs().max() < 0.05 * VOXEL
+    finest = FieldSurface(field, occupancy, SETTINGS, SurfaceOptions(level=1.0))
+    assert len(surface.faces) == pytest.approx(len(finest.faces) / reach**2, rel=0.15)
+
+
+def test_nested_boxes_are_fused_in_world_units():
+    # In the field's frame, the unit is half of the smallest box's longest edge.
+    settings = RenderSettings(step=SETTINGS.step / BOXES.unit)
+    found = FieldSurface(*ball_field(BOXES), settings, SurfaceOptions(kind="tsdf"), cameras_around(24, 64)).vertices
+    assert (radii(found) - half_lost()).abs().mean() < 0.15 * VOXEL
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "poisson"}, "surface must be one of density, tsdf, got 'poisson'"),
+        ({"level": 0.0}, "level must be a density above 0, got 0"),
+        ({"level": float("nan")}, "level must be a density above 0, got nan"),
+        ({"kind": "tsdf", "level": 1.0}, "level must not be given for surface tsdf, which has none, got 1"),
+        ({"resolution": 0}, "resolution must be at least 1, got 0"),
+        ({"box": 0}, "box must be at least 1, got 0"),
+        ({"box": 2}, "box must be 1 to 1, as many as the field has, got 2"),
+        ({"level": 1e6}, "level must be a density that the field reaches, got 1e+06"),
+        ({"kind": "tsdf"}, "cameras must be at least one for surface tsdf, got none"),
+    ],
+)
+def test_what_makes_no_sense_is_named(options, message):
+    with pytest.raises(ValueError, match=message.replace("+", r"\+")):
+        surface_of(SurfaceOptions(**options))
+
+
+def test_cameras_that_see_nothing_are_named():
+    away = cameras_around(2, 8)
+    away.c2w[:, :3, 3] += 1000
+    with pytest.raises(ValueError, match="cameras must see a surface for surface tsdf"):
+        surface_of(SurfaceOptions(kind="tsdf"), away)
+
+
+def test_other_endings_are_refused(mesh, tmp_path):
+    with pytest.raises(ValueError, match=r"path must be a file \*.ply, \*.obj, \*.glb, got .*stl"):
+        save_mesh(tmp_path / "ball.stl", mesh)
+    with pytest.raises(ValueError, match=r"path must be a file \*.ply, got .*xyz"):
+        save_points(tmp_path / "ball.xyz", surface_of().points(1))
+    with pytest.raises(ValueError, match="count must be at least 1, got 0"):
+        surface_of().points(0)
+    with pytest.raises(ValueError, match="max_faces must be at least 1, got 0"):
+        MeshOptions(max_faces=0)

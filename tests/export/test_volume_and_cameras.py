@@ -1,0 +1,113 @@
+"""Dense volumes, and cameras that can be loaded again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from balls import BOX, CENTRE, ball_field, expected_colors
+from PIL import Image
+
+import voxelfield
+from voxelfield.datasets.scene import Scene, Split
+from voxelfield.export.camera_file import save_cameras
+from voxelfield.export.volume import save_volume
+from voxelfield.grids.nested_boxes import NestedBoxes
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.lens import Lens
+
+
+def places(volume) -> torch.Tensor:
+    low, high = volume["aabb"]
+    axes = [torch.linspace(a, b, n) for a, b, n in zip(low, high, volume["density"].shape, strict=True)]
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1)
+
+
+@pytest.mark.parametrize("boxes", [None, NestedBoxes(BOX, 2)], ids=["one", "nested"])
+@pytest.mark.parametrize("chunk", [100, 1 << 20])
+def test_a_volume_has_the_fields_values(tmp_path, boxes, chunk):
+    field, occupancy = ball_field(boxes)
+    occupancy.occupied[:, :, :8] = False
+    save_volume(tmp_path / "ball.npz", field, occupancy, resolution=10, chunk=chunk)
+    with np.load(tmp_path / "ball.npz", allow_pickle=False) as volume:
+        assert np.array_equal(volume["aabb"], np.array(BOX, np.float32))
+        assert volume["density"].shape == (9, 11, 9)
+        points = places(volume)
+        density, rgb = torch.from_numpy(volume["density"]), torch.from_numpy(volume["rgb"])
+    # The occupied half: by less than rounding, points on the border may belong to either.
+    inside, outside = points[..., 2] > CENTRE[2] + 0.1, points[..., 2] < CENTRE[2] - 0.1
+    expected = field.density(points.view(-1, 3)).view(density.shape)
+    assert torch.allclose(density[inside], expected[inside], rtol=1e-3, atol=1e-5)
+    assert float(density[inside].max()) > 10
+    assert (rgb[inside].float() / 255 - expected_colors(points[inside])).abs().max() < 0.01
+    assert not density[outside].any()
+    assert not rgb[outside].any()
+
+
+def test_wrong_volumes_are_named(tmp_path):
+    for options, message in (
+        ({"resolution": 0}, "resolution must be at least 1, got 0"),
+        ({"box": 2}, "box must be 1 to 1, as many as the field has, got 2"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            save_volume(tmp_path / "ball.npz", *ball_field(), **options)
+    with pytest.raises(ValueError, match=r"path must be a file \*.npz, got"):
+        save_volume(tmp_path / "ball.vdb", *ball_field())
+    assert not list(tmp_path.iterdir())
+
+
+def write_images(folder: Path, names: tuple[str, ...], size: tuple[int, int]) -> tuple[Path, ...]:
+    paths = tuple(folder / "images" / name for name in names)
+    for path in paths:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", size).save(path)
+    return paths
+
+
+def split_of(paths: tuple[Path, ...], lens: Lens | None) -> Split:
+    """Cameras of half of the images' size."""
+    count = len(paths)
+    poses = torch.linalg.qr(torch.randn(count, 3, 3, dtype=torch.float64))[0]
+    poses *= torch.linalg.det(poses)[:, None, None]
+    c2w = torch.eye(4).repeat(count, 1, 1)
+    c2w[:, :3, :3], c2w[:, :3, 3] = poses.float(), 100 * torch.randn(count, 3)
+    intrinsics = torch.tensor([[20.0, 21.0, 9.0, 6.5]]) + torch.arange(count)[:, None]
+    cameras = Cameras(c2w, intrinsics, 20, 15, lens and lens[:count])
+    names = tuple(path.stem for path in paths)
+    return Split(torch.zeros(count, 15, 20, 4, dtype=torch.uint8), cameras, names, paths=paths)
+
+
+@pytest.mark.parametrize("model", [None, "perspective", "fisheye"])
+def test_cameras_are_loaded_again_as_they_were(tmp_path, model):
+    lens = None if model is None else Lens(model, 0.01 * torch.rand(3, 6))
+    train = split_of(write_images(tmp_path, ("a.png", "b.jpg", "deep/c.png"), (40, 30)), lens)
+    test = split_of(write_images(tmp_path, ("d.png",), (40, 30)), lens)
+    scene = Scene("capture", torch.tensor(BOX), {"train": train, "test": test})
+    save_cameras(tmp_path / "transforms.json", scene, tmp_path)
+    found = voxelfield.load_scene(tmp_path, splits=None, downscale=2)
+    assert set(found.splits) == {"train", "test"}
+    for name, split in scene.splits.items():
+        again = found.split(name)
+        assert again.paths == split.paths
+        assert torch.allclose(again.cameras.c2w, split.cameras.c2w, atol=1e-6)
+        assert torch.allclose(again.cameras.intrinsics, split.cameras.intrinsics)
+        assert (again.cameras.width, again.cameras.height) == (20, 15)
+        assert (again.cameras.lens is None) == (lens is None)
+        if lens is not None:
+            assert again.cameras.lens.is_fisheye == lens.is_fisheye
+            assert torch.equal(again.cameras.lens.coefficients, split.cameras.lens.coefficients)
+
+
+def test_cameras_of_no_files_are_named(tmp_path):
+    paths = write_images(tmp_path, ("a.png",), (40, 30))
+    split = split_of(paths, None)
+    scene = Scene("capture", torch.tensor(BOX), {"train": split})
+    with pytest.raises(ValueError, match="folder must hold the images of the scene"):
+        save_cameras(tmp_path / "t.json", scene, tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=r"path must be a file \*.json, got"):
+        save_cameras(tmp_path / "t.txt", scene, tmp_path)
+    nowhere = Split(split.images, split.cameras, split.names)
+    with pytest.raises(ValueError, match="scene must be one whose images are files"):
+        save_cameras(tmp_path / "t.json", Scene("capture", torch.tensor(BOX), {"train": nowhere}), tmp_path)

@@ -1,0 +1,119 @@
+"""``voxelfield export``: writes a trained field as a mesh, points or a volume, and its scene's cameras."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import voxelfield
+from voxelfield.cli.errors import in_one_line
+from voxelfield.cli.scenes import add_run_arguments, load_scene_of, scene_folder
+from voxelfield.export.camera_file import check_camera_path, save_cameras
+from voxelfield.export.geometry.mesh import check_mesh_path, save_mesh
+from voxelfield.export.mesh import FieldSurface, MeshOptions, SurfaceOptions
+from voxelfield.export.points import check_points_path, save_points
+from voxelfield.export.volume import check_volume_path, save_volume
+from voxelfield.training.run import Run
+
+logger = logging.getLogger(__name__)
+
+_CHECKS = {
+    "mesh": check_mesh_path,
+    "points": check_points_path,
+    "volume": check_volume_path,
+    "cameras": check_camera_path,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parses the command line and exports; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="voxelfield export",
+        description="Write a trained field as a mesh, points or a volume, and its scene's cameras, in the units and "
+        "axes of the scene's poses. At least one of --mesh, --points, --volume and --cameras is needed.",
+    )
+    add_run_arguments(parser)
+    parser.add_argument("--mesh", type=Path, metavar="FILE", help="triangles with normals and colours: ply, obj or glb")
+    parser.add_argument("--points", type=Path, metavar="FILE", help="points of the surface with the same: ply")
+    parser.add_argument("--volume", type=Path, metavar="FILE", help="density and colour on a lattice: npz")
+    parser.add_argument(
+        "--cameras", type=Path, metavar="FILE", help="poses and intrinsics for the scene's image files: json"
+    )
+    parser.add_argument(
+        "--surface",
+        default="density",
+        help="density: where that crosses a level; tsdf: fused from the depth that the training cameras see, smoother "
+        "and without what is thinner than a voxel; needs the scene (default: density)",
+    )
+    parser.add_argument(
+        "--level", type=float, help="density at the surface, per unit (default: a voxel's length absorbs half)"
+    )
+    parser.add_argument(
+        "--resolution", type=int, metavar="N", help="cells along the longest edge (default: as many as voxels)"
+    )
+    parser.add_argument(
+        "--box",
+        type=int,
+        default=1,
+        metavar="K",
+        help="of nested boxes, export what is in the K-th, in voxels of its size (default: 1, the smallest)",
+    )
+    parser.add_argument("--largest-component", action="store_true", help="leave out all but the largest connected part")
+    parser.add_argument("--fill-holes", action="store_true", help="close holes, by fans of triangles")
+    parser.add_argument("--max-faces", type=int, metavar="N", help="merge triangles until there are no more")
+    parser.add_argument(
+        "--texture",
+        type=int,
+        metavar="PIXELS",
+        help="paint a picture of about that side (obj, glb; see --max-faces)",
+    )
+    parser.add_argument("--count", type=int, default=1_000_000, metavar="N", help="number of points (default: 1000000)")
+    options = parser.parse_args(arguments)
+    return in_one_line(lambda: export(options))
+
+
+def export(options: argparse.Namespace) -> None:
+    """Exports as the command line asks.
+
+    Raises:
+        ValueError: An option makes no sense; the message names it.
+        OSError: A file is not there or cannot be written.
+        MissingPackageError: A package is not installed.
+    """
+    paths = {name: getattr(options, name) for name in _CHECKS}
+    if not any(paths.values()):
+        raise ValueError("export must be told what to write: --mesh, --points, --volume or --cameras, got none of them")
+    for name, path in paths.items():
+        if path is not None:
+            _CHECKS[name](f"--{name}", path)
+    if options.texture is not None and options.mesh is not None and options.mesh.suffix.lower() == ".ply":
+        raise ValueError(f"--texture must be written to an obj or glb, got --mesh {options.mesh}")
+    if options.count < 1:
+        raise ValueError(f"--count must be at least 1, got {options.count}")
+    wanted = SurfaceOptions(options.surface, options.level, options.resolution, options.box)
+    shape = MeshOptions(options.largest_component, options.fill_holes, options.max_faces, options.texture)
+    run = voxelfield.load(options.run, options.device)
+    if options.mesh is not None or options.points is not None:
+        _export_surface(options, run, wanted, shape)
+    if options.volume is not None:
+        save_volume(options.volume, run.field, run.occupancy, resolution=options.resolution, box=options.box)
+        logger.info("wrote %s", options.volume)
+    if options.cameras is not None:
+        scene = load_scene_of(run, options, None, downscale=1)
+        save_cameras(options.cameras, scene, scene_folder(run, options))
+        logger.info("wrote %d cameras to %s", sum(map(len, scene.splits.values())), options.cameras)
+
+
+def _export_surface(options: argparse.Namespace, run: Run, wanted: SurfaceOptions, shape: MeshOptions) -> None:
+    fused = wanted.kind == "tsdf"
+    cameras = load_scene_of(run, options, ("train",)).train.cameras if fused else None
+    surface: FieldSurface = run.surface(wanted, cameras)
+    if options.mesh is not None:
+        mesh = surface.mesh(shape)
+        save_mesh(options.mesh, mesh)
+        logger.info("wrote %d triangles of %d vertices to %s", len(mesh.faces), len(mesh.vertices), options.mesh)
+    if options.points is not None:
+        save_points(options.points, surface.points(options.count))
+        logger.info("wrote %d points to %s", options.count, options.points)

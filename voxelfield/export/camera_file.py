@@ -1,0 +1,90 @@
+"""A scene's cameras as a ``transforms.json``, as nerfstudio and instant-ngp read it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from voxelfield.datasets.images import image_size
+from voxelfield.datasets.photos import LENS_TERMS
+from voxelfield.datasets.scene import Scene, Split
+from voxelfield.files import atomic_write
+
+
+def save_cameras(path: Path, scene: Scene, folder: Path) -> None:
+    """Writes the cameras of all loaded splits of a scene, for its image files as they are.
+
+    Poses are camera to world, in the units and axes of the world, with OpenGL axes of the camera (x right, y up,
+    looking along -z). Intrinsics and sizes are those of the files, whatever size the images were loaded at.
+    ``train_filenames`` and so on list the splits.
+
+    Args:
+        path: ``*.json``.
+        scene: The scene; images must have been read from files.
+        folder: The scene's folder, to which paths of images are relative: there, the file is a scene.
+
+    Raises:
+        ValueError: The path has another ending, or an image was read from no file or lies outside of the folder.
+        OSError: An image or the file cannot be read or written.
+    """
+    check_camera_path("path", path)
+    models = {_model(split) for split in scene.splits.values()}
+    if len(models) > 1:
+        raise ValueError(f"scene must have splits of one camera model, got {' and '.join(sorted(models))}")
+    content: dict[str, Any] = {"camera_model": models.pop(), "frames": []}
+    for name, split in scene.splits.items():
+        frames = _frames(split, folder)
+        content["frames"] += frames
+        content[f"{name}_filenames"] = [frame["file_path"] for frame in frames]
+    with atomic_write(path) as file:
+        file.write((json.dumps(content, indent=1) + "\n").encode())
+
+
+def check_camera_path(name: str, path: Path) -> None:
+    """Raises unless a path ends in ``.json``.
+
+    Args:
+        name: What the caller calls the path, for the message.
+        path: The path.
+
+    Raises:
+        ValueError: It has another ending.
+    """
+    if path.suffix.lower() != ".json":
+        raise ValueError(f"{name} must be a file *.json, got {path}")
+
+
+def _model(split: Split) -> str:
+    lens = split.cameras.lens
+    if lens is None:
+        return "PINHOLE"
+    return "OPENCV_FISHEYE" if lens.is_fisheye else "OPENCV"
+
+
+def _frames(split: Split, folder: Path) -> list[dict[str, Any]]:
+    if split.paths is None:
+        raise ValueError("scene must be one whose images are files, got a split without paths")
+    cameras, frames = split.cameras, []
+    for index, path in enumerate(split.paths):
+        if not path.is_relative_to(folder):
+            raise ValueError(f"folder must hold the images of the scene, got {folder}, which has no {path}")
+        size = image_size(path)
+        scale = torch.tensor(size, dtype=torch.float64) / torch.tensor([cameras.width, cameras.height])
+        fx, fy, cx, cy = (cameras.intrinsics[index].double() * scale.repeat(2)).tolist()
+        frame = {
+            "file_path": path.relative_to(folder).as_posix(),
+            "w": size[0],
+            "h": size[1],
+            "fl_x": fx,
+            "fl_y": fy,
+            "cx": cx,
+            "cy": cy,
+            "transform_matrix": cameras.c2w[index].tolist(),
+        }
+        if cameras.lens is not None:
+            frame |= dict(zip(LENS_TERMS, cameras.lens.coefficients[index].tolist(), strict=True))
+        frames.append(frame)
+    return frames

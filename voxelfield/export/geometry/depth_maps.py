@@ -1,0 +1,68 @@
+"""Where views see a surface: depth of which half of a pixel's light has been met."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from voxelfield.fields.field import Field
+from voxelfield.grids.nested_boxes import NestedBoxes
+from voxelfield.ops._internal.march_pieces import world_distances
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.march import RenderSettings
+from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.rendering.rays import Rays
+from voxelfield.rendering.render import render
+
+
+@torch.no_grad()
+def depth_maps(
+    field: Field, occupancy: OccupancyGrid, settings: RenderSettings, cameras: Cameras, chunk: int
+) -> Tensor:
+    """Renders the median depth of every pixel of some cameras.
+
+    The median is the distance at which a ray has lost half of its light. Unlike the mean, it is never between two
+    surfaces that a pixel shows both of.
+
+    Args:
+        field: The field.
+        occupancy: Where to sample, on the field's device.
+        settings: How to sample.
+        cameras: N cameras; lenses count.
+        chunk: Rays at once, to bound memory.
+
+    Returns:
+        (N, H, W) distances along the rays, world units; infinite where more than half of the light comes through.
+    """
+    device = field.aabb.device
+    cameras = cameras.to(device)
+    maps = torch.empty(len(cameras), cameras.height * cameras.width, device=device)
+    for camera, row in enumerate(maps):
+        rays = cameras.image_rays(camera, field.aabb)
+        for first in range(0, len(rays), chunk):
+            row[first : first + chunk] = _median_depth(field, rays[first : first + chunk], occupancy, settings)
+    return maps.view(-1, cameras.height, cameras.width)
+
+
+def _median_depth(field: Field, rays: Rays, occupancy: OccupancyGrid, settings: RenderSettings) -> Tensor:
+    """Returns the depth (R,) of each ray, linear within the sample that takes the second half of its light."""
+    found = render(field, rays, occupancy, settings)
+    samples, weights = found.samples, found.weights.double()
+    if not len(weights):
+        return torch.full_like(rays.near, torch.inf)
+    boxes: NestedBoxes | None = getattr(field, "boxes", None)
+    middle, length = samples.t, samples.dt
+    if boxes is not None:
+        middle = world_distances(boxes.numbers, samples, rays.origins, rays.directions)
+        positions = rays.origins[samples.ray_index] + middle[:, None] * rays.directions[samples.ray_index]
+        length = length * boxes.to_row(positions)[1]
+    absorbed = weights.cumsum(0)
+    before = torch.cat((absorbed.new_zeros(1), absorbed))
+    start, stop = samples.ray_offsets[:-1], samples.ray_offsets[1:]
+    wanted = before[start] + 0.5
+    at = torch.searchsorted(absorbed, wanted)
+    reached = at < stop
+    at = at.clamp(max=len(weights) - 1)
+    share = ((wanted - before[at]) / weights[at]).clamp(0, 1)
+    depth = middle[at] + (share.float() - 0.5) * length[at]
+    return torch.where(reached, depth, torch.inf)

@@ -1,0 +1,114 @@
+"""A field's density and colour on a dense lattice."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from voxelfield.export.geometry.extraction import CHUNK
+from voxelfield.export.geometry.lattice import Lattice
+from voxelfield.export.geometry.occupied import OccupiedVertices, unravelled
+from voxelfield.export.region import Region
+from voxelfield.fields.field import RadianceField
+from voxelfield.files import atomic_path
+from voxelfield.rendering.occupancy import OccupancyGrid
+
+
+@torch.no_grad()
+def save_volume(
+    path: Path,
+    field: RadianceField,
+    occupancy: OccupancyGrid,
+    *,
+    resolution: int | None = None,
+    box: int = 1,
+    chunk: int = CHUNK,
+) -> None:
+    """Writes a field's values on a lattice, as a compressed NumPy archive; never holds more than a layer of them.
+
+    The archive has ``density`` (X, Y, Z) float32, per world unit, ``rgb`` (X, Y, Z, 3) uint8, and ``aabb`` (2, 3)
+    float32, the places of the first and of the last point, world units. Density is 0 where rays are not sampled; there
+    colours are black. Elsewhere they are the mean over views along the axes, forwards and backwards.
+
+    Args:
+        path: ``*.npz``.
+        field: The field.
+        occupancy: Where rays are sampled, on the field's device.
+        resolution: Cells along the longest edge of the box; None: as many as the field has voxels there.
+        box: Of nested boxes, the one that is meant, in voxels of its size; 1 is the smallest.
+        chunk: Evaluations of the field at once, to bound memory.
+
+    Raises:
+        ValueError: The path has another ending, a number is below 1, or there is no such box.
+        OSError: The file cannot be written.
+    """
+    check_volume_path("path", path)
+    for name, value in (("resolution", resolution), ("chunk", chunk)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    region = Region.of(field, box)
+    lattice = region.lattice(resolution)
+    reached = OccupiedVertices(field, occupancy, lattice, chunk)
+    views = torch.eye(3, device=field.aabb.device)
+    views = torch.cat((views, -views))
+
+    def rgb(points: Tensor) -> Tensor:
+        _, found = field(points.repeat_interleave(len(views), dim=0), views.repeat(len(points), 1))
+        mean = found.view(-1, len(views), 3).mean(dim=1).clamp(0, 1)
+        return (255 * mean).round().to(torch.uint8)
+
+    with atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
+        _write_layers(file, "density", field.density, torch.zeros(()), lattice, reached, chunk)
+        _write_layers(file, "rgb", rgb, torch.zeros(3, dtype=torch.uint8), lattice, reached, chunk // len(views) + 1)
+        with file.open("aabb.npy", "w") as array:
+            np.lib.format.write_array(array, np.array(region.box, np.float32))
+
+
+def _write_layers(
+    file: zipfile.ZipFile,
+    name: str,
+    values: Callable[[Tensor], Tensor],
+    empty: Tensor,
+    lattice: Lattice,
+    reached: OccupiedVertices,
+    chunk: int,
+) -> None:
+    """Writes an array (X, Y, Z, ...) into an archive, one layer after another.
+
+    Args:
+        file: The archive.
+        name: Of the array.
+        values: Maps world positions (M, 3) to the array's values (M, ...).
+        empty: The value (...) where no point is reached.
+        lattice: The points.
+        reached: Which of them are evaluated.
+        chunk: Points at once.
+    """
+    head = {"descr": empty.numpy().dtype.str, "fortran_order": False, "shape": (*lattice.shape, *empty.shape)}
+    with file.open(f"{name}.npy", "w", force_zip64=True) as array:
+        np.lib.format.write_array_header_1_0(array, head)
+        for first in range(lattice.shape[0]):
+            inside = reached.layers(first, first + 1).view(-1)
+            layer = empty.to(inside.device).repeat(len(inside), *[1] * empty.dim())
+            for part in inside.nonzero()[:, 0].split(chunk):
+                layer[part] = values(lattice.positions(unravelled(part, first, lattice)))
+            array.write(layer.cpu().numpy().tobytes())
+
+
+def check_volume_path(name: str, path: Path) -> None:
+    """Raises unless a path ends in ``.npz``.
+
+    Args:
+        name: What the caller calls the path, for the message.
+        path: The path.
+
+    Raises:
+        ValueError: It has another ending.
+    """
+    if path.suffix.lower() != ".npz":
+        raise ValueError(f"{name} must be a file *.npz, got {path}")

@@ -1,0 +1,39 @@
+"""The density that rendering sees: none where rays are not sampled."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from voxelfield.fields.field import Field
+from voxelfield.grids.nested_boxes import NestedBoxes
+from voxelfield.rendering.occupancy import OccupancyGrid
+
+
+def occupied_points(field: Field, occupancy: OccupancyGrid, points: Tensor) -> Tensor:
+    """Tells which world positions lie in occupied cells.
+
+    Args:
+        field: Its nested boxes, if it has any, are what the cells lie in.
+        occupancy: The cells, on the points' device.
+        points: (M, 3) world positions.
+
+    Returns:
+        (M,) bool; False outside of the box.
+    """
+    boxes: NestedBoxes | None = getattr(field, "boxes", None)
+    return occupancy.holds(points if boxes is None else boxes.to_row(points)[0])
+
+
+def occupied_density(field: Field, occupancy: OccupancyGrid, points: Tensor) -> Tensor:
+    """Evaluates the density as rendering sees it.
+
+    Args:
+        field: The field.
+        occupancy: Where rays are sampled, on the field's device.
+        points: (M, 3) world positions, on the field's device.
+
+    Returns:
+        (M,), per world unit, 0 in cells that are not occupied and outside of the box; float32.
+    """
+    return torch.where(occupied_points(field, occupancy, points), field.density(points), 0)
