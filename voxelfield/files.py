@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+_TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp(\.[^.]*)?")
+
 
 @contextlib.contextmanager
-def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
+def atomic_path(path: str | os.PathLike[str], *, sync: bool = True) -> Iterator[Path]:
     """Yields a temporary path beside ``path``; moves it onto ``path`` if the block succeeds.
 
     For writers that open the file themselves, such as ffmpeg. The temporary name is hidden (leading dot), keeps the
@@ -21,6 +24,7 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
 
     Args:
         path: Final path. Its parent directory is created if needed. A symbolic link is replaced, not followed.
+        sync: Wait for the disk. Otherwise a power cut may leave an empty file; for what can be made again.
 
     Yields:
         A path that does not exist yet; the block must create a file there.
@@ -30,12 +34,16 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     temporary = path.with_name(f".{path.stem}.{secrets.token_hex(4)}.tmp{path.suffix}")
     try:
         yield temporary
-        _sync(temporary)
+        if sync:
+            _sync(temporary)
         # Unlike Path.rename, replace overwrites an existing file on every platform.
         temporary.replace(path)
     finally:
-        temporary.unlink(missing_ok=True)
-    _sync(path.parent)
+        # In a folder that has become read-only nothing can be removed, and what failed before is the error to report.
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+    if sync:
+        _sync(path.parent)
 
 
 @contextlib.contextmanager
@@ -51,6 +59,17 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     # The builtin open, not tempfile: tempfile's files are readable by their owner only, and would stay so.
     with atomic_path(path) as temporary, temporary.open("xb") as file:
         yield file
+
+
+def remove_temporaries(directory: Path) -> None:
+    """Removes the temporary files of :func:`atomic_path` that a killed process left in a directory.
+
+    Args:
+        directory: In which nobody is writing.
+    """
+    for path in directory.iterdir():
+        if _TEMPORARY.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 def _sync(path: Path) -> None:

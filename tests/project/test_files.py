@@ -5,7 +5,8 @@ import stat
 
 import pytest
 
-from voxelfield.files import atomic_path, atomic_write
+from voxelfield import files
+from voxelfield.files import atomic_path, atomic_write, remove_temporaries
 
 
 def test_content_replaces_the_previous_file(tmp_path):
@@ -72,3 +73,35 @@ def test_atomic_path_keeps_the_suffix_and_wants_a_file(tmp_path):
     with pytest.raises(FileNotFoundError), atomic_path(path):
         pass
     assert path.read_bytes() == b"x"
+
+
+@pytest.mark.skipif(os.name != "posix", reason="POSIX system calls")
+def test_data_is_on_disk_before_the_name_and_the_name_before_the_return(tmp_path, monkeypatch):
+    events = []
+    sync, replace = files._sync, type(tmp_path).replace
+
+    def note_replace(path, target):
+        events.append("renamed")
+        return replace(path, target)
+
+    monkeypatch.setattr(files, "_sync", lambda path: (events.append(path.suffix or "folder"), sync(path)))
+    monkeypatch.setattr(type(tmp_path), "replace", note_replace)
+    (tmp_path / "run").mkdir()
+    with atomic_write(tmp_path / "run" / "file.json") as file:
+        file.write(b"x")
+    assert events == [".json", "renamed", "folder"]
+
+
+def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
+    kept = [".hidden", ".lock", "file.tmp", ".file.tmp", "notes.12345678.tmp.pt"]
+    names = []
+    with atomic_path(tmp_path / "checkpoint.pt") as first, atomic_path(tmp_path / "bare") as second:
+        names = [first.name, second.name]
+        first.touch()
+        second.touch()
+    for name in (*kept, *names):
+        (tmp_path / name).touch()
+    for path in (tmp_path / "checkpoint.pt", tmp_path / "bare"):
+        path.unlink()
+    remove_temporaries(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)

@@ -14,8 +14,11 @@ import voxelfield.training.checkpoint as checkpoint
 from voxelfield.training.checkpoint import (
     FORMAT,
     CheckpointError,
+    CheckpointVersionError,
+    DamagedCheckpointError,
     checkpoint_path,
     load_checkpoint,
+    load_newest,
     replace_checkpoints,
     resolve_checkpoint,
     save_checkpoint,
@@ -210,6 +213,67 @@ def test_a_file_damaged_inside_is_named_so(tmp_path):
     path.write_bytes(content)
     with pytest.raises(CheckpointError, match="damaged"):
         load_checkpoint(path)
+
+
+def test_no_flipped_bit_becomes_a_weight(tmp_path):
+    path = tmp_path / "last.pt"
+    saved = torch.arange(300.0)
+    save_checkpoint(path, {"grid": saved, "step": 7})
+    whole = path.read_bytes()
+    refused = 0
+    for position in range(0, len(whole), 13):
+        path.write_bytes(whole[:position] + bytes([whole[position] ^ 16]) + whole[position + 1 :])
+        try:
+            state = load_checkpoint(path)
+        except CheckpointError:
+            refused += 1
+        else:  # the bit was of padding, or of a time
+            assert torch.equal(state["grid"], saved)
+            assert state["step"] == 7
+    assert refused > 100
+
+
+def test_a_damaged_file_names_the_newest_sound_one_before_it(tmp_path):
+    first, second, third, last = (checkpoint_path(tmp_path, step) for step in (1, 2, 3, 4))
+    for step, path in enumerate((first, second, third, last), 1):
+        save_checkpoint(path, {"step": step})
+    os.truncate(second, 100)
+    os.truncate(third, 100)
+    with pytest.raises(DamagedCheckpointError, match=rf"{third} is .*; the newest sound one before it is {first}$"):
+        load_checkpoint(third)
+    os.truncate(last, 100)
+    with pytest.raises(DamagedCheckpointError, match=rf"{last} is truncated .*before it is {first}$"):
+        load_checkpoint(tmp_path)
+    os.truncate(first, 100)
+    with pytest.raises(DamagedCheckpointError, match=r"\(100 bytes\); there is no sound one before it$"):
+        load_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["cut", "zeros", "empty"])
+def test_the_newest_sound_checkpoint_is_found_with_a_warning_for_each_damaged_one(tmp_path, caplog, damage):
+    assert load_newest(tmp_path / "nowhere") is None
+    assert load_newest(tmp_path) is None
+    for step in (1, 2, 3):
+        save_checkpoint(checkpoint_path(tmp_path, step), {"step": step, "grid": torch.ones(100)})
+    newest = checkpoint_path(tmp_path, 3)
+    size = newest.stat().st_size
+    newest.write_bytes({"cut": newest.read_bytes()[:-40], "zeros": bytes(size), "empty": b""}[damage])
+    path, state = load_newest(tmp_path)
+    assert (path, state["step"]) == (checkpoint_path(tmp_path, 2), 2)
+    (record,) = caplog.records
+    assert record.getMessage() == f"{newest} is truncated or damaged ({newest.stat().st_size} bytes); it is passed over"
+    os.truncate(checkpoint_path(tmp_path, 1), 10)
+    os.truncate(path, 10)
+    assert load_newest(tmp_path) is None
+
+
+def test_a_newer_format_is_not_passed_over(tmp_path, monkeypatch):
+    save_checkpoint(checkpoint_path(tmp_path, 1), {"step": 1})
+    monkeypatch.setattr(checkpoint, "FORMAT", FORMAT + 1)
+    save_checkpoint(checkpoint_path(tmp_path, 2), {"step": 2})
+    monkeypatch.undo()
+    with pytest.raises(CheckpointVersionError, match=rf"0000002.pt has format {FORMAT + 1}.*: upgrade voxelfield$"):
+        load_newest(tmp_path)
 
 
 class _Foreign:

@@ -7,7 +7,9 @@ import time
 
 import pytest
 
-from voxelfield.training.interrupt import Interrupt
+from voxelfield.training.interrupt import Interrupt, Interrupted
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @pytest.fixture(autouse=True)
@@ -18,7 +20,7 @@ def received():
     def note(number, frame):
         signals.append(number)
 
-    previous = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    previous = {number: signal.signal(number, note) for number in SIGNALS}
     yield signals
     for number, handler in previous.items():
         signal.signal(number, handler)
@@ -36,7 +38,7 @@ def test_nothing_is_requested_at_first(received):
     assert received == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", SIGNALS)
 def test_the_first_signal_is_a_request(number, received):
     with Interrupt() as interrupt:
         send(number)
@@ -67,10 +69,10 @@ def test_a_batch_system_may_repeat_its_signal():
 
 
 def test_handlers_are_restored(received):
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    before = [signal.getsignal(number) for number in SIGNALS]
     with Interrupt() as interrupt:
-        assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] != before
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+        assert [signal.getsignal(number) for number in SIGNALS] != before
+    assert [signal.getsignal(number) for number in SIGNALS] == before
     send(signal.SIGINT)
     assert received == [signal.SIGINT]
     assert not interrupt.requested
@@ -100,3 +102,49 @@ def test_in_a_thread_signals_stay_with_the_program(received):
     thread.join()
     assert seen == {"handler": before, "requested": False}
     assert signal.getsignal(signal.SIGINT) == before
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_block_with_nothing_to_finish_ends_at_once_but_what_follows_is_not_disturbed(number):
+    reached = []
+
+    def work(interrupt: Interrupt, name: str) -> None:
+        with interrupt.at_once():
+            reached.append(f"{name} began")
+            send(number)
+            reached.append(f"{name} ended")
+
+    with Interrupt() as interrupt:
+        with pytest.raises(Interrupted):
+            work(interrupt, "first")
+        send(signal.SIGTERM)
+        with pytest.raises(Interrupted):
+            work(interrupt, "second")
+    assert reached == ["first began"]
+
+
+def test_an_inner_one_and_its_outer_one_tell_each_other(received):
+    with Interrupt() as outer:
+        with Interrupt() as inner:
+            send(signal.SIGTERM)
+            assert inner.requested
+        assert outer.requested
+        with Interrupt() as later:
+            assert later.requested
+    assert received == []
+
+
+def test_a_hangup_that_is_ignored_stays_ignored():
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with Interrupt() as interrupt:
+        send(signal.SIGHUP)
+        assert not interrupt.requested
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_after_the_last_one_a_signal_does_not_change_how_the_program_ends(arrives, received):
+    with Interrupt(last=True):
+        if arrives:
+            send(signal.SIGTERM)
+    send(signal.SIGTERM)
+    assert received == ([] if arrives else [signal.SIGTERM])

@@ -74,15 +74,26 @@ def test_custom_charts_are_laid_out(tmp_path):
     assert charts == {"loss terms": ["loss/.*"], "PSNR": ["train/psnr", "test/psnr"]}
 
 
-def test_resuming_hides_what_will_be_logged_again(tmp_path):
+@pytest.mark.parametrize(
+    ("first_step", "shown"),
+    [(2, [(1, 1.0), (2, 2.0), (3, 30.0)]), (0, [(3, 30.0)]), (None, [(1, 1.0), (2, 2.0), (3, 3.0), (3, 30.0)])],
+)
+def test_resuming_hides_what_will_be_logged_again_and_nothing_else(tmp_path, first_step, shown):
     first = TensorBoardLogger(tmp_path)
     for step in (1, 2, 3):
         first.scalars(step, {"loss/rgb": float(step)})
     first.close()
-    second = TensorBoardLogger(tmp_path, purge_step=2)
-    second.scalars(2, {"loss/rgb": 20.0})
+    second = TensorBoardLogger(tmp_path, first_step)
+    second.scalars(3, {"loss/rgb": 30.0})
     second.close()
-    assert [(e.step, e.value) for e in _events(tmp_path).Scalars("loss/rgb")] == [(1, 1.0), (2, 20.0)]
+    assert [(e.step, e.value) for e in _events(tmp_path).Scalars("loss/rgb")] == shown
+
+
+def test_the_results_of_a_run_that_had_no_steps_left_are_those_of_its_last_step(tmp_path):
+    logger = TensorBoardLogger(tmp_path, 30)
+    logger.hyperparameters({"seed": 0}, {"psnr": 25.0})
+    logger.close()
+    assert [(e.step, e.value) for e in _events(tmp_path).Scalars("final/psnr")][-1] == (30, 25.0)
 
 
 def test_missing_tensorboard_names_the_ways_out(tmp_path, monkeypatch):

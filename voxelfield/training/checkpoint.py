@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 import re
 import zipfile
@@ -15,6 +16,8 @@ import torch
 
 from voxelfield.files import atomic_write
 from voxelfield.training.sparse import copy_without_zeros, put_back_zeros
+
+logger = logging.getLogger(__name__)
 
 FORMAT = 6
 """Layout version of the files. Raise it when an older voxelfield could not resume from them.
@@ -30,6 +33,14 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.d
 
 class CheckpointError(ValueError):
     """A file is no usable voxelfield checkpoint; the message names the file and the reason in one line."""
+
+
+class CheckpointVersionError(CheckpointError):
+    """A checkpoint is in a format of another version of voxelfield."""
+
+
+class DamagedCheckpointError(CheckpointError):
+    """A checkpoint is truncated, or something in it differs from the checksum that was written with it."""
 
 
 def checkpoint_path(directory: Path, step: int) -> Path:
@@ -146,9 +157,60 @@ def load_checkpoint(
 
     Raises:
         FileNotFoundError: There is no such file.
-        CheckpointError: The file is truncated or damaged, is no voxelfield checkpoint, or has another format.
+        DamagedCheckpointError: The file is truncated or damaged; the message names the newest sound one before it.
+        CheckpointVersionError: The file has another format.
+        CheckpointError: The file is no voxelfield checkpoint.
     """
     path = resolve_checkpoint(path)
+    try:
+        return _read(path, device, parts)
+    except DamagedCheckpointError as error:
+        beside = checkpoints(path.parent)
+        older = newest_sound(beside[: beside.index(path)] if path in beside else [])
+        advice = "there is no sound one before it" if older is None else f"the newest sound one before it is {older}"
+        raise DamagedCheckpointError(f"{error}; {advice}") from error
+
+
+def load_newest(directory: Path, device: torch.device | str = "cpu") -> tuple[Path, dict[str, Any]] | None:
+    """Loads the newest sound checkpoint of a run; warns of each file that it passes over.
+
+    Args:
+        directory: Run directory, which need not exist.
+        device: Where the tensors go.
+
+    Returns:
+        The file and its state as :func:`load_checkpoint` returns it, or None if there is no sound one.
+
+    Raises:
+        CheckpointVersionError: A checkpoint has another format. Passing over it would train anew what is trained.
+    """
+    for path in reversed(checkpoints(directory) if directory.is_dir() else []):
+        try:
+            return path, _read(path, device, None)
+        except CheckpointVersionError:
+            raise
+        except CheckpointError as error:
+            logger.warning("%s; it is passed over", error)
+    return None
+
+
+def newest_sound(paths: Sequence[Path]) -> Path | None:
+    """Returns the last of some files whose checksums are right, or None; tensors are read but not loaded.
+
+    Args:
+        paths: Checkpoints, the newest last.
+    """
+    for path in reversed(paths):
+        try:
+            _check_archive(path)
+        except CheckpointError:
+            continue
+        return path
+    return None
+
+
+def _read(path: Path, device: torch.device | str, parts: Collection[str] | None) -> dict[str, Any]:
+    """Does what :func:`load_checkpoint` does, for a file."""
     _check_archive(path)
     try:
         state = torch.load(path, map_location=device, weights_only=True)
@@ -164,12 +226,12 @@ def load_checkpoint(
     if not isinstance(state, dict) or "voxelfield" not in state or not isinstance(state.get("format"), int):
         raise CheckpointError(f"{path} is not a voxelfield checkpoint: it lacks the keys 'format' and 'voxelfield'")
     if state["format"] > FORMAT:
-        raise CheckpointError(
+        raise CheckpointVersionError(
             f"{path} has format {state['format']}, written by voxelfield {state['voxelfield']}; "
             f"this version ({_version()}) reads format {FORMAT}: upgrade voxelfield"
         )
     if state["format"] < FORMAT:
-        raise CheckpointError(
+        raise CheckpointVersionError(
             f"{path} has format {state['format']}, written by voxelfield {state['voxelfield']}; this version "
             f"({_version()}) reads format {FORMAT}: train anew, or go on with that version"
         )
@@ -190,7 +252,7 @@ def replace_checkpoints(older: Sequence[Path], newer: Path) -> None:
         newer: What takes their place. If it turns out to be damaged, nothing is removed.
 
     Raises:
-        CheckpointError: ``newer`` is truncated or damaged.
+        DamagedCheckpointError: ``newer`` is truncated or damaged.
     """
     if not older:
         return
@@ -202,16 +264,23 @@ def replace_checkpoints(older: Sequence[Path], newer: Path) -> None:
 def checkpoints(directory: Path) -> list[Path]:
     """Lists a directory's checkpoints, the newest last."""
     matches = [(_NUMBERED.fullmatch(file.name), file) for file in directory.iterdir() if file.is_file()]
-    numbered = sorted((int(match[1]), file) for match, file in matches if match)
+    numbered = [file for match, file in matches if match]
     last = directory / _LAST
-    return ([last] if last.is_file() else []) + [file for _, file in numbered]
+    return sorted([*numbered, *([last] if last.is_file() else [])], key=checkpoint_step)
+
+
+def checkpoint_step(path: Path) -> int:
+    """Returns the number of steps in a checkpoint's name, -1 where there is none, as in ``last.pt``."""
+    match = _NUMBERED.fullmatch(path.name)
+    return int(match[1]) if match else -1
 
 
 def _check_archive(path: Path) -> None:
     """Tells a truncated or damaged checkpoint from a file that never was one, which torch.load does not."""
     with path.open("rb") as file:
         start = file.read(4)
-    if start not in (b"PK\x03\x04", b""):
+    # After a power cut, some file systems show zeros where data had not arrived.
+    if start != b"PK\x03\x04" and start.strip(b"\0"):
         raise CheckpointError(f"{path} is not a voxelfield checkpoint: it is no torch archive")
     try:
         with zipfile.ZipFile(path) as archive:
@@ -226,9 +295,8 @@ def _check_archive(path: Path) -> None:
         raise CheckpointError(f"{path} is not a voxelfield checkpoint: it is a zip file of another kind")
 
 
-def _damaged(path: Path) -> CheckpointError:
-    size = path.stat().st_size
-    return CheckpointError(f"{path} is truncated or damaged ({size} bytes): use an earlier checkpoint")
+def _damaged(path: Path) -> DamagedCheckpointError:
+    return DamagedCheckpointError(f"{path} is truncated or damaged ({path.stat().st_size} bytes)")
 
 
 def _check_loadable(value: object, name: str) -> None:

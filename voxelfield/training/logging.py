@@ -74,26 +74,28 @@ class TensorBoardLogger:
 
     Args:
         directory: Run directory; created if needed.
-        purge_step: When resuming, the first step that will be logged again. TensorBoard then hides what an interrupted
-            earlier run logged from that step on.
+        first_step: Steps done before, if an earlier run that logged to the same directory is continued, or repeated
+            from 0. TensorBoard then hides what that run logged of later steps. None hides nothing.
 
     Raises:
         ImportError: TensorBoard is not installed.
     """
 
-    def __init__(self, directory: Path, purge_step: int | None = None) -> None:
+    def __init__(self, directory: Path, first_step: int | None = None) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ImportError(
                 "TensorBoardLogger needs tensorboard: pip install 'voxelfield[train]', or choose logger=none"
             ) from error
+        # The records of the step that training continues from were made before its checkpoint, and stay.
+        purge_step = first_step + 1 if first_step else first_step
         self._writer = SummaryWriter(str(directory), purge_step=purge_step)
         # TensorBoard compresses a picture in the thread that adds it, which takes longer than rendering it.
         self._pictures = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tensorboard")
         self._adding: list[Future[None]] = []
         self._writer.add_custom_scalars(_CHARTS)
-        self._step = 0
+        self._step = first_step or 0
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Records numbers by tag.

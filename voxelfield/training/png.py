@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from PIL import Image
 
+from voxelfield.files import atomic_path
 from voxelfield.training.images import to_uint8
 
 
@@ -56,6 +57,7 @@ class PngWriter:
 
 
 def _write_png(path: Path, pixels: torch.Tensor) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Copied here, because that waits for the device.
-    Image.fromarray(pixels.cpu().numpy()).save(path, format="PNG")
+    # To wait for the disk would take longer than compressing does.
+    with atomic_path(path, sync=False) as temporary:
+        # Copied here, because that waits for the device.
+        Image.fromarray(pixels.cpu().numpy()).save(temporary, format="PNG")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,23 +27,41 @@ class CheckpointWriter:
     Args:
         directory: Receives the files; created if needed.
         keep: Keep all of them.
+
+    Attributes:
+        newest: The last checkpoint that is on disk, or None.
     """
 
     def __init__(self, directory: Path, keep: bool) -> None:
+        self.newest: Path | None = None
         self._directory = directory
         self._keep = keep
         self._replaceable: list[Path] = []
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._writing: list[Future[None]] = []
+        self._writing: list[tuple[Future[None], bool]] = []
 
-    def save(self, step: int, state: dict[str, Any], *, replace: bool, settled: bool = False) -> Path:
+    def follow(self, newest: Path, older: Sequence[Path]) -> None:
+        """Continues a run that wrote checkpoints before.
+
+        Args:
+            newest: The one that training continues from.
+            older: What the next checkpoint takes the place of, unless all are kept.
+        """
+        self.newest = newest
+        self._replaceable = list(older)
+
+    def save(
+        self, step: int, state: dict[str, Any], *, finite: bool = True, settled: bool = False, optional: bool = False
+    ) -> Path:
         """Takes a copy of the state, to be written once those before it are on disk.
 
         Args:
             step: Number of steps done.
             state: As for :func:`voxelfield.training.checkpoint.save_checkpoint`.
-            replace: Whether this one is fit to take the place of earlier ones.
+            finite: Whether training can continue from it. Otherwise the file has a name that ``resume=DIRECTORY``
+                passes over, and takes no other's place.
             settled: The state stays as it is until :meth:`wait` returns, so that it can be copied in the thread too.
+            optional: If it cannot be written, log that, rather than raise an error at the next call.
 
         Returns:
             The file, which is there after :meth:`wait`.
@@ -52,10 +71,12 @@ class CheckpointWriter:
         """
         if not settled:
             state = pack_checkpoint(state)
-        while len(self._writing) > 1 or (self._writing and self._writing[0].done()):
-            self._writing.pop(0).result()
+        while len(self._writing) > 1 or (self._writing and self._writing[0][0].done()):
+            self._finish_first()
         path = checkpoint_path(self._directory, step)
-        self._writing.append(self._thread.submit(self._write, path, state, not settled, replace and not self._keep))
+        if not finite:
+            path = path.with_name(path.name.replace("checkpoint", "not_finite"))
+        self._writing.append((self._thread.submit(self._write, path, state, not settled, finite), optional))
         return path
 
     def wait(self) -> None:
@@ -65,11 +86,30 @@ class CheckpointWriter:
             OSError: One could not be written.
         """
         while self._writing:
-            self._writing.pop(0).result()
+            self._finish_first()
 
-    def _write(self, path: Path, state: dict[str, Any], packed: bool, replace: bool) -> None:
-        write_checkpoint(path, state if packed else pack_checkpoint(state))
-        if not replace:
+    def _finish_first(self) -> None:
+        writing, optional = self._writing[0]
+        # Before it is forgotten: waiting may be interrupted.
+        error = writing.exception()
+        self._writing.pop(0)
+        if error is None:
+            return
+        if not (optional and isinstance(error, OSError)):
+            raise error
+        last = "there is no checkpoint yet" if self.newest is None else f"the last checkpoint is {self.newest}"
+        logger.error("%s; training goes on, and %s", error, last)
+
+    def _write(self, path: Path, state: dict[str, Any], packed: bool, finite: bool) -> None:
+        try:
+            write_checkpoint(path, state if packed else pack_checkpoint(state))
+        except OSError as error:
+            # The system names the temporary file, or none.
+            raise OSError(f"{path} could not be written: {error.strerror or error}") from error
+        if not finite:
+            return
+        if self._keep:
+            self.newest = path
             return
         try:
             replace_checkpoints([older for older in self._replaceable if older != path], path)
@@ -77,4 +117,5 @@ class CheckpointWriter:
             logger.error("%s; earlier checkpoints stay where they are", error)
             self._replaceable.append(path)
         else:
+            self.newest = path
             self._replaceable = [path]

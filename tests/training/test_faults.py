@@ -1,0 +1,411 @@
+"""What goes wrong during training: full disks, loggers that fail, numbers that are not finite, want of memory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import re
+import resource
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from voxelfield.datasets.blender import load_blender
+from voxelfield.datasets.options import LoadOptions
+from voxelfield.datasets.scene import Scene
+from voxelfield.training import configured, evaluation, saving
+from voxelfield.training.checkpoint import load_checkpoint
+from voxelfield.training.config import LoggerConfig, compose, preset
+from voxelfield.training.configured import build_logger, train_as_configured
+from voxelfield.training.failsafe_logger import FailsafeLogger
+from voxelfield.training.logging import NullLogger, TensorBoardLogger
+from voxelfield.training.memory import MemoryEstimate, explain_shortage
+from voxelfield.training.png import PngWriter
+from voxelfield.training.run import Run
+from voxelfield.training.session import Session
+from voxelfield.training.video import write_video
+
+ROOT = Path(__file__).resolve().parents[2]
+FIXTURE = ROOT / "tests" / "fixtures" / "lego"
+TINY = (
+    "scene=lego",
+    "data.root=tests/fixtures",
+    "model=mlp",
+    "trainer=smoke",
+    "trainer.steps=12",
+    "trainer.image_size=25",
+    "trainer.visible_samples=4096",
+    "trainer.log_every=2",
+    "trainer.preview_every=0",
+    "trainer.checkpoint_every=4",
+    "trainer.stages=[{step: 0, resolution: 12}]",
+    "trainer.occupancy.resolution=12",
+    "trainer.evaluation.views=1",
+    "trainer.evaluation.video_frames=0",
+    "logger=none",
+)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def scene() -> Scene:
+    aabb = torch.tensor([[-1.5] * 3, [1.5] * 3])
+    return load_blender(FIXTURE, LoadOptions(downscale=4, aabb=aabb))
+
+
+@pytest.fixture
+def make_session(scene: Scene, tmp_path: Path) -> Callable[..., Session]:
+    def make(*overrides: str, **options: Any) -> Session:
+        settings = preset(*TINY, *overrides, device="cpu", name="train_cpu")
+        return Session.from_config(scene, settings, output=tmp_path / "run", **options)
+
+    return make
+
+
+@pytest.fixture
+def file_limit() -> Iterator[Callable[[int], None]]:
+    """Sets the largest size of a file, beyond which writing fails as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def fail_at(monkeypatch: pytest.MonkeyPatch, *steps: int) -> None:
+    """Fills the disk while the checkpoints of some steps are written."""
+    write = saving.write_checkpoint
+
+    def write_some(path: Path, packed: dict[str, Any]) -> None:
+        if packed["step"] in steps:
+            raise OSError(28, "No space left on device", "/somewhere/.tmp")
+        write(path, packed)
+
+    monkeypatch.setattr(saving, "write_checkpoint", write_some)
+
+
+def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+
+
+# ------------------------------------------------------------------------------------------------------ full disks
+
+
+def test_training_goes_on_where_a_checkpoint_cannot_be_written(make_session, monkeypatch, caplog):
+    session = make_session()
+    fail_at(monkeypatch, 8)
+    assert session.fit()
+    folder = session.output
+    assert [path.name for path in folder.iterdir()] == ["checkpoint_0000012.pt"]
+    assert errors(caplog) == [
+        f"{folder}/checkpoint_0000008.pt could not be written: No space left on device; training goes on, and the last "
+        f"checkpoint is {folder}/checkpoint_0000004.pt"
+    ]
+
+
+def test_training_stops_at_a_checkpoint_that_cannot_be_written_if_it_is_told_to(make_session, monkeypatch):
+    session = make_session("trainer.checkpoint_errors=stop", "trainer.steps=4000")
+    fail_at(monkeypatch, *range(8, 4000))
+    with pytest.raises(OSError, match=r"checkpoint_0000008.pt could not be written: No space left on device$"):
+        session.fit()
+    assert session.step < 4000
+    assert session.checkpoint == session.output / "checkpoint_0000004.pt"
+    assert load_checkpoint(session.output)["step"] == 4
+
+
+def test_the_last_checkpoint_is_not_optional(make_session, monkeypatch):
+    session = make_session()
+    fail_at(monkeypatch, 12)
+    with pytest.raises(OSError, match=r"checkpoint_0000012.pt could not be written"):
+        session.fit()
+    assert session.checkpoint == session.output / "checkpoint_0000008.pt"
+    assert load_checkpoint(session.output)["step"] == 8
+
+
+def test_a_file_that_does_not_fit_leaves_nothing_but_the_one_before(make_session, file_limit):
+    session = make_session()
+    path = session.save()
+    session.step = 1
+    file_limit(path.stat().st_size // 2)
+    with pytest.raises(OSError, match=r"checkpoint_0000001.pt could not be written: File too large"):
+        session.save()
+    assert list(session.output.iterdir()) == [path]
+    assert load_checkpoint(path)["step"] == 0
+
+
+def write_picture(path: Path) -> None:
+    with PngWriter() as writer:
+        writer.save(path, torch.rand(64, 64, 3))
+
+
+def test_a_picture_appears_whole_or_the_one_before_stays(tmp_path, file_limit):
+    path = tmp_path / "view.png"
+    write_picture(path)
+    before = path.read_bytes()
+    file_limit(1000)
+    with pytest.raises(OSError, match="File too large"):
+        write_picture(path)
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_video_appears_whole_or_not_at_all(tmp_path, file_limit):
+    pytest.importorskip("imageio_ffmpeg")
+    frames = np.random.default_rng(0).integers(0, 255, (40, 64, 64, 3), np.uint8)
+    write_video(tmp_path / "whole.mp4", frames)
+    size = (tmp_path / "whole.mp4").stat().st_size
+    for limit in (1000, size - 100):
+        file_limit(limit)
+        with pytest.raises(OSError, match="could not be written: ffmpeg"):
+            write_video(tmp_path / "cut.mp4", frames)
+        assert [path.name for path in tmp_path.iterdir()] == ["whole.mp4"]
+
+
+def test_a_video_without_its_end_is_noticed_though_ffmpeg_is_not(tmp_path, monkeypatch):
+    class Careless:
+        """Leaves what ffmpeg leaves on a full disk: frames without an index."""
+
+        def __init__(self, path: Path, *_: object, **__: object) -> None:
+            path.write_bytes(b"\0\0\0\x18ftypisom" + bytes(12) + b"\0\0\0\0mdat" + bytes(100))
+
+        def append_data(self, frame: np.ndarray) -> None:
+            pass
+
+        def close(self) -> None:
+            pass
+
+    imageio = pytest.importorskip("imageio.v2")
+    monkeypatch.setattr(imageio, "get_writer", Careless)
+    with pytest.raises(OSError, match="ffmpeg left it incomplete"):
+        write_video(tmp_path / "cut.mp4", [np.zeros((4, 4, 3), np.uint8)])
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "missing"),
+    [
+        (evaluation.PngWriter, "save", "test"),
+        (configured, "write_metrics", "metrics.json"),
+        (Run, "save", "model.safetensors"),
+    ],
+)
+def test_one_result_that_cannot_be_written_keeps_no_other_from_it(tmp_path, monkeypatch, caplog, module, name, missing):
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, name, refuse)
+    config = compose(*TINY, "trainer.steps=4", device="cpu", name="train_cpu")
+    message = f"{missing} could not be written in {tmp_path}; continue with resume={tmp_path}/checkpoint_0000004.pt"
+    with pytest.raises(OSError, match=f"^{re.escape(message)}$"):
+        train_as_configured(config, tmp_path, ROOT)
+    assert errors(caplog) == [f"{tmp_path / missing}: No space left on device"]
+    expected = {"checkpoint_0000004.pt", "test", "metrics.json", "per_view.csv", "model.safetensors"} - {missing}
+    assert {path.name for path in tmp_path.iterdir()} == expected
+    if missing != "metrics.json":
+        assert json.loads((tmp_path / "metrics.json").read_text())["psnr"] > 3
+
+
+def test_a_run_directory_that_is_gone_is_made_again(make_session):
+    def remove(session: Session) -> None:
+        if session.step == 6:
+            session.wait()
+            (path,) = session.output.iterdir()
+            path.unlink()
+            session.output.rmdir()
+
+    session = make_session(on_step=remove)
+    assert session.fit()
+    assert load_checkpoint(session.output)["step"] == 12
+
+
+# --------------------------------------------------------------------------------------------------------- loggers
+
+
+class Failing(NullLogger):
+    """Fails from a step on."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+        self.calls: list[int] = []
+
+    def scalars(self, step, values) -> None:
+        self.calls.append(step)
+        if step >= self.step:
+            raise ConnectionError("nobody listens")
+
+    def close(self) -> None:
+        raise ConnectionError("closed")
+
+
+def test_a_logger_that_fails_is_told_of_once_and_training_goes_on(make_session, caplog):
+    failing = Failing(6)
+    session = make_session(logger=failing)
+    assert session.log is failing
+    assert session.fit()
+    assert failing.calls == [0, 2, 4, 6]
+    assert errors(caplog) == ["Failing failed (nobody listens): nothing more is recorded, and training goes on"]
+
+
+def test_a_failsafe_logger_closes_what_is_behind_it(caplog):
+    FailsafeLogger(Failing(0)).close()
+    assert "Failing failed (closed)" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_full_disk_under_tensorboard_does_not_end_training(make_session, tmp_path, file_limit, caplog):
+    log = TensorBoardLogger(tmp_path / "events")
+    log._writer.flush()
+    (events,) = (tmp_path / "events").iterdir()
+    session = make_session("trainer.checkpoint_every=0", logger=log)
+    session._writer = None  # only TensorBoard's file is to grow
+    file_limit(events.stat().st_size + 100)
+    log.scalars(0, {f"many/{number}": 0.0 for number in range(5)})
+    with contextlib.suppress(OSError):
+        log._writer.flush()
+    assert session.fit()
+    assert [line.partition(" (")[0] for line in errors(caplog)] == ["TensorBoardLogger failed"]
+    FailsafeLogger(log).close()
+
+
+def test_a_tensorboard_that_cannot_begin_does_not_end_training(tmp_path, caplog):
+    pytest.importorskip("tensorboard")
+    (tmp_path / "file").touch()
+    assert isinstance(build_logger(LoggerConfig("tensorboard"), tmp_path / "file", 0), NullLogger)
+    assert "nothing is recorded" in caplog.text
+
+
+# -------------------------------------------------------------------------------------------- numbers gone astray
+
+
+def poison(session: Session, steps: set[int]) -> None:
+    """Makes the loss of some steps, counted from 0, not finite."""
+    draw = session._pixels.draw
+
+    def draw_some(*arguments: Any) -> Any:
+        rays, rgba, numbers = draw(*arguments)
+        return rays, torch.full_like(rgba, math.nan) if session.step in steps else rgba, numbers
+
+    session._pixels.draw = draw_some
+
+
+def test_a_loss_that_is_not_finite_stops_with_the_state_written_out(make_session):
+    session = make_session()
+    poison(session, {8})
+    with pytest.raises(FloatingPointError) as caught:
+        session.fit()
+    state, sound = (session.output / name for name in ("not_finite_0000010.pt", "checkpoint_0000008.pt"))
+    message = str(caught.value)
+    assert message.endswith(f"; the state is in {state}, and the last sound checkpoint is {sound}")
+    assert "\n" not in message
+    assert load_checkpoint(state)["step"] == 10
+    assert load_checkpoint(session.output)["step"] == 8, "what is not finite is not continued from"
+
+
+@pytest.mark.parametrize("learned", ["trainer.exposure=none", "trainer.exposure=affine", "camera=refine"])
+def test_steps_that_are_not_finite_are_skipped_if_training_is_told_to(make_session, learned):
+    class Recorder(NullLogger):
+        def scalars(self, step, values) -> None:
+            records[step] = dict(values)
+
+    records: dict[int, dict[str, float]] = {}
+    features = {}
+
+    def note(session: Session) -> None:
+        features[session.step] = session.field.grid.features.detach().clone()
+
+    session = make_session(
+        learned, "trainer.not_finite=skip", "optimizer.skip_untouched=true", logger=Recorder(), on_step=note
+    )
+    poison(session, {4, 8, 9})
+    with pytest.raises(FloatingPointError, match="step 10: "):
+        session.fit()  # of steps 8 and 9 there is no loss to record
+    assert [records[step]["train/skipped_steps"] for step in (2, 4, 6, 8)] == [0, 0, 1, 0]
+    assert all(math.isfinite(value) for value in records[6].values())
+    assert torch.equal(features[4], features[5]), "the poisoned step"
+    assert not torch.equal(features[5], features[6])
+    # The mean is over the step that counts, not half of it.
+    assert records[6]["loss/photometric"] > 0.6 * records[4]["loss/photometric"]
+
+
+def test_a_skipped_step_leaves_exposures_and_cameras_finite(make_session):
+    session = make_session("trainer.not_finite=skip", "trainer.exposure=affine", "camera=refine")
+    poison(session, {4})
+    session.fit()
+    assert session.exposure.log_gain.isfinite().all()
+    assert session.exposure.log_gain.any()
+    assert session.refinement.twists.isfinite().all()
+    assert session.refinement.twists.any()
+
+
+def test_training_that_diverges_is_said_to(make_session, caplog):
+    sound = make_session("trainer.steps=30")
+    sound.fit()
+    assert not sound.diverged
+    assert "diverges" not in caplog.text
+    session = make_session("trainer.steps=30", "trainer.rates.grid=1e6")
+    assert session.fit()
+    assert session.diverged
+    assert caplog.text.count("training diverges, with training pixels at") == 1
+    # A run that goes on from its checkpoint knows it, too.
+    again = make_session("trainer.steps=30", "trainer.rates.grid=1e6")
+    again.restore(load_checkpoint(session.output))
+    assert again.fit()
+    assert again.diverged
+
+
+# ---------------------------------------------------------------------------------------------------------- memory
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB."),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: ..."),
+        RuntimeError('torch_call_dispatcher( "aten::contiguous", "", ...) API call failed at ops.h, line 99'),
+    ],
+)
+def test_want_of_memory_is_one_line_with_the_settings_that_help_most(error):
+    estimate = MemoryEstimate(*(size * 2**30 for size in (1, 1, 2, 0, 0, 9, 3)))
+    with pytest.raises(torch.OutOfMemoryError) as caught, explain_shortage(lambda: estimate, torch.device("cpu")):
+        raise error
+    assert str(caught.value) == (
+        "not enough memory on cpu: training needs about 16.00 GiB (parameters 1.00, gradients 1.00, optimizer 2.00, "
+        "copies 0.00, average 0.00, images 9.00, samples 3.00); lower trainer.image_size, trainer.finest_resolution, "
+        "trainer.visible_samples"
+    )
+
+
+def test_other_errors_are_not_taken_for_want_of_memory():
+    def unasked() -> MemoryEstimate:
+        raise AssertionError("estimated though memory is not the reason")
+
+    with pytest.raises(RuntimeError, match=r"^other$"), explain_shortage(unasked, torch.device("cpu")):
+        raise RuntimeError("other")
+
+
+@pytest.mark.parametrize("where", ["building", "training"])
+def test_a_session_explains_want_of_memory(make_session, monkeypatch, where):
+    def fail(*_: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes.")
+
+    def run() -> None:
+        session = make_session()
+        session._step.run = fail
+        session.fit()
+
+    if where == "building":
+        monkeypatch.setattr("voxelfield.training.session.Optimizers", fail)
+    with pytest.raises(torch.OutOfMemoryError, match=r"^not enough memory on cpu: .*\(parameters 0\.00, .*; lower "):
+        run()

@@ -1,0 +1,105 @@
+"""One run at a time in a directory, and what tells a finished one from others."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from voxelfield.training import run_directory
+from voxelfield.training.config import preset
+from voxelfield.training.run_directory import (
+    DirectoryInUseError,
+    check_ended,
+    earlier_run,
+    finished_metrics,
+    held,
+    hold,
+    release,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+HOLDER = """
+import sys
+from pathlib import Path
+from voxelfield.training.run_directory import hold
+
+hold(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process, which holds the directory ``run``."""
+    arguments = [sys.executable, "-c", HOLDER, str(tmp_path / "run")]
+    with subprocess.Popen(arguments, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def test_a_directory_is_for_one_process_until_that_ends_however_it_does(tmp_path, other):
+    directory = tmp_path / "run"
+    with pytest.raises(DirectoryInUseError, match=rf"^hydra.run.dir .* process {other.pid} on .* is in {directory}$"):
+        hold(directory)
+    with pytest.raises(DirectoryInUseError, match=rf"^resume .* process {other.pid} on .* is in {directory}$"):
+        check_ended(directory)
+    other.kill()
+    other.wait()
+    check_ended(directory)
+    with held(directory):
+        assert (directory / ".lock").is_file()
+    assert list(directory.iterdir()) == []
+
+
+def test_a_process_holds_what_it_holds_already(tmp_path):
+    hold(tmp_path / "run")
+    with held(tmp_path / "run"):
+        check_ended(tmp_path / "run")
+    assert (tmp_path / "run" / ".lock").is_file(), "the block was not the first to hold it"
+    release()
+    assert not (tmp_path / "run" / ".lock").exists()
+
+
+def test_a_file_system_without_locks_is_told_of(tmp_path, monkeypatch, caplog):
+    def refuse(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(run_directory.fcntl, "flock", refuse)
+    with held(tmp_path / "run"):
+        check_ended(tmp_path / "run")
+    assert "cannot be locked (Operation not supported)" in caplog.text
+
+
+def test_temporary_files_of_a_killed_run_are_removed(tmp_path):
+    (tmp_path / ".checkpoint_0000003.0123abcd.tmp.pt").touch()
+    with held(tmp_path):
+        assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+def test_what_an_earlier_run_left_is_listed(tmp_path):
+    assert earlier_run(tmp_path / "nowhere") == []
+    for name in (".lock", "train.log", "notes.txt"):
+        (tmp_path / name).touch()
+    assert earlier_run(tmp_path) == []
+    for name in ("checkpoint_0000003.pt", "checkpoint_0000009.pt", "metrics.json", "events.out.tfevents.1.a"):
+        (tmp_path / name).touch()
+    assert earlier_run(tmp_path) == ["checkpoint_0000009.pt", "metrics.json", "events.out.tfevents.1.a"]
+
+
+def test_a_run_is_finished_when_all_that_was_asked_for_is_there(tmp_path):
+    config = preset("trainer=smoke", "trainer.steps=30", device="cpu").trainer
+    for name in ("model.safetensors", "orbit.mp4", "metrics.json"):
+        assert finished_metrics(tmp_path, config) is None
+        (tmp_path / name).write_text(json.dumps({"steps": 30, "psnr": 1.5}))
+    assert finished_metrics(tmp_path, config)["psnr"] == 1.5
+    (tmp_path / "metrics.json").write_text(json.dumps({"steps": 29}))
+    assert finished_metrics(tmp_path, config) is None
+    (tmp_path / "metrics.json").write_text("{")
+    assert finished_metrics(tmp_path, config) is None

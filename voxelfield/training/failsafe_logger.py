@@ -1,0 +1,57 @@
+"""Records that may get lost, but do not end training."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from voxelfield.training.logging import RunLogger
+
+logger = logging.getLogger(__name__)
+
+
+class FailsafeLogger:
+    """Passes records on until the logger behind it fails; says so once, and drops all later ones.
+
+    Args:
+        behind: Receives the records.
+    """
+
+    def __init__(self, behind: RunLogger) -> None:
+        self._behind = behind
+        self._failed = False
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Records numbers by tag."""
+        self._try(lambda: self._behind.scalars(step, values))
+
+    def images(self, step: int, tag: str, image: torch.Tensor) -> None:
+        """Records a picture, as for :class:`voxelfield.training.logging.RunLogger`."""
+        self._try(lambda: self._behind.images(step, tag, image))
+
+    def text(self, tag: str, text: str) -> None:
+        """Records a text."""
+        self._try(lambda: self._behind.text(tag, text))
+
+    def hyperparameters(self, config: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+        """Records the configuration with the final metrics."""
+        self._try(lambda: self._behind.hyperparameters(config, metrics))
+
+    def close(self) -> None:
+        """Closes the logger behind, even if it has failed."""
+        failed, self._failed = self._failed, False
+        self._try(self._behind.close, quietly=failed)
+
+    def _try(self, record: Callable[[], None], quietly: bool = False) -> None:
+        if self._failed:
+            return
+        try:
+            record()
+        except Exception as error:  # loggers of other packages may fail in any way
+            self._failed = True
+            if not quietly:
+                name = type(self._behind).__name__
+                logger.error("%s failed (%s): nothing more is recorded, and training goes on", name, error)
