@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -102,6 +103,41 @@ def test_render_writes_images_or_a_video(trained: Path) -> None:
     assert (trained / "orbit.mp4").stat().st_size > 1000
 
 
+def test_export_writes_what_other_programs_read(trained: Path) -> None:
+    pytest.importorskip("skimage")
+    trimesh = pytest.importorskip("trimesh")
+    faint = ("--level", "1", "--resolution", "40")  # after 40 steps
+    files = ("--mesh", "out/a.ply", "--points", "out/p.ply", "--count", "5000", "--volume", "out/v.npz")
+    done = voxelfield("export", "run", *files, "--cameras", "out/c.json", *faint, cwd=trained)
+    assert done.returncode == 0, done.stderr[-3000:]
+    mesh, points = (trimesh.load(trained / "out" / name) for name in ("a.ply", "p.ply"))
+    assert mesh.is_watertight
+    assert f"wrote {len(mesh.faces)} triangles of {len(mesh.vertices)} vertices to out/a.ply" in done.stderr
+    assert len(points.vertices) == 5000
+    # The harbour stands on a plate that is 1.76 wide, and is 1.86 high.
+    for bounds in (mesh.bounds, points.bounds):
+        assert bounds[1] - bounds[0] == pytest.approx([1.8, 1.8, 1.9], abs=0.35)
+    with np.load(trained / "out" / "v.npz") as volume:
+        assert max(volume["density"].shape) == 41
+    frames = json.loads((trained / "out" / "c.json").read_text())["frames"]
+    own = json.loads((ROOT / "data" / "bricks" / "transforms_train.json").read_text())["frames"]
+    assert len(frames) == 125
+    assert np.allclose(frames[7]["transform_matrix"], own[7]["transform_matrix"], atol=1e-6)
+    assert (frames[7]["file_path"], frames[7]["w"]) == ("train/r_7.png", 200)
+
+
+@pytest.mark.sweep
+def test_export_fuses_depth_of_a_model_file(trained: Path) -> None:
+    pytest.importorskip("skimage")
+    trimesh = pytest.importorskip("trimesh")
+    pytest.importorskip("fast_simplification")
+    options = ("--surface", "tsdf", "--largest-component", "--fill-holes", "--max-faces", "2000", "--resolution", "40")
+    done = voxelfield("export", "run/model.safetensors", "--mesh", "small.glb", *options, cwd=trained)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (mesh,) = trimesh.load(trained / "small.glb").geometry.values()
+    assert 1000 < len(mesh.faces) <= 2000
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -114,11 +150,28 @@ def test_render_writes_images_or_a_video(trained: Path) -> None:
         (("train", "trainer.evaluation.lpips=true"), "LPIPS"),
         (("render", "run", "--frames", "0"), "--frames must be at least 1, got 0"),
         (("render", "run", "--out", "orbit.gif"), "--out must be a file *.mp4 or a folder, got orbit.gif"),
+        (("export", "run"), "export must be told what to write: --mesh, --points, --volume or --cameras, got none"),
+        (("export", "run", "--mesh", "a.stl"), "--mesh must be a file *.ply, *.obj, *.glb, got a.stl"),
+        (("export", "run", "--points", "a.xyz"), "--points must be a file *.ply, got a.xyz"),
+        (("export", "run", "--volume", "a.vdb"), "--volume must be a file *.npz, got a.vdb"),
+        (("export", "run", "--cameras", "a.txt"), "--cameras must be a file *.json, got a.txt"),
+        (("export", "run", "--points", "a.ply", "--count", "0"), "--count must be at least 1, got 0"),
+        (("export", "run", "--mesh", "a.ply", "--max-faces", "0"), "max_faces must be at least 1, got 0"),
+        (
+            ("export", "run", "--mesh", "a.ply", "--texture", "64"),
+            "--texture must be written to an obj or glb, got --mesh a.ply",
+        ),
+        (("export", "run", "--mesh", "a.ply", "--surface", "sdf"), "surface must be one of density, tsdf, got 'sdf'"),
+        (("export", "run", "--mesh", "a.ply", "--level", "-1"), "level must be a density above 0, got -1"),
+        (("export", "run", "--volume", "a.npz", "--resolution", "0"), "resolution must be at least 1, got 0"),
+        (("export", "run", "--volume", "a.npz", "--box", "2"), "box must be 1 to 1, as many as the field has, got 2"),
+        (("export", "nowhere", "--volume", "a.npz"), "no checkpoint nowhere"),
         (("bench", "--points", "1"), "--points must be at least 2, got 1"),
         (("train", "model.wdith=3"), "configuration has no key model.wdith; did you mean model.width?"),
         (
             ("fly",),
-            "verb must be one of train, eval, render, download, process, inspect, doctor, build, bench, got 'fly'",
+            "verb must be one of train, eval, render, export, download, process, inspect, doctor, build, bench, "
+            "got 'fly'",
         ),
     ],
 )
@@ -241,7 +294,14 @@ def test_verbs_that_train_nothing_need_no_package_for_training(verb: tuple[str, 
 
 @pytest.mark.parametrize(
     "arguments",
-    [("train", "scene=bricks"), ("eval", "run"), ("render", "run"), ("process", "in", "-o", "out"), ("inspect", "in")],
+    [
+        ("train", "scene=bricks"),
+        ("eval", "run"),
+        ("render", "run"),
+        ("export", "run", "--mesh", "a.ply"),
+        ("process", "in", "-o", "out"),
+        ("inspect", "in"),
+    ],
 )
 def test_what_training_needs_is_told_in_one_line_where_it_is_not_installed(arguments: tuple[str, ...]) -> None:
     done = without_packages_for_training(*arguments)

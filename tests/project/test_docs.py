@@ -23,6 +23,7 @@ PAGES = [
     "docs/rendering.md",
     "docs/callbacks.md",
     "docs/session.md",
+    "docs/export.md",
 ]
 
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -25,7 +25,7 @@ from voxelfield.cli.train import for_photographs, main, with_folder
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.devices import choose_device
-from voxelfield.training.checkpoint import load_checkpoint
+from voxelfield.training.checkpoint import checkpoint_path, load_checkpoint
 from voxelfield.training.config import LoggerConfig
 from voxelfield.training.configured import build_logger
 from voxelfield.training.evaluation import REQUIRED_METRICS, spread
@@ -311,7 +311,7 @@ def test_ctrl_c_stops_cleanly_and_the_run_can_go_on(tmp_path):
     assert stopped, output
     step, advice = int(stopped[1]), stopped[2]
     assert step >= 50
-    assert Path(advice) == directory
+    assert Path(advice) == checkpoint_path(directory, step)
     assert load_checkpoint(directory)["step"] == step
     assert not (directory / "metrics.json").exists()
 
@@ -407,7 +407,10 @@ def train_apart(*overrides: str) -> subprocess.CompletedProcess:
             "trainer.loss.sparsitty=3",
             "configuration has no key trainer.loss.sparsitty; did you mean trainer.loss.sparsity?",
         ),
-        ("trainer=fst", "trainer must be one of best, cpu, default, fast, sh, smoke, unbounded, got 'fst'"),
+        (
+            "trainer=fst",
+            "trainer must be one of best, cpu, default, fast, few_photographs, sh, smoke, unbounded, got 'fst'",
+        ),
         ("seed=abc", "seed must be an integer, got 'abc'"),
     ],
 )
@@ -458,6 +461,11 @@ def test_a_folder_of_photographs_has_a_trainer_of_its_own(tmp_path):
     folder.mkdir()
     (folder / "transforms.json").write_text("{}")
     scene = f"scene={folder}"
+    (folder / "images_2").mkdir()
+    for number in range(99):
+        (folder / "images_2" / f"{number}.JPG").touch()
+    assert for_photographs([scene], "train") == ["trainer=few_photographs"]
+    (folder / "images_2" / "99.png").touch()
     assert for_photographs([scene], "train") == ["trainer=unbounded"]
     assert for_photographs([scene, "model=pyramid", "seed=1"], "train") == ["trainer=unbounded"]
     assert for_photographs([scene, "trainer=fast"], "train") == []

@@ -35,7 +35,7 @@ def decoded(rgba: Tensor) -> Tensor:
 
 
 def test_the_ray_of_a_pixel_goes_through_its_centre(split, device):
-    rays, rgba = PixelSampler(split, device).draw(500, BOX.to(device))
+    rays, rgba, _ = PixelSampler(split, device).draw(500, BOX.to(device))
     assert len(rays) == 500
     camera, row, column, alpha = decoded(rgba).unbind(-1)
     assert torch.equal(alpha, 200 + camera), "colour and opacity must be of one pixel"
@@ -51,7 +51,7 @@ def test_the_ray_of_a_pixel_goes_through_its_centre(split, device):
 
 @pytest.mark.parametrize("side", [2, 3])
 def test_the_rays_of_a_pixel_are_spread_evenly_over_it(split, device, side):
-    rays, rgba = PixelSampler(split, device, side).draw(50, BOX.to(device))
+    rays, rgba, _ = PixelSampler(split, device, side).draw(50, BOX.to(device))
     assert len(rays) == 50 * side**2
     assert rgba.shape == (50, 4)
     camera, row, column, _ = decoded(rgba).unbind(-1)
@@ -63,15 +63,27 @@ def test_the_rays_of_a_pixel_are_spread_evenly_over_it(split, device, side):
     torch.testing.assert_close(rays.directions.cpu(), expected.directions, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_image_of_each_pixel_is_known(split, device, masked):
+    masks = torch.rand(COUNT, HEIGHT, WIDTH) < 0.4
+    masks[:, 2, 3] = True
+    sampler = PixelSampler(replace(split, masks=masks) if masked else split, device, supersampling=2)
+    _, rgba, numbers = sampler.draw(300, BOX.to(device))
+    images = sampler.images_of(numbers)
+    assert images.dtype == torch.int64
+    assert torch.equal(images.cpu(), decoded(rgba)[:, 0])
+    assert len(images.unique()) == COUNT
+
+
 def test_values_are_the_bytes_over_255(split, device):
-    _, rgba = PixelSampler(split, device).draw(100, BOX.to(device))
+    _, rgba, _ = PixelSampler(split, device).draw(100, BOX.to(device))
     assert rgba.dtype == torch.float32
     assert rgba.device.type == device.type
     torch.testing.assert_close(rgba, decoded(rgba).to(device) / 255, atol=0, rtol=1e-6)
 
 
 def test_every_pixel_is_equally_likely(split, device):
-    _, rgba = PixelSampler(split, device).draw(200 * COUNT * HEIGHT * WIDTH, BOX.to(device))
+    _, rgba, _ = PixelSampler(split, device).draw(200 * COUNT * HEIGHT * WIDTH, BOX.to(device))
     camera, row, column, _ = decoded(rgba).unbind(-1)
     counts = torch.bincount((camera * HEIGHT + row) * WIDTH + column, minlength=COUNT * HEIGHT * WIDTH)
     # 200 expected, standard deviation 14
@@ -83,7 +95,7 @@ def test_masked_pixels_are_never_drawn_and_the_others_equally_often(split, devic
     masks = torch.rand(COUNT, HEIGHT, WIDTH) < 0.4
     masks[:, 2, 3] = True
     sampler = PixelSampler(replace(split, masks=masks), device)
-    _, rgba = sampler.draw(200 * int(masks.sum()), BOX.to(device))
+    _, rgba, _ = sampler.draw(200 * int(masks.sum()), BOX.to(device))
     camera, row, column, _ = decoded(rgba).unbind(-1)
     counts = torch.zeros(COUNT, HEIGHT, WIDTH, dtype=torch.int64)
     counts.index_put_((camera, row, column), torch.ones(len(camera), dtype=torch.int64), accumulate=True)
@@ -102,13 +114,52 @@ def test_masked_pixels_carve_nothing_away(split, device):
     assert not split.images[..., 3].any(), "the scene's own images must stay"
 
 
+def test_batches_begin_with_patches_square_by_square_and_row_by_row(split, device):
+    rays, rgba, _ = PixelSampler(split, device, supersampling=2, patches=40, patch_size=3).draw(500, BOX.to(device))
+    assert (len(rays), len(rgba)) == (4 * 500, 500)
+    camera, row, column, _ = decoded(rgba[: 40 * 9]).view(40, 3, 3, 4).unbind(-1)
+    assert (camera == camera[:, :1, :1]).all()
+    assert torch.equal(row, row[:, :1, :1] + torch.arange(3)[:, None].expand(3, 3))
+    assert torch.equal(column, column[:, :1, :1] + torch.arange(3).expand(3, 3))
+    assert len(decoded(rgba[40 * 9 :]).unique(dim=0)) > 50, "the others are drawn one by one"
+
+
+def test_patches_reach_every_pixel_about_as_often(split, device):
+    split = replace(split, images=split.images[:, :, :5].contiguous(), cameras=replace(split.cameras, width=5))
+    _, rgba, _ = PixelSampler(split, device, patches=3000, patch_size=3).draw(27000, BOX.to(device))
+    _, row, column, _ = decoded(rgba).unbind(-1)
+    counts = torch.bincount(row * 5 + column, minlength=25)
+    # Corners are in 2/5 of the squares along each axis, the centre is in all.
+    assert counts.min() > 27000 / 9 * 0.13
+    assert counts.argmax() == 12
+
+
+def test_patches_avoid_masked_pixels(split, device):
+    masks = torch.zeros(COUNT, HEIGHT, WIDTH, dtype=torch.bool)
+    masks[0, 1:4, 2:5] = True
+    masks[1, ::2] = True
+    masks[2, 0:4, 0:3] = True
+    _, rgba, _ = PixelSampler(replace(split, masks=masks), device, patches=50, patch_size=3).draw(450, BOX.to(device))
+    corners = decoded(rgba).view(50, 9, 4)[:, 0, :3]
+    assert {tuple(corner) for corner in corners.tolist()} == {(0, 1, 2), (2, 0, 0), (2, 1, 0)}
+
+
+def test_patches_must_fit(split, device):
+    with pytest.raises(ValueError, match="patch_size must be at most the images' shorter side, 5, got 6"):
+        PixelSampler(split, device, patches=1, patch_size=6)
+    masks = torch.zeros(COUNT, HEIGHT, WIDTH, dtype=torch.bool)
+    masks[:, :, ::2] = True
+    with pytest.raises(ValueError, match="patch_size must fit into what masks leave of the images, got 2"):
+        PixelSampler(replace(split, masks=masks), device, patches=1, patch_size=2)
+
+
 def test_rays_are_bounded_by_the_box(split, device):
     box = torch.tensor([[-0.3, -0.2, -0.1], [0.1, 0.2, 0.3]], device=device)
     sampler = PixelSampler(split, device)
     torch.manual_seed(1)
-    small, _ = sampler.draw(300, box)
+    small, *_ = sampler.draw(300, box)
     torch.manual_seed(1)
-    large, _ = sampler.draw(300, 10 * box)
+    large, *_ = sampler.draw(300, 10 * box)
     torch.testing.assert_close(small.directions, large.directions, atol=0, rtol=0)
     assert ((small.far - small.near) <= (large.far - large.near) + 1e-5).all()
     assert (small.far - small.near).sum() < 0.5 * (large.far - large.near).sum()

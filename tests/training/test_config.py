@@ -17,6 +17,7 @@ from voxelfield.fields.recipes.pyramid import PyramidRecipe
 from voxelfield.fields.recipes.sh import SHRecipe
 from voxelfield.ops import _constants
 from voxelfield.training.config import (
+    CameraConfig,
     DataConfig,
     LoggerConfig,
     LossConfig,
@@ -33,7 +34,7 @@ from voxelfield.training.config import (
 )
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
-SCHEMAS = {"trainer": TrainerConfig, "optimizer": OptimizerConfig}
+SCHEMAS = {"trainer": TrainerConfig, "optimizer": OptimizerConfig, "camera": CameraConfig}
 
 
 def names(group: str) -> list[str]:
@@ -48,9 +49,7 @@ def parsed(group: str, *overrides: str):
     return parse(SCHEMAS[group], composed(*overrides)[group], group)
 
 
-@pytest.mark.parametrize(
-    ("group", "name"), [(group, name) for group in ("trainer", "optimizer") for name in names(group)]
-)
+@pytest.mark.parametrize(("group", "name"), [(group, name) for group in SCHEMAS for name in names(group)])
 def test_every_file_fits_its_schema(group, name):
     assert isinstance(parsed(group, f"{group}={name}"), SCHEMAS[group])
 
@@ -90,6 +89,13 @@ def test_every_preset_lists_every_setting(name):
 @pytest.mark.parametrize("name", names("optimizer"))
 def test_every_optimizer_lists_every_setting(name):
     assert set(composed(f"optimizer={name}").optimizer) == {field.name for field in dataclasses.fields(OptimizerConfig)}
+
+
+def test_refinement_is_off_by_default_and_its_file_lists_every_setting_as_it_is_by_default():
+    assert preset().camera == CameraConfig()
+    refine = composed("camera=refine").camera
+    assert set(refine) == {field.name for field in dataclasses.fields(CameraConfig)}
+    assert parse(CameraConfig, refine, "camera") == CameraConfig(name="refine")
 
 
 def test_a_grid_of_several_resolutions_needs_scaled_gradients_in_16_bits():
@@ -218,6 +224,7 @@ def test_values_of_the_wrong_type(override, message):
         ),
         ("trainer.precision=float64", "trainer.precision must be one of float32, bfloat16, float16, got 'float64'"),
         ("trainer.pixel_averaging=gamma", "trainer.pixel_averaging must be one of linear_light, encoded, got 'gamma'"),
+        ("trainer.exposure=gamma", "trainer.exposure must be one of none, affine, got 'gamma'"),
         ("trainer.steps=0", "trainer.steps must be at least 1, got 0"),
         ("trainer.visible_samples=-5", "trainer.visible_samples must be at least 1, got -5"),
         ("trainer.max_rays=0", "trainer.max_rays must be at least 1, got 0"),
@@ -227,10 +234,20 @@ def test_values_of_the_wrong_type(override, message):
             "trainer.supersampling=1000",
             "trainer.max_rays must be at least trainer.supersampling**2 = 1000000, the rays of a pixel, got 524288",
         ),
+        (
+            "trainer.patches=3000",
+            "trainer.patches must have room in trainer.max_rays = 524288 rays, got 3000 patches of 768000 pixels",
+        ),
+        (
+            "trainer.loss.ssim=0.1",
+            "trainer.patches must be positive and trainer.patch_size at least 11, the side of SSIM's window, where "
+            "trainer.loss.ssim is positive, got 0 and 16",
+        ),
         ("trainer.loss_scale=0", "trainer.loss_scale must be positive, got 0.0"),
         ("trainer.loss_scale=nan", "trainer.loss_scale must be positive and finite, got nan"),
         ("trainer.loss.sample_rgb=-1", "trainer.loss.sample_rgb must be at least 0, got -1.0"),
         ("trainer.loss.sparsity=inf", "trainer.loss.sparsity must be at least 0 and finite, got inf"),
+        ("trainer.loss.exposure=-1", "trainer.loss.exposure must be at least 0, got -1.0"),
         ("trainer.loss.tv_every=0", "trainer.loss.tv_every must be at least 1, got 0"),
         ("trainer.render.min_weight=7", "trainer.render.min_weight must lie in [0, 1), got 7.0"),
         ("trainer.render.voxels_per_step=0", "trainer.render.voxels_per_step must be positive, got 0.0"),
@@ -247,6 +264,7 @@ def test_values_of_the_wrong_type(override, message):
         ("trainer.average_steps=-1", "trainer.average_steps must be at least 0, got -1"),
         ("optimizer.grid_lr=-1", "optimizer.grid_lr must be positive, got -1.0"),
         ("optimizer.view_lr_factor=0", "optimizer.view_lr_factor must be positive, got 0.0"),
+        ("optimizer.exposure_lr=0", "optimizer.exposure_lr must be positive, got 0.0"),
         ("optimizer.network_lr=nan", "optimizer.network_lr must be positive and finite, got nan"),
         ("optimizer.grid_decay=-5", "optimizer.grid_decay must be at least 0, got -5.0"),
         ("trainer.stages=[]", "trainer.stages must start at step 0 and have rising steps, got steps []"),

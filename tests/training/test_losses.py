@@ -19,6 +19,7 @@ from voxelfield.rendering.render import Rendering
 from voxelfield.training import losses
 from voxelfield.training.config import LossConfig
 from voxelfield.training.losses import RenderedBatch
+from voxelfield.training.metrics import ssim
 
 
 def make_rendering(
@@ -68,9 +69,9 @@ def batch_of(rendering: Rendering) -> RenderedBatch:
 
 def test_every_term_has_a_weight_that_is_switched_off_by_zero():
     assert set(losses.WEIGHTED_TERMS) <= {field.name for field in dataclasses.fields(LossConfig)}
-    rendering = make_rendering()
     for name in losses.WEIGHTED_TERMS:
-        terms = losses.rendering_terms(make_config(**{name: 1.0}), batch_of(rendering))
+        batch = patches_of(torch.rand(1, 11, 11, 3)) if name == "ssim" else batch_of(make_rendering())
+        terms = losses.rendering_terms(make_config(**{name: 1.0}), batch)
         assert list(terms) == ["photometric", name]
 
 
@@ -84,6 +85,36 @@ def test_photometric_is_the_mean_over_pixels_and_channels(device):
     torch.testing.assert_close(pixels.grad, (pixels.detach() - truth) * 2 / 9)
 
 
+def patches_of(pixels, truth=None, rays_per_pixel=1, rays_kept=None, singles=0) -> RenderedBatch:
+    """Patches (N, S, S, 3), and pixels beside them that are wrong."""
+    count, side = pixels.shape[:2]
+    rows = torch.cat((pixels.flatten(0, 2), torch.ones(singles, 3, device=pixels.device)))
+    wanted = rows if truth is None else torch.cat((truth.flatten(0, 2), torch.zeros(singles, 3, device=pixels.device)))
+    opacity = (1.0,) * (len(rows) * rays_per_pixel)
+    rendering = make_rendering(opacity=opacity, rays_kept=rays_kept, device=pixels.device)
+    return RenderedBatch(rendering, rows, wanted, count, side)
+
+
+def test_ssim_is_that_of_the_patches_all_of_whose_rays_count(device):
+    pixels, truth = torch.rand(2, 3, 16, 16, 3, device=device)
+    expected = [1 - ssim(a, b).item() for a, b in zip(pixels, truth, strict=True)]
+    pixels.requires_grad_()
+    for rays_kept, count in ((None, 3), (3 * 4 * 256, 3), (3 * 4 * 256 - 1, 2), (4 * 256, 1)):
+        batch = patches_of(pixels, truth, rays_per_pixel=4, rays_kept=rays_kept, singles=7)
+        loss = losses.rendering_terms(make_config(ssim=2.0), batch)["ssim"]
+        assert loss.item() == pytest.approx(2 * sum(expected[:count]) / count, rel=1e-5)
+    (gradient,) = torch.autograd.grad(loss, pixels)
+    assert gradient[0].abs().amax() > 0
+    assert not gradient[1:].any()
+    nothing = losses.rendering_terms(make_config(ssim=1.0), patches_of(pixels, truth, rays_kept=200))["ssim"]
+    assert nothing.item() == 0
+
+
+def test_ssim_needs_patches():
+    with pytest.raises(ValueError, match=r"must begin with patches where config\.ssim is positive"):
+        losses.rendering_terms(make_config(ssim=1.0), batch_of(make_rendering()))
+
+
 def test_sample_rgb_is_weighted_by_sample_and_averaged_over_rays(device):
     rendering = make_rendering(device=device)
     truth = torch.tensor([[0.0, 0.0, 0.0], [1.0, 1.0, 1.0], [0.5, 0.0, 1.0]], device=device)
@@ -94,6 +125,16 @@ def test_sample_rgb_is_weighted_by_sample_and_averaged_over_rays(device):
     expected = torch.tensor([[1.0, 0.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.5, -0.5]], device=device) / 3
     torch.testing.assert_close(rendering.sample_rgb.grad, expected)
     assert rendering.weights.grad is None, "the term must move colours, not geometry"
+
+
+def test_samples_are_compared_with_what_the_fields_colours_should_be(device):
+    rendering = make_rendering(device=device)
+    truth = torch.rand(3, 3, device=device)
+    config = make_config(sample_rgb=1.0)
+    exposed = losses.rendering_terms(config, RenderedBatch(rendering, 0.5 * truth, 0.5 * truth, field_truth=truth))
+    expected = losses.rendering_terms(config, RenderedBatch(rendering, truth, truth))
+    assert exposed["photometric"] == 0
+    assert exposed["sample_rgb"] == expected["sample_rgb"] > 0
 
 
 def test_opacity_entropy_has_its_values_and_slope(device):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -28,8 +28,10 @@ def test_a_checkpoint_of_another_run_is_refused(monkeypatch, saved_model, scene,
     saved = {"config": {"model": asdict(preset(saved_model).model), "scene": {"name": scene}}}
     monkeypatch.setattr(configured, "resolve_checkpoint", Path)
     monkeypatch.setattr(configured, "load_checkpoint", lambda path: saved)
-    with pytest.raises(ValueError, match=rf"\A{message}\Z"):
-        configured.load_to_resume(Path("run"), preset("model=mlp"))
+    monkeypatch.setattr(configured, "load_newest", lambda directory: (directory / "checkpoint_0000003.pt", saved))
+    for resume in ("run", "auto"):
+        with pytest.raises(ValueError, match=rf"\A{message}\Z"):
+            configured.load_to_resume(replace(preset("model=mlp"), resume=resume), Path("here"), Path())
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from voxelfield.fields.density import DensityActivation
 from voxelfield.fields.field import RadianceField
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.training.config import OptimizerConfig, RatesConfig
+from voxelfield.training.exposure import AffineExposure
 from voxelfield.training.optimizer import Optimizers
 
 BOX = ((0, 0, 0), (1, 1, 1))
@@ -57,11 +58,30 @@ def test_a_run_multiplies_the_rates_of_its_field():
     assert optimizers.rates() == {"grid": pytest.approx(0.3), "network": pytest.approx(0.004)}
 
 
+@pytest.mark.parametrize("kind", ["mlp", "sh"])
+def test_exposures_have_a_rate_of_their_own_and_are_updated(device, kind):
+    field, exposure = make_field(kind, device), AffineExposure(2).to(device)
+    optimizers = Optimizers(field, make_config(exposure_lr=0.25, network_decay=0.5), RatesConfig(network=2.0), exposure)
+    assert optimizers.rates()["exposure"] == 0.25
+    optimizers.scale(0.5)
+    (field.grid.features.sum() + exposure.log_gain[0].sum() - exposure.offset[1].sum()).backward()
+    optimizers.step()
+    expected = torch.tensor([-0.125, 0.0], device=device)[:, None].expand(2, 3)
+    torch.testing.assert_close(exposure.log_gain.detach(), expected)
+    torch.testing.assert_close(exposure.offset.detach(), -expected.flip(0))
+    assert exposure.offset.grad is None
+    again = Optimizers(field, make_config(exposure_lr=0.75), RATES, exposure)
+    again.load_state_dict(copy.deepcopy(optimizers.state_dict()))
+    assert again.rates()["exposure"] == 0.75
+    assert float(again.exposure.state[exposure.offset]["step"]) == 1
+
+
 def test_a_decoder_without_parameters_has_no_optimizer():
     optimizers = Optimizers(make_field("sh"), make_config(), RATES)
     assert optimizers.network is None
     assert list(optimizers.rates()) == ["grid"]
     assert optimizers.state_dict()["network"] is None
+    assert set(optimizers.state_dict()) == {"grid", "network"}
 
 
 def test_the_first_step_moves_by_the_scaled_rate_and_clears_gradients(device):

@@ -25,7 +25,7 @@ from voxelfield.fields.field import RadianceField
 from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.rendering.render import render_view
 from voxelfield.training import graph, saving
-from voxelfield.training.checkpoint import load_checkpoint
+from voxelfield.training.checkpoint import load_checkpoint, resolve_checkpoint
 from voxelfield.training.config import OptimizerConfig, TrainerConfig, preset
 from voxelfield.training.logging import NullLogger
 from voxelfield.training.occupied_space import EmptyFieldError
@@ -725,7 +725,9 @@ def test_a_loss_that_is_not_finite_is_an_error(make_session, device):
         session.field.decoder.network[-1].bias.fill_(torch.nan)
     with pytest.raises(FloatingPointError, match=r"step 1.*loss.*not finite.*loss/photometric.*nan"):
         session.fit()
-    assert not session.output.exists(), "no checkpoint of a broken field"
+    (state,) = session.output.iterdir()
+    assert state.name == "not_finite_0000001.pt", "no checkpoint to continue from"
+    assert any(value.isnan().any() for value in load_checkpoint(state)["field"].values() if value.is_floating_point())
 
 
 def test_a_loss_that_was_not_finite_between_two_records_is_an_error(make_session):
@@ -843,6 +845,7 @@ def test_a_field_that_is_not_finite_replaces_no_checkpoint(make_session):
     broken = session.save()
     assert sound.is_file()
     assert broken.is_file()
+    assert session.checkpoint == resolve_checkpoint(session.output) == sound
 
 
 def test_a_checkpoint_that_cannot_be_removed_does_not_end_training(make_session, monkeypatch, caplog):

@@ -10,10 +10,12 @@ from torch.nn import functional as F
 
 import voxelfield
 from voxelfield.datasets.scene import Scene, Split
-from voxelfield.export.visible import visible_cells
 from voxelfield.grids.nested_boxes import NestedBoxes
+from voxelfield.rendering.alignment import pose_errors
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import visible_samples
+from voxelfield.rendering.rigid import compose, exp_se3
+from voxelfield.rendering.visible_cells import visible_cells
 from voxelfield.training.checkpoint import load_checkpoint
 from voxelfield.training.config import preset
 from voxelfield.training.session import Session
@@ -179,3 +181,73 @@ def test_a_training_in_other_boxes_is_not_resumed(scene, trained):
     session = Session.from_config(other, settings("trainer.steps=160"))
     with pytest.raises(ValueError, match=r"scene\.boxes, .* must be those of the checkpoint"):
         session.restore(load_checkpoint(trained.output))
+
+
+def test_nothing_is_put_beside_cameras_nor_where_one_image_looks(scene):
+    """Cells about a training camera are empty from the start, and so are those that a single camera sees."""
+    boxes = replace(BOXES, near=0.4)
+    cameras = scene.train.cameras
+    # One more camera, which alone looks away from all others.
+    away = cameras.c2w[:1].clone()
+    away[0, :3, 3] = torch.tensor([0.0, 0.0, 6.0])
+    away[0, :3, :3] = torch.tensor([[1.0, 0.0, 0.0], [0.0, -1.0, 0.0], [0.0, 0.0, -1.0]])
+    c2w, intrinsics = torch.cat((cameras.c2w, away)), torch.cat((cameras.intrinsics, cameras.intrinsics[:1]))
+    names = (*scene.train.names, "away")
+    images = torch.cat((scene.train.images, scene.train.images[:1]))
+    train = Split(images, Cameras(c2w, intrinsics, SIZE, SIZE), names)
+    fine = settings("trainer.steps=1", "trainer.occupancy.resolution=64")
+    session = Session.from_config(Scene("ball", scene.aabb, {"train": train}, boxes), fine)
+    session.fit()
+    grid = session.occupancy
+    places, _ = boxes.to_row(cameras.c2w[:, :3, 3])
+    assert not grid.holds(places).any()
+    between = cameras.c2w[:, :3, 3] * 0.5
+    assert grid.holds(boxes.to_row(between)[0]).all()
+    alone = torch.tensor([[0.0, 0.0, 7.5], [0.2, 0.1, 7.8]])
+    assert not grid.holds(boxes.to_row(alone)[0]).any()
+
+
+def test_sparse_levels_train_resume_and_are_saved(scene, tmp_path):
+    fine = settings(
+        *("trainer.steps=90", "trainer.sparse_resolutions=[64]"),
+        "trainer.stages=[{step:0,resolution:16},{step:30,resolution:32},{step:50,resolution:64}]",
+    )
+    whole = Session.from_config(scene, fine, output=tmp_path / "whole")
+    whole.fit()
+    sparse = whole.field.grid.sparse_grids[0]
+    assert whole.field.grid.active == 4
+    assert 0 < sparse.count < sparse.exists.numel()
+    assert sparse.features.detach().abs().max() > 0
+
+    def stop(session: Session) -> None:
+        if session.step == 60:
+            session.save()
+            raise KeyboardInterrupt
+
+    first = Session.from_config(scene, fine, output=tmp_path / "parts", on_step=stop)
+    with pytest.raises(KeyboardInterrupt):
+        first.fit()
+    second = Session.from_config(scene, fine)
+    second.restore(load_checkpoint(tmp_path / "parts"))
+    second.fit()
+    for one, two in zip(whole.field.parameters(), second.field.parameters(), strict=True):
+        assert torch.equal(one, two)
+    loaded = voxelfield.load(tmp_path / "whole", "cpu")
+    expected = whole.result().render(scene.test.cameras, 1).rgb
+    torch.testing.assert_close(loaded.render(scene.test.cameras, 1).rgb, expected, atol=0.02, rtol=0)
+
+
+def test_cameras_are_refined_in_nested_boxes_too(scene):
+    generator = torch.Generator().manual_seed(5)
+    split = scene.train
+    motion = exp_se3(0.03 * torch.randn(len(split), 6, generator=generator))
+    given = replace(split, cameras=replace(split.cameras, c2w=compose(motion, split.cameras.c2w)))
+    slowly = ("camera.pose_lr=1e-3", "camera.warm_up=0.3", "camera.final_factor=0.2", "trainer.steps=200")
+    refine = ("camera=refine", "camera.stages=[{start: 0.0, resolution: 16}]", *slowly)
+    session = Session.from_config(
+        Scene(scene.name, scene.aabb, {**scene.splits, "train": given}, scene.boxes), settings(*refine)
+    )
+    assert session.fit()
+    before, _ = pose_errors(given.cameras, split.cameras)
+    after, _ = pose_errors(session.cameras.refined, split.cameras)
+    assert float(after.mean()) < 0.75 * float(before.mean())

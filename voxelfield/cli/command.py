@@ -12,6 +12,7 @@ VERBS = {
     "train": "fit a field to a scene; takes the overrides of train.py, such as scene=lego",
     "eval": "compare a trained field with views of its scene",
     "render": "draw an orbit around a trained field, as a video or as images",
+    "export": "write a trained field as a mesh, points or a volume, or its scene's cameras",
     "download": "fetch a public scene",
     "process": "find the poses of photographs or of a video's frames",
     "inspect": "draw a scene's cameras, box and images, and warn of what usually goes wrong",
@@ -45,6 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         print(f"{package} must be installed for `voxelfield {verb}`: {HOW_TO_INSTALL}", file=sys.stderr)  # noqa: T201
         return 2
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)  # noqa: T201
+        return 130
     return status
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import voxelfield
 from voxelfield.config.parsing import parse
-from voxelfield.datasets.loading import load_scene
-from voxelfield.datasets.scene import Split
+from voxelfield.datasets.loading import folder_of, load_scene
+from voxelfield.datasets.scene import Scene, Split
 from voxelfield.training.config.run import DataConfig, SceneConfig
 from voxelfield.training.run import Run
 
@@ -39,11 +40,35 @@ def load_run_and_split(
         ValueError: One of them is damaged, or there is no such split.
     """
     run = voxelfield.load(options.run, options.device)
+    return run, load_scene_of(run, options, (split,), downscale=downscale, holdout=holdout).split(split)
+
+
+def load_scene_of(
+    run: Run,
+    options: argparse.Namespace,
+    splits: Sequence[str] | None,
+    *,
+    downscale: int | None = None,
+    holdout: int | None = None,
+) -> Scene:
+    """Loads splits of the scene of a run.
+
+    Args:
+        run: Its configuration names the scene.
+        options: The parsed command line, see :func:`add_run_arguments`.
+        splits: Names of splits; None: all that the scene has.
+        downscale: As for :func:`load_run_and_split`.
+        holdout: As for :func:`load_run_and_split`.
+
+    Raises:
+        FileNotFoundError: The scene is not there.
+        ValueError: It is damaged, or there is no such split.
+    """
     data = parse(DataConfig, run.config.data, "data")
     known = parse(SceneConfig, run.config.scene, "scene")
-    scene = load_scene(
+    return load_scene(
         known.name,
-        splits=(split,),
+        splits=splits,
         image_size=run.trainer.image_size if downscale is None else None,
         downscale=data.downscale if downscale is None else downscale,
         holdout=data.holdout if holdout is None else holdout,
@@ -54,4 +79,14 @@ def load_run_and_split(
         near=known.near,
         root=options.data_root or data.root,
     )
-    return run, scene.split(split)
+
+
+def scene_folder(run: Run, options: argparse.Namespace) -> Path:
+    """Returns the folder that :func:`load_scene_of` loads from.
+
+    Raises:
+        FileNotFoundError: The scene is not there.
+    """
+    data = parse(DataConfig, run.config.data, "data")
+    known = parse(SceneConfig, run.config.scene, "scene")
+    return folder_of(known.name, options.data_root or data.root)

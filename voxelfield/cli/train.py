@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 import hydra
+import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import CompactHydraException, MissingConfigException
+from hydra.types import RunMode
 from hydra.utils import get_original_cwd
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from voxelfield.config.parsing import unknown_key
 from voxelfield.datasets.download import DownloadError
+from voxelfield.datasets.images import count_images
 from voxelfield.datasets.registry import recognised_format
 from voxelfield.devices import DEVICES
 from voxelfield.installed import MissingPackageError, config_folder
 from voxelfield.training.config import complete_overrides, config_name, trainer_for_photographs
 from voxelfield.training.config.announced import offer_announced_recipes
 from voxelfield.training.configured import train_as_configured
+from voxelfield.training.interrupt import Interrupt
 from voxelfield.training.occupied_space import EmptyFieldError
+from voxelfield.training.run_directory import release
 
 logger = logging.getLogger("train")
+
+INTERRUPTED = 130
+"""Exit status of a run that a signal has stopped."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,11 +57,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
         configuration = config_name()
     sys.argv = [given[0], *complete_overrides([*overrides, *for_photographs(given[1:], configuration)])]
     try:
-        hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=configuration)(train)()
+        with without_tracebacks(), Interrupt(last=True) as interrupt, interrupt.at_once():
+            hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=configuration)(train)()
     except CompactHydraException as error:
         print(composition_error(error), file=sys.stderr)  # noqa: T201
         return 2
+    except OSError as error:  # Hydra's, without the name of a file where the disk is full
+        print(f"the run directory cannot be written to: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    except KeyboardInterrupt:
+        print("stopped at once", file=sys.stderr)  # noqa: T201
+        return INTERRUPTED
+    finally:
+        release()
     return 0
+
+
+@contextlib.contextmanager
+def without_tracebacks() -> Iterator[None]:
+    """Keeps faults that a run survives from being told at length: what cannot be logged, and what ends a thread."""
+    hook, raising = threading.excepthook, logging.raiseExceptions
+    threading.excepthook = lambda ended: logger.error("a thread in the background ended: %s", ended.exc_value)
+    # On a full disk, or once the terminal is closed, each record of the log would be followed by a traceback.
+    logging.raiseExceptions = False
+    try:
+        yield
+    finally:
+        threading.excepthook, logging.raiseExceptions = hook, raising
 
 
 def with_folder(override: str) -> list[str]:
@@ -84,7 +116,7 @@ def for_photographs(overrides: Sequence[str], configuration: str) -> list[str]:
     if "trainer" in given or ends_at_its_box or with_folder(f"scene={scene}") == [f"scene={scene}"]:
         return []
     known = recognised_format(Path(scene))
-    chosen = trainer_for_photographs(given.get("model", "pyramid"), configuration)
+    chosen = trainer_for_photographs(given.get("model", "pyramid"), configuration, count_images(Path(scene)))
     return [f"trainer={chosen}"] if known is not None and known.photographs and chosen is not None else []
 
 
@@ -106,17 +138,23 @@ def train(config: DictConfig) -> float | None:
     on_cpu = HydraConfig.get().job.config_name == "train_cpu"
     if on_cpu and (choices["model"], choices["trainer"]) == ("mlp", "cpu"):
         logger.info("on a CPU model=mlp and trainer=cpu are the defaults (smaller images, one smaller grid)")
-    if (choices["scene"], choices["trainer"]) == ("folder", trainer_for_photographs("pyramid", "train")):
-        logger.info("trainer=%s is the default for photographs", choices["trainer"])
+    if choices["scene"] == "folder" and choices["trainer"] in ("unbounded", "few_photographs"):
+        logger.info("trainer=%s is the default for so many photographs", choices["trainer"])
     try:
         metrics = train_as_configured(config, Path(HydraConfig.get().runtime.output_dir), Path(get_original_cwd()))
     except (ValueError, FileNotFoundError, DownloadError, MissingPackageError) as error:
         fail(error, 2)
-    except (EmptyFieldError, FloatingPointError) as error:
+    except (EmptyFieldError, FloatingPointError, OSError, MemoryError, torch.OutOfMemoryError) as error:
         fail(error, 1)
     if metrics is None:
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     psnr: float = metrics["psnr"]
+    if metrics.get("diverged", False):
+        diverged = f"training diverged ({psnr:.2f} dB): lower trainer.rates.grid and trainer.rates.network"
+        # A sweep over rates goes on to the next ones.
+        if HydraConfig.get().mode == RunMode.RUN:
+            fail(ValueError(diverged), 1)
+        logger.error(diverged)
     return psnr
 
 

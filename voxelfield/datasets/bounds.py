@@ -19,7 +19,7 @@ _INNERMOST = 0.25
 _BOXES = 6
 # Where rays begin: in depths of the nearest points, or in distances of the centre.
 _NEAR_OF_NEAREST = 0.3
-_NEAR_OF_CENTRE = 0.1
+_NEAR_OF_CENTRE = 0.2
 # Points along each axis of a frustum; and of how many points and cameras quantiles are taken.
 _SAMPLES = 8
 _MOST_POINTS = 4000

@@ -23,6 +23,16 @@ IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA")
 
 
+def count_images(folder: Path) -> int:
+    """Returns how many images a capture has, judged by the names of its files alone.
+
+    Args:
+        folder: The capture. Copies of other sizes lie in folders of their own, so that with the most images counts.
+    """
+    holders = [folder.iterdir(), *(entry.rglob("*") for entry in folder.iterdir() if entry.is_dir())]
+    return max(sum(path.suffix.lower() in IMAGE_SUFFIXES for path in files) for files in holders)
+
+
 def read_images(paths: Sequence[Path], size: Size | None = None) -> Tensor:
     """Reads the images of a split, several at a time.
 

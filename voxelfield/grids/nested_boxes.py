@@ -107,6 +107,23 @@ class NestedBoxes:
         place = torch.where((far > scales[-1])[:, None], place.new_full((), math.inf), place)
         return place, scale * self.unit
 
+    def to_row_of(self, points: Tensor, places: Tensor) -> Tensor:
+        """Finds places of world positions in the boxes that some places lie in, differentiably.
+
+        Args:
+            points: (M, 3) world positions.
+            places: (M, 3) places in the field's frame; one that is not finite counts to the smallest box.
+
+        Returns:
+            (M, 3) places in the field's frame, beyond a box's faces where ``points`` are.
+        """
+        box = torch.round(places[:, 0].nan_to_num() / self._pitch).clamp(0, self.count - 1)
+        scale = self.unit * self.ratio**box
+        # Numbers, no tensors: a CUDA graph that is being captured can take no copy from the host.
+        middles = ((low + high) / 2 for low, high in zip(*self.aabb, strict=True))
+        x, y, z = ((along - middle) / scale for along, middle in zip(points.unbind(-1), middles, strict=True))
+        return torch.stack((x + self._pitch * box, y, z), dim=-1)
+
     def to_world(self, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Finds the world positions of places in the field's frame.
 

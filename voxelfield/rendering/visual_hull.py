@@ -8,10 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from voxelfield.ops._internal.lens import lens_points, lens_rays
 from voxelfield.rendering.cameras import Cameras
-
-_SAME_RAY = 1e-3  # radians
+from voxelfield.rendering.projection import pixels_of_rays
 
 
 @torch.no_grad()
@@ -73,25 +71,12 @@ def _project(cameras: Cameras, index: int, axes: list[Tensor]) -> tuple[Tensor, 
 
     depth = -along(backward)
     if cameras.lens is not None:
-        return _project_through_lens(cameras, index, torch.stack((along(right), -along(up), depth), dim=-1))
+        rays = torch.stack((along(right), -along(up), depth), dim=-1)
+        column, row = pixels_of_rays(cameras, index, rays).unbind(-1)
+        return column, row
     column = (cx + fx * along(right) / depth).floor_().long()
     row = (cy - fy * along(up) / depth).floor_().long()
     return column, row
-
-
-def _project_through_lens(cameras: Cameras, index: int, rays: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the columns and rows for rays (X, Y, Z, 3) that point right, down and forward."""
-    lens, flat = cameras.lens, rays.view(-1, 3)
-    assert lens is not None
-    coefficients = lens.coefficients[index : index + 1]
-    points = lens_points(flat, coefficients, fisheye=lens.is_fisheye)
-    shown = lens_rays(points, coefficients, fisheye=lens.is_fisheye)
-    error = (F.normalize(shown, dim=-1) - F.normalize(flat, dim=-1)).norm(dim=-1)
-    intrinsics = cameras.intrinsics[index]
-    pixels = (points * intrinsics[:2] + intrinsics[2:]).floor_()
-    # Written so that a point that overflowed is not shown.
-    pixels = torch.where((error <= _SAME_RAY)[:, None], pixels, -1.0).long().view(*rays.shape[:3], 2)
-    return pixels[..., 0], pixels[..., 1]
 
 
 def _reaches(cameras: Cameras, aabb: Tensor, resolution: tuple[int, int, int]) -> list[int]:

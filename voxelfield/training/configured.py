@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 from collections.abc import Sequence
@@ -20,11 +21,24 @@ from voxelfield.devices import choose_device
 from voxelfield.export.model_file import MODEL_FILE
 from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.rendering.cameras import orbit
-from voxelfield.training.checkpoint import load_checkpoint, resolve_checkpoint
+from voxelfield.training.checkpoint import (
+    checkpoint_step,
+    checkpoints,
+    load_checkpoint,
+    load_newest,
+    resolve_checkpoint,
+)
 from voxelfield.training.config import LoggerConfig, RunConfig, parse
+from voxelfield.training.config.run import AUTO
 from voxelfield.training.evaluation import Evaluation, write_metrics, write_table
+from voxelfield.training.failsafe_logger import FailsafeLogger
+from voxelfield.training.interrupt import Interrupt, Interrupted
 from voxelfield.training.logging import NullLogger, RunLogger, TensorBoardLogger, flatten_config
 from voxelfield.training.lpips import check_lpips
+from voxelfield.training.memory import explain_shortage
+from voxelfield.training.refined_cameras import CAMERAS_FILE, write_cameras
+from voxelfield.training.results import Results
+from voxelfield.training.run_directory import METRICS, VIDEO, check_ended, earlier_run, finished_metrics, held
 from voxelfield.training.session import Session
 from voxelfield.training.timing import Timing
 from voxelfield.training.video import video_frames, write_video
@@ -41,22 +55,75 @@ def train_as_configured(config: DictConfig, run_directory: Path, root: Path) -> 
         root: Folder that relative paths in the configuration start from.
 
     Returns:
-        What was written to ``metrics.json``, or None if training was interrupted.
+        What is in ``metrics.json``, or None if training was interrupted.
 
     Raises:
-        ValueError: The configuration does not make sense, or needs more memory than the GPU has free; the message names
-            the key.
+        ValueError: The configuration does not make sense, needs more memory than the GPU has free, or names a directory
+            in which another run is at work; the message names the key.
         FileNotFoundError: The scene, the checkpoint or what LPIPS needs is not there.
         MissingPackageError: The scene's format or LPIPS needs a package that is not installed.
+        OSError: A result cannot be written.
     """
-    timing = Timing()
     settings = parse(RunConfig, config)
+    with held(run_directory), Interrupt() as interrupt:
+        if settings.resume == AUTO:
+            metrics = finished_metrics(run_directory, settings.trainer)
+            if metrics is not None:
+                logger.info("the run in %s is finished: PSNR %.2f dB", run_directory, metrics["psnr"])
+                return metrics
+        return _train(config, settings, run_directory, root, interrupt)
+
+
+def _train(
+    config: DictConfig, settings: RunConfig, run_directory: Path, root: Path, interrupt: Interrupt
+) -> dict[str, Any] | None:
+    """Does what :func:`train_as_configured` does, in a directory that this process holds."""
+    timing = Timing()
+    session: Session | None = None
+    try:
+        with interrupt.at_once():
+            session = _begin(config, settings, run_directory, root, timing)
+        if not session.fit(wait=False):
+            session.wait()
+            logger.warning("stopped after step %d; %s", session.step, _how_to_go_on(session))
+            return None
+        timing.end("train")
+        with interrupt.at_once(), explain_shortage(session.estimate_memory, session.device):
+            metrics = finish(session, run_directory, timing)
+    except Interrupted:
+        if session is None:
+            logger.warning("stopped before training began")
+            return None
+        session.wait()
+        logger.warning("stopped while evaluating; %s", _how_to_go_on(session))
+        return None
+    except Exception as error:
+        if session is None:
+            raise
+        with contextlib.suppress(OSError):  # the first error is the one to report
+            session.wait()
+        if isinstance(error, OSError):
+            raise OSError(f"{error}; {_how_to_go_on(session)}") from error
+        raise
+    finally:
+        if session is not None:
+            session.log.close()
+    return metrics
+
+
+def _begin(config: DictConfig, settings: RunConfig, run_directory: Path, root: Path, timing: Timing) -> Session:
+    """Loads the scene and the checkpoint that is to be continued, and builds the field."""
     device = choose_device(settings.device)
     if settings.trainer.evaluation.lpips:
         check_lpips()
     # Kernels that cannot be had are to be missed now, not once the images are loaded.
     _library.ensure_loaded(device.type)
-    checkpoint = None if settings.resume is None else load_to_resume(root / settings.resume, settings)
+    resumed = load_to_resume(settings, run_directory, root)
+    in_place = resumed is not None and resumed[0].resolve().parent == run_directory.resolve()
+    earlier = [] if in_place else earlier_run(run_directory)
+    if earlier:
+        found = ", ".join(earlier)
+        logger.warning("%s holds an earlier run (%s), which this one mixes with and overwrites", run_directory, found)
     with ThreadPoolExecutor(max_workers=1) as background:
         ready = background.submit(make_ready, device, settings.logger)
         scene = load_configured_scene(settings, root)
@@ -64,30 +131,23 @@ def train_as_configured(config: DictConfig, run_directory: Path, root: Path) -> 
     timing.end("load")
     session = Session.from_config(scene, settings, output=run_directory)
     # Not before: a run that is refused leaves no file.
-    first_step = 0 if checkpoint is None else checkpoint["step"]
-    session.log = log = build_logger(settings.logger, run_directory, first_step)
-    log.text("config", f"```yaml\n{OmegaConf.to_yaml(config, resolve=True)}```")
-    if checkpoint is not None:
-        session.restore(checkpoint)
-        logger.info("resumed at step %d", session.step)
+    first_step = 0 if resumed is None else resumed[1]["step"]
+    session.log = FailsafeLogger(build_logger(settings.logger, run_directory, first_step))
+    session.log.text("config", f"```yaml\n{OmegaConf.to_yaml(config, resolve=True)}```")
+    if resumed is not None:
+        path, checkpoint = resumed
+        # Those of later steps are damaged, or the user chose to go back: what is trained now takes another way.
+        older = [file for file in checkpoints(run_directory) if checkpoint_step(file) <= first_step]
+        session.restore(checkpoint, path=path, replaced=older if in_place else ())
+        logger.info("resumed at step %d from %s", session.step, path)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    if not session.fit(wait=False):
-        session.wait()
-        log.close()
-        logger.warning("stopped after step %d; continue with resume=%s", session.step, run_directory)
-        return None
-    timing.end("train")
-    try:
-        metrics = finish(session, run_directory, timing)
-    finally:
-        session.wait()
-    timing.end("write")
-    logger.info("took %s", timing)
-    final = {name: metrics[name] for name in ("psnr", "ssim", "train_seconds")}
-    log.hyperparameters(flatten_config(asdict(settings)), final)
-    log.close()
-    return metrics
+    return session
+
+
+def _how_to_go_on(session: Session) -> str:
+    path = session.checkpoint
+    return "there is no checkpoint to continue from" if path is None else f"continue with resume={path}"
 
 
 def make_ready(device: torch.device, logger: LoggerConfig) -> None:
@@ -102,19 +162,33 @@ def make_ready(device: torch.device, logger: LoggerConfig) -> None:
         importlib.import_module("torch.utils.tensorboard")
 
 
-def load_to_resume(path: Path, settings: RunConfig) -> dict[str, Any]:
+def load_to_resume(settings: RunConfig, run_directory: Path, root: Path) -> tuple[Path, dict[str, Any]] | None:
     """Loads the checkpoint that training is to continue from.
 
     Args:
-        path: A checkpoint or a run directory.
         settings: Of the run that continues.
+        run_directory: Where ``resume=auto`` looks.
+        root: Folder that a relative path starts from.
+
+    Returns:
+        The file and its content, or None for a run that starts afresh.
 
     Raises:
-        ValueError: It is of another model or scene.
+        ValueError: It is of another model or scene, is damaged, or is of a run that has not ended.
         FileNotFoundError: It is not there.
     """
-    checkpoint = load_checkpoint(resolve_checkpoint(path))
-    saved = checkpoint["config"]
+    if settings.resume is None:
+        return None
+    if settings.resume == AUTO:
+        found = load_newest(run_directory)
+        if found is None:
+            logger.info("no checkpoint in %s to continue from: training starts afresh", run_directory)
+            return None
+    else:
+        path = resolve_checkpoint(root / settings.resume)
+        check_ended(path.parent)
+        found = path, load_checkpoint(path)
+    saved = found[1]["config"]
     if parse(Recipe, saved["model"], "model of the checkpoint") != settings.model:
         raise ValueError(
             f"resume must name a checkpoint of the configured model {asdict(settings.model)}, "
@@ -124,7 +198,7 @@ def load_to_resume(path: Path, settings: RunConfig) -> dict[str, Any]:
         raise ValueError(
             f"resume must name a checkpoint of scene={settings.scene.name}, got one of scene={saved['scene']['name']}"
         )
-    return checkpoint
+    return found
 
 
 def load_configured_scene(settings: RunConfig, root: Path, splits: Sequence[str] = ("train", "test")) -> Scene:
@@ -155,43 +229,79 @@ def load_configured_scene(settings: RunConfig, root: Path, splits: Sequence[str]
 
 
 def build_logger(config: LoggerConfig, run_directory: Path, first_step: int) -> RunLogger:
-    """Returns the configured logger; what an interrupted run logged from ``first_step`` on is superseded."""
+    """Returns the configured logger; what an interrupted run logged after ``first_step`` is superseded."""
     if config.name == "none":
         return NullLogger()
-    return TensorBoardLogger(run_directory, purge_step=first_step if first_step > 0 else None)
+    try:
+        return TensorBoardLogger(run_directory, first_step)
+    except OSError as error:
+        logger.error("TensorBoardLogger failed (%s): nothing is recorded, and training goes on", error)
+        return NullLogger()
 
 
 def finish(session: Session, run_directory: Path, timing: Timing) -> dict[str, Any]:
     """Evaluates the test split; writes pictures, metrics, the model file and the orbit video, in this order.
 
-    Returns the metrics.
+    A result that cannot be written does not keep the others from being written.
+
+    Returns:
+        The metrics.
+
+    Raises:
+        OSError: A result could not be written.
     """
     config, device = session.config.trainer, session.device
     wish = config.evaluation
     peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
     trained = session.result()
+    results = Results(run_directory)
     logger.info("evaluating, with views drawn by %s", trained.backend)
     # A capture of which no view is held out has no others to judge by.
     judged = "test" if "test" in session.scene.splits else "train"
-    images = run_directory / judged if wish.save_images else None
-    evaluation = trained.evaluate(session.scene.split(judged), views=wish.views, images=images)
+    split = session.scene.split(judged)
+    evaluation: Evaluation | None = None
+    if wish.save_images:
+        with results.writing(judged):
+            evaluation = trained.evaluate(split, views=wish.views, images=run_directory / judged)
+    if evaluation is None:
+        evaluation = trained.evaluate(split, views=wish.views)
     metrics = describe(session, evaluation)
     metrics["split"] = judged
+    if trained.cameras is not None:
+        metrics["cameras"] = trained.cameras.changes()
     metrics["drawn_by"] = trained.backend
     if peak is not None:
         metrics["peak_gpu_gib"] = peak
     timing.end("evaluate")
     metrics["seconds"] = timing.seconds()
-    write_metrics(run_directory / "metrics.json", metrics)
-    write_table(run_directory / "per_view.csv", evaluation)
+    # Until they are replaced, those of fewer steps would pass for the results of these.
+    with results.writing("removal of earlier results"):
+        for name in (MODEL_FILE, VIDEO):
+            (run_directory / name).unlink(missing_ok=True)
+    with results.writing(METRICS):
+        write_metrics(run_directory / METRICS, metrics)
+    with results.writing("per_view.csv"):
+        write_table(run_directory / "per_view.csv", evaluation)
     logger.info("%s over %d %s views", evaluation, len(evaluation.names), judged)
     cameras = session.scene.train.cameras
+    if trained.cameras is not None:
+        cameras = trained.cameras.refined
+        write_cameras(run_directory / CAMERAS_FILE, session.scene.train, cameras)
     if config.model_file != "none":
         shown = cameras if config.model_file == "small" else None
-        trained.save(run_directory / MODEL_FILE, quality=config.model_file, cameras=shown)
+        with results.writing(MODEL_FILE):
+            trained.save(run_directory / MODEL_FILE, quality=config.model_file, cameras=shown)
     if wish.video_frames > 0:
         around = orbit(cameras, session.field.aabb.mean(dim=0).cpu(), wish.video_frames)
-        write_video(run_directory / "orbit.mp4", video_frames(trained.render_path(around)))
+        with results.writing(VIDEO):
+            write_video(run_directory / VIDEO, video_frames(trained.render_path(around)))
+    session.wait()
+    timing.end("write")
+    logger.info("took %s", timing)
+    reported = ("psnr", "ssim", "psnr_fitted", "ssim_fitted", "train_seconds")
+    final = {name: value for name, value in metrics.items() if name in reported}
+    session.log.hyperparameters(flatten_config(asdict(session.config)), final)
+    results.check()
     return metrics
 
 
@@ -201,6 +311,7 @@ def describe(session: Session, evaluation: Evaluation) -> dict[str, Any]:
     return {
         "scene": session.scene.name,
         **evaluation.means(),
+        **({"diverged": True} if session.diverged else {}),
         "views": len(evaluation.names),
         "train_seconds": session.train_seconds,
         "steps": session.step,

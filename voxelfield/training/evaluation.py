@@ -16,6 +16,7 @@ from tqdm import tqdm
 
 from voxelfield.files import atomic_write
 from voxelfield.rendering.render import View
+from voxelfield.training.exposure_fit import cross_fitted
 from voxelfield.training.images import composite_background
 from voxelfield.training.metrics import psnr, ssim
 from voxelfield.training.png import PngWriter
@@ -37,43 +38,76 @@ class Evaluation:
         psnr_per_view: PSNR of each view in dB.
         ssim_per_view: SSIM of each view.
         lpips_per_view: LPIPS of each view, or None if it was not asked for.
+        psnr_fitted_per_view: PSNR of each view in dB with a fitted exposure, or None if it was not asked for.
+        ssim_fitted_per_view: SSIM of each view with a fitted exposure, or None if it was not asked for.
     """
 
     names: tuple[str, ...]
     psnr_per_view: tuple[float, ...]
     ssim_per_view: tuple[float, ...]
     lpips_per_view: tuple[float, ...] | None = None
+    psnr_fitted_per_view: tuple[float, ...] | None = None
+    ssim_fitted_per_view: tuple[float, ...] | None = None
 
     @property
     def psnr(self) -> float:
         """Mean of the views' PSNR in dB, not the PSNR of the mean error: the convention of NeRF papers."""
-        return math.fsum(self.psnr_per_view) / len(self.psnr_per_view)
+        return _mean(self.psnr_per_view)
 
     @property
     def ssim(self) -> float:
         """Mean of the views' SSIM."""
-        return math.fsum(self.ssim_per_view) / len(self.ssim_per_view)
+        return _mean(self.ssim_per_view)
 
     @property
     def lpips(self) -> float | None:
         """Mean of the views' LPIPS, or None if it was not asked for."""
-        return None if self.lpips_per_view is None else math.fsum(self.lpips_per_view) / len(self.lpips_per_view)
+        return None if self.lpips_per_view is None else _mean(self.lpips_per_view)
+
+    @property
+    def psnr_fitted(self) -> float | None:
+        """Mean of the views' PSNR in dB with a fitted exposure, or None if it was not asked for."""
+        return None if self.psnr_fitted_per_view is None else _mean(self.psnr_fitted_per_view)
+
+    @property
+    def ssim_fitted(self) -> float | None:
+        """Mean of the views' SSIM with a fitted exposure, or None if it was not asked for."""
+        return None if self.ssim_fitted_per_view is None else _mean(self.ssim_fitted_per_view)
 
     def means(self) -> dict[str, float]:
-        """Returns the means over the views: ``psnr``, ``ssim`` and, if it was asked for, ``lpips``."""
-        found = {"psnr": self.psnr, "ssim": self.ssim}
-        return found if self.lpips is None else found | {"lpips": self.lpips}
+        """Returns the means over the views.
+
+        These are ``psnr``, ``ssim`` and, if they were asked for, ``lpips``, ``psnr_fitted`` and ``ssim_fitted``.
+        """
+        return {name: _mean(values) for name, values in self._columns().items()}
 
     def per_view(self) -> list[dict[str, str | float]]:
         """Returns a row for each view: ``name`` and the same figures as in :meth:`means`."""
-        columns = (self.names, self.psnr_per_view, self.ssim_per_view, self.lpips_per_view)
-        values = zip(*(column for column in columns if column is not None), strict=True)
-        return [dict(zip(("name", *self.means()), row, strict=True)) for row in values]
+        columns = {"name": self.names, **self._columns()}
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def __str__(self) -> str:
         """Returns the means in one line."""
         text = f"PSNR {self.psnr:.2f} dB, SSIM {self.ssim:.4f}"
-        return text if self.lpips is None else f"{text}, LPIPS {self.lpips:.4f}"
+        text += "" if self.lpips is None else f", LPIPS {self.lpips:.4f}"
+        if self.psnr_fitted is not None:
+            text += f"; with fitted exposure PSNR {self.psnr_fitted:.2f} dB, SSIM {self.ssim_fitted:.4f}"
+        return text
+
+    def _columns(self) -> dict[str, tuple[float, ...]]:
+        """Returns the figures of the views by name, those that there are."""
+        columns = {
+            "psnr": self.psnr_per_view,
+            "ssim": self.ssim_per_view,
+            "lpips": self.lpips_per_view,
+            "psnr_fitted": self.psnr_fitted_per_view,
+            "ssim_fitted": self.ssim_fitted_per_view,
+        }
+        return {name: values for name, values in columns.items() if values is not None}
+
+
+def _mean(values: tuple[float, ...]) -> float:
+    return math.fsum(values) / len(values)
 
 
 def spread(count: int, total: int) -> list[int]:
@@ -90,6 +124,7 @@ def evaluate_split(
     *,
     views: Sequence[int] | None = None,
     lpips: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
+    fit_exposure: bool = False,
     progress: bool = True,
 ) -> Evaluation:
     """Renders views of a split and compares them with the ground truth.
@@ -105,6 +140,8 @@ def evaluate_split(
         output: Directory that receives ``<view name>.png`` (8-bit RGB), or None to write nothing.
         views: Indices of the views to judge, in [0, N); None means all.
         lpips: Compares two images (H, W, 3), such as :class:`voxelfield.training.lpips.Lpips` does; None: no LPIPS.
+        fit_exposure: Judge each view a second time, after :func:`voxelfield.training.exposure_fit.cross_fitted` has
+            corrected each half of it by what fits the other half.
         progress: Show a progress bar if the standard error stream is a terminal.
 
     Returns:
@@ -121,12 +158,14 @@ def evaluate_split(
     for index in indices:
         if not 0 <= index < len(split.names):
             raise ValueError(f"views must lie in [0, {len(split.names)}), got {index}")
+    figures: dict[str, torch.Tensor] = {}
     scores: list[torch.Tensor] = []
     with PngWriter() as pictures:
         # tqdm takes None as "only on a terminal"
         for index in tqdm(indices, desc="evaluate", unit="view", leave=False, disable=None if progress else True):
             name = split.names[index]
-            rgb = render_view(split.cameras, index).rgb
+            view = render_view(split.cameras, index)
+            rgb = view.rgb
             truth = composite_background(split.images[index].to(rgb.device), background)
             if rgb.shape != truth.shape:
                 raise ValueError(f"rendered view {name!r} must have shape {tuple(truth.shape)}, got {tuple(rgb.shape)}")
@@ -137,18 +176,25 @@ def evaluate_split(
             # Left on the device: reading each number back at once would stall the next view's launch.
             mask = split.mask(index, rgb.device)
             shown = rgb if mask is None else torch.where(mask[..., None], rgb, truth)
-            figures = [bad.float(), psnr(rgb, truth, mask), ssim(shown, truth)]
-            # The network refuses NaN in words of its own; what has some is refused below.
-            figures += [] if lpips is None else [lpips(shown.nan_to_num(), truth)]
-            scores.append(torch.stack(figures))
-    bad_pixels, *measured = torch.stack(scores).cpu().to(torch.float64).unbind(dim=1)
-    for index, count in zip(indices, bad_pixels.tolist(), strict=True):
+            figures = {"bad": bad.float(), "psnr": psnr(rgb, truth, mask), "ssim": ssim(shown, truth)}
+            if lpips is not None:
+                # The network refuses NaN in words of its own; what has some is refused below.
+                figures["lpips"] = lpips(shown.nan_to_num(), truth)
+            if fit_exposure:
+                fitted = cross_fitted(rgb, view.opacity, truth, background, mask)
+                shown = fitted if mask is None else torch.where(mask[..., None], fitted, truth)
+                figures |= {"psnr_fitted": psnr(fitted, truth, mask), "ssim_fitted": ssim(shown, truth)}
+            scores.append(torch.stack(list(figures.values())))
+    table = torch.stack(scores).cpu().to(torch.float64)
+    measured = dict(zip(figures, map(tuple, table.T.tolist()), strict=True))
+    for index, count in zip(indices, measured.pop("bad"), strict=True):
         if count > 0:
             raise FloatingPointError(
                 f"rendered view {split.names[index]!r} holds {int(count)} pixels that are NaN or infinite"
             )
     return Evaluation(
-        tuple(split.names[index] for index in indices), *(tuple(figures.tolist()) for figures in measured)
+        tuple(split.names[index] for index in indices),
+        **{f"{name}_per_view": figures for name, figures in measured.items()},
     )
 
 

@@ -19,6 +19,7 @@ from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.ops._internal.color_error import pixel_color_error, sample_color_error
 from voxelfield.rendering.render import Rendering
 from voxelfield.training.config import LossConfig
+from voxelfield.training.metrics import ssim_of_windows
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,11 +33,18 @@ class RenderedBatch:
         rendering: R rays, those of a pixel together.
         pixels: (P, 3) their pixels' colours over the background.
         truth: (P, 3) what these should be, over the same background; R a multiple of P.
+        patches: Number of squares that the first pixels form, square by square and row by row.
+        patch_size: Their side in pixels.
+        field_truth: (P, 3) what the field's own colours should be, where ``pixels`` have the exposure of their images;
+            None: ``truth``.
     """
 
     rendering: Rendering
     pixels: Tensor
     truth: Tensor
+    patches: int = 0
+    patch_size: int = 1
+    field_truth: Tensor | None = None
 
     @property
     def rays_per_pixel(self) -> int:
@@ -73,7 +81,7 @@ def sample_rgb(batch: RenderedBatch) -> Tensor:
         rendering.weights,
         rendering.sample_rgb,
         rendering.samples.ray_index,
-        batch.truth,
+        batch.truth if batch.field_truth is None else batch.field_truth,
         batch.rays_per_pixel,
         rays_kept=rendering.rays_kept,
     )
@@ -103,8 +111,25 @@ def sparsity(batch: RenderedBatch) -> Tensor:
     return torch.log1p(2 * density.square()).sum() / batch.ray_count
 
 
+def ssim(batch: RenderedBatch) -> Tensor:
+    """1 - SSIM (Wang et al. 2004) of the patches all of whose rays count: structure, which single pixels do not show.
+
+    Raises:
+        ValueError: The batch has no patches.
+    """
+    if batch.patches == 0:
+        raise ValueError("batches must begin with patches where config.ssim is positive")
+    side = batch.patch_size
+    pixels = batch.patches * side * side
+    x, y = (image[:pixels].float().view(-1, side, side, 3).permute(0, 3, 1, 2) for image in (batch.pixels, batch.truth))
+    dissimilarity = 1 - ssim_of_windows(x, y).mean(dim=(1, 2, 3))
+    whole = (batch.rendering.rays_kept // (side * side * batch.rays_per_pixel)).clamp(max=batch.patches)
+    counts = torch.arange(batch.patches, device=whole.device) < whole
+    return torch.where(counts, dissimilarity, 0.0).sum() / whole.clamp(min=1)
+
+
 WEIGHTED_TERMS: dict[str, Callable[[RenderedBatch], Tensor]] = {
-    term.__name__: term for term in (sample_rgb, distortion, opacity_entropy, sparsity)
+    term.__name__: term for term in (sample_rgb, ssim, distortion, opacity_entropy, sparsity)
 }
 """The terms that have a weight of the same name in :class:`LossConfig`; each gives a scalar without that weight."""
 

@@ -1,7 +1,9 @@
-"""What a run will need of the GPU's memory, told before it starts."""
+"""What a run will need of memory: told before it starts on a GPU, and wherever it runs out of it."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
 import torch
@@ -9,6 +11,7 @@ import torch
 from voxelfield.datasets.scene import Split
 from voxelfield.fields.field import RadianceField
 from voxelfield.fields.recipes.recipe import Recipe
+from voxelfield.ops._errors import is_out_of_memory
 from voxelfield.rendering.march import MAX_VISIBLE_PER_RAY
 from voxelfield.training.batches import pixel_number_type
 from voxelfield.training.config import TrainerConfig
@@ -26,7 +29,7 @@ _DECODED_SAMPLE = 128
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes of device memory by use.
+    """Bytes of the device's memory by use.
 
     Attributes:
         parameters: Grids at their final resolution, float32.
@@ -57,8 +60,12 @@ class MemoryEstimate:
         return f"{self.total / _GIB:.2f} GiB ({parts})"
 
 
-def estimate_memory(field: RadianceField, recipe: Recipe, config: TrainerConfig, split: Split) -> MemoryEstimate:
-    """Returns what training steps on CUDA will hold at their peak, to within allocator overhead.
+def estimate_memory(
+    field: RadianceField, recipe: Recipe, config: TrainerConfig, split: Split, device_type: str = "cuda"
+) -> MemoryEstimate:
+    """Returns what training steps will hold at their peak: on CUDA to within allocator overhead.
+
+    On the CPU, where the number of samples before selection is not limited, those are left out.
 
     Previews and the evaluation come on top: ``config.chunk`` rays at once, or what :class:`voxelfield.FieldRenderer`
     makes copies of, which for spherical harmonics is twice the finest grid in float16.
@@ -68,12 +75,15 @@ def estimate_memory(field: RadianceField, recipe: Recipe, config: TrainerConfig,
         recipe: What built it.
         config: The loop's settings.
         split: The training images.
+        device_type: ``cuda`` or ``cpu``.
     """
     values = recipe.count_features(field, max(config.resolutions))
-    copies = copies_dtype(config.precision, torch.device("cuda"))
+    copies = copies_dtype(config.precision, torch.device(device_type))
     width = copies.itemsize
     channels = field.grid.channels
-    if copies == torch.float16 and field.pyramid_density() is not None:
+    if device_type == "cpu":
+        candidates = 0
+    elif copies == torch.float16 and field.pyramid_density() is not None:
         candidates = config.max_rays * MAX_VISIBLE_PER_RAY * _FLOAT  # distances that march_visible notes for each ray
     else:
         candidates = config.candidate_samples * (_PACKED_SAMPLE + width * (channels + 16))
@@ -115,3 +125,38 @@ def check_memory(estimate: MemoryEstimate, device: torch.device) -> None:
             f"training needs about {estimate} of GPU memory, but {free / _GIB:.2f} GiB are free on {device}: "
             f"use {advice}"
         )
+
+
+@contextlib.contextmanager
+def explain_shortage(estimate: Callable[[], MemoryEstimate], device: torch.device) -> Iterator[None]:
+    """Says in one line what a block needs memory for, and what to lower, if it runs out of it.
+
+    Args:
+        estimate: Returns what training needs; called only then.
+        device: Where it takes place.
+
+    Raises:
+        torch.OutOfMemoryError: The code in the ``with`` block ran out of memory.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        needed = estimate()
+        raise torch.OutOfMemoryError(
+            f"not enough memory on {device}: training needs about {needed}; lower {', '.join(_knobs(needed, device))}"
+        ) from error
+
+
+def _knobs(needed: MemoryEstimate, device: torch.device) -> list[str]:
+    """Returns the three settings that save most, the best first."""
+    samples = "trainer.visible_samples" if device.type == "cpu" else "trainer.visible_samples (and candidate_samples)"
+    savings = {
+        # Half the resolution has an eighth of the vertices, half the width a quarter of the pixels.
+        "trainer.finest_resolution": 7 / 8 * (needed.total - needed.images - needed.samples),
+        samples: needed.samples / 2,
+        "trainer.image_size": 3 / 4 * needed.images,
+        "trainer.average_steps (0 keeps no average)": needed.average,
+    }
+    return sorted(savings, key=lambda name: -savings[name])[:3]

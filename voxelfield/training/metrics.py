@@ -74,11 +74,24 @@ def ssim(prediction: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
         raise ValueError(f"prediction must have shape (H, W, 3), H, W >= {WINDOW}, got {tuple(prediction.shape)}")
     # float64, because the variances are differences of moments.
     x, y = (image.to(torch.float64).movedim(-1, 0) for image in (prediction, truth))
+    return ssim_of_windows(x, y).mean().to(torch.float32)
+
+
+def ssim_of_windows(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Structural similarity of each window, with the settings of :func:`ssim`; differentiable.
+
+    Args:
+        x: (..., H, W) floating point, channels of images, both sides at least 11.
+        y: Same shape, dtype and device.
+
+    Returns:
+        (..., H - 10, W - 10), of the windows that lie fully inside.
+    """
     mean_x, mean_y, xx, yy, xy = _window_means(torch.stack((x, y, x * x, y * y, x * y)))
     var_x, var_y, covariance = xx - mean_x * mean_x, yy - mean_y * mean_y, xy - mean_x * mean_y
     luminance = (2 * mean_x * mean_y + _C1) / (mean_x * mean_x + mean_y * mean_y + _C1)
     contrast_and_structure = (2 * covariance + _C2) / (var_x + var_y + _C2)
-    return (luminance * contrast_and_structure).mean().to(torch.float32)
+    return luminance * contrast_and_structure
 
 
 def _window_means(images: torch.Tensor) -> torch.Tensor:

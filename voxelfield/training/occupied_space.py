@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 from voxelfield.fields.field import RadianceField
 from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.grids.boxes import box_extent
+from voxelfield.grids.nested_boxes import NestedBoxes
+from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.rendering.projection import distance_to_nearest, views_of_points
 from voxelfield.rendering.visual_hull import visual_hull
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.config import TrainerConfig
+
+# Of a point in a scene without transparent pixels, below which nothing is put there.
+_FEWEST_VIEWS = 2
 
 
 class EmptyFieldError(RuntimeError):
@@ -44,18 +52,33 @@ class OccupiedSpace:
         Raises:
             EmptyFieldError: They show nothing in the field's box.
         """
-        aabb, boxes = self._field.grid.aabb, self._field.boxes
-        x, y, z = self.grid.occupied.shape
-        if boxes is not None:
+        if self._field.boxes is not None:
             # A visual hull needs transparent pixels, which photographs of surroundings do not have.
-            self.grid.restrict(boxes.cells_in_use((x, y, z), aabb.device), aabb)
+            self.restrict_to_box(pixels.cameras)
             return
+        aabb = self._field.grid.aabb
+        x, y, z = self.grid.occupied.shape
         self.grid.restrict(visual_hull(pixels.alpha, pixels.cameras, aabb, (x, y, z)), aabb)
         if not bool(self.grid.occupied.any()):
             raise EmptyFieldError(
                 f"the training images show nothing inside {aabb.tolist()}: check scene.aabb and that the poses are "
                 "camera to world in OpenGL axes"
             )
+
+    def restrict_to_box(self, cameras: Cameras | None = None) -> None:
+        """Rules out what no ray comes through in the field's present box, whatever the images show.
+
+        Args:
+            cameras: Where they are right, in nested boxes, also what they rule out by where they stand.
+        """
+        aabb, boxes = self._field.grid.aabb, self._field.boxes
+        x, y, z = self.grid.occupied.shape
+        possible = torch.ones_like(self.grid.occupied)
+        if boxes is not None:
+            possible = boxes.cells_in_use((x, y, z), aabb.device)
+            if cameras is not None:
+                possible &= _may_be_matter(boxes, cameras, aabb, (x, y, z))
+        self.grid.restrict(possible, aabb)
 
     def is_due(self, step: int) -> bool:
         """Tells whether the grid is to be refreshed before a step.
@@ -98,3 +121,24 @@ def _cells(field: RadianceField, resolution: int) -> int | list[int]:
     if field.boxes is None:
         return resolution
     return [max(1, round(resolution * extent / 2)) for extent in box_extent(field.boxes.row)]
+
+
+def _may_be_matter(boxes: NestedBoxes, cameras: Cameras, aabb: Tensor, shape: tuple[int, int, int]) -> Tensor:
+    """Tells of which cells images could show matter whose place is known.
+
+    How far away something is, one image alone cannot tell. And where a camera has been, nothing else is: its own rays
+    begin behind that, so only others would see what training puts there, as a picture of what lies behind.
+    """
+    coarse = [max(1, cells // 2) for cells in shape]
+    axes = [
+        aabb[0, axis] + (torch.arange(cells, device=aabb.device) + 0.5) * ((aabb[1, axis] - aabb[0, axis]) / cells)
+        for axis, cells in enumerate(coarse)
+    ]
+    centres = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).view(-1, 3)
+    world = boxes.to_world(centres)[0]
+    views = views_of_points(cameras, world, boxes.near).view(coarse)
+    enough = (views >= min(_FEWEST_VIEWS, len(cameras))).float()[None, None]
+    # The border of what images show runs through cells, not along their faces.
+    enough = F.max_pool3d(enough, 3, stride=1, padding=1)
+    beside_cameras = (distance_to_nearest(cameras, world) <= boxes.near).view(coarse)
+    return F.interpolate(enough * ~beside_cameras, size=shape, mode="nearest")[0, 0] > 0

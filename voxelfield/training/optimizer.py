@@ -1,4 +1,4 @@
-"""Adam over grids and networks, with learning rates that live on the device."""
+"""Adam over grids, networks and exposures, with learning rates that live on the device."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from voxelfield.fields.field import RadianceField
+from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.training.config import OptimizerConfig, RatesConfig
 from voxelfield.training.eager import EagerAdamW, EagerGridAdam
+from voxelfield.training.exposure import AffineExposure
 
 # Vertices from which it pays to update only those that matter.
 _WORTH_LISTING = 1 << 17
@@ -22,7 +24,7 @@ def copies_dtype(precision: str, device: torch.device) -> torch.dtype:
 
 
 class Optimizers:
-    """GridAdam for a field's grids, fused AdamW for its decoder's network, if it has one.
+    """GridAdam for a field's grids, fused AdamW for its decoder's network and for exposures, if there are any.
 
     Nothing that a step does waits for the device, so that a CUDA graph can hold it.
 
@@ -30,22 +32,31 @@ class Optimizers:
         field: What is trained.
         config: Rates and constants that the field asks for.
         rates: Those that the length of the run asks for.
+        exposure: Corrects the colours of the training images, or None.
 
     Attributes:
         grid: The grids' optimizer: the one to hand over when a grid changes its resolution or box.
         network: The network's, or None.
+        exposure: That of the exposures, or None.
 
     Raises:
         ValueError: ``config.view_lr_factor`` is not 1, but the decoder has no channels for the viewing direction alone.
     """
 
-    def __init__(self, field: RadianceField, config: OptimizerConfig, rates: RatesConfig) -> None:
+    def __init__(
+        self,
+        field: RadianceField,
+        config: OptimizerConfig,
+        rates: RatesConfig,
+        exposure: AffineExposure | None = None,
+    ) -> None:
         self._field = field
         device = field.aabb.device
         grids = field.grid.levels
-        self._undecayed = torch.tensor(
-            [rates.grid * config.grid_lr, rates.network * config.network_lr], dtype=torch.float32, device=device
-        )
+        lrs = [rates.grid * config.grid_lr, rates.network * config.network_lr]
+        if exposure is not None:
+            lrs.append(config.exposure_lr)
+        self._undecayed = torch.tensor(lrs, dtype=torch.float32, device=device)
         self._decayed = self._undecayed.clone()
         # Views: each optimizer follows its own number.
         self._lrs = self._decayed.split(1)
@@ -54,25 +65,27 @@ class Optimizers:
             lr=self._lrs[0],
             betas=rates.betas,
             eps=config.eps,
-            decay=config.grid_decay,
+            decay=rates.decay * config.grid_decay,
             channel_rates=_channel_rates(field, config.view_lr_factor),
             skip_untouched=config.skip_untouched,
         )
+        self._sparse = [module for module in field.grid.modules() if isinstance(module, SparseGrid)]
         of_grids = {id(parameter) for parameter in grids}
         network = [parameter for parameter in field.parameters() if id(parameter) not in of_grids]
-        self.network = (
-            EagerAdamW(
-                network,
-                lr=self._lrs[1],
+
+        def adamw(parameters: list[torch.nn.Parameter], lr: Tensor, decay: float) -> EagerAdamW:
+            return EagerAdamW(
+                parameters,
+                lr=lr,
                 betas=rates.betas,
                 eps=config.eps,
-                weight_decay=config.network_decay,
+                weight_decay=decay,
                 fused=True,
                 capturable=device.type == "cuda",
             )
-            if network
-            else None
-        )
+
+        self.network = adamw(network, self._lrs[1], config.network_decay) if network else None
+        self.exposure = None if exposure is None else adamw(list(exposure.parameters()), self._lrs[2], 0.0)
 
     def attach(self, dtype: torch.dtype, occupancy: OccupancyGrid) -> None:
         """Lets the field sample copies of its grids and sum gradients in place; to be called after any change of them.
@@ -88,9 +101,11 @@ class Optimizers:
 
     def restrict(self, occupancy: OccupancyGrid) -> None:
         """Follows a change of what is occupied, within the same resolutions and box."""
+        sparse = {id(grid.features) for grid in self._sparse}
         for parameter in self._active_levels():
-            # Updating a whole small grid is faster than listing its active tiles.
-            if parameter[..., 0].numel() >= _WORTH_LISTING:
+            # Updating a whole small grid is faster than listing its active tiles. Of a sparse one, what is there is
+            # what is to be updated.
+            if parameter[..., 0].numel() >= _WORTH_LISTING and id(parameter) not in sparse:
                 # Total variation also adds gradients outside the tiles, which no later step must use.
                 if parameter.grad is not None:
                     parameter.grad.zero_()
@@ -109,28 +124,35 @@ class Optimizers:
 
     def rates(self) -> dict[str, float]:
         """Returns the present learning rates by name; synchronises with the device."""
-        names = ("grid", "network")[: 1 if self.network is None else 2]
-        return {name: float(lr) for name, lr in zip(names, self._lrs, strict=False)}
+        return {name: float(lr) for name, _, lr in self._all()}
 
     def step(self) -> None:
-        """Updates the grids and clears their gradients; updates the network and drops its own."""
+        """Updates the grids and clears their gradients; updates network and exposures and drops theirs."""
+        for grid in self._sparse:
+            grid.share_gradient()
         self.grid.step()
-        if self.network is not None:
-            self.network.step()
-            self.network.zero_grad(set_to_none=True)
+        for optimizer in (self.network, self.exposure):
+            if optimizer is not None:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=True)
+
+    def _all(self) -> list[tuple[str, torch.optim.Optimizer, Tensor]]:
+        """Returns the optimizers that there are, with their names and learning rates."""
+        named = (("grid", self.grid), ("network", self.network), ("exposure", self.exposure))
+        # Without exposures there is no rate for them.
+        rated = zip(named, self._lrs, strict=False)
+        return [(name, optimizer, lr) for (name, optimizer), lr in rated if optimizer is not None]
 
     def _active_levels(self) -> list[torch.nn.Parameter]:
         return self._field.grid.levels[: self._field.grid.active]
 
     def state_dict(self) -> dict[str, Any]:
         """Returns what a checkpoint needs."""
-        return {"grid": self.grid.state_dict(), "network": None if self.network is None else self.network.state_dict()}
+        return dict.fromkeys(("grid", "network")) | {name: optimizer.state_dict() for name, optimizer, _ in self._all()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Takes moments and step counts from a checkpoint; rates and constants stay as configured."""
-        for name, optimizer, lr in zip(("grid", "network"), (self.grid, self.network), self._lrs, strict=True):
-            if optimizer is None:
-                continue
+        for name, optimizer, lr in self._all():
             own = optimizer.state_dict()["param_groups"]
             optimizer.load_state_dict({"state": state[name]["state"], "param_groups": own})
             # Loading made a copy of the rate; the optimizer is to follow the one that `scale` changes.

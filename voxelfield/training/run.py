@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,20 +13,25 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from voxelfield.datasets.scene import Split
+from voxelfield.export.geometry.mesh import check_mesh_path, save_mesh
+from voxelfield.export.mesh import FieldSurface, MeshOptions, SurfaceOptions
 from voxelfield.export.model_file import Quality, Rounding, parts_of, read_model, save_model
 from voxelfield.fields.field import RadianceField
 from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.rendering.occupied_density import occupied_density
 from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.training.checkpoint import load_checkpoint
-from voxelfield.training.config import SceneConfig, TrainerConfig, parse
+from voxelfield.training.config import CameraConfig, SceneConfig, TrainerConfig, parse
 from voxelfield.training.evaluation import Evaluation, evaluate_split, spread
 from voxelfield.training.fields import grid_box, untrained_field
 from voxelfield.training.lpips import Lpips
 from voxelfield.training.optimizer import copies_dtype
-from voxelfield.training.views import evaluation_background, view_renderer
+from voxelfield.training.refined_cameras import RefinedCameras
+from voxelfield.training.view_refinement import refine_views
+from voxelfield.training.views import evaluation_background, render_settings, view_renderer
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +45,8 @@ class Run:
         trainer: The loop's settings, of which the evaluation is part.
         config: The run's whole configuration.
         steps: Steps of training done.
+        cameras: What came of the training cameras where they were refined. The field then lies in the frame of the
+            refined ones, which :meth:`evaluate` brings the views of a split into.
     """
 
     field: RadianceField
@@ -48,6 +55,7 @@ class Run:
     trainer: TrainerConfig
     config: DictConfig
     steps: int
+    cameras: RefinedCameras | None = None
 
     def renderer(self, backend: str | None = None) -> FieldRenderer:
         """Returns what renders views as the run's own evaluation does.
@@ -67,9 +75,7 @@ class Run:
         Returns:
             (...), per world unit, 0 in cells that are not occupied and outside of the box; float32.
         """
-        rows = points.reshape(-1, 3)
-        places = rows if self.field.boxes is None else self.field.boxes.to_row(rows)[0]
-        return torch.where(self.occupancy.holds(places), self.field.density(rows), 0).view(points.shape[:-1])
+        return occupied_density(self.field, self.occupancy, points.reshape(-1, 3)).view(points.shape[:-1])
 
     @property
     def backend(self) -> str:
@@ -87,8 +93,10 @@ class Run:
     ) -> Evaluation:
         """Compares the field with photographs, as the run's own evaluation does.
 
+        After training with ``trainer.exposure=affine``, views are judged as they are and with an exposure fitted.
+
         Args:
-            split: Images and cameras, such as ``scene.test``.
+            split: Images and cameras, such as ``scene.test``, in the scene's frame.
             views: Judge so many of them, spread evenly; None: all.
             images: Folder that receives the rendered views as PNG; None writes none.
             lpips: Compute LPIPS too; None: if ``trainer.evaluation.lpips`` says so.
@@ -102,6 +110,8 @@ class Run:
         """
         if views is not None and views < 1:
             raise ValueError(f"views must be at least 1, got {views}")
+        if self.cameras is not None:
+            split = self._refined(self.cameras.follow_split(split))
         chosen = spread(len(split) if views is None else views, len(split))
         device = self.field.aabb.device
         wanted = self.trainer.evaluation.lpips if lpips is None else lpips
@@ -112,7 +122,17 @@ class Run:
             images,
             views=chosen,
             lpips=Lpips(device) if wanted else None,
+            fit_exposure=self.trainer.exposure != "none",
             progress=progress,
+        )
+
+    def _refined(self, split: Split) -> Split:
+        """Refines the poses of views that are to be judged, if ``camera.test_steps`` says so."""
+        camera = parse(CameraConfig, self.config.camera, "camera")
+        if camera.test_steps == 0:
+            return split
+        return refine_views(
+            self.field, self.occupancy, self.trainer, split, steps=camera.test_steps, rate=camera.test_lr
         )
 
     def render(self, cameras: Cameras, index: int = 0) -> View:
@@ -155,6 +175,44 @@ class Run:
         """
         save_model(path, self, quality=quality, cameras=cameras, rounding=rounding)
 
+    def surface(self, options: SurfaceOptions | None = None, cameras: Cameras | None = None) -> FieldSurface:
+        """Finds the surface of the field, of which meshes and points are made.
+
+        Args:
+            options: Which surface is meant; None: where the density crosses its default level.
+            cameras: As for :class:`voxelfield.export.mesh.FieldSurface`.
+
+        Raises:
+            MissingPackageError: A package of the extra ``mesh`` is not installed.
+            ValueError: The field has no such surface or box, or there are no cameras to fuse.
+        """
+        settings = render_settings(self.trainer, self.field)
+        return FieldSurface(self.field, self.occupancy, settings, options or SurfaceOptions(), cameras)
+
+    def export_mesh(
+        self,
+        path: Path | str,
+        *,
+        surface: SurfaceOptions | None = None,
+        mesh: MeshOptions | None = None,
+        cameras: Cameras | None = None,
+    ) -> None:
+        """Writes the field's surface as a mesh, see :func:`voxelfield.export.geometry.mesh.save_mesh`.
+
+        Args:
+            path: ``*.ply``, ``*.obj`` or ``*.glb``.
+            surface: As for :meth:`surface`.
+            mesh: What is done to the mesh; None: nothing.
+            cameras: As for :meth:`surface`.
+
+        Raises:
+            MissingPackageError: A package of the extra ``mesh`` is not installed.
+            ValueError: The path has another ending, or as for :meth:`surface`.
+            OSError: The file cannot be written.
+        """
+        check_mesh_path("path", Path(path))
+        save_mesh(Path(path), self.surface(surface, cameras).mesh(mesh))
+
     @cached_property
     def _default_renderer(self) -> FieldRenderer:
         return self.renderer()
@@ -171,9 +229,12 @@ def load_run(path: Path | str, device: torch.device | str) -> Run:
         FileNotFoundError: There is no such file.
         ValueError: It is no usable checkpoint, or its configuration does not make sense.
     """
-    checkpoint = load_checkpoint(Path(path), device, ("config", "field", "occupancy", "step"))
+    checkpoint = load_checkpoint(Path(path), device, ("config", "field", "occupancy", "step", "cameras"))
     config = OmegaConf.create(checkpoint["config"])
-    return restore_run(config, checkpoint["field"], checkpoint["occupancy"], checkpoint["step"], device)
+    run = restore_run(config, checkpoint["field"], checkpoint["occupancy"], checkpoint["step"], device)
+    if "cameras" not in checkpoint:
+        return run
+    return replace(run, cameras=RefinedCameras.from_state(checkpoint["cameras"]))
 
 
 def load_model(path: Path | str, device: torch.device | str) -> Run:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from omegaconf import OmegaConf
@@ -20,10 +20,13 @@ from voxelfield.devices import choose_device
 from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.renderer import FieldRenderer
+from voxelfield.rendering.visible_cells import shown_cells
 from voxelfield.training.averaging import WeightAverage
 from voxelfield.training.batches import PixelSampler
+from voxelfield.training.camera_refinement import CameraRefinement
 from voxelfield.training.clock import Pause, synchronized_time
 from voxelfield.training.config import (
+    CameraConfig,
     OptimizerConfig,
     RunConfig,
     SceneConfig,
@@ -33,16 +36,19 @@ from voxelfield.training.config import (
     trainer_for_photographs,
 )
 from voxelfield.training.evaluation import Evaluation
+from voxelfield.training.exposure import AffineExposure
+from voxelfield.training.failsafe_logger import FailsafeLogger
 from voxelfield.training.fields import untrained_field
 from voxelfield.training.graph import GraphedCall
 from voxelfield.training.interrupt import Interrupt
 from voxelfield.training.logging import NullLogger, Progress, RunLogger
 from voxelfield.training.losses import grid_terms
-from voxelfield.training.memory import check_memory, estimate_memory
+from voxelfield.training.memory import MemoryEstimate, check_memory, estimate_memory, explain_shortage
 from voxelfield.training.occupied_space import OccupiedSpace
 from voxelfield.training.optimizer import Optimizers, copies_dtype
 from voxelfield.training.previews import log_preview
-from voxelfield.training.records import mean_losses, rates_of_steps
+from voxelfield.training.records import has_diverged, mean_losses, rates_of_steps
+from voxelfield.training.refined_cameras import RefinedCameras
 from voxelfield.training.run import Run
 from voxelfield.training.saving import CheckpointWriter
 from voxelfield.training.schedules import stage_at
@@ -50,6 +56,11 @@ from voxelfield.training.step import TrainingStep
 from voxelfield.training.views import evaluation_background, render_settings, view_renderer
 
 logger = logging.getLogger(__name__)
+
+# Where fine levels get blocks: the share of a pixel that a sample must have there, and how many pixels of the training
+# images' shorter side are looked at.
+_LEAST_WEIGHT_WITH_DETAIL = 0.02
+_PIXELS_LOOKED_AT = 160
 
 Hook = Callable[["Session"], None]
 """Is called by a session with itself."""
@@ -67,6 +78,7 @@ class Session:
         recipe: The model: a recipe, or the name of one (``pyramid``, ``sh``, ``mlp``, or one that a package announces).
         trainer: The loop's settings, or the name of a file in ``configs/trainer``.
         optimizer: Adam's settings, or the name of a file in ``configs/optimizer``.
+        camera: Whether cameras are learned too, such as ``CameraConfig(name="refine")``; None: they stay as given.
         device: Where to train: ``auto``, ``cpu``, ``cuda`` or ``cuda:<index>``.
         seed: Of torch's random numbers, which are seeded before the field is built.
         output: Folder that receives checkpoints; None writes no file.
@@ -82,16 +94,20 @@ class Session:
         device: Where training takes place.
         field: The field.
         occupancy: Where there is something to sample.
+        exposure: What is learned of the exposure of each training image; None with ``trainer.exposure=none``.
         optimizers: What updates the field.
-        log: Where scalars and pictures go.
+        refinement: What learns the training cameras, or None.
         output: As given.
         step: Steps done.
+        diverged: Whether training pixels are rendered clearly worse than by the untrained field, as of the last record.
         train_seconds: Wall-clock seconds spent on building the field and on these steps, without previews and
             checkpoints.
 
     Raises:
         ValueError: A setting is not allowed, or training needs more memory than the GPU has free; the message names
             the key.
+        torch.OutOfMemoryError: There was not enough memory, on the CPU or beyond the estimate; the message says what
+            training needs and what to lower.
 
     Example:
         >>> session = Session(scene, "pyramid", trainer="fast", output="runs/mine")  # doctest: +SKIP
@@ -106,6 +122,7 @@ class Session:
         *,
         trainer: TrainerConfig | str | None = None,
         optimizer: OptimizerConfig | str | None = None,
+        camera: CameraConfig | None = None,
         device: torch.device | str = "auto",
         seed: int = 0,
         output: Path | str | None = None,
@@ -116,9 +133,12 @@ class Session:
     ) -> None:
         if trainer is None and scene.boxes is not None:
             kind = recipe if isinstance(recipe, str) else recipe.kind
-            trainer = trainer_for_photographs(kind, config_name(str(device)))
+            count = sum(len(split) for split in scene.splits.values())
+            trainer = trainer_for_photographs(kind, config_name(str(device)), count)
         config = complete(recipe, trainer, optimizer, str(device))
         config.seed = seed
+        if camera is not None:
+            config.camera = camera
         hooks = (on_step, on_stage, on_preview)
         self._begin(scene, parse(RunConfig, config), output, logger, hooks)
 
@@ -161,42 +181,88 @@ class Session:
         hooks: tuple[Hook | None, Hook | None, Hook | None],
     ) -> None:
         config.scene = _describe(scene)
+        if config.camera.refines:
+            config.trainer = config.camera.schedule(config.trainer)
         self.scene = scene
         self.config = config
         self.recipe = config.model
         self.device = choose_device(config.device)
         self.log = NullLogger() if log is None else log
+        self.diverged = False
         self.output = None if output is None else Path(output)
         self._on_step, self._on_stage, self._on_preview = hooks
         self._writer = None if self.output is None else CheckpointWriter(self.output, config.trainer.keep_checkpoints)
         _library.ensure_loaded(self.device.type)
         self._check_memory()
+        with explain_shortage(self.estimate_memory, self.device):
+            self._build()
+
+    def _build(self) -> None:
+        config, scene = self.config, self.scene
         torch.manual_seed(config.seed)
         started = self._now()
         trainer = config.trainer
         self.field = untrained_field(self.recipe, config.scene, trainer, self.device)
-        self.optimizers = Optimizers(self.field, config.optimizer, trainer.rates)
+        self.exposure = AffineExposure(len(scene.train)).to(self.device) if trainer.exposure == "affine" else None
+        self.optimizers = Optimizers(self.field, config.optimizer, trainer.rates, self.exposure)
         self._occupied = OccupiedSpace(self.field, self.recipe, trainer)
         self.occupancy = self._occupied.grid
         self.step = 0
-        self._pixels = PixelSampler(scene.train, self.device, trainer.supersampling)
-        self._step = TrainingStep(self.field, self.occupancy, self._pixels, self.optimizers, trainer)
+        self._pixels = PixelSampler(
+            scene.train, self.device, trainer.supersampling, trainer.patches, trainer.patch_size
+        )
+        self.refinement = self._begin_refinement()
+        self._step = TrainingStep(
+            self.field,
+            self.occupancy,
+            self._pixels,
+            self.optimizers,
+            trainer,
+            refinement=self.refinement,
+            exposure=self.exposure,
+        )
+        # Until it is known, nothing is worse.
+        self._untrained_error = torch.full_like(self._step.error, math.inf)
         self._average = WeightAverage(self.field, trainer.steps, trainer.average_steps)
         self._attach()
         self.train_seconds = self._now() - started
+
+    def _begin_refinement(self) -> CameraRefinement | None:
+        """Returns what learns the cameras, if they are to be learned."""
+        config, steps = self.config.camera, self.config.trainer.steps
+        if not config.refines:
+            return None
+        logger.info(
+            "cameras are refined: rays are cast by torch's operations, nothing is carved by a visual hull, and "
+            "trainer.stages are those of camera.stages"
+        )
+        return CameraRefinement(
+            self._pixels.cameras,
+            self.scene.aabb.to(self.device).mean(dim=0),
+            steps=steps,
+            pose_lr=config.pose_lr,
+            focal_lr=config.focal_lr if config.focal else None,
+            final_factor=config.final_factor,
+            warm_up=round(config.warm_up * steps),
+            focal_from=round(config.focal_from * steps),
+        )
 
     def _check_memory(self) -> None:
         """Refuses what cannot fit, before anything is on the device."""
         if self.device.type != "cuda":
             return
-        config = self.config.trainer
-        shapes = untrained_field(self.recipe, self.config.scene, config, "meta")
-        estimate = estimate_memory(shapes, self.recipe, config, self.scene.train)
+        estimate = self.estimate_memory()
         logger.info("training needs about %s of GPU memory", estimate)
         check_memory(estimate, self.device)
 
+    def estimate_memory(self) -> MemoryEstimate:
+        """Returns what training needs, at the resolution that it ends with."""
+        config = self.config.trainer
+        shapes = untrained_field(self.recipe, self.config.scene, config, "meta")
+        return estimate_memory(shapes, self.recipe, config, self.scene.train, self.device.type)
+
     def fit(self, *, wait: bool = True) -> bool:
-        """Trains up to the configured number of steps; Ctrl-C or the termination signal stops it after a step.
+        """Trains up to the configured number of steps; Ctrl-C, a termination signal or a hangup stops it after a step.
 
         Args:
             wait: Return once the last checkpoint is on disk. Otherwise it is copied and written in the background, and
@@ -208,11 +274,16 @@ class Session:
         Raises:
             FloatingPointError: The loss is not finite.
             EmptyFieldError: The field has become empty.
-            OSError: A checkpoint could not be written.
+            OSError: The last checkpoint could not be written, or, with ``trainer.checkpoint_errors=stop``, any.
+            torch.OutOfMemoryError: As for the constructor.
         """
         config = self.config.trainer
         started, before = self._now(), self.train_seconds
-        with Interrupt() as interrupt, Progress(config.steps, self.step) as progress:
+        with (
+            explain_shortage(self.estimate_memory, self.device),
+            Interrupt() as interrupt,
+            Progress(config.steps, self.step) as progress,
+        ):
             pause = Pause(self._now, progress.paused)
             logged = 0.0
             while self.step < config.steps and not interrupt.requested:
@@ -223,6 +294,8 @@ class Session:
                 # On CUDA only the device knows how many rays had room.
                 rays = self._step.rays if self._step.capacity is None else 0
                 self._graphed()
+                if self.step == 0:
+                    self._untrained_error.copy_(self._step.error)
                 self.step += 1
                 self._average.update(self.step)
                 self._call(self._on_step)
@@ -238,7 +311,7 @@ class Session:
                 if _due(self.step, config.checkpoint_every) and self.step < config.steps:
                     self.train_seconds = before + self._now() - started - pause.seconds
                     with pause:
-                        self.save(wait=False)
+                        self._save(optional=config.checkpoint_errors == "continue")
             if self.step >= config.steps:
                 self._average.apply()
             self.train_seconds = before + self._now() - started - pause.seconds
@@ -247,6 +320,21 @@ class Session:
             if wait:
                 self.wait()
         return self.step >= config.steps
+
+    @property
+    def log(self) -> RunLogger:
+        """Where scalars and pictures go. If it fails, the session records nothing more and trains on."""
+        return self._log
+
+    @log.setter
+    def log(self, log: RunLogger) -> None:
+        self._log = log
+        self._records = FailsafeLogger(log)
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The last sound checkpoint that is on disk, or that training was continued from; None without any."""
+        return None if self._writer is None else self._writer.newest
 
     @property
     def settings(self) -> RenderSettings:
@@ -265,14 +353,22 @@ class Session:
     def result(self) -> Run:
         """Returns what has been trained so far, to be rendered and saved; further steps change it."""
         config = OmegaConf.create(self._saved_config())
-        return Run(self.field, self.occupancy, self.recipe, self.config.trainer, config, self.step)
+        return Run(self.field, self.occupancy, self.recipe, self.config.trainer, config, self.step, self.cameras)
+
+    @property
+    def cameras(self) -> RefinedCameras | None:
+        """What has come of the training cameras so far, on the CPU; None if they are not refined."""
+        if self.refinement is None:
+            return None
+        return RefinedCameras(self.refinement.given().to("cpu"), self.refinement.refined().to("cpu"))
 
     def preview(self) -> None:
         """Logs render | truth | error | depth at fixed test views, and their PSNR; nothing for a scene without any."""
         split = self.scene.splits.get("test")
         if split is not None:
-            views = self.config.trainer.preview_views
-            log_preview(self.renderer(), split, self.background, self.log, self.step, views)
+            views, cameras = self.config.trainer.preview_views, self.cameras
+            split = split if cameras is None else cameras.follow_split(split)
+            log_preview(self.renderer(), split, self.background, self._records, self.step, views)
 
     def evaluate(
         self, split: str = "test", *, views: int | None = None, images: Path | None = None, progress: bool = True
@@ -294,9 +390,10 @@ class Session:
     def save(self, *, wait: bool = True) -> Path | None:
         """Writes a checkpoint from which training continues as if it had never stopped.
 
-        It takes the place of those that this session wrote before, unless ``trainer.keep_checkpoints`` is set or the
-        field is not finite. After the last step it holds the average of the weights, if there is one: more steps go on
-        from that.
+        It takes the place of those that this session wrote before, unless ``trainer.keep_checkpoints`` is set. That of
+        a field that is not finite takes no other's place and is named ``not_finite_<step>.pt``, for inspection: a run
+        directory that is to be continued does not stand for it. After the last step a checkpoint holds the average of
+        the weights, if there is one: more steps go on from that.
 
         Args:
             wait: Return once it is on disk; otherwise it is written in the background (:meth:`wait`).
@@ -312,11 +409,12 @@ class Session:
             self.wait()
         return path
 
-    def _save(self, *, settled: bool = False) -> Path | None:
-        """Does what :meth:`save` does without waiting; ``settled`` as for :meth:`CheckpointWriter.save`."""
+    def _save(self, *, settled: bool = False, optional: bool = False) -> Path | None:
+        """Does what :meth:`save` does without waiting; the arguments are as for :meth:`CheckpointWriter.save`."""
         if self._writer is None:
             return None
-        return self._writer.save(self.step, self._state(), replace=self._is_finite(), settled=settled)
+        finite = self._is_finite()
+        return self._writer.save(self.step, self._state(), finite=finite, settled=settled, optional=optional)
 
     def wait(self) -> None:
         """Waits until the last checkpoint is on disk.
@@ -328,10 +426,13 @@ class Session:
             self._writer.wait()
 
     def _state(self) -> dict[str, Any]:
-        return {
+        cameras = {} if self.refinement is None else {"cameras": self.refinement.state()}
+        state = cameras | {
             "step": self.step,
             "train_seconds": self.train_seconds,
             "rays": self._step.rays,
+            "untrained_error": self._untrained_error,
+            "diverged": self.diverged,
             "field": self.field.state_dict(),
             "occupancy": self.occupancy.state_dict(),
             "optimizer": self.optimizers.state_dict(),
@@ -340,6 +441,7 @@ class Session:
             "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
             "config": self._saved_config(),
         }
+        return state if self.exposure is None else state | {"exposure": self.exposure.state_dict()}
 
     def _saved_config(self) -> dict[str, Any]:
         return asdict(self.config)
@@ -348,11 +450,18 @@ class Session:
         """Tells whether the field can still be of use; waits for the device."""
         return all(bool(parameter.detach().sum().isfinite()) for parameter in self.field.parameters())
 
-    def restore(self, checkpoint: dict[str, Any]) -> None:
+    def restore(self, checkpoint: dict[str, Any], *, path: Path | None = None, replaced: Sequence[Path] = ()) -> None:
         """Continues from a checkpoint's content; the grid takes the saved resolution and box.
 
+        Args:
+            checkpoint: The content.
+            path: The file that it is from, if :attr:`checkpoint` is to name it until there is another.
+            replaced: Files that the next checkpoint takes the place of, unless ``trainer.keep_checkpoints`` is set.
+
         Raises:
-            ValueError: The field of the checkpoint lies in other nested boxes.
+            ValueError: The field of the checkpoint lies in other nested boxes, or its cameras were refined and those
+                of this session are not, or its training images have exposures where those of this session have none,
+                or the reverse, or they are others.
         """
         saved = parse(SceneConfig, checkpoint["config"]["scene"], "scene of the checkpoint").nested
         if saved != self.config.scene.nested:
@@ -360,17 +469,44 @@ class Session:
                 f"scene.boxes, scene.box_ratio, scene.near and scene.aabb must be those of the checkpoint ({saved}), "
                 f"got {self.config.scene.nested}"
             )
+        if ("cameras" in checkpoint) != (self.refinement is not None):
+            wanted, got = ("refine", "none") if "cameras" in checkpoint else ("none", "refine")
+            raise ValueError(f"camera.name must be {wanted}, as the checkpoint has it, got {got}")
+        self._restore_exposure(checkpoint)
+        if self._writer is not None and path is not None:
+            self._writer.follow(path, replaced)
         self.field.load_state_dict(checkpoint["field"])
         self.occupancy.load_state_dict(checkpoint["occupancy"])
         self.optimizers.load_state_dict(checkpoint["optimizer"])
+        if self.refinement is not None:
+            self.refinement.load_state(checkpoint["cameras"])
         self.step, self.train_seconds = checkpoint["step"], checkpoint["train_seconds"]
         self._step.resume(self.step, checkpoint["rays"])
+        # Files that were written before these were noted have neither.
+        self.diverged = checkpoint.get("diverged", False)
+        self._untrained_error.copy_(checkpoint.get("untrained_error", torch.tensor(math.inf)))
         self._attach()
         if "average" in checkpoint:
             self._average.load_state_dict(checkpoint["average"], self.step)
         torch.set_rng_state(checkpoint["rng"].cpu())
         if self.device.type == "cuda" and checkpoint["cuda_rng"] is not None:
             torch.cuda.set_rng_state(checkpoint["cuda_rng"].cpu(), self.device)
+
+    def _restore_exposure(self, checkpoint: dict[str, Any]) -> None:
+        saved = checkpoint.get("exposure")
+        if (saved is None) != (self.exposure is None):
+            kind = "none" if saved is None else "affine"
+            raise ValueError(
+                f"trainer.exposure must be {kind}, as in the checkpoint, got {self.config.trainer.exposure}"
+            )
+        if saved is None or self.exposure is None:
+            return
+        if len(saved["offset"]) != len(self.exposure.offset):
+            raise ValueError(
+                f"scene must have {len(saved['offset'])} training images, as the checkpoint has exposures, got "
+                f"{len(self.exposure.offset)}"
+            )
+        self.exposure.load_state_dict(saved)
 
     def _enter_stage(self) -> None:
         """Changes the grid's box and resolution if a stage starts at this step."""
@@ -379,23 +515,40 @@ class Session:
         if stage.step != self.step:
             return
         if self.step == 0:
-            occupied.restrict_to_images(self._pixels)
+            self._restrict()
         # The grid of nested boxes is never cropped: each box keeps its place in the row.
         crop = stage.crop and self.field.boxes is None
         if crop:
             occupied.fraction(self.step)  # raises if nothing is left to crop to
         box = self.occupancy.bounds() if crop else None
+        self.recipe.add_detail(
+            self.field, stage.resolution, self._shown_cells, self.occupancy.aabb, self.optimizers.grid
+        )
         self.recipe.enter_stage(self.field, stage.resolution, box, self.optimizers.grid)
         if crop:
-            occupied.restrict_to_images(self._pixels)
+            self._restrict()
         grid = self.field.grid
         logger.info("step %d: grid %d x %d x %d over %s", self.step, *grid.resolution, grid.aabb.tolist())
         vertices = sum(level[..., 0].numel() for level in grid.levels[: grid.active])
-        self.log.scalars(self.step, {"stage/resolution": stage.resolution, "stage/vertices": vertices})
+        self._records.scalars(self.step, {"stage/resolution": stage.resolution, "stage/vertices": vertices})
         self._attach()
         if self.step >= self.config.trainer.occupancy.start and not occupied.is_due(self.step):
             self._refresh_occupancy()
         self._call(self._on_stage)
+
+    def _shown_cells(self, shape: Sequence[int]) -> Tensor:
+        cameras, settings = self._pixels.cameras, self.settings
+        settings = replace(settings, min_weight=max(settings.min_weight, _LEAST_WEIGHT_WITH_DETAIL))
+        every = max(1, min(cameras.width, cameras.height) // _PIXELS_LOOKED_AT)
+        with self._step.autocast():
+            return shown_cells(self.field, self.occupancy, settings, cameras, shape, every=every)
+
+    def _restrict(self) -> None:
+        """Rules out what is known to be empty. Images seen from wrong poses would carve away what is there."""
+        if self.refinement is None:
+            self._occupied.restrict_to_images(self._pixels)
+        else:
+            self._occupied.restrict_to_box()
 
     def _refresh_occupancy(self) -> None:
         with self._step.autocast():
@@ -422,18 +575,46 @@ class Session:
         losses = mean_losses(totals)
         # Where the field is NaN no sample shows, and the loss of what is left may be finite.
         if not self._is_finite() or not all(math.isfinite(value) for value in losses.values()):
-            raise FloatingPointError(
-                f"step {self.step}: the loss or the field was not finite since the last record, now {losses}; lower "
-                "optimizer.grid_lr or optimizer.network_lr, or trainer.loss_scale where gradients are float16"
-            )
+            self._stop_not_finite(losses)
+        self._note_divergence(losses["loss/photometric"])
         values = losses | rates_of_steps(totals, self.config.trainer, since_last)
         values["train/occupancy"] = self._occupied.fraction(self.step)
         values["train/seconds"] = seconds
+        if self.refinement is not None:
+            values |= self.refinement.scalars()
         values |= {f"lr/{name}": rate for name, rate in self.optimizers.rates().items()}
         if self.device.type == "cuda":
             values["gpu/allocated_GiB"] = torch.cuda.memory_allocated(self.device) / 2**30
             values["gpu/peak_GiB"] = torch.cuda.max_memory_allocated(self.device) / 2**30
-        self.log.scalars(self.step, values)
+        self._records.scalars(self.step, values)
+
+    def _stop_not_finite(self, losses: dict[str, float]) -> NoReturn:
+        """Writes out the state, for whoever looks for the reason, and ends training."""
+        hints = ""
+        if self._writer is not None:
+            try:
+                hints = f"; the state is in {self._writer.save(self.step, self._state(), finite=False)}"
+                self._writer.wait()
+            except OSError as error:
+                hints = f"; {error}"
+            hints += "" if self.checkpoint is None else f", and the last sound checkpoint is {self.checkpoint}"
+        raise FloatingPointError(
+            f"step {self.step}: the loss or the field was not finite since the last record, now {losses}; lower "
+            "optimizer.grid_lr or optimizer.network_lr, or trainer.loss_scale where gradients are float16, or set "
+            f"trainer.not_finite=skip{hints}"
+        )
+
+    def _note_divergence(self, loss: float) -> None:
+        """Compares the loss since the last record with that of the first step, both read already or read at once."""
+        before, self.diverged = self.diverged, has_diverged(self.step, loss, float(self._untrained_error))
+        if self.diverged and not before:
+            logger.warning(
+                "step %d: training diverges, with training pixels at %.1f dB after %.1f dB before the first step; "
+                "lower trainer.rates.grid and trainer.rates.network",
+                self.step,
+                -10 * math.log10(loss),
+                -10 * math.log10(max(float(self._untrained_error), 1e-10)),
+            )
 
     def _call(self, hook: Hook | None) -> None:
         if hook is not None:

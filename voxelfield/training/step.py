@@ -14,7 +14,9 @@ from voxelfield.rendering.march import Capacity, RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.render import render
 from voxelfield.training.batches import PixelSampler, background_for
+from voxelfield.training.camera_refinement import CameraRefinement
 from voxelfield.training.config import TrainerConfig
+from voxelfield.training.exposure import AffineExposure
 from voxelfield.training.losses import RenderedBatch, backpropagate, rendering_terms
 from voxelfield.training.metrics import mse_to_psnr
 from voxelfield.training.optimizer import Optimizers
@@ -53,6 +55,13 @@ class StepTotals:
         return totals
 
 
+def autocast(config: TrainerConfig, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Returns the context in which a field is evaluated, in the configured precision."""
+    if config.precision == "float32":
+        return contextlib.nullcontext()
+    return torch.autocast(device.type, getattr(torch, config.precision), cache_enabled=False)
+
+
 class TrainingStep:
     """Runs steps one after the other. Nothing in a CUDA step waits for the device or depends on the host.
 
@@ -65,12 +74,16 @@ class TrainingStep:
         pixels: The training images.
         optimizers: Update the field.
         config: The loop's settings.
+        refinement: Updates the cameras too, and casts rays with them; None: they stay as ``pixels`` has them.
+        exposure: Corrects the colours of the training images; None leaves them as they are.
 
     Attributes:
         number: Steps done, int64, on the device.
         rays: Rays drawn in a step.
+        error: Photometric loss of the last step, () float32 on the device.
         totals: Sums over the steps since they were last read: the loss terms by name, ``rays``, ``samples``,
-            ``steps`` and, where they are counted, ``candidates``.
+            ``steps`` and, where they are counted, ``candidates``. With ``config.not_finite="skip"`` also ``skipped``,
+            the steps that changed nothing but Adam's moments; their losses count as zero.
     """
 
     def __init__(
@@ -80,6 +93,8 @@ class TrainingStep:
         pixels: PixelSampler,
         optimizers: Optimizers,
         config: TrainerConfig,
+        refinement: CameraRefinement | None = None,
+        exposure: AffineExposure | None = None,
     ) -> None:
         self.device = field.aabb.device
         self.number = torch.zeros((), dtype=torch.int64, device=self.device)
@@ -93,8 +108,10 @@ class TrainingStep:
         self._pixels = pixels
         self._optimizers = optimizers
         self._config = config
+        self._refinement = refinement
+        self._exposure = exposure
         self._loss_scale = torch.tensor(config.loss_scale, device=self.device)
-        self._error = torch.zeros((), device=self.device)
+        self.error = torch.zeros((), device=self.device)
         self._one = torch.ones((), dtype=torch.int64, device=self.device)
 
     def run(self, settings: RenderSettings) -> None:
@@ -106,10 +123,12 @@ class TrainingStep:
         config = self._config
         self._optimizers.scale(exponential_decay(self.number, config.steps, config.rates.final_factor))
         rays_per_pixel = config.supersampling**2
-        pixels = max(1, self.rays // rays_per_pixel)
-        rays, rgba = self._pixels.draw(pixels, self._field.aabb)
+        pixels = max(1, config.pixels_in_patches, self.rays // rays_per_pixel)
+        cameras = None if self._refinement is None else self._refinement()
+        rays, rgba, numbers = self._pixels.draw(pixels, self._field.aabb, cameras)
+        rgb, alpha = rgba[:, :3], rgba[:, 3:]
         background = background_for(config.background, pixels, self.device)
-        truth = rgba[:, :3] * rgba[:, 3:] + background * (1 - rgba[:, 3:])
+        truth = _over(rgb, alpha, background)
         with self.autocast():
             rendering = render(
                 self._field,
@@ -120,14 +139,26 @@ class TrainingStep:
                 capacity=self.capacity,
                 distortion=config.loss.distortion > 0,
             )
+        emitted, field_truth = rendering.rgb, None
+        if self._exposure is not None:
+            images = self._pixels.images_of(numbers)
+            emitted = self._exposure(emitted, rendering.opacity, images)
+            field_truth = _over(self._exposure.undo(rgb, images), alpha, background)
         predicted = pixel_colors(
-            rendering.rgb, rendering.opacity, background, rays_per_pixel, pixel_averaging=config.pixel_averaging
+            emitted, rendering.opacity, background, rays_per_pixel, pixel_averaging=config.pixel_averaging
         )
-        terms = rendering_terms(config.loss, RenderedBatch(rendering, predicted, truth))
+        batch = RenderedBatch(rendering, predicted, truth, config.patches, config.patch_size, field_truth=field_truth)
+        terms = rendering_terms(config.loss, batch)
+        if self._exposure is not None and config.loss.exposure > 0:
+            terms["exposure"] = config.loss.exposure * self._exposure.penalty()
         backpropagate(list(terms.values()), self._loss_scale)
+        if config.not_finite == "skip":
+            terms = self._drop_unless_finite(terms)
         self._optimizers.step()
+        if self._refinement is not None:
+            self._refinement.step(self.number)
         self.number += 1
-        self._error.copy_(terms["photometric"].detach())
+        self.error.copy_(terms["photometric"].detach())
         self.count(terms)
         counts = {"steps": self._one, "rays": rendering.rays_kept, "samples": rendering.samples.ray_offsets[-1]}
         if rendering.candidates is not None:
@@ -138,11 +169,25 @@ class TrainingStep:
             wanted = self.rays * config.visible_samples / max(len(rendering.samples.positions), 1)
             self.rays = int(min(config.max_rays, max(self.rays * 0.8, min(self.rays * 1.25, wanted)) + 1))
 
+    def _drop_unless_finite(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Counts a step as skipped, and zeroes its gradients and losses, if one of them is not finite.
+
+        All on the device, where it reads and writes every gradient once more.
+        """
+        learners = [module for module in (self._field, self._exposure, self._refinement) if module is not None]
+        parameters = [parameter for module in learners for parameter in module.parameters()]
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        # A sum that overflows though all of its terms are finite is no gradient to follow, either.
+        sums = [gradient.sum(dtype=torch.float32) for gradient in gradients]
+        finite = torch.stack([value.detach().float() for value in (*terms.values(), *sums)]).isfinite().all()
+        for gradient in gradients:
+            gradient.masked_fill_(~finite, 0)
+        self.totals.add({"skipped": (~finite).to(torch.int64)})
+        return {name: torch.where(finite, term.detach(), 0.0) for name, term in terms.items()}
+
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Returns the context in which the field is evaluated, in the configured precision."""
-        if self._config.precision == "float32":
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, getattr(torch, self._config.precision), cache_enabled=False)
+        return autocast(self._config, self.device)
 
     def count(self, terms: dict[str, Tensor]) -> None:
         """Adds loss terms to the totals."""
@@ -150,10 +195,15 @@ class TrainingStep:
 
     def psnr(self) -> float:
         """Returns that of the last step's pixels, dB; synchronises with the device."""
-        return float(mse_to_psnr(self._error))
+        return float(mse_to_psnr(self.error))
 
     def resume(self, number: int, rays: int) -> None:
         """Continues after ``number`` steps; on the CPU, where it changes, with that number of rays."""
         self.number.fill_(number)
         if self.capacity is None:
             self.rays = min(rays, self._config.max_rays)
+
+
+def _over(rgb: Tensor, alpha: Tensor, background: Tensor) -> Tensor:
+    """Composites straight colours (P, 3) of opacity (P, 1) over backgrounds (P, 3)."""
+    return rgb * alpha + background * (1 - alpha)

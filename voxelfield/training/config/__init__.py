@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from voxelfield.config.parsing import parse, unknown_key
+from voxelfield.training.config.camera import CameraConfig, CameraStageConfig
 from voxelfield.training.config.optimizer import OptimizerConfig
 from voxelfield.training.config.presets import (
     complete,
@@ -24,6 +25,8 @@ from voxelfield.training.config.trainer import (
 )
 
 __all__ = [
+    "CameraConfig",
+    "CameraStageConfig",
     "DataConfig",
     "EvaluationConfig",
     "LoggerConfig",

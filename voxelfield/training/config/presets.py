@@ -27,14 +27,21 @@ def config_name(device: str = "auto") -> str:
     return "train" if choose_device(device).type == "cuda" else "train_cpu"
 
 
-def trainer_for_photographs(model: str, name: str) -> str | None:
+# Fewer are remembered pixel by pixel, unless training is short and fine levels decay.
+_MANY_PHOTOGRAPHS = 100
+
+
+def trainer_for_photographs(model: str, name: str, count: int) -> str | None:
     """Returns the file in ``configs/trainer`` for photographs of real places, or None where there is none of its own.
 
     Args:
         model: The model: a file in ``configs/model``. Others than the default bring a trainer of their own.
         name: The file in ``configs/`` that the run begins with (:func:`config_name`). That of CPUs has one for all.
+        count: Number of photographs, those held out included.
     """
-    return "unbounded" if (model, name) == ("pyramid", "train") else None
+    if (model, name) != ("pyramid", "train"):
+        return None
+    return "unbounded" if count >= _MANY_PHOTOGRAPHS else "few_photographs"
 
 
 def compose(*overrides: str, device: str = "auto", name: str | None = None) -> DictConfig:

@@ -12,8 +12,12 @@ from voxelfield.fields.recipes.pyramid import PyramidRecipe
 from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.grids.boxes import parse_box
 from voxelfield.grids.nested_boxes import MAX_BOXES, NestedBoxes
+from voxelfield.training.config.camera import CameraConfig
 from voxelfield.training.config.optimizer import OptimizerConfig
 from voxelfield.training.config.trainer import TrainerConfig
+
+AUTO = "auto"
+"""Value of ``resume`` that means the run's own directory."""
 
 Corner: TypeAlias = tuple[float, float, float]
 Device: TypeAlias = Annotated[str, Form(DEVICES, DEVICES_IN_WORDS)]
@@ -99,10 +103,12 @@ class RunConfig:
         model: What is fitted to it.
         optimizer: How fast that learns.
         trainer: The training loop.
+        camera: Whether cameras are learned too.
         logger: Where scalars and pictures go.
         seed: Of torch's random numbers.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:<index>``.
-        resume: A checkpoint or a run directory to continue from, or None.
+        resume: A checkpoint or a run directory to continue from; ``auto`` for the newest sound checkpoint in the run's
+            own directory, if there is one; or None.
     """
 
     scene: SceneConfig = field(default_factory=SceneConfig)
@@ -110,6 +116,7 @@ class RunConfig:
     model: Recipe = field(default_factory=PyramidRecipe)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    camera: CameraConfig = field(default_factory=CameraConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     seed: Annotated[int, Range(-(2**63), 2**64 - 1)] = 0
     device: Device = "auto"

@@ -1,0 +1,62 @@
+"""Where points show in images: the inverse of casting rays."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.lens import Lens
+from voxelfield.rendering.projection import distance_to_nearest, pixels_of_rays, views_of_points
+
+COUNT, WIDTH, HEIGHT = 5, 40, 30
+BOX = torch.tensor([[-50.0] * 3, [50.0] * 3])
+LENSES = {
+    "pinhole": None,
+    "perspective": Lens("perspective", torch.tensor([[0.05, -0.01, 0.001, 0.002, 0.0, 0.0]]).repeat(COUNT, 1)),
+    "fisheye": Lens("fisheye", torch.tensor([[0.03, -0.02, 0.0, 0.0, 0.0, 0.0]]).repeat(COUNT, 1)),
+}
+
+
+@pytest.fixture(params=LENSES)
+def cameras(request, device) -> Cameras:
+    rotations, _ = torch.linalg.qr(torch.randn(COUNT, 3, 3))
+    c2w = torch.eye(4).repeat(COUNT, 1, 1)
+    c2w[:, :3, :3] = rotations * torch.linalg.det(rotations)[:, None, None]
+    c2w[:, :3, 3] = torch.randn(COUNT, 3)
+    intrinsics = torch.tensor([[25.0, 27.0, 19.0, 16.0]]).repeat(COUNT, 1)
+    return Cameras(c2w, intrinsics, WIDTH, HEIGHT, lens=LENSES[request.param]).to(device)
+
+
+def test_a_ray_goes_back_through_its_pixel(cameras, device):
+    for camera in range(COUNT):
+        rays = cameras.image_rays(camera, BOX.to(device))
+        in_camera = (
+            (rays.directions * 3.7) @ cameras.c2w[camera, :3, :3] * torch.tensor([1.0, -1.0, -1.0], device=device)
+        )
+        row, column = torch.meshgrid(torch.arange(HEIGHT), torch.arange(WIDTH), indexing="ij")
+        expected = torch.stack((column, row), dim=-1).view(-1, 2)
+        assert torch.equal(pixels_of_rays(cameras, camera, in_camera).cpu(), expected)
+
+
+def test_views_are_counted_where_rays_say_so(cameras, device):
+    points = torch.randn(4000, 3, device=device) * 3
+    expected = torch.zeros(len(points), dtype=torch.int64)
+    for camera in range(COUNT):
+        rays = cameras.image_rays(camera, BOX.to(device))
+        to_point = points - cameras.c2w[camera, :3, 3]
+        # Within the image if some pixel's ray is as near as neighbouring rays are to one another.
+        alike = (F.normalize(to_point, dim=-1) @ rays.directions.T).amax(dim=-1)
+        expected += ((alike > 0.9998) & (to_point.norm(dim=-1) > 0.5)).cpu()
+    found = views_of_points(cameras, points, near=0.5).cpu()
+    assert (found == expected).float().mean() > 0.9
+    assert (found - expected).abs().max() <= 1 + (COUNT > 1)
+    assert 0.05 < (found > 0).float().mean() < 0.9
+
+
+def test_points_behind_or_too_near_do_not_count(device):
+    cameras = Cameras(torch.eye(4)[None], torch.tensor([[20.0, 20.0, 20.0, 15.0]]), WIDTH, HEIGHT).to(device)
+    points = torch.tensor([[0.0, 0.0, -2.0], [0.0, 0.0, 2.0], [0.0, 0.0, -0.4], [9.0, 0.0, -2.0]], device=device)
+    assert views_of_points(cameras, points, near=0.5).tolist() == [1, 0, 0, 0]
+    torch.testing.assert_close(distance_to_nearest(cameras, points)[:3].cpu(), torch.tensor([2.0, 2.0, 0.4]))

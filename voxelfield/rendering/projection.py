@@ -1,0 +1,75 @@
+"""Where points of space show in images."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from voxelfield.ops._internal.lens import lens_points, lens_rays
+from voxelfield.rendering.cameras import Cameras
+
+_SAME_RAY = 1e-3  # radians
+
+
+def pixels_of_rays(cameras: Cameras, index: int, rays: Tensor) -> Tensor:
+    """Returns the pixels that rays of one camera go through.
+
+    Args:
+        cameras: The cameras.
+        index: Which of them.
+        rays: (..., 3) right, down and forward in the camera's frame, of any length, on the cameras' device.
+
+    Returns:
+        (..., 2) int64 column and row, which may lie outside of the image; negative behind the camera, and where a lens
+        shows nothing.
+    """
+    intrinsics = cameras.intrinsics[index]
+    if cameras.lens is None:
+        points, shown = rays[..., :2] / rays[..., 2:], rays[..., 2] > 0
+    else:
+        flat, coefficients = rays.reshape(-1, 3), cameras.lens.coefficients[index : index + 1]
+        points = lens_points(flat, coefficients, fisheye=cameras.lens.is_fisheye)
+        back = lens_rays(points, coefficients, fisheye=cameras.lens.is_fisheye)
+        error = (F.normalize(back, dim=-1) - F.normalize(flat, dim=-1)).norm(dim=-1)
+        # Written so that a point that overflowed is not shown.
+        points, shown = points.view(*rays.shape[:-1], 2), (error <= _SAME_RAY).view(rays.shape[:-1])
+    pixels = (points * intrinsics[:2] + intrinsics[2:]).floor()
+    return torch.where(shown[..., None], pixels, -1.0).long()
+
+
+def views_of_points(cameras: Cameras, points: Tensor, near: float = 0.0) -> Tensor:
+    """Counts the cameras in whose images points lie; what may hide the points is not asked.
+
+    Args:
+        cameras: The cameras.
+        points: (M, 3) world units, on the cameras' device.
+        near: Distance up to which a camera does not count.
+
+    Returns:
+        (M,) int64.
+    """
+    count = torch.zeros(len(points), dtype=torch.int64, device=points.device)
+    size = torch.tensor([cameras.width, cameras.height], device=points.device)
+    to_ray = torch.tensor([1.0, -1.0, -1.0], device=points.device)
+    for index, c2w in enumerate(cameras.c2w):
+        rays = ((points - c2w[:3, 3]) @ c2w[:3, :3]) * to_ray
+        pixels = pixels_of_rays(cameras, index, rays)
+        count += ((pixels >= 0) & (pixels < size)).all(dim=-1) & (rays.norm(dim=-1) > near)
+    return count
+
+
+def distance_to_nearest(cameras: Cameras, points: Tensor) -> Tensor:
+    """Returns how far points are from the nearest camera.
+
+    Args:
+        cameras: At least one camera.
+        points: (M, 3) world units, on the cameras' device.
+
+    Returns:
+        (M,) world units.
+    """
+    nearest = torch.full((len(points),), torch.inf, device=points.device)
+    for origin in cameras.c2w[:, :3, 3]:
+        nearest = torch.minimum(nearest, (points - origin).norm(dim=-1))
+    return nearest
