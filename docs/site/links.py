@@ -96,7 +96,7 @@ _links = RepositoryLinks()
 
 def on_config(config: MkDocsConfig) -> None:
     """Adds the treatment of links to the site's Markdown."""
-    config.markdown_extensions.append(_links)
+    config.markdown_extensions.append(_links)  # type: ignore[arg-type]  # Markdown takes instances as well as names
 
 
 def on_files(files: Files, config: MkDocsConfig) -> None:
