@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 
@@ -139,7 +139,7 @@ def write_checkpoint(path: Path, packed: dict[str, Any]) -> None:
     try:
         with atomic_write(path) as file:
             sealing = SealingFile(file)
-            torch.save(packed, sealing)
+            torch.save(packed, cast("IO[bytes]", sealing))  # of which torch calls write and flush alone
             sealing.seal()
     except RuntimeError as error:
         # torch finishes its archive while an exception from the file passes through, fails at that too, and
