@@ -14,7 +14,8 @@ from typing import Any, Protocol, TextIO
 import torch
 from tqdm import tqdm
 
-from voxelfield.training.images import to_uint8, turbo
+from voxelfield.rendering.pixels import to_uint8
+from voxelfield.training.images import turbo
 
 _log = logging.getLogger(__name__)
 
@@ -228,12 +229,28 @@ def comparison_panel(
         raise ValueError(f"near_far must be increasing, got {near_far}")
     rgb, truth, depth = (image.detach().to(torch.float32) for image in (rgb, truth, depth))
     error = (rgb - truth).abs().mean(dim=-1) / ERROR_MAXIMUM
-    filled = (opacity.detach() > 0.5) & depth.isfinite()
+    depth_rgb = depth_colors(depth, opacity.detach(), near_far)
+    return torch.cat((rgb.clamp(0, 1), truth.clamp(0, 1), turbo(error), depth_rgb), dim=1)
+
+
+def depth_colors(
+    depth: torch.Tensor, opacity: torch.Tensor, near_far: tuple[float, float] | None = None
+) -> torch.Tensor:
+    """Paints depth in Turbo colours from near (blue) to far (red), and white where opacity is at most 0.5.
+
+    Args:
+        depth: (H, W) float32, world units.
+        opacity: (H, W) in [0, 1], same device.
+        near_far: As for :func:`comparison_panel`.
+
+    Returns:
+        (H, W, 3) float32 in [0, 1].
+    """
+    filled = (opacity > 0.5) & depth.isfinite()
     low, high = _depth_range(depth[filled]) if near_far is None else near_far
     # the floor keeps a flat wall from dividing by zero
     scaled = (depth - low) / max(high - low, 1e-6)
-    depth_rgb = torch.where(filled.unsqueeze(-1), turbo(scaled), torch.ones_like(rgb))
-    return torch.cat((rgb.clamp(0, 1), truth.clamp(0, 1), turbo(error), depth_rgb), dim=1)
+    return torch.where(filled.unsqueeze(-1), turbo(scaled), 1.0)
 
 
 def _depth_range(depths: torch.Tensor) -> tuple[float, float]:

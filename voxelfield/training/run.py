@@ -25,7 +25,7 @@ from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.training.checkpoint import load_checkpoint
 from voxelfield.training.config import CameraConfig, SceneConfig, TrainerConfig, parse
-from voxelfield.training.evaluation import Evaluation, evaluate_split, spread
+from voxelfield.training.evaluation import Evaluation, OnView, evaluate_split, spread
 from voxelfield.training.fields import grid_box, untrained_field
 from voxelfield.training.lpips import Lpips
 from voxelfield.training.optimizer import copies_dtype
@@ -89,6 +89,7 @@ class Run:
         views: int | None = None,
         images: Path | None = None,
         lpips: bool | None = None,
+        on_view: OnView | None = None,
         progress: bool = True,
     ) -> Evaluation:
         """Compares the field with photographs, as the run's own evaluation does.
@@ -100,6 +101,7 @@ class Run:
             views: Judge so many of them, spread evenly; None: all.
             images: Folder that receives the rendered views as PNG; None writes none.
             lpips: Compute LPIPS too; None: if ``trainer.evaluation.lpips`` says so.
+            on_view: As for :func:`voxelfield.training.evaluation.evaluate_split`.
             progress: Show a progress bar if the standard error stream is a terminal.
 
         Raises:
@@ -123,6 +125,7 @@ class Run:
             views=chosen,
             lpips=Lpips(device) if wanted else None,
             fit_exposure=self.trainer.exposure != "none",
+            on_view=on_view,
             progress=progress,
         )
 
