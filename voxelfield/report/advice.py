@@ -71,7 +71,8 @@ def nothing_held_out(record: RunRecord) -> Finding | None:
         return None
     return Finding(
         "no view was held out",
-        "the figures are those of the photographs that were trained on, and say little of new views: set data.holdout=8",
+        "the figures are those of the photographs that were trained on, and say little of new views: "
+        "set data.holdout=8",
     )
 
 
@@ -126,8 +127,8 @@ def hidden_views(record: RunRecord) -> Finding | None:
         return None
     return Finding(
         "floaters near cameras",
-        f"something that no photograph shows hangs right before {_some(hidden)}: raise scene.near (with nested boxes) or "
-        "trainer.loss.distortion, or take photographs from there",
+        f"something that no photograph shows hangs right before {_some(hidden)}: raise scene.near (with nested boxes) "
+        "or trainer.loss.distortion, or take photographs from there",
     )
 
 

@@ -131,7 +131,9 @@ def line_chart(
     """
     drawable: dict[str, Curve] = {}
     for name, curve in curves.items():
-        points = tuple((step, value) for step, value in curve if math.isfinite(value) and (value > 0 or not logarithmic))
+        points = tuple(
+            (step, value) for step, value in curve if math.isfinite(value) and (value > 0 or not logarithmic)
+        )
         if points and len(drawable) < MOST_SERIES:
             drawable[name] = points
     if not drawable:

@@ -32,8 +32,8 @@ def read_history(directory: Path) -> dict[str, Curve]:
 
     # 0 keeps all of a kind; of what takes memory, 1 keeps one.
     keep = {"scalars": 0, "tensors": 1, "images": 1, "histograms": 1, "compressedHistograms": 1, "audio": 1}
-    # It logs, as if that were of note, that there is no file after the last one.
-    logging.getLogger("tensorboard").setLevel(logging.WARNING)
+    # It warns of what an interrupted run logged too much, and tells that there is no file after the last one.
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)
     events = EventAccumulator(str(directory), size_guidance=keep).Reload()
     return {
         tag: tuple((event.step, float(event.value)) for event in events.Scalars(tag))

@@ -27,12 +27,12 @@ def environment() -> dict[str, str]:
         "cuda": torch.version.cuda or "none",
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "threads": str(torch.get_num_threads()),
+        "CPU threads": str(torch.get_num_threads()),
     }
 
 
 def peak_host_gib() -> float | None:
-    """Returns the most memory that this process has held on the host, or None where the system does not say (Windows)."""
+    """Returns the most memory that this process has held on the host; None where the system does not say (Windows)."""
     try:
         import resource
     except ImportError:

@@ -127,7 +127,8 @@ def _pictures(name: str, view: _Reduced) -> ViewPictures:
     error, filled = colors[..., 6], colors[..., 7]
     shown = (colors[..., :3], colors[..., 3:6], turbo(error), depth_colors(depth, filled))
     height, width = depth.shape
-    return ViewPictures(name, *map(_jpeg, shown), width, height, _hidden(error, depth, filled > 0.5))
+    render, truth, wrong, distance = map(_jpeg, shown)
+    return ViewPictures(name, render, truth, wrong, distance, width, height, _hidden(error, depth, filled > 0.5))
 
 
 def _hidden(error: Tensor, depth: Tensor, filled: Tensor) -> float:

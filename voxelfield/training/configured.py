@@ -242,7 +242,7 @@ def build_logger(config: LoggerConfig, run_directory: Path, first_step: int) -> 
 
 
 def finish(session: Session, run_directory: Path, timing: Timing) -> dict[str, Any]:
-    """Evaluates the test split; writes pictures, metrics, the model file, the orbit video and the report, in this order.
+    """Evaluates the test split; writes pictures, metrics, the model file, the video and the report, in this order.
 
     A result that cannot be written does not keep the others from being written.
 

@@ -23,9 +23,10 @@ ERROR_MAXIMUM = 0.25
 """Mean absolute colour error that :func:`comparison_panel` draws in the last colour of its map."""
 
 _CHARTS = {
-    "voxelfield": {
-        "loss terms": ["Multiline", [r"loss/.*"]],
+    "is the run well?": {
         "PSNR": ["Multiline", [r"train/psnr", r"test/psnr"]],
+        "loss terms": ["Multiline", [r"loss/.*"]],
+        "rays per second": ["Multiline", [r"train/rays_per_second"]],
     }
 }
 
@@ -38,6 +39,9 @@ class RunLogger(Protocol):
 
     def images(self, step: int, tag: str, image: torch.Tensor) -> None:
         """Records a picture: (H, W, 3) floating point, nominally in [0, 1], any device."""
+
+    def histogram(self, step: int, tag: str, values: torch.Tensor) -> None:
+        """Records how values are distributed: floating point of any shape, any device, at least one of them."""
 
     def text(self, tag: str, text: str) -> None:
         """Records a text (Markdown), for example the composed configuration."""
@@ -58,6 +62,9 @@ class NullLogger:
     def images(self, step: int, tag: str, image: torch.Tensor) -> None:
         """Does nothing."""
 
+    def histogram(self, step: int, tag: str, values: torch.Tensor) -> None:
+        """Does nothing."""
+
     def text(self, tag: str, text: str) -> None:
         """Does nothing."""
 
@@ -71,7 +78,8 @@ class NullLogger:
 class TensorBoardLogger:
     """Writes TensorBoard event files.
 
-    The Custom Scalars tab shows all ``loss/...`` tags in one chart and ``train/psnr`` with ``test/psnr`` in another.
+    The Custom Scalars tab opens on three charts that tell whether a run is well: ``train/psnr`` with ``test/psnr``, all
+    ``loss/...`` tags, and ``train/rays_per_second``.
 
     Args:
         directory: Run directory; created if needed.
@@ -120,6 +128,18 @@ class TensorBoardLogger:
         # Copied here: while a CUDA graph is captured, no other thread may wait for the device.
         pixels = to_uint8(image).cpu()
         self._adding.append(self._pictures.submit(self._add_picture, step, tag, pixels))
+
+    def histogram(self, step: int, tag: str, values: torch.Tensor) -> None:
+        """Records how values are distributed.
+
+        Args:
+            step: Number of optimizer steps taken.
+            tag: Name of the histogram; the same tag at several steps shows how it changes.
+            values: Floating point of any shape, any device, at least one. Those that are not finite are left out.
+        """
+        finite = values[values.isfinite()]
+        if finite.numel() > 0:
+            self._writer.add_histogram(tag, finite.float().cpu().numpy(), step)
 
     def _add_picture(self, step: int, tag: str, pixels: torch.Tensor) -> None:
         self._writer.add_image(tag, pixels, step, dataformats="HWC")

@@ -18,7 +18,7 @@ from voxelfield.export.mesh import FieldSurface, MeshOptions, SurfaceOptions
 from voxelfield.export.model_file import Quality, Rounding, parts_of, read_model, save_model
 from voxelfield.fields.field import RadianceField
 from voxelfield.fields.recipes.recipe import Recipe
-from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.cameras import Cameras, overview
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.occupied_density import occupied_density
 from voxelfield.rendering.render import View
@@ -56,6 +56,23 @@ class Run:
     config: DictConfig
     steps: int
     cameras: RefinedCameras | None = None
+
+    def __repr__(self) -> str:
+        """Says in one line what was trained."""
+        kind, name = self.recipe.kind, self.config.scene.name
+        return f"Run(scene={name!r}, model={kind!r}, steps={self.steps}, device={self.field.aabb.device})"
+
+    def overview(self, size: int = 320) -> View:
+        """Renders the field's box from obliquely above; in a notebook, a run shows itself by this picture.
+
+        Args:
+            size: Width and height in pixels.
+        """
+        box = self.field.grid.aabb if self.field.boxes is None else self.field.aabb
+        return self.render(overview(box, size, size))
+
+    def _repr_png_(self) -> bytes | None:
+        return self.overview()._repr_png_()
 
     def renderer(self, backend: str | None = None) -> FieldRenderer:
         """Returns what renders views as the run's own evaluation does.
