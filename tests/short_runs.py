@@ -26,6 +26,7 @@ TINY = (
     "trainer.checkpoint_every=10",
     "trainer.evaluation.views=1",
     "trainer.evaluation.video_frames=0",
+    "trainer.evaluation.report=false",
 )
 """Overrides of a run of a second or two on a CPU."""
 
