@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -424,3 +425,44 @@ def test_every_cuda_source_is_compiled_once(tmp_path):
     assert written == sorted(written), "setuptools sorts sources"
     times = [path.stat().st_mtime_ns for path in written]
     assert [path.stat().st_mtime_ns for path in write_bundles(root, tmp_path)] == times, "written again"
+
+
+# --- damage, and folders that cannot be written to ------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("packaged")
+def test_a_module_that_differs_from_its_digest_is_passed_over(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    module = forge(_build.module_directory("_C") / "_C.abi3.so", _build.source_digest())
+    assert _library._find("_C") == module
+    content = module.read_bytes()
+    module.write_bytes(content + b"\0")
+    assert _library._find("_C") is None
+    digest = f"{module.name}.digest"
+    assert _library._misfits("_C") == [f"{module} is damaged, or was changed: {digest} has another digest"]
+    module.write_bytes(content)
+    _build.digest_path(module).unlink()
+    assert _library._misfits("_C") == [f"{module} has no digest beside it ({digest}), by which damage would be noticed"]
+
+
+@pytest.mark.usefixtures("packaged")
+@pytest.mark.parametrize("error", [PermissionError(13, "Permission denied"), OSError(30, "Read-only file system")])
+def test_a_cache_in_which_nothing_can_be_locked_is_named(tmp_path, monkeypatch, error):
+    def refuse(*_, **__):
+        raise error
+
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setattr(_library.FileLock, "acquire", refuse)
+    with pytest.raises(_library.KernelsUnavailableError, match=rf"{error.strerror}.*; set TORCH_EXTENSIONS_DIR to a"):
+        _library.ensure_loaded("cpu")
+
+
+def test_folders_of_killed_builds_are_removed_and_those_at_work_are_not(tmp_path):
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    start = _build.compiling._SCRATCH
+    kept = [tmp_path / name for name in (f"{start}{os.getppid()}-x", f"{start}{os.getpid()}-x", "build-elsewhere-1-x")]
+    for folder in (*kept, tmp_path / f"{start}{ended.pid}-x"):
+        (folder / "objects").mkdir(parents=True)
+    _build.compiling._remove_abandoned(tmp_path)
+    assert sorted(tmp_path.iterdir()) == sorted(kept)

@@ -8,6 +8,7 @@ import logging
 import math
 import re
 import resource
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -448,3 +449,45 @@ def test_a_session_explains_want_of_memory(make_session, monkeypatch, where):
         monkeypatch.setattr("voxelfield.training.session.Optimizers", fail)
     with pytest.raises(torch.OutOfMemoryError, match=r"^not enough memory on cpu: .*\(parameters 0\.00, .*; lower "):
         run()
+
+
+# -------------------------------------------------------------------------------------- what goes away under way
+
+
+def test_a_run_directory_that_goes_away_is_made_anew_with_a_warning(make_session, caplog):
+    session = make_session(on_step=lambda session: session.step == 6 and shutil.rmtree(session.output))
+    assert session.fit()
+    assert f"{session.output} is gone, with all that this run had written there" in caplog.text
+    assert load_checkpoint(session.output)["step"] == 12
+
+
+def test_a_scene_that_goes_away_after_it_was_read_changes_nothing(tmp_path, make_session):
+    session = make_session()
+    assert session.fit()
+    expected = load_checkpoint(session.output)["field"]
+    folder = tmp_path / "lego"
+    shutil.copytree(FIXTURE, folder)
+    aabb = torch.tensor([[-1.5] * 3, [1.5] * 3])
+    settings = preset(*TINY, device="cpu", name="train_cpu")
+    session = Session.from_config(
+        load_blender(folder, LoadOptions(downscale=4, aabb=aabb)),
+        settings,
+        output=tmp_path / "other",
+        on_step=lambda session: session.step == 3 and shutil.rmtree(folder),
+    )
+    assert session.fit()
+    assert not folder.exists()
+    found = load_checkpoint(tmp_path / "other")["field"]
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_what_is_logged_is_written_out_before_a_checkpoint_is(make_session, tmp_path):
+    """A run that is killed goes on from its checkpoint, and does not log again what came before that."""
+    flushed = []
+
+    class Recorder(NullLogger):
+        def flush(self) -> None:
+            flushed.append(sorted(path.name for path in (tmp_path / "run").glob("checkpoint_*")))
+
+    assert make_session(logger=Recorder()).fit()
+    assert flushed == [[], ["checkpoint_0000004.pt"], ["checkpoint_0000008.pt"]]

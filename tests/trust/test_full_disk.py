@@ -125,7 +125,7 @@ def test_a_full_disk_breaks_nothing(nursery, tmp_path, whole):
 
 @pytest.mark.sweep
 def test_a_disk_that_is_full_at_every_write_breaks_nothing(nursery, tmp_path, whole, capsys):
-    sizes = list(range(2 * PAGE, 2 * pages(whole), 2 * PAGE))
+    sizes = list(range(2 * PAGE, pages(whole), 2 * PAGE))
     lost = fill_up(nursery, tmp_path, sizes, whole)
     with capsys.disabled():
         print(f"\n{dict(lost)}")

@@ -14,6 +14,8 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 from omegaconf import BooleanNode, FloatNode, IntegerNode, OmegaConf, StringNode
 from omegaconf.errors import OmegaConfBaseException
 
+from voxelfield.messages import clipped
+
 Config = TypeVar("Config")
 
 
@@ -149,6 +151,9 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
     # OmegaConf lets its mark of an absent value, ???, pass as any type.
     if not isinstance(converted, hint) or converted == "???":
         raise _wrong_type(key, hint, value)
+    # Beyond that, neither tensors nor float have room for it.
+    if hint is int and not -(2**63) <= converted < 2**64:
+        raise ValueError(f"{key} must be an integer of at most 64 bits, got {clipped(str(value))}")
     return converted
 
 

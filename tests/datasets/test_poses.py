@@ -1,0 +1,69 @@
+"""Poses that are no poses, and cameras that look the wrong way."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from voxelfield.datasets.blender import load_blender
+from voxelfield.datasets.options import LoadOptions
+from voxelfield.datasets.poses import check_cameras_see, check_poses, look_outward, turned_about
+from voxelfield.rendering.cameras import Cameras
+
+LEGO = Path(__file__).parents[1] / "fixtures" / "lego"
+
+
+@pytest.fixture(scope="module")
+def cameras() -> Cameras:
+    return load_blender(LEGO, LoadOptions(splits=["test"], downscale=4)).test.cameras
+
+
+def with_poses(cameras: Cameras, c2w: torch.Tensor) -> Cameras:
+    return Cameras(c2w, cameras.intrinsics, cameras.width, cameras.height)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda pose: pose[0, 0].fill_(torch.nan), "pose 1 must be finite"),
+        (lambda pose: pose[:3, 0].mul_(-1), "pose 1 must be a rotation with a translation, got a mirror image"),
+        (
+            lambda pose: pose[:3, :3].mul_(1.001),
+            "pose 1 must be a rotation .*, got axes that are 0.002 from orthonormal",
+        ),
+        (lambda pose: pose.zero_(), "pose 1 must be a rotation .*, got axes that are 1 from orthonormal"),
+        (lambda pose: pose[3, 0].fill_(0.5), r"pose 1 must have \(0, 0, 0, 1\) as its last row"),
+        (lambda pose: pose[1, 3].fill_(1e30), r"pose 1 must be within 1e\+06 world units of the origin"),
+    ],
+)
+def test_what_is_no_pose_is_named(cameras, spoil, message):
+    poses = cameras.c2w.double().clone()
+    check_poses(lambda index: f"pose {index}", poses)
+    spoil(poses[1])
+    with pytest.raises(ValueError, match=message):
+        check_poses(lambda index: f"pose {index}", poses)
+
+
+def test_cameras_that_look_past_the_box_are_refused_with_the_likely_reason(cameras):
+    box = torch.tensor([[-1.5] * 3, [1.5] * 3])
+    check_cameras_see("cameras", cameras, box)
+    with pytest.raises(
+        ValueError, match=r"cameras must see scene\.aabb, got 4 .*: turned about they would, so .*OpenCV"
+    ):
+        check_cameras_see("cameras", with_poses(cameras, turned_about(cameras.c2w)), box)
+    with pytest.raises(ValueError, match=r"got 4 that look past \[\[98.*: choose another scene\.aabb, or check"):
+        check_cameras_see("cameras", cameras, box + 100)
+
+
+def test_one_camera_that_sees_the_box_is_enough(cameras):
+    poses = turned_about(cameras.c2w)
+    poses[2] = cameras.c2w[2]
+    check_cameras_see("cameras", with_poses(cameras, poses), torch.tensor([[-1.5] * 3, [1.5] * 3]))
+
+
+def test_cameras_around_a_subject_do_not_look_outward_unless_turned_about(cameras):
+    assert not look_outward(cameras.c2w)
+    assert look_outward(turned_about(cameras.c2w))
+    assert not look_outward(turned_about(cameras.c2w)[:2]), "of two nothing can be told"

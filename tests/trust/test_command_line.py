@@ -1,0 +1,55 @@
+"""Hostile words on the command line: one line each, and the exit status of a user's mistake."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+from short_runs import ROOT
+
+LONG, DIGITS = 10_000 * "x", 400 * "9"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (f"scene=/tmp/{LONG}", "scene must be a folder, or one of those in configs/scene, got '/tmp/xxx"),
+        (f"scene.name={LONG}", "File name too long"),
+        (f"data.root=/tmp/{LONG}", "File name too long"),
+        (f"resume=/tmp/{LONG}", "File name too long"),
+        (f"trainer.steps={DIGITS}", "trainer.steps must be an integer of at most 64 bits, got 999"),
+        (f"optimizer.grid_lr={DIGITS}", "optimizer.grid_lr must be"),
+        (f"seed={DIGITS}", "seed must be an integer of at most 64 bits"),
+        (f"trainer.stages=[{{step: 0, resolution: {DIGITS}}}]", "resolution must be an integer of at most 64 bits"),
+        (f"trainer.stages=[{{step: 0, resolution: {10**18}}}]", "resolution and channels ask for"),
+        ("scene.name=null", "scene.name must be text, got null"),
+        ("data.root=null", "data.root must be text, got null"),
+        ("hydra.run.dir=/proc/run", "hydra.run.dir must be a folder that can be written to, got /proc/run"),
+        (f"hydra.run.dir=/tmp/{LONG}", "hydra.run.dir must be a folder that can be written to, got /tmp/xxx"),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_a_hostile_word_is_one_line(nursery, tmp_path, override, message):
+    steps = () if override.startswith("trainer.steps") else ("trainer.steps=2",)
+    nursery.start(f"hydra.run.dir={tmp_path / 'run'}", *steps, "logger=none", override)
+    status, text = nursery.finish()
+    assert status in (1, 2), text
+    last = text.splitlines()[-1]
+    assert message in last
+    assert len(last) < 1200
+
+
+def test_poses_with_opencv_axes_end_before_training(nursery, tmp_path):
+    scene = tmp_path / "lego"
+    shutil.copytree(ROOT / "tests" / "fixtures" / "lego", scene)
+    file = scene / "transforms_train.json"
+    content = json.loads(file.read_text())
+    for frame in content["frames"]:
+        for row in frame["transform_matrix"][:3]:
+            row[1], row[2] = -row[1], -row[2]
+    file.write_text(json.dumps(content))
+    nursery.start(f"hydra.run.dir={tmp_path / 'run'}", f"data.root={tmp_path}")
+    status, text = nursery.finish()
+    assert status == 2
+    assert "the poses seem to have OpenCV's axes (y down, looking along z)" in text.splitlines()[-1]
