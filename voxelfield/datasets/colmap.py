@@ -17,6 +17,7 @@ import torch
 
 from voxelfield.datasets.bounds import box_of_cameras, box_of_points
 from voxelfield.datasets.captures import load_capture
+from voxelfield.datasets.colmap_layout import check_binary_model
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, photo_lens, scaled, with_shrunk_images
 from voxelfield.datasets.scene import Scene
@@ -95,6 +96,7 @@ def _read_model(folder: Path) -> tuple[Path, Any]:
 
     source = _model_folder(folder)
     assert source is not None
+    check_binary_model(source)
     try:
         return source, pycolmap.Reconstruction(source)
     except (ValueError, RuntimeError, OSError, IndexError) as error:

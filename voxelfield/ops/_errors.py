@@ -17,6 +17,18 @@ class ArgumentValueError(ValueError, RuntimeError):
     """An argument has the wrong value, shape or device. Also a RuntimeError, which torch's own functions raise here."""
 
 
+def shown(value: object) -> str:
+    """Returns a value as messages show it: in one line, and not all of it if that is long."""
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # Python prints no number of thousands of digits
+        return f"a {type(value).__name__}"
+    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
+
+
+_SHOWN = 80
+
+
 @contextmanager
 def explain_memory(**arguments: Tensor) -> Iterator[None]:
     """Names the arguments that ask for more memory than there is.
