@@ -1,6 +1,6 @@
-"""How many examples are tried: few and always the same ones by default, many new ones with a profile; a tally at the end.
+"""How many examples are tried: few and always the same by default, many new ones with a profile; and a tally.
 
-    VOXELFIELD_FUZZ_EXAMPLES=3000 python -m pytest tests/fuzz --hypothesis-profile=long
+VOXELFIELD_FUZZ_EXAMPLES=3000 python -m pytest tests/fuzz --hypothesis-profile=long
 """
 
 from __future__ import annotations
@@ -13,7 +13,12 @@ from hypothesis import HealthCheck, Phase, settings
 from hypothesis.internal.conjecture import providers
 
 # Examples that are slow to make or often refused are no mistake here.
-_CHECKS = (HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large, HealthCheck.large_base_example)
+_CHECKS = (
+    HealthCheck.too_slow,
+    HealthCheck.filter_too_much,
+    HealthCheck.data_too_large,
+    HealthCheck.large_base_example,
+)
 
 # All but to explain a failure, which takes long and says little.
 _PHASES = (Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink)

@@ -24,13 +24,13 @@ _RAYS = st.sampled_from([0, 1, 2, 5])
 
 
 @st.composite
-def _box(draw: st.DrawFn) -> Tensor:
+def boxes(draw: st.DrawFn) -> Tensor:
     low = draw(numbers((3,), torch.float32, -2.0, 0.5))
     return torch.stack((low, low + draw(numbers((3,), torch.float32, 0.3, 2.0))))
 
 
 @st.composite
-def _occupied(draw: st.DrawFn) -> Tensor:
+def occupied_cells(draw: st.DrawFn) -> Tensor:
     share = draw(st.sampled_from([0.0, 0.2, 0.5, 1.0]))
     return draw(numbers([draw(_CELLS) for _ in range(3)], low=0.0)) < share
 
@@ -53,9 +53,9 @@ def _walk(draw: st.DrawFn, count: int, box: Tensor) -> dict[str, Tensor]:
 
 @st.composite
 def _march_arguments(draw: st.DrawFn) -> dict[str, Any]:
-    count, box = draw(_RAYS), draw(_box())
+    count, box = draw(_RAYS), draw(boxes())
     arguments: dict[str, Any] = draw(_walk(count, box))
-    arguments |= {"occupied": draw(_occupied()), "aabb": box, "step": draw(st.sampled_from([0.06, 0.21, 1.5]))}
+    arguments |= {"occupied": draw(occupied_cells()), "aabb": box, "step": draw(st.sampled_from([0.06, 0.21, 1.5]))}
     arguments["offset"] = draw(numbers((count,), torch.float32, 0.0, 0.99))
     if draw(st.booleans()):
         del arguments["offset"]
@@ -98,7 +98,7 @@ def _same_march(arguments: dict[str, Any], actual: Sequence[Tensor], expected: S
 
 @st.composite
 def _pack_arguments(draw: st.DrawFn) -> dict[str, Any]:
-    return draw(all_placed({"occupied": draw(_occupied())}, draw(devices)))
+    return draw(all_placed({"occupied": draw(occupied_cells())}, draw(devices)))
 
 
 def _unpacked(arguments: dict[str, Any], actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
@@ -114,12 +114,12 @@ def _unpacked(arguments: dict[str, Any], actual: Sequence[Tensor], expected: Seq
 
 @st.composite
 def _render_arguments(draw: st.DrawFn) -> dict[str, Any]:
-    count, box, degree = draw(_RAYS), draw(_box()), draw(st.integers(0, 3))
+    count, box, degree = draw(_RAYS), draw(boxes()), draw(st.integers(0, 3))
     dtype = draw(st.sampled_from([torch.float32, torch.float16, torch.bfloat16]))
     channels = 1 + 3 * (degree + 1) ** 2 + draw(st.sampled_from([0, 0, 3]))
     arguments: dict[str, Any] = draw(_walk(count, box))
     arguments |= {
-        "occupied": draw(_occupied()),
+        "occupied": draw(occupied_cells()),
         "aabb_occupancy": box,
         "grid": draw(numbers([*(draw(_CELLS) for _ in range(3)), channels], dtype, -2.0, 2.0)),
         "aabb_grid": draw(st.sampled_from([box, 2 * box - box.mean(0)])),
@@ -152,7 +152,7 @@ def _render_reference(
 
 
 def _same_image(arguments: dict[str, Any], actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
-    """A sample within rounding of a cell's border, or of the limit of light, may be there or not: rays with one pass."""
+    """A sample within rounding of a cell's border may be there or not: rays with such a one are not compared."""
     scene = {name: x.cpu().double() for name, x in arguments.items() if isinstance(x, Tensor)}
     step = arguments["step"]
     shape = torch.tensor(scene["occupied"].shape)
@@ -166,7 +166,11 @@ def _same_image(arguments: dict[str, Any], actual: Sequence[Tensor], expected: S
             continue
         for index, (a, e) in enumerate(zip(actual, expected, strict=True)):
             torch.testing.assert_close(
-                a[ray].detach().cpu().double(), e[ray].detach(), rtol=1e-4, atol=3e-4, msg=lambda m, i=index: f"{i}: {m}"
+                a[ray].detach().cpu().double(),
+                e[ray].detach(),
+                rtol=1e-4,
+                atol=3e-4,
+                msg=lambda m, i=index: f"{i}: {m}",
             )
 
 

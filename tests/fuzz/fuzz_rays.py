@@ -30,9 +30,11 @@ def _samples(draw: st.DrawFn, *names: str, **options: st.SearchStrategy[Any]) ->
     for index, name in enumerate(names):
         own = dtype if index == 0 else draw(st.sampled_from(_ALLOWED_WITH.get(dtype, _SINGLE)))
         shape = (count, 3) if name == "rgb" else (count,)
-        low, high = {"density": (0.1, draw(st.sampled_from([2.0, 40.0]))), "alpha": (0.01, 0.99), "dt": (0.05, 0.2)}.get(
-            name, (-1.0, 1.0)
-        )
+        low, high = {
+            "density": (0.1, draw(st.sampled_from([2.0, 40.0]))),
+            "alpha": (0.01, 0.99),
+            "dt": (0.05, 0.2),
+        }.get(name, (-1.0, 1.0))
         # A wall, or nothing.
         pokes = {"density": (0.0, 2000.0), "alpha": (0.0, 1.0)}.get(name, ())
         arguments[name] = draw(numbers(shape, own, low, high, pokes))
@@ -43,7 +45,7 @@ def _samples(draw: st.DrawFn, *names: str, **options: st.SearchStrategy[Any]) ->
     return draw(all_placed(arguments, device))
 
 
-def _light(passing: Tensor, ray_offsets: Tensor, min_transmittance: float) -> tuple[Tensor, Tensor]:
+def light_of(passing: Tensor, ray_offsets: Tensor, min_transmittance: float) -> tuple[Tensor, Tensor]:
     """Weights (M,) and transmittances (M,) of samples that let a share (M,) pass, one sample after the other."""
     nothing = passing.new_zeros(())
     weights, reaching = [nothing] * len(passing), [nothing] * len(passing)
@@ -83,7 +85,7 @@ def _composite_alphas(
 ) -> list[Tensor]:
     assert rgb.shape == (len(alpha), 3)
     assert t.shape == alpha.shape
-    weights, _ = _light(1 - alpha, ray_offsets, min_transmittance)
+    weights, _ = light_of(1 - alpha, ray_offsets, min_transmittance)
     return [
         *(_sums(x, ray_offsets) for x in (weights[:, None] * rgb, weights, weights * t)),
         weights,
@@ -93,14 +95,14 @@ def _composite_alphas(
 def _of_density(which: int) -> Callable[..., Tensor]:
     def light(density: Tensor, dt: Tensor, ray_offsets: Tensor, min_transmittance: float = 1e-4) -> Tensor:
         assert density.shape == dt.shape
-        return _light(torch.exp(-density * dt), ray_offsets, min_transmittance)[which]
+        return light_of(torch.exp(-density * dt), ray_offsets, min_transmittance)[which]
 
     return light
 
 
 def _of_alpha(which: int) -> Callable[..., Tensor]:
     def light(alpha: Tensor, ray_offsets: Tensor, min_transmittance: float = 1e-4) -> Tensor:
-        return _light(1 - alpha, ray_offsets, min_transmittance)[which]
+        return light_of(1 - alpha, ray_offsets, min_transmittance)[which]
 
     return light
 
@@ -167,7 +169,7 @@ def _select_reference(
 ) -> list[Tensor]:
     assert positions.shape == (len(t), 3)
     assert density.shape == t.shape == dt.shape
-    weights, _ = _light(torch.exp(-density * dt), ray_offsets, min_transmittance)
+    weights, _ = light_of(torch.exp(-density * dt), ray_offsets, min_transmittance)
     rays = len(ray_offsets) - 1
     kept = [
         [m for m in range(first, last) if weights[m] > min_weight]
@@ -193,7 +195,7 @@ def _select_reference(
 
 
 def _same_samples(arguments: dict[str, Any], actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
-    weights, _ = _light(
+    weights, _ = light_of(
         torch.exp(-arguments["density"].cpu().double() * arguments["dt"].cpu().double()),
         arguments["ray_offsets"].cpu(),
         arguments.get("min_transmittance", 1e-4),
@@ -204,7 +206,9 @@ def _same_samples(arguments: dict[str, Any], actual: Sequence[Tensor], expected:
     for index, (a, e) in enumerate(zip(actual, expected, strict=True)):
         if expected[4].shape[0] == 1 and index == 3:
             continue  # no ray is the last one
-        assert torch.equal(a.cpu().double().nan_to_num(7e9), e.double().nan_to_num(7e9)), f"result {index}: {a}, not {e}"
+        assert torch.equal(a.cpu().double().nan_to_num(7e9), e.double().nan_to_num(7e9)), (
+            f"result {index}: {a}, not {e}"
+        )
 
 
 RAYS = {

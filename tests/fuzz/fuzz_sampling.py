@@ -6,7 +6,7 @@ from typing import Any
 
 import reference
 import torch
-from fuzz_property import Subject
+from fuzz_property import Subject, doubles, tensors_of
 from fuzz_values import FLOATS, NOT_FINITE, all_placed, devices, numbers, seeds
 from hypothesis import strategies as st
 from op_testing import LOOKUPS
@@ -88,22 +88,25 @@ def _sample_levels(grids: list[Tensor], points: Tensor, reduce: str, **options: 
 
 def _diverged_shows(arguments: dict[str, Any], result: tuple[Tensor, ...]) -> None:
     """What a feature that is not finite touches is not finite; all else is as if that feature were zero."""
+    dtype = tensors_of(arguments, ("grid", "grids"))[0].dtype
+    arguments = doubles(arguments)
     options = {name: value for name, value in arguments.items() if name not in ("grid", "grids", "points")}
     grids = arguments.get("grids", [arguments.get("grid")])
-    points = arguments["points"].detach().cpu().double()
-    plain = [grid.detach().cpu().double() for grid in grids]
-    if any(not bool((x.abs() < 1e4)[x.isfinite()].all()) for x in (*plain, points)):
-        assert all(x.dtype == grids[0].dtype for x in result)
+    points = arguments["points"]
+    if any(not bool((x.abs() < 1e4)[x.isfinite()].all()) for x in (*grids, points)):
+        assert all(x.dtype == dtype for x in result)
         return
-    bad = [(~x.isfinite()).double() for x in plain]
-    clean = [torch.where(x.isfinite(), x, 0.0) for x in plain]
-    call: Any = _sample_levels if "grids" in arguments else lambda grids, points, **rest: _sample(*grids, points, **rest)
+    bad = [(~x.isfinite()).double() for x in grids]
+    clean = [torch.where(x.isfinite(), x, 0.0) for x in grids]
+    call: Any = (
+        _sample_levels if "grids" in arguments else lambda grids, points, **rest: _sample(*grids, points, **rest)
+    )
     touched, expected = call(bad, points, **options), call(clean, points, **options)
     value, weight = result[0].detach().cpu().double(), touched[0]
     assert not bool(value[weight > 0].isfinite().any()), "a feature that is not finite reads as if it were"
     calm = value.isfinite() & (weight == 0)
     largest = max((float(x.abs().max()) for x in clean if x.numel()), default=1.0)
-    eps = torch.finfo(grids[0].dtype).eps
+    eps = torch.finfo(dtype).eps
     assert bool(((value - expected[0]).abs()[calm] <= 64 * eps * max(largest, 1.0) * len(grids)).all())
 
 
@@ -115,7 +118,9 @@ def _volume_arguments(draw: st.DrawFn) -> dict[str, Any]:
     volume = draw(numbers((count, draw(_CHANNELS), *sizes[::-1]), dtype))
     out = [draw(st.sampled_from([0, 1, 2, 4])) for _ in range(3)]
     # Not finite reads zeros here, and with F.grid_sample what the padding says: it is left out.
-    where = draw(positions((count, *out), sizes, align_corners, mode == "linear")).nan_to_num(0.137, 0.137, 0.137) * 2 - 1
+    where = (
+        draw(positions((count, *out), sizes, align_corners, mode == "linear")).nan_to_num(0.137, 0.137, 0.137) * 2 - 1
+    )
     arguments = {"input": volume, "grid": where.to(arithmetic(dtype)), "padding_mode": padding}
     arguments |= {"align_corners": align_corners, "mode": "bilinear" if mode == "linear" else mode}
     return draw(all_placed(arguments, device))

@@ -77,7 +77,10 @@ def _nsvf() -> Files:
     files = {"intrinsics.txt": b"8 0 3 0\n0 8.5 2 0\n0 0 1 0\n0 0 0 1\n", "bbox.txt": b"-1 -1.25 -1.5 2 2.25 2.5 0.4\n"}
     for i in range(VIEWS):
         text = "\n".join(" ".join(map(repr, row)) for row in (_pose(i) @ _FLIP).tolist())
-        files |= {f"rgb/{'2' if i == 0 else '0'}_v{i}.png": _image(i), f"pose/{'2' if i == 0 else '0'}_v{i}.txt": text.encode()}
+        files |= {
+            f"rgb/{'2' if i == 0 else '0'}_v{i}.png": _image(i),
+            f"pose/{'2' if i == 0 else '0'}_v{i}.txt": text.encode(),
+        }
     return files
 
 
@@ -151,3 +154,7 @@ def assert_sound(scene: Scene) -> None:
         assert bool((torch.linalg.det(c2w[:, :3, :3]) > 0).all()), "a pose is a mirror image"
         rays = split.cameras.image_rays(0, box)
         assert bool(rays.directions.isfinite().all()), "a ray is not finite"
+
+
+OPTIONS = ("aabb", "splits", "boxes", "near", "downscale", "image_size")
+"""What a refusal to load a scene may name in place of a file."""

@@ -1,4 +1,4 @@
-"""Strategies for tensors: shapes, dtypes, memory layouts, values that are not finite, and what is no fitting argument."""
+"""Strategies for tensors: shapes, dtypes, memory layouts, values that are not finite, and what does not fit."""
 
 from __future__ import annotations
 
@@ -97,8 +97,35 @@ def all_placed(draw: st.DrawFn, arguments: dict[str, Any], device: str) -> dict[
     return {name: place(value) for name, value in arguments.items()}
 
 
-NO_TENSORS: list[Any] = [None, 0, 1.5, "text", [], [1.0, 2.0], {}, np.zeros((2, 3), np.float32), object(), torch.float32]
-NO_NUMBERS: list[Any] = [None, "text", "0.1", [], [0.5], math.nan, math.inf, -math.inf, -1, -0.5, 2.5, 2**62, 10**400, 1j, {}]
+NO_TENSORS: list[Any] = [
+    None,
+    0,
+    1.5,
+    "text",
+    [],
+    [1.0, 2.0],
+    {},
+    np.zeros((2, 3), np.float32),
+    object(),
+    torch.float32,
+]
+NO_NUMBERS: list[Any] = [
+    None,
+    "text",
+    "0.1",
+    [],
+    [0.5],
+    math.nan,
+    math.inf,
+    -math.inf,
+    -1,
+    -0.5,
+    2.5,
+    2**62,
+    10**400,
+    1j,
+    {},
+]
 OTHER_DTYPES = [*FLOATS, torch.int64, torch.int32, torch.uint8, torch.bool, torch.complex64, torch.float8_e4m3fn]
 
 
@@ -166,9 +193,7 @@ def broken_arguments(draw: st.DrawFn, arguments: dict[str, Any]) -> dict[str, An
 
 
 @st.composite
-def poked(
-    draw: st.DrawFn, arguments: dict[str, Any], names: Sequence[str], pokes: Sequence[float]
-) -> dict[str, Any]:
+def poked(draw: st.DrawFn, arguments: dict[str, Any], names: Sequence[str], pokes: Sequence[float]) -> dict[str, Any]:
     """The same arguments with some numbers of some tensors replaced."""
 
     def poke(x: Tensor) -> Tensor:

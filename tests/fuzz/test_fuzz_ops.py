@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 
 import pytest
-from fuzz_property import Subject, try_broken, try_extreme, try_right
 from fuzz_marching import MARCHING
+from fuzz_property import Subject, try_broken, try_extreme, try_right
 from fuzz_rays import RAYS
 from fuzz_sampling import SAMPLING
 from fuzz_values import EXTREMES, broken_arguments, poked

@@ -1,7 +1,7 @@
 """The layout of COLMAP's binary files, walked through before pycolmap reads them.
 
-pycolmap believes what a file says of the number of its entries: of a damaged one it reads on behind the end for hours, or
-until memory is full.
+pycolmap believes what a file says of the number of its entries: of a damaged one it reads on behind the end for hours,
+or until memory is full.
 """
 
 from __future__ import annotations

@@ -146,6 +146,7 @@ def read_split(photos: Sequence[Photo], options: LoadOptions) -> Split:
     intrinsics = torch.tensor([photo.intrinsics(*size) for photo in photos], dtype=torch.float64)
     scale = torch.tensor(wanted, dtype=torch.float64) / torch.tensor(size)
     c2w = torch.stack([photo.c2w for photo in photos])
+    _check_cameras(photos, c2w.float(), (intrinsics * scale.repeat(2)).float())
     lens = _lens(photos, options.lens_distortion)
     cameras = Cameras(c2w.float(), (intrinsics * scale.repeat(2)).float(), *wanted, lens)
     files = [photo.mask for photo in photos]
@@ -200,6 +201,18 @@ def _shrunk_size(path: Path, whole: Size, downscale: int) -> Size:
             f"{downscale}, got {size[0]}x{size[1]}"
         )
     return size
+
+
+def _check_cameras(photos: Sequence[Photo], c2w: Tensor, intrinsics: Tensor) -> None:
+    """Raises ValueError unless poses (N, 4, 4) and intrinsics (N, 4) are finite, and focal lengths positive."""
+    sound = c2w.isfinite().flatten(1).all(dim=1) & intrinsics.isfinite().all(dim=1) & (intrinsics[:, :2] > 0).all(dim=1)
+    if bool(sound.all()):
+        return
+    index = int((~sound).nonzero()[0])
+    raise ValueError(
+        f"{photos[index].path}: pose and intrinsics must be finite, and focal lengths positive, in float32, got "
+        f"fx, fy, cx, cy {intrinsics[index].tolist()} and the position {c2w[index, :3, 3].tolist()}"
+    )
 
 
 def _names(paths: list[Path]) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections import ChainMap
 from collections.abc import Mapping
 from functools import partial
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from voxelfield.datasets.images import IMAGE_SUFFIXES
 from voxelfield.datasets.photos import LENS_TERMS, Intrinsics, Photo, check_rotation, photo_lens
+from voxelfield.ops._errors import shown
 from voxelfield.rendering.lens import Lens, LensModel
 
 _PINHOLES = ("PINHOLE", "SIMPLE_PINHOLE")
@@ -89,7 +91,7 @@ def _frames(file: Path, meta: Mapping[str, Any]) -> list[dict[str, Any]]:
         for key in ("file_path", "mask_path"):
             path = frame.get(key)
             if not (isinstance(path, str) and path) and (key == "file_path" or path is not None):
-                raise ValueError(f"{file}: '{key}' of frame {index} must be a path, got {path!r}")
+                raise ValueError(f"{file}: '{key}' of frame {index} must be a path, got {shown(path)}")
     return frames
 
 
@@ -105,18 +107,19 @@ def image_path(file: Path, file_path: str, key: str = "file_path") -> Path:
         ValueError: The path leaves the folder.
     """
     if Path(file_path).is_absolute() or ".." in Path(file_path).parts:
-        raise ValueError(f"{file}: '{key}' must be inside of the scene's folder, got {file_path!r}")
+        raise ValueError(f"{file}: '{key}' must be inside of the scene's folder, got {shown(file_path)}")
     path = file.parent / file_path
     # Only known suffixes count: in "view_0.5" the ".5" belongs to the name.
     return path if path.suffix.lower() in IMAGE_SUFFIXES else path.with_name(path.name + ".png")
 
 
 def _pose(file: Path, frame: Mapping[str, Any]) -> Tensor:
-    where = f"{file}: 'transform_matrix' of {frame['file_path']}"
+    where = f"{file}: 'transform_matrix' of {shown(frame['file_path'])}"
     try:
         matrix = torch.tensor(frame["transform_matrix"], dtype=torch.float64)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{where} must be a 4x4 matrix of numbers, got {frame['transform_matrix']!r}") from error
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        got = shown(frame["transform_matrix"])
+        raise ValueError(f"{where} must be a 4x4 matrix of numbers, got {got}") from error
     if matrix.shape != (4, 4):
         raise ValueError(f"{where} must have shape (4, 4), got {tuple(matrix.shape)}")
     if not matrix.isfinite().all():
@@ -129,8 +132,8 @@ def _number(file: Path, meta: Mapping[str, Any], key: str, default: float | None
     value = meta.get(key, default)
     if value is None:
         raise ValueError(f"{file}: key '{key}' is missing")
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{file}: '{key}' must be a finite number, got {value!r}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+        raise ValueError(f"{file}: '{key}' must be a finite number, got {shown(value)}")
     return float(value)
 
 
@@ -158,12 +161,12 @@ def _lens(file: Path, meta: Mapping[str, Any]) -> Lens | None:
         distorting = [term for term, value in terms.items() if value != 0]
         if distorting:
             raise ValueError(
-                f"{file}: 'camera_model' must be OPENCV for a lens with {', '.join(distorting)}, got {name!r}"
+                f"{file}: 'camera_model' must be OPENCV for a lens with {', '.join(distorting)}, got {shown(name)}"
             )
         return None
     if name not in _LENSES:
         raise ValueError(
-            f"{file}: 'camera_model' must be one of {', '.join((*_PINHOLES, *_LENSES))}, got {name!r}: undistort the "
-            "images first"
+            f"{file}: 'camera_model' must be one of {', '.join((*_PINHOLES, *_LENSES))}, got {shown(name)}: undistort "
+            "the images first"
         )
     return photo_lens(str(file), _LENSES[name], terms)

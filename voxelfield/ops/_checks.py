@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Collection
 
@@ -117,6 +118,18 @@ def lies_within(name: str, value: float, low: float, high: float) -> bool:
         return bool(low <= value <= high)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ArgumentTypeError(f"{name} must be a number, got {shown(value)}") from error
+
+
+def check_not_negative(name: str, value: float) -> None:
+    """Raises unless a number is finite and not negative."""
+    if not lies_within(name, value, 0, sys.float_info.max):
+        raise ArgumentValueError(f"{name} must be finite and not negative, got {shown(value)}")
+
+
+def check_finite(name: str, value: float) -> None:
+    """Raises unless a number is finite."""
+    if not lies_within(name, value, -sys.float_info.max, sys.float_info.max):
+        raise ArgumentValueError(f"{name} must be finite, got {shown(value)}")
 
 
 def check_points(points: object, shape: tuple[int | str, ...], source_name: str, source: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from voxelfield.fields.field import Field
 from voxelfield.ops._checks import check_at_least_one, check_choice, check_dtype, check_same_device, check_tensor
+from voxelfield.ops._errors import shown
 from voxelfield.ops._internal.pixel_colors import PIXEL_AVERAGING, pixel_colors
 from voxelfield.rendering.backends.backend import ImageBackend, ImageSource
 from voxelfield.rendering.backends.grid_images import GridImages
@@ -133,10 +134,13 @@ class FieldRenderer:
             The image, on the field's device.
 
         Raises:
+            TypeError: ``index`` is not an int.
             IndexError: There is no such camera.
         """
+        if not isinstance(index, int):
+            raise TypeError(f"index must be an int, got {type(index).__name__}")
         if not 0 <= index < len(cameras):
-            raise IndexError(f"index must lie in [0, {len(cameras)}), got {index}")
+            raise IndexError(f"index must lie in [0, {len(cameras)}), got {shown(index)}")
         cameras = cameras.to(self._device)
         if self._supersampling == 1:
             return self._draw(cameras, index)

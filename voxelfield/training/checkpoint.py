@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from voxelfield.files import atomic_write
+from voxelfield.ops._errors import is_out_of_memory
 from voxelfield.training.sparse import copy_without_zeros, put_back_zeros
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,8 @@ A file is a zip archive, in which every tensor has a checksum (CRC-32) that is c
 _ADDED = {"format", "voxelfield"}
 _LAST = "last.pt"
 _NUMBERED = re.compile(r"checkpoint_(\d+)\.pt")
+# Whose RuntimeErrors speak of the file.
+_READERS = ("PytorchStreamReader", "inline_container")
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
 
 
@@ -220,9 +223,15 @@ def _read(path: Path, device: torch.device | str, parts: Collection[str] | None)
         ) from error
     except (RuntimeError, ValueError) as error:
         # Of RuntimeErrors only the archive reader's speak of the file; an absent or full device must stay visible.
-        if isinstance(error, RuntimeError) and "PytorchStreamReader" not in str(error):
+        if isinstance(error, RuntimeError) and not any(reader in str(error) for reader in _READERS):
             raise
         raise _damaged(path) from error
+    except Exception as error:  # a pickle that ends early, or that builds what cannot be built, ends in anything
+        if is_out_of_memory(error):
+            raise
+        raise CheckpointError(
+            f"{path} is not a voxelfield checkpoint: its contents cannot be read ({type(error).__name__})"
+        ) from error
     if not isinstance(state, dict) or "voxelfield" not in state or not isinstance(state.get("format"), int):
         raise CheckpointError(f"{path} is not a voxelfield checkpoint: it lacks the keys 'format' and 'voxelfield'")
     if state["format"] > FORMAT:

@@ -230,11 +230,12 @@ def load_run(path: Path | str, device: torch.device | str) -> Run:
         ValueError: It is no usable checkpoint, or its configuration does not make sense.
     """
     checkpoint = load_checkpoint(Path(path), device, ("config", "field", "occupancy", "step", "cameras"))
-    config = OmegaConf.create(checkpoint["config"])
-    run = restore_run(config, checkpoint["field"], checkpoint["occupancy"], checkpoint["step"], device)
-    if "cameras" not in checkpoint:
-        return run
-    return replace(run, cameras=RefinedCameras.from_state(checkpoint["cameras"]))
+    with parts_of(Path(path)):
+        config = OmegaConf.create(checkpoint["config"])
+        run = restore_run(config, checkpoint["field"], checkpoint["occupancy"], checkpoint["step"], device)
+        if "cameras" not in checkpoint:
+            return run
+        return replace(run, cameras=RefinedCameras.from_state(checkpoint["cameras"]))
 
 
 def load_model(path: Path | str, device: torch.device | str) -> Run:
