@@ -19,6 +19,7 @@ from voxelfield.export.model_file import _checksum, _with_checksum, save_model
 from voxelfield.training.checkpoint import save_checkpoint
 from voxelfield.training.config import preset
 from voxelfield.training.run import Run, restore_run
+from voxelfield.training.sealed_file import SealingFile
 
 KEY = "voxelfield model"
 _BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
@@ -120,7 +121,11 @@ def with_right_checksums(content: bytes) -> bytes:
     with zipfile.ZipFile(file, "w") as archive:
         for info, data in entries:
             archive.writestr(zipfile.ZipInfo(info.filename), data)
-    return file.getvalue()
+    sealed = io.BytesIO()
+    seal = SealingFile(sealed)
+    seal.write(file.getvalue())
+    seal.seal()
+    return sealed.getvalue()
 
 
 def _stored(content: bytes, info: zipfile.ZipInfo) -> bytes:

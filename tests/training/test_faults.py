@@ -19,6 +19,8 @@ import torch
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene
+from voxelfield.report import writing
+from voxelfield.report.thumbnails import Thumbnails
 from voxelfield.training import configured, evaluation, saving
 from voxelfield.training.checkpoint import load_checkpoint
 from voxelfield.training.config import LoggerConfig, compose, preset
@@ -75,12 +77,18 @@ def make_session(scene: Scene, tmp_path: Path) -> Callable[..., Session]:
     return make
 
 
-@pytest.fixture
-def file_limit() -> Iterator[Callable[[int], None]]:
-    """Sets the largest size of a file, beyond which writing fails as on a full disk."""
+@contextlib.contextmanager
+def files_at_most(size: int) -> Iterator[None]:
+    """Sets the largest size of a file, beyond which writing fails as on a full disk.
+
+    It ends before the test does, because pytest then writes to its own output, which may be a longer file.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def fail_at(monkeypatch: pytest.MonkeyPatch, *steps: int) -> None:
@@ -133,12 +141,12 @@ def test_the_last_checkpoint_is_not_optional(make_session, monkeypatch):
     assert load_checkpoint(session.output)["step"] == 8
 
 
-def test_a_file_that_does_not_fit_leaves_nothing_but_the_one_before(make_session, file_limit):
+def test_a_file_that_does_not_fit_leaves_nothing_but_the_one_before(make_session):
     session = make_session()
     path = session.save()
     session.step = 1
-    file_limit(path.stat().st_size // 2)
-    with pytest.raises(OSError, match=r"checkpoint_0000001.pt could not be written: File too large"):
+    refused = pytest.raises(OSError, match=r"checkpoint_0000001.pt could not be written: File too large")
+    with files_at_most(path.stat().st_size // 2), refused:
         session.save()
     assert list(session.output.iterdir()) == [path]
     assert load_checkpoint(path)["step"] == 0
@@ -149,25 +157,23 @@ def write_picture(path: Path) -> None:
         writer.save(path, torch.rand(64, 64, 3))
 
 
-def test_a_picture_appears_whole_or_the_one_before_stays(tmp_path, file_limit):
+def test_a_picture_appears_whole_or_the_one_before_stays(tmp_path):
     path = tmp_path / "view.png"
     write_picture(path)
     before = path.read_bytes()
-    file_limit(1000)
-    with pytest.raises(OSError, match="File too large"):
+    with files_at_most(1000), pytest.raises(OSError, match="File too large"):
         write_picture(path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_video_appears_whole_or_not_at_all(tmp_path, file_limit):
+def test_a_video_appears_whole_or_not_at_all(tmp_path):
     pytest.importorskip("imageio_ffmpeg")
     frames = np.random.default_rng(0).integers(0, 255, (40, 64, 64, 3), np.uint8)
     write_video(tmp_path / "whole.mp4", frames)
     size = (tmp_path / "whole.mp4").stat().st_size
     for limit in (1000, size - 100):
-        file_limit(limit)
-        with pytest.raises(OSError, match="could not be written: ffmpeg"):
+        with files_at_most(limit), pytest.raises(OSError, match="could not be written: ffmpeg"):
             write_video(tmp_path / "cut.mp4", frames)
         assert [path.name for path in tmp_path.iterdir()] == ["whole.mp4"]
 
@@ -198,6 +204,7 @@ def test_a_video_without_its_end_is_noticed_though_ffmpeg_is_not(tmp_path, monke
         (evaluation.PngWriter, "save", "test"),
         (configured, "write_metrics", "metrics.json"),
         (Run, "save", "model.safetensors"),
+        (writing, "atomic_write", "report.html"),
     ],
 )
 def test_one_result_that_cannot_be_written_keeps_no_other_from_it(tmp_path, monkeypatch, caplog, module, name, missing):
@@ -210,10 +217,42 @@ def test_one_result_that_cannot_be_written_keeps_no_other_from_it(tmp_path, monk
     with pytest.raises(OSError, match=f"^{re.escape(message)}$"):
         train_as_configured(config, tmp_path, ROOT)
     assert errors(caplog) == [f"{tmp_path / missing}: No space left on device"]
-    expected = {"checkpoint_0000004.pt", "test", "metrics.json", "per_view.csv", "model.safetensors"} - {missing}
-    assert {path.name for path in tmp_path.iterdir()} == expected
+    expected = {"checkpoint_0000004.pt", "test", "metrics.json", "per_view.csv", "model.safetensors", "report.html"}
+    assert {path.name for path in tmp_path.iterdir()} == expected - {missing}
     if missing != "metrics.json":
         assert json.loads((tmp_path / "metrics.json").read_text())["psnr"] > 3
+
+
+def test_a_report_that_cannot_be_made_fails_no_run(tmp_path, monkeypatch, caplog):
+    def fail(*_: object) -> str:
+        assert (tmp_path / "metrics.json").is_file()
+        raise KeyError("something unforeseen")
+
+    monkeypatch.setattr(writing, "make_page", fail)
+    config = compose(*TINY, "trainer.steps=4", device="cpu", name="train_cpu")
+    assert train_as_configured(config, tmp_path, ROOT)["steps"] == 4
+    assert errors(caplog) == ["no report was made: 'something unforeseen'"]
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_report_appears_whole_or_the_one_before_stays(tmp_path, monkeypatch):
+    config = compose(*TINY, "trainer.steps=4", device="cpu", name="train_cpu")
+    metrics = train_as_configured(config, tmp_path, ROOT)
+    path = tmp_path / "report.html"
+    before = path.read_bytes()
+    assert len(before) > 10_000
+    thumbnails = Thumbnails(1)
+    with files_at_most(5000), pytest.raises(OSError, match="File too large"):
+        writing.write_report(tmp_path, metrics, config, thumbnails)
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir() if ".tmp" in file.name] == []
+
+
+def test_a_run_that_wants_no_report_has_none(tmp_path):
+    config = compose(*TINY, "trainer.steps=4", "trainer.evaluation.report=false", device="cpu", name="train_cpu")
+    (tmp_path / "report.html").write_text("of an earlier run")
+    assert train_as_configured(config, tmp_path, ROOT)["steps"] == 4
+    assert not (tmp_path / "report.html").exists()
 
 
 def test_a_run_directory_that_is_gone_is_made_again(make_session):
@@ -263,17 +302,17 @@ def test_a_failsafe_logger_closes_what_is_behind_it(caplog):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_full_disk_under_tensorboard_does_not_end_training(make_session, tmp_path, file_limit, caplog):
+def test_a_full_disk_under_tensorboard_does_not_end_training(make_session, tmp_path, caplog):
     log = TensorBoardLogger(tmp_path / "events")
     log._writer.flush()
     (events,) = (tmp_path / "events").iterdir()
     session = make_session("trainer.checkpoint_every=0", logger=log)
     session._writer = None  # only TensorBoard's file is to grow
-    file_limit(events.stat().st_size + 100)
-    log.scalars(0, {f"many/{number}": 0.0 for number in range(5)})
-    with contextlib.suppress(OSError):
-        log._writer.flush()
-    assert session.fit()
+    with files_at_most(events.stat().st_size + 100):
+        log.scalars(0, {f"many/{number}": 0.0 for number in range(5)})
+        with contextlib.suppress(OSError):
+            log._writer.flush()
+        assert session.fit()
     assert [line.partition(" (")[0] for line in errors(caplog)] == ["TensorBoardLogger failed"]
     FailsafeLogger(log).close()
 

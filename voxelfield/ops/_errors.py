@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from voxelfield.messages import clipped
+
 
 class ArgumentTypeError(TypeError, RuntimeError):
     """An argument is of the wrong type or dtype. Also a RuntimeError, which torch's own functions raise here."""
@@ -23,10 +25,7 @@ def shown(value: object) -> str:
         text = " ".join(repr(value).split())
     except ValueError:  # Python prints no number of thousands of digits
         return f"a {type(value).__name__}"
-    return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
-
-
-_SHOWN = 80
+    return clipped(text)
 
 
 @contextmanager
@@ -62,7 +61,10 @@ _OUT_OF_MEMORY = (
     "can't allocate memory",
     "Storage size calculation overflowed",
     "aoti_torch_empty_strided",
+    "aten::clone",
     "aten::contiguous",
+    "aten::empty_like",
+    "aten::new_empty",
     "aten::new_zeros",
     "aten::to",
     "std::bad_alloc",
