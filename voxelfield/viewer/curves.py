@@ -1,0 +1,105 @@
+"""The numbers of a training, for charts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from voxelfield.training.logging import RunLogger
+
+
+class Curves:
+    """Numbers by tag and step; threads may add and read at once."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, dict[int, float]] = {}
+        self._lock = threading.Lock()
+        self._version = 0
+
+    @property
+    def version(self) -> int:
+        """Changes with every addition."""
+        return self._version
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """Adds numbers of a step; one that is there already is replaced."""
+        with self._lock:
+            for tag, value in values.items():
+                self._values.setdefault(tag, {})[step] = float(value)
+            self._version += 1
+
+    def tags(self) -> list[str]:
+        """Returns the tags there are, sorted."""
+        with self._lock:
+            return sorted(self._values)
+
+    def table(self, tags: list[str]) -> list[list[float]]:
+        """Returns the steps at which any of some tags has a number, in order, and each tag's numbers there.
+
+        Args:
+            tags: Which; one that there is not has no numbers.
+
+        Returns:
+            Lists of one length, the steps' first; NaN where a tag has no number.
+        """
+        with self._lock:
+            found = [dict(self._values.get(tag, {})) for tag in tags]
+        steps = sorted(set().union(*found)) if found else []
+        return [[float(step) for step in steps], *([row.get(step, float("nan")) for step in steps] for row in found)]
+
+
+class RecordingLogger:
+    """Passes all records on, and keeps the numbers.
+
+    Args:
+        behind: Receives the records.
+        curves: Receives the numbers.
+    """
+
+    def __init__(self, behind: RunLogger, curves: Curves) -> None:
+        self._behind = behind
+        self._curves = curves
+
+    def scalars(self, step: int, values: Mapping[str, float]) -> None:
+        """Records numbers by tag."""
+        self._curves.add(step, values)
+        self._behind.scalars(step, values)
+
+    def images(self, step: int, tag: str, image: torch.Tensor) -> None:
+        """Records a picture, as for :class:`voxelfield.training.logging.RunLogger`."""
+        self._behind.images(step, tag, image)
+
+    def text(self, tag: str, text: str) -> None:
+        """Records a text."""
+        self._behind.text(tag, text)
+
+    def hyperparameters(self, config: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+        """Records the configuration with the final metrics."""
+        self._behind.hyperparameters(config, metrics)
+
+    def close(self) -> None:
+        """Closes the logger behind."""
+        self._behind.close()
+
+
+def read_curves(folder: Path, curves: Curves) -> None:
+    """Adds the numbers that a run has logged to TensorBoard; nothing if it has not.
+
+    Args:
+        folder: The run's.
+        curves: Receives them.
+    """
+    if not any(folder.glob("events.out.tfevents.*")):
+        return
+    from tensorboard.backend.event_processing.event_accumulator import SCALARS, TENSORS, EventAccumulator
+
+    # 0: all of them. Pictures are left out.
+    events = EventAccumulator(str(folder), size_guidance={SCALARS: 0, TENSORS: 1, "images": 1})
+    events.Reload()
+    for tag in events.Tags()[SCALARS]:
+        for event in events.Scalars(tag):
+            curves.add(event.step, {tag: event.value})
