@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,24 +34,12 @@ class Curves:
                 self._values.setdefault(tag, {})[step] = float(value)
             self._version += 1
 
-    def tags(self) -> list[str]:
-        """Returns the tags there are, sorted."""
+    def series(self, tag: str) -> tuple[list[float], list[float]]:
+        """Returns the steps at which a tag has a finite number, in order, and these numbers; none for another tag."""
         with self._lock:
-            return sorted(self._values)
-
-    def table(self, tags: list[str]) -> list[list[float]]:
-        """Returns the steps at which any of some tags has a number, in order, and each tag's numbers there.
-
-        Args:
-            tags: Which; one that there is not has no numbers.
-
-        Returns:
-            Lists of one length, the steps' first; NaN where a tag has no number.
-        """
-        with self._lock:
-            found = [dict(self._values.get(tag, {})) for tag in tags]
-        steps = sorted(set().union(*found)) if found else []
-        return [[float(step) for step in steps], *([row.get(step, float("nan")) for step in steps] for row in found)]
+            found = sorted(self._values.get(tag, {}).items())
+        finite = [(float(step), value) for step, value in found if math.isfinite(value)]
+        return [step for step, _ in finite], [value for _, value in finite]
 
 
 class RecordingLogger:
@@ -97,6 +87,8 @@ def read_curves(folder: Path, curves: Curves) -> None:
         return
     from tensorboard.backend.event_processing.event_accumulator import SCALARS, TENSORS, EventAccumulator
 
+    # It tells of every file that it comes to the end of.
+    logging.getLogger("tensorboard").setLevel(logging.WARNING)
     # 0: all of them. Pictures are left out.
     events = EventAccumulator(str(folder), size_guidance={SCALARS: 0, TENSORS: 1, "images": 1})
     events.Reload()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from voxelfield.viewer.drawing.viewpoint import viewpoint_of
@@ -30,7 +31,7 @@ class CamerasPanel:
         self._names = stage.photographs.names
         gui = stage.server.gui
         self.shown = gui.add_checkbox("Show cameras", False, hint="Click one to go there.")
-        self.size = gui.add_slider("Size", 0.01, 0.5, 0.01, 0.08, hint="Share of the scene's extent.")
+        self.size = gui.add_slider("Size", 0.01, 0.3, 0.01, 0.04, hint="Share of the scene's extent.")
         self.view = gui.add_dropdown("View", tuple(self._names), initial_value=self._names[0])
         self.steps = gui.add_button_group("", ("Previous", "Go", "Next"))
         self.compare = gui.add_checkbox("Compare with photograph", False, hint="Where the camera stands at a view.")
@@ -49,15 +50,23 @@ class CamerasPanel:
             self.view.value = self._names[number]
         self._stage.go_to_photograph(client, number)
 
-    def _show(self) -> None:
-        if not self.shown.value:
-            for frustum in self.frusta:
-                frustum.visible = False
-            return
+    def clear_view(self) -> None:
+        """Hides what a browser's camera stands in or right behind, which would cover its picture."""
         if not self.frusta:
-            self.frusta = [self._frustum(number) for number in range(len(self._names))]
+            return
+        cameras = [client.camera.position for client in self._stage.server.get_clients().values()]
+        reach = 1.5 * self.size.value * self._stage.extent
+        wanted = self.shown.value and not self.compare.value
         for frustum in self.frusta:
-            frustum.visible = True
+            near = any(float(np.linalg.norm(frustum.position - camera)) < reach for camera in cameras)
+            visible = wanted and not near
+            if frustum.visible != visible:
+                frustum.visible = visible
+
+    def _show(self) -> None:
+        if self.shown.value and not self.frusta:
+            self.frusta = [self._frustum(number) for number in range(len(self._names))]
+        self.clear_view()
 
     def _frustum(self, number: int) -> Any:
         cameras, index = self._stage.photographs.camera(number)
@@ -74,6 +83,7 @@ class CamerasPanel:
             format="jpeg",
             wxyz=wxyz_of(pose),
             position=pose[:3, 3].numpy(),
+            visible=False,
         )
         frustum.on_click(lambda event: self.go(event.client, number))
         return frustum
@@ -81,6 +91,7 @@ class CamerasPanel:
     def _resize(self) -> None:
         for frustum in self.frusta:
             frustum.scale = self.size.value * self._stage.extent
+        self.clear_view()
 
     def _go(self, client: Any) -> None:
         # Without a client the value was set here, by a click on a frustum or a button.
@@ -97,6 +108,7 @@ class CamerasPanel:
         if client is not None and self.compare.value:
             self.go(client, self._names.index(self.view.value))
         self._stage.ask_for_all()
+        self.clear_view()
 
     def _share(self) -> None:
         share = self.share.value if self.compare.value else 0.0

@@ -7,6 +7,8 @@ import time
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from voxelfield.viewer.drawing.viewpoint import Viewpoint
 from voxelfield.viewer.page.poses import viewpoint_of_camera, wxyz_of
 from voxelfield.viewer.page.stage import Stage
@@ -112,7 +114,15 @@ class PathPanel:
             points = [station.matrix[:3, 3].tolist() for station in line]
             points += points[:1] if self.closed.value else []
             segments = [list(pair) for pair in pairwise(points)]
-            self._drawn.append(scene.add_line_segments("/path/line", points=_array(segments), colors=_COLOR))
+            self._drawn.append(
+                scene.add_line_segments(
+                    "/path/line",
+                    points=np.asarray(segments, dtype=np.float32),
+                    colors=_COLOR,
+                    thickness=2.0,
+                    thickness_units="screen",
+                )
+            )
 
     def _play(self, client: Any) -> None:
         """Moves a client's camera along the path; stops where it is told to play again."""
@@ -151,9 +161,3 @@ class PathPanel:
         self.seconds.value, self.fps.value, self.closed.value = settings.seconds, settings.fps, settings.closed
         self.size.value = (settings.width, settings.height)
         self._changed()
-
-
-def _array(values: list[list[list[float]]]) -> Any:
-    import numpy as np
-
-    return np.asarray(values, dtype=np.float32)

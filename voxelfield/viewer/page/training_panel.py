@@ -12,12 +12,13 @@ from voxelfield.viewer.page.stage import Stage
 from voxelfield.viewer.scheduling.live import LiveField
 
 _REFRESH_SECONDS = 1.0
-_COLORS = ("#2f6fdc", "#dc782f", "#3a9a5b", "#9a3a8f")
+_COLOR = "#2f6fdc"
 
 _CHARTS = {
-    "PSNR, dB": ("train/psnr", "test/psnr"),
-    "Photometric loss": ("loss/photometric",),
-    "Rays per second": ("train/rays_per_second",),
+    "test/psnr": "PSNR of test views, dB",
+    "train/psnr": "PSNR of training pixels, dB",
+    "loss/photometric": "Photometric loss",
+    "train/rays_per_second": "Rays per second",
 }
 
 
@@ -90,34 +91,34 @@ class TrainingPanel:
         if version == self._drawn_version:
             return
         self._drawn_version = version
-        known = set(self._curves.tags())
-        for title, wanted in _CHARTS.items():
-            tags = [tag for tag in wanted if tag in known]
-            table = self._curves.table(tags)
+        last = 0.0
+        for tag, title in _CHARTS.items():
+            steps, values = (np.asarray(row) for row in self._curves.series(tag))
             # A chart of a single point has no scale.
-            if not tags or len(table[0]) < 2:
+            if len(steps) < 2:
                 continue
-            data = tuple(np.asarray(row, dtype=np.float64) for row in table)
-            chart = self.charts.get(title)
-            if chart is not None and len(chart.data) == len(data):
-                chart.data = data
-                continue
-            if chart is not None:
-                chart.remove()
-            self.charts[title] = self._chart(title, tags, data)
+            last = max(last, float(steps[-1]))
+            unit, word = _unit(float(np.abs(values).max()))
+            data = (steps, values / unit)
+            if tag in self.charts:
+                self.charts[tag].data = data
+            else:
+                self.charts[tag] = self._chart(f"{title}{word}", data)
         if self.charts and self._live is None:
-            last = int(max(max(self._curves.table([tag])[0], default=0) for tag in known))
-            self._set(self.status, "content", f"Trained for **{last}** steps.")
+            self._set(self.status, "content", f"Trained for **{last:.0f}** steps.")
 
-    def _chart(self, title: str, tags: list[str], data: tuple[np.ndarray, ...]) -> Any:
+    def _chart(self, title: str, data: tuple[np.ndarray, ...]) -> Any:
         from viser import uplot
 
-        series = [uplot.Series(label="step")]
-        series += [
-            uplot.Series(label=tag, stroke=color, width=2, spanGaps=True)
-            for tag, color in zip(tags, _COLORS, strict=False)
-        ]
+        series = (uplot.Series(label="step"), uplot.Series(label="value", stroke=_COLOR, width=2))
+        scales = {"x": uplot.Scale(time=False)}
         with self._container:
-            return self._stage.server.gui.add_uplot(
-                data, tuple(series), title=title, scales={"x": uplot.Scale(time=False)}, aspect=1.6
-            )
+            return self._stage.server.gui.add_uplot(data, series, title=title, scales=scales, aspect=1.7)
+
+
+def _unit(largest: float) -> tuple[float, str]:
+    """Returns what to divide numbers by so that an axis has room for them, and how a title calls that."""
+    for unit, word in ((1e6, ", millions"), (1e4, ", thousands")):
+        if largest >= unit:
+            return (1e6 if unit == 1e6 else 1e3), word
+    return 1.0, ""

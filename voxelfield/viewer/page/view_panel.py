@@ -22,6 +22,10 @@ _MEANINGS = {
     "samples per ray": f"Samples that show: white for none, red for {MANY_SAMPLES} and more.",
     "occupancy": "Cells that rays are sampled in, coloured by height.",
 }
+_KEYS = """
+- **drag** to orbit, **right-drag** to move sideways, **scroll** to come closer
+- **W A S D** to fly, **Q** and **E** down and up, **arrow keys** to turn
+"""
 _LARGEST_STILL = 4096
 _SECONDS_BETWEEN_STATUS = 0.5
 
@@ -49,6 +53,8 @@ class ViewPanel:
         self.home = gui.add_button("Home", icon="home", hint="Goes to where every visitor begins.")
         self.screenshot = gui.add_button("Screenshot", icon="camera", hint="This view as a PNG, as sharp as it gets.")
         self.scale = gui.add_slider("Screenshot, times", 1, 4, 1, 1, hint="How many times as many rows as on the page.")
+        with gui.add_folder("Keys", expand_by_default=False, order=1e6):
+            gui.add_markdown(_KEYS)
         self.mode.on_update(lambda _: self._change_mode())
         self.exposure.on_update(lambda _: self._change(exposure=self.exposure.value))
         self.rows.on_update(lambda _: self._change_rows())

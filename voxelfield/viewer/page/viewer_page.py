@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -20,6 +21,8 @@ from voxelfield.viewer.scheduling.source import Source
 from voxelfield.viewer.scheduling.worker import Frame, RenderWorker
 
 _BRAND = (47, 111, 220)
+# Tells of every connection.
+_SERVER_LOG = "websockets.server"
 _JPEG_MOVING, _JPEG_AT_REST = 80, 95
 
 # Frames per second that a machine can usually keep with a picture one can still read.
@@ -59,6 +62,7 @@ class ViewerPage:
     ) -> None:
         viser = import_viser()
         address.check()
+        logging.getLogger(_SERVER_LOG).setLevel(logging.WARNING)
         rate = _RATE_CUDA if source.device.type == "cuda" else _RATE_CPU
         with quiet():
             self.server = viser.ViserServer(address.host, address.port, label=f"voxelfield: {title}", verbose=False)
@@ -113,6 +117,8 @@ class ViewerPage:
         # A coroutine runs where messages arrive, instead of waiting for a thread of viser's.
         async def moved(_: Any) -> None:
             stage.ask(client)
+            if self.cameras is not None:
+                self.cameras.clear_view()
 
         client.camera.on_update(moved)
         stage.ask(client)
