@@ -67,10 +67,12 @@ class Client:
             uri, subprotocols=[protocol], max_size=None, compression=None, open_timeout=30
         ) as self._socket:
             receiving = asyncio.create_task(self._receive())
-            try:
-                return await measure(self)
-            finally:
-                receiving.cancel()
+            measuring = asyncio.create_task(measure(self))
+            # Whichever ends first: a picture that cannot be read would otherwise be waited for in vain.
+            done, pending = await asyncio.wait({receiving, measuring}, return_when=asyncio.FIRST_COMPLETED)
+            for task in pending:
+                task.cancel()
+            return done.pop().result()
 
     async def move(self, turn: float) -> None:
         """Sends the camera at an angle about the scene, radians."""
@@ -109,7 +111,8 @@ class Client:
             inner = decompressor.decompress(data[16 : 16 + packed], max_output_size=int.from_bytes(data[:8], "little"))
             window = msgspec.msgpack.decode(inner)
             for message in window["messages"]:
-                if message["type"] == "BackgroundImageMessage":
+                # The first such message empties the page.
+                if message["type"] == "BackgroundImageMessage" and message["rgb_data"] is not None:
                     self.pictures.append((now, self._binary(data, 16 + packed, window, message["rgb_data"])))
                     self._arrived.set()
 

@@ -137,7 +137,9 @@ def chromium(folder: Path, size: tuple[int, int]) -> Iterator[Browser]:
     options.binary_location = binary
     for option in (*_OPTIONS, f"--window-size={size[0]},{size[1]}", f"--user-data-dir={folder / 'profile'}"):
         options.add_argument(option)
-    options.add_experimental_option("prefs", {"download.default_directory": str(downloads)})
+    # 1: a page may give several files without asking.
+    several = "profile.default_content_setting_values.automatic_downloads"
+    options.add_experimental_option("prefs", {"download.default_directory": str(downloads), several: 1})
     options.set_capability("goog:loggingPrefs", {"performance": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(driver_path))
     try:

@@ -6,6 +6,7 @@ import json
 import socket
 import threading
 
+import numpy as np
 import pytest
 import torch
 from chromium import Browser, chromium, eventually
@@ -169,7 +170,7 @@ def test_the_page_shows_the_field_and_obeys(browser, page):
     browser.button("Screenshot")
     with Image.open(browser.downloaded("voxelfield_*.png")) as image:
         assert image.size == (client.camera.image_width, client.camera.image_height)
-        taken = torch.tensor(image.convert("RGB").getdata()).view(image.height, image.width, 3)
+        taken = torch.from_numpy(np.array(image.convert("RGB"))).int()
     assert (taken - expected_picture(page, Look()).int()).abs().max() <= 1
 
 
