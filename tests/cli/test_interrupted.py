@@ -32,6 +32,7 @@ TINY = (
     "trainer.checkpoint_every=10",
     "trainer.evaluation.views=1",
     "trainer.evaluation.video_frames=0",
+    "trainer.evaluation.report=false",
 )
 # Runs train.py after a change of what it calls; the signal stands for one that arrives just then.
 PATCHED = """

@@ -15,6 +15,7 @@ TRAINING_PACKAGES = {
     "omegaconf": "hydra-core",
     "tensorboard": "tensorboard",
     "PIL": "pillow",
+    "jinja2": "jinja2",
     "safetensors": "safetensors",
     "imageio": "imageio",
     "pooch": "pooch",

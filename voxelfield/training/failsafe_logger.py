@@ -32,6 +32,10 @@ class FailsafeLogger:
         """Records a picture, as for :class:`voxelfield.training.logging.RunLogger`."""
         self._try(lambda: self._behind.images(step, tag, image))
 
+    def histogram(self, step: int, tag: str, values: torch.Tensor) -> None:
+        """Records how values are distributed."""
+        self._try(lambda: self._behind.histogram(step, tag, values))
+
     def text(self, tag: str, text: str) -> None:
         """Records a text."""
         self._try(lambda: self._behind.text(tag, text))

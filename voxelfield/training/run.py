@@ -18,14 +18,14 @@ from voxelfield.export.mesh import FieldSurface, MeshOptions, SurfaceOptions
 from voxelfield.export.model_file import Quality, Rounding, parts_of, read_model, save_model
 from voxelfield.fields.field import RadianceField
 from voxelfield.fields.recipes.recipe import Recipe
-from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.cameras import Cameras, overview
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.occupied_density import occupied_density
 from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.training.checkpoint import load_checkpoint
 from voxelfield.training.config import CameraConfig, SceneConfig, TrainerConfig, parse
-from voxelfield.training.evaluation import Evaluation, evaluate_split, spread
+from voxelfield.training.evaluation import Evaluation, OnView, evaluate_split, spread
 from voxelfield.training.fields import grid_box, untrained_field
 from voxelfield.training.lpips import Lpips
 from voxelfield.training.optimizer import copies_dtype
@@ -56,6 +56,23 @@ class Run:
     config: DictConfig
     steps: int
     cameras: RefinedCameras | None = None
+
+    def __repr__(self) -> str:
+        """Says in one line what was trained."""
+        kind, name = self.recipe.kind, self.config.scene.name
+        return f"Run(scene={name!r}, model={kind!r}, steps={self.steps}, device={self.field.aabb.device})"
+
+    def overview(self, size: int = 320) -> View:
+        """Renders the field's box from obliquely above; in a notebook, a run shows itself by this picture.
+
+        Args:
+            size: Width and height in pixels.
+        """
+        box = self.field.grid.aabb if self.field.boxes is None else self.field.aabb
+        return self.render(overview(box, size, size))
+
+    def _repr_png_(self) -> bytes | None:
+        return self.overview()._repr_png_()
 
     def renderer(self, backend: str | None = None) -> FieldRenderer:
         """Returns what renders views as the run's own evaluation does.
@@ -89,6 +106,7 @@ class Run:
         views: int | None = None,
         images: Path | None = None,
         lpips: bool | None = None,
+        on_view: OnView | None = None,
         progress: bool = True,
     ) -> Evaluation:
         """Compares the field with photographs, as the run's own evaluation does.
@@ -100,6 +118,7 @@ class Run:
             views: Judge so many of them, spread evenly; None: all.
             images: Folder that receives the rendered views as PNG; None writes none.
             lpips: Compute LPIPS too; None: if ``trainer.evaluation.lpips`` says so.
+            on_view: As for :func:`voxelfield.training.evaluation.evaluate_split`.
             progress: Show a progress bar if the standard error stream is a terminal.
 
         Raises:
@@ -123,6 +142,7 @@ class Run:
             views=chosen,
             lpips=Lpips(device) if wanted else None,
             fit_exposure=self.trainer.exposure != "none",
+            on_view=on_view,
             progress=progress,
         )
 

@@ -32,6 +32,9 @@ METRICS = "metrics.json"
 VIDEO = "orbit.mp4"
 """Name of the video that a finished run shows itself in."""
 
+REPORT = "report.html"
+"""Name of the page that tells of a finished run."""
+
 # Locks that this process holds: open files by run directory.
 _held: dict[Path, int | None] = {}
 

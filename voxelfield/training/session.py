@@ -36,6 +36,7 @@ from voxelfield.training.config import (
     config_name,
     trainer_for_photographs,
 )
+from voxelfield.training.densities import log_densities
 from voxelfield.training.evaluation import Evaluation
 from voxelfield.training.exposure import AffineExposure
 from voxelfield.training.failsafe_logger import FailsafeLogger
@@ -62,6 +63,9 @@ logger = logging.getLogger(__name__)
 # images' shorter side are looked at.
 _LEAST_WEIGHT_WITH_DETAIL = 0.02
 _PIXELS_LOOKED_AT = 160
+
+# About so many histograms of densities are recorded in a run.
+_HISTOGRAMS = 20
 
 Hook = Callable[["Session"], None]
 """Is called by a session with itself."""
@@ -306,6 +310,9 @@ class Session:
                     elapsed = self._now() - started - pause.seconds
                     self._log_scalars(before + elapsed, elapsed - logged)
                     logged = elapsed
+                    if self._histogram_is_due():
+                        with pause:
+                            self._log_densities()
                 if _due(self.step, config.preview_every):
                     with pause:
                         self.preview()
@@ -596,6 +603,18 @@ class Session:
             values["gpu/allocated_GiB"] = torch.cuda.memory_allocated(self.device) / 2**30
             values["gpu/peak_GiB"] = torch.cuda.max_memory_allocated(self.device) / 2**30
         self._records.scalars(self.step, values)
+
+    def _histogram_is_due(self) -> bool:
+        """Tells whether this record is one of those, evenly spread over training, that have a histogram."""
+        config = self.config.trainer
+        records = max(1, round(config.steps / _HISTOGRAMS / config.log_every))
+        return self.step % (records * config.log_every) == 0 or self.step == config.steps
+
+    def _log_densities(self) -> None:
+        with self._step.autocast():
+            densities = log_densities(self.field, self.occupancy, self.step)
+        if len(densities) > 0:
+            self._records.histogram(self.step, "density/log10", densities)
 
     def _stop_not_finite(self, losses: dict[str, float]) -> NoReturn:
         """Writes out the state, for whoever looks for the reason, and ends training."""

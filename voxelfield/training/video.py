@@ -15,8 +15,8 @@ import numpy.typing as npt
 
 from voxelfield.files import atomic_path
 from voxelfield.installed import MissingPackageError
+from voxelfield.rendering.pixels import to_uint8
 from voxelfield.rendering.render import View
-from voxelfield.training.images import to_uint8
 
 
 def video_frames(views: Iterable[View]) -> Iterator[npt.NDArray[np.uint8]]:
