@@ -24,8 +24,10 @@ from voxelfield.rendering.cameras import orbit
 from voxelfield.report.surroundings import environment, peak_host_gib
 from voxelfield.report.thumbnails import Thumbnails
 from voxelfield.training.checkpoint import (
+    check_progress,
     checkpoint_step,
     checkpoints,
+    contents_of,
     load_checkpoint,
     load_newest,
     resolve_checkpoint,
@@ -88,6 +90,8 @@ def train_as_configured(
             metrics = finished_metrics(run_directory, settings.trainer)
             if metrics is not None:
                 logger.info("the run in %s is finished: PSNR %.2f dB", run_directory, metrics["psnr"])
+                if metrics["steps"] not in map(checkpoint_step, checkpoints(run_directory)):
+                    logger.warning("there is no checkpoint of its last step: it cannot be trained for longer")
                 return metrics
         return _train(config, settings, run_directory, root, interrupt, watcher)
 
@@ -166,7 +170,8 @@ def _begin(
         path, checkpoint = resumed
         # Those of later steps are damaged, or the user chose to go back: what is trained now takes another way.
         older = [file for file in checkpoints(run_directory) if checkpoint_step(file) <= first_step]
-        session.restore(checkpoint, path=path, replaced=older if in_place else ())
+        with contents_of(path):
+            session.restore(checkpoint, path=path, replaced=older if in_place else ())
         logger.info("resumed at step %d from %s", session.step, path)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -218,16 +223,18 @@ def load_to_resume(settings: RunConfig, run_directory: Path, root: Path) -> tupl
         path = resolve_checkpoint(root / settings.resume)
         check_ended(path.parent)
         found = path, load_checkpoint(path)
-    saved = found[1]["config"]
-    if parse(Recipe, saved["model"], "model of the checkpoint") != settings.model:
-        raise ValueError(
-            f"resume must name a checkpoint of the configured model {asdict(settings.model)}, "
-            f"got one of {saved['model']}"
-        )
-    if saved["scene"]["name"] != settings.scene.name:
-        raise ValueError(
-            f"resume must name a checkpoint of scene={settings.scene.name}, got one of scene={saved['scene']['name']}"
-        )
+    path, state = found
+    with contents_of(path):
+        saved = state["config"]
+        if parse(Recipe, saved["model"], "model of the checkpoint") != settings.model:
+            raise ValueError(
+                f"resume must name a checkpoint of the configured model {asdict(settings.model)}, "
+                f"got one of {saved['model']}"
+            )
+        name = saved["scene"]["name"]
+        if name != settings.scene.name:
+            raise ValueError(f"resume must name a checkpoint of scene={settings.scene.name}, got one of scene={name}")
+        check_progress(state)
     return found
 
 

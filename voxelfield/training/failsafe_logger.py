@@ -44,6 +44,12 @@ class FailsafeLogger:
         """Records the configuration with the final metrics."""
         self._try(lambda: self._behind.hyperparameters(config, metrics))
 
+    def flush(self) -> None:
+        """Has the logger behind write out what is pending, if it can be told to."""
+        flush = getattr(self._behind, "flush", None)
+        if flush is not None:
+            self._try(flush)
+
     def close(self) -> None:
         """Closes the logger behind, even if it has failed."""
         failed, self._failed = self._failed, False

@@ -50,7 +50,11 @@ class RunLogger(Protocol):
         """Records the configuration with the final metrics; called once, at the end of a run."""
 
     def close(self) -> None:
-        """Writes out what is pending; further calls to other methods are errors."""
+        """Writes out what is pending; further calls to other methods are errors.
+
+        A method ``flush()``, if there is one, writes out what is pending too, may be called from another thread, and is
+        before each checkpoint: what it leaves pending is lost if the run is killed later on.
+        """
 
 
 class NullLogger:
@@ -173,6 +177,16 @@ class TensorBoardLogger:
         for summary in hparams(columns, finals):
             file_writer.add_summary(summary)
         self.scalars(self._step, finals)
+
+    def flush(self) -> None:
+        """Writes out what is pending.
+
+        Raises:
+            OSError: A picture could not be added.
+        """
+        for adding in list(self._adding):
+            adding.result()
+        self._writer.flush()
 
     def close(self) -> None:
         """Writes out what is pending and closes the event file.

@@ -23,7 +23,7 @@ from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.occupied_density import occupied_density
 from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import FieldRenderer
-from voxelfield.training.checkpoint import load_checkpoint
+from voxelfield.training.checkpoint import contents_of, load_checkpoint, resolve_checkpoint
 from voxelfield.training.config import CameraConfig, SceneConfig, TrainerConfig, parse
 from voxelfield.training.evaluation import Evaluation, OnView, evaluate_split, spread
 from voxelfield.training.fields import grid_box, untrained_field
@@ -249,12 +249,14 @@ def load_run(path: Path | str, device: torch.device | str) -> Run:
         FileNotFoundError: There is no such file.
         ValueError: It is no usable checkpoint, or its configuration does not make sense.
     """
-    checkpoint = load_checkpoint(Path(path), device, ("config", "field", "occupancy", "step", "cameras"))
-    config = OmegaConf.create(checkpoint["config"])
-    run = restore_run(config, checkpoint["field"], checkpoint["occupancy"], checkpoint["step"], device)
-    if "cameras" not in checkpoint:
-        return run
-    return replace(run, cameras=RefinedCameras.from_state(checkpoint["cameras"]))
+    path = resolve_checkpoint(Path(path))
+    checkpoint = load_checkpoint(path, device, ("config", "field", "occupancy", "step", "cameras"))
+    with contents_of(path):
+        config = OmegaConf.create(dict(checkpoint["config"]))
+        run = restore_run(config, checkpoint["field"], checkpoint["occupancy"], checkpoint["step"], device)
+        if "cameras" not in checkpoint:
+            return run
+        return replace(run, cameras=RefinedCameras.from_state(checkpoint["cameras"]))
 
 
 def load_model(path: Path | str, device: torch.device | str) -> Run:

@@ -60,7 +60,10 @@ def hold(directory: Path) -> None:
         return
     directory.mkdir(parents=True, exist_ok=True)
     _held[directory] = _lock(directory)
-    remove_temporaries(directory)
+    # Pictures lie in a folder for each split. Others may belong to another run that is at work.
+    for folder in (directory, *(directory / name for name in ("train", "val", "test"))):
+        if folder.is_dir():
+            remove_temporaries(folder)
 
 
 def release() -> None:
