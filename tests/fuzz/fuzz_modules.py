@@ -117,7 +117,7 @@ def _adam_arguments(draw: st.DrawFn) -> dict[str, Any]:
 
 
 def _adam(values: Tensor, **options: Any) -> Tensor:
-    param = values.clone().requires_grad_() if isinstance(values, Tensor) else values
+    param = values.clone() if isinstance(values, Tensor) else [values]
     optimizer = voxelfield.GridAdam([param], **options)
     for _ in range(2):
         param.grad = (3 * param.detach()).sin()
@@ -370,8 +370,12 @@ def _same_pixels(arguments: dict[str, Any], actual: Any, expected: Any) -> None:
 
 MODULES = {
     "VoxelGrid": Subject(_grid, _grid_arguments(), _grid_reference, extreme=("points", "aabb")),
-    "VoxelPyramid": Subject(_pyramid, _pyramid_arguments(), _pyramid_reference, extreme=("points", "aabb")),
-    "GridAdam": Subject(_adam, _adam_arguments(), _adam_reference, extreme=("values",), names=("params",)),
+    "VoxelPyramid": Subject(
+        _pyramid, _pyramid_arguments(), _pyramid_reference, extreme=("points", "aabb"), names=("resolution",)
+    ),
+    "GridAdam": Subject(
+        _adam, _adam_arguments(), _adam_reference, extreme=("values",), names=("params", "optimizer", "param_groups")
+    ),
     "Cameras": Subject(
         _cast, _camera_arguments(), _cast_reference, extreme=("c2w", "intrinsics", "pixels", "aabb"), names=("Cameras",)
     ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,9 +24,12 @@ def test_every_format_is_fuzzed():
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    logging.getLogger("voxelfield").setLevel(logging.ERROR)
-    return tmp_path_factory.mktemp("scenes")
+def folder(tmp_path_factory) -> Iterator[Path]:
+    logger = logging.getLogger("voxelfield")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # every scene warns of what it lacks
+    yield tmp_path_factory.mktemp("scenes")
+    logger.setLevel(level)
 
 
 def load_or_refuse(name: str, folder: Path, **options: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import re
@@ -184,6 +185,11 @@ def test_the_model_file_draws_what_the_checkpoint_draws(finished):
     directory, _ = finished
     model, checkpoint = (voxelfield.load(path, "cpu") for path in (directory / "model.safetensors", directory))
     assert model.steps == checkpoint.steps == 30
+    # In a notebook.
+    assert repr(model) == "Run(scene='lego', model='mlp', steps=30, device=cpu)"
+    with Image.open(io.BytesIO(model._repr_png_())) as picture:
+        assert picture.size == (320, 320)
+        assert np.asarray(picture).std() > 1, "the overview must show something"
     camera = load_blender(FIXTURE, LoadOptions(splits=("test",), downscale=4)).test.cameras
     difference = model.render(camera).rgb - checkpoint.render(camera).rgb
     assert checkpoint.render(camera).rgb.std() > 0.05

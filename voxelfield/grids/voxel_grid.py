@@ -366,6 +366,8 @@ class VoxelGrid(nn.Module):
         """Raises unless these are coordinates on the grid's device; returns them, converted to float32 if 16-bit."""
         if not isinstance(values, Tensor):
             raise ArgumentTypeError(f"{name} must be a torch.Tensor, got {type(values).__name__}")
+        if values.layout is not torch.strided:
+            raise ArgumentValueError(f"{name} must be a dense tensor, got one of layout {values.layout}")
         values = widen_positions(name, values, torch.float32)
         if not _is_real(values):
             raise ArgumentTypeError(f"{name} must be float32 or float64, got {values.dtype}")

@@ -27,6 +27,9 @@ BACKENDS: tuple[type[ImageBackend], ...] = (PyramidImages, GridImages)
 """Backends that are faster than the general one, in the order in which they are tried."""
 
 
+_MOST_RAYS_ACROSS = 64
+
+
 def fastest_backend(field: Field, backends: Sequence[type[ImageBackend]] = BACKENDS) -> type[ImageBackend]:
     """Returns the backend that renders images of a field; decided by its kind alone, the same on every device.
 
@@ -99,6 +102,8 @@ class FieldRenderer:
         check_same_device("occupancy", occupancy.aabb, "field", field.aabb)
         check_at_least_one("supersampling", supersampling)
         check_at_least_one("chunk", chunk)
+        if supersampling > _MOST_RAYS_ACROSS:
+            raise ValueError(f"supersampling must be at most {_MOST_RAYS_ACROSS}, got {shown(supersampling)}")
         check_choice("pixel_averaging", pixel_averaging, PIXEL_AVERAGING)
         chosen = fastest_backend(field, backends)
         if backend not in (None, chosen.name, Views.name):

@@ -34,8 +34,6 @@ archives have, is compared by whatever else reads it.
 _ADDED = {"format", "voxelfield"}
 _LAST = "last.pt"
 _NUMBERED = re.compile(r"checkpoint_(\d+)\.pt")
-# What torch's RuntimeErrors about a file have in them.
-_OF_THE_FILE = ("PytorchStreamReader", "inline_container", "record size")
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
 
 
@@ -263,8 +261,9 @@ def _read(path: Path, device: torch.device | str, parts: Collection[str] | None)
             f"{path} is not a voxelfield checkpoint: it holds objects other than tensors and plain values"
         ) from error
     except (RuntimeError, ValueError) as error:
-        # Of RuntimeErrors only the archive reader's speak of the file; an absent or full device must stay visible.
-        if isinstance(error, RuntimeError) and not any(words in str(error) for words in _OF_THE_FILE):
+        # An absent or full device must stay visible. On the CPU, RuntimeErrors speak of the file.
+        of_the_file = torch.device(device).type == "cpu" or "PytorchStreamReader" in str(error)
+        if isinstance(error, RuntimeError) and (is_out_of_memory(error) or not of_the_file):
             raise
         raise _damaged(path) from error
     except Exception as error:  # a pickle that ends early, or that builds what cannot be built, ends in anything
