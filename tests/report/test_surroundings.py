@@ -8,7 +8,14 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from voxelfield.report.surroundings import commands, environment, finishing_time, logged_warnings, peak_host_gib
+from voxelfield.report.surroundings import (
+    chosen_first,
+    commands,
+    environment,
+    finishing_time,
+    logged_warnings,
+    peak_host_gib,
+)
 
 
 def test_the_environment_names_versions():
@@ -38,6 +45,18 @@ def test_the_command_that_trained_is_given_again(tmp_path, monkeypatch):
         "trainer.steps=5",
     ]
     assert found["Judge the views again"] == "voxelfield eval 'my run'"
+
+
+def test_what_was_chosen_is_first():
+    columns = {"camera.name": "none", "model.kind": "mlp", "seed": 3, "trainer.steps": 5}
+    overrides = ["seed=3", "++model=mlp", "trainer=smoke", "hydra.run.dir=x"]
+    assert list(chosen_first(columns, overrides).items()) == [
+        ("seed", 3),
+        ("model.kind", "mlp"),
+        ("camera.name", "none"),
+        ("trainer.steps", 5),
+    ]
+    assert list(chosen_first(columns, ())) == list(columns)
 
 
 def test_without_hydras_record_the_other_commands_are_given(tmp_path):

@@ -6,15 +6,18 @@ import platform
 import re
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from omegaconf import OmegaConf
 
 import voxelfield
 from voxelfield.training.run_directory import METRICS
+
+T = TypeVar("T")
 
 _LOGGED = re.compile(r"^\[[^]]*\]\[[^]]*\]\[(WARNING|ERROR|CRITICAL)\] - (.*)$")
 
@@ -59,6 +62,30 @@ def commands(directory: Path) -> tuple[tuple[str, str], ...]:
     )
 
 
+def given_overrides(directory: Path) -> list[str] | None:
+    """Returns what a run was told on its command line, or None where Hydra has kept no record of it.
+
+    Args:
+        directory: Run directory.
+    """
+    record = directory / ".hydra" / "overrides.yaml"
+    if not record.is_file():
+        return None
+    return [str(override) for override in OmegaConf.to_container(OmegaConf.load(record)) or ()]
+
+
+def chosen_first(columns: Mapping[str, T], overrides: Sequence[str]) -> dict[str, T]:
+    """Returns settings in an order that begins with those that were chosen on the command line, as a sweep's are.
+
+    Args:
+        columns: Settings by names with dots.
+        overrides: As on Hydra's command line; one that chooses a file stands for the kind or name of what is in it.
+    """
+    keys = [override.lstrip("+").partition("=")[0] for override in overrides]
+    names = [name for key in keys for name in (key, f"{key}.kind", f"{key}.name") if name in columns]
+    return {name: columns[name] for name in dict.fromkeys((*names, *columns))}
+
+
 def logged_warnings(directory: Path) -> tuple[str, ...]:
     """Returns the warnings and errors in a run's log, each once.
 
@@ -84,10 +111,9 @@ def finishing_time(directory: Path) -> str:
 
 
 def _training_command(directory: Path) -> str | None:
-    record = directory / ".hydra" / "overrides.yaml"
-    if not record.is_file():
+    overrides = given_overrides(directory)
+    if overrides is None:
         return None
-    overrides = [str(override) for override in OmegaConf.to_container(OmegaConf.load(record)) or ()]
     # Where a run goes, and what it went on from, are no part of what it does.
     kept = [text for text in overrides if text.lstrip("+").partition("=")[0] not in ("resume", "hydra.run.dir")]
     # The command line is completed with these signs, and will be again.

@@ -21,7 +21,7 @@ from voxelfield.devices import choose_device
 from voxelfield.export.model_file import MODEL_FILE
 from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.rendering.cameras import orbit
-from voxelfield.report.surroundings import environment, peak_host_gib
+from voxelfield.report.surroundings import chosen_first, environment, given_overrides, peak_host_gib
 from voxelfield.report.thumbnails import Thumbnails
 from voxelfield.training.checkpoint import (
     check_progress,
@@ -311,7 +311,8 @@ def finish(session: Session, run_directory: Path, timing: Timing) -> dict[str, A
     logger.info("took %s", timing)
     reported = ("psnr", "ssim", "psnr_fitted", "ssim_fitted", "train_seconds")
     final = {name: value for name, value in metrics.items() if name in reported}
-    session.log.hyperparameters(flatten_config(asdict(session.config)), final)
+    columns = flatten_config(asdict(session.config))
+    session.log.hyperparameters(chosen_first(columns, given_overrides(run_directory) or ()), final)
     # What it has taken is read for the report, and nothing is recorded after this.
     session.log.close()
     if wish.report:

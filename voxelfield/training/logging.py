@@ -6,7 +6,7 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -161,7 +161,7 @@ class TensorBoardLogger:
         """Records the row of this run in the HParams tab; called once, at the end.
 
         Args:
-            config: Configuration, possibly nested; see :func:`flatten_config`.
+            config: Configuration, possibly nested; see :func:`flatten_config`. The table begins with its first columns.
             metrics: Final numbers by name; recorded as the scalars ``final/<name>`` at the last logged step.
         """
         from torch.utils.tensorboard.summary import hparams
@@ -174,7 +174,9 @@ class TensorBoardLogger:
         finals = {f"final/{name}": value for name, value in metrics.items()}
         # Not SummaryWriter.add_hparams: it opens a second event file in a subfolder, and the run shows twice.
         file_writer = self._writer._get_file_writer()
-        for summary in hparams(columns, finals):
+        experiment, *others = hparams(columns, finals)
+        _put_in_order(experiment, list(columns))
+        for summary in (experiment, *others):
             file_writer.add_summary(summary)
         self.scalars(self._step, finals)
 
@@ -198,6 +200,23 @@ class TensorBoardLogger:
         self._writer.close()
         for adding in self._adding:
             adding.result()
+
+
+def _put_in_order(experiment: Any, names: Sequence[str]) -> None:
+    """Gives the table of hyperparameters its columns in this order; torch sorts them by name.
+
+    Args:
+        experiment: The summary that describes the table; changed in place.
+        names: Of all columns.
+    """
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    plugin = experiment.value[0].metadata.plugin_data
+    data = HParamsPluginData.FromString(plugin.content)
+    infos = sorted(data.experiment.hparam_infos, key=lambda info: names.index(info.name))
+    del data.experiment.hparam_infos[:]
+    data.experiment.hparam_infos.extend(infos)
+    plugin.content = data.SerializeToString()
 
 
 def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, int | float | str | bool]:
