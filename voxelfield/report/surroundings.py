@@ -6,18 +6,15 @@ import platform
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 from omegaconf import OmegaConf
 
 import voxelfield
 from voxelfield.training.run_directory import METRICS
-
-T = TypeVar("T")
 
 _LOGGED = re.compile(r"^\[[^]]*\]\[[^]]*\]\[(WARNING|ERROR|CRITICAL)\] - (.*)$")
 
@@ -74,16 +71,15 @@ def given_overrides(directory: Path) -> list[str] | None:
     return [str(override) for override in OmegaConf.to_container(OmegaConf.load(record)) or ()]
 
 
-def chosen_first(columns: Mapping[str, T], overrides: Sequence[str]) -> dict[str, T]:
-    """Returns settings in an order that begins with those that were chosen on the command line, as a sweep's are.
+def chosen_settings(overrides: Iterable[str]) -> set[str]:
+    """Returns names of the settings that were chosen on a command line, as those of a sweep are.
 
     Args:
-        columns: Settings by names with dots.
-        overrides: As on Hydra's command line; one that chooses a file stands for the kind or name of what is in it.
+        overrides: As on Hydra's command line; one that chooses a file, such as ``model=mlp``, stands for the kind or
+            the name of what is in it too.
     """
-    keys = [override.lstrip("+").partition("=")[0] for override in overrides]
-    names = [name for key in keys for name in (key, f"{key}.kind", f"{key}.name") if name in columns]
-    return {name: columns[name] for name in dict.fromkeys((*names, *columns))}
+    keys = {override.lstrip("+").partition("=")[0] for override in overrides}
+    return {name for key in keys for name in (key, f"{key}.kind", f"{key}.name")}
 
 
 def logged_warnings(directory: Path) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from voxelfield.devices import choose_device
 from voxelfield.export.model_file import MODEL_FILE
 from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.rendering.cameras import orbit
-from voxelfield.report.surroundings import chosen_first, environment, given_overrides, peak_host_gib
+from voxelfield.report.surroundings import chosen_settings, environment, given_overrides, peak_host_gib
 from voxelfield.report.thumbnails import Thumbnails
 from voxelfield.training.checkpoint import (
     check_progress,
@@ -242,7 +242,8 @@ def build_logger(config: LoggerConfig, run_directory: Path, first_step: int) -> 
     if config.name == "none":
         return NullLogger()
     try:
-        return TensorBoardLogger(run_directory, first_step)
+        chosen = chosen_settings(given_overrides(run_directory) or ())
+        return TensorBoardLogger(run_directory, first_step, chosen)
     except OSError as error:
         logger.error("TensorBoardLogger failed (%s): nothing is recorded, and training goes on", error)
         return NullLogger()
@@ -311,8 +312,7 @@ def finish(session: Session, run_directory: Path, timing: Timing) -> dict[str, A
     logger.info("took %s", timing)
     reported = ("psnr", "ssim", "psnr_fitted", "ssim_fitted", "train_seconds")
     final = {name: value for name, value in metrics.items() if name in reported}
-    columns = flatten_config(asdict(session.config))
-    session.log.hyperparameters(chosen_first(columns, given_overrides(run_directory) or ()), final)
+    session.log.hyperparameters(flatten_config(asdict(session.config)), final)
     # What it has taken is read for the report, and nothing is recorded after this.
     session.log.close()
     if wish.report:
