@@ -248,6 +248,14 @@ def orbit(cameras: Cameras, target: Tensor, frames: int) -> Cameras:
     return Cameras(c2w.float(), intrinsics, cameras.width, cameras.height)
 
 
+def up_direction(cameras: Cameras) -> Tensor:
+    """Returns the direction (3,) that points up in the cameras' images, float64.
+
+    That is the world's z axis where it is within 15 degrees, and where the cameras have no direction in common.
+    """
+    return _upright_axes(cameras)[2]
+
+
 def _upright_axes(cameras: Cameras) -> Tensor:
     """Returns x, y and z axes (3, 3), one in each row, of which the last points up in the cameras' images; float64."""
     up = cameras.c2w[:, :3, 1].double().mean(dim=0)

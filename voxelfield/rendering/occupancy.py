@@ -261,6 +261,10 @@ class _Derived:
         self._source: Tensor | None = None
         self._version: int | None = None
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Derived:
+        # Copied cells count their changes anew, so their number cannot tell whether what was kept still fits.
+        return _Derived(self._compute)
+
     @property
     def wanted(self) -> bool:
         """Whether it has ever been asked for."""

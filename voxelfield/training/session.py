@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from collections.abc import Callable, Sequence
@@ -203,6 +204,7 @@ class Session:
         self.device = choose_device(config.device)
         self.log = NullLogger() if log is None else log
         self.diverged = False
+        self._pause: Pause | None = None
         self.output = None if output is None else Path(output)
         self._on_step, self._on_stage, self._on_preview = hooks
         self._writer = (
@@ -300,7 +302,7 @@ class Session:
             Interrupt() as interrupt,
             Progress(config.steps, self.step) as progress,
         ):
-            pause = Pause(self._now, progress.paused)
+            pause = self._pause = Pause(self._now, progress.paused)
             logged = 0.0
             while self.step < config.steps and not interrupt.requested:
                 self._enter_stage()
@@ -339,6 +341,13 @@ class Session:
             if wait:
                 self.wait()
         return self.step >= config.steps
+
+    def off_the_clock(self) -> contextlib.AbstractContextManager[object]:
+        """Makes a context for a hook, which training is not charged for: neither ``train_seconds`` nor rates count it.
+
+        Waits for the device at its beginning and end.
+        """
+        return contextlib.nullcontext() if self._pause is None else self._pause
 
     @property
     def log(self) -> RunLogger:
