@@ -21,7 +21,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from voxelfield._library import KernelsUnavailableError
-from voxelfield.config.parsing import unknown_key
+from voxelfield.config.parsing import parse, unknown_key
 from voxelfield.datasets.download import DownloadError
 from voxelfield.datasets.images import count_images
 from voxelfield.datasets.registry import recognised_format
@@ -29,9 +29,9 @@ from voxelfield.devices import DEVICES
 from voxelfield.installed import MissingPackageError, config_folder
 from voxelfield.messages import LONGEST_MESSAGE, clipped
 from voxelfield.ops._errors import is_out_of_memory
-from voxelfield.training.config import complete_overrides, config_name, trainer_for_photographs
+from voxelfield.training.config import LoggerConfig, complete_overrides, config_name, trainer_for_photographs
 from voxelfield.training.config.announced import offer_announced_recipes
-from voxelfield.training.configured import train_as_configured
+from voxelfield.training.configured import Watcher, train_as_configured
 from voxelfield.training.interrupt import Interrupt
 from voxelfield.training.occupied_space import EmptyFieldError
 from voxelfield.training.run_directory import release
@@ -156,7 +156,8 @@ def train(config: DictConfig) -> float | None:
     if choices["scene"] == "folder" and choices["trainer"] in ("unbounded", "few_photographs"):
         logger.info("trainer=%s is the default for so many photographs", choices["trainer"])
     try:
-        metrics = train_as_configured(config, Path(HydraConfig.get().runtime.output_dir), Path(get_original_cwd()))
+        output, root = Path(HydraConfig.get().runtime.output_dir), Path(get_original_cwd())
+        metrics = train_as_configured(config, output, root, configured_viewer(config))
     except (ValueError, FileNotFoundError, DownloadError, MissingPackageError) as error:
         fail(error, 2)
     except (EmptyFieldError, FloatingPointError, KernelsUnavailableError, OSError) as error:
@@ -175,6 +176,21 @@ def train(config: DictConfig) -> float | None:
             fail(ValueError(diverged), 1)
         logger.error(diverged)
     return psnr
+
+
+def configured_viewer(config: DictConfig) -> Watcher | None:
+    """Returns what shows the training in a browser, if ``logger.viewer`` asks for it.
+
+    Raises:
+        ValueError: A setting is not allowed, or the port is taken.
+        MissingPackageError: viser is not installed.
+    """
+    settings = parse(LoggerConfig, config.logger, "logger")
+    if not settings.viewer:
+        return None
+    from voxelfield.viewer.watch import TrainingViewer
+
+    return TrainingViewer(settings)
 
 
 def fail(error: Exception, status: int) -> NoReturn:

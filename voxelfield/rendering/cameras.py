@@ -102,10 +102,10 @@ class Cameras:
 
         Raises:
             TypeError: An argument has another dtype.
-            ValueError: An argument has another shape, or ``aabb`` another device.
+            ValueError: An argument has another shape or device.
         """
-        check_field("camera_index", camera_index, ("R",), torch.int64)
-        check_field("pixels", pixels, (camera_index.shape[0], 2), torch.float32)
+        check_field("camera_index", camera_index, ("R",), torch.int64, "Cameras.c2w", self.c2w)
+        check_float32("pixels", pixels, (camera_index.shape[0], 2), "Cameras.c2w", self.c2w)
         origins = self.c2w[:, :3, 3].index_select(0, camera_index)
         directions = self._directions(camera_index, pixels)
         return Rays(origins, directions, *intersect_aabb(origins.detach(), directions.detach(), aabb))
@@ -246,6 +246,14 @@ def orbit(cameras: Cameras, target: Tensor, frames: int) -> Cameras:
     c2w[:, :3, 3] = centre + distance * c2w[:, :3, 2]
     intrinsics = cameras.intrinsics[:1].expand(frames, 4).contiguous()
     return Cameras(c2w.float(), intrinsics, cameras.width, cameras.height)
+
+
+def up_direction(cameras: Cameras) -> Tensor:
+    """Returns the direction (3,) that points up in the cameras' images, float64.
+
+    That is the world's z axis where it is within 15 degrees, and where the cameras have no direction in common.
+    """
+    return _upright_axes(cameras)[2]
 
 
 def _upright_axes(cameras: Cameras) -> Tensor:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -21,7 +21,7 @@ from voxelfield.devices import choose_device
 from voxelfield.export.model_file import MODEL_FILE
 from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.rendering.cameras import orbit
-from voxelfield.report.surroundings import environment, peak_host_gib
+from voxelfield.report.surroundings import chosen_settings, environment, given_overrides, peak_host_gib
 from voxelfield.report.thumbnails import Thumbnails
 from voxelfield.training.checkpoint import (
     check_progress,
@@ -50,13 +50,29 @@ from voxelfield.training.video import video_frames, write_video
 logger = logging.getLogger(__name__)
 
 
-def train_as_configured(config: DictConfig, run_directory: Path, root: Path) -> dict[str, Any] | None:
+class Watcher(Protocol):
+    """Looks on while a session trains. No method may raise."""
+
+    def begin(self, session: Session) -> None:
+        """Is called once, before the first step."""
+
+    def after_step(self, session: Session) -> None:
+        """Is called after every step, as a session's ``on_step`` is."""
+
+    def end(self) -> None:
+        """Is called once after :meth:`begin`, when the run has ended, in whatever way."""
+
+
+def train_as_configured(
+    config: DictConfig, run_directory: Path, root: Path, watcher: Watcher | None = None
+) -> dict[str, Any] | None:
     """Trains and evaluates as configured.
 
     Args:
         config: The composed configuration (``configs/train.yaml``).
         run_directory: Receives checkpoints, logs, pictures and ``metrics.json``.
         root: Folder that relative paths in the configuration start from.
+        watcher: Looks on.
 
     Returns:
         What is in ``metrics.json``, or None if training was interrupted.
@@ -77,18 +93,23 @@ def train_as_configured(config: DictConfig, run_directory: Path, root: Path) -> 
                 if metrics["steps"] not in map(checkpoint_step, checkpoints(run_directory)):
                     logger.warning("there is no checkpoint of its last step: it cannot be trained for longer")
                 return metrics
-        return _train(config, settings, run_directory, root, interrupt)
+        return _train(config, settings, run_directory, root, interrupt, watcher)
 
 
 def _train(
-    config: DictConfig, settings: RunConfig, run_directory: Path, root: Path, interrupt: Interrupt
+    config: DictConfig,
+    settings: RunConfig,
+    run_directory: Path,
+    root: Path,
+    interrupt: Interrupt,
+    watcher: Watcher | None,
 ) -> dict[str, Any] | None:
     """Does what :func:`train_as_configured` does, in a directory that this process holds."""
     timing = Timing()
     session: Session | None = None
     try:
         with interrupt.at_once():
-            session = _begin(config, settings, run_directory, root, timing)
+            session = _begin(config, settings, run_directory, root, timing, watcher)
         if not session.fit(wait=False):
             session.wait()
             logger.warning("stopped after step %d; %s", session.step, _how_to_go_on(session))
@@ -114,10 +135,14 @@ def _train(
     finally:
         if session is not None:
             session.log.close()
+            if watcher is not None:
+                watcher.end()
     return metrics
 
 
-def _begin(config: DictConfig, settings: RunConfig, run_directory: Path, root: Path, timing: Timing) -> Session:
+def _begin(
+    config: DictConfig, settings: RunConfig, run_directory: Path, root: Path, timing: Timing, watcher: Watcher | None
+) -> Session:
     """Loads the scene and the checkpoint that is to be continued, and builds the field."""
     device = choose_device(settings.device)
     if settings.trainer.evaluation.lpips:
@@ -135,7 +160,8 @@ def _begin(config: DictConfig, settings: RunConfig, run_directory: Path, root: P
         scene = load_configured_scene(settings, root)
         ready.result()
     timing.end("load")
-    session = Session.from_config(scene, settings, output=run_directory)
+    on_step = None if watcher is None else watcher.after_step
+    session = Session.from_config(scene, settings, output=run_directory, on_step=on_step)
     # Not before: a run that is refused leaves no file.
     first_step = 0 if resumed is None else resumed[1]["step"]
     session.log = FailsafeLogger(build_logger(settings.logger, run_directory, first_step))
@@ -149,6 +175,8 @@ def _begin(config: DictConfig, settings: RunConfig, run_directory: Path, root: P
         logger.info("resumed at step %d from %s", session.step, path)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
+    if watcher is not None:
+        watcher.begin(session)
     return session
 
 
@@ -242,7 +270,8 @@ def build_logger(config: LoggerConfig, run_directory: Path, first_step: int) -> 
     if config.name == "none":
         return NullLogger()
     try:
-        return TensorBoardLogger(run_directory, first_step)
+        chosen = chosen_settings(given_overrides(run_directory) or ())
+        return TensorBoardLogger(run_directory, first_step, chosen)
     except OSError as error:
         logger.error("TensorBoardLogger failed (%s): nothing is recorded, and training goes on", error)
         return NullLogger()

@@ -40,7 +40,9 @@ class GraphedCall:
             graph = torch.cuda.CUDAGraph()
             # torch's own stream for captures is one of the device that captured first.
             stream = torch.cuda.Stream(self._device)
-            with torch.cuda.device(self._device), torch.cuda.graph(graph, stream=stream):
+            # Other threads, such as a viewer's, may meanwhile use the device on streams of their own.
+            capture = torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local")
+            with torch.cuda.device(self._device), capture:
                 self._function()
             # Capturing set the graph's random numbers to zero there: a replay that overtook it would draw them anew.
             torch.cuda.current_stream(self._device).wait_stream(stream)

@@ -88,9 +88,16 @@ class LoggerConfig:
 
     Attributes:
         name: ``tensorboard``, or ``none``.
+        viewer: Whether the field can be looked at in a browser while it is trained.
+        viewer_host: Address of this machine that the viewer listens at; other machines can reach it only if this is
+            not a loopback address.
+        viewer_port: Its port.
     """
 
     name: Literal["tensorboard", "none"] = "tensorboard"
+    viewer: bool = False
+    viewer_host: Annotated[str, Form(r".+", "an address of this machine")] = "127.0.0.1"
+    viewer_port: Annotated[int, Range(1, 65535)] = 8080
 
 
 @dataclass

@@ -1,0 +1,47 @@
+"""A field that takes a second to train, for the tests of the viewer."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+
+import voxelfield
+from voxelfield.datasets.scene import Scene
+from voxelfield.fields.recipes.mlp import MLPRecipe
+from voxelfield.training.config import StageConfig, TrainerConfig, preset
+from voxelfield.training.run import Run
+from voxelfield.training.session import Session
+
+SIZE = 40
+
+
+@functools.cache
+def bricks() -> Scene:
+    return voxelfield.load_scene("bricks", image_size=SIZE)
+
+
+def short_trainer(steps: int) -> TrainerConfig:
+    settings = preset("model=mlp", "trainer=smoke", device="cpu").trainer
+    occupancy = replace(settings.occupancy, resolution=16, start=10, every=10)
+    return replace(
+        settings,
+        steps=steps,
+        stages=[StageConfig(0, 24, crop=True)],
+        occupancy=occupancy,
+        max_rays=1024,
+        log_every=10,
+        preview_every=0,
+        checkpoint_every=0,
+        image_size=SIZE,
+    )
+
+
+def session(steps: int = 40, **options) -> Session:
+    return Session(bricks(), MLPRecipe(features=3, width=16), trainer=short_trainer(steps), device="cpu", **options)
+
+
+@functools.cache
+def trained_run() -> Run:
+    done = session()
+    done.fit()
+    return done.result()

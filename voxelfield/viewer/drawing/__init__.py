@@ -1,0 +1,1 @@
+"""From a viewpoint and settings to a picture, without a browser."""

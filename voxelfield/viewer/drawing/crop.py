@@ -1,0 +1,35 @@
+"""A field of which only a part is drawn."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+
+from voxelfield.grids.boxes import Box, box_tensor
+from voxelfield.grids.nested_boxes import NestedBoxes
+from voxelfield.rendering.occupancy import OccupancyGrid
+
+
+def cropped(occupancy: OccupancyGrid, box: Box, boxes: NestedBoxes | None) -> OccupancyGrid:
+    """Returns a copy in which no cell is occupied whose centre lies outside of a box.
+
+    Args:
+        occupancy: The cells.
+        box: (2, 3) low and high corner, world units.
+        boxes: Those that the cells lie in, if there are any.
+    """
+    device = occupancy.aabb.device
+    low, high = occupancy.aabb
+    steps = [
+        low[axis] + (torch.arange(cells, device=device) + 0.5) / cells * (high - low)[axis]
+        for axis, cells in enumerate(occupancy.occupied.shape)
+    ]
+    centres = torch.stack(torch.meshgrid(*steps, indexing="ij"), dim=-1)
+    if boxes is not None:
+        centres = boxes.to_world(centres.view(-1, 3))[0].view_as(centres)
+    limits = box_tensor(box, device)
+    inside = ((centres >= limits[0]) & (centres <= limits[1])).all(dim=-1)
+    part = copy.deepcopy(occupancy)
+    part.occupied.logical_and_(inside)
+    return part

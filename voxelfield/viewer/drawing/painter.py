@@ -1,0 +1,191 @@
+"""Pictures of a field from anywhere, in any mode."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from voxelfield.grids.boxes import box_tensor, parse_box
+from voxelfield.grids.nested_boxes import NestedBoxes
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.march import visible_samples
+from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.rendering.occupied_density import occupied_density
+from voxelfield.rendering.pixels import to_uint8
+from voxelfield.rendering.rays import Rays
+from voxelfield.rendering.render import View
+from voxelfield.rendering.renderer import FieldRenderer
+from voxelfield.training.run import Run
+from voxelfield.training.views import evaluation_background, render_settings, view_renderer
+from voxelfield.viewer.drawing.crop import cropped
+from voxelfield.viewer.drawing.density_plane import draw_density
+from voxelfield.viewer.drawing.look import Look
+from voxelfield.viewer.drawing.maps import brightened, depth_map, normal_map, opacity_map, sample_map
+from voxelfield.viewer.drawing.occupied_cells import cell_map
+from voxelfield.viewer.drawing.photographs import Photographs, lay_photograph_over
+from voxelfield.viewer.drawing.viewpoint import Viewpoint
+
+
+class Painter:
+    """Draws a field that stays as it is.
+
+    Args:
+        run: The field, where it is occupied, and how the run's own evaluation renders it.
+        photographs: Of its scene, to compare with; None: there are none.
+
+    Attributes:
+        box: (2, 3) on the CPU: what matters of the scene, world units.
+        device: Where the field is.
+    """
+
+    def __init__(self, run: Run, photographs: Photographs | None = None) -> None:
+        self._run = run
+        self._photographs = photographs
+        self._boxes: NestedBoxes | None = getattr(run.field, "boxes", None)
+        self.device = run.field.aabb.device
+        self._background = evaluation_background(run.trainer, self.device)
+        self._settings = render_settings(run.trainer, run.field)
+        self.box = content_box(run)
+        self._crop: object = None
+        self._occupancy = run.occupancy
+        self._renderers: dict[bool, FieldRenderer] = {}
+
+    @torch.no_grad()
+    def picture(
+        self,
+        viewpoint: Viewpoint,
+        look: Look,
+        height: int,
+        width: int,
+        *,
+        rows: tuple[int, int] | None = None,
+        sharp: bool = False,
+        photo: int | None = None,
+    ) -> Tensor:
+        """Draws a picture, or a band of one.
+
+        Args:
+            viewpoint: Where from.
+            look: What to show, and how.
+            height: Of the whole picture.
+            width: Of the whole picture.
+            rows: The band's first row and the one after its last; None: the whole picture.
+            sharp: Whether pixels are made of as many rays as in the run's evaluation, instead of one.
+            photo: Number of the photograph that was taken from here, if it is to be compared with.
+
+        Returns:
+            (rows, width, 3) uint8 on the CPU.
+        """
+        first, end = (0, height) if rows is None else rows
+        self._take_crop(look)
+        # Normals are differences of neighbours, which at a band's border belong to the next band.
+        beyond = 1 if look.mode == "normal" else 0
+        cameras = viewpoint.cameras(height, width, (first - beyond, end + beyond)).to(self.device)
+        picture = self._drawn(cameras, look, sharp)[beyond : beyond + end - first]
+        if beyond:
+            cameras = viewpoint.cameras(height, width, (first, end)).to(self.device)
+        if look.cut is not None:
+            rays = cameras.image_rays(0, self._run.field.aabb)
+            low, high = self._limits(look).to(self.device)
+            scale = 1.0 if self._boxes is None else self._boxes.unit
+            picture = draw_density(
+                picture,
+                cameras.c2w[0, :3, 3],
+                rays.directions.view(end - first, width, 3),
+                torch.stack((low, high)),
+                look.cut.axis,
+                look.cut.position,
+                lambda points: occupied_density(self._run.field, self._occupancy, points),
+                self._settings.step * scale,
+            )
+        if photo is not None and self._photographs is not None:
+            picture = lay_photograph_over(
+                picture, self._photographs, photo, cameras, look.photo_share, self._background
+            )
+        return to_uint8(picture).cpu()
+
+    def _drawn(self, cameras: Cameras, look: Look, sharp: bool) -> Tensor:
+        """Returns the picture (H, W, 3) of a camera in a mode."""
+        size = (cameras.height, cameras.width)
+        if look.mode == "samples per ray":
+            return sample_map(self._sample_counts(cameras).view(size))
+        if look.mode == "occupancy":
+            return self._cells(cameras).view(*size, 3)
+        view = self._renderer(sharp).view(cameras, 0)
+        if look.mode == "depth":
+            return self._depth(view, cameras, look)
+        if look.mode == "normal":
+            directions = cameras.image_rays(0, self._run.field.aabb).directions.view(*size, 3)
+            return normal_map(view.depth, view.opacity, cameras.c2w[0, :3, 3], directions)
+        if look.mode == "opacity":
+            return opacity_map(view.opacity)
+        return brightened(view.rgb, look.exposure)
+
+    def _depth(self, view: View, cameras: Cameras, look: Look) -> Tensor:
+        low, high = self._limits(look)
+        if self._boxes is not None:
+            return depth_map(view.depth, view.opacity, 0.25 * float((high - low).norm()), float("inf"))
+        camera = cameras.c2w[0, :3, 3].cpu()
+        nearest = float((camera - torch.minimum(torch.maximum(camera, low), high)).norm())
+        farthest = float(torch.maximum((camera - low).abs(), (camera - high).abs()).norm())
+        return depth_map(view.depth, view.opacity, nearest, farthest)
+
+    def _limits(self, look: Look) -> Tensor:
+        return self.box if look.crop is None else box_tensor(look.crop, torch.device("cpu"))
+
+    def _sample_counts(self, cameras: Cameras) -> Tensor:
+        """Returns how many samples of each ray show, (R,)."""
+        rays = cameras.image_rays(0, self._run.field.aabb)
+        counts = []
+        precision = getattr(torch, self._run.trainer.precision)
+        narrow = precision != torch.float32
+        with torch.autocast(self.device.type, precision if narrow else None, narrow, cache_enabled=False):
+            for part in _chunks(rays, self._run.trainer.chunk):
+                samples, _ = visible_samples(self._run.field, part, self._occupancy, self._settings)
+                counts.append(samples.ray_offsets.diff())
+        return torch.cat(counts)
+
+    def _cells(self, cameras: Cameras) -> Tensor:
+        rays = cameras.image_rays(0, self._run.field.aabb)
+        edges = (self._occupancy.aabb[1] - self._occupancy.aabb[0]).cpu() / torch.tensor(self._occupancy.occupied.shape)
+        step = 0.25 * float(edges.min())
+        parts = _chunks(rays, self._run.trainer.chunk)
+        return torch.cat([cell_map(part, self._occupancy, step, self._boxes) for part in parts])
+
+    def _take_crop(self, look: Look) -> None:
+        if look.crop == self._crop:
+            return
+        whole = self._run.occupancy
+        self._crop = look.crop
+        self._occupancy = whole if look.crop is None else cropped(whole, look.crop, self._boxes)
+        self._renderers.clear()
+
+    def _renderer(self, sharp: bool) -> FieldRenderer:
+        sharp = sharp and self._run.trainer.evaluation.supersampling > 1
+        if sharp not in self._renderers:
+            run = self._run
+            trainer = run.trainer
+            if not sharp:
+                trainer = replace(trainer, evaluation=replace(trainer.evaluation, supersampling=1))
+            self._renderers[sharp] = view_renderer(run.field, self._occupancy, trainer, run.recipe)
+        return self._renderers[sharp]
+
+
+def content_box(run: Run) -> Tensor:
+    """Returns the box (2, 3) of what matters in a run's scene, world units, on the CPU.
+
+    That is where cells are occupied; with nested boxes, the smallest of them.
+    """
+    boxes: NestedBoxes | None = getattr(run.field, "boxes", None)
+    if boxes is not None:
+        return box_tensor(parse_box(boxes.aabb), torch.device("cpu"))
+    occupancy: OccupancyGrid = run.occupancy
+    if bool(occupancy.occupied.any()):
+        return occupancy.bounds()
+    return occupancy.aabb.cpu()
+
+
+def _chunks(rays: Rays, size: int) -> list[Rays]:
+    return [rays[first : first + size] for first in range(0, len(rays), size)]

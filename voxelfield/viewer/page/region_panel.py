@@ -1,0 +1,78 @@
+"""The panel that leaves out parts of the scene, and cuts through it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from voxelfield.grids.boxes import parse_box
+from voxelfield.viewer.drawing.look import AXES, Slice
+from voxelfield.viewer.page.stage import Stage
+
+
+class RegionPanel:
+    """Crop box and slice.
+
+    Args:
+        stage: What is shown.
+        box: (2, 3) nested lists: how far the box can be drawn, world units.
+    """
+
+    def __init__(self, stage: Stage, box: list[list[float]]) -> None:
+        self._stage = stage
+        self._limits = list(zip(*box, strict=True))
+        gui = stage.server.gui
+        with gui.add_folder("Crop box", expand_by_default=False):
+            self.crop = gui.add_checkbox("Crop", False, hint="To whole cells of the occupancy grid.")
+            self.sides = [
+                gui.add_multi_slider(axis, low, high, (high - low) / 200, (low, high))
+                for axis, (low, high) in zip(AXES, self._limits, strict=True)
+            ]
+        with gui.add_folder("Slice through the density", expand_by_default=False):
+            self.cut = gui.add_checkbox("Slice", False)
+            self.axis = gui.add_dropdown("Across", AXES, initial_value="z")
+            low, high = self._limits[2]
+            self.position = gui.add_slider("At", low, high, (high - low) / 200, (low + high) / 2)
+            gui.add_markdown("Opacity of one sample: blue for empty, red for solid.")
+        for side in self.sides:
+            side.on_update(lambda _: self._apply_crop())
+        self.crop.on_update(lambda _: self._apply_crop())
+        self.cut.on_update(lambda _: self._apply_cut())
+        self.axis.on_update(lambda _: self._change_axis())
+        self.position.on_update(lambda _: self._apply_cut())
+        self._outline: Any = None
+
+    def _apply_crop(self) -> None:
+        corners = [side.value for side in self.sides]
+        # A side without extent would be no box.
+        least = [(high - low) * 1e-3 for low, high in self._limits]
+        low = [min(side) for side in corners]
+        high = [max(max(side), min(side) + extent) for side, extent in zip(corners, least, strict=True)]
+        box = parse_box((low, high)) if self.crop.value else None
+        self._stage.worker.look = replace(self._stage.worker.look, crop=box)
+        self._draw_outline(low, high)
+
+    def _draw_outline(self, low: list[float], high: list[float]) -> None:
+        if self._outline is not None:
+            self._outline.remove()
+            self._outline = None
+        if self.crop.value:
+            self._outline = self._stage.server.scene.add_box(
+                "/crop",
+                dimensions=tuple(b - a for a, b in zip(low, high, strict=True)),
+                position=tuple((a + b) / 2 for a, b in zip(low, high, strict=True)),
+                color=(255, 120, 40),
+                wireframe=True,
+            )
+
+    def _change_axis(self) -> None:
+        low, high = self._limits[AXES.index(self.axis.value)]
+        # Within both ranges while they change, whatever the order in which the page takes them.
+        self.position.min, self.position.max = min(low, self.position.min), max(high, self.position.max)
+        self.position.value = (low + high) / 2
+        self.position.min, self.position.max, self.position.step = low, high, (high - low) / 200
+        self._apply_cut()
+
+    def _apply_cut(self) -> None:
+        cut = Slice(AXES.index(self.axis.value), self.position.value) if self.cut.value else None
+        self._stage.worker.look = replace(self._stage.worker.look, cut=cut)

@@ -1,0 +1,114 @@
+"""What all panels of the page work on."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from voxelfield.rendering.cameras import Cameras, up_direction
+from voxelfield.viewer.drawing.photographs import Photographs
+from voxelfield.viewer.drawing.viewpoint import Viewpoint, viewpoint_of
+from voxelfield.viewer.page.poses import move_camera, viewpoint_of_camera
+from voxelfield.viewer.scheduling.worker import RenderWorker, Request
+
+DEFAULT_ROWS = 800
+
+
+class Stage:
+    """The scene as the page shows it, and who looks at it.
+
+    Args:
+        server: viser's server.
+        worker: Draws.
+        photographs: Of the scene; there may be none.
+        box: (2, 3) on the CPU: what matters of the scene, world units.
+
+    Attributes:
+        rows: Height at which pictures are drawn at rest, at most, in pixels.
+        comparing: Whether the photograph is laid over the picture where the camera stands where it was taken.
+    """
+
+    def __init__(self, server: Any, worker: RenderWorker, photographs: Photographs, box: Tensor) -> None:
+        self.server = server
+        self.worker = worker
+        self.photographs = photographs
+        self.box = box
+        self.rows = DEFAULT_ROWS
+        self.comparing = False
+        self._at: dict[int, int] = {}
+
+    @property
+    def extent(self) -> float:
+        """Diagonal of the box, world units."""
+        return float((self.box[1] - self.box[0]).norm())
+
+    @property
+    def cameras(self) -> Cameras | None:
+        """Cameras of the first split with photographs, or None."""
+        return self.photographs.camera(0)[0] if len(self.photographs) else None
+
+    def up(self) -> Tensor:
+        """Returns the direction (3,) that points up in the photographs; z where there are none."""
+        return torch.tensor([0.0, 0.0, 1.0]) if self.cameras is None else up_direction(self.cameras).float().cpu()
+
+    def home(self) -> Viewpoint:
+        """Returns where a new visitor stands: at the first photograph, or in front of the box."""
+        if len(self.photographs):
+            return viewpoint_of(*self.photographs.camera(0))
+        middle = self.box.mean(dim=0)
+        backward = torch.tensor([0.8, -0.8, 0.6])
+        backward = backward / backward.norm()
+        right = torch.linalg.cross(torch.tensor([0.0, 0.0, 1.0]), backward)
+        right = right / right.norm()
+        c2w = torch.eye(4)
+        c2w[:3, :3] = torch.stack((right, torch.linalg.cross(backward, right), backward), dim=-1)
+        c2w[:3, 3] = middle + 1.4 * self.extent * backward
+        return Viewpoint.of(c2w, math.radians(45))
+
+    def distance_ahead(self, viewpoint: Viewpoint) -> float:
+        """Returns how far ahead of a camera the point lies that dragging turns it about, world units."""
+        c2w = viewpoint.matrix
+        ahead = float(-c2w[:3, 2] @ (self.box.mean(dim=0) - c2w[:3, 3]))
+        return max(ahead, 0.1 * self.extent)
+
+    def move(self, client: Any, viewpoint: Viewpoint) -> None:
+        """Moves a client's camera."""
+        move_camera(client, viewpoint, self.distance_ahead(viewpoint))
+
+    def go_to_photograph(self, client: Any, number: int) -> None:
+        """Moves a client's camera to where a photograph was taken, with all of it in view."""
+        self._at[client.client_id] = number
+        self.move(client, viewpoint_of(*self.photographs.camera(number), aspect=client.camera.aspect))
+
+    def ask(self, client: Any) -> None:
+        """Asks for the picture that a client's camera sees."""
+        camera = client.camera
+        if camera.image_height < 1 or camera.image_width < 1:
+            return
+        viewpoint = viewpoint_of_camera(camera)
+        height = min(camera.image_height, self.rows)
+        width = max(1, round(height * camera.image_width / camera.image_height))
+        self.worker.ask(client.client_id, Request(viewpoint, height, width, self._photo(client.client_id, viewpoint)))
+
+    def ask_for_all(self) -> None:
+        """Asks for every client's picture again, after a setting has changed that a request depends on."""
+        for client in self.server.get_clients().values():
+            self.ask(client)
+
+    def photograph_of(self, client: Any) -> int | None:
+        """Returns the number of the photograph that a client went to last."""
+        return self._at.get(client.client_id)
+
+    def leave(self, client: Any) -> None:
+        """Forgets a client."""
+        self._at.pop(client.client_id, None)
+        self.worker.forget(client.client_id)
+
+    def _photo(self, who: int, viewpoint: Viewpoint) -> int | None:
+        number = self._at.get(who)
+        if not self.comparing or number is None:
+            return None
+        return number if self.photographs.seen_from(number, viewpoint.matrix, self.extent) else None

@@ -1,0 +1,100 @@
+"""The panel that says how the field is shown."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from datetime import datetime
+from io import BytesIO
+from typing import Any
+
+from voxelfield.viewer.drawing.look import MODES
+from voxelfield.viewer.drawing.maps import MANY_SAMPLES
+from voxelfield.viewer.page.poses import viewpoint_of_camera
+from voxelfield.viewer.page.stage import DEFAULT_ROWS, Stage
+from voxelfield.viewer.scheduling.worker import Frame, Request
+
+_MEANINGS = {
+    "rgb": "Colours over the background of the evaluation.",
+    "depth": "Distance along the ray, from near (blue) to far (red).",
+    "normal": "Orientation of the surface that the depth describes: x, y, z as red, green, blue.",
+    "opacity": "Opacity of the ray, from 0 (black) to 1 (white).",
+    "samples per ray": f"Samples that show: white for none, red for {MANY_SAMPLES} and more.",
+    "occupancy": "Cells that rays are sampled in, coloured by height.",
+}
+_KEYS = """
+- **drag** to orbit, **right-drag** to move sideways, **scroll** to come closer
+- **W A S D** to fly level, **Q** and **E** down and up, **arrow keys** to turn
+"""
+_LARGEST_STILL = 4096
+_SECONDS_BETWEEN_STATUS = 0.5
+
+
+class ViewPanel:
+    """Mode, exposure, resolution, screenshot.
+
+    Args:
+        stage: What is shown.
+        frames_per_second: Wished while a camera moves.
+    """
+
+    def __init__(self, stage: Stage, frames_per_second: int) -> None:
+        self._stage = stage
+        self._told = 0.0
+        gui = stage.server.gui
+        self.mode = gui.add_dropdown("Show", MODES, initial_value="rgb")
+        self.meaning = gui.add_markdown(_MEANINGS["rgb"])
+        self.exposure = gui.add_slider("Exposure", -4.0, 4.0, 0.1, 0.0, hint="Stops; for colours only.")
+        self.rows = gui.add_slider("Rows at rest", 100, 2160, 20, DEFAULT_ROWS, hint="Height of sharp pictures.")
+        self.rate = gui.add_slider(
+            "Moving, frames/s", 1, 120, 1, frames_per_second, hint="While the camera moves, pictures become coarser."
+        )
+        self.status = gui.add_markdown("Waiting for the first picture.")
+        self.home = gui.add_button("Home", icon="home", hint="Goes to where every visitor begins.")
+        self.screenshot = gui.add_button("Screenshot", icon="camera", hint="This view as a PNG, as sharp as it gets.")
+        self.scale = gui.add_slider("Screenshot, times", 1, 4, 1, 1, hint="How many times as many rows as on the page.")
+        with gui.add_folder("Keys", expand_by_default=False, order=1e6):
+            gui.add_markdown(_KEYS)
+        self.mode.on_update(lambda _: self._change_mode())
+        self.exposure.on_update(lambda _: self._change(exposure=self.exposure.value))
+        self.rows.on_update(lambda _: self._change_rows())
+        self.rate.on_update(lambda _: self._change_rate())
+        self.home.on_click(lambda event: stage.move(event.client, stage.home()))
+        self.screenshot.on_click(lambda event: self._take(event.client))
+
+    def tell(self, frame: Frame) -> None:
+        """Shows now and then what drawing takes; always for a sharp picture."""
+        now = time.perf_counter()
+        if not frame.sharp and now - self._told < _SECONDS_BETWEEN_STATUS:
+            return
+        self._told = now
+        height, width = frame.pixels.shape[:2]
+        kind = "at rest" if frame.sharp else "moving"
+        self.status.content = f"{width} x {height} in {1000 * frame.seconds:.0f} ms ({kind})"
+
+    def _change(self, **settings: Any) -> None:
+        self._stage.worker.look = replace(self._stage.worker.look, **settings)
+
+    def _change_mode(self) -> None:
+        self.meaning.content = _MEANINGS[self.mode.value]
+        self.exposure.disabled = self.mode.value != "rgb"
+        self._change(mode=self.mode.value)
+
+    def _change_rows(self) -> None:
+        self._stage.rows = self.rows.value
+        self._stage.ask_for_all()
+
+    def _change_rate(self) -> None:
+        self._stage.worker.frames_per_second = float(self.rate.value)
+
+    def _take(self, client: Any) -> None:
+        from PIL import Image
+
+        camera = client.camera
+        height = min(camera.image_height * self.scale.value, _LARGEST_STILL)
+        width = max(1, round(height * camera.aspect))
+        still = self._stage.worker.still(Request(viewpoint_of_camera(camera), height, width))
+        buffer = BytesIO()
+        Image.fromarray(still.result().numpy()).save(buffer, format="PNG")
+        name = f"voxelfield_{datetime.now():%Y-%m-%d_%H-%M-%S}.png"
+        client.send_file_download(name, buffer.getvalue(), save_immediately=True)

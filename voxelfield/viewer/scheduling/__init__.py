@@ -1,0 +1,1 @@
+"""When to draw, and how finely."""

@@ -1,0 +1,39 @@
+"""Where the field to be shown comes from."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from voxelfield.training.run import Run
+
+
+class Source(Protocol):
+    """Hands out the newest state of a field. Called by the thread that draws, and never waits.
+
+    Attributes:
+        device: Where the field is.
+    """
+
+    device: torch.device
+
+    def poll(self) -> Run | None:
+        """Returns the field if it has changed since the last call, which is now the caller's alone; otherwise None."""
+
+
+class FinishedRun:
+    """A field that stays as it is.
+
+    Args:
+        run: The field.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run: Run | None = run
+        self.device = run.field.aabb.device
+
+    def poll(self) -> Run | None:
+        """As for :class:`Source`."""
+        run, self._run = self._run, None
+        return run

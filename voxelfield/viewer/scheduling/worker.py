@@ -1,0 +1,371 @@
+"""The thread that draws for everybody who looks."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from voxelfield.viewer.drawing.look import Look
+from voxelfield.viewer.drawing.painter import Painter
+from voxelfield.viewer.drawing.photographs import Photographs
+from voxelfield.viewer.drawing.viewpoint import Viewpoint
+from voxelfield.viewer.scheduling.resolution import ResolutionControl
+from voxelfield.viewer.scheduling.source import Source
+
+logger = logging.getLogger(__name__)
+
+_REST_SECONDS = 0.15
+"""A camera that has not moved for so long is at rest."""
+
+_BAND_SECONDS = 0.06
+"""About how long a movement waits for a sharp picture to be given up."""
+
+_MEDIUM_SECONDS = 1.0
+"""Where a sharp picture takes longer, one of middling size comes first, which takes so long."""
+
+_IDLE_SECONDS = 0.1
+"""How often the thread looks for a newer field while there is nothing to draw."""
+
+_SHARE_FOR_NEWS = 0.1
+"""Share of the time spent on drawing a field that is being trained, while nobody moves."""
+
+_LEAST_SECONDS_BETWEEN_NEWS = 0.5
+_SECONDS_AFTER_ERROR = 5.0
+
+
+@dataclass(frozen=True)
+class Request:
+    """What one of those who look wants to see.
+
+    Attributes:
+        viewpoint: Where from.
+        height: Of the picture at rest, pixels.
+        width: Of the picture at rest, pixels.
+        photo: Number of the photograph that was taken from there; None: none was.
+    """
+
+    viewpoint: Viewpoint
+    height: int
+    width: int
+    photo: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Frame:
+    """A picture that was drawn.
+
+    Attributes:
+        pixels: (H, W, 3) uint8 on the CPU.
+        sharp: Whether it is one of a camera at rest, in full size.
+        seconds: What drawing took.
+        request: What was asked for.
+    """
+
+    pixels: Tensor
+    sharp: bool
+    seconds: float
+    request: Request
+
+
+class _Stage(IntEnum):
+    """How finely a request has been drawn."""
+
+    NOT = 0
+    COARSE = 1
+    MEDIUM = 2
+    SHARP = 3
+
+
+@dataclass(eq=False)
+class _Seen:
+    """What one of those who look has seen of its request."""
+
+    request: Request
+    control: ResolutionControl
+    since: float
+    stage: _Stage = _Stage.NOT
+
+
+@dataclass(eq=False)
+class _Still:
+    """A picture that is wanted once, for a file."""
+
+    request: Request
+    result: Future[Tensor] = field(default_factory=Future)
+
+
+class RenderWorker:
+    """Draws in a thread of its own, always what is wanted now.
+
+    While a camera moves, pictures are as large as the wished rate allows. At rest one in full size follows, drawn in
+    bands, so that the next movement need not wait for it.
+
+    Args:
+        source: Where the field comes from.
+        deliver: Called by the thread with who asked, and the picture. Its time counts as part of the picture's.
+        photographs: As for :class:`Painter`.
+        frames_per_second: Wished while a camera moves.
+
+    Attributes:
+        frames_per_second: May be changed at any time.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        deliver: Callable[[int, Frame], None],
+        *,
+        photographs: Photographs | None = None,
+        frames_per_second: float = 20.0,
+    ) -> None:
+        self.frames_per_second = frames_per_second
+        self._source = source
+        self._deliver = deliver
+        self._photographs = photographs
+        self._look = Look()
+        self._seen: dict[int, _Seen] = {}
+        self._stills: deque[_Still] = deque()
+        self._wake = threading.Condition()
+        self._closed = False
+        self._painter: Painter | None = None
+        self._pixels_per_second = 1e5
+        self._next_news = 0.0
+        self._last_error = ""
+        device = source.device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._thread = threading.Thread(target=self._run, name="viewer", daemon=True)
+        self._thread.start()
+
+    @property
+    def look(self) -> Look:
+        """What everybody sees; a change is drawn at once."""
+        return self._look
+
+    @look.setter
+    def look(self, look: Look) -> None:
+        with self._wake:
+            if look == self._look:
+                return
+            self._look = look
+            for seen in self._seen.values():
+                seen.stage, seen.since = _Stage.NOT, time.perf_counter()
+            self._wake.notify()
+
+    def ask(self, who: int, request: Request) -> None:
+        """Notes what somebody wants to see, in place of what was wanted before."""
+        with self._wake:
+            seen = self._seen.get(who)
+            now = time.perf_counter()
+            if seen is None:
+                self._seen[who] = _Seen(request, ResolutionControl(1 / self.frames_per_second), now)
+            elif seen.request != request:
+                seen.request, seen.since, seen.stage = request, now, _Stage.NOT
+            self._wake.notify()
+
+    def request_of(self, who: int) -> Request | None:
+        """Returns what somebody wants to see, or None."""
+        with self._wake:
+            seen = self._seen.get(who)
+            return None if seen is None else seen.request
+
+    def forget(self, who: int) -> None:
+        """Draws nothing more for somebody."""
+        with self._wake:
+            self._seen.pop(who, None)
+
+    def still(self, request: Request) -> Future[Tensor]:
+        """Asks for one picture with the present look, as sharp as the run's evaluation has it.
+
+        Returns:
+            What will be (H, W, 3) uint8 on the CPU.
+        """
+        still = _Still(request)
+        with self._wake:
+            self._stills.append(still)
+            self._wake.notify()
+        return still.result
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Ends the thread; pictures that are still wanted are cancelled.
+
+        Args:
+            timeout: Seconds to wait at most for what is being drawn.
+        """
+        with self._wake:
+            self._closed = True
+            while self._stills:
+                self._stills.popleft().result.cancel()
+            self._wake.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        with torch.no_grad(), self._on_own_stream():
+            while not self._closed:
+                try:
+                    self._take_news()
+                    self._draw_next()
+                except Exception as error:  # a field of somebody else's may raise anything
+                    self._give_up(error)
+
+    def _draw_next(self) -> None:
+        with self._wake:
+            still = self._stills.popleft() if self._stills and self._painter is not None else None
+            who = None if still is not None else self._next()
+            if still is None and who is None:
+                self._wake.wait(self._patience())
+                return
+        if still is not None:
+            self._draw_still(still)
+        elif who is not None:
+            self._draw(who)
+
+    def _next(self) -> int | None:
+        """Returns for whom to draw: who has seen nothing yet, then who is at rest; of those who waited longest."""
+        if self._painter is None:
+            return None
+        waiting = [(seen.since, who) for who, seen in self._seen.items() if seen.stage == _Stage.NOT]
+        if waiting:
+            return min(waiting)[1]
+        rested = time.perf_counter() - _REST_SECONDS
+        resting = [
+            (seen.stage, seen.since, who)
+            for who, seen in self._seen.items()
+            if seen.stage < _Stage.SHARP and seen.since <= rested
+        ]
+        return min(resting)[2] if resting else None
+
+    def _patience(self) -> float:
+        """Returns how long to wait for a change, seconds: shorter where a camera is about to be at rest."""
+        blurred = [seen.since for seen in self._seen.values() if seen.stage < _Stage.SHARP]
+        if not blurred or self._painter is None:
+            return _IDLE_SECONDS
+        return min(_IDLE_SECONDS, max(0.001, min(blurred) + _REST_SECONDS - time.perf_counter()))
+
+    def _draw(self, who: int) -> None:
+        """Draws somebody's request, one stage more finely than before."""
+        seen = self._seen.get(who)
+        if seen is None:
+            return
+        request, look = seen.request, self._look
+        began = time.perf_counter()
+        stage, pixels = self._finer(seen, request, look)
+        if pixels is None:
+            return
+        drawn = time.perf_counter()
+        self._deliver(who, Frame(pixels, stage == _Stage.SHARP, drawn - began, request))
+        took = time.perf_counter() - began
+        with self._wake:
+            if seen.request == request and self._look == look:
+                seen.stage = stage
+        if stage == _Stage.COARSE:
+            count = pixels.shape[0] * pixels.shape[1]
+            seen.control.record(count, took, request.height * request.width)
+            self._pixels_per_second = count / max(drawn - began, 1e-6)
+        elif stage == _Stage.SHARP:
+            pause = max(_LEAST_SECONDS_BETWEEN_NEWS, took * (1 / _SHARE_FOR_NEWS - 1))
+            self._next_news = time.perf_counter() + pause
+
+    def _finer(self, seen: _Seen, request: Request, look: Look) -> tuple[_Stage, Tensor | None]:
+        """Returns the next stage of a request and its picture; None if it is not wanted any more."""
+        assert self._painter is not None
+        if seen.stage == _Stage.NOT:
+            seen.control.seconds = 1 / self.frames_per_second
+            height, width = seen.control.size(request.height, request.width)
+            picture = self._painter.picture(request.viewpoint, look, height, width, photo=request.photo)
+            return _Stage.COARSE, picture
+        whole = request.height * request.width
+        share = _MEDIUM_SECONDS * self._pixels_per_second / whole
+        if seen.stage == _Stage.COARSE and share < 0.5:
+            scale = math.sqrt(share)
+            height, width = max(1, round(request.height * scale)), max(1, round(request.width * scale))
+            smaller = replace(request, height=height, width=width)
+            return _Stage.MEDIUM, self._in_bands(smaller, look, lambda: self._outdated(seen, request, look))
+        return _Stage.SHARP, self._in_bands(request, look, lambda: self._outdated(seen, request, look))
+
+    def _in_bands(self, request: Request, look: Look, outdated: Callable[[], bool]) -> Tensor | None:
+        """Returns a picture in full size, or None if it is not wanted any more."""
+        assert self._painter is not None
+        bands, first = [], 0
+        while first < request.height:
+            if outdated():
+                return None
+            rows = max(8, round(_BAND_SECONDS * self._pixels_per_second / request.width))
+            end = min(first + rows, request.height)
+            if request.height - end < 8:
+                end = request.height
+            began = time.perf_counter()
+            bands.append(
+                self._painter.picture(
+                    request.viewpoint,
+                    look,
+                    request.height,
+                    request.width,
+                    rows=(first, end),
+                    sharp=True,
+                    photo=request.photo,
+                )
+            )
+            self._pixels_per_second = (end - first) * request.width / max(time.perf_counter() - began, 1e-6)
+            first = end
+        return torch.cat(bands)
+
+    def _outdated(self, seen: _Seen, request: Request, look: Look) -> bool:
+        """Tells whether something else is wanted by now than a sharp picture."""
+        with self._wake:
+            moving = any(other.stage == _Stage.NOT for other in self._seen.values())
+            return self._closed or moving or seen.request != request or self._look != look
+
+    def _draw_still(self, still: _Still) -> None:
+        if not still.result.set_running_or_notify_cancel():
+            return
+        try:
+            pixels = self._in_bands(still.request, self._look, lambda: self._closed)
+        except Exception as error:
+            still.result.set_exception(error)
+            return
+        if pixels is None:
+            still.result.set_exception(RuntimeError("the viewer was closed"))
+        else:
+            still.result.set_result(pixels)
+
+    def _take_news(self) -> None:
+        """Goes over to a newer field, if there is one and it is time."""
+        if self._painter is not None and (not self._seen or time.perf_counter() < self._next_news):
+            return
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.default_stream(self._source.device))
+        run = self._source.poll()
+        if run is None:
+            return
+        painter = Painter(run, self._photographs)
+        with self._wake:
+            self._painter = painter
+            for seen in self._seen.values():
+                # What is there already serves as the coarse picture.
+                seen.stage = min(seen.stage, _Stage.MEDIUM)
+
+    def _give_up(self, error: Exception) -> None:
+        """Marks as drawn what could not be, so that it is tried again only after a change."""
+        if str(error) != self._last_error:
+            logger.error("the viewer cannot draw: %s", error)
+        self._last_error = str(error)
+        with self._wake:
+            self._next_news = time.perf_counter() + _SECONDS_AFTER_ERROR
+            for seen in self._seen.values():
+                seen.stage = _Stage.SHARP
+
+    def _on_own_stream(self) -> contextlib.AbstractContextManager[object]:
+        """Keeps this thread's work on CUDA apart from training's, so that neither is queued behind the other."""
+        return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
