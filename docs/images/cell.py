@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
+from svg import BLUE, INK, ORANGE, drawing, line, sub, text
+
 # Screen positions of the cell's lower corner and of its x, y, z edges; the viewer sees the faces x = 1, y = 0, z = 1.
 ORIGIN = (150, 304)
 EDGES = ((230, 42), (112, -78), (0, -205))
@@ -12,29 +14,11 @@ HIDDEN = 2
 POINT = (0.58, 0.6, 0.52)
 CORNERS = tuple(itertools.product((0, 1), repeat=3))
 
-# Mid-tones, of similar contrast against white and against near-black.
-INK, BLUE, ORANGE = "#7d8590", "#3b82f6", "#e0701a"
-
 
 def place(position: tuple[float, ...], origin: tuple[float, float] = ORIGIN, scale: float = 1) -> tuple[float, float]:
     """Returns where a position in the cell lies on the screen."""
     x, y = (origin[i] + scale * sum(p * edge[i] for p, edge in zip(position, EDGES, strict=True)) for i in range(2))
     return x, y
-
-
-def line(start: tuple[float, float], end: tuple[float, float], style: str) -> str:
-    """Returns a line."""
-    return f'<line x1="{start[0]:.1f}" y1="{start[1]:.1f}" x2="{end[0]:.1f}" y2="{end[1]:.1f}" {style}/>'
-
-
-def text(at: tuple[float, float], words: str, style: str = "") -> str:
-    """Returns a centred text; ``words`` may hold tspans."""
-    return f'<text x="{at[0]:.1f}" y="{at[1]:.1f}" {style}>{words}</text>'
-
-
-def sub(letter: str, index: str) -> str:
-    """Returns a letter with a subscript, to be followed by more text on the line."""
-    return f'{letter}<tspan dy="4" font-size="11">{index}</tspan><tspan dy="-4">&#8203;</tspan>'
 
 
 def edges() -> list[str]:
@@ -114,21 +98,12 @@ def notes() -> list[str]:
 def figure() -> str:
     """Returns the text of the SVG file."""
     x, y = place(POINT)
-    arrow = (
-        '<defs><marker id="a" viewBox="0 0 8 8" refX="6" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
-        f'<path d="M0 0L8 4L0 8z" fill="{INK}"/></marker></defs>'
-    )
     point = [
         f'<circle cx="{x:.1f}" cy="{y:.1f}" r="5" fill="{ORANGE}"/>',
         text((x + 2, y - 12), "p", f'fill="{ORANGE}" font-style="italic" font-weight="700" font-size="17"'),
     ]
-    head = (
-        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 740 400" width="740" height="400" role="img" '
-        'aria-label="A cell, its eight corners numbered 4i + 2j + k, and the box whose volume weighs corner 7" '
-        f'font-family="system-ui, sans-serif" font-size="15" fill="{INK}" text-anchor="middle">'
-    )
-    drawn = [*edges(), *box(), *fractions(), *point, *corners(), *axes(), *notes()]
-    return "\n".join([head, arrow, *drawn, "</svg>"]) + "\n"
+    label = "A cell, its eight corners numbered 4i + 2j + k, and the box whose volume weighs corner 7"
+    return drawing((740, 400), label, [*edges(), *box(), *fractions(), *point, *corners(), *axes(), *notes()])
 
 
 if __name__ == "__main__":

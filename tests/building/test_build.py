@@ -57,6 +57,7 @@ print("file", voxelfield.__file__)
 
 
 @pytest.mark.slow
+@pytest.mark.sweep
 def test_the_first_use_compiles_says_so_and_the_next_process_reuses_it(installed, tmp_path):
     empty, cache = tmp_path / "empty", tmp_path / "cache"
     empty.mkdir()

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from warm_python import warm_python
 
 from voxelfield import _build, _library
 from voxelfield.cli import doctor
@@ -29,17 +30,9 @@ QUICK = ("trainer=smoke", "trainer.steps=40", "trainer.preview_every=0", "traine
 def voxelfield(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     """Runs the command away from the clone, without a GPU."""
     # Where torch would look for weights there are none.
-    hidden = {"CUDA_VISIBLE_DEVICES": "", "TORCH_HOME": str(cwd)}
-    variables = {**os.environ, **hidden, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    variables = {**os.environ, "TORCH_HOME": str(cwd)}
     variables.pop("VOXELFIELD_DATA", None)
-    return subprocess.run(
-        [sys.executable, "-m", "voxelfield", *arguments],
-        cwd=cwd,
-        env=variables,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return warm_python.run("-m", "voxelfield", *arguments, cwd=cwd, env=variables)
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 from PIL import Image
+from warm_python import warm_python
 
 import voxelfield
 from voxelfield.cli import evaluate
@@ -68,6 +69,8 @@ def command(*overrides: str) -> list[str]:
 
 
 def train(*overrides: str, gpu: bool = False) -> subprocess.CompletedProcess[str]:
+    if not gpu:
+        return warm_python.run(*command(*overrides)[1:], merged=True)
     return subprocess.run(
         command(*overrides),
         cwd=ROOT,
@@ -387,15 +390,7 @@ def test_a_mistake_is_one_line(override, words, tmp_path):
 
 def train_apart(*overrides: str) -> subprocess.CompletedProcess:
     """Runs train.py without a GPU, its two output streams apart."""
-    return subprocess.run(
-        [sys.executable, "train.py", *overrides],
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    return warm_python.run("train.py", *overrides)
 
 
 @pytest.mark.slow

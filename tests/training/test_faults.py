@@ -75,12 +75,18 @@ def make_session(scene: Scene, tmp_path: Path) -> Callable[..., Session]:
     return make
 
 
-@pytest.fixture
-def file_limit() -> Iterator[Callable[[int], None]]:
-    """Sets the largest size of a file, beyond which writing fails as on a full disk."""
+@contextlib.contextmanager
+def files_at_most(size: int) -> Iterator[None]:
+    """Sets the largest size of a file, beyond which writing fails as on a full disk.
+
+    It ends before the test does, because pytest then writes to its own output, which may be a longer file.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def fail_at(monkeypatch: pytest.MonkeyPatch, *steps: int) -> None:
@@ -133,12 +139,12 @@ def test_the_last_checkpoint_is_not_optional(make_session, monkeypatch):
     assert load_checkpoint(session.output)["step"] == 8
 
 
-def test_a_file_that_does_not_fit_leaves_nothing_but_the_one_before(make_session, file_limit):
+def test_a_file_that_does_not_fit_leaves_nothing_but_the_one_before(make_session):
     session = make_session()
     path = session.save()
     session.step = 1
-    file_limit(path.stat().st_size // 2)
-    with pytest.raises(OSError, match=r"checkpoint_0000001.pt could not be written: File too large"):
+    refused = pytest.raises(OSError, match=r"checkpoint_0000001.pt could not be written: File too large")
+    with files_at_most(path.stat().st_size // 2), refused:
         session.save()
     assert list(session.output.iterdir()) == [path]
     assert load_checkpoint(path)["step"] == 0
@@ -149,25 +155,23 @@ def write_picture(path: Path) -> None:
         writer.save(path, torch.rand(64, 64, 3))
 
 
-def test_a_picture_appears_whole_or_the_one_before_stays(tmp_path, file_limit):
+def test_a_picture_appears_whole_or_the_one_before_stays(tmp_path):
     path = tmp_path / "view.png"
     write_picture(path)
     before = path.read_bytes()
-    file_limit(1000)
-    with pytest.raises(OSError, match="File too large"):
+    with files_at_most(1000), pytest.raises(OSError, match="File too large"):
         write_picture(path)
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_video_appears_whole_or_not_at_all(tmp_path, file_limit):
+def test_a_video_appears_whole_or_not_at_all(tmp_path):
     pytest.importorskip("imageio_ffmpeg")
     frames = np.random.default_rng(0).integers(0, 255, (40, 64, 64, 3), np.uint8)
     write_video(tmp_path / "whole.mp4", frames)
     size = (tmp_path / "whole.mp4").stat().st_size
     for limit in (1000, size - 100):
-        file_limit(limit)
-        with pytest.raises(OSError, match="could not be written: ffmpeg"):
+        with files_at_most(limit), pytest.raises(OSError, match="could not be written: ffmpeg"):
             write_video(tmp_path / "cut.mp4", frames)
         assert [path.name for path in tmp_path.iterdir()] == ["whole.mp4"]
 
@@ -263,17 +267,17 @@ def test_a_failsafe_logger_closes_what_is_behind_it(caplog):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_full_disk_under_tensorboard_does_not_end_training(make_session, tmp_path, file_limit, caplog):
+def test_a_full_disk_under_tensorboard_does_not_end_training(make_session, tmp_path, caplog):
     log = TensorBoardLogger(tmp_path / "events")
     log._writer.flush()
     (events,) = (tmp_path / "events").iterdir()
     session = make_session("trainer.checkpoint_every=0", logger=log)
     session._writer = None  # only TensorBoard's file is to grow
-    file_limit(events.stat().st_size + 100)
-    log.scalars(0, {f"many/{number}": 0.0 for number in range(5)})
-    with contextlib.suppress(OSError):
-        log._writer.flush()
-    assert session.fit()
+    with files_at_most(events.stat().st_size + 100):
+        log.scalars(0, {f"many/{number}": 0.0 for number in range(5)})
+        with contextlib.suppress(OSError):
+            log._writer.flush()
+        assert session.fit()
     assert [line.partition(" (")[0] for line in errors(caplog)] == ["TensorBoardLogger failed"]
     FailsafeLogger(log).close()
 

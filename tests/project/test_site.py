@@ -1,0 +1,56 @@
+"""The pages of the site that quote the package say what is there. CI builds the site itself (mkdocs build --strict)."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import voxelfield
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "voxelfield"
+
+
+def messages() -> Iterator[str]:
+    """Yields every string of the package, with … for what an f-string or a % sign puts in."""
+    for path in PACKAGE.rglob("*.py"):
+        inside: set[int] = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr):
+                inside |= {id(part) for part in node.values}
+                parts = (part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+                yield "".join(map(str, parts))
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside:
+                yield re.sub(r"%(\.\d)?[sdf]", "…", node.value)
+
+
+def quoted() -> list[str]:
+    text = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    return re.findall(r"^### `(.+)`$", text, re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def said() -> str:
+    return "\n".join(messages())
+
+
+@pytest.mark.parametrize("message", quoted())
+def test_a_message_that_troubleshooting_explains_is_one_that_is_printed(message: str, said: str) -> None:
+    # A value may stand for several words, or for nothing.
+    pattern = ".*".join(map(re.escape, message.split("…")))
+    assert re.search(pattern, said)
+
+
+def test_troubleshooting_explains_messages() -> None:
+    assert len(quoted()) > 10
+
+
+@pytest.mark.parametrize("module", [voxelfield, voxelfield.ops], ids=["voxelfield", "ops"])
+def test_every_public_name_has_its_place_in_the_api(module: object) -> None:
+    pages = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "api").glob("*.md"))
+    shown = {path.rpartition(".")[2] for path in re.findall(r"^::: (\S+)$", pages, re.MULTILINE)}
+    assert set(module.__all__) - shown == {"ops", "__version__"} & set(module.__all__)
