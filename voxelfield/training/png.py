@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -41,8 +42,16 @@ class PngWriter:
         if rgb.ndim != 3 or rgb.shape[-1] != 3:
             raise ValueError(f"rgb must have shape (H, W, 3), got {tuple(rgb.shape)}")
         pixels = to_uint8(rgb)
+        self.submit(lambda: _write_png(path, pixels))
+
+    def submit(self, write: Callable[[], None]) -> None:
+        """Writes an image of another kind in the background.
+
+        Args:
+            write: Writes it. What it needs must stay as it is until the block ends.
+        """
         self._room.acquire()
-        writing = self._pool.submit(_write_png, path, pixels)
+        writing = self._pool.submit(write)
         writing.add_done_callback(lambda _: self._room.release())
         self._writing.append(writing)
 
