@@ -17,6 +17,7 @@ from voxelfield.datasets.scene import Scene
 from voxelfield.rendering.cameras import orbit
 from voxelfield.training.config import preset
 from voxelfield.training.session import Session
+from voxelfield.training.view_pictures import depth_range
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 TINY = (
@@ -138,3 +139,13 @@ def test_a_renderer_with_settings_of_its_own_serves_python_too(run):
         behind = (1 - black_view.opacity)[..., None] * blue
         assert behind.max() > 0.5
         torch.testing.assert_close(blue_view.rgb, black_view.rgb + behind)
+
+
+def test_the_colours_of_depths_span_what_a_path_shows(run):
+    trained = voxelfield.load(run, "cpu")
+    around = orbit(scene().train.cameras, torch.zeros(3), 3)
+    renderer = trained.renderer(supersampling=1)
+    near, far = depth_range(renderer, around)
+    depths = torch.cat([view.depth[view.opacity > 0.5] for view in trained.render_path(around, renderer)])
+    assert depths.min() <= near < far <= depths.max()
+    assert ((depths >= near) & (depths <= far)).float().mean() > 0.95

@@ -108,12 +108,12 @@ def test_nothing_lies_beyond_the_farthest_corner():
 
 def test_pictures_show_what_they_say():
     shown = view()
-    assert picture(shown, "rgb", 4.0) is shown.rgb
-    opacity = picture(shown, "opacity", 4.0)
+    assert picture(shown, "rgb", (0.2, 4.0)) is shown.rgb
+    opacity = picture(shown, "opacity", (0.2, 4.0))
     assert torch.equal(opacity[..., 1], shown.opacity)
-    depth = picture(shown, "depth", 4.0)
+    depth = picture(shown, "depth", (0.2, 4.0))
     assert (depth[shown.opacity <= 0.5] == 1).all()
     near, far = shown.depth.clone().fill_(0.2), shown.depth.clone().fill_(4.0)
     solid = torch.ones_like(shown.opacity)
-    ends = torch.stack([picture(View(shown.rgb, solid, depth), "depth", 4.0)[0, 0] for depth in (near, far)])
+    ends = torch.stack([picture(View(shown.rgb, solid, depth), "depth", (0.2, 4.0))[0, 0] for depth in (near, far)])
     torch.testing.assert_close(ends, turbo(torch.tensor([0.0, 1.0])))

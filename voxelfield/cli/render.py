@@ -24,7 +24,7 @@ from voxelfield.training.frame_folder import FrameFolder, FrameKind, farthest
 from voxelfield.training.run import Run
 from voxelfield.training.video import write_views
 from voxelfield.training.video_formats import CODECS, video_format
-from voxelfield.training.view_pictures import PICTURES, picture
+from voxelfield.training.view_pictures import PICTURES, depth_range, picture
 
 logger = logging.getLogger(__name__)
 
@@ -90,8 +90,8 @@ def render(options: argparse.Namespace) -> None:
     )
     if is_video:
         views = _with_progress(run.render_path(cameras, renderer), len(cameras))
-        far = farthest(cameras, run.field.aabb)
-        pace = write_views(options.out, (picture(view, options.show, far) for view in views), fps, options.codec)
+        depths = depth_range(renderer, cameras) if options.show == "depth" else (0.5, 1.0)
+        pace = write_views(options.out, (picture(view, options.show, depths) for view in views), fps, options.codec)
         logger.info("wrote %d frames of %dx%d to %s", len(cameras), cameras.width, cameras.height, options.out)
         logger.info("%s", pace)
     else:
