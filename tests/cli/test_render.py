@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,10 +13,11 @@ import torch
 from PIL import Image
 
 import voxelfield
-from voxelfield.cli.render import main
+from voxelfield.cli.render import main, parser, path_of
 from voxelfield.datasets.scene import Scene
-from voxelfield.rendering.cameras import orbit
+from voxelfield.rendering.cameras import Cameras, orbit
 from voxelfield.training.config import preset
+from voxelfield.training.refined_cameras import RefinedCameras
 from voxelfield.training.session import Session
 from voxelfield.training.view_pictures import depth_range
 
@@ -70,6 +72,10 @@ def render(run: Path, *options: object) -> int:
         (("--background", "0,0,2"), "--background must be white, black or three numbers R,G,B in [0, 1], got 0,0,2"),
         (("--path", "loop"), "--path must be orbit, spiral, interpolate or a camera path *.json, got loop"),
         (("--path", "no.json", "--frames", "3"), "--frames must be left to no.json, which lists its frames, got 3"),
+        (
+            ("--path", "no.json", "--split", "test"),
+            "--split must be left to no.json, which has its own cameras, got test",
+        ),
         (("--out", "a.avi"), "--out must be a video, *.mp4, *.mkv, *.webm, *.mov, got a.avi"),
         (("--out", "a.webm", "--codec", "h264"), "codec must be one of vp9, av1 in a .webm file, got 'h264'"),
         (("--out", "a.mp4", "--depth"), "--depth is for images: --out must be a folder, got a.mp4"),
@@ -122,12 +128,30 @@ def test_a_camera_path_is_followed(run, tmp_path, caplog):
         assert sum(1 for _ in reader.iter_data()) == 3
 
 
-@pytest.mark.parametrize("path", ["orbit", "spiral", "interpolate"])
+@pytest.mark.parametrize("path", ["orbit", "interpolate"])
 def test_paths_of_the_scene_show_it(run, tmp_path, path):
     assert render(run, "--path", path, "--frames", 2, "--out", tmp_path, "--depth", "--supersampling", 1) == 0
     for name in ("0000", "0001"):
         with Image.open(tmp_path / f"{name}_depth.png") as depth:
             assert (np.asarray(depth) > 0).mean() > 0.05, "something is met"
+
+
+def test_a_spiral_around_an_object_is_refused(run, tmp_path, caplog):
+    assert render(run, "--path", "spiral", "--out", tmp_path / "a.mp4") == 2
+    assert "look in all directions" in caplog.messages[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_paths_follow_cameras_that_were_refined(run):
+    trained = voxelfield.load(run, "cpu")
+    given = scene().train.cameras
+    moved = Cameras(given.c2w.clone(), given.intrinsics, given.width, given.height)
+    moved.c2w[:, 2, 3] += 5.0
+    refined = dataclasses.replace(trained, cameras=RefinedCameras(given, moved))
+    options = [str(run), "--data-root", str(FIXTURES), "--path", "interpolate", "--frames", "9"]
+    (before, _), (after, _) = (path_of(of, parser().parse_args(options)) for of in (trained, refined))
+    lift = torch.tensor([0.0, 0.0, 5.0]).expand(9, 3)
+    torch.testing.assert_close(after.c2w[:, :3, 3] - before.c2w[:, :3, 3], lift)
 
 
 def test_a_renderer_with_settings_of_its_own_serves_python_too(run):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from voxelfield.rendering.cameras import Cameras, orbit
-from voxelfield.rendering.paths import at_size, interpolate, spiral
+from voxelfield.rendering.paths import _looking, at_size, interpolate, spiral
 
 
 def facing(count: int = 25, spread: float = 0.5) -> Cameras:
@@ -46,11 +46,27 @@ def test_interpolation_passes_cameras_and_goes_on_evenly():
     assert (-(path.c2w[:, :3, 2]) * inward).sum(dim=-1).min() > 0.99
 
 
-def test_interpolation_of_many_cameras_passes_some_of_them():
+def test_interpolation_of_many_cameras_passes_some_that_lie_far_apart():
     given = around(60)
     path = interpolate(given, 31, keys=4)
-    torch.testing.assert_close(path.c2w[0], given.c2w[0], atol=1e-5, rtol=0)
-    torch.testing.assert_close(path.c2w[-1], given.c2w[59], atol=1e-5, rtol=0)
+    passed = [int(index) for index in torch.cdist(path.c2w[::10, :3, 3], given.c2w[:, :3, 3]).argmin(dim=1)]
+    assert passed in ([0, 15, 30, 45], [0, 45, 30, 15])
+    torch.testing.assert_close(path.c2w[::10], given.c2w[passed], atol=1e-5, rtol=0)
+
+
+def test_interpolation_through_a_dome_of_cameras_keeps_its_distance():
+    heights = torch.linspace(0.05, 0.95, 100).double()
+    turns = torch.arange(100).double() * 2.4  # the golden angle: a dome that is covered evenly
+    radii = (1 - heights**2).sqrt()
+    positions = 4 * torch.stack((radii * turns.cos(), radii * turns.sin(), heights), dim=-1)
+    dome = facing(1)[[0] * 100]
+    for pose, position in zip(dome.c2w, positions, strict=True):
+        pose[:3, :3] = _looking(-position, torch.tensor([0.0, 0.0, 1.0]).double()).float()
+        pose[:3, 3] = position.float()
+    order = torch.randperm(100, generator=torch.Generator().manual_seed(0))
+    path = interpolate(dome[order], 200)
+    assert_rigid(path)
+    assert path.c2w[:, :3, 3].norm(dim=-1).min() > 0.8 * 4, "the path never dives into what the cameras look at"
 
 
 def test_interpolation_of_one_camera_stands_still():
@@ -82,6 +98,14 @@ def test_a_spiral_looks_at_its_target_and_stays_among_the_cameras():
 def test_a_spiral_around_cameras_that_look_everywhere_is_refused():
     with pytest.raises(ValueError, match="look in all directions"):
         spiral(around(12), torch.zeros(3), 10)
+
+
+def test_a_spiral_needs_cameras_of_one_side():
+    cameras = facing(4)
+    for pose, angle in zip(cameras.c2w, (-1.2, -0.9, 0.9, 1.2), strict=True):
+        pose[:3, :3] = _looking(torch.tensor([math.sin(angle), 0.0, -math.cos(angle)]), torch.tensor([0.0, 1.0, 0.0]))
+    with pytest.raises(ValueError, match="look in all directions"):
+        spiral(cameras, torch.zeros(3), 10)
 
 
 def test_a_spiral_around_what_is_behind_the_cameras_is_refused():

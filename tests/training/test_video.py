@@ -89,6 +89,33 @@ def test_a_slow_encoder_is_waited_for_and_said_to_be(tmp_path, monkeypatch):
     )
 
 
+def test_frames_arrive_in_order_and_whole(tmp_path, monkeypatch):
+    from voxelfield.training import video
+
+    found = []
+    monkeypatch.setattr(video, "write_video", lambda path, frames, *rest: found.extend(frames))
+    given = [torch.full((4, 6, 3), index / 255) for index in range(30)]
+    pace = write_views(tmp_path / "video.mp4", given)
+    assert [int(frame[0, 0, 0]) for frame in found] == list(range(30))
+    assert pace.frames == 30
+
+
+@pytest.mark.cuda
+def test_a_slow_device_is_not_taken_for_a_slow_encoder(tmp_path, monkeypatch):
+    from voxelfield.training import video
+
+    monkeypatch.setattr(video, "write_video", lambda path, frames, *rest: list(frames))
+
+    def render():
+        for _ in range(40):
+            torch.cuda._sleep(20_000_000)  # about ten milliseconds
+            yield torch.zeros(64, 64, 3, device="cuda")
+
+    pace = write_views(tmp_path / "video.mp4", render())
+    assert pace.rendering > 0.2
+    assert pace.waited < 0.1 * pace.rendering
+
+
 def test_what_stops_rendering_stops_the_video(tmp_path):
     def fail():
         yield from images(3)

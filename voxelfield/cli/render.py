@@ -34,6 +34,13 @@ FPS = 30.0
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parses the command line and renders; returns the exit status."""
+    options = parser().parse_args(arguments)
+    options.out = options.out or Path(f"{Path(options.path).stem}.mp4")
+    return in_one_line(lambda: render(options))
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns what parses the command line."""
     parser = argparse.ArgumentParser(
         prog="voxelfield render",
         description="Draw a trained field along a path of cameras, as a video or as numbered images.",
@@ -46,6 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         help="orbit: a circle at the training cameras' mean distance and height; spiral: for cameras that look the "
         "same way, as LLFF's; interpolate: through ten of the training cameras; or a camera path (*.json) of "
         "nerfstudio's viewer or voxelfield's (default: orbit)",
+    )
+    parser.add_argument(
+        "--split", help="take the cameras of another split, such as test, for orbit, spiral or interpolate"
     )
     parser.add_argument("--frames", type=int, help="number of frames (default: 120, or as the camera path has)")
     parser.add_argument("--range", metavar="A:B", help="render only frames A to B - 1 of these, into a folder")
@@ -61,16 +71,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--out",
         type=Path,
-        default=Path("orbit.mp4"),
-        help="a video (mp4, mkv, webm or mov) or a folder (default: orbit.mp4). A folder gets numbered images, "
-        "and the same command goes on where it stopped",
+        help="a video (mp4, mkv, webm or mov) or a folder (default: PATH.mp4). A folder gets numbered images, and the "
+        "same command goes on where it stopped",
     )
     parser.add_argument("--codec", choices=CODECS, help="of the video (default: that of its ending)")
     parser.add_argument("--format", choices=("png", "exr"), default="png", help="of images (default: png)")
     parser.add_argument("--depth", action="store_true", help="write a 16-bit depth beside each PNG; EXR always has it")
     parser.add_argument("--overwrite", action="store_true", help="replace frames of another path in the folder")
-    options = parser.parse_args(arguments)
-    return in_one_line(lambda: render(options))
+    return parser
 
 
 def render(options: argparse.Namespace) -> None:
@@ -101,7 +109,10 @@ def render(options: argparse.Namespace) -> None:
 def path_of(run: Run, options: argparse.Namespace) -> tuple[Cameras, float]:
     """Returns the stations of the path that is asked for, and the frames per second."""
     if options.path in PATHS:
-        around = load_scene_of(run, options, ("train",)).split("train").cameras
+        split = options.split or "train"
+        around = load_scene_of(run, options, (split,)).split(split).cameras
+        if run.cameras is not None:
+            around = run.cameras.follow(around)
         frames = 120 if options.frames is None else options.frames
         if options.path == "orbit":
             cameras = orbit(around, run.field.aabb.mean(dim=0).cpu(), frames)
@@ -172,8 +183,10 @@ def _check(options: argparse.Namespace, is_video: bool) -> None:
         path = Path(options.path)
         if path.suffix.lower() != ".json":
             raise ValueError(f"--path must be {', '.join(PATHS)} or a camera path *.json, got {options.path}")
-        if options.frames is not None:
-            raise ValueError(f"--frames must be left to {path}, which lists its frames, got {options.frames}")
+        for name, what in (("frames", "which lists its frames"), ("split", "which has its own cameras")):
+            value = getattr(options, name)
+            if value is not None:
+                raise ValueError(f"--{name} must be left to {path}, {what}, got {value}")
         read_camera_path(path)
     if is_video:
         video_format("--out", options.out, options.codec)

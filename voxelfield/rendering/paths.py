@@ -10,6 +10,9 @@ from torch import Tensor
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.splines import through_poses
 
+# Length of the mean of directions from which on they are taken for one: that of a cone of 60 degrees to each side.
+_SAME_WAY = 0.75
+
 
 def at_size(cameras: Cameras, width: int, height: int) -> Cameras:
     """Returns the views of cameras in images of another size, with the same vertical field of view.
@@ -31,9 +34,9 @@ def at_size(cameras: Cameras, width: int, height: int) -> Cameras:
 def interpolate(cameras: Cameras, frames: int, *, keys: int = 10) -> Cameras:
     """Lays a smooth path through some of the cameras of a capture.
 
-    The cameras are put in an order in which each is followed by the nearest one that is left, beginning with the first;
-    positions count beside directions, in units of the capture's size. Some of them, evenly spread over that order, are
-    what the path passes through, with positions, orientations and intrinsics on Catmull-Rom splines.
+    The path begins at the first camera and passes through others that lie as far apart as may be, so that it stays
+    where the capture was made, each followed by one that is near; positions count beside directions, in units of the
+    capture's size. Positions, orientations and intrinsics follow Catmull-Rom splines.
 
     Args:
         cameras: At least one. The image size is kept. A lens is not: straight lines are drawn straight.
@@ -50,9 +53,7 @@ def interpolate(cameras: Cameras, frames: int, *, keys: int = 10) -> Cameras:
         raise ValueError(f"keys must be at least 1, got {keys}")
     if len(cameras) == 0:
         raise ValueError("cameras must be at least one, to lay a path through, got none")
-    near = _by_nearness(cameras.c2w.double().cpu())
-    count = min(keys, len(near))
-    chosen = cameras[[near[round(index * (len(near) - 1) / max(count - 1, 1))] for index in range(count)]].to("cpu")
+    chosen = cameras[_keys(cameras.c2w.double().cpu(), keys)].to("cpu")
     # Logarithms of focal lengths, so that a zoom is even.
     focal, centre = chosen.intrinsics[:, :2].double().log(), chosen.intrinsics[:, 2:].double()
     c2w, numbers = through_poses(chosen.c2w, torch.cat((focal, centre), dim=-1), frames)
@@ -86,7 +87,7 @@ def spiral(cameras: Cameras, target: Tensor, frames: int, *, turns: float = 2.0)
     device = cameras.c2w.device
     poses = cameras.c2w.double()
     backward = poses[:, :3, 2].mean(dim=0)
-    if float(backward.norm()) < 0.5:
+    if float(backward.norm()) < _SAME_WAY:
         raise ValueError("cameras must look much the same way for a spiral, got some that look in all directions")
     axes = _looking(-backward, poses[:, :3, 1].mean(dim=0))
     centre = poses[:, :3, 3].mean(dim=0)
@@ -113,15 +114,38 @@ def _looking(direction: Tensor, up: Tensor) -> Tensor:
     return torch.stack((right, torch.linalg.cross(backward, right), backward), dim=-1)
 
 
-def _by_nearness(c2w: Tensor) -> list[int]:
-    """Returns an order of poses (N, 4, 4) in which each is followed by the nearest one that is left."""
+def _keys(c2w: Tensor, count: int) -> list[int]:
+    """Chooses poses (N, 4, 4) that lie as far apart as may be, in an order in which neighbours follow one another."""
     positions = c2w[:, :3, 3]
     size = float((positions - positions.mean(dim=0)).norm(dim=-1).mean())
     places = torch.cat((positions / (size if size > 0 else 1.0), c2w[:, :3, 2]), dim=-1)
-    distances = torch.cdist(places, places)
+    chosen = [0]
+    nearest = (places - places[0]).norm(dim=-1)
+    while len(chosen) < min(count, len(places)):
+        nearest[chosen] = -1.0
+        chosen.append(int(nearest.argmax()))
+        nearest = torch.minimum(nearest, (places - places[chosen[-1]]).norm(dim=-1))
+    return [chosen[index] for index in _short_tour(torch.cdist(places[chosen], places[chosen]).tolist())]
+
+
+def _short_tour(distances: list[list[float]]) -> list[int]:
+    """Returns an order that begins with the first and that turning no part of it around makes shorter (2-opt)."""
     order = [0]
-    left = torch.ones(len(places), dtype=torch.bool)
-    for _ in range(len(places) - 1):
-        left[order[-1]] = False
-        order.append(int(distances[order[-1]].masked_fill(~left, math.inf).argmin()))
+    left = set(range(1, len(distances)))
+    while left:
+        order.append(min(left, key=distances[order[-1]].__getitem__))
+        left.remove(order[-1])
+    improved = True
+    while improved:
+        improved = False
+        for first in range(1, len(order) - 1):
+            for last in range(first + 1, len(order)):
+                before = distances[order[first - 1]][order[first]]
+                after = distances[order[first - 1]][order[last]]
+                if last + 1 < len(order):
+                    before += distances[order[last]][order[last + 1]]
+                    after += distances[order[first]][order[last + 1]]
+                if after < before - 1e-9:
+                    order[first : last + 1] = order[first : last + 1][::-1]
+                    improved = True
     return order

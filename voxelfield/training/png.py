@@ -27,6 +27,7 @@ class PngWriter:
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="png")
         self._room = threading.Semaphore(2 * workers)
         self._writing: list[Future[None]] = []
+        self._failed: Future[None] | None = None
 
     def save(self, path: Path, rgb: torch.Tensor) -> None:
         """Takes a copy of an image and writes it in the background, with 8 bits a channel.
@@ -49,11 +50,22 @@ class PngWriter:
 
         Args:
             write: Writes it. What it needs must stay as it is until the block ends.
+
+        Raises:
+            Exception: What stopped an earlier image from being written, so that nobody renders on for a full disk.
         """
         self._room.acquire()
+        if self._failed is not None:
+            self._room.release()
+            self._failed.result()
         writing = self._pool.submit(write)
-        writing.add_done_callback(lambda _: self._room.release())
+        writing.add_done_callback(self._written)
         self._writing.append(writing)
+
+    def _written(self, writing: Future[None]) -> None:
+        if not writing.cancelled() and writing.exception() is not None and self._failed is None:
+            self._failed = writing
+        self._room.release()
 
     def __enter__(self) -> PngWriter:
         return self

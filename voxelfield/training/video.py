@@ -8,6 +8,7 @@ import io
 import queue
 import struct
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from voxelfield.files import atomic_path
@@ -23,8 +25,13 @@ from voxelfield.installed import MissingPackageError
 from voxelfield.training.images import to_uint8
 from voxelfield.training.video_formats import VideoFormat, video_format
 
-# Frames that wait to be encoded; each takes the memory of an image on its device.
+Frame = npt.NDArray[np.uint8]
+
+# Frames that wait to be encoded; each takes the memory of an image on the host.
 _WAITING = 8
+
+# Frames that a GPU is given beyond the one that is handed over, so that it has work while the host looks after that.
+_AHEAD = 2
 
 
 @dataclass
@@ -74,8 +81,8 @@ def write_views(path: Path, images: Iterable[Tensor], fps: float = 30, codec: st
         encoding = thread.submit(write_video, path, handover.frames(), fps, codec)
         started, complete = time.perf_counter(), False
         try:
-            for image in images:
-                if not handover.give(to_uint8(image), encoding):
+            for frame in _on_host(images):
+                if not handover.give(frame, encoding):
                     break
             complete = True
         finally:
@@ -83,6 +90,29 @@ def write_views(path: Path, images: Iterable[Tensor], fps: float = 30, codec: st
             handover.end(encoding, complete)
         encoding.result()
     return handover.pace
+
+
+def _on_host(images: Iterable[Tensor]) -> Iterator[Frame]:
+    """Yields images as 8-bit frames, each once its device has finished it.
+
+    Without this, the encoder would be what waits for the device, and the time of rendering would be taken for its own.
+    """
+    on_the_way: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
+    for image in images:
+        pixels = to_uint8(image)
+        frame = pixels.to("cpu", non_blocking=True)
+        arrival = torch.cuda.current_stream(pixels.device).record_event() if pixels.is_cuda else None
+        on_the_way.append((frame, arrival))
+        if len(on_the_way) > _AHEAD:
+            yield _arrived(*on_the_way.popleft())
+    while on_the_way:
+        yield _arrived(*on_the_way.popleft())
+
+
+def _arrived(frame: Tensor, arrival: torch.cuda.Event | None) -> Frame:
+    if arrival is not None:
+        arrival.synchronize()
+    return frame.numpy()
 
 
 class _IncompleteError(Exception):
@@ -94,9 +124,9 @@ class _Handover:
     """Frames on their way from the thread that renders to the one that encodes."""
 
     pace: Pace = field(default_factory=Pace)
-    _waiting: queue.Queue[Tensor | bool] = field(default_factory=lambda: queue.Queue(_WAITING))
+    _waiting: queue.Queue[Frame | bool] = field(default_factory=lambda: queue.Queue(_WAITING))
 
-    def give(self, item: Tensor | bool, encoding: Future[None]) -> bool:
+    def give(self, item: Frame | bool, encoding: Future[None]) -> bool:
         """Waits for room; returns False if the encoder has ended."""
         started = time.perf_counter()
         while not encoding.done():
@@ -124,10 +154,8 @@ class _Handover:
                 if item:
                     return
                 raise _IncompleteError
-            # Copied here, because that waits for the device.
-            frame = item.cpu().numpy()
             started = time.perf_counter()
-            yield frame
+            yield item
             self.pace.encoding += time.perf_counter() - started
             self.pace.frames += 1
 
