@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--codec", choices=CODECS)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--data-root", type=Path)
-    parser.set_defaults(path="orbit", fps=None, missing_images=None)
+    parser.set_defaults(path="orbit", fps=None, missing_images=None, split=None)
     options = parser.parse_args(arguments)
     run = voxelfield.load(options.run, options.device)
     cameras, fps = path_of(run, options)

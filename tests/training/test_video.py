@@ -52,6 +52,39 @@ def test_a_container_that_is_none_and_a_codec_that_it_cannot_hold_are_refused():
     assert video_format("--out", Path("A.MP4")) == CODECS["h264"]
 
 
+@pytest.mark.parametrize("codec", CODECS)
+def test_every_codec_takes_its_layouts_of_pixels(codec, tmp_path):
+    path = tmp_path / ("video.mov" if codec == "prores" else "video.mkv")
+    for pixels in CODECS[codec].other_pixels:
+        chosen = video_format("path", path, codec, pixels=pixels)
+        write_video(path, [np.zeros((64, 64, 3), np.uint8)] * 2, codec=chosen)
+        with imageio.get_reader(path, format="FFMPEG") as reader:
+            assert reader.get_meta_data()["pix_fmt"].startswith(pixels)
+
+
+def test_a_higher_rate_factor_makes_a_smaller_file(tmp_path):
+    noise = [(255 * image).byte().numpy() for image in images(4)]
+    sizes = []
+    for crf in (0, 45):
+        write_video(tmp_path / "a.mp4", noise, codec=video_format("path", Path("a.mp4"), crf=crf))
+        sizes.append((tmp_path / "a.mp4").stat().st_size)
+    assert sizes[1] < 0.7 * sizes[0]
+
+
+@pytest.mark.parametrize(
+    ("path", "wanted", "message"),
+    [
+        ("a.mp4", {"crf": 52}, r"crf must lie in \[0, 51\] for h264, got 52"),
+        ("a.webm", {"crf": -1}, r"crf must lie in \[0, 63\] for vp9, got -1"),
+        ("a.mov", {"crf": 3}, "crf must be left out for prores, which has none, got 3"),
+        ("a.mp4", {"pixels": "rgb24"}, "pixels must be one of yuv420p, yuv444p, .* for h264, got 'rgb24'"),
+    ],
+)
+def test_what_a_codec_cannot_be_told_is_refused(path, wanted, message):
+    with pytest.raises(ValueError, match=message):
+        video_format("--out", Path(path), **wanted)
+
+
 def test_frames_are_encoded_while_others_are_rendered(tmp_path):
     threads = set()
 

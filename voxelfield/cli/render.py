@@ -23,7 +23,7 @@ from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.training.frame_folder import FrameFolder, FrameKind, farthest
 from voxelfield.training.run import Run
 from voxelfield.training.video import write_views
-from voxelfield.training.video_formats import CODECS, video_format
+from voxelfield.training.video_formats import CODECS, VideoFormat, video_format
 from voxelfield.training.view_pictures import PICTURES, depth_range, picture
 
 logger = logging.getLogger(__name__)
@@ -75,6 +75,15 @@ def parser() -> argparse.ArgumentParser:
         "same command goes on where it stopped",
     )
     parser.add_argument("--codec", choices=CODECS, help="of the video (default: that of its ending)")
+    parser.add_argument(
+        "--crf",
+        type=int,
+        metavar="N",
+        help="quality of the video: higher is smaller and worse (default: 16 to 24)",
+    )
+    parser.add_argument(
+        "--pixels", metavar="LAYOUT", help="of the video, as ffmpeg calls it, such as yuv444p (default: yuv420p)"
+    )
     parser.add_argument("--format", choices=("png", "exr"), default="png", help="of images (default: png)")
     parser.add_argument("--depth", action="store_true", help="write a 16-bit depth beside each PNG; EXR always has it")
     parser.add_argument("--overwrite", action="store_true", help="replace frames of another path in the folder")
@@ -99,7 +108,8 @@ def render(options: argparse.Namespace) -> None:
     if is_video:
         views = _with_progress(run.render_path(cameras, renderer), len(cameras))
         depths = depth_range(renderer, cameras) if options.show == "depth" else (0.5, 1.0)
-        pace = write_views(options.out, (picture(view, options.show, depths) for view in views), fps, options.codec)
+        shown = (picture(view, options.show, depths) for view in views)
+        pace = write_views(options.out, shown, fps, _video_format(options))
         logger.info("wrote %d frames of %dx%d to %s", len(cameras), cameras.width, cameras.height, options.out)
         logger.info("%s", pace)
     else:
@@ -189,19 +199,25 @@ def _check(options: argparse.Namespace, is_video: bool) -> None:
                 raise ValueError(f"--{name} must be left to {path}, {what}, got {value}")
         read_camera_path(path)
     if is_video:
-        video_format("--out", options.out, options.codec)
+        _video_format(options)
         for_images = {"range": options.range, "depth": options.depth, "overwrite": options.overwrite}
         given = [name for name, value in for_images.items() if value]
         if given or options.format != "png":
             raise ValueError(f"--{(given or ['format'])[0]} is for images: --out must be a folder, got {options.out}")
     else:
-        if options.codec is not None or options.show != "rgb":
-            name = "show" if options.codec is None else "codec"
-            raise ValueError(f"--{name} is for videos: --out must be a video, got {options.out}")
+        for_videos = {name: getattr(options, name) for name in ("codec", "crf", "pixels")}
+        for_videos["show"] = None if options.show == "rgb" else options.show
+        unused = [name for name, value in for_videos.items() if value is not None]
+        if unused:
+            raise ValueError(f"--{unused[0]} is for videos: --out must be a video, got {options.out}")
         if options.depth and options.format == "exr":
             raise ValueError("--depth is for PNGs: EXR has the depth as its channel Z")
         if options.range is not None:
             _range(options.range, None)
+
+
+def _video_format(options: argparse.Namespace) -> VideoFormat:
+    return video_format("--out", options.out, options.codec, crf=options.crf, pixels=options.pixels)
 
 
 def _size(text: str) -> tuple[int, int]:

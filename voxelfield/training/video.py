@@ -60,7 +60,7 @@ class Pace:
         )
 
 
-def write_views(path: Path, images: Iterable[Tensor], fps: float = 30, codec: str | None = None) -> Pace:
+def write_views(path: Path, images: Iterable[Tensor], fps: float = 30, codec: str | VideoFormat | None = None) -> Pace:
     """Renders a video: each image is encoded in a thread while the next ones are made.
 
     Args:
@@ -160,7 +160,9 @@ class _Handover:
             self.pace.frames += 1
 
 
-def write_video(path: Path, frames: Iterable[npt.NDArray[np.uint8]], fps: float = 30, codec: str | None = None) -> None:
+def write_video(
+    path: Path, frames: Iterable[npt.NDArray[np.uint8]], fps: float = 30, codec: str | VideoFormat | None = None
+) -> None:
     """Encodes frames as a video.
 
     An odd height or width is padded by repeating the last row or column, since most codecs halve the colour resolution;
@@ -172,7 +174,8 @@ def write_video(path: Path, frames: Iterable[npt.NDArray[np.uint8]], fps: float 
         frames: (H, W, 3) uint8 arrays of one size; consumed one at a time.
         fps: Frames per second.
         codec: How to encode, see :data:`voxelfield.training.video_formats.CODECS`; None: the container's default,
-            which for ``*.mp4`` is H.264, which every browser and player decodes.
+            which for ``*.mp4`` is H.264, which every browser and player decodes. A :class:`VideoFormat`, as
+            :func:`voxelfield.training.video_formats.video_format` makes, sets quality and layout of pixels too.
 
     Raises:
         MissingPackageError: imageio or its ffmpeg plugin is not installed.
@@ -185,7 +188,7 @@ def write_video(path: Path, frames: Iterable[npt.NDArray[np.uint8]], fps: float 
         raise MissingPackageError("write_video needs imageio with ffmpeg: pip install 'imageio[ffmpeg]'")
     if not fps > 0:
         raise ValueError(f"fps must be above 0, got {fps}")
-    chosen = video_format("path", path, codec)
+    chosen = codec if isinstance(codec, VideoFormat) else video_format("path", path, codec)
     first: tuple[int, ...] | None = None
     count = 0
     with atomic_path(path) as temporary:
@@ -222,7 +225,7 @@ def _writer(path: Path, fps: float, chosen: VideoFormat) -> Any:
         pixelformat=chosen.pixels,
         quality=None,
         macro_block_size=1,
-        output_params=list(chosen.options),
+        output_params=[*chosen.options, *([] if chosen.crf is None else ["-crf", str(chosen.crf)])],
     )
 
 
