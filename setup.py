@@ -66,6 +66,10 @@ setup(
     package_data={name: ["*.h", "*.cpp", "*.cu", "*.cuh"] for name in SOURCES}
     | {name: ["*.yaml"] for name in CONFIGS}
     | {name: ["*.json", "*.png"] for name in SCENES}
-    | {"voxelfield.datasets": ["manifests/*.json"], "voxelfield": ["py.typed"]},
+    | {
+        "voxelfield": ["py.typed"],
+        "voxelfield.datasets": ["manifests/*.json"],
+        "voxelfield.report": ["templates/*"],
+    },
     **compiled_parts(),
 )

@@ -34,7 +34,7 @@ needs_nvcc = pytest.mark.skipif(_build.find_cuda_home() is None, reason="needs n
 
 
 def without_binaries(folder: str, names: list[str]) -> list[str]:
-    return [name for name in names if name.endswith((".so", ".pyd")) or name == "__pycache__"]
+    return [name for name in names if name.endswith((".so", ".pyd", ".digest")) or name == "__pycache__"]
 
 
 def environment(path: Path, cache: Path, **changes: str) -> dict[str, str]:
@@ -127,10 +127,11 @@ def path_without_nvcc() -> str:
 
 
 def forge(path: Path, digest: str, cuda: int = 0, sm: str = "", ptx: str = "", variant: str = "") -> Path:
-    """Writes a file that has a module's stamp and nothing else."""
+    """Writes a file that has a module's stamp and nothing else, and its digest."""
     stamp = f"voxelfield-source-digest:{digest};sm:{sm};ptx:{ptx};variant:{variant};cuda:{cuda};"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"\x7fELF" + stamp.encode() + b"\0")
+    _build.write_digest(path)
     return path
 
 

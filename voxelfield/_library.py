@@ -28,6 +28,10 @@ _failed: dict[str, str] = {}
 _registrations: list[Callable[[], None]] = []
 
 
+class KernelsUnavailableError(RuntimeError):
+    """There are no kernels that can be loaded here; the message says why."""
+
+
 def when_loaded(register: Callable[[], None]) -> Callable[[], None]:
     """Decorates a function that registers fakes and derivatives, which need the operators' schemas to exist.
 
@@ -52,7 +56,8 @@ def ensure_loaded(device_type: str) -> bool:
 
     Raises:
         NotImplementedError: There are no kernels for this device type.
-        RuntimeError: The kernels could not be compiled, or none fit this torch and these GPUs; the message says why.
+        KernelsUnavailableError: The kernels could not be compiled, or none fit this torch and these GPUs; the message
+            says why.
     """
     if device_type == "meta":
         device_type = "cpu"  # shapes come from the fake kernels, which need the schemas only
@@ -79,7 +84,7 @@ def _ensure_module(name: str) -> None:
     if name in _loaded:
         return
     if name in _failed:
-        raise RuntimeError(_failed[name])
+        raise KernelsUnavailableError(_failed[name])
     try:
         path = _find(name) or _compile(name)
         torch.ops.load_library(path)
@@ -121,9 +126,12 @@ def _find(name: str) -> Path | None:
 
 def _misfit(name: str, path: Path) -> str:
     """Says why a module must not be loaded here, in words that follow its path; "" if it fits."""
-    stamp = _build.read_stamp(path)
+    content = path.read_bytes()
+    stamp = _build.find_stamp(content)
     if stamp is None or stamp.digest != _build.source_digest():
         return f"was compiled from other sources than {_build.source_root()}"
+    if damage := _build.verify_digest(path, content):
+        return damage
     if name == _build.CPU_MODULE:
         return ""
     if stamp.cuda != _torch_cuda():
@@ -158,6 +166,15 @@ def _acquire(lock: FileLock, half: str) -> AcquireReturnProxy:
     except Timeout:
         logger.warning("voxelfield: another process is compiling the %s kernels; waiting for it", half)
         return lock.acquire()
+    except (OSError, NotImplementedError) as error:
+        raise KernelsUnavailableError(_no_folder(half, str(error))) from error
+
+
+def _no_folder(half: str, reason: str) -> str:
+    return (
+        f"no compiled {half} kernels fit, and the folder to compile them into cannot be written to ({reason}); set "
+        "TORCH_EXTENSIONS_DIR to a folder that can be written"
+    )
 
 
 def _misfits(name: str) -> list[str]:
@@ -193,14 +210,11 @@ def _compile(name: str) -> Path:
             environment["TORCH_CUDA_ARCH_LIST"] = architectures.torch_list()
         directory = _build.module_directory(name, _capabilities())
     except (FileNotFoundError, ValueError) as error:
-        raise RuntimeError("\n".join([f"no compiled {half} kernels fit, and {error}", *misfits])) from error
+        raise KernelsUnavailableError("\n".join([f"no compiled {half} kernels fit, and {error}", *misfits])) from error
     try:
         directory.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise RuntimeError(
-            f"no compiled {half} kernels fit, and the folder to compile them into cannot be made ({error}); set "
-            "TORCH_EXTENSIONS_DIR to a folder that can be written"
-        ) from error
+        raise KernelsUnavailableError("\n".join([_no_folder(half, str(error)), *misfits])) from error
     # The operating system drops this lock when its holder dies, so that no stale lock can stop a later build.
     with _acquire(FileLock(directory / f"{name}.lock"), half):
         if (ready := _find(name)) is not None:
@@ -223,7 +237,7 @@ def _compile(name: str) -> Path:
         if ready is None:
             # ninja passes the compilers' words on to stdout; stderr ends a traceback with what went wrong in Python.
             output = done.stdout.strip().splitlines()[-30:] + done.stderr.strip().splitlines()[-1:]
-            raise RuntimeError(
+            raise KernelsUnavailableError(
                 f"voxelfield could not compile its {half} kernels (exit status {done.returncode}). The end of the "
                 "compiler's output:\n  "
                 + "\n  ".join([*output, *misfits])

@@ -3,36 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import resource
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from short_runs import finish, start
 
 from voxelfield.training.checkpoint import checkpoint_path, load_checkpoint
 
-ROOT = Path(__file__).resolve().parents[2]
-TINY = (
-    "scene=lego",
-    "data.root=tests/fixtures",
-    "model=mlp",
-    "trainer=smoke",
-    "trainer.steps=20",
-    "trainer.image_size=25",
-    "trainer.visible_samples=4096",
-    "trainer.stages=[{step: 0, resolution: 12}]",
-    "trainer.occupancy.resolution=12",
-    "trainer.log_every=5",
-    "trainer.preview_every=0",
-    "trainer.checkpoint_every=10",
-    "trainer.evaluation.views=1",
-    "trainer.evaluation.video_frames=0",
-)
 # Runs train.py after a change of what it calls; the signal stands for one that arrives just then.
 PATCHED = """
 import os, signal, sys, time
@@ -47,28 +28,6 @@ def stall(*_, **__):
 {owner}.{name} = stall
 sys.exit(main(sys.argv[1:]))
 """
-
-
-def start(*overrides: str, program: tuple[str, ...] = ("train.py",), **options: object) -> subprocess.Popen[str]:
-    variables = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(
-        [sys.executable, *program, *TINY, *overrides],
-        cwd=ROOT,
-        env=variables,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # Tests may run under nohup, whose children ignore a hangup.
-        **{"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)} | options,
-    )
-
-
-def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """Returns exit status, standard output and standard error."""
-    with process:
-        output, complaints = process.communicate(timeout=120)
-    assert "Traceback" not in output + complaints, output + complaints
-    return process.returncode, output, complaints
 
 
 def names(directory: Path) -> set[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import logging
 import math
 import shutil
 import struct
@@ -19,6 +20,7 @@ from PIL import Image
 
 import voxelfield
 from voxelfield.cli.errors import in_one_line
+from voxelfield.datasets import images, transforms
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.bounds import box_of_cameras, box_of_frusta, box_of_points
 from voxelfield.datasets.registry import format_of
@@ -488,9 +490,9 @@ def save_view_03(mode: str, suffix: str = ".png") -> Callable[[Path], None]:
     return save
 
 
-def png(width: int, height: int, bits: int, rows: bytes) -> bytes:
-    """Returns an RGB file that Pillow would not write: of any size, and of 16 bits per channel."""
-    header = struct.pack(">IIBBBBB", width, height, bits, 2, 0, 0, 0)
+def png(width: int, height: int, bits: int, rows: bytes, color: int = 2) -> bytes:
+    """Returns an RGB file (RGBA if color is 6) that Pillow would not write: of any size, of 16 bits per channel."""
+    header = struct.pack(">IIBBBBB", width, height, bits, color, 0, 0, 0)
     chunks = [name + body for name, body in ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))]
     coded = [struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk)) for chunk in chunks]
     return b"\x89PNG\r\n\x1a\n" + b"".join(coded)
@@ -591,12 +593,93 @@ BAD = {
     "16-bit grey image": (
         write_nerfstudio,
         save_view_03("I;16"),
-        r"view_03.png: unreadable image \(must be RGB or grey with 8 bits per channel, got pixel mode I;16\)",
+        r"view_03.png: unreadable image \(must be RGB or grey with 8 bits per channel, got pixel mode I;16: convert",
+    ),
+    "16-bit RGB image": (
+        write_nerfstudio,
+        # A row is one byte for its filter, then 100 pixels of three times two bytes.
+        lambda f: (f / "images" / "view_03.png").write_bytes(png(100, 100, 16, 100 * bytes(601))),
+        r"view_03.png: unreadable image \(.* got pixel mode RGB of 16 bits: convert the images first\)",
+    ),
+    "16-bit RGBA image": (
+        write_nerfstudio,
+        lambda f: (f / "images" / "view_03.png").write_bytes(png(100, 100, 16, 100 * bytes(801), color=6)),
+        r"view_03.png: unreadable image \(.* got pixel mode RGBA of 16 bits: convert the images first\)",
     ),
     "CMYK image": (
         write_nerfstudio,
         save_view_03("CMYK", ".jpg"),
-        r"view_03.png: unreadable image \(must be RGB or grey with 8 bits per channel, got pixel mode CMYK\)",
+        r"view_03.png: unreadable image \(must be RGB or grey with 8 bits per channel, got pixel mode CMYK: convert",
+    ),
+    "one opaque image among transparent ones": (
+        write_nerfstudio,
+        save_view_03("RGB"),
+        r"view_03.png: must have an alpha channel, as .*view_0\d.png has one with transparent pixels, got none: cut",
+    ),
+    "pose of zeros": (
+        write_nerfstudio,
+        lambda f: spoil_json(f, lambda c: c["frames"][0].update(transform_matrix=np.zeros((4, 4)).tolist())),
+        "must be a rotation with a translation, got axes that are 1 from orthonormal",
+    ),
+    "pose of 1e30": (
+        write_nerfstudio,
+        lambda f: spoil_json(f, lambda c: c["frames"][0].update(transform_matrix=(1e30 * np.eye(4)).tolist())),
+        "must be a rotation with a translation, got axes that are 1e[+]60 from orthonormal",
+    ),
+    "camera at 1e30": (
+        write_nerfstudio,
+        lambda f: spoil_json(f, lambda c: c["frames"][0]["transform_matrix"][1].__setitem__(3, 1e30)),
+        r"must be within 1e[+]06 world units of the origin, got a camera at \[.*\]: shift and scale the scene",
+    ),
+    "pose with another last row": (
+        write_nerfstudio,
+        lambda f: spoil_json(f, lambda c: c["frames"][0]["transform_matrix"].__setitem__(3, [0, 0, 0, 2])),
+        r"must have \(0, 0, 0, 1\) as its last row, got \[0.0, 0.0, 0.0, 2.0\]",
+    ),
+    "number of 400 digits": (
+        write_nerfstudio,
+        lambda f: spoil_json(f, lambda c: c.update(fl_x=10**400)),
+        r"'fl_x' must be a finite number, got 10+\.\.\.0+$",
+    ),
+    "number of 400 digits in a pose": (
+        write_nerfstudio,
+        lambda f: spoil_json(f, lambda c: c["frames"][0]["transform_matrix"][0].__setitem__(0, 10**400)),
+        r"must be a 4x4 matrix of numbers, got \[\[10+\.\.\.",
+    ),
+    "focal length too large for float32": (
+        write_nerfstudio,
+        lambda f: spoil_json(f, lambda c: c.update(fl_x=1e200)),
+        "focal lengths and principal point must be finite numbers of float32, got",
+    ),
+    "deep JSON": (
+        write_nerfstudio,
+        lambda f: (f / "transforms.json").write_text(100_000 * "["),
+        "not valid JSON",
+    ),
+    "deep pose": (
+        write_nerfstudio,
+        lambda f: spoil_json(f, lambda c: c["frames"][0].update(transform_matrix=json.loads(200 * "[" + 200 * "]"))),
+        "must be a 4x4 matrix of numbers, got",
+    ),
+    "path of 10,000 characters": (
+        write_nerfstudio,
+        lambda f: spoil_json(f, lambda c: c["frames"][0].update(file_path=10_000 * "x")),
+        r"'file_path' must be a path that a file can have, got 'x+\.\.\.x+'$",
+    ),
+    "path with a zero": (
+        write_nerfstudio,
+        lambda f: spoil_json(f, lambda c: c["frames"][0].update(file_path="a\0b")),
+        r"'file_path' must be a path that a file can have, got 'a\\x00b'$",
+    ),
+    "camera model that is no name": (
+        write_nerfstudio,
+        lambda f: spoil_json(f, lambda c: c.update(camera_model=[])),
+        r"'camera_model' must be one of .*, got \[\]",
+    ),
+    "absolute path": (
+        write_nerfstudio,
+        lambda f: spoil_json(f, lambda c: c["frames"][0].update(file_path="/etc/image.png")),
+        "'file_path' must be inside of the scene's folder, got '/etc/image.png'",
     ),
     "mask of another size": (
         masked(write_nerfstudio, np.ones((50, 60), dtype=np.uint8)),
@@ -714,21 +797,78 @@ BAD = {
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA"])
 def test_images_of_any_usual_kind_are_read(tmp_path, split, mode):
     write_nerfstudio(tmp_path / "mine", split)
-    path = tmp_path / "mine" / "images" / "view_03.png"
-    with Image.open(path) as image:
-        kept = image.convert(mode)
-    kept.save(path)
+    for path in (tmp_path / "mine" / "images").iterdir():
+        with Image.open(path) as image:
+            kept = image.convert(mode)
+        kept.save(path)
     train = voxelfield.load_scene(tmp_path / "mine", holdout=0).train
-    assert np.array_equal(train.images[3].numpy(), np.asarray(kept.convert("RGBA")))
+    with Image.open(tmp_path / "mine" / "images" / "view_03.png") as image:
+        assert image.mode == mode
+        assert np.array_equal(train.images[3].numpy(), np.asarray(image.convert("RGBA")))
 
 
-def test_of_16_bits_the_upper_8_are_read(tmp_path, split):
+def test_an_image_without_alpha_may_stand_among_opaque_ones(tmp_path, split):
     write_nerfstudio(tmp_path / "mine", split)
-    # A row is one byte for its filter, then 100 pixels of three times two bytes.
-    rows = 100 * (b"\0" + 100 * bytes([171, 205, 18, 52, 255, 254]))
-    (tmp_path / "mine" / "images" / "view_03.png").write_bytes(png(100, 100, 16, rows))
-    train = voxelfield.load_scene(tmp_path / "mine", holdout=0).train
-    assert train.images[3].view(-1, 4).unique(dim=0).tolist() == [[171, 18, 255, 255]]
+    for index, path in enumerate(sorted((tmp_path / "mine" / "images").iterdir())):
+        with Image.open(path) as image:
+            flat = image.convert("RGB")
+        (flat if index == 3 else flat.convert("RGBA")).save(path)
+    assert (voxelfield.load_scene(tmp_path / "mine", holdout=0).train.images[..., 3] == 255).all()
+
+
+@pytest.mark.parametrize("before", ["{folder}/", "./images/../"])
+def test_paths_inside_of_the_folder_are_read(tmp_path, split, before):
+    folder = tmp_path / "mine"
+    write_nerfstudio(folder, split)
+
+    def change(content: dict) -> None:
+        frame = content["frames"][3]
+        frame["file_path"] = before.format(folder=folder) + frame["file_path"]
+
+    spoil_json(folder, change)
+    assert torch.equal(voxelfield.load_scene(folder, holdout=0).train.images, split.images)
+
+
+def test_poses_within_a_thousandth_of_orthonormal_are_read(tmp_path, split):
+    write_nerfstudio(tmp_path / "mine", split)
+    scale = np.array([[1 + 4e-4] * 3 + [1]] * 3 + [[1] * 4])
+    spoil_json(
+        tmp_path / "mine",
+        lambda c: c["frames"][3].update(transform_matrix=(scale * c["frames"][3]["transform_matrix"]).tolist()),
+    )
+    assert len(voxelfield.load_scene(tmp_path / "mine", holdout=0).train) == len(split)
+
+
+def test_a_huge_image_is_refused_before_its_pixels_are_read(tmp_path, split, monkeypatch):
+    write_nerfstudio(tmp_path / "mine", split)
+    (tmp_path / "mine" / "images" / "view_03.png").write_bytes(png(9000, 9000, 8, b""))
+    monkeypatch.setattr(images, "_decode", lambda *_: pytest.fail("pixels were read"))
+    with pytest.raises(ValueError, match=r"view_03\.png: size must be 100x100, like .*view_0\d\.png, got 9000x9000"):
+        voxelfield.load_scene(tmp_path / "mine")
+
+
+def test_an_image_that_changes_while_it_is_read_is_named(tmp_path, split, monkeypatch):
+    write_nerfstudio(tmp_path / "mine", split)
+    decode, path = images._decode, tmp_path / "mine" / "images" / "view_03.png"
+
+    def change(path_read, *mode):
+        if path_read == path:
+            Image.new("RGBA", (50, 50)).save(path)
+        return decode(path_read, *mode)
+
+    monkeypatch.setattr(images, "_decode", change)
+    with pytest.raises(ValueError, match=r"view_03\.png: size must be 100x100, as it was before, got 50x50"):
+        voxelfield.load_scene(tmp_path / "mine")
+
+
+def test_long_reading_is_told(tmp_path, split, monkeypatch, caplog):
+    write_nerfstudio(tmp_path / "mine", split)
+    monkeypatch.setattr(images, "_NEWS_EVERY", 0.0)
+    monkeypatch.setattr(transforms, "_MANY_FRAMES", 5)
+    with caplog.at_level(logging.INFO):
+        voxelfield.load_scene(tmp_path / "mine", holdout=0)
+    assert f"transforms.json: checking {len(split)} frames" in caplog.text
+    assert f"read 5 of {len(split)} images" in caplog.text
 
 
 def test_pixels_stay_where_they_are_stored_whatever_exif_says(tmp_path, split):

@@ -96,6 +96,22 @@ def test_render_writes_images_or_a_video(trained: Path) -> None:
     assert (trained / "orbit.mp4").stat().st_size > 1000
 
 
+def test_report_is_written_at_the_end_of_a_run_and_again(trained: Path) -> None:
+    def pictures(path: Path) -> list[str]:
+        return re.findall(r'<img src="([^"]+)".* alt="([^"]+)"', path.read_text(encoding="utf-8"))
+
+    done = voxelfield("report", "run", "--out", "again.html", cwd=trained)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "wrote again.html" in done.stderr
+    first, again = pictures(trained / "run" / "report.html"), pictures(trained / "again.html")
+    assert first == again
+    assert len(first) == 8
+    text = (trained / "again.html").read_text(encoding="utf-8")
+    assert "voxelfield train trainer=smoke trainer.steps=40" in text
+    assert "Nothing was recorded" in text
+    assert f"{json.loads((trained / 'run' / 'metrics.json').read_text())['psnr']:.2f}" in text
+
+
 def test_export_writes_what_other_programs_read(trained: Path) -> None:
     pytest.importorskip("skimage")
     trimesh = pytest.importorskip("trimesh")
@@ -162,12 +178,14 @@ def test_export_fuses_depth_of_a_model_file(trained: Path) -> None:
         (("export", "run", "--volume", "a.npz", "--resolution", "0"), "resolution must be at least 1, got 0"),
         (("export", "run", "--volume", "a.npz", "--box", "2"), "box must be 1 to 1, as many as the field has, got 2"),
         (("export", "nowhere", "--volume", "a.npz"), "no checkpoint nowhere"),
+        (("report", "nowhere"), "RUN must be a run directory, which holds the records of a run, got nowhere"),
+        (("report", "."), "metrics.json is not there: RUN must be the directory of a run that has finished"),
         (("bench", "--points", "1"), "--points must be at least 2, got 1"),
         (("train", "model.wdith=3"), "configuration has no key model.wdith; did you mean model.width?"),
         (
             ("fly",),
-            "verb must be one of train, eval, render, export, download, process, inspect, doctor, build, bench, "
-            "got 'fly'",
+            "verb must be one of train, eval, render, report, export, download, process, inspect, doctor, build, "
+            "bench, got 'fly'",
         ),
     ],
 )
@@ -333,7 +351,7 @@ def test_a_module_of_no_such_package_is_a_fault_and_stays_one(monkeypatch, modul
 def test_packages_for_training_are_those_of_the_extra() -> None:
     tomllib = pytest.importorskip("tomllib", reason="Python 3.10 reads no TOML")
     extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["train"]
-    assert {re.match(r"[a-z-]+", wanted)[0] for wanted in extra} == set(TRAINING_PACKAGES.values())
+    assert {re.match(r"[a-z0-9-]+", wanted)[0] for wanted in extra} == set(TRAINING_PACKAGES.values())
 
 
 def test_usage_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:

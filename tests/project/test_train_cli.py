@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import os
 import re
@@ -53,6 +54,7 @@ TINY = (
     "trainer.keep_checkpoints=true",
     "trainer.evaluation.views=2",
     "trainer.evaluation.video_frames=0",
+    "trainer.evaluation.report=false",
 )
 
 
@@ -94,7 +96,8 @@ def read_metrics(directory: Path) -> dict:
 def finished(tmp_path_factory) -> tuple[Path, str]:
     """A run to the end, with everything written that can be: its directory and what it printed."""
     directory = tmp_path_factory.mktemp("runs") / "lego"
-    result = train("model=mlp", "trainer.evaluation.video_frames=3", f"hydra.run.dir={directory}")
+    whole = ("trainer.evaluation.video_frames=3", "trainer.evaluation.report=true")
+    result = train("model=mlp", *whole, f"hydra.run.dir={directory}")
     assert result.returncode == 0, result.stdout
     return directory, result.stdout
 
@@ -102,7 +105,9 @@ def finished(tmp_path_factory) -> tuple[Path, str]:
 @pytest.fixture(scope="module")
 def events(finished):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    reader = accumulator.EventAccumulator(str(finished[0]), size_guidance={"images": 0, "scalars": 0, "tensors": 0})
+    reader = accumulator.EventAccumulator(
+        str(finished[0]), size_guidance=dict.fromkeys(("images", "scalars", "tensors", "histograms"), 0)
+    )
     reader.Reload()
     return reader
 
@@ -128,6 +133,28 @@ def test_metrics_hold_what_is_promised(finished):
         metrics["per_view"]
     )
     assert {row["name"]: row["psnr"] for row in metrics["per_view"]} == metrics["psnr_per_view"]
+
+
+def test_the_report_tells_of_the_run(finished):
+    directory, _ = finished
+    text = (directory / "report.html").read_text(encoding="utf-8")
+    metrics = read_metrics(directory)
+    assert f"<dd>{metrics['psnr']:.2f} <small>dB</small></dd>" in text
+    worst = min(metrics["per_view"], key=lambda row: row["psnr"])
+    assert f"<h3>1. {worst['name']} " in text
+    titles = re.findall(r"<figcaption>([^<]+?)(?: <span>|</figcaption>)", text)
+    assert titles[:3] == ["PSNR", "Loss terms, weighted", "Rays per second"]
+    assert metrics["environment"]["torch"] == torch.__version__
+    assert {"parameters", "samples"} <= set(metrics["estimated_gib"])
+    assert 0 < len(text) < 2_000_000
+
+
+def test_densities_have_histograms(events):
+    shown = events.Histograms("density/log10")
+    assert len(shown) >= 2
+    assert shown[-1].step == 30
+    assert shown[-1].histogram_value.num > 1000
+    assert -3 <= shown[-1].histogram_value.min <= shown[-1].histogram_value.max < 6
 
 
 def test_pictures_are_those_that_were_judged(finished):
@@ -158,6 +185,11 @@ def test_the_model_file_draws_what_the_checkpoint_draws(finished):
     directory, _ = finished
     model, checkpoint = (voxelfield.load(path, "cpu") for path in (directory / "model.safetensors", directory))
     assert model.steps == checkpoint.steps == 30
+    # In a notebook.
+    assert repr(model) == "Run(scene='lego', model='mlp', steps=30, device=cpu)"
+    with Image.open(io.BytesIO(model._repr_png_())) as picture:
+        assert picture.size == (320, 320)
+        assert np.asarray(picture).std() > 1, "the overview must show something"
     camera = load_blender(FIXTURE, LoadOptions(splits=("test",), downscale=4)).test.cameras
     difference = model.render(camera).rgb - checkpoint.render(camera).rgb
     assert checkpoint.render(camera).rgb.std() > 0.05

@@ -215,22 +215,14 @@ def test_a_file_damaged_inside_is_named_so(tmp_path):
         load_checkpoint(path)
 
 
-def test_no_flipped_bit_becomes_a_weight(tmp_path):
+def test_no_flipped_bit_passes(tmp_path):
     path = tmp_path / "last.pt"
-    saved = torch.arange(300.0)
-    save_checkpoint(path, {"grid": saved, "step": 7})
+    save_checkpoint(path, {"grid": torch.arange(300.0), "step": 7})
     whole = path.read_bytes()
-    refused = 0
-    for position in range(0, len(whole), 13):
+    for position in [*range(0, len(whole), 13), *range(len(whole) - 30, len(whole))]:
         path.write_bytes(whole[:position] + bytes([whole[position] ^ 16]) + whole[position + 1 :])
-        try:
-            state = load_checkpoint(path)
-        except CheckpointError:
-            refused += 1
-        else:  # the bit was of padding, or of a time
-            assert torch.equal(state["grid"], saved)
-            assert state["step"] == 7
-    assert refused > 100
+        with pytest.raises(CheckpointError):
+            load_checkpoint(path)
 
 
 def test_a_damaged_file_names_the_newest_sound_one_before_it(tmp_path):

@@ -19,6 +19,8 @@ import torch
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene
+from voxelfield.report import writing
+from voxelfield.report.thumbnails import Thumbnails
 from voxelfield.training import configured, evaluation, saving
 from voxelfield.training.checkpoint import load_checkpoint
 from voxelfield.training.config import LoggerConfig, compose, preset
@@ -202,6 +204,7 @@ def test_a_video_without_its_end_is_noticed_though_ffmpeg_is_not(tmp_path, monke
         (evaluation.PngWriter, "save", "test"),
         (configured, "write_metrics", "metrics.json"),
         (Run, "save", "model.safetensors"),
+        (writing, "atomic_write", "report.html"),
     ],
 )
 def test_one_result_that_cannot_be_written_keeps_no_other_from_it(tmp_path, monkeypatch, caplog, module, name, missing):
@@ -214,10 +217,42 @@ def test_one_result_that_cannot_be_written_keeps_no_other_from_it(tmp_path, monk
     with pytest.raises(OSError, match=f"^{re.escape(message)}$"):
         train_as_configured(config, tmp_path, ROOT)
     assert errors(caplog) == [f"{tmp_path / missing}: No space left on device"]
-    expected = {"checkpoint_0000004.pt", "test", "metrics.json", "per_view.csv", "model.safetensors"} - {missing}
-    assert {path.name for path in tmp_path.iterdir()} == expected
+    expected = {"checkpoint_0000004.pt", "test", "metrics.json", "per_view.csv", "model.safetensors", "report.html"}
+    assert {path.name for path in tmp_path.iterdir()} == expected - {missing}
     if missing != "metrics.json":
         assert json.loads((tmp_path / "metrics.json").read_text())["psnr"] > 3
+
+
+def test_a_report_that_cannot_be_made_fails_no_run(tmp_path, monkeypatch, caplog):
+    def fail(*_: object) -> str:
+        assert (tmp_path / "metrics.json").is_file()
+        raise KeyError("something unforeseen")
+
+    monkeypatch.setattr(writing, "make_page", fail)
+    config = compose(*TINY, "trainer.steps=4", device="cpu", name="train_cpu")
+    assert train_as_configured(config, tmp_path, ROOT)["steps"] == 4
+    assert errors(caplog) == ["no report was made: 'something unforeseen'"]
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_report_appears_whole_or_the_one_before_stays(tmp_path, monkeypatch):
+    config = compose(*TINY, "trainer.steps=4", device="cpu", name="train_cpu")
+    metrics = train_as_configured(config, tmp_path, ROOT)
+    path = tmp_path / "report.html"
+    before = path.read_bytes()
+    assert len(before) > 10_000
+    thumbnails = Thumbnails(1)
+    with files_at_most(5000), pytest.raises(OSError, match="File too large"):
+        writing.write_report(tmp_path, metrics, config, thumbnails)
+    assert path.read_bytes() == before
+    assert [file.name for file in tmp_path.iterdir() if ".tmp" in file.name] == []
+
+
+def test_a_run_that_wants_no_report_has_none(tmp_path):
+    config = compose(*TINY, "trainer.steps=4", "trainer.evaluation.report=false", device="cpu", name="train_cpu")
+    (tmp_path / "report.html").write_text("of an earlier run")
+    assert train_as_configured(config, tmp_path, ROOT)["steps"] == 4
+    assert not (tmp_path / "report.html").exists()
 
 
 def test_a_run_directory_that_is_gone_is_made_again(make_session):

@@ -5,7 +5,8 @@ import pytest
 import torch
 from PIL import Image
 
-from voxelfield.training.images import composite_background, to_uint8, turbo
+from voxelfield.rendering.pixels import to_uint8
+from voxelfield.training.images import composite_background, turbo
 from voxelfield.training.png import PngWriter
 
 
@@ -45,20 +46,6 @@ def test_composite_names_wrong_arguments():
         composite_background(rgba, torch.ones(3, dtype=torch.uint8))
     with pytest.raises(ValueError, match="background must have shape"):
         composite_background(rgba, torch.ones(4))
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_to_uint8_rounds_and_clamps(device, dtype):
-    values = torch.tensor([-1, 0, 0.4 / 255, 0.6 / 255, 127.4 / 255, 254.6 / 255, 1, 2], dtype=dtype, device=device)
-    assert to_uint8(values).tolist() == [0, 0, 0, 1, 127, 255, 255, 255]
-
-
-def test_to_uint8_inverts_every_level():
-    levels = torch.arange(256, dtype=torch.uint8)
-    assert torch.equal(to_uint8(levels / 255), levels)
-    assert torch.equal(to_uint8((levels / 255).half()), levels)
-    with pytest.raises(TypeError, match="rgb must be floating point"):
-        to_uint8(levels)
 
 
 def test_png_holds_the_rounded_image(tmp_path, device):

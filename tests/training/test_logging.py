@@ -19,6 +19,13 @@ from voxelfield.training.logging import (
 )
 
 
+@pytest.fixture(autouse=True)
+def _event_files_in_order(monkeypatch):
+    """Of files that are begun in one second, TensorBoard reads the tenth of a process before the ninth."""
+    writer = pytest.importorskip("tensorboard.summary.writer.event_file_writer")
+    monkeypatch.setattr(writer, "_global_uid", writer.AtomicCounter(0))
+
+
 def _events(directory):
     event_accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     events = event_accumulator.EventAccumulator(str(directory), size_guidance={"tensors": 0, "images": 0})
@@ -71,7 +78,21 @@ def test_custom_charts_are_laid_out(tmp_path):
     (event,) = _events(tmp_path).Tensors("custom_scalars__config__")
     layout = layout_pb2.Layout.FromString(event.tensor_proto.string_val[0])
     charts = {chart.title: list(chart.multiline.tag) for category in layout.category for chart in category.chart}
-    assert charts == {"loss terms": ["loss/.*"], "PSNR": ["train/psnr", "test/psnr"]}
+    assert list(charts.items()) == [
+        ("PSNR", ["train/psnr", "test/psnr"]),
+        ("loss terms", ["loss/.*"]),
+        ("rays per second", ["train/rays_per_second"]),
+    ]
+
+
+def test_histograms_arrive_without_what_is_not_finite(tmp_path, device):
+    logger: RunLogger = TensorBoardLogger(tmp_path)
+    logger.histogram(10, "density", torch.tensor([0.5, 1.5, 1.6, float("nan"), float("inf")], device=device))
+    logger.histogram(20, "density", torch.full((3,), float("nan"), device=device))
+    logger.close()
+    (event,) = _events(tmp_path).Histograms("density")
+    counted = event.histogram_value
+    assert (event.step, counted.num, counted.min, counted.max) == (10, 3, 0.5, pytest.approx(1.6))
 
 
 @pytest.mark.parametrize(
@@ -114,6 +135,7 @@ def test_null_logger_takes_every_call(tmp_path, monkeypatch):
     logger: RunLogger = NullLogger()
     logger.scalars(1, {"loss/rgb": 1.0})
     logger.images(1, "panel", torch.zeros(1, 1, 3))
+    logger.histogram(1, "density", torch.zeros(1))
     logger.text("config", "")
     logger.hyperparameters({}, {})
     logger.close()

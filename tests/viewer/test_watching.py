@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import socket
-import subprocess
 import sys
 
 import pytest
@@ -79,18 +78,6 @@ def test_without_viser_the_message_says_how_to_install_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "viser", None)
     with pytest.raises(MissingPackageError, match=r'viser must be installed .*: pip install "voxelfield\[viewer\]"'):
         address.import_viser()
-
-
-def test_training_without_a_viewer_imports_nothing_of_it():
-    program = """
-import sys
-import voxelfield.cli.train
-from voxelfield.training.configured import train_as_configured
-
-wrong = [name for name in sys.modules if name.partition(".")[0] == "viser" or name.startswith("voxelfield.viewer")]
-assert not wrong, wrong
-"""
-    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_a_viewer_that_fails_does_not_end_training(monkeypatch, caplog):

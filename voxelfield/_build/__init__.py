@@ -18,8 +18,9 @@ from .compiling import (
     extensions,
     module_directory,
 )
+from .digests import digest_path, verify_digest, write_digest
 from .sources import CPU_MODULE, CUDA_MODULE, package_directory, source_digest, source_root
-from .stamps import Stamp, read_stamp, requested_variant, stamp_source
+from .stamps import Stamp, find_stamp, read_stamp, requested_variant, stamp_source
 from .toolkit import find_cuda_home
 
 __all__ = [
@@ -34,8 +35,10 @@ __all__ = [
     "cache_directory",
     "choose_modules",
     "cuda_architectures",
+    "digest_path",
     "extensions",
     "find_cuda_home",
+    "find_stamp",
     "module_directory",
     "package_directory",
     "read_stamp",
@@ -43,5 +46,7 @@ __all__ = [
     "source_digest",
     "source_root",
     "stamp_source",
+    "verify_digest",
     "visible_capabilities",
+    "write_digest",
 ]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import logging
 import os
 import shutil
+import socket
 import sys
 import tempfile
 from collections.abc import Iterable, Sequence
@@ -14,6 +16,7 @@ from typing import Any
 
 from .architectures import Architectures, Capability, architectures_for, visible_capabilities
 from .bundles import write_bundles, write_if_changed
+from .digests import digest_path, write_digest
 from .sources import CPU_MODULE, CUDA_MODULE, source_digest, source_root
 from .stamps import requested_variant, stamp_source
 from .toolkit import cuda_major, find_cuda_home, known_architectures, require_cuda_home
@@ -30,6 +33,8 @@ _WINDOWS_FLAGS = ("/O2", "/openmp:experimental")
 _STRICT_FLAGS = ("-Wextra", "-Wno-missing-field-initializers", "-Werror")
 # The sources are C++17. Only strict builds insist, because a later torch may have headers that need more.
 _STRICT_STANDARD = "-std=c++17"
+# Of the folders in which builds take place, before the process's number. Several machines may share a home.
+_SCRATCH = f"build-{socket.gethostname()}-"
 # CPU seconds of a compilation, measured: for estimates of how long one takes.
 _CPU_HALF_SECONDS, _CUDA_FIXED_SECONDS, _CUDA_SECONDS_PER_ARCHITECTURE = 90, 77, 106
 
@@ -196,6 +201,15 @@ def build_command(note: str = "", terminal: bool = False) -> Any:
                 super().build_extension(ext)
             finally:
                 self.build_temp = shared
+            write_digest(Path(self.get_ext_fullpath(ext.name)))
+
+        def copy_extensions_to_source(self) -> None:
+            super().copy_extensions_to_source()
+            package = self.get_finalized_command("build_py")
+            for ext in self.extensions:
+                parts = self.get_ext_fullname(ext.name).split(".")
+                folder = Path(package.get_package_dir(".".join(parts[:-1])))
+                write_digest(folder / Path(self.get_ext_filename(ext.name)).name)
 
     return BuildModules.with_options(use_ninja=True, no_python_abi_suffix=False)
 
@@ -212,7 +226,8 @@ def build(names: Iterable[str], directory: Path, objects: Path | None = None, st
 
     Args:
         names: ``_C`` and/or ``_C_cuda``.
-        directory: Where the modules go; made if absent. A module already there is replaced in one step.
+        directory: Where the modules go; made if absent. A module already there is replaced in one step. What
+            killed builds of this machine left there is removed.
         objects: Where object files stay, so that the next build compiles only what changed; a temporary folder if None.
         strict: Makes warnings errors, as CI does.
 
@@ -223,17 +238,35 @@ def build(names: Iterable[str], directory: Path, objects: Path | None = None, st
 
     directory.mkdir(parents=True, exist_ok=True)
     built = []
-    with tempfile.TemporaryDirectory(dir=directory, prefix="build-") as scratch:
+    _remove_abandoned(directory)
+    with tempfile.TemporaryDirectory(dir=directory, prefix=f"{_SCRATCH}{os.getpid()}-") as scratch:
         distribution = Distribution({"name": "voxelfield", "ext_modules": extensions(names, strict=strict)})
         command = build_command()(distribution)
         command.build_lib = scratch
         command.build_temp = str((objects or Path(scratch, "objects")).resolve())
         command.ensure_finalized()
         command.run()
-        for module in sorted(Path(scratch, "voxelfield").iterdir()):
+        made = sorted(Path(scratch, "voxelfield").iterdir())
+        modules = [path for path in made if digest_path(path) in made]
+        for module in modules:
+            digest_path(module).replace(digest_path(directory / module.name))
             module.replace(directory / module.name)
             built.append(directory / module.name)
     return built
+
+
+def _remove_abandoned(directory: Path) -> None:
+    """Removes the folders of builds on this machine whose process is no more."""
+    for folder in directory.glob(f"{glob.escape(_SCRATCH)}*"):
+        process = folder.name.removeprefix(_SCRATCH).partition("-")[0]
+        if not process.isdigit() or int(process) == os.getpid():
+            continue
+        try:
+            os.kill(int(process), 0)
+        except ProcessLookupError:
+            shutil.rmtree(folder, ignore_errors=True)
+        except OSError:  # somebody else's process
+            continue
 
 
 def cache_directory() -> Path:

@@ -35,7 +35,12 @@ class Stamp(NamedTuple):
 
 def read_stamp(module: Path) -> Stamp | None:
     """Returns the stamp of a compiled module without loading it, None if the file has none."""
-    found = _PATTERN.search(module.read_bytes())
+    return find_stamp(module.read_bytes())
+
+
+def find_stamp(content: bytes) -> Stamp | None:
+    """Returns the stamp in what was read from a compiled module, None if there is none."""
+    found = _PATTERN.search(content)
     if found is None:
         return None
     text = {name: value.decode() for name, value in found.groupdict().items()}

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from voxelfield.captures.capture import Capture
 from voxelfield.datasets.images import Size
+from voxelfield.datasets.poses import look_outward, sees_box, turned_about
 
 FEW_VIEWS = 20
 SCALES = (1e-4, 1e4)
@@ -28,7 +29,6 @@ SAME_GREY = 3.0
 
 _SAME_PLACE = 1e-5  # of the extent of all cameras
 _SAME_ANGLE = 0.01  # degrees
-_OUTWARD = -0.5  # cosine of the angle between a camera's look and the way to the other cameras
 _ROLLED = 60.0  # degrees
 _STEEP = 0.35  # cosine of the elevation beyond which up and down mean little to a camera
 _NAMED = 3
@@ -65,8 +65,7 @@ def box_out_of_sight(capture: Capture) -> Finding | None:
     if not blind:
         return None
     lack = f"{_some(capture, blind)} of {len(capture)} see nothing of the box"
-    turned = capture.c2w.clone()
-    turned[:, :3, 1:3] *= -1
+    turned = turned_about(capture.c2w)
     if len(blind) <= len(capture) // 2:
         remedy = "choose another scene.aabb, or leave these views out"
     elif int(_sees_box(capture, turned).sum()) > len(capture) - len(blind):
@@ -80,10 +79,7 @@ def box_out_of_sight(capture: Capture) -> Finding | None:
 
 def cameras_look_outward(capture: Capture) -> Finding | None:
     """Warns of cameras that look away from one another, as those within a room do, or those with a wrong convention."""
-    if len(capture) < 3:
-        return None
-    towards = F.normalize(capture.origins.mean(dim=0) - capture.origins, dim=-1)
-    if float((towards * capture.looks).sum(dim=-1).median()) > _OUTWARD:
+    if not look_outward(capture.c2w):
         return None
     return Finding(
         "cameras look outward",
@@ -240,16 +236,8 @@ def check_capture(capture: Capture) -> list[Finding]:
 
 
 def _sees_box(capture: Capture, c2w: Tensor) -> Tensor:
-    """Tells which cameras (N,) have a point of a lattice over the box within their images."""
-    share = torch.linspace(0, 1, 9, dtype=torch.float64)
-    points = capture.aabb[0] + torch.cartesian_prod(share, share, share) * (capture.aabb[1] - capture.aabb[0])
-    sizes = torch.tensor(capture.sizes, dtype=torch.float64)
-    seen = []
-    for pose, intrinsics, size in zip(c2w, capture.intrinsics, sizes, strict=True):
-        x, y, z = ((points - pose[:3, 3]) @ pose[:3, :3]).unbind(dim=-1)
-        across = intrinsics[2:] + intrinsics[:2] * torch.stack((x, -y), dim=-1) / -z[:, None]
-        seen.append(bool(((z < 0) & (across > 0).all(dim=-1) & (across < size).all(dim=-1)).any()))
-    return torch.tensor(seen)
+    """Tells which cameras (N,) have something of the box within their images."""
+    return sees_box(c2w, capture.intrinsics, torch.tensor(capture.sizes, dtype=torch.float64), capture.aabb)
 
 
 def _duplicates(capture: Capture, same: Callable[[int], list[int]], title: str, remedy: str) -> Finding | None:

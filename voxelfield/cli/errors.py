@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
+from voxelfield._library import KernelsUnavailableError
 from voxelfield.installed import MissingPackageError
+from voxelfield.messages import LONGEST_MESSAGE, clipped
 
 logger = logging.getLogger(__name__)
 
@@ -15,6 +17,7 @@ TRAINING_PACKAGES = {
     "omegaconf": "hydra-core",
     "tensorboard": "tensorboard",
     "PIL": "pillow",
+    "jinja2": "jinja2",
     "safetensors": "safetensors",
     "imageio": "imageio",
     "pooch": "pooch",
@@ -35,7 +38,7 @@ def in_one_line(action: Callable[[], None]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         action()
-    except (ValueError, OSError, MissingPackageError) as error:
-        logger.error("%s", error)
+    except (ValueError, OSError, KernelsUnavailableError, MissingPackageError) as error:
+        logger.error("%s", clipped(str(error), LONGEST_MESSAGE))
         return 2
     return 0

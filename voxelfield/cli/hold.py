@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig
 
-from voxelfield.training.run_directory import hold
+from voxelfield.messages import clipped
+from voxelfield.training.run_directory import DirectoryInUseError, hold
 
 
 class HoldRunDirectory(Callback):
@@ -22,6 +23,13 @@ class HoldRunDirectory(Callback):
         """Holds the directory until the program ends."""
         try:
             hold(Path(config.hydra.run.dir))
-        except (ValueError, OSError) as error:
-            print(error, file=sys.stderr)  # noqa: T201
-            sys.exit(2)
+        except DirectoryInUseError as error:
+            _end(str(error))
+        except OSError as error:
+            folder = clipped(config.hydra.run.dir)
+            _end(f"hydra.run.dir must be a folder that can be written to, got {folder}: {error.strerror or error}")
+
+
+def _end(message: str) -> NoReturn:
+    print(message, file=sys.stderr)  # noqa: T201
+    sys.exit(2)

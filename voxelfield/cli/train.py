@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import NoReturn
 
 import hydra
-import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.errors import CompactHydraException, MissingConfigException
 from hydra.types import RunMode
@@ -21,12 +20,15 @@ from hydra.utils import get_original_cwd
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from voxelfield._library import KernelsUnavailableError
 from voxelfield.config.parsing import parse, unknown_key
 from voxelfield.datasets.download import DownloadError
 from voxelfield.datasets.images import count_images
 from voxelfield.datasets.registry import recognised_format
 from voxelfield.devices import DEVICES
 from voxelfield.installed import MissingPackageError, config_folder
+from voxelfield.messages import LONGEST_MESSAGE, clipped
+from voxelfield.ops._errors import is_out_of_memory
 from voxelfield.training.config import LoggerConfig, complete_overrides, config_name, trainer_for_photographs
 from voxelfield.training.config.announced import offer_announced_recipes
 from voxelfield.training.configured import Watcher, train_as_configured
@@ -47,7 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Hydra's command line without the program's name; None takes that of this process.
     """
     given = sys.argv if arguments is None else ["voxelfield train", *arguments]
-    overrides = [text for override in given[1:] for text in with_folder(override)]
+    try:
+        overrides = [text for override in given[1:] for text in with_folder(override)]
+    except ValueError as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        return 2
     # Hydra would print its errors over many lines and exit; told to raise them, it leaves that to us.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     offer_announced_recipes()
@@ -63,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(composition_error(error), file=sys.stderr)  # noqa: T201
         return 2
     except OSError as error:  # Hydra's, without the name of a file where the disk is full
-        print(f"the run directory cannot be written to: {error}", file=sys.stderr)  # noqa: T201
+        print(clipped(f"the run directory cannot be written to: {error}", LONGEST_MESSAGE), file=sys.stderr)  # noqa: T201
         return 1
     except KeyboardInterrupt:
         print("stopped at once", file=sys.stderr)  # noqa: T201
@@ -91,12 +97,21 @@ def with_folder(override: str) -> list[str]:
 
     Args:
         override: As on Hydra's command line.
+
+    Raises:
+        ValueError: No folder can have such a name.
     """
     key, _, value = override.partition("=")
-    folder = Path(value)
-    named = (config_folder() / "scene" / f"{value}.yaml").is_file()
-    if key != "scene" or value == "" or named or not folder.is_dir():
+    if key != "scene" or value == "":
         return [override]
+    folder = Path(value)
+    try:
+        if (config_folder() / "scene" / f"{value}.yaml").is_file() or not folder.is_dir():
+            return [override]
+    except OSError as error:
+        raise ValueError(
+            f"scene must be a folder, or one of those in configs/scene, got {clipped(value)!r}: {error.strerror}"
+        ) from error
     whole = folder.resolve()
     return ["scene=folder", f"scene.name={_quoted(whole.name)}", f"data.root={_quoted(str(whole.parent))}"]
 
@@ -145,7 +160,11 @@ def train(config: DictConfig) -> float | None:
         metrics = train_as_configured(config, output, root, configured_viewer(config))
     except (ValueError, FileNotFoundError, DownloadError, MissingPackageError) as error:
         fail(error, 2)
-    except (EmptyFieldError, FloatingPointError, OSError, MemoryError, torch.OutOfMemoryError) as error:
+    except (EmptyFieldError, FloatingPointError, KernelsUnavailableError, OSError) as error:
+        fail(error, 1)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
         fail(error, 1)
     if metrics is None:
         sys.exit(INTERRUPTED)
@@ -179,7 +198,7 @@ def fail(error: Exception, status: int) -> NoReturn:
     for handler in logging.getLogger().handlers:
         if type(handler) is logging.StreamHandler:
             handler.setStream(sys.stderr)
-    logger.error("%s", error)
+    logger.error("%s", clipped(str(error), LONGEST_MESSAGE))
     sys.exit(status)
 
 

@@ -19,6 +19,7 @@ from voxelfield.datasets.bounds import box_of_cameras, box_of_points
 from voxelfield.datasets.captures import load_capture
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, photo_lens, scaled, with_shrunk_images
+from voxelfield.datasets.poses import check_poses, turned_about
 from voxelfield.datasets.scene import Scene
 from voxelfield.installed import MissingPackageError
 from voxelfield.rendering.lens import LensModel
@@ -115,8 +116,10 @@ def _photo(folder: Path, source: Path, image: Any, camera: Any) -> Photo:
         raise ValueError(f"{source}: names of images must be inside of the folder images, got {image.name!r}")
     w2c = torch.eye(4, dtype=torch.float64)
     w2c[:3] = torch.from_numpy(np.array(image.cam_from_world().matrix()))
-    c2w = torch.linalg.inv(w2c)
-    c2w[:, 1:3] *= -1
+    if not bool(w2c.isfinite().all()):
+        raise ValueError(f"{source}: pose of {image.name} must be finite, got {w2c.tolist()}")
+    c2w = turned_about(torch.linalg.inv(w2c))
+    check_poses(lambda _: f"{source}: pose of {image.name}", c2w[None])
     intrinsics = (camera.focal_length_x, camera.focal_length_y, camera.principal_point_x, camera.principal_point_y)
     masks = folder / "masks"
     return Photo(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +16,18 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+logger = logging.getLogger(__name__)
+
 Size = tuple[int, int]
 """Width and height in pixels."""
 
+_T = TypeVar("_T")
+
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
 """Endings of the names of image files, in lower case."""
+
+# Seconds between two words about how far reading has come.
+_NEWS_EVERY = 10.0
 
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA")
 
@@ -37,31 +46,67 @@ def read_images(paths: Sequence[Path], size: Size | None = None) -> Tensor:
     """Reads the images of a split, several at a time.
 
     Args:
-        paths: N PNG or JPEG files, N at least 1, all of one size: RGB, grey or with a palette, with or without alpha.
-            Of 16 bits per channel the upper 8 are read, except that such grey images are refused. Pixels are read as
-            they are stored, whatever orientation EXIF notes.
+        paths: N PNG or JPEG files, N at least 1, all of one size: RGB, grey or with a palette, 8 bits per channel, with
+            or without alpha. Pixels are read as they are stored, whatever orientation EXIF notes.
         size: What to resize them to by :func:`area_resized`; None keeps them as they are.
 
     Returns:
         (N, H, W, 4) uint8 on the CPU, RGBA with straight alpha; images without alpha become opaque.
 
     Raises:
-        ValueError: An image is unreadable, of another kind, or of another size than the first.
+        ValueError: An image is unreadable, of another kind, of another size than the first, or has no alpha channel
+            where others have transparent pixels.
     """
-    first = _decode(paths[0])
-    height, width = first.shape[:2]
-    shown = (width, height) if size is None else size
+    # All headers come before the first pixels, so that a single huge image is refused before it takes memory.
+    headers = _in_threads(lambda index: _header(paths[index]), len(paths), "looked at")
+    width, height = first = headers[0].size
+    for path, header in zip(paths, headers, strict=True):
+        if header.size != first:
+            found = f"{header.size[0]}x{header.size[1]}"
+            raise ValueError(f"{path}: size must be {width}x{height}, like {paths[0]}, got {found}")
+    shown = first if size is None else size
     images = np.empty((len(paths), shown[1], shown[0], 4), dtype=np.uint8)
 
     def fill(index: int) -> None:
-        image = first if index == 0 else _decode(paths[index])
-        if image.shape != first.shape:
-            size = f"{image.shape[1]}x{image.shape[0]}"
-            raise ValueError(f"{paths[index]}: size must be {width}x{height}, like {paths[0]}, got {size}")
-        images[index] = image if shown == (width, height) else area_resized(image, shown)
+        image = _decode(paths[index])
+        if image.shape[:2] != (height, width):  # the file has changed meanwhile
+            found = f"{image.shape[1]}x{image.shape[0]}"
+            raise ValueError(f"{paths[index]}: size must be {width}x{height}, as it was before, got {found}")
+        images[index] = image if shown == first else area_resized(image, shown)
 
-    _in_threads(fill, len(paths))
+    _in_threads(fill, len(paths), "read")
+    _check_alpha(paths, headers, images)
     return torch.from_numpy(images)
+
+
+class _Header(NamedTuple):
+    """What an image file says about itself before its pixels."""
+
+    size: Size
+    has_alpha: bool
+
+
+def _header(path: Path) -> _Header:
+    try:
+        with Image.open(path) as image:
+            _check_kind(image)
+            return _Header(image.size, "A" in image.getbands() or "transparency" in image.info)
+    except UNREADABLE as error:
+        raise unreadable(path, error) from error
+
+
+def _check_alpha(paths: Sequence[Path], headers: Sequence[_Header], images: npt.NDArray[np.uint8]) -> None:
+    """Refuses images (N, H, W, 4) without alpha among others that are transparent around their subject."""
+    opaque = [index for index, header in enumerate(headers) if not header.has_alpha]
+    if not 0 < len(opaque) < len(paths):
+        return
+    with_alpha = (index for index, header in enumerate(headers) if header.has_alpha)
+    other = next((index for index in with_alpha if images[index, ..., 3].min() < 255), None)
+    if other is not None:
+        raise ValueError(
+            f"{paths[opaque[0]]}: must have an alpha channel, as {paths[other]} has one with transparent pixels, got "
+            "none: cut its background out too, or leave the image out"
+        )
 
 
 def read_masks(paths: Sequence[Path | None], size: Size, shown: Size) -> Tensor:
@@ -98,7 +143,7 @@ def read_masks(paths: Sequence[Path | None], size: Size, shown: Size) -> Tensor:
             raise ValueError(f"{path}: must leave some pixels of the image, got a mask that is black throughout")
         masks[index] = ~ignored
 
-    _in_threads(fill, len(paths))
+    _in_threads(fill, len(paths), "read")
     return torch.from_numpy(masks)
 
 
@@ -139,25 +184,50 @@ def area_resized(image: npt.NDArray[np.uint8], size: Size) -> npt.NDArray[np.uin
     return np.floor(np.concatenate((rgb, mean_alpha), axis=-1) + 0.5).astype(np.uint8)
 
 
-def _in_threads(action: Callable[[int], None], count: int) -> None:
-    """Calls an action with each number below a count; the first error is raised."""
+def _in_threads(action: Callable[[int], _T], count: int, done: str) -> list[_T]:
+    """Calls an action with each number below a count; returns what it returned, or raises the first error.
+
+    Args:
+        action: May run in several threads at once.
+        count: How often.
+        done: What has happened to an image then, for the log.
+    """
+    results = []
+    told = time.monotonic()
     # Pillow releases the GIL while it decodes, so threads are enough and nothing is copied between processes.
     with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
-        for _ in pool.map(action, range(count)):
-            pass
+        try:
+            for result in pool.map(action, range(count)):
+                results.append(result)
+                if time.monotonic() - told > _NEWS_EVERY:
+                    told = time.monotonic()
+                    logger.info("%s %d of %d images", done, len(results), count)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return results
 
 
 def _decode(path: Path, mode: Literal["RGBA", "L"] = "RGBA") -> npt.NDArray[np.uint8]:
     try:
         with Image.open(path) as image:
-            # Pillow would clip wider channels to 255 instead of scaling them, and convert other colours without
-            # their profile.
-            if image.mode not in _MODES:
-                raise ValueError(f"must be RGB or grey with 8 bits per channel, got pixel mode {image.mode}")
+            _check_kind(image)
             # To convert what has this mode already would copy it, while no other thread decodes.
             return np.asarray(image if image.mode == mode else image.convert(mode))
     except UNREADABLE as error:
         raise unreadable(path, error) from error
+
+
+def _check_kind(image: Image.Image) -> None:
+    """Raises ValueError for pixels that would not be read as they are."""
+    # Pillow clips wider channels to 255 or drops their lower 8 bits, and converts other colours without their profile.
+    tiles = getattr(image, "tile", ())
+    raw = str(tiles[0][3]) if tiles else ""
+    if image.mode not in _MODES or ";16" in raw:
+        mode = f"{image.mode} of 16 bits" if image.mode in _MODES else image.mode
+        raise ValueError(
+            f"must be RGB or grey with 8 bits per channel, got pixel mode {mode}: convert the images first"
+        )
 
 
 UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)

@@ -18,7 +18,8 @@ from voxelfield.datasets.bounds import box_of_frusta, points_of_frusta
 from voxelfield.datasets.captures import load_capture
 from voxelfield.datasets.images import IMAGE_SUFFIXES
 from voxelfield.datasets.options import LoadOptions
-from voxelfield.datasets.photos import Photo, check_rotation, scaled, shrunk_folder
+from voxelfield.datasets.photos import Photo, scaled, shrunk_folder
+from voxelfield.datasets.poses import check_poses
 from voxelfield.datasets.scene import Scene
 
 FILE = "poses_bounds.npy"
@@ -55,9 +56,9 @@ def load_llff(folder: Path, options: LoadOptions) -> Scene:
         raise ValueError(
             f"{file}: sizes, focal lengths and depths must be positive, and the farthest beyond the nearest"
         )
+    check_poses(lambda index: f"{file}: pose of {paths[index].name}", c2w)
     photos = []
     for path, pose, w, h, f in zip(paths, c2w, width.tolist(), height.tolist(), focal.tolist(), strict=True):
-        check_rotation(f"{file}: pose of {path.name}", pose[:3, :3])
         photos.append(Photo(path, pose, scaled((f, f, w / 2, h / 2), (w, h))))
     # By order, as the rows are: the shrunk images of LLFF's own scenes have other names.
     if len(shrunk) == len(photos):

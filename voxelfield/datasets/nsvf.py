@@ -18,7 +18,8 @@ from torch import Tensor
 from voxelfield.datasets.captures import load_capture
 from voxelfield.datasets.images import IMAGE_SUFFIXES
 from voxelfield.datasets.options import LoadOptions
-from voxelfield.datasets.photos import Intrinsics, Photo, check_rotation, scaled
+from voxelfield.datasets.photos import Intrinsics, Photo, scaled
+from voxelfield.datasets.poses import check_poses, turned_about
 from voxelfield.datasets.scene import Scene
 
 FILE = "intrinsics.txt"
@@ -96,9 +97,8 @@ def _read_pose(file: Path) -> Tensor:
     if len(numbers) != 16:
         raise ValueError(f"{file}: must hold a 4x4 matrix, got {len(numbers)} numbers")
     c2w = torch.tensor(numbers, dtype=torch.float64).view(4, 4)
-    check_rotation(str(file), c2w[:3, :3])
-    c2w[:, 1:3] *= -1
-    return c2w
+    check_poses(lambda _: str(file), c2w[None])
+    return turned_about(c2w)
 
 
 def _read_box(file: Path) -> Tensor:

@@ -48,17 +48,6 @@ class Photo:
     mask: Path | None = None
 
 
-def check_rotation(name: str, rotation: Tensor) -> None:
-    """Raises ValueError unless a matrix (3, 3) is a rotation, to a thousandth; the message calls it ``name``."""
-    error = float((rotation @ rotation.mT - torch.eye(3, dtype=rotation.dtype)).abs().max())
-    if not error <= 1e-3:
-        raise ValueError(
-            f"{name} must be a rotation with a translation, got axes that are {error:.2g} from orthonormal"
-        )
-    if torch.linalg.det(rotation) < 0:
-        raise ValueError(f"{name} must be a rotation with a translation, got a mirror image")
-
-
 def present_photos(source: Path, photos: Sequence[Photo], missing_images: Literal["error", "skip"]) -> list[Photo]:
     """Returns the photographs whose files are there.
 
@@ -132,8 +121,9 @@ def read_split(photos: Sequence[Photo], options: LoadOptions) -> Split:
 
     Raises:
         FileNotFoundError: A mask is missing.
-        ValueError: An image is unreadable, of another size than the first, or not of the size that its camera takes;
-            some lenses are fisheyes and others are not; or a mask is not as it must be.
+        ValueError: An image is unreadable, of another size than the first, not of the size that its camera takes, or
+            alone in having no alpha channel; intrinsics are not finite; some lenses are fisheyes and others are not;
+            or a mask is not as it must be.
     """
     whole = [photo.path for photo in photos]
     shrunk = [photo.shrunk for photo in photos if photo.shrunk is not None]
@@ -144,6 +134,13 @@ def read_split(photos: Sequence[Photo], options: LoadOptions) -> Split:
         paths, wanted = whole, options.size_of(size)
     images = read_images(paths, wanted)
     intrinsics = torch.tensor([photo.intrinsics(*size) for photo in photos], dtype=torch.float64)
+    within_float32 = intrinsics.float().isfinite().all(dim=-1)
+    if not bool(within_float32.all()):
+        bad = int(within_float32.logical_not().nonzero()[0])
+        raise ValueError(
+            f"{whole[bad]}: focal lengths and principal point must be finite numbers of float32, got "
+            f"{intrinsics[bad].tolist()}"
+        )
     scale = torch.tensor(wanted, dtype=torch.float64) / torch.tensor(size)
     c2w = torch.stack([photo.c2w for photo in photos])
     lens = _lens(photos, options.lens_distortion)
@@ -164,6 +161,9 @@ def photo_lens(name: str, model: LensModel, terms: Mapping[str, float]) -> Lens 
     Raises:
         ValueError: A term is not a finite number in float32.
     """
+    # Most photographs have no lens, and a tensor for each of many thousands takes long.
+    if model == "perspective" and not any(terms.values()):
+        return None
     coefficients = torch.tensor([[terms.get(term, 0.0) for term in LENS_TERMS]], dtype=torch.float32)
     if not bool(coefficients.isfinite().all()):
         raise ValueError(f"{name}: terms of a lens must be finite numbers, got {dict(terms)}")

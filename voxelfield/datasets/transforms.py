@@ -9,9 +9,11 @@ distorts has ``k1``, ``k2``, ``k3``, ``k4``, ``p1``, ``p2`` and a ``camera_model
 from __future__ import annotations
 
 import json
+import logging
 import math
+import os
 from collections import ChainMap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,17 @@ import torch
 from torch import Tensor
 
 from voxelfield.datasets.images import IMAGE_SUFFIXES
-from voxelfield.datasets.photos import LENS_TERMS, Intrinsics, Photo, check_rotation, photo_lens
+from voxelfield.datasets.photos import LENS_TERMS, Intrinsics, Photo, photo_lens
+from voxelfield.datasets.poses import check_poses
+from voxelfield.messages import clipped
 from voxelfield.rendering.lens import Lens, LensModel
 
+logger = logging.getLogger(__name__)
+
+# So many take seconds.
+_MANY_FRAMES = 10_000
+# Of any file system in use, in bytes.
+_LONGEST_NAME, _LONGEST_PATH = 255, 4095
 _PINHOLES = ("PINHOLE", "SIMPLE_PINHOLE")
 _LENSES: dict[str, LensModel] = {
     "OPENCV": "perspective",
@@ -48,10 +58,13 @@ def read_transforms(file: Path) -> list[Photo]:
             model.
     """
     meta = read_object(file)
+    frames = _frames(file, meta)
+    if len(frames) >= _MANY_FRAMES:
+        logger.info("%s: checking %d frames", file, len(frames))
     photos = []
-    for frame in _frames(file, meta):
+    for frame, pose in zip(frames, _poses(file, frames), strict=True):
         known = ChainMap(frame, meta)
-        path, pose = image_path(file, frame["file_path"]), _pose(file, frame)
+        path = image_path(file, frame["file_path"])
         mask = image_path(file, frame["mask_path"], "mask_path") if frame.get("mask_path") is not None else None
         photos.append(Photo(path, pose, partial(_intrinsics, file, known), _lens(file, known), mask=mask))
     return photos
@@ -89,7 +102,7 @@ def _frames(file: Path, meta: Mapping[str, Any]) -> list[dict[str, Any]]:
         for key in ("file_path", "mask_path"):
             path = frame.get(key)
             if not (isinstance(path, str) and path) and (key == "file_path" or path is not None):
-                raise ValueError(f"{file}: '{key}' of frame {index} must be a path, got {path!r}")
+                raise ValueError(f"{file}: '{key}' of frame {index} must be a path, got {_shown(path)}")
     return frames
 
 
@@ -98,46 +111,65 @@ def image_path(file: Path, file_path: str, key: str = "file_path") -> Path:
 
     Args:
         file: Names it.
-        file_path: As the file has it, relative to the file's folder; a suffix that is lacking is ``.png``.
+        file_path: As the file has it, relative to the file's folder, or absolute; a suffix that is lacking is
+            ``.png``.
         key: What the file calls it, for messages.
 
     Raises:
-        ValueError: The path leaves the folder.
+        ValueError: The path leaves the folder, or no file system could have it.
     """
-    if Path(file_path).is_absolute() or ".." in Path(file_path).parts:
-        raise ValueError(f"{file}: '{key}' must be inside of the scene's folder, got {file_path!r}")
-    path = file.parent / file_path
+    folder = os.path.abspath(file.parent)  # noqa: PTH100 - links stay as they are, unlike with resolve
+    # By its words, as links within the folder may well lead out of it.
+    inside = os.path.relpath(os.path.join(folder, file_path), folder)  # noqa: PTH118 - joins what Path would clean
+    if inside.split(os.sep, 1)[0] == os.pardir:
+        raise ValueError(f"{file}: '{key}' must be inside of the scene's folder, got {_shown(file_path)}")
+    encoded = os.path.join(folder, inside).encode(errors="surrogatepass")  # noqa: PTH118
+    longest = max(map(len, encoded.split(os.sep.encode())))
+    if longest > _LONGEST_NAME or len(encoded) > _LONGEST_PATH or b"\0" in encoded:
+        raise ValueError(f"{file}: '{key}' must be a path that a file can have, got {_shown(file_path)}")
+    path = file.parent / inside
     # Only known suffixes count: in "view_0.5" the ".5" belongs to the name.
     return path if path.suffix.lower() in IMAGE_SUFFIXES else path.with_name(path.name + ".png")
 
 
-def _pose(file: Path, frame: Mapping[str, Any]) -> Tensor:
-    where = f"{file}: 'transform_matrix' of {frame['file_path']}"
-    try:
-        matrix = torch.tensor(frame["transform_matrix"], dtype=torch.float64)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"{where} must be a 4x4 matrix of numbers, got {frame['transform_matrix']!r}") from error
-    if matrix.shape != (4, 4):
-        raise ValueError(f"{where} must have shape (4, 4), got {tuple(matrix.shape)}")
-    if not matrix.isfinite().all():
-        raise ValueError(f"{where} must be finite, got {matrix.tolist()}")
-    check_rotation(where, matrix[:3, :3])
-    return matrix
+def _poses(file: Path, frames: Sequence[Mapping[str, Any]]) -> Tensor:
+    """Returns the poses (N, 4, 4) of all frames."""
+
+    def name(index: int) -> str:
+        return f"{file}: 'transform_matrix' of {clipped(frames[index]['file_path'])}"
+
+    matrices = torch.empty(len(frames), 4, 4, dtype=torch.float64)
+    for index, frame in enumerate(frames):
+        matrix = frame["transform_matrix"]
+        try:
+            read = torch.tensor(matrix, dtype=torch.float64)
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise ValueError(f"{name(index)} must be a 4x4 matrix of numbers, got {_shown(matrix)}") from error
+        if read.shape != (4, 4):
+            raise ValueError(f"{name(index)} must have shape (4, 4), got {clipped(str(tuple(read.shape)))}")
+        matrices[index] = read
+    check_poses(name, matrices)
+    return matrices
 
 
 def _number(file: Path, meta: Mapping[str, Any], key: str, default: float | None = None) -> float:
     value = meta.get(key, default)
     if value is None:
         raise ValueError(f"{file}: key '{key}' is missing")
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"{file}: '{key}' must be a finite number, got {value!r}")
-    return float(value)
+    try:
+        number = float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    except OverflowError:  # JSON has whole numbers of any length
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"{file}: '{key}' must be a finite number, got {_shown(value)}")
+    return number
 
 
 def _intrinsics(file: Path, meta: Mapping[str, Any], width: int, height: int) -> Intrinsics:
     for key, size in (("w", width), ("h", height)):
         if _number(file, meta, key, size) != size:
-            raise ValueError(f"{file}: '{key}' must be {size}, as the images are {width}x{height}, got {meta[key]}")
+            got = _shown(meta[key])
+            raise ValueError(f"{file}: '{key}' must be {size}, as the images are {width}x{height}, got {got}")
     if "fl_x" in meta:
         focal = _number(file, meta, "fl_x")
     else:
@@ -161,9 +193,14 @@ def _lens(file: Path, meta: Mapping[str, Any]) -> Lens | None:
                 f"{file}: 'camera_model' must be OPENCV for a lens with {', '.join(distorting)}, got {name!r}"
             )
         return None
-    if name not in _LENSES:
+    if not isinstance(name, str) or name not in _LENSES:
         raise ValueError(
-            f"{file}: 'camera_model' must be one of {', '.join((*_PINHOLES, *_LENSES))}, got {name!r}: undistort the "
-            "images first"
+            f"{file}: 'camera_model' must be one of {', '.join((*_PINHOLES, *_LENSES))}, got {_shown(name)}: "
+            "undistort the images first"
         )
     return photo_lens(str(file), _LENSES[name], terms)
+
+
+def _shown(value: object) -> str:
+    """Returns a value as messages show it, which a file may have made as long as it likes."""
+    return clipped(repr(value))

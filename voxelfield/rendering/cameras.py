@@ -172,6 +172,37 @@ class Cameras:
         return torch.stack((smallest, largest), dim=-1).clamp(min=0).sqrt()
 
 
+def overview(aabb: Tensor, width: int, height: int) -> Cameras:
+    """Places one camera such that it sees a whole box, from obliquely above one of its corners.
+
+    Args:
+        aabb: (2, 3) float32, low and high corner of the box, world frame with z up.
+        width: Image width in pixels.
+        height: Image height in pixels.
+
+    Returns:
+        One camera on the device of ``aabb``.
+    """
+    azimuth, elevation, half_angle = (math.radians(degrees) for degrees in (-45.0, 25.0, 20.0))
+    right = torch.tensor((-math.sin(azimuth), math.cos(azimuth), 0.0), dtype=torch.float64)
+    backward = torch.tensor(
+        (math.cos(elevation) * math.cos(azimuth), math.cos(elevation) * math.sin(azimuth), math.sin(elevation)),
+        dtype=torch.float64,
+    )
+    axes = torch.stack((right, torch.linalg.cross(backward, right), backward), dim=-1)
+    box = aabb.double().cpu()
+    centre = box.mean(dim=0)
+    corners = (torch.cartesian_prod(*box.unbind(-1)) - centre) @ axes
+    # The nearest place from which each corner lies within both of the image's angles.
+    focal = min(width, height) / 2 / math.tan(half_angle)
+    half = torch.tensor((width, height), dtype=torch.float64) / 2
+    distance = (corners[:, 2:] + corners[:, :2].abs() * focal / half).max()
+    c2w = torch.eye(4, dtype=torch.float64)
+    c2w[:3, :3], c2w[:3, 3] = axes, centre + distance * backward
+    intrinsics = torch.tensor([[focal, focal, width / 2, height / 2]])
+    return Cameras(c2w[None].float(), intrinsics, width, height).to(aabb.device)
+
+
 def orbit(cameras: Cameras, target: Tensor, frames: int) -> Cameras:
     """Lays cameras on a circle around one point, all looking at it.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,7 @@ from voxelfield.ops._internal.march_pieces import world_distances
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import Capacity, RenderSettings, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.rendering.pixels import png_bytes
 from voxelfield.rendering.rays import Rays
 from voxelfield.rendering.sample_positions import positions_on_rays
 
@@ -67,6 +69,15 @@ class View:
     rgb: Tensor
     opacity: Tensor
     depth: Tensor
+
+    def __repr__(self) -> str:
+        """Names the size, since the pixels themselves tell nobody anything."""
+        height, width = self.opacity.shape
+        return f"View(width={width}, height={height}, device={self.rgb.device})"
+
+    def _repr_png_(self) -> bytes | None:
+        """Shows the colours in a notebook, if there is what encodes them."""
+        return None if importlib.util.find_spec("PIL") is None else png_bytes(self.rgb)
 
 
 def render(

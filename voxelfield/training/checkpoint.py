@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import pickle
 import re
 import zipfile
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import torch
 
 from voxelfield.files import atomic_write
+from voxelfield.messages import clipped
+from voxelfield.ops._errors import is_out_of_memory
+from voxelfield.training.sealed_file import SealingFile, read_seal
 from voxelfield.training.sparse import copy_without_zeros, put_back_zeros
 
 logger = logging.getLogger(__name__)
 
-FORMAT = 6
+FORMAT = 7
 """Layout version of the files. Raise it when an older voxelfield could not resume from them.
 
-A file is a zip archive, in which every tensor has a checksum (CRC-32) that is compared on loading.
+A file is a zip archive with a checksum of the whole, which is compared on loading. That of a single tensor, which zip
+archives have, is compared by whatever else reads it.
 """
 
 _ADDED = {"format", "voxelfield"}
@@ -132,7 +138,9 @@ def write_checkpoint(path: Path, packed: dict[str, Any]) -> None:
     """
     try:
         with atomic_write(path) as file:
-            torch.save(packed, file)
+            sealing = SealingFile(file)
+            torch.save(packed, cast("IO[bytes]", sealing))  # of which torch calls write and flush alone
+            sealing.seal()
     except RuntimeError as error:
         # torch finishes its archive while an exception from the file passes through, fails at that too, and
         # reports only "unexpected pos"; the user needs the full disk or the Ctrl-C behind it.
@@ -209,9 +217,39 @@ def newest_sound(paths: Sequence[Path]) -> Path | None:
     return None
 
 
+@contextlib.contextmanager
+def contents_of(path: Path) -> Iterator[None]:
+    """Blames a checkpoint if its parts are not what a run saves, though its checksums are right.
+
+    Args:
+        path: The file.
+
+    Raises:
+        CheckpointError: What is done within fails, as taking contradictory parts does.
+    """
+    try:
+        yield
+    except (KeyError, TypeError, IndexError, AttributeError, OverflowError, AssertionError, RuntimeError) as error:
+        if is_out_of_memory(error):
+            raise
+        reason = clipped(" ".join(f"{type(error).__name__}: {error}".split()), 300)
+        raise CheckpointError(
+            f"{path} does not hold what a run saves: its parts do not fit together ({reason})"
+        ) from error
+
+
+def check_progress(state: Mapping[str, Any]) -> None:
+    """Raises TypeError unless a state tells in numbers how far its run has come; KeyError if it does not tell."""
+    step, seconds = state["step"], state["train_seconds"]
+    if type(step) is not int or step < 0:
+        raise TypeError(f"step must be a whole number, not negative, got {clipped(repr(step))}")
+    if type(seconds) not in (int, float) or not 0 <= seconds < math.inf:
+        raise TypeError(f"train_seconds must be a number, not negative, got {clipped(repr(seconds))}")
+
+
 def _read(path: Path, device: torch.device | str, parts: Collection[str] | None) -> dict[str, Any]:
     """Does what :func:`load_checkpoint` does, for a file."""
-    _check_archive(path)
+    is_sealed = _check_archive(path)
     try:
         state = torch.load(path, map_location=device, weights_only=True)
     except pickle.UnpicklingError as error:
@@ -235,6 +273,8 @@ def _read(path: Path, device: torch.device | str, parts: Collection[str] | None)
             f"{path} has format {state['format']}, written by voxelfield {state['voxelfield']}; this version "
             f"({_version()}) reads format {FORMAT}: train anew, or go on with that version"
         )
+    if not is_sealed:
+        raise _damaged(path)
     if parts is not None:
         state = {key: value for key, value in state.items() if key in parts or key in _ADDED}
     try:
@@ -275,24 +315,40 @@ def checkpoint_step(path: Path) -> int:
     return int(match[1]) if match else -1
 
 
-def _check_archive(path: Path) -> None:
-    """Tells a truncated or damaged checkpoint from a file that never was one, which torch.load does not."""
+def _check_archive(path: Path) -> bool:
+    """Tells a truncated or damaged checkpoint from a file that never was one, which torch.load does not.
+
+    Returns:
+        Whether there is a checksum of the whole file, which was right. Formats up to 6 have none.
+    """
     with path.open("rb") as file:
         start = file.read(4)
     # After a power cut, some file systems show zeros where data had not arrived.
     if start != b"PK\x03\x04" and start.strip(b"\0"):
         raise CheckpointError(f"{path} is not a voxelfield checkpoint: it is no torch archive")
+    seal = read_seal(path)
+    if seal is False:
+        raise _damaged(path)
     try:
         with zipfile.ZipFile(path) as archive:
-            names = archive.namelist()
+            infos = archive.infolist()
+            names = [info.filename for info in infos]
+            # What torch writes is as large as what it means; a bomb of zeros would take all memory.
+            if any(info.compress_type != zipfile.ZIP_STORED for info in infos):
+                raise CheckpointError(f"{path} is not a voxelfield checkpoint: it is a compressed zip file")
+            if sum(info.file_size for info in infos) > path.stat().st_size:
+                raise _damaged(path)
             # torch.load ignores the checksums: flipped bits would become weights
-            damaged = archive.testzip()
+            damaged = None if seal else archive.testzip()
+    except CheckpointError:
+        raise
     except Exception as error:  # broken headers end in anything from EOFError to UnicodeDecodeError
         raise _damaged(path) from error
     if damaged is not None:
         raise _damaged(path)
     if not any(name.endswith("/data.pkl") for name in names):
         raise CheckpointError(f"{path} is not a voxelfield checkpoint: it is a zip file of another kind")
+    return seal is True
 
 
 def _damaged(path: Path) -> DamagedCheckpointError:

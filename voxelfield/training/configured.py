@@ -21,9 +21,13 @@ from voxelfield.devices import choose_device
 from voxelfield.export.model_file import MODEL_FILE
 from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.rendering.cameras import orbit
+from voxelfield.report.surroundings import environment, peak_host_gib
+from voxelfield.report.thumbnails import Thumbnails
 from voxelfield.training.checkpoint import (
+    check_progress,
     checkpoint_step,
     checkpoints,
+    contents_of,
     load_checkpoint,
     load_newest,
     resolve_checkpoint,
@@ -38,7 +42,7 @@ from voxelfield.training.lpips import check_lpips
 from voxelfield.training.memory import explain_shortage
 from voxelfield.training.refined_cameras import CAMERAS_FILE, write_cameras
 from voxelfield.training.results import Results
-from voxelfield.training.run_directory import METRICS, VIDEO, check_ended, earlier_run, finished_metrics, held
+from voxelfield.training.run_directory import METRICS, REPORT, VIDEO, check_ended, earlier_run, finished_metrics, held
 from voxelfield.training.session import Session
 from voxelfield.training.timing import Timing
 from voxelfield.training.video import write_views
@@ -86,6 +90,8 @@ def train_as_configured(
             metrics = finished_metrics(run_directory, settings.trainer)
             if metrics is not None:
                 logger.info("the run in %s is finished: PSNR %.2f dB", run_directory, metrics["psnr"])
+                if metrics["steps"] not in map(checkpoint_step, checkpoints(run_directory)):
+                    logger.warning("there is no checkpoint of its last step: it cannot be trained for longer")
                 return metrics
         return _train(config, settings, run_directory, root, interrupt, watcher)
 
@@ -164,7 +170,8 @@ def _begin(
         path, checkpoint = resumed
         # Those of later steps are damaged, or the user chose to go back: what is trained now takes another way.
         older = [file for file in checkpoints(run_directory) if checkpoint_step(file) <= first_step]
-        session.restore(checkpoint, path=path, replaced=older if in_place else ())
+        with contents_of(path):
+            session.restore(checkpoint, path=path, replaced=older if in_place else ())
         logger.info("resumed at step %d from %s", session.step, path)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -216,16 +223,18 @@ def load_to_resume(settings: RunConfig, run_directory: Path, root: Path) -> tupl
         path = resolve_checkpoint(root / settings.resume)
         check_ended(path.parent)
         found = path, load_checkpoint(path)
-    saved = found[1]["config"]
-    if parse(Recipe, saved["model"], "model of the checkpoint") != settings.model:
-        raise ValueError(
-            f"resume must name a checkpoint of the configured model {asdict(settings.model)}, "
-            f"got one of {saved['model']}"
-        )
-    if saved["scene"]["name"] != settings.scene.name:
-        raise ValueError(
-            f"resume must name a checkpoint of scene={settings.scene.name}, got one of scene={saved['scene']['name']}"
-        )
+    path, state = found
+    with contents_of(path):
+        saved = state["config"]
+        if parse(Recipe, saved["model"], "model of the checkpoint") != settings.model:
+            raise ValueError(
+                f"resume must name a checkpoint of the configured model {asdict(settings.model)}, "
+                f"got one of {saved['model']}"
+            )
+        name = saved["scene"]["name"]
+        if name != settings.scene.name:
+            raise ValueError(f"resume must name a checkpoint of scene={settings.scene.name}, got one of scene={name}")
+        check_progress(state)
     return found
 
 
@@ -268,7 +277,7 @@ def build_logger(config: LoggerConfig, run_directory: Path, first_step: int) -> 
 
 
 def finish(session: Session, run_directory: Path, timing: Timing) -> dict[str, Any]:
-    """Evaluates the test split; writes pictures, metrics, the model file and the orbit video, in this order.
+    """Evaluates the test split; writes pictures, metrics, the model file, the video and the report, in this order.
 
     A result that cannot be written does not keep the others from being written.
 
@@ -288,13 +297,15 @@ def finish(session: Session, run_directory: Path, timing: Timing) -> dict[str, A
     judged = "test" if "test" in session.scene.splits else "train"
     split = session.scene.split(judged)
     evaluation: Evaluation | None = None
+    thumbnails = Thumbnails(len(split) if wish.views is None else min(wish.views, len(split)))
+    on_view = thumbnails.add if wish.report else None
     if wish.save_images:
         with results.writing(judged):
-            evaluation = trained.evaluate(split, views=wish.views, images=run_directory / judged)
+            evaluation = trained.evaluate(split, views=wish.views, images=run_directory / judged, on_view=on_view)
     if evaluation is None:
-        evaluation = trained.evaluate(split, views=wish.views)
+        evaluation = trained.evaluate(split, views=wish.views, on_view=on_view)
     metrics = describe(session, evaluation)
-    metrics["split"] = judged
+    metrics["split"], metrics["image_size"] = judged, [split.cameras.width, split.cameras.height]
     if trained.cameras is not None:
         metrics["cameras"] = trained.cameras.changes()
     metrics["drawn_by"] = trained.backend
@@ -304,7 +315,7 @@ def finish(session: Session, run_directory: Path, timing: Timing) -> dict[str, A
     metrics["seconds"] = timing.seconds()
     # Until they are replaced, those of fewer steps would pass for the results of these.
     with results.writing("removal of earlier results"):
-        for name in (MODEL_FILE, VIDEO):
+        for name in (MODEL_FILE, VIDEO, REPORT):
             (run_directory / name).unlink(missing_ok=True)
     with results.writing(METRICS):
         write_metrics(run_directory / METRICS, metrics)
@@ -329,23 +340,47 @@ def finish(session: Session, run_directory: Path, timing: Timing) -> dict[str, A
     reported = ("psnr", "ssim", "psnr_fitted", "ssim_fitted", "train_seconds")
     final = {name: value for name, value in metrics.items() if name in reported}
     session.log.hyperparameters(flatten_config(asdict(session.config)), final)
+    # What it has taken is read for the report, and nothing is recorded after this.
+    session.log.close()
+    if wish.report:
+        with results.writing(REPORT):
+            _report(run_directory, metrics | {"seconds": timing.seconds()}, trained.config, thumbnails)
     results.check()
     return metrics
 
 
+def _report(run_directory: Path, metrics: dict[str, Any], config: DictConfig, thumbnails: Thumbnails) -> None:
+    """Writes the report; what keeps it from being made, other than the disk, is logged and does not fail the run."""
+    # Not needed before, and it takes a while.
+    from voxelfield.report.writing import write_report
+
+    try:
+        path = write_report(run_directory, metrics, config, thumbnails)
+    except OSError:
+        raise
+    except Exception as error:  # the run itself has succeeded
+        logger.exception("no report was made: %s", error)
+        return
+    logger.info("the report is in %s", path)
+
+
 def describe(session: Session, evaluation: Evaluation) -> dict[str, Any]:
     """Returns the content of ``metrics.json``."""
-    device = session.device
+    device, host = session.device, peak_host_gib()
     return {
         "scene": session.scene.name,
         **evaluation.means(),
         **({"diverged": True} if session.diverged else {}),
         "views": len(evaluation.names),
         "train_seconds": session.train_seconds,
+        "train_views": len(session.scene.train),
         "steps": session.step,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "resolution": list(session.field.grid.resolution),
         "psnr_per_view": dict(zip(evaluation.names, evaluation.psnr_per_view, strict=True)),
         "ssim_per_view": dict(zip(evaluation.names, evaluation.ssim_per_view, strict=True)),
         "per_view": evaluation.per_view(),
+        "environment": environment(),
+        "estimated_gib": {name: size / 2**30 for name, size in asdict(session.estimate_memory()).items()},
+        **({} if host is None else {"peak_host_gib": host}),
     }

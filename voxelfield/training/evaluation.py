@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from tqdm import tqdm
@@ -24,6 +24,10 @@ from voxelfield.training.png import PngWriter
 if TYPE_CHECKING:
     from voxelfield.datasets.scene import Split
     from voxelfield.rendering.cameras import Cameras
+
+OnView: TypeAlias = "Callable[[str, View, torch.Tensor, torch.Tensor | None], None]"
+"""Is called with each view that has been judged: its name, the rendered view, what it was compared with, (H, W, 3) in
+[0, 1], and which pixels count, (H, W) bool or None for all; the tensors are on the renderer's device."""
 
 REQUIRED_METRICS = ("psnr", "ssim", "train_seconds", "steps", "device", "views")
 """Keys that every metrics.json holds."""
@@ -125,6 +129,7 @@ def evaluate_split(
     views: Sequence[int] | None = None,
     lpips: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
     fit_exposure: bool = False,
+    on_view: OnView | None = None,
     progress: bool = True,
 ) -> Evaluation:
     """Renders views of a split and compares them with the ground truth.
@@ -142,6 +147,8 @@ def evaluate_split(
         lpips: Compares two images (H, W, 3), such as :class:`voxelfield.training.lpips.Lpips` does; None: no LPIPS.
         fit_exposure: Judge each view a second time, after :func:`voxelfield.training.exposure_fit.cross_fitted` has
             corrected each half of it by what fits the other half.
+        on_view: Sees each view, such as :meth:`voxelfield.report.thumbnails.Thumbnails.add`; it should not wait for
+            the device.
         progress: Show a progress bar if the standard error stream is a terminal.
 
     Returns:
@@ -185,6 +192,8 @@ def evaluate_split(
                 shown = fitted if mask is None else torch.where(mask[..., None], fitted, truth)
                 figures |= {"psnr_fitted": psnr(fitted, truth, mask), "ssim_fitted": ssim(shown, truth)}
             scores.append(torch.stack(list(figures.values())))
+            if on_view is not None:
+                on_view(name, view, truth, mask)
     table = torch.stack(scores).cpu().to(torch.float64)
     measured = dict(zip(figures, map(tuple, table.T.tolist()), strict=True))
     for index, count in zip(indices, measured.pop("bad"), strict=True):

@@ -32,6 +32,10 @@ class FailsafeLogger:
         """Records a picture, as for :class:`voxelfield.training.logging.RunLogger`."""
         self._try(lambda: self._behind.images(step, tag, image))
 
+    def histogram(self, step: int, tag: str, values: torch.Tensor) -> None:
+        """Records how values are distributed."""
+        self._try(lambda: self._behind.histogram(step, tag, values))
+
     def text(self, tag: str, text: str) -> None:
         """Records a text."""
         self._try(lambda: self._behind.text(tag, text))
@@ -39,6 +43,12 @@ class FailsafeLogger:
     def hyperparameters(self, config: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """Records the configuration with the final metrics."""
         self._try(lambda: self._behind.hyperparameters(config, metrics))
+
+    def flush(self) -> None:
+        """Has the logger behind write out what is pending, if it can be told to."""
+        flush = getattr(self._behind, "flush", None)
+        if flush is not None:
+            self._try(flush)
 
     def close(self) -> None:
         """Closes the logger behind, even if it has failed."""

@@ -35,25 +35,6 @@ def composite_background(rgba: torch.Tensor, background: torch.Tensor) -> torch.
     return torch.lerp(background.to(scaled), scaled[..., :3], scaled[..., 3:])
 
 
-def to_uint8(rgb: torch.Tensor) -> torch.Tensor:
-    """Quantises colours to 8 bits by rounding; values outside [0, 1] are clamped.
-
-    Args:
-        rgb: Floating-point tensor of any shape, nominally in [0, 1], any device.
-
-    Returns:
-        uint8 tensor of the same shape on the same device.
-
-    Raises:
-        TypeError: ``rgb`` is not floating point.
-    """
-    if not rgb.is_floating_point():
-        raise TypeError(f"rgb must be floating point, got {rgb.dtype}")
-    # At least float32: float16 and bfloat16 cannot tell all 256 levels apart once scaled.
-    scaled = rgb.detach().to(torch.promote_types(rgb.dtype, torch.float32)).nan_to_num()
-    return (scaled.clamp(0, 1) * 255).round().to(torch.uint8)
-
-
 # Ascending powers of the value; one row for each of red, green and blue.
 _TURBO = (
     (0.13572138, 4.61539260, -42.66032258, 132.13108234, -152.94239396, 59.28637943),

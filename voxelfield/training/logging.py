@@ -14,7 +14,8 @@ from typing import Any, Protocol, TextIO
 import torch
 from tqdm import tqdm
 
-from voxelfield.training.images import to_uint8, turbo
+from voxelfield.rendering.pixels import to_uint8
+from voxelfield.training.images import turbo
 
 _log = logging.getLogger(__name__)
 
@@ -22,9 +23,10 @@ ERROR_MAXIMUM = 0.25
 """Mean absolute colour error that :func:`comparison_panel` draws in the last colour of its map."""
 
 _CHARTS = {
-    "voxelfield": {
-        "loss terms": ["Multiline", [r"loss/.*"]],
+    "is the run well?": {
         "PSNR": ["Multiline", [r"train/psnr", r"test/psnr"]],
+        "loss terms": ["Multiline", [r"loss/.*"]],
+        "rays per second": ["Multiline", [r"train/rays_per_second"]],
     }
 }
 
@@ -38,6 +40,9 @@ class RunLogger(Protocol):
     def images(self, step: int, tag: str, image: torch.Tensor) -> None:
         """Records a picture: (H, W, 3) floating point, nominally in [0, 1], any device."""
 
+    def histogram(self, step: int, tag: str, values: torch.Tensor) -> None:
+        """Records how values are distributed: floating point of any shape, any device, at least one of them."""
+
     def text(self, tag: str, text: str) -> None:
         """Records a text (Markdown), for example the composed configuration."""
 
@@ -45,7 +50,11 @@ class RunLogger(Protocol):
         """Records the configuration with the final metrics; called once, at the end of a run."""
 
     def close(self) -> None:
-        """Writes out what is pending; further calls to other methods are errors."""
+        """Writes out what is pending; further calls to other methods are errors.
+
+        A method ``flush()``, if there is one, writes out what is pending too, may be called from another thread, and is
+        before each checkpoint: what it leaves pending is lost if the run is killed later on.
+        """
 
 
 class NullLogger:
@@ -55,6 +64,9 @@ class NullLogger:
         """Does nothing."""
 
     def images(self, step: int, tag: str, image: torch.Tensor) -> None:
+        """Does nothing."""
+
+    def histogram(self, step: int, tag: str, values: torch.Tensor) -> None:
         """Does nothing."""
 
     def text(self, tag: str, text: str) -> None:
@@ -70,7 +82,8 @@ class NullLogger:
 class TensorBoardLogger:
     """Writes TensorBoard event files.
 
-    The Custom Scalars tab shows all ``loss/...`` tags in one chart and ``train/psnr`` with ``test/psnr`` in another.
+    The Custom Scalars tab opens on three charts that tell whether a run is well: ``train/psnr`` with ``test/psnr``, all
+    ``loss/...`` tags, and ``train/rays_per_second``.
 
     Args:
         directory: Run directory; created if needed.
@@ -120,6 +133,18 @@ class TensorBoardLogger:
         pixels = to_uint8(image).cpu()
         self._adding.append(self._pictures.submit(self._add_picture, step, tag, pixels))
 
+    def histogram(self, step: int, tag: str, values: torch.Tensor) -> None:
+        """Records how values are distributed.
+
+        Args:
+            step: Number of optimizer steps taken.
+            tag: Name of the histogram; the same tag at several steps shows how it changes.
+            values: Floating point of any shape, any device, at least one. Those that are not finite are left out.
+        """
+        finite = values[values.isfinite()]
+        if finite.numel() > 0:
+            self._writer.add_histogram(tag, finite.float().cpu().numpy(), step)
+
     def _add_picture(self, step: int, tag: str, pixels: torch.Tensor) -> None:
         self._writer.add_image(tag, pixels, step, dataformats="HWC")
 
@@ -152,6 +177,16 @@ class TensorBoardLogger:
         for summary in hparams(columns, finals):
             file_writer.add_summary(summary)
         self.scalars(self._step, finals)
+
+    def flush(self) -> None:
+        """Writes out what is pending.
+
+        Raises:
+            OSError: A picture could not be added.
+        """
+        for adding in list(self._adding):
+            adding.result()
+        self._writer.flush()
 
     def close(self) -> None:
         """Writes out what is pending and closes the event file.
@@ -228,12 +263,28 @@ def comparison_panel(
         raise ValueError(f"near_far must be increasing, got {near_far}")
     rgb, truth, depth = (image.detach().to(torch.float32) for image in (rgb, truth, depth))
     error = (rgb - truth).abs().mean(dim=-1) / ERROR_MAXIMUM
-    filled = (opacity.detach() > 0.5) & depth.isfinite()
+    depth_rgb = depth_colors(depth, opacity.detach(), near_far)
+    return torch.cat((rgb.clamp(0, 1), truth.clamp(0, 1), turbo(error), depth_rgb), dim=1)
+
+
+def depth_colors(
+    depth: torch.Tensor, opacity: torch.Tensor, near_far: tuple[float, float] | None = None
+) -> torch.Tensor:
+    """Paints depth in Turbo colours from near (blue) to far (red), and white where opacity is at most 0.5.
+
+    Args:
+        depth: (H, W) float32, world units.
+        opacity: (H, W) in [0, 1], same device.
+        near_far: As for :func:`comparison_panel`.
+
+    Returns:
+        (H, W, 3) float32 in [0, 1].
+    """
+    filled = (opacity > 0.5) & depth.isfinite()
     low, high = _depth_range(depth[filled]) if near_far is None else near_far
     # the floor keeps a flat wall from dividing by zero
     scaled = (depth - low) / max(high - low, 1e-6)
-    depth_rgb = torch.where(filled.unsqueeze(-1), turbo(scaled), torch.ones_like(rgb))
-    return torch.cat((rgb.clamp(0, 1), truth.clamp(0, 1), turbo(error), depth_rgb), dim=1)
+    return torch.where(filled.unsqueeze(-1), turbo(scaled), 1.0)
 
 
 def _depth_range(depths: torch.Tensor) -> tuple[float, float]:

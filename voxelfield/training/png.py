@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from voxelfield.files import atomic_path
-from voxelfield.training.images import to_uint8
+from voxelfield.rendering.pixels import to_uint8
 
 
 class PngWriter:
@@ -35,7 +35,7 @@ class PngWriter:
         Args:
             path: File to write; its parent directory is created if needed.
             rgb: (H, W, 3) floating point, nominally in [0, 1], any device; rounded as
-                :func:`voxelfield.training.images.to_uint8` does.
+                :func:`voxelfield.rendering.pixels.to_uint8` does.
 
         Raises:
             ValueError: ``rgb`` has another shape.

@@ -18,14 +18,14 @@ from voxelfield.export.mesh import FieldSurface, MeshOptions, SurfaceOptions
 from voxelfield.export.model_file import Quality, Rounding, parts_of, read_model, save_model
 from voxelfield.fields.field import RadianceField
 from voxelfield.fields.recipes.recipe import Recipe
-from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.cameras import Cameras, overview
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.occupied_density import occupied_density
 from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import FieldRenderer
-from voxelfield.training.checkpoint import load_checkpoint
+from voxelfield.training.checkpoint import contents_of, load_checkpoint, resolve_checkpoint
 from voxelfield.training.config import CameraConfig, SceneConfig, TrainerConfig, parse
-from voxelfield.training.evaluation import Evaluation, evaluate_split, spread
+from voxelfield.training.evaluation import Evaluation, OnView, evaluate_split, spread
 from voxelfield.training.fields import grid_box, untrained_field
 from voxelfield.training.lpips import Lpips
 from voxelfield.training.optimizer import copies_dtype
@@ -56,6 +56,23 @@ class Run:
     config: DictConfig
     steps: int
     cameras: RefinedCameras | None = None
+
+    def __repr__(self) -> str:
+        """Says in one line what was trained."""
+        kind, name = self.recipe.kind, self.config.scene.name
+        return f"Run(scene={name!r}, model={kind!r}, steps={self.steps}, device={self.field.aabb.device})"
+
+    def overview(self, size: int = 320) -> View:
+        """Renders the field's box from obliquely above; in a notebook, a run shows itself by this picture.
+
+        Args:
+            size: Width and height in pixels.
+        """
+        box = self.field.grid.aabb if self.field.boxes is None else self.field.aabb
+        return self.render(overview(box, size, size))
+
+    def _repr_png_(self) -> bytes | None:
+        return self.overview()._repr_png_()
 
     def renderer(
         self, backend: str | None = None, *, supersampling: int | None = None, background: Tensor | None = None
@@ -101,6 +118,7 @@ class Run:
         views: int | None = None,
         images: Path | None = None,
         lpips: bool | None = None,
+        on_view: OnView | None = None,
         progress: bool = True,
     ) -> Evaluation:
         """Compares the field with photographs, as the run's own evaluation does.
@@ -112,6 +130,7 @@ class Run:
             views: Judge so many of them, spread evenly; None: all.
             images: Folder that receives the rendered views as PNG; None writes none.
             lpips: Compute LPIPS too; None: if ``trainer.evaluation.lpips`` says so.
+            on_view: As for :func:`voxelfield.training.evaluation.evaluate_split`.
             progress: Show a progress bar if the standard error stream is a terminal.
 
         Raises:
@@ -135,6 +154,7 @@ class Run:
             views=chosen,
             lpips=Lpips(device) if wanted else None,
             fit_exposure=self.trainer.exposure != "none",
+            on_view=on_view,
             progress=progress,
         )
 
@@ -244,12 +264,14 @@ def load_run(path: Path | str, device: torch.device | str) -> Run:
         FileNotFoundError: There is no such file.
         ValueError: It is no usable checkpoint, or its configuration does not make sense.
     """
-    checkpoint = load_checkpoint(Path(path), device, ("config", "field", "occupancy", "step", "cameras"))
-    config = OmegaConf.create(checkpoint["config"])
-    run = restore_run(config, checkpoint["field"], checkpoint["occupancy"], checkpoint["step"], device)
-    if "cameras" not in checkpoint:
-        return run
-    return replace(run, cameras=RefinedCameras.from_state(checkpoint["cameras"]))
+    path = resolve_checkpoint(Path(path))
+    checkpoint = load_checkpoint(path, device, ("config", "field", "occupancy", "step", "cameras"))
+    with contents_of(path):
+        config = OmegaConf.create(dict(checkpoint["config"]))
+        run = restore_run(config, checkpoint["field"], checkpoint["occupancy"], checkpoint["step"], device)
+        if "cameras" not in checkpoint:
+            return run
+        return replace(run, cameras=RefinedCameras.from_state(checkpoint["cameras"]))
 
 
 def load_model(path: Path | str, device: torch.device | str) -> Run:

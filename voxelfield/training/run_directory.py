@@ -32,6 +32,9 @@ METRICS = "metrics.json"
 VIDEO = "orbit.mp4"
 """Name of the video that a finished run shows itself in."""
 
+REPORT = "report.html"
+"""Name of the page that tells of a finished run."""
+
 # Locks that this process holds: open files by run directory.
 _held: dict[Path, int | None] = {}
 
@@ -57,7 +60,10 @@ def hold(directory: Path) -> None:
         return
     directory.mkdir(parents=True, exist_ok=True)
     _held[directory] = _lock(directory)
-    remove_temporaries(directory)
+    # Pictures lie in a folder for each split. Others may belong to another run that is at work.
+    for folder in (directory, *(directory / name for name in ("train", "val", "test"))):
+        if folder.is_dir():
+            remove_temporaries(folder)
 
 
 def release() -> None:

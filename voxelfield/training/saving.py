@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,15 @@ class CheckpointWriter:
     Args:
         directory: Receives the files; created if needed.
         keep: Keep all of them.
+        before: Called in the thread before each file is written.
 
     Attributes:
         newest: The last checkpoint that is on disk, or None.
     """
 
-    def __init__(self, directory: Path, keep: bool) -> None:
+    def __init__(self, directory: Path, keep: bool, before: Callable[[], None] = lambda: None) -> None:
         self.newest: Path | None = None
+        self._before = before
         self._directory = directory
         self._keep = keep
         self._replaceable: list[Path] = []
@@ -101,6 +103,12 @@ class CheckpointWriter:
         logger.error("%s; training goes on, and %s", error, last)
 
     def _write(self, path: Path, state: dict[str, Any], packed: bool, finite: bool) -> None:
+        if self.newest is not None and not self._directory.is_dir():
+            logger.warning(
+                "%s is gone, with all that this run had written there; it is made anew for what is yet to come",
+                self._directory,
+            )
+        self._before()
         try:
             write_checkpoint(path, state if packed else pack_checkpoint(state))
         except OSError as error:

@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from voxelfield import _library
 from voxelfield.config.parsing import parse
+from voxelfield.datasets.poses import check_cameras_see, look_outward
 from voxelfield.datasets.scene import Scene
 from voxelfield.devices import choose_device
 from voxelfield.fields.recipes.recipe import Recipe
@@ -36,10 +38,12 @@ from voxelfield.training.config import (
     config_name,
     trainer_for_photographs,
 )
+from voxelfield.training.densities import log_densities
 from voxelfield.training.evaluation import Evaluation
 from voxelfield.training.exposure import AffineExposure
 from voxelfield.training.failsafe_logger import FailsafeLogger
 from voxelfield.training.fields import untrained_field
+from voxelfield.training.fingerprint import changes, fingerprint
 from voxelfield.training.graph import GraphedCall
 from voxelfield.training.interrupt import Interrupt
 from voxelfield.training.logging import NullLogger, Progress, RunLogger
@@ -62,6 +66,9 @@ logger = logging.getLogger(__name__)
 # images' shorter side are looked at.
 _LEAST_WEIGHT_WITH_DETAIL = 0.02
 _PIXELS_LOOKED_AT = 160
+
+# About so many histograms of densities are recorded in a run.
+_HISTOGRAMS = 20
 
 Hook = Callable[["Session"], None]
 """Is called by a session with itself."""
@@ -105,8 +112,8 @@ class Session:
             checkpoints.
 
     Raises:
-        ValueError: A setting is not allowed, or training needs more memory than the GPU has free; the message names
-            the key.
+        ValueError: A setting is not allowed, no training camera sees anything of the scene's box, or training needs
+            more memory than the GPU has free; the message names the key.
         torch.OutOfMemoryError: There was not enough memory, on the CPU or beyond the estimate; the message says what
             training needs and what to lower.
 
@@ -184,6 +191,13 @@ class Session:
         config.scene = _describe(scene)
         if config.camera.refines:
             config.trainer = config.camera.schedule(config.trainer)
+        if scene.boxes is None:
+            check_cameras_see("cameras of the training images", scene.train.cameras, scene.aabb)
+        elif look_outward(scene.train.cameras.c2w):
+            logger.warning(
+                "most cameras look away from one another, as within a room; if they did not, the poses have OpenCV's "
+                "axes (y down, looking along z): negate the second and the third column of each"
+            )
         self.scene = scene
         self.config = config
         self.recipe = config.model
@@ -193,7 +207,9 @@ class Session:
         self._pause: Pause | None = None
         self.output = None if output is None else Path(output)
         self._on_step, self._on_stage, self._on_preview = hooks
-        self._writer = None if self.output is None else CheckpointWriter(self.output, config.trainer.keep_checkpoints)
+        self._writer = (
+            None if self.output is None else CheckpointWriter(self.output, config.trainer.keep_checkpoints, self._flush)
+        )
         _library.ensure_loaded(self.device.type)
         self._check_memory()
         with explain_shortage(self.estimate_memory, self.device):
@@ -306,6 +322,9 @@ class Session:
                     elapsed = self._now() - started - pause.seconds
                     self._log_scalars(before + elapsed, elapsed - logged)
                     logged = elapsed
+                    if self._histogram_is_due():
+                        with pause:
+                            self._log_densities()
                 if _due(self.step, config.preview_every):
                     with pause:
                         self.preview()
@@ -425,6 +444,10 @@ class Session:
         finite = self._is_finite()
         return self._writer.save(self.step, self._state(), finite=finite, settled=settled, optional=optional)
 
+    def _flush(self) -> None:
+        """Writes out what is logged: a run that goes on from a checkpoint does not log again what came before."""
+        self._records.flush()
+
     def wait(self) -> None:
         """Waits until the last checkpoint is on disk.
 
@@ -446,11 +469,16 @@ class Session:
             "occupancy": self.occupancy.state_dict(),
             "optimizer": self.optimizers.state_dict(),
             "average": self._average.state_dict(),
+            "data": self._data,
             "rng": torch.get_rng_state(),
             "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
             "config": self._saved_config(),
         }
         return state if self.exposure is None else state | {"exposure": self.exposure.state_dict()}
+
+    @cached_property
+    def _data(self) -> dict[str, Tensor]:
+        return fingerprint(self.scene.train)
 
     def _saved_config(self) -> dict[str, Any]:
         return asdict(self.config)
@@ -468,20 +496,34 @@ class Session:
             replaced: Files that the next checkpoint takes the place of, unless ``trainer.keep_checkpoints`` is set.
 
         Raises:
-            ValueError: The field of the checkpoint lies in other nested boxes, or its cameras were refined and those
+            ValueError: The field of the checkpoint lies in another box or in other nested boxes, or has another
+                ``trainer.occupancy.resolution``, or its cameras were refined and those
                 of this session are not, or its training images have exposures where those of this session have none,
                 or the reverse, or they are others.
         """
-        saved = parse(SceneConfig, checkpoint["config"]["scene"], "scene of the checkpoint").nested
-        if saved != self.config.scene.nested:
+        scene = parse(SceneConfig, checkpoint["config"]["scene"], "scene of the checkpoint")
+        if scene.nested != self.config.scene.nested:
             raise ValueError(
-                f"scene.boxes, scene.box_ratio, scene.near and scene.aabb must be those of the checkpoint ({saved}), "
-                f"got {self.config.scene.nested}"
+                f"scene.boxes, scene.box_ratio, scene.near and scene.aabb must be those of the checkpoint "
+                f"({scene.nested}), got {self.config.scene.nested}"
+            )
+        if scene.aabb != self.config.scene.aabb:
+            raise ValueError(
+                f"scene.aabb must be that of the checkpoint, {_corners(scene.aabb)}, got "
+                f"{_corners(self.config.scene.aabb)}"
+            )
+        saved_cells, cells = (list(x.shape) for x in (checkpoint["occupancy"]["occupied"], self.occupancy.occupied))
+        if saved_cells != cells:
+            raise ValueError(
+                f"trainer.occupancy.resolution must be that of the checkpoint, {saved_cells[0]}, got {cells[0]}"
             )
         if ("cameras" in checkpoint) != (self.refinement is not None):
             wanted, got = ("refine", "none") if "cameras" in checkpoint else ("none", "refine")
             raise ValueError(f"camera.name must be {wanted}, as the checkpoint has it, got {got}")
         self._restore_exposure(checkpoint)
+        changed = changes(checkpoint["data"], self.scene.train) if "data" in checkpoint else ""
+        if changed:
+            logger.warning("scene %s: training goes on with what is there now", changed)
         if self._writer is not None and path is not None:
             self._writer.follow(path, replaced)
         self.field.load_state_dict(checkpoint["field"])
@@ -597,6 +639,18 @@ class Session:
             values["gpu/peak_GiB"] = torch.cuda.max_memory_allocated(self.device) / 2**30
         self._records.scalars(self.step, values)
 
+    def _histogram_is_due(self) -> bool:
+        """Tells whether this record is one of those, evenly spread over training, that have a histogram."""
+        config = self.config.trainer
+        records = max(1, round(config.steps / _HISTOGRAMS / config.log_every))
+        return self.step % (records * config.log_every) == 0 or self.step == config.steps
+
+    def _log_densities(self) -> None:
+        with self._step.autocast():
+            densities = log_densities(self.field, self.occupancy, self.step)
+        if len(densities) > 0:
+            self._records.histogram(self.step, "density/log10", densities)
+
     def _stop_not_finite(self, losses: dict[str, float]) -> NoReturn:
         """Writes out the state, for whoever looks for the reason, and ends training."""
         hints = ""
@@ -635,6 +689,10 @@ class Session:
 
 def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
+
+
+def _corners(aabb: tuple[tuple[float, ...], ...] | None) -> list[list[float]] | None:
+    return None if aabb is None else [list(corner) for corner in aabb]
 
 
 def _describe(scene: Scene) -> SceneConfig:

@@ -102,14 +102,19 @@ def _copy(tensor: Tensor) -> Tensor:
 def _unpack(packed: dict[str, Any]) -> Tensor:
     try:
         shape, bits, chunks, rest = (packed[key] for key in ("shape", "kept", "chunks", "rest"))
-        flat = torch.zeros(torch.Size(shape).numel(), dtype=rest.dtype, device=chunks.device)
+        count = torch.Size(shape).numel()
+        chunk_count, left = divmod(count, packed[_MARK])
+        # Before memory is asked for: a bit tells of each chunk.
+        if len(bits) != -(-chunk_count // 8) or rest.numel() != left:
+            raise ValueError(f"{len(bits)} bytes of bits do not tell of {count} numbers")
+        flat = torch.zeros(count, dtype=rest.dtype, device=chunks.device)
         whole = flat.numel() - rest.numel()
         rows = flat[:whole].view(chunks.dtype).view(-1, packed[_MARK])
         kept = np.unpackbits(bits.cpu().numpy(), count=len(rows))
         rows[torch.from_numpy(kept).bool().to(rows.device)] = chunks
         flat[whole:] = rest
         return flat.view(shape)
-    except (KeyError, TypeError, AttributeError, IndexError, RuntimeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, ZeroDivisionError, RuntimeError) as error:
         if is_out_of_memory(error):
             raise
         raise ValueError(

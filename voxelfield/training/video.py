@@ -22,7 +22,7 @@ from torch import Tensor
 
 from voxelfield.files import atomic_path
 from voxelfield.installed import MissingPackageError
-from voxelfield.training.images import to_uint8
+from voxelfield.rendering.pixels import to_uint8
 from voxelfield.training.video_formats import VideoFormat, video_format
 
 Frame = npt.NDArray[np.uint8]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
 from collections.abc import Mapping
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 
+from voxelfield.report.history import read_history
 from voxelfield.training.logging import RunLogger
 
 
@@ -63,6 +63,10 @@ class RecordingLogger:
         """Records a picture, as for :class:`voxelfield.training.logging.RunLogger`."""
         self._behind.images(step, tag, image)
 
+    def histogram(self, step: int, tag: str, values: torch.Tensor) -> None:
+        """Records how values are distributed."""
+        self._behind.histogram(step, tag, values)
+
     def text(self, tag: str, text: str) -> None:
         """Records a text."""
         self._behind.text(tag, text)
@@ -83,15 +87,6 @@ def read_curves(folder: Path, curves: Curves) -> None:
         folder: The run's.
         curves: Receives them.
     """
-    if not any(folder.glob("events.out.tfevents.*")):
-        return
-    from tensorboard.backend.event_processing.event_accumulator import SCALARS, TENSORS, EventAccumulator
-
-    # It tells of every file that it comes to the end of.
-    logging.getLogger("tensorboard").setLevel(logging.WARNING)
-    # 0: all of them. Pictures are left out.
-    events = EventAccumulator(str(folder), size_guidance={SCALARS: 0, TENSORS: 1, "images": 1})
-    events.Reload()
-    for tag in events.Tags()[SCALARS]:
-        for event in events.Scalars(tag):
-            curves.add(event.step, {tag: event.value})
+    for tag, curve in read_history(folder).items():
+        for step, value in curve:
+            curves.add(step, {tag: value})

@@ -122,6 +122,7 @@ class EvaluationConfig:
         lpips: Compute LPIPS too, for which ``pip install "voxelfield[lpips]"`` and the weights of VGG16 are needed.
         save_images: Write each rendered view as PNG.
         video_frames: Frames of the orbit video; 0 writes none.
+        report: Write ``report.html``, after everything else.
     """
 
     views: Count | None = None
@@ -129,6 +130,7 @@ class EvaluationConfig:
     lpips: bool = False
     save_images: bool = True
     video_frames: Natural = 120
+    report: bool = True
 
 
 @dataclass

@@ -13,10 +13,10 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.occupied_density import occupied_density
+from voxelfield.rendering.pixels import to_uint8
 from voxelfield.rendering.rays import Rays
 from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import FieldRenderer
-from voxelfield.training.images import to_uint8
 from voxelfield.training.run import Run
 from voxelfield.training.views import evaluation_background, render_settings, view_renderer
 from voxelfield.viewer.drawing.crop import cropped

@@ -39,7 +39,6 @@ class TrainingPanel:
         self._closed = threading.Event()
         gui = stage.server.gui
         self.status = gui.add_markdown("")
-        self._container = gui.add_folder("Curves")
         self.charts: dict[str, Any] = {}
         if live is not None:
             self.pause = gui.add_button("Pause", icon="player-pause")
@@ -47,6 +46,7 @@ class TrainingPanel:
             self.step = gui.add_button("Step", icon="player-skip-forward", disabled=True)
             self.pause.on_click(lambda _: self._toggle(live))
             self.step.on_click(lambda _: live.allow(int(self.steps.value)))
+        self._container = gui.add_folder("Curves")
         self._thread = threading.Thread(target=self._follow, name="viewer charts", daemon=True)
         self._thread.start()
 

@@ -24,7 +24,7 @@ _MEANINGS = {
 }
 _KEYS = """
 - **drag** to orbit, **right-drag** to move sideways, **scroll** to come closer
-- **W A S D** to fly, **Q** and **E** down and up, **arrow keys** to turn
+- **W A S D** to fly level, **Q** and **E** down and up, **arrow keys** to turn
 """
 _LARGEST_STILL = 4096
 _SECONDS_BETWEEN_STATUS = 0.5

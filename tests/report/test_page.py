@@ -1,0 +1,187 @@
+"""The page of a report: what it says, that it needs nothing else, and that hostile names stay texts."""
+
+from __future__ import annotations
+
+import base64
+import re
+from html.parser import HTMLParser
+
+import pytest
+from records import METRICS, make_record, pictures
+
+from voxelfield.report.page import OPEN_VIEWS, amount_of_memory, duration, make_page
+
+# Elements that have no end tag.
+_VOID = {"meta", "link", "img"}
+
+HOSTILE = """"><script>alert(1)</script><img src=https://example.org/x onerror=alert(2)>'{{ 7*7 }}&amp;"""
+
+
+class Page(HTMLParser):
+    """Elements and texts of a page; refuses end tags without a beginning."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self._open: list[str] = []
+        self.feed(html)
+        self.close()
+        assert self._open == []
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        if tag not in _VOID:
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        if self._open and self._open[-1] != "style":
+            self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.texts).split())
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def check_self_contained(page: Page, html: str) -> None:
+    """Nothing in the page runs, or is fetched."""
+    for tag, attributes in page.elements:
+        assert tag not in ("script", "iframe", "object", "embed", "base", "form", "foreignobject", "use"), tag
+        for name, value in attributes.items():
+            assert not name.startswith("on"), (tag, name)
+            if name in ("src", "href", "srcset", "action", "poster", "data"):
+                assert re.match(r"data:|#", value), (tag, name, value[:60])
+    (style,) = re.findall(r"<style>(.*?)</style>", html, re.DOTALL)
+    assert not re.search(r"url\(|@import|expression", style)
+    (policy,) = [meta["content"] for meta in page.all("meta") if meta.get("http-equiv") == "Content-Security-Policy"]
+    assert policy.startswith("default-src 'none'")
+
+
+def test_a_report_shows_figures_curves_views_timing_and_how_to_repeat_it():
+    record = make_record(
+        pictures=pictures("r_0", "r_1", "r_2"),
+        commands=(("Train the same again", "voxelfield train scene=bricks"),),
+        logged=("the log's warning",),
+    )
+    html = make_page(record)
+    page = Page(html)
+    check_self_contained(page, html)
+    for expected in (
+        "30.00 dB",
+        "12.5 s",
+        "Nothing unusual was found.",
+        "1 warning in the log the log's warning",
+        "voxelfield train scene=bricks",
+        "training, with previews and checkpoints 14.0 s 70 %",
+        "samples of a step 1.50 GiB 75 %",
+        "2.25 GiB",
+        "31 x 32 x 33",
+        "torch 2.13.0",
+        "kind: mlp",
+    ):
+        assert expected in page.text, expected
+    assert "16-bit copies" not in page.text
+    labels = [svg["aria-label"] for svg in page.all("svg")]
+    assert [label.split(" over ")[0] for label in labels[:3]] == ["PSNR", "Loss terms, weighted", "Rays per second"]
+    assert labels[-1].startswith("PSNR of the views: 3 views from 28.00 to 31.00 dB, mean 30.00 dB")
+
+
+def test_the_worst_view_is_first_with_its_four_pictures():
+    html = make_page(make_record(pictures=pictures("r_0", "r_1", "r_2")))
+    page = Page(html)
+    images = page.all("img")
+    assert [image["alt"] for image in images[:4]] == [
+        f"{kind} of r_1" for kind in ("render", "truth", "error", "depth")
+    ]
+    assert [image["alt"] for image in images[4::4]] == ["render of r_0", "render of r_2"]
+    for image in images:
+        assert base64.b64decode(image["src"].partition(",")[2])[:2] == b"\xff\xd8"
+        assert (image["width"], image["height"]) == ("12", "8")
+    assert page.text.index("1. r_1 PSNR 28.00 dB, SSIM 0.9300") < page.text.index("2. r_0")
+
+
+def test_all_views_are_there_even_where_most_unfold():
+    rows = [{"name": f"r_{index}", "psnr": 30 + index / 100, "ssim": 0.9} for index in range(40)]
+    html = make_page(make_record(per_view=rows, pictures=pictures(*(row["name"] for row in rows))))
+    page = Page(html)
+    assert len(page.all("img")) == 4 * 40
+    before, _, after = html.partition(f"The other {40 - OPEN_VIEWS} views")
+    assert before.count('<li class="view">') == OPEN_VIEWS
+    assert after.count('<li class="view">') == 40 - OPEN_VIEWS
+
+
+def test_hostile_texts_stay_texts():
+    rows = [{"name": HOSTILE, "psnr": 5.0, "ssim": 0.9}, *METRICS["per_view"]]
+    record = make_record(
+        scene=HOSTILE,
+        split=HOSTILE,
+        device=HOSTILE,
+        drawn_by=HOSTILE,
+        environment={HOSTILE: HOSTILE},
+        seconds={HOSTILE: 1.0},
+        per_view=rows,
+        pictures=pictures(HOSTILE),
+        commands=((HOSTILE, HOSTILE),),
+        logged=(f"{HOSTILE}: 1 of 9 images are missing",),
+        history={f"loss/{HOSTILE}": ((1, 1.0), (2, 0.5))},
+    )
+    record.config.scene.name = HOSTILE
+    html = make_page(record)
+    page = Page(html)
+    check_self_contained(page, html)
+    (title,) = re.findall(r"<title>(.*?): report", html)
+    assert "<" not in title
+    assert page.text.count("{{ 7*7 }}") >= 12  # shown as it is, everywhere
+    assert len(page.all("img")) == 4
+    assert page.all("img")[0]["alt"] == f"render of {HOSTILE}"
+
+
+def test_a_run_without_records_pictures_or_optional_figures_has_a_report():
+    optional = ("seconds", "estimated_gib", "peak_host_gib", "environment", "train_views", "image_size", "drawn_by")
+    record = make_record(history={}, lpips=0.05, psnr_fitted=30.5, peak_gpu_gib=6.4, diverged=True)
+    record = type(record)({k: v for k, v in record.metrics.items() if k not in optional}, record.config)
+    page = Page(make_page(record))
+    assert "logger=tensorboard" in page.text
+    assert "LPIPS" in page.text
+    assert "6.4 GiB" in page.text
+    assert "Training diverged" in page.text
+
+
+def test_the_page_is_structured_for_readers_of_all_kinds():
+    html = make_page(make_record(pictures=pictures("r_0", "r_1", "r_2")))
+    page = Page(html)
+    assert page.all("html") == [{"lang": "en"}]
+    assert [tag for tag, _ in page.elements if tag in ("h1", "main", "nav")] == ["h1", "nav", "main"]
+    targets = {attributes["id"] for _, attributes in page.elements if "id" in attributes}
+    links = [link["href"].removeprefix("#") for link in page.all("a")]
+    assert len(links) >= 6
+    assert set(links) <= targets
+    assert all(image["alt"] for image in page.all("img"))
+    assert all(svg["role"] == "img" and svg["aria-label"] for svg in page.all("svg"))
+    assert "prefers-color-scheme: dark" in html
+    assert "width=device-width" in html
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(4.25, "4.2 s"), (99.0, "99.0 s"), (125.0, "2 min 5 s"), (7300.0, "2 h 1 min")]
+)
+def test_durations_read_well(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_memory_reads_well():
+    assert [amount_of_memory(value) for value in (0.01, 0.5, 1.0, 6.375)] == [
+        "10.2 MiB",
+        "512.0 MiB",
+        "1.00 GiB",
+        "6.38 GiB",
+    ]

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from voxelfield.report.surroundings import commands, environment, finishing_time, logged_warnings, peak_host_gib
+
+
+def test_the_environment_names_versions():
+    found = environment()
+    assert found["torch"] == torch.__version__
+    assert found["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert all(isinstance(value, str) and value for value in found.values())
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the system does not say")
+def test_memory_of_the_process_is_that_of_python_with_torch():
+    assert 0.05 < peak_host_gib() < 64
+
+
+def test_the_command_that_trained_is_given_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "my run"
+    overrides = ["scene=folder", "scene.name='a b'", "++trainer.steps=5", "resume=auto", "hydra.run.dir=elsewhere"]
+    (run / ".hydra").mkdir(parents=True)
+    OmegaConf.save(OmegaConf.create(overrides), run / ".hydra" / "overrides.yaml")
+    found = dict(commands(run))
+    assert shlex.split(found["Train the same again"]) == [
+        "voxelfield",
+        "train",
+        "scene=folder",
+        "scene.name='a b'",
+        "trainer.steps=5",
+    ]
+    assert found["Judge the views again"] == "voxelfield eval 'my run'"
+
+
+def test_without_hydras_record_the_other_commands_are_given(tmp_path):
+    found = commands(tmp_path)
+    assert "Train the same again" not in dict(found)
+    assert found[0][1] == f"voxelfield eval {shlex.quote(str(tmp_path))}"
+
+
+def test_warnings_of_the_log_are_given_once(tmp_path):
+    (tmp_path / "train.log").write_text(
+        "[2026-01-31 12:00:00,000][train][INFO] - scene=bricks\n"
+        "[2026-01-31 12:00:01,000][voxelfield.datasets.photos][WARNING] - 2 images are missing\n"
+        "[2026-01-31 12:00:01,000][voxelfield.datasets.photos][WARNING] - 2 images are missing\n"
+        "Traceback of something\n"
+        "[2026-01-31 12:00:02,000][voxelfield.training.results][ERROR] - orbit.mp4: No space left on device\n"
+    )
+    assert logged_warnings(tmp_path) == ("2 images are missing", "orbit.mp4: No space left on device")
+    assert logged_warnings(tmp_path / "nothing") == ()
+
+
+def test_a_run_has_finished_when_its_metrics_were_written(tmp_path):
+    assert finishing_time(tmp_path) == ""
+    (tmp_path / "metrics.json").write_text("{}")
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d at \d\d:\d\d \(UTC[+-]\d{4}\)", finishing_time(tmp_path))

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from records import flat_view
+
+from voxelfield.rendering.render import View
+from voxelfield.report.thumbnails import Thumbnails, thumbnail_side
+from voxelfield.training.images import turbo
+from voxelfield.training.logging import ERROR_MAXIMUM
+
+
+def decoded(jpeg: bytes) -> np.ndarray:
+    with Image.open(io.BytesIO(jpeg)) as image:
+        return np.asarray(image).astype(float) / 255
+
+
+def only(thumbnails: Thumbnails):
+    (pictures,) = thumbnails.pictures().values()
+    return pictures
+
+
+def test_pictures_show_render_truth_error_and_depth(device):
+    height, width = 480, 720
+    truth = torch.full((height, width, 3), 0.25, device=device)
+    depth = torch.linspace(2, 6, width, device=device).expand(height, width).contiguous()
+    opacity = torch.ones(height, width, device=device)
+    opacity[:, : width // 3] = 0
+    rgb = torch.full((height, width, 3), 0.35, device=device)
+    thumbnails = Thumbnails(1)
+    thumbnails.add("r_0", View(rgb, opacity, depth), truth, None)
+    shown = only(thumbnails)
+    assert (shown.name, shown.width, shown.height) == ("r_0", 240, 160)
+    assert decoded(shown.render).shape == (160, 240, 3)
+    np.testing.assert_allclose(decoded(shown.render), 0.35, atol=0.02)
+    np.testing.assert_allclose(decoded(shown.truth), 0.25, atol=0.02)
+    expected = turbo(torch.tensor(0.1 / ERROR_MAXIMUM)).numpy()
+    np.testing.assert_allclose(decoded(shown.error)[80, 120], expected, atol=0.04)
+    painted = decoded(shown.depth)
+    np.testing.assert_allclose(painted[:, :70], 1, atol=0.02)  # nothing is there
+    assert painted[80, 100, 2] > painted[80, 100, 0]  # near is blue
+    assert painted[80, 230, 0] > painted[80, 230, 2]  # far is red
+
+
+def test_error_is_that_of_the_whole_image_and_counts_only_where_the_mask_says():
+    """Stripes of one pixel vanish in a reduced image; their error does not."""
+    stripes = torch.zeros(480, 480, 3)
+    stripes[::2] = 0.2
+    view, truth = View(stripes, torch.ones(480, 480), torch.ones(480, 480)), torch.full((480, 480, 3), 0.1)
+    mask = torch.ones(480, 480, dtype=torch.bool)
+    mask[:, 240:] = False
+    thumbnails = Thumbnails(1)
+    thumbnails.add("r_0", view, truth, mask)
+    error = decoded(only(thumbnails).error)
+    np.testing.assert_allclose(error[120, 60], turbo(torch.tensor(0.1 / ERROR_MAXIMUM)).numpy(), atol=0.04)
+    np.testing.assert_allclose(error[120, 180], turbo(torch.tensor(0.0)).numpy(), atol=0.04)
+
+
+def test_what_is_not_finite_and_views_of_nothing_are_drawn():
+    rgb = torch.full((8, 8, 3), float("nan"))
+    depth = torch.full((8, 8), float("inf"))
+    thumbnails = Thumbnails(2)
+    thumbnails.add("bad", View(rgb, torch.ones(8, 8), depth), torch.zeros(8, 8, 3), None)
+    thumbnails.add("empty", View(torch.ones(8, 8, 3), torch.zeros(8, 8), torch.zeros(8, 8)), torch.ones(8, 8, 3), None)
+    shown = thumbnails.pictures()
+    assert [pictures.hidden for pictures in shown.values()] == [0, 0]
+    np.testing.assert_allclose(decoded(shown["empty"].depth), 1, atol=0.02)
+
+
+def test_matter_right_before_a_camera_counts_only_where_it_is_wrong():
+    def hidden(wrong: bool) -> float:
+        view, truth = flat_view(100, 100), torch.full((100, 100, 3), 0.5)
+        view.depth[:20, :50] = 0.5
+        if wrong:
+            truth[:20, :50] = 0.0
+        thumbnails = Thumbnails(1)
+        thumbnails.add("r_0", view, truth, None)
+        return only(thumbnails).hidden
+
+    assert hidden(wrong=True) == pytest.approx(0.1, abs=0.01)
+    assert hidden(wrong=False) == 0
+
+
+def test_a_view_takes_the_place_of_one_of_its_name():
+    thumbnails = Thumbnails(1)
+    for value in (0.0, 1.0):
+        thumbnails.add("r_0", flat_view(8, 8, value), torch.zeros(8, 8, 3), None)
+    assert len(thumbnails) == 1
+    np.testing.assert_allclose(decoded(only(thumbnails).render), 1, atol=0.02)
+
+
+@pytest.mark.parametrize("count", [1, 200, 210, 800, 2000, 100_000])
+def test_pictures_become_smaller_where_there_are_many(count):
+    side = thumbnail_side(count)
+    assert 64 <= side <= 240
+    assert side == 64 or count * side**2 <= 1.01 * 200 * 240**2
+    assert (side == 240) == (count <= 200)

@@ -1,0 +1,204 @@
+"""Checkpoints that are sound, but hold what this run, or any, cannot go on from."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from short_runs import TINY
+
+import voxelfield
+from voxelfield.datasets.scene import Scene, Split
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.training.checkpoint import (
+    CheckpointError,
+    checkpoint_path,
+    load_checkpoint,
+    save_checkpoint,
+)
+from voxelfield.training.config import compose
+from voxelfield.training.configured import train_as_configured
+from voxelfield.training.fingerprint import changes, fingerprint
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The content of a checkpoint that a run has written."""
+    folder = tmp_path_factory.mktemp("saved")
+    train(folder)
+    return load_checkpoint(folder)
+
+
+def train(folder: Path, *overrides: str) -> dict[str, Any] | None:
+    config = compose(*TINY, "trainer.steps=2", "logger=none", *overrides, name="train_cpu")
+    return train_as_configured(config, folder, ROOT)
+
+
+def write(path: Path, state: dict[str, Any]) -> None:
+    save_checkpoint(path, {key: value for key, value in state.items() if key not in ("format", "voxelfield")})
+
+
+def without(*keys: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda state: {key: value for key, value in state.items() if key not in keys}
+
+
+def with_other(**values: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    return lambda state: state | values
+
+
+WRONG = {
+    "no configuration": without("config"),
+    "no field": without("field"),
+    "no occupancy": without("occupancy"),
+    "no optimizer": without("optimizer"),
+    "no step": without("step"),
+    "no random numbers": without("rng"),
+    "configuration that is a list": with_other(config=[1, 2]),
+    "configuration without a model": with_other(config={"scene": {"name": "lego"}}),
+    "step that is a text": with_other(step="two"),
+    "step below 0": with_other(step=-5),
+    "step of 400 digits": with_other(step="9" * 400),
+    "seconds that are a tensor": with_other(train_seconds=torch.ones(3)),
+    "field of another shape": lambda state: state | {"field": {k: v[..., :1] for k, v in state["field"].items()}},
+    "field that is no mapping": with_other(field=3),
+    "field of lists": lambda state: state | {"field": {name: [1.0] for name in state["field"]}},
+    "occupancy that is a tensor": with_other(occupancy=torch.ones(2)),
+    "moments of another shape": lambda state: state | {"optimizer": {name: {} for name in state["optimizer"]}},
+    "random numbers that are floats": with_other(rng=torch.ones(5)),
+    "average that is a text": with_other(average="none"),
+    "data that is a number": with_other(data=1),
+}
+
+
+# One that fails in each place always runs.
+ALWAYS = ("no configuration", "step of 400 digits", "field of another shape", "moments of another shape")
+
+
+@pytest.mark.parametrize("case", [pytest.param(x, marks=[] if x in ALWAYS else pytest.mark.sweep) for x in WRONG])
+def test_contents_that_no_run_saves_are_one_line(tmp_path, saved, case):
+    path = checkpoint_path(tmp_path, 2)
+    write(path, WRONG[case](dict(saved)))
+    with pytest.raises(ValueError, match=r"^\S+/checkpoint_0000002\.pt does not hold what a run saves: ") as caught:
+        train(tmp_path, f"resume={path}", "trainer.steps=4")
+    assert isinstance(caught.value, CheckpointError)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 700
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "no configuration",
+        "no field",
+        pytest.param("field of lists", marks=pytest.mark.sweep),
+        "configuration that is a list",
+    ],
+)
+def test_loading_such_a_checkpoint_to_draw_it_is_one_line_too(tmp_path, saved, case):
+    path = checkpoint_path(tmp_path, 2)
+    write(path, WRONG[case](dict(saved)))
+    with pytest.raises(CheckpointError, match="does not hold what a run saves") as caught:
+        voxelfield.load(path, "cpu")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "scene.aabb=[[-1,-1,-1],[1,1,1]]",
+            r"scene\.aabb must be that of the checkpoint, \[\[-1\.5, .*\]\], got \[\[-1\.0, .*\]\]",
+        ),
+        (
+            "trainer.occupancy.resolution=16",
+            r"trainer\.occupancy\.resolution must be that of the checkpoint, 12, got 16",
+        ),
+        ("model=sh", r"resume must name a checkpoint of the configured model"),
+    ],
+)
+def test_settings_that_the_field_does_not_have_are_refused(tmp_path, saved, override, message):
+    write(checkpoint_path(tmp_path, 2), saved)
+    with pytest.raises(ValueError, match=message) as caught:
+        train(tmp_path, "resume=auto", "trainer.steps=4", override)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_bomb_of_zeros_is_refused_before_it_takes_memory(tmp_path):
+    path = checkpoint_path(tmp_path, 2)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        with archive.open("archive/data.pkl", "w") as member:
+            for _ in range(64):
+                member.write(bytes(1 << 20))
+        archive.writestr("archive/version", "3\n")
+    assert path.stat().st_size < 1 << 20
+    with pytest.raises(CheckpointError, match="is not a voxelfield checkpoint: it is a compressed zip file"):
+        load_checkpoint(path)
+
+
+def test_members_that_share_their_bytes_are_refused(tmp_path):
+    """A bomb without compression: each of many members is said to be the whole file."""
+    path = checkpoint_path(tmp_path, 2)
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", bytes(100_000))
+        info = archive.infolist()[0]
+        for number in range(50):
+            twin = zipfile.ZipInfo(f"archive/data/{number}")
+            for name in ("header_offset", "file_size", "compress_size", "CRC", "compress_type"):
+                setattr(twin, name, getattr(info, name))
+            archive.filelist.append(twin)
+            archive.NameToInfo[twin.filename] = twin
+    with pytest.raises(CheckpointError, match=r"is truncated or damaged \(\d+ bytes\)"):
+        load_checkpoint(path)
+
+
+@pytest.mark.parametrize("shape", [(1 << 40,), (-8,), (1 << 62, 1 << 62), "large"])
+def test_a_tensor_of_zeros_must_be_told_of_bit_by_bit(tmp_path, shape):
+    packed = {
+        "left out in chunks of": 8,
+        "shape": shape,
+        "kept": torch.zeros(4, dtype=torch.uint8),
+        "chunks": torch.zeros(0, 8, dtype=torch.int32),
+        "rest": torch.zeros(0),
+    }
+    save_checkpoint(tmp_path / "last.pt", {"grid": packed})
+    with pytest.raises(CheckpointError, match="a tensor that parts were left out of must have chunks"):
+        load_checkpoint(tmp_path / "last.pt")
+
+
+@pytest.fixture
+def scene() -> Scene:
+    images = torch.randint(0, 255, (3, 4, 5, 4), dtype=torch.uint8)
+    cameras = Cameras(torch.eye(4).repeat(3, 1, 1), torch.ones(3, 4), 5, 4)
+    return Scene("toy", torch.tensor([[-1.0] * 3, [1.0] * 3]), {"train": Split(images, cameras, ("a", "b", "c"))})
+
+
+def test_other_data_than_before_is_told_by_name(scene):
+    before, split = fingerprint(scene.train), scene.train
+    assert changes(before, split) == ""
+    split.images[1, 2, 3, 0] ^= 1
+    assert changes(before, split) == (
+        "has other training images than the checkpoint was trained on (1 of 3, the first is b)"
+    )
+    split.images[1, 2, 3, 0] ^= 1
+    split.cameras.c2w[2, 0, 3] += 1e-6
+    assert changes(before, split) == (
+        "has other training cameras than the checkpoint was trained on (1 of 3, the first is c)"
+    )
+    fewer = Split(split.images[:2], split.cameras[:2], ("a", "b"))
+    assert changes(before, fewer) == "has 2 training images, where the checkpoint was trained on 3"
+    masked = Split(split.images, split.cameras, split.names, torch.ones(3, 4, 5, dtype=torch.bool))
+    assert "training images" in changes(before, masked)
+
+
+def test_a_run_that_goes_on_with_other_images_warns(tmp_path, saved, caplog):
+    write(checkpoint_path(tmp_path, 2), saved | {"data": saved["data"] | {"images": saved["data"]["images"] + 1}})
+    assert train(tmp_path, "resume=auto", "trainer.steps=3")
+    assert (
+        "scene has other training images than the checkpoint was trained on (24 of 24, the first is r_0)" in caplog.text
+    )

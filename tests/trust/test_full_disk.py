@@ -1,0 +1,158 @@
+"""A disk that is full, so that each file of a run in turn is the one that cannot be written."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from safetensors.numpy import load_file
+from short_runs import Nursery
+from test_kills import tensors
+
+from voxelfield.training.checkpoint import checkpoints, load_checkpoint
+from voxelfield.training.video import _is_whole
+
+COMMAND = ("resume=auto", "trainer.evaluation.video_frames=2", "trainer.evaluation.views=2")
+RESULTS = {"metrics.json", "per_view.csv", "model.safetensors", "orbit.mp4", "test"}
+PAGE = 4096
+
+
+@contextlib.contextmanager
+def disk(folder: Path, size: int) -> Iterator[Path]:
+    """Mounts a file system in memory of a size in bytes, where that is allowed."""
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+    if shutil.which("mount") is None or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a file system")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+        folder.rmdir()
+
+
+def enlarge(folder: Path, size: int) -> None:
+    subprocess.run(["mount", "-o", f"remount,size={size}", str(folder)], check=True)
+
+
+def check_what_is_there(directory: Path) -> set[str]:
+    """Opens every file of a run; none may be broken. Returns which results there are."""
+    left = [path.name for path in directory.rglob("*") if ".tmp" in path.name or path.name == ".lock"]
+    assert not left, f"left behind: {left}"
+    for path in checkpoints(directory):
+        load_checkpoint(path)
+    for path in (directory / "test").glob("*.png"):
+        with Image.open(path) as image:
+            image.load()
+    found = {name for name in RESULTS if (directory / name).exists()}
+    if "metrics.json" in found:
+        assert json.loads((directory / "metrics.json").read_text())["steps"] == 20
+    if "per_view.csv" in found:
+        assert len((directory / "per_view.csv").read_text().splitlines()) == 3
+    if "model.safetensors" in found:
+        assert load_file(directory / "model.safetensors")
+    if "orbit.mp4" in found:
+        assert _is_whole(directory / "orbit.mp4")
+    return found
+
+
+def fill_up(nursery: Nursery, folder: Path, sizes: list[int], whole: Path) -> Counter[str]:
+    """Runs on a disk of each size, then goes on with more room; returns what was lost, and how often."""
+    expected = tensors({part: load_checkpoint(whole)[part] for part in ("field", "optimizer", "rng")})
+    lost: Counter[str] = Counter()
+    for size in sizes:
+        lost["runs"] += 1
+        with disk(folder / "disk", size) as there:
+            directory = there / "run"
+            nursery.start(*COMMAND, f"hydra.run.dir={directory}")
+            status, text = nursery.finish()
+            found = check_what_is_there(directory) if directory.is_dir() else set()
+            saved = checkpoints(directory) if directory.is_dir() else []
+            complete = found == RESULTS and len(list((directory / "test").glob("*.png"))) == 2
+            last = [path for path in saved if path.name == "checkpoint_0000020.pt"]
+            # True: 0 only where all is there. What TensorBoard lacks is told, and is no failure.
+            assert (status == 0) == (complete and bool(last)), f"{size} bytes: {status}, {sorted(found)}\n{text}"
+            assert status in (0, 1, 2), text
+            if status:
+                assert "No space left on device" in text or "full disk" in text, f"{size} bytes:\n{text}"
+                lost.update(RESULTS - found or {"pictures"} if not complete else ())
+                lost["the last checkpoint"] += not last
+                lost["every file"] += not found and not saved
+            enlarge(there, 64 << 20)
+            nursery.start(*COMMAND, f"hydra.run.dir={directory}")
+            status, text = nursery.finish()
+            assert status == 0, text
+            assert check_what_is_there(directory) == RESULTS
+            if not last and found == RESULTS:  # all results were there, so that nothing was trained again
+                assert "there is no checkpoint of its last step" in text
+                continue
+            again = tensors({part: load_checkpoint(directory)[part] for part in ("field", "optimizer", "rng")})
+            assert all(np.array_equal(again[name], expected[name]) for name in expected), f"{size} bytes"
+    return lost
+
+
+@pytest.fixture(scope="module")
+def whole(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that had room for everything."""
+    directory = tmp_path_factory.mktemp("whole") / "run"
+    nursery.start(*COMMAND, f"hydra.run.dir={directory}")
+    status, text = nursery.finish()
+    assert status == 0, text
+    assert check_what_is_there(directory) == RESULTS
+    return directory
+
+
+def pages(directory: Path) -> int:
+    """Returns the bytes that a directory takes on a file system in memory, at the most."""
+    return sum(-(-path.stat().st_size // PAGE) + 1 for path in directory.rglob("*")) * PAGE
+
+
+@pytest.mark.slow
+def test_a_full_disk_breaks_nothing(nursery, tmp_path, whole):
+    size = pages(whole)
+    assert fill_up(nursery, tmp_path, [size // 2], whole)["runs"] == 1
+
+
+@pytest.mark.sweep
+def test_a_disk_that_is_full_at_every_write_breaks_nothing(nursery, tmp_path, whole, capsys):
+    sizes = list(range(2 * PAGE, 2 * pages(whole), 2 * PAGE))
+    lost = fill_up(nursery, tmp_path, sizes, whole)
+    with capsys.disabled():
+        print(f"\n{dict(lost)}")
+    assert all(lost[name] > 0 for name in (*RESULTS, "the last checkpoint", "every file"))
+
+
+@pytest.mark.sweep
+def test_a_directory_that_becomes_read_only_keeps_what_it_has(nursery, tmp_path):
+    directory = tmp_path / "run"
+    process = nursery.start(*COMMAND, "trainer.steps=1000000", f"hydra.run.dir={directory}")
+    while not list(directory.glob("checkpoint_*.pt")):
+        assert Path(f"/proc/{process}").exists()
+    # What is open already, as the log is, would keep the file system itself from becoming read-only.
+    mounted = subprocess.run(["mount", "--bind", str(directory), str(directory)], capture_output=True, check=False)
+    try:
+        if mounted.returncode == 0:
+            subprocess.run(["mount", "-o", "remount,bind,ro", str(directory)], check=True)
+            kept = checkpoints(directory)
+        os.kill(process, signal.SIGTERM)
+        status, text = nursery.finish()
+    finally:
+        if mounted.returncode == 0:
+            subprocess.run(["umount", str(directory)], check=True)
+    if mounted.returncode:
+        pytest.skip("needs the right to mount a file system")
+    assert status == 1, text
+    assert "could not be written: Read-only file system" in text
+    assert text.splitlines()[-1].endswith(f"continue with resume={kept[-1]}")
+    assert checkpoints(directory) == kept
+    load_checkpoint(kept[-1])

@@ -1,0 +1,146 @@
+"""Runs that are killed without warning, again and again, and go on by one unchanged command."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from short_runs import Nursery
+
+from voxelfield.training.checkpoint import load_checkpoint
+
+# A checkpoint every few steps, so that hardly a kill takes a run back to its beginning.
+STEPS, EVERY, LOGGED, SHOWN = 120, 6, 4, 30
+COMMAND = (
+    "resume=auto",
+    f"trainer.steps={STEPS}",
+    f"trainer.checkpoint_every={EVERY}",
+    f"trainer.log_every={LOGGED}",
+    f"trainer.preview_every={SHOWN}",
+    "trainer.evaluation.video_frames=2",
+)
+TRAINED = ("field", "occupancy", "optimizer", "average", "rng")
+KILLS_OF_A_RUN = 8
+
+
+def directory_of(directory: Path) -> str:
+    return f"hydra.run.dir={directory}"
+
+
+def kill_at_a_write(directory: Path, process: int, within: float) -> None:
+    """Kills a process as soon as a file is being written in its run directory, or after a time."""
+    deadline = time.monotonic() + within
+    while time.monotonic() < deadline:
+        with contextlib.suppress(FileNotFoundError):
+            if any(".tmp" in name for name in os.listdir(directory)):  # noqa: PTH208 - the quickest way
+                break
+        time.sleep(0.0002)
+    with contextlib.suppress(ProcessLookupError):  # it has ended already
+        os.kill(process, signal.SIGKILL)
+
+
+def kill_sometime(process: int, within: float) -> None:
+    time.sleep(within)
+    with contextlib.suppress(ProcessLookupError):  # it has ended already
+        os.kill(process, signal.SIGKILL)
+
+
+def tensors(state: object, name: str = "") -> dict[str, torch.Tensor]:
+    """Returns all tensors within a state, by where they are."""
+    if isinstance(state, torch.Tensor):
+        return {name: state}
+    items = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, list | tuple) else ()
+    return {key: tensor for at, item in items for key, tensor in tensors(item, f"{name}/{at}").items()}
+
+
+def trained(directory: Path) -> dict[str, torch.Tensor]:
+    checkpoint = load_checkpoint(directory)
+    assert checkpoint["step"] == STEPS
+    found = tensors({part: checkpoint[part] for part in TRAINED})
+    # Rates are set anew for every step; a run that was killed after the last one has those that it began with.
+    return {name: tensor for name, tensor in found.items() if not name.endswith("/lr")}
+
+
+def check_finished(directory: Path, reference: Path) -> None:
+    """Compares a run with one that was never killed: weights, files, records."""
+    expected, found = trained(reference), trained(directory)
+    assert found.keys() == expected.keys()
+    assert len(found) > 20
+    for name, tensor in found.items():
+        assert torch.equal(tensor, expected[name]), name
+    for name in ("model.safetensors", "test/" + next((reference / "test").iterdir()).name):
+        assert (directory / name).read_bytes() == (reference / name).read_bytes(), name
+
+    def files(folder: Path) -> set[str]:
+        paths = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+        return {path for path in paths if not path.startswith("events.out.tfevents.")}
+
+    assert files(directory) == files(reference), "litter, or something is lost"
+    assert records(directory) == records(reference)
+
+
+def records(directory: Path) -> dict[str, list[int]]:
+    """Returns the steps at which each tag was recorded, as TensorBoard shows them."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(directory), size_guidance={"scalars": 0, "images": 0}).Reload()
+    tags = events.Tags()
+    found = {tag: [event.step for event in events.Scalars(tag)] for tag in tags["scalars"]}
+    return found | {tag: [event.step for event in events.Images(tag)] for tag in tags["images"]}
+
+
+def survive(nursery: Nursery, folder: Path, kills: int, seed: int) -> Counter[str]:
+    """Kills runs so many times in all; returns what happened how often."""
+    chance = random.Random(seed)
+    reference = folder / "never_killed"
+    began = time.monotonic()
+    nursery.start(*COMMAND, directory_of(reference))
+    assert nursery.finish()[0] == 0
+    duration = time.monotonic() - began
+    recorded = records(reference)
+    assert recorded["train/psnr"] == list(range(LOGGED, STEPS + 1, LOGGED))
+    assert recorded["final/psnr"] == [STEPS]
+    happened: Counter[str] = Counter()
+    while happened["kills"] < kills:
+        directory = folder / f"run_{happened['runs']}"
+        left = KILLS_OF_A_RUN
+        while True:
+            process = nursery.start(*COMMAND, directory_of(directory))
+            if left > 0 and happened["kills"] < kills:
+                left -= 1
+                if chance.random() < 0.5:
+                    kill_at_a_write(directory, process, chance.uniform(0.3, 1.0) * duration)
+                else:
+                    kill_sometime(process, chance.uniform(0.05, 1.0) * duration)
+            status, text = nursery.finish()
+            if status == -signal.SIGKILL:
+                happened["kills"] += 1
+                happened["during a write"] += any(".tmp" in path.name for path in directory.rglob("*"))
+                continue
+            assert status == 0, text
+            happened["went on"] += "resumed at step" in text
+            break
+        check_finished(directory, reference)
+        happened["runs"] += 1
+    return happened
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_ends_as_if_it_never_was(nursery, tmp_path):
+    assert survive(nursery, tmp_path, kills=2, seed=0)["kills"] == 2
+
+
+@pytest.mark.sweep
+def test_runs_survive_a_hundred_kills(nursery, tmp_path, capsys):
+    happened = survive(nursery, tmp_path, kills=100, seed=1)
+    with capsys.disabled():
+        print(f"\n{dict(happened)}")
+    assert happened["kills"] == 100
+    assert happened["during a write"] >= 10

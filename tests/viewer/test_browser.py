@@ -1,0 +1,274 @@
+"""The page in a browser: it loads without the internet, shows what the field looks like, and obeys."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+
+import numpy as np
+import pytest
+import torch
+from chromium import Browser, chromium, eventually
+from PIL import Image
+from torch.nn import functional as F
+from viewer_scene import bricks, session, trained_run
+
+from voxelfield.training.config import LoggerConfig
+from voxelfield.viewer.curves import Curves
+from voxelfield.viewer.drawing.look import Look
+from voxelfield.viewer.drawing.painter import Painter, content_box
+from voxelfield.viewer.drawing.photographs import Photographs
+from voxelfield.viewer.drawing.viewpoint import viewpoint_of
+from voxelfield.viewer.page.address import Address
+from voxelfield.viewer.page.poses import viewpoint_of_camera
+from voxelfield.viewer.scheduling.source import FinishedRun
+from voxelfield.viewer.watch import TrainingViewer
+
+pytestmark = [pytest.mark.sweep]
+pytest.importorskip("viser")
+
+WINDOW = (1000, 700)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with chromium(tmp_path_factory.mktemp("chromium"), WINDOW) as started:
+        yield started
+
+
+@pytest.fixture
+def page():
+    from voxelfield.viewer.page.viewer_page import ViewerPage
+
+    curves = Curves()
+    for step in range(1, 6):
+        curves.add(step, {"train/psnr": 5.0 * step, "train/rays_per_second": 1e6 * step})
+    opened = ViewerPage(
+        Address("127.0.0.1", free_port()),
+        "bricks",
+        "runs/mine",
+        FinishedRun(trained_run()),
+        Photographs.of(bricks(), ("train", "test"), None),
+        content_box(trained_run()),
+        torch.ones(3),
+        curves,
+    )
+    yield opened
+    opened.close()
+
+
+def url_of(page) -> str:
+    return f"http://127.0.0.1:{page.server.get_port()}"
+
+
+def only_client(page):
+    eventually(lambda: page.server.get_clients(), "a connection")
+    return next(iter(page.server.get_clients().values()))
+
+
+def settled(page) -> None:
+    """Waits until the sharp picture of what is wanted has been sent."""
+    eventually(
+        lambda: page.worker._seen and all(seen.stage == 3 for seen in page.worker._seen.values()), "a sharp picture"
+    )
+
+
+def expected_picture(page, look: Look, photo: int | None = None) -> torch.Tensor:
+    camera = only_client(page).camera
+    painter = Painter(trained_run(), page.stage.photographs)
+    viewpoint = viewpoint_of_camera(camera)
+    return painter.picture(viewpoint, look, camera.image_height, camera.image_width, sharp=True, photo=photo)
+
+
+def difference(browser: Browser, page, look: Look, photo: int | None = None) -> float:
+    """Mean absolute difference of page and direct render, in the part that no panel and no notice covers.
+
+    Of means over 8 x 8 pixels, because JPEG blurs the colours of noise, of which a hardly trained field has much.
+    """
+    expected = expected_picture(page, look, photo).float()
+    shown = browser.picture()[: expected.shape[0], : expected.shape[1]].float()
+    middle = (slice(200, 520), slice(100, 620))
+    small = [F.avg_pool2d(image[middle].permute(2, 0, 1), 8) for image in (shown, expected)]
+    return float((small[0] - small[1]).abs().mean())
+
+
+def shows(browser: Browser, page, look: Look, photo: int | None = None) -> None:
+    settled(page)
+    eventually(lambda: difference(browser, page, look, photo) < 3, f"a picture of {look}")
+
+
+def moved_from(page, before) -> float:
+    return float((viewpoint_of_camera(only_client(page).camera).matrix - before.matrix).norm())
+
+
+def test_the_page_shows_the_field_and_obeys(browser, page):
+    browser.open(url_of(page))
+    client, worker = only_client(page), page.worker
+    shows(browser, page, Look())
+    assert expected_picture(page, Look()).float().std() > 15, "nothing to compare"
+    port = page.server.get_port()
+    own = (f"http://127.0.0.1:{port}/", f"blob:http://127.0.0.1:{port}/")
+    requested = browser.requested()
+    assert own[0] in requested
+    assert [url for url in requested if not url.startswith(own)] == []
+
+    # Orbit and fly.
+    before = viewpoint_of_camera(client.camera)
+    browser.drag((300, 400), (120, 30))
+    eventually(lambda: moved_from(page, before) > 0.1, "orbiting")
+    settled(page)
+    before = viewpoint_of_camera(client.camera)
+    browser.press("w", 0.5)
+    eventually(lambda: moved_from(page, before) > 0.01, "flying")
+    step = viewpoint_of_camera(client.camera).matrix[:3, 3] - before.matrix[:3, 3]
+    ahead = -before.matrix[:3, 2]
+    ahead[2] = 0.0
+    assert float(step @ ahead) > 0.99 * float(step.norm() * ahead.norm()), "w flies forward, level"
+    browser.button("Home")
+    eventually(lambda: moved_from(page, page.stage.home()) < 1e-3, "home")
+
+    # Modes and settings.
+    browser.choose("Show", "depth")
+    eventually(lambda: worker.look.mode == "depth", "the mode")
+    shows(browser, page, Look("depth"))
+    for mode in ("normal", "opacity", "samples per ray", "occupancy"):
+        page.view.mode.value = mode
+        shows(browser, page, Look(mode))
+    page.view.mode.value = "rgb"
+    page.view.exposure.value = 1.0
+    shows(browser, page, Look(exposure=1.0))
+    page.view.exposure.value = 0.0
+    page.view.rows.value = 200
+    settled(page)
+    assert worker.request_of(client.client_id).height == 200
+    page.view.rows.value = 800
+    page.view.rate.value = 33
+    assert worker.frames_per_second == 33
+
+    # Crop and slice.
+    page.region.crop.value = True
+    low, high = page.stage.box.tolist()
+    page.region.sides[0].value = (low[0], 0.0)
+    assert worker.look.crop[1][0] == pytest.approx(0.0, abs=0.02)
+    settled(page)
+    page.region.crop.value = False
+    page.region.cut.value = True
+    page.region.axis.value = "x"
+    page.region.position.value = (low[0] + high[0]) / 2
+    assert worker.look.cut.axis == 0
+    shows(browser, page, worker.look)
+    page.region.cut.value = False
+    shows(browser, page, Look())
+
+    browser.button("Screenshot")
+    with Image.open(browser.downloaded("voxelfield_*.png")) as image:
+        assert image.size == (client.camera.image_width, client.camera.image_height)
+        taken = torch.from_numpy(np.array(image.convert("RGB"))).int()
+    assert (taken - expected_picture(page, Look()).int()).abs().max() <= 1
+
+
+def test_cameras_are_shown_gone_to_and_compared_with(browser, page):
+    browser.open(url_of(page))
+    client = only_client(page)
+    browser.tab("Cameras")
+    browser.checkbox("Show cameras")
+    eventually(lambda: len(page.cameras.frusta) == len(page.stage.photographs), "frusta")
+    photographs = page.stage.photographs
+    # From far behind one camera, that is what one clicks at in the middle of the picture.
+    number = 7
+    behind = viewpoint_of(*photographs.camera(number))
+    c2w = behind.matrix.clone()
+    c2w[:3, 3] += 0.5 * c2w[:3, 2]
+    page.stage.move(client, type(behind).of(c2w, 0.7))
+    eventually(lambda: moved_from(page, type(behind).of(c2w, 0.7)) < 1e-3, "the way there")
+    settled(page)
+    browser.drag((client.camera.image_width // 2, client.camera.image_height // 2), (0, 0))
+    eventually(lambda: page.stage.photograph_of(client) == number, "a click at a camera")
+    eventually(lambda: moved_from(page, behind) < 1e-3, "the camera's place")
+    assert page.cameras.view.value == photographs.names[number]
+
+    browser.checkbox("Compare")
+    eventually(lambda: page.worker.look.photo_share == 0.5, "the comparison")
+    page.cameras.share.value = 0.3
+    look = Look(photo_share=0.3)
+    shows(browser, page, look, number)
+    assert difference(browser, page, Look()) > 1, "the photograph is not to be seen"
+    browser.button("Next")
+    eventually(lambda: page.stage.photograph_of(client) == number + 1, "the next view")
+    shows(browser, page, look, number + 1)
+    browser.drag((300, 400), (40, 0))
+    eventually(lambda: page.worker.request_of(client.client_id).photo is None, "an end of comparing elsewhere")
+
+
+def test_a_path_is_recorded_played_saved_and_loaded(browser, page, tmp_path):
+    browser.open(url_of(page))
+    client = only_client(page)
+    browser.tab("Path")
+    for number, view in enumerate((0, 5, 9), start=1):
+        page.stage.go_to_photograph(client, view)
+        settled(page)
+        browser.button("Add key frame")
+        eventually(lambda number=number: len(page.path.keys) == number, "a key frame")
+    page.path.seconds.value = 0.5
+    page.path.fps.value = 10
+    browser.button("Save camera_path.json")
+    content = json.loads(browser.downloaded("camera_path.json").read_text())
+    assert len(content["camera_path"]) == 5
+    places = [frame["matrix"][3::4][:3] for frame in content["keyframes"]]
+    for place, view in zip(places, (0, 5, 9), strict=True):
+        cameras, index = page.stage.photographs.camera(view)
+        assert place == pytest.approx(cameras.c2w[index, :3, 3].tolist(), abs=1e-3)
+    page.stage.go_to_photograph(client, 0)
+    browser.button("Play")
+    last = page.path.keys[-1]
+    eventually(lambda: moved_from(page, last) < 1e-2, "the end of the path")
+    browser.button("Clear")
+    eventually(lambda: page.path.keys == [], "no key frame")
+    saved = browser.downloads / "camera_path.json"
+    # The input stays hidden behind its button.
+    from selenium.webdriver.common.by import By
+
+    browser.driver.find_element(By.XPATH, "//input[@type='file']").send_keys(str(saved))
+    eventually(lambda: len(page.path.keys) == 3, "the loaded path")
+
+
+def test_charts_are_drawn(browser, page):
+    browser.open(url_of(page))
+    browser.tab("Training")
+    for title in ("PSNR of training pixels, dB", "Rays per second, millions"):
+        eventually(lambda title=title: browser.find(f"//*[contains(@class, 'u-title')][. = '{title}']"), title)
+
+
+def test_training_is_watched_paused_and_stepped(browser):
+    viewer = TrainingViewer(LoggerConfig(viewer_port=free_port()))
+    training = session(steps=2000, on_step=viewer.after_step)
+    viewer.begin(training)
+    viewer.live.pause()
+    thread = threading.Thread(target=training.fit)
+    thread.start()
+    try:
+        eventually(lambda: viewer.page is not None, "the page")
+        browser.open(url_of(viewer.page))
+        settled(viewer.page)
+        assert training.step == 1
+        browser.tab("Training")
+        browser.button("Step")
+        eventually(lambda: training.step == 2, "a single step")
+        browser.button("Go on")
+        eventually(lambda: training.step > 60, "training to go on")
+        eventually(lambda: browser.find("//*[contains(@class, 'u-title')]"), "charts")
+        browser.button("Pause")
+        eventually(lambda: viewer.live.paused, "a pause")
+        eventually(lambda: browser.find("//*[contains(., ', paused')]"), "the word for it")
+    finally:
+        training.config.trainer.steps = training.step
+        viewer.end()
+        thread.join(60)
+    assert not thread.is_alive()

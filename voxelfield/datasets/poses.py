@@ -1,0 +1,127 @@
+"""Poses as files state them: what is no pose is refused, and what looks the wrong way is noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from voxelfield.rendering.cameras import Cameras
+
+FARTHEST = 1e6
+"""Largest coordinate of a camera, world units. Beyond it float32, in which rays are cast, has steps of a sixteenth."""
+
+_FROM_ORTHONORMAL = 1e-3
+_LATTICE = 9  # points along each axis of a box
+_OUTWARD = -0.5  # cosine of the angle between a camera's look and the way to the other cameras
+
+
+def check_poses(name: Callable[[int], str], c2w: Tensor) -> None:
+    """Refuses matrices that are not rotations with translations.
+
+    Args:
+        name: Returns what a message calls a pose, from its number.
+        c2w: (N, 4, 4) float64, camera to world.
+
+    Raises:
+        ValueError: A matrix is not finite, its axes are more than a thousandth from orthonormal or are a mirror image,
+            its last row is not (0, 0, 0, 1), or the camera is farther than :data:`FARTHEST` from the origin.
+    """
+    bad = _first(~c2w.isfinite().all(dim=(-2, -1)))
+    if bad is not None:
+        raise ValueError(f"{name(bad)} must be finite, got {c2w[bad].tolist()}")
+    rotations = c2w[:, :3, :3]
+    errors = (rotations @ rotations.mT - torch.eye(3, dtype=c2w.dtype)).abs().amax(dim=(-2, -1))
+    bad = _first(~(errors <= _FROM_ORTHONORMAL))
+    if bad is not None:
+        error = float(errors[bad])
+        raise ValueError(
+            f"{name(bad)} must be a rotation with a translation, got axes that are {error:.2g} from orthonormal"
+        )
+    bad = _first(torch.linalg.det(rotations) < 0)
+    if bad is not None:
+        raise ValueError(f"{name(bad)} must be a rotation with a translation, got a mirror image")
+    last = torch.tensor([0, 0, 0, 1], dtype=c2w.dtype)
+    bad = _first(((c2w[:, 3] - last).abs() > _FROM_ORTHONORMAL).any(dim=-1))
+    if bad is not None:
+        raise ValueError(f"{name(bad)} must have (0, 0, 0, 1) as its last row, got {c2w[bad, 3].tolist()}")
+    bad = _first((c2w[:, :3, 3].abs() > FARTHEST).any(dim=-1))
+    if bad is not None:
+        raise ValueError(
+            f"{name(bad)} must be within {FARTHEST:g} world units of the origin, got a camera at "
+            f"{c2w[bad, :3, 3].tolist()}: shift and scale the scene"
+        )
+
+
+def turned_about(c2w: Tensor) -> Tensor:
+    """Returns poses (N, 4, 4) with OpenCV's axes as poses with OpenGL's, and the other way round."""
+    turned = c2w.clone()
+    turned[..., :3, 1:3] *= -1
+    return turned
+
+
+def sees_box(c2w: Tensor, intrinsics: Tensor, sizes: Tensor, aabb: Tensor) -> Tensor:
+    """Tells which cameras have a point of a lattice over a box within their images; lenses are left out of account.
+
+    Args:
+        c2w: (N, 4, 4) camera to world, OpenGL axes.
+        intrinsics: (N, 4) ``fx, fy, cx, cy`` in pixels.
+        sizes: (N, 2) widths and heights in pixels.
+        aabb: (2, 3) low and high corner, world units.
+
+    Returns:
+        (N,) bool.
+    """
+    share = torch.linspace(0, 1, _LATTICE, dtype=aabb.dtype)
+    points = aabb[0] + torch.cartesian_prod(share, share, share) * (aabb[1] - aabb[0])
+    seen = []
+    for pose, (fx, fy, cx, cy), size in zip(c2w, intrinsics, sizes, strict=True):
+        x, y, z = ((points - pose[:3, 3]) @ pose[:3, :3]).unbind(dim=-1)
+        across = torch.stack((cx - fx * x / z, cy + fy * y / z), dim=-1)
+        seen.append(bool(((z < 0) & (across > 0).all(dim=-1) & (across < size).all(dim=-1)).any()))
+    return torch.tensor(seen)
+
+
+def look_outward(c2w: Tensor) -> bool:
+    """Tells whether most cameras look away from one another, as those within a room do, or those with OpenCV's axes.
+
+    Args:
+        c2w: (N, 4, 4) camera to world, OpenGL axes; of fewer than three nothing can be told.
+    """
+    if len(c2w) < 3:
+        return False
+    origins = c2w[:, :3, 3]
+    towards = F.normalize(origins.mean(dim=0) - origins, dim=-1)
+    return float((towards * -c2w[:, :3, 2]).sum(dim=-1).median()) <= _OUTWARD
+
+
+def check_cameras_see(name: str, cameras: Cameras, aabb: Tensor) -> None:
+    """Refuses cameras none of which has anything of a box in its image: nothing could be learned from them.
+
+    Args:
+        name: What a message calls the cameras.
+        cameras: At least one, on the CPU.
+        aabb: (2, 3) float32 low and high corner, world units.
+
+    Raises:
+        ValueError: None sees the box; the message says what is likely wrong.
+    """
+    size = torch.tensor([cameras.width, cameras.height]).expand(len(cameras), 2)
+    if bool(sees_box(cameras.c2w, cameras.intrinsics, size, aabb).any()):
+        return
+    if bool(sees_box(turned_about(cameras.c2w), cameras.intrinsics, size, aabb).any()):
+        remedy = (
+            "turned about they would, so the poses seem to have OpenCV's axes (y down, looking along z): negate the "
+            "second and the third column of each"
+        )
+    else:
+        remedy = "choose another scene.aabb, or check that the poses are camera to world"
+    raise ValueError(f"{name} must see scene.aabb, got {len(cameras)} that look past {aabb.tolist()}: {remedy}")
+
+
+def _first(bad: Tensor) -> int | None:
+    """Returns the first number (N,) at which something is so, or None."""
+    found = torch.nonzero(bad)
+    return int(found[0]) if len(found) else None

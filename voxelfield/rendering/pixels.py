@@ -1,0 +1,45 @@
+"""Rendered colours as pixels of 8 bits and as PNG files in memory."""
+
+from __future__ import annotations
+
+import io
+
+import torch
+
+
+def to_uint8(rgb: torch.Tensor) -> torch.Tensor:
+    """Quantises colours to 8 bits by rounding; values outside [0, 1] are clamped.
+
+    Args:
+        rgb: Floating-point tensor of any shape, nominally in [0, 1], any device.
+
+    Returns:
+        uint8 tensor of the same shape on the same device.
+
+    Raises:
+        TypeError: ``rgb`` is not floating point.
+    """
+    if not rgb.is_floating_point():
+        raise TypeError(f"rgb must be floating point, got {rgb.dtype}")
+    # At least float32: float16 and bfloat16 cannot tell all 256 levels apart once scaled.
+    scaled = rgb.detach().to(torch.promote_types(rgb.dtype, torch.float32)).nan_to_num()
+    return (scaled.clamp(0, 1) * 255).round().to(torch.uint8)
+
+
+def png_bytes(rgb: torch.Tensor) -> bytes:
+    """Returns a PNG file of 8 bits a channel.
+
+    Args:
+        rgb: (H, W, 3) floating point, nominally in [0, 1], any device.
+
+    Raises:
+        TypeError: ``rgb`` is not floating point.
+        ValueError: ``rgb`` has another shape.
+    """
+    from PIL import Image  # needs more than torch
+
+    if rgb.ndim != 3 or rgb.shape[-1] != 3:
+        raise ValueError(f"rgb must have shape (H, W, 3), got {tuple(rgb.shape)}")
+    file = io.BytesIO()
+    Image.fromarray(to_uint8(rgb).cpu().numpy()).save(file, format="PNG")
+    return file.getvalue()

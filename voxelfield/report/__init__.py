@@ -1,0 +1,1 @@
+"""The report of a run: one HTML file with figures, curves, pictures and advice."""

@@ -1,0 +1,41 @@
+"""What a run has recorded while it trained."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+Curve: TypeAlias = tuple[tuple[int, float], ...]
+"""Steps, rising, with a value each."""
+
+History: TypeAlias = Mapping[str, Curve]
+"""Curves by tag, such as ``train/psnr``."""
+
+EVENTS = "events.out.tfevents.*"
+"""Names of TensorBoard's files."""
+
+
+def read_history(directory: Path) -> dict[str, Curve]:
+    """Reads the scalars that TensorBoard shows of a run.
+
+    Args:
+        directory: Run directory. What an interrupted run logged after the step that it was continued from is left out.
+
+    Returns:
+        Curves by tag, none if nothing was recorded (``logger=none``).
+    """
+    if next(directory.glob(EVENTS), None) is None:
+        return {}
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    # 0 keeps all of a kind; of what takes memory, 1 keeps one.
+    keep = {"scalars": 0, "tensors": 1, "images": 1, "histograms": 1, "compressedHistograms": 1, "audio": 1}
+    # It warns of what an interrupted run logged too much, and tells that there is no file after the last one.
+    logging.getLogger("tensorboard").setLevel(logging.ERROR)
+    events = EventAccumulator(str(directory), size_guidance=keep).Reload()
+    return {
+        tag: tuple((event.step, float(event.value)) for event in events.Scalars(tag))
+        for tag in events.Tags()["scalars"]
+    }

@@ -1,0 +1,147 @@
+"""Small pictures of the views that an evaluation has judged."""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.nn import functional as F
+
+from voxelfield.rendering.pixels import to_uint8
+from voxelfield.rendering.render import View
+from voxelfield.training.images import turbo
+from voxelfield.training.logging import ERROR_MAXIMUM, depth_colors
+
+_SIDE = 240
+_LEAST_SIDE = 64
+_VIEWS_AT_FULL_SIZE = 200
+
+# Matter that hides the view from right before the camera: its depth as a share of the view's median depth, and how many
+# times the view's mean error it has, without which it may be part of the scene.
+_NEAR_DEPTH = 0.3
+_NEAR_ERROR = 3.0
+
+
+@dataclass(frozen=True)
+class ViewPictures:
+    """What the report shows of one view.
+
+    Attributes:
+        name: The view's.
+        render: JPEG file, as are all four.
+        truth: The photograph, over the background of the evaluation.
+        error: Absolute difference, averaged over the channels, in Turbo colours from 0 to ``ERROR_MAXIMUM``; that of
+            the whole image, not of the small pictures.
+        depth: In Turbo colours from near (blue) to far (red), white where there is nothing.
+        width: Of each picture, in pixels.
+        height: Of each picture, in pixels.
+        hidden: Share of the pixels that show something which hangs right before the camera and is not in the
+            photograph.
+    """
+
+    name: str
+    render: bytes
+    truth: bytes
+    error: bytes
+    depth: bytes
+    width: int
+    height: int
+    hidden: float
+
+
+@dataclass(frozen=True)
+class _Reduced:
+    """A view that is reduced in size: 8-bit channels of render (3), truth (3), error and opacity, and its depth."""
+
+    colors: Tensor
+    depth: Tensor
+
+
+class Thumbnails:
+    """Collects reduced views while an evaluation goes on, and makes pictures of them when there is time.
+
+    To collect one launches a few kernels and waits for none of them. Reduced views stay on the device: at most about
+    130 MB for up to 200 views, and for more of them smaller ones.
+
+    Args:
+        count: Number of views to expect, on which the size of the pictures depends.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._side = thumbnail_side(count)
+        self._views: dict[str, _Reduced] = {}
+
+    def __len__(self) -> int:
+        return len(self._views)
+
+    @torch.no_grad()
+    def add(self, name: str, view: View, truth: Tensor, mask: Tensor | None) -> None:
+        """Keeps a view; one of the same name takes the place of the one before.
+
+        Args:
+            name: The view's.
+            view: As rendered.
+            truth: (H, W, 3) in [0, 1], same device.
+            mask: (H, W) bool, same device: where the error counts; None: everywhere.
+        """
+        rgb = view.rgb.clamp(0, 1)
+        error = (rgb - truth).abs().mean(dim=-1, keepdim=True) / ERROR_MAXIMUM
+        if mask is not None:
+            error = torch.where(mask[..., None], error, 0)
+        filled = (view.opacity > 0.5) & view.depth.isfinite()
+        depth = torch.where(filled, view.depth, 0)[..., None]
+        whole = torch.cat((rgb, truth, error.clamp(max=1), filled[..., None].to(rgb), depth), dim=-1)
+        small = F.interpolate(whole.permute(2, 0, 1)[None], self._size(*rgb.shape[:2]), mode="area")[0]
+        # Where only part of a pixel is filled, its depth is the mean of that part.
+        mean_depth = small[8] / small[7].clamp(min=1e-6)
+        self._views[name] = _Reduced(to_uint8(small[:8]), mean_depth.clamp(max=torch.finfo(torch.float16).max).half())
+
+    def pictures(self) -> dict[str, ViewPictures]:
+        """Returns the pictures by the views' names; waits for the device."""
+        with ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="thumbnails") as pool:
+            return dict(zip(self._views, pool.map(_pictures, self._views, self._views.values()), strict=True))
+
+    def _size(self, height: int, width: int) -> tuple[int, int]:
+        scale = min(1.0, self._side / max(height, width))
+        return max(1, round(height * scale)), max(1, round(width * scale))
+
+
+def thumbnail_side(count: int) -> int:
+    """Returns the longer side in pixels of each picture, such that those of all views take about the same room.
+
+    Args:
+        count: Number of views.
+    """
+    share = min(1.0, _VIEWS_AT_FULL_SIZE / max(count, 1))
+    return max(_LEAST_SIDE, round(_SIDE * math.sqrt(share)))
+
+
+def _pictures(name: str, view: _Reduced) -> ViewPictures:
+    colors, depth = view.colors.cpu().permute(1, 2, 0) / 255, view.depth.cpu().float()
+    error, filled = colors[..., 6], colors[..., 7]
+    shown = (colors[..., :3], colors[..., 3:6], turbo(error), depth_colors(depth, filled))
+    height, width = depth.shape
+    render, truth, wrong, distance = map(_jpeg, shown)
+    return ViewPictures(name, render, truth, wrong, distance, width, height, _hidden(error, depth, filled > 0.5))
+
+
+def _hidden(error: Tensor, depth: Tensor, filled: Tensor) -> float:
+    """Returns which share of a view's pixels hangs right before the camera and is wrong."""
+    if not bool(filled.any()):
+        return 0.0
+    near = filled & (depth < _NEAR_DEPTH * depth[filled].median())
+    wrong = near & (error > _NEAR_ERROR * error.mean())
+    return float(wrong.double().mean())
+
+
+def _jpeg(rgb: Tensor) -> bytes:
+    file = io.BytesIO()
+    # Full resolution of colours too: in maps of error and depth they are all that there is.
+    Image.fromarray(to_uint8(rgb).numpy()).save(file, format="JPEG", quality=85, subsampling=0, optimize=True)
+    return file.getvalue()

@@ -1,0 +1,63 @@
+"""What a checkpoint remembers of the data that it was trained on, so that other data does not pass for it."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from voxelfield.datasets.scene import Split
+
+
+def fingerprint(split: Split) -> dict[str, Tensor]:
+    """Returns checksums (CRC-32) of what is trained on.
+
+    Args:
+        split: N images on the CPU and their cameras.
+
+    Returns:
+        ``images`` (N,) int64, of each image with its mask, and ``cameras`` (N,) int64, of each pose with its
+        intrinsics.
+    """
+    cameras = torch.cat((split.cameras.c2w.flatten(1), split.cameras.intrinsics), dim=1)
+    if split.cameras.lens is not None:
+        cameras = torch.cat((cameras, split.cameras.lens.coefficients), dim=1)
+    # zlib lets other threads run.
+    with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
+        images = list(pool.map(lambda index: _image(split, index), range(len(split))))
+    return {"images": torch.tensor(images), "cameras": torch.tensor([_checksum(camera) for camera in cameras])}
+
+
+def changes(saved: Mapping[str, Any], split: Split) -> str:
+    """Says what differs from the data of a checkpoint, in words that follow "scene"; "" if nothing does.
+
+    Args:
+        saved: What :func:`fingerprint` returned then.
+        split: What is to be trained on now.
+    """
+    now = fingerprint(split)
+    count = len(now["images"])
+    if len(saved["images"]) != count:
+        return f"has {count} training images, where the checkpoint was trained on {len(saved['images'])}"
+    for part, words in (("images", "images"), ("cameras", "cameras")):
+        differ = (saved[part].cpu() != now[part]).nonzero()[:, 0].tolist()
+        if differ:
+            return (
+                f"has other training {words} than the checkpoint was trained on ({len(differ)} of {count}, the first "
+                f"is {split.names[differ[0]]})"
+            )
+    return ""
+
+
+def _image(split: Split, index: int) -> int:
+    checksum = _checksum(split.images[index])
+    return checksum if split.masks is None else _checksum(split.masks[index], checksum)
+
+
+def _checksum(values: Tensor, before: int = 0) -> int:
+    return zlib.crc32(values.contiguous().view(torch.uint8).numpy().data, before)
