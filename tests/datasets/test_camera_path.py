@@ -76,7 +76,7 @@ def frame(**changes: Any) -> list[dict[str, Any]]:
         ),
         (
             {"camera_path": frame(camera_to_world=[*IDENTITY[:12], 0, 0, 0, 2])},
-            r"camera_path\[0\]: 'camera_to_world' must end in the row 0 0 0 1",
+            r"camera_path\[0\]: 'camera_to_world' must have \(0, 0, 0, 1\) as its last row",
         ),
     ],
 )

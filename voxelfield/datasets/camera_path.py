@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 
 import torch
 
-from voxelfield.datasets.photos import check_rotation
+from voxelfield.datasets.poses import check_poses
 from voxelfield.datasets.transforms import read_object
 from voxelfield.rendering.cameras import Cameras
 
@@ -76,11 +76,9 @@ def _number(where: Path | str, content: Mapping[str, Any], key: str, *, whole: b
 def _pose(where: str, values: object) -> torch.Tensor:
     if not isinstance(values, list) or len(values) != 16 or not all(map(_finite, values)):
         raise ValueError(f"{where}: 'camera_to_world' must be 16 finite numbers, row by row, got {_shown(values)}")
-    pose = torch.tensor(values, dtype=torch.float32).view(4, 4)
-    if pose[3].tolist() != [0, 0, 0, 1]:
-        raise ValueError(f"{where}: 'camera_to_world' must end in the row 0 0 0 1, got {pose[3].tolist()}")
-    check_rotation(f"{where}: 'camera_to_world'", pose[:3, :3])
-    return pose
+    pose = torch.tensor(values, dtype=torch.float64).view(4, 4)
+    check_poses(lambda _: f"{where}: 'camera_to_world'", pose[None])
+    return pose.float()
 
 
 def _finite(value: object) -> TypeGuard[float]:
