@@ -37,6 +37,16 @@ VOXELFIELD_HOST_DEVICE float ceil_small(float value) {
 #endif
 }
 
+// Sums and differences that wrap around where they leave the range of int32_t, for numbers that anything may have
+// written: overflow of signed numbers is undefined.
+VOXELFIELD_HOST_DEVICE int32_t wrapping_add(int32_t a, int32_t b) {
+  return static_cast<int32_t>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b));
+}
+
+VOXELFIELD_HOST_DEVICE int32_t wrapping_subtract(int32_t a, int32_t b) {
+  return static_cast<int32_t>(static_cast<uint32_t>(a) - static_cast<uint32_t>(b));
+}
+
 #if defined(__CUDACC__)
 // Division by a number known on the host, without a division on the device: Granlund and Montgomery, "Division by
 // invariant integers using multiplication" (PLDI 1994), figure 4.1, for numbers below 2^31.

@@ -1,6 +1,7 @@
 // Ray marching in two passes, and its host side, written once: check, allocate, and hand over to a backend.
 #pragma once
 
+#include "common/whole_numbers.h"
 #include "rays/cut_rays_ops.h"
 #include "rays/packing.h"
 
@@ -81,13 +82,17 @@ struct MarchedSamples {
 
   // The segment's sample `number`, unless it lies behind the stored ranges.
   VOXELFIELD_HOST_DEVICE SampleRow sample(const Staged& staged, int64_t segment, int32_t number) const {
+    // Callers of the raw op may pass arbitrary ranges, whose lengths wrap around.
     StepRange found = staged.first;
-    for (int range = 1; number >= found.end - found.begin && range < kStoredRanges; ++range) {
-      number -= found.end - found.begin;
+    int32_t length = wrapping_subtract(found.end, found.begin);
+    for (int range = 1; number >= length && range < kStoredRanges; ++range) {
+      number = wrapping_subtract(number, length);
       found = step_ranges[range * rays.segments() + segment];
+      length = wrapping_subtract(found.end, found.begin);
     }
-    const float t = fmaf(static_cast<float>(found.begin + number) + staged.offset, rays.step, staged.near);
-    SampleRow row{{}, t, rays.step, segment >> rays.segments_shift, number < found.end - found.begin};
+    const float step = static_cast<float>(wrapping_add(found.begin, number));
+    const float t = fmaf(step + staged.offset, rays.step, staged.near);
+    SampleRow row{{}, t, rays.step, segment >> rays.segments_shift, number < length};
     for (int axis = 0; axis < 3; ++axis) row.position[axis] = fmaf(t, staged.direction[axis], staged.origin[axis]);
     return row;
   }

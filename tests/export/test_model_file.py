@@ -465,3 +465,10 @@ def test_density_is_what_rendering_sees(run, device):
     assert torch.equal(density > 0, run.occupancy.occupied)
     outside = torch.tensor([[9.0, 0, 0], [math.nan, 0, 0]], device=device)
     assert run.density(outside).tolist() == [0, 0]
+
+
+def test_a_configuration_with_a_wrong_key_names_the_file(run, tmp_path):
+    run.config.trainer.stageq = 1
+    save_model(tmp_path / "model.safetensors", run)
+    with pytest.raises(ModelFileError, match=r"model\.safetensors: configuration has no key trainer\.stageq"):
+        voxelfield.load(tmp_path / "model.safetensors", "cpu")

@@ -8,6 +8,7 @@ import math
 import pytest
 import reference
 import torch
+from march_testing import assert_same_samples
 from op_testing import LAYOUTS, threads
 from torch.nn import functional as F
 
@@ -18,10 +19,6 @@ from voxelfield.rendering.rays import intersect_aabb
 BOX = torch.tensor([[-1.0, 0.5, -3.0], [2.0, 1.5, 1.0]])
 STEP = 0.07
 NAMES = ("origins", "directions", "near", "far", "occupied", "aabb")
-
-# A float32 position may fall into the neighbouring cell, or on the other side of `far`, this close to the border.
-CELL_TOLERANCE = 1e-4
-FAR_TOLERANCE = 1e-5
 
 
 def make_rays(count):
@@ -52,31 +49,6 @@ def make_scene(count=60, resolution=(6, 5, 7), fraction=0.4):
 
 def on(device, arguments):
     return {name: value.to(device) for name, value in arguments.items()}
-
-
-def lattice_keys(samples, scene, offset, step):
-    """(ray, k) of every sample; k is the number of its lattice position."""
-    t, ray_index = samples.t.cpu(), samples.ray_index.cpu()
-    k = (t.double() - scene["near"][ray_index].double()) / step - offset[ray_index].double()
-    assert (k - k.round()).abs().max() < 1e-3
-    return set(zip(ray_index.tolist(), k.round().long().tolist(), strict=True))
-
-
-def is_borderline(scene, offset, step, ray, k):
-    t = scene["near"][ray].double() + (k + offset[ray].double()) * step
-    low, high = scene["aabb"].double()
-    position = scene["origins"][ray].double() + t * scene["directions"][ray].double()
-    cell = (position - low) / (high - low) * torch.tensor(scene["occupied"].shape)
-    at_face = (cell - cell.round()).abs().min() < CELL_TOLERANCE
-    return bool(at_face) or abs(t - scene["far"][ray].double()) < FAR_TOLERANCE
-
-
-def assert_same_samples(one, two, scene, offset, step=STEP):
-    """Fails if two marches differ by more than a few positions on the border of a cell or of a ray."""
-    keys, other_keys = (lattice_keys(samples, scene, offset, step) for samples in (one, two))
-    differing = keys ^ other_keys
-    assert len(differing) <= 0.01 * len(other_keys) + 1
-    assert all(is_borderline(scene, offset, step, ray, k) for ray, k in differing)
 
 
 def assert_packed(samples, scene, offset=None, step=STEP):
@@ -125,7 +97,7 @@ def test_samples_match_reference(device, resolution, fraction):
     samples = march_rays(**on(device, scene), step=STEP, offset=offset.to(device))
     assert len(samples[1]) > 10
     assert_packed(samples, scene, offset)
-    assert_same_samples(samples, by_reference(scene, offset), scene, offset)
+    assert_same_samples(samples, by_reference(scene, offset), scene, offset, STEP)
 
 
 @pytest.mark.parametrize("step", [0.011, 0.9])

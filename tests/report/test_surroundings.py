@@ -8,7 +8,14 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from voxelfield.report.surroundings import commands, environment, finishing_time, logged_warnings, peak_host_gib
+from voxelfield.report.surroundings import (
+    chosen_settings,
+    commands,
+    environment,
+    finishing_time,
+    logged_warnings,
+    peak_host_gib,
+)
 
 
 def test_the_environment_names_versions():
@@ -38,6 +45,13 @@ def test_the_command_that_trained_is_given_again(tmp_path, monkeypatch):
         "trainer.steps=5",
     ]
     assert found["Judge the views again"] == "voxelfield eval 'my run'"
+
+
+def test_what_was_chosen_is_known_by_its_names():
+    found = chosen_settings(["seed=3", "++model=mlp", "hydra.run.dir=x"])
+    assert {"seed", "model.kind", "hydra.run.dir"} <= found
+    assert "trainer.steps" not in found
+    assert chosen_settings(()) == set()
 
 
 def test_without_hydras_record_the_other_commands_are_given(tmp_path):

@@ -7,7 +7,9 @@ import pytest
 import torch
 from PIL import Image
 from records import flat_view
+from torch.nn import functional as F
 
+import voxelfield
 from voxelfield.rendering.render import View
 from voxelfield.report.thumbnails import Thumbnails, thumbnail_side
 from voxelfield.training.images import turbo
@@ -91,6 +93,21 @@ def test_a_view_takes_the_place_of_one_of_its_name():
         thumbnails.add("r_0", flat_view(8, 8, value), torch.zeros(8, 8, 3), None)
     assert len(thumbnails) == 1
     np.testing.assert_allclose(decoded(only(thumbnails).render), 1, atol=0.02)
+
+
+def test_a_report_of_200_views_of_800_x_800_is_below_20_mb():
+    """Photographs with as much detail as the bundled scene has, enlarged, and with the noise of a camera."""
+    split = voxelfield.load_scene("bricks", splits=("test",)).test
+    thumbnails = Thumbnails(200)
+    for name, image in zip(split.names[:4], split.images, strict=False):
+        enlarged = F.interpolate(image.permute(2, 0, 1)[None] / 255, (800, 800), mode="bicubic")[0].permute(1, 2, 0)
+        truth = (enlarged[..., :3] * enlarged[..., 3:] + 1 - enlarged[..., 3:]).clamp(0, 1)
+        noisy = truth + 0.02 * torch.randn_like(truth)
+        thumbnails.add(name, View(noisy, enlarged[..., 3], 3 + truth.mean(dim=-1)), truth, None)
+    shown = list(thumbnails.pictures().values())
+    size = sum(len(part) for view in shown for part in (view.render, view.truth, view.error, view.depth)) / len(shown)
+    assert size > 10_000
+    assert 4 / 3 * 200 * size < 18e6
 
 
 @pytest.mark.parametrize("count", [1, 200, 210, 800, 2000, 100_000])

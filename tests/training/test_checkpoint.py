@@ -340,3 +340,14 @@ def test_an_older_checkpoint_goes_when_the_newer_one_is_sound(tmp_path):
     second.write_bytes(whole)
     replace_checkpoints([first, tmp_path / "gone.pt"], second)
     assert [file.name for file in tmp_path.iterdir()] == [second.name]
+
+
+def test_a_pickle_that_ends_early_is_refused_by_name(tmp_path):
+    """Its checksum is right, so that only the pickle tells."""
+    save_checkpoint(tmp_path / "last.pt", {"step": 1})
+    with zipfile.ZipFile(tmp_path / "last.pt") as whole, zipfile.ZipFile(tmp_path / "cut.pt", "w") as cut:
+        for entry in whole.infolist():
+            content = whole.read(entry)
+            cut.writestr(entry.filename, content[:-1] if entry.filename.endswith("data.pkl") else content)
+    with pytest.raises(CheckpointError, match=r"cut\.pt is not a voxelfield checkpoint: its contents cannot be read"):
+        load_checkpoint(tmp_path / "cut.pt")

@@ -51,7 +51,7 @@ def test_scalars_text_and_pictures_arrive(tmp_path, device):
 
 def test_hyperparameters_are_one_run_with_its_final_metrics(tmp_path):
     plugin_data_pb2 = pytest.importorskip("tensorboard.plugins.hparams.plugin_data_pb2")
-    logger = TensorBoardLogger(tmp_path)
+    logger = TensorBoardLogger(tmp_path, chosen={"lr", "lr.kind"})
     logger.scalars(300, {"test/psnr": 29.0})
     config = {"lr": 0.1, "scene": {"name": "lego"}, "sizes": [16, 31], "tv": True}
     logger.hyperparameters(config, {"psnr": 30.5, "ssim": 0.9})
@@ -64,6 +64,7 @@ def test_hyperparameters_are_one_run_with_its_final_metrics(tmp_path):
     parsed = {tag: plugin_data_pb2.HParamsPluginData.FromString(value) for tag, value in content.items()}
     experiment = parsed["_hparams_/experiment"].experiment
     assert [info.name.tag for info in experiment.metric_infos] == ["final/psnr", "final/ssim"]
+    assert {info.name for info in experiment.hparam_infos if info.differs} == {"lr"}
     columns = parsed["_hparams_/session_start_info"].session_start_info.hparams
     assert columns["lr"].number_value == 0.1
     assert columns["scene.name"].string_value == "lego"

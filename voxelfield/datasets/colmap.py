@@ -17,11 +17,13 @@ import torch
 
 from voxelfield.datasets.bounds import box_of_cameras, box_of_points
 from voxelfield.datasets.captures import load_capture
+from voxelfield.datasets.colmap_layout import check_binary_model
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, photo_lens, scaled, with_shrunk_images
 from voxelfield.datasets.poses import check_poses, turned_about
 from voxelfield.datasets.scene import Scene
 from voxelfield.installed import MissingPackageError
+from voxelfield.ops._errors import shown
 from voxelfield.rendering.lens import LensModel
 
 MODELS = ("sparse/0", "sparse", "colmap/sparse/0")
@@ -96,6 +98,7 @@ def _read_model(folder: Path) -> tuple[Path, Any]:
 
     source = _model_folder(folder)
     assert source is not None
+    check_binary_model(source)
     try:
         return source, pycolmap.Reconstruction(source)
     except (ValueError, RuntimeError, OSError, IndexError) as error:
@@ -112,8 +115,12 @@ def _photo(folder: Path, source: Path, image: Any, camera: Any) -> Photo:
     model, terms = _LENSES[name]
     numbers = camera.params[-len(terms) :].tolist() if terms else []
     lens = photo_lens(f"{source}: camera {camera.camera_id}", model, dict(zip(terms, numbers, strict=True)))
+    if min(camera.width, camera.height) < 1:
+        raise ValueError(
+            f"{source}: camera {camera.camera_id} must have a size of at least 1x1, got {camera.width}x{camera.height}"
+        )
     if Path(image.name).is_absolute() or ".." in Path(image.name).parts:
-        raise ValueError(f"{source}: names of images must be inside of the folder images, got {image.name!r}")
+        raise ValueError(f"{source}: names of images must be inside of the folder images, got {shown(image.name)}")
     w2c = torch.eye(4, dtype=torch.float64)
     w2c[:3] = torch.from_numpy(np.array(image.cam_from_world().matrix()))
     if not bool(w2c.isfinite().all()):

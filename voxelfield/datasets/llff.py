@@ -71,8 +71,8 @@ def load_llff(folder: Path, options: LoadOptions) -> Scene:
 def _read_rows(file: Path) -> Tensor:
     try:
         rows = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise ValueError(f"{file}: not a NumPy array of numbers ({error})") from error
+    except Exception as error:  # NumPy evaluates the header: a broken one ends in anything, TokenError among them
+        raise ValueError(f"{file}: not a NumPy array of numbers ({' '.join(str(error).split())[:200]})") from error
     if not (isinstance(rows, np.ndarray) and rows.dtype.kind in "fiu" and rows.ndim == 2 and rows.shape[1] == 17):
         raise ValueError(
             f"{file}: must be an array of numbers of shape (N, 17), got {getattr(rows, 'shape', type(rows))}"

@@ -16,6 +16,7 @@ from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, with_shrunk_images
 from voxelfield.datasets.scene import Scene
 from voxelfield.datasets.transforms import image_path, read_object, read_transforms
+from voxelfield.ops._errors import shown
 
 FILE = "transforms.json"
 
@@ -45,9 +46,9 @@ def _listed_splits(file: Path, meta: dict[str, Any], photos: list[Photo]) -> dic
             continue
         paths = meta[key]
         if not (isinstance(paths, list) and all(isinstance(path, str) for path in paths)):
-            raise ValueError(f"{file}: '{key}' must be a list of paths, got {str(paths)[:80]}")
+            raise ValueError(f"{file}: '{key}' must be a list of paths, got {shown(paths)}")
         unknown = [path for path in paths if image_path(file, path) not in known]
         if unknown:
-            raise ValueError(f"{file}: '{key}' must name images of 'frames', got {unknown[0]!r}")
+            raise ValueError(f"{file}: '{key}' must name images of 'frames', got {shown(unknown[0])}")
         splits[name] = {image_path(file, path) for path in paths}
     return splits or None

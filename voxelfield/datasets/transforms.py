@@ -25,6 +25,7 @@ from voxelfield.datasets.images import IMAGE_SUFFIXES
 from voxelfield.datasets.photos import LENS_TERMS, Intrinsics, Photo, photo_lens
 from voxelfield.datasets.poses import check_poses
 from voxelfield.messages import clipped
+from voxelfield.ops._errors import shown
 from voxelfield.rendering.lens import Lens, LensModel
 
 logger = logging.getLogger(__name__)
@@ -102,7 +103,7 @@ def _frames(file: Path, meta: Mapping[str, Any]) -> list[dict[str, Any]]:
         for key in ("file_path", "mask_path"):
             path = frame.get(key)
             if not (isinstance(path, str) and path) and (key == "file_path" or path is not None):
-                raise ValueError(f"{file}: '{key}' of frame {index} must be a path, got {_shown(path)}")
+                raise ValueError(f"{file}: '{key}' of frame {index} must be a path, got {shown(path)}")
     return frames
 
 
@@ -122,11 +123,11 @@ def image_path(file: Path, file_path: str, key: str = "file_path") -> Path:
     # By its words, as links within the folder may well lead out of it.
     inside = os.path.relpath(os.path.join(folder, file_path), folder)  # noqa: PTH118 - joins what Path would clean
     if inside.split(os.sep, 1)[0] == os.pardir:
-        raise ValueError(f"{file}: '{key}' must be inside of the scene's folder, got {_shown(file_path)}")
+        raise ValueError(f"{file}: '{key}' must be inside of the scene's folder, got {shown(file_path)}")
     encoded = os.path.join(folder, inside).encode(errors="surrogatepass")  # noqa: PTH118
     longest = max(map(len, encoded.split(os.sep.encode())))
     if longest > _LONGEST_NAME or len(encoded) > _LONGEST_PATH or b"\0" in encoded:
-        raise ValueError(f"{file}: '{key}' must be a path that a file can have, got {_shown(file_path)}")
+        raise ValueError(f"{file}: '{key}' must be a path that a file can have, got {shown(file_path)}")
     path = file.parent / inside
     # Only known suffixes count: in "view_0.5" the ".5" belongs to the name.
     return path if path.suffix.lower() in IMAGE_SUFFIXES else path.with_name(path.name + ".png")
@@ -144,7 +145,7 @@ def _poses(file: Path, frames: Sequence[Mapping[str, Any]]) -> Tensor:
         try:
             read = torch.tensor(matrix, dtype=torch.float64)
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-            raise ValueError(f"{name(index)} must be a 4x4 matrix of numbers, got {_shown(matrix)}") from error
+            raise ValueError(f"{name(index)} must be a 4x4 matrix of numbers, got {shown(matrix)}") from error
         if read.shape != (4, 4):
             raise ValueError(f"{name(index)} must have shape (4, 4), got {clipped(str(tuple(read.shape)))}")
         matrices[index] = read
@@ -161,14 +162,14 @@ def _number(file: Path, meta: Mapping[str, Any], key: str, default: float | None
     except OverflowError:  # JSON has whole numbers of any length
         number = math.inf
     if not math.isfinite(number):
-        raise ValueError(f"{file}: '{key}' must be a finite number, got {_shown(value)}")
+        raise ValueError(f"{file}: '{key}' must be a finite number, got {shown(value)}")
     return number
 
 
 def _intrinsics(file: Path, meta: Mapping[str, Any], width: int, height: int) -> Intrinsics:
     for key, size in (("w", width), ("h", height)):
         if _number(file, meta, key, size) != size:
-            got = _shown(meta[key])
+            got = shown(meta[key])
             raise ValueError(f"{file}: '{key}' must be {size}, as the images are {width}x{height}, got {got}")
     if "fl_x" in meta:
         focal = _number(file, meta, "fl_x")
@@ -195,12 +196,7 @@ def _lens(file: Path, meta: Mapping[str, Any]) -> Lens | None:
         return None
     if not isinstance(name, str) or name not in _LENSES:
         raise ValueError(
-            f"{file}: 'camera_model' must be one of {', '.join((*_PINHOLES, *_LENSES))}, got {_shown(name)}: "
+            f"{file}: 'camera_model' must be one of {', '.join((*_PINHOLES, *_LENSES))}, got {shown(name)}: "
             "undistort the images first"
         )
     return photo_lens(str(file), _LENSES[name], terms)
-
-
-def _shown(value: object) -> str:
-    """Returns a value as messages show it, which a file may have made as long as it likes."""
-    return clipped(repr(value))

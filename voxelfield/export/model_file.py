@@ -331,6 +331,10 @@ def parts_of(path: Path) -> Iterator[None]:
         raise
     except _DAMAGED as error:
         raise ModelFileError(f"{path} is damaged: its parts do not fit together ({_one_line(error)})") from error
+    except ValueError as error:  # its configuration
+        if str(path) in str(error):
+            raise
+        raise ModelFileError(f"{path}: {error}") from error
 
 
 def _unpack(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from voxelfield import ops
 from voxelfield.fields.density import DensityActivation, ExponentialDensity
 from voxelfield.ops import _constants
+from voxelfield.ops._errors import shown
 from voxelfield.ops._internal.append_view import append_view
 
 
@@ -288,5 +289,5 @@ def _weights(*widths: int) -> nn.ParameterList:
 
 
 def _check_degree(name: str, degree: int) -> None:
-    if not 0 <= degree <= _constants.MAX_DEGREE:
-        raise ValueError(f"{name} must lie in 0..{_constants.MAX_DEGREE}, got {degree}")
+    if not isinstance(degree, int) or not 0 <= degree <= _constants.MAX_DEGREE:
+        raise ValueError(f"{name} must be an int in 0..{_constants.MAX_DEGREE}, got {shown(degree)}")

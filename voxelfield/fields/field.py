@@ -15,6 +15,7 @@ from voxelfield.grids.nested_boxes import NestedBoxes
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.voxel_grid import VoxelGrid
 from voxelfield.ops import PackedSamples
+from voxelfield.ops._checks import FLOATING, check_dtype, check_same_device, check_tensor
 from voxelfield.ops.ray_sums import spread
 
 
@@ -111,7 +112,15 @@ class RadianceField(nn.Module):
 
         Returns:
             density (M,), per world unit, and rgb (M, 3) in [0, 1]; float32.
+
+        Raises:
+            TypeError: An argument is no floating-point tensor.
+            ValueError: An argument has another shape, or is on another device.
         """
+        check_tensor("points", points, ("M", 3))
+        check_tensor("directions", directions, tuple(points.shape), " as points")
+        check_dtype("directions", directions, FLOATING)
+        check_same_device("directions", directions, "points", points)
         each = torch.arange(points.shape[0], device=points.device)
         places, unit = self._locate(points)
         density, rgb = self.decoder(self.grid(places), directions, each)

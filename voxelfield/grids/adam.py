@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from voxelfield.ops._checks import check_dtype, check_same_device, check_tensor
+from voxelfield.ops._checks import check_dtype, check_not_negative, check_same_device, check_tensor
 from voxelfield.ops._internal.active_tiles import active_tiles
 from voxelfield.ops._internal.grid_adam import check_channel_rates, check_rule, grid_adam_
 from voxelfield.ops._internal.total_variation import grid_total_variation_grad_
@@ -111,8 +111,8 @@ class GridAdam(torch.optim.Optimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         check_rule(group["betas"], group["eps"], group["decay"], group["l2"])
-        if not isinstance(group["lr"], Tensor) and not group["lr"] >= 0:
-            raise ValueError(f"lr must not be negative, got {group['lr']}")
+        if not isinstance(group["lr"], Tensor):
+            check_not_negative("lr", group["lr"])
         for param in group["params"]:
             check_tensor("params", param, ("X", "Y", "Z", "C"))
             check_dtype("params", param, (torch.float32,), " (16-bit grids are working copies: see set_working)")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from voxelfield.ops._errors import ArgumentValueError
+from voxelfield.ops._errors import ArgumentValueError, shown
 
 Box = tuple[tuple[float, ...], tuple[float, ...]]
 """Lower and upper corner, three numbers each, exact in float32."""
@@ -35,12 +35,12 @@ def parse_box(aabb: Sequence[Sequence[float]] | Tensor) -> Box:
         else:
             corners = [[float(value) for value in corner] for corner in aabb]
         low, high = (tuple(_round_to_float32(value) for value in corner) for corner in corners)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise ArgumentValueError(
-            f"aabb must be two corners of three numbers each, shape (2, 3), got {aabb!r}"
+            f"aabb must be two corners of three numbers each, shape (2, 3), got {shown(aabb)}"
         ) from error
     if len(low) != 3 or len(high) != 3:
-        raise ArgumentValueError(f"aabb must be two corners of three numbers each, shape (2, 3), got {corners}")
+        raise ArgumentValueError(f"aabb must be two corners of three numbers each, shape (2, 3), got {shown(corners)}")
     if not (all(map(math.isfinite, (*low, *high))) and all(a < b for a, b in zip(low, high, strict=True))):
         raise ArgumentValueError(f"aabb must be finite with low < high along every axis, got {[[*low], [*high]]}")
     return low, high

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, cast
@@ -17,8 +16,8 @@ from voxelfield.grids.sharding import refuse_other_resolution, refuse_sharded
 from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.grids.voxel_grid import VoxelGrid, cubic_voxels
 from voxelfield.grids.working_copies import WorkingCopies, sample_levels
-from voxelfield.ops._checks import check_choice
-from voxelfield.ops._errors import ArgumentTypeError, ArgumentValueError
+from voxelfield.ops._checks import check_choice, check_not_negative
+from voxelfield.ops._errors import ArgumentTypeError, ArgumentValueError, shown
 from voxelfield.ops._grids import Padding
 from voxelfield.ops.pyramid import REDUCTIONS, Reduction
 
@@ -80,13 +79,15 @@ class VoxelPyramid(nn.Module):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(resolutions, Sequence) or not all(isinstance(size, int) for size in resolutions):
+            raise ArgumentTypeError(f"resolutions must be a sequence of ints, got {shown(resolutions)}")
         if len(resolutions) == 0 or list(resolutions) != sorted(set(resolutions)) or resolutions[0] < 2:
             raise ArgumentValueError(f"resolutions must rise from at least 2, got {list(resolutions)}")
         bounds = list(init_range) if isinstance(init_range, Sequence) else [init_range] * len(resolutions)
         if len(bounds) != len(resolutions):
             raise ArgumentValueError(f"init_range must be one number or {len(resolutions)}, got {bounds}")
-        if not all(math.isfinite(bound) and bound >= 0 for bound in bounds):
-            raise ArgumentValueError(f"init_range must be finite and not negative, got {init_range}")
+        for bound in bounds:
+            check_not_negative("init_range", bound)
         check_choice("reduce", reduce, REDUCTIONS)
         if reduce == "sum" and any(finer % coarser for coarser, finer in pairwise(resolutions)):
             raise ArgumentValueError(

@@ -16,8 +16,15 @@ from voxelfield.grids.resampling import migratable_state, resample, sample_verti
 from voxelfield.grids.sharding import refuse_other_resolution, refuse_sharded
 from voxelfield.grids.working_copies import WorkingCopies
 from voxelfield.ops._autograd import needs_long_path
-from voxelfield.ops._checks import FLOATING, check_choice, coordinate_dtype, widen_positions
-from voxelfield.ops._errors import ArgumentTypeError, ArgumentValueError, is_out_of_memory
+from voxelfield.ops._checks import (
+    FLOATING,
+    check_choice,
+    check_finite,
+    check_not_negative,
+    coordinate_dtype,
+    widen_positions,
+)
+from voxelfield.ops._errors import ArgumentTypeError, ArgumentValueError, is_out_of_memory, shown
 from voxelfield.ops._grids import PADDINGS, Padding, sample_in_box_eagerly
 
 __all__ = ["VoxelGrid", "cubic_voxels"]
@@ -97,8 +104,8 @@ class VoxelGrid(nn.Module):
         if dtype not in FLOATING:
             raise ArgumentTypeError(f"dtype must be float32, float64, float16 or bfloat16, got {dtype}")
         check_choice("padding", padding, PADDINGS)
-        if not (math.isfinite(init_std) and init_std >= 0):
-            raise ArgumentValueError(f"init_std must be finite and not negative, got {init_std}")
+        check_not_negative("init_std", init_std)
+        check_finite("fill", fill)
         self.padding: Padding = padding
         self.init_std = init_std
         self.fill = fill
@@ -359,6 +366,8 @@ class VoxelGrid(nn.Module):
         """Raises unless these are coordinates on the grid's device; returns them, converted to float32 if 16-bit."""
         if not isinstance(values, Tensor):
             raise ArgumentTypeError(f"{name} must be a torch.Tensor, got {type(values).__name__}")
+        if values.layout is not torch.strided:
+            raise ArgumentValueError(f"{name} must be a dense tensor, got one of layout {values.layout}")
         values = widen_positions(name, values, torch.float32)
         if not _is_real(values):
             raise ArgumentTypeError(f"{name} must be float32 or float64, got {values.dtype}")
@@ -643,13 +652,18 @@ class VoxelGrid(nn.Module):
 # -------------------------------------------------------------------------------------------------- arguments
 
 
+_LARGEST_SIZE = (1 << 31) - 1
+
+
 def _parse_size(name: str, value: Any) -> int:
     try:
         size = operator.index(value)
     except TypeError:
-        raise ArgumentTypeError(f"{name} must be integer, got {value!r}") from None
+        raise ArgumentTypeError(f"{name} must be integer, got {shown(value)}") from None
     if size < 1 or isinstance(value, bool):
-        raise ArgumentValueError(f"{name} must be at least 1, got {value!r}")
+        raise ArgumentValueError(f"{name} must be at least 1, got {shown(value)}")
+    if size > _LARGEST_SIZE:
+        raise ArgumentValueError(f"{name} must be at most 2^31 - 1, got {shown(value)}")
     return size
 
 
@@ -659,7 +673,7 @@ def _parse_resolution(resolution: int | Sequence[int]) -> tuple[int, int, int]:
     except TypeError:
         sizes = (resolution,) * 3
     if len(sizes) != 3:
-        raise ArgumentValueError(f"resolution must be one int, or three for x, y and z, got {resolution!r}")
+        raise ArgumentValueError(f"resolution must be one int, or three for x, y and z, got {shown(resolution)}")
     x, y, z = (_parse_size("resolution", size) for size in sizes)
     return x, y, z
 

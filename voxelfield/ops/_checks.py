@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Collection
 
 import torch
 from torch import Tensor
 
-from voxelfield.ops._errors import ArgumentTypeError, ArgumentValueError
+from voxelfield.ops._errors import ArgumentTypeError, ArgumentValueError, shown
 
 FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def check_tensor(name: str, value: object, shape: tuple[int | str, ...], why: str = "") -> None:
-    """Raises unless ``value`` is a tensor of the given shape (strings stand for any length)."""
+    """Raises unless ``value`` is a dense tensor of the given shape (strings stand for any length)."""
     if not isinstance(value, Tensor):
         raise ArgumentTypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
+    if value.layout is not torch.strided:
+        raise ArgumentValueError(f"{name} must be a dense tensor, got one of layout {value.layout}")
     fits = value.dim() == len(shape) and all(
         isinstance(want, str) or got == want for got, want in zip(value.shape, shape, strict=True)
     )
@@ -35,7 +38,7 @@ def check_dtype(name: str, value: Tensor, allowed: tuple[torch.dtype, ...], why:
 def check_choice(name: str, value: object, allowed: Collection[str]) -> None:
     """Raises unless ``value`` is one of the allowed strings."""
     if not isinstance(value, str) or value not in allowed:
-        raise ArgumentValueError(f"{name} must be one of {list(allowed)}, got {value!r}")
+        raise ArgumentValueError(f"{name} must be one of {list(allowed)}, got {shown(value)}")
 
 
 def check_same_device(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
@@ -99,14 +102,34 @@ def check_rays(origins: object, directions: object, near: object, far: object, o
 def check_step(step: float) -> None:
     """Raises unless ``step`` is positive and finite in float32, in which kernels march."""
     limits = torch.finfo(torch.float32)
-    if not limits.tiny <= step <= limits.max:
-        raise ArgumentValueError(f"step must be a positive, finite distance, got {step}")
+    if not lies_within("step", step, limits.tiny, limits.max):
+        raise ArgumentValueError(f"step must be a positive, finite distance, got {shown(step)}")
 
 
 def check_fraction(name: str, value: float) -> None:
     """Raises unless a number lies in [0, 1]."""
-    if not 0 <= value <= 1:
-        raise ArgumentValueError(f"{name} must lie in [0, 1], got {value}")
+    if not lies_within(name, value, 0, 1):
+        raise ArgumentValueError(f"{name} must lie in [0, 1], got {shown(value)}")
+
+
+def lies_within(name: str, value: float, low: float, high: float) -> bool:
+    """Tells whether a number lies between two others, ends included; raises where it is no number."""
+    try:
+        return bool(low <= value <= high)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ArgumentTypeError(f"{name} must be a number, got {shown(value)}") from error
+
+
+def check_not_negative(name: str, value: float) -> None:
+    """Raises unless a number is finite and not negative."""
+    if not lies_within(name, value, 0, sys.float_info.max):
+        raise ArgumentValueError(f"{name} must be finite and not negative, got {shown(value)}")
+
+
+def check_finite(name: str, value: float) -> None:
+    """Raises unless a number is finite."""
+    if not lies_within(name, value, -sys.float_info.max, sys.float_info.max):
+        raise ArgumentValueError(f"{name} must be finite, got {shown(value)}")
 
 
 def check_points(points: object, shape: tuple[int | str, ...], source_name: str, source: Tensor) -> Tensor:
@@ -194,7 +217,7 @@ def check_index(name: str, index: Tensor, count: int, what: str) -> None:
 def check_at_least_one(name: str, value: object) -> None:
     """Raises unless ``value`` is an int of at least 1."""
     if not isinstance(value, int) or value < 1:
-        raise ArgumentValueError(f"{name} must be an int of at least 1, got {value!r}")
+        raise ArgumentValueError(f"{name} must be an int of at least 1, got {shown(value)}")
 
 
 def is_readable(x: Tensor) -> bool:

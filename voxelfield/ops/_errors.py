@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from voxelfield.messages import clipped
+
 
 class ArgumentTypeError(TypeError, RuntimeError):
     """An argument is of the wrong type or dtype. Also a RuntimeError, which torch's own functions raise here."""
@@ -15,6 +17,15 @@ class ArgumentTypeError(TypeError, RuntimeError):
 
 class ArgumentValueError(ValueError, RuntimeError):
     """An argument has the wrong value, shape or device. Also a RuntimeError, which torch's own functions raise here."""
+
+
+def shown(value: object) -> str:
+    """Returns a value as messages show it: in one line, and not all of it if that is long."""
+    try:
+        text = " ".join(repr(value).split())
+    except ValueError:  # Python prints no number of thousands of digits
+        return f"a {type(value).__name__}"
+    return clipped(text)
 
 
 @contextmanager

@@ -136,6 +136,8 @@ def sample_eagerly(
         sampled = _derivatives.sample_eagerly(grids, points, stencil)
     except Exception:  # whatever it is, the long path raises it again, or explains it
         return None
+    if sampled.numel() == 0:  # of what is empty the raw op checks less
+        return None
     return _values_and_gradient(sampled) if with_gradient else sampled
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.ops import _constants
+from voxelfield.ops._errors import shown
 
 
 class PackedSamples(NamedTuple):
@@ -35,14 +36,19 @@ class PackedSamples(NamedTuple):
     rays_kept: Tensor
 
 
+# Whatever the machine: numbers of bytes beyond this overflow.
+_MOST_ROWS = 1 << 40
+
+
 def check_capacity(capacity: object) -> None:
     """Raises unless ``capacity`` is None or a number of rows."""
     if capacity is None:
         return
     if not isinstance(capacity, int) or isinstance(capacity, bool):
         raise TypeError(f"capacity must be an int or None, got {type(capacity).__name__}")
-    if capacity < 0:
-        raise ValueError(f"capacity must be a number of samples, at least 0, got {capacity}")
+    if not 0 <= capacity <= _MOST_ROWS:
+        limit = "at least 0" if capacity < 0 else "at most 2^40"
+        raise ValueError(f"capacity must be a number of samples, {limit}, got {shown(capacity)}")
 
 
 def parts_of(rays: int, segments_per_ray: int = 1) -> int:

@@ -50,9 +50,12 @@ def trilinear_interpolate(feats: Tensor, points: Tensor) -> Tensor:
     """
     if not needs_long_path():
         try:
-            return sample_eagerly((feats,), points, _STENCIL)
+            sampled = sample_eagerly((feats,), points, _STENCIL)
         except Exception:
             pass
+        else:
+            if sampled.numel() > 0:  # of what is empty the raw op checks less
+                return sampled
     check_tensor("feats", feats, ("N", 8, "C"))
     check_dtype("feats", feats, FLOATING)
     points = check_points(points, ("N", 3), "feats", feats)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from voxelfield.ops._autograd import MaybeTensor
+from voxelfield.ops._checks import check_tensor
 from voxelfield.ops._light import CompositeSamples, RayLight, check_samples, run, run_eagerly
 from voxelfield.ops._no_derivative import hold_constant
 from voxelfield.ops.ray_sums import widen
@@ -145,7 +146,7 @@ def ray_weights(
         ValueError: As for :func:`composite`.
         NotImplementedError: As for :func:`composite`.
     """
-    return _light("ray_weights", density, dt, ray_offsets, min_transmittance, transmittance=False)
+    return _light_of_density("ray_weights", density, dt, ray_offsets, min_transmittance, transmittance=False)
 
 
 def ray_transmittance(
@@ -165,7 +166,7 @@ def ray_transmittance(
         ValueError: As for :func:`composite`.
         NotImplementedError: As for :func:`composite`.
     """
-    return _light("ray_transmittance", density, dt, ray_offsets, min_transmittance, transmittance=True)
+    return _light_of_density("ray_transmittance", density, dt, ray_offsets, min_transmittance, transmittance=True)
 
 
 def alpha_weights(alpha: Tensor, ray_offsets: Tensor, *, min_transmittance: float = MIN_TRANSMITTANCE) -> Tensor:
@@ -203,6 +204,14 @@ def alpha_transmittance(alpha: Tensor, ray_offsets: Tensor, *, min_transmittance
 def _named(results: tuple[Tensor, ...], with_distortion: bool) -> Composite:
     rgb, opacity, depth_sum, weights, distortion = results
     return Composite(rgb, opacity, depth_sum, weights, distortion if with_distortion else None)
+
+
+def _light_of_density(
+    op: str, density: Tensor, dt: Tensor, ray_offsets: Tensor, min_transmittance: float, *, transmittance: bool
+) -> Tensor:
+    if dt is None:  # which would make the densities alphas
+        check_tensor("dt", dt, ("M",))
+    return _light(op, density, dt, ray_offsets, min_transmittance, transmittance=transmittance)
 
 
 def _light(

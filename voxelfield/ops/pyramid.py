@@ -75,7 +75,7 @@ def sample_pyramid(
             grids, or an option is unknown.
         NotImplementedError: A third derivative is asked for, or a second one with ``with_gradient``.
     """
-    if reduce in REDUCTIONS and isinstance(grids, (list, tuple)):
+    if isinstance(reduce, str) and reduce in REDUCTIONS and isinstance(grids, (list, tuple)):
         sampled = sample_eagerly(grids, points, reduce == "sum", padding, align_corners, mode, with_gradient)
         if sampled is not None:
             return sampled

@@ -19,7 +19,9 @@ from voxelfield.ops._checks import (
     check_same_device,
     check_step,
     check_tensor,
+    lies_within,
 )
+from voxelfield.ops._errors import shown
 from voxelfield.ops._no_derivative import hold_constant
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 from voxelfield.ops.marching import OccupancyBits, check_bits, pack_occupancy
@@ -114,7 +116,7 @@ def render_grid(
     offset = check_rays(origins, directions, near, far, offset)
     check_scene(aabb_occupancy, grid, aabb_grid, density, degree, "origins", origins)
     cells = cells_to_walk(occupied, "origins", origins)
-    check_numbers(step, density_scale, min_transmittance, min_weight)
+    check_numbers(step, density_scale, min_transmittance, min_weight, density_shift)
     if density is not None and grid.requires_grad and torch.is_grad_enabled():
         raise ValueError("density must be None where grid requires a gradient: it would receive none")
     rays = {"origins": origins, "directions": directions, "near": near, "far": far, "offset": offset}
@@ -178,7 +180,7 @@ def check_scene(
 ) -> None:
     """Raises unless boxes and field are tensors that fit together, on the device of ``like``."""
     if not isinstance(degree, int) or not 0 <= degree <= _constants.MAX_DEGREE:
-        raise ValueError(f"degree must be an int in 0..{_constants.MAX_DEGREE}, got {degree!r}")
+        raise ValueError(f"degree must be an int in 0..{_constants.MAX_DEGREE}, got {shown(degree)}")
     check_tensor("grid", grid, ("X", "Y", "Z", "C"))
     check_dtype("grid", grid, GRID_DTYPES)
     channels = 1 + 3 * (degree + 1) ** 2
@@ -195,11 +197,16 @@ def check_scene(
         check_same_device("density", density, device_of, like)
 
 
-def check_numbers(step: float, density_scale: float, min_transmittance: float, min_weight: float) -> None:
+def check_numbers(
+    step: float, density_scale: float, min_transmittance: float, min_weight: float, density_shift: float = 0.0
+) -> None:
     """Raises unless the numbers that steer rendering are in range."""
     check_step(step)
-    if not 0 <= density_scale <= torch.finfo(torch.float32).max:
-        raise ValueError(f"density_scale must be finite and not negative, got {density_scale}")
+    largest = torch.finfo(torch.float32).max
+    if not lies_within("density_scale", density_scale, 0, largest):
+        raise ValueError(f"density_scale must be finite and not negative, got {shown(density_scale)}")
+    if not lies_within("density_shift", density_shift, -largest, largest):
+        raise ValueError(f"density_shift must be finite, got {shown(density_shift)}")
     check_fraction("min_transmittance", min_transmittance)
     check_fraction("min_weight", min_weight)
 

@@ -102,10 +102,10 @@ class Cameras:
 
         Raises:
             TypeError: An argument has another dtype.
-            ValueError: An argument has another shape, or ``aabb`` another device.
+            ValueError: An argument has another shape or device.
         """
-        check_field("camera_index", camera_index, ("R",), torch.int64)
-        check_field("pixels", pixels, (camera_index.shape[0], 2), torch.float32)
+        check_field("camera_index", camera_index, ("R",), torch.int64, "Cameras.c2w", self.c2w)
+        check_float32("pixels", pixels, (camera_index.shape[0], 2), "Cameras.c2w", self.c2w)
         origins = self.c2w[:, :3, 3].index_select(0, camera_index)
         directions = self._directions(camera_index, pixels)
         return Rays(origins, directions, *intersect_aabb(origins.detach(), directions.detach(), aabb))

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from voxelfield import ops
 from voxelfield.grids.boxes import box_tensor, parse_box
-from voxelfield.ops._checks import check_result
+from voxelfield.ops._checks import check_dtype, check_result, check_same_device, check_tensor
+from voxelfield.ops._errors import shown
 from voxelfield.ops._internal.empty_distance import empty_distance
 
 
@@ -39,9 +40,12 @@ class OccupancyGrid(nn.Module):
 
     def __init__(self, resolution: int | Sequence[int], aabb: Tensor | Sequence[Sequence[float]]) -> None:
         super().__init__()
-        shape = (resolution,) * 3 if isinstance(resolution, int) else tuple(resolution)
-        if len(shape) != 3 or min(shape) < 1:
-            raise ValueError(f"resolution must be one or three numbers of cells, each at least 1, got {resolution}")
+        shape = (resolution,) * 3 if isinstance(resolution, int) else resolution
+        three = isinstance(shape, Sequence) and len(shape) == 3 and all(isinstance(size, int) for size in shape)
+        if not (three and all(1 <= size < 1 << 31 for size in shape)):
+            raise ValueError(
+                f"resolution must be one or three numbers of cells, each at least 1, got {shown(resolution)}"
+            )
         self._initial_box = parse_box(aabb)
         self.register_buffer("occupied", torch.empty(shape, dtype=torch.bool))
         self.register_buffer("possible", torch.empty(shape, dtype=torch.bool))
@@ -93,13 +97,12 @@ class OccupancyGrid(nn.Module):
             aabb: (2, 3) the box of these cells, world units; becomes this grid's box.
 
         Raises:
-            ValueError: ``possible`` has another shape or dtype.
+            TypeError: ``possible`` is not bool.
+            ValueError: ``possible`` has another shape or device.
         """
-        if possible.shape != self.occupied.shape or possible.dtype != torch.bool:
-            raise ValueError(
-                f"possible must be bool of shape {tuple(self.occupied.shape)}, got {possible.dtype} "
-                f"{tuple(possible.shape)}"
-            )
+        check_tensor("possible", possible, tuple(self.occupied.shape), " as occupied")
+        check_dtype("possible", possible, (torch.bool,))
+        check_same_device("possible", possible, "occupied", self.occupied)
         self.possible.copy_(possible)
         self.highest.zero_()
         self._cells = None

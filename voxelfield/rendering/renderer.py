@@ -10,6 +10,7 @@ from torch import Tensor
 
 from voxelfield.fields.field import Field
 from voxelfield.ops._checks import check_at_least_one, check_choice, check_dtype, check_same_device, check_tensor
+from voxelfield.ops._errors import shown
 from voxelfield.ops._internal.pixel_colors import PIXEL_AVERAGING, pixel_colors
 from voxelfield.rendering.backends.backend import ImageBackend, ImageSource
 from voxelfield.rendering.backends.grid_images import GridImages
@@ -24,6 +25,9 @@ __all__ = ["BACKENDS", "FieldRenderer", "fastest_backend"]
 
 BACKENDS: tuple[type[ImageBackend], ...] = (PyramidImages, GridImages)
 """Backends that are faster than the general one, in the order in which they are tried."""
+
+
+_MOST_RAYS_ACROSS = 64
 
 
 def fastest_backend(field: Field, backends: Sequence[type[ImageBackend]] = BACKENDS) -> type[ImageBackend]:
@@ -98,6 +102,8 @@ class FieldRenderer:
         check_same_device("occupancy", occupancy.aabb, "field", field.aabb)
         check_at_least_one("supersampling", supersampling)
         check_at_least_one("chunk", chunk)
+        if supersampling > _MOST_RAYS_ACROSS:
+            raise ValueError(f"supersampling must be at most {_MOST_RAYS_ACROSS}, got {shown(supersampling)}")
         check_choice("pixel_averaging", pixel_averaging, PIXEL_AVERAGING)
         chosen = fastest_backend(field, backends)
         if backend not in (None, chosen.name, Views.name):
@@ -133,10 +139,13 @@ class FieldRenderer:
             The image, on the field's device.
 
         Raises:
+            TypeError: ``index`` is not an int.
             IndexError: There is no such camera.
         """
+        if not isinstance(index, int):
+            raise TypeError(f"index must be an int, got {type(index).__name__}")
         if not 0 <= index < len(cameras):
-            raise IndexError(f"index must lie in [0, {len(cameras)}), got {index}")
+            raise IndexError(f"index must lie in [0, {len(cameras)}), got {shown(index)}")
         cameras = cameras.to(self._device)
         if self._supersampling == 1:
             return self._draw(cameras, index)

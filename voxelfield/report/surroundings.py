@@ -59,6 +59,29 @@ def commands(directory: Path) -> tuple[tuple[str, str], ...]:
     )
 
 
+def given_overrides(directory: Path) -> list[str] | None:
+    """Returns what a run was told on its command line, or None where Hydra has kept no record of it.
+
+    Args:
+        directory: Run directory.
+    """
+    record = directory / ".hydra" / "overrides.yaml"
+    if not record.is_file():
+        return None
+    return [str(override) for override in OmegaConf.to_container(OmegaConf.load(record)) or ()]
+
+
+def chosen_settings(overrides: Iterable[str]) -> set[str]:
+    """Returns names of the settings that were chosen on a command line, as those of a sweep are.
+
+    Args:
+        overrides: As on Hydra's command line; one that chooses a file, such as ``model=mlp``, stands for the kind or
+            the name of what is in it too.
+    """
+    keys = {override.lstrip("+").partition("=")[0] for override in overrides}
+    return {name for key in keys for name in (key, f"{key}.kind", f"{key}.name")}
+
+
 def logged_warnings(directory: Path) -> tuple[str, ...]:
     """Returns the warnings and errors in a run's log, each once.
 
@@ -84,10 +107,9 @@ def finishing_time(directory: Path) -> str:
 
 
 def _training_command(directory: Path) -> str | None:
-    record = directory / ".hydra" / "overrides.yaml"
-    if not record.is_file():
+    overrides = given_overrides(directory)
+    if overrides is None:
         return None
-    overrides = [str(override) for override in OmegaConf.to_container(OmegaConf.load(record)) or ()]
     # Where a run goes, and what it went on from, are no part of what it does.
     kept = [text for text in overrides if text.lstrip("+").partition("=")[0] not in ("resume", "hydra.run.dir")]
     # The command line is completed with these signs, and will be again.

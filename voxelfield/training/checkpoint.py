@@ -236,6 +236,10 @@ def contents_of(path: Path) -> Iterator[None]:
         raise CheckpointError(
             f"{path} does not hold what a run saves: its parts do not fit together ({reason})"
         ) from error
+    except ValueError as error:  # its configuration
+        if str(path) in str(error):
+            raise
+        raise CheckpointError(f"{path}: {error}") from error
 
 
 def check_progress(state: Mapping[str, Any]) -> None:
@@ -257,10 +261,17 @@ def _read(path: Path, device: torch.device | str, parts: Collection[str] | None)
             f"{path} is not a voxelfield checkpoint: it holds objects other than tensors and plain values"
         ) from error
     except (RuntimeError, ValueError) as error:
-        # Of RuntimeErrors only the archive reader's speak of the file; an absent or full device must stay visible.
-        if isinstance(error, RuntimeError) and "PytorchStreamReader" not in str(error):
+        # An absent or full device must stay visible. On the CPU, RuntimeErrors speak of the file.
+        of_the_file = torch.device(device).type == "cpu" or "PytorchStreamReader" in str(error)
+        if isinstance(error, RuntimeError) and (is_out_of_memory(error) or not of_the_file):
             raise
         raise _damaged(path) from error
+    except Exception as error:  # a pickle that ends early, or that builds what cannot be built, ends in anything
+        if is_out_of_memory(error):
+            raise
+        raise CheckpointError(
+            f"{path} is not a voxelfield checkpoint: its contents cannot be read ({type(error).__name__})"
+        ) from error
     if not isinstance(state, dict) or "voxelfield" not in state or not isinstance(state.get("format"), int):
         raise CheckpointError(f"{path} is not a voxelfield checkpoint: it lacks the keys 'format' and 'voxelfield'")
     if state["format"] > FORMAT:

@@ -21,7 +21,7 @@ from voxelfield.devices import choose_device
 from voxelfield.export.model_file import MODEL_FILE
 from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.rendering.cameras import orbit
-from voxelfield.report.surroundings import environment, peak_host_gib
+from voxelfield.report.surroundings import chosen_settings, environment, given_overrides, peak_host_gib
 from voxelfield.report.thumbnails import Thumbnails
 from voxelfield.training.checkpoint import (
     check_progress,
@@ -270,7 +270,8 @@ def build_logger(config: LoggerConfig, run_directory: Path, first_step: int) -> 
     if config.name == "none":
         return NullLogger()
     try:
-        return TensorBoardLogger(run_directory, first_step)
+        chosen = chosen_settings(given_overrides(run_directory) or ())
+        return TensorBoardLogger(run_directory, first_step, chosen)
     except OSError as error:
         logger.error("TensorBoardLogger failed (%s): nothing is recorded, and training goes on", error)
         return NullLogger()

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol, TextIO
@@ -89,12 +89,13 @@ class TensorBoardLogger:
         directory: Run directory; created if needed.
         first_step: Steps done before, if an earlier run that logged to the same directory is continued, or repeated
             from 0. TensorBoard then hides what that run logged of later steps. None hides nothing.
+        chosen: Settings with which the table of hyperparameters begins, such as those that a sweep varies.
 
     Raises:
         ImportError: TensorBoard is not installed.
     """
 
-    def __init__(self, directory: Path, first_step: int | None = None) -> None:
+    def __init__(self, directory: Path, first_step: int | None = None, chosen: Collection[str] = ()) -> None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
@@ -109,6 +110,7 @@ class TensorBoardLogger:
         self._adding: list[Future[None]] = []
         self._writer.add_custom_scalars(_CHARTS)
         self._step = first_step or 0
+        self._chosen = chosen
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Records numbers by tag.
@@ -174,7 +176,9 @@ class TensorBoardLogger:
         finals = {f"final/{name}": value for name, value in metrics.items()}
         # Not SummaryWriter.add_hparams: it opens a second event file in a subfolder, and the run shows twice.
         file_writer = self._writer._get_file_writer()
-        for summary in hparams(columns, finals):
+        experiment, *others = hparams(columns, finals)
+        _mark(experiment, self._chosen)
+        for summary in (experiment, *others):
             file_writer.add_summary(summary)
         self.scalars(self._step, finals)
 
@@ -198,6 +202,23 @@ class TensorBoardLogger:
         self._writer.close()
         for adding in self._adding:
             adding.result()
+
+
+def _mark(experiment: Any, names: Collection[str]) -> None:
+    """Marks hyperparameters as those that differ between runs, with which TensorBoard's table begins.
+
+    Args:
+        experiment: The summary that describes the table; changed in place.
+        names: Of hyperparameters, and of others that there are not.
+    """
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    plugin = experiment.value[0].metadata.plugin_data
+    data = HParamsPluginData.FromString(plugin.content)
+    for info in data.experiment.hparam_infos:
+        if "differs" in info.DESCRIPTOR.fields_by_name:  # not in the oldest supported versions
+            info.differs = info.name in names
+    plugin.content = data.SerializeToString()
 
 
 def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, int | float | str | bool]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import cached_property
@@ -21,6 +22,7 @@ from voxelfield.datasets.poses import check_cameras_see, look_outward
 from voxelfield.datasets.scene import Scene
 from voxelfield.devices import choose_device
 from voxelfield.fields.recipes.recipe import Recipe
+from voxelfield.ops._errors import shown
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.rendering.visible_cells import shown_cells
@@ -112,6 +114,7 @@ class Session:
             checkpoints.
 
     Raises:
+        TypeError: An argument is of another type.
         ValueError: A setting is not allowed, no training camera sees anything of the scene's box, or training needs
             more memory than the GPU has free; the message names the key.
         torch.OutOfMemoryError: There was not enough memory, on the CPU or beyond the estimate; the message says what
@@ -139,6 +142,7 @@ class Session:
         on_stage: Hook | None = None,
         on_preview: Hook | None = None,
     ) -> None:
+        _check_types(scene, recipe, trainer, optimizer, camera)
         if trainer is None and scene.boxes is not None:
             kind = recipe if isinstance(recipe, str) else recipe.kind
             count = sum(len(split) for split in scene.splits.values())
@@ -188,6 +192,8 @@ class Session:
         log: RunLogger | None,
         hooks: tuple[Hook | None, Hook | None, Hook | None],
     ) -> None:
+        if output is not None and not isinstance(output, (str, os.PathLike)):
+            raise TypeError(f"output must be a path or None, got {shown(output)}")
         config.scene = _describe(scene)
         if config.camera.refines:
             config.trainer = config.camera.schedule(config.trainer)
@@ -689,6 +695,20 @@ class Session:
 
 def _due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
+
+
+def _check_types(scene: object, recipe: object, trainer: object, optimizer: object, camera: object) -> None:
+    """Raises TypeError unless the arguments of a session are of the types that they must be."""
+    expected: tuple[tuple[str, object, tuple[type, ...], str], ...] = (
+        ("scene", scene, (Scene,), "a voxelfield.Scene"),
+        ("recipe", recipe, (Recipe, str), "a Recipe or the name of one"),
+        ("trainer", trainer, (TrainerConfig, str, type(None)), "a TrainerConfig, the name of a preset or None"),
+        ("optimizer", optimizer, (OptimizerConfig, str, type(None)), "an OptimizerConfig, the name of one or None"),
+        ("camera", camera, (CameraConfig, type(None)), "a CameraConfig or None"),
+    )
+    for name, value, types, words in expected:
+        if not isinstance(value, types):
+            raise TypeError(f"{name} must be {words}, got {shown(value)}")
 
 
 def _corners(aabb: tuple[tuple[float, ...], ...] | None) -> list[list[float]] | None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from voxelfield import _library
-from voxelfield.ops._checks import check_dtype, check_same_device, check_tensor
+from voxelfield.ops._checks import check_dtype, check_not_negative, check_same_device, check_tensor, lies_within
+from voxelfield.ops._errors import shown
 from voxelfield.ops._internal.active_tiles import check_tiles
 
 
@@ -127,11 +127,11 @@ def grid_adam_(
 
 def check_rule(betas: tuple[float, float], eps: float, decay: float, l2: float) -> None:
     """Raises unless the options of :func:`grid_adam_` are in range."""
-    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-        raise ValueError(f"betas must be two numbers in [0, 1), got {betas}")
+    two = isinstance(betas, (tuple, list)) and len(betas) == 2
+    if not (two and all(lies_within("betas", beta, 0, 1) and beta < 1 for beta in betas)):
+        raise ValueError(f"betas must be two numbers in [0, 1), got {shown(betas)}")
     for name, value in (("eps", eps), ("decay", decay), ("l2", l2)):
-        if not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"{name} must be finite and not negative, got {value}")
+        check_not_negative(name, value)
 
 
 def check_channel_rates(name: str, value: object, grid_name: str, grid: Tensor) -> None:

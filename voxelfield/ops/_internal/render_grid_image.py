@@ -124,7 +124,7 @@ def render_grid_image(
     check_camera(c2w, intrinsics, width, height, background, lens)
     cells = cells_to_walk(occupied, "c2w", c2w)
     check_scene(aabb_occupancy, field.features, field.aabb, field.density, field.degree, "c2w", c2w)
-    check_numbers(step, density_scale, min_transmittance, min_weight)
+    check_numbers(step, density_scale, min_transmittance, min_weight, density_shift)
     features, density, box = field.features, field.density, field.aabb
     hold_constant("render_grid_image", features=features, density=density, aabb=box, aabb_occupancy=aabb_occupancy)
     hold_constant("render_grid_image", c2w=c2w, intrinsics=intrinsics, background=background)

@@ -1,0 +1,259 @@
+"""The ops on samples that are packed by ray: compositing, weights, sums and selection."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import reference
+import torch
+from fuzz_property import Subject
+from fuzz_values import FLOATS, all_placed, devices, numbers, offsets_of_rays
+from hypothesis import strategies as st
+from torch import Tensor
+
+from voxelfield import ops
+
+_SAMPLES = st.sampled_from([0, 1, 2, 9, 33, 70])
+_LIMITS = st.sampled_from([0.0, 1e-4, 0.05, 0.5])
+_ALLOWED_WITH = {torch.float64: [torch.float64]}
+_SINGLE = [torch.float32, torch.float16, torch.bfloat16]
+
+
+@st.composite
+def _samples(draw: st.DrawFn, *names: str, **options: st.SearchStrategy[Any]) -> dict[str, Any]:
+    """Samples of some names beside ``ray_offsets``; no transmittance comes near a limit by rounding alone."""
+    device, count = draw(devices), draw(_SAMPLES)
+    dtype = draw(st.sampled_from(FLOATS))
+    arguments: dict[str, Any] = {}
+    for index, name in enumerate(names):
+        own = dtype if index == 0 else draw(st.sampled_from(_ALLOWED_WITH.get(dtype, _SINGLE)))
+        shape = (count, 3) if name == "rgb" else (count,)
+        low, high = {
+            "density": (0.1, draw(st.sampled_from([2.0, 40.0]))),
+            "alpha": (0.01, 0.99),
+            "dt": (0.05, 0.2),
+        }.get(name, (-1.0, 1.0))
+        # A wall, or nothing.
+        pokes = {"density": (0.0, 2000.0), "alpha": (0.0, 1.0)}.get(name, ())
+        arguments[name] = draw(numbers(shape, own, low, high, pokes))
+    if "t" in arguments:
+        arguments["t"] = arguments["t"].double().abs().sort().values.to(arguments["t"].dtype)
+    arguments["ray_offsets"] = draw(offsets_of_rays(count))
+    arguments |= {name: draw(value) for name, value in options.items()}
+    return draw(all_placed(arguments, device))
+
+
+def light_of(passing: Tensor, ray_offsets: Tensor, min_transmittance: float) -> tuple[Tensor, Tensor]:
+    """Weights (M,) and transmittances (M,) of samples that let a share (M,) pass, one sample after the other."""
+    nothing = passing.new_zeros(())
+    weights, reaching = [nothing] * len(passing), [nothing] * len(passing)
+    for first, last in itertools.pairwise(ray_offsets.tolist()):
+        transmittance = passing.new_ones(())
+        for m in range(first, last):
+            if transmittance.item() < min_transmittance:
+                break
+            weights[m], reaching[m] = transmittance * (1 - passing[m]), transmittance
+            transmittance = transmittance * passing[m]
+    empty = passing.new_zeros(0)
+    return (torch.stack(weights), torch.stack(reaching)) if weights else (empty, empty)
+
+
+def _sums(values: Tensor, ray_offsets: Tensor) -> Tensor:
+    rows = [values[first:last].sum(0) for first, last in itertools.pairwise(ray_offsets.tolist())]
+    return torch.stack(rows) if rows else values.new_zeros(0, *values.shape[1:])
+
+
+def _composite(
+    density: Tensor,
+    rgb: Tensor,
+    t: Tensor,
+    dt: Tensor,
+    ray_offsets: Tensor,
+    min_transmittance: float = 1e-4,
+    distortion: bool = False,
+) -> list[Tensor]:
+    first, last = int(ray_offsets[0]), int(ray_offsets[-1])
+    *rays, weights = reference.composite(density, rgb, t, dt, ray_offsets, min_transmittance)
+    weights = torch.cat([weights.new_zeros(first), weights, weights.new_zeros(len(t) - last)])
+    return [*rays, weights, *([reference.distortion(weights, t, dt, ray_offsets)] if distortion else [])]
+
+
+def _composite_alphas(
+    alpha: Tensor, rgb: Tensor, t: Tensor, ray_offsets: Tensor, min_transmittance: float = 1e-4
+) -> list[Tensor]:
+    assert rgb.shape == (len(alpha), 3)
+    assert t.shape == alpha.shape
+    weights, _ = light_of(1 - alpha, ray_offsets, min_transmittance)
+    return [
+        *(_sums(x, ray_offsets) for x in (weights[:, None] * rgb, weights, weights * t)),
+        weights,
+    ]
+
+
+def _of_density(which: int) -> Callable[..., Tensor]:
+    def light(density: Tensor, dt: Tensor, ray_offsets: Tensor, min_transmittance: float = 1e-4) -> Tensor:
+        assert density.shape == dt.shape
+        return light_of(torch.exp(-density * dt), ray_offsets, min_transmittance)[which]
+
+    return light
+
+
+def _of_alpha(which: int) -> Callable[..., Tensor]:
+    def light(alpha: Tensor, ray_offsets: Tensor, min_transmittance: float = 1e-4) -> Tensor:
+        return light_of(1 - alpha, ray_offsets, min_transmittance)[which]
+
+    return light
+
+
+def _diverged_shows(arguments: dict[str, Any], result: tuple[Tensor, ...]) -> None:
+    """A ray whose first sample has a density or colour that is not finite is not finite itself."""
+    offsets = arguments["ray_offsets"].cpu()
+    density, rgb, color = arguments["density"].cpu(), arguments["rgb"].cpu(), result[0].detach().cpu()
+    for ray, (first, last) in enumerate(itertools.pairwise(offsets.tolist())):
+        if first == last:
+            assert color[ray].tolist() == [0.0] * 3
+            continue
+        bad = not bool(density[first].isfinite())
+        if bad and bool(arguments["dt"][first] > 0):
+            assert not bool(color[ray].isfinite().any()), "a density that is not finite passes for a colour"
+        elif bool(density[first] * arguments["dt"][first].cpu() > 0.1):
+            wrong = ~rgb[first].isfinite()
+            assert not bool(color[ray][wrong].isfinite().any()), "a colour that is not finite passes for another"
+
+
+@st.composite
+def _sum_arguments(draw: st.DrawFn) -> dict[str, Any]:
+    device, count, dtype = draw(devices), draw(_SAMPLES), draw(st.sampled_from(FLOATS))
+    shape = draw(st.sampled_from([(count,), (count, 0), (count, 1), (count, 3), (count, 33)]))
+    arguments = {"values": draw(numbers(shape, dtype)), "ray_offsets": draw(offsets_of_rays(count))}
+    if draw(st.booleans()):
+        own = draw(st.sampled_from(_ALLOWED_WITH.get(dtype, _SINGLE)))
+        arguments["weights"] = draw(numbers((count,), own))
+    return draw(all_placed(arguments, device))
+
+
+def _sum_reference(values: Tensor, ray_offsets: Tensor, weights: Tensor | None = None) -> Tensor:
+    if weights is not None:
+        assert weights.shape == values.shape[:1]
+        values = values * (weights if values.dim() == 1 else weights[:, None])
+    return _sums(values, ray_offsets)
+
+
+@st.composite
+def _select_arguments(draw: st.DrawFn) -> dict[str, Any]:
+    device, count = draw(devices), draw(_SAMPLES)
+    arguments = {
+        "density": draw(numbers((count,), torch.float32, 0.1, 20.0, (0.0, 2000.0))),
+        "positions": draw(numbers((count, 3), torch.float32)),
+        "t": draw(numbers((count,), torch.float32, 0.0, 4.0)),
+        "dt": draw(numbers((count,), torch.float32, 0.05, 0.2)),
+        "ray_offsets": draw(offsets_of_rays(count)),
+        "min_transmittance": draw(st.sampled_from([1e-4, 0.05, 0.5])),
+        "min_weight": draw(st.sampled_from([0.0, 1e-4, 0.01, 0.3])),
+        "capacity": draw(st.sampled_from([None, None, 0, 1, 5, 100])),
+    }
+    return draw(all_placed(arguments, device))
+
+
+def _select_reference(
+    density: Tensor,
+    positions: Tensor,
+    t: Tensor,
+    dt: Tensor,
+    ray_offsets: Tensor,
+    min_transmittance: float = 1e-4,
+    min_weight: float = 1e-4,
+    capacity: int | None = None,
+) -> list[Tensor]:
+    assert positions.shape == (len(t), 3)
+    assert density.shape == t.shape == dt.shape
+    weights, _ = light_of(torch.exp(-density * dt), ray_offsets, min_transmittance)
+    rays = len(ray_offsets) - 1
+    kept = [
+        [m for m in range(first, last) if weights[m] > min_weight]
+        for first, last in itertools.pairwise(ray_offsets.tolist())
+    ]
+    total, fitting = 0, 0
+    for some in kept:
+        if capacity is not None and total + len(some) > capacity:
+            break
+        total, fitting = total + len(some), fitting + 1
+    rows = torch.tensor(list(itertools.chain(*kept[:fitting])), dtype=torch.int64)
+    spare = 0 if capacity is None else capacity - total
+    ray_index = torch.tensor([ray for ray, some in enumerate(kept[:fitting]) for _ in some], dtype=torch.int64)
+    counts = [len(some) for some in kept[:fitting]] + [0] * (rays - fitting)
+    return [
+        torch.cat([positions[rows], positions.new_full((spare, 3), float("nan"))]),
+        torch.cat([t[rows], t.new_zeros(spare)]),
+        torch.cat([dt[rows], dt.new_zeros(spare)]),
+        torch.cat([ray_index, torch.full((spare,), rays - 1)]),
+        torch.tensor([0, *itertools.accumulate(counts)]),
+        torch.tensor([fitting]),
+    ]
+
+
+def _same_samples(arguments: dict[str, Any], actual: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    weights, _ = light_of(
+        torch.exp(-arguments["density"].cpu().double() * arguments["dt"].cpu().double()),
+        arguments["ray_offsets"].cpu(),
+        arguments.get("min_transmittance", 1e-4),
+    )
+    limit = arguments.get("min_weight", 1e-4)
+    if bool(((weights - limit).abs() < 1e-6).logical_and(weights > 0).any()):
+        return  # rounding may keep such a sample or drop it
+    for index, (a, e) in enumerate(zip(actual, expected, strict=True)):
+        if expected[4].shape[0] == 1 and index == 3:
+            continue  # no ray is the last one
+        assert torch.equal(a.cpu().double().nan_to_num(7e9), e.double().nan_to_num(7e9)), (
+            f"result {index}: {a}, not {e}"
+        )
+
+
+RAYS = {
+    "composite": Subject(
+        ops.composite,
+        _samples("density", "rgb", "t", "dt", min_transmittance=_LIMITS, distortion=st.booleans()),
+        _composite,
+        trained=("density", "rgb"),
+        check_extreme=_diverged_shows,
+        extreme=("density", "rgb"),
+    ),
+    "composite_alphas": Subject(
+        ops.composite_alphas,
+        _samples("alpha", "rgb", "t", min_transmittance=_LIMITS),
+        _composite_alphas,
+        extreme=("alpha", "rgb", "t"),
+    ),
+    "ray_weights": Subject(
+        ops.ray_weights,
+        _samples("density", "dt", min_transmittance=_LIMITS),
+        _of_density(0),
+        trained=("density",),
+        extreme=("density", "dt"),
+    ),
+    "ray_transmittance": Subject(
+        ops.ray_transmittance,
+        _samples("density", "dt", min_transmittance=_LIMITS),
+        _of_density(1),
+        trained=("density",),
+        extreme=("density", "dt"),
+    ),
+    "alpha_weights": Subject(
+        ops.alpha_weights, _samples("alpha", min_transmittance=_LIMITS), _of_alpha(0), extreme=("alpha",)
+    ),
+    "alpha_transmittance": Subject(
+        ops.alpha_transmittance, _samples("alpha", min_transmittance=_LIMITS), _of_alpha(1), extreme=("alpha",)
+    ),
+    "sum_along_rays": Subject(
+        ops.sum_along_rays, _sum_arguments(), _sum_reference, trained=("values", "weights"), extreme=("values",)
+    ),
+    "select_samples": Subject(
+        ops.select_samples,
+        _select_arguments(),
+        _select_reference,
+        compare=_same_samples,
+        extreme=("density", "positions", "t", "dt"),
+    ),
+}

@@ -1,0 +1,171 @@
+"""The ops that interpolate: grids, pyramids, volumes in torch's layout, and cells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import reference
+import torch
+from fuzz_property import Subject, doubles, tensors_of
+from fuzz_values import FLOATS, NOT_FINITE, all_placed, devices, numbers, seeds
+from hypothesis import strategies as st
+from op_testing import LOOKUPS
+from tolerances import arithmetic
+from torch import Tensor
+from torch.nn import functional as F
+
+from voxelfield import ops
+
+_SIZES = st.sampled_from([1, 2, 3, 5, 8, 17])
+_CHANNELS = st.sampled_from([0, 1, 2, 3, 4, 5, 8, 12, 33])
+_COUNTS = st.sampled_from([0, 1, 2, 7, 33])
+
+
+@st.composite
+def positions(draw: st.DrawFn, lead: tuple[int, ...], sizes: list[int], align_corners: bool, linear: bool) -> Tensor:
+    """Positions about a grid, some of them not finite; not where the slightest error makes another value.
+
+    That is half-way between two vertices for the nearest one, and, for derivatives, at the faces of cells.
+    """
+    generator = torch.Generator().manual_seed(draw(seeds))
+    resolution = torch.tensor(sizes, dtype=torch.float64)
+    last = (resolution - 1).clamp(min=1)
+    far = draw(st.sampled_from([0, 2, 2, 30]))
+
+    def even() -> Tensor:
+        return torch.rand(*lead, 3, generator=generator, dtype=torch.float64)
+
+    u = (even() * (last + 2 * far) - far).floor() + 0.1 + 0.3 * even() + 0.5 * (even() < 0.5)
+    points = u / last if align_corners else (u + 0.5) / resolution
+    if points.numel():
+        for _ in range(draw(st.integers(0, 3))):
+            points.view(-1)[draw(st.integers(0, points.numel() - 1))] = draw(st.sampled_from(NOT_FINITE))
+    return points
+
+
+@st.composite
+def _grid_arguments(draw: st.DrawFn, levels: int) -> dict[str, Any]:
+    device, dtype = draw(devices), draw(st.sampled_from(FLOATS))
+    padding, align_corners, mode = draw(st.sampled_from(LOOKUPS))
+    batch = draw(st.sampled_from([(), (), (1,), (2,)]))
+    options: dict[str, Any] = {"padding": padding, "align_corners": align_corners, "mode": mode}
+    options["with_gradient"] = mode == "linear" and draw(st.booleans())
+    count = 1 if levels == 1 else draw(st.sampled_from([1, 2, 3, 5, 16]))
+    add = levels > 1 and draw(st.booleans())
+    channels, grids = draw(_CHANNELS), []
+    # A coordinate must lie off the faces of every level's cells: levels of a pyramid are of one size here.
+    sizes = [draw(_SIZES) for _ in range(3)]
+    for _ in range(count):
+        shape = (*batch, *sizes, channels if add or levels == 1 else draw(_CHANNELS))
+        grids.append(draw(numbers(shape, dtype)))
+    points = draw(positions((*batch, draw(_COUNTS)), sizes, align_corners, mode == "linear"))
+    points = points.to(arithmetic(dtype))
+    if levels == 1:
+        return draw(all_placed({"grid": grids[0], "points": points, **options}, device))
+    options["reduce"] = "sum" if add else "concat"
+    return draw(all_placed({"grids": grids, "points": points, **options}, device))
+
+
+def _sample(
+    grid: Tensor, points: Tensor, padding: str, align_corners: bool, mode: str, with_gradient: bool
+) -> tuple[Tensor, ...]:
+    sample: Any = reference.sample_grid_with_gradient if with_gradient else reference.sample_grid
+    options = padding, align_corners, mode
+    if grid.dim() == 4:
+        sampled = sample(grid, points, *options)
+        return sampled if with_gradient else (sampled,)
+    assert grid.shape[0] == points.shape[0]
+    each = [sample(one, where, *options) for one, where in zip(grid, points, strict=True)]
+    return tuple(map(torch.stack, zip(*each, strict=True))) if with_gradient else (torch.stack(each),)
+
+
+def _sample_levels(grids: list[Tensor], points: Tensor, reduce: str, **options: Any) -> tuple[Tensor, ...]:
+    each = list(zip(*(_sample(grid, points, **options) for grid in grids), strict=True))
+    if reduce == "sum":
+        return tuple(torch.stack(level).sum(0) for level in each)
+    return tuple(torch.cat(level, dim) for level, dim in zip(each, (-1, -2), strict=False))
+
+
+def _diverged_shows(arguments: dict[str, Any], result: tuple[Tensor, ...]) -> None:
+    """What a feature that is not finite touches is not finite; all else is as if that feature were zero."""
+    dtype = tensors_of(arguments, ("grid", "grids"))[0].dtype
+    arguments = doubles(arguments)
+    options = {name: value for name, value in arguments.items() if name not in ("grid", "grids", "points")}
+    grids = arguments.get("grids", [arguments.get("grid")])
+    points = arguments["points"]
+    if any(not bool((x.abs() < 1e4)[x.isfinite()].all()) for x in (*grids, points)):
+        assert all(x.dtype == dtype for x in result)
+        return
+    bad = [(~x.isfinite()).double() for x in grids]
+    clean = [torch.where(x.isfinite(), x, 0.0) for x in grids]
+    call: Any = (
+        _sample_levels if "grids" in arguments else lambda grids, points, **rest: _sample(*grids, points, **rest)
+    )
+    touched, expected = call(bad, points, **options), call(clean, points, **options)
+    value, weight = result[0].detach().cpu().double(), touched[0]
+    assert not bool(value[weight > 0].isfinite().any()), "a feature that is not finite reads as if it were"
+    calm = value.isfinite() & (weight == 0)
+    largest = max((float(x.abs().max()) for x in clean if x.numel()), default=1.0)
+    eps = torch.finfo(dtype).eps
+    assert bool(((value - expected[0]).abs()[calm] <= 64 * eps * max(largest, 1.0) * len(grids)).all())
+
+
+@st.composite
+def _volume_arguments(draw: st.DrawFn) -> dict[str, Any]:
+    device, dtype = draw(devices), draw(st.sampled_from(FLOATS))
+    padding, align_corners, mode = draw(st.sampled_from(LOOKUPS))
+    count, sizes = draw(st.sampled_from([0, 1, 2])), [draw(_SIZES) for _ in range(3)]
+    volume = draw(numbers((count, draw(_CHANNELS), *sizes[::-1]), dtype))
+    out = [draw(st.sampled_from([0, 1, 2, 4])) for _ in range(3)]
+    # Not finite reads zeros here, and with F.grid_sample what the padding says: it is left out.
+    where = (
+        draw(positions((count, *out), sizes, align_corners, mode == "linear")).nan_to_num(0.137, 0.137, 0.137) * 2 - 1
+    )
+    arguments = {"input": volume, "grid": where.to(arithmetic(dtype)), "padding_mode": padding}
+    arguments |= {"align_corners": align_corners, "mode": "bilinear" if mode == "linear" else mode}
+    return draw(all_placed(arguments, device))
+
+
+def _volume_reference(input: Tensor, grid: Tensor, **options: Any) -> Tensor:
+    if input.numel() == 0 or grid.numel() == 0:  # torch refuses what is empty
+        assert input.shape[0] == grid.shape[0]
+        return (input.sum() + grid.sum()).mul(0) + input.new_zeros(*input.shape[:2], *grid.shape[1:4])
+    return F.grid_sample(input, grid, **options)
+
+
+@st.composite
+def _cell_arguments(draw: st.DrawFn) -> dict[str, Any]:
+    device, dtype, count = draw(devices), draw(st.sampled_from(FLOATS)), draw(_COUNTS)
+    feats = draw(numbers((count, 8, draw(_CHANNELS)), dtype))
+    points = draw(numbers((count, 3), arithmetic(dtype), -1.5, 1.5))
+    return draw(all_placed({"feats": feats, "points": points}, device))
+
+
+SAMPLING = {
+    "sample_trilinear": Subject(
+        ops.sample_trilinear,
+        _grid_arguments(1),
+        _sample,
+        trained=("grid", "points"),
+        check_extreme=_diverged_shows,
+        extreme=("grid",),
+    ),
+    "sample_pyramid": Subject(
+        ops.sample_pyramid,
+        _grid_arguments(2),
+        _sample_levels,
+        trained=("grids", "points"),
+        check_extreme=_diverged_shows,
+        extreme=("grids",),
+    ),
+    "grid_sample": Subject(
+        ops.grid_sample, _volume_arguments(), _volume_reference, trained=("input", "grid"), extreme=("input", "grid")
+    ),
+    "trilinear_interpolate": Subject(
+        ops.trilinear_interpolate,
+        _cell_arguments(),
+        reference.interpolate_cells,
+        trained=("feats", "points"),
+        extreme=("feats", "points"),
+    ),
+}
