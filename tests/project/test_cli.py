@@ -86,7 +86,7 @@ def test_render_writes_images_or_a_video(trained: Path) -> None:
     done = voxelfield("render", "run/model.safetensors", "--frames", "2", "--out", "orbit", cwd=trained)
     assert done.returncode == 0, done.stderr[-3000:]
     frames = sorted((trained / "orbit").iterdir())
-    assert [frame.name for frame in frames] == ["0000.png", "0001.png"]
+    assert [frame.name for frame in frames] == ["0000.png", "0001.png", "frames.json"]
     with Image.open(frames[0]) as first, Image.open(frames[1]) as second:
         assert first.size == second.size
         assert first.tobytes() != second.tobytes()
@@ -158,7 +158,10 @@ def test_export_fuses_depth_of_a_model_file(trained: Path) -> None:
         (("eval", "run", "--lpips"), "LPIPS"),
         (("train", "trainer.evaluation.lpips=true"), "LPIPS"),
         (("render", "run", "--frames", "0"), "--frames must be at least 1, got 0"),
-        (("render", "run", "--out", "orbit.gif"), "--out must be a file *.mp4 or a folder, got orbit.gif"),
+        (
+            ("render", "run", "--out", "orbit.avi"),
+            "--out must be a video, *.mp4, *.mkv, *.webm, *.mov, got orbit.avi",
+        ),
         (("export", "run"), "export must be told what to write: --mesh, --points, --volume or --cameras, got none"),
         (("export", "run", "--mesh", "a.stl"), "--mesh must be a file *.ply, *.obj, *.glb, got a.stl"),
         (("export", "run", "--points", "a.xyz"), "--points must be a file *.ply, got a.xyz"),

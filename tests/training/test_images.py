@@ -103,3 +103,18 @@ def test_an_error_of_the_caller_is_not_hidden_by_one_of_writing(tmp_path):
 
     with pytest.raises(KeyError):
         draw()
+
+
+def test_nobody_goes_on_drawing_for_a_folder_that_takes_no_more(tmp_path):
+    (tmp_path / "file").touch()
+    drawn = []
+
+    def draw() -> None:
+        with PngWriter() as pictures:
+            for index in range(10_000):
+                drawn.append(index)
+                pictures.save(tmp_path / "file" / "view.png", torch.rand(4, 4, 3))
+
+    with pytest.raises(OSError, match="file"):
+        draw()
+    assert len(drawn) < 1000

@@ -11,7 +11,7 @@ from voxelfield.cli.errors import HOW_TO_INSTALL, TRAINING_PACKAGES
 VERBS = {
     "train": "fit a field to a scene; takes the overrides of train.py, such as scene=lego",
     "eval": "compare a trained field with views of its scene",
-    "render": "draw an orbit around a trained field, as a video or as images",
+    "render": "draw a trained field along a path, as a video or as images",
     "view": "walk through a trained field in a browser",
     "report": "write the report of a finished run again",
     "export": "write a trained field as a mesh, points or a volume, or its scene's cameras",

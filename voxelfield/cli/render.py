@@ -1,34 +1,93 @@
-"""``voxelfield render``: draws an orbit around a trained field."""
+"""``voxelfield render``: draws a trained field along a path of cameras, as a video or as images."""
 
 from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+import voxelfield
 from voxelfield.cli.errors import in_one_line
-from voxelfield.cli.scenes import add_run_arguments, load_run_and_split
-from voxelfield.rendering.cameras import orbit
-from voxelfield.training.png import PngWriter
-from voxelfield.training.video import video_frames, write_video
+from voxelfield.cli.scenes import add_run_arguments, load_scene_of
+from voxelfield.datasets.camera_path import read_camera_path
+from voxelfield.rendering.cameras import Cameras, orbit
+from voxelfield.rendering.paths import at_size, interpolate, spiral
+from voxelfield.rendering.render import View
+from voxelfield.rendering.renderer import FieldRenderer
+from voxelfield.training.frame_folder import FrameFolder, FrameKind, farthest
+from voxelfield.training.run import Run
+from voxelfield.training.video import write_views
+from voxelfield.training.video_formats import CODECS, VideoFormat, video_format
+from voxelfield.training.view_pictures import PICTURES, depth_range, picture
 
 logger = logging.getLogger(__name__)
+
+PATHS = ("orbit", "spiral", "interpolate")
+FPS = 30.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parses the command line and renders; returns the exit status."""
+    options = parser().parse_args(arguments)
+    options.out = options.out or Path(f"{Path(options.path).stem}.mp4")
+    return in_one_line(lambda: render(options))
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns what parses the command line."""
     parser = argparse.ArgumentParser(
         prog="voxelfield render",
-        description="Draw a circle around a trained field, at the mean distance and height of its training cameras.",
+        description="Draw a trained field along a path of cameras, as a video or as numbered images.",
     )
     add_run_arguments(parser)
-    parser.add_argument("--frames", type=int, default=120, help="number of frames (default: 120)")
     parser.add_argument(
-        "--out", type=Path, default=Path("orbit.mp4"), help="a video, *.mp4, or a folder for PNGs (default: orbit.mp4)"
+        "--path",
+        default="orbit",
+        metavar="PATH",
+        help="orbit: a circle at the training cameras' mean distance and height; spiral: for cameras that look the "
+        "same way, as LLFF's; interpolate: through ten of the training cameras; or a camera path (*.json) of "
+        "nerfstudio's viewer or voxelfield's (default: orbit)",
     )
-    options = parser.parse_args(arguments)
-    return in_one_line(lambda: render(options))
+    parser.add_argument(
+        "--split", help="take the cameras of another split, such as test, for orbit, spiral or interpolate"
+    )
+    parser.add_argument("--frames", type=int, help="number of frames (default: 120, or as the camera path has)")
+    parser.add_argument("--range", metavar="A:B", help="render only frames A to B - 1 of these, into a folder")
+    parser.add_argument("--fps", type=float, help="frames per second (default: 30, or as the camera path has)")
+    parser.add_argument("--size", metavar="WxH", help="in pixels (default: that of the training images or of the path)")
+    parser.add_argument(
+        "--supersampling", type=int, metavar="N", help="N x N rays for each pixel (default: as the run's evaluation)"
+    )
+    parser.add_argument(
+        "--background", metavar="COLOUR", help="white, black or three numbers R,G,B in [0, 1] (default: as the run's)"
+    )
+    parser.add_argument("--show", choices=PICTURES, default="rgb", help="what a video shows (default: rgb)")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="a video (mp4, mkv, webm or mov) or a folder (default: PATH.mp4). A folder gets numbered images, and the "
+        "same command goes on where it stopped",
+    )
+    parser.add_argument("--codec", choices=CODECS, help="of the video (default: that of its ending)")
+    parser.add_argument(
+        "--crf",
+        type=int,
+        metavar="N",
+        help="quality of the video: higher is smaller and worse (default: 16 to 24)",
+    )
+    parser.add_argument(
+        "--pixels", metavar="LAYOUT", help="of the video, as ffmpeg calls it, such as yuv444p (default: yuv420p)"
+    )
+    parser.add_argument("--format", choices=("png", "exr"), default="png", help="of images (default: png)")
+    parser.add_argument("--depth", action="store_true", help="write a 16-bit depth beside each PNG; EXR always has it")
+    parser.add_argument("--overwrite", action="store_true", help="replace frames of another path in the folder")
+    return parser
 
 
 def render(options: argparse.Namespace) -> None:
@@ -37,18 +96,158 @@ def render(options: argparse.Namespace) -> None:
     Raises:
         ValueError: An option makes no sense; the message names it.
         OSError: A file is not there or cannot be written.
+        MissingPackageError: A package is not installed.
     """
-    if options.frames < 1:
-        raise ValueError(f"--frames must be at least 1, got {options.frames}")
-    if options.out.suffix not in ("", ".mp4"):
-        raise ValueError(f"--out must be a file *.mp4 or a folder, got {options.out}")
-    run, split = load_run_and_split(options, "train")
-    cameras = orbit(split.cameras, run.field.aabb.mean(dim=0).cpu(), options.frames)
-    views = run.render_path(cameras)
-    if options.out.suffix == ".mp4":
-        write_video(options.out, video_frames(views))
+    is_video = options.out.suffix != ""
+    _check(options, is_video)
+    run = voxelfield.load(options.run, options.device)
+    cameras, fps = path_of(run, options)
+    renderer = run.renderer(
+        supersampling=options.supersampling, background=_background(options.background, run.field.aabb.device)
+    )
+    if is_video:
+        views = _with_progress(run.render_path(cameras, renderer), len(cameras))
+        depths = depth_range(renderer, cameras) if options.show == "depth" else (0.5, 1.0)
+        shown = (picture(view, options.show, depths) for view in views)
+        pace = write_views(options.out, shown, fps, _video_format(options))
+        logger.info("wrote %d frames of %dx%d to %s", len(cameras), cameras.width, cameras.height, options.out)
+        logger.info("%s", pace)
     else:
-        with PngWriter() as frames:
-            for index, view in enumerate(views):
-                frames.save(options.out / f"{index:04d}.png", view.rgb)
-    logger.info("wrote %d frames to %s", options.frames, options.out)
+        _write_frames(run, renderer, cameras, options)
+
+
+def path_of(run: Run, options: argparse.Namespace) -> tuple[Cameras, float]:
+    """Returns the stations of the path that is asked for, and the frames per second."""
+    if options.path in PATHS:
+        split = options.split or "train"
+        around = load_scene_of(run, options, (split,)).split(split).cameras
+        if run.cameras is not None:
+            around = run.cameras.follow(around)
+        frames = 120 if options.frames is None else options.frames
+        if options.path == "orbit":
+            cameras = orbit(around, run.field.aabb.mean(dim=0).cpu(), frames)
+        elif options.path == "spiral":
+            cameras = spiral(around, seen_point(run, around), frames)
+        else:
+            cameras = interpolate(around, frames)
+        fps = FPS
+    else:
+        known = read_camera_path(Path(options.path))
+        cameras, fps = known.cameras, known.fps
+    if options.size is not None:
+        cameras = at_size(cameras, *_size(options.size))
+    return cameras, fps if options.fps is None else options.fps
+
+
+def seen_point(run: Run, cameras: Cameras) -> Tensor:
+    """Returns what the most central of some cameras looks at: a point (3,) on its axis, at the mean nearness."""
+    positions = cameras.c2w[:, :3, 3]
+    central = int((positions - positions.mean(dim=0)).norm(dim=-1).argmin())
+    view = run.render(cameras, central)
+    solid = view.depth[view.opacity > 0.5]
+    if len(solid) == 0:
+        raise ValueError("--path must be orbit or interpolate, because the middle camera sees nothing to go around")
+    depth = 1 / float((1 / solid).mean())
+    pose = cameras.c2w[central]
+    return pose[:3, 3] - depth * pose[:3, 2]
+
+
+def _write_frames(run: Run, renderer: FieldRenderer, cameras: Cameras, options: argparse.Namespace) -> None:
+    first, end = _range(options.range, len(cameras))
+    wanted = FrameKind(options.format, options.depth)
+    background = options.background or run.trainer.evaluation_background
+    supersampling = options.supersampling or run.trainer.evaluation.supersampling
+    source = {"run": options.run.resolve().name, "steps": run.steps}
+    source |= {"background": background, "supersampling": supersampling}
+    far = farthest(cameras, run.field.aabb)
+    folder = FrameFolder(options.out, cameras, wanted, far, source, overwrite=options.overwrite)
+    with folder:
+        missing = [index for index in range(first, end) if not folder.has(index)]
+        views = run.render_path(cameras[missing], renderer)
+        for index, view in zip(missing, _with_progress(views, len(missing)), strict=True):
+            folder.save(index, view)
+    logger.info(
+        "wrote %d frames of %dx%d to %s, where %d were already",
+        *(len(missing), cameras.width, cameras.height, options.out, end - first - len(missing)),
+    )
+    if options.depth:
+        logger.info("a step of a depth's PNG is %.6g world units; 0 is where nothing was met", folder.depth_unit)
+
+
+def _with_progress(views: Iterator[View], total: int) -> Iterator[View]:
+    return iter(tqdm(views, total=total, unit="frame", disable=None, leave=False))
+
+
+def _check(options: argparse.Namespace, is_video: bool) -> None:
+    """Refuses what makes no sense, before anything is loaded."""
+    for name, least in (("frames", 1), ("supersampling", 1)):
+        value = getattr(options, name)
+        if value is not None and value < least:
+            raise ValueError(f"--{name} must be at least {least}, got {value}")
+    if options.fps is not None and not 0 < options.fps <= 1000:
+        raise ValueError(f"--fps must lie in (0, 1000], got {options.fps:g}")
+    if options.size is not None:
+        _size(options.size)
+    _background(options.background, torch.device("cpu"))
+    if options.path not in PATHS:
+        path = Path(options.path)
+        if path.suffix.lower() != ".json":
+            raise ValueError(f"--path must be {', '.join(PATHS)} or a camera path *.json, got {options.path}")
+        for name, what in (("frames", "which lists its frames"), ("split", "which has its own cameras")):
+            value = getattr(options, name)
+            if value is not None:
+                raise ValueError(f"--{name} must be left to {path}, {what}, got {value}")
+        read_camera_path(path)
+    if is_video:
+        _video_format(options)
+        for_images = {"range": options.range, "depth": options.depth, "overwrite": options.overwrite}
+        given = [name for name, value in for_images.items() if value]
+        if given or options.format != "png":
+            raise ValueError(f"--{(given or ['format'])[0]} is for images: --out must be a folder, got {options.out}")
+    else:
+        for_videos = {name: getattr(options, name) for name in ("codec", "crf", "pixels")}
+        for_videos["show"] = None if options.show == "rgb" else options.show
+        unused = [name for name, value in for_videos.items() if value is not None]
+        if unused:
+            raise ValueError(f"--{unused[0]} is for videos: --out must be a video, got {options.out}")
+        if options.depth and options.format == "exr":
+            raise ValueError("--depth is for PNGs: EXR has the depth as its channel Z")
+        if options.range is not None:
+            _range(options.range, None)
+
+
+def _video_format(options: argparse.Namespace) -> VideoFormat:
+    return video_format("--out", options.out, options.codec, crf=options.crf, pixels=options.pixels)
+
+
+def _size(text: str) -> tuple[int, int]:
+    """Returns width and height."""
+    match = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", text)
+    if match is None:
+        raise ValueError(f"--size must be WIDTHxHEIGHT in pixels, such as 1920x1080, got {text}")
+    return int(match[1]), int(match[2])
+
+
+def _range(text: str | None, frames: int | None) -> tuple[int, int]:
+    """Returns the first frame, and the one after the last; all of ``frames`` if none are asked for."""
+    if text is None:
+        return 0, frames or 0
+    match = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text)
+    if match is None or int(match[1]) >= int(match[2]) or (frames is not None and int(match[2]) > frames):
+        last = "" if frames is None else f" up to {frames}"
+        raise ValueError(f"--range must be A:B with A below B{last}, such as 0:60, got {text}")
+    return int(match[1]), int(match[2])
+
+
+def _background(text: str | None, device: torch.device) -> Tensor | None:
+    """Returns the colour (3,), or None if none is asked for."""
+    if text is None:
+        return None
+    parts = {"white": ["1"] * 3, "black": ["0"] * 3}.get(text, text.split(","))
+    try:
+        colour = [float(part) for part in parts]
+    except ValueError:
+        colour = []
+    if len(colour) != 3 or not all(0 <= value <= 1 for value in colour):
+        raise ValueError(f"--background must be white, black or three numbers R,G,B in [0, 1], got {text}")
+    return torch.tensor(colour, device=device)

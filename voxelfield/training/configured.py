@@ -45,7 +45,7 @@ from voxelfield.training.results import Results
 from voxelfield.training.run_directory import METRICS, REPORT, VIDEO, check_ended, earlier_run, finished_metrics, held
 from voxelfield.training.session import Session
 from voxelfield.training.timing import Timing
-from voxelfield.training.video import video_frames, write_video
+from voxelfield.training.video import write_views
 
 logger = logging.getLogger(__name__)
 
@@ -334,7 +334,7 @@ def finish(session: Session, run_directory: Path, timing: Timing) -> dict[str, A
     if wish.video_frames > 0:
         around = orbit(cameras, session.field.aabb.mean(dim=0).cpu(), wish.video_frames)
         with results.writing(VIDEO):
-            write_video(run_directory / VIDEO, video_frames(trained.render_path(around)))
+            write_views(run_directory / VIDEO, (view.rgb for view in trained.render_path(around)))
     session.wait()
     timing.end("write")
     logger.info("took %s", timing)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,6 +27,7 @@ class PngWriter:
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="png")
         self._room = threading.Semaphore(2 * workers)
         self._writing: list[Future[None]] = []
+        self._failed: Future[None] | None = None
 
     def save(self, path: Path, rgb: torch.Tensor) -> None:
         """Takes a copy of an image and writes it in the background, with 8 bits a channel.
@@ -41,10 +43,29 @@ class PngWriter:
         if rgb.ndim != 3 or rgb.shape[-1] != 3:
             raise ValueError(f"rgb must have shape (H, W, 3), got {tuple(rgb.shape)}")
         pixels = to_uint8(rgb)
+        self.submit(lambda: _write_png(path, pixels))
+
+    def submit(self, write: Callable[[], None]) -> None:
+        """Writes an image of another kind in the background.
+
+        Args:
+            write: Writes it. What it needs must stay as it is until the block ends.
+
+        Raises:
+            Exception: What stopped an earlier image from being written, so that nobody renders on for a full disk.
+        """
         self._room.acquire()
-        writing = self._pool.submit(_write_png, path, pixels)
-        writing.add_done_callback(lambda _: self._room.release())
+        if self._failed is not None:
+            self._room.release()
+            self._failed.result()
+        writing = self._pool.submit(write)
+        writing.add_done_callback(self._written)
         self._writing.append(writing)
+
+    def _written(self, writing: Future[None]) -> None:
+        if not writing.cancelled() and writing.exception() is not None and self._failed is None:
+            self._failed = writing
+        self._room.release()
 
     def __enter__(self) -> PngWriter:
         return self

@@ -74,13 +74,25 @@ class Run:
     def _repr_png_(self) -> bytes | None:
         return self.overview()._repr_png_()
 
-    def renderer(self, backend: str | None = None) -> FieldRenderer:
-        """Returns what renders views as the run's own evaluation does.
+    def renderer(
+        self, backend: str | None = None, *, supersampling: int | None = None, background: Tensor | None = None
+    ) -> FieldRenderer:
+        """Returns what renders views as the run's own evaluation does, unless told otherwise.
 
         Args:
             backend: As for :class:`voxelfield.FieldRenderer`.
+            supersampling: As for :class:`voxelfield.FieldRenderer`.
+            background: (3,) float32 on the field's device, the colour behind the scene.
         """
-        return view_renderer(self.field, self.occupancy, self.trainer, self.recipe, backend)
+        return view_renderer(
+            self.field,
+            self.occupancy,
+            self.trainer,
+            self.recipe,
+            backend,
+            supersampling=supersampling,
+            background=background,
+        )
 
     @torch.no_grad()
     def density(self, points: Tensor) -> Tensor:
@@ -164,14 +176,17 @@ class Run:
         """
         return self._default_renderer.view(cameras, index)
 
-    def render_path(self, cameras: Cameras) -> Iterator[View]:
+    def render_path(self, cameras: Cameras, renderer: FieldRenderer | None = None) -> Iterator[View]:
         """Renders the images of successive cameras, each when it is asked for.
 
         Args:
-            cameras: The stations of the path, such as :func:`voxelfield.rendering.cameras.orbit` makes.
+            cameras: The stations of the path, such as :func:`voxelfield.rendering.cameras.orbit` and
+                :mod:`voxelfield.rendering.paths` make.
+            renderer: One of :meth:`renderer`; None: as the run's own evaluation does.
         """
+        draw = self._default_renderer if renderer is None else renderer
         for index in range(len(cameras)):
-            yield self.render(cameras, index)
+            yield draw.view(cameras, index)
 
     def save(
         self,

@@ -5,52 +5,194 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import queue
 import struct
+import time
+from collections import deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from voxelfield.files import atomic_path
 from voxelfield.installed import MissingPackageError
 from voxelfield.rendering.pixels import to_uint8
-from voxelfield.rendering.render import View
+from voxelfield.training.video_formats import VideoFormat, video_format
+
+Frame = npt.NDArray[np.uint8]
+
+# Frames that wait to be encoded; each takes the memory of an image on the host.
+_WAITING = 8
+
+# Frames that a GPU is given beyond the one that is handed over, so that it has work while the host looks after that.
+_AHEAD = 2
 
 
-def video_frames(views: Iterable[View]) -> Iterator[npt.NDArray[np.uint8]]:
-    """Turns views into frames for :func:`write_video`, one at a time.
+@dataclass
+class Pace:
+    """How fast a video was made.
 
-    Args:
-        views: Rendered views on any device, such as :meth:`voxelfield.training.run.Run.render_path` yields.
+    Attributes:
+        frames: Number of frames.
+        rendering: Seconds that the frames took to be asked for and handed over.
+        encoding: Seconds that the encoder took, in a thread of its own.
+        waited: Seconds that rendering stood still for the encoder.
     """
-    for view in views:
-        yield to_uint8(view.rgb).cpu().numpy()
+
+    frames: int = 0
+    rendering: float = 0.0
+    encoding: float = 0.0
+    waited: float = 0.0
+
+    def __str__(self) -> str:
+        """Returns the speeds in one line."""
+        rendered, encoded = (self.frames / max(seconds, 1e-9) for seconds in (self.rendering, self.encoding))
+        share = self.waited / max(self.rendering + self.waited, 1e-9)
+        return (
+            f"{rendered:.3g} frames rendered and {encoded:.3g} encoded a second; "
+            f"rendering waited for the encoder {100 * share:.0f} % of the time"
+        )
 
 
-def write_video(path: Path, frames: Iterable[npt.NDArray[np.uint8]], fps: int = 30) -> None:
-    """Encodes frames as H.264 video (yuv420p, which every browser and player decodes).
-
-    An odd height or width is padded by repeating the last row or column, since yuv420p halves the colour resolution; no
-    frame is rescaled. The file appears when the last frame is encoded, and not at all on failure.
+def write_views(path: Path, images: Iterable[Tensor], fps: float = 30, codec: str | VideoFormat | None = None) -> Pace:
+    """Renders a video: each image is encoded in a thread while the next ones are made.
 
     Args:
-        path: File to write, usually ``*.mp4``; its parent directory is created if needed.
+        path: As for :func:`write_video`.
+        images: (H, W, 3) floating point, nominally in [0, 1], any device, such as the ``rgb`` of views; asked for one
+            at a time. At most eight wait for the encoder, and those behind them for room.
+        fps: As for :func:`write_video`.
+        codec: As for :func:`write_video`.
+
+    Returns:
+        How fast it was.
+
+    Raises:
+        Exception: As for :func:`write_video`, or what making an image raises. There is no file then.
+    """
+    handover = _Handover()
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="video") as thread:
+        encoding = thread.submit(write_video, path, handover.frames(), fps, codec)
+        started, complete = time.perf_counter(), False
+        try:
+            for frame in _on_host(images):
+                if not handover.give(frame, encoding):
+                    break
+            complete = True
+        finally:
+            handover.pace.rendering = time.perf_counter() - started - handover.pace.waited
+            handover.end(encoding, complete)
+        encoding.result()
+    return handover.pace
+
+
+def _on_host(images: Iterable[Tensor]) -> Iterator[Frame]:
+    """Yields images as 8-bit frames, each once its device has finished it.
+
+    Without this, the encoder would be what waits for the device, and the time of rendering would be taken for its own.
+    """
+    on_the_way: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
+    for image in images:
+        pixels = to_uint8(image)
+        frame = pixels.to("cpu", non_blocking=True)
+        arrival = torch.cuda.current_stream(pixels.device).record_event() if pixels.is_cuda else None
+        on_the_way.append((frame, arrival))
+        if len(on_the_way) > _AHEAD:
+            yield _arrived(*on_the_way.popleft())
+    while on_the_way:
+        yield _arrived(*on_the_way.popleft())
+
+
+def _arrived(frame: Tensor, arrival: torch.cuda.Event | None) -> Frame:
+    if arrival is not None:
+        arrival.synchronize()
+    return frame.numpy()
+
+
+class _IncompleteError(Exception):
+    """Making images ended early, so that there must be no video."""
+
+
+@dataclass
+class _Handover:
+    """Frames on their way from the thread that renders to the one that encodes."""
+
+    pace: Pace = field(default_factory=Pace)
+    _waiting: queue.Queue[Frame | bool] = field(default_factory=lambda: queue.Queue(_WAITING))
+
+    def give(self, item: Frame | bool, encoding: Future[None]) -> bool:
+        """Waits for room; returns False if the encoder has ended."""
+        started = time.perf_counter()
+        while not encoding.done():
+            try:
+                self._waiting.put(item, timeout=0.1)
+            except queue.Full:
+                continue
+            self.pace.waited += time.perf_counter() - started
+            return True
+        return False
+
+    def end(self, encoding: Future[None], complete: bool) -> None:
+        """Tells the encoder that there are no more frames, and whether these were all."""
+        self.give(complete, encoding)
+        if not complete:
+            # The error of the images is the one to report.
+            with contextlib.suppress(Exception):
+                encoding.result()
+
+    def frames(self) -> Iterator[npt.NDArray[np.uint8]]:
+        """Yields the frames to the encoder, and times it."""
+        while True:
+            item = self._waiting.get()
+            if isinstance(item, bool):
+                if item:
+                    return
+                raise _IncompleteError
+            started = time.perf_counter()
+            yield item
+            self.pace.encoding += time.perf_counter() - started
+            self.pace.frames += 1
+
+
+def write_video(
+    path: Path, frames: Iterable[npt.NDArray[np.uint8]], fps: float = 30, codec: str | VideoFormat | None = None
+) -> None:
+    """Encodes frames as a video.
+
+    An odd height or width is padded by repeating the last row or column, since most codecs halve the colour resolution;
+    no frame is rescaled. The file appears when the last frame is encoded, and not at all on failure.
+
+    Args:
+        path: File to write, whose ending says which container it is, see
+            :data:`voxelfield.training.video_formats.CONTAINERS`; its parent directory is created if needed.
         frames: (H, W, 3) uint8 arrays of one size; consumed one at a time.
         fps: Frames per second.
+        codec: How to encode, see :data:`voxelfield.training.video_formats.CODECS`; None: the container's default,
+            which for ``*.mp4`` is H.264, which every browser and player decodes. A :class:`VideoFormat`, as
+            :func:`voxelfield.training.video_formats.video_format` makes, sets quality and layout of pixels too.
 
     Raises:
         MissingPackageError: imageio or its ffmpeg plugin is not installed.
         OSError: The file cannot be written.
         TypeError: A frame is not uint8.
-        ValueError: There is no frame, or a frame has another shape than (H, W, 3) or than the first.
+        ValueError: There is no frame, a frame has another shape than (H, W, 3) or than the first, ``fps`` is not
+            positive, or there is no such container or codec.
     """
     if importlib.util.find_spec("imageio") is None or importlib.util.find_spec("imageio_ffmpeg") is None:
         raise MissingPackageError("write_video needs imageio with ffmpeg: pip install 'imageio[ffmpeg]'")
+    if not fps > 0:
+        raise ValueError(f"fps must be above 0, got {fps}")
+    chosen = codec if isinstance(codec, VideoFormat) else video_format("path", path, codec)
     first: tuple[int, ...] | None = None
+    count = 0
     with atomic_path(path) as temporary:
-        with contextlib.closing(_writer(temporary, fps)) as writer:
+        with contextlib.closing(_writer(temporary, fps, chosen)) as writer:
             for index, frame in enumerate(frames):
                 if frame.dtype != np.uint8:
                     raise TypeError(f"frames[{index}] must be uint8, got {frame.dtype}")
@@ -63,23 +205,44 @@ def write_video(path: Path, frames: Iterable[npt.NDArray[np.uint8]], fps: int = 
                     writer.append_data(padded)
                 except OSError as error:  # with the whole command line
                     raise OSError(f"{path} could not be written: ffmpeg stopped at frame {index}") from error
+                count += 1
         if first is None:
             raise ValueError("frames must hold at least one frame")
         # imageio does not look at ffmpeg's exit status.
-        if path.suffix == ".mp4" and not _is_whole(temporary):
+        if not _is_whole(temporary, count):
             raise OSError(f"{path} could not be written: ffmpeg left it incomplete, as it does on a full disk")
 
 
-def _writer(path: Path, fps: int) -> Any:
+def _writer(path: Path, fps: float, chosen: VideoFormat) -> Any:
     import imageio.v2 as imageio
 
     # macro_block_size=1: the plugin's own way to an even size is to rescale the image
     return imageio.get_writer(
-        path, format="FFMPEG", fps=fps, codec="libx264", pixelformat="yuv420p", quality=8, macro_block_size=1
+        path,
+        format="FFMPEG",
+        fps=fps,
+        codec=chosen.encoder,
+        pixelformat=chosen.pixels,
+        quality=None,
+        macro_block_size=1,
+        output_params=[*chosen.options, *([] if chosen.crf is None else ["-crf", str(chosen.crf)])],
     )
 
 
-def _is_whole(path: Path) -> bool:
+def _is_whole(path: Path, count: int) -> bool:
+    """Tells whether a video has all of its frames."""
+    if path.suffix in (".mp4", ".mov"):
+        return _boxes_are_whole(path)
+    import imageio_ffmpeg
+
+    try:
+        found: int = imageio_ffmpeg.count_frames_and_secs(str(path))[0]
+    except (RuntimeError, OSError):  # no video at all
+        return False
+    return found == count
+
+
+def _boxes_are_whole(path: Path) -> bool:
     """Tells whether an MP4 file ends where its last box does, and has an index, which ffmpeg writes last."""
     size = path.stat().st_size if path.is_file() else 0
     position, kinds = 0, []

@@ -29,9 +29,16 @@ def evaluation_background(config: TrainerConfig, device: torch.device) -> Tensor
 
 
 def view_renderer(
-    field: RadianceField, occupancy: OccupancyGrid, config: TrainerConfig, recipe: Recipe, backend: str | None = None
+    field: RadianceField,
+    occupancy: OccupancyGrid,
+    config: TrainerConfig,
+    recipe: Recipe,
+    backend: str | None = None,
+    *,
+    supersampling: int | None = None,
+    background: Tensor | None = None,
 ) -> FieldRenderer:
-    """Returns what renders views of a field as it is now, over the evaluation background.
+    """Returns what renders views of a field as it is now, as the evaluation does unless told otherwise.
 
     Args:
         field: The field.
@@ -39,13 +46,15 @@ def view_renderer(
         config: The loop's settings.
         recipe: What built the field.
         backend: As for :class:`voxelfield.FieldRenderer`.
+        supersampling: As for :class:`voxelfield.FieldRenderer`; None: that of the evaluation.
+        background: (3,) float32 on the field's device; None: that of the evaluation.
     """
     return FieldRenderer(
         field,
         occupancy,
         render_settings(config, field),
-        evaluation_background(config, field.aabb.device),
-        supersampling=config.evaluation.supersampling,
+        evaluation_background(config, field.aabb.device) if background is None else background,
+        supersampling=config.evaluation.supersampling if supersampling is None else supersampling,
         pixel_averaging=config.pixel_averaging,
         chunk=config.chunk,
         precision=getattr(torch, config.precision),

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from voxelfield.export.geometry.packages import mesh_package
 from voxelfield.files import atomic_path
+from voxelfield.rendering.linear_light import linear_light
 
 MESH_SUFFIXES = (".ply", ".obj", ".glb")
 """Endings of the files that meshes are written to."""
@@ -131,9 +132,7 @@ def _as_trimesh(mesh: Mesh, linear: bool, textured: bool) -> Any:
 
 def _linear_light(colors: Tensor) -> Tensor:
     """Decodes sRGB colours, uint8."""
-    encoded = colors.float() / 255
-    light = torch.where(encoded <= 0.04045, encoded / 12.92, ((encoded + 0.055) / 1.055) ** 2.4)
-    return (255 * light).round().to(torch.uint8)
+    return (255 * linear_light(colors.float() / 255)).round().to(torch.uint8)
 
 
 def _unlit(tree: dict[str, Any]) -> None:

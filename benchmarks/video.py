@@ -1,0 +1,78 @@
+"""Times a video of a trained run: rendering alone, encoding alone, and both at once.
+
+    python benchmarks/video.py RUN [--frames N] [--size WxH] [--codec NAME] [--device cpu|cuda] [--data-root DIR]
+
+An orbit with one ray per pixel. "rendering" keeps the frames where they are made; "encoding" is given frames that are
+there already; "both" is what ``voxelfield render`` does, where the encoder has a thread of its own. If rendering and
+encoding do not hinder each other, both together take as long as the slower one, and the last column is 100 %.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import tempfile
+import time
+from pathlib import Path
+
+import _harness as harness
+import torch
+
+import voxelfield
+from voxelfield.cli.render import path_of
+from voxelfield.training.video import write_video, write_views
+from voxelfield.training.video_formats import CODECS
+
+# A few frames are encoded again and again, because many would not fit into memory.
+_KEPT = 16
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Parses the command line, measures, prints the table last."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--frames", type=int, default=300)
+    parser.add_argument("--size", default="1920x1080")
+    parser.add_argument("--codec", choices=CODECS)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--data-root", type=Path)
+    parser.set_defaults(path="orbit", fps=None, missing_images=None, split=None)
+    options = parser.parse_args(arguments)
+    run = voxelfield.load(options.run, options.device)
+    cameras, fps = path_of(run, options)
+    cameras = cameras.to(run.field.aabb.device)
+    renderer = run.renderer(supersampling=1)
+
+    def synchronise() -> None:
+        if cameras.c2w.is_cuda:
+            torch.cuda.synchronize()
+
+    kept = [renderer.view(cameras, index).rgb for index in range(min(_KEPT, len(cameras)))]
+    synchronise()
+    started = time.perf_counter()
+    for index in range(len(cameras)):
+        renderer.view(cameras, index)
+    synchronise()
+    rendering = time.perf_counter() - started
+
+    frames = [(255 * rgb.clamp(0, 1)).round().byte().cpu().numpy() for rgb in kept]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "video.mp4")
+        started = time.perf_counter()
+        write_video(path, itertools.islice(itertools.cycle(frames), len(cameras)), fps, options.codec)
+        encoding = time.perf_counter() - started
+        started = time.perf_counter()
+        pace = write_views(path, (view.rgb for view in run.render_path(cameras, renderer)), fps, options.codec)
+        both = time.perf_counter() - started
+
+    where = harness.machine(cameras.c2w.device)
+    print(", ".join(f"{key} {value}" for key, value in where.items() if value is not None))
+    print(f"{len(cameras)} frames of {cameras.width}x{cameras.height}, {options.codec or 'h264'}; {pace}")
+    header = ["frames a second", "rendering", "encoding", "both", "of the slower one"]
+    speeds = [len(cameras) / seconds for seconds in (rendering, encoding, both)]
+    share = max(rendering, encoding) / both
+    print(harness.table(header, [["", *(f"{speed:.1f}" for speed in speeds), f"{100 * share:.0f}%"]]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""``voxelfield render``: what is refused before anything is loaded, and what paths, frames and videos come of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import voxelfield
+from voxelfield.cli.render import main, parser, path_of
+from voxelfield.datasets.scene import Scene
+from voxelfield.rendering.cameras import Cameras, orbit
+from voxelfield.training.config import preset
+from voxelfield.training.refined_cameras import RefinedCameras
+from voxelfield.training.session import Session
+from voxelfield.training.view_pictures import depth_range
+
+FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
+TINY = (
+    "trainer=smoke",
+    "trainer.steps=60",
+    "trainer.image_size=25",
+    "trainer.visible_samples=8192",
+    "trainer.stages=[{step: 0, resolution: 16}]",
+    "trainer.occupancy.resolution=16",
+    "trainer.log_every=60",
+    "logger=none",
+)
+
+
+def scene() -> Scene:
+    return voxelfield.load_scene("lego", image_size=25, root=FIXTURES)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread() -> Iterator[None]:
+    """These images are too small for more."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of the small scene in tests/fixtures, of a few steps."""
+    folder = tmp_path_factory.mktemp("render") / "run"
+    settings = preset("scene=lego", "model=mlp", *TINY, device="cpu")
+    Session.from_config(scene(), settings, output=folder).fit()
+    return folder
+
+
+def render(run: Path, *options: object) -> int:
+    return main([str(run), "--data-root", str(FIXTURES), "--device", "cpu", *map(str, options)])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--frames", "0"), "--frames must be at least 1, got 0"),
+        (("--supersampling", "0"), "--supersampling must be at least 1, got 0"),
+        (("--fps", "0"), "--fps must lie in (0, 1000], got 0"),
+        (("--fps", "nan"), "--fps must lie in (0, 1000], got nan"),
+        (("--size", "800"), "--size must be WIDTHxHEIGHT in pixels, such as 1920x1080, got 800"),
+        (("--background", "pink"), "--background must be white, black or three numbers R,G,B in [0, 1], got pink"),
+        (("--background", "0,0,2"), "--background must be white, black or three numbers R,G,B in [0, 1], got 0,0,2"),
+        (("--path", "loop"), "--path must be orbit, spiral, interpolate or a camera path *.json, got loop"),
+        (("--path", "no.json", "--frames", "3"), "--frames must be left to no.json, which lists its frames, got 3"),
+        (
+            ("--path", "no.json", "--split", "test"),
+            "--split must be left to no.json, which has its own cameras, got test",
+        ),
+        (("--out", "a.avi"), "--out must be a video, *.mp4, *.mkv, *.webm, *.mov, got a.avi"),
+        (("--out", "a.webm", "--codec", "h264"), "codec must be one of vp9, av1 in a .webm file, got 'h264'"),
+        (("--out", "a.mp4", "--depth"), "--depth is for images: --out must be a folder, got a.mp4"),
+        (("--out", "a.mp4", "--format", "exr"), "--format is for images: --out must be a folder, got a.mp4"),
+        (("--out", "a.mp4", "--range", "0:3"), "--range is for images: --out must be a folder, got a.mp4"),
+        (("--out", "a", "--codec", "h264"), "--codec is for videos: --out must be a video, got a"),
+        (("--out", "a", "--show", "depth"), "--show is for videos: --out must be a video, got a"),
+        (("--out", "a", "--format", "exr", "--depth"), "--depth is for PNGs: EXR has the depth as its channel Z"),
+        (("--out", "a", "--range", "3:3"), "--range must be A:B with A below B, such as 0:60, got 3:3"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_before_anything_is_loaded(options, message, caplog):
+    assert main(["nowhere", *options]) == 2
+    assert caplog.messages == [message]
+
+
+def test_frames_are_numbered_continued_and_divided(run, tmp_path, caplog):
+    caplog.set_level("INFO")
+    out = tmp_path / "frames"
+    common = ("--frames", 4, "--out", out, "--size", "32x20", "--background", "0,1,0", "--supersampling", 1)
+    assert render(run, *common, "--range", "1:3") == 0
+    assert sorted(path.name for path in out.iterdir()) == ["0001.png", "0002.png", "frames.json"]
+    before = (out / "0001.png").stat().st_mtime_ns
+    assert render(run, *common, "--range", "0:9") == 2
+    assert "--range must be A:B with A below B up to 4, such as 0:60, got 0:9" in caplog.messages
+    assert render(run, *common) == 0
+    assert f"wrote 2 frames of 32x20 to {out}, where 2 were already" in caplog.messages
+    assert (out / "0001.png").stat().st_mtime_ns == before
+    with Image.open(out / "0000.png") as image:
+        assert image.size == (32, 20)
+        assert image.getpixel((0, 0)) == (0, 255, 0), "nothing is in the corner but the background"
+    assert render(run, *common[:-1], 2) == 2
+    assert f"{out} holds frames of another run, path or size; see its frames.json" in caplog.messages
+
+
+def test_a_camera_path_is_followed(run, tmp_path, caplog):
+    caplog.set_level("INFO")
+    pose = np.eye(4)
+    pose[2, 3] = 4.0
+    frames = [{"camera_to_world": pose.flatten().tolist(), "fov": 40.0, "aspect": 1.5}] * 3
+    path = tmp_path / "path.json"
+    content = {"camera_path": frames, "fps": 12, "render_height": 20, "render_width": 30}
+    path.write_text(json.dumps(content))
+    assert render(run, "--path", path, "--out", tmp_path / "a.mp4") == 0
+    assert f"wrote 3 frames of 30x20 to {tmp_path / 'a.mp4'}" in caplog.messages
+    assert "frames rendered and" in caplog.messages[-1]
+    imageio = pytest.importorskip("imageio.v2")
+    with imageio.get_reader(tmp_path / "a.mp4", format="FFMPEG") as reader:
+        assert reader.get_meta_data()["fps"] == 12
+        assert sum(1 for _ in reader.iter_data()) == 3
+
+
+@pytest.mark.parametrize("path", ["orbit", "interpolate"])
+def test_paths_of_the_scene_show_it(run, tmp_path, path):
+    assert render(run, "--path", path, "--frames", 2, "--out", tmp_path, "--depth", "--supersampling", 1) == 0
+    for name in ("0000", "0001"):
+        with Image.open(tmp_path / f"{name}_depth.png") as depth:
+            assert (np.asarray(depth) > 0).mean() > 0.05, "something is met"
+
+
+def test_a_spiral_around_an_object_is_refused(run, tmp_path, caplog):
+    assert render(run, "--path", "spiral", "--out", tmp_path / "a.mp4") == 2
+    assert "look in all directions" in caplog.messages[-1]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_paths_follow_cameras_that_were_refined(run):
+    trained = voxelfield.load(run, "cpu")
+    given = scene().train.cameras
+    moved = Cameras(given.c2w.clone(), given.intrinsics, given.width, given.height)
+    moved.c2w[:, 2, 3] += 5.0
+    refined = dataclasses.replace(trained, cameras=RefinedCameras(given, moved))
+    options = [str(run), "--data-root", str(FIXTURES), "--path", "interpolate", "--frames", "9"]
+    (before, _), (after, _) = (path_of(of, parser().parse_args(options)) for of in (trained, refined))
+    lift = torch.tensor([0.0, 0.0, 5.0]).expand(9, 3)
+    torch.testing.assert_close(after.c2w[:, :3, 3] - before.c2w[:, :3, 3], lift)
+
+
+def test_a_renderer_with_settings_of_its_own_serves_python_too(run):
+    trained = voxelfield.load(run, "cpu")
+    around = orbit(scene().train.cameras, torch.zeros(3), 2)
+    blue = torch.tensor([0.0, 0.0, 1.0])
+    over = [trained.renderer(supersampling=1, background=colour) for colour in (torch.zeros(3), blue)]
+    for black_view, blue_view in zip(*(trained.render_path(around, renderer) for renderer in over), strict=True):
+        behind = (1 - black_view.opacity)[..., None] * blue
+        assert behind.max() > 0.5
+        torch.testing.assert_close(blue_view.rgb, black_view.rgb + behind)
+
+
+def test_the_colours_of_depths_span_what_a_path_shows(run):
+    trained = voxelfield.load(run, "cpu")
+    around = orbit(scene().train.cameras, torch.zeros(3), 3)
+    renderer = trained.renderer(supersampling=1)
+    near, far = depth_range(renderer, around)
+    depths = torch.cat([view.depth[view.opacity > 0.5] for view in trained.render_path(around, renderer)])
+    assert depths.min() <= near < far <= depths.max()
+    assert ((depths >= near) & (depths <= far)).float().mean() > 0.95

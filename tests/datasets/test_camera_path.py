@@ -1,0 +1,94 @@
+"""Camera paths of nerfstudio's viewer, and what is said of files that are none."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from voxelfield.datasets.camera_path import read_camera_path
+
+IDENTITY = [1.0, 0, 0, 2, 0, 1, 0, 3, 0, 0, 1, 4, 0, 0, 0, 1]
+
+
+def content(**changes: Any) -> dict[str, Any]:
+    frames = [{"camera_to_world": IDENTITY, "fov": 90.0, "aspect": 2.0}] * 2
+    whole = {"camera_type": "perspective", "render_height": 40, "render_width": 80, "fps": 24, "camera_path": frames}
+    return {key: value for key, value in (whole | changes).items() if value is not None}
+
+
+def written(folder: Path, **changes: Any) -> Path:
+    path = folder / "path.json"
+    path.write_text(json.dumps(content(**changes)))
+    return path
+
+
+def test_poses_fields_of_view_and_sizes_are_read(tmp_path):
+    path = read_camera_path(written(tmp_path))
+    assert path.fps == 24
+    cameras = path.cameras
+    assert (len(cameras), cameras.width, cameras.height) == (2, 80, 40)
+    assert cameras.c2w[0, :3, 3].tolist() == [2, 3, 4]
+    # A right angle from top to bottom.
+    assert cameras.intrinsics[0].tolist() == pytest.approx([20, 20, 40, 20])
+    box = torch.tensor([[-9.0] * 3, [9.0] * 3])
+    top = cameras.rays(torch.zeros(1, dtype=torch.int64), torch.tensor([[40.0, 0.0]]), box).directions[0]
+    assert top.tolist() == pytest.approx([0, math.sqrt(0.5), -math.sqrt(0.5)], abs=1e-6)
+
+
+def frame(**changes: Any) -> list[dict[str, Any]]:
+    return [{"camera_to_world": IDENTITY, "fov": 90.0} | changes]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"camera_type": "fisheye"}, "'camera_type' must be perspective, got 'fisheye'"),
+        ({"render_height": None}, "'render_height' must be a whole number above 0, got None"),
+        ({"render_width": 1.5}, "'render_width' must be a whole number above 0, got 1.5"),
+        ({"fps": 0}, "'fps' must be a number above 0, got 0"),
+        ({"fps": True}, "'fps' must be a number above 0, got True"),
+        ({"fps": 10**400}, "'fps' must be a number above 0, got 1000"),
+        ({"camera_path": None}, "'camera_path' must be a list of at least one frame, got None"),
+        ({"camera_path": []}, r"'camera_path' must be a list of at least one frame, got \[\]"),
+        ({"camera_path": [3]}, r"camera_path\[0\] must be an object, got 3"),
+        ({"camera_path": frame(fov=180)}, r"camera_path\[0\]: 'fov' must lie below 180 degrees, got 180"),
+        ({"camera_path": frame(fov="wide")}, r"camera_path\[0\]: 'fov' must be a number above 0, got 'wide'"),
+        (
+            {"camera_path": frame(camera_to_world=[1, 2])},
+            r"camera_path\[0\]: 'camera_to_world' must be 16 finite numbers, row by row, got \[1, 2\]",
+        ),
+        (
+            {"camera_path": frame(camera_to_world=[math.nan] * 16)},
+            r"camera_path\[0\]: 'camera_to_world' must be 16 finite numbers",
+        ),
+        (
+            {"camera_path": frame(camera_to_world=[2 * value for value in IDENTITY[:12]] + [0, 0, 0, 1])},
+            r"camera_path\[0\]: 'camera_to_world' must be a rotation with a translation, got axes that are 3 from",
+        ),
+        (
+            {"camera_path": frame(camera_to_world=[-1.0, *IDENTITY[1:]])},
+            r"camera_path\[0\]: 'camera_to_world' must be a rotation with a translation, got a mirror image",
+        ),
+        (
+            {"camera_path": frame(camera_to_world=[*IDENTITY[:12], 0, 0, 0, 2])},
+            r"camera_path\[0\]: 'camera_to_world' must have \(0, 0, 0, 1\) as its last row",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_frame(tmp_path, changes, message):
+    path = written(tmp_path, **changes)
+    with pytest.raises(ValueError, match=f"^{path}: {message}|^{path}: camera_path.*{message}"):
+        read_camera_path(path)
+
+
+def test_a_file_that_is_no_json_or_not_there_is_named(tmp_path):
+    (tmp_path / "path.json").write_text("{")
+    with pytest.raises(ValueError, match=r"path.json: not valid JSON"):
+        read_camera_path(tmp_path / "path.json")
+    with pytest.raises(FileNotFoundError, match=r"nothing\.json"):
+        read_camera_path(tmp_path / "nothing.json")

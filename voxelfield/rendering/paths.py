@@ -1,0 +1,151 @@
+"""Paths of cameras through a scene, besides :func:`voxelfield.rendering.cameras.orbit`."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.splines import through_poses
+
+# Length of the mean of directions from which on they are taken for one: that of a cone of 60 degrees to each side.
+_SAME_WAY = 0.75
+
+
+def at_size(cameras: Cameras, width: int, height: int) -> Cameras:
+    """Returns the views of cameras in images of another size, with the same vertical field of view.
+
+    Args:
+        cameras: The cameras; square pixels stay square.
+        width: In pixels; a wider image shows more to the sides.
+        height: In pixels.
+
+    Raises:
+        ValueError: A size is below 1.
+    """
+    factor = height / cameras.height
+    intrinsics = cameras.intrinsics * factor
+    intrinsics[:, 2] += 0.5 * (width - factor * cameras.width)
+    return Cameras(cameras.c2w, intrinsics, width, height, cameras.lens)
+
+
+def interpolate(cameras: Cameras, frames: int, *, keys: int = 10) -> Cameras:
+    """Lays a smooth path through some of the cameras of a capture.
+
+    The path begins at the first camera and passes through others that lie as far apart as may be, so that it stays
+    where the capture was made, each followed by one that is near; positions count beside directions, in units of the
+    capture's size. Positions, orientations and intrinsics follow Catmull-Rom splines.
+
+    Args:
+        cameras: At least one. The image size is kept. A lens is not: straight lines are drawn straight.
+        frames: Number of stations.
+        keys: How many of the cameras to pass through, at most.
+
+    Returns:
+        ``frames`` cameras on the device of ``cameras``.
+
+    Raises:
+        ValueError: There are no cameras, or ``frames`` or ``keys`` is below 1.
+    """
+    if keys < 1:
+        raise ValueError(f"keys must be at least 1, got {keys}")
+    if len(cameras) == 0:
+        raise ValueError("cameras must be at least one, to lay a path through, got none")
+    chosen = cameras[_keys(cameras.c2w.double().cpu(), keys)].to("cpu")
+    # Logarithms of focal lengths, so that a zoom is even.
+    focal, centre = chosen.intrinsics[:, :2].double().log(), chosen.intrinsics[:, 2:].double()
+    c2w, numbers = through_poses(chosen.c2w, torch.cat((focal, centre), dim=-1), frames)
+    intrinsics = torch.cat((numbers[:, :2].exp(), numbers[:, 2:]), dim=-1)
+    return Cameras(c2w.float(), intrinsics.float(), cameras.width, cameras.height).to(cameras.c2w.device)
+
+
+def spiral(cameras: Cameras, target: Tensor, frames: int, *, turns: float = 2.0) -> Cameras:
+    """Lays a spiral through cameras that look the same way, as LLFF draws its captures (Mildenhall et al. 2019).
+
+    All stations look at the point of the mean camera's axis that is nearest to ``target``. Around the mean position
+    they swing to the sides, up and down, and, half as often, to and fro, as far as nine in ten cameras do.
+
+    Args:
+        cameras: Set the spiral. The image size and the mean intrinsics are kept. A lens is not.
+        target: (3,) point within what they show, world frame.
+        frames: Number of stations; the last one lies one step before the first.
+        turns: How often the path goes around.
+
+    Returns:
+        ``frames`` cameras on the device of ``cameras``, upright as the mean of them.
+
+    Raises:
+        ValueError: There are no cameras, they look in all directions, the target is behind them, or ``frames`` is below
+            1.
+    """
+    if len(cameras) == 0:
+        raise ValueError("cameras must be at least one, to lay a spiral through, got none")
+    if frames < 1:
+        raise ValueError(f"frames must be at least 1, got {frames}")
+    device = cameras.c2w.device
+    poses = cameras.c2w.double()
+    backward = poses[:, :3, 2].mean(dim=0)
+    if float(backward.norm()) < _SAME_WAY:
+        raise ValueError("cameras must look much the same way for a spiral, got some that look in all directions")
+    axes = _looking(-backward, poses[:, :3, 1].mean(dim=0))
+    centre = poses[:, :3, 3].mean(dim=0)
+    distance = float((centre - target.to(device, torch.float64)) @ axes[:, 2])
+    if distance <= 0:
+        raise ValueError(f"target must lie before the cameras, got {target.tolist()}, {-distance:.3g} behind them")
+    reach = ((poses[:, :3, 3] - centre) @ axes).abs().quantile(0.9, dim=0)
+    angle = 2 * math.pi * turns * torch.arange(frames, device=device, dtype=torch.float64) / frames
+    swing = torch.stack((angle.cos(), -angle.sin(), -(0.5 * angle).sin()), dim=-1)
+    positions = centre + (swing * reach) @ axes.mT
+    focus = centre - distance * axes[:, 2]
+    c2w = torch.eye(4, device=device, dtype=torch.float64).repeat(frames, 1, 1)
+    c2w[:, :3, :3] = torch.stack([_looking(focus - position, axes[:, 1]) for position in positions])
+    c2w[:, :3, 3] = positions
+    intrinsics = cameras.intrinsics.mean(dim=0, keepdim=True).expand(frames, 4).contiguous()
+    return Cameras(c2w.float(), intrinsics, cameras.width, cameras.height)
+
+
+def _looking(direction: Tensor, up: Tensor) -> Tensor:
+    """Returns a camera's axes (3, 3), one in each column, that looks in a direction with a direction upwards."""
+    backward = -direction / direction.norm()
+    right = torch.linalg.cross(up, backward)
+    right = right / right.norm()
+    return torch.stack((right, torch.linalg.cross(backward, right), backward), dim=-1)
+
+
+def _keys(c2w: Tensor, count: int) -> list[int]:
+    """Chooses poses (N, 4, 4) that lie as far apart as may be, in an order in which neighbours follow one another."""
+    positions = c2w[:, :3, 3]
+    size = float((positions - positions.mean(dim=0)).norm(dim=-1).mean())
+    places = torch.cat((positions / (size if size > 0 else 1.0), c2w[:, :3, 2]), dim=-1)
+    chosen = [0]
+    nearest = (places - places[0]).norm(dim=-1)
+    while len(chosen) < min(count, len(places)):
+        nearest[chosen] = -1.0
+        chosen.append(int(nearest.argmax()))
+        nearest = torch.minimum(nearest, (places - places[chosen[-1]]).norm(dim=-1))
+    return [chosen[index] for index in _short_tour(torch.cdist(places[chosen], places[chosen]).tolist())]
+
+
+def _short_tour(distances: list[list[float]]) -> list[int]:
+    """Returns an order that begins with the first and that turning no part of it around makes shorter (2-opt)."""
+    order = [0]
+    left = set(range(1, len(distances)))
+    while left:
+        order.append(min(left, key=distances[order[-1]].__getitem__))
+        left.remove(order[-1])
+    improved = True
+    while improved:
+        improved = False
+        for first in range(1, len(order) - 1):
+            for last in range(first + 1, len(order)):
+                before = distances[order[first - 1]][order[first]]
+                after = distances[order[first - 1]][order[last]]
+                if last + 1 < len(order):
+                    before += distances[order[last]][order[last + 1]]
+                    after += distances[order[first]][order[last + 1]]
+                if after < before - 1e-9:
+                    order[first : last + 1] = order[first : last + 1][::-1]
+                    improved = True
+    return order
