@@ -739,7 +739,7 @@ BAD = {
     "damaged model": (
         write_colmap,
         lambda f: (f / "sparse" / "0" / "cameras.bin").write_bytes(b"\1\2"),
-        "not a COLMAP model",
+        "cameras.bin: must hold whole cameras, got a file that ends in the middle of them",
     ),
     "pose that is no matrix": (
         write_nsvf,
