@@ -184,7 +184,7 @@ def test_export_fuses_depth_of_a_model_file(trained: Path) -> None:
         (("train", "model.wdith=3"), "configuration has no key model.wdith; did you mean model.width?"),
         (
             ("fly",),
-            "verb must be one of train, eval, render, report, export, download, process, inspect, doctor, build, "
+            "verb must be one of train, eval, render, view, report, export, download, process, inspect, doctor, build, "
             "bench, got 'fly'",
         ),
     ],
