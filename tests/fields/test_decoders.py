@@ -112,7 +112,7 @@ def test_harmonics_are_differentiable():
 
 def test_harmonics_refuse_wrong_arguments():
     for degree in (-1, 4):
-        with pytest.raises(ValueError, match=rf"degree must lie in 0\.\.3, got {degree}"):
+        with pytest.raises(ValueError, match=rf"degree must be an int in 0\.\.3, got {degree}"):
             spherical_harmonics(torch.zeros(2, 3), degree)
     with pytest.raises(ValueError, match=r"directions must have shape \(\.\.\., 3\), got \(3, 2\)"):
         spherical_harmonics(torch.zeros(3, 2), 1)
@@ -334,7 +334,7 @@ def test_16_bit_features_under_autocast(device, make):
 
 @pytest.mark.parametrize("degree", [-1, 4])
 def test_sh_decoder_refuses_wrong_degrees(degree):
-    with pytest.raises(ValueError, match=rf"degree must lie in 0\.\.3, got {degree}"):
+    with pytest.raises(ValueError, match=rf"degree must be an int in 0\.\.3, got {degree}"):
         sh_decoder(degree)
 
 
@@ -346,7 +346,7 @@ def test_mlp_decoder_refuses_empty_layers(name):
 
 @pytest.mark.parametrize("degree", [-1, 4])
 def test_mlp_decoder_refuses_wrong_view_degrees(degree):
-    with pytest.raises(ValueError, match=rf"view_degree must lie in 0\.\.3, got {degree}"):
+    with pytest.raises(ValueError, match=rf"view_degree must be an int in 0\.\.3, got {degree}"):
         mlp_decoder(view_degree=degree)
 
 
@@ -469,5 +469,5 @@ def test_network_refuses_empty_layers(name):
 
 @pytest.mark.parametrize("degree", [-1, 4])
 def test_network_refuses_wrong_view_degrees(degree):
-    with pytest.raises(ValueError, match=rf"view_degree must lie in 0\.\.3, got {degree}"):
+    with pytest.raises(ValueError, match=rf"view_degree must be an int in 0\.\.3, got {degree}"):
         network_decoder(view_degree=degree)

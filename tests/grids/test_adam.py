@@ -814,7 +814,7 @@ def test_registration(device):
         ({"eps": -1.0}, "eps must be finite and not negative, got -1.0"),
         ({"decay": float("nan")}, "decay must be finite and not negative"),
         ({"l2": -0.5}, "l2 must be finite and not negative, got -0.5"),
-        ({"lr": -1.0}, "lr must not be negative, got -1.0"),
+        ({"lr": -1.0}, "lr must be finite and not negative, got -1.0"),
         ({"channel_rates": torch.tensor([-0.5])}, r"channel_rates must be finite and not negative, got \[-0.5\]"),
         ({"channel_rates": torch.tensor([float("inf")])}, "channel_rates must be finite"),
         ({"channel_rates": torch.ones(2)}, r"channel_rates must have shape \(1\) for params of shape"),

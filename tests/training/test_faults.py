@@ -179,24 +179,17 @@ def test_a_video_appears_whole_or_not_at_all(tmp_path):
         assert [path.name for path in tmp_path.iterdir()] == ["whole.mp4"]
 
 
-def test_a_video_without_its_end_is_noticed_though_ffmpeg_is_not(tmp_path, monkeypatch):
-    class Careless:
-        """Leaves what ffmpeg leaves on a full disk: frames without an index."""
-
-        def __init__(self, path: Path, *_: object, **__: object) -> None:
-            path.write_bytes(b"\0\0\0\x18ftypisom" + bytes(12) + b"\0\0\0\0mdat" + bytes(100))
-
-        def append_data(self, frame: np.ndarray) -> None:
-            pass
-
-        def close(self) -> None:
-            pass
-
-    imageio = pytest.importorskip("imageio.v2")
-    monkeypatch.setattr(imageio, "get_writer", Careless)
+@pytest.mark.parametrize(("status", "left"), [(0, "index"), (1, "whole")])
+def test_a_video_that_ffmpeg_did_not_end_well_is_no_video(tmp_path, monkeypatch, status, left):
+    ffmpeg = tmp_path / "ffmpeg"
+    # What ffmpeg leaves on a full disk: frames without an index, or a file that looks right and a bad status.
+    frames = r"\0\0\0\30ftypisom" + r"\0" * 12 + r"\0\0\0\20m" + ("dat" if left == "index" else "oov") + r"\0" * 8
+    ffmpeg.write_text(f"#!/bin/sh\nfor file; do :; done\ncat > /dev/null\nprintf '{frames}' > $file\nexit {status}\n")
+    ffmpeg.chmod(0o755)
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", str(ffmpeg))
     with pytest.raises(OSError, match="ffmpeg left it incomplete"):
         write_video(tmp_path / "cut.mp4", [np.zeros((4, 4, 3), np.uint8)])
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.iterdir()) == [ffmpeg]
 
 
 @pytest.mark.parametrize(

@@ -225,16 +225,15 @@ def load_to_resume(settings: RunConfig, run_directory: Path, root: Path) -> tupl
         found = path, load_checkpoint(path)
     path, state = found
     with contents_of(path):
-        saved = state["config"]
-        if parse(Recipe, saved["model"], "model of the checkpoint") != settings.model:
-            raise ValueError(
-                f"resume must name a checkpoint of the configured model {asdict(settings.model)}, "
-                f"got one of {saved['model']}"
-            )
-        name = saved["scene"]["name"]
-        if name != settings.scene.name:
-            raise ValueError(f"resume must name a checkpoint of scene={settings.scene.name}, got one of scene={name}")
         check_progress(state)
+        kept = state["config"]["model"]
+        model, name = parse(Recipe, kept, "model of the checkpoint"), state["config"]["scene"]["name"]
+    if model != settings.model:
+        raise ValueError(
+            f"resume must name a checkpoint of the configured model {asdict(settings.model)}, got one of {kept}"
+        )
+    if name != settings.scene.name:
+        raise ValueError(f"resume must name a checkpoint of scene={settings.scene.name}, got one of scene={name}")
     return found
 
 

@@ -7,13 +7,13 @@ import importlib.util
 import io
 import queue
 import struct
+import subprocess
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -178,55 +178,83 @@ def write_video(
             :func:`voxelfield.training.video_formats.video_format` makes, sets quality and layout of pixels too.
 
     Raises:
-        MissingPackageError: imageio or its ffmpeg plugin is not installed.
+        MissingPackageError: imageio-ffmpeg, which brings ffmpeg, is not installed.
         OSError: The file cannot be written.
         TypeError: A frame is not uint8.
         ValueError: There is no frame, a frame has another shape than (H, W, 3) or than the first, ``fps`` is not
             positive, or there is no such container or codec.
     """
-    if importlib.util.find_spec("imageio") is None or importlib.util.find_spec("imageio_ffmpeg") is None:
-        raise MissingPackageError("write_video needs imageio with ffmpeg: pip install 'imageio[ffmpeg]'")
+    if importlib.util.find_spec("imageio_ffmpeg") is None:
+        raise MissingPackageError("write_video needs imageio-ffmpeg: pip install 'imageio[ffmpeg]'")
     if not fps > 0:
         raise ValueError(f"fps must be above 0, got {fps}")
     chosen = codec if isinstance(codec, VideoFormat) else video_format("path", path, codec)
     first: tuple[int, ...] | None = None
     count = 0
-    with atomic_path(path) as temporary:
-        with contextlib.closing(_writer(temporary, fps, chosen)) as writer:
-            for index, frame in enumerate(frames):
-                if frame.dtype != np.uint8:
-                    raise TypeError(f"frames[{index}] must be uint8, got {frame.dtype}")
-                if frame.ndim != 3 or frame.shape[-1] != 3 or (first is not None and frame.shape != first):
-                    raise ValueError(f"frames[{index}] must have shape {first or '(H, W, 3)'}, got {frame.shape}")
-                first = frame.shape
-                height, width, _ = frame.shape
-                padded = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
-                try:
-                    writer.append_data(padded)
-                except OSError as error:  # with the whole command line
-                    raise OSError(f"{path} could not be written: ffmpeg stopped at frame {index}") from error
-                count += 1
-        if first is None:
+    with atomic_path(path) as temporary, contextlib.ExitStack() as running:
+        encoder: _Encoder | None = None
+        for index, frame in enumerate(frames):
+            if frame.dtype != np.uint8:
+                raise TypeError(f"frames[{index}] must be uint8, got {frame.dtype}")
+            if frame.ndim != 3 or frame.shape[-1] != 3 or (first is not None and frame.shape != first):
+                raise ValueError(f"frames[{index}] must have shape {first or '(H, W, 3)'}, got {frame.shape}")
+            first = frame.shape
+            height, width, _ = frame.shape
+            padded = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+            if encoder is None:
+                encoder = running.enter_context(_Encoder(temporary, padded.shape, fps, chosen))
+            try:
+                encoder.append(padded)
+            except OSError as error:
+                raise OSError(f"{path} could not be written: ffmpeg stopped at frame {index}") from error
+            count += 1
+        if encoder is None:
             raise ValueError("frames must hold at least one frame")
-        # imageio does not look at ffmpeg's exit status.
-        if not _is_whole(temporary, count):
+        status = encoder.finish()
+        if status != 0 or not _is_whole(temporary, count):
             raise OSError(f"{path} could not be written: ffmpeg left it incomplete, as it does on a full disk")
 
 
-def _writer(path: Path, fps: float, chosen: VideoFormat) -> Any:
-    import imageio.v2 as imageio
+class _Encoder:
+    """ffmpeg, which takes frames through a pipe; a context manager that kills it if it has not finished.
 
-    # macro_block_size=1: the plugin's own way to an even size is to rescale the image
-    return imageio.get_writer(
-        path,
-        format="FFMPEG",
-        fps=fps,
-        codec=chosen.encoder,
-        pixelformat=chosen.pixels,
-        quality=None,
-        macro_block_size=1,
-        output_params=[*chosen.options, *([] if chosen.crf is None else ["-crf", str(chosen.crf)])],
-    )
+    The writers of imageio run Python between fork and exec, which crashes now and then where other threads are at work.
+    """
+
+    def __init__(self, path: Path, shape: tuple[int, ...], fps: float, chosen: VideoFormat) -> None:
+        import imageio_ffmpeg
+
+        height, width, _ = shape
+        given = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-framerate", str(fps), "-i", "-"]
+        quality = [] if chosen.crf is None else ["-crf", str(chosen.crf)]
+        made = ["-an", "-c:v", chosen.encoder, "-pix_fmt", chosen.pixels, *chosen.options, *quality, str(path)]
+        self._process = subprocess.Popen(
+            [imageio_ffmpeg.get_ffmpeg_exe(), "-y", "-hide_banner", "-loglevel", "error", *given, *made],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            # Ctrl-C is for this program, which then ends the encoder as it should.
+            start_new_session=True,
+        )
+
+    def append(self, frame: npt.NDArray[np.uint8]) -> None:
+        """Encodes a frame; raises OSError if ffmpeg has ended."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(np.ascontiguousarray(frame).data)
+
+    def finish(self) -> int:
+        """Waits for the file; returns the exit status."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(OSError):  # what was still to be written, to an ffmpeg that has ended
+            self._process.stdin.close()
+        return self._process.wait()
+
+    def __enter__(self) -> _Encoder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self.finish()
 
 
 def _is_whole(path: Path, count: int) -> bool:
