@@ -225,7 +225,6 @@ def load_to_resume(settings: RunConfig, run_directory: Path, root: Path) -> tupl
         found = path, load_checkpoint(path)
     path, state = found
     with contents_of(path):
-        check_progress(state)
         kept = state["config"]["model"]
         model, name = parse(Recipe, kept, "model of the checkpoint"), state["config"]["scene"]["name"]
     if model != settings.model:
@@ -234,6 +233,8 @@ def load_to_resume(settings: RunConfig, run_directory: Path, root: Path) -> tupl
         )
     if name != settings.scene.name:
         raise ValueError(f"resume must name a checkpoint of scene={settings.scene.name}, got one of scene={name}")
+    with contents_of(path):
+        check_progress(state)
     return found
 
 
