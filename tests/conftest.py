@@ -24,6 +24,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sweep", action="store_true", help="run the tests marked sweep as well")
+    parser.addoption("--long", action="store_true", help="run the tests marked long as well")
 
 
 def pytest_configure() -> None:
@@ -39,13 +40,14 @@ def pytest_configure() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     covering.mark_sweeps(items)
-    if config.getoption("--sweep"):
-        return
-    sweeps = [item for item in items if item.get_closest_marker("sweep")]
-    # What was asked for by name runs: a file, a test or a case that is a sweep.
-    if 0 < len(sweeps) < len(items):
-        config.hook.pytest_deselected(items=sweeps)
-        items[:] = [item for item in items if not item.get_closest_marker("sweep")]
+    for mark in ("sweep", "long"):
+        if config.getoption(f"--{mark}"):
+            continue
+        left_out = [item for item in items if item.get_closest_marker(mark)]
+        # What was asked for by name runs: a file, a test or a case that is marked.
+        if 0 < len(left_out) < len(items):
+            config.hook.pytest_deselected(items=left_out)
+            items[:] = [item for item in items if not item.get_closest_marker(mark)]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

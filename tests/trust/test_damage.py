@@ -114,7 +114,7 @@ def test_damaged_modules_are_refused(tmp_path):
     assert try_modules(tmp_path, 30, 8) == 38
 
 
-@pytest.mark.sweep
+@pytest.mark.long
 def test_two_hundred_flips_and_fifty_cuts_of_each_are_refused(trained, tmp_path):
     _library.ensure_loaded("cpu")
     for number, attempt in enumerate((try_checkpoints, try_models)):

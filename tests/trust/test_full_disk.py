@@ -129,7 +129,7 @@ def test_a_full_disk_breaks_nothing(nursery, tmp_path, whole):
     assert fill_up(nursery, tmp_path, [size // 2], whole)["runs"] == 1
 
 
-@pytest.mark.sweep
+@pytest.mark.long
 def test_a_disk_that_is_full_at_every_write_breaks_nothing(nursery, tmp_path, whole, capsys):
     # While a checkpoint is written, the one before it is there too.
     sizes = list(range(2 * PAGE, 4 * pages(whole), 2 * PAGE))

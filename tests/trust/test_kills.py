@@ -137,7 +137,7 @@ def test_a_run_that_is_killed_ends_as_if_it_never_was(nursery, tmp_path):
     assert survive(nursery, tmp_path, kills=2, seed=0)["kills"] == 2
 
 
-@pytest.mark.sweep
+@pytest.mark.long
 def test_runs_survive_a_hundred_kills(nursery, tmp_path, capsys):
     happened = survive(nursery, tmp_path, kills=100, seed=1)
     with capsys.disabled():

@@ -25,7 +25,8 @@ from voxelfield.viewer.page.poses import viewpoint_of_camera
 from voxelfield.viewer.scheduling.source import FinishedRun
 from voxelfield.viewer.watch import TrainingViewer
 
-pytestmark = [pytest.mark.sweep]
+# Chromium takes its time on a busy machine, and its timing decides.
+pytestmark = [pytest.mark.long]
 pytest.importorskip("viser")
 
 WINDOW = (1000, 700)
