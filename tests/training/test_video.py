@@ -103,7 +103,6 @@ def test_frames_are_encoded_while_others_are_rendered(tmp_path):
 def test_a_slow_encoder_is_waited_for_and_said_to_be(tmp_path, monkeypatch):
     from voxelfield.training import video
 
-    monkeypatch.setattr(video, "_WAITING", 1)
     write = video.write_video
 
     def slow(path, frames, *rest):
@@ -115,7 +114,7 @@ def test_a_slow_encoder_is_waited_for_and_said_to_be(tmp_path, monkeypatch):
         write(path, slowed(), *rest)
 
     monkeypatch.setattr(video, "write_video", slow)
-    pace = write_views(tmp_path / "video.mp4", images(20))
+    pace = write_views(tmp_path / "video.mp4", images(20), room=0)
     assert pace.waited > 0
     assert str(Pace(10, rendering=1.0, encoding=4.0, waited=3.0)) == (
         "10 frames rendered and 2.5 encoded a second; rendering waited for the encoder 75 % of the time"

@@ -27,8 +27,8 @@ from voxelfield.training.video_formats import VideoFormat, video_format
 
 Frame = npt.NDArray[np.uint8]
 
-# Frames that wait to be encoded; each takes the memory of an image on the host.
-_WAITING = 8
+# Frames that may wait to be encoded, however large they are.
+_LEAST_WAITING = 8
 
 # Frames that a GPU is given beyond the one that is handed over, so that it has work while the host looks after that.
 _AHEAD = 2
@@ -60,15 +60,25 @@ class Pace:
         )
 
 
-def write_views(path: Path, images: Iterable[Tensor], fps: float = 30, codec: str | VideoFormat | None = None) -> Pace:
+def write_views(
+    path: Path,
+    images: Iterable[Tensor],
+    fps: float = 30,
+    codec: str | VideoFormat | None = None,
+    *,
+    room: int = 2 << 30,
+) -> Pace:
     """Renders a video: each image is encoded in a thread while the next ones are made.
 
     Args:
         path: As for :func:`write_video`.
         images: (H, W, 3) floating point, nominally in [0, 1], any device, such as the ``rgb`` of views; asked for one
-            at a time. At most eight wait for the encoder, and those behind them for room.
+            at a time.
         fps: As for :func:`write_video`.
         codec: As for :func:`write_video`.
+        room: Bytes of host memory for 8-bit frames that wait for the encoder; at least eight frames may wait. No
+            encoder keeps up with a GPU. The default holds 300 frames of 1920 x 1080, so that the GPU is free again as
+            soon as they are drawn.
 
     Returns:
         How fast it was.
@@ -76,7 +86,7 @@ def write_views(path: Path, images: Iterable[Tensor], fps: float = 30, codec: st
     Raises:
         Exception: As for :func:`write_video`, or what making an image raises. There is no file then.
     """
-    handover = _Handover()
+    handover = _Handover(room)
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="video") as thread:
         encoding = thread.submit(write_video, path, handover.frames(), fps, codec)
         started, complete = time.perf_counter(), False
@@ -110,9 +120,11 @@ def _on_host(images: Iterable[Tensor]) -> Iterator[Frame]:
 
 
 def _arrived(frame: Tensor, arrival: torch.cuda.Event | None) -> Frame:
-    if arrival is not None:
-        arrival.synchronize()
-    return frame.numpy()
+    if arrival is None:
+        return frame.numpy()
+    arrival.synchronize()
+    # Copied, because the tensor's memory is pinned, which is dear and kept for the next ones.
+    return frame.numpy().copy()
 
 
 class _IncompleteError(Exception):
@@ -123,12 +135,15 @@ class _IncompleteError(Exception):
 class _Handover:
     """Frames on their way from the thread that renders to the one that encodes."""
 
+    room: int
     pace: Pace = field(default_factory=Pace)
-    _waiting: queue.Queue[Frame | bool] = field(default_factory=lambda: queue.Queue(_WAITING))
+    _waiting: queue.Queue[Frame | bool] = field(default_factory=queue.Queue)
 
     def give(self, item: Frame | bool, encoding: Future[None]) -> bool:
         """Waits for room; returns False if the encoder has ended."""
         started = time.perf_counter()
+        if not isinstance(item, bool):
+            self._waiting.maxsize = max(_LEAST_WAITING, self.room // max(item.nbytes, 1))
         while not encoding.done():
             try:
                 self._waiting.put(item, timeout=0.1)

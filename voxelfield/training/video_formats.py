@@ -31,7 +31,7 @@ class VideoFormat:
 _SUBSAMPLED_10 = ("yuv420p10le",)
 _ALL = ("yuv444p", "yuv420p10le", "yuv444p10le")
 CODECS = {
-    "h264": VideoFormat("libx264", "yuv420p", ("-preset", "medium"), _ALL, 16),
+    "h264": VideoFormat("libx264", "yuv420p", ("-preset", "veryfast"), _ALL, 16),
     "hevc": VideoFormat("libx265", "yuv420p", ("-tag:v", "hvc1", "-x265-params", "log-level=error"), _ALL, 18),
     "av1": VideoFormat("libsvtav1", "yuv420p", ("-preset", "8"), _SUBSAMPLED_10, 24, 63),
     "vp9": VideoFormat("libvpx-vp9", "yuv420p", ("-b:v", "0", "-row-mt", "1", "-cpu-used", "4"), _ALL, 20, 63),
