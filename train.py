@@ -2,7 +2,7 @@
 
 import sys
 
-from voxelfield.cli.train import main
+from voxelfield.cli.command import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(["train", *sys.argv[1:]]))
