@@ -63,10 +63,11 @@ for line in sys.stdin:
 """
 
 
-def environment() -> dict[str, str]:
-    """The environment of a run: one thread, no GPU, this tree."""
-    variables = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": str(ROOT)}
-    return {**os.environ, **variables}
+def environment(gpu: bool = False) -> dict[str, str]:
+    """The environment of a run: one thread, no GPU unless wished, this tree."""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    hidden = {} if gpu else {"CUDA_VISIBLE_DEVICES": ""}
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **hidden}
 
 
 def start(*overrides: str, program: tuple[str, ...] = ("train.py",), **options: object) -> subprocess.Popen[str]:
@@ -92,14 +93,19 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 class Nursery:
-    """Runs ``voxelfield train`` many times in forks of one process that has imported everything already."""
+    """Runs ``voxelfield train`` many times in forks of one process that has imported everything already.
 
-    def __init__(self, output: Path) -> None:
+    Args:
+        output: File that receives what a run prints.
+        gpu: Whether runs may use a GPU.
+    """
+
+    def __init__(self, output: Path, gpu: bool = False) -> None:
         self.output = output
         self._process = subprocess.Popen(
             [sys.executable, "-c", _NURSERY],
             cwd=ROOT,
-            env=environment(),
+            env=environment(gpu),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

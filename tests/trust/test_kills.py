@@ -8,6 +8,7 @@ import random
 import signal
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -96,12 +97,13 @@ def records(directory: Path) -> dict[str, list[int]]:
     return found | {tag: [event.step for event in events.Images(tag)] for tag in tags["images"]}
 
 
-def survive(nursery: Nursery, folder: Path, kills: int, seed: int) -> Counter[str]:
+def survive(nursery: Nursery, folder: Path, kills: int, seed: int, overrides: Sequence[str] = ()) -> Counter[str]:
     """Kills runs so many times in all; returns what happened how often."""
+    command = (*COMMAND, *overrides)
     chance = random.Random(seed)
     reference = folder / "never_killed"
     began = time.monotonic()
-    nursery.start(*COMMAND, directory_of(reference))
+    nursery.start(*command, directory_of(reference))
     assert nursery.finish()[0] == 0
     duration = time.monotonic() - began
     recorded = records(reference)
@@ -112,7 +114,7 @@ def survive(nursery: Nursery, folder: Path, kills: int, seed: int) -> Counter[st
         directory = folder / f"run_{happened['runs']}"
         left = KILLS_OF_A_RUN
         while True:
-            process = nursery.start(*COMMAND, directory_of(directory))
+            process = nursery.start(*command, directory_of(directory))
             if left > 0 and happened["kills"] < kills:
                 left -= 1
                 if chance.random() < 0.5:
@@ -144,3 +146,16 @@ def test_runs_survive_a_hundred_kills(nursery, tmp_path, capsys):
         print(f"\n{dict(happened)}")
     assert happened["kills"] == 100
     assert happened["during a write"] >= 10
+
+
+@pytest.mark.cuda
+@pytest.mark.long
+def test_runs_on_a_gpu_survive_twenty_kills(tmp_path, capsys):
+    nursery = Nursery(tmp_path / "output.txt", gpu=True)
+    on_gpu = ("device=cuda", "deterministic=true", "model=pyramid", "model.resolutions=[4,8,12]")
+    happened = survive(nursery, tmp_path, 20, seed=2, overrides=on_gpu)
+    nursery.close()
+    with capsys.disabled():
+        print(f"\n{dict(happened)}")
+    assert happened["kills"] == 20
+    assert happened["during a write"] >= 2

@@ -34,12 +34,14 @@ from voxelfield.training.checkpoint import (
 )
 from voxelfield.training.config import LoggerConfig, RunConfig, parse
 from voxelfield.training.config.run import AUTO
+from voxelfield.training.determinism import reproducible
 from voxelfield.training.evaluation import Evaluation, write_metrics, write_table
 from voxelfield.training.failsafe_logger import FailsafeLogger
 from voxelfield.training.interrupt import Interrupt, Interrupted
 from voxelfield.training.logging import NullLogger, RunLogger, TensorBoardLogger, flatten_config
 from voxelfield.training.lpips import check_lpips
 from voxelfield.training.memory import explain_shortage
+from voxelfield.training.png import PngWriter
 from voxelfield.training.refined_cameras import CAMERAS_FILE, write_cameras
 from voxelfield.training.results import Results
 from voxelfield.training.run_directory import METRICS, REPORT, VIDEO, check_ended, earlier_run, finished_metrics, held
@@ -85,7 +87,7 @@ def train_as_configured(
         OSError: A result cannot be written.
     """
     settings = parse(RunConfig, config)
-    with held(run_directory), Interrupt() as interrupt:
+    with held(run_directory), Interrupt() as interrupt, reproducible(settings.deterministic):
         if settings.resume == AUTO:
             metrics = finished_metrics(run_directory, settings.trainer)
             if metrics is not None:
@@ -298,12 +300,20 @@ def finish(session: Session, run_directory: Path, timing: Timing) -> dict[str, A
     judged = "test" if "test" in session.scene.splits else "train"
     split = session.scene.split(judged)
     evaluation: Evaluation | None = None
+    pictures: PngWriter | None = None
     thumbnails = Thumbnails(len(split) if wish.views is None else min(wish.views, len(split)))
     on_view = thumbnails.add if wish.report else None
     if wish.save_images:
+        # They may be written after the metrics, which are wanted first.
+        pictures = PngWriter()
         with results.writing(judged):
-            evaluation = trained.evaluate(split, views=wish.views, images=run_directory / judged, on_view=on_view)
+            evaluation = trained.evaluate(
+                split, views=wish.views, images=run_directory / judged, on_view=on_view, writer=pictures
+            )
     if evaluation is None:
+        if pictures is not None:
+            pictures.close(cancel=True)
+            pictures = None
         evaluation = trained.evaluate(split, views=wish.views, on_view=on_view)
     metrics = describe(session, evaluation)
     metrics["split"], metrics["image_size"] = judged, [split.cameras.width, split.cameras.height]
@@ -323,6 +333,9 @@ def finish(session: Session, run_directory: Path, timing: Timing) -> dict[str, A
     with results.writing("per_view.csv"):
         write_table(run_directory / "per_view.csv", evaluation)
     logger.info("%s over %d %s views", evaluation, len(evaluation.names), judged)
+    if pictures is not None:
+        with results.writing(judged):
+            pictures.close()
     cameras = session.scene.train.cameras
     if trained.cameras is not None:
         cameras = trained.cameras.refined

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -130,6 +131,7 @@ def evaluate_split(
     lpips: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
     fit_exposure: bool = False,
     on_view: OnView | None = None,
+    writer: PngWriter | None = None,
     progress: bool = True,
 ) -> Evaluation:
     """Renders views of a split and compares them with the ground truth.
@@ -149,6 +151,7 @@ def evaluate_split(
             corrected each half of it by what fits the other half.
         on_view: Sees each view, such as :meth:`voxelfield.report.thumbnails.Thumbnails.add`; it should not wait for
             the device.
+        writer: Writes the images while the caller goes on; None: all files are there when this returns.
         progress: Show a progress bar if the standard error stream is a terminal.
 
     Returns:
@@ -167,7 +170,7 @@ def evaluate_split(
             raise ValueError(f"views must lie in [0, {len(split.names)}), got {index}")
     figures: dict[str, torch.Tensor] = {}
     scores: list[torch.Tensor] = []
-    with PngWriter() as pictures:
+    with contextlib.nullcontext(writer) if writer is not None else PngWriter() as pictures:
         # tqdm takes None as "only on a terminal"
         for index in tqdm(indices, desc="evaluate", unit="view", leave=False, disable=None if progress else True):
             name = split.names[index]

@@ -14,12 +14,16 @@ from PIL import Image
 from voxelfield.files import atomic_path
 from voxelfield.rendering.pixels import to_uint8
 
+# Of zlib. Renders of Lego take as many bytes as with its default of 6, in 37 ms instead of 65 each.
+_COMPRESSION = 4
+
 
 class PngWriter:
     """Writes images in threads while the caller makes the next; to be used as a context manager.
 
     Compressing an image takes a core much longer than rendering takes a GPU. A bounded number of images waits, so
-    memory is bounded too. The block ends when all files are written, and raises what stopped the first that was not.
+    memory is bounded too. The block ends when all files are written, and raises what stopped the first that was not;
+    without a block, :meth:`close` does that.
     """
 
     def __init__(self) -> None:
@@ -62,6 +66,20 @@ class PngWriter:
         writing.add_done_callback(self._written)
         self._writing.append(writing)
 
+    def close(self, cancel: bool = False) -> None:
+        """Waits for all files to be written.
+
+        Args:
+            cancel: Leave out those that are not begun, and be silent about those that failed.
+
+        Raises:
+            Exception: What stopped the first image that could not be written.
+        """
+        self._pool.shutdown(cancel_futures=cancel)
+        if not cancel:
+            for writing in self._writing:
+                writing.result()
+
     def _written(self, writing: Future[None]) -> None:
         if not writing.cancelled() and writing.exception() is not None and self._failed is None:
             self._failed = writing
@@ -71,14 +89,11 @@ class PngWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._pool.shutdown(cancel_futures=kind is not None)
-        if kind is None:
-            for writing in self._writing:
-                writing.result()
+        self.close(cancel=kind is not None)
 
 
 def _write_png(path: Path, pixels: torch.Tensor) -> None:
     # To wait for the disk would take longer than compressing does.
     with atomic_path(path, sync=False) as temporary:
         # Copied here, because that waits for the device.
-        Image.fromarray(pixels.cpu().numpy()).save(temporary, format="PNG")
+        Image.fromarray(pixels.cpu().numpy()).save(temporary, format="PNG", compress_level=_COMPRESSION)

@@ -29,6 +29,7 @@ from voxelfield.training.evaluation import Evaluation, OnView, evaluate_split, s
 from voxelfield.training.fields import grid_box, untrained_field
 from voxelfield.training.lpips import Lpips
 from voxelfield.training.optimizer import copies_dtype
+from voxelfield.training.png import PngWriter
 from voxelfield.training.refined_cameras import RefinedCameras
 from voxelfield.training.view_refinement import refine_views
 from voxelfield.training.views import evaluation_background, render_settings, view_renderer
@@ -119,6 +120,7 @@ class Run:
         images: Path | None = None,
         lpips: bool | None = None,
         on_view: OnView | None = None,
+        writer: PngWriter | None = None,
         progress: bool = True,
     ) -> Evaluation:
         """Compares the field with photographs, as the run's own evaluation does.
@@ -131,6 +133,7 @@ class Run:
             images: Folder that receives the rendered views as PNG; None writes none.
             lpips: Compute LPIPS too; None: if ``trainer.evaluation.lpips`` says so.
             on_view: As for :func:`voxelfield.training.evaluation.evaluate_split`.
+            writer: As for :func:`voxelfield.training.evaluation.evaluate_split`.
             progress: Show a progress bar if the standard error stream is a terminal.
 
         Raises:
@@ -155,6 +158,7 @@ class Run:
             lpips=Lpips(device) if wanted else None,
             fit_exposure=self.trainer.exposure != "none",
             on_view=on_view,
+            writer=writer,
             progress=progress,
         )
 

@@ -113,6 +113,8 @@ class RunConfig:
         camera: Whether cameras are learned too.
         logger: Where scalars and pictures go.
         seed: Of torch's random numbers.
+        deterministic: Whether the run repeats itself bit for bit on the same machine, which on a GPU takes longer. A
+            :class:`voxelfield.Session` leaves this to ``torch.use_deterministic_algorithms``.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:<index>``.
         resume: A checkpoint or a run directory to continue from; ``auto`` for the newest sound checkpoint in the run's
             own directory, if there is one; or None.
@@ -126,6 +128,7 @@ class RunConfig:
     camera: CameraConfig = field(default_factory=CameraConfig)
     logger: LoggerConfig = field(default_factory=LoggerConfig)
     seed: Annotated[int, Range(-(2**63), 2**64 - 1)] = 0
+    deterministic: bool = False
     device: Device = "auto"
     resume: str | None = None
 
