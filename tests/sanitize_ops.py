@@ -14,6 +14,7 @@ import torch
 
 from voxelfield import _library, ops
 from voxelfield.grids.nested_boxes import NestedBoxes
+from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.ops import _internal
 
 BOXES = NestedBoxes(((-0.5, -0.5, -0.5), (0.5, 0.5, 0.5)), 3).numbers
@@ -152,6 +153,42 @@ def run_pyramid_marches():
             )
 
 
+def run_sparse_grids():
+    """Places points in atlases, shares copies of vertices, and marches through pyramids with sparse levels."""
+    device = torch.device("cuda")
+    aabb = torch.tensor([[-1.0] * 3, [1.0] * 3], device=device)
+    cells = ops.pack_occupancy(torch.rand(9, 8, 10, device=device) < 0.5)
+    camera = torch.eye(4, device=device), torch.full((4,), 10.0, device=device), 13, 7, torch.ones(3, device=device)
+    sparse = SparseGrid((30, 20, 25), 4, aabb, device=device)
+    sparse.allocate(torch.rand(9, 8, 10, device=device) < 0.3, aabb)
+    atlas = torch.randn_like(sparse.features)
+    for count in (0, 1, 300, 70_000):
+        points = torch.rand(count, 3, device=device) * 1.4 - 0.2
+        points[:1] = float("nan")
+        _internal.places_in_atlas(points, sparse.blocks, atlas.shape[:3])
+    rows, vertices = atlas.numel() // 4, 500
+    copies = torch.randint(-3, rows + 3, (4 * vertices,), device=device, dtype=torch.int32)
+    begins = torch.arange(0, 4 * vertices + 1, 4, device=device, dtype=torch.int32)
+    _internal.share_copies_(atlas, copies, begins)
+    _internal.share_copies_(atlas, copies.clamp(0, rows - 1), begins)
+    levels, blocks = [torch.randn(5, 4, 9, 4, device=device).half(), atlas.half()], [None, sparse.blocks]
+    networks = [
+        [torch.randn(b, a, device=device) / 8 for a, b in itertools.pairwise(sizes)]
+        for sizes in ([8, 64, 16], [32, 64, 3])
+    ]
+    field = levels, aabb, networks[0]
+    for rays in (50, 70_000):
+        directions = torch.nn.functional.normalize(torch.randn(rays, 3, device=device), dim=-1)
+        ends = torch.zeros(rays, device=device), torch.full((rays,), 1.0, device=device)
+        walk = torch.rand(rays, 3, device=device) - 0.5, directions, *ends, cells, aabb
+        _internal.march_visible(
+            *walk, *field, blocks=blocks, step=0.05, density_initial=1.0, max_samples_per_ray=8, capacity=3 * rays
+        )
+    _internal.render_pyramid_image(
+        *camera, cells, aabb, *field, networks[1], blocks=blocks, step=0.05, density_initial=1.0, view_degree=3
+    )
+
+
 def run_optimizer_ops():
     """Lists tiles, adds total variation and takes steps of Adam, over whole grids and listed tiles."""
     for channels in (1, 2, 3, 4, 33, 140):
@@ -287,6 +324,7 @@ PARTS = (
     run_misleading_contents,
     run_rendering,
     run_pyramid_marches,
+    run_sparse_grids,
     run_networks,
     run_losses,
 )
