@@ -307,5 +307,27 @@ def test_a_missing_plugin_says_how_to_get_it(tmp_path, monkeypatch):
         return None if name == "imageio_ffmpeg" else find(name, *rest)
 
     monkeypatch.setattr(importlib.util, "find_spec", find_all_but_ffmpeg)
-    with pytest.raises(ImportError, match=r"pip install 'imageio\[ffmpeg\]'"):
+    with pytest.raises(ImportError, match=r'pip install "voxelfield\[train\]"'):
         write_video(tmp_path / "orbit.mp4", _frames(48, 64))
+
+
+def test_an_ffmpeg_that_is_not_there_is_named_before_a_frame_is_drawn(tmp_path, monkeypatch):
+    pytest.importorskip("imageio_ffmpeg")
+
+    def never():
+        raise AssertionError("a frame was drawn")
+        yield
+
+    monkeypatch.setenv("IMAGEIO_FFMPEG_EXE", "/nowhere/ffmpeg")
+    with pytest.raises(ImportError, match=r"IMAGEIO_FFMPEG_EXE must be .* got /nowhere/ffmpeg, which"):
+        write_video(tmp_path / "orbit.mp4", never())
+    monkeypatch.delenv("IMAGEIO_FFMPEG_EXE")
+    import imageio_ffmpeg
+
+    def nothing():
+        raise RuntimeError("No ffmpeg exe could be found.")
+
+    monkeypatch.setattr(imageio_ffmpeg, "get_ffmpeg_exe", nothing)
+    with pytest.raises(ImportError, match="ffmpeg must be installed to write a video, got none"):
+        write_video(tmp_path / "orbit.mp4", never())
+    assert list(tmp_path.iterdir()) == []

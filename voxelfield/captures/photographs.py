@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,7 @@ from PIL import Image, ImageOps
 from voxelfield.captures.measures import sharpness
 from voxelfield.datasets.images import UNREADABLE, Size, unreadable
 from voxelfield.datasets.transforms import IMAGE_SUFFIXES
-from voxelfield.installed import MissingPackageError
+from voxelfield.ffmpeg import ffmpeg_program
 
 SUFFIXES = (*IMAGE_SUFFIXES, ".webp", ".tif", ".tiff", ".bmp")
 """Suffixes of the files that count as photographs."""
@@ -76,11 +75,10 @@ def extract_frames(video: Path, folder: Path, count: int, max_size: int) -> None
         max_size: Longest side in pixels above which a frame is shrunk.
 
     Raises:
-        MissingPackageError: imageio or its ffmpeg plugin is not installed.
+        MissingPackageError: imageio or ffmpeg is not installed.
         ValueError: ffmpeg cannot read the file.
     """
-    if importlib.util.find_spec("imageio") is None or importlib.util.find_spec("imageio_ffmpeg") is None:
-        raise MissingPackageError('imageio[ffmpeg] must be installed to read a video: pip install "voxelfield[train]"')
+    ffmpeg_program("read a video")
     folder.mkdir(parents=True)
     best: Image.Image | None = None
     most, at = -1.0, 0

@@ -7,6 +7,8 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
+from voxelfield.installed import MissingPackageError
+
 logger = logging.getLogger(__name__)
 
 
@@ -23,15 +25,15 @@ class Results:
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[None]:
-        """Logs an OSError in a block, and goes on after it.
+        """Logs an OSError in a block, or that it needs what is not installed, and goes on after it.
 
         Args:
             name: What is written in the block.
         """
         try:
             yield
-        except OSError as error:
-            logger.error("%s: %s", self._directory / name, error.strerror or error)
+        except (OSError, MissingPackageError) as error:
+            logger.error("%s: %s", self._directory / name, getattr(error, "strerror", None) or error)
             self._missing.append(name)
 
     def check(self) -> None:

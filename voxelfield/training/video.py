@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import io
 import queue
 import struct
@@ -20,8 +19,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from voxelfield.ffmpeg import ffmpeg_program
 from voxelfield.files import atomic_path
-from voxelfield.installed import MissingPackageError
 from voxelfield.rendering.pixels import to_uint8
 from voxelfield.training.video_formats import VideoFormat, video_format
 
@@ -193,14 +192,13 @@ def write_video(
             :func:`voxelfield.training.video_formats.video_format` makes, sets quality and layout of pixels too.
 
     Raises:
-        MissingPackageError: imageio-ffmpeg, which brings ffmpeg, is not installed.
+        MissingPackageError: ffmpeg, which imageio-ffmpeg brings, is not installed.
         OSError: The file cannot be written.
         TypeError: A frame is not uint8.
         ValueError: There is no frame, a frame has another shape than (H, W, 3) or than the first, ``fps`` is not
             positive, or there is no such container or codec.
     """
-    if importlib.util.find_spec("imageio_ffmpeg") is None:
-        raise MissingPackageError("write_video needs imageio-ffmpeg: pip install 'imageio[ffmpeg]'")
+    program = ffmpeg_program("write a video")  # before the first frame is drawn, which may take long
     if not fps > 0:
         raise ValueError(f"fps must be above 0, got {fps}")
     chosen = codec if isinstance(codec, VideoFormat) else video_format("path", path, codec)
@@ -217,7 +215,7 @@ def write_video(
             height, width, _ = frame.shape
             padded = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
             if encoder is None:
-                encoder = running.enter_context(_Encoder(temporary, padded.shape, fps, chosen))
+                encoder = running.enter_context(_Encoder(program, temporary, padded.shape, fps, chosen))
             try:
                 encoder.append(padded)
             except OSError as error:
@@ -236,15 +234,13 @@ class _Encoder:
     The writers of imageio run Python between fork and exec, which crashes now and then where other threads are at work.
     """
 
-    def __init__(self, path: Path, shape: tuple[int, ...], fps: float, chosen: VideoFormat) -> None:
-        import imageio_ffmpeg
-
+    def __init__(self, program: str, path: Path, shape: tuple[int, ...], fps: float, chosen: VideoFormat) -> None:
         height, width, _ = shape
         given = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-framerate", str(fps), "-i", "-"]
         quality = [] if chosen.crf is None else ["-crf", str(chosen.crf)]
         made = ["-an", "-c:v", chosen.encoder, "-pix_fmt", chosen.pixels, *chosen.options, *quality, str(path)]
         self._process = subprocess.Popen(
-            [imageio_ffmpeg.get_ffmpeg_exe(), "-y", "-hide_banner", "-loglevel", "error", *given, *made],
+            [program, "-y", "-hide_banner", "-loglevel", "error", *given, *made],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             # Ctrl-C is for this program, which then ends the encoder as it should.
