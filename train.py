@@ -2,7 +2,7 @@
 
 import sys
 
-from voxelfield.cli.command import main
+from voxelfield.cli.train import main
 
 if __name__ == "__main__":
-    sys.exit(main(["train", *sys.argv[1:]]))
+    sys.exit(main())

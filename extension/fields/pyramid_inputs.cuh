@@ -39,6 +39,10 @@ struct PyramidInputs {
     density = checked_network("density_weights", density_weights, kLevelChannels * count, kFieldOutputs, 2, like);
   }
 
+  bool sparse() const {
+    return std::any_of(blocks.begin(), blocks.end(), [](const OptionalTensor& table) { return table.has_value(); });
+  }
+
   // With a density network whose hidden layer is padded to `width`.
   PyramidScene scene(int width, double step, double density_initial, double min_transmittance, double min_weight,
                      const std::vector<double>& boxes) const {

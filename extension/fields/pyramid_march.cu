@@ -10,9 +10,10 @@ namespace {
 constexpr int kRaysPerWarp = 24;
 
 // Rays from memory, and a row of slots for each.
-template <bool InPieces>
+template <bool InPieces, bool Sparse>
 struct ListedRays {
   static constexpr bool kInPieces = InPieces;
+  static constexpr bool kSparse = Sparse;
   static constexpr bool kWorldDistances = false;
   // A training step has about as many rays as the device has threads, and some of them are many times as long as most.
   static constexpr int kLanes = 4;
@@ -41,9 +42,9 @@ struct ListedRays {
   }
 };
 
-template <int Width, bool InPieces>
+template <int Width, typename Rays>
 __global__ void __launch_bounds__(kMarchThreads, 1)
-    march_visible_kernel(const __grid_constant__ PyramidScene scene, const __grid_constant__ ListedRays<InPieces> rays,
+    march_visible_kernel(const __grid_constant__ PyramidScene scene, const __grid_constant__ Rays rays,
                          int* __restrict__ next_ray) {
   extern __shared__ __align__(16) unsigned char shared[];
   const StagedField<Width> density(scene.density, shared_address(shared), nullptr);
@@ -106,21 +107,21 @@ TensorTuple<3> march_to_slots(const Tensor& origins, const Tensor& directions, c
   Tensor counts = new_empty(in.origins, {batch.count}, ScalarType::Int);
   Tensor sums = new_zeros(in.origins, {parts.count}, ScalarType::Long);
   if (batch.count == 0) return {slots, counts, sums};
-  const auto march = [&](auto width, auto in_pieces) {
-    const ListedRays<decltype(in_pieces)::value> rays{
-        batch,
-        data_of(slots),
-        static_cast<int>(max_samples_per_ray),
-        data_of(counts),
-        reinterpret_cast<unsigned long long*>(sums.mutable_data_ptr<int64_t>()),
-        parts.length};
-    const auto kernel = march_visible_kernel<decltype(width)::value, decltype(in_pieces)::value>;
+  const auto march = [&](auto width, auto in_pieces, auto sparse) {
+    using Rays = ListedRays<decltype(in_pieces)::value, decltype(sparse)::value>;
+    const Rays rays{batch,
+                    data_of(slots),
+                    static_cast<int>(max_samples_per_ray),
+                    data_of(counts),
+                    reinterpret_cast<unsigned long long*>(sums.mutable_data_ptr<int64_t>()),
+                    parts.length};
+    const auto kernel = march_visible_kernel<decltype(width)::value, Rays>;
     const MarchPlan plan = plan_visible(scene.density, kernel);
     launch_march(kernel, plan, batch.count, kRaysPerWarp, origins, scene, rays);
   };
   dispatch_value<64, 128>(padded, [&](auto width) {
-    if (boxes.empty()) return march(width, std::false_type{});
-    march(width, std::true_type{});
+    dispatch_scene(!boxes.empty(), field.sparse(),
+                   [&](auto in_pieces, auto sparse) { march(width, in_pieces, sparse); });
   });
   return {slots, counts, sums};
 }

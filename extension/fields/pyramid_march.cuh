@@ -24,9 +24,13 @@ struct PyramidLevel {
   BlockTable table;  // without blocks where the grid is dense; otherwise the features are the atlas
 
   // The features at a point of the unit cube, beyond it those of its nearest face; zeros where blocks are not there.
-  __device__ __forceinline__ uint2 operator()(const float* point) const {
+  // Unless the level may be sparse, the table is not looked at.
+  template <bool Sparse>
+  __device__ __forceinline__ uint2 at(const float* point) const {
     float place[3] = {point[0], point[1], point[2]};
-    if (table.blocks != nullptr && !table.place(point, place)) return make_uint2(0, 0);
+    if constexpr (Sparse) {
+      if (table.blocks != nullptr && !table.place(point, place)) return make_uint2(0, 0);
+    }
     const GridLocator<float, true> locator{
         {resolution[0], resolution[1], resolution[2]}, Padding::kBorder, kLevelChannels, 0, true, false};
     const Stencil<float, int32_t> s = locator(place, 0);
@@ -152,8 +156,18 @@ class RaySupply {
   int next_ = 0, end_ = 0;
 };
 
+// Calls `run` with two std::bool_constant: whether boxes cut rays into pieces, and whether levels may be sparse. What
+// is neither has kernels of its own, which know nothing of the others.
+template <typename Run>
+auto dispatch_scene(bool in_pieces, bool sparse, const Run& run) {
+  if (in_pieces) return run(std::true_type{}, std::true_type{});
+  if (sparse) return run(std::false_type{}, std::true_type{});
+  return run(std::false_type{}, std::false_type{});
+}
+
 // Marches all of `rays`:
 //   Rays::kInPieces            whether the scene's boxes cut rays into pieces; else rays are straight
+//   Rays::kSparse              whether some of the scene's levels may be sparse
 //   Rays::kWorldDistances      whether samples in pieces tell visit() their distance in the world
 //   Rays::kLanes               threads that share a ray: more of them shorten its way, and evaluate more behind its end
 //   Rays::kBatch               so many rays are close together, and go to one warp
@@ -249,7 +263,7 @@ __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const S
       own.unit.point(sample.t, point);
       uint2* const row = reinterpret_cast<uint2*>(rows + lane_of_warp() * kRowBytes);
 #pragma unroll 2
-      for (int l = 0; l < scene.levels; ++l) row[l] = scene.level[l](point);
+      for (int l = 0; l < scene.levels; ++l) row[l] = scene.level[l].template at<Rays::kSparse>(point);
     }
     __syncwarp();
     const Panel<2> panel = last_two_layers<Width, Eights>(load_rows<2>(features, 0), density[0], density[1]);

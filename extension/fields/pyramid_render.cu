@@ -138,9 +138,10 @@ struct PixelSums {
   float depth = 0.0f;
 };
 
-template <bool InPieces>
+template <bool InPieces, bool Sparse>
 struct PyramidImage {
   static constexpr bool kInPieces = InPieces;
+  static constexpr bool kSparse = Sparse;
   static constexpr bool kWorldDistances = true;
   static constexpr int kLanes = 1;
   static constexpr int kBatch = kTile * kTile;
@@ -185,11 +186,11 @@ struct ParkedSample {
 static_assert(sizeof(ParkedSample) <= kRowBytes, "a row must hold what is parked in it");
 
 // One block on a multiprocessor: rows and weights take most of its shared memory.
-template <int Width, typename ColorWeights, bool InPieces>
+template <int Width, typename ColorWeights, typename Image>
 __global__ void __launch_bounds__(kMarchThreads, 1)
     render_pyramid_kernel(const __grid_constant__ PyramidScene scene, const __grid_constant__ Network color,
-                          const uint4* __restrict__ packed_color, const __grid_constant__ PyramidImage<InPieces> image,
-                          int degree, int* __restrict__ next_ray) {
+                          const uint4* __restrict__ packed_color, const __grid_constant__ Image image, int degree,
+                          int* __restrict__ next_ray) {
   extern __shared__ __align__(16) unsigned char shared[];
   const int density_bytes = scene.density.staged_bytes();
   const int weight_bytes = density_bytes + (ColorWeights::kStaged ? color.staged_bytes() : 0);
@@ -271,30 +272,31 @@ TensorTuple<3> render_pyramid_image(const Tensor& c2w, const Tensor& intrinsics,
   STD_TORCH_CHECK(plan.warps > 0, "render_pyramid_image: one warp takes ",
                   scene.density.staged_bytes() + kWarpRowsBytes + kQueueBytes, " bytes of shared memory; ", limit,
                   " are allowed; voxelfield.rendering.render.render_view needs none");
-  const auto render = [&](auto width_constant, auto in_pieces) {
+  const auto render = [&](auto width_constant, auto in_pieces, auto sparse) {
     constexpr int kWidth = decltype(width_constant)::value;
     constexpr bool kInPieces = decltype(in_pieces)::value;
     // Boxes clip rays themselves, to the largest of them.
     const float* clip = data_of(field.aabb);
-    const PyramidImage<kInPieces> image{
+    using Image = PyramidImage<kInPieces, decltype(sparse)::value>;
+    const Image image{
         camera.view(kInPieces ? nullptr : clip), colors, data_of(opacity), data_of(depth), across, across * down};
     const auto launch = [&](const auto& kernel, const uint4* packed) {
       launch_march(kernel, plan, image.count(), image.kBatch, c2w, scene, color_network, packed, image,
                    static_cast<int>(degree));
     };
-    if (plan.staged) return launch(render_pyramid_kernel<kWidth, StagedField<kWidth>, kInPieces>, nullptr);
+    if (plan.staged) return launch(render_pyramid_kernel<kWidth, StagedField<kWidth>, Image>, nullptr);
     static std::once_flag said;
     warn_of_packed_weights(
         said, "render_pyramid_image",
         scene.density.staged_bytes() + color_network.staged_bytes() + kMarchWarps * (kWarpRowsBytes + kQueueBytes),
         limit);
     const Tensor packed = pack_weights(color_network, c2w, false);
-    launch(render_pyramid_kernel<kWidth, PackedField<kWidth>, kInPieces>,
+    launch(render_pyramid_kernel<kWidth, PackedField<kWidth>, Image>,
            reinterpret_cast<const uint4*>(packed.const_data_ptr<int32_t>()));
   };
   dispatch_value<64, 128>(padded, [&](auto width_constant) {
-    if (boxes.empty()) return render(width_constant, std::false_type{});
-    render(width_constant, std::true_type{});
+    dispatch_scene(!boxes.empty(), field.sparse(),
+                   [&](auto in_pieces, auto sparse) { render(width_constant, in_pieces, sparse); });
   });
   return {rgb, opacity, depth};
 }

@@ -851,10 +851,10 @@ def test_an_image_that_changes_while_it_is_read_is_named(tmp_path, split, monkey
     write_nerfstudio(tmp_path / "mine", split)
     decode, path = images._decode, tmp_path / "mine" / "images" / "view_03.png"
 
-    def change(path_read, *mode):
+    def change(path_read, *mode, **into):
         if path_read == path:
             Image.new("RGBA", (50, 50)).save(path)
-        return decode(path_read, *mode)
+        return decode(path_read, *mode, **into)
 
     monkeypatch.setattr(images, "_decode", change)
     with pytest.raises(ValueError, match=r"view_03\.png: size must be 100x100, as it was before, got 50x50"):

@@ -6,7 +6,6 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from voxelfield.cli.early_context import begin_context
 from voxelfield.cli.errors import HOW_TO_INSTALL, TRAINING_PACKAGES
 
 VERBS = {
@@ -41,8 +40,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if verb not in VERBS:
         print(f"verb must be one of {', '.join(VERBS)}, got {verb!r}", file=sys.stderr)  # noqa: T201
         return 2
-    if verb == "train":
-        begin_context(rest)
     try:
         status: int = importlib.import_module(f"voxelfield.cli.{_MODULES.get(verb, verb)}").main(rest)
     except ModuleNotFoundError as error:

@@ -68,11 +68,12 @@ def read_images(paths: Sequence[Path], size: Size | None = None) -> Tensor:
     images = np.empty((len(paths), shown[1], shown[0], 4), dtype=np.uint8)
 
     def fill(index: int) -> None:
-        image = _decode(paths[index])
+        image = _decode(paths[index], into=images[index] if shown == first else None)
         if image.shape[:2] != (height, width):  # the file has changed meanwhile
             found = f"{image.shape[1]}x{image.shape[0]}"
             raise ValueError(f"{paths[index]}: size must be {width}x{height}, as it was before, got {found}")
-        images[index] = image if shown == first else area_resized(image, shown)
+        if shown != first:
+            images[index] = area_resized(image, shown)
 
     _in_threads(fill, len(paths), "read")
     _check_alpha(paths, headers, images)
@@ -208,12 +209,28 @@ def _in_threads(action: Callable[[int], _T], count: int, done: str) -> list[_T]:
     return results
 
 
-def _decode(path: Path, mode: Literal["RGBA", "L"] = "RGBA") -> npt.NDArray[np.uint8]:
+def _decode(
+    path: Path, mode: Literal["RGBA", "L"] = "RGBA", into: npt.NDArray[np.uint8] | None = None
+) -> npt.NDArray[np.uint8]:
+    """Returns an image's pixels, in ``into`` if they fit there.
+
+    Args:
+        path: The file.
+        mode: Of the pixels that are returned.
+        into: (H, W, 4) contiguous; None: in new memory.
+    """
     try:
-        with Image.open(path) as image:
-            _check_kind(image)
+        with Image.open(path) as opened:
+            _check_kind(opened)
             # To convert what has this mode already would copy it, while no other thread decodes.
-            return np.asarray(image if image.mode == mode else image.convert(mode))
+            image = opened if opened.mode == mode else opened.convert(mode)
+            if into is None or into.shape[1::-1] != image.size:
+                return np.asarray(image)
+            # NumPy would have the pixels twice more in new memory, in which all threads wait for the system.
+            target = Image.frombuffer(mode, image.size, into, "raw", mode, 0, 1)
+            target.readonly = 0
+            target.paste(image)
+            return into
     except UNREADABLE as error:
         raise unreadable(path, error) from error
 

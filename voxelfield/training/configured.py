@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import logging
+import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -304,8 +305,8 @@ def finish(session: Session, run_directory: Path, timing: Timing) -> dict[str, A
     thumbnails = Thumbnails(len(split) if wish.views is None else min(wish.views, len(split)))
     on_view = thumbnails.add if wish.report else None
     if wish.save_images:
-        # They may be written after the metrics, which are wanted first.
-        pictures = PngWriter()
+        # They may be written after the metrics, which are wanted first; until then the other cores are for judging.
+        pictures = PngWriter(max(1, (os.cpu_count() or 1) // 2))
         with results.writing(judged):
             evaluation = trained.evaluate(
                 split, views=wish.views, images=run_directory / judged, on_view=on_view, writer=pictures

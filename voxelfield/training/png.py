@@ -18,18 +18,25 @@ from voxelfield.rendering.pixels import to_uint8
 _COMPRESSION = 4
 
 
+# Images that may wait whatever the number of threads.
+_LEAST_WAITING = 32
+
+
 class PngWriter:
     """Writes images in threads while the caller makes the next; to be used as a context manager.
 
     Compressing an image takes a core much longer than rendering takes a GPU. A bounded number of images waits, so
     memory is bounded too. The block ends when all files are written, and raises what stopped the first that was not;
     without a block, :meth:`close` does that.
+
+    Args:
+        workers: Number of threads; None: one for each core, up to 16.
     """
 
-    def __init__(self) -> None:
-        workers = min(16, os.cpu_count() or 1)
+    def __init__(self, workers: int | None = None) -> None:
+        workers = min(16, os.cpu_count() or 1) if workers is None else workers
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="png")
-        self._room = threading.Semaphore(2 * workers)
+        self._room = threading.Semaphore(max(2 * workers, _LEAST_WAITING))
         self._writing: list[Future[None]] = []
         self._failed: Future[None] | None = None
 
