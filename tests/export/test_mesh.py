@@ -133,6 +133,19 @@ def test_fewer_faces_keep_the_shape_and_the_colors(mesh):
     assert torch.equal(unchanged.faces, mesh.faces)
 
 
+def test_what_merging_triangles_breaks_off_is_left_out_again(monkeypatch):
+    def merge(vertices, faces, most):
+        far = vertices[:3] + 100.0
+        return torch.cat((vertices, far)), torch.cat((faces, torch.arange(3)[None] + len(vertices)))
+
+    monkeypatch.setattr("voxelfield.export.mesh.decimate", merge)
+    options = {"max_faces": 10}
+    assert surface_of().mesh(MeshOptions(**options)).vertices.max() > 50
+    whole, kept = surface_of().mesh(), surface_of().mesh(MeshOptions(**options, largest_component=True))
+    assert torch.equal(kept.vertices, whole.vertices)
+    assert len(kept.faces) == len(whole.faces)
+
+
 def test_the_largest_component_is_that_of_the_largest_area():
     # Many small triangles beside one large one.
     large = torch.tensor([[0.0, 0.0, 0.0], [9.0, 0.0, 0.0], [0.0, 9.0, 0.0]])

@@ -182,6 +182,8 @@ class FieldSurface:
         normals, colors = self._appearance(vertices, vertex_normals(vertices, faces))
         if options.max_faces is not None:
             merged, faces = decimate(vertices, faces, options.max_faces)
+            if options.largest_component:  # merging breaks some triangles off
+                merged, faces = largest_component(merged, faces)
             _, nearest = mesh_package("scipy.spatial").cKDTree(vertices.numpy()).query(merged.numpy())
             vertices, normals, colors = merged, normals[nearest], colors[nearest]
         mesh = Mesh(vertices, faces, normals, colors)
