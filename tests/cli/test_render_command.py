@@ -154,6 +154,17 @@ def test_paths_follow_cameras_that_were_refined(run):
     torch.testing.assert_close(after.c2w[:, :3, 3] - before.c2w[:, :3, 3], lift)
 
 
+def test_frames_that_show_nothing_are_told(run, tmp_path, caplog):
+    around = ("--frames", 2, "--size", "8x8", "--out")
+    assert render(run, *around, tmp_path / "sees.mp4") == 0
+    assert "nothing but the background" not in caplog.text
+    empty = voxelfield.load(run, device="cpu")
+    empty.occupancy.occupied.zero_()
+    empty.save(tmp_path / "empty.safetensors")
+    assert render(tmp_path / "empty.safetensors", *around, tmp_path / "empty.mp4") == 0
+    assert "all 2 frames show nothing but the background: the field is empty where they look" in caplog.text
+
+
 def test_a_renderer_with_settings_of_its_own_serves_python_too(run):
     trained = voxelfield.load(run, "cpu")
     around = orbit(scene().train.cameras, torch.zeros(3), 2)

@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 PATHS = ("orbit", "spiral", "interpolate")
 FPS = 30.0
+_VISIBLE = 0.5 / 255
+"""Opacity that changes no pixel by a step of 8 bits."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -175,7 +177,15 @@ def _write_frames(run: Run, renderer: FieldRenderer, cameras: Cameras, options: 
 
 
 def _with_progress(views: Iterator[View], total: int) -> Iterator[View]:
-    return iter(tqdm(views, total=total, unit="frame", disable=None, leave=False))
+    """Yields views under a progress bar; warns in the end if none of them shows anything."""
+    most: Tensor | None = None
+    for view in tqdm(views, total=total, unit="frame", disable=None, leave=False):
+        # Stays on the device: to read it would wait for what is being drawn.
+        highest = view.opacity.max()
+        most = highest if most is None else torch.maximum(most, highest)
+        yield view
+    if most is not None and float(most) < _VISIBLE:
+        logger.warning("all %d frames show nothing but the background: the field is empty where they look", total)
 
 
 def _check(options: argparse.Namespace, is_video: bool) -> None:

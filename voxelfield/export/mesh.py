@@ -152,8 +152,10 @@ class FieldSurface:
         if not len(self.faces):
             if options.kind == "tsdf":
                 raise ValueError("cameras must see a surface for surface tsdf, got empty space in all of their pixels")
-            level = self._level(options)
-            raise ValueError(f"level must be a density that the field reaches, got {level:g}: lower it, or fuse depth")
+            wrong = f"level must be a density that the field reaches, got {self._level(options):g}"
+            if options.level is None:
+                wrong += ", at which a voxel absorbs half of the light"
+            raise ValueError(f"{wrong}: the field is empty, or it needs a lower level or surface tsdf")
 
     @torch.no_grad()
     def mesh(self, options: MeshOptions | None = None) -> Mesh:
