@@ -156,7 +156,6 @@ def test_export_fuses_depth_of_a_model_file(trained: Path) -> None:
         (("eval", "run", "--downscale", "0"), "downscale must be a whole number of at least 1, got 0"),
         (("eval", "run", "--holdout", "1"), "holdout must be 0, or a whole number of at least 2, got 1"),
         (("eval", "run", "--lpips"), "LPIPS"),
-        (("train", "trainer.evaluation.lpips=true"), "LPIPS"),
         (("render", "run", "--frames", "0"), "--frames must be at least 1, got 0"),
         (
             ("render", "run", "--out", "orbit.avi"),
@@ -181,7 +180,6 @@ def test_export_fuses_depth_of_a_model_file(trained: Path) -> None:
         (("report", "nowhere"), "RUN must be a run directory, which holds the records of a run, got nowhere"),
         (("report", "."), "metrics.json is not there: RUN must be the directory of a run that has finished"),
         (("bench", "--points", "1"), "--points must be at least 2, got 1"),
-        (("train", "model.wdith=3"), "configuration has no key model.wdith; did you mean model.width?"),
         (
             ("fly",),
             "verb must be one of train, eval, render, view, report, export, download, process, inspect, doctor, build, "
@@ -189,7 +187,40 @@ def test_export_fuses_depth_of_a_model_file(trained: Path) -> None:
         ),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_one_line(trained: Path, arguments: tuple[str, ...], message: str) -> None:
+def test_what_makes_no_sense_is_refused_in_one_line(
+    trained: Path,
+    monkeypatch,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    arguments: tuple[str, ...],
+    message: str,
+) -> None:
+    monkeypatch.chdir(trained)
+    # Where torch would look for weights there are none.
+    monkeypatch.setenv("TORCH_HOME", str(trained))
+    monkeypatch.delenv("VOXELFIELD_DATA", raising=False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    try:
+        status = main(arguments)
+    except SystemExit as end:
+        status = end.code
+    assert status == 2
+    # In a process of its own, records of the log go to the standard error stream.
+    told = capfd.readouterr().err.splitlines() + caplog.messages
+    assert len(told) == 1
+    assert message in told[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("eval", "nowhere"), "no checkpoint nowhere: checkpoints in .: none"),
+        # Hydra sets logging up anew, so these need a process in any case.
+        (("train", "trainer.evaluation.lpips=true"), "LPIPS"),
+        (("train", "model.wdith=3"), "configuration has no key model.wdith; did you mean model.width?"),
+    ],
+)
+def test_a_refusal_is_the_exit_status_of_the_process(trained: Path, arguments: tuple[str, ...], message: str) -> None:
     done = voxelfield(*arguments, cwd=trained)
     assert done.returncode == 2
     assert message in done.stderr
@@ -288,41 +319,51 @@ def test_bench_compares_with_grid_sample(device, capsys: pytest.CaptureFixture[s
     assert all(line.endswith("x") for line in lines[2:])
 
 
-def without_packages_for_training(*arguments: str) -> subprocess.CompletedProcess[str]:
-    # torch itself works without numpy, but warns of it
-    script = (
-        "import sys\n"
-        f"for name in {sorted(TRAINING_PACKAGES.keys() - {'numpy'})!r}:\n"
-        "    sys.modules[name] = None\n"
-        "from voxelfield.cli.command import main\n"
-        f"sys.exit(main({list(arguments)!r}))"
-    )
-    return subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
-
-
-@pytest.mark.parametrize("verb", [("bench", "--resolution", "9", "--points", "50"), ("doctor",)])
-def test_verbs_that_train_nothing_need_no_package_for_training(verb: tuple[str, ...]) -> None:
-    done = without_packages_for_training(*verb)
-    assert done.returncode == 0, done.stderr[-2000:]
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
+@pytest.fixture(scope="module")
+def without_packages_for_training() -> dict[str, tuple[int, str]]:
+    """Exit status and complaints of commands, by their verb, in one process that has no package for training."""
+    commands = [
         ("train", "scene=bricks"),
         ("eval", "run"),
         ("render", "run"),
         ("export", "run", "--mesh", "a.ply"),
         ("process", "in", "-o", "out"),
         ("inspect", "in"),
-    ],
-)
-def test_what_training_needs_is_told_in_one_line_where_it_is_not_installed(arguments: tuple[str, ...]) -> None:
-    done = without_packages_for_training(*arguments)
-    assert done.returncode == 2
-    assert re.fullmatch(
-        rf'[a-z-]+ must be installed for `voxelfield {arguments[0]}`: pip install "voxelfield\[train\]"\n', done.stderr
+        ("bench", "--resolution", "9", "--points", "50"),
+        ("doctor",),
+    ]
+    script = (
+        "import contextlib, io, json, sys\n"
+        f"for name in {sorted(TRAINING_PACKAGES.keys() - {'numpy'})!r}:\n"
+        "    sys.modules[name] = None\n"
+        "from voxelfield.cli.command import main\n"
+        "found = {}\n"
+        f"for arguments in {commands!r}:\n"
+        "    out, err = io.StringIO(), io.StringIO()\n"
+        "    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):\n"
+        "        status = main(arguments)\n"
+        "    found[arguments[0]] = status, err.getvalue()\n"
+        "print(json.dumps(found))"
     )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("verb", ["bench", "doctor"])
+def test_verbs_that_train_nothing_need_no_package_for_training(without_packages_for_training, verb: str) -> None:
+    status, complaints = without_packages_for_training[verb]
+    assert status == 0, complaints
+
+
+@pytest.mark.parametrize("verb", ["train", "eval", "render", "export", "process", "inspect"])
+def test_what_training_needs_is_told_in_one_line_where_it_is_not_installed(
+    without_packages_for_training, verb: str
+) -> None:
+    status, complaints = without_packages_for_training[verb]
+    assert status == 2
+    wanted = rf'[a-z-]+ must be installed for `voxelfield {verb}`: pip install "voxelfield\[train\]"\n'
+    assert re.fullmatch(wanted, complaints)
 
 
 @pytest.mark.parametrize(

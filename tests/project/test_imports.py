@@ -64,6 +64,8 @@ trainer = TrainerConfig(steps=2, preview_every=0, visible_samples=4096, candidat
 session = voxelfield.Session(scene, MLPRecipe(), trainer=trainer, optimizer=OptimizerConfig(), device="cpu")
 assert session.fit()
 assert session.step == 2
+# Which torch does for some operations on the meta device, and which takes seconds.
+assert "torch._refs" not in sys.modules, "training has imported torch's compiler"
 """
     subprocess.run([sys.executable, "-c", program], check=True, cwd=ROOT)
 

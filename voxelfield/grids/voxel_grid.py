@@ -135,7 +135,7 @@ class VoxelGrid(nn.Module):
     def _draw_features(self) -> None:
         if self.init_std == 0:
             self.features.fill_(self.fill)
-        else:
+        elif not self.features.is_meta:  # there is nothing to draw, and torch would import its compiler for it
             self.features.normal_(self.fill, self.init_std)
 
     # ---------------------------------------------------------------------------------------------- geometry
