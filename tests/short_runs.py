@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
+
+from warm_python import Running, WarmPython, warm_python
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -30,111 +27,29 @@ TINY = (
 )
 """Overrides of a run of a second or two on a CPU."""
 
-# Forks a process for each line on standard input, a command line in JSON; the forks need not import anything again.
-_NURSERY = """
-import json, os, signal, sys
-import torch, hydra, PIL.Image, safetensors.torch, imageio_ffmpeg, torch.utils.tensorboard
-from voxelfield.cli.train import main
-from voxelfield.training import configured, video
 
-print("ready", os.getpid(), flush=True)
-for line in sys.stdin:
-    given = json.loads(line)
-    child = os.fork()
-    if child == 0:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        output = os.open(given["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        os.dup2(output, 1)
-        os.dup2(output, 2)
-        status = 70
-        try:
-            status = main(given["arguments"])
-        except SystemExit as error:
-            status = error.code or 0
-        except BaseException:
-            import traceback
-            traceback.print_exc()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    print("started", child, flush=True)
-    _, ended = os.waitpid(child, 0)
-    print("ended", os.waitstatus_to_exitcode(ended), flush=True)
-"""
-
-
-def environment(gpu: bool = False) -> dict[str, str]:
-    """The environment of a run: one thread, no GPU unless wished, this tree."""
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    hidden = {} if gpu else {"CUDA_VISIBLE_DEVICES": ""}
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **hidden}
-
-
-def start(*overrides: str, program: tuple[str, ...] = ("train.py",), **options: object) -> subprocess.Popen[str]:
-    """Starts ``train.py`` with :data:`TINY` and overrides."""
-    return subprocess.Popen(
-        [sys.executable, *program, *TINY, *overrides],
-        cwd=ROOT,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # Tests may run under nohup, whose children ignore a hangup.
-        **{"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL)} | options,
-    )
-
-
-def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
-    """Returns exit status, standard output and standard error; there must be no traceback."""
-    with process:
-        output, complaints = process.communicate(timeout=300)
-    assert "Traceback" not in output + complaints, output + complaints
-    return process.returncode, output, complaints
-
-
-class Nursery:
-    """Runs ``voxelfield train`` many times in forks of one process that has imported everything already.
+def start(
+    *overrides: str, program: tuple[str, ...] = ("train.py",), merged: bool = False, python: WarmPython = warm_python
+) -> Running:
+    """Starts ``train.py`` with :data:`TINY` and overrides.
 
     Args:
-        output: File that receives what a run prints.
-        gpu: Whether runs may use a GPU.
+        overrides: Of the command line.
+        program: What runs instead of ``train.py``.
+        merged: Whether the standard error stream goes to the standard output too.
+        python: What starts it.
     """
+    return python.start(*program, *TINY, *overrides, merged=merged)
 
-    def __init__(self, output: Path, gpu: bool = False) -> None:
-        self.output = output
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _NURSERY],
-            cwd=ROOT,
-            env=environment(gpu),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self._answer("ready")
 
-    def start(self, *overrides: str) -> int:
-        """Starts a run of :data:`TINY` with overrides; returns its process."""
-        assert self._process.stdin is not None
-        given = {"arguments": [*TINY, *overrides], "output": str(self.output)}
-        self._process.stdin.write(json.dumps(given) + "\n")
-        self._process.stdin.flush()
-        return self._answer("started")
+def finish(running: Running) -> tuple[int, str, str]:
+    """Returns exit status, standard output and standard error stream; there must be no traceback."""
+    done = running.wait()
+    assert "Traceback" not in done.stdout + done.stderr, done.stdout + done.stderr
+    return done.returncode, done.stdout, done.stderr
 
-    def finish(self) -> tuple[int, str]:
-        """Returns the exit status of the run, negative if a signal ended it, and all that it printed."""
-        status = self._answer("ended")
-        text = self.output.read_text(errors="replace")
-        assert "Traceback" not in text, text
-        return status, text
 
-    def close(self) -> None:
-        """Ends the process that forks."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(timeout=60)
-
-    def _answer(self, word: str) -> int:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line.startswith(word), f"expected {word}, got {line!r}"
-        return int(line.split()[1])
+def run(*overrides: str) -> tuple[int, str]:
+    """Runs ``train.py`` with :data:`TINY` and overrides to its end; returns exit status and all that it printed."""
+    status, text, _ = finish(start(*overrides, merged=True))
+    return status, text

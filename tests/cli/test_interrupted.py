@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import resource
 import signal
 import time
 from pathlib import Path
@@ -29,6 +28,15 @@ def stall(*_, **__):
 sys.exit(main(sys.argv[1:]))
 """
 
+# Runs train.py where no file may be larger.
+LIMITED = """
+import resource, sys
+from voxelfield.cli.train import main
+
+resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
+sys.exit(main(sys.argv[1:]))
+"""
+
 
 def names(directory: Path) -> set[str]:
     return {path.name for path in directory.iterdir()}
@@ -42,7 +50,7 @@ def test_one_command_is_requeued_until_its_run_is_finished(tmp_path):
     first = start(*unchanged, "trainer.steps=1000000")
     deadline = time.monotonic() + 60
     while not directory.is_dir() or not list(directory.glob("checkpoint_*.pt")):
-        assert first.poll() is None, first.communicate()
+        assert first.poll() is None, finish(first)
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
@@ -127,10 +135,8 @@ def test_a_rerun_in_an_occupied_directory_warns(tmp_path):
 def test_a_disk_that_is_full_for_large_files_loses_these_and_nothing_else(tmp_path):
     limit = 30_000
 
-    def small_files() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-
-    code, output, complaints = finish(start(f"hydra.run.dir={tmp_path}", preexec_fn=small_files))
+    program = LIMITED.format(limit=limit)
+    code, output, complaints = finish(start(f"hydra.run.dir={tmp_path}", program=("-c", program)))
     assert code == 1
     assert "checkpoint_0000010.pt could not be written: File too large; training goes on" in output
     lost = "checkpoint_0000020.pt could not be written: File too large; there is no checkpoint to continue from"

@@ -6,7 +6,7 @@ import json
 import shutil
 
 import pytest
-from short_runs import ROOT
+from short_runs import ROOT, run
 
 LONG, DIGITS = 10_000 * "x", 400 * "9"
 
@@ -30,17 +30,16 @@ LONG, DIGITS = 10_000 * "x", 400 * "9"
     ],
     ids=lambda text: text[:20],
 )
-def test_a_hostile_word_is_one_line(nursery, tmp_path, override, message):
+def test_a_hostile_word_is_one_line(tmp_path, override, message):
     steps = () if override.startswith("trainer.steps") else ("trainer.steps=2",)
-    nursery.start(f"hydra.run.dir={tmp_path / 'run'}", *steps, "logger=none", override)
-    status, text = nursery.finish()
+    status, text = run(f"hydra.run.dir={tmp_path / 'run'}", *steps, "logger=none", override)
     assert status in (1, 2), text
     last = text.splitlines()[-1]
     assert message in last
     assert len(last) < 1200
 
 
-def test_poses_with_opencv_axes_end_before_training(nursery, tmp_path):
+def test_poses_with_opencv_axes_end_before_training(tmp_path):
     scene = tmp_path / "lego"
     shutil.copytree(ROOT / "tests" / "fixtures" / "lego", scene)
     file = scene / "transforms_train.json"
@@ -49,7 +48,6 @@ def test_poses_with_opencv_axes_end_before_training(nursery, tmp_path):
         for row in frame["transform_matrix"][:3]:
             row[1], row[2] = -row[1], -row[2]
     file.write_text(json.dumps(content))
-    nursery.start(f"hydra.run.dir={tmp_path / 'run'}", f"data.root={tmp_path}")
-    status, text = nursery.finish()
+    status, text = run(f"hydra.run.dir={tmp_path / 'run'}", f"data.root={tmp_path}")
     assert status == 2
     assert "the poses seem to have OpenCV's axes (y down, looking along z)" in text.splitlines()[-1]

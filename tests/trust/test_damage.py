@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from short_runs import ROOT, environment
+from short_runs import ROOT, run
 
 import voxelfield
 from voxelfield import _build, _library
@@ -23,11 +23,10 @@ FLIPS, CUTS = 200, 50
 
 
 @pytest.fixture(scope="module")
-def trained(nursery, tmp_path_factory) -> Path:
+def trained(tmp_path_factory) -> Path:
     """A run with two checkpoints and a model file."""
     directory = tmp_path_factory.mktemp("trained") / "run"
-    nursery.start("trainer.keep_checkpoints=true", f"hydra.run.dir={directory}")
-    status, text = nursery.finish()
+    status, text = run("trainer.keep_checkpoints=true", f"hydra.run.dir={directory}")
     assert status == 0, text
     return directory
 
@@ -156,7 +155,8 @@ def test_a_process_says_in_one_line_that_its_module_is_damaged(tmp_path, damage)
             file.write(bytes([byte ^ 4]))
     # No compiler, and no other copy: what is said is all that can be done.
     program = "from voxelfield import _library; _library.importlib.metadata.distributions = lambda **_: []\n" + PROGRAM
-    variables = environment() | {
+    variables = os.environ | {
+        "CUDA_VISIBLE_DEVICES": "",
         "PYTHONPATH": str(tmp_path),
         "CXX": "/bin/false",
         "TORCH_EXTENSIONS_DIR": str(tmp_path),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -17,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from safetensors.numpy import load_file
-from short_runs import Nursery
+from short_runs import finish, run, start
 from test_kills import tensors
 
 from voxelfield.training.checkpoint import checkpoints, load_checkpoint
@@ -66,7 +65,7 @@ def check_what_is_there(directory: Path) -> set[str]:
     return found
 
 
-def fill_up(nursery: Nursery, folder: Path, sizes: list[int], whole: Path) -> Counter[str]:
+def fill_up(folder: Path, sizes: list[int], whole: Path) -> Counter[str]:
     """Runs on a disk of each size, then goes on with more room; returns what was lost, and how often.
 
     It ends once everything has had room twice.
@@ -79,8 +78,7 @@ def fill_up(nursery: Nursery, folder: Path, sizes: list[int], whole: Path) -> Co
         lost["runs"] += 1
         with disk(folder / "disk", size) as there:
             directory = there / "run"
-            nursery.start(*COMMAND, f"hydra.run.dir={directory}")
-            status, text = nursery.finish()
+            status, text = run(*COMMAND, f"hydra.run.dir={directory}")
             found = check_what_is_there(directory) if directory.is_dir() else set()
             saved = checkpoints(directory) if directory.is_dir() else []
             complete = found == RESULTS and len(list((directory / "test").glob("*.png"))) == 2
@@ -95,8 +93,7 @@ def fill_up(nursery: Nursery, folder: Path, sizes: list[int], whole: Path) -> Co
                 lost["the last checkpoint"] += not last
                 lost["every file"] += not found and not saved
             enlarge(there, 64 << 20)
-            nursery.start(*COMMAND, f"hydra.run.dir={directory}")
-            status, text = nursery.finish()
+            status, text = run(*COMMAND, f"hydra.run.dir={directory}")
             assert status == 0, text
             assert check_what_is_there(directory) == RESULTS
             if not last and found == RESULTS:  # all results were there, so that nothing was trained again
@@ -108,11 +105,10 @@ def fill_up(nursery: Nursery, folder: Path, sizes: list[int], whole: Path) -> Co
 
 
 @pytest.fixture(scope="module")
-def whole(nursery: Nursery, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that had room for everything."""
     directory = tmp_path_factory.mktemp("whole") / "run"
-    nursery.start(*COMMAND, f"hydra.run.dir={directory}")
-    status, text = nursery.finish()
+    status, text = run(*COMMAND, f"hydra.run.dir={directory}")
     assert status == 0, text
     assert check_what_is_there(directory) == RESULTS
     return directory
@@ -124,16 +120,16 @@ def pages(directory: Path) -> int:
 
 
 @pytest.mark.slow
-def test_a_full_disk_breaks_nothing(nursery, tmp_path, whole):
+def test_a_full_disk_breaks_nothing(tmp_path, whole):
     size = pages(whole)
-    assert fill_up(nursery, tmp_path, [size // 2], whole)["runs"] == 1
+    assert fill_up(tmp_path, [size // 2], whole)["runs"] == 1
 
 
 @pytest.mark.long
-def test_a_disk_that_is_full_at_every_write_breaks_nothing(nursery, tmp_path, whole, capsys):
+def test_a_disk_that_is_full_at_every_write_breaks_nothing(tmp_path, whole, capsys):
     # While a checkpoint is written, the one before it is there too.
     sizes = list(range(2 * PAGE, 4 * pages(whole), 2 * PAGE))
-    lost = fill_up(nursery, tmp_path, sizes, whole)
+    lost = fill_up(tmp_path, sizes, whole)
     with capsys.disabled():
         print(f"\n{dict(lost)}")
     assert all(lost[name] > 0 for name in (*RESULTS, "the last checkpoint", "every file"))
@@ -141,19 +137,19 @@ def test_a_disk_that_is_full_at_every_write_breaks_nothing(nursery, tmp_path, wh
 
 
 @pytest.mark.sweep
-def test_a_directory_that_becomes_read_only_keeps_what_it_has(nursery, tmp_path):
+def test_a_directory_that_becomes_read_only_keeps_what_it_has(tmp_path):
     directory = tmp_path / "run"
-    process = nursery.start(*COMMAND, "trainer.steps=1000000", f"hydra.run.dir={directory}")
+    running = start(*COMMAND, "trainer.steps=1000000", f"hydra.run.dir={directory}", merged=True)
     while not list(directory.glob("checkpoint_*.pt")):
-        assert Path(f"/proc/{process}").exists()
+        assert running.poll() is None
     # What is open already, as the log is, would keep the file system itself from becoming read-only.
     mounted = subprocess.run(["mount", "--bind", str(directory), str(directory)], capture_output=True, check=False)
     try:
         if mounted.returncode == 0:
             subprocess.run(["mount", "-o", "remount,bind,ro", str(directory)], check=True)
             kept = checkpoints(directory)
-        os.kill(process, signal.SIGTERM)
-        status, text = nursery.finish()
+        running.send_signal(signal.SIGTERM)
+        status, text, _ = finish(running)
     finally:
         if mounted.returncode == 0:
             subprocess.run(["umount", str(directory)], check=True)

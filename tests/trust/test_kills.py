@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from short_runs import Nursery
+from short_runs import finish, start
+from warm_python import Running, WarmPython, warm_python
 
 from voxelfield.training.checkpoint import load_checkpoint
 
@@ -35,7 +36,7 @@ def directory_of(directory: Path) -> str:
     return f"hydra.run.dir={directory}"
 
 
-def kill_at_a_write(directory: Path, process: int, within: float) -> None:
+def kill_at_a_write(directory: Path, running: Running, within: float) -> None:
     """Kills a process as soon as a file is being written in its run directory, or after a time."""
     deadline = time.monotonic() + within
     while time.monotonic() < deadline:
@@ -43,14 +44,12 @@ def kill_at_a_write(directory: Path, process: int, within: float) -> None:
             if any(".tmp" in name for name in os.listdir(directory)):  # noqa: PTH208 - the quickest way
                 break
         time.sleep(0.0002)
-    with contextlib.suppress(ProcessLookupError):  # it has ended already
-        os.kill(process, signal.SIGKILL)
+    running.send_signal(signal.SIGKILL)
 
 
-def kill_sometime(process: int, within: float) -> None:
+def kill_sometime(running: Running, within: float) -> None:
     time.sleep(within)
-    with contextlib.suppress(ProcessLookupError):  # it has ended already
-        os.kill(process, signal.SIGKILL)
+    running.send_signal(signal.SIGKILL)
 
 
 def tensors(state: object, name: str = "") -> dict[str, torch.Tensor]:
@@ -97,14 +96,16 @@ def records(directory: Path) -> dict[str, list[int]]:
     return found | {tag: [event.step for event in events.Images(tag)] for tag in tags["images"]}
 
 
-def survive(nursery: Nursery, folder: Path, kills: int, seed: int, overrides: Sequence[str] = ()) -> Counter[str]:
+def survive(
+    folder: Path, kills: int, seed: int, overrides: Sequence[str] = (), python: WarmPython = warm_python
+) -> Counter[str]:
     """Kills runs so many times in all; returns what happened how often."""
     command = (*COMMAND, *overrides)
     chance = random.Random(seed)
     reference = folder / "never_killed"
     began = time.monotonic()
-    nursery.start(*command, directory_of(reference))
-    assert nursery.finish()[0] == 0
+    status, text, _ = finish(start(*command, directory_of(reference), merged=True, python=python))
+    assert status == 0, text
     duration = time.monotonic() - began
     recorded = records(reference)
     assert recorded["train/psnr"] == list(range(LOGGED, STEPS + 1, LOGGED))
@@ -114,14 +115,14 @@ def survive(nursery: Nursery, folder: Path, kills: int, seed: int, overrides: Se
         directory = folder / f"run_{happened['runs']}"
         left = KILLS_OF_A_RUN
         while True:
-            process = nursery.start(*command, directory_of(directory))
+            running = start(*command, directory_of(directory), merged=True, python=python)
             if left > 0 and happened["kills"] < kills:
                 left -= 1
                 if chance.random() < 0.5:
-                    kill_at_a_write(directory, process, chance.uniform(0.3, 1.0) * duration)
+                    kill_at_a_write(directory, running, chance.uniform(0.3, 1.0) * duration)
                 else:
-                    kill_sometime(process, chance.uniform(0.05, 1.0) * duration)
-            status, text = nursery.finish()
+                    kill_sometime(running, chance.uniform(0.05, 1.0) * duration)
+            status, text, _ = finish(running)
             if status == -signal.SIGKILL:
                 happened["kills"] += 1
                 happened["during a write"] += any(".tmp" in path.name for path in directory.rglob("*"))
@@ -135,13 +136,13 @@ def survive(nursery: Nursery, folder: Path, kills: int, seed: int, overrides: Se
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_ends_as_if_it_never_was(nursery, tmp_path):
-    assert survive(nursery, tmp_path, kills=2, seed=0)["kills"] == 2
+def test_a_run_that_is_killed_ends_as_if_it_never_was(tmp_path):
+    assert survive(tmp_path, kills=2, seed=0)["kills"] == 2
 
 
 @pytest.mark.long
-def test_runs_survive_a_hundred_kills(nursery, tmp_path, capsys):
-    happened = survive(nursery, tmp_path, kills=100, seed=1)
+def test_runs_survive_a_hundred_kills(tmp_path, capsys):
+    happened = survive(tmp_path, kills=100, seed=1)
     with capsys.disabled():
         print(f"\n{dict(happened)}")
     assert happened["kills"] == 100
@@ -151,10 +152,8 @@ def test_runs_survive_a_hundred_kills(nursery, tmp_path, capsys):
 @pytest.mark.cuda
 @pytest.mark.long
 def test_runs_on_a_gpu_survive_twenty_kills(tmp_path, capsys):
-    nursery = Nursery(tmp_path / "output.txt", gpu=True)
     on_gpu = ("device=cuda", "deterministic=true", "model=pyramid", "model.resolutions=[4,8,12]")
-    happened = survive(nursery, tmp_path, 20, seed=2, overrides=on_gpu)
-    nursery.close()
+    happened = survive(tmp_path, 20, seed=2, overrides=on_gpu, python=WarmPython(gpu=True))
     with capsys.disabled():
         print(f"\n{dict(happened)}")
     assert happened["kills"] == 20
