@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from quick_presets import preset
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -26,7 +27,7 @@ from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.rendering.render import render_view
 from voxelfield.training import graph, saving
 from voxelfield.training.checkpoint import load_checkpoint, resolve_checkpoint
-from voxelfield.training.config import OptimizerConfig, TrainerConfig, preset
+from voxelfield.training.config import OptimizerConfig, TrainerConfig
 from voxelfield.training.logging import NullLogger
 from voxelfield.training.occupied_space import EmptyFieldError
 from voxelfield.training.session import Hook, Session
