@@ -27,6 +27,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the tests marked long as well")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """Several processes (``-n``) take whole files, in order: else each would train what the tests of a file share."""
+    if config.getoption("numprocesses", None) and config.option.dist == "no":
+        config.option.dist, config.option.loadscopereorder = "loadfile", False
+
+
 def pytest_configure() -> None:
     # Processes side by side share the cores. With as many threads each as there are cores, most of the time goes into
     # waiting for one another.

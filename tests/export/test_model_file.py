@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from omegaconf import OmegaConf
+from quick_presets import preset
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
@@ -32,7 +33,6 @@ from voxelfield.ops import sample_trilinear
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings, visible_samples
 from voxelfield.rendering.visible_cells import visible_cells
-from voxelfield.training.config import preset
 from voxelfield.training.run import Run, load_model, restore_run
 
 BOX = ((-1.0, -1.5, -1.0), (1.0, 0.5, 2.0))

@@ -236,8 +236,8 @@ def test_every_run_gives_the_same_bits(device, sizes):
     ids=str,
 )
 def test_many_rows(device, sizes):
-    # On CUDA more than all blocks take at once; on the CPU the network is torch's own products.
-    inputs = make(device, sizes, 150_001 if device.type == "cuda" else 15_001)
+    # On CUDA more than all blocks take at once; on the CPU the network is torch's own products, slow in 16 bits.
+    inputs = make(device, sizes, 150_001 if device.type == "cuda" else 3001)
     assert_close(value_and_gradients(*inputs), reference(*inputs), torch.float16, len(sizes) - 1)
 
 

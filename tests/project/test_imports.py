@@ -57,10 +57,11 @@ import sys
 sys.modules["hydra"] = None
 import voxelfield
 from voxelfield.fields.recipes.mlp import MLPRecipe
-from voxelfield.training.config import OptimizerConfig, TrainerConfig
+from voxelfield.training.config import OccupancyConfig, OptimizerConfig, TrainerConfig
 
 scene = voxelfield.load_scene("bricks", image_size=50)
-trainer = TrainerConfig(steps=2, preview_every=0, visible_samples=4096, candidate_samples=16384, max_rays=256)
+few = {"steps": 2, "preview_every": 0, "visible_samples": 4096, "candidate_samples": 16384, "max_rays": 256}
+trainer = TrainerConfig(**few, occupancy=OccupancyConfig(resolution=16))
 session = voxelfield.Session(scene, MLPRecipe(), trainer=trainer, optimizer=OptimizerConfig(), device="cpu")
 assert session.fit()
 assert session.step == 2

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from quick_presets import compose, preset
 
 import voxelfield
 from voxelfield.datasets.blender import load_blender
@@ -27,7 +28,6 @@ from voxelfield.rendering.rigid import exp_se3
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.camera_refinement import CameraRefinement
 from voxelfield.training.checkpoint import load_checkpoint
-from voxelfield.training.config import compose, preset
 from voxelfield.training.configured import train_as_configured
 from voxelfield.training.refined_cameras import CAMERAS_FILE, RefinedCameras, write_cameras
 from voxelfield.training.session import Session

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import quick_presets
 import torch
 from omegaconf import OmegaConf
 
@@ -42,7 +43,7 @@ def names(group: str) -> list[str]:
 
 
 def composed(*overrides: str, name: str = "train"):
-    return compose(*overrides, name=name)
+    return quick_presets.compose(*overrides, name=name)
 
 
 def parsed(group: str, *overrides: str):
@@ -55,13 +56,49 @@ def test_every_file_fits_its_schema(group, name):
 
 
 @pytest.mark.parametrize("name", ["train", "train_cpu"])
+@pytest.mark.parametrize(("group", "choice"), [(group, name) for group in ("scene", "logger") for name in names(group)])
+def test_a_scene_or_a_logger_changes_its_own_settings_only(group, choice, name):
+    """So that a composition with another one needs nothing but its settings put in."""
+    plain, chosen = compose(name=name), compose(f"{group}={choice}", name=name)
+    assert {key for key in plain if plain[key] != chosen[key]} <= {group}
+    assert plain.keys() == chosen.keys()
+
+
+@pytest.mark.parametrize("name", ["train", "train_cpu"])
 @pytest.mark.parametrize("model", names("model"))
 @pytest.mark.parametrize("trainer", names("trainer"))
 def test_every_composition_is_valid(trainer, model, name):
+    config = compose(f"model={model}", f"trainer={trainer}", name=name)
     for scene in names("scene"):
+        config.scene = composed(f"scene={scene}").scene
         for log in names("logger"):
-            overrides = (f"scene={scene}", f"model={model}", f"trainer={trainer}", f"logger={log}")
-            assert preset(*overrides, name=name).model.kind == model
+            config.logger = composed(f"logger={log}").logger
+            settings = parse(RunConfig, config)
+            assert (settings.model.kind, settings.logger.name) == (model, log)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("model=sh", "trainer.steps=5", "seed=3", "model.degree=1"),
+        ("model=mlp", "model=pyramid", "trainer=cpu", "trainer=smoke", "device=cuda"),
+        (
+            "model=pyramid",
+            "trainer.stages=[{step: 0, resolution: 8}, {step: 5, resolutoin: 9}]",
+            "model.resolutions=[4,8]",
+        ),
+        ("scene=lego", "scene.aabb=[[0,0,0],[1,1,0]]", "scene.name='with spaces, [and] more'", "data.root=a/b"),
+        ("+trainer.stepz=3", "++sed=1", "+model.density.initiall=1", "trainer.image_size=null", "logger=none"),
+        ("camera=refine", "camera.stages=[]", "trainer.steps=${oc.env:STEPS}", "trainer.rates.betas=[0.5, b]"),
+    ],
+)
+def test_quick_compositions_are_those_of_hydra(overrides, monkeypatch):
+    monkeypatch.setenv("STEPS", "30")
+    for name in ("train", "train_cpu"):
+        expected, found = compose(*overrides, name=name), quick_presets.compose(*overrides, name=name)
+        assert OmegaConf.to_yaml(found) == OmegaConf.to_yaml(expected)
+        assert found == expected
 
 
 def test_the_configuration_for_a_machine_without_gpu_differs_in_trainer_and_model_only():
@@ -146,7 +183,7 @@ def test_values_become_typed_objects():
 def refusal(*overrides: str) -> str:
     """What a run says of its configuration, in one line."""
     with pytest.raises(ValueError) as caught:  # noqa: PT011
-        preset(*overrides, name="train")
+        quick_presets.preset(*overrides, name="train")
     message = str(caught.value)
     assert "\n" not in message
     return message

@@ -6,10 +6,10 @@ import os
 
 import pytest
 import torch
+from quick_presets import compose
 from short_runs import ROOT, TINY
 
 import voxelfield
-from voxelfield.training.config import compose
 from voxelfield.training.configured import train_as_configured
 from voxelfield.training.determinism import reproducible
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from quick_presets import preset
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -14,7 +15,6 @@ import voxelfield
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.training.checkpoint import load_checkpoint
-from voxelfield.training.config import preset
 from voxelfield.training.evaluation import evaluate_split
 from voxelfield.training.exposure import AffineExposure
 from voxelfield.training.logging import NullLogger

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from quick_presets import compose, preset
 
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
@@ -24,7 +25,7 @@ from voxelfield.report import writing
 from voxelfield.report.thumbnails import Thumbnails
 from voxelfield.training import configured, evaluation, saving
 from voxelfield.training.checkpoint import load_checkpoint
-from voxelfield.training.config import LoggerConfig, compose, preset
+from voxelfield.training.config import LoggerConfig
 from voxelfield.training.configured import build_logger, train_as_configured
 from voxelfield.training.failsafe_logger import FailsafeLogger
 from voxelfield.training.logging import NullLogger, TensorBoardLogger

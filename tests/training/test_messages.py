@@ -7,9 +7,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from quick_presets import preset
 
 from voxelfield.training import configured
-from voxelfield.training.config import preset
 from voxelfield.training.records import rates_of_steps
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from quick_presets import compose
 from short_runs import TINY
 
 import voxelfield
@@ -20,7 +21,6 @@ from voxelfield.training.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from voxelfield.training.config import compose
 from voxelfield.training.configured import train_as_configured
 from voxelfield.training.fingerprint import changes, fingerprint
 

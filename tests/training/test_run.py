@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from PIL import Image
+from quick_presets import preset
 
 import voxelfield
 from voxelfield.datasets import registry
@@ -18,7 +19,6 @@ from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.registry import Format
 from voxelfield.datasets.scene import Scene
 from voxelfield.fields.recipes.mlp import MLPRecipe
-from voxelfield.training.config import preset
 from voxelfield.training.evaluation import evaluate_split
 from voxelfield.training.run import load_run
 from voxelfield.training.session import Session

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from quick_presets import compose, preset
 
 from voxelfield.datasets.blender import load_blender
 from voxelfield.rendering.march import MAX_VISIBLE_PER_RAY
 from voxelfield.training import configured, session
-from voxelfield.training.config import compose, preset
 from voxelfield.training.configured import load_configured_scene, train_as_configured
 from voxelfield.training.memory import MemoryEstimate, check_memory, estimate_memory
 

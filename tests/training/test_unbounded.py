@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from quick_presets import preset
 from torch.nn import functional as F
 
 import voxelfield
@@ -17,7 +18,6 @@ from voxelfield.rendering.march import visible_samples
 from voxelfield.rendering.rigid import compose, exp_se3
 from voxelfield.rendering.visible_cells import visible_cells
 from voxelfield.training.checkpoint import load_checkpoint
-from voxelfield.training.config import preset
 from voxelfield.training.session import Session
 
 SIZE = 24

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -171,6 +172,11 @@ def _convert_or_null(value: Any, hints: tuple[Any, ...], key: str) -> Any:
         raise ValueError(f"{reason}, or null, got {got}") from error
 
 
+@functools.cache
+def _hints(schema: type) -> dict[str, Any]:
+    return get_type_hints(schema, include_extras=True)
+
+
 def _convert_dataclass(value: Any, schema: Any, key: str) -> Any:
     if hasattr(schema, "choose"):
         schema = schema.choose(value, key)
@@ -178,7 +184,7 @@ def _convert_dataclass(value: Any, schema: Any, key: str) -> Any:
         value = vars(value)
     if not isinstance(value, Mapping):
         raise _wrong_type(key, schema, value)
-    hints = get_type_hints(schema, include_extras=True)
+    hints = _hints(schema)
     fields = {field.name: field for field in dataclasses.fields(schema)}
     converted = {}
     for name, item in value.items():
