@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import torch
@@ -18,7 +17,7 @@ from voxelfield.rendering.pixels import LEAST_VISIBLE, to_uint8
 from voxelfield.rendering.rays import Rays
 from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import FieldRenderer
-from voxelfield.training.densities import LEAST, log_densities
+from voxelfield.training.densities import is_empty
 from voxelfield.training.run import Run
 from voxelfield.training.views import evaluation_background, render_settings, view_renderer
 from voxelfield.viewer.drawing.crop import cropped
@@ -139,16 +138,11 @@ class Painter:
         # What is not finite is no empty space.
         if not float(view.opacity.max()) < LEAST_VISIBLE:
             return ""
-        if self._is_empty():
+        if is_empty(self._run.field, self._run.occupancy):
             return "the field is empty, so every picture shows the background alone"
         if not bool(self._occupancy.occupied.any()):
             return "nothing of the field lies within the crop box"
         return "nothing of the field is seen from here"
-
-    def _is_empty(self) -> bool:
-        """Tells whether the density is next to nothing at random points of all occupied cells, or none is occupied."""
-        densities = log_densities(self._run.field, self._run.occupancy, 0)
-        return bool((densities <= math.log10(LEAST)).all())
 
     def _optical_depth(self, points: Tensor) -> Tensor:
         """Returns the density at world positions (M, 3), times the length of a step there."""
