@@ -45,7 +45,16 @@ from voxelfield.training.memory import explain_shortage
 from voxelfield.training.png import PngWriter
 from voxelfield.training.refined_cameras import CAMERAS_FILE, write_cameras
 from voxelfield.training.results import Results
-from voxelfield.training.run_directory import METRICS, REPORT, VIDEO, check_ended, earlier_run, finished_metrics, held
+from voxelfield.training.run_directory import (
+    METRICS,
+    REPORT,
+    VIDEO,
+    check_ended,
+    earlier_run,
+    finished_metrics,
+    held,
+    keep,
+)
 from voxelfield.training.session import Session
 from voxelfield.training.timing import Timing
 from voxelfield.training.video import write_views
@@ -165,7 +174,8 @@ def _begin(
     timing.end("load")
     on_step = None if watcher is None else watcher.after_step
     session = Session.from_config(scene, settings, output=run_directory, on_step=on_step)
-    # Not before: a run that is refused leaves no file.
+    # Not before: a run that is refused leaves neither a file nor its directory.
+    keep(run_directory)
     first_step = 0 if resumed is None else resumed[1]["step"]
     session.log = FailsafeLogger(build_logger(settings.logger, run_directory, first_step))
     session.log.text("config", f"```yaml\n{OmegaConf.to_yaml(config, resolve=True)}```")
