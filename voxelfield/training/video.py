@@ -16,12 +16,12 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from voxelfield.ffmpeg import ffmpeg_program
 from voxelfield.files import atomic_path
 from voxelfield.rendering.pixels import to_uint8
+from voxelfield.training.transfers import HostCopy
 from voxelfield.training.video_formats import VideoFormat, video_format
 
 Frame = npt.NDArray[np.uint8]
@@ -106,24 +106,20 @@ def _on_host(images: Iterable[Tensor]) -> Iterator[Frame]:
 
     Without this, the encoder would be what waits for the device, and the time of rendering would be taken for its own.
     """
-    on_the_way: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
+    on_the_way: deque[HostCopy] = deque()
     for image in images:
-        pixels = to_uint8(image)
-        frame = pixels.to("cpu", non_blocking=True)
-        arrival = torch.cuda.current_stream(pixels.device).record_event() if pixels.is_cuda else None
-        on_the_way.append((frame, arrival))
+        on_the_way.append(HostCopy(to_uint8(image)))
         if len(on_the_way) > _AHEAD:
-            yield _arrived(*on_the_way.popleft())
+            yield _arrived(on_the_way.popleft())
     while on_the_way:
-        yield _arrived(*on_the_way.popleft())
+        yield _arrived(on_the_way.popleft())
 
 
-def _arrived(frame: Tensor, arrival: torch.cuda.Event | None) -> Frame:
-    if arrival is None:
-        return frame.numpy()
-    arrival.synchronize()
-    # Copied, because the tensor's memory is pinned, which is dear and kept for the next ones.
-    return frame.numpy().copy()
+def _arrived(copy: HostCopy) -> Frame:
+    frame = copy.wait()
+    # Pinned memory is scarce, and kept for the next frames.
+    pixels: Frame = frame.numpy()
+    return pixels.copy() if frame.is_pinned() else pixels
 
 
 class _IncompleteError(Exception):
