@@ -52,6 +52,10 @@ from voxelfield.training.video import write_views
 
 logger = logging.getLogger(__name__)
 
+# Bytes of rendered views that may wait to be compressed, which takes several times as long as to judge them on a GPU. 200
+# views of 800 x 800 take 384 MB.
+_PICTURE_ROOM = 1 << 30
+
 
 class Watcher(Protocol):
     """Looks on while a session trains. No method may raise."""
@@ -306,7 +310,8 @@ def finish(session: Session, run_directory: Path, timing: Timing) -> dict[str, A
     on_view = thumbnails.add if wish.report else None
     if wish.save_images:
         # They may be written after the metrics, which are wanted first; until then the other cores are for judging.
-        pictures = PngWriter(max(1, (os.cpu_count() or 1) // 2))
+        room = max(1, _PICTURE_ROOM // (3 * split.cameras.width * split.cameras.height))
+        pictures = PngWriter(max(1, (os.cpu_count() or 1) // 2), waiting=room)
         with results.writing(judged):
             evaluation = trained.evaluate(
                 split, views=wish.views, images=run_directory / judged, on_view=on_view, writer=pictures

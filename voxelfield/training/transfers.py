@@ -7,9 +7,9 @@ from collections import deque
 import torch
 from torch import Tensor
 
-# Images that a device is given beyond the one that it works on: enough that it is never without work, few enough that
-# neither they nor what is made of them fills memory.
-_AHEAD = 3
+AHEAD = 3
+"""Images that a device is given beyond the one that it works on: enough that it is never without work, few enough that
+neither they nor what is made of them fills memory."""
 
 
 class HostCopy:
@@ -27,10 +27,12 @@ class HostCopy:
         self._arrival = torch.cuda.current_stream(tensor.device).record_event() if tensor.is_cuda else None
 
     def wait(self) -> Tensor:
-        """Returns the copy once it is complete; in pinned memory, which is scarce, if it comes from a GPU."""
-        if self._arrival is not None:
-            self._arrival.synchronize()
-        return self._copy
+        """Returns the copy once it is complete."""
+        if self._arrival is None:
+            return self._copy
+        self._arrival.synchronize()
+        # It came to pinned memory, which is scarce and kept for the next copies.
+        return self._copy.clone()
 
 
 class Uploads:
@@ -52,7 +54,7 @@ class Uploads:
         """
         if device.type != "cuda" or tensor.is_cuda:
             return tensor.to(device)
-        if len(self._on_the_way) >= _AHEAD:
+        if len(self._on_the_way) >= AHEAD:
             self._on_the_way.popleft().synchronize()
         copy = tensor.pin_memory().to(device, non_blocking=True)
         self._on_the_way.append(torch.cuda.current_stream(device).record_event())
