@@ -18,11 +18,11 @@ camera by 1 degree about a random axis through itself, and moves it by 2 % of it
 scene's box in a random direction.
 
 "degrees" and "distance" are the mean errors of the training cameras after the similarity that aligns their positions
-with the true ones (Procrustes), "at first" before training; "worst" is the largest angle. PSNR is over the test views, whose true cameras are brought
-into the frame of the refined ones by that similarity. "optimised" is PSNR after each test view's pose was refined for
-``--test-steps`` steps with the field as it is, as BARF judges views. "seconds" are ``train_seconds`` of metrics.json.
-The last line says which share of the PSNR that the noise costs comes back. Where wrong poses make a visual hull carve
-everything away, the row of ``perturbed`` has no PSNR.
+with the true ones (Procrustes), "at first" before training; "worst" is the largest angle. PSNR is over the test views,
+whose true cameras are brought into the frame of the refined ones by that similarity. "optimised" is PSNR after each
+test view's pose was refined for ``--test-steps`` steps with the field as it is, as BARF judges views. "seconds" are
+``train_seconds`` of metrics.json. The last line says which share of the PSNR that the noise costs comes back. Where
+wrong poses make a visual hull carve everything away, the row of ``perturbed`` has no PSNR.
 """
 
 from __future__ import annotations

@@ -52,8 +52,8 @@ from voxelfield.training.video import write_views
 
 logger = logging.getLogger(__name__)
 
-# Bytes of rendered views that may wait to be compressed, which takes several times as long as to judge them on a GPU. 200
-# views of 800 x 800 take 384 MB.
+# Bytes of rendered views that may wait to be compressed, which takes several times as long as to judge them on a GPU.
+# Of 800 x 800 pixels, 200 views take 384 MB.
 _PICTURE_ROOM = 1 << 30
 
 
