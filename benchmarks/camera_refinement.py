@@ -18,11 +18,11 @@ camera by 1 degree about a random axis through itself, and moves it by 2 % of it
 scene's box in a random direction.
 
 "degrees" and "distance" are the mean errors of the training cameras after the similarity that aligns their positions
-with the true ones (Procrustes), "at first" before training. PSNR is over the test views, whose true cameras are brought
-into the frame of the refined ones by that similarity. "optimised" is PSNR after each test view's pose was refined for
-``--test-steps`` steps with the field as it is, as BARF judges views. "seconds" are ``train_seconds`` of metrics.json.
-The last line says which share of the PSNR that the noise costs comes back. Where wrong poses make a visual hull carve
-everything away, the row of ``perturbed`` has no PSNR.
+with the true ones (Procrustes), "at first" before training; "worst" is the largest angle. PSNR is over the test views,
+whose true cameras are brought into the frame of the refined ones by that similarity. "optimised" is PSNR after each
+test view's pose was refined for ``--test-steps`` steps with the field as it is, as BARF judges views. "seconds" are
+``train_seconds`` of metrics.json. The last line says which share of the PSNR that the noise costs comes back. Where
+wrong poses make a visual hull carve everything away, the row of ``perturbed`` has no PSNR.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ from voxelfield.training.session import Session
 from voxelfield.training.view_refinement import refine_views
 
 TRAININGS = ("true", "true, refined", "perturbed", "perturbed, refined")
-COLUMNS = ("training", "degrees at first", "distance at first", "degrees", "distance", "PSNR", "optimised", "seconds")
+COLUMNS = (
+    *("training", "degrees at first", "distance at first", "degrees", "worst", "distance", "PSNR", "optimised"),
+    "seconds",
+)
 
 
 def perturbed(cameras: Cameras, noise: str, centre: Tensor, seed: int) -> Cameras:
@@ -95,6 +98,7 @@ def train(name: str, scene: Scene, noisy: Cameras, settings: RunConfig, options:
         "degrees at first": float(at_first[0].mean()),
         "distance at first": float(at_first[1].mean()),
         "degrees": float(angles.mean()),
+        "worst": float(angles.max()),
         "distance": float(away.mean()),
         "PSNR": run.evaluate(test, views=options.views, progress=False).psnr,
         "optimised": None,

@@ -193,6 +193,9 @@ def _run(request: dict[str, Any]) -> None:
     else:
         sys.argv = [program, *arguments]
         sys.path[0] = str(Path(program).resolve().parent)
+    # Other packages than the server has; what is imported already stays what it is.
+    asked_for = filter(None, request["env"].get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[1:1] = [folder for folder in asked_for if folder not in sys.path]
     if program == "-m":
         runpy.run_module(name, run_name="__main__", alter_sys=True)
     elif program == "-c":

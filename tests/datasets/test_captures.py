@@ -649,7 +649,7 @@ BAD = {
     "focal length too large for float32": (
         write_nerfstudio,
         lambda f: spoil_json(f, lambda c: c.update(fl_x=1e200)),
-        "focal lengths and principal point must be finite numbers of float32, got",
+        "focal lengths must be finite and at least 0.001 pixels, and the principal point within",
     ),
     "deep JSON": (
         write_nerfstudio,

@@ -36,13 +36,24 @@ def edited(scene: str, path: str, **values: object) -> bytes:
     [
         ({"camera_angle_x": 10**400}, "'camera_angle_x' must be a finite number, got 1000"),
         ({"transform_matrix": 10**400}, "must be a 4x4 matrix of numbers, got 1000"),
-        ({"camera_angle_x": 1e-300}, "focal lengths and principal point must be finite numbers of float32"),
+        ({"camera_angle_x": 1e-300}, "focal lengths must be finite and at least 0.001 pixels, and the principal point"),
     ],
 )
 def test_numbers_beyond_floats_are_refused(tmp_path, values, message):
     listing = "transforms_train.json"
     write(tmp_path, "blender", listing, edited("blender", listing, **values))
     with pytest.raises(ValueError, match=message) as caught:
+        load_scene(tmp_path, splits=None)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "values", [{"fl_x": 1e-300}, {"fl_x": 1e39}, {"cy": -1e30}], ids=lambda values: next(iter(values))
+)
+def test_intrinsics_of_no_camera_are_refused(tmp_path, values):
+    listing = "transforms.json"
+    write(tmp_path, "nerfstudio", listing, edited("nerfstudio", listing, **values))
+    with pytest.raises(ValueError, match=r"\.png: focal lengths must be finite and at least 0\.001 pixels") as caught:
         load_scene(tmp_path, splits=None)
     assert "\n" not in str(caught.value)
 
@@ -62,6 +73,16 @@ def test_a_quaternion_that_is_no_rotation_is_refused(tmp_path):
     words[1:5] = [b"1.3", b"0.5", b"0.6", b"-0.4"]
     write(tmp_path, "colmap_text", name, b"\n".join([b" ".join(words), *lines[1:]]))
     with pytest.raises(ValueError, match=r"pose of v0\.png must be a rotation"):
+        load_scene(tmp_path, splits=None)
+
+
+def test_a_camera_of_more_pixels_than_there_can_be_is_refused(tmp_path):
+    """Its focal length, in pixels of the image that is there, is next to nothing."""
+    name = "sparse/0/cameras.bin"
+    content = bytearray(SCENES["colmap_binary"][1]()[name])
+    struct.pack_into("<Q", content, 16, 2**64 - 1)
+    write(tmp_path, "colmap_binary", name, bytes(content))
+    with pytest.raises(ValueError, match=r"\.png: focal lengths must be finite and at least 0\.001 pixels"):
         load_scene(tmp_path, splits=None)
 
 

@@ -7,11 +7,10 @@ import json
 import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from build_testing import environment
+from warm_python import warm_python
 
 from voxelfield.config.parsing import parse
 from voxelfield.fields.recipes.pyramid import PyramidRecipe
@@ -46,16 +45,13 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(package: Path, *command: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join((str(ROOT), str(package)))
-    variables = environment(ROOT, package / "cache", PYTHONPATH=path)
-    return subprocess.run(
-        [sys.executable, *command], cwd=ROOT, env=variables, capture_output=True, text=True, check=False
-    )
+    return warm_python.run(*command, env={**os.environ, "PYTHONPATH": str(package)})
 
 
 def test_the_guides_recipe_trains_and_is_loaded_again(package: Path, tmp_path: Path) -> None:
     output = tmp_path / "run"
-    quick = ["trainer=smoke", "trainer.evaluation.video_frames=0", "device=cpu", "logger=none"]
+    quick = ["trainer=smoke", "trainer.steps=100", "trainer.image_size=50", "device=cpu", "logger=none"]
+    quick += ["trainer.evaluation.video_frames=0", "trainer.evaluation.views=1", "trainer.evaluation.report=false"]
     done = run(package, "train.py", "scene=bricks", "model=sdf", "model.beta=0.05", *quick, f"hydra.run.dir={output}")
     assert done.returncode == 0, done.stderr[-3000:]
     metrics = json.loads((output / "metrics.json").read_text())

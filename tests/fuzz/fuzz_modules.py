@@ -37,6 +37,13 @@ def _in_unit_cube(points: Tensor, aabb: Tensor) -> Tensor:
     return (points - low) / (high - low)
 
 
+def _sampled(features: Tensor, unit: Tensor, padding: str) -> Tensor:
+    """Samples at points (..., 3): modules take any number of dimensions before the last, the reference just one."""
+    assert unit.shape[-1] == 3
+    values = reference.sample_grid(features.detach().double(), unit.reshape(-1, 3), padding)
+    return values.reshape(*unit.shape[:-1], values.shape[1])
+
+
 def device_of(x: Any) -> torch.device:
     """The device that goes with an argument, which may be anything."""
     return x.device if isinstance(x, Tensor) and not x.is_meta else torch.device("cpu")
@@ -70,7 +77,7 @@ def _grid(points: Tensor, **options: Any) -> Tensor:
 def _grid_reference(points: Tensor, aabb: Tensor, padding: str, **options: Any) -> Tensor:
     torch.manual_seed(3)
     grid = voxelfield.VoxelGrid(aabb=aabb, padding=padding, **options, init_std=1.0)
-    return reference.sample_grid(grid.features.detach().double(), _in_unit_cube(points, aabb), padding)
+    return _sampled(grid.features, _in_unit_cube(points, aabb), padding)
 
 
 @st.composite
@@ -92,7 +99,7 @@ def _pyramid_reference(points: Tensor, aabb: Tensor, padding: str, reduce: str, 
     torch.manual_seed(3)
     pyramid = voxelfield.VoxelPyramid(aabb=aabb, padding=padding, reduce=reduce, **options)
     unit = _in_unit_cube(points, aabb)
-    each = [reference.sample_grid(level.detach().double(), unit, padding) for level in pyramid.levels]
+    each = [_sampled(level, unit, padding) for level in pyramid.levels]
     return torch.stack(each).sum(0) if reduce == "sum" else torch.cat(each, dim=-1)
 
 

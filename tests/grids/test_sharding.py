@@ -9,10 +9,13 @@ from torch import nn
 
 from voxelfield import VoxelGrid, VoxelPyramid
 
-fully_shard = pytest.importorskip("torch.distributed.fsdp").fully_shard
-
 BOX = ((-1.0, -1.0, -1.0), (1.0, 1.0, 1.0))
 SMALLER = ((-1.0, -1.0, -1.0), (0.0, 0.0, 0.0))
+
+
+def fully_shard(module: nn.Module, **options):
+    """Torch's, imported once it is used: that takes a second, in every process that collects tests."""
+    return pytest.importorskip("torch.distributed.fsdp").fully_shard(module, **options)
 
 
 @pytest.fixture

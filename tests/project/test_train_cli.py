@@ -397,7 +397,7 @@ def test_a_missing_scene_is_one_clear_message(tmp_path):
     assert str(tmp_path / "nowhere" / "lego") in result.stdout
     assert "voxelfield download lego" in result.stdout
     assert "scene=bricks" in result.stdout
-    assert not (tmp_path / "run" / "metrics.json").exists()
+    assert not (tmp_path / "run").exists(), "a run that is refused leaves its directory behind"
 
 
 @pytest.mark.slow
@@ -412,12 +412,13 @@ def test_a_missing_scene_is_one_clear_message(tmp_path):
     ],
 )
 def test_a_mistake_is_one_line(override, words, tmp_path):
-    result = train(override, f"hydra.run.dir={tmp_path}")
+    result = train(override, f"hydra.run.dir={tmp_path / 'run'}")
     assert result.returncode == 2, result.stdout
     assert "Traceback" not in result.stdout
     (line,) = errors(result.stdout)
     for word in words:
         assert word in line
+    assert not (tmp_path / "run").exists()
 
 
 def train_apart(*overrides: str) -> subprocess.CompletedProcess:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib
 import json
+import multiprocessing
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -50,6 +51,9 @@ def sweep(training, tmp_path, monkeypatch):
     """Runs the benchmark on the CPU; returns the rows that it wrote."""
     # The copy bandwidth takes longer than these trainings, and is the other benchmarks' matter.
     monkeypatch.setattr(training.harness, "copy_bandwidth", lambda device: 1e9)
+    # Every training has a process of its own; forked from one that has imported torch, it starts in a moment.
+    multiprocessing.set_forkserver_preload(["voxelfield.training.session"])
+    monkeypatch.setattr(training, "get_context", lambda _: multiprocessing.get_context("forkserver"))
 
     def run(*arguments: str) -> list[dict]:
         result = tmp_path / "figures" / "training.json"

@@ -294,6 +294,8 @@ def test_rays_refuse_wrong_arguments():
         cameras.rays(index, pixels.long(), AABB)
     with pytest.raises(ValueError, match=r"pixels must have shape \(3, 2\), got \(2, 2\)"):
         cameras.rays(index, pixels[:2], AABB)
+    with pytest.raises(ValueError, match=r"camera_index must lie in 0\.\.5, the cameras, got -1\.\.6"):
+        cameras.rays(torch.tensor([0, -1, 6]), pixels, AABB)
     for camera in (-1, 6):
         with pytest.raises(IndexError, match=rf"camera must be 0 <= camera < 6, got {camera}"):
             cameras.image_rays(camera, AABB)

@@ -36,12 +36,15 @@ from voxelfield.training.view_refinement import refine_views
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURE = ROOT / "tests" / "fixtures" / "lego"
 
+SH = ("model=sh", "model.resolutions=[16,32]", "trainer.finest_resolution=32")
+"""Learns poses in the fewest steps, whatever the seed; those of a pyramid are learned in test_unbounded.py."""
+
 TINY = (
     "model=pyramid",
     "model.resolutions=[16,24]",
-    "model.width=32",
+    "model.width=16",
     "model.geometry=8",
-    "model.hidden=2",
+    "model.hidden=1",
     "trainer=smoke",
     "trainer.finest_resolution=24",
     "trainer.log_every=5",
@@ -185,7 +188,7 @@ def refined(scene, tmp_path_factory) -> Session:
     """A training whose cameras were moved by some degrees, with previews."""
     torch.manual_seed(0)
     folder = tmp_path_factory.mktemp("refined")
-    session = session_of(perturbed(scene, 0.05), folder, "trainer.steps=240", "trainer.preview_every=150")
+    session = session_of(perturbed(scene, 0.05), folder, *SH, "trainer.steps=220", "trainer.preview_every=150")
     assert session.fit()
     return session
 
@@ -270,14 +273,9 @@ def test_refined_cameras_are_written_as_transforms(refined, tmp_path):
         assert photo.intrinsics(cameras.width, cameras.height) == pytest.approx(wanted, rel=1e-6)
 
 
-@pytest.mark.parametrize(
-    "model",
-    [("model=mlp",), ("model=sh", "model.resolutions=[16,32]", "trainer.finest_resolution=32")],
-    ids=["mlp", "sh"],
-)
-def test_every_model_moves_cameras_towards_the_truth(scene, model):
+def test_a_network_moves_cameras_towards_the_truth(scene):
     given = perturbed(scene, 0.05)
-    session = session_of(given, None, *model, "trainer.steps=150")
+    session = session_of(given, None, "model=mlp", "model.width=16", "model.hidden=1", "trainer.steps=150")
     assert session.fit()
     before, _ = pose_errors(given.train.cameras, scene.train.cameras)
     after, _ = pose_errors(session.cameras.refined, scene.train.cameras)
@@ -290,10 +288,9 @@ def test_a_wrong_focal_length_is_found(scene):
     given = Scene(
         scene.name, scene.aabb, {"train": replace(split, cameras=replace(split.cameras, intrinsics=intrinsics))}
     )
-    session = session_of(given, None, "trainer.steps=240", "camera.focal=true")
+    session = session_of(given, None, "trainer.steps=120", "camera.focal=true", "camera.focal_lr=5e-3")
     assert session.fit()
-    # 25 pixels tell it slowly: by now a quarter of the error has gone at least.
-    assert 0.9 < 1.1 * session.cameras.focal_factor < 1.075
+    assert 0.94 < 1.1 * session.cameras.focal_factor < 1.06
     assert session.cameras.follow(given.train.cameras).intrinsics[0, 0] == session.cameras.refined.intrinsics[0, 0]
 
 

@@ -87,6 +87,19 @@ def test_images_written_in_the_background_are_those_that_were_given(tmp_path):
         assert np.array_equal(written, to_uint8(rgb).numpy())
 
 
+@pytest.mark.cuda
+def test_images_of_a_gpu_are_written_as_they_were(tmp_path):
+    given = torch.rand(9, 9, 7, 3)
+    with PngWriter(1, waiting=2) as pictures:
+        for index, rgb in enumerate(given):
+            passing = rgb.cuda()
+            pictures.save(tmp_path / f"{index}.png", passing)
+            passing.zero_()
+    for index, rgb in enumerate(given):
+        written = np.asarray(Image.open(tmp_path / f"{index}.png"))
+        assert np.array_equal(written, to_uint8(rgb).numpy())
+
+
 def test_an_image_that_cannot_be_written_is_an_error_in_the_end(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"), PngWriter() as pictures:

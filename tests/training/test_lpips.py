@@ -6,7 +6,6 @@ import importlib.util
 
 import pytest
 import torch
-import torchmetrics.functional.image.lpips as judge
 from torch import nn
 
 from voxelfield.installed import MissingPackageError
@@ -26,6 +25,8 @@ def network(monkeypatch, tmp_path) -> nn.Sequential:
 
 @pytest.mark.parametrize("size", [(40, 32), (16, 31)])
 def test_lpips_agrees_with_torchmetrics(network, device, monkeypatch, size):
+    import torchmetrics.functional.image.lpips as judge  # takes seconds, in every process that collects tests
+
     monkeypatch.setattr(judge, "_get_tv_model_features", lambda net, pretrained: {"vgg16": network}[net])
     truth = torch.rand(*size, 3)
     prediction = (truth + 0.2 * torch.randn_like(truth)).clamp(0, 1)

@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from torchmetrics.functional.image import structural_similarity_index_measure
 
 from voxelfield.training.metrics import mse_to_psnr, psnr, ssim
 
@@ -82,6 +81,9 @@ def test_ssim_agrees_with_its_definition(device, size):
 
 @pytest.mark.parametrize("size", [(11, 40), (57, 33)])
 def test_ssim_agrees_with_torchmetrics(device, size):
+    # Takes seconds, in every process that collects tests.
+    from torchmetrics.functional.image import structural_similarity_index_measure
+
     truth = torch.rand(*size, 3, device=device)
     prediction = (truth + 0.1 * torch.randn_like(truth)).clamp(0, 1)
     images = (image.double().movedim(-1, 0).unsqueeze(0) for image in (prediction, truth))

@@ -19,6 +19,7 @@ from voxelfield.training.run_directory import (
     finished_metrics,
     held,
     hold,
+    keep,
     release,
 )
 
@@ -56,6 +57,34 @@ def test_a_directory_is_for_one_process_until_that_ends_however_it_does(tmp_path
     with held(directory):
         assert (directory / ".lock").is_file()
     assert list(directory.iterdir()) == []
+
+
+def write_as_hydra_does(directory: Path) -> None:
+    (directory / ".hydra").mkdir()
+    (directory / ".hydra" / "config.yaml").touch()
+    (directory / "train.log").touch()
+
+
+def test_a_directory_made_for_a_run_that_never_began_goes_again(tmp_path):
+    with held(tmp_path / "refused"):
+        write_as_hydra_does(tmp_path / "refused")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("why", ["training began", "something is there", "it was there before"])
+def test_other_directories_stay(tmp_path, why):
+    directory = tmp_path / "run"
+    if why == "it was there before":
+        directory.mkdir()
+    with held(directory):
+        write_as_hydra_does(directory)
+        if why == "training began":
+            keep(directory)
+        if why == "something is there":
+            (directory / "notes.txt").touch()
+    assert (directory / ".hydra" / "config.yaml").is_file()
+    assert (directory / "train.log").is_file()
+    assert not (directory / ".lock").exists()
 
 
 def test_a_process_holds_what_it_holds_already(tmp_path):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -155,25 +157,36 @@ def test_what_cameras_see_is_found_in_every_box(scene, trained):
     assert 0 < seen.float().mean() <= run.occupancy.fraction() + 1e-6
 
 
-def test_a_resumed_training_ends_the_same(scene, tmp_path):
-    whole = Session.from_config(scene, settings("trainer.steps=60"))
-    whole.fit()
-    stop = 30
+def saved_in_passing(scene: Scene, config, output: Path, stop: int) -> tuple[Session, Path]:
+    """Trains to the end; returns the session, and a copy of the checkpoint that an interruption would have left."""
+    copy = output / "stopped" / "checkpoint.pt"
 
-    def interrupt(session: Session) -> None:
+    def save(session: Session) -> None:
         if session.step == stop:
             session.save()
-            raise KeyboardInterrupt
+            session.wait()
+            copy.parent.mkdir()
+            shutil.copy(session.checkpoint, copy)
 
-    first = Session.from_config(scene, settings("trainer.steps=60"), output=tmp_path, on_step=interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        first.fit()
-    second = Session.from_config(scene, settings("trainer.steps=60"))
-    second.restore(load_checkpoint(tmp_path))
-    assert second.step == stop
-    second.fit()
-    for one, two in zip(whole.field.parameters(), second.field.parameters(), strict=True):
+    session = Session.from_config(scene, config, output=output, on_step=save)
+    session.fit()
+    return session, copy
+
+
+def assert_continued_alike(scene: Scene, whole: Session, config, checkpoint: Path, stop: int) -> None:
+    """Goes on from a checkpoint, and compares what comes of it with a training that was never interrupted."""
+    session = Session.from_config(scene, config)
+    session.restore(load_checkpoint(checkpoint))
+    assert session.step == stop
+    session.fit()
+    for one, two in zip(whole.field.parameters(), session.field.parameters(), strict=True):
         assert torch.equal(one, two)
+
+
+def test_a_resumed_training_ends_the_same(scene, tmp_path):
+    config = settings("trainer.steps=60")
+    whole, checkpoint = saved_in_passing(scene, config, tmp_path, stop=30)
+    assert_continued_alike(scene, whole, config, checkpoint, stop=30)
 
 
 def test_a_training_in_other_boxes_is_not_resumed(scene, trained):
@@ -209,30 +222,16 @@ def test_nothing_is_put_beside_cameras_nor_where_one_image_looks(scene):
 
 def test_sparse_levels_train_resume_and_are_saved(scene, tmp_path):
     fine = settings(
-        *("trainer.steps=90", "trainer.sparse_resolutions=[64]"),
-        "trainer.stages=[{step:0,resolution:16},{step:30,resolution:32},{step:50,resolution:64}]",
+        *("trainer.steps=66", "trainer.sparse_resolutions=[64]"),
+        "trainer.stages=[{step:0,resolution:16},{step:20,resolution:32},{step:40,resolution:64}]",
     )
-    whole = Session.from_config(scene, fine, output=tmp_path / "whole")
-    whole.fit()
+    whole, checkpoint = saved_in_passing(scene, fine, tmp_path, stop=50)
     sparse = whole.field.grid.sparse_grids[0]
     assert whole.field.grid.active == 4
     assert 0 < sparse.count < sparse.exists.numel()
     assert sparse.features.detach().abs().max() > 0
-
-    def stop(session: Session) -> None:
-        if session.step == 60:
-            session.save()
-            raise KeyboardInterrupt
-
-    first = Session.from_config(scene, fine, output=tmp_path / "parts", on_step=stop)
-    with pytest.raises(KeyboardInterrupt):
-        first.fit()
-    second = Session.from_config(scene, fine)
-    second.restore(load_checkpoint(tmp_path / "parts"))
-    second.fit()
-    for one, two in zip(whole.field.parameters(), second.field.parameters(), strict=True):
-        assert torch.equal(one, two)
-    loaded = voxelfield.load(tmp_path / "whole", "cpu")
+    assert_continued_alike(scene, whole, fine, checkpoint, stop=50)
+    loaded = voxelfield.load(tmp_path, "cpu")
     expected = whole.result().render(scene.test.cameras, 1).rgb
     torch.testing.assert_close(loaded.render(scene.test.cameras, 1).rgb, expected, atol=0.02, rtol=0)
 

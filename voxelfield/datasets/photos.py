@@ -22,6 +22,12 @@ logger = logging.getLogger(__name__)
 Intrinsics = tuple[float, float, float, float]
 """fx, fy, cx, cy in pixels."""
 
+SHORTEST_FOCAL_LENGTH = 1e-3
+"""In pixels. Shorter ones come of damaged files."""
+
+FARTHEST_CENTER = 1e6
+"""How many pixels from the corner of its image a principal point may lie."""
+
 LENS_TERMS = ("k1", "k2", "k3", "k4", "p1", "p2")
 """In the order of the coefficients of a :class:`voxelfield.rendering.lens.Lens`."""
 
@@ -122,8 +128,8 @@ def read_split(photos: Sequence[Photo], options: LoadOptions) -> Split:
     Raises:
         FileNotFoundError: A mask is missing.
         ValueError: An image is unreadable, of another size than the first, not of the size that its camera takes, or
-            alone in having no alpha channel; intrinsics are not finite; some lenses are fisheyes and others are not;
-            or a mask is not as it must be.
+            alone in having no alpha channel; intrinsics are none of a camera; some lenses are fisheyes and others are
+            not; or a mask is not as it must be.
     """
     whole = [photo.path for photo in photos]
     shrunk = [photo.shrunk for photo in photos if photo.shrunk is not None]
@@ -133,14 +139,7 @@ def read_split(photos: Sequence[Photo], options: LoadOptions) -> Split:
     else:
         paths, wanted = whole, options.size_of(size)
     images = read_images(paths, wanted)
-    intrinsics = torch.tensor([photo.intrinsics(*size) for photo in photos], dtype=torch.float64)
-    within_float32 = intrinsics.float().isfinite().all(dim=-1)
-    if not bool(within_float32.all()):
-        bad = int(within_float32.logical_not().nonzero()[0])
-        raise ValueError(
-            f"{whole[bad]}: focal lengths and principal point must be finite numbers of float32, got "
-            f"{intrinsics[bad].tolist()}"
-        )
+    intrinsics = _intrinsics(photos, size)
     scale = torch.tensor(wanted, dtype=torch.float64) / torch.tensor(size)
     c2w = torch.stack([photo.c2w for photo in photos])
     lens = _lens(photos, options.lens_distortion)
@@ -184,6 +183,24 @@ def scaled(intrinsics: Intrinsics, size: tuple[float, float]) -> Callable[[int, 
         return fx * x, fy * y, cx * x, cy * y
 
     return of
+
+
+def _intrinsics(photos: Sequence[Photo], size: Size) -> torch.Tensor:
+    """Returns the intrinsics (N, 4), float64, for images of a size.
+
+    Raises:
+        ValueError: They are none that a camera can have: directions through its pixels would overflow float32.
+    """
+    intrinsics = torch.tensor([photo.intrinsics(*size) for photo in photos], dtype=torch.float64)
+    focal, center = intrinsics[:, :2], intrinsics[:, 2:]
+    sound = (focal >= SHORTEST_FOCAL_LENGTH) & focal.float().isfinite() & (center.abs() <= FARTHEST_CENTER)
+    if not bool(sound.all()):
+        bad = int(sound.all(dim=-1).logical_not().nonzero()[0])
+        raise ValueError(
+            f"{photos[bad].path}: focal lengths must be finite and at least {SHORTEST_FOCAL_LENGTH:g} pixels, and the "
+            f"principal point within {FARTHEST_CENTER:g} pixels, got {intrinsics[bad].tolist()}"
+        )
+    return intrinsics
 
 
 def _shrunk_size(path: Path, whole: Size, downscale: int) -> Size:

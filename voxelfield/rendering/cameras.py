@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from voxelfield.ops._checks import check_field, check_float32
+from voxelfield.ops._checks import check_field, check_float32, check_index
 from voxelfield.ops._internal.lens import COEFFICIENTS, lens_rays
 from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.rays import Rays, intersect_aabb
@@ -102,9 +102,10 @@ class Cameras:
 
         Raises:
             TypeError: An argument has another dtype.
-            ValueError: An argument has another shape or device.
+            ValueError: An argument has another shape or device, or on the CPU there is no such camera.
         """
         check_field("camera_index", camera_index, ("R",), torch.int64, "Cameras.c2w", self.c2w)
+        check_index("camera_index", camera_index, len(self), "the cameras")
         check_float32("pixels", pixels, (camera_index.shape[0], 2), "Cameras.c2w", self.c2w)
         origins = self.c2w[:, :3, 3].index_select(0, camera_index)
         directions = self._directions(camera_index, pixels)

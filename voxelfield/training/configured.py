@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from voxelfield import _library
 from voxelfield.datasets.loading import load_scene
-from voxelfield.datasets.scene import Scene
+from voxelfield.datasets.scene import Scene, Split
 from voxelfield.devices import choose_device
 from voxelfield.export.model_file import MODEL_FILE
 from voxelfield.fields.recipes.recipe import Recipe
@@ -45,12 +45,25 @@ from voxelfield.training.memory import explain_shortage
 from voxelfield.training.png import PngWriter
 from voxelfield.training.refined_cameras import CAMERAS_FILE, write_cameras
 from voxelfield.training.results import Results
-from voxelfield.training.run_directory import METRICS, REPORT, VIDEO, check_ended, earlier_run, finished_metrics, held
+from voxelfield.training.run_directory import (
+    METRICS,
+    REPORT,
+    VIDEO,
+    check_ended,
+    earlier_run,
+    finished_metrics,
+    held,
+    keep,
+)
 from voxelfield.training.session import Session
 from voxelfield.training.timing import Timing
 from voxelfield.training.video import write_views
 
 logger = logging.getLogger(__name__)
+
+# Bytes of rendered views that may wait to be compressed, which takes several times as long as to judge them on a GPU.
+# Of 800 x 800 pixels, 200 views take 384 MB.
+_PICTURE_ROOM = 1 << 30
 
 
 class Watcher(Protocol):
@@ -165,7 +178,8 @@ def _begin(
     timing.end("load")
     on_step = None if watcher is None else watcher.after_step
     session = Session.from_config(scene, settings, output=run_directory, on_step=on_step)
-    # Not before: a run that is refused leaves no file.
+    # Not before: a run that is refused leaves neither a file nor its directory.
+    keep(run_directory)
     first_step = 0 if resumed is None else resumed[1]["step"]
     session.log = FailsafeLogger(build_logger(settings.logger, run_directory, first_step))
     session.log.text("config", f"```yaml\n{OmegaConf.to_yaml(config, resolve=True)}```")
@@ -281,9 +295,10 @@ def build_logger(config: LoggerConfig, run_directory: Path, first_step: int) -> 
 
 
 def finish(session: Session, run_directory: Path, timing: Timing) -> dict[str, Any]:
-    """Evaluates the test split; writes pictures, metrics, the model file, the video and the report, in this order.
+    """Evaluates the test split; writes metrics, the model file, the video and the report, in this order.
 
-    A result that cannot be written does not keep the others from being written.
+    Pictures of the views are written beside these. A result that cannot be written does not keep the others from being
+    written.
 
     Returns:
         The metrics.
@@ -291,22 +306,41 @@ def finish(session: Session, run_directory: Path, timing: Timing) -> dict[str, A
     Raises:
         OSError: A result could not be written.
     """
+    if not session.config.trainer.evaluation.save_images:
+        return _write_results(session, run_directory, timing, None)
+    cameras = _judged_split(session)[1].cameras
+    room = max(1, _PICTURE_ROOM // (3 * cameras.width * cameras.height))
+    # Each thread that compresses takes turns with the one that judges at Python's interpreter lock, so there are few.
+    pictures = PngWriter(max(1, (os.cpu_count() or 1) // 4), waiting=room)
+    try:
+        return _write_results(session, run_directory, timing, pictures)
+    finally:
+        # Nothing is left of them but after an error.
+        pictures.close(cancel=True)
+
+
+def _judged_split(session: Session) -> tuple[str, Split]:
+    """Returns name and views of the split that is judged.
+
+    A capture of which no view is held out has no others to judge by than those of training.
+    """
+    judged = "test" if "test" in session.scene.splits else "train"
+    return judged, session.scene.split(judged)
+
+
+def _write_results(session: Session, run_directory: Path, timing: Timing, pictures: PngWriter | None) -> dict[str, Any]:
+    """As :func:`finish`, with the writer of pictures, if they are wanted."""
     config, device = session.config.trainer, session.device
     wish = config.evaluation
     peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
     trained = session.result()
     results = Results(run_directory)
     logger.info("evaluating, with views drawn by %s", trained.backend)
-    # A capture of which no view is held out has no others to judge by.
-    judged = "test" if "test" in session.scene.splits else "train"
-    split = session.scene.split(judged)
+    judged, split = _judged_split(session)
     evaluation: Evaluation | None = None
-    pictures: PngWriter | None = None
     thumbnails = Thumbnails(len(split) if wish.views is None else min(wish.views, len(split)))
     on_view = thumbnails.add if wish.report else None
-    if wish.save_images:
-        # They may be written after the metrics, which are wanted first; until then the other cores are for judging.
-        pictures = PngWriter(max(1, (os.cpu_count() or 1) // 2))
+    if pictures is not None:
         with results.writing(judged):
             evaluation = trained.evaluate(
                 split, views=wish.views, images=run_directory / judged, on_view=on_view, writer=pictures
@@ -334,9 +368,6 @@ def finish(session: Session, run_directory: Path, timing: Timing) -> dict[str, A
     with results.writing("per_view.csv"):
         write_table(run_directory / "per_view.csv", evaluation)
     logger.info("%s over %d %s views", evaluation, len(evaluation.names), judged)
-    if pictures is not None:
-        with results.writing(judged):
-            pictures.close()
     cameras = session.scene.train.cameras
     if trained.cameras is not None:
         cameras = trained.cameras.refined
@@ -349,6 +380,9 @@ def finish(session: Session, run_directory: Path, timing: Timing) -> dict[str, A
         around = orbit(cameras, session.field.aabb.mean(dim=0).cpu(), wish.video_frames)
         with results.writing(VIDEO):
             write_views(run_directory / VIDEO, (view.rgb for view in trained.render_path(around)))
+    if pictures is not None:
+        with results.writing(judged):
+            pictures.close()
     session.wait()
     timing.end("write")
     logger.info("took %s", timing)

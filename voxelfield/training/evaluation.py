@@ -21,6 +21,7 @@ from voxelfield.training.exposure_fit import cross_fitted
 from voxelfield.training.images import composite_background
 from voxelfield.training.metrics import psnr, ssim
 from voxelfield.training.png import PngWriter
+from voxelfield.training.transfers import Uploads
 
 if TYPE_CHECKING:
     from voxelfield.datasets.scene import Split
@@ -170,13 +171,14 @@ def evaluate_split(
             raise ValueError(f"views must lie in [0, {len(split.names)}), got {index}")
     figures: dict[str, torch.Tensor] = {}
     scores: list[torch.Tensor] = []
+    truths = Uploads()
     with contextlib.nullcontext(writer) if writer is not None else PngWriter() as pictures:
         # tqdm takes None as "only on a terminal"
         for index in tqdm(indices, desc="evaluate", unit="view", leave=False, disable=None if progress else True):
             name = split.names[index]
             view = render_view(split.cameras, index)
             rgb = view.rgb
-            truth = composite_background(split.images[index].to(rgb.device), background)
+            truth = composite_background(truths.to(split.images[index], rgb.device), background)
             if rgb.shape != truth.shape:
                 raise ValueError(f"rendered view {name!r} must have shape {tuple(truth.shape)}, got {tuple(rgb.shape)}")
             bad = (~rgb.isfinite()).any(dim=-1).sum()

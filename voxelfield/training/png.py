@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -13,10 +14,10 @@ from PIL import Image
 
 from voxelfield.files import atomic_path
 from voxelfield.rendering.pixels import to_uint8
+from voxelfield.training.transfers import AHEAD, HostCopy
 
 # Of zlib. Renders of Lego take as many bytes as with its default of 6, in 37 ms instead of 65 each.
 _COMPRESSION = 4
-
 
 # Images that may wait whatever the number of threads.
 _LEAST_WAITING = 32
@@ -31,12 +32,14 @@ class PngWriter:
 
     Args:
         workers: Number of threads; None: one for each core, up to 16.
+        waiting: How many images may wait, or be on their way; None: twice as many as there are threads, at least 32.
     """
 
-    def __init__(self, workers: int | None = None) -> None:
+    def __init__(self, workers: int | None = None, waiting: int | None = None) -> None:
         workers = min(16, os.cpu_count() or 1) if workers is None else workers
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="png")
-        self._room = threading.Semaphore(max(2 * workers, _LEAST_WAITING))
+        self._room = threading.Semaphore(max(2 * workers, _LEAST_WAITING) if waiting is None else waiting)
+        self._arriving: deque[tuple[Path, HostCopy]] = deque()
         self._writing: list[Future[None]] = []
         self._failed: Future[None] | None = None
 
@@ -53,8 +56,9 @@ class PngWriter:
         """
         if rgb.ndim != 3 or rgb.shape[-1] != 3:
             raise ValueError(f"rgb must have shape (H, W, 3), got {tuple(rgb.shape)}")
-        pixels = to_uint8(rgb)
-        self.submit(lambda: _write_png(path, pixels))
+        self._arriving.append((path, HostCopy(to_uint8(rgb))))
+        if not rgb.is_cuda or len(self._arriving) > AHEAD:
+            self._write_next()
 
     def submit(self, write: Callable[[], None]) -> None:
         """Writes an image of another kind in the background.
@@ -82,10 +86,19 @@ class PngWriter:
         Raises:
             Exception: What stopped the first image that could not be written.
         """
-        self._pool.shutdown(cancel_futures=cancel)
+        try:
+            while self._arriving and not cancel:
+                self._write_next()
+        finally:
+            self._pool.shutdown(cancel_futures=cancel)
         if not cancel:
             for writing in self._writing:
                 writing.result()
+
+    def _write_next(self) -> None:
+        path, copy = self._arriving.popleft()
+        pixels = copy.wait()
+        self.submit(lambda: _write_png(path, pixels))
 
     def _written(self, writing: Future[None]) -> None:
         if not writing.cancelled() and writing.exception() is not None and self._failed is None:
@@ -102,5 +115,4 @@ class PngWriter:
 def _write_png(path: Path, pixels: torch.Tensor) -> None:
     # To wait for the disk would take longer than compressing does.
     with atomic_path(path, sync=False) as temporary:
-        # Copied here, because that waits for the device.
-        Image.fromarray(pixels.cpu().numpy()).save(temporary, format="PNG", compress_level=_COMPRESSION)
+        Image.fromarray(pixels.numpy()).save(temporary, format="PNG", compress_level=_COMPRESSION)

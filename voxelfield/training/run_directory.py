@@ -6,6 +6,7 @@ import contextlib
 import json
 import logging
 import os
+import shutil
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,8 +36,14 @@ VIDEO = "orbit.mp4"
 REPORT = "report.html"
 """Name of the page that tells of a finished run."""
 
+HYDRA_RECORDS = (".hydra", "train.log")
+"""What Hydra writes into a run directory before the program has looked at its settings."""
+
 # Locks that this process holds: open files by run directory.
 _held: dict[Path, int | None] = {}
+
+# Those of them that this process has made, and that go again unless :func:`keep` is called.
+_made: set[Path] = set()
 
 
 class DirectoryInUseError(ValueError):
@@ -46,7 +53,9 @@ class DirectoryInUseError(ValueError):
 def hold(directory: Path) -> None:
     """Locks a run directory until :func:`release`, unless this process holds it already.
 
-    Temporary files that a killed run left there are removed.
+    Temporary files that a killed run left there are removed. A directory that this makes goes again when it is
+    released, unless :func:`keep` was called or Hydra is not the only one to have written there: a run that is refused
+    leaves none.
 
     Args:
         directory: Run directory; created if needed.
@@ -58,12 +67,24 @@ def hold(directory: Path) -> None:
     directory = directory.resolve()
     if directory in _held:
         return
+    made = not directory.exists()
     directory.mkdir(parents=True, exist_ok=True)
     _held[directory] = _lock(directory)
+    if made:
+        _made.add(directory)
     # Pictures lie in a folder for each split. Others may belong to another run that is at work.
     for folder in (directory, *(directory / name for name in ("train", "val", "test"))):
         if folder.is_dir():
             remove_temporaries(folder)
+
+
+def keep(directory: Path) -> None:
+    """Lets a directory stay whatever becomes of the run, because training begins there.
+
+    Args:
+        directory: As for :func:`hold`.
+    """
+    _made.discard(directory.resolve())
 
 
 def release() -> None:
@@ -151,7 +172,11 @@ def _lock(directory: Path) -> int | None:
         return None
     path = directory / LOCK
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except FileNotFoundError:  # the holder before has just removed the directory
+            directory.mkdir(parents=True, exist_ok=True)
+            continue
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -182,8 +207,12 @@ def _holder(descriptor: int) -> str:
 
 def _release(directory: Path) -> None:
     descriptor = _held.pop(directory)
-    if descriptor is not None:
-        # Before the lock ends, so that nobody's file but this one's is removed.
-        with contextlib.suppress(OSError):
+    # Before the lock ends, so that nobody's files but this one's are removed.
+    with contextlib.suppress(OSError):
+        if directory in _made and {path.name for path in directory.iterdir()} <= {LOCK, *HYDRA_RECORDS}:
+            shutil.rmtree(directory)
+        elif descriptor is not None:
             (directory / LOCK).unlink()
+    _made.discard(directory)
+    if descriptor is not None:
         os.close(descriptor)

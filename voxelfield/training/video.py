@@ -16,21 +16,18 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from voxelfield.ffmpeg import ffmpeg_program
 from voxelfield.files import atomic_path
 from voxelfield.rendering.pixels import to_uint8
+from voxelfield.training.transfers import AHEAD, HostCopy
 from voxelfield.training.video_formats import VideoFormat, video_format
 
 Frame = npt.NDArray[np.uint8]
 
 # Frames that may wait to be encoded, however large they are.
 _LEAST_WAITING = 8
-
-# Frames that a GPU is given beyond the one that is handed over, so that it has work while the host looks after that.
-_AHEAD = 2
 
 
 @dataclass
@@ -41,7 +38,7 @@ class Pace:
         frames: Number of frames.
         rendering: Seconds that the frames took to be asked for and handed over.
         encoding: Seconds that the encoder took, in a thread of its own.
-        waited: Seconds that rendering stood still for the encoder.
+        waited: Seconds that rendering stood still because no further frame had room to wait for the encoder.
     """
 
     frames: int = 0
@@ -106,24 +103,13 @@ def _on_host(images: Iterable[Tensor]) -> Iterator[Frame]:
 
     Without this, the encoder would be what waits for the device, and the time of rendering would be taken for its own.
     """
-    on_the_way: deque[tuple[Tensor, torch.cuda.Event | None]] = deque()
+    on_the_way: deque[HostCopy] = deque()
     for image in images:
-        pixels = to_uint8(image)
-        frame = pixels.to("cpu", non_blocking=True)
-        arrival = torch.cuda.current_stream(pixels.device).record_event() if pixels.is_cuda else None
-        on_the_way.append((frame, arrival))
-        if len(on_the_way) > _AHEAD:
-            yield _arrived(*on_the_way.popleft())
+        on_the_way.append(HostCopy(to_uint8(image)))
+        if len(on_the_way) > AHEAD:
+            yield on_the_way.popleft().wait().numpy()
     while on_the_way:
-        yield _arrived(*on_the_way.popleft())
-
-
-def _arrived(frame: Tensor, arrival: torch.cuda.Event | None) -> Frame:
-    if arrival is None:
-        return frame.numpy()
-    arrival.synchronize()
-    # Copied, because the tensor's memory is pinned, which is dear and kept for the next ones.
-    return frame.numpy().copy()
+        yield on_the_way.popleft().wait().numpy()
 
 
 class _IncompleteError(Exception):
@@ -140,15 +126,17 @@ class _Handover:
 
     def give(self, item: Frame | bool, encoding: Future[None]) -> bool:
         """Waits for room; returns False if the encoder has ended."""
-        started = time.perf_counter()
         if not isinstance(item, bool):
             self._waiting.maxsize = max(_LEAST_WAITING, self.room // max(item.nbytes, 1))
+        timeout, started = 0.0, time.perf_counter()
         while not encoding.done():
             try:
-                self._waiting.put(item, timeout=0.1)
+                self._waiting.put(item, block=timeout > 0, timeout=timeout)
             except queue.Full:
+                timeout = 0.1
                 continue
-            self.pace.waited += time.perf_counter() - started
+            if timeout > 0:
+                self.pace.waited += time.perf_counter() - started
             return True
         return False
 
