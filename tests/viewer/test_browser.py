@@ -17,7 +17,7 @@ from viewer_scene import bricks, session, trained_run
 from voxelfield.training.config import LoggerConfig
 from voxelfield.viewer.curves import Curves
 from voxelfield.viewer.drawing.look import Look
-from voxelfield.viewer.drawing.painter import Painter, content_box
+from voxelfield.viewer.drawing.painter import Painter, content_boxes
 from voxelfield.viewer.drawing.photographs import Photographs
 from voxelfield.viewer.drawing.viewpoint import viewpoint_of
 from voxelfield.viewer.page.address import Address
@@ -57,7 +57,7 @@ def page():
         "runs/mine",
         FinishedRun(trained_run()),
         Photographs.of(bricks(), ("train", "test"), None),
-        content_box(trained_run()),
+        content_boxes(trained_run()),
         torch.ones(3),
         curves,
     )

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 
 import pytest
 import torch
-from viewer_scene import SIZE, bricks, trained_run
+from viewer_scene import SIZE, bricks, nested_run, trained_run
 
 from voxelfield.datasets.scene import Split
+from voxelfield.grids.boxes import parse_box
 from voxelfield.grids.nested_boxes import NestedBoxes
 from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -22,7 +24,7 @@ from voxelfield.viewer.drawing.density_plane import draw_density
 from voxelfield.viewer.drawing.look import MODES, Look, Slice
 from voxelfield.viewer.drawing.maps import MANY_SAMPLES, brightened, depth_map, normal_map
 from voxelfield.viewer.drawing.occupied_cells import cell_map
-from voxelfield.viewer.drawing.painter import Painter, content_box
+from voxelfield.viewer.drawing.painter import Painter, content_boxes
 from voxelfield.viewer.drawing.photographs import Photographs
 from voxelfield.viewer.drawing.viewpoint import Viewpoint, viewpoint_of
 
@@ -135,7 +137,7 @@ def test_cells_are_drawn_where_rays_meet_them_first(boxes):
 
 
 def test_nothing_is_drawn_outside_of_the_crop_box(painter, viewpoint):
-    low, high = content_box(trained_run()).tolist()
+    low, high = content_boxes(trained_run())[0].tolist()
     cut = (low[0] + high[0]) / 2
     half = painter.picture(viewpoint, Look("opacity", crop=((*low,), (cut, *high[1:]))), SIZE, SIZE)
     whole = painter.picture(viewpoint, Look("opacity"), SIZE, SIZE)
@@ -166,8 +168,7 @@ def test_a_slice_shows_the_density_on_its_plane():
         box,
         2,
         0.5,
-        lambda places: torch.where(places.norm(dim=-1) < 0.8, 1e3, 0.0),
-        0.01,
+        lambda places: torch.where(places.norm(dim=-1) < 0.8, 10.0, 0.0),
     ).view(-1, 3)
     inside = ((points >= box[0]) & (points <= box[1]))[:, :2].all(dim=-1)
     solid = inside & (points.norm(dim=-1) < 0.8)
@@ -185,6 +186,57 @@ def test_a_slice_behind_the_camera_is_not_drawn(painter, viewpoint):
     picture = painter.picture(viewpoint, Look(cut=Slice(2, height)), 16, 16).int()
     # Only paler: no colour is added.
     assert (picture - (0.3 * plain + 0.7 * 255)).abs().max() <= 1
+
+
+def turned_away(viewpoint: Viewpoint) -> Viewpoint:
+    return Viewpoint.of(viewpoint.matrix @ torch.diag(torch.tensor([-1.0, 1.0, -1.0, 1.0])), viewpoint.fov)
+
+
+def test_a_picture_that_shows_nothing_has_its_reason_named(painter, viewpoint):
+    assert painter.absence(viewpoint, Look()) == ""
+    assert painter.absence(turned_away(viewpoint), Look()) == "nothing of the field is seen from here"
+    elsewhere = ((5.0, 5.0, 5.0), (6.0, 6.0, 6.0))
+    assert painter.absence(viewpoint, Look(crop=elsewhere)) == "nothing of the field lies within the crop box"
+    assert painter.absence(viewpoint, Look()) == ""
+
+
+@pytest.mark.parametrize("emptied", ["occupancy", "density"])
+def test_an_empty_field_is_named(viewpoint, emptied):
+    run = copy.deepcopy(trained_run())
+    if emptied == "occupancy":
+        run.occupancy.occupied.fill_(False)
+    else:
+        run.field.density = lambda points: torch.full_like(points[:, 0], 1e-4)  # per unit
+    away = turned_away(viewpoint)
+    assert Painter(run).absence(away, Look()).startswith("the field is empty")
+    # A field that has diverged is not empty.
+    run.field.density = lambda points: torch.full_like(points[:, 0], torch.nan)
+    run.occupancy.occupied.fill_(True)
+    assert Painter(run).absence(away, Look()) == "nothing of the field is seen from here"
+
+
+def test_a_slice_goes_as_far_as_it_is_told_to(viewpoint):
+    boxes, painter = content_boxes(nested_run()), Painter(nested_run())
+    torch.testing.assert_close([box[1] - box[0] for box in boxes[1:]], [2 * (box[1] - box[0]) for box in boxes[:-1]])
+    middle = float(boxes[0][:, 2].mean())
+    small, large = (
+        painter.picture(viewpoint, Look(cut=Slice(2, middle, within)), 32, 32) for within in (None, parse_box(boxes[1]))
+    )
+    rays = viewpoint.cameras(32, 32).image_rays(0, boxes[1])
+    reached = rays.origins + rays.directions * ((middle - rays.origins[:, 2]) / rays.directions[:, 2])[:, None]
+    within = [((reached >= box[0]) & (reached <= box[1]))[:, :2].all(dim=-1).view(32, 32) for box in boxes[:2]]
+    assert torch.equal((small != large).any(dim=-1), within[1] & ~within[0])
+
+
+def test_a_step_of_a_slice_is_as_long_as_the_boxes_are_large():
+    run, painter = nested_run(), Painter(nested_run())
+    smallest = torch.tensor(run.field.boxes.in_world(1))
+    half = smallest.diff(dim=0) / 2
+    points = smallest.mean(dim=0) + torch.tensor([[0.5], [1.5]]) * half
+    step = render_settings(run.trainer, run.field).step * run.field.boxes.unit
+    expected = run.density(points) * step * torch.tensor([1.0, 2.0])
+    assert (expected > 0).all()
+    torch.testing.assert_close(painter._optical_depth(points), expected)
 
 
 def test_a_stop_doubles_the_light():
@@ -212,6 +264,23 @@ def test_the_photograph_covers_the_share_of_the_picture(lens):
     moved = viewpoint.matrix.clone()
     moved[0, 3] += 0.05
     assert not photographs.seen_from(0, moved, 1.0)
+
+
+def test_cameras_are_as_far_apart_as_the_nearest_other_one():
+    places = torch.tensor([[0.0, 0.0, 0.0], [0.0, 0.0, 0.0], [1.0, 0.0, 0.0], [4.0, 0.0, 0.0]])
+    c2w = torch.eye(4).repeat(4, 1, 1)
+    c2w[:, :3, 3] = places
+    nearby = c2w[3:].clone()
+    nearby[0, 1, 3] += 0.5
+    train = bricks().train
+    splits = {
+        "train": Split(train.images[:4], replace(train.cameras[:4], c2w=c2w), train.names[:4]),
+        "test": Split(train.images[:1], replace(train.cameras[[0]], c2w=nearby), train.names[:1]),
+    }
+    assert Photographs({"test": splits["test"]}).spacing() == math.inf
+    assert Photographs({"train": splits["train"]}).spacing() == pytest.approx(1.0)
+    # Distances to the nearest are 1, 1, 3 and 0.5 now: torch's median is the lower one of the middle two.
+    assert Photographs(splits).spacing() == pytest.approx(0.5)
 
 
 def test_thumbnails_keep_the_aspect():

@@ -12,7 +12,7 @@ from viewer_scene import bricks, session, trained_run
 
 from voxelfield.viewer.drawing.look import Look
 from voxelfield.viewer.drawing.painter import Painter
-from voxelfield.viewer.drawing.viewpoint import viewpoint_of
+from voxelfield.viewer.drawing.viewpoint import Viewpoint, viewpoint_of
 from voxelfield.viewer.scheduling import live as live_module
 from voxelfield.viewer.scheduling.live import LiveField
 from voxelfield.viewer.scheduling.resolution import ResolutionControl
@@ -85,6 +85,18 @@ def test_the_picture_sharpens_at_rest(working):
     assert frames[0].pixels.shape[0] < 80
     expected = Painter(trained_run()).picture(request_from(2).viewpoint, Look(), 80, 80, sharp=True)
     assert (frames[-1].pixels.int() - expected.int()).abs().max() <= 1
+
+
+def test_a_sharp_picture_of_nothing_has_its_reason_with_it(working):
+    worker, receiver = working()
+    there = request_from(2, 16)
+    away = there.viewpoint.matrix @ torch.diag(torch.tensor([-1.0, 1.0, -1.0, 1.0]))
+    worker.ask(1, replace(there, viewpoint=Viewpoint.of(away, there.viewpoint.fov)))
+    frames = receiver.wait(lambda frames: frames and frames[-1].sharp)
+    assert frames[-1].absence == "nothing of the field is seen from here"
+    worker.ask(1, there)
+    frames = receiver.wait(lambda frames: frames[-1].sharp and frames[-1].request == there)
+    assert frames[-1].absence == ""
 
 
 def test_what_is_wanted_last_is_what_is_seen_last(working):

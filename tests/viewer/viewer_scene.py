@@ -8,6 +8,8 @@ from dataclasses import replace
 import voxelfield
 from voxelfield.datasets.scene import Scene
 from voxelfield.fields.recipes.mlp import MLPRecipe
+from voxelfield.grids.boxes import parse_box
+from voxelfield.grids.nested_boxes import NestedBoxes
 from voxelfield.training.config import StageConfig, TrainerConfig, preset
 from voxelfield.training.run import Run
 from voxelfield.training.session import Session
@@ -38,6 +40,16 @@ def short_trainer(steps: int) -> TrainerConfig:
 
 def session(steps: int = 40, **options) -> Session:
     return Session(bricks(), MLPRecipe(features=3, width=16), trainer=short_trainer(steps), device="cpu", **options)
+
+
+@functools.cache
+def nested_run() -> Run:
+    """A run over nested boxes, of which training has seen next to nothing."""
+    scene = bricks()
+    scene = replace(scene, boxes=NestedBoxes(parse_box(scene.aabb), 3))
+    done = Session(scene, MLPRecipe(features=3, width=16), trainer=short_trainer(2), device="cpu")
+    done.fit()
+    return done.result()
 
 
 @functools.cache

@@ -15,6 +15,7 @@ from voxelfield.export.geometry.mesh import check_mesh_path, save_mesh
 from voxelfield.export.mesh import FieldSurface, MeshOptions, SurfaceOptions
 from voxelfield.export.points import check_points_path, save_points
 from voxelfield.export.volume import check_volume_path, save_volume
+from voxelfield.training.densities import is_empty
 from voxelfield.training.run import Run
 
 logger = logging.getLogger(__name__)
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_run_arguments(parser)
     parser.add_argument("--mesh", type=Path, metavar="FILE", help="triangles with normals and colours: ply, obj or glb")
     parser.add_argument("--points", type=Path, metavar="FILE", help="points of the surface with the same: ply")
-    parser.add_argument("--volume", type=Path, metavar="FILE", help="density and colour on a lattice: npz")
+    parser.add_argument("--volume", type=Path, metavar="FILE", help="density and colour on a lattice: npz or vdb")
     parser.add_argument(
         "--cameras", type=Path, metavar="FILE", help="poses and intrinsics for the scene's image files: json"
     )
@@ -98,6 +99,8 @@ def export(options: argparse.Namespace) -> None:
     if options.mesh is not None or options.points is not None:
         _export_surface(options, run, wanted, shape)
     if options.volume is not None:
+        if is_empty(run.field, run.occupancy):
+            logger.warning("the field is empty: %s has no density that would show", options.volume)
         save_volume(options.volume, run.field, run.occupancy, resolution=options.resolution, box=options.box)
         logger.info("wrote %s", options.volume)
     if options.cameras is not None:

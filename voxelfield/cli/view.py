@@ -15,7 +15,8 @@ from voxelfield.installed import MissingPackageError
 from voxelfield.training.run import Run
 from voxelfield.training.views import evaluation_background
 from voxelfield.viewer.curves import Curves, read_curves
-from voxelfield.viewer.drawing.painter import content_box
+from voxelfield.viewer.drawing.look import Look
+from voxelfield.viewer.drawing.painter import Painter, content_boxes
 from voxelfield.viewer.drawing.photographs import Photographs
 from voxelfield.viewer.page.address import Address, import_viser
 from voxelfield.viewer.page.viewer_page import ViewerPage
@@ -26,6 +27,12 @@ logger = logging.getLogger(__name__)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parses the command line and serves until Ctrl-C; returns the exit status."""
+    options = parser().parse_args(arguments)
+    return in_one_line(lambda: view(options))
+
+
+def parser() -> argparse.ArgumentParser:
+    """Returns what parses the command line."""
     parser = argparse.ArgumentParser(
         prog="voxelfield view", description="Walk through a trained field in a browser. Ctrl-C ends it."
     )
@@ -34,8 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to serve at; 0.0.0.0 lets other machines in (default: 127.0.0.1)"
     )
-    options = parser.parse_args(arguments)
-    return in_one_line(lambda: view(options))
+    return parser
 
 
 def view(options: argparse.Namespace, wait: Callable[[ViewerPage], None] | None = None) -> None:
@@ -60,11 +66,14 @@ def view(options: argparse.Namespace, wait: Callable[[ViewerPage], None] | None 
         str(options.run),
         FinishedRun(run),
         _photographs(run, options),
-        content_box(run),
+        content_boxes(run),
         evaluation_background(run.trainer, run.field.aabb.device).cpu(),
         _curves(options.run),
     )
     address.tell()
+    absence = Painter(run).absence(page.stage.home(), Look())
+    if absence:
+        logger.warning("first view of %s: %s", options.run, absence)
     try:
         if wait is None:
             threading.Event().wait()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from voxelfield.export.geometry.lattice import Lattice
 from voxelfield.fields.field import RadianceField
@@ -39,7 +39,7 @@ class Region:
         if field.boxes is None:
             return cls(parse_box(field.aabb), (x, y, z))
         unit = field.boxes.unit * field.boxes.ratio ** (number - 1)
-        return cls(replace(field.boxes, count=number).outermost, (x * unit, y * unit, z * unit))
+        return cls(field.boxes.in_world(number), (x * unit, y * unit, z * unit))
 
     @property
     def voxel(self) -> float:

@@ -62,8 +62,16 @@ class NestedBoxes:
     @property
     def outermost(self) -> Box:
         """The largest box, world units."""
+        return self.in_world(self.count)
+
+    def in_world(self, number: int) -> Box:
+        """Returns one of the boxes, world units.
+
+        Args:
+            number: Of the box; 1 is the smallest.
+        """
         low, high = self.aabb
-        reach = self.ratio ** (self.count - 1)
+        reach = self.ratio ** (number - 1)
         centre = [(a + b) / 2 for a, b in zip(low, high, strict=True)]
         half = [(b - a) / 2 * reach for a, b in zip(low, high, strict=True)]
         return parse_box(

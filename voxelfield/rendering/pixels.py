@@ -6,6 +6,9 @@ import io
 
 import torch
 
+LEAST_VISIBLE = 0.5 / 255
+"""A lower opacity changes no pixel by a step of 8 bits."""
+
 
 def to_uint8(rgb: torch.Tensor) -> torch.Tensor:
     """Quantises colours to 8 bits by rounding; values outside [0, 1] are clamped.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -42,3 +44,15 @@ def log_densities(field: RadianceField, occupancy: OccupancyGrid, step: int) -> 
     if field.boxes is not None:
         points = field.boxes.to_world(points)[0]
     return occupied_density(field, occupancy, points).float().clamp(min=LEAST).log10()
+
+
+def is_empty(field: RadianceField, occupancy: OccupancyGrid) -> bool:
+    """Tells whether no cell is occupied, or the density at random points of those that are is next to nothing.
+
+    A density that is not finite is not next to nothing.
+
+    Args:
+        field: The field.
+        occupancy: Its cells, on its device.
+    """
+    return bool((log_densities(field, occupancy, 0) <= math.log10(LEAST)).all())

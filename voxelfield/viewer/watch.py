@@ -6,11 +6,11 @@ import logging
 import threading
 from typing import Any
 
-from voxelfield.grids.boxes import box_tensor, parse_box
 from voxelfield.training.config import LoggerConfig
 from voxelfield.training.session import Session
 from voxelfield.training.views import evaluation_background
 from voxelfield.viewer.curves import Curves, RecordingLogger
+from voxelfield.viewer.drawing.painter import boxes_around
 from voxelfield.viewer.drawing.photographs import Photographs
 from voxelfield.viewer.page.address import Address, import_viser
 from voxelfield.viewer.page.viewer_page import ViewerPage
@@ -94,7 +94,7 @@ class TrainingViewer:
                 str(session.output or "RUN"),
                 live,
                 Photographs.of(scene, ("train", "test"), refined),
-                box_tensor(parse_box(scene.aabb), session.device).cpu(),
+                [scene.aabb.cpu()] if scene.boxes is None else boxes_around(scene.boxes),
                 evaluation_background(session.config.trainer, session.device).cpu(),
                 curves,
                 live,

@@ -21,8 +21,7 @@ def draw_density(
     box: Tensor,
     axis: int,
     position: float,
-    density: Callable[[Tensor], Tensor],
-    step: float,
+    optical_depth: Callable[[Tensor], Tensor],
 ) -> Tensor:
     """Draws the density on a plane in Turbo colours, over a pale picture of the scene.
 
@@ -35,8 +34,7 @@ def draw_density(
         box: (2, 3) within which the plane is drawn, world units.
         axis: Of the world, that the plane is perpendicular to.
         position: Of the plane along that axis.
-        density: Maps world positions (M, 3) to densities (M,), per world unit.
-        step: Length of a step, world units.
+        optical_depth: Maps world positions (M, 3) to the density there times the length of a step, (M,).
 
     Returns:
         (H, W, 3) in [0, 1].
@@ -47,7 +45,7 @@ def draw_density(
     inside = ((points >= box[0]) & (points <= box[1]))[..., others].all(dim=-1)
     hit = inside & (distance > 0) & distance.isfinite()
     pale = torch.lerp(picture, torch.ones_like(picture), _PALE)
-    opacity = -torch.expm1(-density(points[hit]) * step).nan_to_num(nan=-1.0)
+    opacity = -torch.expm1(-optical_depth(points[hit])).nan_to_num(nan=-1.0)
     hides = _EMPTY + (_OPAQUE - _EMPTY) * opacity[:, None]
     # The map is nearly black at 0, which is no blue any more.
     pale[hit] = torch.lerp(pale[hit], turbo(0.08 + 0.92 * opacity), hides)

@@ -20,10 +20,12 @@ class Slice:
     Attributes:
         axis: Of the world, that the plane is perpendicular to: 0, 1 or 2.
         position: Where along that axis, world units.
+        within: Box that the plane ends at, world units, where nothing is cropped; None: what matters of the scene.
     """
 
     axis: int
     position: float
+    within: Box | None = None
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from voxelfield.grids.boxes import box_tensor, parse_box
+from voxelfield.grids.boxes import box_tensor
 from voxelfield.grids.nested_boxes import NestedBoxes
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.occupied_density import occupied_density
-from voxelfield.rendering.pixels import to_uint8
+from voxelfield.rendering.pixels import LEAST_VISIBLE, to_uint8
 from voxelfield.rendering.rays import Rays
 from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import FieldRenderer
+from voxelfield.training.densities import is_empty
 from voxelfield.training.run import Run
 from voxelfield.training.views import evaluation_background, render_settings, view_renderer
 from voxelfield.viewer.drawing.crop import cropped
@@ -26,6 +27,9 @@ from voxelfield.viewer.drawing.maps import brightened, depth_map, normal_map, op
 from voxelfield.viewer.drawing.occupied_cells import cell_map
 from voxelfield.viewer.drawing.photographs import Photographs, lay_photograph_over
 from voxelfield.viewer.drawing.viewpoint import Viewpoint
+
+_GLANCE = 128
+"""Rows and columns of the picture that tells whether there is anything to be seen."""
 
 
 class Painter:
@@ -47,7 +51,7 @@ class Painter:
         self.device = run.field.aabb.device
         self._background = evaluation_background(run.trainer, self.device)
         self._settings = render_settings(run.trainer, run.field)
-        self.box = content_box(run)
+        self.box = content_boxes(run)[0]
         self._crop: object = None
         self._occupancy = run.occupancy
         self._renderers: dict[bool, FieldRenderer] = {}
@@ -88,17 +92,15 @@ class Painter:
             cameras = viewpoint.cameras(height, width, (first, end)).to(self.device)
         if look.cut is not None:
             rays = cameras.image_rays(0, self._run.field.aabb)
-            low, high = self._limits(look).to(self.device)
-            scale = 1.0 if self._boxes is None else self._boxes.unit
+            within = look.crop or look.cut.within
             picture = draw_density(
                 picture,
                 cameras.c2w[0, :3, 3],
                 rays.directions.view(end - first, width, 3),
-                torch.stack((low, high)),
+                self.box.to(self.device) if within is None else box_tensor(within, self.device),
                 look.cut.axis,
                 look.cut.position,
-                lambda points: occupied_density(self._run.field, self._occupancy, points),
-                self._settings.step * scale,
+                self._optical_depth,
             )
         if photo is not None and self._photographs is not None:
             picture = lay_photograph_over(
@@ -122,6 +124,30 @@ class Painter:
         if look.mode == "opacity":
             return opacity_map(view.opacity)
         return brightened(view.rgb, look.exposure)
+
+    @torch.no_grad()
+    def absence(self, viewpoint: Viewpoint, look: Look) -> str:
+        """Says why nothing of the field is to be seen; an empty string where something is.
+
+        Args:
+            viewpoint: Where from.
+            look: What is shown.
+        """
+        self._take_crop(look)
+        view = self._renderer(sharp=False).view(viewpoint.cameras(_GLANCE, _GLANCE).to(self.device), 0)
+        # What is not finite is no empty space.
+        if not float(view.opacity.max()) < LEAST_VISIBLE:
+            return ""
+        if is_empty(self._run.field, self._run.occupancy):
+            return "the field is empty, so every picture shows the background alone"
+        if not bool(self._occupancy.occupied.any()):
+            return "nothing of the field lies within the crop box"
+        return "nothing of the field is seen from here"
+
+    def _optical_depth(self, points: Tensor) -> Tensor:
+        """Returns the density at world positions (M, 3), times the length of a step there."""
+        density = occupied_density(self._run.field, self._occupancy, points)
+        return density * self._settings.step * (1.0 if self._boxes is None else self._boxes.to_row(points)[1])
 
     def _depth(self, view: View, cameras: Cameras, look: Look) -> Tensor:
         low, high = self._limits(look)
@@ -173,18 +199,21 @@ class Painter:
         return self._renderers[sharp]
 
 
-def content_box(run: Run) -> Tensor:
-    """Returns the box (2, 3) of what matters in a run's scene, world units, on the CPU.
+def content_boxes(run: Run) -> list[Tensor]:
+    """Returns boxes (2, 3) of a run's scene, world units, on the CPU, of which the first holds what matters.
 
-    That is where cells are occupied; with nested boxes, the smallest of them.
+    That is where cells are occupied. Of nested boxes, it is the smallest, and the others follow.
     """
     boxes: NestedBoxes | None = getattr(run.field, "boxes", None)
     if boxes is not None:
-        return box_tensor(parse_box(boxes.aabb), torch.device("cpu"))
+        return boxes_around(boxes)
     occupancy: OccupancyGrid = run.occupancy
-    if bool(occupancy.occupied.any()):
-        return occupancy.bounds()
-    return occupancy.aabb.cpu()
+    return [occupancy.bounds() if bool(occupancy.occupied.any()) else occupancy.aabb.cpu()]
+
+
+def boxes_around(boxes: NestedBoxes) -> list[Tensor]:
+    """Returns nested boxes as (2, 3) each, world units, on the CPU, the smallest first."""
+    return [box_tensor(boxes.in_world(number), torch.device("cpu")) for number in range(1, boxes.count + 1)]
 
 
 def _chunks(rays: Rays, size: int) -> list[Rays]:

@@ -18,6 +18,8 @@ from voxelfield.training.refined_cameras import RefinedCameras
 _SAME_PLACE = 2e-3
 _SAME_TURN = 5e-3
 
+_MOST_COMPARED = 1000
+
 
 class Photographs:
     """All photographs of some splits, numbered from 0.
@@ -54,6 +56,19 @@ class Photographs:
         """Returns some cameras, and which of them took a photograph."""
         split, index = self._places[number]
         return split.cameras, index
+
+    def spacing(self) -> float:
+        """Returns the median distance from a camera to the nearest other one, world units; infinity for a single one.
+
+        Cameras at one place, as on a tripod, count as one.
+        """
+        cameras = {id(split): split.cameras for split, _ in self._places}.values()
+        places = torch.cat([one.c2w[:, :3, 3].float().cpu() for one in cameras]).unique(dim=0)
+        if len(places) < 2:
+            return float("inf")
+        some = places[:: -(-len(places) // _MOST_COMPARED)]
+        # The nearest is the camera itself.
+        return float(torch.cdist(some, places).topk(2, largest=False).values[:, 1].median())
 
     def image(self, number: int) -> Tensor:
         """Returns a photograph, (H, W, 4) uint8 on the CPU, RGBA."""

@@ -16,6 +16,10 @@ _THUMBNAIL = 96
 _COLORS = {"train": (40, 110, 220), "test": (220, 120, 30)}
 _OTHER_COLOR = (120, 120, 120)
 
+# Of the scene's extent; of the distance between neighbouring cameras.
+_SIZE_STEP, _LARGEST_AT_FIRST = 0.005, 0.04
+_SHARE_OF_SPACING = 0.6
+
 
 class CamerasPanel:
     """Frusta with their photographs, going to one, and comparing with it.
@@ -31,7 +35,9 @@ class CamerasPanel:
         self._names = stage.photographs.names
         gui = stage.server.gui
         self.shown = gui.add_checkbox("Show cameras", False, hint="Click one to go there.")
-        self.size = gui.add_slider("Size", 0.01, 0.3, 0.01, 0.04, hint="Share of the scene's extent.")
+        self.size = gui.add_slider(
+            "Size", _SIZE_STEP, 0.3, _SIZE_STEP, _size(stage), hint="Share of the scene's extent."
+        )
         self.view = gui.add_dropdown("View", tuple(self._names), initial_value=self._names[0])
         self.steps = gui.add_button_group("", ("Previous", "Go", "Next"))
         self.compare = gui.add_checkbox("Compare with photograph", False, hint="Where the camera stands at a view.")
@@ -113,3 +119,9 @@ class CamerasPanel:
     def _share(self) -> None:
         share = self.share.value if self.compare.value else 0.0
         self._stage.worker.look = replace(self._stage.worker.look, photo_share=share)
+
+
+def _size(stage: Stage) -> float:
+    """Returns the share of the scene's extent at which the frusta of neighbouring cameras stay apart."""
+    apart = _SHARE_OF_SPACING * stage.photographs.spacing() / stage.extent
+    return _SIZE_STEP * max(1, round(min(_LARGEST_AT_FIRST, apart) / _SIZE_STEP))

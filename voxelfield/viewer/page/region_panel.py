@@ -9,30 +9,38 @@ from voxelfield.grids.boxes import parse_box
 from voxelfield.viewer.drawing.look import AXES, Slice
 from voxelfield.viewer.page.stage import Stage
 
+_STEPS = 200
+"""Of a slider, from one end of the box to the other."""
+
 
 class RegionPanel:
     """Crop box and slice.
 
     Args:
-        stage: What is shown.
-        box: (2, 3) nested lists: how far the box can be drawn, world units.
+        stage: What is shown. Its boxes say how far crop box and slice can go.
     """
 
-    def __init__(self, stage: Stage, box: list[list[float]]) -> None:
+    def __init__(self, stage: Stage) -> None:
         self._stage = stage
-        self._limits = list(zip(*box, strict=True))
+        self._reach = parse_box(stage.box)
         gui = stage.server.gui
+        self.reach: Any = None
+        if len(stage.boxes) > 1:
+            names = tuple(str(number) for number in range(1, len(stage.boxes) + 1))
+            hint = "How far crop box and slice can go: 1 is the smallest of the nested boxes."
+            self.reach = gui.add_dropdown("Crop and slice in box", names, initial_value="1", hint=hint)
+            self.reach.on_update(lambda _: self._change_reach())
         with gui.add_folder("Crop box", expand_by_default=False):
             self.crop = gui.add_checkbox("Crop", False, hint="To whole cells of the occupancy grid.")
             self.sides = [
-                gui.add_multi_slider(axis, low, high, (high - low) / 200, (low, high))
+                gui.add_multi_slider(axis, low, high, (high - low) / _STEPS, (low, high))
                 for axis, (low, high) in zip(AXES, self._limits, strict=True)
             ]
         with gui.add_folder("Slice through the density", expand_by_default=False):
             self.cut = gui.add_checkbox("Slice", False)
             self.axis = gui.add_dropdown("Across", AXES, initial_value="z")
             low, high = self._limits[2]
-            self.position = gui.add_slider("At", low, high, (high - low) / 200, (low + high) / 2)
+            self.position = gui.add_slider("At", low, high, (high - low) / _STEPS, (low + high) / 2)
             gui.add_markdown("Opacity of one sample: blue for empty, red for solid.")
         for side in self.sides:
             side.on_update(lambda _: self._apply_crop())
@@ -41,6 +49,17 @@ class RegionPanel:
         self.axis.on_update(lambda _: self._change_axis())
         self.position.on_update(lambda _: self._apply_cut())
         self._outline: Any = None
+
+    @property
+    def _limits(self) -> list[tuple[float, float]]:
+        """Lower and upper end along each axis, world units."""
+        return list(zip(*self._reach, strict=True))
+
+    def _change_reach(self) -> None:
+        self._reach = parse_box(self._stage.boxes[int(self.reach.value) - 1])
+        for side, (low, high) in zip(self.sides, self._limits, strict=True):
+            _set_range(side, low, high, (low, high))
+        self._change_axis()
 
     def _apply_crop(self) -> None:
         corners = [side.value for side in self.sides]
@@ -67,12 +86,17 @@ class RegionPanel:
 
     def _change_axis(self) -> None:
         low, high = self._limits[AXES.index(self.axis.value)]
-        # Within both ranges while they change, whatever the order in which the page takes them.
-        self.position.min, self.position.max = min(low, self.position.min), max(high, self.position.max)
-        self.position.value = (low + high) / 2
-        self.position.min, self.position.max, self.position.step = low, high, (high - low) / 200
+        _set_range(self.position, low, high, (low + high) / 2)
         self._apply_cut()
 
     def _apply_cut(self) -> None:
-        cut = Slice(AXES.index(self.axis.value), self.position.value) if self.cut.value else None
+        cut = Slice(AXES.index(self.axis.value), self.position.value, self._reach) if self.cut.value else None
         self._stage.worker.look = replace(self._stage.worker.look, cut=cut)
+
+
+def _set_range(slider: Any, low: float, high: float, value: Any) -> None:
+    """Gives a slider other ends, and a value between them."""
+    # Within both ranges while they change, whatever the order in which the page takes them.
+    slider.min, slider.max = min(low, slider.min), max(high, slider.max)
+    slider.value = value
+    slider.min, slider.max, slider.step = low, high, (high - low) / _STEPS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,18 +25,20 @@ class Stage:
         server: viser's server.
         worker: Draws.
         photographs: Of the scene; there may be none.
-        box: (2, 3) on the CPU: what matters of the scene, world units.
+        boxes: (2, 3) each on the CPU, the smallest first: what matters of the scene, and what is around, world units.
 
     Attributes:
+        box: The first of the boxes.
         rows: Height at which pictures are drawn at rest, at most, in pixels.
         comparing: Whether the photograph is laid over the picture where the camera stands where it was taken.
     """
 
-    def __init__(self, server: Any, worker: RenderWorker, photographs: Photographs, box: Tensor) -> None:
+    def __init__(self, server: Any, worker: RenderWorker, photographs: Photographs, boxes: Sequence[Tensor]) -> None:
         self.server = server
         self.worker = worker
         self.photographs = photographs
-        self.box = box
+        self.boxes = list(boxes)
+        self.box = self.boxes[0]
         self.rows = DEFAULT_ROWS
         self.comparing = False
         self._at: dict[int, int] = {}

@@ -20,7 +20,7 @@ _MEANINGS = {
     "normal": "Orientation of the surface that the depth describes: x, y, z as red, green, blue.",
     "opacity": "Opacity of the ray, from 0 (black) to 1 (white).",
     "samples per ray": f"Samples that show: white for none, red for {MANY_SAMPLES} and more.",
-    "occupancy": "Cells that rays are sampled in, coloured by height.",
+    "occupancy": "Cells that rays are sampled in, coloured along z.",
 }
 _KEYS = """
 - **drag** to orbit, **right-drag** to move sideways, **scroll** to come closer
@@ -70,7 +70,8 @@ class ViewPanel:
         self._told = now
         height, width = frame.pixels.shape[:2]
         kind = "at rest" if frame.sharp else "moving"
-        self.status.content = f"{width} x {height} in {1000 * frame.seconds:.0f} ms ({kind})"
+        pace = f"{width} x {height} in {1000 * frame.seconds:.0f} ms ({kind})"
+        self.status.content = f"{pace}\n\n**{frame.absence.capitalize()}.**" if frame.absence else pace
 
     def _change(self, **settings: Any) -> None:
         self._stage.worker.look = replace(self._stage.worker.look, **settings)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ class ViewerPage:
         run: How the run is called on a command line.
         source: Where the field comes from.
         photographs: Of the scene, in the frame of the field; there may be none.
-        box: (2, 3) on the CPU: what matters of the scene, world units.
+        boxes: (2, 3) each on the CPU, the smallest first: what matters of the scene, and what is around, world units.
         background: (3,) colour behind transparent photographs, on the CPU.
         curves: What the training logs, or logged.
         live: The training that goes on, if it does.
@@ -55,7 +56,7 @@ class ViewerPage:
         run: str,
         source: Source,
         photographs: Photographs,
-        box: torch.Tensor,
+        boxes: Sequence[torch.Tensor],
         background: torch.Tensor,
         curves: Curves,
         live: LiveField | None = None,
@@ -68,7 +69,7 @@ class ViewerPage:
             self.server = viser.ViserServer(address.host, address.port, label=f"voxelfield: {title}", verbose=False)
         try:
             self.worker = RenderWorker(source, self._deliver, photographs=photographs, frames_per_second=rate)
-            self.stage = Stage(self.server, self.worker, photographs, box)
+            self.stage = Stage(self.server, self.worker, photographs, boxes)
             self._lay_out(run, background, curves, live, rate)
         except BaseException:
             self._stop_server()
@@ -101,7 +102,7 @@ class ViewerPage:
         tabs = server.gui.add_tab_group()
         with tabs.add_tab("View", icon="eye"):
             self.view = ViewPanel(stage, rate)
-            self.region = RegionPanel(stage, stage.box.tolist())
+            self.region = RegionPanel(stage)
         self.cameras: CamerasPanel | None = None
         if len(stage.photographs):
             with tabs.add_tab("Cameras", icon="camera"):

@@ -70,12 +70,14 @@ class Frame:
         sharp: Whether it is one of a camera at rest, in full size.
         seconds: What drawing took.
         request: What was asked for.
+        absence: Of a sharp one that shows nothing of the field, the reason; otherwise empty.
     """
 
     pixels: Tensor
     sharp: bool
     seconds: float
     request: Request
+    absence: str = ""
 
 
 class _Stage(IntEnum):
@@ -264,7 +266,8 @@ class RenderWorker:
         if pixels is None:
             return
         drawn = time.perf_counter()
-        self._deliver(who, Frame(pixels, stage == _Stage.SHARP, drawn - began, request))
+        absence = self._absence(pixels, request, look) if stage == _Stage.SHARP else ""
+        self._deliver(who, Frame(pixels, stage == _Stage.SHARP, drawn - began, request, absence))
         took = time.perf_counter() - began
         with self._wake:
             if seen.request == request and self._look == look:
@@ -276,6 +279,13 @@ class RenderWorker:
         elif stage == _Stage.SHARP:
             pause = max(_LEAST_SECONDS_BETWEEN_NEWS, took * (1 / _SHARE_FOR_NEWS - 1))
             self._next_news = time.perf_counter() + pause
+
+    def _absence(self, pixels: Tensor, request: Request, look: Look) -> str:
+        """Says why a picture of one colour shows nothing of the field, if it does not."""
+        assert self._painter is not None
+        if bool((pixels != pixels[0, 0]).any()):
+            return ""
+        return self._painter.absence(request.viewpoint, look)
 
     def _finer(self, seen: _Seen, request: Request, look: Look) -> tuple[_Stage, Tensor | None]:
         """Returns the next stage of a request and its picture; None if it is not wanted any more."""
