@@ -815,6 +815,8 @@ def test_registration(device):
         ({"decay": float("nan")}, "decay must be finite and not negative"),
         ({"l2": -0.5}, "l2 must be finite and not negative, got -0.5"),
         ({"lr": -1.0}, "lr must be finite and not negative, got -1.0"),
+        ({"lr": torch.zeros(2)}, r"lr must be a number or a tensor of one element, got shape \(2,\)"),
+        ({"lr": torch.zeros(1, device="meta")}, "lr must be on the device of params"),
         ({"channel_rates": torch.tensor([-0.5])}, r"channel_rates must be finite and not negative, got \[-0.5\]"),
         ({"channel_rates": torch.tensor([float("inf")])}, "channel_rates must be finite"),
         ({"channel_rates": torch.ones(2)}, r"channel_rates must have shape \(1\) for params of shape"),

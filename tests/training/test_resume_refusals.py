@@ -123,10 +123,12 @@ def test_loading_such_a_checkpoint_to_draw_it_is_one_line_too(tmp_path, saved, c
     ],
 )
 def test_settings_that_the_field_does_not_have_are_refused(tmp_path, saved, override, message):
-    write(checkpoint_path(tmp_path, 2), saved)
+    path = checkpoint_path(tmp_path, 2)
+    write(path, saved)
     with pytest.raises(ValueError, match=message) as caught:
-        train(tmp_path, "resume=auto", "trainer.steps=4", override)
+        train(tmp_path / "another", f"resume={path}", "trainer.steps=4", override)
     assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == [path], "a run that is refused leaves its directory behind"
 
 
 def test_a_bomb_of_zeros_is_refused_before_it_takes_memory(tmp_path):

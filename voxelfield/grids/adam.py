@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from voxelfield.ops._checks import check_dtype, check_not_negative, check_same_device, check_tensor
+from voxelfield.ops._errors import ArgumentValueError
 from voxelfield.ops._internal.active_tiles import active_tiles
 from voxelfield.ops._internal.grid_adam import check_channel_rates, check_rule, grid_adam_
 from voxelfield.ops._internal.total_variation import grid_total_variation_grad_
@@ -64,9 +65,9 @@ class GridAdam(torch.optim.Optimizer):
         clear_grad: Set gradients to zero in the same pass, so that ``zero_grad()`` is not needed.
 
     Raises:
-        TypeError: A parameter or ``channel_rates`` is not float32.
-        ValueError: A parameter is not (X, Y, Z, C) and contiguous, ``channel_rates`` has another shape or device,
-            or an option is out of range.
+        TypeError: A parameter, ``channel_rates`` or a tensor ``lr`` is not float32.
+        ValueError: A parameter is not (X, Y, Z, C) and contiguous, ``channel_rates`` or ``lr`` has another shape or
+            device, or an option is out of range.
     """
 
     def __init__(
@@ -111,8 +112,7 @@ class GridAdam(torch.optim.Optimizer):
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         check_rule(group["betas"], group["eps"], group["decay"], group["l2"])
-        if not isinstance(group["lr"], Tensor):
-            check_not_negative("lr", group["lr"])
+        _check_rate(group)
         for param in group["params"]:
             check_tensor("params", param, ("X", "Y", "Z", "C"))
             check_dtype("params", param, (torch.float32,), " (16-bit grids are working copies: see set_working)")
@@ -322,6 +322,20 @@ class GridAdam(torch.optim.Optimizer):
     def _check_held(self, param: Tensor) -> None:
         if not any(held is param for group in self.param_groups for held in group["params"]):
             raise ValueError("param must be a parameter of this optimizer, but none of its groups holds it")
+
+
+def _check_rate(group: dict[str, Any]) -> None:
+    """Raises unless a group's learning rate is a number, or a tensor that holds one."""
+    rate = group["lr"]
+    if not isinstance(rate, Tensor):
+        check_not_negative("lr", rate)
+        return
+    check_dtype("lr", rate, (torch.float32,))
+    if rate.numel() != 1:
+        raise ArgumentValueError(f"lr must be a number or a tensor of one element, got shape {tuple(rate.shape)}")
+    for param in group["params"][:1]:
+        if not param.is_meta:  # its values are yet to come, on a device that is not known here
+            check_same_device("lr", rate, "params", param)
 
 
 def _check_channel_rates(group: dict[str, Any]) -> None:

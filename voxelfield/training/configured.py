@@ -178,18 +178,19 @@ def _begin(
     timing.end("load")
     on_step = None if watcher is None else watcher.after_step
     session = Session.from_config(scene, settings, output=run_directory, on_step=on_step)
-    # Not before: a run that is refused leaves neither a file nor its directory.
-    keep(run_directory)
-    first_step = 0 if resumed is None else resumed[1]["step"]
-    session.log = FailsafeLogger(build_logger(settings.logger, run_directory, first_step))
-    session.log.text("config", f"```yaml\n{OmegaConf.to_yaml(config, resolve=True)}```")
+    first_step = 0
     if resumed is not None:
         path, checkpoint = resumed
+        first_step = checkpoint["step"]
         # Those of later steps are damaged, or the user chose to go back: what is trained now takes another way.
         older = [file for file in checkpoints(run_directory) if checkpoint_step(file) <= first_step]
         with contents_of(path):
             session.restore(checkpoint, path=path, replaced=older if in_place else ())
         logger.info("resumed at step %d from %s", session.step, path)
+    # Not before: a run that is refused leaves neither a file nor its directory.
+    keep(run_directory)
+    session.log = FailsafeLogger(build_logger(settings.logger, run_directory, first_step))
+    session.log.text("config", f"```yaml\n{OmegaConf.to_yaml(config, resolve=True)}```")
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     if watcher is not None:
