@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +13,10 @@ from PIL import Image
 import voxelfield
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.export.camera_file import save_cameras
-from voxelfield.export.openvdb import import_xuvdb
 from voxelfield.export.volume import save_volume
 from voxelfield.grids.nested_boxes import NestedBoxes
-from voxelfield.installed import MissingPackageError
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
-from voxelfield.rendering.linear_light import linear_light
 
 
 def places(volume) -> torch.Tensor:
@@ -50,38 +46,6 @@ def test_a_volume_has_the_fields_values(tmp_path, boxes, chunk):
     assert not rgb[outside].any()
 
 
-@pytest.mark.parametrize("number", [1, 2])
-def test_an_openvdb_file_has_what_the_archive_has(tmp_path, number):
-    xuvdb = import_xuvdb()
-    field, occupancy = ball_field(NestedBoxes(BOX, 2))
-    occupancy.occupied[:, :, :8] = False
-    options = {"resolution": 10, "box": number}
-    save_volume(tmp_path / "ball.npz", field, occupancy, **options)
-    save_volume(tmp_path / "ball.vdb", field, occupancy, **options)
-    with np.load(tmp_path / "ball.npz", allow_pickle=False) as volume:
-        points, shape = places(volume).numpy(), volume["density"].shape
-        expected = {"density": volume["density"], "color": linear_light(torch.from_numpy(volume["rgb"] / 255)).numpy()}
-    assert (expected["density"] == 0).any(), "nothing to leave out"
-    for name, values in expected.items():
-        (grid,) = xuvdb.read_vdb(tmp_path / "ball.vdb", grid_name=name)
-        assert grid.active_voxel_count == (expected["density"] != 0).sum()
-        # Whoever reads it finds the places by the transform alone.
-        index = np.stack(np.meshgrid(*map(np.arange, shape), indexing="ij"), axis=-1).reshape(-1, 3)
-        np.testing.assert_allclose(grid.index_to_world(index).reshape(points.shape), points, rtol=1e-6)
-        found, active = grid.probe_batch(index)
-        np.testing.assert_array_equal(np.asarray(active).reshape(shape), expected["density"] != 0)
-        values = np.where((expected["density"] != 0).reshape(*shape, *[1] * (values.ndim - 3)), values, 0)
-        np.testing.assert_allclose(np.asarray(found).reshape(values.shape), values, rtol=1e-6, atol=1e-7)
-
-
-def test_without_xuvdb_the_message_says_how_to_install_it(tmp_path, monkeypatch, capsys):
-    import_xuvdb()
-    assert capsys.readouterr().out == ""
-    monkeypatch.setitem(sys.modules, "xuvdb", None)
-    with pytest.raises(MissingPackageError, match=r'xuvdb must be installed .*: pip install "voxelfield\[vdb\]"'):
-        save_volume(tmp_path / "ball.vdb", *ball_field())
-
-
 def test_wrong_volumes_are_named(tmp_path):
     for options, message in (
         ({"resolution": 0}, "resolution must be at least 1, got 0"),
@@ -89,8 +53,8 @@ def test_wrong_volumes_are_named(tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             save_volume(tmp_path / "ball.npz", *ball_field(), **options)
-    with pytest.raises(ValueError, match=r"path must be a file \*.npz, \*.vdb, got"):
-        save_volume(tmp_path / "ball.raw", *ball_field())
+    with pytest.raises(ValueError, match=r"path must be a file \*.npz, got"):
+        save_volume(tmp_path / "ball.vdb", *ball_field())
     assert not list(tmp_path.iterdir())
 
 

@@ -164,7 +164,7 @@ def test_export_fuses_depth_of_a_model_file(trained: Path) -> None:
         (("export", "run"), "export must be told what to write: --mesh, --points, --volume or --cameras, got none"),
         (("export", "run", "--mesh", "a.stl"), "--mesh must be a file *.ply, *.obj, *.glb, got a.stl"),
         (("export", "run", "--points", "a.xyz"), "--points must be a file *.ply, got a.xyz"),
-        (("export", "run", "--volume", "a.raw"), "--volume must be a file *.npz, *.vdb, got a.raw"),
+        (("export", "run", "--volume", "a.raw"), "--volume must be a file *.npz, got a.raw"),
         (("export", "run", "--cameras", "a.txt"), "--cameras must be a file *.json, got a.txt"),
         (("export", "run", "--points", "a.ply", "--count", "0"), "--count must be at least 1, got 0"),
         (("export", "run", "--mesh", "a.ply", "--max-faces", "0"), "max_faces must be at least 1, got 0"),

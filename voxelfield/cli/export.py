@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_run_arguments(parser)
     parser.add_argument("--mesh", type=Path, metavar="FILE", help="triangles with normals and colours: ply, obj or glb")
     parser.add_argument("--points", type=Path, metavar="FILE", help="points of the surface with the same: ply")
-    parser.add_argument("--volume", type=Path, metavar="FILE", help="density and colour on a lattice: npz or vdb")
+    parser.add_argument("--volume", type=Path, metavar="FILE", help="density and colour on a lattice: npz")
     parser.add_argument(
         "--cameras", type=Path, metavar="FILE", help="poses and intrinsics for the scene's image files: json"
     )
