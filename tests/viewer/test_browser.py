@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 
 import numpy as np
 import pytest
 import torch
 from chromium import Browser, chromium, eventually
+from free_ports import free_port
 from PIL import Image
 from torch.nn import functional as F
 from viewer_scene import bricks, session, trained_run
@@ -30,12 +30,6 @@ pytestmark = [pytest.mark.long]
 pytest.importorskip("viser")
 
 WINDOW = (1000, 700)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import socket
-
 import pytest
 import torch
 from chromium import chromium, eventually
+from free_ports import free_port
 
 from voxelfield.export.geometry.mesh import Mesh, Texture, save_mesh
 
@@ -25,10 +24,7 @@ def browser(tmp_path_factory):
 
 @pytest.fixture
 def server():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    started = viser.ViserServer("127.0.0.1", port, verbose=False)
+    started = viser.ViserServer("127.0.0.1", free_port(), verbose=False)
     started.initial_camera.position, started.initial_camera.look_at = (0.0, 0.0, 3.0), (0.0, 0.0, 0.0)
     started.scene.set_up_direction("+y")
     yield started

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import copy
-import socket
 from pathlib import Path
 
 import pytest
 import torch
+from free_ports import free_port
 from viewer_scene import nested_run, trained_run
 
 from voxelfield.cli.view import parser, view
@@ -21,12 +21,6 @@ from voxelfield.viewer.page.address import Address
 from voxelfield.viewer.scheduling.source import FinishedRun
 
 pytest.importorskip("viser")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def served(run: Run, path: Path) -> None:

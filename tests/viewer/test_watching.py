@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from free_ports import free_port
 from viewer_scene import session
 
 from voxelfield.cli import view as view_command
@@ -26,12 +27,6 @@ def taken_port():
         other.bind(("127.0.0.1", 0))
         other.listen()
         yield other.getsockname()[1]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.mark.parametrize(

@@ -312,12 +312,8 @@ def finish(session: Session, run_directory: Path, timing: Timing) -> dict[str, A
     cameras = _judged_split(session)[1].cameras
     room = max(1, _PICTURE_ROOM // (3 * cameras.width * cameras.height))
     # Each thread that compresses takes turns with the one that judges at Python's interpreter lock, so there are few.
-    pictures = PngWriter(max(1, (os.cpu_count() or 1) // 4), waiting=room)
-    try:
+    with PngWriter(max(1, (os.cpu_count() or 1) // 4), waiting=room) as pictures:
         return _write_results(session, run_directory, timing, pictures)
-    finally:
-        # Nothing is left of them but after an error.
-        pictures.close(cancel=True)
 
 
 def _judged_split(session: Session) -> tuple[str, Split]:

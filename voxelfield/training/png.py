@@ -32,7 +32,7 @@ class PngWriter:
 
     Args:
         workers: Number of threads; None: one for each core, up to 16.
-        waiting: How many images may wait, or be on their way; None: twice as many as there are threads, at least 32.
+        waiting: How many images may wait or be written at once; None: twice as many as there are threads, at least 32.
     """
 
     def __init__(self, workers: int | None = None, waiting: int | None = None) -> None:
