@@ -38,7 +38,7 @@ def _renderer(split, device="cpu", offsets=(0.1, 0.01, 0.02), background=WHITE):
     """Renders the truth, off by a constant for each view (downwards where it would leave [0, 1])."""
 
     def render(cameras, index):
-        assert cameras is split.cameras
+        assert torch.equal(cameras.c2w.cpu(), split.cameras.c2w)
         truth = composite_background(split.images[index], background).to(device)
         rgb = torch.where(truth > 0.5, truth - offsets[index], truth + offsets[index])
         return View(rgb=rgb, opacity=torch.ones_like(rgb[..., 0]), depth=torch.ones_like(rgb[..., 0]))

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from voxelfield.training.transfers import HostCopy, Uploads
+from voxelfield.training.transfers import OnDevice, Uploads
 
 
 def test_on_the_cpu_nothing_is_copied():
     tensor = torch.rand(3)
-    assert HostCopy(tensor).wait() is tensor
+    assert OnDevice(tensor).fetch() is tensor
     assert Uploads().to(tensor, torch.device("cpu")) is tensor
 
 
@@ -19,9 +19,9 @@ def test_copies_arrive_whole_while_the_gpu_is_busy():
     on_the_way = []
     for image in given:
         torch.cuda._sleep(2_000_000)  # about a millisecond
-        on_the_way.append(HostCopy(uploads.to(image, device) + 1))
+        on_the_way.append(OnDevice(uploads.to(image, device) + 1))
     for image, copy in zip(given, on_the_way, strict=True):
-        assert torch.equal(copy.wait(), image + 1)
+        assert torch.equal(copy.fetch(), image + 1)
 
 
 @pytest.mark.cuda

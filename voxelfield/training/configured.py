@@ -61,9 +61,9 @@ from voxelfield.training.video import write_views
 
 logger = logging.getLogger(__name__)
 
-# Bytes of rendered views that may wait to be compressed, which takes several times as long as to judge them on a GPU.
-# Of 800 x 800 pixels, 200 views take 384 MB.
-_PICTURE_ROOM = 1 << 30
+# Bytes of rendered views that may wait on their device to be compressed, which takes several times as long as to judge
+# them on a GPU. Of 800 x 800 pixels, 200 views take 384 MB.
+_PICTURE_ROOM = 1 << 29
 
 
 class Watcher(Protocol):

@@ -172,11 +172,13 @@ def evaluate_split(
     figures: dict[str, torch.Tensor] = {}
     scores: list[torch.Tensor] = []
     truths = Uploads()
+    # All at once, because each camera alone would have to wait for the views before it.
+    cameras = split.cameras.to(background.device)
     with contextlib.nullcontext(writer) if writer is not None else PngWriter() as pictures:
         # tqdm takes None as "only on a terminal"
         for index in tqdm(indices, desc="evaluate", unit="view", leave=False, disable=None if progress else True):
             name = split.names[index]
-            view = render_view(split.cameras, index)
+            view = render_view(cameras, index)
             rgb = view.rgb
             truth = composite_background(truths.to(split.images[index], rgb.device), background)
             if rgb.shape != truth.shape:

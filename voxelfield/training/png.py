@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -14,7 +13,7 @@ from PIL import Image
 
 from voxelfield.files import atomic_path
 from voxelfield.rendering.pixels import to_uint8
-from voxelfield.training.transfers import AHEAD, HostCopy
+from voxelfield.training.transfers import OnDevice
 
 # Of zlib. Renders of Lego take as many bytes as with its default of 6, in 37 ms instead of 65 each.
 _COMPRESSION = 4
@@ -26,8 +25,8 @@ _LEAST_WAITING = 32
 class PngWriter:
     """Writes images in threads while the caller makes the next; to be used as a context manager.
 
-    Compressing an image takes a core much longer than rendering takes a GPU. A bounded number of images waits, so
-    memory is bounded too. The block ends when all files are written, and raises what stopped the first that was not;
+    Compressing an image takes a core much longer than rendering takes a GPU. A bounded number of images waits, in the
+    memory of their device. The block ends when all files are written, and raises what stopped the first that was not;
     without a block, :meth:`close` does that.
 
     Args:
@@ -39,7 +38,6 @@ class PngWriter:
         workers = min(16, os.cpu_count() or 1) if workers is None else workers
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="png")
         self._room = threading.Semaphore(max(2 * workers, _LEAST_WAITING) if waiting is None else waiting)
-        self._arriving: deque[tuple[Path, HostCopy]] = deque()
         self._writing: list[Future[None]] = []
         self._failed: Future[None] | None = None
 
@@ -56,9 +54,8 @@ class PngWriter:
         """
         if rgb.ndim != 3 or rgb.shape[-1] != 3:
             raise ValueError(f"rgb must have shape (H, W, 3), got {tuple(rgb.shape)}")
-        self._arriving.append((path, HostCopy(to_uint8(rgb))))
-        if not rgb.is_cuda or len(self._arriving) > AHEAD:
-            self._write_next()
+        pixels = OnDevice(to_uint8(rgb))
+        self.submit(lambda: _write_png(path, pixels))
 
     def submit(self, write: Callable[[], None]) -> None:
         """Writes an image of another kind in the background.
@@ -86,19 +83,10 @@ class PngWriter:
         Raises:
             Exception: What stopped the first image that could not be written.
         """
-        try:
-            while self._arriving and not cancel:
-                self._write_next()
-        finally:
-            self._pool.shutdown(cancel_futures=cancel)
+        self._pool.shutdown(cancel_futures=cancel)
         if not cancel:
             for writing in self._writing:
                 writing.result()
-
-    def _write_next(self) -> None:
-        path, copy = self._arriving.popleft()
-        pixels = copy.wait()
-        self.submit(lambda: _write_png(path, pixels))
 
     def _written(self, writing: Future[None]) -> None:
         if not writing.cancelled() and writing.exception() is not None and self._failed is None:
@@ -112,7 +100,7 @@ class PngWriter:
         self.close(cancel=kind is not None)
 
 
-def _write_png(path: Path, pixels: torch.Tensor) -> None:
+def _write_png(path: Path, pixels: OnDevice) -> None:
     # To wait for the disk would take longer than compressing does.
     with atomic_path(path, sync=False) as temporary:
-        Image.fromarray(pixels.numpy()).save(temporary, format="PNG", compress_level=_COMPRESSION)
+        Image.fromarray(pixels.fetch().numpy()).save(temporary, format="PNG", compress_level=_COMPRESSION)

@@ -189,6 +189,8 @@ class Run:
             renderer: One of :meth:`renderer`; None: as the run's own evaluation does.
         """
         draw = self._default_renderer if renderer is None else renderer
+        # All at once, because each camera alone would have to wait for the images before it.
+        cameras = cameras.to(self.field.aabb.device)
         for index in range(len(cameras)):
             yield draw.view(cameras, index)
 

@@ -1,4 +1,4 @@
-"""Copies between host and device that neither of the two waits for."""
+"""Copies between host and device for which the device is never kept waiting."""
 
 from __future__ import annotations
 
@@ -12,27 +12,29 @@ AHEAD = 3
 neither they nor what is made of them fills memory."""
 
 
-class HostCopy:
-    """A copy of a tensor that is on its way to the host.
+class OnDevice:
+    """A tensor that some thread will want on the host.
 
-    The copy begins when the device has finished the tensor, so the caller may go on at once. On the CPU it is the
-    tensor itself.
+    Until then it stays on its device. Whoever fetches it waits for this tensor alone, not for the work that the device
+    was given afterwards.
 
     Args:
-        tensor: Any tensor, which must not be changed before the copy has arrived.
+        tensor: Any tensor, which must not be changed before it has been fetched.
     """
 
     def __init__(self, tensor: Tensor) -> None:
-        self._copy = tensor.to("cpu", non_blocking=True)
-        self._arrival = torch.cuda.current_stream(tensor.device).record_event() if tensor.is_cuda else None
+        self._tensor = tensor
+        self._done = torch.cuda.current_stream(tensor.device).record_event() if tensor.is_cuda else None
 
-    def wait(self) -> Tensor:
-        """Returns the copy once it is complete."""
-        if self._arrival is None:
-            return self._copy
-        self._arrival.synchronize()
-        # It came to pinned memory, which is scarce and kept for the next copies.
-        return self._copy.clone()
+    def fetch(self) -> Tensor:
+        """Returns the tensor on the host: a copy, or the tensor itself if it lies there."""
+        if self._done is None:
+            return self._tensor
+        # A stream of its own, because the current one may be busy with what came later.
+        stream = torch.cuda.Stream(self._tensor.device)
+        stream.wait_event(self._done)
+        with torch.cuda.stream(stream):
+            return self._tensor.cpu()
 
 
 class Uploads:
@@ -43,6 +45,7 @@ class Uploads:
     """
 
     def __init__(self) -> None:
+        self._stream: torch.cuda.Stream | None = None
         self._on_the_way: deque[torch.cuda.Event] = deque()
 
     def to(self, tensor: Tensor, device: torch.device) -> Tensor:
@@ -50,12 +53,19 @@ class Uploads:
 
         Args:
             tensor: Any tensor.
-            device: Where the copy is needed.
+            device: Where the copy is needed, the same in every call.
         """
         if device.type != "cuda" or tensor.is_cuda:
             return tensor.to(device)
         if len(self._on_the_way) >= AHEAD:
             self._on_the_way.popleft().synchronize()
-        copy = tensor.pin_memory().to(device, non_blocking=True)
-        self._on_the_way.append(torch.cuda.current_stream(device).record_event())
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(device)
+        # Not through pinned memory: to copy a photograph there first takes longer than the driver's own way.
+        with torch.cuda.stream(self._stream):
+            copy = tensor.to(device, non_blocking=True)
+        current = torch.cuda.current_stream(device)
+        current.wait_stream(self._stream)
+        copy.record_stream(current)
+        self._on_the_way.append(current.record_event())
         return copy

@@ -21,7 +21,7 @@ from torch import Tensor
 from voxelfield.ffmpeg import ffmpeg_program
 from voxelfield.files import atomic_path
 from voxelfield.rendering.pixels import to_uint8
-from voxelfield.training.transfers import AHEAD, HostCopy
+from voxelfield.training.transfers import AHEAD, OnDevice
 from voxelfield.training.video_formats import VideoFormat, video_format
 
 Frame = npt.NDArray[np.uint8]
@@ -103,13 +103,13 @@ def _on_host(images: Iterable[Tensor]) -> Iterator[Frame]:
 
     Without this, the encoder would be what waits for the device, and the time of rendering would be taken for its own.
     """
-    on_the_way: deque[HostCopy] = deque()
+    on_the_way: deque[OnDevice] = deque()
     for image in images:
-        on_the_way.append(HostCopy(to_uint8(image)))
+        on_the_way.append(OnDevice(to_uint8(image)))
         if len(on_the_way) > AHEAD:
-            yield on_the_way.popleft().wait().numpy()
+            yield on_the_way.popleft().fetch().numpy()
     while on_the_way:
-        yield on_the_way.popleft().wait().numpy()
+        yield on_the_way.popleft().fetch().numpy()
 
 
 class _IncompleteError(Exception):
