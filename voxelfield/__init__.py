@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from voxelfield import ops
+# A million objects come with torch, and all of them stay: to look for garbage among them would take a tenth of the
+# time.
+_collects_garbage = gc.isenabled()
+gc.disable()
+try:
+    from voxelfield import ops
+finally:
+    if _collects_garbage:
+        gc.enable()
 
 if TYPE_CHECKING:
     from voxelfield.datasets.loading import load_scene as load_scene

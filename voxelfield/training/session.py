@@ -7,8 +7,8 @@ import logging
 import math
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -216,6 +216,11 @@ class Session:
         self._writer = (
             None if self.output is None else CheckpointWriter(self.output, config.trainer.keep_checkpoints, self._flush)
         )
+        if self.output is not None:
+            # Checkpoints need it, and nobody should wait for it then.
+            with_images = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fingerprint")
+            self._fingerprint = with_images.submit(fingerprint, scene.train)
+            with_images.shutdown(wait=False)
         _library.ensure_loaded(self.device.type)
         self._check_memory()
         with explain_shortage(self.estimate_memory, self.device):
@@ -475,16 +480,12 @@ class Session:
             "occupancy": self.occupancy.state_dict(),
             "optimizer": self.optimizers.state_dict(),
             "average": self._average.state_dict(),
-            "data": self._data,
+            "data": self._fingerprint.result(),
             "rng": torch.get_rng_state(),
             "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
             "config": self._saved_config(),
         }
         return state if self.exposure is None else state | {"exposure": self.exposure.state_dict()}
-
-    @cached_property
-    def _data(self) -> dict[str, Tensor]:
-        return fingerprint(self.scene.train)
 
     def _saved_config(self) -> dict[str, Any]:
         return asdict(self.config)
