@@ -62,6 +62,18 @@ def test_error_is_that_of_the_whole_image_and_counts_only_where_the_mask_says():
     np.testing.assert_allclose(error[120, 180], turbo(torch.tensor(0.0)).numpy(), atol=0.04)
 
 
+def test_the_last_pixels_are_means_of_what_is_left_where_no_whole_factor_fits(device):
+    height, width = 251, 500
+    gray = torch.linspace(0, 1, width, device=device)[None, :, None].expand(height, width, 3).contiguous()
+    everywhere = torch.ones(height, width, device=device)
+    thumbnails = Thumbnails(1)
+    thumbnails.add("r_0", View(gray, everywhere, everywhere), gray, None)
+    shown = only(thumbnails)
+    assert (shown.width, shown.height) == (167, 84)
+    np.testing.assert_allclose(decoded(shown.truth)[:, -1], gray[0, -2:, 0].mean().item(), atol=0.02)
+    np.testing.assert_allclose(decoded(shown.truth)[-1, 80], gray[0, 240:243, 0].mean().item(), atol=0.02)
+
+
 def test_what_is_not_finite_and_views_of_nothing_are_drawn():
     rgb = torch.full((8, 8, 3), float("nan"))
     depth = torch.full((8, 8), float("inf"))

@@ -97,7 +97,7 @@ class Thumbnails:
         filled = (view.opacity > 0.5) & view.depth.isfinite()
         depth = torch.where(filled, view.depth, 0)[..., None]
         whole = torch.cat((rgb, truth, error.clamp(max=1), filled[..., None].to(rgb), depth), dim=-1)
-        small = F.interpolate(whole.permute(2, 0, 1)[None], self._size(*rgb.shape[:2]), mode="area")[0]
+        small = F.avg_pool2d(whole.permute(2, 0, 1)[None], self._factor(*rgb.shape[:2]), ceil_mode=True)[0]
         # Where only part of a pixel is filled, its depth is the mean of that part.
         mean_depth = small[8] / small[7].clamp(min=1e-6)
         self._views[name] = _Reduced(to_uint8(small[:8]), mean_depth.clamp(max=torch.finfo(torch.float16).max).half())
@@ -107,13 +107,13 @@ class Thumbnails:
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1), thread_name_prefix="thumbnails") as pool:
             return dict(zip(self._views, pool.map(_pictures, self._views, self._views.values()), strict=True))
 
-    def _size(self, height: int, width: int) -> tuple[int, int]:
-        scale = min(1.0, self._side / max(height, width))
-        return max(1, round(height * scale)), max(1, round(width * scale))
+    def _factor(self, height: int, width: int) -> int:
+        """Returns how many pixels of a view, either way, make one; whole, because a GPU averages those soonest."""
+        return math.ceil(max(height, width) / self._side)
 
 
 def thumbnail_side(count: int) -> int:
-    """Returns the longer side in pixels of each picture, such that those of all views take about the same room.
+    """Returns the most pixels of each picture's longer side, such that those of all views take about the same room.
 
     Args:
         count: Number of views.

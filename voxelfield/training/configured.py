@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import logging
 import os
 from collections.abc import Sequence
@@ -43,6 +42,7 @@ from voxelfield.training.logging import NullLogger, RunLogger, TensorBoardLogger
 from voxelfield.training.lpips import check_lpips
 from voxelfield.training.memory import explain_shortage
 from voxelfield.training.png import PngWriter
+from voxelfield.training.readiness import make_ready
 from voxelfield.training.refined_cameras import CAMERAS_FILE, write_cameras
 from voxelfield.training.results import Results
 from voxelfield.training.run_directory import (
@@ -201,18 +201,6 @@ def _begin(
 def _how_to_go_on(session: Session) -> str:
     path = session.checkpoint
     return "there is no checkpoint to continue from" if path is None else f"continue with resume={path}"
-
-
-def make_ready(device: torch.device, logger: LoggerConfig) -> None:
-    """Does beforehand what training begins with, and what takes a second each: meant for the time of decoding images.
-
-    Args:
-        device: Where training takes place; its context is created.
-        logger: The configured logger; what it needs is imported.
-    """
-    torch.zeros((), device=device)
-    if logger.name == "tensorboard" and importlib.util.find_spec("tensorboard") is not None:
-        importlib.import_module("torch.utils.tensorboard")
 
 
 def load_to_resume(settings: RunConfig, run_directory: Path, root: Path) -> tuple[Path, dict[str, Any]] | None:
