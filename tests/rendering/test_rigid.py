@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from voxelfield.rendering.rigid import compose, exp_se3, turning_angles
+from voxelfield.rendering.rigid import compose, exp_se3, log_se3, turning_angles
 
 # Angles on both sides of where series take over, at 0.1, and up to a whole turn.
 ANGLES = [0.0, 1e-8, 1e-4, 0.0999, 0.1001, 1.0, 3.0, 6.2]
@@ -67,3 +68,21 @@ def test_turning_angles_tell_the_angle_between(angle):
     torch.testing.assert_close(
         turning_angles(first, turned), torch.full((4,), angle, dtype=torch.float64), rtol=0, atol=1e-9
     )
+
+
+def test_the_logarithm_undoes_the_exponential():
+    wanted = torch.cat([twists(angle) for angle in (0.0, 1e-12, 1e-7, 0.01, 1.0, 2.0, 3.0, math.pi - 1e-6)])
+    torch.testing.assert_close(log_se3(exp_se3(wanted)), wanted, rtol=1e-7, atol=1e-8)
+    single = log_se3(exp_se3(wanted[:-4].float()))
+    torch.testing.assert_close(single, wanted[:-4].float(), rtol=0, atol=1e-5)
+
+
+def test_the_logarithm_of_half_a_turn_is_one():
+    half = torch.eye(4, dtype=torch.float64) * torch.tensor([-1.0, 1.0, -1.0, 1.0], dtype=torch.float64)
+    half[:3, 3] = torch.tensor([1.0, 2.0, 3.0])
+    torch.testing.assert_close(exp_se3(log_se3(half[None]))[0], half, rtol=0, atol=1e-12)
+
+
+def test_the_logarithm_refuses_other_shapes():
+    with pytest.raises(ValueError, match=re.escape("motions must have shape (N, 4, 4), got (4, 4)")):
+        log_se3(torch.eye(4))

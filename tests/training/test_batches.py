@@ -188,3 +188,24 @@ def test_random_backgrounds_differ_by_ray_and_channel(device):
     assert background.max() <= 1
     assert background.unique().numel() > 2900
     torch.testing.assert_close(background.mean(0).cpu(), torch.full((3,), 0.5), atol=0.06, rtol=0)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("masked", [False, True])
+def test_images_on_the_host_give_the_same_batches(split, masked):
+    device = torch.device("cuda")
+    if masked:
+        masks = torch.rand(COUNT, HEIGHT, WIDTH) < 0.5
+        masks[:, 2, 3] = True
+        split = replace(split, masks=masks)
+    on_device, on_host = (PixelSampler(split, device, 2, 0, 1, on_host=on_host) for on_host in (False, True))
+    assert torch.equal(on_host.alpha, on_device.alpha)
+    batches = []
+    for sampler in (on_device, on_host):
+        torch.manual_seed(0)
+        rays, rgba, numbers = sampler.draw(300, BOX.to(device))
+        # Where cameras are learned, rays are cast by torch's operations.
+        again = sampler.draw(300, BOX.to(device), sampler.cameras)
+        batches.append((rays.origins, rays.directions, rgba, numbers, again[1], again[2]))
+    for one, other in zip(*batches, strict=True):
+        assert torch.equal(one, other)

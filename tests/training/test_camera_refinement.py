@@ -18,17 +18,19 @@ from quick_presets import compose, preset
 import voxelfield
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
-from voxelfield.datasets.scene import Scene
+from voxelfield.datasets.scene import Scene, Split
 from voxelfield.datasets.transforms import read_transforms
 from voxelfield.rendering.alignment import Similarity, align_cameras, pose_errors
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.rigid import compose as product
 from voxelfield.rendering.rigid import exp_se3
+from voxelfield.training import lost_cameras
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.camera_refinement import CameraRefinement
 from voxelfield.training.checkpoint import load_checkpoint
 from voxelfield.training.configured import train_as_configured
+from voxelfield.training.lost_cameras import LostCameras, shrunk
 from voxelfield.training.refined_cameras import CAMERAS_FILE, RefinedCameras, write_cameras
 from voxelfield.training.session import Session
 from voxelfield.training.view_refinement import refine_views
@@ -271,6 +273,130 @@ def test_refined_cameras_are_written_as_transforms(refined, tmp_path):
         torch.testing.assert_close(photo.c2w.float(), cameras.c2w[index])
         wanted = cameras.intrinsics[index].tolist()
         assert photo.intrinsics(cameras.width, cameras.height) == pytest.approx(wanted, rel=1e-6)
+
+
+# ------------------------------------------------------------------------------------------------ cameras that are lost
+
+
+@pytest.fixture
+def astray(refined):
+    """A trained session, a camera of which is turned by 90 degrees for one test."""
+    twists = refined.refinement.twists
+    saved = twists.detach().clone()
+    with torch.no_grad():
+        twists[5, :3] += torch.tensor([0.0, 0.0, math.pi / 2])
+    yield refined
+    with torch.no_grad():
+        twists.copy_(saved)
+
+
+def find(session: Session, split, starts: int = 48):
+    lost = LostCameras(split, session.config.trainer, starts)
+    return lost.find(session.refinement, session.field, session.occupancy, session.renderer().view, session.background)
+
+
+@pytest.mark.parametrize("side", [64, 13])
+def test_a_lost_camera_is_found_again(astray, scene, monkeypatch, side):
+    monkeypatch.setattr(lost_cameras, "_SIDE", side)
+    before = astray.refinement.refined().c2w
+    state = torch.get_rng_state()
+    (found,) = find(astray, scene.train)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert found.name == scene.train.names[5]
+    assert re.fullmatch(r"the camera of \S+ shows .* worse .*: found \d\d degrees away \(\d+\.\d dB\)", str(found))
+    assert found.after < 0.25 * found.before
+    assert math.degrees(found.turned) == pytest.approx(90, abs=10)
+    after = astray.refinement.refined().c2w
+    others = [index for index in range(len(after)) if index != 5]
+    assert torch.equal(after[others], before[others])
+    angles, _ = pose_errors(astray.cameras.refined, scene.train.cameras)
+    assert float(angles[5]) < 8
+    moments = [m for m in astray.refinement._optimizer.state[astray.refinement.twists].values() if m.dim() == 2]
+    assert len(moments) == 2
+    assert all(not m[5].any() and m[others].any() for m in moments)
+    assert find(astray, scene.train) == []
+
+
+def test_an_image_of_something_else_is_found_nowhere(refined, scene):
+    images = scene.train.images.clone()
+    images[3] = torch.randint(256, images[3].shape, dtype=torch.uint8)
+    images[3, ..., 3] = 255
+    before = refined.refinement.twists.detach().clone()
+    (lost,) = find(refined, replace(scene.train, images=images))
+    assert (lost.name, lost.after) == (scene.train.names[3], None)
+    assert str(lost).endswith("but no better pose was found")
+    assert torch.equal(refined.refinement.twists, before)
+    # Pixels that a mask rules out say nothing.
+    masks = torch.ones(images.shape[:3], dtype=torch.bool)
+    masks[3, :, 2:] = False
+    images[3, :, :2] = scene.train.images[3, :, :2]
+    assert find(refined, replace(scene.train, images=images, masks=masks)) == []
+
+
+def test_training_looks_for_lost_cameras_as_a_stage_begins(scene, caplog):
+    caplog.set_level(logging.INFO)
+    motion = torch.zeros(len(scene.train), 6)
+    motion[5, 2] = 2.0
+    cameras = replace(scene.train.cameras, c2w=product(exp_se3(motion), scene.train.cameras.c2w))
+    given = Scene(scene.name, scene.aabb, {"train": replace(scene.train, cameras=cameras)})
+    overrides = (*SH, "trainer.steps=120", "trainer.finest_resolution=32", "camera.finest_from=0.6")
+    session = session_of(given, None, *overrides)
+    assert session.fit()
+    found = [record.message for record in caplog.records if "far worse than others" in record.message]
+    assert len(found) == 1
+    assert found[0].startswith(f"step 72: the camera of {scene.train.names[5]} shows")
+    assert pose_errors(session.cameras.refined, scene.train.cameras)[0].max() < 12
+    without = session_of(given, None, *overrides, "camera.search_poses=0")
+    assert without.fit()
+    assert pose_errors(without.cameras.refined, scene.train.cameras)[0].max() > 60
+
+
+def test_copies_of_a_camera_keep_the_focal_length(device):
+    refinement = refinement_of(some_cameras().to(device), focal_lr=0.1)
+    with torch.no_grad():
+        refinement.log_focal.fill_(math.log(1.25))
+        refinement.twists.copy_(torch.randn(4, 6))
+    copies = refinement.copies(2, refinement.twists[[2, 2]], 2, steps=3, pose_lr=0.1, final_factor=0.5)
+    for copy in range(2):
+        assert torch.equal(copies.refined().c2w[copy], refinement.refined().c2w[2])
+        assert torch.equal(copies.refined().intrinsics[copy], refinement.refined().intrinsics[2] / 2)
+    intrinsics = copies.refined().intrinsics
+    for number in range(3):
+        copies().c2w.square().sum().backward()
+        copies().intrinsics.sum().backward()
+        copies.step(torch.tensor(number, device=device))
+    assert torch.equal(copies.refined().intrinsics, intrinsics)
+    assert not torch.equal(copies.twists, refinement.twists[[2, 2]])
+
+
+def test_a_camera_can_be_brought_where_others_are(device):
+    refinement = refinement_of(some_cameras().to(device), focal_lr=0.1)
+    with torch.no_grad():
+        refinement.log_focal.fill_(math.log(1.25))
+        refinement.twists.copy_(torch.randn(4, 6))
+    places = refinement.refined().c2w
+    for twist, place in zip(refinement.twists_towards(2, places), places, strict=True):
+        refinement.place(2, twist)
+        torch.testing.assert_close(refinement.refined().c2w[2], place, rtol=0, atol=1e-5)
+
+
+def test_small_images_are_means_of_what_shows():
+    images = torch.zeros(1, 7, 10, 4, dtype=torch.uint8)
+    images[0, :3, :3] = torch.tensor([200, 100, 0, 255], dtype=torch.uint8)
+    images[0, :3, 3] = torch.tensor([80, 80, 80, 255], dtype=torch.uint8)
+    images[0, :3, 4:6] = torch.tensor([255, 255, 255, 0], dtype=torch.uint8)
+    masks = torch.ones(1, 7, 10, dtype=torch.bool)
+    masks[0, 0, 0] = False
+    cameras = Cameras(torch.eye(4)[None], torch.tensor([[30.0, 33.0, 5.0, 3.0]]), 10, 7)
+    small = shrunk(Split(images, cameras, ("one",), masks), 3)
+    assert small.images.shape == (1, 2, 3, 4)
+    assert small.images[0, 0, 0].tolist() == [200, 100, 0, 255]
+    assert small.images[0, 0, 1].tolist() == [80, 80, 80, 85]
+    assert small.masks[0].tolist() == [[False, True, True], [True, True, True]]
+    torch.testing.assert_close(small.cameras.intrinsics, torch.tensor([[10.0, 11.0, 5 / 3, 1.0]]))
+    masks[0] = torch.rand(7, 10) < 0.5
+    masks[0, 0, :2] = True
+    assert shrunk(Split(images, cameras, ("one",), masks), 3).masks.any()
 
 
 def test_a_network_moves_cameras_towards_the_truth(scene):

@@ -14,7 +14,7 @@ from voxelfield.datasets.blender import load_blender
 from voxelfield.rendering.march import MAX_VISIBLE_PER_RAY
 from voxelfield.training import configured, session
 from voxelfield.training.configured import load_configured_scene, train_as_configured
-from voxelfield.training.memory import MemoryEstimate, check_memory, estimate_memory
+from voxelfield.training.memory import MemoryEstimate, check_memory, estimate_memory, images_stay_on_host
 
 ROOT = Path(__file__).resolve().parents[2]
 GIB = 2**30
@@ -76,6 +76,28 @@ def test_levels_that_are_added_up_need_all_their_memory_but_samples_of_one_level
     assert one.parameters == 4 * 9**3 * 13
     assert two.parameters == 4 * (9**3 + 17**3) * 13
     assert two.samples == one.samples
+
+
+def test_images_on_the_host_take_no_memory_of_the_device():
+    settings = preset(*SMALL, name="train")
+    train = load_configured_scene(settings, ROOT).train
+    field = settings.model.build(torch.tensor([[-1.0] * 3, [1.0] * 3]), [8], "meta")
+    here, there = (
+        estimate_memory(field, settings.model, settings.trainer, train, images_on_host=on_host)
+        for on_host in (False, True)
+    )
+    assert here.images == train.images.numel()
+    assert there == replace(here, images=0)
+
+
+@pytest.mark.parametrize(
+    ("wish", "free", "on_host"), [("auto", 3, False), ("auto", 2, True), ("device", 2, False), ("host", 3, True)]
+)
+def test_images_stay_on_the_host_if_they_do_not_fit(monkeypatch, wish, free, on_host):
+    say_free(monkeypatch, free * GIB)
+    estimate = MemoryEstimate(GIB, 0, 0, 0, 0, 2 * GIB, 0)
+    assert images_stay_on_host(wish, estimate, torch.device("cuda")) == on_host
+    assert not images_stay_on_host(wish, estimate, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", ["visible_samples", "candidate_samples"])

@@ -86,6 +86,17 @@ class Cameras:
             raise ValueError(f"factor must be an int of at least 1, got {factor!r}")
         return Cameras(self.c2w, self.intrinsics * factor, self.width * factor, self.height * factor, self.lens)
 
+    def shrunk(self, factor: int) -> Cameras:
+        """Returns the same views in pixels ``factor`` times as large, less what fills none at the right and below.
+
+        Raises:
+            ValueError: ``factor`` is not an int from 1 to the shorter side in pixels.
+        """
+        if not isinstance(factor, int) or not 1 <= factor <= min(self.width, self.height):
+            limit = min(self.width, self.height)
+            raise ValueError(f"factor must be an int in [1, {limit}], the shorter side in pixels, got {factor!r}")
+        return Cameras(self.c2w, self.intrinsics / factor, self.width // factor, self.height // factor, self.lens)
+
     def rays(self, camera_index: Tensor, pixels: Tensor, aabb: Tensor) -> Rays:
         """Casts one ray through each given image point.
 

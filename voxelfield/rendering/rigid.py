@@ -43,6 +43,34 @@ def exp_se3(twists: Tensor) -> Tensor:
     return torch.cat((torch.cat((turned, moved[:, :, None]), dim=-1), bottom), dim=1)
 
 
+def log_se3(motions: Tensor) -> Tensor:
+    """The logarithm of rigid motions: what :func:`exp_se3` makes them of, with angles of at most pi.
+
+    Args:
+        motions: (N, 4, 4) floating point.
+
+    Returns:
+        (N, 6) twists in the same dtype, computed in float64. Of half a turn, about one of the two axes it has.
+
+    Raises:
+        ValueError: ``motions`` has another shape.
+    """
+    if motions.dim() != 3 or motions.shape[1:] != (4, 4):
+        raise ValueError(f"motions must have shape (N, 4, 4), got {tuple(motions.shape)}")
+    exact = motions.double()
+    quaternions = _quaternions(exact[:, :3, :3])
+    quaternions = torch.where(quaternions[:, :1] < 0, -quaternions, quaternions)
+    axis = quaternions[:, 1:]
+    sine = axis.norm(dim=1, keepdim=True)
+    # The angle is twice the sine where that is too small to divide by.
+    rotation = axis * torch.where(sine < 1e-9, 2.0, 2 * torch.atan2(sine, quaternions[:, :1]) / sine.clamp(min=1e-9))
+    # The columns of the matrix by which exp_se3 makes translations of velocities.
+    units = torch.eye(3, dtype=exact.dtype, device=exact.device).repeat(len(exact), 1)
+    columns = exp_se3(torch.cat((rotation.repeat_interleave(3, dim=0), units), dim=1))[:, :3, 3].view(-1, 3, 3)
+    velocity = torch.linalg.solve(columns.mT, exact[:, :3, 3:])[..., 0]
+    return torch.cat((rotation, velocity), dim=1).to(motions.dtype)
+
+
 def compose(first: Tensor, second: Tensor) -> Tensor:
     """Returns the products (N, 4, 4) of matrices (N, 4, 4), whatever the precision of matmul."""
     return (first[:, :, :, None] * second[:, None, :, :]).sum(dim=2)
@@ -64,6 +92,22 @@ def turning_angles(first: Tensor, second: Tensor) -> Tensor:
     skew = between - between.mT
     sine = torch.stack((skew[:, 2, 1], skew[:, 0, 2], skew[:, 1, 0]), dim=1).norm(dim=1) / 2
     return torch.atan2(sine, cosine)
+
+
+def _quaternions(rotations: Tensor) -> Tensor:
+    """Returns unit quaternions (N, 4), real part first, of rotation matrices (N, 3, 3)."""
+    (a, b, c), (d, e, f), (g, h, i) = (row.unbind(1) for row in rotations.unbind(1))
+    # Each row is the quaternion times four times one of its parts; the largest is the most exact.
+    rows = (
+        (1 + a + e + i, h - f, c - g, d - b),
+        (h - f, 1 + a - e - i, d + b, c + g),
+        (c - g, d + b, 1 - a + e - i, h + f),
+        (d - b, c + g, h + f, 1 - a - e + i),
+    )
+    products = torch.stack([torch.stack(row, dim=1) for row in rows], dim=1)
+    largest = products.diagonal(dim1=1, dim2=2).argmax(dim=1)
+    chosen = products[torch.arange(len(products), device=products.device), largest]
+    return chosen / chosen.norm(dim=1, keepdim=True)
 
 
 def _factors(squared: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,20 +11,23 @@ from voxelfield.ops._internal.pixel_rays import pixel_rays
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import lens_arguments
 from voxelfield.rendering.rays import Rays
+from voxelfield.training.transfers import read_from_host
 
 
 class PixelSampler:
-    """Draws pixels uniformly from all training images, which stay on the device as 8-bit RGBA.
+    """Draws pixels uniformly from all training images, which stay in memory as 8-bit RGBA.
 
     Pixels that a mask rules out are never drawn. For that, captures with masks keep the numbers of the others too.
 
     Args:
         split: Training images and cameras.
-        device: Where to keep them, and where batches appear.
+        device: Where batches appear.
         supersampling: Side of the square of rays through each pixel, spread evenly over it; 1 is its centre.
         patches: Number of squares of pixels with which each batch begins. They lie inside of an image, so pixels within
             half a square of its edge are in fewer of them, or in more.
         patch_size: Their side in pixels.
+        on_host: Keep the images in pinned memory of the host, where the GPU reads what it draws; otherwise they are on
+            ``device``.
 
     Attributes:
         cameras: The training cameras, on the device.
@@ -34,15 +37,25 @@ class PixelSampler:
     """
 
     def __init__(
-        self, split: Split, device: torch.device, supersampling: int = 1, patches: int = 0, patch_size: int = 1
+        self,
+        split: Split,
+        device: torch.device,
+        supersampling: int = 1,
+        patches: int = 0,
+        patch_size: int = 1,
+        *,
+        on_host: bool = False,
     ) -> None:
+        def kept(tensor: Tensor) -> Tensor:
+            return read_from_host(tensor, device) if on_host else tensor.to(device).contiguous()
+
         images, self._drawable = split.images, None
         if split.masks is not None:
             # What is not known to be transparent must not be carved away.
             images = images.clone()
             images[..., 3].masked_fill_(~split.masks, 255)
-            self._drawable = split.masks.flatten().nonzero()[:, 0].to(pixel_number_type(split.masks)).to(device)
-        self._images = images.to(device).contiguous()
+            self._drawable = kept(split.masks.flatten().nonzero()[:, 0].to(pixel_number_type(split.masks)))
+        self._images = kept(images)
         self.cameras = split.cameras.to(device)
         self._count = images[..., 0].numel() if self._drawable is None else len(self._drawable)
         self._supersampling = supersampling

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.rigid import compose, exp_se3
+from voxelfield.rendering.rigid import compose, exp_se3, log_se3
 from voxelfield.training.eager import EagerAdamW
 from voxelfield.training.schedules import exponential_decay
 
@@ -113,6 +113,64 @@ class CameraRefinement(nn.Module):
         """Returns the cameras as they are now, without gradient."""
         cameras: Cameras = self()
         return cameras
+
+    @torch.no_grad()
+    def copies(
+        self, index: int, twists: Tensor, shrink: int, *, steps: int, pose_lr: float, final_factor: float
+    ) -> CameraRefinement:
+        """Makes what refines several copies of one camera; focal lengths stay as they are now.
+
+        Args:
+            index: Of the camera.
+            twists: (K, 6) motions of the copies to begin with, as in :attr:`twists`.
+            shrink: Times by which their images have fewer pixels along each side.
+            steps: As for the constructor, as is what follows.
+            pose_lr: Learning rate.
+            final_factor: Share of it that is left in the end.
+        """
+        copies = CameraRefinement(
+            self.given().shrunk(shrink)[[index] * len(twists)],
+            self._centre[:3, 3],
+            steps=steps,
+            pose_lr=pose_lr,
+            focal_lr=None if self.log_focal is None else 1.0,
+            final_factor=final_factor,
+            focal_from=steps + 1,
+        )
+        copies.twists.copy_(twists)
+        if copies.log_focal is not None and self.log_focal is not None:
+            copies.log_focal.copy_(self.log_focal)
+        return copies
+
+    @torch.no_grad()
+    def twists_towards(self, index: int, poses: Tensor) -> Tensor:
+        """Returns the motions that bring one camera to poses, with focal lengths as they are now.
+
+        Args:
+            index: Of the camera.
+            poses: (K, 4, 4) camera to world, on the device.
+
+        Returns:
+            (K, 6) as in :attr:`twists`.
+        """
+        poses = (poses - self._centre).double()
+        if self.log_focal is not None:
+            poses[:, :3, 3] /= self.log_focal.double().exp()
+        given = (self.given_c2w[index] - self._centre).double()
+        return log_se3(poses @ torch.linalg.inv(given)).to(self.twists.dtype)
+
+    @torch.no_grad()
+    def place(self, index: int, twist: Tensor) -> None:
+        """Gives one camera another motion, from which it is learned on without momentum.
+
+        Args:
+            index: Of the camera.
+            twist: (6,) as in :attr:`twists`, on the device.
+        """
+        self.twists[index] = twist
+        for moment in self._optimizer.state[self.twists].values():
+            if moment.shape == self.twists.shape:
+                moment[index] = 0
 
     @torch.no_grad()
     def step(self, number: Tensor) -> None:

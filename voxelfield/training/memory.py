@@ -37,7 +37,8 @@ class MemoryEstimate:
         optimizer: Adam's two moments.
         copies: What the grids are read from, if that is not the parameters themselves.
         average: Their mean over the last steps, if that is wanted.
-        images: Training images, 8-bit RGBA, and where they have masks the number of each pixel that counts.
+        images: Training images, 8-bit RGBA, and where they have masks the number of each pixel that counts; 0 where a
+            GPU reads them from the memory of the host.
         samples: Ray samples of a step, and what is computed of them.
     """
 
@@ -61,7 +62,13 @@ class MemoryEstimate:
 
 
 def estimate_memory(
-    field: RadianceField, recipe: Recipe, config: TrainerConfig, split: Split, device_type: str = "cuda"
+    field: RadianceField,
+    recipe: Recipe,
+    config: TrainerConfig,
+    split: Split,
+    device_type: str = "cuda",
+    *,
+    images_on_host: bool = False,
 ) -> MemoryEstimate:
     """Returns what training steps will hold at their peak: on CUDA to within allocator overhead.
 
@@ -76,6 +83,7 @@ def estimate_memory(
         config: The loop's settings.
         split: The training images.
         device_type: ``cuda`` or ``cpu``.
+        images_on_host: Whether the images stay in the memory of the host.
     """
     values = recipe.count_features(field, max(config.resolutions))
     copies = copies_dtype(config.precision, torch.device(device_type))
@@ -95,9 +103,27 @@ def estimate_memory(
         optimizer=2 * _FLOAT * values,
         copies=0 if copies == torch.float32 else width * values,
         average=_FLOAT * values if config.average_steps > 0 else 0,
-        images=split.images.numel() + numbers,
+        images=0 if images_on_host else split.images.numel() + numbers,
         samples=candidates + visible,
     )
+
+
+def images_stay_on_host(wish: str, estimate: MemoryEstimate, device: torch.device) -> bool:
+    """Tells whether a GPU is to read the training images from the memory of the host.
+
+    Args:
+        wish: ``trainer.images``.
+        estimate: What training needs with the images on the device.
+        device: Where training takes place; on a CPU there is nothing to choose.
+    """
+    if device.type != "cuda":
+        return False
+    return wish == "host" or (wish == "auto" and estimate.total > _free(device))
+
+
+def _free(device: torch.device) -> int:
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
 
 
 def check_memory(estimate: MemoryEstimate, device: torch.device) -> None:
@@ -112,9 +138,7 @@ def check_memory(estimate: MemoryEstimate, device: torch.device) -> None:
     """
     if device.type != "cuda":
         return
-    free, _ = torch.cuda.mem_get_info(device)
-    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    if estimate.total > free:
+    if estimate.total > _free(device):
         grids = estimate.parameters + estimate.gradients + estimate.optimizer + estimate.copies + estimate.average
         advice = (
             "a lower finest resolution (model.resolutions, or the last of trainer.stages) or fewer channels"
@@ -122,7 +146,7 @@ def check_memory(estimate: MemoryEstimate, device: torch.device) -> None:
             else "lower trainer.visible_samples, trainer.max_rays and trainer.candidate_samples"
         )
         raise ValueError(
-            f"training needs about {estimate} of GPU memory, but {free / _GIB:.2f} GiB are free on {device}: "
+            f"training needs about {estimate} of GPU memory, but {_free(device) / _GIB:.2f} GiB are free on {device}: "
             f"use {advice}"
         )
 

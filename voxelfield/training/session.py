@@ -50,7 +50,14 @@ from voxelfield.training.graph import GraphedCall
 from voxelfield.training.interrupt import Interrupt
 from voxelfield.training.logging import NullLogger, Progress, RunLogger
 from voxelfield.training.losses import grid_terms
-from voxelfield.training.memory import MemoryEstimate, check_memory, estimate_memory, explain_shortage
+from voxelfield.training.lost_cameras import LostCameras
+from voxelfield.training.memory import (
+    MemoryEstimate,
+    check_memory,
+    estimate_memory,
+    explain_shortage,
+    images_stay_on_host,
+)
 from voxelfield.training.occupied_space import OccupiedSpace
 from voxelfield.training.optimizer import Optimizers, copies_dtype
 from voxelfield.training.previews import log_preview
@@ -222,6 +229,7 @@ class Session:
             self._fingerprint = with_images.submit(fingerprint, scene.train)
             with_images.shutdown(wait=False)
         _library.ensure_loaded(self.device.type)
+        self._images_on_host = False
         self._check_memory()
         with explain_shortage(self.estimate_memory, self.device):
             self._build()
@@ -238,9 +246,16 @@ class Session:
         self.occupancy = self._occupied.grid
         self.step = 0
         self._pixels = PixelSampler(
-            scene.train, self.device, trainer.supersampling, trainer.patches, trainer.patch_size
+            scene.train,
+            self.device,
+            trainer.supersampling,
+            trainer.patches,
+            trainer.patch_size,
+            on_host=self._images_on_host,
         )
         self.refinement = self._begin_refinement()
+        searched = config.camera.search_poses if config.camera.refines else 0
+        self._lost_cameras = LostCameras(scene.train, trainer, searched) if searched > 0 else None
         self._step = TrainingStep(
             self.field,
             self.occupancy,
@@ -277,18 +292,23 @@ class Session:
         )
 
     def _check_memory(self) -> None:
-        """Refuses what cannot fit, before anything is on the device."""
+        """Refuses what cannot fit, before anything is on the device, and decides where images are kept."""
         if self.device.type != "cuda":
             return
         estimate = self.estimate_memory()
+        if images_stay_on_host(self.config.trainer.images, estimate, self.device):
+            logger.info("training images stay in the memory of the host, where the GPU reads what it draws")
+            self._images_on_host = True
+            estimate = self.estimate_memory()
         logger.info("training needs about %s of GPU memory", estimate)
         check_memory(estimate, self.device)
 
     def estimate_memory(self) -> MemoryEstimate:
         """Returns what training needs, at the resolution that it ends with."""
-        config = self.config.trainer
+        config, train = self.config.trainer, self.scene.train
         shapes = untrained_field(self.recipe, self.config.scene, config, "meta")
-        return estimate_memory(shapes, self.recipe, config, self.scene.train, self.device.type)
+        on_host = self._images_on_host
+        return estimate_memory(shapes, self.recipe, config, train, self.device.type, images_on_host=on_host)
 
     def fit(self, *, wait: bool = True) -> bool:
         """Trains up to the configured number of steps; Ctrl-C, a termination signal or a hangup stops it after a step.
@@ -592,7 +612,18 @@ class Session:
         self._attach()
         if self.step >= self.config.trainer.occupancy.start and not occupied.is_due(self.step):
             self._refresh_occupancy()
+        self._find_lost_cameras()
         self._call(self._on_stage)
+
+    def _find_lost_cameras(self) -> None:
+        """Looks for cameras that the stages before have lost."""
+        if self._lost_cameras is None or self.refinement is None or self.step == 0:
+            return
+        lost = self._lost_cameras.find(
+            self.refinement, self.field, self.occupancy, self.renderer().view, self.background
+        )
+        for camera in lost:
+            logger.info("step %d: %s", self.step, camera)
 
     def _shown_cells(self, shape: Sequence[int]) -> Tensor:
         cameras, settings = self._pixels.cameras, self.settings

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +11,32 @@ from torch import Tensor
 AHEAD = 3
 """Images that a device is given beyond the one that it works on: enough that it is never without work, few enough that
 neither they nor what is made of them fills memory."""
+
+
+def read_from_host(tensor: Tensor, device: torch.device) -> Tensor:
+    """Returns a copy in pinned memory of the host as a tensor of a GPU.
+
+    The GPU's kernels read it over the bus: slower than its own memory by far, but only what they ask for. Nothing else
+    differs, so that what fits nowhere on the device can be indexed like what does, within a CUDA graph too.
+
+    Args:
+        tensor: Any tensor on the CPU, of a dtype that NumPy has.
+        device: A CUDA device.
+    """
+    with torch.cuda.device(device):
+        pinned = tensor.contiguous().pin_memory()
+        return torch.as_tensor(_Pinned(pinned), device=device)
+
+
+class _Pinned:
+    """Pinned memory by the address at which a GPU finds it too; lives as long as tensors that were made of it."""
+
+    def __init__(self, pinned: Tensor) -> None:
+        self._pinned = pinned
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {**self._pinned.numpy().__array_interface__, "version": 2}
 
 
 class OnDevice:

@@ -21,7 +21,8 @@ from voxelfield.training.losses import RenderedBatch, backpropagate, photometric
 from voxelfield.training.step import autocast
 from voxelfield.training.views import render_settings
 
-_FINAL_FACTOR = 0.02
+FINAL_FACTOR = 0.02
+"""Share of the rate of poses that is left after the last step."""
 
 
 def refine_views(
@@ -53,8 +54,31 @@ def refine_views(
     """
     device = field.aabb.device
     refinement = CameraRefinement(
-        split.cameras.to(device), field.aabb.mean(dim=0), steps=steps, pose_lr=rate, final_factor=_FINAL_FACTOR
+        split.cameras.to(device), field.aabb.mean(dim=0), steps=steps, pose_lr=rate, final_factor=FINAL_FACTOR
     )
+    fit_poses(refinement, field, occupancy, trainer, split, steps)
+    return replace(split, cameras=refinement.refined().to("cpu"))
+
+
+def fit_poses(
+    refinement: CameraRefinement,
+    field: RadianceField,
+    occupancy: OccupancyGrid,
+    trainer: TrainerConfig,
+    split: Split,
+    steps: int,
+) -> None:
+    """Refines cameras until a field, which stays as it is, looks like their images; torch's random numbers stay too.
+
+    Args:
+        refinement: The cameras, on the field's device; what is changed.
+        field: The field.
+        occupancy: Where to sample, on the field's device.
+        trainer: How rays are sampled and pixels are made of them.
+        split: The images of those cameras.
+        steps: Number of steps of Adam; each draws pixels of all images.
+    """
+    device = field.aabb.device
     pixels = PixelSampler(split, device, trainer.supersampling)
     capacity = Capacity(trainer.candidate_samples, trainer.visible_samples) if device.type == "cuda" else None
     rays_per_pixel = trainer.supersampling**2
@@ -78,7 +102,6 @@ def refine_views(
             backpropagate([photometric(RenderedBatch(rendering, predicted, truth))], scale)
             refinement.step(number)
             number += 1
-    return replace(split, cameras=refinement.refined().to("cpu"))
 
 
 @contextlib.contextmanager

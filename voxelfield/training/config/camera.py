@@ -50,6 +50,8 @@ class CameraConfig:
         focal: Learn the focal length too: one factor on those of all images.
         focal_lr: Learning rate of its logarithm.
         focal_from: Share of the steps after which it is learned: fog, with which training begins, misleads it.
+        search_poses: Number of poses in which a camera is tried if it shows little of its image as a stage begins
+            (:class:`voxelfield.training.lost_cameras.LostCameras`); 0: none is looked for.
         test_steps: Steps in which each view that is judged has its own pose refined first, with the field as it is;
             0: none. The views then are judged with poses that their own images told.
         test_lr: Learning rate of these poses.
@@ -67,6 +69,7 @@ class CameraConfig:
     focal: bool = False
     focal_lr: Positive = 2e-3
     focal_from: BelowOne = 0.1
+    search_poses: Natural = 128
     test_steps: Natural = 0
     test_lr: Positive = 1e-3
     stages: list[CameraStageConfig] = field(default_factory=_default_stages)

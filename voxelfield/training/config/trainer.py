@@ -143,6 +143,8 @@ class TrainerConfig:
         average_steps: Time constant, in steps, of an exponential moving average of the field's weights that replaces
             them at the end (:class:`voxelfield.training.averaging.WeightAverage`); 0 means no average.
         image_size: Longest image side after downscaling by a whole factor; null keeps images as they are.
+        images: Where a GPU finds the training images: in the memory of the ``device``; in pinned memory of the
+            ``host``, which it reads over the bus; ``auto``: on the device if they fit. The result is the same.
         background: What transparent pixels are trained against: ``random`` (per pixel), ``white`` or ``black``.
         evaluation_background: What test views are composited over.
         exposure: What is learned of the exposure and white balance of each training image: ``none``, or ``affine``, a
@@ -183,6 +185,7 @@ class TrainerConfig:
     rates: RatesConfig = field(default_factory=RatesConfig)
     average_steps: Natural = 0
     image_size: Count | None = None
+    images: Literal["auto", "device", "host"] = "auto"
     background: Literal["random", "white", "black"] = "random"
     evaluation_background: Literal["white", "black"] = "white"
     exposure: Literal["none", "affine"] = "none"
