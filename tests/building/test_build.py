@@ -56,12 +56,12 @@ print("file", voxelfield.__file__)
 # --- just in time ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @pytest.mark.sweep
-def test_the_first_use_compiles_says_so_and_the_next_process_reuses_it(installed, tmp_path):
+def test_the_first_use_compiles_says_so_and_the_next_process_reuses_it(installed, kept_objects, tmp_path):
     empty, cache = tmp_path / "empty", tmp_path / "cache"
     empty.mkdir()
-    first = run_python("-c", USE, cwd=empty, env=environment(installed, cache))
+    reusing = compiler(tmp_path / "tools", reuse(kept_objects))
+    first = run_python("-c", USE, cwd=empty, env=environment(installed, cache, CXX=reusing))
     module = loaded_from(first)
     assert module.is_relative_to(cache)
     assert f"no compiled CPU kernels fit; compiling them once into {module.parent}" in first.stderr
