@@ -177,8 +177,8 @@ class VoxelPyramid(nn.Module):
             points: (..., 3) world positions, float32, on the pyramid's device. Positions that are not finite read
                 zeros and receive no gradient.
 
+        Returns:
             (..., channels); zero for inactive levels. float32, or the dtype of the copies after
-            (..., channels); zero for levels that are off. float32, or the dtype of the copies after
             :meth:`keep_copies`.
 
         Raises:

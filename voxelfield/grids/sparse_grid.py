@@ -173,7 +173,6 @@ class SparseGrid(nn.Module):
             optimizer: The optimizer that trains the grid, if any; its moments are moved with the features.
             most: Largest number of blocks. If more are wanted, those with the lowest indices along x are kept: with
                 nested boxes, those of the inner boxes.
-                nested boxes, those of the inner boxes.
 
         Returns:
             Number of blocks wanted.
