@@ -44,7 +44,7 @@ class GraphedCall:
             capture = torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local")
             with torch.cuda.device(self._device), capture:
                 self._function()
-            # Capturing resets the graph's random state on that stream; a replay that overtakes this would be reset again.
+            # Capturing resets the graph's random state on that stream, which must not happen after the replay.
             torch.cuda.current_stream(self._device).wait_stream(stream)
             self._graph = graph
             graph.replay()

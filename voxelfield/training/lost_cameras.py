@@ -139,7 +139,7 @@ class LostCameras:
         return found
 
     def _starting_twists(self, refinement: CameraRefinement, index: int, kept: Tensor) -> Tensor:
-        """Returns motions (K, 6): half of them around the given pose, half to poses of the cameras ``kept`` (M,) bool."""
+        """Returns motions (K, 6): half around the given pose, half to poses of the cameras ``kept``, (M,) bool."""
         others, places = refinement.twists[kept], refinement.refined().c2w[kept]
         generator = torch.Generator().manual_seed(index)
         at_others = self._starts // 2

@@ -71,8 +71,8 @@ from voxelfield.training.views import evaluation_background, render_settings, vi
 
 logger = logging.getLogger(__name__)
 
-# Fine levels get blocks where a sample has at least this compositing weight in one of the examined pixels, of which there
-# are this many along the shorter side of the training images.
+# Fine levels get blocks where a sample has at least this compositing weight in one of the examined pixels. There are
+# this many of them along the shorter side of the training images.
 _LEAST_WEIGHT_WITH_DETAIL = 0.02
 _PIXELS_LOOKED_AT = 160
 
