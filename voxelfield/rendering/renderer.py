@@ -43,8 +43,8 @@ def fastest_backend(field: Field, backends: Sequence[type[ImageBackend]] = BACKE
 class FieldRenderer:
     """Renders images of a field with the fastest backend for its kind, see :func:`fastest_backend`.
 
-    If a device lacks memory for that backend, ``render_view`` is used instead, with a warning. Every supported GPU has
-    enough, unless ``VOXELFIELD_SHARED_MEMORY_LIMIT`` reduces it.
+    If a device has too little shared memory for that backend, ``render_view`` is used instead, with a warning. Every
+    supported GPU has enough, unless ``VOXELFIELD_SHARED_MEMORY_LIMIT`` reduces it.
 
     The data that rendering needs besides the field are prepared once, at construction: the distances of empty cells to
     occupied ones, and copies of grids and networks, in float16 on CUDA (as 16-bit training reads them) and in float32

@@ -138,7 +138,7 @@ def _series(x: Tensor, first: int) -> Tensor:
 
 
 def _cross_matrices(vectors: Tensor) -> Tensor:
-    """Returns the matrices (N, 3, 3) whose product with a vector is its cross product with the vectors (N, 3)."""
+    """Returns the cross-product matrices (N, 3, 3) of vectors (N, 3)."""
     x, y, z = vectors.unbind(-1)
     zero = torch.zeros_like(x)
     return torch.stack((zero, -z, y, z, zero, -x, -y, x, zero), dim=-1).view(-1, 3, 3)

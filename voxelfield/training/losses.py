@@ -112,7 +112,7 @@ def sparsity(batch: RenderedBatch) -> Tensor:
 
 
 def ssim(batch: RenderedBatch) -> Tensor:
-    """1 - SSIM (Wang et al. 2004) over patches all of whose rays were kept: sensitive to structure, unlike pixels.
+    """1 - SSIM (Wang et al. 2004) over patches all of whose rays were kept; sees structure beyond single pixels.
 
     Raises:
         ValueError: The batch has no patches.

@@ -88,7 +88,7 @@ class Optimizers:
         self.exposure = None if exposure is None else adamw(list(exposure.parameters()), self._lrs[2], 0.0)
 
     def attach(self, dtype: torch.dtype, occupancy: OccupancyGrid) -> None:
-        """Makes the field read working copies of its grids and accumulate gradients; call after any resizing.
+        """Makes the field read working copies of its grids and accumulate gradients; call after any change of them.
 
         Args:
             dtype: Dtype of the copies.

@@ -59,7 +59,7 @@ class ImageBackend(ABC):
 
     @classmethod
     def has_room(cls, field: Field, device: torch.device) -> bool:
-        """Returns whether a device has enough memory for the backend; only for fields that it serves."""
+        """Returns whether a device has enough shared memory for the backend; only for fields that it serves."""
         return True
 
     @classmethod
