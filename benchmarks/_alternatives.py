@@ -1,4 +1,4 @@
-"""Ways to sample grids, each prepared in its own layout so that only the op itself is timed."""
+"""Alternative implementations of grid sampling, each with inputs in its own layout, so that only the op is timed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Outputs = Tensor | Sequence[Tensor]
 
 
 class Inputs(NamedTuple):
-    """One input set: what is sampled (grids or cells), where, and the gradient that comes back."""
+    """One set of inputs: the sampled grids or cells, the points, and the incoming gradient."""
 
     sources: tuple[Tensor, ...]
     points: Tensor
@@ -30,7 +30,7 @@ def as_tuple(result: Outputs) -> tuple[Tensor, ...]:
 
 
 class Pass(NamedTuple):
-    """What is timed, how to see its result in our layout without a copy, and whether it promises the same bits."""
+    """A timed call, a view of its result in our layout without a copy, and whether it is bit-for-bit reproducible."""
 
     call: Callable[[], Outputs]
     to_ours: Callable[[Any], tuple[Tensor, ...]] = as_tuple
@@ -41,12 +41,12 @@ Prepared = dict[str, Pass]
 
 
 def gradients(outputs: Outputs, sources: Sequence[Tensor], values: Outputs) -> tuple[Tensor, ...]:
-    """Returns the gradients to the sources alone; the graph stays."""
+    """Returns the gradients with respect to the sources only; the graph is retained."""
     return torch.autograd.grad(outputs, sources, values, retain_graph=True)
 
 
 def prepare(op: Callable[..., Tensor], inputs: Inputs) -> Prepared:
-    """Prepares both passes of an alternative that takes our own layout: the sources, then the points."""
+    """Prepares both passes of an alternative that takes our own layout: first the sources, then the points."""
     sources = [source.detach().requires_grad_() for source in inputs.sources]
     forward = partial(op, *sources, inputs.points)
     backward = partial(gradients, forward(), sources, inputs.values)
@@ -54,7 +54,7 @@ def prepare(op: Callable[..., Tensor], inputs: Inputs) -> Prepared:
 
 
 def prepare_grid_sample(memory_format: torch.memory_format, inputs: Inputs) -> Prepared:
-    """Prepares ``F.grid_sample``: x, y, z of our grid are its D, H, W, which it addresses in reverse."""
+    """Prepares ``F.grid_sample``: x, y, z of our grid are its D, H, W, which it addresses in reverse order."""
     (grid,) = inputs.sources
     volume = grid.detach().permute(3, 0, 1, 2).unsqueeze(0)
     volume = volume.contiguous(memory_format=memory_format).requires_grad_()

@@ -1,4 +1,4 @@
-"""The surface of the bundled scene as it was modelled, and how far a mesh is from what the cameras see of it."""
+"""The modelled surface of the bundled scene, and distances between a mesh and the part of it that cameras see."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 from make_bricks.harbour.assembly import build_harbour
 from make_bricks.rendering.scene import WORLD_OFFSET, WORLD_PER_STUD
 
-# Enough for several points in each pixel of the buffers below, which points would otherwise show through.
+# Enough for several points per pixel of the buffers below; otherwise occluded points would show through.
 OCCLUDING = 3_000_000
 JUDGED = 300_000
 BUFFER = 300  # pixels along each side
 TOLERANCE = 0.012  # world units; a pixel of such a buffer is 0.01 wide
-# Triangles of so many nearest samples are asked for the exact distance.
+# The exact distance is computed to the triangles of this many nearest samples.
 NEIGHBOURS = 4
 
 
 def modelled_surface() -> trimesh.Trimesh:
-    """Returns the triangles that the images of the scene ``bricks`` were rendered from, world units."""
+    """Returns the triangles from which the images of the scene ``bricks`` were rendered, world units."""
     model = build_harbour()
     solids = [solid for parts in model.parts.values() for solid in parts]
     halves = np.array([(0, 1, 2), (0, 2, 3)])
@@ -43,13 +43,13 @@ def modelled_surface() -> trimesh.Trimesh:
 
 @dataclass(frozen=True)
 class Samples:
-    """Points on a mesh, uniform in area.
+    """Uniformly distributed points on a mesh.
 
     Attributes:
         mesh: The mesh.
         points: (M, 3).
-        faces: (M,) the triangle of each.
-        seen: (M,) whether a camera sees it.
+        faces: (M,) the triangle of each point.
+        seen: (M,) whether a camera sees the point.
     """
 
     mesh: trimesh.Trimesh
@@ -59,13 +59,13 @@ class Samples:
 
 
 def sample(mesh: trimesh.Trimesh, cameras: Cameras) -> Samples:
-    """Draws points on a mesh, and finds out which of them cameras see."""
+    """Samples points on a mesh and determines which of them cameras see."""
     points, faces = trimesh.sample.sample_surface(mesh, OCCLUDING, seed=0)[:2]
     return Samples(mesh, points, faces, seen_points(torch.from_numpy(points).float(), cameras).numpy())
 
 
 def seen_points(points: Tensor, cameras: Cameras) -> Tensor:
-    """Tells which points (M, 3) of a surface are the nearest of all, but for a tolerance, in a camera's pixel."""
+    """Returns which points (M, 3) of a surface are the nearest, within a tolerance, in a pixel of some camera."""
     seen = torch.zeros(len(points), dtype=torch.bool)
     scale = BUFFER / cameras.width
     for pose, (fx, fy, cx, cy) in zip(cameras.c2w, (cameras.intrinsics * scale).tolist(), strict=True):
@@ -79,7 +79,7 @@ def seen_points(points: Tensor, cameras: Cameras) -> Tensor:
 
 
 def distances(origin: Samples, target: Samples) -> np.ndarray[Any, Any]:
-    """Returns the distances from points of one mesh that cameras see to the nearest point of another mesh."""
+    """Returns the distances from the visible points of one mesh to the nearest point of another mesh."""
     chosen = origin.points[:JUDGED][origin.seen[:JUDGED]]
     _, near = cKDTree(target.points).query(chosen, k=NEIGHBOURS, workers=-1)
     found = np.full(len(chosen), np.inf)

@@ -1,4 +1,4 @@
-"""Comparing alternatives on the same inputs: checked against one another and float64, timed, set beside their floor."""
+"""Comparison of alternatives on the same inputs: checked against each other and float64, timed, related to a floor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from _alternatives import Inputs, Prepared
 from torch import Tensor
 
-# float32 arithmetic; alternatives round the coordinate differently, which shows at fine grids.
+# For float32 arithmetic; alternatives round the coordinates differently, which matters for fine grids.
 TOLERANCE = 1e-4
 
 Errors = dict[str, float]
@@ -22,16 +22,16 @@ Results = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Case:
-    """One size of one op: its inputs, what competes, what it must move, and a float64 check.
+    """One op at one size: its inputs, the alternatives, the bytes to move, and a float64 check.
 
     Attributes:
-        op: Which table the rows belong to.
+        op: The table to which the rows belong.
         size: Shape, as printed.
-        points: Name of the point set, empty where there is but one.
-        make: Makes a fresh input set.
-        alternatives: Prepares each on an input set; the first one is ours.
-        rivals: Those of the alternatives whose best the ratio compares ours with.
-        floor: Counts bytes.
+        points: Name of the point set, empty if there is only one.
+        make: Creates a new set of inputs.
+        alternatives: Functions that prepare each alternative for a set of inputs; the first one is ours.
+        rivals: The alternatives, the best of which is compared with ours in the ratio.
+        floor: Counts the bytes to move.
         float64_errors: Compares our results, by pass, with float64.
         tolerance: Largest relative difference between results.
     """
@@ -53,12 +53,12 @@ class Case:
 
 
 def flattened(tensors: Results) -> Tensor:
-    """Returns the elements of several tensors in one row of at least float32."""
+    """Returns the elements of several tensors concatenated in a 1-D tensor of at least float32."""
     return torch.cat([x.flatten().float() if x.dtype.itemsize < 4 else x.flatten() for x in tensors])
 
 
 def forward_error(inputs: Inputs, output: Tensor, reduce: Callable[[list[Tensor]], Tensor]) -> float:
-    """Compares some rows with float64, given how the rows of several grids combine."""
+    """Compares some rows with float64; ``reduce`` combines the rows of several grids."""
     some = torch.randint(len(inputs.points), (4096,), device=inputs.points.device)
     expected = reduce([_formula.sample_rows(grid, inputs.points[some]) for grid in inputs.sources])
     return harness.relative_error(output[some].double(), expected)
@@ -69,8 +69,8 @@ def backward_error(inputs: Inputs, gradients: Results, columns: Iterable[int]) -
 
     Args:
         inputs: The grids, points and values.
-        gradients: Ours, one for each grid.
-        columns: Where the channels of each grid begin in a row of values.
+        gradients: Our gradients, one for each grid.
+        columns: Index of the first channel of each grid in a row of values.
 
     Returns:
         The error over all grids together.
@@ -84,12 +84,12 @@ def backward_error(inputs: Inputs, gradients: Results, columns: Iterable[int]) -
 
 
 def grid_floor(device: torch.device, inputs: Inputs) -> _floors.Floor:
-    """Counts what sampling one grid, or all levels at once, must move."""
+    """Counts the bytes that sampling one grid, or all levels at once, must move."""
     return _floors.grids(inputs.sources, inputs.points, inputs.values, harness.granule(device))
 
 
 def _floors_of(case: Case, inputs: Inputs, session: harness.Session) -> dict[str, dict[str, Any]]:
-    """Returns, by pass, the bytes that must move and the times that they take."""
+    """Returns, by pass, the bytes that must move and the times that this takes."""
     moved = case.floor(inputs)
 
     def milliseconds(count: int | None, bandwidth: float | None) -> float | None:
@@ -111,11 +111,11 @@ def _floors_of(case: Case, inputs: Inputs, session: harness.Session) -> dict[str
 
 
 def _results(case: Case, name: str, prepared: Prepared, first: Inputs) -> dict[str, Results]:
-    """Runs every pass of one alternative once, twice where it promises the same bits."""
+    """Runs every pass of one alternative once, or twice if it must be bit-for-bit reproducible."""
     results = {}
     for what, timed in prepared.items():
         if first.points.is_cuda:
-            # The allocator hands this memory out again: an element left unwritten would show as NaN.
+            # The allocator reuses this memory, so an element that is not written would show as NaN.
             for like in first.sources if what == "backward" else (first.values,):
                 torch.full_like(like, torch.nan)
         results[what] = timed.to_ours(timed.call())
@@ -180,7 +180,7 @@ def _run_all(cases: Iterable[Case], only: str, session: harness.Session) -> list
 
 
 def _print_tables(rows: list[dict[str, Any]], ratios: dict[str, str]) -> None:
-    """Prints a table for each op that has rows; ``ratios`` names what its ratio is."""
+    """Prints a table for each op that has rows; ``ratios`` contains the titles of the ratio columns."""
     for op, ratio in ratios.items():
         chosen = [row for row in rows if row["op"] == op]
         if not chosen:
@@ -206,7 +206,7 @@ def run_benchmark(
     ratios: dict[str, str],
     arguments: list[str] | None,
 ) -> None:
-    """Parses the command line, runs the cases for its device, prints their tables last."""
+    """Parses the command line, runs the cases for its device, and prints their tables last."""
     options = harness.parser(description).parse_args(arguments)
     session = harness.start(options)
     rows = _run_all(cases(session.device), options.only, session)

@@ -1,4 +1,4 @@
-"""How many bytes a pass must move at least, counted on the inputs at hand."""
+"""Lower bounds on the bytes that a pass must move, counted for the actual inputs."""
 
 from __future__ import annotations
 
@@ -18,9 +18,11 @@ class Floor(NamedTuple):
     Attributes:
         forward: Points read, output written, each touched sector of the grids read once.
         backward: Points and values read, each gradient written once in full.
-        two_pass: A backward that zeroes the gradients first: ``backward``, and the touched sectors read and written.
-        cached: What a forward asks of the cache: points, output, and each sector once per 32 consecutive points.
-        working_set: The touched sectors of the grids. (These three say nothing of cells, each of which is read once.)
+        two_pass: A backward pass that first zeroes the gradients: ``backward``, plus the touched sectors read and
+            written.
+        cached: Bytes that a forward pass requests from the cache: points, output, and each sector once per 32
+            consecutive points.
+        working_set: The touched sectors of the grids. (The last three do not apply to cells, which are read once each.)
     """
 
     forward: int
@@ -31,7 +33,7 @@ class Floor(NamedTuple):
 
 
 def _sectors_of(vertices: Tensor, vertex_bytes: int, granule: int) -> list[Tensor]:
-    """Returns the sectors that each vertex covers; the last one is repeated for those that cover fewer."""
+    """Returns the sectors that each vertex covers; the last one is repeated for vertices that cover fewer."""
     first, last = vertices * vertex_bytes // granule, ((vertices + 1) * vertex_bytes - 1) // granule
     return [torch.minimum(first + step, last) for step in range((vertex_bytes - 1) // granule + 2)]
 
@@ -50,7 +52,7 @@ def _touched_bytes(grid: Tensor, points: Tensor, granule: int) -> int:
 
 
 def _requested_bytes(grid: Tensor, points: Tensor, granule: int) -> int:
-    """Counts the sectors that each 32 consecutive points touch: what no sharing within a warp can save."""
+    """Counts the sectors that each 32 consecutive points touch, which no sharing within a warp can avoid."""
     whole = len(points) // _WARP * _WARP
     lower, _ = cells_of(points[:whole], grid.shape[:3])
     vertices = corner_indices(lower, grid.shape[:3])
@@ -61,16 +63,16 @@ def _requested_bytes(grid: Tensor, points: Tensor, granule: int) -> int:
 
 
 def grids(sources: Sequence[Tensor], points: Tensor, values: Tensor, granule: int) -> Floor:
-    """Counts the bytes of sampling grids (X, Y, Z, C) at (N, 3) points, and of the way back.
+    """Counts the bytes of sampling grids (X, Y, Z, C) at (N, 3) points, and of the backward pass.
 
     Args:
         sources: The grids.
-        points: Where they are sampled.
-        values: A tensor as large as the output; the gradient that comes back is another.
-        granule: Bytes that memory moves at once.
+        points: The positions at which they are sampled.
+        values: A tensor as large as the output; the incoming gradient has the same size.
+        granule: Size in bytes of a memory transfer.
 
     Returns:
-        The bytes of every kind.
+        The bytes of each kind.
     """
     streams = points.nbytes + values.nbytes
     touched = sum(_touched_bytes(grid, points, granule) for grid in sources)
@@ -80,6 +82,6 @@ def grids(sources: Sequence[Tensor], points: Tensor, values: Tensor, granule: in
 
 
 def cells(feats: Tensor, points: Tensor, values: Tensor) -> Floor:
-    """Counts the bytes of interpolating cells and of the way back: each input and output once."""
+    """Counts the bytes of interpolating cells and of the backward pass: each input and output once."""
     total = feats.nbytes + points.nbytes + values.nbytes
     return Floor(total, total)

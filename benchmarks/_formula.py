@@ -1,4 +1,4 @@
-"""Trilinear interpolation in plain torch: an alternative to time, a float64 reference, and which vertices are read."""
+"""Trilinear interpolation in plain torch: a timed alternative, a float64 reference, and the indices of corners."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CORNERS = tuple(itertools.product((0, 1), repeat=3))
 
 def cells_of(points: Tensor, resolution: torch.Size) -> tuple[Tensor, Tensor]:
     """Returns each point's lower vertex (N, 3) and its position within the cell (N, 3), in the points' dtype."""
-    # One axis at a time: a tensor of the resolution would have to be copied to the device, which waits for it.
+    # One axis at a time: a tensor of the resolution would have to be copied to the device, which synchronises.
     scaled = torch.stack([points[:, axis] * (n - 1) for axis, n in enumerate(resolution)], dim=1)
     lower = torch.stack([scaled[:, axis].long().clamp_(max=n - 2) for axis, n in enumerate(resolution)], dim=1)
     return lower, scaled - lower
@@ -37,7 +37,7 @@ def corner_weights(fraction: Tensor) -> Tensor:
 
 
 def sample(grid: Tensor, points: Tensor) -> Tensor:
-    """Samples a grid (X, Y, Z, C) at (N, 3): one gather of all corners, whose backward is one scatter."""
+    """Samples a grid (X, Y, Z, C) at (N, 3): one gather of all corners, whose backward pass is one scatter."""
     lower, fraction = cells_of(points, grid.shape[:3])
     index = corner_indices(lower, grid.shape[:3])
     corners = grid.view(-1, grid.shape[3]).index_select(0, index.view(-1)).view(*index.shape, -1)

@@ -1,4 +1,4 @@
-"""What every benchmark shares: its options, timing, the machine's bandwidths and description, tables and JSON."""
+"""Shared code of the benchmarks: options, timing, bandwidths and description of the machine, tables and JSON."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# A clone that was never installed can run its benchmarks too; an installed package comes first.
+# Allows benchmarks to run in a clone that was never installed; an installed package takes precedence.
 if importlib.util.find_spec("voxelfield") is None:
     sys.path.append(str(Path(__file__).resolve().parent.parent))
 
@@ -36,7 +36,7 @@ _L2_PASSES = 64
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure one thing: as many repeats as fit into ``seconds``, within the two bounds."""
+    """Duration of a measurement: as many repeats as fit in ``seconds``, within the two bounds."""
 
     seconds: float
     min_repeats: int
@@ -49,7 +49,7 @@ class Effort:
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds of one call: median, 10th and 90th percentile, and what the host spends to enqueue it."""
+    """Milliseconds of one call: median, 10th and 90th percentile, and the host's time to enqueue it."""
 
     median: float
     low: float
@@ -66,15 +66,15 @@ def effort(device: torch.device, quick: bool) -> Effort:
 
 
 def measure(calls: Sequence[Call], device: torch.device, how: Effort) -> Timing:
-    """Times calls that do the same work on different inputs, in turn, so that no input waits in the cache.
+    """Times calls that do the same work on different inputs, in turn, so that inputs are not cached between calls.
 
-    On CUDA each call lies between two events. The device is kept busy while calls are enqueued in small batches, so
-    that the events see the device's own time; the host's time to enqueue a call is reported beside it.
+    On CUDA each call is enclosed by two events. The device is kept busy while calls are enqueued in small batches, so
+    that the events measure device time only; the host's time to enqueue a call is reported separately.
 
     Args:
-        calls: One callable for each input set; what it returns is freed outside the timed region.
-        device: Where the work runs.
-        how: Number of repeats.
+        calls: One callable for each set of inputs; its result is freed outside the timed region.
+        device: Device of the work.
+        how: Duration of the measurement.
 
     Returns:
         The statistics over all repeats.
@@ -95,7 +95,7 @@ def _cpu_times(calls: Sequence[Call], how: Effort) -> tuple[list[float], float]:
 
     first = timed(calls[0])
     repeats = how.repeats(first)
-    # A second warm-up costs little where calls are short, and long calls do not need it.
+    # A second warm-up is cheap for short calls, and long calls do not need it.
     estimate = min(first, timed(calls[-1])) if repeats > how.min_repeats else first
     times = [1e3 * timed(calls[i % len(calls)]) for i in range(how.repeats(estimate))]
     return times, statistics.median(times)
@@ -108,7 +108,7 @@ def _cuda_times(calls: Sequence[Call], how: Effort) -> tuple[list[float], float]
     started = time.perf_counter()
     calls[0]()
     torch.cuda.synchronize()
-    # Calls so long that a batch of them would exceed the effort need no help against the host's overhead.
+    # If calls are so long that a batch would exceed the effort, the host's overhead does not matter.
     batch = max(1, min(_CALLS_PER_BATCH, int(how.seconds / (time.perf_counter() - started))))
     started = time.perf_counter()
     for i in range(batch):
@@ -135,7 +135,7 @@ def _cuda_times(calls: Sequence[Call], how: Effort) -> tuple[list[float], float]
 def copy_bandwidth(device: torch.device) -> float:
     """Returns the bytes per second, read plus written, of a large copy within the device's memory.
 
-    It is a ceiling, so a fast copy counts (the 10th percentile), not the typical one.
+    This is an upper bound, so it is computed from a fast copy (the 10th percentile) instead of the median.
     """
     size = (1 << 30) if device.type == "cuda" else (1 << 28)
     source = torch.rand(size // 4, device=device)
@@ -151,11 +151,11 @@ def l2_bytes(device: torch.device) -> int:
 
 
 def l2_bandwidth(device: torch.device) -> float:
-    """Returns the bytes per second that repeated passes over a buffer within a GPU's L2 cache reach.
+    """Returns the bandwidth in bytes per second of repeated passes over a buffer within a GPU's L2 cache.
 
-    The better of reading (a sum) and of reading and writing (a copy), for buffers of an eighth and a quarter of the
-    cache. Many passes are replayed as one CUDA graph, so that the host's launches do not show. As with the copy in
-    memory, a fast pass counts.
+    This is the better of reading (a sum) and of reading and writing (a copy), for buffers of an eighth and a quarter of
+    the cache. Many passes are replayed as one CUDA graph, to hide the host's launch overhead. As in
+    :func:`copy_bandwidth`, it is computed from a fast pass.
     """
     cache = l2_bytes(device)
     best = 0.0
@@ -179,7 +179,7 @@ def l2_bandwidth(device: torch.device) -> float:
 
 
 def input_sets(bytes_per_set: int, device: torch.device, min_sets: int = 2) -> int:
-    """Returns how many input sets to rotate among so that they exceed the last-level cache several times over."""
+    """Returns the number of input sets to rotate through so that they exceed the last-level cache several times."""
     cache = _CPU_CACHE_BYTES
     if device.type == "cuda":
         cache = l2_bytes(device)
@@ -187,24 +187,24 @@ def input_sets(bytes_per_set: int, device: torch.device, min_sets: int = 2) -> i
 
 
 def granule(device: torch.device) -> int:
-    """Returns the bytes that memory moves at once: a sector of the GPU's L2, a cache line of the CPU."""
+    """Returns the size of a memory transfer in bytes: a sector of the GPU's L2, or a cache line of the CPU."""
     return 32 if device.type == "cuda" else 64
 
 
 def relative_error(value: Tensor, reference: Tensor) -> float:
-    """Returns ``|value - reference| / |reference|`` in the Euclidean norm (NaN if either holds one)."""
+    """Returns ``|value - reference| / |reference|`` in the Euclidean norm (NaN if either contains NaN)."""
     return float(torch.dist(value, reference) / torch.linalg.vector_norm(reference))
 
 
 def check(label: str, error: float, tolerance: float) -> float:
-    """Returns the error if it is within the tolerance; ends the run otherwise (NaN never passes)."""
+    """Returns the error if it is within the tolerance; exits otherwise (NaN never passes)."""
     if not error < tolerance:
         raise SystemExit(f"{label} is off by {error:.1e} (relative, tolerance {tolerance:.0e})")
     return error
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """Describes hardware and software: processor, threads, GPU, driver, versions of Python, torch and CUDA."""
+    """Describes hardware and software: CPU, threads, GPU, driver, and versions of Python, torch and CUDA."""
     described: dict[str, Any] = {
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),
@@ -238,7 +238,7 @@ def _driver_version() -> str | None:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Formats rows under a header in aligned columns, the first column to the left."""
+    """Formats rows under a header in aligned columns, the first one left-aligned."""
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:
@@ -250,7 +250,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 @dataclass(frozen=True)
 class Session:
-    """One run of a benchmark: where, how long, and what the machine can do."""
+    """One run of a benchmark: device, effort, and properties of the machine."""
 
     device: torch.device
     how: Effort
@@ -265,7 +265,7 @@ class Session:
         print(f"copy bandwidth {self.bandwidth / 1e9:.1f} GB/s{cache}, bytes read and written; times are medians")
 
     def write(self, path: Path, benchmark: str, method: str | None, rows: list[dict[str, Any]]) -> None:
-        """Writes every figure of the run to a JSON file, creating its folder."""
+        """Writes all results of the run to a JSON file, creating its folder."""
         content = {
             "benchmark": benchmark,
             "machine": self.machine,
@@ -280,7 +280,7 @@ class Session:
 
 
 def parser(description: str | None) -> argparse.ArgumentParser:
-    """Returns a command line with the options that every benchmark has."""
+    """Returns a command-line parser with the options that all benchmarks share."""
     options = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where torch finds it")
     options.add_argument("--threads", type=int, help="of torch on the CPU; default: torch's own choice")
@@ -291,7 +291,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 
 
 def start(options: argparse.Namespace) -> Session:
-    """Chooses device and threads as the command line says and measures the machine's bandwidths."""
+    """Selects device and threads from the command line and measures the machine's bandwidths."""
     device = torch.device(options.device or ("cuda" if torch.cuda.is_available() else "cpu"))
     if options.threads is not None:
         torch.set_num_threads(options.threads)

@@ -1,4 +1,4 @@
-"""Draws the benchmarks' plots by matplotlib, as SVG whose colours suit light and dark pages."""
+"""Plots of benchmark results with matplotlib, as SVG with colours that suit light and dark pages."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, StrMethodFormatter
 
-# Inches; at 100 dots an inch these are pixels of the file.
+# Inches; at 100 dpi, multiples of 100 pixels in the file.
 PANEL_WIDTH, PANEL_HEIGHT, LEGEND_HEIGHT = 3.0, 2.3, 0.4
-# Mid-tones, of similar contrast against white and against near-black.
+# Mid-tones of similar contrast against white and near-black.
 INK = "#7d8590"
 BLUE, ORANGE = "#3b82f6", "#e0701a"
 
 _STYLE: dict[Any, Any] = {
-    # Text stays text, so that a page's reader can search and copy it; ids repeat from run to run.
+    # Text stays text, so that it can be searched and copied; ids are reproducible.
     "svg.fonttype": "none",
     "svg.hashsalt": "voxelfield",
     "font.family": "sans-serif",
@@ -47,7 +47,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes; ``ticks`` are the rising places and labels along x, those along y are found."""
+    """One pair of axes; ``ticks`` are increasing positions and labels along x, those along y are automatic."""
 
     title: str
     x_label: str

@@ -1,4 +1,4 @@
-"""The point sets that grids are sampled at: along camera rays, and at random."""
+"""The sets of points at which grids are sampled: along camera rays, and at random."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ SAMPLES_PER_RAY = 256
 
 
 def random_points(count: int, device: torch.device) -> Tensor:
-    """Returns uniform points of the unit cube, (count, 3)."""
+    """Returns uniformly distributed points in the unit cube, (count, 3)."""
     return torch.rand(count, 3, device=device)
 
 
 def camera_points(count: int, device: torch.device) -> Tensor:
-    """Returns samples along rays from a sphere around the unit cube, ray by ray, near to far: (count, 3).
+    """Returns samples along rays from a sphere around the unit cube, ray by ray, from near to far: (count, 3).
 
-    256 samples a ray, evenly between entry and exit; the eyes lie on a sphere of radius 2 about the cube's centre, the
-    rays aim at uniform points inside it. The last ray is cut short where 256 does not divide the count.
+    Each ray has 256 samples, evenly spaced between entry and exit. The ray origins lie on a sphere of radius 2 about
+    the cube's centre, and the rays aim at uniformly distributed points inside the cube. If 256 does not divide the
+    count, the last ray is truncated.
     """
     rays = -(-count // SAMPLES_PER_RAY)
     eyes = 0.5 + 2 * F.normalize(torch.randn(rays, 3, device=device, dtype=torch.float64), dim=1)

@@ -1,4 +1,4 @@
-"""The photographs that a trained run is timed and judged on."""
+"""The photographs with which a trained run is timed and evaluated."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from voxelfield.training.run import Run
 def load_run_scene(
     run: Run, split: str, data_root: Path | None, missing_images: Literal["error", "skip"] | None = None
 ) -> Scene:
-    """Loads a split of a run's scene at the full resolution of its images, whatever the run was trained at.
+    """Loads a split of a run's scene at the full resolution of its images, regardless of the training resolution.
 
     Args:
-        run: Its configuration names the scene.
+        run: The run, whose configuration names the scene.
         split: Name of the split, the only one that is loaded.
-        data_root: Folder of scenes; None takes ``data.root`` of the run.
-        missing_images: As for :func:`voxelfield.load_scene`; None takes ``data.missing_images`` of the run.
+        data_root: Folder of scenes; None for the run's ``data.root``.
+        missing_images: As for :func:`voxelfield.load_scene`; None for the run's ``data.missing_images``.
 
     Returns:
         The scene, on the CPU.
 
     Raises:
-        FileNotFoundError: The scene or a file of it is not there.
+        FileNotFoundError: The scene or one of its files does not exist.
         ValueError: A file of the scene is damaged.
     """
     scene, data = run.config.scene, parse(DataConfig, run.config.data, "data")

@@ -1,22 +1,22 @@
-"""Times a training step through plain functions beside the step of the field that they wrap, at equal samples.
+"""Times a training step with plain functions against that of the field that they wrap, with the same samples.
 
     python benchmarks/callbacks.py [--device cpu|cuda] [--threads N] [--quick] [--only SUBSTRING] [--json PATH]
 
 Each kind of field (``model=pyramid``, ``sh``, ``mlp`` with their defaults up to a finest level of 256 on a GPU, 64 on a
-CPU) is rendered in three ways. Forward and backward of ``render`` are timed, without an optimizer:
+CPU) is rendered in three ways. The forward and backward pass of ``render`` are timed, without an optimizer:
 
-- "field": the ``RadianceField`` itself, as training renders it. A pyramid is marched through by one kernel.
-- "class": a class with the members of ``voxelfield.fields.field.Field`` alone, whose ``sample`` is the field's own.
-  What it takes more is the price of the general path.
-- "functions": ``CallbackField`` of two functions, the field's density and the field's colour. Each of them reads the
-  grid, so it is read once more forward and once more backward: what it takes more than "class" is that work, which the
-  functions ask for, and the calls.
+- "field": the ``RadianceField`` itself, as training renders it. A pyramid is marched by a single kernel.
+- "class": a class with only the members of ``voxelfield.fields.field.Field``, whose ``sample`` is the field's own. Its
+  additional time is the cost of the general path.
+- "functions": a ``CallbackField`` of two functions, the field's density and the field's colour. Both of them read the
+  grid, so it is read once more in the forward and in the backward pass. The additional time compared with "class" is
+  due to this work, which is inherent in the functions, and to the calls.
 
-The scene is a shell of uniform density, so that a ray shows a part of its candidate samples: rays stop in the shell's
-front, and its back is never seen. "room" says whether the number of samples is waited for, or has a fixed capacity as
-in training on a GPU. Fields read working copies of their grids, float16 on a GPU and float32 on a CPU, as in training.
-Colours, and the gradients in all parameters, are compared in the run. Gradients are added up from call to call, so no
-time goes into clearing them.
+The scene is a shell of uniform density, so that only some of a ray's candidate samples are visible: rays end in the
+front of the shell, and its back is never seen. "room" says whether the host waits for the number of samples or uses a
+fixed capacity, as in training on a GPU. Fields read working copies of their grids, float16 on a GPU and float32 on a
+CPU, as in training. Colours and the gradients of all parameters are compared in the run. Gradients accumulate over the
+calls, so no time is spent on clearing them.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ SHELL = (0.45, 0.75)  # radii
 RAYS = {"cuda": 1 << 14, "cpu": 1 << 11}
 FINEST = {"cuda": 256, "cpu": 64}
 SH_LEVELS = {"cuda": [32, 64, 128, 256], "cpu": [16, 32, 64]}
-# Relative, of colours and of gradients. On a GPU a kernel marches in 16 bits, and samples at the limits differ.
+# Relative errors of colours and gradients. On a GPU a kernel marches in 16 bits, so samples at thresholds differ.
 TOLERANCE = {"cuda": 5e-2, "cpu": 1e-3}
 
 
 class Members:
-    """A field by no more than what rendering needs of one.
+    """A field with only the members that rendering requires.
 
     Args:
-        field: What it passes everything on to.
+        field: The field that it wraps.
     """
 
     def __init__(self, field: RadianceField) -> None:
@@ -111,7 +111,7 @@ def make_rays(device: torch.device) -> Rays:
 def step(
     field: Field, rays: Rays, occupancy: OccupancyGrid, settings: RenderSettings, capacity: Capacity | None
 ) -> Rendering:
-    """Renders rays and adds the gradient of their squared colours and opacities to what is trained."""
+    """Renders rays and accumulates the gradients of their squared colours and opacities in the parameters."""
     rendering = render(field, rays, occupancy, settings, capacity=capacity)
     (rendering.rgb.square().sum() + rendering.opacity.square().sum()).backward()
     return rendering
@@ -125,7 +125,7 @@ def results(
     settings: RenderSettings,
     capacity: Capacity | None,
 ) -> tuple[Rendering, Tensor]:
-    """Takes one step; returns what was rendered and the gradients in all parameters, flat."""
+    """Takes one step; returns the rendering and the gradients of all parameters, flattened."""
     for parameter in trained.parameters():
         if parameter.grad is not None:
             parameter.grad.zero_()
@@ -136,7 +136,7 @@ def results(
 def measure(
     kind: str, field: RadianceField, rays: Rays, occupancy: OccupancyGrid, room: str, session: harness.Session
 ) -> dict[str, Any]:
-    """Compares and times the three ways for one kind of field."""
+    """Compares and times the three variants for one kind of field."""
     device = session.device
     settings = RenderSettings(step=0.8 * 2 / FINEST[device.type])
     forms: dict[str, Field] = {"field": field, "class": Members(field), "functions": functions(field)}
@@ -164,7 +164,7 @@ def measure(
 
 
 def as_table(rows: list[dict[str, Any]]) -> str:
-    """Formats a line for each kind and room; ratios are to the field itself."""
+    """Formats a line for each kind and room; ratios are relative to the field itself."""
     lines = []
     for row in rows:
         times = {name: row[name]["ms"].median for name in ("field", "class", "functions")}
@@ -177,7 +177,7 @@ def as_table(rows: list[dict[str, Any]]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Parses the command line, measures, prints the table last."""
+    """Parses the command line, measures, and prints the table last."""
     options = harness.parser(__doc__).parse_args(arguments)
     session = harness.start(options)
     torch.manual_seed(0)

@@ -1,28 +1,29 @@
-"""Perturbs a scene's training cameras and measures how far refinement brings them back.
+"""Perturbs a scene's training cameras and measures how well refinement restores them.
 
     python benchmarks/camera_refinement.py [OVERRIDE ...] [--scene NAME] [--data-root DIR] [--noise barf|small]
                                            [--seed N] [--only NAME[;NAME ...]] [--views N] [--test-steps N]
                                            [--device auto|cpu|cuda] [--threads N] [--json PATH]
 
-The configuration is what ``python train.py scene=NAME camera=refine OVERRIDE ...`` would compose. Four trainings are
-rows of the table:
+The configuration is that of ``python train.py scene=NAME camera=refine OVERRIDE ...``. The rows of the table are four
+trainings:
 
 - ``true``: the scene's own cameras, ``camera=none``;
 - ``true, refined``: the scene's own cameras, ``camera=refine``, which shows what refinement and its schedule cost;
 - ``perturbed``: perturbed cameras, ``camera=none``;
 - ``perturbed, refined``: perturbed cameras, ``camera=refine``.
 
-The noise ``barf`` moves each camera about the world's origin by the exponential of a twist whose six numbers are normal
-of standard deviation 0.15 (Lin et al. 2021, section 4.1: 14.9 degrees and 0.26 units in the mean). ``small`` turns each
-camera by 1 degree about a random axis through itself, and moves it by 2 % of its distance from the centre of the
-scene's box in a random direction.
+The noise ``barf`` moves each camera about the world's origin by the exponential of a twist whose six components are
+normally distributed with standard deviation 0.15 (Lin et al. 2021, section 4.1: 14.9 degrees and 0.26 units on
+average). ``small`` rotates each camera by 1 degree about a random axis through its position, and moves it by 2 % of its
+distance from the centre of the scene's box in a random direction.
 
 "degrees" and "distance" are the mean errors of the training cameras after the similarity that aligns their positions
-with the true ones (Procrustes), "at first" before training; "worst" is the largest angle. PSNR is over the test views,
-whose true cameras are brought into the frame of the refined ones by that similarity. "optimised" is PSNR after each
-test view's pose was refined for ``--test-steps`` steps with the field as it is, as BARF judges views. "seconds" are
-``train_seconds`` of metrics.json. The last line says which share of the PSNR that the noise costs comes back. Where
-wrong poses make a visual hull carve everything away, the row of ``perturbed`` has no PSNR.
+with the true ones (Procrustes), "at first" before training; "worst" is the largest angle. PSNR is computed over the
+test views, whose true cameras are moved into the frame of the refined ones by that similarity. "optimised" is the PSNR
+after the pose of each test view has been refined for ``--test-steps`` steps with a fixed field, as in BARF's
+evaluation. "seconds" are ``train_seconds`` of metrics.json. The last line gives the share of the PSNR lost to the noise
+that refinement recovers. If wrong poses make the visual hull carve everything away, the row of ``perturbed`` has no
+PSNR.
 """
 
 from __future__ import annotations
@@ -59,8 +60,8 @@ def perturbed(cameras: Cameras, noise: str, centre: Tensor, seed: int) -> Camera
     Args:
         cameras: N cameras on the CPU.
         noise: ``barf`` or ``small``.
-        centre: (3,) from where distances count, world units.
-        seed: Of the noise.
+        centre: (3,) reference point of the cameras' distances, world units.
+        seed: Seed of the noise.
     """
     generator = torch.Generator().manual_seed(seed)
     count = len(cameras)
@@ -75,7 +76,7 @@ def perturbed(cameras: Cameras, noise: str, centre: Tensor, seed: int) -> Camera
 
 
 def train(name: str, scene: Scene, noisy: Cameras, settings: RunConfig, options: argparse.Namespace) -> dict[str, Any]:
-    """Trains as one row of the table says, and judges the result."""
+    """Trains and evaluates as specified by one row of the table."""
     truth = scene.train.cameras
     given = noisy if name.startswith("perturbed") else truth
     config = replace(settings, camera=replace(settings.camera, name="refine" if "refined" in name else "none"))
@@ -85,13 +86,13 @@ def train(name: str, scene: Scene, noisy: Cameras, settings: RunConfig, options:
     try:
         session.fit()
     except EmptyFieldError as error:
-        # Wrong poses may carve away everything.
+        # Wrong poses may carve everything away.
         print(error)
         return {**dict.fromkeys(COLUMNS), "training": name, "degrees at first": float(at_first[0].mean())}
     found = given if session.cameras is None else session.cameras.refined
     angles, away = pose_errors(found, truth)
     test = replace(scene.test, cameras=align_cameras(truth, found, rotations=False).cameras(scene.test.cameras))
-    # Views are in the field's frame already.
+    # The views are already in the field's frame.
     run = replace(session.result(), cameras=None)
     row = {
         "training": name,
@@ -113,7 +114,7 @@ def train(name: str, scene: Scene, noisy: Cameras, settings: RunConfig, options:
 
 
 def printed(row: dict[str, Any]) -> str:
-    """Returns a row of the table."""
+    """Formats a row of the table."""
     texts = ("" if value is None else value if isinstance(value, str) else f"{value:.3f}" for value in row.values())
     return "| " + " | ".join(texts) + " |"
 

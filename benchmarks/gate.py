@@ -1,16 +1,17 @@
-"""Compares how fast the ops are beside their alternatives with a stored baseline, and says what has moved.
+"""Compares the speed of the ops relative to their alternatives with a stored baseline, and reports changes.
 
     python benchmarks/gate.py [--device cpu|cuda] [--threads N] [--rounds N] [--only SUBSTRING] [--tolerance SHARE]
     python benchmarks/gate.py --store ...
 
-Runs ``trilinear.py --quick`` and ``pyramid.py --quick`` in processes of their own, several rounds in turn, and
-compares two figures of each row: the ratio between the best alternative's time and ours, and our share of the physical
-limit (the floor). Both come from one run on one machine, so a machine that is busy moves them less than milliseconds.
+Runs ``trilinear.py --quick`` and ``pyramid.py --quick`` in separate processes, alternately for several rounds, and
+compares two figures of each row: the ratio between the time of the best alternative and ours, and our share of the
+physical limit (the floor). Both are determined within one run on one machine, so they depend less on the machine's load
+than milliseconds do.
 
-A baseline holds the range of each figure over its rounds, for one kind of machine: ``baselines/DEVICE.json`` beside
-this file. A row has moved if the median of this run lies outside of that range by more than ``--tolerance`` (0.15:
-15 %). If the ratio falls while the share of the floor stays, the alternative has become faster, as it may with a new
-torch. The exit status is 1 if a row has become slower in both, and 2 without a baseline. ``--store`` writes the
+A baseline contains the range of each figure over its rounds, for one kind of machine: ``baselines/DEVICE.json`` next to
+this file. A row has moved if the median of this run lies outside that range by more than ``--tolerance`` (0.15: 15 %).
+If the ratio falls while the share of the floor stays, the alternative has become faster, for example with a new torch.
+The exit status is 1 if a row has become slower in both figures, and 2 without a baseline. ``--store`` writes the
 baseline instead.
 """
 
@@ -40,7 +41,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Range:
-    """A figure over several rounds: smallest, median, largest."""
+    """The range of a figure over several rounds: smallest, median, largest."""
 
     low: float
     median: float
@@ -52,17 +53,17 @@ class Range:
         return cls(min(values), statistics.median(values), max(values))
 
     def moved(self, value: float, tolerance: float) -> int:
-        """Returns -1 for a value clearly below the range, 1 for one clearly above it, 0 within it."""
+        """Returns -1 for a value clearly below the range, 1 for one clearly above it, 0 otherwise."""
         return (value > self.high * (1 + tolerance)) - (value < self.low * (1 - tolerance))
 
 
 @dataclass(frozen=True)
 class Figures:
-    """What is compared of a row.
+    """The compared figures of a row.
 
     Attributes:
-        ratio: Time of the best alternative over ours.
-        share: Time of the floor over ours.
+        ratio: Time of the best alternative divided by ours.
+        share: Time of the floor divided by ours.
     """
 
     ratio: Range
@@ -70,7 +71,7 @@ class Figures:
 
 
 def figures(runs: Iterable[Sequence[Row]]) -> dict[str, Figures]:
-    """Returns the figures of each row by its name.
+    """Returns the figures of each row by name.
 
     Args:
         runs: The rows of each round.
@@ -87,12 +88,12 @@ def figures(runs: Iterable[Sequence[Row]]) -> dict[str, Figures]:
 
 
 def verdict(now: Figures, before: Figures, tolerance: float) -> Verdict | None:
-    """Says what has become of a row, or None if it has not moved.
+    """Returns the verdict on a row, or None if it has not moved.
 
     Args:
-        now: Of this run.
-        before: Of the baseline.
-        tolerance: By what share the median may lie outside of the range before.
+        now: Figures of this run.
+        before: Figures of the baseline.
+        tolerance: Relative distance from the earlier range up to which the median has not moved.
     """
     ratio = before.ratio.moved(now.ratio.median, tolerance)
     share = before.share.moved(now.share.median, tolerance)
@@ -124,7 +125,7 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
 
 
 def baseline_path(machine: Mapping[str, Any]) -> Path:
-    """Returns where the baseline of a kind of machine is kept."""
+    """Returns the path of the baseline for a kind of machine."""
     name = machine["gpu"] or f"cpu {machine['threads']} threads"
     return BASELINES / f"{re.sub('[^a-z0-9]+', '_', name.lower())}.json"
 
@@ -149,7 +150,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Figures]]:
 
 
 def report(now: Mapping[str, Figures], before: Mapping[str, Figures], tolerance: float) -> list[str]:
-    """Prints what has moved; returns the names of the rows that have become slower."""
+    """Prints the rows that have moved; returns the names of those that have become slower."""
     lines, slower = [], []
     for name in now.keys() & before.keys():
         found = verdict(now[name], before[name], tolerance)

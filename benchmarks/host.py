@@ -1,16 +1,16 @@
-"""Times what one call costs the host, whatever the size of its input, beside ``F.grid_sample``.
+"""Measures the host time of one call, independent of the size of its input, next to ``F.grid_sample``.
 
     python benchmarks/host.py [--device cpu|cuda] [--quick] [--only SUBSTRING] [--json PATH]
 
-Inputs are tiny (8^3 vertices of 4 channels, 64 points), so that what remains is the host's own time: Python, torch's
-dispatcher, allocation and the launch of kernels. On a GPU that is the time until the call returns; the device is waited
-for between batches of calls, outside of the clock.
+Inputs are tiny (8^3 vertices of 4 channels, 64 points), so that only the host's own time remains: Python, torch's
+dispatcher, allocation and kernel launches. On a GPU this is the time until the call returns; synchronisation takes
+place between batches of calls, outside the timed region.
 
 - "forward": under ``torch.no_grad()``. "recorded": with an input that requires a gradient. "backward":
-  ``torch.autograd.grad`` on a retained graph. Where an op has no such input, the column says so.
-- "empty Function" is a ``torch.autograd.Function`` that returns a view of its input: less than that no operator
-  written in Python with a derivative of its own can cost. "dispatch alone" is the raw operator without a derivative.
-- Rows take turns, in rounds, so that a clock that changes in the course of a run changes all of them; figures are
+  ``torch.autograd.grad`` on a retained graph. A dash marks an op without such an input.
+- "empty Function" is a ``torch.autograd.Function`` that returns a view of its input: a lower bound for any operator
+  written in Python with its own derivative. "dispatch alone" is the raw operator without a derivative.
+- Rows alternate in rounds, so that a change of the clock frequency during a run affects all of them; figures are
   medians over the rounds' medians.
 """
 
@@ -45,7 +45,7 @@ class Empty(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        """Returns the gradient as it comes."""
+        """Returns the incoming gradient unchanged."""
         return grad
 
 
@@ -66,7 +66,7 @@ def row(function: Callable[..., Tensor], inputs: tuple[Any, ...], trained: list[
 
 
 def rows(device: torch.device) -> Iterator[tuple[str, Row]]:
-    """Makes the rows of the table."""
+    """Yields the rows of the table."""
     # Networks run in float16 on CUDA.
     half = torch.float16 if device.type == "cuda" else torch.float32
     grid = torch.randn(RESOLUTION, RESOLUTION, RESOLUTION, CHANNELS, device=device, requires_grad=True)
@@ -101,7 +101,7 @@ def rows(device: torch.device) -> Iterator[tuple[str, Row]]:
 
 
 def dispatch_alone(grid: Tensor, points: Tensor) -> Callable[[], object]:
-    """Returns a call of the raw operator, as torch runs it where autograd is out of the way."""
+    """Returns a call of the raw operator without autograd."""
     raw = torch.ops.voxelfield.sample_trilinear.default
 
     def call() -> object:
@@ -112,7 +112,7 @@ def dispatch_alone(grid: Tensor, points: Tensor) -> Callable[[], object]:
 
 
 def microseconds(call: Callable[[], object], device: torch.device) -> float:
-    """Returns the median time of the calls of a batch."""
+    """Returns the median time of a batch of calls."""
     times = []
     if device.type == "cuda":
         torch.cuda.synchronize()
@@ -135,7 +135,7 @@ def main() -> None:
         for name, passes in selected:
             for what, call in passes.items():
                 elapsed = microseconds(call, session.device)
-                if turn > 0:  # the first round warms up
+                if turn > 0:  # the first round is a warm-up
                     rounds.setdefault((name, what), []).append(elapsed)
     medians = {key: statistics.median(values) for key, values in rounds.items()}
     cells = [[name, *(f"{medians[name, p]:.1f}" if p in passes else "-" for p in PASSES)] for name, passes in selected]

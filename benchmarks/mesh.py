@@ -1,14 +1,14 @@
-"""Compares exported surfaces of the bundled scene with the geometry that its images were rendered from.
+"""Compares exported surfaces of the bundled scene with the geometry from which its images were rendered.
 
     python train.py scene=bricks hydra.run.dir=runs/bricks_mesh
     python benchmarks/mesh.py runs/bricks_mesh [--device cpu|cuda] [--only SUBSTRING]
 
-The surface where the density crosses a level, for several levels, stands beside the one that is fused from the depth of
-the training views. Distances are measured both ways, from points that are uniform in area on what the training cameras
-see of one surface to the nearest point of the other, wherever that is: "off" tells how far what was exported is from
-the truth, "missed" how far the truth is from what was exported. Both are in voxels of the field.
+The table lists the level sets of the density at several levels and the surface fused from the depth of the training
+views. Distances are measured in both directions, from points uniformly distributed on the visible part of one surface
+to the nearest point of the other surface, visible or not: "off" is the distance of the exported surface from the truth,
+"missed" the distance of the truth from the exported surface. Both are in voxels of the field.
 
-What cameras see is found by comparing depths in buffers of 300 x 300 pixels, so edges are seen to 0.012 world units.
+Visibility is determined by comparing depths in buffers of 300 x 300 pixels, so edges are located to 0.012 world units.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.training.run import Run
 
 LEVELS = (0.25, 0.5, 1.0, 2.0)
-"""Times the default."""
+"""Factors on the default level."""
 
 
 def wanted_surfaces(run: Run) -> dict[str, SurfaceOptions]:
-    """Returns the surfaces that are compared, by name."""
+    """Returns the surfaces to compare, by name."""
     default = half_absorbing_density(Region.of(run.field).voxel)
     cells = 2 * (max(run.field.grid.resolution) - 1)
     return {

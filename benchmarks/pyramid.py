@@ -1,13 +1,14 @@
-"""Times ``sample_pyramid`` beside one call of ``sample_trilinear`` for each level, in one run.
+"""Times ``sample_pyramid`` against one call of ``sample_trilinear`` per level, in one run.
 
     python benchmarks/pyramid.py [--device cpu|cuda] [--threads N] [--quick] [--only SUBSTRING] [--json PATH]
 
-Five float32 levels of 4 channels (16^3 to 256^3 on a GPU, 8^3 to 128^3 on a CPU), sampled at the same points. In
-"concat" their channels stand side by side: the alternatives are separate calls with ``torch.cat``, and the calls alone,
+Five float32 levels of 4 channels (16^3 to 256^3 on a GPU, 8^3 to 128^3 on a CPU) are sampled at the same points. In
+"concat" their channels are concatenated: the alternatives are separate calls with ``torch.cat``, and the calls alone,
 which leave five tensors. In "sum" they are added: the alternative is separate calls and additions.
 
-- Forward runs without a graph. Backward is ``torch.autograd.grad`` to the five grids alone, on a retained graph; it
-  includes allocating and zeroing the gradients, and what ``torch.cat`` and the additions do on the way back.
+- The forward pass runs without a graph. The backward pass is ``torch.autograd.grad`` with respect to the five grids
+  only, on a retained graph; it includes allocating and zeroing the gradients, and the backward pass of ``torch.cat``
+  and the additions.
 - Values and gradients of all alternatives are compared in the run, and ours with float64 as well.
 - The point sets and the floor are those of benchmarks/trilinear.py, with points read and output written once for all
   levels.
@@ -42,24 +43,24 @@ def make(op: str, resolutions: Sequence[int], points: str, count: int, device: t
 
 
 def pyramid(reduce: Reduction, *grids_and_points: Tensor) -> Tensor:
-    """Samples all levels by one op."""
+    """Samples all levels with one op."""
     *grids, points = grids_and_points
     return sample_pyramid(grids, points, reduce=reduce)
 
 
 def separate(*grids_and_points: Tensor) -> list[Tensor]:
-    """Samples each level by a call of its own."""
+    """Samples each level with a separate call."""
     *grids, points = grids_and_points
     return [sample_trilinear(grid, points) for grid in grids]
 
 
 def separate_concat(*grids_and_points: Tensor) -> Tensor:
-    """Samples each level by a call of its own and puts the channels side by side."""
+    """Samples each level with a separate call and concatenates the channels."""
     return torch.cat(separate(*grids_and_points), dim=1)
 
 
 def separate_sum(*grids_and_points: Tensor) -> Tensor:
-    """Samples each level by a call of its own and adds them up."""
+    """Samples each level with a separate call and adds the results."""
     first, *others = separate(*grids_and_points)
     for other in others:
         first = first + other
@@ -67,7 +68,7 @@ def separate_sum(*grids_and_points: Tensor) -> Tensor:
 
 
 def prepare_separate(inputs: Inputs) -> Prepared:
-    """Prepares the calls alone, each with a contiguous gradient of its own."""
+    """Prepares the calls alone, each with its own contiguous gradient."""
     sources = [source.detach().requires_grad_() for source in inputs.sources]
     forward = partial(separate, *sources, inputs.points)
     values = [part.contiguous() for part in inputs.values.split(CHANNELS, dim=1)]
@@ -78,7 +79,7 @@ def prepare_separate(inputs: Inputs) -> Prepared:
 
 
 def concat_errors(inputs: Inputs, results: dict[str, Results]) -> Errors:
-    """Compares channels side by side with float64."""
+    """Compares concatenated channels with float64."""
     columns = range(0, CHANNELS * len(inputs.sources), CHANNELS)
     return {
         "forward": forward_error(inputs, results["forward"][0], partial(torch.cat, dim=1)),
@@ -87,7 +88,7 @@ def concat_errors(inputs: Inputs, results: dict[str, Results]) -> Errors:
 
 
 def sum_errors(inputs: Inputs, results: dict[str, Results]) -> Errors:
-    """Compares added levels with float64: each receives the whole gradient."""
+    """Compares summed levels with float64; each level receives the whole gradient."""
     return {
         "forward": forward_error(inputs, results["forward"][0], lambda rows: torch.stack(rows).sum(0)),
         "backward": backward_error(inputs, results["backward"], [0] * len(inputs.sources)),
@@ -123,7 +124,7 @@ def cases(device: torch.device) -> Iterator[Case]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Parses the command line, runs the cases, prints the tables last."""
+    """Parses the command line, runs the cases, and prints the tables last."""
     run_benchmark("pyramid", __doc__, cases, RATIOS, arguments)
 
 

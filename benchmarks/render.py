@@ -1,23 +1,24 @@
-"""Times the frames of a trained run: how fast images of it are drawn, and how good exactly those images are.
+"""Times the rendering of a trained run's images, and measures the quality of exactly these images.
 
     python benchmarks/render.py RUN [--split test] [--data-root DIR] [--missing-images error|skip] [--views N]
                                 [--supersampling N] [--min-weight X] [--device cpu|cuda] [--threads N] [--quick]
                                 [--only SUBSTRING] [--json PATH]
 
-RUN is a run directory or a checkpoint. Every camera of the split is drawn at the full resolution of its image, whatever
-the run was trained at, by ``voxelfield.FieldRenderer``: by the function that the kind of field allows and, beside it in
-the same run, by the general ``render_view``; ``--only`` takes one of the two by its name.
+RUN is a run directory or a checkpoint. Every camera of the split is rendered at the full resolution of its image,
+regardless of the training resolution, with ``voxelfield.FieldRenderer``: by the fastest backend for the kind of field
+and, in the same run, by the general ``render_view``; ``--only`` selects one of the two by name.
 
-- One camera a call, cameras on the device, rays made within the call, the device waited for after each frame, the image
-  complete in its memory. A frame's time is that from one such wait to the next. "fps" is frames over the sum of their
-  times. On a GPU all frames are drawn once before; on a CPU the first one.
-- PSNR and SSIM are those of the timed frames, over the background that the run was evaluated on; each frame leaves the
-  device after its clock has stopped. "off" is the mean absolute difference from the frames of the first row.
-- Settings are those of the run's own evaluation unless the command line has others.
-- The profile is from torch's profiler over at most ten of the frames, drawn once more: time on the device by kernel on
-  a GPU, time of each operator itself on a CPU. What is left of a frame is the host's. Where the profiler sees nothing
+- Each call renders one camera. Cameras are on the device, rays are generated within the call, and the device is
+  synchronised after each frame, when the image is complete in its memory. A frame's time is that between two such
+  synchronisations. "fps" is the number of frames divided by the sum of their times. As a warm-up, all frames are
+  rendered once on a GPU, and the first one on a CPU.
+- PSNR and SSIM are those of the timed frames, over the background of the run's evaluation; each frame is copied from
+  the device after its clock has stopped. "off" is the mean absolute difference from the frames of the first row.
+- Settings are those of the run's own evaluation unless given on the command line.
+- The profile is from torch's profiler over at most ten of the frames, rendered once more: device time by kernel on a
+  GPU, self time by operator on a CPU. The rest of a frame's time is spent on the host. If the profiler records nothing,
   there is no profile.
-- ``--quick`` draws at most ten frames, spread evenly over the split, as ``--views`` does.
+- ``--quick`` renders at most ten frames, spread evenly over the split, as ``--views`` does.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ PRINTED_STEPS = 12
 def draw(
     renderer: FieldRenderer, cameras: Cameras, views: Sequence[int], device: torch.device
 ) -> tuple[list[float], list[Tensor]]:
-    """Draws frames; returns their seconds, and their colours (H, W, 3) on the host."""
+    """Renders frames; returns their times in seconds, and their colours (H, W, 3) on the host."""
     seconds, frames = [], []
     for index in views:
         began = synchronized_time(device)
@@ -65,7 +66,7 @@ def draw(
 def judge(
     frames: Sequence[Tensor], split: Split, views: Sequence[int], background: Tensor, first: Sequence[Tensor]
 ) -> dict[str, float]:
-    """Compares frames with the photographs, by the evaluation's measures, and with the frames of the first row."""
+    """Compares frames with the photographs, using the metrics of the evaluation, and with the first row's frames."""
     scores = []
     for frame, index, other in zip(frames, views, first, strict=True):
         rgb = frame.to(background.device)
@@ -81,7 +82,7 @@ def judge(
 def profile_steps(
     renderer: FieldRenderer, cameras: Cameras, views: Sequence[int], device: torch.device
 ) -> list[dict[str, Any]]:
-    """Returns what frames spend their time on, by kernel (on a CPU: by operator), the longest first."""
+    """Returns the time that frames spend by kernel (on a CPU: by operator), in descending order."""
     on_gpu = device.type == "cuda"
     views = [views[i] for i in spread(PROFILED_FRAMES, len(views))]
     with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as profiler:
@@ -101,7 +102,7 @@ def profile_steps(
 def measure(
     renderer: FieldRenderer, cameras: Cameras, split: Split, views: Sequence[int], background: Tensor
 ) -> tuple[dict[str, Any], list[Tensor]]:
-    """Times and profiles one backend; returns its row, unjudged, and its frames."""
+    """Times and profiles one backend; returns its row without quality metrics, and its frames."""
     device = background.device
     draw(renderer, cameras, views if device.type == "cuda" else views[:1], device)
     seconds, frames = draw(renderer, cameras, views, device)
@@ -120,7 +121,7 @@ def measure(
 
 
 def run(trained: Run, split: Split, views: Sequence[int], device: torch.device, only: str) -> list[dict[str, Any]]:
-    """Measures and judges the backends of drawing whose name has ``only``."""
+    """Measures and evaluates the backends whose name contains ``only``."""
     background = evaluation_background(trained.trainer, device)
     cameras = split.cameras.to(device)
     settings = {
@@ -145,7 +146,7 @@ def run(trained: Run, split: Split, views: Sequence[int], device: torch.device, 
 
 
 def as_table(rows: list[dict[str, Any]]) -> str:
-    """Formats a line for each backend; the ratio is to the last one."""
+    """Formats a line for each backend; the ratio is relative to the last one."""
     lines = []
     for row in rows:
         times = [f"{row['ms'][key]:.3f}" for key in ("mean", "median", "low", "high")]
@@ -173,7 +174,7 @@ def profile_table(row: dict[str, Any]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Parses the command line, draws and judges the frames, prints the tables last."""
+    """Parses the command line, renders and evaluates the frames, and prints the tables last."""
     parser = harness.parser(__doc__)
     parser.add_argument("run", type=Path, metavar="RUN", help="a run directory or a checkpoint")
     parser.add_argument("--split", default="test", help="whose cameras (default: test)")

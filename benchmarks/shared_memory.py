@@ -1,15 +1,15 @@
-"""Times networks and frames on a GPU that is told to have the shared memory of smaller ones.
+"""Times networks and frames on a GPU whose shared memory is artificially limited to that of smaller GPUs.
 
     python benchmarks/shared_memory.py [RUN] [--limits BYTES [BYTES ...]] [--rounds N] [--quick] [--json PATH]
 
-Rows are the networks of the default preset on 2^18 rows, forwards and backwards, a deeper one, and the frames of RUN (a
-run directory or a checkpoint, drawn as ``benchmarks/render.py`` draws them), if given.
+Rows are the networks of the default preset on 2^18 rows, forward and backward, a deeper network, and the frames of RUN
+(a run directory or a checkpoint, rendered as in ``benchmarks/render.py``), if given.
 
-- A process takes its limit from ``VOXELFIELD_SHARED_MEMORY_LIMIT`` when it first launches a kernel, so each limit has
-  processes of its own. They alternate with processes without a limit, ``--rounds`` of each.
-- Times are medians over rounds of each process's median. The ratio is to the time without a limit.
-- The default limits are those of compute capability 8.0; 8.6, 8.9 and 12.0; and 7.5. The GPU at hand still has its own
-  clocks and caches, so a ratio tells what the other path costs, not how fast such a GPU is.
+- A process reads its limit from ``VOXELFIELD_SHARED_MEMORY_LIMIT`` when it first launches a kernel, so each limit is
+  measured in separate processes. They alternate with processes without a limit, ``--rounds`` of each.
+- Times are medians over rounds of each process's median. The ratio is relative to the time without a limit.
+- The default limits are those of compute capability 8.0; 8.6, 8.9 and 12.0; and 7.5. The GPU still has its own clocks
+  and caches, so a ratio shows the cost of the other code path, not the speed of such a GPU.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def frame_times(path: Path, data_root: Path | None) -> float:
 
 
 def measure(options: argparse.Namespace) -> Times:
-    """Measures everything under the limit that this process has."""
+    """Measures everything under the limit of this process."""
     how = harness.effort(torch.device("cuda"), options.quick)
     times: Times = {}
     with torch.no_grad():
@@ -100,7 +100,7 @@ def measure_in_process(arguments: list[str], limit: int | None) -> Times:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Parses the command line, measures in processes, prints the table last."""
+    """Parses the command line, measures in separate processes, and prints the table last."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, nargs="?", metavar="RUN", help="a run directory or a checkpoint")
     parser.add_argument("--data-root", type=Path, help="folder of scenes; default: data.root of the run")

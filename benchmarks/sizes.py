@@ -1,18 +1,20 @@
-"""Times ``sample_trilinear`` beside ``F.grid_sample`` over sizes: resolution, channels and number of points.
+"""Times ``sample_trilinear`` against ``F.grid_sample`` over sizes: resolution, channels and number of points.
 
     python benchmarks/sizes.py [--device cpu|cuda] [--threads N] [--quick] [--only SUBSTRING] [--json PATH]
     python benchmarks/sizes.py --plot PATH.json --out PATH.svg [--channels C]
 
-One of the three varies at a time about 256^3 vertices, 4 and 12 channels and a million points (64^3 and 1e5 points on
-a CPU), and the corners of that box are visited as far as memory allows: a configuration of ours that does not fit is
-left out, as is a layout of ``F.grid_sample`` that does not fit beside ours; the run says which and why.
+One of the three is varied at a time, around 256^3 vertices, 4 and 12 channels and a million points (64^3 and 1e5 points
+on a CPU), and the corners of that box are included as far as memory allows. A configuration that does not fit in memory
+with our op is left out, as is a layout of ``F.grid_sample`` that does not fit in addition to ours; the output lists
+these with the reason.
 
-- Float32, the passes and point sets of benchmarks/trilinear.py. ``F.grid_sample`` is the better of two layouts, NCDHW
-  and channels-last-3d.
-- Every configuration is checked in the run: some rows of the values with float64, the gradient by the identity
-  <gradient, grid> = <values, sampled>, and both with every layout of ``F.grid_sample`` that is timed, at some points.
-- Times are the device's own. For few points a caller waits longer, for the host: its time to enqueue a call is in the
-  JSON. The vertices of few points also stay in the cache between calls, whatever the size of the grid.
+- Data are float32; the passes and point sets are those of benchmarks/trilinear.py. ``F.grid_sample`` is the better of
+  two layouts, NCDHW and channels-last-3d.
+- Every configuration is checked in the run: some rows of the values against float64, the gradient by the identity
+  <gradient, grid> = <values, sampled>, and both against every timed layout of ``F.grid_sample``, at some points.
+- Times are device times. With few points, the host's overhead makes a call take longer: the host's time to enqueue a
+  call is in the JSON. With few points, the vertices also stay in the cache between calls, whatever the size of the
+  grid.
 """
 
 from __future__ import annotations
@@ -37,13 +39,13 @@ from torch import Tensor
 from voxelfield.ops import sample_trilinear
 
 CHECKED_POINTS = 4096
-# Elements of a grid that the check of the gradient turns to float64 at once.
+# Number of grid elements that the check of the gradient converts to float64 at once.
 CHECKED_CHUNK = 1 << 26
 RESERVE = 4 << 30
 
 
 def count_label(count: int) -> str:
-    """Returns a number of points as it is printed, such as 1e6."""
+    """Formats a number of points for printing, such as 1e6."""
     return f"{count:.0e}".replace("e+0", "e")
 
 
@@ -56,7 +58,7 @@ class Size(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Returns the configuration as it is printed."""
+        """Returns the configuration as printed."""
         return f"{self.resolution}^3 x {self.channels}, {count_label(self.points)}"
 
     @property
@@ -71,7 +73,7 @@ class Size(NamedTuple):
 
 
 class Range(NamedTuple):
-    """What varies, and about which centre."""
+    """The varied values, and the centre of the variation."""
 
     resolutions: tuple[int, ...]
     channels: tuple[int, ...]
@@ -91,12 +93,12 @@ RANGES = {
 }
 
 
-# Values of one output: more would take minutes.
+# Largest number of output values: more would take minutes.
 MAX_VALUES = 2 * 10**9
 
 
 def sizes(device: torch.device, quick: bool) -> list[Size]:
-    """Returns the configurations for a device, without repetition; a quick run leaves out the slow ones."""
+    """Returns the configurations for a device, without duplicates; a quick run leaves out the slow ones."""
     span = RANGES[device.type]
     resolution, points = span.center
     found: list[Size] = []
@@ -115,7 +117,7 @@ def sizes(device: torch.device, quick: bool) -> list[Size]:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Returns the memory that may be used, keeping a reserve for the allocator's fragments."""
+    """Returns the usable memory, less a reserve for the allocator's fragmentation."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(device)[0] - RESERVE
@@ -124,7 +126,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def needed_bytes(size: Size, copies_of_grid: int) -> int:
-    """Returns the most that one input set takes: grids, gradients, points, values, output, and making camera rays."""
+    """Returns the peak memory of one input set: grids, gradients, points, values, output, and temporary ray data."""
     return copies_of_grid * size.grid_bytes + 4 * size.stream_bytes + 160 * size.points
 
 
@@ -140,7 +142,7 @@ def make(size: Size, points: str, device: torch.device) -> Inputs:
 
 
 class Probe(NamedTuple):
-    """Where alternatives are compared: rows of the output, and the vertices that those points touch."""
+    """The part of the results that is compared: rows of the output, and the vertices that these points touch."""
 
     rows: Tensor
     x: Tensor
@@ -168,7 +170,7 @@ def dot(a: Tensor, b: Tensor) -> float:
 
 
 def check(label: str, name: str, prepared: Prepared, inputs: Inputs, at: Probe, ours: dict[str, Tensor]) -> None:
-    """Compares ours, which comes first, with float64 and fills ``ours``; compares the others with that."""
+    """Compares ours, which must come first, with float64 and stores it in ``ours``; compares the others with that."""
     results = {what: timed.to_ours(timed.call()) for what, timed in prepared.items()}
     looked = {what: at.look(what, result) for what, result in results.items()}
     if name == OURS:
@@ -176,7 +178,7 @@ def check(label: str, name: str, prepared: Prepared, inputs: Inputs, at: Probe, 
         (output,), (gradient,) = results["forward"], results["backward"]
         error = harness.relative_error(looked["forward"].double(), _formula.sample_rows(grid, points[at.rows]))
         harness.check(f"{label}: forward against float64", error, TOLERANCE)
-        # For a normal random grid, <gradient, grid> spreads as the gradient's norm does.
+        # For a normally distributed grid, the standard deviation of <gradient, grid> is the gradient's norm.
         error = abs(dot(gradient, grid) - dot(values, output)) / math.sqrt(dot(gradient, gradient))
         harness.check(f"{label}: backward against the adjoint", error, TOLERANCE)
     for what, part in looked.items():
@@ -186,13 +188,13 @@ def check(label: str, name: str, prepared: Prepared, inputs: Inputs, at: Probe, 
 
 @torch.no_grad()
 def run(size: Size, points: str, session: harness.Session) -> list[dict[str, Any]]:
-    """Checks and times one configuration on one point set; returns a row for each pass, none if it does not fit."""
+    """Checks and times one configuration on one point set; returns a row for each pass, or none if it does not fit."""
     room = free_bytes(session.device)
     per_set = size.grid_bytes + size.stream_bytes
     count = harness.input_sets(per_set, session.device)
     if needed_bytes(size, 3) * count > room:
         count = harness.input_sets(per_set, session.device, min_sets=1)
-    # A grid and its gradient; NCDHW is a copy of the grid besides.
+    # The grid and its gradient; NCDHW additionally copies the grid.
     needed = {name: needed_bytes(size, 3 if "NCDHW" in name else 2) * count for name in (OURS, *LAYOUTS)}
     skipped = {
         name: f"needs {size_in_bytes / 2**30:.1f} GiB, {room / 2**30:.1f} GiB are free"
@@ -231,7 +233,7 @@ def run(size: Size, points: str, session: harness.Session) -> list[dict[str, Any
 
 
 def milliseconds(row: dict[str, Any], ours: bool) -> float | None:
-    """Returns the median of ours or of the better layout of ``F.grid_sample``, None where neither fits."""
+    """Returns the median of ours or of the better layout of ``F.grid_sample``, or None if neither fits."""
     return min((timing["median"] for name, timing in row["ms"].items() if (name == OURS) == ours), default=None)
 
 
@@ -253,7 +255,7 @@ def size_of(row: dict[str, Any]) -> Size:
 
 
 def draw(rows: list[dict[str, Any]], channels: int) -> str:
-    """Draws cost against resolution, channels and points, forward above backward."""
+    """Plots time against resolution, channels and points, forward above backward."""
     center = RANGES["cuda"].center if any(size_of(row).resolution == 256 for row in rows) else RANGES["cpu"].center
     resolution, points = center
     sweeps = {
@@ -288,7 +290,7 @@ def draw(rows: list[dict[str, Any]], channels: int) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Parses the command line; either runs every configuration and prints the table last, or draws a run."""
+    """Parses the command line; runs every configuration and prints the table last, or plots an earlier run."""
     parser = harness.parser(__doc__)
     parser.add_argument("--plot", type=Path, metavar="JSON", help="draw this run instead of running")
     parser.add_argument("--out", type=Path, help="SVG file to draw into")

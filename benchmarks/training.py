@@ -1,29 +1,29 @@
-"""Trains a scene over sizes: seconds, quality and memory against the finest resolution and samples per step.
+"""Trains a scene at several sizes: time, quality and memory against the finest resolution and samples per step.
 
     python benchmarks/training.py [OVERRIDE ...] [--scene NAME] [--data-root DIR] [--hold-out N]
                                   [--finest-resolution [N ...]] [--samples [N ...]] [--device cpu|cuda] [--threads N]
                                   [--quick] [--only SUBSTRING] [--json PATH]
     python benchmarks/training.py --plot PATH.json [PATH.json ...] --out PATH.svg
 
-The configuration is what ``python train.py scene=NAME OVERRIDE ...`` would compose on the device. About the preset's
-own finest resolution and samples per step one of the two varies at a time; ``--finest-resolution`` and ``--samples``
-say over what, and with no number leave that sweep out.
+The configuration is that of ``python train.py scene=NAME OVERRIDE ...`` on the device. One of the two quantities is
+varied at a time, around the preset's own finest resolution and samples per step; ``--finest-resolution`` and
+``--samples`` set the values, and without a number they disable that sweep.
 
-- Levels are those of ``model.resolutions`` but its last that are coarser than the finest, and the finest; those that
-  are added up keep their ratios to it instead; a model without levels has its last resolution there.
-  ``trainer.stages`` follow: those up to the finest, the last at it.
-- ``trainer.max_rays`` and ``trainer.candidate_samples`` grow and shrink with ``trainer.visible_samples``. "rays" are
-  those of a step that had room, in the mean since the last record: finer levels have more samples along a ray, so fewer
-  of them.
-- Every N-th training view (``--hold-out``) is not trained on; PSNR and SSIM are over these views, drawn as the trainer
-  would draw its evaluation. The test split is never read.
-- Seconds are metrics.json's ``train_seconds``: from images in memory to the last step, upload, building the field and
-  capturing graphs included. GiB is the most that torch held on the device meanwhile.
-- Each training has a process of its own, and writes no checkpoint. Where one fails, which it does before it starts if
-  the device's memory cannot hold it, the error is its row and the sweep goes on.
-- The preset itself comes first, then what is ever further from it; the JSON file is written after each training.
-- ``--quick`` leaves out what is larger than the preset. ``--plot`` prints and draws the rows of all its files; those of
-  a later one replace those of an earlier one.
+- Levels are those of ``model.resolutions``, except its last, that are coarser than the finest resolution, and the
+  finest resolution itself; levels that are summed keep their ratios to it instead; a model without levels has this
+  resolution at the end. ``trainer.stages`` are adapted: those up to the finest resolution are kept, the last one at it.
+- ``trainer.max_rays`` and ``trainer.candidate_samples`` scale with ``trainer.visible_samples``. "rays" is the number of
+  rays per step that fit, on average since the last record: finer levels have more samples along a ray, so fewer rays
+  fit.
+- Every N-th training view (``--hold-out``) is held out; PSNR and SSIM are computed over these views, rendered as in the
+  trainer's evaluation. The test split is never read.
+- Seconds are metrics.json's ``train_seconds``: from images in memory to the last step, including upload, building the
+  field and capturing graphs. GiB is the peak memory that torch held on the device during this time.
+- Each training has its own process and writes no checkpoint. If one fails, which happens before it starts if the
+  device's memory is insufficient, its row contains the error and the sweep continues.
+- The preset itself comes first, then sizes in order of distance from it; the JSON file is written after each training.
+- ``--quick`` leaves out sizes larger than the preset. ``--plot`` prints and plots the rows of all its files; rows of
+  later files replace those of earlier ones.
 """
 
 from __future__ import annotations
@@ -51,23 +51,23 @@ from voxelfield.training.session import Session
 
 FINEST_RESOLUTIONS = {"cuda": (128, 192, 512, 768, 1024), "cpu": (32, 64, 96)}
 SAMPLE_FACTORS = (0.25, 0.5, 1, 2, 4)
-# What two rows must share to be one curve.
+# Settings that rows must share to form one curve.
 SETTING = ("scene", "overrides", "steps", "hold_out")
 
 
 class Size(NamedTuple):
-    """What varies between trainings."""
+    """The quantities that vary between trainings."""
 
     finest_resolution: int
     samples: int
 
     @property
     def label(self) -> str:
-        """Returns the size as it is printed."""
+        """Returns the size as printed."""
         return f"finest resolution {self.finest_resolution}, samples {self.samples}"
 
     def sweeps(self, own: Size) -> list[str]:
-        """Returns the sweeps about the preset's own size that this one is part of."""
+        """Returns the sweeps around the preset's own size that include this size."""
         part_of = {
             "finest_resolution": self.samples == own.samples,
             "samples": self.finest_resolution == own.finest_resolution,
@@ -75,17 +75,17 @@ class Size(NamedTuple):
         return [sweep for sweep, member in part_of.items() if member]
 
     def distance(self, own: Size) -> float:
-        """Returns by how many powers of two it is off the preset's own size."""
+        """Returns the distance from the preset's own size in powers of two."""
         return sum(abs(math.log2(mine / theirs)) for mine, theirs in zip(self, own, strict=True))
 
 
 def own_size(settings: RunConfig) -> Size:
-    """Returns the size that settings have by themselves."""
+    """Returns the size of unmodified settings."""
     return Size(max(settings.trainer.resolutions), settings.trainer.visible_samples)
 
 
 def sizes(own: Size, resolutions: Sequence[int], samples: Sequence[int]) -> list[Size]:
-    """Returns the trainings of both sweeps, without repetition, the nearest to the preset's own first."""
+    """Returns the trainings of both sweeps, without duplicates, in order of distance from the preset's own size."""
     found = [*(Size(n, own.samples) for n in resolutions), *(Size(own.finest_resolution, n) for n in samples)]
     return sorted(dict.fromkeys(found), key=lambda size: size.distance(own))
 
@@ -118,7 +118,7 @@ def resized(settings: RunConfig, size: Size) -> RunConfig:
 
 
 class _Records(NullLogger):
-    """Keeps the last of each scalar."""
+    """Keeps the last value of each scalar."""
 
     def __init__(self) -> None:
         self.last: dict[str, float] = {}
@@ -128,7 +128,7 @@ class _Records(NullLogger):
 
 
 def divide(split: Split, every: int) -> tuple[Split, Split]:
-    """Returns the views to train on, and every so many-th, from the first on, to judge."""
+    """Returns the training views, and the held-out ones: every ``every``-th view from the first on."""
 
     def chosen(views: list[int]) -> Split:
         masks = None if split.masks is None else split.masks[views]
@@ -139,28 +139,28 @@ def divide(split: Split, every: int) -> tuple[Split, Split]:
 
 
 def train(settings: RunConfig, hold_out: int) -> dict[str, Any]:
-    """Trains and judges in this process; returns the figures of a row.
+    """Trains and evaluates in this process; returns the figures of a row.
 
     Args:
-        settings: Of the run; ``data.root`` is relative to the working directory.
-        hold_out: Every so many-th training view is judged.
+        settings: Settings of the run; ``data.root`` is relative to the working directory.
+        hold_out: Every ``hold_out``-th training view is held out.
 
     Raises:
-        ValueError: Memory does not suffice, which is told before the device's is touched.
+        ValueError: Memory is insufficient, which is detected before device memory is allocated.
         RuntimeError: Training failed.
     """
     scene = load_configured_scene(settings, Path.cwd(), splits=("train",))
     learned, held_out = divide(scene.train, hold_out)
     divided = Scene(scene.name, scene.aabb, {"train": learned, "held out": held_out})
     records = _Records()
-    # No output folder: the largest checkpoints would fill disks, and nobody resumes them.
+    # No output folder, because the largest checkpoints would fill disks and are not needed.
     session = Session.from_config(divided, settings, logger=records)
     device = session.device
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     if not session.fit():
         raise RuntimeError(f"interrupted after step {session.step}")
-    # Taken before views are drawn, which is no part of training.
+    # Read before the evaluation, which is not part of training.
     peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
     renderer = session.renderer()
     evaluation = session.evaluate("held out", progress=False)
@@ -179,10 +179,10 @@ def train(settings: RunConfig, hold_out: int) -> dict[str, Any]:
 
 
 def train_apart(settings: RunConfig, hold_out: int) -> dict[str, Any]:
-    """Trains in a process of its own: no memory, cache or broken context is left to the next.
+    """Trains in a separate process, so that no memory, cache or broken context affects the next training.
 
     Returns:
-        What :func:`train` does, or its error's first line as ``error``.
+        The result of :func:`train`, or the first line of its error as ``error``.
     """
     threads = torch.get_num_threads()
     with ProcessPoolExecutor(1, get_context("spawn"), torch.set_num_threads, (threads,)) as process:
@@ -201,7 +201,7 @@ def size_of(row: dict[str, Any]) -> Size:
 
 
 def as_table(rows: list[dict[str, Any]]) -> str:
-    """Formats a line for each training, by size, and the errors below."""
+    """Formats a line for each training, by size, followed by the errors."""
     lines, errors = [], []
     for row in sorted(rows, key=size_of):
         cells = [str(row["finest_resolution"]), str(row["samples"]), str(row["steps"])]
@@ -227,10 +227,10 @@ def as_table(rows: list[dict[str, Any]]) -> str:
 
 
 def draw(rows: list[dict[str, Any]]) -> str:
-    """Draws seconds, PSNR and GiB, one above the other, against the finest resolution and against samples per step.
+    """Plots seconds, PSNR and GiB, one above the other, against the finest resolution and samples per step.
 
     Raises:
-        ValueError: No training came to its end, or the rows are not of one setting.
+        ValueError: No training was completed, or the rows have different settings.
     """
     trained = sorted((row for row in rows if "error" not in row), key=size_of)
     if not trained:
@@ -239,7 +239,7 @@ def draw(rows: list[dict[str, Any]]) -> str:
         if any(row[name] != trained[0][name] for row in trained):
             raise ValueError(f"rows to draw together must have the same {name}")
     first = trained[0]
-    # Where the images came from is no setting, and the steps are told anyway.
+    # The location of the images does not matter here, and the steps are given separately.
     told = [override for override in first["overrides"] if not override.startswith(("data.", "trainer.steps="))]
     name = ", ".join([first["scene"], *told, f"{first['steps']} steps"])
     drawn = []
@@ -259,7 +259,7 @@ def draw(rows: list[dict[str, Any]]) -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Parses the command line; either trains at every size and prints the table last, or prints and draws such runs."""
+    """Parses the command line; trains at every size and prints the table last, or prints and plots earlier runs."""
     parser = harness.parser(__doc__)
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="of the configuration, as train.py takes them")
     parser.add_argument("--scene", default="lego", help="as configs/scene has it (default: lego)")
@@ -290,13 +290,13 @@ def main(arguments: list[str] | None = None) -> None:
 
     session = harness.start(options)
     kind = session.device.type
-    # Built here if at all: no training's seconds are a compiler's.
+    # If kernels must be compiled, do it here, so that it does not count as training time.
     ensure_loaded(kind)
     if kind == "cuda":
-        torch.cuda.empty_cache()  # which the trainings' processes could not have
+        torch.cuda.empty_cache()  # this process's cache would not be available to the trainings' processes
     overrides = [f"scene={options.scene}", *options.overrides]
     settings = preset(*overrides, device=str(session.device))
-    settings.device = str(session.device)  # whatever an override says: the figures are labelled with this device
+    settings.device = str(session.device)  # overrides any other choice, because the figures are labelled with this one
     if options.data_root is not None:
         settings.data.root = str(options.data_root)
     own = own_size(settings)

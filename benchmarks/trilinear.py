@@ -1,26 +1,28 @@
-"""Times the trilinear ops beside what they replace, on the machine at hand, in one run.
+"""Times the trilinear ops against the implementations that they replace, in one run.
 
     python benchmarks/trilinear.py [--device cpu|cuda] [--threads N] [--quick] [--only SUBSTRING] [--json PATH]
 
-``sample_trilinear`` stands beside ``F.grid_sample`` (contiguous NCDHW grid, and channels-last-3d) and the plain formula
-in torch (gather eight corners, weight, sum); ``trilinear_interpolate`` beside the formula of the published tutorial and
-a batched matrix product. 16-bit grids stand beside our own op on the same numbers in float32, and on a GPU the ways of
-summing the gradient beside one another. Every alternative computes the same function of the same fresh random inputs:
-outputs and gradients are compared in the run, and ours with float64 as well.
+``sample_trilinear`` is compared with ``F.grid_sample`` (contiguous NCDHW grid, and channels-last-3d) and the plain
+formula in torch (gather eight corners, weight, sum); ``trilinear_interpolate`` with the formula of the published
+tutorial and a batched matrix product. 16-bit grids are compared with our own op on the same numbers in float32, and on
+a GPU the methods of summing the gradient with each other. Every alternative computes the same function of the same new
+random inputs: outputs and gradients are compared in the run, and ours with float64 as well.
 
-- Forward runs without a graph. Backward is ``torch.autograd.grad`` to the grid (or the features) alone, on a retained
-  graph, the same for every alternative; it includes allocating and zeroing its result. The ways of summing are timed as
-  the raw op instead, which chooses one by number; the deterministic way must also give the same bits twice.
+- The forward pass runs without a graph. The backward pass is ``torch.autograd.grad`` with respect to the grid (or the
+  features) only, on a retained graph, the same for every alternative; it includes allocating and zeroing its result.
+  The summation methods are timed as the raw op instead, which selects one by number; the deterministic method must also
+  give the same bits twice.
 - ``F.grid_sample`` gets its coordinates already scaled to [-1, 1] and reversed; that conversion is not timed.
-- Point sets: ``camera`` is rays x 256 samples, ordered along the ray between entry and exit of the unit cube, the eyes
-  on a sphere of radius 2 about its centre, aimed at uniform points inside it; ``random`` is uniform.
-- The floor is the time that the bytes which must move take at the copy bandwidth measured in the same run: points
-  read, output written and each touched sector of the grid (32 bytes on a GPU, 64 on a CPU) read once; backward: values
-  and points read, the gradient written once in full. "two-pass" is the floor of a backward that first zeroes the
-  gradient and then reads and writes its touched sectors. A copy on a CPU also reads the lines that it overwrites, which
-  is not counted: a pass that mostly reads can come in under the floor there.
-- "L2" is a floor for grids whose touched sectors fit a GPU's L2 cache, forward: the sectors that each 32 consecutive
-  points touch, points and output, at the bandwidth measured within L2.
+- Point sets: ``camera`` is rays x 256 samples, ordered along the ray between entry and exit of the unit cube, with
+  origins on a sphere of radius 2 about its centre, aimed at uniformly distributed points inside it; ``random`` is
+  uniform.
+- The floor is the time to move the required bytes at the copy bandwidth measured in the same run: points read, output
+  written and each touched sector of the grid (32 bytes on a GPU, 64 on a CPU) read once; backward: values and points
+  read, the gradient written once in full. "two-pass" is the floor of a backward pass that first zeroes the gradient and
+  then reads and writes its touched sectors. A copy on a CPU also reads the lines that it overwrites, which is not
+  counted: a pass that mostly reads can be faster than the floor there.
+- "L2" is a floor of the forward pass for grids whose touched sectors fit in a GPU's L2 cache: the sectors that each 32
+  consecutive points touch, points and output, at the bandwidth measured within L2.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ from voxelfield.ops import sample_trilinear, trilinear_interpolate
 
 SPLAT_METHODS = {"automatic": 0, "atomic": 1, "tiled": 2, "deterministic": 3, "binned": 4}
 SHORT_NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16"}
-# What the ratio of each table is.
+# Titles of each table's ratio column.
 RATIOS = {
     "grid": "better grid_sample / ours",
     "16-bit": "float32 / ours",
@@ -63,7 +65,7 @@ def grid_inputs(resolution: int, channels: int, points: str, count: int, device:
 def narrow_inputs(
     dtype: torch.dtype, resolution: int, channels: int, points: str, count: int, device: torch.device
 ) -> Inputs:
-    """Makes the same with grid and gradient in 16 bits."""
+    """Makes the same inputs with grid and gradient in 16 bits."""
     (grid,), coordinates, values = grid_inputs(resolution, channels, points, count, device)
     return Inputs((grid.to(dtype),), coordinates, values.to(dtype))
 
@@ -75,7 +77,7 @@ def widened(inputs: Inputs) -> Prepared:
 
 
 def prepare_splat(method: int, inputs: Inputs) -> Prepared:
-    """Prepares the raw op that sums a gradient in the way with this number."""
+    """Prepares the raw op that sums a gradient with the method of this number."""
     call = partial(
         torch.ops.voxelfield.splat_trilinear,
         inputs.values[None],
@@ -94,7 +96,7 @@ def prepare_splat(method: int, inputs: Inputs) -> Prepared:
 
 
 def grid_float64_errors(inputs: Inputs, results: dict[str, Results]) -> Errors:
-    """Compares the passes there are with float64."""
+    """Compares the existing passes with float64."""
     errors = {"backward": backward_error(inputs, results["backward"], [0])}
     if "forward" in results:
         errors["forward"] = forward_error(inputs, results["forward"][0], lambda rows: rows[0])
@@ -138,7 +140,7 @@ def narrow_case(
 
 
 def splat_case(resolution: int, channels: int, points: str, count: int, device: torch.device) -> Case:
-    """Describes the ways of summing the gradient of a cubic grid."""
+    """Describes the methods of summing the gradient of a cubic grid."""
     return Case(
         "splat",
         f"{resolution}^3 x {channels}",
@@ -151,7 +153,7 @@ def splat_case(resolution: int, channels: int, points: str, count: int, device: 
     )
 
 
-# --- points that bring their own cell -------------------------------------------------------------------------------
+# --- points with a cell of their own --------------------------------------------------------------------------------
 
 
 def cell_inputs(count: int, channels: int, device: torch.device) -> Inputs:
@@ -162,7 +164,7 @@ def cell_inputs(count: int, channels: int, device: torch.device) -> Inputs:
 
 
 def cell_floor(inputs: Inputs) -> _floors.Floor:
-    """Counts what interpolating cells must move."""
+    """Counts the bytes that interpolating cells must move."""
     return _floors.cells(inputs.sources[0], inputs.points, inputs.values)
 
 
@@ -172,7 +174,7 @@ def cell_fraction(points: Tensor) -> Tensor:
 
 
 def interpolate_by_formula(feats: Tensor, points: Tensor) -> Tensor:
-    """Interpolates cells as the published tutorial writes it in torch."""
+    """Interpolates cells with the formula of the published tutorial in torch."""
     u, v, w = cell_fraction(points).unsqueeze(2).unbind(1)
     a, b, c, d = (1 - v) * (1 - w), (1 - v) * w, v * (1 - w), v * w
     lower = a * feats[:, 0] + b * feats[:, 1] + c * feats[:, 2] + d * feats[:, 3]
@@ -181,7 +183,7 @@ def interpolate_by_formula(feats: Tensor, points: Tensor) -> Tensor:
 
 
 def interpolate_by_product(feats: Tensor, points: Tensor) -> Tensor:
-    """Interpolates cells by one batched matrix product of weights and features."""
+    """Interpolates cells with one batched matrix product of weights and features."""
     return torch.bmm(_formula.corner_weights(cell_fraction(points)).unsqueeze(1), feats).squeeze(1)
 
 
@@ -240,7 +242,7 @@ def cases(device: torch.device) -> Iterator[Case]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Parses the command line, runs the cases, prints the tables last."""
+    """Parses the command line, runs the cases, and prints the tables last."""
     run_benchmark("trilinear", __doc__, cases, RATIOS, arguments)
 
 

@@ -1,10 +1,10 @@
-"""Times a video of a trained run: rendering alone, encoding alone, and both at once.
+"""Times a video of a trained run: rendering alone, encoding alone, and both in parallel.
 
     python benchmarks/video.py RUN [--frames N] [--size WxH] [--codec NAME] [--device cpu|cuda] [--data-root DIR]
 
-An orbit with one ray per pixel. "rendering" keeps the frames where they are made; "encoding" is given frames that are
-there already; "both" is what ``voxelfield render`` does, where the encoder has a thread of its own. If rendering and
-encoding do not hinder each other, both together take as long as the slower one, and the last column is 100 %.
+The video is an orbit with one ray per pixel. "rendering" keeps the frames on their device; "encoding" gets existing
+frames; "both" is the procedure of ``voxelfield render``, in which the encoder has its own thread. If rendering and
+encoding do not slow each other down, both together take as long as the slower one, and the last column is 100 %.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from voxelfield.cli.render import path_of
 from voxelfield.training.video import write_video, write_views
 from voxelfield.training.video_formats import CODECS
 
-# A few frames are encoded again and again, because many would not fit into memory.
+# A few frames are encoded repeatedly, because many would not fit in memory.
 _KEPT = 16
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Parses the command line, measures, prints the table last."""
+    """Parses the command line, measures, and prints the table last."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path)
     parser.add_argument("--frames", type=int, default=300)

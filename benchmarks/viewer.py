@@ -1,11 +1,11 @@
-"""Measures the viewer as a browser meets it: frames per second, and the time from a camera message to its picture.
+"""Measures the viewer from a browser's perspective: frames per second, and latency from camera message to image.
 
-A websocket client on the same machine speaks viser's protocol: it turns the camera about the scene, and notes when
-pictures arrive. ``--rate`` frames per second are wished, and pictures come as large as the machine can draw at that
-rate. Two measurements follow one another:
+A websocket client on the same machine speaks viser's protocol: it rotates the camera about the scene and records when
+images arrive. ``--rate`` sets the desired number of frames per second, and images are as large as the machine can
+render at that rate. Two measurements are made:
 
-- throughput: the camera moves 240 times a second, and whatever arrives is counted;
-- latency: the camera moves once, and the next message waits for the picture.
+- throughput: the camera moves 240 times a second, and all arriving images are counted;
+- latency: the camera moves once, and the next message is sent after the image has arrived.
 
     python benchmarks/viewer.py runs/bricks/latest --size 800
 """
@@ -44,7 +44,7 @@ class Client:
     """A browser without a window.
 
     Args:
-        page: The page, of this process.
+        page: The page, served by this process.
         size: Height and width of its canvas.
     """
 
@@ -68,14 +68,14 @@ class Client:
         ) as self._socket:
             receiving = asyncio.create_task(self._receive())
             measuring = asyncio.create_task(measure(self))
-            # Whichever ends first: a picture that cannot be read would otherwise be waited for in vain.
+            # Stops at whichever ends first: an image that cannot be read would otherwise be awaited forever.
             done, pending = await asyncio.wait({receiving, measuring}, return_when=asyncio.FIRST_COMPLETED)
             for task in pending:
                 task.cancel()
             return done.pop().result()
 
     async def move(self, turn: float) -> None:
-        """Sends the camera at an angle about the scene, radians."""
+        """Sends a camera rotated about the scene by an angle, radians."""
         cosine, sine = math.cos(turn), math.sin(turn)
         rotation = torch.tensor([[cosine, -sine, 0.0], [sine, cosine, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
         c2w = self._start.clone()
@@ -97,7 +97,7 @@ class Client:
         await self._socket.send(msgspec.msgpack.encode(message))
 
     async def next_picture(self) -> float:
-        """Waits for a picture; returns when it arrived."""
+        """Waits for an image; returns its arrival time."""
         self._arrived.clear()
         await asyncio.wait_for(self._arrived.wait(), 120)
         return self.pictures[-1][0]
@@ -111,14 +111,14 @@ class Client:
             inner = decompressor.decompress(data[16 : 16 + packed], max_output_size=int.from_bytes(data[:8], "little"))
             window = msgspec.msgpack.decode(inner)
             for message in window["messages"]:
-                # The first such message empties the page.
+                # The first such message clears the page.
                 if message["type"] == "BackgroundImageMessage" and message["rgb_data"] is not None:
                     self.pictures.append((now, self._binary(data, 16 + packed, window, message["rgb_data"])))
                     self._arrived.set()
 
     @staticmethod
     def _binary(data: bytes, start: int, window: dict[str, Any], value: Any) -> bytes:
-        """Returns the bytes that a message refers to, or has in itself."""
+        """Returns the bytes that a message refers to or contains."""
         if isinstance(value, bytes):
             return value
         for index, length in enumerate(window["binaryBufferLengths"]):
@@ -130,7 +130,7 @@ class Client:
 
 
 async def measure_throughput(client: Client, seconds: float) -> dict[str, Any]:
-    """Moves the camera all the time."""
+    """Moves the camera continuously."""
     began = time.perf_counter()
     first = None
     while (now := time.perf_counter()) - began < _WARM_UP_SECONDS + seconds:
@@ -152,10 +152,10 @@ async def measure_throughput(client: Client, seconds: float) -> dict[str, Any]:
 
 
 async def measure_latency(client: Client, count: int) -> dict[str, Any]:
-    """Moves the camera, waits for the picture, and again."""
+    """Repeatedly moves the camera and waits for the image."""
     took = []
     for index in range(count):
-        # A picture that is still on its way, of the camera at rest, would be taken for the next one.
+        # An image of the camera at rest that is still in transit would be mistaken for the next one.
         await asyncio.sleep(0.02)
         waiting = asyncio.create_task(client.next_picture())
         await asyncio.sleep(0)
@@ -170,7 +170,7 @@ async def measure_latency(client: Client, count: int) -> dict[str, Any]:
 
 
 def measure(page: ViewerPage, options: argparse.Namespace, found: dict[str, Any]) -> None:
-    """Measures what a client sees, into ``found``."""
+    """Measures the images that a client receives, and stores the results in ``found``."""
     page.stage.rows = options.size
     if options.rate is not None:
         page.view.rate.value = options.rate
@@ -184,7 +184,7 @@ def measure(page: ViewerPage, options: argparse.Namespace, found: dict[str, Any]
 
 
 def main() -> None:
-    """Measures and prints."""
+    """Runs the measurements and prints the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("run", type=Path, help="a run directory, a checkpoint or a model file")
     parser.add_argument("--device", default="auto")

@@ -6,8 +6,8 @@ import gc
 import importlib
 from typing import TYPE_CHECKING, Any
 
-# A million objects come with torch, and all of them stay: to look for garbage among them would take a tenth of the
-# time.
+# Importing torch creates about a million objects that are never freed. Scanning them for garbage would take a tenth of
+# the import time.
 _collects_garbage = gc.isenabled()
 gc.disable()
 try:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Imported at their first use: some need more packages than torch, `pip install voxelfield[train]`.
+# Imported on first use, because some need more packages than torch: `pip install voxelfield[train]`.
 _HOMES = {
     "CallbackField": "fields.callbacks",
     "Cameras": "rendering.cameras",
@@ -73,7 +73,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name at its first use, and keeps it."""
+    """Imports a public name on first use and caches it."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"voxelfield.{_HOMES[name]}"), name)

@@ -1,4 +1,4 @@
-"""Choosing a device by name."""
+"""Selection of a device by name."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import re
 import torch
 
 DEVICES = r"auto|cpu|cuda(:\d{1,2})?"
-"""Regular expression of what :func:`choose_device` takes."""
+"""Regular expression of the values that :func:`choose_device` accepts."""
 
 DEVICES_IN_WORDS = "auto, cpu, cuda or cuda:<index>"
-"""The same for messages."""
+"""Description of these values for messages."""
 
 
 def choose_device(wish: str) -> torch.device:
-    """Returns the device for ``auto`` (CUDA if there is one), or the one named.
+    """Returns the device for ``auto`` (CUDA if available), or the named device.
 
     Raises:
-        ValueError: It names no device that kernels exist for, or a CUDA device that is not there.
+        ValueError: The name is not that of a supported device, or the CUDA device does not exist.
     """
     if wish == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")

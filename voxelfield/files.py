@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Atomic writing of files."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp(\.[^.]*)?")
 
 @contextlib.contextmanager
 def atomic_path(path: str | os.PathLike[str], *, sync: bool = True) -> Iterator[Path]:
-    """Yields a temporary path beside ``path``; moves it onto ``path`` if the block succeeds.
+    """Yields a temporary path next to ``path``; moves it onto ``path`` if the block succeeds.
 
     For writers that open the file themselves, such as ffmpeg. The temporary name is hidden (leading dot), keeps the
-    suffix of ``path`` and lies in the same directory, so the move is one atomic rename. Whatever ends the block early,
-    including Ctrl-C, leaves the previous ``path`` as it was and removes the temporary file. On POSIX the data and the
-    rename are on disk when the block returns, so a later power loss cannot bring back a truncated file.
+    suffix of ``path`` and lies in the same directory, so the move is one atomic rename. If the block ends early for any
+    reason, including Ctrl-C, the previous ``path`` is left unchanged and the temporary file is removed. On POSIX the
+    data and the rename are on disk when the block returns, so a later power failure cannot restore a truncated file.
 
     Args:
         path: Final path. Its parent directory is created if needed. A symbolic link is replaced, not followed.
-        sync: Wait for the disk. Otherwise a power cut may leave an empty file; for what can be made again.
+        sync: Wait for the disk. Without it, a power failure may leave an empty file; use that for reproducible files.
 
     Yields:
         A path that does not exist yet; the block must create a file there.
@@ -39,7 +39,7 @@ def atomic_path(path: str | os.PathLike[str], *, sync: bool = True) -> Iterator[
         # Unlike Path.rename, replace overwrites an existing file on every platform.
         temporary.replace(path)
     finally:
-        # In a folder that has become read-only nothing can be removed, and what failed before is the error to report.
+        # In a folder that has become read-only, nothing can be removed; the earlier error is the one to report.
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
     if sync:
@@ -56,7 +56,7 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     Yields:
         A writable binary file with the usual permissions of a new file (umask).
     """
-    # The builtin open, not tempfile: tempfile's files are readable by their owner only, and would stay so.
+    # The builtin open instead of tempfile, whose files are readable by their owner only, and would stay so.
     with atomic_path(path) as temporary, temporary.open("xb") as file:
         yield file
 
@@ -65,7 +65,7 @@ def remove_temporaries(directory: Path) -> None:
     """Removes the temporary files of :func:`atomic_path` that a killed process left in a directory.
 
     Args:
-        directory: In which nobody is writing.
+        directory: A directory to which no process is writing.
     """
     for path in directory.iterdir():
         if _TEMPORARY.fullmatch(path.name):

@@ -1,24 +1,24 @@
-"""Files that are not code: configurations and the bundled scene, in a clone or in an installed copy."""
+"""Data files of the package: configurations and the bundled scene, in a clone or in an installed copy."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 BUNDLED_SCENE = "bricks"
-"""The scene that comes with voxelfield."""
+"""Name of the scene that is included in voxelfield."""
 
 _PACKAGE = Path(__file__).resolve().parent
 
 
 class MissingPackageError(ImportError):
-    """A package that only some tasks need is not installed; the message says how to install it."""
+    """A package that is only required for some tasks is not installed; the message says how to install it."""
 
 
 def config_folder() -> Path:
     """Returns the folder of the configuration files.
 
     Raises:
-        FileNotFoundError: There is none, neither in the package nor beside it.
+        FileNotFoundError: There is no such folder, neither in the package nor next to it.
     """
     folders = (_PACKAGE / "configs", _PACKAGE.parent / "configs")
     for folder in folders:
@@ -28,6 +28,6 @@ def config_folder() -> Path:
 
 
 def bundled_scene() -> Path:
-    """Returns the folder of the scene that comes with voxelfield, which a partial copy may lack."""
+    """Returns the folder of the bundled scene, which may be missing in a partial copy."""
     packaged = _PACKAGE / "scenes" / BUNDLED_SCENE
     return packaged if packaged.is_dir() else _PACKAGE.parent / "data" / BUNDLED_SCENE

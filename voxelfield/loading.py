@@ -1,4 +1,4 @@
-"""Loading a result, in whatever form it was saved."""
+"""Loading of training results from any of the formats in which they are saved."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from voxelfield.training.run import Run, load_model, load_run
 
 
 def load(path: Path | str, device: torch.device | str = "auto") -> Run:
-    """Loads what a run has trained, to be evaluated and drawn; none of its scene's files are needed.
+    """Loads the result of a run, for evaluation and rendering; the files of its scene are not needed.
 
     Args:
-        path: A model file (``*.safetensors``), a checkpoint, or a run directory, of which the newest checkpoint is
+        path: A model file (``*.safetensors``), a checkpoint, or a run directory, from which the newest checkpoint is
             loaded, or the model file if there is no checkpoint.
-        device: Where it goes, such as ``"cuda:1"``; ``"auto"`` is the GPU if there is one.
+        device: Device to load to, such as ``"cuda:1"``; ``"auto"`` is the GPU if there is one.
 
     Returns:
         The run.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: The file is damaged or no such file, or its configuration does not make sense; the message names it.
+        ValueError: The file is damaged or of another kind, or its configuration is invalid; the message names it.
     """
     path = Path(path)
     device = choose_device(str(device))

@@ -1,19 +1,19 @@
-"""Words of messages."""
+"""Helpers for the wording of messages."""
 
 from __future__ import annotations
 
 LONGEST_MESSAGE = 1000
-"""Of characters, so that a path or a number that is longer than any screen leaves the words readable."""
+"""Largest number of characters of a message, so that a very long path or number leaves the rest readable."""
 
 _LONGEST = 120
 
 
 def clipped(text: str, longest: int = _LONGEST) -> str:
-    """Returns a text, its middle left out where it is long.
+    """Returns a text, with its middle left out if it is too long.
 
     Args:
-        text: Such as a value that a user or a file gave.
-        longest: Number of characters that it may have.
+        text: The text, such as a value from a user or a file.
+        longest: Largest number of characters of the result.
     """
     if len(text) <= longest:
         return text

@@ -1,1 +1,1 @@
-"""Checked settings: how dataclasses say what is allowed, and how plain values become such dataclasses."""
+"""Validated settings: dataclasses whose annotations define the allowed values, and their construction from mappings."""

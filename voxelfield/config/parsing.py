@@ -1,4 +1,4 @@
-"""Turns plain values into checked dataclasses; every refusal is one line that names key, value and what is allowed."""
+"""Conversion of plain values to validated dataclasses; one-line errors name key, value and what is allowed."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ Config = TypeVar("Config")
 
 @dataclass(frozen=True)
 class Range:
-    """What a number may be, as metadata of an ``Annotated`` type; NaN and infinity never lie in it.
+    """The allowed range of a number, as metadata of an ``Annotated`` type; never includes NaN or infinity.
 
     Attributes:
         low: Lower bound.
         high: Upper bound.
-        low_open: The lower bound itself is not allowed.
-        high_open: The upper bound itself is not allowed.
+        low_open: Whether the lower bound itself is excluded.
+        high_open: Whether the upper bound itself is excluded.
     """
 
     low: float
@@ -37,13 +37,13 @@ class Range:
     high_open: bool = False
 
     def holds(self, value: float) -> bool:
-        """Tells whether a value is allowed."""
+        """Returns whether a value is allowed."""
         above = value > self.low if self.low_open else value >= self.low
         below = value < self.high if self.high_open else value <= self.high
         return above and below and (isinstance(value, int) or math.isfinite(value))
 
     def __str__(self) -> str:
-        """Says what is allowed, to follow "must"."""
+        """Describes the allowed values, to follow "must"."""
         if self.high < math.inf:
             return f"lie in {'(' if self.low_open else '['}{self.low}, {self.high}{')' if self.high_open else ']'}"
         if self.low_open:
@@ -53,26 +53,26 @@ class Range:
 
 @dataclass(frozen=True)
 class Form:
-    """What text must look like, as metadata of an ``Annotated`` type.
+    """The allowed form of a text, as metadata of an ``Annotated`` type.
 
     Attributes:
-        pattern: Regular expression of the whole text.
-        words: What is allowed, for messages.
+        pattern: Regular expression that the whole text must match.
+        words: Description of the allowed texts, for messages.
     """
 
     pattern: str
     words: str
 
     def holds(self, value: str) -> bool:
-        """Tells whether a text is allowed."""
+        """Returns whether a text is allowed."""
         return re.fullmatch(self.pattern, value) is not None
 
     def __str__(self) -> str:
-        """Says what is allowed, to follow "must"."""
+        """Describes the allowed texts, to follow "must"."""
         return f"be {self.words}"
 
 
-# OmegaConf's nodes convert as they do in every Hydra program: "3" from an environment variable is a number.
+# OmegaConf's nodes convert values as in every Hydra program: "3" from an environment variable is a number.
 _SCALARS: dict[Any, tuple[Any, str, str]] = {
     int: (IntegerNode, "an integer", "integers"),
     float: (FloatNode, "a number", "numbers"),
@@ -82,18 +82,18 @@ _SCALARS: dict[Any, tuple[Any, str, str]] = {
 
 
 def parse(schema: type[Config], values: Any, name: str = "") -> Config:
-    """Checks values against a dataclass, whose annotations say what is allowed.
+    """Validates values against a dataclass whose annotations define what is allowed.
 
     Annotations may be ``int``, ``float``, ``bool``, ``str``, ``Literal`` of texts, another dataclass, ``list``, a
-    ``tuple`` of fixed length, or either of these or null; any of them in ``Annotated`` with a :class:`Range` or a
-    :class:`Form`. A dataclass whose subclasses are meant has a class method ``choose(values, name)``, which returns the
-    one that values ask for. What concerns several fields at once is checked by the dataclass's method ``check(name)``,
-    if it has one. Keys that are not given have the dataclass's defaults.
+    ``tuple`` of fixed length, or the union of any of these with None; each may be ``Annotated`` with a :class:`Range`
+    or a :class:`Form`. A dataclass that stands for its subclasses has a class method ``choose(values, name)``, which
+    returns the subclass that the values select. Constraints between fields are checked by the dataclass's method
+    ``check(name)``, if it has one. Missing keys get the dataclass's defaults.
 
     Args:
         schema: The dataclass.
         values: A mapping, a part of a composed configuration, or an instance of ``schema``.
-        name: Where the values stand in the whole configuration, for messages; empty for the whole.
+        name: Key of the values in the whole configuration, for messages; empty for the whole configuration.
 
     Returns:
         A new instance of ``schema``.
@@ -112,11 +112,11 @@ def parse(schema: type[Config], values: Any, name: str = "") -> Config:
 
 
 def unknown_key(key: str, known: Sequence[str]) -> str:
-    """Returns the message for a key that there is not.
+    """Returns the message for an unknown key.
 
     Args:
         key: The whole key, with dots.
-        known: What the last part of the key could have been.
+        known: The valid alternatives for the last part of the key.
     """
     group, _, last = key.rpartition(".")
     similar = difflib.get_close_matches(last, known, n=1)
@@ -149,10 +149,10 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
         converted = node(value, is_optional=False)._value()
     except (OmegaConfBaseException, OverflowError) as error:
         raise _wrong_type(key, hint, value) from error
-    # OmegaConf lets its mark of an absent value, ???, pass as any type.
+    # OmegaConf's marker for a missing value, ???, is accepted by nodes of every type.
     if not isinstance(converted, hint) or converted == "???":
         raise _wrong_type(key, hint, value)
-    # Beyond that, neither tensors nor float have room for it.
+    # Larger integers fit neither in tensors nor in float.
     if hint is int and not -(2**63) <= converted < 2**64:
         raise ValueError(f"{key} must be an integer of at most 64 bits, got {clipped(str(value))}")
     return converted
@@ -219,7 +219,7 @@ def _wrong_type(key: str, hint: Any, value: Any) -> ValueError:
 
 
 def _words(hint: Any, plural: bool = False) -> str:
-    """Says in words what type a value must have."""
+    """Describes the type that a value must have."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
         return _words(arguments[0], plural)
@@ -232,5 +232,5 @@ def _words(hint: Any, plural: bool = False) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Returns a value as messages show it, null as YAML spells it."""
+    """Formats a value for messages; None as YAML's null."""
     return "null" if value is None else repr(value)

@@ -1,4 +1,4 @@
-"""Types of settings that are numbers within a range."""
+"""Numeric types of settings, with their ranges."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A radiance field of two plain functions, for models that are not made of this package's grids."""
+"""A radiance field defined by two plain functions, for models that do not use this package's grids."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ ColorFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 class CallbackField:
-    """Density and colour by two functions of the caller's; satisfies :class:`voxelfield.fields.field.Field`.
+    """Density and colour computed by two user functions; satisfies :class:`voxelfield.fields.field.Field`.
 
     The functions may be modules, methods of one module, closures or compiled functions, and gradients reach whatever
-    they compute with. The field has no parameters of its own: the optimizer needs those of the modules.
+    parameters they use. The field has no parameters of its own: pass those of the modules to the optimizer.
 
-    Nothing is assumed of the functions beyond what is said here. Rendering asks them for any number N of points, 0
-    included, all of them finite and in the box of the occupancy grid.
+    The functions have to meet no requirements beyond those stated here. Rendering calls them with any number N of
+    points, including 0; all points are finite and inside the box of the occupancy grid.
 
-    Rendering evaluates the density twice: at all candidate samples without gradient, and with gradient at those that
-    show. Where density and colour share work, as two outputs of one network do, a class of the caller's with the
-    members of :class:`voxelfield.fields.field.Field` does that work once.
+    Rendering evaluates the density twice: at all candidate samples without gradient, then with gradient at the visible
+    samples. If density and colour share work, for example as two outputs of one network, write a class with the members
+    of :class:`voxelfield.fields.field.Field` that does this work once.
 
     Args:
         density: Maps world positions (N, 3) float32 to densities (N,), at least 0, per world unit, as float32, float16
@@ -87,8 +87,8 @@ class CallbackField:
             (M,), per world unit; float32.
 
         Raises:
-            TypeError: ``points``, or what the function returns, is not a tensor of the right dtype.
-            ValueError: ``points``, or what the function returns, has another shape or device.
+            TypeError: ``points`` or the function's result is not a tensor of the right dtype.
+            ValueError: ``points`` or the function's result has another shape or device.
         """
         check_field("points", points, ("M", 3), torch.float32, "aabb", self.aabb)
         density = self._density(points)
@@ -106,8 +106,8 @@ class CallbackField:
             density (M,), per world unit, and rgb (M, 3); float32.
 
         Raises:
-            TypeError: What a function returns is not a tensor of the right dtype.
-            ValueError: What a function returns has another shape or device.
+            TypeError: The result of a function is not a tensor of the right dtype.
+            ValueError: The result of a function has another shape or device.
         """
         points = samples.positions
         density = self.density(points)

@@ -1,4 +1,4 @@
-"""From interpolated features to density and colour: spherical harmonics, or a shallow network."""
+"""Decoders, which map interpolated features to density and colour: spherical harmonics or a shallow network."""
 
 from __future__ import annotations
 
@@ -66,30 +66,31 @@ def spherical_harmonics(directions: Tensor, degree: int) -> Tensor:
 
 
 class Decoder(Protocol):
-    """What a field, and its training, need of a decoder; usually an ``nn.Module``, so that its parameters are trained.
+    """The interface of a decoder; usually an ``nn.Module``, so that its parameters are trained.
 
-    A decoder may have two attributes more:
+    A decoder may have two more attributes:
 
-    - ``view_channels``, a tuple of int: indices of the features that matter for the viewing direction alone: were they
-      zero, colour would be the same from everywhere. Few views tell them apart, so training may want them to learn more
-      slowly. Without it there are none.
-    - ``density_is_monotonic``, a bool: whether the density is a monotonic function of one feature, so that between the
-      vertices of a grid it is nowhere higher than at the highest vertex around. Training then finds occupied space by
-      looking at vertices alone. Without it, or where it is False, as for the density of a signed distance, which peaks
-      between vertices, training looks at random points in between. A subclass inherits what its base says: one
-      that overrides the density has to say whether that still holds.
+    - ``view_channels``, a tuple of int: indices of the features that only describe view dependence: if they were zero,
+      the colour would be the same from all directions. They are poorly constrained by few views, so training may give
+      them a lower learning rate. Empty if absent.
+    - ``density_is_monotonic``, a bool: whether the density is a monotonic function of a single feature, so that inside
+      a voxel of a grid it never exceeds the highest density at the voxel's vertices. Training then finds occupied space
+      by evaluating vertices only. If the attribute is absent or False, training evaluates random points between the
+      vertices; this is needed, for example, for the density of a signed distance, which peaks between vertices.
+      Subclasses inherit the attribute, so a subclass that overrides the density must also state whether it still
+      holds.
     """
 
     @property
     def channels(self) -> int:
-        """Number of features that are read."""
+        """Number of input features."""
         ...
 
     def density(self, features: Tensor) -> Tensor:
         """Maps features (M, channels) to densities (M,)."""
 
     def __call__(self, features: Tensor, directions: Tensor, ray_index: Tensor) -> tuple[Tensor, Tensor]:
-        """Maps features (M, channels), seen along ``directions[ray_index]``, to densities and colours.
+        """Maps features (M, channels) and the directions ``directions[ray_index]`` to densities and colours.
 
         Args:
             features: (M, channels) of M samples.
@@ -102,7 +103,7 @@ class Decoder(Protocol):
 
 
 class _DensityFirstDecoder(nn.Module, ABC):
-    """Reads the density from the first feature alone, and the colour from the others and the viewing direction.
+    """Computes the density from the first feature alone, and the colour from the others and the viewing direction.
 
     Args:
         density: Maps the first feature to the density.
@@ -120,12 +121,12 @@ class _DensityFirstDecoder(nn.Module, ABC):
     @property
     def density_is_monotonic(self) -> bool:
         """See :class:`Decoder`."""
-        # A user's own activation need not have the attribute.
+        # A user-defined activation need not have the attribute.
         return bool(getattr(self.activation, "is_monotonic", False))
 
     @abstractmethod
     def encode_view(self, directions: Tensor) -> Tensor:
-        """Encodes unit viewing directions (R, 3) as (R, K) for :meth:`rgb`; once a ray, not once a sample."""
+        """Encodes unit viewing directions (R, 3) as (R, K) for :meth:`rgb`; called per ray, not per sample."""
 
     def forward(self, features: Tensor, directions: Tensor, ray_index: Tensor) -> tuple[Tensor, Tensor]:
         """See :class:`Decoder`."""
@@ -141,7 +142,7 @@ class SHDecoder(_DensityFirstDecoder):
 
     As in Plenoxels (Fridovich-Keil et al. 2022).
 
-    Channels: raw density, then for red, green and blue the coefficients of every basis function. No parameters.
+    Channels: raw density, then the coefficients of all basis functions for red, for green and for blue. No parameters.
 
     Args:
         degree: SH degree, 0 to 3.
@@ -157,7 +158,7 @@ class SHDecoder(_DensityFirstDecoder):
         self.view_channels = tuple(1 + color * bases + basis for color in range(3) for basis in range(1, bases))
 
     def encode_view(self, directions: Tensor) -> Tensor:
-        """Maps unit viewing directions (R, 3) to the basis functions (R, K); once a ray, not once a sample."""
+        """Maps unit viewing directions (R, 3) to the basis functions (R, K); called per ray, not per sample."""
         return spherical_harmonics(directions, self.degree)
 
     def rgb(self, features: Tensor, view: Tensor) -> Tensor:
@@ -167,13 +168,13 @@ class SHDecoder(_DensityFirstDecoder):
 
 
 class ColorMLPDecoder(_DensityFirstDecoder):
-    """View-dependent colour by a shallow network on the features and the viewing direction.
+    """View-dependent colour, computed from the features and the viewing direction by a shallow network.
 
-    The direction enters through its spherical harmonics, as in Instant-NGP (Mueller et al. 2022); the
-    features enter as they are, as in DirectVoxGO (section 5.2).
+    The direction is encoded by its spherical harmonics, as in Instant-NGP (Mueller et al. 2022); the features are fed
+    to the network directly, as in DirectVoxGO (section 5.2).
 
     Args:
-        features: Channels for colour, beside the one for density.
+        features: Number of colour features, in addition to the density channel.
         width: Width of the hidden layers.
         hidden: Number of hidden layers.
         view_degree: SH degree of the direction's encoding, 0 to 3.
@@ -198,15 +199,15 @@ class ColorMLPDecoder(_DensityFirstDecoder):
         self.network = nn.Sequential(*layers, output)
 
     def encode_view(self, directions: Tensor) -> Tensor:
-        """Maps unit viewing directions (R, 3) to spherical harmonics (R, K); once a ray, not once a sample."""
+        """Maps unit viewing directions (R, 3) to spherical harmonics (R, K); called per ray, not per sample."""
         return spherical_harmonics(directions, self.view_degree)
 
     def rgb(self, features: Tensor, view: Tensor) -> Tensor:
         """Maps features (M, channels) and encoded directions (M, K) to colours (M, 3).
 
-        Runs in the autocast dtype, if any, up to the sigmoid.
+        Runs in the autocast dtype, if autocast is enabled, up to the sigmoid.
         """
-        dtype = next(self.network.parameters()).dtype  # the grid may be stored in another
+        dtype = next(self.network.parameters()).dtype  # may differ from that of the grid
         inputs = torch.cat((features[:, 1:].to(dtype), view.to(dtype)), dim=-1)
         return torch.sigmoid(self.network(inputs).float())
 
@@ -214,13 +215,13 @@ class ColorMLPDecoder(_DensityFirstDecoder):
 class FusedMLPDecoder(nn.Module):
     """Density and view-dependent colour by two shallow networks, as in Instant-NGP (Mueller et al. 2022, section 4.1).
 
-    The first network maps features to ``geometry`` numbers, of which one becomes the density; the second maps these
-    and the spherical harmonics of the viewing direction to colour. Both are without biases and run fused
-    (:func:`voxelfield.ops.mlp`): on CUDA in float16, on the CPU in the dtype of the features. Their weights are
+    The first network maps features to ``geometry`` numbers, the first of which becomes the density; the second maps
+    these numbers and the spherical harmonics of the viewing direction to colour. Both networks have no biases and run
+    fused (:func:`voxelfield.ops.mlp`): in float16 on CUDA, in the dtype of the features on the CPU. Their weights are
     float32.
 
     Args:
-        channels: Number of features that are read.
+        channels: Number of input features.
         width: Width of the hidden layers.
         geometry: Number of outputs of the first network, at least 1.
         hidden: Hidden layers of the second network; the first has one.
@@ -228,8 +229,8 @@ class FusedMLPDecoder(nn.Module):
         density: Maps the first network's first output to density.
 
     Raises:
-        ValueError: A number is below 1, ``view_degree`` is outside 0..3, or a layer is wider than the fused
-            networks can be.
+        ValueError: A number is below 1, ``view_degree`` is outside 0..3, or a layer is wider than the fused networks
+            support.
     """
 
     def __init__(
@@ -269,7 +270,7 @@ class FusedMLPDecoder(nn.Module):
         """See :class:`Decoder`."""
         geometry = self._geometry(features)
         if directions.requires_grad:
-            # The kernel has no derivative in directions.
+            # The kernel does not compute a gradient with respect to directions.
             view = spherical_harmonics(directions, self.view_degree).index_select(0, ray_index)
             inputs, raw = torch.cat((geometry, view.to(geometry.dtype)), dim=1), geometry[:, 0].to(directions.dtype)
         else:
@@ -281,7 +282,7 @@ class FusedMLPDecoder(nn.Module):
 
 
 def _weights(*widths: int) -> nn.ParameterList:
-    """Matrices from one width to the next, drawn as by Glorot and Bengio 2010."""
+    """Weight matrices between layers of the given widths, initialised as in Glorot and Bengio 2010."""
     matrices = [nn.Parameter(torch.empty(fan_out, fan_in)) for fan_in, fan_out in pairwise(widths)]
     for matrix in matrices:
         nn.init.xavier_uniform_(matrix)

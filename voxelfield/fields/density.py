@@ -1,4 +1,4 @@
-"""From raw features to densities."""
+"""Activations that map raw features to densities."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class DensityActivation(nn.Module):
     et al. 2022, DirectVoxGO, section 5).
 
     Args:
-        scale: Density per unit of feature where it is high, per world unit of length.
-        initial: Density of a zero feature, per world unit; small, so that space starts nearly empty.
+        scale: Slope of the softplus for large features: density per unit of feature, per world unit of length.
+        initial: Density of a zero feature, per world unit; should be small, so that space starts nearly empty.
 
     Raises:
         ValueError: ``scale`` or ``initial`` is not positive.
@@ -47,11 +47,11 @@ class DensityActivation(nn.Module):
 class ExponentialDensity(nn.Module):
     r"""Exponential density, :math:`\sigma = \sigma_0 e^x`, whose gradient stays bounded.
 
-    Reaches any density in few steps of a network's output (Mueller et al. 2022, Instant-NGP, whose ``trunc_exp`` bounds
-    the gradient likewise).
+    A network's output reaches any density within few steps (Mueller et al. 2022, Instant-NGP, whose ``trunc_exp``
+    bounds the gradient in the same way).
 
     Args:
-        initial: Density :math:`\sigma_0` of a zero output, per world unit.
+        initial: Density :math:`\sigma_0` at a zero output, per world unit.
 
     Raises:
         ValueError: ``initial`` is not positive.

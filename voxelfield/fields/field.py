@@ -1,4 +1,4 @@
-"""Radiance fields: what rendering needs of one, and the one of this package, voxels and a decoder that reads them."""
+"""Radiance fields: the interface that rendering requires, and the package's own field, a grid with a decoder."""
 
 from __future__ import annotations
 
@@ -20,21 +20,22 @@ from voxelfield.ops.ray_sums import spread
 
 
 class Field(Protocol):
-    """What rendering needs of a field; need not be an ``nn.Module``.
+    """The interface that rendering requires of a field; need not be an ``nn.Module``.
 
-    Nothing more is assumed of a field, so it takes the general path: candidate samples are placed in occupied cells,
-    :meth:`density` tells which of them show, and :meth:`sample` evaluates these.
+    A field with only these members is rendered by the general path: candidate samples are placed in occupied cells,
+    :meth:`density` determines which of them are visible, and :meth:`sample` evaluates the visible ones.
 
-    A field may have two members more:
+    A field may have two more members:
 
-    - ``pyramid_density``, a method like that of :class:`RadianceField`: one kernel marches through its result instead.
-    - ``skips_nan``, a bool: whether positions that are NaN have no influence on its gradients. The unused rows of
-      samples with a fixed capacity (:class:`voxelfield.rendering.march.Capacity`) then have such positions, at which
-      grids access no memory. Without it, or where it is False, unused rows have positions in the occupancy grid's
-      box: the gradient that they receive is zero, but a network that reads NaN would turn that into NaN.
+    - ``pyramid_density``, a method like that of :class:`RadianceField`: its result is marched by a single kernel
+      instead.
+    - ``skips_nan``, a bool: whether NaN positions have no influence on the field's gradients. If True, the unused rows
+      of samples with a fixed capacity (:class:`voxelfield.rendering.march.Capacity`) have NaN positions, for which
+      grids access no memory. If absent or False, unused rows have positions in the occupancy grid's box: the gradient
+      that they receive is zero, but a network that reads NaN would turn it into NaN.
 
-    A field over nested boxes has two more, ``boxes`` and ``local_density``, as :class:`RadianceField` has them. Its
-    samples then have positions, distances and lengths in the frame of the boxes.
+    A field over nested boxes has two further members, ``boxes`` and ``local_density``, as in :class:`RadianceField`.
+    The positions, distances and lengths of its samples are then in the frame of the boxes.
     """
 
     @property
@@ -60,20 +61,21 @@ class Field(Protocol):
 
 
 class RadianceField(nn.Module):
-    """Density and view-dependent colour everywhere in a box.
+    """Density and view-dependent colour throughout a box.
 
     Args:
-        grid: Features.
-        decoder: Reads them; one of this package's or any other :class:`voxelfield.fields.decoders.Decoder`.
-        boxes: Lets the field reach beyond one box. The grid then lies in the boxes' own frame, and its box is
-            :attr:`NestedBoxes.row`; :meth:`sample` and :meth:`local_density` take positions in that frame, all else
-            takes positions in the world.
+        grid: The features.
+        decoder: Maps features to density and colour; one of this package's decoders or any other
+            :class:`voxelfield.fields.decoders.Decoder`.
+        boxes: Nested boxes, to extend the field beyond one box. The grid is then defined in the boxes' own frame, and
+            its box is :attr:`NestedBoxes.row`; :meth:`sample` and :meth:`local_density` take positions in that frame,
+            all other methods take world positions.
 
     Attributes:
-        boxes: As given.
+        boxes: The nested boxes, or None.
 
     Raises:
-        ValueError: The decoder expects another number of channels, or the grid does not fill the boxes' frame.
+        ValueError: The decoder expects another number of channels, or the grid does not span the boxes' frame.
     """
 
     def __init__(self, grid: VoxelGrid | VoxelPyramid, decoder: Decoder, boxes: NestedBoxes | None = None) -> None:
@@ -89,15 +91,15 @@ class RadianceField(nn.Module):
 
     @property
     def skips_nan(self) -> bool:
-        """See :class:`Field`: a grid reads zeros at such positions, and receives no gradient."""
+        """See :class:`Field`. At NaN positions a grid returns zeros and receives no gradient."""
         return True
 
     @property
     def aabb(self) -> Tensor:
-        """The grid's box (2, 3), or the largest of nested boxes, world units."""
+        """The grid's box (2, 3), or the outermost of the nested boxes, world units."""
         if self.boxes is None:
             return self.grid.aabb
-        # Kept, because a CUDA graph that is being captured can take no copy from the host.
+        # Cached, because tensors cannot be copied from the host during CUDA graph capture.
         kept, device = self._outermost, self.grid.aabb.device
         if kept is None or kept[0] != self.boxes or kept[1].device != device:
             kept = self._outermost = (self.boxes, box_tensor(self.boxes.outermost, device))
@@ -114,7 +116,7 @@ class RadianceField(nn.Module):
             density (M,), per world unit, and rgb (M, 3) in [0, 1]; float32.
 
         Raises:
-            TypeError: An argument is no floating-point tensor.
+            TypeError: An argument is not a floating-point tensor.
             ValueError: An argument has another shape, or is on another device.
         """
         check_tensor("points", points, ("M", 3))
@@ -140,7 +142,7 @@ class RadianceField(nn.Module):
         return density if unit is None else _in_world(density, places, unit)
 
     def local_density(self, places: Tensor) -> Tensor:
-        """Evaluates the density in the grid's own frame, which is the world unless there are nested boxes.
+        """Evaluates the density in the grid's own frame, which is the world frame unless there are nested boxes.
 
         Args:
             places: (M, 3) positions in that frame.
@@ -151,7 +153,7 @@ class RadianceField(nn.Module):
         return self.decoder.density(self.grid(places))
 
     def _locate(self, points: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Returns the places of world positions in the grid's frame, and its units there unless it is the world."""
+        """Returns world positions in the grid's frame, and the length of its unit there (None in the world frame)."""
         return (points, None) if self.boxes is None else self.boxes.to_row(points)
 
     def sample(self, samples: PackedSamples, directions: Tensor) -> tuple[Tensor, Tensor]:
@@ -166,17 +168,17 @@ class RadianceField(nn.Module):
         """
         ray_index = samples.ray_index
         if torch.is_grad_enabled() and directions.requires_grad:
-            # A direction for each sample: what comes back to a ray is then summed along it. Decoders index directions,
-            # and the sums of that would wait for one another at the one ray that all unused rows name.
+            # One direction per sample, so that the gradient of each ray is a sum along the ray. The backward pass of
+            # indexing, which decoders use, would serialise its atomic additions on the one ray of all unused rows.
             ray_index = torch.arange(len(ray_index), device=ray_index.device)
             directions = spread(directions, samples.ray_offsets, len(ray_index))
         density, rgb = self.decoder(self.grid(samples.positions), directions, ray_index)
         return density, rgb
 
     def vertex_density(self) -> Tensor | None:
-        """Returns the densities (X, Y, Z) at the grid's vertices if none is higher between them, otherwise None.
+        """Returns the densities (X, Y, Z) at the grid's vertices if they bound the density, otherwise None.
 
-        That holds for a single grid and a decoder that says so (``density_is_monotonic``).
+        They do for a single grid with a decoder whose ``density_is_monotonic`` is True.
         """
         levels = self.grid.levels
         if len(levels) > 1 or not getattr(self.decoder, "density_is_monotonic", False):
@@ -186,23 +188,23 @@ class RadianceField(nn.Module):
 
     @property
     def has_pyramid_density(self) -> bool:
-        """Whether the density is of a kind that one kernel can march through (:func:`is_pyramid_density`).
+        """Whether the density has a form that a single kernel can march through (:func:`is_pyramid_density`).
 
-        Not for subclasses, which may compute something else.
+        Always False for subclasses, which may compute something else.
         """
         return type(self) is RadianceField and is_pyramid_density(self.grid, self.decoder)
 
     def pyramid_density(self) -> PyramidDensity | None:
-        """Returns the density as one kernel can march through it.
+        """Returns the density in the form that a single kernel can march through.
 
-        None where it is of another kind (:attr:`has_pyramid_density`) or, on CUDA, read from other than float16 copies
+        None if it has another form (:attr:`has_pyramid_density`) or if, on CUDA, it is not read from float16 copies
         (:meth:`VoxelPyramid.keep_copies`).
         """
         return read_pyramid_density(self.grid, self.decoder) if self.has_pyramid_density else None
 
 
 def density_at_samples(field: Field) -> Callable[[Tensor], Tensor]:
-    """Returns what maps positions of samples to densities, both in the frame that the field's samples lie in."""
+    """Returns a function that maps sample positions to densities, both in the frame of the field's samples."""
     density: Callable[[Tensor], Tensor] = field.density
     if getattr(field, "boxes", None) is not None:
         density = field.local_density  # type: ignore[attr-defined]
@@ -210,5 +212,5 @@ def density_at_samples(field: Field) -> Callable[[Tensor], Tensor]:
 
 
 def _in_world(density: Tensor, places: Tensor, unit: Tensor) -> Tensor:
-    """Converts densities per unit of nested boxes' frame; outside of all boxes there is nothing."""
+    """Converts densities from the nested boxes' frame to world units; the density outside all boxes is zero."""
     return torch.where(places.isfinite().all(dim=-1), density / unit, 0)

@@ -1,4 +1,4 @@
-"""Densities that one kernel can march through: a pyramid of grids with a small network behind it."""
+"""Densities that a single kernel can march through: a pyramid of grids followed by a small network."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from voxelfield.ops._internal.pyramid_field import MAX_NUMBERS
 
 @dataclass(frozen=True, eq=False)
 class PyramidDensity:
-    """The density of a pyramid with a network behind it, in the form that the marching kernel reads.
+    """The density of a pyramid followed by a network, in the form that the marching kernel reads.
 
     Attributes:
-        levels: What the active levels are read from, each (X_l, Y_l, Z_l, 4).
-        blocks: For each level the table of its blocks if it is sparse (:attr:`VoxelPyramid.blocks`), otherwise None.
-        aabb: (2, 3) their box, world units.
+        levels: The tensors from which the active levels are read, each (X_l, Y_l, Z_l, 4).
+        blocks: For each level, the block table if the level is sparse (:attr:`VoxelPyramid.blocks`), otherwise None.
+        aabb: (2, 3) box of the levels, world units.
         weights: The density network's two matrices.
-        initial: Density of a zero output, per world unit.
+        initial: Density at a zero output, per world unit.
     """
 
     levels: list[Tensor]
@@ -35,15 +35,15 @@ class PyramidDensity:
 
 
 def is_pyramid_density(grid: VoxelGrid | VoxelPyramid, decoder: Decoder) -> bool:
-    """Tells whether the density that a decoder makes of a grid is of this kind.
+    """Tells whether the density of a grid and a decoder can be expressed as a :class:`PyramidDensity`.
 
-    It is where the grid is a pyramid of at most 8 levels, each of 4 channels and less than 2^31 numbers, side by side
-    and with "border" padding, the decoder a network of at most 16 geometry outputs with an exponential density, and all
-    of it float32 or float16. Not for subclasses of any of these, which may compute something else.
+    This requires a pyramid of at most 8 levels, concatenated, with "border" padding, each of 4 channels and fewer than
+    2^31 elements; and a fused network decoder with at most 16 geometry outputs and an exponential density. All
+    parameters must be float32 or float16. Subclasses do not qualify, because they may compute something else.
 
     Args:
         grid: Features.
-        decoder: Reads them.
+        decoder: Maps features to density.
     """
     if type(grid) is not VoxelPyramid or type(decoder) is not FusedMLPDecoder:
         return False
@@ -63,11 +63,11 @@ def is_pyramid_density(grid: VoxelGrid | VoxelPyramid, decoder: Decoder) -> bool
 def read_pyramid_density(grid: VoxelGrid | VoxelPyramid, decoder: Decoder) -> PyramidDensity | None:
     """Returns the density of a grid and a decoder for which :func:`is_pyramid_density` holds.
 
-    None where, on CUDA, the grid is read from other than float16 copies.
+    None if, on CUDA, the grid is not read from float16 copies.
 
     Args:
         grid: Features.
-        decoder: Reads them.
+        decoder: Maps features to density.
     """
     assert isinstance(grid, VoxelPyramid)
     assert isinstance(decoder, FusedMLPDecoder)
@@ -76,6 +76,6 @@ def read_pyramid_density(grid: VoxelGrid | VoxelPyramid, decoder: Decoder) -> Py
     if levels[0].is_cuda and levels[0].dtype != torch.float16:
         return None
     first, last = decoder.density_network
-    # Levels that are off read zero: their columns of the first matrix do nothing.
+    # Inactive levels read zero, so their columns of the first matrix have no effect.
     weights = [first[:, : _constants.LEVEL_CHANNELS * len(levels)], last]
     return PyramidDensity(levels, grid.blocks[: len(levels)], grid.aabb, weights, decoder.activation.initial)

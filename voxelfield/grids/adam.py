@@ -19,7 +19,7 @@ __all__ = ["GridAdam"]
 
 
 class _ActiveTiles:
-    """The tiles of a parameter's vertices that are updated, and the resolution that they were listed for."""
+    """The tiles of a parameter's vertices that are updated, and the grid resolution for which they were listed."""
 
     def __init__(self, occupied: Tensor, resolution: tuple[int, ...]) -> None:
         self.resolution = resolution
@@ -334,7 +334,7 @@ def _check_rate(group: dict[str, Any]) -> None:
     if rate.numel() != 1:
         raise ArgumentValueError(f"lr must be a number or a tensor of one element, got shape {tuple(rate.shape)}")
     for param in group["params"][:1]:
-        if not param.is_meta:  # its values are yet to come, on a device that is not known here
+        if not param.is_meta:  # its values will be allocated later, on a device that is not known here
             check_same_device("lr", rate, "params", param)
 
 

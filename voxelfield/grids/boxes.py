@@ -19,11 +19,11 @@ Box = tuple[tuple[float, ...], tuple[float, ...]]
 def parse_box(aabb: Sequence[Sequence[float]] | Tensor) -> Box:
     """Returns the corners of a box, rounded to float32.
 
-    Reads no values through torch, so that a box can be given as numbers wherever torch computes none: under
+    Does not read values through torch, so boxes can be given as numbers even where torch computes no values: under
     ``torch.device("meta")`` and under ``FakeTensorMode``.
 
     Args:
-        aabb: (2, 3) lower and upper corner, world units, as nested sequences or as a tensor that has values.
+        aabb: (2, 3) lower and upper corner, world units, as nested sequences or as a tensor with values.
 
     Raises:
         ValueError: It is not a finite box with low < high along every axis.

@@ -1,4 +1,4 @@
-"""Boxes around one another, for scenes that reach further than a grid of one resolution can."""
+"""Nested boxes, for scenes that extend further than a grid of one resolution can."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from torch import Tensor
 
 from voxelfield.grids.boxes import Box, box_extent, box_tensor, parse_box
 
-# As in extension/common/constants.h, which is not asked, because a configuration is checked before anything is loaded.
+# As in extension/common/constants.h, repeated here because a configuration is checked before the extension is loaded.
 MAX_BOXES = 12
-# Between neighbouring places in the field's frame, in halves of a box's longest edge: room for a voxel of a level of
-# resolution 16 with up to 7 cubes, so that the features of one box do not reach into another one. Coarser voxels are
-# shared by the borders of two boxes, which training copes with.
+# Gap between neighbouring boxes in the field's frame, in halves of a box's longest edge. It has room for one voxel of a
+# level of resolution 16 with up to 7 cubes, so that the features of one box do not affect another box. Coarser voxels
+# straddle two boxes; training tolerates that.
 _GAP = 0.25
 
 
 @dataclass(frozen=True)
 class NestedBoxes:
-    """Boxes around one another, each ``ratio`` times as large as the one inside of it.
+    """Concentric boxes, each ``ratio`` times as large as the next smaller one.
 
-    A field over nested boxes lies in a frame of its own. There all boxes have the size of the smallest one, measured in
-    halves of its longest edge, and stand in a row along x. A point of the world has its place in the smallest box that
-    holds it. So voxels grow with the distance from the centre, as a pixel's footprint does, and rays stay straight
-    within a box, which a contraction of space (Barron et al. 2022, mip-NeRF 360, equation 10) would bend. Instant-NGP
-    (Mueller et al. 2022, appendix E) has such cascades for its occupancy.
+    A field over nested boxes has its own frame. In that frame all boxes have the size of the smallest one, measured in
+    halves of its longest edge, and stand side by side along x. A world point belongs to the smallest box that contains
+    it. Voxels thus grow with the distance from the centre, as a pixel's footprint does, and rays stay straight within a
+    box, whereas a contraction of space (Barron et al. 2022, mip-NeRF 360, equation 10) would bend them. Instant-NGP
+    (Mueller et al. 2022, appendix E) uses such cascades for its occupancy grid.
 
     Args:
-        aabb: (2, 3) the smallest box, world units: what is to be seen best.
+        aabb: (2, 3) the smallest box, world units; it should contain what needs the most detail.
         count: Number of boxes, 1 to 12.
-        ratio: Above 1.
-        near: Distance from a camera before which nothing is sampled, world units. What is nearer is seen by one camera
-            alone, so training could fit its image with matter right before the lens.
+        ratio: Ratio of the sizes of successive boxes, above 1.
+        near: Distance from a camera within which no samples are placed, world units. Space this close is seen by only
+            one camera, so training could fit that camera's image by placing matter right in front of its lens.
 
     Raises:
-        ValueError: An argument is not as above.
+        ValueError: An argument is out of range.
     """
 
     aabb: Box
@@ -65,10 +65,10 @@ class NestedBoxes:
         return self.in_world(self.count)
 
     def in_world(self, number: int) -> Box:
-        """Returns one of the boxes, world units.
+        """Returns one of the boxes in world units.
 
         Args:
-            number: Of the box; 1 is the smallest.
+            number: Index of the box, counted from 1; 1 is the smallest.
         """
         low, high = self.aabb
         reach = self.ratio ** (number - 1)
@@ -80,67 +80,68 @@ class NestedBoxes:
 
     @property
     def row(self) -> Box:
-        """The box around all boxes in the field's frame."""
+        """The bounding box of all boxes in the field's frame."""
         x, y, z = self._half
         return parse_box(((-x, -y, -z), (x + self._pitch * (self.count - 1), y, z)))
 
     @property
     def numbers(self) -> list[float]:
-        """The ten numbers that compiled ops take, in the order of extension/rays/cut_rays_ops.h."""
+        """The ten numbers that represent the boxes in compiled ops, in the order of extension/rays/cut_rays_ops.h."""
         low, high = self.aabb
         centre = [(a + b) / 2 for a, b in zip(low, high, strict=True)]
         half = [(b - a) / 2 for a, b in zip(low, high, strict=True)]
         return [*centre, *half, self.ratio, float(self.count), self._pitch, self.near]
 
     def to_row(self, points: Tensor) -> tuple[Tensor, Tensor]:
-        """Finds the places of world positions in the field's frame.
+        """Maps world positions to the field's frame.
 
         Args:
             points: (M, 3) world positions, float32.
 
         Returns:
-            (M, 3) places, outside of all boxes for points outside of the largest one; and (M,) the number of world
-            units that a unit of length there stands for.
+            (M, 3) positions in the field's frame, infinite for points outside the largest box; and (M,) the length in
+            world units of one unit of that frame at each point.
         """
         centre, half = self._centre_and_half(points.device)
         local = (points - centre) / self.unit
         far = (local.abs() / half).amax(dim=-1)
-        # Counted, not from a logarithm, because a point on a face belongs to the box that it is a face of.
+        # Count comparisons instead of taking a logarithm: a point on a face must belong to the box with that face.
         scales = self._scales(points.device)
         box = (far[:, None] > scales[:-1]).sum(dim=-1)
         scale = scales[box]
         place = local / scale[:, None]
         place = torch.cat((place[:, :1] + self._pitch * box[:, None], place[:, 1:]), dim=-1)
-        # Beyond the largest box, a place could be within the next one's.
+        # A point outside the largest box would otherwise get a place that may lie in another box.
         place = torch.where((far > scales[-1])[:, None], place.new_full((), math.inf), place)
         return place, scale * self.unit
 
     def to_row_of(self, points: Tensor, places: Tensor) -> Tensor:
-        """Finds places of world positions in the boxes that some places lie in, differentiably.
+        """Maps world positions to the field's frame, each into the box of a given place, differentiably.
 
         Args:
             points: (M, 3) world positions.
-            places: (M, 3) places in the field's frame; one that is not finite counts to the smallest box.
+            places: (M, 3) places in the field's frame that select the boxes; places that are not finite select the
+                smallest box.
 
         Returns:
-            (M, 3) places in the field's frame, beyond a box's faces where ``points`` are.
+            (M, 3) positions in the field's frame; outside the selected box's faces where ``points`` are outside it.
         """
         box = torch.round(places[:, 0].nan_to_num() / self._pitch).clamp(0, self.count - 1)
         scale = self.unit * self.ratio**box
-        # Numbers, no tensors: a CUDA graph that is being captured can take no copy from the host.
+        # Python numbers, not tensors: tensors cannot be copied from the host during CUDA graph capture.
         middles = ((low + high) / 2 for low, high in zip(*self.aabb, strict=True))
         x, y, z = ((along - middle) / scale for along, middle in zip(points.unbind(-1), middles, strict=True))
         return torch.stack((x + self._pitch * box, y, z), dim=-1)
 
     def to_world(self, places: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Finds the world positions of places in the field's frame.
+        """Maps places in the field's frame to world positions.
 
         Args:
-            places: (M, 3) float32; one in a gap counts to the nearest box.
+            places: (M, 3) float32; a place in a gap between boxes is assigned to the nearest box.
 
         Returns:
-            (M, 3) world positions, (M,) the boxes' numbers, int64, and (M,) whether the place is one that rays come
-            through: in its box, and not where the box inside of it is.
+            (M, 3) world positions, (M,) the boxes' indices, int64, and (M,) whether rays can pass through the place: it
+            must be inside its box but outside the next smaller one.
         """
         centre, half = self._centre_and_half(places.device)
         box = torch.round(places[:, 0] / self._pitch).long().clamp_(0, self.count - 1)
@@ -151,11 +152,11 @@ class NestedBoxes:
         return local * (scale * self.unit)[:, None] + centre, box, used
 
     def cells_in_use(self, resolution: Sequence[int], device: torch.device) -> Tensor:
-        """Tells which cells of a grid over the field's frame rays come through.
+        """Returns which cells of a grid over the field's frame rays can pass through.
 
         Args:
-            resolution: Number of cells along x, y and z of :attr:`row`.
-            device: Of the result.
+            resolution: Number of cells of :attr:`row` along x, y and z.
+            device: Device of the result.
 
         Returns:
             (X, Y, Z) bool.

@@ -1,4 +1,4 @@
-"""VoxelPyramid: grids of several resolutions over one box, read side by side or added up."""
+"""VoxelPyramid: grids of several resolutions over one box, concatenated or summed."""
 
 from __future__ import annotations
 
@@ -28,36 +28,37 @@ _ROW_VERTICES = 8
 
 
 class VoxelPyramid(nn.Module):
-    """Trainable features on grids from coarse to fine over one box, concatenated or added up at every position.
+    """Trainable features on grids from coarse to fine over one box, concatenated or summed at every position.
 
-    Coarse levels regularise, fine levels sharpen: this is the dense counterpart of a multiresolution hash grid (Mueller
-    et al. 2022), without its collisions. In a sum, fine levels add what coarse ones lack, and every feature keeps the
-    meaning that it has in a single grid. To make that exact, each level of a sum divides the voxels of the previous one
-    into a whole number along every axis. The vertices of a level are then among those of the next one, and the sum is
-    trilinear in the voxels of the finest level: it equals a single grid (:meth:`collapse`). Levels can be switched on
-    from coarse to fine (``active``); levels that are off read zero.
+    Coarse levels regularise and fine levels add detail: this is the dense counterpart of a multiresolution hash grid
+    (Mueller et al. 2022), without hash collisions. In a sum, fine levels hold the residual of the coarse ones, and each
+    feature keeps the meaning that it has in a single grid. Each level of a sum subdivides the voxels of the previous
+    one by a whole number along every axis. The vertices of a level are therefore among those of the next one, and the
+    sum is trilinear in the voxels of the finest level: it equals a single grid exactly (:meth:`collapse`). Levels can
+    be activated from coarse to fine (``active``); inactive levels read as zero.
 
     Args:
         resolutions: For each level, coarse to fine, the cube root of its number of voxels, which are nearly cubes. At
-            least 2. For a sum, each must be a whole multiple of the previous one and counts cells: there is one vertex
-            more along every axis.
+            least 2. For a sum, each must be a whole multiple of the previous one and counts cells: there is one more
+            vertex than cells along every axis.
         channels: Features per vertex of each level. At least 1.
         aabb: Box in world units, as for :class:`VoxelGrid`.
-        reduce: ``"concat"`` puts the levels' features side by side, ``"sum"`` adds them.
-        padding: What a position outside the box reads, as for :class:`VoxelGrid`.
-        init_range: Features start uniform in [-init_range, init_range]; one number for all levels, or one for each.
-        sparse_resolutions: Of further levels, finer than these, of which only some blocks of vertices are there
-            (:class:`voxelfield.grids.sparse_grid.SparseGrid`, which says what an optimizer needs). They start without
-            any, and off; :meth:`allocate` adds blocks, whose features start at zero. Only for ``"concat"`` and
-            ``"border"``.
+        reduce: ``"concat"`` concatenates the levels' features, ``"sum"`` adds them.
+        padding: The value read at a position outside the box, as for :class:`VoxelGrid`.
+        init_range: Features are initialised uniformly in [-init_range, init_range]; one number for all levels, or one
+            per level.
+        sparse_resolutions: Resolutions of additional, finer levels that store only some blocks of vertices
+            (:class:`voxelfield.grids.sparse_grid.SparseGrid`, which documents the requirements on the optimizer). They
+            start without blocks and inactive; :meth:`allocate` adds blocks, whose features start at zero. Only for
+            ``"concat"`` and ``"border"``.
         device: Where the features and the box live.
 
     Attributes:
-        active: Number of levels that are on, from the coarsest; at first all that are not sparse.
+        active: Number of active levels, counted from the coarsest; initially all dense levels.
 
     Raises:
         TypeError: A resolution or ``channels`` is not integer.
-        ValueError: There is no level, resolutions do not rise, or not by whole multiples for a sum, ``reduce`` is
+        ValueError: There is no level, resolutions are not increasing (for a sum: by whole multiples), ``reduce`` is
             unknown, or a size or the box is wrong.
 
     Example:
@@ -122,22 +123,22 @@ class VoxelPyramid(nn.Module):
 
     @property
     def grids(self) -> list[VoxelGrid]:
-        """The dense levels as grids of their own, coarse to fine."""
+        """The dense levels as separate grids, coarse to fine."""
         return cast(list[VoxelGrid], list(self._grids))
 
     @property
     def sparse_grids(self) -> list[SparseGrid]:
-        """The sparse levels as grids of their own, coarse to fine."""
+        """The sparse levels as separate grids, coarse to fine."""
         return cast(list[SparseGrid], list(self._sparse_grids))
 
     @property
     def levels(self) -> list[nn.Parameter]:
-        """The levels' features (X_l, Y_l, Z_l, C), coarse to fine; of sparse ones the atlas."""
+        """The levels' features (X_l, Y_l, Z_l, C), coarse to fine; for sparse levels the atlas."""
         return [grid.features for grid in self.grids] + [grid.features for grid in self.sparse_grids]
 
     @property
     def blocks(self) -> list[Tensor | None]:
-        """For each level the table of its blocks if it is sparse, otherwise None."""
+        """For each level, its block table if it is sparse, otherwise None."""
         return [None] * len(self.grids) + [grid.blocks for grid in self.sparse_grids]
 
     @property
@@ -147,13 +148,13 @@ class VoxelPyramid(nn.Module):
 
     @property
     def channels(self) -> int:
-        """Number of features at a position: those of all levels, side by side or as their sum."""
+        """Number of features at a position: those of all levels if concatenated, of one level if summed."""
         levels = len(self.grids) + len(self.sparse_grids)
         return levels * self.grids[0].channels if self.reduce == "concat" else self.grids[0].channels
 
     @property
     def resolution(self) -> tuple[int, int, int]:
-        """Number of vertices of the finest active level that is not sparse, along x, y and z."""
+        """Number of vertices along x, y and z of the finest active dense level."""
         return self._finest.resolution
 
     @property
@@ -177,13 +178,13 @@ class VoxelPyramid(nn.Module):
                 zeros and receive no gradient.
 
         Returns:
-            (..., channels); zero for levels that are off. float32, or the dtype of the copies after
+            (..., channels); zero for inactive levels. float32, or the dtype of the copies after
             :meth:`keep_copies`.
 
         Raises:
             TypeError: ``points`` is not a float32 tensor.
             ValueError: Its last dimension is not 3, or it is on another device.
-            NotImplementedError: A gradient in ``points`` is wanted, and a sparse level is on.
+            NotImplementedError: A gradient with respect to ``points`` is required while a sparse level is active.
         """
         unit = self.grids[0].to_unit(points)
         if unit.dtype != torch.float32:
@@ -200,18 +201,18 @@ class VoxelPyramid(nn.Module):
         return features.reshape(*points.shape[:-1], self.channels)
 
     def keep_copies(self, dtype: torch.dtype) -> list[Tensor]:
-        """Lets the active levels be read from copies, and gradients be added in place; see :class:`WorkingCopies`.
+        """Makes the active levels read copies and accumulate gradients in place; see :class:`WorkingCopies`.
 
-        Levels that are off get no gradient. Switching levels on or off ends this.
+        Inactive levels get no gradient. Activating or deactivating levels ends this.
 
         Args:
-            dtype: Of the copies: float16, bfloat16 or float32.
+            dtype: Dtype of the copies: float16, bfloat16 or float32.
 
         Returns:
-            The copies, one for each active level, for the optimizer to keep up to date.
+            The copies, one for each active level. The optimizer must update them with the features.
 
         Raises:
-            TypeError: ``dtype`` is none of the three.
+            TypeError: ``dtype`` is not one of the three.
             ValueError: A level is sharded.
         """
         self._refuse_sharded("keep_copies")
@@ -227,11 +228,12 @@ class VoxelPyramid(nn.Module):
         return list(self.levels[: self.active]) if self._copies is None else self._copies.copies
 
     def active_levels(self, dtype: torch.dtype) -> list[Tensor]:
-        """Returns the features of the levels that are on, in a dtype and without gradient; not to be written to.
+        """Returns the features of the active levels in a dtype, without gradient. Do not write to them.
 
         Args:
-            dtype: float16, bfloat16 or float32. If :meth:`keep_copies` keeps copies of this dtype, they are returned;
-                if the levels have it, the levels themselves. Neither costs memory, and both go on changing in training.
+            dtype: float16, bfloat16 or float32. If :meth:`keep_copies` keeps copies of this dtype, these are returned;
+                if the levels have this dtype, the levels themselves. Neither costs memory, and both change as training
+                continues.
         """
         if self._copies is not None and self._copies.copies[0].dtype == dtype:
             return list(self._copies.copies)
@@ -239,20 +241,20 @@ class VoxelPyramid(nn.Module):
 
     @torch.no_grad()
     def collapse(self, dtype: torch.dtype) -> Tensor:
-        """Adds the active levels of a sum into one grid with the vertices of the finest.
+        """Adds the active levels of a sum into a single grid with the vertices of the finest level.
 
         Inside the box the result equals the sum, up to rounding, because the vertices of every level are among those of
-        the next one. (In a sum that was loaded with other numbers of vertices, a coarse level may bend between them.)
-        If :meth:`keep_copies` keeps copies, they are read.
+        the next one. (This does not hold exactly for a sum loaded from a state with other numbers of vertices.) If
+        :meth:`keep_copies` keeps copies, these are read.
 
         Args:
-            dtype: Of the result: float16, bfloat16 or float32.
+            dtype: Dtype of the result: float16, bfloat16 or float32.
 
         Returns:
             (X, Y, Z, channels) at the vertices of the finest active level.
 
         Raises:
-            ValueError: The levels are concatenated, not added.
+            ValueError: The levels are concatenated, not summed.
         """
         if self.reduce != "sum":
             raise ArgumentValueError(f'reduce must be "sum" for levels that are to be collapsed, got {self.reduce!r}')
@@ -265,15 +267,15 @@ class VoxelPyramid(nn.Module):
         return collapsed
 
     def refresh_copies(self) -> None:
-        """Makes the copies of :meth:`keep_copies`, if any, equal to the features again."""
+        """Copies the features into the copies of :meth:`keep_copies`, if there are any."""
         if self._copies is not None:
             self._copies.refresh()
 
     def activate(self, resolution: int) -> None:
-        """Switches on the levels up to a resolution, at least the coarsest, and of sparse ones those that have blocks.
+        """Activates the dense levels up to a resolution, at least the coarsest, and the sparse levels that have blocks.
 
         Args:
-            resolution: The finest to be on, as in ``resolutions``.
+            resolution: The finest level to activate, as in ``resolutions`` or ``sparse_resolutions``.
         """
         self._copies = None
         self.active = max(1, sum(level <= resolution for level in self.resolutions))
@@ -292,22 +294,23 @@ class VoxelPyramid(nn.Module):
         *,
         most: int | None = None,
     ) -> dict[int, int]:
-        """Gives the sparse levels up to a resolution blocks wherever some cells lie; :meth:`activate` switches them on.
+        """Allocates blocks of the sparse levels up to a resolution wherever given cells lie.
 
-        Blocks that are there already keep their features. Ends the use of copies by :meth:`keep_copies`.
+        Existing blocks keep their features if they are still wanted; the others are dropped. :meth:`activate` activates
+        the levels. Ends the use of copies by :meth:`keep_copies`.
 
         Args:
-            resolution: The finest of these levels, as in ``sparse_resolutions``.
-            cells: (X, Y, Z) bool, on the pyramid's device: which cells of a box matter.
+            resolution: The finest level to allocate, as in ``sparse_resolutions``.
+            cells: (X, Y, Z) bool, on the pyramid's device: the cells of ``aabb`` that need blocks.
             aabb: (2, 3) that box, world units.
             optimizer: The optimizer that trains the pyramid, if any.
             most: Largest number of blocks of each level; see :meth:`SparseGrid.allocate`.
 
         Returns:
-            For each of these levels, how many blocks are wanted.
+            For each of these levels, the number of blocks wanted.
 
         Raises:
-            ValueError: The optimizer's state cannot follow.
+            ValueError: The optimizer's state cannot be resized.
         """
         self._copies = None
         return {
@@ -318,7 +321,7 @@ class VoxelPyramid(nn.Module):
 
     @torch.no_grad()
     def refit(self, aabb: Sequence[Sequence[float]] | Tensor, optimizer: torch.optim.Optimizer | None = None) -> None:
-        """Moves all levels to another box, with the same number of voxels: a smaller box gets finer ones.
+        """Moves all levels to another box with the same number of voxels, so that a smaller box gets finer voxels.
 
         Features and the optimizer's moments are interpolated at the new vertices. Ends the use of copies by
         :meth:`keep_copies`.
@@ -328,8 +331,8 @@ class VoxelPyramid(nn.Module):
             optimizer: The optimizer that trains the pyramid, if any.
 
         Raises:
-            ValueError: ``aabb`` is not a box, a level is sharded (``fully_shard``) or a sparse one has blocks, or the
-                optimizer's state cannot follow.
+            ValueError: ``aabb`` is not a box, a level is sharded (``fully_shard``), a sparse level has blocks, or the
+                optimizer's state cannot be resampled.
         """
         self._refuse_sharded("refit")
         if any(grid.count > 0 for grid in self.sparse_grids):
@@ -348,12 +351,12 @@ class VoxelPyramid(nn.Module):
         *,
         aabb: Sequence[Sequence[float]] | Tensor | None = None,
     ) -> None:
-        """Switches on the levels up to a resolution, as coarse-to-fine training does.
+        """Activates the levels up to a resolution, as coarse-to-fine training does.
 
         Args:
             resolution: As for :meth:`activate`.
             optimizer: The optimizer that trains the pyramid, if any.
-            aabb: What to :meth:`refit` all levels to first, world units.
+            aabb: A box to which all levels are moved first (:meth:`refit`), world units.
 
         Raises:
             ValueError: As for :meth:`refit`.
@@ -364,14 +367,14 @@ class VoxelPyramid(nn.Module):
         self.activate(resolution)
 
     def get_extra_state(self) -> dict[str, Any]:
-        """Returns the settings that ``state_dict`` holds beside the levels."""
+        """Returns the settings that ``state_dict`` holds in addition to the levels."""
         return {"active": self.active, "reduce": self.reduce}
 
     def set_extra_state(self, state: dict[str, Any]) -> None:
         """Restores the state that :meth:`get_extra_state` returned, and ends the use of copies by :meth:`keep_copies`.
 
         Raises:
-            ValueError: It was saved with another ``reduce``. (Older states do not hold it.)
+            ValueError: The state was saved with another ``reduce``. (Older states do not record it.)
         """
         saved = state.get("reduce", self.reduce)
         if saved != self.reduce:
@@ -380,7 +383,7 @@ class VoxelPyramid(nn.Module):
         self._copies = None
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        # Each level checks itself too, but only when those before it have been loaded.
+        # Each level performs this check too, but only after the previous levels have been loaded.
         for index, grid in enumerate(self.grids):
             key = f"{prefix}_grids.{index}.features"
             refuse_other_resolution(grid, grid.features, state_dict.get(key), key)
@@ -396,18 +399,18 @@ class VoxelPyramid(nn.Module):
         return f"resolutions={self.resolutions}, {sparse}reduce={self.reduce!r}, active={self.active}"
 
     def _vertices(self, aabb: Box) -> list[tuple[int, int, int]]:
-        """Numbers of vertices of each level in a box."""
+        """Returns the numbers of vertices of each level for a box."""
         if self.reduce == "concat":
             return [_aligned(*cubic_voxels(aabb, resolution)) for resolution in self.resolutions]
-        # Nesting asks for one vertex more than cells, so rows are not whole lines. That matters little where vertices
-        # are wide: eight vertices of 28 channels, as a tile has along z, are seven lines, or touch an eighth.
+        # Nested levels have one more vertex than cells, so rows are not whole cache lines. This matters little if
+        # vertices are wide: a tile's eight vertices of 28 channels along z cover seven lines, or touch an eighth.
         x, y, z = cubic_voxels(aabb, self.resolutions[0])
         shares = [resolution // self.resolutions[0] for resolution in self.resolutions]
         return [(x * share + 1, y * share + 1, z * share + 1) for share in shares]
 
 
 class _Level(VoxelGrid):
-    """A grid whose features start from a uniform distribution, in torch's deferred initialisation too."""
+    """A grid with uniformly distributed initial features, also under torch's deferred initialisation."""
 
     def __init__(self, init_range: float, *args: Any, **kwargs: Any) -> None:
         self.init_range = init_range
@@ -421,5 +424,5 @@ class _Level(VoxelGrid):
 
 
 def _aligned(x: int, y: int, z: int) -> tuple[int, int, int]:
-    """Rounds long rows up so that tiles of vertices do not straddle cache lines."""
+    """Rounds the length of long rows up, so that tiles of vertices do not straddle cache lines."""
     return x, y, z if z < 8 * _ROW_VERTICES else -(-z // _ROW_VERTICES) * _ROW_VERTICES

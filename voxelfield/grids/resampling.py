@@ -1,4 +1,4 @@
-"""Resampling of grids, and which part of an optimizer's state goes with them."""
+"""Resampling of grids and of the matching optimizer state."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ temporaries stay this small for any grid."""
 
 
 def touched_vertices(low: float, high: float, size: int, wanted_low: float, wanted_high: float) -> tuple[int, int]:
-    """First and last vertex of the cells that an interval touches, along an axis with vertices from low to high."""
+    """Returns the first and last vertex of the cells that an interval touches, on an axis from low to high."""
     if size == 1:
         return 0, 0
     cell = (high - low) / (size - 1)
     first = max(math.floor((wanted_low - low) / cell + _SNAP_TOLERANCE), 0)
     last = min(math.ceil((wanted_high - low) / cell - _SNAP_TOLERANCE), size - 1)
-    # An interval that lies within the tolerance of one vertex would be reduced to that vertex; at least a cell is kept.
+    # An interval within the tolerance of a single vertex would be reduced to that vertex; keep at least one cell.
     first = min(first, size - 2)
     return first, max(last, first + 1)
 
 
 def resample(values: Tensor, resolution: tuple[int, int, int], slab_elements: int = SLAB_ELEMENTS) -> Tensor:
-    """Trilinear resampling of (X, Y, Z, C) to other numbers of vertices, outermost vertices fixed.
+    """Resamples (X, Y, Z, C) trilinearly to other numbers of vertices; the outermost vertices stay in place.
 
     No temporary tensor has more than ``slab_elements`` elements, unless the vertices at one x need more.
     """
@@ -51,7 +51,7 @@ def resample(values: Tensor, resolution: tuple[int, int, int], slab_elements: in
 
 
 def _resample_axis(values: Tensor, axis: int, index: Tensor, new_size: int) -> Tensor:
-    """Values at the new vertices ``index`` of ``new_size`` along one axis, in the dtype of the arithmetic."""
+    """Returns the values at the new vertices ``index`` of ``new_size`` along one axis, in the arithmetic's dtype."""
     size, dtype = values.shape[axis], coordinate_dtype(values.dtype)
     if new_size > 1:
         position, unit = index * (size - 1), new_size - 1
@@ -67,7 +67,7 @@ def _resample_axis(values: Tensor, axis: int, index: Tensor, new_size: int) -> T
 
 
 def vertex_fractions(size: int, like: Tensor) -> Tensor:
-    """Where the vertices of an axis lie between its ends, in the dtype and on the device of ``like``."""
+    """Returns the relative positions of an axis' vertices between its ends, in the dtype and device of ``like``."""
     index = torch.arange(size, device=like.device, dtype=like.dtype)
     return index / (size - 1) if size > 1 else torch.full_like(index, 0.5)
 
@@ -75,7 +75,7 @@ def vertex_fractions(size: int, like: Tensor) -> Tensor:
 def sample_vertices(
     values: Tensor, corners: Tensor, resolution: tuple[int, int, int], slab_elements: int = SLAB_ELEMENTS
 ) -> Tensor:
-    """Values of (X, Y, Z, C) at the vertices that fill a box given by its corners (2, 3) in the unit cube.
+    """Samples (X, Y, Z, C) at the vertices that fill a box given by its corners (2, 3) in the unit cube.
 
     ``slab_elements`` is as for :func:`resample`.
     """
@@ -96,7 +96,7 @@ def _slabs(rows: int, row_elements: int, slab_elements: int) -> Iterator[slice]:
 
 
 def migratable_state(parameter: nn.Parameter, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Any], list[str]]:
-    """The optimizer's state for a parameter, and which of its entries change shape with the parameter."""
+    """Returns the optimizer's state for a parameter, and the keys of the entries that have the parameter's shape."""
     if not any(held is parameter for group in optimizer.param_groups for held in group["params"]):
         raise ArgumentValueError(
             "optimizer must hold this grid's features in one of its parameter groups, but does not"

@@ -1,4 +1,4 @@
-"""Grids whose features are divided among processes, and what cannot be done to them."""
+"""Checks for grids whose features are sharded across processes."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from voxelfield.ops._errors import ArgumentValueError
 
 
 def is_sharded(module: nn.Module, features: Tensor) -> bool:
-    """Tells whether a module's features are divided among processes, now or from the next sharding on.
+    """Returns whether a module's features are sharded across processes, now or from the next resharding on.
 
-    Between a forward pass and the next sharding ``fully_shard`` lends a module whole parameters, and keeps no change of
-    them.
+    Between a forward pass and the next resharding, ``fully_shard`` replaces a module's parameters by unsharded ones;
+    changes to those are lost.
     """
     return _is_divided(features) or (getattr(module, "_is_fsdp_managed_module", False) and _is_lent(features))
 
 
 def refuse_sharded(module: nn.Module, features: Tensor, operation: str) -> None:
-    """Raises if features are sharded, because an operation needs them whole and may give them another shape.
+    """Raises if features are sharded, because an operation needs all of them and may change their shape.
 
     Args:
-        module: Holds the features.
+        module: The module that holds the features.
         features: The features.
-        operation: Its name, for the message.
+        operation: Name of the operation, for the message.
 
     Raises:
-        ValueError: They are sharded.
+        ValueError: The features are sharded.
     """
     if is_sharded(module, features):
         raise ArgumentValueError(
@@ -42,13 +42,13 @@ def refuse_other_resolution(module: nn.Module, features: Tensor, saved: Any, key
     """Raises if saved features have another shape than the features and either of them is sharded.
 
     Args:
-        module: Holds the features.
+        module: The module that holds the features.
         features: The features.
-        saved: What the state dict has for them.
-        key: Its name there.
+        saved: The entry for the features in the state dict, if any.
+        key: Its key in the state dict.
 
     Raises:
-        ValueError: The shapes differ, and the grid cannot adopt that of the state dict.
+        ValueError: The shapes differ and the grid cannot adopt the saved one.
     """
     if not isinstance(saved, Tensor) or saved.shape == features.shape:
         return
@@ -60,14 +60,15 @@ def refuse_other_resolution(module: nn.Module, features: Tensor, saved: Any, key
 
 
 def _is_divided(values: Tensor) -> bool:
-    # Only a process that has imported this module has such tensors, and the import takes long.
+    # DTensors can exist only if this module has been imported; importing it here would take long.
     tensors = sys.modules.get("torch.distributed.tensor")
     return tensors is not None and isinstance(values, tensors.DTensor)
 
 
 def _is_lent(parameter: Tensor) -> bool:
-    # A lent parameter looks like any other, such as one that fully_shard was told to ignore. torch has no function that
-    # tells them apart, but the lender's attribute does. It is looked for only in modules that fully_shard manages.
+    # An unsharded parameter looks like any other parameter, for example one in fully_shard's ignored_params. torch has
+    # no function to tell them apart, so look for the attribute by which FSDP refers to it. This search is done only for
+    # modules that fully_shard manages.
     for holder in gc.get_referrers(parameter):
         attributes = holder if isinstance(holder, dict) else getattr(holder, "__dict__", {})
         if attributes.get("_unsharded_param") is parameter:

@@ -1,4 +1,4 @@
-"""SparseGrid: trainable features on those blocks of a regular grid's vertices that are worth having."""
+"""SparseGrid: trainable features on selected blocks of the vertices of a regular grid."""
 
 from __future__ import annotations
 
@@ -19,43 +19,44 @@ from voxelfield.ops._internal.sparse_grid import places_in_atlas, share_copies_
 __all__ = ["SparseGrid"]
 
 BLOCK_VERTICES = 8
-"""Vertices along each axis of a block. The outermost ones belong to the blocks beside it, too."""
+"""Vertices along each axis of a block. The outermost ones are shared with the neighbouring blocks."""
 
 BLOCK_CELLS = BLOCK_VERTICES - 1
 """Cells along each axis of a block."""
 
 _NUMBER_BITS = 10
-# Of a cell, for the rounding of positions.
+# Fraction of a cell; tolerance for the rounding of positions.
 _SLACK = 1e-3
 
 
 class SparseGrid(nn.Module):
-    """Trainable features on blocks of 8 x 8 x 8 vertices of a regular grid, of which only some are there.
+    """Trainable features on blocks of 8 x 8 x 8 vertices of a regular grid, of which only some are allocated.
 
-    Where its block is there, a position reads what a dense grid of the same vertices would read; elsewhere it reads
-    zeros. Surfaces fill a small share of space, so this holds grids that would not fit memory as dense ones (Niessner
-    et al. 2013, with a table instead of a hash).
+    A position inside an allocated block reads the same value as in a dense grid with these vertices; elsewhere it reads
+    zeros. Surfaces fill a small fraction of space, so a sparse grid can have a resolution at which a dense grid would
+    not fit in memory (Niessner et al. 2013, here with a table instead of a hash).
 
-    Blocks lie side by side in an atlas, which the kernels of dense grids sample. A block shares its outermost vertices
-    with those beside it, and each has a copy of them. Copies are equal, and remain so if :meth:`share_gradient` is
-    called between the backward pass and the optimizer's step, and the optimizer treats all numbers alike.
+    Blocks lie side by side in an atlas, which the kernels for dense grids sample. Neighbouring blocks share their
+    outermost vertices, and each block has its own copy of them. The copies are equal, and stay equal if
+    :meth:`share_gradient` is called between the backward pass and the optimizer's step and the optimizer treats all
+    elements alike.
 
     Args:
-        resolution: Number of cells wanted along x, y and z; rounded to whole blocks of 7 cells. At least 1.
+        resolution: Requested number of cells along x, y and z; rounded to whole blocks of 7 cells. At least 1.
         channels: Number C of features per vertex. At least 1.
         aabb: (2, 3) box in world units, as for :class:`voxelfield.VoxelGrid`.
-        device: Where features and tables live.
+        device: Device of features and tables.
 
     Attributes:
         features: Parameter (8 A, 8 B, 8 C', C), the atlas. It holds a single block of zeros before the first
             :meth:`allocate`.
-        exists: Buffer (X, Y, Z) bool: which blocks are there; none at first.
-        blocks: Buffer (X, Y, Z) int32: where each lies in the atlas, as for
+        exists: Buffer (X, Y, Z) bool: which blocks are allocated; initially none.
+        blocks: Buffer (X, Y, Z) int32: the location of each block in the atlas, as for
             :func:`voxelfield.ops._internal.sparse_grid.places_in_atlas`.
         aabb: Buffer (2, 3) float32, world units.
 
     Raises:
-        ValueError: A size is below 1, or the box is none.
+        ValueError: A size is below 1, or ``aabb`` is not a box.
     """
 
     features: nn.Parameter
@@ -93,23 +94,23 @@ class SparseGrid(nn.Module):
 
     @property
     def count(self) -> int:
-        """Number of blocks that are there."""
+        """Number of allocated blocks."""
         return self._count
 
     @property
     def resolution(self) -> tuple[int, int, int]:
-        """Number of vertices along x, y and z of the dense grid that this one is a part of."""
+        """Number of vertices along x, y and z of the corresponding dense grid."""
         x, y, z = (BLOCK_CELLS * blocks + 1 for blocks in self.exists.shape)
         return x, y, z
 
     def places(self, unit: Tensor) -> Tensor:
-        """Returns where positions lie in the atlas.
+        """Maps positions to the atlas.
 
         Args:
-            unit: (N, 3) float32 in the unit cube of the box.
+            unit: (N, 3) float32, in the unit cube of the box.
 
         Returns:
-            (N, 3) in the unit cube of the atlas, NaN where there is no block; without gradient.
+            (N, 3) in the unit cube of the atlas, NaN where no block is allocated; without gradient.
         """
         return places_in_atlas(unit.detach(), self.blocks, self.features.shape[:3])
 
@@ -117,14 +118,14 @@ class SparseGrid(nn.Module):
         """Interpolates the features at world positions.
 
         Args:
-            points: (..., 3) float32 world positions, on the grid's device, which get no gradient. Beyond the box they
-                read what the nearest face has.
+            points: (..., 3) float32 world positions, on the grid's device; they receive no gradient. Positions outside
+                the box read the value of the nearest face.
 
         Returns:
             (..., C) float32.
 
         Raises:
-            NotImplementedError: A gradient in ``points`` is wanted.
+            NotImplementedError: A gradient with respect to ``points`` is required.
         """
         if points.requires_grad and torch.is_grad_enabled():
             raise NotImplementedError("a sparse grid gives no gradient in the points, which must not require one")
@@ -133,7 +134,7 @@ class SparseGrid(nn.Module):
 
     @torch.no_grad()
     def to_dense(self) -> Tensor:
-        """Returns the features (X, Y, Z, C) of the dense grid that this one is a part of; zeros without a block."""
+        """Returns the features (X, Y, Z, C) of the corresponding dense grid, with zeros where there is no block."""
         dense = self.features.new_zeros(*self.resolution, self.channels)
         if self._count > 0:
             at = _global_vertices(self.exists.nonzero(), _all_vertices(self.exists.device))
@@ -147,10 +148,10 @@ class SparseGrid(nn.Module):
 
         Args:
             aabb: The new box, world units.
-            resolution: Number of cells wanted along x, y and z, as at construction.
+            resolution: Requested number of cells along x, y and z, as at construction.
 
         Raises:
-            ValueError: It has blocks.
+            ValueError: The grid has blocks.
         """
         if self._count > 0:
             raise ArgumentValueError(f"aabb must stay as it is once there are blocks, of which there are {self._count}")
@@ -162,20 +163,22 @@ class SparseGrid(nn.Module):
     def allocate(
         self, cells: Tensor, aabb: Tensor, optimizer: torch.optim.Optimizer | None = None, *, most: int | None = None
     ) -> int:
-        """Makes those blocks be there in which some cells lie. Blocks that are there already keep their features.
+        """Allocates the blocks that contain or touch given cells and drops all others.
+
+        Blocks that are already allocated and still wanted keep their features.
 
         Args:
-            cells: (X', Y', Z') bool, on the grid's device: which cells of a box matter.
+            cells: (X', Y', Z') bool, on the grid's device: the cells of ``aabb`` that need blocks.
             aabb: (2, 3) that box, world units.
-            optimizer: The optimizer that trains the grid, if any; its moments follow.
-            most: Largest number of blocks. If more are wanted, those with the lowest numbers along x are taken: with
+            optimizer: The optimizer that trains the grid, if any; its moments are moved with the features.
+            most: Largest number of blocks. If more are wanted, those with the lowest indices along x are kept: with
                 nested boxes, those of the inner boxes.
 
         Returns:
-            How many blocks are wanted.
+            Number of blocks wanted.
 
         Raises:
-            ValueError: The optimizer's state cannot follow.
+            ValueError: The optimizer's state cannot be resized.
         """
         state, shaped = ({}, []) if optimizer is None else migratable_state(self.features, optimizer)
         wanted = self._touched(cells, aabb)
@@ -191,7 +194,7 @@ class SparseGrid(nn.Module):
         def carried(values: Tensor) -> Tensor:
             moved = values.new_zeros(*self._atlas_shape(), self.channels)
             moved.view(-1, self.channels)[new_rows] = values.reshape(-1, self.channels)[old_rows]
-            # New blocks beside kept ones take over what these have at the faces between them.
+            # New blocks next to existing ones take over the values at the faces between them.
             weights = torch.zeros_like(moved)
             weights.view(-1, self.channels)[new_rows] = 1
             self.share(moved)
@@ -206,21 +209,21 @@ class SparseGrid(nn.Module):
 
     @torch.no_grad()
     def share_gradient(self) -> None:
-        """Gives all copies of a vertex the sum of their gradients; call it once, before the optimizer's step."""
+        """Sets the gradient of all copies of a vertex to its sum; call once, before the optimizer's step."""
         self.share(self.features.grad)
 
     @torch.no_grad()
     def share(self, sums: Tensor | None) -> None:
-        """Gives all copies of a vertex the sum of what they have, in place.
+        """Sets all copies of a vertex to the sum of their values, in place.
 
         Args:
-            sums: Of the atlas's shape, float32, contiguous; or None, to do nothing.
+            sums: Tensor of the atlas's shape, float32, contiguous; None does nothing.
         """
         if sums is not None and self._copies.numel() > 0:
             share_copies_(sums, self._copies, self._begins)
 
     def _touched(self, cells: Tensor, aabb: Tensor) -> Tensor:
-        """Tells for each block whether one of some cells lies in it, or touches it."""
+        """Returns for each block whether any of the given cells overlaps or touches it."""
         low, high = (corner.tolist() for corner in aabb.double())
         begin, end = (corner.tolist() for corner in self.aabb.double())
         for axis, blocks in enumerate(self.exists.shape):
@@ -235,7 +238,7 @@ class SparseGrid(nn.Module):
         return cells
 
     def _adopt(self, exists: Tensor) -> None:
-        """Takes over which blocks are there, and derives what follows from it; features stay as they are."""
+        """Sets which blocks are allocated and updates the derived tables; leaves the features unchanged."""
         self._count = int(exists.sum())
         self.exists = exists
         numbers = torch.stack(self._numbers(), dim=-1)
@@ -247,20 +250,20 @@ class SparseGrid(nn.Module):
         self._copies, self._begins = self._find_copies()
 
     def _atlas_shape(self) -> tuple[int, int, int]:
-        """Returns the vertices of the atlas, which is nearly a cube."""
+        """Returns the number of vertices of the atlas, which is nearly a cube."""
         count = max(self._count, 1)
         x = math.ceil(count ** (1 / 3) - 1e-9)
         y = math.ceil(math.sqrt(count / x) - 1e-9)
         return BLOCK_VERTICES * x, BLOCK_VERTICES * y, BLOCK_VERTICES * math.ceil(count / (x * y))
 
     def _numbers(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns the places of all blocks in the atlas, (count,) along each axis, in the order of ``exists``."""
+        """Returns the indices of all blocks in the atlas, (count,) along each axis, in the order of ``exists``."""
         _, y, z = (size // BLOCK_VERTICES for size in self._atlas_shape())
         order = torch.arange(self._count, device=self.exists.device)
         return order // (y * z), order // z % y, order % z
 
     def _rows(self) -> Tensor:
-        """Returns the atlas's vertices of all blocks, (count, 512) int64."""
+        """Returns the rows of the flattened atlas that hold the vertices of each block, (count, 512) int64."""
         _, y, z = self._atlas_shape()
         first = [BLOCK_VERTICES * number[:, None] for number in self._numbers()]
         within = _all_vertices(self.exists.device).unbind(-1)
@@ -268,7 +271,7 @@ class SparseGrid(nn.Module):
         return (a * y + b) * z + c
 
     def _find_copies(self) -> tuple[Tensor, Tensor]:
-        """Lists the vertices of the atlas that are copies of one, vertex by vertex, and where each vertex begins."""
+        """Returns the atlas rows of vertices with several copies, grouped by vertex, and where each group begins."""
         within = _all_vertices(self.exists.device)
         outer = ((within == 0) | (within == BLOCK_CELLS)).any(dim=-1)
         at = _global_vertices(self.exists.nonzero(), within[outer])
@@ -288,10 +291,10 @@ class SparseGrid(nn.Module):
         return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        """Adopts the saved blocks, because these are results of training and not settings of the code."""
+        """Adopts the saved blocks, because they are a result of training and not settings of the code."""
         exists, features = (state_dict.get(f"{prefix}{name}") for name in ("exists", "features"))
         if isinstance(exists, Tensor) and isinstance(features, Tensor):
-            # On the meta device there are no values to derive tables from; those of the state take their place.
+            # On the meta device there are no values to derive tables from; those of the state are used instead.
             self._adopt(exists.to(exists.device if self.exists.is_meta else self.exists.device, torch.bool))
             wanted = (*self._atlas_shape(), self.channels)
             if tuple(features.shape) != wanted:
@@ -312,11 +315,11 @@ def _blocks_along(resolution: Sequence[int]) -> list[int]:
 
 
 def _all_vertices(device: torch.device) -> Tensor:
-    """Returns the vertices (512, 3) of a block, in the order of memory."""
+    """Returns the indices (512, 3) of a block's vertices, in memory order."""
     along = torch.arange(BLOCK_VERTICES, device=device)
     return torch.stack(torch.meshgrid(along, along, along, indexing="ij"), dim=-1).view(-1, 3)
 
 
 def _global_vertices(blocks: Tensor, within: Tensor) -> Tensor:
-    """Returns the vertices (B, V, 3) of the whole grid that vertices (V, 3) of blocks (B, 3) are."""
+    """Returns the indices (B, V, 3) in the whole grid of the vertices (V, 3) of blocks (B, 3)."""
     return BLOCK_CELLS * blocks[:, None] + within

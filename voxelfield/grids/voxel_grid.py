@@ -125,8 +125,8 @@ class VoxelGrid(nn.Module):
     def reset_parameters(self) -> None:
         """Draws new features from the normal distribution given at construction, and restores the box.
 
-        Torch's deferred initialisation calls this. A grid built under ``torch.device("meta")`` has no values of
-        features and box; ``to_empty`` allocates memory for them, and this method fills it.
+        Torch's deferred initialisation calls this. The features and the box of a grid built under
+        ``torch.device("meta")`` have no values; ``to_empty`` allocates memory for them, and this method fills it.
         """
         with torch.no_grad():
             self.aabb.copy_(box_tensor(self._box, torch.device("cpu")))
@@ -135,7 +135,7 @@ class VoxelGrid(nn.Module):
     def _draw_features(self) -> None:
         if self.init_std == 0:
             self.features.fill_(self.fill)
-        elif not self.features.is_meta:  # there is nothing to draw, and torch would import its compiler for it
+        elif not self.features.is_meta:  # nothing to draw, and normal_ on meta would make torch import its compiler
             self.features.normal_(self.fill, self.init_std)
 
     # ---------------------------------------------------------------------------------------------- geometry
@@ -153,7 +153,7 @@ class VoxelGrid(nn.Module):
 
     @property
     def levels(self) -> list[nn.Parameter]:
-        """A list of the features only, for code that serves :class:`voxelfield.VoxelPyramid` too."""
+        """A list of the features only, for code that also handles :class:`voxelfield.VoxelPyramid`."""
         return [self.features]
 
     @property
@@ -165,7 +165,7 @@ class VoxelGrid(nn.Module):
     def voxel_size(self) -> Tensor:
         """Distance between neighbouring vertices along x, y and z: (3,) float32, world units.
 
-        Along an axis with a single vertex, the extent of the box.
+        Along an axis with a single vertex, this is the extent of the box.
         """
         cells = [max(size - 1, 1) for size in self.resolution]
         return (self.aabb[1] - self.aabb[0]) / torch.tensor(cells, device=self.aabb.device)
@@ -230,10 +230,10 @@ class VoxelGrid(nn.Module):
         """Interpolates the features at world positions.
 
         Args:
-            points: (..., 3) world positions, float32 or float64, on the grid's device. The leading shape is
-                arbitrary, also one of no elements. Positions that are not finite read zeros and receive no gradient.
-                16-bit positions are converted to float32, with a warning: float16 has 11 significant bits, too few to
-                tell the cells of a large grid apart.
+            points: (..., 3) world positions, float32 or float64, on the grid's device. The leading shape is arbitrary
+                and may contain zeros. Positions that are not finite read zeros and receive no gradient. 16-bit
+                positions are converted to float32, with a warning: float16 has 11 significant bits, too few to
+                distinguish the cells of a large grid.
             with_gradient: Also return the derivative with respect to the position, from the same pass over the grid,
                 for surface normals or eikonal losses.
 
@@ -268,8 +268,8 @@ class VoxelGrid(nn.Module):
             t: (R, S) distances along the rays, in units of the directions' length.
 
         Returns:
-            features: (R, S, C) in the dtype of the grid. Samples outside the box are zero and receive no gradient, for
-                any ``padding`` of the grid.
+            features: (R, S, C) in the dtype of the grid. Samples outside the box are zero and receive no gradient,
+                regardless of the grid's ``padding``.
             inside: (R, S) bool, whether the sample lies in the box, faces included.
 
         Raises:
@@ -292,11 +292,11 @@ class VoxelGrid(nn.Module):
         return self._sample(unit), inside
 
     def _sample_eagerly(self, points: Tensor) -> Tensor | None:
-        """Interpolates at world positions in the common case; None where the other way must find out what to do.
+        """Interpolates at world positions in the common case; returns None if the general path must be taken.
 
-        It computes what the other way does, with the least work on the host: it checks only what neither the arithmetic
-        nor the kernel would refuse, and reads the tensors from `_parameters` and `_buffers`, because reading attributes
-        of a module takes as long as adding two small tensors.
+        Gives the same result as the general path with as little host work as possible: it checks only what neither the
+        arithmetic nor the kernel would reject, and reads the tensors from `_parameters` and `_buffers`, because reading
+        a module's attributes takes as long as adding two small tensors.
         """
         if self._copies is not None or type(self).to_unit is not VoxelGrid.to_unit or needs_long_path():
             return None
@@ -310,7 +310,7 @@ class VoxelGrid(nn.Module):
             rows = points if points.dim() == 2 else points.reshape(-1, 3)
             sampled = sample_in_box_eagerly(features, rows, aabb, self.padding)
             return sampled if rows is points else sampled.view(*points.shape[:-1], features.shape[-1])
-        except Exception:  # the other way raises the same error again, or explains it
+        except Exception:  # the general path raises the same error again, or explains it
             return None
 
     def _sample(self, unit: Tensor) -> Tensor:
@@ -334,7 +334,7 @@ class VoxelGrid(nn.Module):
             A list of the copy only. The optimizer must update the copy with the features.
 
         Raises:
-            TypeError: The grid is not float32, or ``dtype`` is none of the three.
+            TypeError: The grid is not float32, or ``dtype`` is not one of the three.
             ValueError: The grid is sharded.
         """
         refuse_sharded(self, self.features, "keep_copies")
@@ -352,7 +352,7 @@ class VoxelGrid(nn.Module):
         return rows if rows.dtype == wide else rows.to(wide)
 
     def _promote(self, values: Tensor) -> Tensor:
-        # Positions are widened before they are mapped to the unit cube, so that a float64 grid gets unrounded ones.
+        # Positions are widened before they are mapped to the unit cube, so a float64 grid gets unrounded ones.
         double = self.features.dtype == torch.float64 and isinstance(values, Tensor) and _is_real(values)
         return values.double() if double else values
 
@@ -363,7 +363,7 @@ class VoxelGrid(nn.Module):
         return points
 
     def _check_coordinates(self, name: str, values: Tensor) -> Tensor:
-        """Raises unless these are coordinates on the grid's device; returns them, converted to float32 if 16-bit."""
+        """Raises unless the values are coordinates on the grid's device; converts 16-bit ones to float32."""
         if not isinstance(values, Tensor):
             raise ArgumentTypeError(f"{name} must be a torch.Tensor, got {type(values).__name__}")
         if values.layout is not torch.strided:
@@ -475,12 +475,12 @@ class VoxelGrid(nn.Module):
         *,
         aabb: Sequence[Sequence[float]] | Tensor | None = None,
     ) -> None:
-        """Brings the grid to a number of voxels that are nearly cubes, as coarse-to-fine training does.
+        """Resizes the grid to a number of nearly cubic voxels, as coarse-to-fine training does.
 
         Args:
             resolution: Cube root of the number of voxels (:func:`cubic_voxels`).
             optimizer: The optimizer that trains this grid, if any.
-            aabb: What to :meth:`crop` the grid to first, world units.
+            aabb: A box to which the grid is cropped first (:meth:`crop`), world units.
 
         Raises:
             ValueError: As for :meth:`crop` and :meth:`upsample`.
@@ -507,7 +507,7 @@ class VoxelGrid(nn.Module):
                 state[key] = function(state[key])
 
     def _set_features(self, values: Tensor) -> None:
-        """Replaces the Parameter's values, by a tensor of any shape, without replacing the Parameter object."""
+        """Replaces the Parameter's values by a tensor of any shape, without replacing the Parameter object."""
         parameter = self.features
         parameter.grad = None
         self._copies = None
@@ -619,11 +619,11 @@ class VoxelGrid(nn.Module):
         unexpected_keys: list[str],
         error_msgs: list[str],
     ) -> None:
-        """Adopts the saved resolution and box, because these are results of training and not settings of the code."""
+        """Adopts the saved resolution and box, because they are results of training and not settings of the code."""
         key = prefix + "features"
         saved = state_dict.get(key)
         refuse_other_resolution(self, self.features, saved, key)
-        self._copies = None  # its copy still holds the old features
+        self._copies = None  # they still hold the old features
         if isinstance(saved, Tensor) and saved.dim() == 4 and saved.shape != self.features.shape:
             if saved.shape[-1] == self.channels:
                 self._set_features(self.features.new_empty(saved.shape))

@@ -1,4 +1,4 @@
-"""Sampling as training wants it: from 16-bit copies, with gradients added to float32 sums in place."""
+"""Working copies for training: sampling reads 16-bit copies, and gradients are added in place to float32 tensors."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from voxelfield.ops.pyramid import Reduction
 
 
 class WorkingCopies:
-    """Reads working copies of float32 grids, and adds what comes back to the grids' own ``grad``.
+    """Samples working copies of float32 grids, and accumulates gradients in the grids' own ``grad``.
 
     A training step then neither allocates nor clears a gradient, and moves half the bytes: the mixed precision of
     Micikevicius et al. 2018 (float32 masters, 16-bit copies) with the gradient accumulation fused into the backward
-    pass. The optimizer is to update copies and clear ``grad`` (:class:`voxelfield.grids.adam.GridAdam` does both in its
-    own pass); after any other change of the grids call :meth:`refresh`.
+    pass. The optimizer must update the copies and clear ``grad`` (:class:`voxelfield.grids.adam.GridAdam` does both in
+    its own pass); call :meth:`refresh` after any other change of the grids.
 
-    Because ``grad`` changes during the backward pass itself, ``torch.autograd.grad`` returns nothing for these grids,
-    hooks on them do not run, and derivatives end at the first.
+    Because ``grad`` is changed during the backward pass itself, ``torch.autograd.grad`` returns nothing for these
+    grids, their hooks do not run, and second derivatives are not available.
 
     Args:
         grids: Parameters (X_l, Y_l, Z_l, C_l), float32; each gets a ``grad`` of zeros.
-        dtype: Of the copies: float16, bfloat16, or float32 for the grids themselves.
-        reduce: Whether samples of several grids lie side by side or are added up, as for
+        dtype: Dtype of the copies: float16, bfloat16, or float32 for the grids themselves.
+        reduce: Whether samples of several grids are concatenated or summed, as for
             :func:`voxelfield.ops.sample_pyramid`.
-        sparse: The sparse grids whose features the last of ``grids`` are; their samples lie beside those of the others.
+        sparse: The sparse grids whose features are the last of ``grids``; their samples are concatenated to the others.
 
     Attributes:
-        copies: One tensor for each grid, in its shape.
+        copies: One tensor for each grid, of the same shape.
 
     Raises:
-        TypeError: A grid is not float32, or ``dtype`` is none of the three.
+        TypeError: A grid is not float32, or ``dtype`` is not one of the three.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class WorkingCopies:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Makes the copies equal to the grids again."""
+        """Copies the grids into the copies."""
         for grid, copy in zip(self._grids, self.copies, strict=True):
             copy.copy_(grid)
 
@@ -73,7 +73,7 @@ class WorkingCopies:
             padding: As for :func:`voxelfield.ops.sample_trilinear`.
 
         Returns:
-            (N, sum of C_l), or (N, C) for sums, in the copies' dtype.
+            (N, sum of C_l), or (N, C) for ``reduce="sum"``, in the copies' dtype.
         """
         if not torch.is_grad_enabled():
             return sample_levels(self.copies, self._sparse, points, self._reduce, padding)
@@ -88,17 +88,17 @@ class WorkingCopies:
 def sample_levels(
     levels: Sequence[Tensor], sparse: Sequence[SparseGrid], points: Tensor, reduce: Reduction, padding: Padding
 ) -> Tensor:
-    """Samples grids of which the last ones may be sparse.
+    """Samples grids, the last of which may be sparse.
 
     Args:
-        levels: The dense grids' features, then the sparse ones' atlases, or copies of these.
+        levels: The dense grids' features, then the sparse grids' atlases, or copies of these.
         sparse: The sparse grids.
-        points: (N, 3) float32 in the unit cube; no gradient reaches them from sparse grids.
-        reduce: Of the dense grids; as for :func:`voxelfield.ops.sample_pyramid`.
-        padding: Of the dense grids; as for :func:`voxelfield.ops.sample_trilinear`.
+        points: (N, 3) float32 in the unit cube; sparse grids give them no gradient.
+        reduce: How the dense grids are combined, as for :func:`voxelfield.ops.sample_pyramid`.
+        padding: Padding of the dense grids, as for :func:`voxelfield.ops.sample_trilinear`.
 
     Returns:
-        (N, C): the samples of the dense grids, and beside them those of each sparse one.
+        (N, C): the samples of the dense grids, followed by those of each sparse one.
     """
     dense = len(levels) - len(sparse)
     sampled = ops.sample_pyramid(levels[:dense], points, reduce=reduce, padding=padding)
@@ -122,7 +122,7 @@ class _Sample(Function):
         owners: tuple[nn.Parameter, ...],
         *grids: Tensor,
     ) -> Tensor:
-        # Copies are not saved by autograd: the optimizer changes them in place, but not before the backward pass.
+        # Not saved through autograd: the optimizer changes the copies in place, though only after the backward pass.
         ctx.save_for_backward(points)
         ctx.reduce, ctx.padding, ctx.sparse, ctx.owners, ctx.copies = reduce, padding, sparse, owners, copies
         return sample_levels(copies, sparse, points, reduce, padding)
@@ -148,10 +148,10 @@ def _accumulate(
     reduce: Reduction,
     padding: Padding,
 ) -> None:
-    """Adds the gradient in the grids to their own."""
+    """Adds the gradients with respect to the grids to their ``grad``."""
     sums = []
     for owner in owners:
-        if owner.grad is None:  # zero_grad() was called since
+        if owner.grad is None:  # zero_grad() was called in the meantime
             owner.grad = torch.zeros_like(owner)
         sums.append(owner.grad)
     dense = len(sums) - len(sparse)

@@ -1,1 +1,1 @@
-"""From cameras to images: rays, occupied space, samples along rays, compositing."""
+"""Rendering, from cameras to images: rays, occupied space, samples along rays, compositing."""

@@ -1,4 +1,4 @@
-"""Bringing cameras from one frame into another that differs by rotation, translation and scale."""
+"""Alignment of cameras between two frames that differ by rotation, translation and scale."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Similarity:
     translation: Tensor
 
     def cameras(self, cameras: Cameras) -> Cameras:
-        """Returns cameras that see a scene that was mapped as they were seeing it before, on their device."""
+        """Returns the cameras moved along with a scene that is mapped, on their device; their images do not change."""
         c2w = cameras.c2w.double().cpu().clone()
         c2w[:, :3, :3] = self.rotation @ c2w[:, :3, :3]
         c2w[:, :3, 3] = self.scale * c2w[:, :3, 3] @ self.rotation.T + self.translation
@@ -35,23 +35,23 @@ class Similarity:
 
 
 def align_cameras(source: Cameras, target: Cameras, *, rotations: bool = True) -> Similarity:
-    """Finds the similarity that maps some cameras best to others.
+    """Finds the similarity transform that best maps some cameras to others.
 
-    The rotation is the one nearest, in the least squares, to what maps the directions from the cameras' mean position
-    to each of them and, with ``rotations``, their axes, all relative to the cameras' spread; scale and translation then
-    fit the positions (Umeyama 1991).
+    The rotation is the least-squares fit to two sets of correspondences: the vectors from the cameras' mean position to
+    each camera, relative to their spread, and, with ``rotations``, the cameras' axes. Scale and translation are then
+    fitted to the positions (Umeyama 1991).
 
     Args:
         source: N cameras, at least one.
-        target: N cameras, where those should come to lie.
-        rotations: Whether the cameras' axes count too. Without them, at least three positions off a line are needed,
-            and the result is the alignment by which BARF (Lin et al. 2021) measures poses.
+        target: N cameras, to which those are mapped.
+        rotations: Whether the cameras' axes are fitted as well. Without them, at least three positions that are not
+            collinear are needed, and the result is the alignment with which BARF (Lin et al. 2021) measures poses.
 
     Returns:
-        The similarity. Cameras in one place leave the scale at 1.
+        The similarity. Its scale is 1 if all cameras of either set are at the same position.
 
     Raises:
-        ValueError: There are no cameras, or another number of them on one side.
+        ValueError: There are no cameras, or the numbers of cameras differ.
     """
     if len(source) != len(target) or len(source) == 0:
         raise ValueError(f"target must be as many cameras as source, at least one, got {len(target)} and {len(source)}")
@@ -63,7 +63,7 @@ def align_cameras(source: Cameras, target: Cameras, *, rotations: bool = True) -
     if rotations:
         together += torch.einsum("nik,njk->ij", _axes(target), _axes(source))
     u, _, vh = torch.linalg.svd(together)
-    # Of two nearest orthogonal matrices, the one that is no reflection.
+    # The nearest orthogonal matrix that is not a reflection.
     u[:, 2] *= torch.linalg.det(u @ vh).sign()
     rotation = u @ vh
     scale = 1.0
@@ -73,15 +73,15 @@ def align_cameras(source: Cameras, target: Cameras, *, rotations: bool = True) -
 
 
 def pose_errors(cameras: Cameras, truth: Cameras, *, rotations: bool = False) -> tuple[Tensor, Tensor]:
-    """Measures how far cameras are from where they should be, once they are aligned.
+    """Measures the errors of camera poses after alignment to the true ones.
 
     Args:
         cameras: N cameras.
-        truth: Where they should be.
-        rotations: As for :func:`align_cameras`; the default is what is usual.
+        truth: The true cameras.
+        rotations: As for :func:`align_cameras`; the default follows common practice.
 
     Returns:
-        By what angle (N,) each is turned, degrees, and how far (N,) it is away, in units of ``truth``; float64.
+        The rotation errors (N,), degrees, and the position errors (N,), in units of ``truth``; float64.
     """
     aligned = align_cameras(cameras, truth, rotations=rotations).cameras(cameras)
     angles = turning_angles(_axes(aligned), _axes(truth))
@@ -94,7 +94,7 @@ def _axes(cameras: Cameras) -> Tensor:
 
 
 def _centred(cameras: Cameras) -> tuple[Tensor, Tensor]:
-    """Returns positions relative to their mean, and this mean; float64, on the CPU."""
+    """Returns positions relative to their mean, and that mean; float64, on the CPU."""
     positions = cameras.c2w[:, :3, 3].double().cpu()
     middle = positions.mean(dim=0)
     return positions - middle, middle

@@ -15,25 +15,25 @@ from voxelfield.ops._internal.lens import COEFFICIENTS, lens_rays
 from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.rays import Rays, intersect_aabb
 
-_LATTICE = 33  # points along each side of an image
+_LATTICE = 33  # points along each side of the image
 
-# Degrees between the world's z axis and the cameras' own up within which the world's is meant.
+# Largest angle in degrees between the world's z axis and the cameras' mean up direction at which the z axis is used.
 _WORLD_UP_WITHIN = 15.0
 
 
 @dataclass(frozen=True, eq=False)
 class Cameras:
-    """Cameras of one image size, pinholes unless they have a lens.
+    """Cameras with a common image size, pinhole cameras unless they have a lens.
 
     Args:
         c2w: (N, 4, 4) float32, camera to world; OpenGL/Blender camera axes (x right, y up, looking along -z).
         intrinsics: (N, 4) float32, ``fx, fy, cx, cy`` in pixels, same device.
         width: Image width in pixels.
         height: Image height in pixels.
-        lens: What distorts the N images, same device; None: nothing does.
+        lens: Lens distortion of the N images, same device; None for pinhole cameras.
 
     Raises:
-        TypeError: A tensor is not float32, a size is not an int, or ``lens`` is no :class:`Lens`.
+        TypeError: A tensor is not float32, a size is not an int, or ``lens`` is not a :class:`Lens`.
         ValueError: A tensor has another shape or device, or a size is below 1.
     """
 
@@ -77,7 +77,7 @@ class Cameras:
         return Cameras(self.c2w.to(device), self.intrinsics.to(device), self.width, self.height, lens)
 
     def enlarged(self, factor: int) -> Cameras:
-        """Returns the same views in ``factor`` times as many pixels along each side.
+        """Returns the same views with ``factor`` times as many pixels along each side.
 
         Raises:
             ValueError: ``factor`` is not an int of at least 1.
@@ -87,7 +87,7 @@ class Cameras:
         return Cameras(self.c2w, self.intrinsics * factor, self.width * factor, self.height * factor, self.lens)
 
     def shrunk(self, factor: int) -> Cameras:
-        """Returns the same views in pixels ``factor`` times as large, less what fills none at the right and below.
+        """Returns the same views with pixels ``factor`` times as large; a remainder at the right and bottom is cut off.
 
         Raises:
             ValueError: ``factor`` is not an int from 1 to the shorter side in pixels.
@@ -100,8 +100,8 @@ class Cameras:
     def rays(self, camera_index: Tensor, pixels: Tensor, aabb: Tensor) -> Rays:
         """Casts one ray through each given image point.
 
-        Never waits for the device, so indices are not checked on CUDA beyond what indexing itself asserts. Through a
-        lens, rays are differentiable in poses only.
+        Does not synchronise with the device, so on CUDA indices are checked only by the assertions of indexing itself.
+        With a lens, rays are differentiable with respect to poses only.
 
         Args:
             camera_index: (R,) int64, on the cameras' device.
@@ -109,11 +109,11 @@ class Cameras:
             aabb: (2, 3) float32, low and high corner in world units; bounds ``near`` and ``far``.
 
         Returns:
-            Rays in the world frame, unit directions, ``near == far == 0`` where the box is missed.
+            Rays in the world frame with unit directions; ``near == far == 0`` for rays that miss the box.
 
         Raises:
             TypeError: An argument has another dtype.
-            ValueError: An argument has another shape or device, or on the CPU there is no such camera.
+            ValueError: An argument has another shape or device, or (on the CPU only) a camera index is out of range.
         """
         check_field("camera_index", camera_index, ("R",), torch.int64, "Cameras.c2w", self.c2w)
         check_index("camera_index", camera_index, len(self), "the cameras")
@@ -133,8 +133,7 @@ class Cameras:
             coefficients = self.lens.coefficients.index_select(0, camera_index)
             offset = lens_rays(offset, coefficients, fisheye=self.lens.is_fisheye)
             forward = forward * offset[:, 2:]
-        # Sums of products and no matmul: with TF32 switched on, a matmul would bend rays by a tenth of a
-        # pixel.
+        # Sums of products instead of a matmul: with TF32 enabled, a matmul would deflect rays by a tenth of a pixel.
         directions = torch.addcmul(forward, right, offset[:, :1]).addcmul_(up, offset[:, 1:2], value=-1.0)
         return F.normalize(directions, dim=-1)
 
@@ -165,18 +164,18 @@ class Cameras:
         """Measures the angles between the rays of neighbouring pixels, on a lattice over each image.
 
         Returns:
-            (N, 2) float32, the smallest and the largest in any direction, radians.
+            (N, 2) float32, the smallest and the largest angle over all directions, radians.
         """
         device, size = self.c2w.device, torch.tensor([self.width, self.height], device=self.c2w.device)
         share = torch.linspace(0, 1, _LATTICE, device=device)
         points = torch.cartesian_prod(share, share) * size
-        # Half a pixel to either side of each point, across and down.
+        # Offsets of half a pixel to either side of each point, horizontally and vertically.
         moves = torch.tensor([[0.5, 0.0], [-0.5, 0.0], [0.0, 0.5], [0.0, -0.5]], device=device)
         pixels = (points[:, None] + moves).view(-1, 2)
         camera_index = torch.arange(len(self), device=device).repeat_interleave(len(pixels))
         directions = self._directions(camera_index, pixels.repeat(len(self), 1)).view(len(self), -1, 4, 3)
         across, down = directions[:, :, 0] - directions[:, :, 1], directions[:, :, 2] - directions[:, :, 3]
-        # The singular values of the map from pixels to directions, from the product with its transpose.
+        # Singular values of the map from pixels to directions, computed from the product with its transpose.
         mean = 0.5 * (across.square().sum(-1) + down.square().sum(-1))
         difference = 0.5 * (across.square().sum(-1) - down.square().sum(-1))
         spread = torch.hypot(difference, (across * down).sum(-1))
@@ -185,7 +184,7 @@ class Cameras:
 
 
 def overview(aabb: Tensor, width: int, height: int) -> Cameras:
-    """Places one camera such that it sees a whole box, from obliquely above one of its corners.
+    """Places one camera so that it sees a whole box, from obliquely above one of its corners.
 
     Args:
         aabb: (2, 3) float32, low and high corner of the box, world frame with z up.
@@ -205,7 +204,7 @@ def overview(aabb: Tensor, width: int, height: int) -> Cameras:
     box = aabb.double().cpu()
     centre = box.mean(dim=0)
     corners = (torch.cartesian_prod(*box.unbind(-1)) - centre) @ axes
-    # The nearest place from which each corner lies within both of the image's angles.
+    # The nearest position from which every corner lies within both of the image's angles.
     focal = min(width, height) / 2 / math.tan(half_angle)
     half = torch.tensor((width, height), dtype=torch.float64) / 2
     distance = (corners[:, 2:] + corners[:, :2].abs() * focal / half).max()
@@ -216,17 +215,17 @@ def overview(aabb: Tensor, width: int, height: int) -> Cameras:
 
 
 def orbit(cameras: Cameras, target: Tensor, frames: int) -> Cameras:
-    """Lays cameras on a circle around one point, all looking at it.
+    """Places cameras on a circle around a point, all looking at it.
 
-    The circle's axis is the world's z axis, or where that is more than 15 degrees from the direction which points up in
-    the cameras' images, that direction. Cameras that all stand on one side of the point, within half a turn, are not
-    led behind what they show: the path swings to and fro between them.
+    The circle's axis is the direction that points up in the cameras' images, or the world's z axis if that is within 15
+    degrees of it. If all cameras are on one side of the point, within half a turn, the path does not go behind the
+    scene: it swings back and forth between the outermost cameras.
 
     Args:
-        cameras: Set the circle: their mean distance from ``target`` and mean elevation above it. The image size and the
-            first camera's intrinsics are kept. A lens is not: straight lines are drawn straight.
+        cameras: Cameras that define the circle: their mean distance from ``target`` and mean elevation above it. The
+            image size and the first camera's intrinsics are kept. A lens is not: the new cameras are pinhole cameras.
         target: (3,) point to look at, world frame.
-        frames: Number of cameras; the last one lies one step before the first.
+        frames: Number of cameras; the last one is one step before the first.
 
     Returns:
         ``frames`` cameras on the device of ``cameras``, upright.
@@ -247,7 +246,7 @@ def orbit(cameras: Cameras, target: Tensor, frames: int) -> Cameras:
     distance = arm.norm(dim=-1).mean()
     elevation = torch.atan2(arm[:, 2], arm[:, :2].norm(dim=-1)).mean().expand(frames)
     azimuth = _azimuths(torch.atan2(arm[:, 1], arm[:, 0]), frames)
-    # Spherical coordinates give the frame in closed form, so looking straight down is no special case.
+    # Spherical coordinates give the axes in closed form, so looking straight down needs no special case.
     zero = torch.zeros_like(azimuth)
     right = torch.stack((-azimuth.sin(), azimuth.cos(), zero), dim=-1)
     backward = torch.stack((elevation.cos() * azimuth.cos(), elevation.cos() * azimuth.sin(), elevation.sin()), dim=-1)
@@ -263,17 +262,17 @@ def orbit(cameras: Cameras, target: Tensor, frames: int) -> Cameras:
 def up_direction(cameras: Cameras) -> Tensor:
     """Returns the direction (3,) that points up in the cameras' images, float64.
 
-    That is the world's z axis where it is within 15 degrees, and where the cameras have no direction in common.
+    This is the world's z axis if it is within 15 degrees, or if the cameras have no common up direction.
     """
     return _upright_axes(cameras)[2]
 
 
 def _upright_axes(cameras: Cameras) -> Tensor:
-    """Returns x, y and z axes (3, 3), one in each row, of which the last points up in the cameras' images; float64."""
+    """Returns x, y and z axes (3, 3), one per row, of which z points up in the cameras' images; float64."""
     up = cameras.c2w[:, :3, 1].double().mean(dim=0)
     axes = torch.eye(3, dtype=torch.float64, device=up.device)
     length = float(up.norm())
-    # Cameras that look straight down from all sides have no direction in common.
+    # Cameras that look straight down from all sides have no common up direction.
     if length < 0.1 or float(up[2]) / length > math.cos(math.radians(_WORLD_UP_WITHIN)):
         return axes
     up = up / length
@@ -283,7 +282,7 @@ def _upright_axes(cameras: Cameras) -> Tensor:
 
 
 def _azimuths(cameras: Tensor, frames: int) -> Tensor:
-    """Returns those of the stations of a path, radians, from those of the cameras (N,)."""
+    """Returns the azimuths of a path's frames, radians, from those of the cameras (N,)."""
     share = torch.arange(frames, device=cameras.device, dtype=torch.float64) / frames
     ordered = cameras.sort().values
     gaps = torch.cat((ordered.diff(), ordered[:1] + 2 * math.pi - ordered[-1:]))

@@ -1,4 +1,4 @@
-"""Lenses that distort: what lies between the ray of a pinhole camera and the pixel that shows it."""
+"""Lens distortion: the mapping between the rays of a pinhole camera and the pixels in which they appear."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LensModel = Literal["perspective", "fisheye"]
 
 
 class LensArguments(TypedDict, total=False):
-    """What ops that cast rays take of a lens: nothing for pinholes."""
+    """The lens arguments of ops that cast rays; empty for pinhole cameras."""
 
     lens: Tensor
     fisheye: bool
@@ -23,28 +23,28 @@ class LensArguments(TypedDict, total=False):
 
 @dataclass(frozen=True, eq=False)
 class Lens:
-    r"""The lenses of some cameras, all of one model, with the terms that OpenCV, COLMAP and nerfstudio share.
+    r"""Lenses of some cameras, all of one model, with the coefficients that OpenCV, COLMAP and nerfstudio share.
 
-    A pinhole shows a ray at a point :math:`(x, y)`, in focal lengths from the principal point, y down. With
-    :math:`r^2 = x^2 + y^2` and :math:`R = 1 + k_1 r^2 + k_2 r^4 + k_3 r^6 + k_4 r^8`, a ``perspective`` lens shows it
+    A pinhole camera images a ray at a point :math:`(x, y)`, in focal lengths from the principal point, y down. With
+    :math:`r^2 = x^2 + y^2` and :math:`R = 1 + k_1 r^2 + k_2 r^4 + k_3 r^6 + k_4 r^8`, a ``perspective`` lens images it
     instead at
 
     .. math:: x R + 2 p_1 x y + p_2 (r^2 + 2 x^2), \quad y R + p_1 (r^2 + 2 y^2) + 2 p_2 x y.
 
-    For a ``fisheye`` lens :math:`r` is the angle between ray and optical axis in radians, up to a half turn,
-    instead of its tangent, so that coefficients of zero make an equidistant projection and no pinhole.
+    For a ``fisheye`` lens, :math:`r` is the angle between ray and optical axis in radians, at most pi, instead of its
+    tangent, so that coefficients of zero give an equidistant projection and not a pinhole camera.
 
-    Where the polynomial turns down, a lens shows nothing beyond. Points of an image farther out than that get a ray
+    The image of a lens ends where the distorted radius stops growing with :math:`r`. Image points farther out get a ray
     near the outermost one.
 
     Args:
         model: ``perspective`` or ``fisheye``.
-        coefficients: (N, 6) float32, ``k1, k2, k3, k4, p1, p2`` of N cameras. They do not depend on the size of images.
+        coefficients: (N, 6) float32, ``k1, k2, k3, k4, p1, p2`` of N cameras. They do not depend on the image size.
 
     Raises:
-        TypeError: ``coefficients`` are no float32 tensor.
-        ValueError: There is no such model, or ``coefficients`` have another shape, or are not finite (checked on the
-            CPU only, because reading them would wait for the device).
+        TypeError: ``coefficients`` is not a float32 tensor.
+        ValueError: There is no such model, or ``coefficients`` has another shape or is not finite (checked on the CPU
+            only, because the check would synchronise with the device).
     """
 
     model: LensModel
@@ -68,12 +68,12 @@ class Lens:
 
     @property
     def is_fisheye(self) -> bool:
-        """Whether the terms apply to the angle off the optical axis instead of its tangent."""
+        """Whether the polynomial applies to the angle from the optical axis instead of its tangent."""
         return self.model == "fisheye"
 
 
 def lens_arguments(lens: Lens | None, camera: int | None = None) -> LensArguments:
-    """Returns the arguments by which an op casts rays through lenses, of all cameras or of one."""
+    """Returns the arguments with which an op casts rays through the lenses of all cameras or of one."""
     if lens is None:
         return {}
     coefficients = lens.coefficients if camera is None else lens.coefficients[camera]

@@ -1,4 +1,4 @@
-"""Colours as light."""
+"""Conversion of colours to linear light."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples along rays: placed in occupied space, and those kept that show."""
+"""Samples along rays: placement in occupied space, and selection of the visible ones."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from voxelfield.ops.selection import MIN_WEIGHT
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.rays import Rays
 
-# Unused rows of a fixed capacity lie at so many places, so many neighbouring rows at each. At a single place, the
-# gradients of zero that they send back to a grid would wait for one another on a GPU; a place for each row would be
-# read from memory for each row.
+# Unused rows of a fixed capacity are spread over this many positions, with this many consecutive rows at each. If all
+# were at one position, the atomic additions of their zero gradients to a grid would be serialised on a GPU; if each had
+# its own position, each would cause its own memory accesses.
 _UNUSED_PLACES = 4096
 _ROWS_AT_A_PLACE = 32
-# The positive root of x^4 = x + 1, whose inverse powers spread points evenly in three dimensions (Roberts 2018, "The
+# The positive root of x^4 = x + 1; its inverse powers distribute points evenly in three dimensions (Roberts 2018, "The
 # unreasonable effectiveness of quasirandom sequences").
 _EVEN_SPREAD = 1.22074408460575947
 
-# Fog, which fills space in the first steps of training, shows about half as many samples of a ray; surfaces show a few.
+# In the first steps of training, fog fills space and about half this many samples of a ray are visible; later, a few.
 MAX_VISIBLE_PER_RAY = 256
 
 
 @dataclass(frozen=True)
 class RenderSettings:
-    """How finely rays are sampled, and what is too faint to matter.
+    """Sampling settings: the distance between samples, and the thresholds below which they are ignored.
 
     Attributes:
-        step: Distance between samples, world units, or those of the frame of the field's nested boxes.
-        min_transmittance: A ray stops where less light than this gets through.
-        min_weight: Samples whose share of their pixel is below this are dropped before colour is evaluated.
+        step: Distance between samples, in world units, or in units of the frame of the field's nested boxes.
+        min_transmittance: A ray stops once its transmittance falls below this.
+        min_weight: Samples with a smaller compositing weight are dropped before colour is evaluated.
     """
 
     step: float
@@ -48,13 +48,13 @@ class RenderSettings:
 
 @dataclass(frozen=True)
 class Capacity:
-    """How many samples there is room for, where the number of samples must not be waited for.
+    """Fixed buffer sizes for samples, for callers that must not synchronise to learn the number of samples.
 
-    Rays are taken in order for as long as all their samples fit; the others count for nothing.
+    Rays are processed in order as long as all their samples fit; the remaining rays are ignored.
 
     Attributes:
-        candidates: Samples in occupied space.
-        visible: Samples that show.
+        candidates: Number of samples in occupied space.
+        visible: Number of visible samples.
     """
 
     candidates: int
@@ -69,18 +69,18 @@ def march(
     capacity: int | None = None,
     boxes: NestedBoxes | None = None,
 ) -> ops.PackedSamples:
-    """Places samples along rays wherever space is occupied.
+    """Places samples along rays in occupied space.
 
     Args:
         rays: R rays.
-        occupancy: What is occupied, on the rays' device.
+        occupancy: The occupied cells, on the rays' device.
         step: Distance between samples, in their frame.
-        jitter: Shift each ray's samples by a random part of a step, from torch's global generator.
+        jitter: Shift each ray's samples by a random fraction of a step, drawn from torch's global generator.
         capacity: As for :func:`voxelfield.ops.march_rays`.
-        boxes: Those of the field, if it has any: occupancy, step and samples are then in their frame.
+        boxes: The field's nested boxes, if any: occupancy, step and samples are then in their frame.
 
     Returns:
-        The samples, packed; none at all is valid.
+        The packed samples; there may be none.
     """
     offset = torch.rand_like(rays.near) if jitter else None
     return march_through(
@@ -101,12 +101,12 @@ def march(
 def select(
     field: Field, samples: ops.PackedSamples, settings: RenderSettings, capacity: int | None = None
 ) -> ops.PackedSamples:
-    """Returns the samples that show, still packed by ray.
+    """Returns the visible samples, still packed by ray.
 
     Args:
-        field: Tells their densities.
+        field: The field that provides the densities.
         samples: M samples of R rays.
-        settings: What is too faint to matter.
+        settings: Visibility thresholds.
         capacity: As for :func:`voxelfield.ops.select_samples`.
     """
     return ops.select_samples(
@@ -129,24 +129,24 @@ def visible_samples(
     jitter: bool = False,
     capacity: Capacity | None = None,
 ) -> tuple[ops.PackedSamples, Tensor | None]:
-    """Places samples along rays and returns those that show, packed by ray, and how many were placed.
+    """Places samples along rays and returns the visible ones, packed by ray, and the number of samples placed.
 
-    A field whose density :meth:`RadianceField.pyramid_density` can tell is marched through by one kernel, which
-    leaves a ray where it is dark; what lies behind is never placed, nor counted. Others are marched, evaluated and
-    judged one after the other, with the same samples for a result, except that the kernel keeps the first
-    ``MAX_VISIBLE_PER_RAY`` of a ray that shows more.
+    A field with a :meth:`RadianceField.pyramid_density` is marched by a single kernel, which stops a ray once its
+    transmittance is too low; samples behind that point are neither placed nor counted. For other fields, marching,
+    evaluation and selection are separate steps. Both give the same samples, except that the kernel keeps only the first
+    ``MAX_VISIBLE_PER_RAY`` visible samples of a ray.
 
     Args:
-        field: Tells their densities.
+        field: The field that provides the densities.
         rays: R rays.
-        occupancy: Where to sample.
-        settings: How to sample; with a ``min_weight`` of 0 and no ``capacity`` all samples are kept.
+        occupancy: The occupied cells.
+        settings: Sampling settings; with ``min_weight`` 0 and no ``capacity``, all samples are kept.
         jitter: As for :func:`march`.
-        capacity: Room for samples.
+        capacity: Fixed numbers of samples, or None for as many as needed.
 
     Returns:
-        The samples, in the frame of the field's nested boxes if it has any, and their number before faint ones were
-        dropped, () int64, or None if that is not known.
+        The samples, in the frame of the field's nested boxes if it has any, and their number before invisible ones were
+        dropped, () int64, or None if it is not known.
     """
     boxes: NestedBoxes | None = getattr(field, "boxes", None)
     if settings.min_weight <= 0 and capacity is None:
@@ -190,14 +190,14 @@ def visible_samples(
 
 
 def _pyramid_density(field: Field) -> PyramidDensity | None:
-    """Returns the density in the form that one kernel marches through, if the field has such a form."""
+    """Returns the density in the form that a single kernel marches through, if the field has one."""
     in_that_form = getattr(field, "pyramid_density", None)
     found: PyramidDensity | None = None if in_that_form is None else in_that_form()
     return found
 
 
 def _without_nan(samples: ops.PackedSamples, aabb: Tensor) -> ops.PackedSamples:
-    """Spreads unused rows over the box (2, 3), without waiting for the device."""
+    """Spreads the unused rows over the box (2, 3), without synchronising with the device."""
     positions = samples.positions
     rows = positions.shape[0]
     groups = -(-rows // _ROWS_AT_A_PLACE)

@@ -1,4 +1,4 @@
-"""Which cells of space hold matter, so that rays need not be sampled in the others."""
+"""Occupancy grids, which mark the cells of space that contain matter, so that rays are sampled only there."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from voxelfield.ops._internal.empty_distance import empty_distance
 
 
 class OccupancyGrid(nn.Module):
-    """A box of cells, each occupied or empty; all are occupied at first.
+    """A box of cells, each occupied or empty; initially all are occupied.
 
     Args:
         resolution: Number of cells along x, y, z, or one int for all three.
         aabb: (2, 3) lower and upper corner, world units.
 
     Attributes:
-        occupied: Buffer (X, Y, Z) bool. May be written to in place: :attr:`bits` notices.
-        possible: Buffer (X, Y, Z) bool, the cells that may be occupied at all; see :meth:`restrict`.
-        highest: Buffer (X, Y, Z) float32, the densities that :meth:`update_from_samples` has seen, per world unit.
+        occupied: Buffer (X, Y, Z) bool. May be changed in place: :attr:`bits` detects changes.
+        possible: Buffer (X, Y, Z) bool, the cells that may become occupied; see :meth:`restrict`.
+        highest: Buffer (X, Y, Z) float32, the decayed maximum densities of :meth:`update_from_samples`, per world unit.
         aabb: Buffer (2, 3) float32.
 
     Raises:
@@ -52,13 +52,13 @@ class OccupancyGrid(nn.Module):
         self.register_buffer("highest", torch.empty(shape))
         self.register_buffer("aabb", torch.empty(2, 3))
         self.reset_parameters()
-        self._cells: Tensor | None = None  # indices (N, 3) of the possible cells, once they are needed
+        self._cells: Tensor | None = None  # indices (N, 3) of the possible cells, computed on first use
         self._bits = _Derived(_packed_words)
         self._empty_distance = _Derived(empty_distance)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Starts afresh, as after construction: all cells are occupied, in the box given there.
+        """Restores the state after construction: all cells are occupied, and the box is the one given there.
 
         Torch's deferred initialisation calls this after ``to_empty``.
         """
@@ -70,30 +70,30 @@ class OccupancyGrid(nn.Module):
 
     @property
     def bits(self) -> ops.OccupancyBits:
-        """What is occupied, packed for :func:`voxelfield.ops.march_rays`.
+        """The occupied cells as a bit mask for :func:`voxelfield.ops.march_rays`.
 
-        Made again where ``occupied`` has changed, into the same memory while its shape and device stay, and by
-        :meth:`update_from_vertices` and :meth:`restrict` at once: so a captured CUDA graph that reads it sees what they
-        change.
+        Recomputed on access if ``occupied`` has changed, and immediately by :meth:`update_from_vertices`,
+        :meth:`update_from_samples` and :meth:`restrict`. The memory is reused as long as shape and device stay the
+        same, so a captured CUDA graph that reads it sees the changes.
         """
         x, y, z = self.occupied.shape
         return ops.OccupancyBits(self._bits.of(self.occupied), (x, y, z))
 
     @property
     def empty_distance(self) -> Tensor:
-        """The distance in cells from each cell to the nearest occupied one, the largest along any axis.
+        """The distance in cells, in the maximum norm, from each cell to the nearest occupied one.
 
         (X, Y, Z) uint8, 0 where occupied, at most 32. :func:`voxelfield.ops.render_grid` accepts it in place of
-        ``occupied``. Computed again, like :attr:`bits`, when ``occupied`` has changed.
+        ``occupied``. Recomputed like :attr:`bits` when ``occupied`` has changed.
         """
         return self._empty_distance.of(self.occupied)
 
     @torch.no_grad()
     def restrict(self, possible: Tensor, aabb: Tensor) -> None:
-        """Rules out cells for good, and starts afresh: every cell left counts as occupied until the next update.
+        """Excludes cells permanently and resets the others: all of them count as occupied until the next update.
 
         Args:
-            possible: (X, Y, Z) bool of this grid's resolution, such as a visual hull.
+            possible: (X, Y, Z) bool of this grid's resolution: the cells to keep, such as a visual hull.
             aabb: (2, 3) the box of these cells, world units; becomes this grid's box.
 
         Raises:
@@ -110,14 +110,14 @@ class OccupancyGrid(nn.Module):
 
     @torch.no_grad()
     def update_from_vertices(self, density: Tensor, aabb: Tensor, step: float, threshold: float) -> None:
-        """Marks the cells in which a sample could reach an opacity, judged by a field's values at its vertices.
+        """Marks the cells in which a sample could reach an opacity, based on a field's densities at its vertices.
 
-        A trilinear field has its extremes at vertices, so a cell is empty only if all vertices of all field cells that
-        it overlaps stay below the threshold: no single sample of that opacity is lost.
+        A trilinear field has its extrema at vertices, so a cell is marked empty only if all vertices of all field cells
+        that it overlaps stay below the threshold. No single sample of that opacity is missed.
 
         Args:
             density: (X, Y, Z) densities at the vertices of a dense grid over ``aabb``, per world unit.
-            aabb: (2, 3) the field's box; the box of :meth:`restrict`, if that was called.
+            aabb: (2, 3) the field's box, world units; after :meth:`restrict`, it must be the same box.
             step: Distance between samples, world units.
             threshold: Opacity :math:`1 - e^{-density * step}` of one sample, above which a cell counts as occupied.
 
@@ -127,7 +127,7 @@ class OccupancyGrid(nn.Module):
         if density.dim() != 3:
             raise ValueError(f"density must have shape (X, Y, Z), got {tuple(density.shape)}")
         _check_threshold(threshold)
-        # Largest value over each field cell, then over the field cells that each cell of this grid overlaps.
+        # Maximum over the vertices of each field cell, then over the field cells that each cell of this grid overlaps.
         kernel = [min(2, size) for size in density.shape]
         cells = F.max_pool3d(density[None, None], kernel, stride=1)
         highest = F.adaptive_max_pool3d(cells, tuple(self.occupied.shape))[0, 0]
@@ -142,18 +142,18 @@ class OccupancyGrid(nn.Module):
         decay: float = 0.95,
         chunk: int = 1 << 20,
     ) -> None:
-        """Marks the cells in which a field of any kind was seen to reach an opacity.
+        """Marks the cells in which a field of any kind was observed to reach an opacity.
 
-        The field is evaluated at one random point of each possible cell; a cell's density is the highest that was seen,
-        fading from one call to the next (Mueller et al. 2022, appendix E.2). Does not wait for the device, except in
+        The field is evaluated at one random point of each possible cell; a cell's density is the highest value observed
+        there, decayed at each call (Mueller et al. 2022, appendix E.2). Does not synchronise with the device, except in
         the first call after :meth:`restrict`.
 
         Args:
             density: Maps world positions (M, 3) to densities (M,), per world unit, as float32, float16 or bfloat16.
             step: Distance between samples, world units.
             threshold: Opacity :math:`1 - e^{-density * step}` of one sample, above which a cell counts as occupied.
-            decay: Factor on the densities seen before, in [0, 1].
-            chunk: Cells at once, to bound memory.
+            decay: Factor applied to the earlier densities, in [0, 1].
+            chunk: Number of cells per evaluation, to bound memory.
 
         Raises:
             TypeError: ``density`` does not return a tensor of such a dtype.
@@ -169,7 +169,7 @@ class OccupancyGrid(nn.Module):
             self._cells = self.possible.nonzero()
         extent = self.aabb[1] - self.aabb[0]
         size = torch.stack([extent[axis] / cells for axis, cells in enumerate(self.occupied.shape)])
-        # A density that was not finite keeps its cell occupied until the next look, not for ever.
+        # A non-finite density keeps its cell occupied until the next update, but not permanently.
         self.highest.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0).mul_(decay)
         highest = self.highest.view(-1)
         for cells in self._cells.split(chunk):
@@ -182,13 +182,13 @@ class OccupancyGrid(nn.Module):
         self._occupy(_reaches(self.highest, step, threshold), self.aabb)
 
     def holds(self, points: Tensor) -> Tensor:
-        """Tells which positions lie in an occupied cell.
+        """Returns which positions lie in an occupied cell.
 
         Args:
             points: (M, 3) world positions, on this grid's device.
 
         Returns:
-            (M,) bool; False outside of the box, and for positions that are not finite.
+            (M,) bool; False outside the box and for positions that are not finite.
         """
         low, high = self.aabb
         unit = (points - low) / (high - low)
@@ -197,11 +197,11 @@ class OccupancyGrid(nn.Module):
         return self.occupied[x, y, z] & ((unit >= 0) & (unit <= 1)).all(dim=-1)
 
     def fraction(self) -> float:
-        """Returns the share of occupied cells; synchronises with the device."""
+        """Returns the fraction of cells that are occupied; synchronises with the device."""
         return float(self.occupied.float().mean())
 
     def bounds(self) -> Tensor:
-        """Returns the box (2, 3) of the occupied cells, world units.
+        """Returns the bounding box (2, 3) of the occupied cells, world units.
 
         Raises:
             RuntimeError: No cell is occupied.
@@ -217,7 +217,7 @@ class OccupancyGrid(nn.Module):
         return torch.stack((lower + low * (upper - lower), lower + high * (upper - lower)))
 
     def _occupy(self, occupied: Tensor, aabb: Tensor) -> None:
-        """Takes over cells and their box, in place: a captured CUDA graph may be reading them."""
+        """Sets the occupied cells and their box, in place, because a captured CUDA graph may read them."""
         self.occupied.copy_(occupied)
         self.aabb.copy_(aabb)
         for derived in (self._bits, self._empty_distance):
@@ -229,7 +229,7 @@ class OccupancyGrid(nn.Module):
         super()._apply(fn, recurse)
         self._cells = None
         for name, buffer in kept.items():
-            if getattr(self, name).dtype != buffer.dtype:  # .half() must not blur geometry
+            if getattr(self, name).dtype != buffer.dtype:  # .half() must not round the geometry
                 setattr(self, name, buffer.to(self.aabb.device))
         return self
 
@@ -252,7 +252,7 @@ def _packed_words(occupied: Tensor) -> Tensor:
 
 
 class _Derived:
-    """What is computed from the cells, kept until they change, and then made again in the same memory.
+    """A tensor derived from the cells: cached until they change, then recomputed into the same memory.
 
     Args:
         compute: Maps ``occupied`` to a tensor.
@@ -265,19 +265,19 @@ class _Derived:
         self._version: int | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Derived:
-        # Copied cells count their changes anew, so their number cannot tell whether what was kept still fits.
+        # The version counter of copied cells starts anew, so it cannot tell whether the cached value is still valid.
         return _Derived(self._compute)
 
     @property
     def wanted(self) -> bool:
-        """Whether it has ever been asked for."""
+        """Whether the value has ever been requested."""
         return self._value is not None
 
     def of(self, occupied: Tensor) -> Tensor:
-        """Returns what belongs to the present content of ``occupied``."""
-        version = None if occupied.is_inference() else occupied._version  # such tensors do not count their changes
+        """Returns the value for the present content of ``occupied``."""
+        version = None if occupied.is_inference() else occupied._version  # inference tensors have no version counter
         if self._value is None or self._source is not occupied or version is None or self._version != version:
-            with torch.inference_mode(False):  # what is made in that mode cannot be written to outside of it
+            with torch.inference_mode(False):  # inference tensors cannot be written to outside inference mode
                 fresh = self._compute(occupied)
             old = self._value
             if old is not None and old.shape == fresh.shape and old.device == fresh.device:
@@ -295,5 +295,5 @@ def _check_threshold(threshold: float) -> None:
 
 
 def _reaches(density: Tensor, step: float, threshold: float) -> Tensor:
-    """Returns where one sample may have more than the threshold's opacity: everywhere that density is not finite."""
+    """Returns where one sample may exceed the threshold's opacity, which includes all non-finite densities."""
     return ~(-torch.expm1(-density * step) <= threshold)

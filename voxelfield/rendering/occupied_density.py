@@ -1,4 +1,4 @@
-"""The density that rendering sees: none where rays are not sampled."""
+"""The density as rendered: zero in cells that are not occupied."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from voxelfield.rendering.occupancy import OccupancyGrid
 
 
 def occupied_points(field: Field, occupancy: OccupancyGrid, points: Tensor) -> Tensor:
-    """Tells which world positions lie in occupied cells.
+    """Returns which world positions lie in occupied cells.
 
     Args:
-        field: Its nested boxes, if it has any, are what the cells lie in.
+        field: The field; if it has nested boxes, the cells are in their frame.
         occupancy: The cells, on the points' device.
         points: (M, 3) world positions.
 
     Returns:
-        (M,) bool; False outside of the box.
+        (M,) bool; False outside the box.
     """
     boxes: NestedBoxes | None = getattr(field, "boxes", None)
     return occupancy.holds(points if boxes is None else boxes.to_row(points)[0])
 
 
 def occupied_density(field: Field, occupancy: OccupancyGrid, points: Tensor) -> Tensor:
-    """Evaluates the density as rendering sees it.
+    """Evaluates the density as rendered.
 
     Args:
         field: The field.
-        occupancy: Where rays are sampled, on the field's device.
+        occupancy: The cells in which rays are sampled, on the field's device.
         points: (M, 3) world positions, on the field's device.
 
     Returns:
-        (M,), per world unit, 0 in cells that are not occupied and outside of the box; float32.
+        (M,), per world unit, 0 in cells that are not occupied and outside the box; float32.
     """
     return torch.where(occupied_points(field, occupancy, points), field.density(points), 0)

@@ -1,4 +1,4 @@
-"""Paths of cameras through a scene, besides :func:`voxelfield.rendering.cameras.orbit`."""
+"""Camera paths through a scene, in addition to :func:`voxelfield.rendering.cameras.orbit`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from torch import Tensor
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.splines import through_poses
 
-# Length of the mean of directions from which on they are taken for one: that of a cone of 60 degrees to each side.
+# Length of the mean of unit vectors above which they count as one direction: that of a uniform cone with a half-angle
+# of 60 degrees.
 _SAME_WAY = 0.75
 
 
 def at_size(cameras: Cameras, width: int, height: int) -> Cameras:
-    """Returns the views of cameras in images of another size, with the same vertical field of view.
+    """Returns the same views in images of another size, with the same vertical field of view.
 
     Args:
         cameras: The cameras; square pixels stay square.
-        width: In pixels; a wider image shows more to the sides.
-        height: In pixels.
+        width: Width in pixels; a wider image shows more at the sides.
+        height: Height in pixels.
 
     Raises:
         ValueError: A size is below 1.
@@ -32,16 +33,17 @@ def at_size(cameras: Cameras, width: int, height: int) -> Cameras:
 
 
 def interpolate(cameras: Cameras, frames: int, *, keys: int = 10) -> Cameras:
-    """Lays a smooth path through some of the cameras of a capture.
+    """Creates a smooth path through some of the cameras of a capture.
 
-    The path begins at the first camera and passes through others that lie as far apart as may be, so that it stays
-    where the capture was made, each followed by one that is near; positions count beside directions, in units of the
-    capture's size. Positions, orientations and intrinsics follow Catmull-Rom splines.
+    The path begins at the first camera and passes through others that are chosen as far apart as possible, in an order
+    in which consecutive cameras are close; distances combine positions, in units of the capture's size, and viewing
+    directions. The path thus stays where the capture was made. Positions, orientations and intrinsics are interpolated
+    by Catmull-Rom splines.
 
     Args:
-        cameras: At least one. The image size is kept. A lens is not: straight lines are drawn straight.
-        frames: Number of stations.
-        keys: How many of the cameras to pass through, at most.
+        cameras: At least one. The image size is kept. A lens is not: the new cameras are pinhole cameras.
+        frames: Number of cameras on the path.
+        keys: Largest number of cameras that the path passes through.
 
     Returns:
         ``frames`` cameras on the device of ``cameras``.
@@ -54,7 +56,7 @@ def interpolate(cameras: Cameras, frames: int, *, keys: int = 10) -> Cameras:
     if len(cameras) == 0:
         raise ValueError("cameras must be at least one, to lay a path through, got none")
     chosen = cameras[_keys(cameras.c2w.double().cpu(), keys)].to("cpu")
-    # Logarithms of focal lengths, so that a zoom is even.
+    # Logarithms of focal lengths, so that zooming is uniform.
     focal, centre = chosen.intrinsics[:, :2].double().log(), chosen.intrinsics[:, 2:].double()
     c2w, numbers = through_poses(chosen.c2w, torch.cat((focal, centre), dim=-1), frames)
     intrinsics = torch.cat((numbers[:, :2].exp(), numbers[:, 2:]), dim=-1)
@@ -62,19 +64,20 @@ def interpolate(cameras: Cameras, frames: int, *, keys: int = 10) -> Cameras:
 
 
 def spiral(cameras: Cameras, target: Tensor, frames: int, *, turns: float = 2.0) -> Cameras:
-    """Lays a spiral through cameras that look the same way, as LLFF draws its captures (Mildenhall et al. 2019).
+    """Creates a spiral through forward-facing cameras, as LLFF does for its captures (Mildenhall et al. 2019).
 
-    All stations look at the point of the mean camera's axis that is nearest to ``target``. Around the mean position
-    they swing to the sides, up and down, and, half as often, to and fro, as far as nine in ten cameras do.
+    All frames look at the point of the mean camera's axis that is nearest to ``target``. Around the mean position they
+    move sideways and up and down, and, at half the frequency, forwards and backwards. The amplitude along each axis is
+    the 90th percentile of the cameras' offsets.
 
     Args:
-        cameras: Set the spiral. The image size and the mean intrinsics are kept. A lens is not.
-        target: (3,) point within what they show, world frame.
-        frames: Number of stations; the last one lies one step before the first.
-        turns: How often the path goes around.
+        cameras: Cameras that define the spiral. The image size and the mean intrinsics are kept. A lens is not.
+        target: (3,) point in the scene, world frame.
+        frames: Number of cameras; the last one is one step before the first.
+        turns: Number of turns of the spiral.
 
     Returns:
-        ``frames`` cameras on the device of ``cameras``, upright as the mean of them.
+        ``frames`` cameras on the device of ``cameras``, with the mean up direction of these.
 
     Raises:
         ValueError: There are no cameras, they look in all directions, the target is behind them, or ``frames`` is below
@@ -107,7 +110,7 @@ def spiral(cameras: Cameras, target: Tensor, frames: int, *, turns: float = 2.0)
 
 
 def _looking(direction: Tensor, up: Tensor) -> Tensor:
-    """Returns a camera's axes (3, 3), one in each column, that looks in a direction with a direction upwards."""
+    """Returns the axes (3, 3), one per column, of a camera with the given viewing direction and up direction."""
     backward = -direction / direction.norm()
     right = torch.linalg.cross(up, backward)
     right = right / right.norm()
@@ -115,7 +118,7 @@ def _looking(direction: Tensor, up: Tensor) -> Tensor:
 
 
 def _keys(c2w: Tensor, count: int) -> list[int]:
-    """Chooses poses (N, 4, 4) that lie as far apart as may be, in an order in which neighbours follow one another."""
+    """Chooses poses (N, 4, 4) as far apart as possible, ordered so that consecutive ones are close."""
     positions = c2w[:, :3, 3]
     size = float((positions - positions.mean(dim=0)).norm(dim=-1).mean())
     places = torch.cat((positions / (size if size > 0 else 1.0), c2w[:, :3, 2]), dim=-1)
@@ -129,7 +132,7 @@ def _keys(c2w: Tensor, count: int) -> list[int]:
 
 
 def _short_tour(distances: list[list[float]]) -> list[int]:
-    """Returns an order that begins with the first and that turning no part of it around makes shorter (2-opt)."""
+    """Returns an order beginning with the first element that no reversal of a section makes shorter (2-opt)."""
     order = [0]
     left = set(range(1, len(distances)))
     while left:

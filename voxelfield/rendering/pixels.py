@@ -1,4 +1,4 @@
-"""Rendered colours as pixels of 8 bits and as PNG files in memory."""
+"""Conversion of rendered colours to 8-bit pixels and to PNG files in memory."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import io
 import torch
 
 LEAST_VISIBLE = 0.5 / 255
-"""A lower opacity changes no pixel by a step of 8 bits."""
+"""An opacity below this changes no 8-bit pixel value."""
 
 
 def to_uint8(rgb: torch.Tensor) -> torch.Tensor:
@@ -30,7 +30,7 @@ def to_uint8(rgb: torch.Tensor) -> torch.Tensor:
 
 
 def png_bytes(rgb: torch.Tensor) -> bytes:
-    """Returns a PNG file of 8 bits a channel.
+    """Encodes an image as a PNG file with 8 bits per channel.
 
     Args:
         rgb: (H, W, 3) floating point, nominally in [0, 1], any device.
@@ -39,7 +39,7 @@ def png_bytes(rgb: torch.Tensor) -> bytes:
         TypeError: ``rgb`` is not floating point.
         ValueError: ``rgb`` has another shape.
     """
-    from PIL import Image  # needs more than torch
+    from PIL import Image  # optional dependency
 
     if rgb.ndim != 3 or rgb.shape[-1] != 3:
         raise ValueError(f"rgb must have shape (H, W, 3), got {tuple(rgb.shape)}")

@@ -1,4 +1,4 @@
-"""Where points of space show in images."""
+"""Projection of points into images."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _SAME_RAY = 1e-3  # radians
 
 
 def pixels_of_rays(cameras: Cameras, index: int, rays: Tensor) -> Tensor:
-    """Returns the pixels that rays of one camera go through.
+    """Returns the pixels that rays of one camera pass through.
 
     Args:
         cameras: The cameras.
-        index: Which of them.
+        index: Index of the camera.
         rays: (..., 3) right, down and forward in the camera's frame, of any length, on the cameras' device.
 
     Returns:
-        (..., 2) int64 column and row, which may lie outside of the image; negative behind the camera, and where a lens
-        shows nothing.
+        (..., 2) int64 column and row, which may be outside the image; negative for rays behind the camera and for rays
+        outside the image of a lens.
     """
     intrinsics = cameras.intrinsics[index]
     if cameras.lens is None:
@@ -32,19 +32,19 @@ def pixels_of_rays(cameras: Cameras, index: int, rays: Tensor) -> Tensor:
         points = lens_points(flat, coefficients, fisheye=cameras.lens.is_fisheye)
         back = lens_rays(points, coefficients, fisheye=cameras.lens.is_fisheye)
         error = (F.normalize(back, dim=-1) - F.normalize(flat, dim=-1)).norm(dim=-1)
-        # Written so that a point that overflowed is not shown.
+        # The comparison is written so that it is False for NaN, i.e. points that overflowed are not shown.
         points, shown = points.view(*rays.shape[:-1], 2), (error <= _SAME_RAY).view(rays.shape[:-1])
     pixels = (points * intrinsics[:2] + intrinsics[2:]).floor()
     return torch.where(shown[..., None], pixels, -1.0).long()
 
 
 def views_of_points(cameras: Cameras, points: Tensor, near: float = 0.0) -> Tensor:
-    """Counts the cameras in whose images points lie; what may hide the points is not asked.
+    """Counts the cameras in whose images points lie, disregarding occlusion.
 
     Args:
         cameras: The cameras.
         points: (M, 3) world units, on the cameras' device.
-        near: Distance up to which a camera does not count.
+        near: Cameras up to this distance do not count.
 
     Returns:
         (M,) int64.
@@ -60,7 +60,7 @@ def views_of_points(cameras: Cameras, points: Tensor, near: float = 0.0) -> Tens
 
 
 def distance_to_nearest(cameras: Cameras, points: Tensor) -> Tensor:
-    """Returns how far points are from the nearest camera.
+    """Returns the distances of points from their nearest camera.
 
     Args:
         cameras: At least one camera.

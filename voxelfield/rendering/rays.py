@@ -1,4 +1,4 @@
-"""Rays, and where a ray crosses a box."""
+"""Rays, and their intersection with a box."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from voxelfield.ops._checks import check_field, check_float32
 
 @dataclass(frozen=True, eq=False)
 class Rays:
-    """A batch of rays, each with the stretch of it that is worth sampling.
+    """A batch of rays, each with the interval in which it is sampled.
 
     Args:
         origins: (R, 3) float32, world frame.
-        directions: (R, 3) float32, world frame, unit length (not checked: that would wait for the device).
+        directions: (R, 3) float32, world frame, unit length (not checked, because that would synchronise).
         near: (R,) float32, world units along the ray.
-        far: (R,) float32, world units along the ray. ``near == far`` marks a ray with nothing to sample.
+        far: (R,) float32, world units along the ray. ``near == far`` marks an empty interval.
 
     Raises:
         TypeError: A field is not a float32 tensor.
-        ValueError: A field has another shape, or the fields lie on several devices.
+        ValueError: A field has another shape, or the fields are on different devices.
     """
 
     origins: Tensor
@@ -49,19 +49,19 @@ class Rays:
 
 
 def intersect_aabb(origins: Tensor, directions: Tensor, aabb: Tensor) -> tuple[Tensor, Tensor]:
-    """Finds the stretch of each ray inside an axis-aligned box.
+    """Finds the interval of each ray inside an axis-aligned box.
 
-    The slab method of Kay and Kajiya, "Ray Tracing Complex Scenes", SIGGRAPH 1986, section 2. The box is closed: a ray
-    that runs exactly in one of its faces counts as inside. Not differentiable in a useful way.
+    Uses the slab method of Kay and Kajiya, "Ray Tracing Complex Scenes", SIGGRAPH 1986, section 2. The box is closed: a
+    ray that runs exactly in one of its faces counts as inside. Not usefully differentiable.
 
     Args:
         origins: (R, 3) float32 or float64, world frame.
-        directions: (R, 3), same dtype and device, any length but zero; exact zeros in one or two components are fine.
-        aabb: (2, 3), same dtype and device, rows low and high corner, world frame.
+        directions: (R, 3), same dtype and device, of any nonzero length; exact zeros in one or two components are fine.
+        aabb: (2, 3), same dtype and device, low corner and high corner, world frame.
 
     Returns:
         ``near`` (R,) and ``far`` (R,) in units of the direction's length, ``0 <= near <= far``. A ray that starts
-        inside has ``near == 0``. One that misses the box, only touches it, or has it behind, has both at 0.
+        inside has ``near == 0``. Both are 0 for a ray that misses the box, only touches it, or points away from it.
 
     Raises:
         TypeError: An argument is not a floating tensor, or the dtypes differ.
@@ -73,13 +73,13 @@ def intersect_aabb(origins: Tensor, directions: Tensor, aabb: Tensor) -> tuple[T
     check_field("aabb", aabb, (2, 3), dtype, "origins", origins)
     low = (aabb[0] - origins).div_(directions)
     high = (aabb[1] - origins).div_(directions)
-    # Parallel to a slab, the division gives infinities of the right signs; only an origin exactly on its face
-    # gives 0 / 0, which must not bound the ray. minimum and maximum keep the NaN; it is replaced after them.
+    # For a ray parallel to a slab, the division gives infinities of the right signs. Only an origin exactly on a face
+    # gives 0 / 0, which must not bound the ray. minimum and maximum propagate the NaN; it is replaced afterwards.
     inf = float("inf")
     enter = torch.minimum(low, high).nan_to_num_(nan=-inf, posinf=inf, neginf=-inf)
     leave = torch.maximum(low, high).nan_to_num_(nan=inf, posinf=inf, neginf=-inf)
     near = enter.amax(dim=-1).clamp_(min=0.0)
     far = leave.amin(dim=-1)
-    # No real ray stays in a finite box for ever: an infinite far comes from NaN or from a zero direction.
+    # No valid ray stays in a finite box forever: an infinite far comes from NaN or from a zero direction.
     missed = ~((far > near) & (far < inf))
     return near.masked_fill_(missed, 0.0), far.masked_fill_(missed, 0.0)

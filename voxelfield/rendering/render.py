@@ -1,4 +1,4 @@
-"""From rays and a field to colour, opacity and depth."""
+"""Rendering of rays: from a field to colour, opacity and depth."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class Rendering:
         opacity: (R,) in [0, 1].
         depth_sum: (R,) sum of weights times distances along the ray, in the samples' units; divide by opacity for the
             mean.
-        samples: The M samples whose colour was evaluated.
+        samples: The M samples at which colour was evaluated.
         density: (M,) their densities, per unit of the samples' frame.
-        weights: (M,) their share of their pixel.
+        weights: (M,) their compositing weights.
         sample_rgb: (M, 3) their colours.
-        candidates: () int64, number of samples placed in occupied space, before faint ones were dropped; None where
+        candidates: () int64, number of samples placed in occupied space, before invisible ones were dropped; None if
             they were not counted (see :func:`visible_samples`).
-        rays_kept: () int64: rays from this one on had no room, if the capacity was limited, and show nothing.
-        distortion: (R,) how far the weights of each ray are spread, as :func:`voxelfield.ops.composite` has it; None
-            unless wanted.
+        rays_kept: () int64, number of rays that fit in the capacity, if it is limited; later rays are empty.
+        distortion: (R,) the distortion of each ray's weights, as in :func:`voxelfield.ops.composite`; None unless
+            requested.
     """
 
     rgb: Tensor
@@ -63,7 +63,7 @@ class View:
     Attributes:
         rgb: (H, W, 3) float32, composited over the background, nominally in [0, 1].
         opacity: (H, W) float32 in [0, 1].
-        depth: (H, W) float32, mean distance along the ray where there is matter, world units.
+        depth: (H, W) float32, opacity-weighted mean distance along the ray, world units.
     """
 
     rgb: Tensor
@@ -71,12 +71,12 @@ class View:
     depth: Tensor
 
     def __repr__(self) -> str:
-        """Names the size, since the pixels themselves tell nobody anything."""
+        """Returns the size and the device instead of the pixel values."""
         height, width = self.opacity.shape
         return f"View(width={width}, height={height}, device={self.rgb.device})"
 
     def _repr_png_(self) -> bytes | None:
-        """Shows the colours in a notebook, if there is what encodes them."""
+        """Encodes the colours for display in a notebook; returns None without Pillow."""
         return None if importlib.util.find_spec("PIL") is None else png_bytes(self.rgb)
 
 
@@ -89,20 +89,21 @@ def render(
     capacity: Capacity | None = None,
     distortion: bool = False,
 ) -> Rendering:
-    """Renders rays through a field: march, drop what cannot be seen, evaluate, composite.
+    """Renders rays through a field: marches, drops invisible samples, evaluates the others, composites.
 
-    Visibility is judged first and without gradient, so that colour, and the backward pass, are spent on samples that
-    show. Differentiable with respect to the field, and to the rays' origins and directions, along which samples keep
-    their distances (:func:`voxelfield.rendering.sample_positions.positions_on_rays`).
+    Visibility is determined first, without gradient, so that colours and gradients are computed only for visible
+    samples. Differentiable with respect to the field, and to the rays' origins and directions, with the distances of
+    samples along the rays held constant (:func:`voxelfield.rendering.sample_positions.positions_on_rays`).
 
     Args:
         field: The field, on the rays' device.
         rays: R rays.
-        occupancy: Where to sample.
-        settings: How to sample.
-        jitter: As for :func:`march`; on while training.
-        capacity: Room for samples: the host then never waits for the device. None: as much as there are.
-        distortion: Whether the rays' distortion is wanted.
+        occupancy: The occupied cells.
+        settings: Sampling settings.
+        jitter: As for :func:`march`; used in training.
+        capacity: Fixed numbers of samples, so that the host never synchronises with the device. None for as many
+            samples as needed.
+        distortion: Whether to compute the rays' distortion.
 
     Returns:
         One colour, opacity and depth per ray.
@@ -150,11 +151,11 @@ def render_view(
     Args:
         field: The field.
         cameras: Cameras on the field's device.
-        camera: Which of them.
-        occupancy: Where to sample.
-        settings: How to sample.
+        camera: Index of the camera.
+        occupancy: The occupied cells.
+        settings: Sampling settings.
         background: (3,) colour behind the scene, on the field's device.
-        chunk: Rays at once, to bound memory.
+        chunk: Number of rays per chunk, to bound memory.
 
     Returns:
         The image, on the field's device.

@@ -1,4 +1,4 @@
-"""One image after another of a field that stays as it is: for evaluation, previews, videos and viewers."""
+"""Rendering of many images of a fixed field: for evaluation, previews, videos and viewers."""
 
 from __future__ import annotations
 
@@ -31,46 +31,48 @@ _MOST_RAYS_ACROSS = 64
 
 
 def fastest_backend(field: Field, backends: Sequence[type[ImageBackend]] = BACKENDS) -> type[ImageBackend]:
-    """Returns the backend that renders images of a field; decided by its kind alone, the same on every device.
+    """Returns the backend that renders images of a field; depends only on the field's kind, not on the device.
 
     Args:
         field: The field.
-        backends: Which to try, in this order, before the general one, which renders every field.
+        backends: Backends to try, in this order, before the general one, which renders every field.
     """
     return next((backend for backend in backends if backend.serves(field)), Views)
 
 
 class FieldRenderer:
-    """Renders images of a field by the fastest backend that its kind allows, see :func:`fastest_backend`.
+    """Renders images of a field with the fastest backend for its kind, see :func:`fastest_backend`.
 
-    Where a device has no room for that backend, ``render_view`` renders instead, with a warning. Every supported GPU
-    has room, unless ``VOXELFIELD_SHARED_MEMORY_LIMIT`` reduces it.
+    If a device has too little shared memory for that backend, ``render_view`` is used instead, with a warning. Every
+    supported GPU has enough, unless ``VOXELFIELD_SHARED_MEMORY_LIMIT`` reduces it.
 
-    What rendering needs beside the field is made once, here: on CUDA float16 copies of grids and networks (what
-    training in 16 bits reads anyway), elsewhere float32, and the distances of empty cells to occupied ones. So field
-    and occupancy must stay as they are while a renderer is in use: after a change, make another.
+    The data that rendering needs besides the field are prepared once, at construction: the distances of empty cells to
+    occupied ones, and copies of grids and networks, in float16 on CUDA (as 16-bit training reads them) and in float32
+    elsewhere. Field and occupancy must therefore not change while a renderer is in use: create a new one after a
+    change.
 
     Args:
         field: The field.
-        occupancy: Where to sample, on the field's device.
-        settings: How to sample.
+        occupancy: The occupied cells, on the field's device.
+        settings: Sampling settings.
         background: (3,) float32 colour behind the scene, on the field's device.
-        supersampling: Side of the square of rays that a pixel is made of. The pixel's colour is the mean light of these
-            rays, its opacity their mean opacity, its depth their mean depth, weighted by opacity.
-        pixel_averaging: What of a pixel's rays is averaged: ``linear_light``, or the ``encoded`` values as they are.
-            Only where there is supersampling.
-        chunk: Rays at once, to bound memory. Only for the backend ``render_view``.
-        precision: Of the decoder, by autocast. Only for the backend ``render_view``.
-        backend: ``render_view``, which every field allows, to compare with it; None for the fastest.
-        backends: Which to try before the general one; a package with a kernel for its own kind of field adds to them.
+        supersampling: Number of rays along each side of a pixel. The pixel's colour is the mean of these rays' colours
+            in linear light, its opacity their mean opacity, its depth their mean depth weighted by opacity.
+        pixel_averaging: Values that are averaged over a pixel's rays: ``linear_light``, or the ``encoded`` values as
+            they are. Only used with supersampling.
+        chunk: Number of rays per chunk, to bound memory. Only for the backend ``render_view``.
+        precision: Autocast dtype for the decoder. Only for the backend ``render_view``.
+        backend: ``render_view``, which every field supports, for comparison; None for the fastest.
+        backends: Backends to try before the general one; a package with a kernel for its own kind of field adds it
+            here.
 
     Attributes:
-        backend: Name of the backend, which is that of the function that renders.
+        backend: Name of the backend, which is the name of the function that renders.
 
     Raises:
         TypeError: ``background`` is not a float32 tensor.
-        ValueError: ``background`` has another shape, something is on another device than the field, a number is
-            below 1, or ``pixel_averaging`` is none of the choices; or the field's kind does not allow ``backend``.
+        ValueError: ``background`` has another shape, an argument is on another device than the field, a number is below
+            1, ``pixel_averaging`` is not one of the choices, or ``backend`` does not support the field.
 
     Example:
         >>> renderer = FieldRenderer(field, occupancy, RenderSettings(step=0.01), torch.ones(3))
@@ -122,18 +124,18 @@ class FieldRenderer:
         self._supersampling = supersampling
         self._pixel_averaging = pixel_averaging
         self._background = background
-        # With supersampling, rays show over black what they emit; pixels are composited once their rays are together.
+        # With supersampling, rays are rendered over black, and the averaged pixels are composited over the background.
         behind = background if supersampling == 1 else torch.zeros_like(background)
         self._draw = chosen.prepare(ImageSource(field, occupancy, settings, behind, chunk, precision))
 
     @torch.no_grad()
     def view(self, cameras: Cameras, index: int) -> View:
-        """Renders one camera's whole image, rays included.
+        """Renders one camera's whole image, including the generation of rays.
 
         Args:
-            cameras: Cameras. On the field's device nothing waits for the device, but for the backend ``render_view``,
-                which has to learn how many samples there are.
-            index: Which of them.
+            cameras: Cameras. If they are on the field's device, rendering does not synchronise, except with the backend
+                ``render_view``, which must learn the number of samples.
+            index: Index of the camera.
 
         Returns:
             The image, on the field's device.
@@ -154,7 +156,7 @@ class FieldRenderer:
 
 
 def _averaged(view: View, side: int, background: Tensor, pixel_averaging: str) -> View:
-    """Makes pixels of squares of rays over black."""
+    """Averages squares of rays rendered over black into pixels."""
 
     def squares(image: Tensor) -> Tensor:
         """Returns (H, W, side * side, ...)."""

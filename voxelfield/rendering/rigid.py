@@ -1,20 +1,20 @@
-"""Rigid motions of space by six numbers each."""
+"""Rigid motions of space, parametrised by six numbers each."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-# Of squared angles. Below it, the quotients are series of which the first left out term is below rounding in float64.
+# Squared angle below which the quotients are computed as series, whose truncation error is below float64 rounding.
 _SMALL = 1e-2
 
 
 def exp_se3(twists: Tensor) -> Tensor:
-    r"""The exponential map of se(3): a screw motion for each twist, the identity for zeros.
+    r"""Computes the exponential map of se(3): a screw motion for each twist, the identity for zeros.
 
-    With :math:`\theta = |\omega|`, rotations are by :math:`\theta` about :math:`\omega` (Rodrigues), and translations
-    :math:`(I + \frac{1 - \cos\theta}{\theta^2} [\omega]_\times + \frac{\theta - \sin\theta}{\theta^3}
-    [\omega]_\times^2) v`. Any number of derivatives exist, at zero too.
+    With :math:`\theta = |\omega|`, the rotation is by :math:`\theta` about :math:`\omega` (Rodrigues), and the
+    translation is :math:`(I + \frac{1 - \cos\theta}{\theta^2} [\omega]_\times + \frac{\theta - \sin\theta}{\theta^3}
+    [\omega]_\times^2) v`. Infinitely differentiable, also at zero.
 
     Args:
         twists: (N, 6) floating point: the rotation vectors :math:`\omega`, radians, then :math:`v`.
@@ -31,7 +31,7 @@ def exp_se3(twists: Tensor) -> Tensor:
     squared = rotation.square().sum(dim=1)
     sine, cosine, rest = (factor[:, None, None] for factor in _factors(squared))
     cross = _cross_matrices(rotation)
-    # Outer products and no matmul: TF32 would round them to 11 bits.
+    # Outer products instead of matmul, because TF32 would round them to 11 bits.
     cross_squared = rotation[:, :, None] * rotation[:, None, :]
     eye = torch.eye(3, dtype=twists.dtype, device=twists.device)
     cross_squared = cross_squared - squared[:, None, None] * eye
@@ -44,13 +44,13 @@ def exp_se3(twists: Tensor) -> Tensor:
 
 
 def log_se3(motions: Tensor) -> Tensor:
-    """The logarithm of rigid motions: what :func:`exp_se3` makes them of, with angles of at most pi.
+    """Computes the logarithm of rigid motions, the inverse of :func:`exp_se3`, with angles of at most pi.
 
     Args:
         motions: (N, 4, 4) floating point.
 
     Returns:
-        (N, 6) twists in the same dtype, computed in float64. Of half a turn, about one of the two axes it has.
+        (N, 6) twists in the same dtype, computed in float64. For half a turn, one of its two axes is chosen.
 
     Raises:
         ValueError: ``motions`` has another shape.
@@ -62,9 +62,9 @@ def log_se3(motions: Tensor) -> Tensor:
     quaternions = torch.where(quaternions[:, :1] < 0, -quaternions, quaternions)
     axis = quaternions[:, 1:]
     sine = axis.norm(dim=1, keepdim=True)
-    # The angle is twice the sine where that is too small to divide by.
+    # For a sine that is too small to divide by, the angle is twice the sine.
     rotation = axis * torch.where(sine < 1e-9, 2.0, 2 * torch.atan2(sine, quaternions[:, :1]) / sine.clamp(min=1e-9))
-    # The columns of the matrix by which exp_se3 makes translations of velocities.
+    # The columns of the matrix with which exp_se3 maps velocities to translations.
     units = torch.eye(3, dtype=exact.dtype, device=exact.device).repeat(len(exact), 1)
     columns = exp_se3(torch.cat((rotation.repeat_interleave(3, dim=0), units), dim=1))[:, :3, 3].view(-1, 3, 3)
     velocity = torch.linalg.solve(columns.mT, exact[:, :3, 3:])[..., 0]
@@ -72,12 +72,12 @@ def log_se3(motions: Tensor) -> Tensor:
 
 
 def compose(first: Tensor, second: Tensor) -> Tensor:
-    """Returns the products (N, 4, 4) of matrices (N, 4, 4), whatever the precision of matmul."""
+    """Returns the products (N, 4, 4) of matrices (N, 4, 4), unaffected by the precision setting of matmul."""
     return (first[:, :, :, None] * second[:, None, :, :]).sum(dim=2)
 
 
 def turning_angles(first: Tensor, second: Tensor) -> Tensor:
-    """Returns by what angle each of two sets of rotations differ.
+    """Returns the angles of the rotations between two sets of orientations.
 
     Args:
         first: (N, 3, 3) rotation matrices.
@@ -86,7 +86,7 @@ def turning_angles(first: Tensor, second: Tensor) -> Tensor:
     Returns:
         (N,) float64, radians in [0, pi].
     """
-    # From the sine as well: the cosine alone is flat at zero, where it loses half of the digits.
+    # atan2 of sine and cosine: near zero the cosine alone is flat, which would lose half of the digits.
     between = (first.double()[:, :, :, None] * second.double()[:, :, None, :]).sum(dim=1)
     cosine = (between.diagonal(dim1=1, dim2=2).sum(dim=-1) - 1) / 2
     skew = between - between.mT
@@ -97,7 +97,7 @@ def turning_angles(first: Tensor, second: Tensor) -> Tensor:
 def _quaternions(rotations: Tensor) -> Tensor:
     """Returns unit quaternions (N, 4), real part first, of rotation matrices (N, 3, 3)."""
     (a, b, c), (d, e, f), (g, h, i) = (row.unbind(1) for row in rotations.unbind(1))
-    # Each row is the quaternion times four times one of its parts; the largest is the most exact.
+    # Each row is the quaternion times four times one of its components; the row of the largest is the most accurate.
     rows = (
         (1 + a + e + i, h - f, c - g, d - b),
         (h - f, 1 + a - e - i, d + b, c + g),
@@ -113,8 +113,8 @@ def _quaternions(rotations: Tensor) -> Tensor:
 def _factors(squared: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Returns sin(a) / a, (1 - cos(a)) / a^2 and (a - sin(a)) / a^3 of squared angles (N,)."""
     small = squared < _SMALL
-    # So that the branch that is not taken has finite derivatives. Not torch.where with a number, which is copied from
-    # the host: a CUDA graph that is being captured can take no copy.
+    # Replacing the inputs of the unused branch keeps its derivatives finite. masked_fill instead of torch.where with a
+    # number, which would be copied from the host: that is not possible during CUDA graph capture.
     near, far = squared.masked_fill(~small, 0.0), squared.masked_fill(small, 1.0)
     angle = far.sqrt()
     sine, half = angle.sin(), (angle / 2).sin()
@@ -129,7 +129,7 @@ def _series(x: Tensor, first: int) -> Tensor:
     """Returns the sum of (-x)^k / (first + 2 k)! over k."""
     total = torch.zeros_like(x)
     for k in reversed(range(6)):
-        # Horner's scheme: each round divides by the two factors that the next factorial has more.
+        # Horner's scheme: each iteration divides by the two additional factors of the next factorial.
         total = 1 - total * x / ((first + 2 * k + 1) * (first + 2 * k + 2))
     factorial = 1.0
     for n in range(2, first + 1):
@@ -138,7 +138,7 @@ def _series(x: Tensor, first: int) -> Tensor:
 
 
 def _cross_matrices(vectors: Tensor) -> Tensor:
-    """Returns the matrices (N, 3, 3) that multiply by vectors (N, 3) as the cross product does."""
+    """Returns the cross-product matrices (N, 3, 3) of vectors (N, 3)."""
     x, y, z = vectors.unbind(-1)
     zero = torch.zeros_like(x)
     return torch.stack((zero, -z, y, z, zero, -x, -y, x, zero), dim=-1).view(-1, 3, 3)

@@ -1,4 +1,4 @@
-"""Where samples lie, as a function of the rays that they lie on: what cameras are refined by."""
+"""Sample positions as a differentiable function of their rays, for the refinement of cameras."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from voxelfield.ops.ray_sums import spread
 def positions_on_rays(
     samples: PackedSamples, origins: Tensor, directions: Tensor, boxes: NestedBoxes | None = None
 ) -> Tensor:
-    """Computes the samples' positions again, from their rays and their distances along them.
+    """Recomputes the samples' positions from their rays and their distances along them.
 
-    Marching has no derivative. Distances and the choice of samples are constants here, so the gradient in an origin is
-    the sum of the gradients in the positions of its ray's samples, and that in a direction the sum of these gradients
-    times the samples' distances. Sums have a fixed order.
+    Marching is not differentiable. Distances and the choice of samples are constants here, so the gradient with respect
+    to an origin is the sum of the gradients with respect to the positions of its ray's samples, and the gradient with
+    respect to a direction is the sum of these gradients times the samples' distances. Sums have a fixed order.
 
     Args:
         samples: M samples of R rays; with nested boxes, in their frame.
         origins: (R, 3) float32 (float64 for float64 ``samples.t``), world frame. Differentiable.
         directions: (R, 3), in the dtype of ``origins``. Differentiable.
-        boxes: Those of the field, if it has any.
+        boxes: The field's nested boxes, if any.
 
     Returns:
-        (M, 3) in the dtype of ``origins``, equal to ``samples.positions`` up to rounding; rows of no ray are NaN, as
-        they are there.
+        (M, 3) in the dtype of ``origins``, equal to ``samples.positions`` up to rounding; rows that belong
+        to no ray are NaN in both.
     """
     rows = samples.positions.shape[0]
     both = spread(torch.cat((origins, directions), dim=1), samples.ray_offsets, rows)

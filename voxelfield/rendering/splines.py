@@ -5,20 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-# Columns of the rows that are interpolated: position, unit quaternion, other numbers.
+# Columns of the quaternion in the interpolated rows: position, unit quaternion, other numbers.
 _TURN = slice(3, 7)
 
 
 def through_poses(c2w: Tensor, numbers: Tensor, frames: int, *, closed: bool = False) -> tuple[Tensor, Tensor]:
-    """Returns stations of a curve that passes through poses, with equal times between one pose and the next.
+    """Samples a curve that passes through poses, with equal times between consecutive poses.
 
     Positions, orientations (as quaternions) and numbers follow Catmull-Rom splines (Catmull and Rom 1974).
 
     Args:
         c2w: (N, 4, 4) floating point rigid motions, N at least 1, on the CPU.
-        numbers: (N, K) floating point, what else changes from pose to pose.
-        frames: Number F of stations, at least 1. An open curve begins and ends at a pose.
-        closed: Whether the curve returns to its first pose, which then is not repeated at the end.
+        numbers: (N, K) floating point, other quantities to interpolate.
+        frames: Number F of samples on the curve, at least 1. An open curve begins and ends at a pose.
+        closed: Whether the curve returns to its first pose, which is not repeated at the end.
 
     Returns:
         (F, 4, 4) rigid motions and (F, K) numbers, float64.
@@ -43,7 +43,7 @@ def through_poses(c2w: Tensor, numbers: Tensor, frames: int, *, closed: bool = F
 
 
 def _catmull_rom(numbers: Tensor, stations: Tensor, *, closed: bool) -> Tensor:
-    """Interpolates rows (N, D) at stations (F,), of which whole ones are the rows themselves."""
+    """Interpolates rows (N, D) at parameters (F,); whole numbers give the rows themselves."""
     count = len(numbers)
     first = stations.floor().long()
     if not closed:
@@ -55,7 +55,7 @@ def _catmull_rom(numbers: Tensor, stations: Tensor, *, closed: bool) -> Tensor:
         if not closed:
             index = index.clamp(0, count - 1)
         row = numbers[index % count].clone()
-        # Once around, a quaternion may have come back with its sign changed.
+        # On a closed curve, the quaternion may have changed its sign after one turn.
         if around:
             flip = (row[:, _TURN] * around[-1][:, _TURN]).sum(dim=-1) < 0
             row[flip, _TURN] *= -1
@@ -65,7 +65,7 @@ def _catmull_rom(numbers: Tensor, stations: Tensor, *, closed: bool) -> Tensor:
 
 
 def _nearest_signs(quaternions: Tensor) -> Tensor:
-    """Gives each quaternion (N, 4) the sign by which it is nearer to the one before."""
+    """Flips the sign of each quaternion (N, 4) where this makes it closer to the previous one."""
     chosen = quaternions.clone()
     for index in range(1, len(chosen)):
         if float((chosen[index] * chosen[index - 1]).sum()) < 0:
@@ -77,7 +77,7 @@ def _quaternions(rotations: Tensor) -> Tensor:
     """Returns the unit quaternions (N, 4), w x y z, of rotations (N, 3, 3).
 
     Each is the dominant eigenvector of Bar-Itzhack's matrix ("New method for extracting the quaternion from a rotation
-    matrix", 2000), which has no special cases.
+    matrix", 2000), which needs no special cases.
     """
     r = rotations
     xx, yy, zz = r[:, 0, 0], r[:, 1, 1], r[:, 2, 2]

@@ -1,4 +1,4 @@
-"""Which part of space cameras see."""
+"""Cells of space that cameras see."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from voxelfield.rendering.march import RenderSettings, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
 
 MAX_CELLS_PER_AXIS = 256
-"""Cells along each axis beyond which the occupied cells are not divided."""
+"""Largest number of cells along each axis to which the occupied cells are subdivided."""
 
 
 @torch.no_grad()
@@ -27,21 +27,21 @@ def visible_cells(
     cameras: Cameras,
     chunk: int = 1 << 17,
 ) -> Tensor:
-    """Marks the occupied cells, or parts of them, in which some pixel of some camera has a sample that shows.
+    """Marks the occupied cells, or parts of them, in which a pixel of some camera has a visible sample.
 
-    The parts, or groups of cells, that are judged as a whole are as small as the pixels' distance from one another
-    permits: rays through the centres of coarse images' pixels must not pass by what lies between them.
+    Cells are split into parts, or merged into groups, that are as small as the spacing of the pixels allows: the rays
+    through the centres of pixels must not miss a part or group that is visible between them.
 
     Args:
-        field: What is seen.
-        occupancy: Where there is something to sample, on the field's device.
-        settings: How rays are sampled, and what is too faint to show.
-        cameras: One ray is cast through the centre of each of their pixels.
-        chunk: Rays at once, to bound memory.
+        field: The field.
+        occupancy: The occupied cells, on the field's device.
+        settings: Sampling settings, including the visibility thresholds.
+        cameras: Cameras; one ray is cast through the centre of each of their pixels.
+        chunk: Number of rays per chunk, to bound memory.
 
     Returns:
-        (X, Y, Z) bool, on the field's device: cells that divide the occupancy's box. Their number along an axis is a
-        multiple of the occupancy's.
+        (X, Y, Z) bool, on the field's device: a subdivision of the occupancy's box. The number of cells along each axis
+        is a multiple of the occupancy's.
     """
     aabb, device = occupancy.aabb, occupancy.aabb.device
     cameras = cameras.to(device)
@@ -51,7 +51,7 @@ def visible_cells(
     if boxes is None:
         spacing = _pixel_spacing(cameras, aabb.mean(dim=0))
     else:
-        # In units of a box; those of the smallest see pixels the farthest apart, the more so at its far corner.
+        # In units of a box, the pixel spacing is largest in the smallest box, and there at its far corner.
         spacing = _pixel_spacing(cameras, field.aabb.mean(dim=0), math.sqrt(3) * boxes.unit) / boxes.unit
     scales = [_scale(length, cells, spacing) for length, cells in zip(extent, shape, strict=True)]
     sizes = [math.ceil(cells * parts / merged) for cells, (parts, merged) in zip(shape, scales, strict=True)]
@@ -62,7 +62,7 @@ def visible_cells(
         x, y, z = (_numbers(positions, aabb, to_parts) // merged).unbind(-1)
         seen[x, y, z] = True
     if any(group > 1 for _, group in scales):
-        # What shows of a group may be narrower than a pixel, and missed, where its neighbour shows.
+        # The visible part of a group may be narrower than a pixel and missed while a neighbouring group is visible.
         seen = F.max_pool3d(seen[None].float(), 3, stride=1, padding=1)[0] > 0
     occupied = occupancy.occupied
     for axis, (cells, (parts, group)) in enumerate(zip(shape, scales, strict=True)):
@@ -82,16 +82,16 @@ def shown_cells(
     every: int = 1,
     chunk: int = 1 << 17,
 ) -> Tensor:
-    """Marks the cells in which some of the cameras' pixels have a sample that shows.
+    """Marks the cells in which some of the cameras' pixels have a visible sample.
 
     Args:
-        field: What is seen.
-        occupancy: Where there is something to sample, on the field's device.
-        settings: How rays are sampled, and what is too faint to show.
-        cameras: One ray is cast through the centre of each pixel that is looked at.
-        shape: Numbers of cells along x, y and z of the occupancy's box.
-        every: Look at one pixel of so many along each side of an image.
-        chunk: Rays at once, to bound memory.
+        field: The field.
+        occupancy: The occupied cells, on the field's device.
+        settings: Sampling settings, including the visibility thresholds.
+        cameras: Cameras; one ray is cast through the centre of each pixel that is used.
+        shape: Number of cells along x, y and z of the occupancy's box.
+        every: Stride between the pixels that are used, along each side of an image.
+        chunk: Number of rays per chunk, to bound memory.
 
     Returns:
         (X, Y, Z) bool, on the field's device.
@@ -108,7 +108,7 @@ def shown_cells(
 def _positions(
     field: Field, occupancy: OccupancyGrid, settings: RenderSettings, cameras: Cameras, every: int, chunk: int
 ) -> Iterator[Tensor]:
-    """Yields positions (M, 3) of samples that show, in the frame of the occupancy."""
+    """Yields the positions (M, 3) of visible samples, in the frame of the occupancy."""
     device = occupancy.aabb.device
     rows = torch.arange(every // 2, cameras.height, every, device=device)
     columns = torch.arange(every // 2, cameras.width, every, device=device)
@@ -121,18 +121,18 @@ def _positions(
 
 
 def _numbers(positions: Tensor, aabb: Tensor, cells: Tensor) -> Tensor:
-    """Returns the numbers (M, 3) of the cells of a box that positions lie in."""
+    """Returns the indices (M, 3) of the cells of a box in which positions lie."""
     numbers = ((positions - aabb[0]) / (aabb[1] - aabb[0]) * cells).long()
     return numbers.clamp(cells.new_zeros(3), cells - 1)
 
 
 def _pixel_spacing(cameras: Cameras, target: Tensor, beyond: float = 0.0) -> float:
-    """Returns the largest distance between rays of neighbouring pixels, world units; 0 for no cameras.
+    """Returns the largest distance between the rays of neighbouring pixels, world units; 0 without cameras.
 
     Args:
         cameras: The cameras.
-        target: (3,) where it is measured, world units.
-        beyond: How far behind that.
+        target: (3,) point at which the distance is measured, world units.
+        beyond: Additional distance behind that point, world units.
     """
     if len(cameras) == 0:
         return 0.0
@@ -143,9 +143,9 @@ def _pixel_spacing(cameras: Cameras, target: Tensor, beyond: float = 0.0) -> flo
 
 
 def _scale(extent: float, cells: int, spacing: float) -> tuple[int, int]:
-    """Returns into how many parts each cell along an axis is divided, and how many of these are judged together.
+    """Returns the number of parts of each cell along an axis, and the number of parts that are merged into a group.
 
-    However a square with the diagonal of a pixel as its side is turned, a pixel's centre lies in it.
+    A square with a side of one pixel diagonal contains the centre of a pixel in any orientation.
     """
     fit = extent / cells / (math.sqrt(2) * spacing) if spacing > 0 else math.inf
     parts = int(max(1, min(fit, MAX_CELLS_PER_AXIS // cells)))

@@ -1,4 +1,4 @@
-"""Where matter can be at all, as far as the images' transparent pixels tell."""
+"""Visual hulls: the part of space that the images' transparent pixels do not rule out."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from voxelfield.rendering.projection import pixels_of_rays
 
 @torch.no_grad()
 def visual_hull(alpha: Tensor, cameras: Cameras, aabb: Tensor, resolution: tuple[int, int, int]) -> Tensor:
-    """Carves away the cells that some image shows as transparent throughout (Laurentini 1994).
+    """Carves away the cells that some image shows as entirely transparent (Laurentini 1994).
 
-    Conservative: a cell is kept if the window of pixels around its centre that surely covers it holds a pixel with any
-    opacity, reaches over the image's border, or lies where the camera does not look. Images without transparency carve
-    nothing.
+    Conservative: a cell is kept if, in every image, the window of pixels around its centre that is certain to cover the
+    cell contains a pixel with nonzero opacity, extends beyond the image, or lies where the camera does not look. Images
+    without transparency carve nothing.
 
     Args:
         alpha: (N, H, W) uint8 opacity of N images, 0 where transparent; on any device.
-        cameras: The N cameras, on the device that computes.
+        cameras: The N cameras, on the device on which to compute.
         aabb: (2, 3) box, world units, on that device.
         resolution: Number of cells along x, y and z.
 
     Returns:
-        (X, Y, Z) bool on the device of ``aabb``: False where there can be nothing.
+        (X, Y, Z) bool on the device of ``aabb``: False for cells that are certainly empty.
 
     Raises:
-        ValueError: ``alpha`` does not fit the cameras.
+        ValueError: ``alpha`` does not match the cameras.
     """
     if alpha.shape != (len(cameras), cameras.height, cameras.width):
         expected = (len(cameras), cameras.height, cameras.width)
@@ -52,15 +52,15 @@ def visual_hull(alpha: Tensor, cameras: Cameras, aabb: Tensor, resolution: tuple
 
 
 def _centres(aabb: Tensor, axis: int, cells: int) -> Tensor:
-    """Returns where the centres of a box's cells lie along an axis."""
+    """Returns the coordinates of the centres of a box's cells along an axis."""
     low, high = aabb[:, axis]
     return low + (torch.arange(cells, device=aabb.device) + 0.5) * ((high - low) / cells)
 
 
 def _project(cameras: Cameras, index: int, axes: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Returns the columns and rows, int64 (X, Y, Z), of the pixels that show the points of a lattice.
+    """Returns the columns and rows, int64 (X, Y, Z), of the pixels in which the points of a lattice appear.
 
-    A column is negative where a lens shows nothing of the point.
+    A column is negative for a point outside the image of a lens.
     """
     right, up, backward, origin = cameras.c2w[index, :3].unbind(-1)
     fx, fy, cx, cy = cameras.intrinsics[index]
@@ -80,9 +80,9 @@ def _project(cameras: Cameras, index: int, axes: list[Tensor]) -> tuple[Tensor, 
 
 
 def _reaches(cameras: Cameras, aabb: Tensor, resolution: tuple[int, int, int]) -> list[int]:
-    """Returns how many pixels away from its centre's a cell can show in each image; all on the host.
+    """Returns, for each image, the largest distance in pixels of a cell's image from that of its centre; on the host.
 
-    Dilating an image by the largest footprint of any cell spares a window of its own for each.
+    All cells of an image use the largest of these distances, so one dilation of the image replaces a window per cell.
     """
     size = (aabb[1] - aabb[0]) / torch.tensor(resolution)
     radius = 0.5 * float(size.norm())
@@ -93,14 +93,14 @@ def _reaches(cameras: Cameras, aabb: Tensor, resolution: tuple[int, int, int]) -
     for c2w, intrinsics in zip(cameras.c2w, cameras.intrinsics, strict=True):
         fx, fy, cx, cy = intrinsics.tolist()
         nearest = float(((c2w[:3, 3] - corners) * c2w[:3, 2]).sum(-1).min()) - radius
-        # Away from the axis a ball's image is longer than on it.
+        # Off the axis, the image of a ball is longer than on it.
         slant = math.hypot(1, max(cx, cameras.width - cx) / fx, max(cy, cameras.height - cy) / fy)
         reaches.append(math.ceil(max(fx, fy) * radius * slant / nearest) + 1 if nearest > 0 else cameras.width)
     return reaches
 
 
 def _lens_reaches(cameras: Cameras, centres: Tensor, radius: float) -> list[int]:
-    """Returns the same for balls about the points of a box ``centres`` (2, 3), by the angle that they show at."""
+    """Computes the same for lenses: balls with centres in a box ``centres`` (2, 3), measured by their angular size."""
     origins = cameras.c2w[:, :3, 3]
     nearest = (origins - origins.maximum(centres[0]).minimum(centres[1])).norm(dim=-1)
     reaches = []
@@ -113,7 +113,7 @@ def _lens_reaches(cameras: Cameras, centres: Tensor, radius: float) -> list[int]
 
 
 def _dilate(mask: Tensor, reach: int) -> Tensor:
-    """Spreads a mask (H, W) by a square of ``2 * reach + 1`` pixels."""
+    """Dilates a mask (H, W) by a square of ``2 * reach + 1`` pixels."""
     spread = mask[None, None].float()
     window = 2 * reach + 1
     spread = F.max_pool2d(spread, (1, window), stride=1, padding=(0, reach))

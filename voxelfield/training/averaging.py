@@ -10,26 +10,27 @@ from torch import Tensor
 
 from voxelfield.fields.field import RadianceField
 
-# Steps between two looks at the weights: neighbouring ones hardly differ, and a look moves as much memory as a step.
+# Number of steps between updates of the average: weights of consecutive steps hardly differ, and an update moves as
+# much memory as a step.
 _EVERY = 10
-# Time constants over which the average runs: what lies further back would weigh less than a hundredth.
+# Number of time constants that the average covers: earlier weights would contribute less than a hundredth.
 _SPAN = 5
 
 
 class WeightAverage:
     r"""Exponential moving average of a field's weights, :math:`\bar{w} \leftarrow \beta \bar{w} + (1 - \beta) w`.
 
-    Single steps at a high learning rate jump about a minimum; their mean lies nearer to it, and generalises better
-    (Polyak and Juditsky 1992; Izmailov et al. 2018). It begins with the weights some time constants before the end.
+    At a high learning rate, the weights jump around a minimum; their mean is closer to it and generalises better
+    (Polyak and Juditsky 1992; Izmailov et al. 2018). Averaging begins some time constants before the end of training.
 
-    ``torch.optim.swa_utils.AveragedModel`` does not fit: it copies the whole module from the start, working copies of
-    grids included, and does not follow grids that change their shape.
+    ``torch.optim.swa_utils.AveragedModel`` is not suitable: it copies the whole module at the start, including working
+    copies of grids, and does not support grids that change their shape.
 
     Args:
-        field: The field that is trained.
+        field: The field to average.
         steps: Number of steps of the run.
-        time_constant: Steps in which the weight of one look falls to 1/e, the decay being
-            :math:`\beta = e^{-1 / \mathrm{time\_constant}}` a step; 0 for no average at all.
+        time_constant: Number of steps after which the contribution of an update has decayed to 1/e; the decay per step
+            is :math:`\beta = e^{-1 / \mathrm{time\_constant}}`. 0 disables averaging.
     """
 
     def __init__(self, field: RadianceField, steps: int, time_constant: int) -> None:
@@ -40,12 +41,12 @@ class WeightAverage:
         self._mean: list[Tensor] | None = None
 
     def restart(self) -> None:
-        """Forgets what was averaged: the grids have changed their shape."""
+        """Discards the average; call this when the grids have changed their shape."""
         self._mean = None
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Takes the weights after a step into account, if it is due.
+        """Updates the average with the weights after a step, if an update is due.
 
         Args:
             step: Number of steps done.
@@ -60,7 +61,7 @@ class WeightAverage:
 
     @torch.no_grad()
     def apply(self) -> None:
-        """Makes the field's weights their average, if there is one; copies that grids are read from follow."""
+        """Replaces the field's weights, and the grids' working copies, by their average, if there is one."""
         if self._mean is None:
             return
         for weight, mean in zip(self._field.parameters(), self._mean, strict=True):
@@ -69,15 +70,15 @@ class WeightAverage:
         self._mean = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a checkpoint needs, the averages under the names of the weights."""
+        """Returns the state for a checkpoint: the averages under the names of the weights."""
         names = [name for name, _ in self._field.named_parameters()]
         return {"mean": None if self._mean is None else dict(zip(names, self._mean, strict=True))}
 
     def load_state_dict(self, state: dict[str, Any], step: int) -> None:
-        """Takes what :meth:`state_dict` returned, on any device, unless this run would not have begun an average then.
+        """Loads a state from any device, unless this run would not yet have begun averaging at that step.
 
         Args:
-            state: The state.
+            state: The state that :meth:`state_dict` returned.
             step: Number of steps done when it was saved.
         """
         mean = state["mean"]

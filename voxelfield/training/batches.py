@@ -1,4 +1,4 @@
-"""Random pixels of the training images, with the rays through them."""
+"""Random pixels of the training images, and the rays through them."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from voxelfield.training.transfers import read_from_host
 class PixelSampler:
     """Draws pixels uniformly from all training images, which stay in memory as 8-bit RGBA.
 
-    Pixels that a mask rules out are never drawn. For that, captures with masks keep the numbers of the others too.
+    Pixels excluded by a mask are never drawn. For this, the indices of all other pixels are kept in memory.
 
     Args:
         split: Training images and cameras.
-        device: Where batches appear.
-        supersampling: Side of the square of rays through each pixel, spread evenly over it; 1 is its centre.
-        patches: Number of squares of pixels with which each batch begins. They lie inside of an image, so pixels within
-            half a square of its edge are in fewer of them, or in more.
-        patch_size: Their side in pixels.
-        on_host: Keep the images in pinned memory of the host, where the GPU reads what it draws; otherwise they are on
-            ``device``.
+        device: Device of the batches.
+        supersampling: Number of rays along each side of a pixel, spread evenly over it; 1 casts one through its centre.
+        patches: Number of square patches at the beginning of each batch. Patches lie inside an image, so pixels within
+            half a patch of its edge are drawn with a different probability than others.
+        patch_size: Side of the patches in pixels.
+        on_host: Keep the images in pinned host memory, from which the GPU reads the pixels that it draws; otherwise
+            they are on ``device``.
 
     Attributes:
         cameras: The training cameras, on the device.
 
     Raises:
-        ValueError: Squares do not fit into the images, or into what masks leave of them.
+        ValueError: Patches do not fit in the images, or in their unmasked part.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class PixelSampler:
 
         images, self._drawable = split.images, None
         if split.masks is not None:
-            # What is not known to be transparent must not be carved away.
+            # Masked pixels are not known to be transparent, so they must not carve away matter.
             images = images.clone()
             images[..., 3].masked_fill_(~split.masks, 255)
             self._drawable = kept(split.masks.flatten().nonzero()[:, 0].to(pixel_number_type(split.masks)))
@@ -63,21 +63,21 @@ class PixelSampler:
 
     @property
     def alpha(self) -> Tensor:
-        """Opacity (N, H, W) of the images, uint8, on the device; 255 where a mask rules a pixel out."""
+        """Opacity (N, H, W) of the images, uint8, on the device; 255 for pixels excluded by a mask."""
         return self._images[..., 3]
 
     def draw(self, count: int, aabb: Tensor, cameras: Cameras | None = None) -> tuple[Rays, Tensor, Tensor]:
-        """Draws pixels from torch's global generator.
+        """Draws pixels, using torch's global generator.
 
         Args:
             count: Number of pixels P, at least those of the patches. These come first, patch by patch and row by row.
             aabb: (2, 3) box that bounds the rays, world units.
-            cameras: What to cast the rays with in place of :attr:`cameras`; the rays are then differentiable in what
-                those are.
+            cameras: Cameras from which to cast the rays, instead of :attr:`cameras`; the rays are then differentiable
+                with respect to their tensors.
 
         Returns:
-            P * supersampling**2 rays, those of a pixel together; the pixels' (P, 4) RGBA, float32 in [0, 1],
-            straight alpha; and their numbers (P,), int64 (:meth:`images_of`).
+            P * supersampling**2 rays, with the rays of each pixel consecutive; the pixels' (P, 4) RGBA, float32 in
+            [0, 1], straight alpha; and their indices (P,), int64 (:meth:`images_of`).
         """
         index = self._draw_pixels(count) if self._patches is None else self._draw_patches(count, self._patches)
         if cameras is not None:
@@ -94,11 +94,11 @@ class PixelSampler:
         return Rays(*rays), rgba, index
 
     def images_of(self, pixels: Tensor) -> Tensor:
-        """Returns the numbers of the images that pixels belong to, from 0; of the shape and dtype of ``pixels``."""
+        """Returns the indices of the images to which pixels belong; of the shape and dtype of ``pixels``."""
         return pixels // self._images[0, ..., 0].numel()
 
     def _cast(self, index: Tensor, cameras: Cameras, aabb: Tensor) -> Rays:
-        """Casts the rays of pixels (P,), those of each together, row by row."""
+        """Casts the rays of pixels (P,); the rays of each pixel are consecutive, row by row."""
         side = self._supersampling
         row = index // cameras.width
         corner = torch.stack((index % cameras.width, row % cameras.height), dim=1).float()
@@ -118,16 +118,16 @@ class PixelSampler:
 
 
 class PatchSampler:
-    """Draws squares of pixels from all training images, and none of which a mask rules a pixel out.
+    """Draws square patches of pixels from all training images, without patches that contain masked pixels.
 
     Args:
         split: Training images.
-        device: Where pixel numbers appear.
-        count: Number of squares.
-        size: Their side in pixels.
+        device: Device of the pixel indices.
+        count: Number of patches.
+        size: Side of the patches in pixels.
 
     Raises:
-        ValueError: A square does not fit into the images, or into what masks leave of them.
+        ValueError: A patch does not fit in the images, or in their unmasked part.
     """
 
     def __init__(self, split: Split, device: torch.device, count: int, size: int) -> None:
@@ -140,7 +140,7 @@ class PatchSampler:
         self._offsets = (square[:, None] * width + square).flatten()
         self._corners = None
         if split.masks is not None:
-            # A square is whole where the mask's integral over it is its area.
+            # A patch contains no masked pixel if the sum of the mask over it equals its area.
             area = (
                 F.pad(split.masks.to(torch.int32), (1, 0, 1, 0))
                 .cumsum(1, dtype=torch.int32)
@@ -154,10 +154,10 @@ class PatchSampler:
             self._corners = corners.to(pixel_number_type(split.masks)).to(device)
 
     def draw(self) -> Tensor:
-        """Draws from torch's global generator.
+        """Draws patches, using torch's global generator.
 
         Returns:
-            (count * size**2,) int64 numbers of pixels, square by square and row by row.
+            (count * size**2,) int64 indices of pixels, patch by patch and row by row.
         """
         return (self._draw_corners()[:, None] + self._offsets).flatten()
 
@@ -167,7 +167,7 @@ class PatchSampler:
         images, height, width = self._shape
 
         def along(side: int) -> Tensor:
-            # Corners beyond the edge are moved to it: otherwise the outermost pixels would hardly ever be drawn.
+            # Positions beyond the edge are clamped to it: otherwise the outermost pixels would hardly ever be drawn.
             last, reach = side - self._size, self._size // 2
             return self._random(-reach, last + reach + 1).clamp(0, last)
 
@@ -178,7 +178,7 @@ class PatchSampler:
 
 
 def pixel_number_type(masks: Tensor) -> torch.dtype:
-    """Returns the smaller type of integers that can number all pixels of some masks."""
+    """Returns the smallest integer dtype that can index all pixels of some masks."""
     return torch.int32 if masks.numel() <= 2**31 else torch.int64
 
 

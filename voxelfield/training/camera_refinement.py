@@ -1,4 +1,4 @@
-"""Cameras that are learned along with the field."""
+"""Cameras that are optimised along with the field."""
 
 from __future__ import annotations
 
@@ -18,34 +18,35 @@ _BETAS = (0.9, 0.99)
 
 
 class CameraRefinement(nn.Module):
-    r"""A rigid motion of each camera and a factor on all focal lengths, with the optimizer that learns them.
+    r"""A rigid motion of each camera and a factor on all focal lengths, with the optimizer that updates them.
 
-    The pose of camera n is :math:`T \exp(\xi_n) T^{-1} P_n`: what was given, moved about the centre of the scene, as in
-    BARF (Lin et al. 2021, section 3.1). A rotation about that point turns what a camera sees, and moves it little; one
-    about the camera's own position would move it as a shift does, and the two would be learned against one another.
+    The pose of camera n is :math:`T \exp(\xi_n) T^{-1} P_n`: the given pose, moved about the centre of the scene, as in
+    BARF (Lin et al. 2021, section 3.1). A rotation about that point rotates the visible part of the scene and hardly
+    shifts it. A rotation about the camera's own position would also shift it, like a translation does, so the two would
+    be hard to separate.
 
-    For the same reason all positions come as much nearer to the centre, or go away from it, as focal lengths become
-    shorter or longer. What is at the centre then keeps its size in the images, and the field need not be learned anew;
-    only perspective changes, by which focal lengths are told. The scale of the scene, which no image tells, follows.
+    For the same reason, all positions move towards or away from the centre in proportion to the focal lengths. The
+    scene's centre then keeps its size in the images, and the field need not be relearned; only the perspective changes,
+    which is what determines focal lengths. The scale of the scene, which images cannot determine, follows.
 
-    Nothing here waits for the device, so that a CUDA graph can hold it.
+    Nothing here synchronises with the device, so it can be captured in a CUDA graph.
 
     Args:
-        cameras: As given, on the device.
-        centre: (3,) what motions turn about, world units.
-        steps: Number of steps over which rates decay.
+        cameras: The given cameras, on the device.
+        centre: (3,) the point about which cameras are rotated, world units.
+        steps: Number of steps over which the learning rates decay.
         pose_lr: Learning rate of the motions, in radians and in world units.
-        focal_lr: Learning rate of the logarithm of the factor; None: focal lengths stay.
-        final_factor: Share of the rates that is left after the last step.
-        warm_up: Number of steps over which rates rise from zero.
-        focal_from: Number of steps after which focal lengths are learned.
+        focal_lr: Learning rate of the logarithm of the focal factor; None keeps focal lengths.
+        final_factor: Factor of the learning rates after the last step.
+        warm_up: Number of steps in which the learning rates rise from zero.
+        focal_from: Number of steps after which focal lengths are optimised.
 
     Attributes:
-        twists: (N, 6) parameter, zeros at first, as :func:`voxelfield.rendering.rigid.exp_se3` takes them.
-        log_focal: () parameter, zero at first, or None.
+        twists: (N, 6) parameter, initially zero, in the format of :func:`voxelfield.rendering.rigid.exp_se3`.
+        log_focal: () parameter, initially zero, or None.
 
     Raises:
-        ValueError: The focal length of a lens that distorts is to be learned.
+        ValueError: The focal length of cameras with a distorting lens is to be optimised.
     """
 
     given_c2w: Tensor
@@ -70,7 +71,7 @@ class CameraRefinement(nn.Module):
         self._size, self._lens = (cameras.width, cameras.height), cameras.lens
         self.register_buffer("given_c2w", cameras.c2w.clone())
         self.register_buffer("given_intrinsics", cameras.intrinsics.clone())
-        # What is to be taken from a pose, and added to it, so that its position counts from the centre.
+        # Subtracted from a pose, and added again, to make its position relative to the centre.
         self._centre = F.pad(centre[:, None], (3, 0, 0, 1))
         self.twists = nn.Parameter(torch.zeros(len(cameras), 6, device=device))
         self.log_focal = None if focal_lr is None else nn.Parameter(torch.zeros((), device=device))
@@ -78,7 +79,7 @@ class CameraRefinement(nn.Module):
         self._focal_from = focal_from
         self._highest = torch.tensor([pose_lr, focal_lr or 0.0], device=device)
         self._rates = torch.zeros_like(self._highest)
-        # Views, which the optimizer follows.
+        # Views into the tensor of rates, so that the optimizer uses its current values.
         pose_rate, focal_rate = self._rates.split(1)
         groups: list[dict[str, Any]] = [{"params": [self.twists], "lr": pose_rate}]
         if self.log_focal is not None:
@@ -94,11 +95,11 @@ class CameraRefinement(nn.Module):
         )
 
     def given(self) -> Cameras:
-        """Returns the cameras as they were given."""
+        """Returns the given cameras."""
         return Cameras(self.given_c2w, self.given_intrinsics, *self._size, self._lens)
 
     def forward(self) -> Cameras:
-        """Returns the cameras as they are now, differentiable in the parameters."""
+        """Returns the current cameras, differentiable with respect to the parameters."""
         c2w = compose(exp_se3(self.twists), self.given_c2w - self._centre)
         intrinsics = self.given_intrinsics
         if self.log_focal is not None:
@@ -110,7 +111,7 @@ class CameraRefinement(nn.Module):
 
     @torch.no_grad()
     def refined(self) -> Cameras:
-        """Returns the cameras as they are now, without gradient."""
+        """Returns the current cameras, without gradient."""
         cameras: Cameras = self()
         return cameras
 
@@ -118,15 +119,15 @@ class CameraRefinement(nn.Module):
     def copies(
         self, index: int, twists: Tensor, shrink: int, *, steps: int, pose_lr: float, final_factor: float
     ) -> CameraRefinement:
-        """Makes what refines several copies of one camera; focal lengths stay as they are now.
+        """Creates a refinement of several copies of one camera; focal lengths keep their current values.
 
         Args:
-            index: Of the camera.
-            twists: (K, 6) motions of the copies to begin with, as in :attr:`twists`.
-            shrink: Times by which their images have fewer pixels along each side.
-            steps: As for the constructor, as is what follows.
-            pose_lr: Learning rate.
-            final_factor: Share of it that is left in the end.
+            index: Index of the camera.
+            twists: (K, 6) initial motions of the copies, as in :attr:`twists`.
+            shrink: Factor by which their images have fewer pixels along each side.
+            steps: As for the constructor.
+            pose_lr: As for the constructor.
+            final_factor: As for the constructor.
         """
         copies = CameraRefinement(
             self.given().shrunk(shrink)[[index] * len(twists)],
@@ -144,10 +145,10 @@ class CameraRefinement(nn.Module):
 
     @torch.no_grad()
     def twists_towards(self, index: int, poses: Tensor) -> Tensor:
-        """Returns the motions that bring one camera to poses, with focal lengths as they are now.
+        """Returns the motions that move one camera to given poses, at the current focal lengths.
 
         Args:
-            index: Of the camera.
+            index: Index of the camera.
             poses: (K, 4, 4) camera to world, on the device.
 
         Returns:
@@ -161,10 +162,10 @@ class CameraRefinement(nn.Module):
 
     @torch.no_grad()
     def place(self, index: int, twist: Tensor) -> None:
-        """Gives one camera another motion, from which it is learned on without momentum.
+        """Sets the motion of one camera and resets its moments in the optimizer.
 
         Args:
-            index: Of the camera.
+            index: Index of the camera.
             twist: (6,) as in :attr:`twists`, on the device.
         """
         self.twists[index] = twist
@@ -174,10 +175,10 @@ class CameraRefinement(nn.Module):
 
     @torch.no_grad()
     def step(self, number: Tensor) -> None:
-        """Updates the parameters by their gradients, and drops these.
+        """Updates the parameters from their gradients, and clears these.
 
         Args:
-            number: Steps done before this one, an integer on the device.
+            number: Number of steps done before this one, an integer on the device.
         """
         rise = ((number + 1) / self._warm_up).clamp(max=1)
         torch.mul(self._highest, rise * exponential_decay(number, self._steps, self._final_factor), out=self._rates)
@@ -187,7 +188,7 @@ class CameraRefinement(nn.Module):
 
     @torch.no_grad()
     def scalars(self) -> dict[str, float]:
-        """Returns what a log shows, by tag: how far cameras have moved so far; synchronises with the device."""
+        """Returns scalars for the log, by tag: how far cameras have moved so far; synchronises with the device."""
         values = {
             "camera/turned_degrees": math.degrees(float(self.twists[:, :3].norm(dim=1).mean())),
             "camera/moved": float(self.twists[:, 3:].norm(dim=1).mean()),
@@ -198,7 +199,7 @@ class CameraRefinement(nn.Module):
         return values
 
     def state(self) -> dict[str, Any]:
-        """Returns what a checkpoint needs, the refined cameras included."""
+        """Returns the state for a checkpoint, including the refined cameras."""
         cameras = self.refined()
         return {
             "module": self.state_dict(),
@@ -209,10 +210,10 @@ class CameraRefinement(nn.Module):
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Takes parameters and moments from a checkpoint; rates stay as configured.
+        """Loads parameters and moments from a checkpoint; learning rates stay as configured.
 
         Raises:
-            ValueError: It is of other cameras.
+            ValueError: The state belongs to other cameras.
         """
         given = state["module"]["given_c2w"]
         if given.shape != self.given_c2w.shape or not torch.equal(given.to(self.given_c2w.device), self.given_c2w):
@@ -220,6 +221,6 @@ class CameraRefinement(nn.Module):
         self.load_state_dict(state["module"])
         own = self._optimizer.state_dict()["param_groups"]
         self._optimizer.load_state_dict({"state": state["optimizer"], "param_groups": own})
-        # Loading made copies of the rates; the optimizer is to follow those that `step` changes.
+        # Loading copied the rates; the optimizer must use the tensors that `step` changes.
         for group, rate in zip(self._optimizer.param_groups, self._rates.split(1), strict=False):
             group["lr"] = rate

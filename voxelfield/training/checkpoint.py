@@ -1,4 +1,4 @@
-"""Checkpoints: files that appear whole, load without running code, and say what is wrong with them."""
+"""Checkpoints: files written atomically, loaded without executing code, and checked for damage."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ logger = logging.getLogger(__name__)
 FORMAT = 7
 """Layout version of the files. Raise it when an older voxelfield could not resume from them.
 
-A file is a zip archive with a checksum of the whole, which is compared on loading. That of a single tensor, which zip
-archives have, is compared by whatever else reads it.
+A file is a zip archive followed by a checksum of the whole, which is verified on loading. The checksums of single
+tensors, which are part of every zip archive, serve other readers.
 """
 
 _ADDED = {"format", "voxelfield"}
@@ -38,19 +38,19 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.d
 
 
 class CheckpointError(ValueError):
-    """A file is no usable voxelfield checkpoint; the message names the file and the reason in one line."""
+    """A file is not a usable voxelfield checkpoint; the message names the file and the reason in one line."""
 
 
 class CheckpointVersionError(CheckpointError):
-    """A checkpoint is in a format of another version of voxelfield."""
+    """A checkpoint has the format of another version of voxelfield."""
 
 
 class DamagedCheckpointError(CheckpointError):
-    """A checkpoint is truncated, or something in it differs from the checksum that was written with it."""
+    """A checkpoint is truncated, or its content does not match the checksum that was written with it."""
 
 
 def checkpoint_path(directory: Path, step: int) -> Path:
-    """Returns the name under which :func:`resolve_checkpoint` finds the checkpoint of a step.
+    """Returns the path at which :func:`resolve_checkpoint` finds the checkpoint of a step.
 
     Args:
         directory: Run directory.
@@ -63,7 +63,7 @@ def checkpoint_path(directory: Path, step: int) -> Path:
 
 
 def resolve_checkpoint(path: Path) -> Path:
-    """Turns the value of ``resume=`` into the file it means.
+    """Resolves the value of ``resume=`` to a file.
 
     Args:
         path: A checkpoint, or a run directory. A directory stands for its ``checkpoint_<step>.pt`` with the largest
@@ -73,7 +73,7 @@ def resolve_checkpoint(path: Path) -> Path:
         An existing file.
 
     Raises:
-        FileNotFoundError: There is none; the message lists the checkpoints that the folder does hold.
+        FileNotFoundError: There is no checkpoint; the message lists the checkpoints in the folder.
     """
     path = Path(path)
     if path.is_file():
@@ -92,7 +92,7 @@ def resolve_checkpoint(path: Path) -> Path:
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
     """Writes a checkpoint atomically.
 
-    The file replaces ``path`` only once it is complete and on disk: a full disk or Ctrl-C leaves the previous
+    The file replaces ``path`` only when it is complete and on disk: a full disk or Ctrl-C leaves the previous
     checkpoint intact and no temporary file behind. Large tensors are stored without runs of zeros
     (:mod:`voxelfield.training.sparse`).
 
@@ -102,15 +102,15 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
             ``voxelfield`` (the writer's version) are added.
 
     Raises:
-        TypeError: A value is of a type that a safe load would refuse, for example a Path or a NumPy scalar.
-        ValueError: ``state`` already holds one of the added keys.
+        TypeError: A value has a type that a safe load would reject, for example a Path or a NumPy scalar.
+        ValueError: ``state`` already contains one of the added keys.
         OSError: The file cannot be written.
     """
     write_checkpoint(path, pack_checkpoint(state))
 
 
 def pack_checkpoint(state: dict[str, Any]) -> dict[str, Any]:
-    """Returns what :func:`write_checkpoint` takes: a copy of a state on the CPU, which later steps do not change.
+    """Returns the input of :func:`write_checkpoint`: a copy of a state on the CPU that later steps do not change.
 
     Args:
         state: As for :func:`save_checkpoint`.
@@ -127,11 +127,11 @@ def pack_checkpoint(state: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_checkpoint(path: Path, packed: dict[str, Any]) -> None:
-    """Writes a checkpoint atomically, as :func:`save_checkpoint` does; may run in a thread of its own.
+    """Writes a checkpoint atomically, as :func:`save_checkpoint` does; may run in a separate thread.
 
     Args:
         path: File to write; its parent directory is created if needed.
-        packed: From :func:`pack_checkpoint`.
+        packed: The result of :func:`pack_checkpoint`.
 
     Raises:
         OSError: The file cannot be written.
@@ -139,11 +139,11 @@ def write_checkpoint(path: Path, packed: dict[str, Any]) -> None:
     try:
         with atomic_write(path) as file:
             sealing = SealingFile(file)
-            torch.save(packed, cast("IO[bytes]", sealing))  # of which torch calls write and flush alone
+            torch.save(packed, cast("IO[bytes]", sealing))  # torch only calls write and flush
             sealing.seal()
     except RuntimeError as error:
-        # torch finishes its archive while an exception from the file passes through, fails at that too, and
-        # reports only "unexpected pos"; the user needs the full disk or the Ctrl-C behind it.
+        # While an exception from the file propagates, torch tries to finish its archive, fails at that too, and reports
+        # only "unexpected pos". The user needs to see the underlying cause: a full disk or Ctrl-C.
         if isinstance(error.__context__, (OSError, KeyboardInterrupt)):
             raise error.__context__ from None
         raise
@@ -156,18 +156,18 @@ def load_checkpoint(
 
     Args:
         path: A checkpoint or a run directory, see :func:`resolve_checkpoint`.
-        device: Where its tensors go.
-        parts: Keys of the state that are wanted; to put the optimizer's tensors together again takes longer than all
-            the rest. None: all.
+        device: Device for the tensors.
+        parts: Keys of the state to return; restoring the optimizer's tensors takes longer than everything else. None
+            for all keys.
 
     Returns:
-        The saved state, or the wanted parts of it, including the keys ``format`` and ``voxelfield``.
+        The saved state, or the requested parts of it, including the keys ``format`` and ``voxelfield``.
 
     Raises:
         FileNotFoundError: There is no such file.
-        DamagedCheckpointError: The file is truncated or damaged; the message names the newest sound one before it.
+        DamagedCheckpointError: The file is truncated or damaged; the message names the newest valid one before it.
         CheckpointVersionError: The file has another format.
-        CheckpointError: The file is no voxelfield checkpoint.
+        CheckpointError: The file is not a voxelfield checkpoint.
     """
     path = resolve_checkpoint(path)
     try:
@@ -180,17 +180,17 @@ def load_checkpoint(
 
 
 def load_newest(directory: Path, device: torch.device | str = "cpu") -> tuple[Path, dict[str, Any]] | None:
-    """Loads the newest sound checkpoint of a run; warns of each file that it passes over.
+    """Loads the newest valid checkpoint of a run; logs a warning for each file that it skips.
 
     Args:
         directory: Run directory, which need not exist.
-        device: Where the tensors go.
+        device: Device for the tensors.
 
     Returns:
-        The file and its state as :func:`load_checkpoint` returns it, or None if there is no sound one.
+        The file and its state as :func:`load_checkpoint` returns it, or None if there is no valid one.
 
     Raises:
-        CheckpointVersionError: A checkpoint has another format. Passing over it would train anew what is trained.
+        CheckpointVersionError: A checkpoint has another format. Skipping it would repeat training already done.
     """
     for path in reversed(checkpoints(directory) if directory.is_dir() else []):
         try:
@@ -203,7 +203,7 @@ def load_newest(directory: Path, device: torch.device | str = "cpu") -> tuple[Pa
 
 
 def newest_sound(paths: Sequence[Path]) -> Path | None:
-    """Returns the last of some files whose checksums are right, or None; tensors are read but not loaded.
+    """Returns the last of several files whose checksums are correct, or None; tensors are read but not loaded.
 
     Args:
         paths: Checkpoints, the newest last.
@@ -219,13 +219,13 @@ def newest_sound(paths: Sequence[Path]) -> Path | None:
 
 @contextlib.contextmanager
 def contents_of(path: Path) -> Iterator[None]:
-    """Blames a checkpoint if its parts are not what a run saves, though its checksums are right.
+    """Raises an error that names a checkpoint if its content, although undamaged, is not that of a run.
 
     Args:
         path: The file.
 
     Raises:
-        CheckpointError: What is done within fails, as taking contradictory parts does.
+        CheckpointError: The block fails, for example because parts of the checkpoint contradict each other.
     """
     try:
         yield
@@ -236,14 +236,14 @@ def contents_of(path: Path) -> Iterator[None]:
         raise CheckpointError(
             f"{path} does not hold what a run saves: its parts do not fit together ({reason})"
         ) from error
-    except ValueError as error:  # its configuration
+    except ValueError as error:  # from its configuration
         if str(path) in str(error):
             raise
         raise CheckpointError(f"{path}: {error}") from error
 
 
 def check_progress(state: Mapping[str, Any]) -> None:
-    """Raises TypeError unless a state tells in numbers how far its run has come; KeyError if it does not tell."""
+    """Raises TypeError if a state's step or training time is not a valid number, and KeyError if it is missing."""
     step, seconds = state["step"], state["train_seconds"]
     if type(step) is not int or step < 0:
         raise TypeError(f"step must be a whole number, not negative, got {clipped(repr(step))}")
@@ -252,7 +252,7 @@ def check_progress(state: Mapping[str, Any]) -> None:
 
 
 def _read(path: Path, device: torch.device | str, parts: Collection[str] | None) -> dict[str, Any]:
-    """Does what :func:`load_checkpoint` does, for a file."""
+    """Implements :func:`load_checkpoint` for a file."""
     is_sealed = _check_archive(path)
     try:
         state = torch.load(path, map_location=device, weights_only=True)
@@ -261,12 +261,12 @@ def _read(path: Path, device: torch.device | str, parts: Collection[str] | None)
             f"{path} is not a voxelfield checkpoint: it holds objects other than tensors and plain values"
         ) from error
     except (RuntimeError, ValueError) as error:
-        # An absent or full device must stay visible. On the CPU, RuntimeErrors speak of the file.
+        # Errors about an absent or full device must stay visible. On the CPU, RuntimeErrors are about the file.
         of_the_file = torch.device(device).type == "cpu" or "PytorchStreamReader" in str(error)
         if isinstance(error, RuntimeError) and (is_out_of_memory(error) or not of_the_file):
             raise
         raise _damaged(path) from error
-    except Exception as error:  # a pickle that ends early, or that builds what cannot be built, ends in anything
+    except Exception as error:  # unpickling truncated or invalid data can raise anything
         if is_out_of_memory(error):
             raise
         raise CheckpointError(
@@ -296,11 +296,11 @@ def _read(path: Path, device: torch.device | str, parts: Collection[str] | None)
 
 
 def replace_checkpoints(older: Sequence[Path], newer: Path) -> None:
-    """Removes checkpoints once a newer one has been read back.
+    """Removes checkpoints after a newer one has been read back.
 
     Args:
-        older: What to remove. A file that is gone already is no mistake.
-        newer: What takes their place. If it turns out to be damaged, nothing is removed.
+        older: Files to remove. A file that no longer exists is not an error.
+        newer: The checkpoint that replaces them. If it is damaged, nothing is removed.
 
     Raises:
         DamagedCheckpointError: ``newer`` is truncated or damaged.
@@ -321,20 +321,20 @@ def checkpoints(directory: Path) -> list[Path]:
 
 
 def checkpoint_step(path: Path) -> int:
-    """Returns the number of steps in a checkpoint's name, -1 where there is none, as in ``last.pt``."""
+    """Returns the number of steps in a checkpoint's name, or -1 if there is none, as in ``last.pt``."""
     match = _NUMBERED.fullmatch(path.name)
     return int(match[1]) if match else -1
 
 
 def _check_archive(path: Path) -> bool:
-    """Tells a truncated or damaged checkpoint from a file that never was one, which torch.load does not.
+    """Distinguishes a damaged checkpoint from a file that never was one, which torch.load does not.
 
     Returns:
-        Whether there is a checksum of the whole file, which was right. Formats up to 6 have none.
+        Whether the file has a checksum of the whole, which was correct. Formats up to 6 have none.
     """
     with path.open("rb") as file:
         start = file.read(4)
-    # After a power cut, some file systems show zeros where data had not arrived.
+    # After a power failure, some file systems show zeros where data had not been written.
     if start != b"PK\x03\x04" and start.strip(b"\0"):
         raise CheckpointError(f"{path} is not a voxelfield checkpoint: it is no torch archive")
     seal = read_seal(path)
@@ -344,16 +344,16 @@ def _check_archive(path: Path) -> bool:
         with zipfile.ZipFile(path) as archive:
             infos = archive.infolist()
             names = [info.filename for info in infos]
-            # What torch writes is as large as what it means; a bomb of zeros would take all memory.
+            # torch writes tensors uncompressed; decompressing a zip bomb of zeros would exhaust the memory.
             if any(info.compress_type != zipfile.ZIP_STORED for info in infos):
                 raise CheckpointError(f"{path} is not a voxelfield checkpoint: it is a compressed zip file")
             if sum(info.file_size for info in infos) > path.stat().st_size:
                 raise _damaged(path)
-            # torch.load ignores the checksums: flipped bits would become weights
+            # torch.load ignores the checksums: flipped bits would become weights.
             damaged = None if seal else archive.testzip()
     except CheckpointError:
         raise
-    except Exception as error:  # broken headers end in anything from EOFError to UnicodeDecodeError
+    except Exception as error:  # broken headers raise anything from EOFError to UnicodeDecodeError
         raise _damaged(path) from error
     if damaged is not None:
         raise _damaged(path)
@@ -367,7 +367,7 @@ def _damaged(path: Path) -> DamagedCheckpointError:
 
 
 def _check_loadable(value: object, name: str) -> None:
-    """Refuses at save time what ``weights_only`` would refuse at load time, when it is too late."""
+    """Rejects at save time values that ``weights_only`` would reject at load time, when it is too late."""
     # Exact types: subclasses such as np.float64 or an IntEnum pickle as themselves, not as the plain type.
     if type(value) in (dict, OrderedDict):
         assert isinstance(value, dict)

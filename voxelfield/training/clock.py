@@ -1,4 +1,4 @@
-"""Wall-clock time that includes what the device was asked to do."""
+"""Wall-clock time that includes pending work on the device."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import torch
 
 
 def synchronized_time(device: torch.device) -> float:
-    """Returns the time on a clock, in seconds, once the device has done all that was asked of it."""
+    """Waits until the device has finished all pending work, and returns the time on a clock in seconds."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
 
 
 class Pause:
-    """Adds up the time spent inside its ``with`` blocks, which training is not charged for.
+    """Sums up the time spent inside its ``with`` blocks, which does not count as training time.
 
     Args:
         now: The clock.
-        paused: Makes a context for each block, such as one that takes a progress bar off the screen.
+        paused: Returns a context manager for each block, such as one that hides a progress bar.
 
     Attributes:
-        seconds: The sum.
+        seconds: The total time.
     """
 
     def __init__(self, now: Callable[[], float], paused: Callable[[], contextlib.AbstractContextManager[None]]) -> None:

@@ -1,4 +1,4 @@
-"""One run from configuration to results: load, train, evaluate, write."""
+"""A complete run from a configuration: load, train, evaluate, write results."""
 
 from __future__ import annotations
 
@@ -61,42 +61,42 @@ from voxelfield.training.video import write_views
 
 logger = logging.getLogger(__name__)
 
-# Bytes of rendered views that may wait on their device to be compressed, which takes several times as long as to judge
-# them on a GPU. Of 800 x 800 pixels, 200 views take 384 MB.
+# Bytes of rendered views that may wait on their device for compression, which on a CPU takes several times as long as
+# their evaluation on a GPU. 200 views of 800 x 800 pixels take 384 MB.
 _PICTURE_ROOM = 1 << 29
 
 
 class Watcher(Protocol):
-    """Looks on while a session trains. No method may raise."""
+    """Observes a session during training. Its methods must not raise."""
 
     def begin(self, session: Session) -> None:
-        """Is called once, before the first step."""
+        """Called once, before the first step."""
 
     def after_step(self, session: Session) -> None:
-        """Is called after every step, as a session's ``on_step`` is."""
+        """Called after every step, like a session's ``on_step``."""
 
     def end(self) -> None:
-        """Is called once after :meth:`begin`, when the run has ended, in whatever way."""
+        """Called once after :meth:`begin`, when the run has ended for any reason."""
 
 
 def train_as_configured(
     config: DictConfig, run_directory: Path, root: Path, watcher: Watcher | None = None
 ) -> dict[str, Any] | None:
-    """Trains and evaluates as configured.
+    """Trains and evaluates according to a configuration.
 
     Args:
         config: The composed configuration (``configs/train.yaml``).
-        run_directory: Receives checkpoints, logs, pictures and ``metrics.json``.
-        root: Folder that relative paths in the configuration start from.
-        watcher: Looks on.
+        run_directory: Folder for checkpoints, logs, images and ``metrics.json``.
+        root: Base folder of relative paths in the configuration.
+        watcher: An observer of training.
 
     Returns:
-        What is in ``metrics.json``, or None if training was interrupted.
+        The content of ``metrics.json``, or None if training was interrupted.
 
     Raises:
-        ValueError: The configuration does not make sense, needs more memory than the GPU has free, or names a directory
-            in which another run is at work; the message names the key.
-        FileNotFoundError: The scene, the checkpoint or what LPIPS needs is not there.
+        ValueError: The configuration is invalid, needs more memory than is free on the GPU, or names a directory that
+            another run is using; the message names the key.
+        FileNotFoundError: The scene, the checkpoint or a file that LPIPS needs does not exist.
         MissingPackageError: The scene's format or LPIPS needs a package that is not installed.
         OSError: A result cannot be written.
     """
@@ -120,7 +120,7 @@ def _train(
     interrupt: Interrupt,
     watcher: Watcher | None,
 ) -> dict[str, Any] | None:
-    """Does what :func:`train_as_configured` does, in a directory that this process holds."""
+    """Implements :func:`train_as_configured` for a directory that this process has locked."""
     timing = Timing()
     session: Session | None = None
     try:
@@ -159,11 +159,11 @@ def _train(
 def _begin(
     config: DictConfig, settings: RunConfig, run_directory: Path, root: Path, timing: Timing, watcher: Watcher | None
 ) -> Session:
-    """Loads the scene and the checkpoint that is to be continued, and builds the field."""
+    """Loads the scene and the checkpoint to resume from, if any, and builds the field."""
     device = choose_device(settings.device)
     if settings.trainer.evaluation.lpips:
         check_lpips()
-    # Kernels that cannot be had are to be missed now, not once the images are loaded.
+    # Fail now if the kernels are not available, not after the images have been loaded.
     _library.ensure_loaded(device.type)
     resumed = load_to_resume(settings, run_directory, root)
     in_place = resumed is not None and resumed[0].resolve().parent == run_directory.resolve()
@@ -182,12 +182,12 @@ def _begin(
     if resumed is not None:
         path, checkpoint = resumed
         first_step = checkpoint["step"]
-        # Those of later steps are damaged, or the user chose to go back: what is trained now takes another way.
+        # Checkpoints of later steps are damaged, or the user chose to go back: training now takes another course.
         older = [file for file in checkpoints(run_directory) if checkpoint_step(file) <= first_step]
         with contents_of(path):
             session.restore(checkpoint, path=path, replaced=older if in_place else ())
         logger.info("resumed at step %d from %s", session.step, path)
-    # Not before: a run that is refused leaves neither a file nor its directory.
+    # Not earlier, so that a run that is rejected creates neither a file nor its directory.
     keep(run_directory)
     session.log = FailsafeLogger(build_logger(settings.logger, run_directory, first_step))
     session.log.text("config", f"```yaml\n{OmegaConf.to_yaml(config, resolve=True)}```")
@@ -204,19 +204,19 @@ def _how_to_go_on(session: Session) -> str:
 
 
 def load_to_resume(settings: RunConfig, run_directory: Path, root: Path) -> tuple[Path, dict[str, Any]] | None:
-    """Loads the checkpoint that training is to continue from.
+    """Loads the checkpoint from which training is to resume.
 
     Args:
-        settings: Of the run that continues.
-        run_directory: Where ``resume=auto`` looks.
-        root: Folder that a relative path starts from.
+        settings: Settings of the resuming run.
+        run_directory: Folder that is searched with ``resume=auto``.
+        root: Base folder of relative paths.
 
     Returns:
-        The file and its content, or None for a run that starts afresh.
+        The file and its content, or None for a run that starts from the beginning.
 
     Raises:
-        ValueError: It is of another model or scene, is damaged, or is of a run that has not ended.
-        FileNotFoundError: It is not there.
+        ValueError: The checkpoint belongs to another model or scene, is damaged, or belongs to a run in progress.
+        FileNotFoundError: The checkpoint does not exist.
     """
     if settings.resume is None:
         return None
@@ -248,9 +248,9 @@ def load_configured_scene(settings: RunConfig, root: Path, splits: Sequence[str]
     """Loads the configured scene, downloading it first if ``data.download`` is set.
 
     Args:
-        settings: Of the run.
-        root: Folder that a relative ``data.root`` starts from.
-        splits: Which splits to read.
+        settings: Settings of the run.
+        root: Base folder of a relative ``data.root``.
+        splits: Names of the splits to read.
     """
     scene = load_scene(
         settings.scene.name,
@@ -272,7 +272,7 @@ def load_configured_scene(settings: RunConfig, root: Path, splits: Sequence[str]
 
 
 def build_logger(config: LoggerConfig, run_directory: Path, first_step: int) -> RunLogger:
-    """Returns the configured logger; what an interrupted run logged after ``first_step`` is superseded."""
+    """Returns the configured logger, which hides records of an interrupted run after ``first_step``."""
     if config.name == "none":
         return NullLogger()
     try:
@@ -286,8 +286,7 @@ def build_logger(config: LoggerConfig, run_directory: Path, first_step: int) -> 
 def finish(session: Session, run_directory: Path, timing: Timing) -> dict[str, Any]:
     """Evaluates the test split; writes metrics, the model file, the video and the report, in this order.
 
-    Pictures of the views are written beside these. A result that cannot be written does not keep the others from being
-    written.
+    The rendered views are written as images at the same time. If one result cannot be written, the others still are.
 
     Returns:
         The metrics.
@@ -299,22 +298,22 @@ def finish(session: Session, run_directory: Path, timing: Timing) -> dict[str, A
         return _write_results(session, run_directory, timing, None)
     cameras = _judged_split(session)[1].cameras
     room = max(1, _PICTURE_ROOM // (3 * cameras.width * cameras.height))
-    # Each thread that compresses takes turns with the one that judges at Python's interpreter lock, so there are few.
+    # The compressing threads compete with the evaluating one for Python's interpreter lock, so there are few of them.
     with PngWriter(max(1, (os.cpu_count() or 1) // 4), waiting=room) as pictures:
         return _write_results(session, run_directory, timing, pictures)
 
 
 def _judged_split(session: Session) -> tuple[str, Split]:
-    """Returns name and views of the split that is judged.
+    """Returns the name and the views of the split to evaluate.
 
-    A capture of which no view is held out has no others to judge by than those of training.
+    If a capture has no held-out views, this is the training split.
     """
     judged = "test" if "test" in session.scene.splits else "train"
     return judged, session.scene.split(judged)
 
 
 def _write_results(session: Session, run_directory: Path, timing: Timing, pictures: PngWriter | None) -> dict[str, Any]:
-    """As :func:`finish`, with the writer of pictures, if they are wanted."""
+    """Implements :func:`finish`, with the writer of images if they are wanted."""
     config, device = session.config.trainer, session.device
     wish = config.evaluation
     peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
@@ -344,7 +343,7 @@ def _write_results(session: Session, run_directory: Path, timing: Timing, pictur
         metrics["peak_gpu_gib"] = peak
     timing.end("evaluate")
     metrics["seconds"] = timing.seconds()
-    # Until they are replaced, those of fewer steps would pass for the results of these.
+    # Results of fewer steps must not be mistaken for those of this run until they are replaced.
     with results.writing("removal of earlier results"):
         for name in (MODEL_FILE, VIDEO, REPORT):
             (run_directory / name).unlink(missing_ok=True)
@@ -374,7 +373,7 @@ def _write_results(session: Session, run_directory: Path, timing: Timing, pictur
     reported = ("psnr", "ssim", "psnr_fitted", "ssim_fitted", "train_seconds")
     final = {name: value for name, value in metrics.items() if name in reported}
     session.log.hyperparameters(flatten_config(asdict(session.config)), final)
-    # What it has taken is read for the report, and nothing is recorded after this.
+    # The report reads the records, so they must be complete; nothing is recorded after this point.
     session.log.close()
     if wish.report:
         with results.writing(REPORT):
@@ -384,8 +383,8 @@ def _write_results(session: Session, run_directory: Path, timing: Timing, pictur
 
 
 def _report(run_directory: Path, metrics: dict[str, Any], config: DictConfig, thumbnails: Thumbnails) -> None:
-    """Writes the report; what keeps it from being made, other than the disk, is logged and does not fail the run."""
-    # Not needed before, and it takes a while.
+    """Writes the report. An error other than that of the disk is logged and does not fail the run."""
+    # Imported here, because it is not needed before and takes a while.
     from voxelfield.report.writing import write_report
 
     try:

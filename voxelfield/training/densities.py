@@ -1,4 +1,4 @@
-"""Densities of a field where there is something, for a histogram."""
+"""Densities of a field in its occupied cells, for a histogram."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.occupied_density import occupied_density
 
 LEAST = 1e-3
-"""Lower densities, per world unit, count as this one: nothing of them shows."""
+"""Lower densities, per world unit, count as this one, because they are invisible."""
 
 _POINTS = 16384
 
 
 @torch.no_grad()
 def log_densities(field: RadianceField, occupancy: OccupancyGrid, step: int) -> Tensor:
-    """Returns logarithms, to the base 10, of the density at random points of occupied cells.
+    """Returns the base-10 logarithms of the density at random points of occupied cells.
 
-    Those of a sharp surface have two peaks, one of empty space and one of matter; those of fog lie between.
+    For a sharp surface the distribution has two peaks, empty space and matter; for fog it lies between them.
 
     Args:
         field: The field.
-        occupancy: Its cells, on its device.
-        step: Seeds the points, which leave torch's own random numbers alone.
+        occupancy: The field's occupancy grid, on the same device.
+        step: Seed of the points; torch's global generator is not used.
 
     Returns:
         (M,) float32 on the field's device; per world unit, at least ``log10(LEAST)``. Empty if no cell is occupied.
@@ -47,12 +47,12 @@ def log_densities(field: RadianceField, occupancy: OccupancyGrid, step: int) -> 
 
 
 def is_empty(field: RadianceField, occupancy: OccupancyGrid) -> bool:
-    """Tells whether no cell is occupied, or the density at random points of those that are is next to nothing.
+    """Returns whether no cell is occupied, or the density at random points of occupied cells is at most ``LEAST``.
 
-    A density that is not finite is not next to nothing.
+    A field with densities that are not finite does not count as empty.
 
     Args:
         field: The field.
-        occupancy: Its cells, on its device.
+        occupancy: The field's occupancy grid, on the same device.
     """
     return bool((log_densities(field, occupancy, 0) <= math.log10(LEAST)).all())

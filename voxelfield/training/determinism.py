@@ -1,4 +1,4 @@
-"""Runs that repeat themselves bit for bit."""
+"""Bit-for-bit reproducible runs."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 
 @contextmanager
 def reproducible(wanted: bool) -> Iterator[None]:
-    """Has torch and voxelfield choose algorithms that give the same bits each time.
+    """Makes torch and voxelfield choose deterministic algorithms.
 
-    Sets ``torch.use_deterministic_algorithms(True)`` within, for the whole process. On CUDA, sums over samples are then
-    taken in a fixed order, which takes longer. cuBLAS reads its part of the wish from ``CUBLAS_WORKSPACE_CONFIG`` when
-    it is first used, so this has to begin before that.
+    Sets ``torch.use_deterministic_algorithms(True)`` inside the block, for the whole process. On CUDA, sums over
+    samples are then computed in a fixed order, which is slower. cuBLAS reads ``CUBLAS_WORKSPACE_CONFIG`` when it is
+    first used, so the block must begin before that.
 
     Args:
         wanted: False changes nothing.

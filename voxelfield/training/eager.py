@@ -1,7 +1,7 @@
-"""Optimizers as they are without torch's compiler, which takes seconds to import.
+"""Optimizers that do not import torch's compiler, which would take seconds.
 
-Torch decorates methods of its optimizers so that torch.compile leaves them alone; the decorators import the compiler at
-the first call. Training compiles nothing, so here the same methods run undecorated.
+Torch decorates methods of its optimizers so that torch.compile skips them; the decorators import the compiler at the
+first call. Training compiles nothing, so these classes use the undecorated methods.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def _undecorated(method: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _EagerMethods(torch.optim.Optimizer):
-    """Stands right before :class:`torch.optim.Optimizer` among the bases of a class."""
+    """Mixin with undecorated methods; must come right before :class:`torch.optim.Optimizer` in the MRO."""
 
     add_param_group = _undecorated(torch.optim.Optimizer.add_param_group)
     state_dict = _undecorated(torch.optim.Optimizer.state_dict)

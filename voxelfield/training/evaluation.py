@@ -1,4 +1,4 @@
-"""Judging a trained field: rendered views against ground truth, metrics file, table of views."""
+"""Evaluation of a trained field: rendered views against ground truth, metrics file, table of views."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from voxelfield.rendering.cameras import Cameras
 
 OnView: TypeAlias = "Callable[[str, View, torch.Tensor, torch.Tensor | None], None]"
-"""Is called with each view that has been judged: its name, the rendered view, what it was compared with, (H, W, 3) in
-[0, 1], and which pixels count, (H, W) bool or None for all; the tensors are on the renderer's device."""
+"""A callback for each evaluated view, with its name, the rendered view, the ground truth (H, W, 3) in [0, 1], and a
+mask (H, W) bool of the pixels that count, or None for all; the tensors are on the renderer's device."""
 
 REQUIRED_METRICS = ("psnr", "ssim", "train_seconds", "steps", "device", "views")
-"""Keys that every metrics.json holds."""
+"""Keys that every metrics.json contains."""
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Evaluation:
         names: Names of the views, in the order they were rendered.
         psnr_per_view: PSNR of each view in dB.
         ssim_per_view: SSIM of each view.
-        lpips_per_view: LPIPS of each view, or None if it was not asked for.
-        psnr_fitted_per_view: PSNR of each view in dB with a fitted exposure, or None if it was not asked for.
-        ssim_fitted_per_view: SSIM of each view with a fitted exposure, or None if it was not asked for.
+        lpips_per_view: LPIPS of each view, or None if not requested.
+        psnr_fitted_per_view: PSNR of each view in dB with a fitted exposure, or None if not requested.
+        ssim_fitted_per_view: SSIM of each view with a fitted exposure, or None if not requested.
     """
 
     names: tuple[str, ...]
@@ -67,28 +67,28 @@ class Evaluation:
 
     @property
     def lpips(self) -> float | None:
-        """Mean of the views' LPIPS, or None if it was not asked for."""
+        """Mean of the views' LPIPS, or None if not requested."""
         return None if self.lpips_per_view is None else _mean(self.lpips_per_view)
 
     @property
     def psnr_fitted(self) -> float | None:
-        """Mean of the views' PSNR in dB with a fitted exposure, or None if it was not asked for."""
+        """Mean of the views' PSNR in dB with a fitted exposure, or None if not requested."""
         return None if self.psnr_fitted_per_view is None else _mean(self.psnr_fitted_per_view)
 
     @property
     def ssim_fitted(self) -> float | None:
-        """Mean of the views' SSIM with a fitted exposure, or None if it was not asked for."""
+        """Mean of the views' SSIM with a fitted exposure, or None if not requested."""
         return None if self.ssim_fitted_per_view is None else _mean(self.ssim_fitted_per_view)
 
     def means(self) -> dict[str, float]:
         """Returns the means over the views.
 
-        These are ``psnr``, ``ssim`` and, if they were asked for, ``lpips``, ``psnr_fitted`` and ``ssim_fitted``.
+        These are ``psnr``, ``ssim`` and, if requested, ``lpips``, ``psnr_fitted`` and ``ssim_fitted``.
         """
         return {name: _mean(values) for name, values in self._columns().items()}
 
     def per_view(self) -> list[dict[str, str | float]]:
-        """Returns a row for each view: ``name`` and the same figures as in :meth:`means`."""
+        """Returns a row for each view: ``name`` and the same metrics as in :meth:`means`."""
         columns = {"name": self.names, **self._columns()}
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
@@ -101,7 +101,7 @@ class Evaluation:
         return text
 
     def _columns(self) -> dict[str, tuple[float, ...]]:
-        """Returns the figures of the views by name, those that there are."""
+        """Returns the available metrics of the views by name."""
         columns = {
             "psnr": self.psnr_per_view,
             "ssim": self.ssim_per_view,
@@ -117,7 +117,7 @@ def _mean(values: tuple[float, ...]) -> float:
 
 
 def spread(count: int, total: int) -> list[int]:
-    """Returns ``count`` indices spread evenly over ``range(total)``, or all of them if there are no more."""
+    """Returns ``count`` indices spread evenly over ``range(total)``, or all of them if ``count`` is not smaller."""
     return [index * total // count for index in range(count)] if count < total else list(range(total))
 
 
@@ -138,30 +138,30 @@ def evaluate_split(
     """Renders views of a split and compares them with the ground truth.
 
     Metrics are computed on the rendered image clamped to [0, 1] but not rounded to 8 bits. The ground truth is
-    composited over ``background``, as in previews. Where the split has masks, PSNR is over the pixels that count, and
-    for SSIM and LPIPS the others are taken from the ground truth.
+    composited over ``background``, as in previews. If the split has masks, PSNR is computed over the pixels that count,
+    and for SSIM and LPIPS the other pixels are replaced by the ground truth.
 
     Args:
         render_view: Called with the split's cameras and a camera index; renders that view on any device.
         split: Images (N, H, W, 4) uint8 with straight alpha, cameras and names.
-        background: (3,) floating point in [0, 1]; the colour that ``render_view`` composites over.
-        output: Directory that receives ``<view name>.png`` (8-bit RGB), or None to write nothing.
-        views: Indices of the views to judge, in [0, N); None means all.
-        lpips: Compares two images (H, W, 3), such as :class:`voxelfield.training.lpips.Lpips` does; None: no LPIPS.
-        fit_exposure: Judge each view a second time, after :func:`voxelfield.training.exposure_fit.cross_fitted` has
-            corrected each half of it by what fits the other half.
-        on_view: Sees each view, such as :meth:`voxelfield.report.thumbnails.Thumbnails.add`; it should not wait for
-            the device.
-        writer: Writes the images while the caller goes on; None: all files are there when this returns.
+        background: (3,) floating point in [0, 1]; the colour over which ``render_view`` composites.
+        output: Directory for ``<view name>.png`` (8-bit RGB), or None to write nothing.
+        views: Indices of the views to evaluate, in [0, N); None means all.
+        lpips: Compares two images (H, W, 3), like :class:`voxelfield.training.lpips.Lpips`; None for no LPIPS.
+        fit_exposure: Evaluate each view a second time, after :func:`voxelfield.training.exposure_fit.cross_fitted` has
+            corrected each half of it by a fit to the other half.
+        on_view: Called with each view, for example :meth:`voxelfield.report.thumbnails.Thumbnails.add`; it should not
+            synchronise with the device.
+        writer: Writes the images in the background; None writes all files before this function returns.
         progress: Show a progress bar if the standard error stream is a terminal.
 
     Returns:
         Metrics per view and their means.
 
     Raises:
-        ValueError: There is no view to judge, an index is out of range, a view's name would leave ``output``, or a
-            rendered image has another size than its ground truth.
-        FloatingPointError: A rendered image holds NaN or infinity.
+        ValueError: There is no view to evaluate, an index is out of range, a view's name would lead out of ``output``,
+            or a rendered image has another size than its ground truth.
+        FloatingPointError: A rendered image contains NaN or infinity.
     """
     indices = range(len(split.names)) if views is None else views
     if len(indices) == 0:
@@ -172,7 +172,7 @@ def evaluate_split(
     figures: dict[str, torch.Tensor] = {}
     scores: list[torch.Tensor] = []
     truths = Uploads()
-    # All at once, because each camera alone would have to wait for the views before it.
+    # All at once, because copying each camera separately would wait for the views before it.
     cameras = split.cameras.to(background.device)
     with contextlib.nullcontext(writer) if writer is not None else PngWriter() as pictures:
         # tqdm takes None as "only on a terminal"
@@ -187,12 +187,12 @@ def evaluate_split(
             rgb = rgb.clamp(0, 1)
             if output is not None:
                 pictures.save(output / _file_name(name), rgb)
-            # Left on the device: reading each number back at once would stall the next view's launch.
+            # Left on the device: reading each number immediately would delay the launch of the next view.
             mask = split.mask(index, rgb.device)
             shown = rgb if mask is None else torch.where(mask[..., None], rgb, truth)
             figures = {"bad": bad.float(), "psnr": psnr(rgb, truth, mask), "ssim": ssim(shown, truth)}
             if lpips is not None:
-                # The network refuses NaN in words of its own; what has some is refused below.
+                # The network rejects NaN with a message of its own; views with NaN are rejected below.
                 figures["lpips"] = lpips(shown.nan_to_num(), truth)
             if fit_exposure:
                 fitted = cross_fitted(rgb, view.opacity, truth, background, mask)
@@ -219,7 +219,7 @@ def write_table(path: Path, evaluation: Evaluation) -> None:
 
     Args:
         path: File to write; its parent directory is created if needed.
-        evaluation: What was judged.
+        evaluation: The evaluation to write.
     """
     rows = evaluation.per_view()
     text = io.StringIO(newline="")
@@ -236,11 +236,11 @@ def write_metrics(path: Path, metrics: Mapping[str, Any]) -> None:
     Args:
         path: File to write; its parent directory is created if needed.
         metrics: JSON values (numbers, strings, lists, mappings), at least ``psnr`` (dB), ``ssim``, ``train_seconds``,
-            ``steps``, ``device`` (str) and ``views`` (number of views judged).
+            ``steps``, ``device`` (str) and ``views`` (number of views evaluated).
 
     Raises:
         ValueError: A required key is missing or a number is NaN or infinite, which JSON cannot express.
-        TypeError: A required key has the wrong type or a value is no JSON value, for example a tensor.
+        TypeError: A required key has the wrong type or a value is not a JSON value, for example a tensor.
     """
     missing = [key for key in REQUIRED_METRICS if key not in metrics]
     if missing:
@@ -263,9 +263,9 @@ def write_metrics(path: Path, metrics: Mapping[str, Any]) -> None:
 
 
 def _file_name(view: str) -> str:
-    """Names a view's picture; a name may hold subfolders but not lead out of the output folder.
+    """Returns the file name of a view's image; it may contain subfolders but not lead out of the output folder.
 
-    Nor may it be another spelling of a shorter one: different names are different pictures.
+    Names that are not in normal form are rejected, so that different names give different files.
     """
     parts = PurePosixPath(view)
     if parts.is_absolute() or ".." in parts.parts or not parts.name or str(parts) != view:

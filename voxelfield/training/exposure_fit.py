@@ -1,23 +1,23 @@
-"""Judging views whose exposure nobody knows: each half of an image is corrected by what fits the other half."""
+"""Evaluation of views with unknown exposure: each half of an image is corrected by a fit to the other half."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-# Added to the mean squares of colours and opacities, so that a half without contrast, or with no pixel that counts, has
-# a solution: the one nearest to no correction.
+# Added to the mean squares of colours and opacities, so that a half without contrast, or without any pixel that counts,
+# has a solution: the one closest to no correction.
 _RIDGE = 1e-6
 
 
 def cross_fitted(rgb: Tensor, opacity: Tensor, truth: Tensor, background: Tensor, mask: Tensor | None = None) -> Tensor:
-    r"""Corrects the colours of a rendered view as its photograph suggests, without a pixel having a say in its own.
+    r"""Corrects the colours of a rendered view by a fit to its photograph; no pixel influences its own correction.
 
     A view that was not trained on has no learned correction (:class:`voxelfield.training.exposure.AffineExposure`).
-    Here a gain and an offset for each channel minimise the squared error over the left half of the image, and correct
-    the right half; those that fit the right half correct the left one. NeRF in the Wild (Martin-Brualla et al. 2021)
-    fits its appearance codes to left halves and judges right halves; with both, all pixels are judged, as without a
-    fit.
+    Here a gain and an offset per channel minimise the squared error over the left half of the image, and correct the
+    right half; a fit to the right half corrects the left half. NeRF in the Wild (Martin-Brualla et al. 2021) fits its
+    appearance codes to left halves and evaluates right halves; with both directions, all pixels are evaluated, as
+    without a fit.
 
     With the emitted colour :math:`c = \mathrm{rgb} - (1 - o)\, \mathrm{background}` and the gain :math:`1 + g`, the
     corrected pixel is :math:`\mathrm{rgb} + g\,c + b\,o`, which is linear in g and b.
@@ -27,7 +27,7 @@ def cross_fitted(rgb: Tensor, opacity: Tensor, truth: Tensor, background: Tensor
         opacity: (H, W).
         truth: (H, W, 3) the photograph over the same background.
         background: (3,).
-        mask: (H, W) bool, the pixels that count in a fit. None: all do.
+        mask: (H, W) bool, the pixels that count in a fit; None for all.
 
     Returns:
         (H, W, 3) float32 in [0, 1], on the device of ``rgb``.
@@ -47,7 +47,7 @@ def cross_fitted(rgb: Tensor, opacity: Tensor, truth: Tensor, background: Tensor
 
 
 def _fit(emitted: Tensor, opacity: Tensor, error: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns gains (3,), less 1, and offsets (3,) that leave the least squared error: the normal equations, solved."""
+    """Returns the least-squares gains (3,), less 1, and offsets (3,), from the normal equations."""
     total = counts.sum().clamp(min=1)
 
     def mean(values: Tensor) -> Tensor:

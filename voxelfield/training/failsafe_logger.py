@@ -1,4 +1,4 @@
-"""Records that may get lost, but do not end training."""
+"""A logger whose failures lose records but do not stop training."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ logger = logging.getLogger(__name__)
 
 
 class FailsafeLogger:
-    """Passes records on until the logger behind it fails; says so once, and drops all later ones.
+    """Forwards records until the underlying logger fails; reports that once, and drops all later records.
 
     Args:
-        behind: Receives the records.
+        behind: The underlying logger.
     """
 
     def __init__(self, behind: RunLogger) -> None:
@@ -29,11 +29,11 @@ class FailsafeLogger:
         self._try(lambda: self._behind.scalars(step, values))
 
     def images(self, step: int, tag: str, image: torch.Tensor) -> None:
-        """Records a picture, as for :class:`voxelfield.training.logging.RunLogger`."""
+        """Records an image, as for :class:`voxelfield.training.logging.RunLogger`."""
         self._try(lambda: self._behind.images(step, tag, image))
 
     def histogram(self, step: int, tag: str, values: torch.Tensor) -> None:
-        """Records how values are distributed."""
+        """Records the distribution of values."""
         self._try(lambda: self._behind.histogram(step, tag, values))
 
     def text(self, tag: str, text: str) -> None:
@@ -45,13 +45,13 @@ class FailsafeLogger:
         self._try(lambda: self._behind.hyperparameters(config, metrics))
 
     def flush(self) -> None:
-        """Has the logger behind write out what is pending, if it can be told to."""
+        """Flushes the underlying logger, if it has a ``flush`` method."""
         flush = getattr(self._behind, "flush", None)
         if flush is not None:
             self._try(flush)
 
     def close(self) -> None:
-        """Closes the logger behind, even if it has failed."""
+        """Closes the underlying logger, even if it has failed."""
         failed, self._failed = self._failed, False
         self._try(self._behind.close, quietly=failed)
 
@@ -60,7 +60,7 @@ class FailsafeLogger:
             return
         try:
             record()
-        except Exception as error:  # loggers of other packages may fail in any way
+        except Exception as error:  # third-party loggers may raise anything
             self._failed = True
             if not quietly:
                 name = type(self._behind).__name__

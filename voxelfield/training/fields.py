@@ -1,4 +1,4 @@
-"""A run's field, as its settings have it."""
+"""Construction of a run's field from its settings."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def grid_box(scene: SceneConfig) -> Tensor:
 def untrained_field(
     recipe: Recipe, scene: SceneConfig, trainer: TrainerConfig, device: torch.device | str
 ) -> RadianceField:
-    """Builds a field as training begins with it.
+    """Builds a field in its state at the start of training.
 
     Args:
-        recipe: Its kind.
-        scene: Says where it lies.
-        trainer: Says which resolutions it will have.
-        device: Where it goes; it may be ``meta``, to learn shapes alone.
+        recipe: The kind of field.
+        scene: The scene, which defines the field's box.
+        trainer: The training loop, which defines the resolutions.
+        device: Device of the field; may be ``meta``, to find out shapes only.
 
     Raises:
-        ValueError: The scene has no box, or nested boxes, which this kind of field does not know of.
+        ValueError: The scene has no box, or it has nested boxes and this kind of field does not support them.
     """
     field = recipe.build(grid_box(scene), trainer.resolutions, device)
     if scene.nested is not None:

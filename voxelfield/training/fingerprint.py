@@ -1,4 +1,4 @@
-"""What a checkpoint remembers of the data that it was trained on, so that other data does not pass for it."""
+"""Fingerprints of training data in checkpoints, to detect that training resumes with other data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from voxelfield.datasets.scene import Split
 
 
 def fingerprint(split: Split) -> dict[str, Tensor]:
-    """Returns checksums (CRC-32) of what is trained on.
+    """Returns checksums (CRC-32) of training data.
 
     Args:
         split: N images on the CPU and their cameras.
@@ -27,18 +27,18 @@ def fingerprint(split: Split) -> dict[str, Tensor]:
     cameras = torch.cat((split.cameras.c2w.flatten(1), split.cameras.intrinsics), dim=1)
     if split.cameras.lens is not None:
         cameras = torch.cat((cameras, split.cameras.lens.coefficients), dim=1)
-    # zlib lets other threads run.
+    # zlib releases Python's interpreter lock.
     with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
         images = list(pool.map(lambda index: _image(split, index), range(len(split))))
     return {"images": torch.tensor(images), "cameras": torch.tensor([_checksum(camera) for camera in cameras])}
 
 
 def changes(saved: Mapping[str, Any], split: Split) -> str:
-    """Says what differs from the data of a checkpoint, in words that follow "scene"; "" if nothing does.
+    """Describes how data differ from those of a checkpoint, in words that follow "scene"; "" if they do not.
 
     Args:
-        saved: What :func:`fingerprint` returned then.
-        split: What is to be trained on now.
+        saved: The fingerprint in the checkpoint.
+        split: The present training data.
     """
     now = fingerprint(split)
     count = len(now["images"])

@@ -1,4 +1,4 @@
-"""Frames of a path as numbered image files, which a later call can go on with."""
+"""Frames of a path as numbered image files, which a later call can complete."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from voxelfield.training.png import PngWriter
 
 Kind = Literal["png", "exr"]
 DESCRIPTION = "frames.json"
-"""Name of the file that says what a folder of frames holds."""
+"""Name of the file that describes the content of a folder of frames."""
 
-# Depths of a 16-bit image; 0 stands for rays that meet nothing.
+# Largest depth value of a 16-bit image; 0 marks rays that hit nothing.
 _DEPTHS = 65535
 
 
 @dataclass(frozen=True)
 class FrameKind:
-    """What is written of each frame.
+    """File format of frames.
 
     Attributes:
-        kind: ``png``: 8 bits a channel. ``exr``: float32 in linear light, with opacity as A and depth as Z.
-        depth: Whether a PNG has its depth beside it, 16 bits, as ``NNNN_depth.png``.
+        kind: ``png``: 8 bits per channel. ``exr``: float32 in linear light, with opacity as A and depth as Z.
+        depth: Whether each PNG is accompanied by its depth in 16 bits, as ``NNNN_depth.png``.
     """
 
     kind: Kind = "png"
@@ -43,24 +43,24 @@ class FrameKind:
 
 
 class FrameFolder:
-    """A folder with the frames of one path; to be used as a context manager, which ends when all are written.
+    """A folder with the frames of one path; a context manager whose exit waits until all frames are written.
 
-    A file ``frames.json`` says what the frames are of. Frames of the same run, path and size that are there are kept,
-    so that rendering can be stopped and continued, or divided among machines.
+    A file ``frames.json`` describes the frames. Existing frames of the same run, path and size are kept, so that
+    rendering can be stopped and continued, or divided among machines.
 
     Args:
-        folder: Receives the frames; created if needed.
-        cameras: All stations of the path.
-        wanted: What is written of each.
-        far: The largest depth that a PNG can show, world units.
-        source: What else the frames depend on, in values that JSON has, such as the run and its steps.
-        overwrite: Replace frames of something else.
+        folder: Folder for the frames; created if needed.
+        cameras: All cameras of the path.
+        wanted: File format of the frames.
+        far: The largest depth that a PNG can represent, world units.
+        source: Other values that the frames depend on, such as the run and its steps, as JSON values.
+        overwrite: Replace frames of another run, path or size.
 
     Attributes:
-        depth_unit: World units of one step of a depth's PNG.
+        depth_unit: World units per step of a depth PNG.
 
     Raises:
-        ValueError: The folder holds frames of something else.
+        ValueError: The folder contains frames of another run, path or size.
         MissingPackageError: EXR is wanted and OpenEXR is not installed.
         OSError: The folder cannot be written to.
     """
@@ -109,15 +109,15 @@ class FrameFolder:
             file.write((json.dumps(description, indent=1) + "\n").encode())
 
     def has(self, index: int) -> bool:
-        """Tells whether a frame is there; frames appear whole or not at all."""
+        """Returns whether a frame exists; frames are written atomically."""
         return all(path.is_file() for path in self._paths(index))
 
     def save(self, index: int, view: View) -> None:
         """Writes a frame in the background.
 
         Args:
-            index: Number of the station.
-            view: Its image.
+            index: Index of the frame.
+            view: The rendered view.
         """
         image, *depth = self._paths(index)
         if self._wanted.kind == "exr":
@@ -141,7 +141,7 @@ class FrameFolder:
 
 
 def farthest(cameras: Cameras, aabb: Tensor) -> float:
-    """Returns the largest distance from a camera to a corner of a box (2, 3), beyond which no depth lies."""
+    """Returns the largest distance from a camera to a corner of a box (2, 3), an upper bound of all depths."""
     positions = cameras.c2w[:, None, :3, 3].to(aabb.device)
     return float(torch.maximum((positions - aabb[0]).abs(), (positions - aabb[1]).abs()).norm(dim=-1).max())
 
@@ -155,7 +155,7 @@ def _digest(cameras: Cameras) -> str:
 
 def _write_depth(path: Path, view: View, unit: float) -> None:
     steps = (view.depth / unit).round().clamp(1, _DEPTHS)
-    # Beyond half transparent, the mean depth is that of nothing in particular.
+    # If less than half of the light is absorbed, the mean depth is not meaningful.
     known = torch.where(view.opacity > 0.5, steps, 0).to(torch.int32).cpu().numpy().astype(np.uint16)
     with atomic_path(path, sync=False) as temporary:
         Image.fromarray(known).save(temporary, format="PNG")

@@ -1,4 +1,4 @@
-"""Running the same device work again and again without launching it piece by piece."""
+"""Repeated execution of the same device work without launching every kernel separately."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ from collections.abc import Callable
 
 import torch
 
-# Steps that run before the capture: the first allocate what later ones reuse.
+# Number of calls before the capture; the first ones allocate memory that later ones reuse.
 _WARM_UP = 3
 
 
 class GraphedCall:
-    """Calls a function of no arguments: as it is at first, then from a CUDA graph.
+    """Calls a function without arguments: directly at first, then by replaying a CUDA graph.
 
-    The function must not wait for the device, and must find its inputs in the same tensors each time; torch's random
-    numbers are drawn anew in each replay.
+    The function must not synchronise with the device, and must read its inputs from the same tensors in each call.
+    Random numbers from torch's generators differ between replays.
 
     Args:
-        function: What to call.
-        device: A CUDA device; on any other the function is simply called.
+        function: The function to call.
+        device: A CUDA device; on other devices the function is always called directly.
     """
 
     def __init__(self, function: Callable[[], None], device: torch.device) -> None:
@@ -38,19 +38,20 @@ class GraphedCall:
             self._calls += 1
         else:
             graph = torch.cuda.CUDAGraph()
-            # torch's own stream for captures is one of the device that captured first.
+            # torch's default stream for captures belongs to the device that captured first.
             stream = torch.cuda.Stream(self._device)
-            # Other threads, such as a viewer's, may meanwhile use the device on streams of their own.
+            # Other threads, such as a viewer's, may use the device on their own streams at the same time.
             capture = torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local")
             with torch.cuda.device(self._device), capture:
                 self._function()
-            # Capturing set the graph's random numbers to zero there: a replay that overtook it would draw them anew.
+            # Capturing resets the graph's random state on that stream, which must not happen after the replay.
             torch.cuda.current_stream(self._device).wait_stream(stream)
             self._graph = graph
             graph.replay()
 
     def _on_side_stream(self) -> None:
-        # Where autograd runs the backward pass of a capture, too: it must not meet tensors of the default stream.
+        # In a capture, autograd runs the backward pass on a side stream too, so no tensors of the default stream may be
+        # involved.
         stream = torch.cuda.Stream(self._device)
         stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(stream):

@@ -9,7 +9,7 @@ def composite_background(rgba: torch.Tensor, background: torch.Tensor) -> torch.
     """Composites straight-alpha 8-bit colours over a constant background.
 
     Computes ``alpha * rgb + (1 - alpha) * background`` with all values scaled to [0, 1]. Previews and the evaluation
-    take their ground truth from here, so they agree.
+    both use this function for their ground truth, so they agree.
 
     Args:
         rgba: (..., 4) uint8, straight (not premultiplied) alpha, any device.
@@ -31,11 +31,11 @@ def composite_background(rgba: torch.Tensor, background: torch.Tensor) -> torch.
     if background.shape != (3,):
         raise ValueError(f"background must have shape (3,), got {tuple(background.shape)}")
     scaled = rgba.to(torch.float32) / 255
-    # lerp is exact at both ends: opaque pixels keep their colour, empty ones are the background to the bit.
+    # lerp is exact at both ends: opaque pixels keep their colour, and transparent ones equal the background exactly.
     return torch.lerp(background.to(scaled), scaled[..., :3], scaled[..., 3:])
 
 
-# Ascending powers of the value; one row for each of red, green and blue.
+# Coefficients of ascending powers of the value; one row each for red, green and blue.
 _TURBO = (
     (0.13572138, 4.61539260, -42.66032258, 132.13108234, -152.94239396, 59.28637943),
     (0.09140261, 2.19418839, 4.84296658, -14.18503333, 4.27729857, 2.82956604),
@@ -44,10 +44,10 @@ _TURBO = (
 
 
 def turbo(values: torch.Tensor) -> torch.Tensor:
-    """Maps values to colours of the Turbo map: dark blue (0), green (0.5), dark red (1).
+    """Maps values to colours of the Turbo colour map: dark blue (0), green (0.5), dark red (1).
 
-    The degree-5 polynomial fit of A. Mikhailov and R. Du to Mikhailov's table ("Turbo, An Improved Rainbow Colormap for
-    Visualization", Google AI Blog, 2019; coefficients Apache-2.0).
+    Uses the degree-5 polynomial fit of A. Mikhailov and R. Du to Mikhailov's table ("Turbo, An Improved Rainbow
+    Colormap for Visualization", Google AI Blog, 2019; coefficients Apache-2.0).
 
     Args:
         values: (...) floating point; values outside [0, 1] are clamped.

@@ -1,4 +1,4 @@
-"""Stopping when asked to: between two steps, or at once where nothing would be lost."""
+"""Handling of signals that stop a run: between two steps, or at once where no work would be lost."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from collections.abc import Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
-# A closed terminal is not there on Windows.
+# Windows has no SIGHUP, which is sent when a terminal is closed.
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal has arrived while nothing had to be finished (:meth:`Interrupt.at_once`)."""
+    """A signal arrived while the program could stop immediately (:meth:`Interrupt.at_once`)."""
 
 
 class Interrupt:
-    """Notes Ctrl-C, the termination signal of batch systems and a closed terminal while it is entered.
+    """Records Ctrl-C (SIGINT), SIGTERM and SIGHUP while the context is entered.
 
-    A second Ctrl-C raises KeyboardInterrupt; the other signals may be repeated. One may be entered within another:
-    either learns of what the other has noted. Outside the main thread, where signals cannot be handled, it does
-    nothing. A hangup that is ignored, as under ``nohup``, stays ignored.
+    A second Ctrl-C raises KeyboardInterrupt; the other signals may be repeated. Contexts can be nested: the inner one
+    starts with a signal that the outer one has recorded, and passes its own to the outer one at exit. Outside the main
+    thread, where signals cannot be handled, it does nothing. If SIGHUP is ignored, as under ``nohup``, it stays
+    ignored.
 
     Args:
-        last: The program ends after the block. If a signal has arrived, further ones are then ignored, but for Ctrl-C,
-            which ends it without a word.
+        last: Whether the program ends after the block. If a signal has arrived, later ones are then ignored, except
+            Ctrl-C, which ends the program without a message.
 
     Attributes:
         requested: Whether a signal has arrived.
@@ -40,10 +41,10 @@ class Interrupt:
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[None]:
-        """Lets the first signal end a block.
+        """Makes the first signal end a block by an exception.
 
         Raises:
-            Interrupted: A signal arrives, or had arrived.
+            Interrupted: A signal arrives, or had arrived before.
         """
         self._at_once = True
         try:
@@ -70,16 +71,16 @@ class Interrupt:
         outer = self._outer()
         for number, handler in self._previous.items():
             if self._last and self.requested:
-                # Python forgets handlers of its own when it shuts down, but not these.
+                # Python resets handlers written in Python when it shuts down, but not these.
                 handler = signal.SIG_DFL if number == signal.SIGINT else signal.SIG_IGN
             signal.signal(number, handler)
         self._previous.clear()
-        # Only now does no further signal arrive here.
+        # Only from here on can no further signal arrive in this context.
         if outer is not None:
             outer.requested |= self.requested
 
     def _outer(self) -> Interrupt | None:
-        """Returns the one that this one was entered within."""
+        """Returns the context within which this one was entered."""
         handler = self._previous.get(signal.SIGTERM)
         owner = getattr(handler, "__self__", None)
         return owner if isinstance(owner, Interrupt) else None

@@ -1,4 +1,4 @@
-"""Watching a run: TensorBoard, comparison pictures, progress."""
+"""Monitoring of a run: TensorBoard, comparison images, progress."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from voxelfield.training.images import turbo
 _log = logging.getLogger(__name__)
 
 ERROR_MAXIMUM = 0.25
-"""Mean absolute colour error that :func:`comparison_panel` draws in the last colour of its map."""
+"""Mean absolute colour error that :func:`comparison_panel` shows in the last colour of its map."""
 
 _CHARTS = {
     "is the run well?": {
@@ -32,16 +32,16 @@ _CHARTS = {
 
 
 class RunLogger(Protocol):
-    """Where a run reports to. Implementations must accept calls in any order until :meth:`close`."""
+    """The interface of loggers. Implementations must accept calls in any order until :meth:`close`."""
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Records numbers by tag, for example ``loss/photometric``, ``train/psnr``, ``test/psnr``."""
 
     def images(self, step: int, tag: str, image: torch.Tensor) -> None:
-        """Records a picture: (H, W, 3) floating point, nominally in [0, 1], any device."""
+        """Records an image: (H, W, 3) floating point, nominally in [0, 1], any device."""
 
     def histogram(self, step: int, tag: str, values: torch.Tensor) -> None:
-        """Records how values are distributed: floating point of any shape, any device, at least one of them."""
+        """Records the distribution of values: floating point of any shape, any device, at least one value."""
 
     def text(self, tag: str, text: str) -> None:
         """Records a text (Markdown), for example the composed configuration."""
@@ -50,15 +50,15 @@ class RunLogger(Protocol):
         """Records the configuration with the final metrics; called once, at the end of a run."""
 
     def close(self) -> None:
-        """Writes out what is pending; further calls to other methods are errors.
+        """Writes pending records; calling other methods afterwards is an error.
 
-        A method ``flush()``, if there is one, writes out what is pending too, may be called from another thread, and is
-        before each checkpoint: what it leaves pending is lost if the run is killed later on.
+        If there is a method ``flush()``, it also writes pending records. It may be called from another thread, and is
+        called before each checkpoint: records that it leaves pending are lost if the run is killed later.
         """
 
 
 class NullLogger:
-    """Records nothing: ``logger=none``."""
+    """A logger that records nothing: ``logger=none``."""
 
     def scalars(self, step: int, values: Mapping[str, float]) -> None:
         """Does nothing."""
@@ -82,14 +82,14 @@ class NullLogger:
 class TensorBoardLogger:
     """Writes TensorBoard event files.
 
-    The Custom Scalars tab opens on three charts that tell whether a run is well: ``train/psnr`` with ``test/psnr``, all
+    The Custom Scalars tab shows three charts for a quick check of a run: ``train/psnr`` with ``test/psnr``, all
     ``loss/...`` tags, and ``train/rays_per_second``.
 
     Args:
         directory: Run directory; created if needed.
-        first_step: Steps done before, if an earlier run that logged to the same directory is continued, or repeated
-            from 0. TensorBoard then hides what that run logged of later steps. None hides nothing.
-        chosen: Settings with which the table of hyperparameters begins, such as those that a sweep varies.
+        first_step: Number of steps already done if a run that logged to the same directory is resumed, or 0 if it is
+            repeated. TensorBoard then hides what that run logged for later steps. None hides nothing.
+        chosen: Hyperparameters to list first in the table, such as those that a sweep varies.
 
     Raises:
         ImportError: TensorBoard is not installed.
@@ -102,10 +102,10 @@ class TensorBoardLogger:
             raise ImportError(
                 "TensorBoardLogger needs tensorboard: pip install 'voxelfield[train]', or choose logger=none"
             ) from error
-        # The records of the step that training continues from were made before its checkpoint, and stay.
+        # The records of the step from which training resumes were made before its checkpoint, and are kept.
         purge_step = first_step + 1 if first_step else first_step
         self._writer = SummaryWriter(str(directory), purge_step=purge_step)
-        # TensorBoard compresses a picture in the thread that adds it, which takes longer than rendering it.
+        # TensorBoard compresses an image in the thread that adds it, which takes longer than rendering it.
         self._pictures = ThreadPoolExecutor(max_workers=1, thread_name_prefix="tensorboard")
         self._adding: list[Future[None]] = []
         self._writer.add_custom_scalars(_CHARTS)
@@ -124,24 +124,24 @@ class TensorBoardLogger:
             self._writer.add_scalar(tag, value, step)
 
     def images(self, step: int, tag: str, image: torch.Tensor) -> None:
-        """Records a picture, in the background.
+        """Records an image, in the background.
 
         Args:
             step: Number of optimizer steps taken.
-            tag: Name of the picture; the same tag at several steps gives a slider.
+            tag: Name of the image; the same tag at several steps gives a slider.
             image: (H, W, 3) floating point, nominally in [0, 1], any device. Rounded to 8 bits.
         """
-        # Copied here: while a CUDA graph is captured, no other thread may wait for the device.
+        # Copied here, because other threads must not synchronise with the device while a CUDA graph is captured.
         pixels = to_uint8(image).cpu()
         self._adding.append(self._pictures.submit(self._add_picture, step, tag, pixels))
 
     def histogram(self, step: int, tag: str, values: torch.Tensor) -> None:
-        """Records how values are distributed.
+        """Records the distribution of values.
 
         Args:
             step: Number of optimizer steps taken.
             tag: Name of the histogram; the same tag at several steps shows how it changes.
-            values: Floating point of any shape, any device, at least one. Those that are not finite are left out.
+            values: Floating point of any shape, any device, at least one. Non-finite values are left out.
         """
         finite = values[values.isfinite()]
         if finite.numel() > 0:
@@ -168,13 +168,13 @@ class TensorBoardLogger:
         """
         from torch.utils.tensorboard.summary import hparams
 
-        # TensorBoard's table knows no booleans (torch writes them as 0 and 1): spell them as the YAML does.
+        # TensorBoard's table has no booleans (torch writes them as 0 and 1), so they are written as in YAML.
         columns = {
             key: str(value).lower() if isinstance(value, bool) else value
             for key, value in flatten_config(config).items()
         }
         finals = {f"final/{name}": value for name, value in metrics.items()}
-        # Not SummaryWriter.add_hparams: it opens a second event file in a subfolder, and the run shows twice.
+        # Not SummaryWriter.add_hparams, which opens a second event file in a subfolder, so that the run appears twice.
         file_writer = self._writer._get_file_writer()
         experiment, *others = hparams(columns, finals)
         _mark(experiment, self._chosen)
@@ -183,20 +183,20 @@ class TensorBoardLogger:
         self.scalars(self._step, finals)
 
     def flush(self) -> None:
-        """Writes out what is pending.
+        """Writes pending records.
 
         Raises:
-            OSError: A picture could not be added.
+            OSError: An image could not be added.
         """
         for adding in list(self._adding):
             adding.result()
         self._writer.flush()
 
     def close(self) -> None:
-        """Writes out what is pending and closes the event file.
+        """Writes pending records and closes the event file.
 
         Raises:
-            OSError: A picture could not be added.
+            OSError: An image could not be added.
         """
         self._pictures.shutdown()
         self._writer.close()
@@ -205,11 +205,11 @@ class TensorBoardLogger:
 
 
 def _mark(experiment: Any, names: Collection[str]) -> None:
-    """Marks hyperparameters as those that differ between runs, with which TensorBoard's table begins.
+    """Marks hyperparameters as differing between runs, so that TensorBoard's table lists them first.
 
     Args:
         experiment: The summary that describes the table; changed in place.
-        names: Of hyperparameters, and of others that there are not.
+        names: Names of hyperparameters; unknown names are ignored.
     """
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
@@ -226,11 +226,11 @@ def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, int
 
     Args:
         config: Nested mapping.
-        prefix: Put before each key.
+        prefix: Prefix of each key.
 
     Returns:
-        ``{"model.channels": 4, ...}``: nested keys joined by dots, None as "null", any other value that is not int,
-        float, str or bool by its ``str``.
+        ``{"model.channels": 4, ...}``: nested keys joined by dots, None as "null", and any other value that is not int,
+        float, str or bool converted by ``str``.
     """
     flat: dict[str, int | float | str | bool] = {}
     for key, value in config.items():
@@ -251,25 +251,25 @@ def comparison_panel(
     opacity: torch.Tensor,
     near_far: tuple[float, float] | None = None,
 ) -> torch.Tensor:
-    """Lays out render, truth, error and depth side by side.
+    """Places render, truth, error and depth side by side.
 
     The error is the absolute difference, averaged over the channels, in Turbo colours from 0 to the fixed
-    ``ERROR_MAXIMUM``, so panels of different steps and views compare. Depth is in Turbo colours from near (blue) to far
-    (red); pixels with opacity of at most 0.5 are white.
+    ``ERROR_MAXIMUM``, so panels of different steps and views are comparable. Depth is in Turbo colours from near (blue)
+    to far (red); pixels with opacity of at most 0.5 are white.
 
     Args:
         rgb: (H, W, 3) floating point, nominally in [0, 1].
         truth: (H, W, 3) floating point in [0, 1], same device.
         depth: (H, W) world units, same device.
         opacity: (H, W) in [0, 1], same device.
-        near_far: Depths of the first and last colour. None takes the 1st and 99th percentile over the pixels with
+        near_far: Depths of the first and last colour. None uses the 1st and 99th percentile over the pixels with
             opacity above 0.5.
 
     Returns:
         (H, 4 * W, 3) float32 in [0, 1] on the device of ``rgb``, detached.
 
     Raises:
-        ValueError: A shape does not fit or ``near_far`` is not increasing.
+        ValueError: A shape is wrong or ``near_far`` is not increasing.
     """
     if rgb.ndim != 3 or rgb.shape[-1] != 3:
         raise ValueError(f"rgb must have shape (H, W, 3), got {tuple(rgb.shape)}")
@@ -291,7 +291,7 @@ def comparison_panel(
 def depth_colors(
     depth: torch.Tensor, opacity: torch.Tensor, near_far: tuple[float, float] | None = None
 ) -> torch.Tensor:
-    """Paints depth in Turbo colours from near (blue) to far (red), and white where opacity is at most 0.5.
+    """Maps depth to Turbo colours from near (blue) to far (red), and to white where opacity is at most 0.5.
 
     Args:
         depth: (H, W) float32, world units.
@@ -303,13 +303,13 @@ def depth_colors(
     """
     filled = (opacity > 0.5) & depth.isfinite()
     low, high = _depth_range(depth[filled]) if near_far is None else near_far
-    # the floor keeps a flat wall from dividing by zero
+    # The lower bound avoids a division by zero for a flat wall.
     scaled = (depth - low) / max(high - low, 1e-6)
     return torch.where(filled.unsqueeze(-1), turbo(scaled), 1.0)
 
 
 def _depth_range(depths: torch.Tensor) -> tuple[float, float]:
-    """Returns the 1st and 99th percentile; sorts, as torch.quantile refuses more than 2**24 values."""
+    """Returns the 1st and 99th percentile, by sorting, because torch.quantile rejects more than 2**24 values."""
     if depths.numel() == 0:
         return 0.0, 1.0
     ordered = depths.sort().values
@@ -321,12 +321,12 @@ class Progress:
     """Progress of a run: step, PSNR, rays per second, time left.
 
     On a terminal it draws a tqdm bar; elsewhere (batch systems, log files) it logs a line now and then instead of
-    control characters. Updates between two displays cost a clock reading, so :meth:`update` may be called every step.
+    printing control characters. Between displays, :meth:`update` only reads a clock, so it may be called every step.
 
     Args:
         total: Number of steps of the whole run.
-        initial: Steps done before, when resuming.
-        stream: Where the bar goes, standard error by default; decides whether this is a terminal.
+        initial: Number of steps already done, when resuming.
+        stream: Stream for the bar, standard error by default; the bar is drawn only if it is a terminal.
         interval: Seconds between two displays; None means 0.5 on a terminal, else 10.
         clock: Source of seconds.
     """
@@ -355,7 +355,7 @@ class Progress:
                 file=stream,
                 desc="train",
                 dynamic_ncols=True,
-                # this class limits the rate, so that PSNR is fetched from the device only for a display
+                # This class limits the rate, so that PSNR is read from the device only when it is displayed.
                 mininterval=0,
                 miniters=1,
                 bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt}{postfix}",
@@ -369,7 +369,7 @@ class Progress:
 
         Args:
             step: Steps done so far, including earlier runs.
-            psnr: Returns the training PSNR in dB; called, as it may wait for a device, only when that is displayed.
+            psnr: Returns the training PSNR in dB; called only when it is displayed, because it may synchronise.
             rays: Rays rendered since the previous call.
         """
         self._step = step
@@ -390,13 +390,13 @@ class Progress:
         else:
             self._bar.set_postfix_str(", ".join(fields), refresh=False)
             self._bar.update(step - self._bar.n)
-        # read again: the PSNR may have waited for the device
+        # Read again, because computing the PSNR may have taken time.
         self._shown = self._clock()
         self._rays = 0
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Stops the clock and takes the bar off the screen for a block, such as an evaluation between steps."""
+        """Stops the clock and hides the bar during a block, such as an evaluation between steps."""
         began = self._clock()
         if self._bar is not None:
             self._bar.clear()

@@ -1,7 +1,7 @@
 """Loss terms, each a scalar tensor.
 
-A term on rendered rays is a function of a :class:`RenderedBatch`, listed in ``WEIGHTED_TERMS``, whose weight has the
-same name in :class:`voxelfield.training.config.LossConfig`. Terms on the grid itself belong to the recipes
+Each term on rendered rays is a function of a :class:`RenderedBatch` and is listed in ``WEIGHTED_TERMS``; its weight has
+the same name in :class:`voxelfield.training.config.LossConfig`. Terms on the grid itself belong to the recipes
 (:meth:`voxelfield.fields.recipes.recipe.Recipe.grid_losses`).
 """
 
@@ -24,19 +24,19 @@ from voxelfield.training.metrics import ssim_of_windows
 
 @dataclass(frozen=True, eq=False)
 class RenderedBatch:
-    """What the loss terms of a step are computed from.
+    """The inputs of a step's loss terms.
 
-    On CUDA, rays from ``rendering.rays_kept`` on had no room, and rows of ``rendering.samples`` from the last offset on
-    are not in use. Neither may count in a term. Their numbers stay on the device, because reading them would wait.
+    On CUDA, rays from ``rendering.rays_kept`` on did not fit, and rows of ``rendering.samples`` from the last offset on
+    are unused. Terms must exclude both. Their numbers stay on the device, because reading them would synchronise.
 
     Attributes:
-        rendering: R rays, those of a pixel together.
-        pixels: (P, 3) their pixels' colours over the background.
-        truth: (P, 3) what these should be, over the same background; R a multiple of P.
-        patches: Number of squares that the first pixels form, square by square and row by row.
-        patch_size: Their side in pixels.
-        field_truth: (P, 3) what the field's own colours should be, where ``pixels`` have the exposure of their images;
-            None: ``truth``.
+        rendering: R rays; the rays of each pixel are consecutive.
+        pixels: (P, 3) the pixels' colours over the background.
+        truth: (P, 3) the true colours over the same background; R is a multiple of P.
+        patches: Number of square patches that the first pixels form, patch by patch and row by row.
+        patch_size: Side of the patches in pixels.
+        field_truth: (P, 3) the true colours without the exposure of their images, for comparison with the field's own
+            colours; None if they equal ``truth``.
     """
 
     rendering: Rendering
@@ -48,34 +48,34 @@ class RenderedBatch:
 
     @property
     def rays_per_pixel(self) -> int:
-        """Number of rays that each pixel is made of."""
+        """Number of rays per pixel."""
         return self.rendering.opacity.shape[0] // self.truth.shape[0]
 
     @property
     def ray_count(self) -> Tensor:
-        """Number of rays that count, () int64, at least 1 so that it can be divided by."""
+        """Number of rays that were kept, () int64, at least 1 so that it can be a divisor."""
         return self.rendering.rays_kept.clamp(min=1)
 
     def mean_over_rays(self, values: Tensor) -> Tensor:
-        """Returns the mean of values (R,) over the rays that count."""
+        """Returns the mean of values (R,) over the kept rays."""
         counts = torch.arange(values.shape[0], device=values.device) < self.rendering.rays_kept
         return torch.where(counts, values, 0.0).sum() / self.ray_count
 
     def zero_unused(self, values: Tensor) -> Tensor:
-        """Returns values (M,) of samples with zeros in the rows that are not in use."""
+        """Returns values (M,) of samples, with zeros in unused rows."""
         rows = torch.arange(values.shape[0], device=values.device)
         return torch.where(rows < self.rendering.samples.ray_offsets[-1], values, 0.0)
 
 
 def photometric(batch: RenderedBatch) -> Tensor:
-    """Mean squared error of colours (Mildenhall et al. 2020, eq. 6), over pixels all of whose rays count."""
+    """Mean squared error of colours (Mildenhall et al. 2020, eq. 6), over pixels all of whose rays were kept."""
     return pixel_color_error(
         batch.pixels, batch.truth, rays_per_pixel=batch.rays_per_pixel, rays_kept=batch.rendering.rays_kept
     )
 
 
 def sample_rgb(batch: RenderedBatch) -> Tensor:
-    """Squared colour error of each sample by itself, so that no mixture of wrong colours passes for a right one."""
+    """Squared colour error of each single sample, so that a ray cannot mix the right colour from wrong ones."""
     rendering = batch.rendering
     return sample_color_error(
         rendering.weights,
@@ -88,14 +88,14 @@ def sample_rgb(batch: RenderedBatch) -> Tensor:
 
 
 def distortion(batch: RenderedBatch) -> Tensor:
-    """Mean over rays of how far apart the weights of a ray lie.
+    """Mean distortion of the rays: how far apart the weights of a ray lie.
 
     Raises:
-        ValueError: The rays were rendered without it.
+        ValueError: The rays were rendered without distortion.
     """
     if batch.rendering.distortion is None:
         raise ValueError("rays must be rendered with their distortion where config.distortion is positive")
-    # That of rays without room is zero.
+    # The distortion of rays that did not fit is zero.
     return batch.rendering.distortion.sum() / batch.ray_count
 
 
@@ -112,7 +112,7 @@ def sparsity(batch: RenderedBatch) -> Tensor:
 
 
 def ssim(batch: RenderedBatch) -> Tensor:
-    """1 - SSIM (Wang et al. 2004) of the patches all of whose rays count: structure, which single pixels do not show.
+    """1 - SSIM (Wang et al. 2004) over patches all of whose rays were kept; sees structure beyond single pixels.
 
     Raises:
         ValueError: The batch has no patches.
@@ -131,18 +131,18 @@ def ssim(batch: RenderedBatch) -> Tensor:
 WEIGHTED_TERMS: dict[str, Callable[[RenderedBatch], Tensor]] = {
     term.__name__: term for term in (sample_rgb, ssim, distortion, opacity_entropy, sparsity)
 }
-"""The terms that have a weight of the same name in :class:`LossConfig`; each gives a scalar without that weight."""
+"""The terms with a weight of the same name in :class:`LossConfig`; each returns an unweighted scalar."""
 
 
 def rendering_terms(config: LossConfig, batch: RenderedBatch) -> dict[str, Tensor]:
-    """Returns the weighted terms that rendered rays give rise to, by name; terms of weight zero are left out.
+    """Returns the weighted terms on rendered rays, by name; terms of weight zero are left out.
 
     Args:
-        config: The terms' weights; ``photometric``, which is always there, has none.
-        batch: The rays.
+        config: The terms' weights; ``photometric`` is always included, with weight 1.
+        batch: The rendered rays.
 
     Raises:
-        ValueError: Distortion is asked of rays that were rendered without it.
+        ValueError: The weight of distortion is positive, but the rays were rendered without it.
     """
     terms = {"photometric": photometric(batch)}
     for name, term in WEIGHTED_TERMS.items():
@@ -153,7 +153,7 @@ def rendering_terms(config: LossConfig, batch: RenderedBatch) -> dict[str, Tenso
 
 
 class _ScaledGradients(torch.autograd.Function):
-    """Of several losses a stand-in, whose gradient in each of them is one given factor."""
+    """Stands in for the sum of several losses; its gradient with respect to each of them is the given factor."""
 
     @staticmethod
     def forward(ctx: Any, factor: Tensor, *losses: Tensor) -> Tensor:
@@ -168,13 +168,13 @@ class _ScaledGradients(torch.autograd.Function):
 
 
 def backpropagate(losses: Sequence[Tensor], factor: Tensor) -> None:
-    """Adds the gradients of the losses' sum, times a factor.
+    """Accumulates the gradients of the losses' sum, multiplied by a factor.
 
-    ``torch.autograd.backward`` with ``grad_tensors`` does the same, but imports sympy first, which takes seconds.
+    Equivalent to ``torch.autograd.backward`` with ``grad_tensors``, which would import sympy and take seconds.
 
     Args:
-        losses: At least one, () each.
-        factor: () on their device.
+        losses: At least one loss, each ().
+        factor: () on the losses' device.
     """
     _ScaledGradients.apply(factor, *losses).backward()
 
@@ -184,7 +184,7 @@ def grid_terms(config: LossConfig, recipe: Recipe, field: RadianceField, step: i
 
     Args:
         config: The terms' weights, positive only for terms that the recipe has (:attr:`Recipe.grid_terms`).
-        recipe: What built the field.
+        recipe: The recipe that built the field.
         field: The field.
         step: Number of steps done.
     """

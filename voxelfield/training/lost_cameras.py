@@ -1,4 +1,4 @@
-"""Finding the cameras again that refinement has lost."""
+"""Recovery of cameras that refinement has lost."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from voxelfield.training.images import composite_background
 from voxelfield.training.view_refinement import FINAL_FACTOR, fit_poses
 
 _SIDE = 64
-"""Most pixels of the longer side of the images that are compared."""
+"""Largest length in pixels of the longer side of the compared images."""
 
 _LOST = 4.0
-"""How many times the median error a camera has that counts as lost: 6 dB."""
+"""Ratio to the median error above which a camera counts as lost: 6 dB."""
 
 _FOUND = 0.5
-"""To which share of its error a camera must come to be moved: 3 dB."""
+"""Ratio to its previous error that a camera must reach to be moved: 3 dB."""
 
 _SPREADS = (1.0, 2.0, 4.0)
-"""How far starting poses lie apart, in standard deviations of what the other cameras have moved by."""
+"""Spreads of the starting poses, in standard deviations of the motions of the other cameras."""
 
 _ASIDE = 0.25
-"""Standard deviation in radians, about each axis, of turns away from where other cameras are."""
+"""Standard deviation in radians, about each axis, of the rotations applied to the poses of other cameras."""
 
 _PROMISING = 8
 _STEPS = 150
@@ -47,10 +47,10 @@ class Found:
     """A camera that was lost.
 
     Attributes:
-        name: Of its image.
-        before: Mean squared error of its small image before.
-        after: The same from where it has been found; None: nowhere.
-        turned: By how much it was turned, radians.
+        name: Name of its image.
+        before: Mean squared error of its downscaled image before the search.
+        after: The same error at the new pose; None if no better pose was found.
+        turned: Angle between the old and the new orientation, radians.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Found:
     turned: float
 
     def __str__(self) -> str:
-        """Returns what a log says."""
+        """Returns a description for the log."""
         told = f"the camera of {self.name} shows its image far worse than others do ({_decibels(self.before)})"
         if self.after is None:
             return f"{told}, but no better pose was found"
@@ -71,19 +71,20 @@ def _decibels(error: float) -> str:
 
 
 class LostCameras:
-    """Looks for cameras whose images the field does not show, and for the poses from which it does.
+    """Searches for cameras whose images the field does not reproduce, and for poses from which it does.
 
-    Gradients lead a camera to its place from about 20 degrees away; one that was further off, or that the fog of the
-    first steps has led astray, rests where nothing near is better. Its image then is far worse than the others. Against
-    a field which the other cameras have made, it is tried in many poses: at random about the given one, as far away as
-    the others were found to have been, and further; and where the others are. The best few are refined, and the best of
-    those is taken.
+    Gradients lead a camera to its place from up to about 20 degrees away. A camera that was further off, or that was
+    misled by the fog of the first steps, gets stuck in a local minimum, with an error far above that of the others.
+    Such a camera is tried in many poses against the field, which the other cameras have shaped: random poses around the
+    given one, as far away as the other cameras have moved, and further; and the poses of the other cameras. The best
+    few are refined, and the best of these is used.
 
-    Images are compared at 64 pixels or fewer, where details neither help nor mislead. Torch's random numbers stay.
+    Images are compared at 64 pixels or fewer, where details neither help nor mislead. Torch's global generator is not
+    used.
 
     Args:
         split: Training images, and cameras as given.
-        trainer: How rays are sampled and pixels are made of them.
+        trainer: Settings of sampling and of the averaging of pixels.
         starts: Number of poses in which a camera is tried.
     """
 
@@ -103,14 +104,14 @@ class LostCameras:
         render_view: Callable[[Cameras, int], View],
         background: Tensor,
     ) -> list[Found]:
-        """Moves lost cameras to where they are found.
+        """Moves lost cameras to better poses, where such are found.
 
         Args:
-            refinement: The training cameras; twists of those that are found are replaced.
-            field: The field, which stays as it is.
-            occupancy: Where to sample.
-            render_view: Renders that field, as :meth:`voxelfield.FieldRenderer.view` does.
-            background: (3,) what views are rendered over.
+            refinement: The training cameras; the twists of recovered cameras are replaced.
+            field: The field, which is not changed.
+            occupancy: The occupied cells.
+            render_view: Renders that field, like :meth:`voxelfield.FieldRenderer.view`.
+            background: (3,) colour over which views are rendered.
 
         Returns:
             All cameras that were lost, the worst first.
@@ -138,7 +139,7 @@ class LostCameras:
         return found
 
     def _starting_twists(self, refinement: CameraRefinement, index: int, kept: Tensor) -> Tensor:
-        """Returns motions (K, 6): half about the given pose, half to where cameras are that are not lost (M,) bool."""
+        """Returns motions (K, 6): half around the given pose, half to poses of the cameras ``kept``, (M,) bool."""
         others, places = refinement.twists[kept], refinement.refined().c2w[kept]
         generator = torch.Generator().manual_seed(index)
         at_others = self._starts // 2
@@ -146,7 +147,7 @@ class LostCameras:
         wider = torch.tensor(_SPREADS).repeat(-(-count // len(_SPREADS)))[:count, None].to(others)
         drawn = torch.randn(count, 6, generator=generator).to(others)
         about_given = others.mean(dim=0) + wider * others.std(dim=0, correction=0) * drawn
-        # More poses than cameras: several near each, all but the first turned about the centre.
+        # With more poses than cameras, several are near each camera, all but the first rotated about the centre.
         chosen = spread(min(at_others, len(places)), len(places))
         aside = torch.zeros(at_others, 6)
         aside[len(chosen) :, :3] = _ASIDE * torch.randn(at_others - len(chosen), 3, generator=generator)
@@ -172,7 +173,7 @@ class LostCameras:
         return refinement.copies(index, twists, self._factor, steps=_STEPS, pose_lr=_RATE, final_factor=FINAL_FACTOR)
 
     def _repeated(self, index: int, count: int) -> Split:
-        """Returns a camera's small image several times."""
+        """Returns a split with several copies of a camera and its downscaled image."""
         split, chosen = self._split, [index] * count
         names = tuple(str(copy) for copy in range(count))
         masks = None if split.masks is None else split.masks[chosen]
@@ -180,12 +181,12 @@ class LostCameras:
 
 
 def shrunk(split: Split, factor: int) -> Split:
-    """Returns images in larger pixels, means of squares of the given ones, with cameras to match.
+    """Downscales images by averaging squares of pixels, and adapts their cameras.
 
     Args:
-        split: N images and cameras. A large pixel counts where all of its pixels do, or some of them if it is not so
-            anywhere in the image.
-        factor: Side of such a square.
+        split: N images and cameras. A downscaled pixel counts if all of its pixels do or, in an image without such
+            pixels, if the share of its pixels that count is the largest.
+        factor: Side of the squares.
     """
     images = torch.stack([_shrunk_image(image, factor) for image in split.images])
     masks = None if split.masks is None else torch.stack([_shrunk_mask(mask, factor) for mask in split.masks])

@@ -1,8 +1,8 @@
-"""LPIPS (Zhang et al., 2018) with the features of VGG16, as papers on NeRF report it.
+"""LPIPS (Zhang et al., 2018) with VGG16 features, as reported in NeRF papers.
 
-It is optional. ``pip install "voxelfield[lpips]"`` brings torchmetrics, which carries the metric's own weights. The
-weights of VGG16 are for the user to place, so that no evaluation downloads half a gigabyte unasked. torchvision is not
-needed: it would have to fit the very torch that is installed.
+LPIPS is optional. ``pip install "voxelfield[lpips]"`` installs torchmetrics, which contains the metric's own weights.
+The weights of VGG16 must be installed by the user, so that an evaluation never downloads half a gigabyte unasked.
+torchvision is not required, because it would have to match the installed torch exactly.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from torch import Tensor, nn
 from voxelfield.installed import MissingPackageError
 
 WEIGHTS_URL = "https://download.pytorch.org/models/vgg16-397923af.pth"
-"""Where torchvision publishes the weights of VGG16."""
+"""Download address of torchvision's weights of VGG16."""
 
 SMALLEST = 16
-"""Shortest side in pixels that the poolings leave something of."""
+"""Smallest image side in pixels that is not reduced to nothing by the pooling layers."""
 
 # Widths of the convolutions between two poolings; the last outputs before each pooling are compared.
 _BLOCKS = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))
-# Of the colours that the network was trained on, scaled to [-1, 1].
+# Mean and standard deviation of the network's training images, scaled to [-1, 1].
 _MEAN, _SPREAD = (-0.030, -0.088, -0.188), (0.458, 0.448, 0.450)
 
 
 def weights_file() -> Path:
-    """Returns where the weights of VGG16 must lie: where torchvision keeps them, under ``$TORCH_HOME``."""
+    """Returns the required location of the weights of VGG16: the one that torchvision uses, under ``$TORCH_HOME``."""
     return Path(torch.hub.get_dir()) / "checkpoints" / WEIGHTS_URL.rpartition("/")[2]
 
 
 def check_lpips() -> Path:
-    """Makes sure that all is there that LPIPS needs; returns the file of the metric's own weights.
+    """Checks that everything LPIPS needs is installed; returns the file of the metric's own weights.
 
     Raises:
         MissingPackageError: torchmetrics is not installed.
-        FileNotFoundError: Weights are not there.
+        FileNotFoundError: A file of weights does not exist.
     """
     package = importlib.util.find_spec("torchmetrics")
     if package is None or package.origin is None:
@@ -53,15 +53,15 @@ def check_lpips() -> Path:
 
 
 class Lpips(nn.Module):
-    """Computes LPIPS of two images.
+    """Computes LPIPS between two images.
 
     Args:
-        device: Where the images are.
+        device: Device of the images.
 
     Raises:
         MissingPackageError: torchmetrics is not installed.
-        FileNotFoundError: Weights are not there.
-        ValueError: A file of weights is damaged, or another one.
+        FileNotFoundError: A file of weights does not exist.
+        ValueError: A file of weights is damaged, or holds other weights.
     """
 
     mean: Tensor
@@ -82,7 +82,7 @@ class Lpips(nn.Module):
         except (KeyError, RuntimeError) as error:
             raise ValueError(f"{weights_file()}: must hold the weights of VGG16, got others") from error
         self.blocks = nn.ModuleList(blocks)
-        # (1, C, 1, 1): how much each channel of a block counts.
+        # (1, C, 1, 1): the weight of each channel of a block.
         self.channel_weights = [linear[f"lin{index}.model.1.weight"].to(device) for index in range(len(blocks))]
         self.register_buffer("mean", torch.tensor(_MEAN).view(3, 1, 1), persistent=False)
         self.register_buffer("spread", torch.tensor(_SPREAD).view(3, 1, 1), persistent=False)
@@ -97,7 +97,7 @@ class Lpips(nn.Module):
             truth: (H, W, 3) on the same device.
 
         Returns:
-            Scalar on that device, float32; 0 where they are equal.
+            Scalar on that device, float32; 0 if the images are equal.
 
         Raises:
             ValueError: The image is too small.

@@ -1,4 +1,4 @@
-"""What a run will need of memory: told before it starts on a GPU, and wherever it runs out of it."""
+"""Estimates of a run's memory use, checked before training starts on a GPU and reported when memory runs out."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from voxelfield.training.optimizer import copies_dtype
 _GIB = 2**30
 _FLOAT = 4
 
-# Bytes that march_rays and select_samples keep of one sample: position, t, dt and ray index.
+# Bytes that march_rays and select_samples store per sample: position, t, dt and ray index.
 _PACKED_SAMPLE = 12 + 4 + 4 + 8
-# Numbers of 16 bits that a visible sample has in the networks at once, beside its features and their gradient: inputs
-# and outputs of both networks, and the gradients of all of these.
+# 16-bit numbers that the networks hold at the same time per visible sample, in addition to its features and their
+# gradient: inputs and outputs of both networks, and the gradients of all of these.
 _DECODED_SAMPLE = 128
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes of the device's memory by use.
+    """Estimated bytes of device memory, by use.
 
     Attributes:
         parameters: Grids at their final resolution, float32.
-        gradients: Sums of the grids' gradients, float32.
+        gradients: Accumulated gradients of the grids, float32.
         optimizer: Adam's two moments.
-        copies: What the grids are read from, if that is not the parameters themselves.
-        average: Their mean over the last steps, if that is wanted.
-        images: Training images, 8-bit RGBA, and where they have masks the number of each pixel that counts; 0 where a
-            GPU reads them from the memory of the host.
-        samples: Ray samples of a step, and what is computed of them.
+        copies: Working copies of the grids, if these are not the parameters themselves.
+        average: Moving average of the grids' weights, if enabled.
+        images: Training images, 8-bit RGBA, and with masks the indices of the pixels that count; 0 if a GPU reads them
+            from host memory.
+        samples: Ray samples of a step, and everything computed from them.
     """
 
     parameters: int
@@ -52,11 +52,11 @@ class MemoryEstimate:
 
     @property
     def total(self) -> int:
-        """The sum."""
+        """The sum over all uses."""
         return sum(asdict(self).values())
 
     def __str__(self) -> str:
-        """Returns one line with every use, in GiB."""
+        """Returns one line with all uses, in GiB."""
         parts = ", ".join(f"{name} {size / _GIB:.2f}" for name, size in asdict(self).items())
         return f"{self.total / _GIB:.2f} GiB ({parts})"
 
@@ -70,20 +70,20 @@ def estimate_memory(
     *,
     images_on_host: bool = False,
 ) -> MemoryEstimate:
-    """Returns what training steps will hold at their peak: on CUDA to within allocator overhead.
+    """Estimates the peak memory use of training steps: on CUDA, accurate up to allocator overhead.
 
-    On the CPU, where the number of samples before selection is not limited, those are left out.
+    On the CPU, candidate samples are left out, because their number is not limited.
 
-    Previews and the evaluation come on top: ``config.chunk`` rays at once, or what :class:`voxelfield.FieldRenderer`
-    makes copies of, which for spherical harmonics is twice the finest grid in float16.
+    Previews and the evaluation need additional memory: for ``config.chunk`` rays at once, or for the copies that
+    :class:`voxelfield.FieldRenderer` makes, which for spherical harmonics are twice the finest grid in float16.
 
     Args:
-        field: The field, at whatever resolution it starts with.
-        recipe: What built it.
-        config: The loop's settings.
+        field: The field, at its initial resolution.
+        recipe: The recipe that built the field.
+        config: Settings of the training loop.
         split: The training images.
         device_type: ``cuda`` or ``cpu``.
-        images_on_host: Whether the images stay in the memory of the host.
+        images_on_host: Whether the images stay in host memory.
     """
     values = recipe.count_features(field, max(config.resolutions))
     copies = copies_dtype(config.precision, torch.device(device_type))
@@ -92,7 +92,7 @@ def estimate_memory(
     if device_type == "cpu":
         candidates = 0
     elif copies == torch.float16 and field.pyramid_density() is not None:
-        candidates = config.max_rays * MAX_VISIBLE_PER_RAY * _FLOAT  # distances that march_visible notes for each ray
+        candidates = config.max_rays * MAX_VISIBLE_PER_RAY * _FLOAT  # distances that march_visible stores per ray
     else:
         candidates = config.candidate_samples * (_PACKED_SAMPLE + width * (channels + 16))
     numbers = 0 if split.masks is None else int(split.masks.sum()) * pixel_number_type(split.masks).itemsize
@@ -109,12 +109,12 @@ def estimate_memory(
 
 
 def images_stay_on_host(wish: str, estimate: MemoryEstimate, device: torch.device) -> bool:
-    """Tells whether a GPU is to read the training images from the memory of the host.
+    """Returns whether a GPU should read the training images from host memory.
 
     Args:
         wish: ``trainer.images``.
-        estimate: What training needs with the images on the device.
-        device: Where training takes place; on a CPU there is nothing to choose.
+        estimate: Memory that training needs with the images on the device.
+        device: Device of the training; always False on a CPU.
     """
     if device.type != "cuda":
         return False
@@ -127,14 +127,14 @@ def _free(device: torch.device) -> int:
 
 
 def check_memory(estimate: MemoryEstimate, device: torch.device) -> None:
-    """Refuses what cannot fit.
+    """Raises if training does not fit in memory.
 
     Args:
-        estimate: What will be needed.
+        estimate: The estimated memory use.
         device: A CUDA device; others are not checked.
 
     Raises:
-        ValueError: More is needed than is free; the message says what to lower.
+        ValueError: More memory is needed than is free; the message says which settings to reduce.
     """
     if device.type != "cuda":
         return
@@ -153,11 +153,11 @@ def check_memory(estimate: MemoryEstimate, device: torch.device) -> None:
 
 @contextlib.contextmanager
 def explain_shortage(estimate: Callable[[], MemoryEstimate], device: torch.device) -> Iterator[None]:
-    """Says in one line what a block needs memory for, and what to lower, if it runs out of it.
+    """Replaces an out-of-memory error by one line on what training needs memory for and which settings to reduce.
 
     Args:
-        estimate: Returns what training needs; called only then.
-        device: Where it takes place.
+        estimate: Returns the memory that training needs; only called in case of an error.
+        device: Device of the training.
 
     Raises:
         torch.OutOfMemoryError: The code in the ``with`` block ran out of memory.
@@ -174,10 +174,10 @@ def explain_shortage(estimate: Callable[[], MemoryEstimate], device: torch.devic
 
 
 def _knobs(needed: MemoryEstimate, device: torch.device) -> list[str]:
-    """Returns the three settings that save most, the best first."""
+    """Returns the three settings that save the most memory, in descending order."""
     samples = "trainer.visible_samples" if device.type == "cpu" else "trainer.visible_samples (and candidate_samples)"
     savings = {
-        # Half the resolution has an eighth of the vertices, half the width a quarter of the pixels.
+        # Half the resolution means an eighth of the vertices, half the width a quarter of the pixels.
         "trainer.finest_resolution": 7 / 8 * (needed.total - needed.images - needed.samples),
         samples: needed.samples / 2,
         "trainer.image_size": 3 / 4 * needed.images,

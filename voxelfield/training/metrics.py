@@ -1,4 +1,4 @@
-"""Image quality as the field reports it: PSNR and SSIM."""
+"""Image quality metrics with the conventions of the NeRF literature: PSNR and SSIM."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def mse_to_psnr(mse: torch.Tensor) -> torch.Tensor:
 
 
 def psnr(prediction: torch.Tensor, truth: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-    """Peak signal-to-noise ratio over all elements.
+    """Computes the peak signal-to-noise ratio over all elements.
 
     Args:
         prediction: Floating-point tensor of any shape, values in [0, 1]. Not clamped here.
         truth: Same shape and device, floating point.
-        mask: Bool, of that shape less the last dimension, on that device: which elements count. None: all do.
+        mask: Bool, of that shape less the last dimension, same device: the elements that count; None for all.
 
     Returns:
         Scalar in dB on the same device; infinite when the two are equal. Half precision is evaluated in float32.
@@ -48,15 +48,15 @@ def psnr(prediction: torch.Tensor, truth: torch.Tensor, mask: torch.Tensor | Non
         return mse_to_psnr(error.mean())
     if mask.shape != error.shape[:-1]:
         raise ValueError(f"mask must have shape {tuple(error.shape[:-1])}, got {tuple(mask.shape)}")
-    # Selected by weight, because selecting by index would wait for the device.
+    # Masked by multiplication, because selection by index would synchronise.
     return mse_to_psnr(torch.where(mask[..., None], error, 0).sum() / (mask.sum() * error.shape[-1]))
 
 
 def ssim(prediction: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-    """Structural similarity of two images (Wang et al., 2004, Eq. 13).
+    """Computes the structural similarity of two images (Wang et al., 2004, Eq. 13).
 
-    The settings of NeRF papers: Gaussian window of 11x11 pixels with sigma 1.5, K1 = 0.01, K2 = 0.03, data range 1,
-    mean over channels and over the windows that lie fully inside the image.
+    Uses the settings of NeRF papers: Gaussian window of 11x11 pixels with sigma 1.5, K1 = 0.01, K2 = 0.03, data range
+    1, mean over channels and over the windows that lie fully inside the image.
 
     Args:
         prediction: (H, W, 3) floating point in [0, 1], both sides at least 11 pixels. Not clamped here.
@@ -78,14 +78,14 @@ def ssim(prediction: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
 
 
 def ssim_of_windows(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    """Structural similarity of each window, with the settings of :func:`ssim`; differentiable.
+    """Computes the structural similarity of each window, with the settings of :func:`ssim`; differentiable.
 
     Args:
         x: (..., H, W) floating point, channels of images, both sides at least 11.
         y: Same shape, dtype and device.
 
     Returns:
-        (..., H - 10, W - 10), of the windows that lie fully inside.
+        (..., H - 10, W - 10), for the windows that lie fully inside.
     """
     mean_x, mean_y, xx, yy, xy = _window_means(torch.stack((x, y, x * x, y * y, x * y)))
     var_x, var_y, covariance = xx - mean_x * mean_x, yy - mean_y * mean_y, xy - mean_x * mean_y
@@ -100,7 +100,7 @@ def _window_means(images: torch.Tensor) -> torch.Tensor:
     weights = [weight / sum(weights) for weight in weights]
     for axis in (-2, -1):
         windows = images.shape[axis] - WINDOW + 1
-        # Shifted views instead of a convolution, which cuDNN would run slowly in float64.
+        # Shifted views instead of a convolution, which is slow in float64 with cuDNN.
         shifted = [images.narrow(axis, i, windows) for i in range(WINDOW)]
         images = shifted[0] * weights[0]
         for view, weight in zip(shifted[1:], weights[1:], strict=True):
@@ -109,7 +109,7 @@ def _window_means(images: torch.Tensor) -> torch.Tensor:
 
 
 def _check_pair(prediction: torch.Tensor, truth: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Validates two images and raises them to at least float32."""
+    """Validates two images and converts them to at least float32."""
     for name, image in (("prediction", prediction), ("truth", truth)):
         if not image.is_floating_point():
             raise TypeError(f"{name} must be floating point with values in [0, 1], got {image.dtype}")

@@ -1,4 +1,4 @@
-"""Where a field may have matter: what the training images rule out, and what the field itself says."""
+"""Space in which a field may have matter, according to the training images and to the field itself."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from voxelfield.rendering.visual_hull import visual_hull
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.config import TrainerConfig
 
-# Of a point in a scene without transparent pixels, below which nothing is put there.
+# Number of views of a point, in a scene without transparent pixels, below which no matter is placed there.
 _FEWEST_VIEWS = 2
 
 
 class EmptyFieldError(RuntimeError):
-    """Nothing is left that could be seen or trained."""
+    """No occupied cell is left, so there is nothing to render or train."""
 
 
 class OccupiedSpace:
-    """Keeps a field's occupancy grid up to date while the field is trained.
+    """Keeps a field's occupancy grid up to date during training.
 
     Args:
         field: The field, on its device.
-        recipe: What built it.
-        config: The loop's settings.
+        recipe: The recipe that built the field.
+        config: Settings of the training loop.
 
     Attributes:
         grid: The occupancy grid, on the field's device.
@@ -44,13 +44,13 @@ class OccupiedSpace:
         self.grid = OccupancyGrid(_cells(field, config.occupancy.resolution), field.grid.aabb).to(field.aabb.device)
 
     def restrict_to_images(self, pixels: PixelSampler) -> None:
-        """Rules out what the training images show as transparent, as finely as the present box allows.
+        """Excludes the cells that the training images show as transparent, at the resolution of the present box.
 
         Args:
             pixels: The training images.
 
         Raises:
-            EmptyFieldError: They show nothing in the field's box.
+            EmptyFieldError: The images show nothing in the field's box.
         """
         if self._field.boxes is not None:
             # A visual hull needs transparent pixels, which photographs of surroundings do not have.
@@ -66,10 +66,10 @@ class OccupiedSpace:
             )
 
     def restrict_to_box(self, cameras: Cameras | None = None) -> None:
-        """Rules out what no ray comes through in the field's present box, whatever the images show.
+        """Excludes the cells of the field's present box that no ray passes through, regardless of the images.
 
         Args:
-            cameras: Where they are right, in nested boxes, also what they rule out by where they stand.
+            cameras: Cameras with reliable poses; with nested boxes, their positions exclude further cells.
         """
         aabb, boxes = self._field.grid.aabb, self._field.boxes
         x, y, z = self.grid.occupied.shape
@@ -81,7 +81,7 @@ class OccupiedSpace:
         self.grid.restrict(possible, aabb)
 
     def is_due(self, step: int) -> bool:
-        """Tells whether the grid is to be refreshed before a step.
+        """Returns whether the grid must be refreshed before a step.
 
         Args:
             step: Number of steps done.
@@ -91,21 +91,21 @@ class OccupiedSpace:
 
     @torch.no_grad()
     def refresh(self, distance: float) -> None:
-        """Asks the field which cells are occupied.
+        """Updates the occupied cells from the field.
 
         Args:
-            distance: Between samples along rays, in the grid's frame.
+            distance: Distance between samples along rays, in the grid's frame.
         """
         self._recipe.refresh_occupancy(self._field, self.grid, distance, self._config.threshold)
 
     def fraction(self, step: int) -> float:
-        """Returns the share of occupied cells; waits for the device.
+        """Returns the fraction of cells that are occupied; synchronises with the device.
 
         Args:
             step: Number of steps done, for the message.
 
         Raises:
-            EmptyFieldError: There is none.
+            EmptyFieldError: No cell is occupied.
         """
         fraction = self.grid.fraction()
         if fraction == 0:
@@ -117,17 +117,18 @@ class OccupiedSpace:
 
 
 def _cells(field: RadianceField, resolution: int) -> int | list[int]:
-    """Returns the numbers of cells; with nested boxes, as many along the longest edge of each."""
+    """Returns the number of cells; with nested boxes, this many along the longest edge of each box."""
     if field.boxes is None:
         return resolution
     return [max(1, round(resolution * extent / 2)) for extent in box_extent(field.boxes.row)]
 
 
 def _may_be_matter(boxes: NestedBoxes, cameras: Cameras, aabb: Tensor, shape: tuple[int, int, int]) -> Tensor:
-    """Tells of which cells images could show matter whose place is known.
+    """Marks the cells in which the images can determine matter.
 
-    How far away something is, one image alone cannot tell. And where a camera has been, nothing else is: its own rays
-    begin behind that, so only others would see what training puts there, as a picture of what lies behind.
+    A single image cannot determine the distance of what it shows, so cells must be in several views. Cells next to a
+    camera are excluded: the camera's own rays begin behind them, so only other cameras would see matter there, which
+    training would use to imitate what lies behind it.
     """
     coarse = [max(1, cells // 2) for cells in shape]
     axes = [
@@ -138,7 +139,7 @@ def _may_be_matter(boxes: NestedBoxes, cameras: Cameras, aabb: Tensor, shape: tu
     world = boxes.to_world(centres)[0]
     views = views_of_points(cameras, world, boxes.near).view(coarse)
     enough = (views >= min(_FEWEST_VIEWS, len(cameras))).float()[None, None]
-    # The border of what images show runs through cells, not along their faces.
+    # The boundary of the visible region runs through cells, not along their faces.
     enough = F.max_pool3d(enough, 3, stride=1, padding=1)
     beside_cameras = (distance_to_nearest(cameras, world) <= boxes.near).view(coarse)
     return F.interpolate(enough * ~beside_cameras, size=shape, mode="nearest")[0, 0] > 0

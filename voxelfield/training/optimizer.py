@@ -1,4 +1,4 @@
-"""Adam over grids, networks and exposures, with learning rates that live on the device."""
+"""Adam for grids, networks and exposures, with learning rates in device memory."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ from voxelfield.training.config import OptimizerConfig, RatesConfig
 from voxelfield.training.eager import EagerAdamW, EagerGridAdam
 from voxelfield.training.exposure import AffineExposure
 
-# Vertices from which it pays to update only those that matter.
+# Number of vertices from which restricting updates to the active tiles pays off.
 _WORTH_LISTING = 1 << 17
 
 
 def copies_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """Returns the dtype of what grids are read from: float16 copies where ``trainer.precision`` is narrow, on CUDA."""
+    """Returns the dtype of the grids' working copies: float16 on CUDA with a 16-bit ``trainer.precision``."""
     return torch.float16 if device.type == "cuda" and precision != "float32" else torch.float32
 
 
 class Optimizers:
-    """GridAdam for a field's grids, fused AdamW for its decoder's network and for exposures, if there are any.
+    """GridAdam for a field's grids, and fused AdamW for its decoder's network and for exposures, if there are any.
 
-    Nothing that a step does waits for the device, so that a CUDA graph can hold it.
+    A step does not synchronise with the device, so it can be captured in a CUDA graph.
 
     Args:
-        field: What is trained.
-        config: Rates and constants that the field asks for.
-        rates: Those that the length of the run asks for.
-        exposure: Corrects the colours of the training images, or None.
+        field: The field to train.
+        config: Learning rates and constants that depend on the model.
+        rates: Factors that depend on the length of the run.
+        exposure: The exposure corrections of the training images, or None.
 
     Attributes:
-        grid: The grids' optimizer: the one to hand over when a grid changes its resolution or box.
-        network: The network's, or None.
-        exposure: That of the exposures, or None.
+        grid: The grids' optimizer; pass it to operations that change a grid's resolution or box.
+        network: The network's optimizer, or None.
+        exposure: The exposures' optimizer, or None.
 
     Raises:
-        ValueError: ``config.view_lr_factor`` is not 1, but the decoder has no channels for the viewing direction alone.
+        ValueError: ``config.view_lr_factor`` is not 1, but the decoder has no channels that describe view dependence.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Optimizers:
             lrs.append(config.exposure_lr)
         self._undecayed = torch.tensor(lrs, dtype=torch.float32, device=device)
         self._decayed = self._undecayed.clone()
-        # Views: each optimizer follows its own number.
+        # Views into the tensor of rates: each optimizer uses its own element.
         self._lrs = self._decayed.split(1)
         self.grid = EagerGridAdam(
             grids,
@@ -88,11 +88,11 @@ class Optimizers:
         self.exposure = None if exposure is None else adamw(list(exposure.parameters()), self._lrs[2], 0.0)
 
     def attach(self, dtype: torch.dtype, occupancy: OccupancyGrid) -> None:
-        """Lets the field sample copies of its grids and sum gradients in place; to be called after any change of them.
+        """Makes the field read working copies of its grids and accumulate gradients; call after any change of them.
 
         Args:
-            dtype: Of the copies.
-            occupancy: Only what samples in occupied cells can touch is updated.
+            dtype: Dtype of the copies.
+            occupancy: The occupied cells; only vertices that samples in them can read are updated.
         """
         copies = self._field.grid.keep_copies(dtype)
         for parameter, copy in zip(self._active_levels(), copies, strict=True):
@@ -100,13 +100,13 @@ class Optimizers:
         self.restrict(occupancy)
 
     def restrict(self, occupancy: OccupancyGrid) -> None:
-        """Follows a change of what is occupied, within the same resolutions and box."""
+        """Updates the active tiles after a change of the occupied cells at the same resolutions and box."""
         sparse = {id(grid.features) for grid in self._sparse}
         for parameter in self._active_levels():
-            # Updating a whole small grid is faster than listing its active tiles. Of a sparse one, what is there is
-            # what is to be updated.
+            # Updating a whole small grid is faster than listing its active tiles. The blocks of a sparse grid are all
+            # active.
             if parameter[..., 0].numel() >= _WORTH_LISTING and id(parameter) not in sparse:
-                # Total variation also adds gradients outside the tiles, which no later step must use.
+                # Total variation also adds gradients outside the tiles; later steps must not use them.
                 if parameter.grad is not None:
                     parameter.grad.zero_()
                 self.grid.set_active(parameter, occupancy.occupied)
@@ -123,11 +123,11 @@ class Optimizers:
         torch.mul(self._undecayed, factor, out=self._decayed)
 
     def rates(self) -> dict[str, float]:
-        """Returns the present learning rates by name; synchronises with the device."""
+        """Returns the current learning rates by name; synchronises with the device."""
         return {name: float(lr) for name, _, lr in self._all()}
 
     def step(self) -> None:
-        """Updates the grids and clears their gradients; updates network and exposures and drops theirs."""
+        """Updates the grids and clears their gradients; updates network and exposures and drops their gradients."""
         for grid in self._sparse:
             grid.share_gradient()
         self.grid.step()
@@ -137,9 +137,9 @@ class Optimizers:
                 optimizer.zero_grad(set_to_none=True)
 
     def _all(self) -> list[tuple[str, torch.optim.Optimizer, Tensor]]:
-        """Returns the optimizers that there are, with their names and learning rates."""
+        """Returns the existing optimizers with their names and learning rates."""
         named = (("grid", self.grid), ("network", self.network), ("exposure", self.exposure))
-        # Without exposures there is no rate for them.
+        # Without exposures there is no learning rate for them.
         rated = zip(named, self._lrs, strict=False)
         return [(name, optimizer, lr) for (name, optimizer), lr in rated if optimizer is not None]
 
@@ -147,20 +147,20 @@ class Optimizers:
         return self._field.grid.levels[: self._field.grid.active]
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns what a checkpoint needs."""
+        """Returns the state for a checkpoint."""
         return dict.fromkeys(("grid", "network")) | {name: optimizer.state_dict() for name, optimizer, _ in self._all()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes moments and step counts from a checkpoint; rates and constants stay as configured."""
+        """Loads moments and step counts from a checkpoint; rates and constants stay as configured."""
         for name, optimizer, lr in self._all():
             own = optimizer.state_dict()["param_groups"]
             optimizer.load_state_dict({"state": state[name]["state"], "param_groups": own})
-            # Loading made a copy of the rate; the optimizer is to follow the one that `scale` changes.
+            # Loading copied the rate; the optimizer must use the tensor that `scale` changes.
             optimizer.param_groups[0]["lr"] = lr
 
 
 def _channel_rates(field: RadianceField, view_lr_factor: float) -> Tensor | None:
-    """Shares of the grids' learning rate by channel, None where all are 1."""
+    """Returns the factors on the grids' learning rate by channel; None if all are 1."""
     if view_lr_factor == 1:
         return None
     decoder = field.decoder

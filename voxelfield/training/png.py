@@ -15,23 +15,24 @@ from voxelfield.files import atomic_path
 from voxelfield.rendering.pixels import to_uint8
 from voxelfield.training.transfers import OnDevice
 
-# Of zlib. Renders of Lego take as many bytes as with its default of 6, in 37 ms instead of 65 each.
+# zlib's compression level. Renders of Lego take as many bytes as with its default of 6, in 37 ms instead of 65 each.
 _COMPRESSION = 4
 
-# Images that may wait whatever the number of threads.
+# Smallest limit on waiting images, regardless of the number of threads.
 _LEAST_WAITING = 32
 
 
 class PngWriter:
-    """Writes images in threads while the caller makes the next; to be used as a context manager.
+    """Writes images in threads while the caller renders the next ones; a context manager.
 
-    Compressing an image takes a core much longer than rendering takes a GPU. A bounded number of images waits, in the
-    memory of their device. The block ends when all files are written, and raises what stopped the first that was not;
-    without a block, :meth:`close` does that.
+    Compressing an image on a core takes much longer than rendering it on a GPU. A bounded number of images waits in the
+    memory of their device. The exit of the context waits until all files are written, and raises the first error;
+    without a context, :meth:`close` does that.
 
     Args:
-        workers: Number of threads; None: one for each core, up to 16.
-        waiting: How many images may wait or be written at once; None: twice as many as there are threads, at least 32.
+        workers: Number of threads; None for one per core, up to 16.
+        waiting: Largest number of images that are waiting or being written; None for twice the number of threads, at
+            least 32.
     """
 
     def __init__(self, workers: int | None = None, waiting: int | None = None) -> None:
@@ -42,7 +43,7 @@ class PngWriter:
         self._failed: Future[None] | None = None
 
     def save(self, path: Path, rgb: torch.Tensor) -> None:
-        """Takes a copy of an image and writes it in the background, with 8 bits a channel.
+        """Copies an image and writes it in the background, with 8 bits per channel.
 
         Args:
             path: File to write; its parent directory is created if needed.
@@ -58,13 +59,13 @@ class PngWriter:
         self.submit(lambda: _write_png(path, pixels))
 
     def submit(self, write: Callable[[], None]) -> None:
-        """Writes an image of another kind in the background.
+        """Runs a function that writes an image of another kind in the background.
 
         Args:
-            write: Writes it. What it needs must stay as it is until the block ends.
+            write: Writes the image. Its inputs must not change until the context exits.
 
         Raises:
-            Exception: What stopped an earlier image from being written, so that nobody renders on for a full disk.
+            Exception: The error of an earlier image, so that rendering stops early, for example if the disk is full.
         """
         self._room.acquire()
         if self._failed is not None:
@@ -78,10 +79,10 @@ class PngWriter:
         """Waits for all files to be written.
 
         Args:
-            cancel: Leave out those that are not begun, and be silent about those that failed.
+            cancel: Skip images that have not been started, and ignore errors.
 
         Raises:
-            Exception: What stopped the first image that could not be written.
+            Exception: The error of the first image that could not be written.
         """
         self._pool.shutdown(cancel_futures=cancel)
         if not cancel:
@@ -101,6 +102,6 @@ class PngWriter:
 
 
 def _write_png(path: Path, pixels: OnDevice) -> None:
-    # To wait for the disk would take longer than compressing does.
+    # Waiting for the disk would take longer than compression.
     with atomic_path(path, sync=False) as temporary:
         Image.fromarray(pixels.fetch().numpy()).save(temporary, format="PNG", compress_level=_COMPRESSION)

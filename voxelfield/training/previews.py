@@ -1,4 +1,4 @@
-"""Looking at a run while it trains."""
+"""Previews of a run during training."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def log_preview(
     """Logs render | truth | error | depth at fixed views, and their mean PSNR as ``test/psnr``.
 
     Args:
-        renderer: Renders the field as it is now.
-        split: Whose views.
-        background: (3,) what views are rendered over, on the renderer's device.
-        log: Where to.
+        renderer: A renderer of the field's current state.
+        split: The split whose views are rendered.
+        background: (3,) colour over which views are rendered, on the renderer's device.
+        log: The logger.
         step: Number of steps done.
-        views: How many, spread evenly over the split.
+        views: Number of views, spread evenly over the split.
     """
     scores = []
     for index in spread(views, len(split)):

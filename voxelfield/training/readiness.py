@@ -1,4 +1,4 @@
-"""Work that a run has before it in any case, done while the photographs are decoded."""
+"""Preparations that every run needs, made while the photographs are decoded."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from voxelfield.training.metrics import WINDOW
 
 
 def make_ready(device: torch.device, logger: LoggerConfig) -> None:
-    """Does beforehand what training begins with, and what takes a second each: meant for the time of decoding images.
+    """Makes slow preparations for training, each about a second, in parallel with the decoding of images.
 
     Args:
-        device: Where training takes place; its context is created, and kernels that judge views are loaded.
-        logger: The configured logger; what it needs is imported.
+        device: Device of the training; its context is created, and the kernels of the evaluation are loaded.
+        logger: Settings of the logger; the packages that it needs are imported.
     """
     if device.type == "cuda":
         _load_kernels_that_judge(device)
@@ -30,9 +30,9 @@ def make_ready(device: torch.device, logger: LoggerConfig) -> None:
 
 
 def _load_kernels_that_judge(device: torch.device) -> None:
-    """Judges a small black view, because CUDA loads a kernel when it is first launched.
+    """Evaluates a small black view, because CUDA loads a kernel when it is first launched.
 
-    For all kernels that judge a view, that takes about a third of a second.
+    Loading all kernels of the evaluation takes about a third of a second.
     """
     black = torch.zeros(WINDOW, WINDOW, 3, device=device)
     view = View(black, black[..., 0], black[..., 0])

@@ -1,4 +1,4 @@
-"""What is told of the steps since the last record."""
+"""Summaries of the steps since the last record."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ def mean_losses(totals: Mapping[str, float]) -> dict[str, float]:
     """Returns the means of the loss terms over some steps, NaN if all of them were skipped.
 
     Args:
-        totals: Sums over at least one step, as :class:`voxelfield.training.step.TrainingStep` counts them.
+        totals: Sums over at least one step, from :class:`voxelfield.training.step.TrainingStep`.
     """
     steps = totals["steps"] - totals.get("skipped", 0)
     return {name: total / steps if steps else math.nan for name, total in totals.items() if name.startswith("loss/")}
 
 
 def has_diverged(step: int, loss: float, untrained: float) -> bool:
-    """Tells whether a field shows the training images clearly worse than before its first step.
+    """Returns whether a field reproduces the training images clearly worse than before its first step.
 
-    A field may become worse in its very first steps. Later one that learns at all is better, and batches of pixels
-    differ by less than 1.8 dB; one whose steps are far too long is worse by 3 dB and more, and stays so.
+    A field may become worse in its very first steps. After that, a field that learns at all is better, and batches of
+    pixels differ by less than 1.8 dB; a field with far too high learning rates is worse by 3 dB and more, and stays so.
 
     Args:
         step: Number of steps done.
         loss: Mean squared error of pixels since the last record.
-        untrained: That of the first step, whose pixels were rendered before it changed the field.
+        untrained: Mean squared error of the first step, whose pixels were rendered before it changed the field.
     """
     return step >= 20 and loss > 1.5 * untrained
 
 
 def rates_of_steps(totals: Mapping[str, float], config: TrainerConfig, seconds: float) -> dict[str, float]:
-    """Returns the PSNR of some steps, and the rays and samples that they took.
+    """Returns the PSNR of some steps, and the numbers of rays and samples that they used.
 
     Args:
         totals: As for :func:`mean_losses`.
-        config: The loop's settings.
-        seconds: What the steps took.
+        config: Settings of the training loop.
+        seconds: Duration of the steps.
 
     Raises:
-        ValueError: In none of the steps did a pixel's samples fit into the room that there is for them.
+        ValueError: In none of the steps did a pixel's samples fit in the capacity.
     """
     steps, rays = totals["steps"], totals["rays"]
     if rays < steps * config.supersampling**2:

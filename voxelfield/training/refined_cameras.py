@@ -1,4 +1,4 @@
-"""What came of training cameras, and where other cameras of the scene are accordingly."""
+"""Refined training cameras, and the corresponding poses of other cameras of the scene."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class RefinedCameras:
     """The training cameras before and after their refinement.
 
     Attributes:
-        given: N cameras as the scene has them.
+        given: N cameras as in the scene.
         refined: The N cameras in the frame of the field.
     """
 
@@ -35,7 +35,7 @@ class RefinedCameras:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> RefinedCameras:
-        """Returns those that a checkpoint holds (:meth:`CameraRefinement.state`), on the CPU and without their lens."""
+        """Returns the cameras of a checkpoint (:meth:`CameraRefinement.state`), on the CPU and without their lens."""
         width, height = state["size"]
         module = state["module"]
         given = Cameras(module["given_c2w"].cpu(), module["given_intrinsics"].cpu(), width, height)
@@ -43,18 +43,18 @@ class RefinedCameras:
 
     @cached_property
     def similarity(self) -> Similarity:
-        """Maps the frame of the given cameras to that of the refined ones."""
+        """The transform from the frame of the given cameras to that of the refined ones."""
         return align_cameras(self.given, self.refined)
 
     def follow(self, cameras: Cameras) -> Cameras:
-        """Brings cameras of the scene into the frame of the field.
+        """Moves cameras of the scene into the frame of the field.
 
         Args:
-            cameras: In the frame of those that were given.
+            cameras: Cameras in the frame of the given ones.
 
         Returns:
-            The cameras on their device. One that is among those that were given, to the last bit, is where it was
-            refined to; all others are moved by :attr:`similarity`. Focal lengths change by the same factor.
+            The cameras, on their device. A camera whose pose equals that of a given one exactly gets its refined pose;
+            all others are moved by :attr:`similarity`. All focal lengths change by the same factor.
         """
         moved = self.similarity.cameras(cameras)
         c2w = moved.c2w.clone()
@@ -72,9 +72,9 @@ class RefinedCameras:
         return replace(split, cameras=self.follow(split.cameras))
 
     def changes(self) -> dict[str, float]:
-        """Returns how much was refined, in the mean over the cameras, apart from :attr:`similarity`.
+        """Returns the mean changes over the cameras, apart from :attr:`similarity`.
 
-        ``turned_degrees``, ``moved`` in units of the field's frame, and ``focal_factor``.
+        They are ``turned_degrees``, ``moved`` in units of the field's frame, and ``focal_factor``.
         """
         turned, moved = pose_errors(self.given, self.refined, rotations=True)
         return {
@@ -85,16 +85,16 @@ class RefinedCameras:
 
     @property
     def focal_factor(self) -> float:
-        """By what all focal lengths were multiplied."""
+        """Factor by which all focal lengths were multiplied."""
         return float(self.refined.intrinsics[0, 0] / self.given.intrinsics[0, 0])
 
 
 def write_cameras(path: Path, split: Split, cameras: Cameras) -> None:
-    """Writes refined cameras as ``transforms.json`` of nerfstudio has them, atomically.
+    """Writes refined cameras in the format of nerfstudio's ``transforms.json``, atomically.
 
     Args:
         path: File to write.
-        split: The images, whose files, or else names, are written.
+        split: The images, whose file paths, or else names, are written.
         cameras: Their cameras.
     """
     names: Sequence[str] = split.names if split.paths is None else [str(path) for path in split.paths]

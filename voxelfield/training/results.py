@@ -1,4 +1,4 @@
-"""Writing the results of a run, on a disk that may be full."""
+"""Writing of a run's results, with handling of errors such as a full disk."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ logger = logging.getLogger(__name__)
 
 
 class Results:
-    """Writes results one after the other; one that cannot be written does not keep the others from it.
+    """Writes results one after another; an error in one of them does not prevent the others.
 
     Args:
-        directory: Where they are written.
+        directory: Folder of the results.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -25,10 +25,10 @@ class Results:
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[None]:
-        """Logs an OSError in a block, or that it needs what is not installed, and goes on after it.
+        """Logs an OSError or a missing package in a block, and continues after it.
 
         Args:
-            name: What is written in the block.
+            name: Name of the result that the block writes.
         """
         try:
             yield
@@ -37,6 +37,6 @@ class Results:
             self._missing.append(name)
 
     def check(self) -> None:
-        """Raises OSError if something could not be written."""
+        """Raises OSError if a result could not be written."""
         if self._missing:
             raise OSError(f"{', '.join(self._missing)} could not be written in {self._directory}")

@@ -1,4 +1,4 @@
-"""A finished run, loaded again for rendering rather than for more training."""
+"""A finished run, loaded for rendering rather than for more training."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ from voxelfield.training.views import evaluation_background, render_settings, vi
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What a checkpoint holds of a scene.
+    """The result of training a field on a scene.
 
     Attributes:
         field: The field, without gradients; its grids are in the dtype in which training on that device reads them.
-        occupancy: Where there is something to sample.
-        recipe: What built the field.
-        trainer: The loop's settings, of which the evaluation is part.
+        occupancy: The occupied cells.
+        recipe: The recipe that built the field.
+        trainer: Settings of the training loop, which include those of the evaluation.
         config: The run's whole configuration.
-        steps: Steps of training done.
-        cameras: What came of the training cameras where they were refined. The field then lies in the frame of the
-            refined ones, which :meth:`evaluate` brings the views of a split into.
+        steps: Number of training steps done.
+        cameras: The refined training cameras, if cameras were refined. The field is then in the frame of the refined
+            ones, into which :meth:`evaluate` moves the views of a split.
     """
 
     field: RadianceField
@@ -59,12 +59,12 @@ class Run:
     cameras: RefinedCameras | None = None
 
     def __repr__(self) -> str:
-        """Says in one line what was trained."""
+        """Returns one line that says what was trained."""
         kind, name = self.recipe.kind, self.config.scene.name
         return f"Run(scene={name!r}, model={kind!r}, steps={self.steps}, device={self.field.aabb.device})"
 
     def overview(self, size: int = 320) -> View:
-        """Renders the field's box from obliquely above; in a notebook, a run shows itself by this picture.
+        """Renders the field's box from obliquely above; this image represents the run in a notebook.
 
         Args:
             size: Width and height in pixels.
@@ -78,7 +78,7 @@ class Run:
     def renderer(
         self, backend: str | None = None, *, supersampling: int | None = None, background: Tensor | None = None
     ) -> FieldRenderer:
-        """Returns what renders views as the run's own evaluation does, unless told otherwise.
+        """Returns a renderer, by default with the settings of the run's own evaluation.
 
         Args:
             backend: As for :class:`voxelfield.FieldRenderer`.
@@ -97,13 +97,13 @@ class Run:
 
     @torch.no_grad()
     def density(self, points: Tensor) -> Tensor:
-        """Evaluates the density as rendering sees it.
+        """Evaluates the density as rendered.
 
         Args:
             points: (..., 3) world positions, on the run's device.
 
         Returns:
-            (...), per world unit, 0 in cells that are not occupied and outside of the box; float32.
+            (...), per world unit, 0 in cells that are not occupied and outside the box; float32.
         """
         return occupied_density(self.field, self.occupancy, points.reshape(-1, 3)).view(points.shape[:-1])
 
@@ -125,22 +125,22 @@ class Run:
     ) -> Evaluation:
         """Compares the field with photographs, as the run's own evaluation does.
 
-        After training with ``trainer.exposure=affine``, views are judged as they are and with an exposure fitted.
+        After training with ``trainer.exposure=affine``, views are evaluated as rendered and with a fitted exposure.
 
         Args:
             split: Images and cameras, such as ``scene.test``, in the scene's frame.
-            views: Judge so many of them, spread evenly; None: all.
-            images: Folder that receives the rendered views as PNG; None writes none.
-            lpips: Compute LPIPS too; None: if ``trainer.evaluation.lpips`` says so.
+            views: Number of views to evaluate, spread evenly; None for all.
+            images: Folder to which the rendered views are written as PNG; None writes none.
+            lpips: Whether to compute LPIPS too; None for the value of ``trainer.evaluation.lpips``.
             on_view: As for :func:`voxelfield.training.evaluation.evaluate_split`.
             writer: As for :func:`voxelfield.training.evaluation.evaluate_split`.
             progress: Show a progress bar if the standard error stream is a terminal.
 
         Raises:
-            ValueError: ``views`` is below 1, or the split has none.
+            ValueError: ``views`` is below 1, or the split has no views.
             MissingPackageError: LPIPS needs a package that is not installed.
-            FileNotFoundError: LPIPS needs weights that are not there.
-            FloatingPointError: A rendered image holds NaN or infinity.
+            FileNotFoundError: A file of weights that LPIPS needs does not exist.
+            FloatingPointError: A rendered image contains NaN or infinity.
         """
         if views is not None and views < 1:
             raise ValueError(f"views must be at least 1, got {views}")
@@ -163,7 +163,7 @@ class Run:
         )
 
     def _refined(self, split: Split) -> Split:
-        """Refines the poses of views that are to be judged, if ``camera.test_steps`` says so."""
+        """Refines the poses of views before they are evaluated, if ``camera.test_steps`` is positive."""
         camera = parse(CameraConfig, self.config.camera, "camera")
         if camera.test_steps == 0:
             return split
@@ -176,20 +176,20 @@ class Run:
 
         Args:
             cameras: One camera or several, on any device.
-            index: Which of them.
+            index: Index of the camera.
         """
         return self._default_renderer.view(cameras, index)
 
     def render_path(self, cameras: Cameras, renderer: FieldRenderer | None = None) -> Iterator[View]:
-        """Renders the images of successive cameras, each when it is asked for.
+        """Renders the images of successive cameras lazily.
 
         Args:
-            cameras: The stations of the path, such as :func:`voxelfield.rendering.cameras.orbit` and
-                :mod:`voxelfield.rendering.paths` make.
-            renderer: One of :meth:`renderer`; None: as the run's own evaluation does.
+            cameras: The cameras of the path, for example from :func:`voxelfield.rendering.cameras.orbit` or
+                :mod:`voxelfield.rendering.paths`.
+            renderer: A renderer from :meth:`renderer`; None for the one of the run's own evaluation.
         """
         draw = self._default_renderer if renderer is None else renderer
-        # All at once, because each camera alone would have to wait for the images before it.
+        # All at once, because copying each camera separately would wait for the images before it.
         cameras = cameras.to(self.field.aabb.device)
         for index in range(len(cameras)):
             yield draw.view(cameras, index)
@@ -202,7 +202,7 @@ class Run:
         cameras: Cameras | None = None,
         rounding: Rounding | None = None,
     ) -> None:
-        """Writes a model file, which :func:`voxelfield.load` reads; it holds what rendering needs.
+        """Writes a model file for :func:`voxelfield.load`, with everything that rendering needs.
 
         Args:
             path: File to write, usually ``*.safetensors``.
@@ -211,16 +211,16 @@ class Run:
             rounding: As for :func:`voxelfield.export.model_file.save_model`.
 
         Raises:
-            ValueError: ``quality`` is none of the three, or ``rounding`` is given with ``exact``.
+            ValueError: ``quality`` is not one of the three, or ``rounding`` is given with ``exact``.
             OSError: The file cannot be written.
         """
         save_model(path, self, quality=quality, cameras=cameras, rounding=rounding)
 
     def surface(self, options: SurfaceOptions | None = None, cameras: Cameras | None = None) -> FieldSurface:
-        """Finds the surface of the field, of which meshes and points are made.
+        """Finds the surface of the field, from which meshes and points are made.
 
         Args:
-            options: Which surface is meant; None: where the density crosses its default level.
+            options: Definition of the surface; None for the level set of the density at its default level.
             cameras: As for :class:`voxelfield.export.mesh.FieldSurface`.
 
         Raises:
@@ -243,12 +243,12 @@ class Run:
         Args:
             path: ``*.ply``, ``*.obj`` or ``*.glb``.
             surface: As for :meth:`surface`.
-            mesh: What is done to the mesh; None: nothing.
+            mesh: Processing of the mesh; None for none.
             cameras: As for :meth:`surface`.
 
         Raises:
             MissingPackageError: A package of the extra ``mesh`` is not installed.
-            ValueError: The path has another ending, or as for :meth:`surface`.
+            ValueError: The path has another suffix, or as for :meth:`surface`.
             OSError: The file cannot be written.
         """
         check_mesh_path("path", Path(path))
@@ -260,15 +260,15 @@ class Run:
 
 
 def load_run(path: Path | str, device: torch.device | str) -> Run:
-    """Loads what a run has trained; none of its scene's files are needed.
+    """Loads the result of a run; the files of its scene are not needed.
 
     Args:
         path: A run directory or a checkpoint, see :func:`voxelfield.training.checkpoint.resolve_checkpoint`.
-        device: Where field and occupancy go, such as ``"cuda"``.
+        device: Device for field and occupancy, such as ``"cuda"``.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: It is no usable checkpoint, or its configuration does not make sense.
+        ValueError: The file is not a usable checkpoint, or its configuration is invalid.
     """
     path = resolve_checkpoint(Path(path))
     checkpoint = load_checkpoint(path, device, ("config", "field", "occupancy", "step", "cameras"))
@@ -281,19 +281,19 @@ def load_run(path: Path | str, device: torch.device | str) -> Run:
 
 
 def load_model(path: Path | str, device: torch.device | str) -> Run:
-    """Loads a model file; none of its scene's files are needed.
+    """Loads a model file; the files of its scene are not needed.
 
     Args:
-        path: What :meth:`Run.save` wrote.
-        device: Where field and occupancy go, such as ``"cuda"``.
+        path: A file written by :meth:`Run.save`.
+        device: Device for field and occupancy, such as ``"cuda"``.
 
     Returns:
-        The run. It renders as before, but features that were left out are zero, and it knows nothing of empty cells.
+        The run. It renders as before, but features that were left out are zero, and empty cells are not distinguished.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ModelFileError: It is truncated or damaged, is no voxelfield model, or was written by another version.
-        ValueError: Its configuration does not make sense.
+        ModelFileError: The file is truncated or damaged, not a voxelfield model, or from another version.
+        ValueError: Its configuration is invalid.
     """
     path, device = Path(path), torch.device(device)
     parts = read_model(path, device)
@@ -308,31 +308,31 @@ def restore_run(
     steps: int,
     device: torch.device | str,
 ) -> Run:
-    """Puts a run together again from what was saved of it.
+    """Reconstructs a run from its saved parts.
 
     Args:
         config: The run's whole configuration.
-        field_state: State of its field.
-        occupancy_state: State of its occupancy grid.
-        steps: Steps of training done.
-        device: Where field and occupancy go.
+        field_state: State dict of its field.
+        occupancy_state: State dict of its occupancy grid.
+        steps: Number of training steps done.
+        device: Device for field and occupancy.
 
     Raises:
-        ValueError: The configuration does not make sense.
-        RuntimeError: A state does not fit it.
+        ValueError: The configuration is invalid.
+        RuntimeError: A state does not match the configuration.
     """
     device = torch.device(device)
     trainer = parse(TrainerConfig, config.trainer, "trainer")
     scene = parse(SceneConfig, config.scene, "scene")
     recipe = parse(Recipe, config.model, "model")
     state = {name: item.to(device) if isinstance(item, Tensor) else item for name, item in field_state.items()}
-    # Without values, because these are about to be replaced: drawing the initial ones would take seconds, and memory
-    # for whatever sizes the configuration names.
+    # Built on the meta device, because the values are about to be replaced: initialising them would take seconds, and
+    # memory for any size that the configuration names.
     with torch.device("meta"):
         field = untrained_field(recipe, scene, trainer, "meta")
     field.load_state_dict(state, assign=True)
     if any(tensor.is_meta for tensor in (*field.parameters(), *field.buffers())):
-        # Someone's decoder has buffers that are not saved.
+        # A user's decoder may have buffers that are not saved.
         field = untrained_field(recipe, scene, trainer, device)
         field.load_state_dict(state)
     field.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""Run directories: one run at a time in each, and what an earlier run left there."""
+"""Run directories: locking, so that only one run uses each, and detection of an earlier run's files."""
 
 from __future__ import annotations
 
@@ -25,44 +25,44 @@ except ImportError:  # Windows, where run directories are not locked
 logger = logging.getLogger(__name__)
 
 LOCK = ".lock"
-"""Name of the file that is locked while a run is at work. The lock ends with the process, however that ends."""
+"""Name of the file that is locked during a run. The lock ends with the process, in whatever way that ends."""
 
 METRICS = "metrics.json"
-"""Name of the file with a run's figures."""
+"""Name of the file with a run's metrics."""
 
 VIDEO = "orbit.mp4"
-"""Name of the video that a finished run shows itself in."""
+"""Name of the video that a finished run writes."""
 
 REPORT = "report.html"
-"""Name of the page that tells of a finished run."""
+"""Name of the report on a finished run."""
 
 HYDRA_RECORDS = (".hydra", "train.log")
-"""What Hydra writes into a run directory before the program has looked at its settings."""
+"""Names that Hydra creates in a run directory before the program reads its settings."""
 
 # Locks that this process holds: open files by run directory.
 _held: dict[Path, int | None] = {}
 
-# Those of them that this process has made, and that go again unless :func:`keep` is called.
+# The held directories that this process has created; they are removed on release unless :func:`keep` is called.
 _made: set[Path] = set()
 
 
 class DirectoryInUseError(ValueError):
-    """Another run is at work in a directory; the message names both."""
+    """Another run is using a directory; the message names both."""
 
 
 def hold(directory: Path) -> None:
-    """Locks a run directory until :func:`release`, unless this process holds it already.
+    """Locks a run directory until :func:`release`, unless this process has already locked it.
 
-    Temporary files that a killed run left there are removed. A directory that this makes goes again when it is
-    released, unless :func:`keep` was called or Hydra is not the only one to have written there: a run that is refused
-    leaves none.
+    Temporary files left there by a killed run are removed. A directory that this function creates is removed on
+    release, unless :func:`keep` was called or something other than Hydra has written there, so that a rejected run
+    leaves no directory.
 
     Args:
         directory: Run directory; created if needed.
 
     Raises:
-        DirectoryInUseError: Another process holds it.
-        OSError: It cannot be created or written to.
+        DirectoryInUseError: Another process has locked it.
+        OSError: The directory cannot be created or written to.
     """
     directory = directory.resolve()
     if directory in _held:
@@ -72,14 +72,14 @@ def hold(directory: Path) -> None:
     _held[directory] = _lock(directory)
     if made:
         _made.add(directory)
-    # Pictures lie in a folder for each split. Others may belong to another run that is at work.
+    # Images are in one folder per split. Other folders may belong to another run in progress.
     for folder in (directory, *(directory / name for name in ("train", "val", "test"))):
         if folder.is_dir():
             remove_temporaries(folder)
 
 
 def keep(directory: Path) -> None:
-    """Lets a directory stay whatever becomes of the run, because training begins there.
+    """Keeps a directory on release, whatever the outcome of the run; called when training begins.
 
     Args:
         directory: As for :func:`hold`.
@@ -88,14 +88,14 @@ def keep(directory: Path) -> None:
 
 
 def release() -> None:
-    """Gives back every directory that this process holds."""
+    """Releases all directories that this process has locked."""
     for directory in list(_held):
         _release(directory)
 
 
 @contextlib.contextmanager
 def held(directory: Path) -> Iterator[None]:
-    """Holds a run directory during a block, and longer if it was held before.
+    """Locks a run directory during a block; if it was already locked, it stays locked afterwards.
 
     Args:
         directory: As for :func:`hold`.
@@ -114,10 +114,10 @@ def held(directory: Path) -> Iterator[None]:
 
 
 def check_ended(directory: Path) -> None:
-    """Refuses a directory in which another process is still training.
+    """Raises if another process is still training in a directory.
 
     Args:
-        directory: Run directory that a checkpoint is taken from.
+        directory: Run directory from which a checkpoint is loaded.
 
     Raises:
         DirectoryInUseError: The run there has not ended.
@@ -138,7 +138,7 @@ def check_ended(directory: Path) -> None:
 
 
 def earlier_run(directory: Path) -> list[str]:
-    """Returns names of what an earlier run left in a directory, at most one of each kind; none in a new one.
+    """Returns names of files that an earlier run left in a directory, at most one of each kind.
 
     Args:
         directory: Run directory, which need not exist.
@@ -149,11 +149,11 @@ def earlier_run(directory: Path) -> list[str]:
 
 
 def finished_metrics(directory: Path, config: TrainerConfig) -> dict[str, Any] | None:
-    """Returns the metrics of a run that has done all that it was asked for, or None if something is left to do.
+    """Returns the metrics of a run that has produced everything configured, or None if something is missing.
 
     Args:
         directory: Run directory, which need not exist.
-        config: What is asked for.
+        config: Settings of the training loop.
     """
     wanted = [METRICS, *([MODEL_FILE] if config.model_file != "none" else [])]
     wanted += [VIDEO] if config.evaluation.video_frames > 0 else []
@@ -161,20 +161,20 @@ def finished_metrics(directory: Path, config: TrainerConfig) -> dict[str, Any] |
         return None
     try:
         metrics: dict[str, Any] = json.loads((directory / METRICS).read_text(encoding="utf-8"))
-    except ValueError:  # somebody edited it
+    except ValueError:  # edited by hand
         return None
     return metrics if metrics["steps"] >= config.steps else None
 
 
 def _lock(directory: Path) -> int | None:
-    """Returns the open file that holds the lock, or None where nothing can be locked."""
+    """Returns the open file that holds the lock, or None if locking is not supported."""
     if fcntl is None:
         return None
     path = directory / LOCK
     while True:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        except FileNotFoundError:  # the holder before has just removed the directory
+        except FileNotFoundError:  # the previous holder has just removed the directory
             directory.mkdir(parents=True, exist_ok=True)
             continue
         try:
@@ -189,12 +189,12 @@ def _lock(directory: Path) -> int | None:
             os.close(descriptor)
             logger.warning("%s cannot be locked (%s): no other run may use it meanwhile", directory, error.strerror)
             return None
-        # The holder before may have removed the file between its opening and its locking here.
+        # The previous holder may have removed the file between the calls that open and lock it.
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(descriptor), path.stat()):
                 break
         os.close(descriptor)
-    with contextlib.suppress(OSError):  # a full disk; the text is only for messages
+    with contextlib.suppress(OSError):  # for example a full disk; the text is only used in messages
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
     return descriptor
@@ -207,7 +207,7 @@ def _holder(descriptor: int) -> str:
 
 def _release(directory: Path) -> None:
     descriptor = _held.pop(directory)
-    # Before the lock ends, so that nobody's files but this one's are removed.
+    # Before the lock is released, so that no files of another process are removed.
     with contextlib.suppress(OSError):
         if directory in _made and {path.name for path in directory.iterdir()} <= {LOCK, *HYDRA_RECORDS}:
             shutil.rmtree(directory)

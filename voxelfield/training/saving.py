@@ -1,4 +1,4 @@
-"""Writing checkpoints while training goes on."""
+"""Writing of checkpoints in the background during training."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ logger = logging.getLogger(__name__)
 
 
 class CheckpointWriter:
-    """Writes a run's checkpoints one after the other in a thread, each in the place of those before it.
+    """Writes a run's checkpoints one after another in a thread, each replacing the previous ones.
 
-    At most two wait to be written, because each takes memory.
+    At most two checkpoints wait to be written, because each takes memory.
 
     Args:
-        directory: Receives the files; created if needed.
-        keep: Keep all of them.
+        directory: Folder for the files; created if needed.
+        keep: Keep all checkpoints.
         before: Called in the thread before each file is written.
 
     Attributes:
-        newest: The last checkpoint that is on disk, or None.
+        newest: The last checkpoint on disk, or None.
     """
 
     def __init__(self, directory: Path, keep: bool, before: Callable[[], None] = lambda: None) -> None:
@@ -43,11 +43,11 @@ class CheckpointWriter:
         self._writing: list[tuple[Future[None], bool]] = []
 
     def follow(self, newest: Path, older: Sequence[Path]) -> None:
-        """Continues a run that wrote checkpoints before.
+        """Registers the checkpoints of the run that is being resumed.
 
         Args:
-            newest: The one that training continues from.
-            older: What the next checkpoint takes the place of, unless all are kept.
+            newest: The checkpoint from which training resumes.
+            older: Checkpoints that the next one replaces, unless all are kept.
         """
         self.newest = newest
         self._replaceable = list(older)
@@ -55,18 +55,19 @@ class CheckpointWriter:
     def save(
         self, step: int, state: dict[str, Any], *, finite: bool = True, settled: bool = False, optional: bool = False
     ) -> Path:
-        """Takes a copy of the state, to be written once those before it are on disk.
+        """Copies the state and schedules its writing after the earlier checkpoints.
 
         Args:
             step: Number of steps done.
             state: As for :func:`voxelfield.training.checkpoint.save_checkpoint`.
-            finite: Whether training can continue from it. Otherwise the file has a name that ``resume=DIRECTORY``
-                passes over, and takes no other's place.
-            settled: The state stays as it is until :meth:`wait` returns, so that it can be copied in the thread too.
-            optional: If it cannot be written, log that, rather than raise an error at the next call.
+            finite: Whether training can resume from the checkpoint. If not, the file gets a name that
+                ``resume=DIRECTORY`` ignores, and replaces no other checkpoint.
+            settled: Whether the state does not change until :meth:`wait` returns, so that it can be copied in the
+                thread.
+            optional: Whether an error is only logged instead of being raised by the next call.
 
         Returns:
-            The file, which is there after :meth:`wait`.
+            The file, which exists once :meth:`wait` has returned.
 
         Raises:
             OSError: An earlier checkpoint could not be written.
@@ -92,7 +93,7 @@ class CheckpointWriter:
 
     def _finish_first(self) -> None:
         writing, optional = self._writing[0]
-        # Before it is forgotten: waiting may be interrupted.
+        # Fetched before the entry is removed, because waiting may be interrupted.
         error = writing.exception()
         self._writing.pop(0)
         if error is None:
@@ -112,7 +113,7 @@ class CheckpointWriter:
         try:
             write_checkpoint(path, state if packed else pack_checkpoint(state))
         except OSError as error:
-            # The system names the temporary file, or none.
+            # The original error names the temporary file, or none.
             raise OSError(f"{path} could not be written: {error.strerror or error}") from error
         if not finite:
             return

@@ -1,4 +1,4 @@
-"""What changes as training goes on: learning rates and the grid's resolution."""
+"""Schedules of the learning rates and of the grid's resolution."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from voxelfield.training.config import StageConfig
 
 
 def exponential_decay(step: Tensor, steps: int, final: float) -> Tensor:
-    """Returns the factor on the learning rate: 1 at step 0, ``final`` at step ``steps``, exponential between.
+    """Returns the factor on the learning rate: exponential from 1 at step 0 to ``final`` at step ``steps``.
 
     Args:
-        step: One integer, on any device.
+        step: Step number, a scalar integer tensor on any device.
         steps: Number of steps of the run.
-        final: The factor in the end.
+        final: The factor at the last step.
     """
     factor: Tensor = final ** (step / steps)
     return factor
 
 
 def stage_at(stages: Sequence[StageConfig], step: int) -> int:
-    """Returns the index of the stage that a step belongs to."""
+    """Returns the index of the stage to which a step belongs."""
     return max(index for index, stage in enumerate(stages) if stage.step <= step)

@@ -1,7 +1,7 @@
-"""Zip archives that end in a checksum of themselves.
+"""Zip archives that end with a checksum of the whole file.
 
-A zip archive has a checksum of each member's data, but none of the names, sizes and places between them. The seal is
-the archive's comment, so that every reader of zip files still reads it.
+A zip archive has a checksum of each member's data, but none of the names, sizes and offsets between them. The checksum
+is stored as the archive's comment, so the file remains readable as a zip archive.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from typing import BinaryIO
 
 _SEAL = re.compile(rb"voxelfield crc32 ([0-9a-f]{8})")
 _SEAL_SIZE = 25
-# The length of the comment, with which an archive ends that has none.
+# Size of the comment's length field, which ends an archive without a comment.
 _LENGTH_SIZE = 2
 _PIECE = 1 << 20
 
 
 class SealingFile:
-    """Passes an archive on to a file, and computes its checksum on the way.
+    """Writes an archive to a file and computes its checksum at the same time.
 
     Args:
-        file: Open for writing, at its beginning; can seek.
+        file: A seekable file, open for writing, at its beginning.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -35,7 +35,7 @@ class SealingFile:
     def write(self, data: bytes | memoryview) -> int:
         """Writes some bytes."""
         view = memoryview(data).cast("B")
-        # The length of the comment is yet to change.
+        # The last bytes are held back, because the length field of the comment will change.
         summed = max(len(view) - _LENGTH_SIZE, 0)
         last = self._last + bytes(view[summed:])
         if summed > 0:
@@ -52,10 +52,10 @@ class SealingFile:
         self._file.flush()
 
     def seal(self) -> None:
-        """Appends the checksum to the archive, which is complete.
+        """Appends the checksum to the completed archive.
 
         Raises:
-            ValueError: What was written ends in no archive without a comment.
+            ValueError: The written data do not end with an archive without a comment.
         """
         if self._last != bytes(_LENGTH_SIZE):
             raise ValueError("an archive must end without a comment to be sealed")
@@ -64,13 +64,13 @@ class SealingFile:
 
 
 def read_seal(path: Path) -> bool | None:
-    """Compares a file with its seal.
+    """Verifies the checksum of a file.
 
     Args:
         path: An archive.
 
     Returns:
-        Whether they agree; None if it has no seal.
+        Whether the checksum is correct; None if the file has none.
 
     Raises:
         OSError: The file cannot be read.
@@ -87,7 +87,7 @@ def read_seal(path: Path) -> bool | None:
         file.seek(0)
         while left > 0:
             piece = file.read(min(left, _PIECE))
-            if not piece:  # it has become shorter
+            if not piece:  # the file was truncated in the meantime
                 return False
             checksum = zlib.crc32(piece, checksum)
             left -= len(piece)

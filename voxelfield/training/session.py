@@ -1,4 +1,4 @@
-"""One training: the loop, from Python and from the command line alike."""
+"""The training session: the training loop behind both the Python API and the command line."""
 
 from __future__ import annotations
 
@@ -71,61 +71,62 @@ from voxelfield.training.views import evaluation_background, render_settings, vi
 
 logger = logging.getLogger(__name__)
 
-# Where fine levels get blocks: the share of a pixel that a sample must have there, and how many pixels of the training
-# images' shorter side are looked at.
+# Fine levels get blocks where a sample has at least this compositing weight in one of the examined pixels. There are
+# this many of them along the shorter side of the training images.
 _LEAST_WEIGHT_WITH_DETAIL = 0.02
 _PIXELS_LOOKED_AT = 160
 
-# About so many histograms of densities are recorded in a run.
+# Approximate number of density histograms that a run records.
 _HISTOGRAMS = 20
 
 Hook = Callable[["Session"], None]
-"""Is called by a session with itself."""
+"""A function that a session calls with itself as the argument."""
 
 
 class Session:
     """Fits a field to the training images of a scene.
 
-    Settings that are not given are those of ``python train.py model=RECIPE`` on the same device; for a scene with
-    nested boxes, those that photographs are trained with. Hooks see the session between two steps, on the thread that
-    trains; they may read everything, log, save, or raise to stop.
+    Settings that are not given default to those of ``python train.py model=RECIPE`` on the same device; for a scene
+    with nested boxes, to those for photographs. Hooks are called between two steps, on the training thread; they may
+    read any state, log, save, or raise to stop training.
 
     Args:
         scene: Images and cameras, with a split named ``train``.
         recipe: The model: a recipe, or the name of one (``pyramid``, ``sh``, ``mlp``, or one that a package announces).
-        trainer: The loop's settings, or the name of a file in ``configs/trainer``.
-        optimizer: Adam's settings, or the name of a file in ``configs/optimizer``.
-        camera: Whether cameras are learned too, such as ``CameraConfig(name="refine")``; None: they stay as given.
-        device: Where to train: ``auto``, ``cpu``, ``cuda`` or ``cuda:<index>``.
-        seed: Of torch's random numbers, which are seeded before the field is built.
-        output: Folder that receives checkpoints; None writes no file.
-        logger: Receives scalars and pictures; None keeps none.
-        on_step: Called after every step, on training's clock. On CUDA steps are asynchronous: to read a tensor waits.
-        on_stage: Called when the grid has changed its box or resolution, at the first step too.
-        on_preview: Called every ``trainer.preview_every`` steps, off training's clock, after :meth:`preview`.
+        trainer: Settings of the training loop, or the name of a file in ``configs/trainer``.
+        optimizer: Settings of Adam, or the name of a file in ``configs/optimizer``.
+        camera: Settings of camera refinement, such as ``CameraConfig(name="refine")``; None keeps the given cameras.
+        device: Device on which to train: ``auto``, ``cpu``, ``cuda`` or ``cuda:<index>``.
+        seed: Seed of torch's random number generators, set before the field is built.
+        output: Folder for checkpoints; None writes no files.
+        logger: Receives scalars and images; None discards them.
+        on_step: Called after every step; its time counts as training time. On CUDA, steps are asynchronous, so reading
+            a tensor synchronises.
+        on_stage: Called when the grid has changed its box or resolution, and at the first step.
+        on_preview: Called every ``trainer.preview_every`` steps, after :meth:`preview`; not counted as training time.
 
     Attributes:
-        scene: As given.
-        config: All settings, checked.
-        recipe: What built the field.
-        device: Where training takes place.
+        scene: The scene, as given.
+        config: All settings, after validation.
+        recipe: The recipe that built the field.
+        device: Device on which training runs.
         field: The field.
-        occupancy: Where there is something to sample.
-        exposure: What is learned of the exposure of each training image; None with ``trainer.exposure=none``.
-        optimizers: What updates the field.
-        refinement: What learns the training cameras, or None.
-        output: As given.
-        step: Steps done.
-        diverged: Whether training pixels are rendered clearly worse than by the untrained field, as of the last record.
+        occupancy: The occupied cells.
+        exposure: Learned exposure corrections of the training images; None with ``trainer.exposure=none``.
+        optimizers: The optimizers of the field.
+        refinement: The refinement of the training cameras, or None.
+        output: The output folder, as given.
+        step: Number of steps done.
+        diverged: Whether, at the last record, training pixels were rendered clearly worse than by the untrained field.
         train_seconds: Wall-clock seconds spent on building the field and on these steps, without previews and
             checkpoints.
 
     Raises:
-        TypeError: An argument is of another type.
-        ValueError: A setting is not allowed, no training camera sees anything of the scene's box, or training needs
-            more memory than the GPU has free; the message names the key.
-        torch.OutOfMemoryError: There was not enough memory, on the CPU or beyond the estimate; the message says what
-            training needs and what to lower.
+        TypeError: An argument has the wrong type.
+        ValueError: A setting is not allowed, no training camera sees any part of the scene's box, or training needs
+            more memory than is free on the GPU; the message names the key.
+        torch.OutOfMemoryError: Memory ran out on the CPU, or on the GPU despite the estimate; the message states the
+            memory that training needs and which settings to reduce.
 
     Example:
         >>> session = Session(scene, "pyramid", trainer="fast", output="runs/mine")  # doctest: +SKIP
@@ -173,11 +174,11 @@ class Session:
         on_stage: Hook | None = None,
         on_preview: Hook | None = None,
     ) -> Session:
-        """Begins a session from the settings of a whole run, such as :func:`voxelfield.training.config.preset` returns.
+        """Creates a session from the settings of a whole run, as :func:`voxelfield.training.config.preset` returns.
 
         Args:
             scene: As for the constructor.
-            config: All settings. Those of scene and data are kept with the results; the scene itself is given.
+            config: All settings. Those of scene and data are only recorded in the results, because ``scene`` is given.
             output: As for the constructor.
             logger: As for the constructor.
             on_step: As for the constructor.
@@ -224,7 +225,7 @@ class Session:
             None if self.output is None else CheckpointWriter(self.output, config.trainer.keep_checkpoints, self._flush)
         )
         if self.output is not None:
-            # Checkpoints need it, and nobody should wait for it then.
+            # Checkpoints need the fingerprint; computing it in the background keeps them from waiting for it.
             with_images = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fingerprint")
             self._fingerprint = with_images.submit(fingerprint, scene.train)
             with_images.shutdown(wait=False)
@@ -265,14 +266,14 @@ class Session:
             refinement=self.refinement,
             exposure=self.exposure,
         )
-        # Until it is known, nothing is worse.
+        # Infinite until the first step has been taken, so that training does not count as diverged before.
         self._untrained_error = torch.full_like(self._step.error, math.inf)
         self._average = WeightAverage(self.field, trainer.steps, trainer.average_steps)
         self._attach()
         self.train_seconds = self._now() - started
 
     def _begin_refinement(self) -> CameraRefinement | None:
-        """Returns what learns the cameras, if they are to be learned."""
+        """Returns the refinement of the cameras, or None if the cameras are not refined."""
         config, steps = self.config.camera, self.config.trainer.steps
         if not config.refines:
             return None
@@ -292,7 +293,7 @@ class Session:
         )
 
     def _check_memory(self) -> None:
-        """Refuses what cannot fit, before anything is on the device, and decides where images are kept."""
+        """Raises if training cannot fit in memory, before anything is allocated, and decides where images are kept."""
         if self.device.type != "cuda":
             return
         estimate = self.estimate_memory()
@@ -304,26 +305,26 @@ class Session:
         check_memory(estimate, self.device)
 
     def estimate_memory(self) -> MemoryEstimate:
-        """Returns what training needs, at the resolution that it ends with."""
+        """Estimates the memory that training needs at its final resolution."""
         config, train = self.config.trainer, self.scene.train
         shapes = untrained_field(self.recipe, self.config.scene, config, "meta")
         on_host = self._images_on_host
         return estimate_memory(shapes, self.recipe, config, train, self.device.type, images_on_host=on_host)
 
     def fit(self, *, wait: bool = True) -> bool:
-        """Trains up to the configured number of steps; Ctrl-C, a termination signal or a hangup stops it after a step.
+        """Trains up to the configured number of steps. Ctrl-C, SIGTERM or SIGHUP stops training after the current step.
 
         Args:
-            wait: Return once the last checkpoint is on disk. Otherwise it is copied and written in the background, and
-                :meth:`wait` must be called before anything changes the field, and before the program ends.
+            wait: Return only when the last checkpoint is on disk. If False, it is copied and written in the background,
+                and :meth:`wait` must be called before the field is changed and before the program ends.
 
         Returns:
-            True when done, False when interrupted; a checkpoint is written either way, if there is an output folder.
+            True when done, False when interrupted. A checkpoint is written in both cases if there is an output folder.
 
         Raises:
             FloatingPointError: The loss is not finite.
             EmptyFieldError: The field has become empty.
-            OSError: The last checkpoint could not be written, or, with ``trainer.checkpoint_errors=stop``, any.
+            OSError: The last checkpoint could not be written, or, with ``trainer.checkpoint_errors=stop``, any other.
             torch.OutOfMemoryError: As for the constructor.
         """
         config = self.config.trainer
@@ -340,7 +341,7 @@ class Session:
                 if self._occupied.is_due(self.step):
                     self._refresh_occupancy()
                 self._regularise_grid()
-                # On CUDA only the device knows how many rays had room.
+                # On CUDA the number of rays that fit is known only to the device.
                 rays = self._step.rays if self._step.capacity is None else 0
                 self._graphed()
                 if self.step == 0:
@@ -367,22 +368,22 @@ class Session:
             if self.step >= config.steps:
                 self._average.apply()
             self.train_seconds = before + self._now() - started - pause.seconds
-            # Nothing captures a CUDA graph from here on, so another thread may use the device.
+            # No CUDA graph is captured from here on, so another thread may use the device.
             self._save(settled=True)
             if wait:
                 self.wait()
         return self.step >= config.steps
 
     def off_the_clock(self) -> contextlib.AbstractContextManager[object]:
-        """Makes a context for a hook, which training is not charged for: neither ``train_seconds`` nor rates count it.
+        """Returns a context for hooks whose time is excluded from ``train_seconds`` and from the logged rates.
 
-        Waits for the device at its beginning and end.
+        Synchronises with the device at its beginning and end.
         """
         return contextlib.nullcontext() if self._pause is None else self._pause
 
     @property
     def log(self) -> RunLogger:
-        """Where scalars and pictures go. If it fails, the session records nothing more and trains on."""
+        """The logger for scalars and images. If it fails, the session stops recording and continues training."""
         return self._log
 
     @log.setter
@@ -392,37 +393,37 @@ class Session:
 
     @property
     def checkpoint(self) -> Path | None:
-        """The last sound checkpoint that is on disk, or that training was continued from; None without any."""
+        """The last valid checkpoint on disk, or the one from which training was resumed; None if there is neither."""
         return None if self._writer is None else self._writer.newest
 
     @property
     def settings(self) -> RenderSettings:
-        """How rays are sampled at the present resolution."""
+        """The sampling settings at the current resolution."""
         return render_settings(self.config.trainer, self.field)
 
     @property
     def background(self) -> Tensor:
-        """The colour (3,) that views are rendered and judged over, on the field's device."""
+        """The background colour (3,) for rendering and evaluating views, on the field's device."""
         return evaluation_background(self.config.trainer, self.device)
 
     def renderer(self) -> FieldRenderer:
-        """Returns what renders views of the field as it is now; after further steps it takes another."""
+        """Returns a renderer of the field's current state; after further steps, request a new one."""
         return view_renderer(self.field, self.occupancy, self.config.trainer, self.recipe)
 
     def result(self) -> Run:
-        """Returns what has been trained so far, to be rendered and saved; further steps change it."""
+        """Returns the current state as a :class:`Run` for rendering and saving; further steps change its field."""
         config = OmegaConf.create(self._saved_config())
         return Run(self.field, self.occupancy, self.recipe, self.config.trainer, config, self.step, self.cameras)
 
     @property
     def cameras(self) -> RefinedCameras | None:
-        """What has come of the training cameras so far, on the CPU; None if they are not refined."""
+        """The given and the refined training cameras, on the CPU; None if they are not refined."""
         if self.refinement is None:
             return None
         return RefinedCameras(self.refinement.given().to("cpu"), self.refinement.refined().to("cpu"))
 
     def preview(self) -> None:
-        """Logs render | truth | error | depth at fixed test views, and their PSNR; nothing for a scene without any."""
+        """Logs render | truth | error | depth for fixed test views, and their PSNR; no-op without a test split."""
         split = self.scene.splits.get("test")
         if split is not None:
             views, cameras = self.config.trainer.preview_views, self.cameras
@@ -432,36 +433,36 @@ class Session:
     def evaluate(
         self, split: str = "test", *, views: int | None = None, images: Path | None = None, progress: bool = True
     ) -> Evaluation:
-        """Compares what has been trained so far with views of the scene.
+        """Evaluates the current state against views of the scene.
 
         Args:
-            split: Whose.
-            views: Judge so many of them, spread evenly; None: all.
-            images: Folder that receives the rendered views as PNG; None writes none.
+            split: Name of the split.
+            views: Number of views to evaluate, spread evenly; None for all.
+            images: Folder to which the rendered views are written as PNG; None writes none.
             progress: Show a progress bar if the standard error stream is a terminal.
 
         Raises:
             ValueError: The scene has no such split, or ``views`` is below 1.
-            FloatingPointError: A rendered image holds NaN or infinity.
+            FloatingPointError: A rendered image contains NaN or infinity.
         """
         return self.result().evaluate(self.scene.split(split), views=views, images=images, progress=progress)
 
     def save(self, *, wait: bool = True) -> Path | None:
-        """Writes a checkpoint from which training continues as if it had never stopped.
+        """Writes a checkpoint from which training can be resumed as if it had never stopped.
 
-        It takes the place of those that this session wrote before, unless ``trainer.keep_checkpoints`` is set. That of
-        a field that is not finite takes no other's place and is named ``not_finite_<step>.pt``, for inspection: a run
-        directory that is to be continued does not stand for it. After the last step a checkpoint holds the average of
-        the weights, if there is one: more steps go on from that.
+        It replaces the checkpoints that this session wrote before, unless ``trainer.keep_checkpoints`` is set. If the
+        field is not finite, the checkpoint replaces none and is named ``not_finite_<step>.pt``; it is for inspection
+        and is ignored when a run directory is resumed. After the last step, the checkpoint contains the averaged
+        weights, if averaging is enabled; further steps continue from these.
 
         Args:
-            wait: Return once it is on disk; otherwise it is written in the background (:meth:`wait`).
+            wait: Return only when the file is on disk; otherwise it is written in the background (:meth:`wait`).
 
         Returns:
             The file, or None without an output folder.
 
         Raises:
-            OSError: It could not be written, or the one before could not.
+            OSError: The checkpoint, or the previous one, could not be written.
         """
         path = self._save()
         if wait:
@@ -469,14 +470,14 @@ class Session:
         return path
 
     def _save(self, *, settled: bool = False, optional: bool = False) -> Path | None:
-        """Does what :meth:`save` does without waiting; the arguments are as for :meth:`CheckpointWriter.save`."""
+        """Like :meth:`save`, but does not wait; the arguments are as for :meth:`CheckpointWriter.save`."""
         if self._writer is None:
             return None
         finite = self._is_finite()
         return self._writer.save(self.step, self._state(), finite=finite, settled=settled, optional=optional)
 
     def _flush(self) -> None:
-        """Writes out what is logged: a run that goes on from a checkpoint does not log again what came before."""
+        """Flushes the log, because a run that is resumed from a checkpoint does not log earlier steps again."""
         self._records.flush()
 
     def wait(self) -> None:
@@ -511,22 +512,21 @@ class Session:
         return asdict(self.config)
 
     def _is_finite(self) -> bool:
-        """Tells whether the field can still be of use; waits for the device."""
+        """Returns whether all parameters are finite; synchronises with the device."""
         return all(bool(parameter.detach().sum().isfinite()) for parameter in self.field.parameters())
 
     def restore(self, checkpoint: dict[str, Any], *, path: Path | None = None, replaced: Sequence[Path] = ()) -> None:
-        """Continues from a checkpoint's content; the grid takes the saved resolution and box.
+        """Resumes from the content of a checkpoint; the grid adopts the saved resolution and box.
 
         Args:
             checkpoint: The content.
-            path: The file that it is from, if :attr:`checkpoint` is to name it until there is another.
-            replaced: Files that the next checkpoint takes the place of, unless ``trainer.keep_checkpoints`` is set.
+            path: The file from which it was read, to be returned by :attr:`checkpoint` until another one is written.
+            replaced: Files to delete when the next checkpoint is written, unless ``trainer.keep_checkpoints`` is set.
 
         Raises:
-            ValueError: The field of the checkpoint lies in another box or in other nested boxes, or has another
-                ``trainer.occupancy.resolution``, or its cameras were refined and those
-                of this session are not, or its training images have exposures where those of this session have none,
-                or the reverse, or they are others.
+            ValueError: The checkpoint differs from this session in the box or nested boxes of the scene, in
+                ``trainer.occupancy.resolution``, in whether cameras are refined, in whether exposures are learned, or
+                in the number of training images with exposures.
         """
         scene = parse(SceneConfig, checkpoint["config"]["scene"], "scene of the checkpoint")
         if scene.nested != self.config.scene.nested:
@@ -560,7 +560,7 @@ class Session:
             self.refinement.load_state(checkpoint["cameras"])
         self.step, self.train_seconds = checkpoint["step"], checkpoint["train_seconds"]
         self._step.resume(self.step, checkpoint["rays"])
-        # Files that were written before these were noted have neither.
+        # Old checkpoints do not contain these two entries.
         self.diverged = checkpoint.get("diverged", False)
         self._untrained_error.copy_(checkpoint.get("untrained_error", torch.tensor(math.inf)))
         self._attach()
@@ -594,10 +594,10 @@ class Session:
             return
         if self.step == 0:
             self._restrict()
-        # The grid of nested boxes is never cropped: each box keeps its place in the row.
+        # The grid of nested boxes is never cropped: each box has a fixed place in the grid's frame.
         crop = stage.crop and self.field.boxes is None
         if crop:
-            occupied.fraction(self.step)  # raises if nothing is left to crop to
+            occupied.fraction(self.step)  # raises if no occupied cell is left to crop to
         box = self.occupancy.bounds() if crop else None
         self.recipe.add_detail(
             self.field, stage.resolution, self._shown_cells, self.occupancy.aabb, self.optimizers.grid
@@ -616,7 +616,7 @@ class Session:
         self._call(self._on_stage)
 
     def _find_lost_cameras(self) -> None:
-        """Looks for cameras that the stages before have lost."""
+        """Searches for cameras that were lost in earlier stages."""
         if self._lost_cameras is None or self.refinement is None or self.step == 0:
             return
         lost = self._lost_cameras.find(
@@ -633,7 +633,7 @@ class Session:
             return shown_cells(self.field, self.occupancy, settings, cameras, shape, every=every)
 
     def _restrict(self) -> None:
-        """Rules out what is known to be empty. Images seen from wrong poses would carve away what is there."""
+        """Excludes space known to be empty. With refined cameras, wrong poses would make images carve away matter."""
         if self.refinement is None:
             self._occupied.restrict_to_images(self._pixels)
         else:
@@ -645,15 +645,15 @@ class Session:
         self.optimizers.restrict(self.occupancy)
 
     def _attach(self) -> None:
-        """Starts afresh with what depends on the grids' shapes: their copies, active tiles, the CUDA graph."""
+        """Recreates everything that depends on the grids' shapes: working copies, active tiles, the CUDA graph."""
         self.optimizers.attach(copies_dtype(self.config.trainer.precision, self.device), self.occupancy)
-        # Captured in the graph as numbers: what they are computed from must not be looked at in there.
+        # The graph captures these as numbers, because computing them inside the capture would read from the device.
         settings = self.settings
         self._graphed = GraphedCall(lambda: self._step.run(settings), self.device)
         self._average.restart()
 
     def _regularise_grid(self) -> None:
-        """Adds the gradients of the terms on the grid itself, where the step's own will be added."""
+        """Accumulates the gradients of the loss terms on the grid itself, to which those of the step will be added."""
         terms = grid_terms(self.config.trainer.loss, self.recipe, self.field, self.step)
         if terms:
             (self.config.trainer.loss_scale * torch.stack(list(terms.values())).sum()).backward()
@@ -662,7 +662,7 @@ class Session:
     def _log_scalars(self, seconds: float, since_last: float) -> None:
         totals = self._step.totals.read()
         losses = mean_losses(totals)
-        # Where the field is NaN no sample shows, and the loss of what is left may be finite.
+        # Where the field is NaN, no sample is visible, so the loss of the remaining samples may be finite.
         if not self._is_finite() or not all(math.isfinite(value) for value in losses.values()):
             self._stop_not_finite(losses)
         self._note_divergence(losses["loss/photometric"])
@@ -678,7 +678,7 @@ class Session:
         self._records.scalars(self.step, values)
 
     def _histogram_is_due(self) -> bool:
-        """Tells whether this record is one of those, evenly spread over training, that have a histogram."""
+        """Returns whether a histogram is due with this record; histograms are evenly spread over training."""
         config = self.config.trainer
         records = max(1, round(config.steps / _HISTOGRAMS / config.log_every))
         return self.step % (records * config.log_every) == 0 or self.step == config.steps
@@ -690,7 +690,7 @@ class Session:
             self._records.histogram(self.step, "density/log10", densities)
 
     def _stop_not_finite(self, losses: dict[str, float]) -> NoReturn:
-        """Writes out the state, for whoever looks for the reason, and ends training."""
+        """Saves the state for inspection and stops training."""
         hints = ""
         if self._writer is not None:
             try:
@@ -706,7 +706,7 @@ class Session:
         )
 
     def _note_divergence(self, loss: float) -> None:
-        """Compares the loss since the last record with that of the first step, both read already or read at once."""
+        """Compares the loss since the last record with that of the first step and sets :attr:`diverged`."""
         before, self.diverged = self.diverged, has_diverged(self.step, loss, float(self._untrained_error))
         if self.diverged and not before:
             logger.warning(
@@ -730,7 +730,7 @@ def _due(step: int, every: int) -> bool:
 
 
 def _check_types(scene: object, recipe: object, trainer: object, optimizer: object, camera: object) -> None:
-    """Raises TypeError unless the arguments of a session are of the types that they must be."""
+    """Raises TypeError unless the arguments of a session have the right types."""
     expected: tuple[tuple[str, object, tuple[type, ...], str], ...] = (
         ("scene", scene, (Scene,), "a voxelfield.Scene"),
         ("recipe", recipe, (Recipe, str), "a Recipe or the name of one"),
@@ -748,7 +748,7 @@ def _corners(aabb: tuple[tuple[float, ...], ...] | None) -> list[list[float]] | 
 
 
 def _describe(scene: Scene) -> SceneConfig:
-    """Returns the settings that stand for a scene as it was loaded."""
+    """Returns the settings that describe a loaded scene."""
     low, high = scene.aabb.tolist()
     described = SceneConfig(scene.name, (tuple(low), tuple(high)), boxes=1, near=0.0)
     if scene.boxes is not None:

@@ -1,7 +1,7 @@
-"""Tensors without their zeros.
+"""Compact storage of tensors without their zeros.
 
-Most of a pyramid and of an optimizer's moments belongs to space that no sample was ever near, and is zero from the
-beginning.
+Most elements of a pyramid and of its optimizer's moments belong to space that no sample has ever reached, and have been
+zero from the beginning.
 """
 
 from __future__ import annotations
@@ -16,50 +16,51 @@ from torch import Tensor
 
 from voxelfield.ops._errors import is_out_of_memory
 
-# Elements that are kept or left out together: enough that a bit for each costs little, few enough to follow a surface.
+# Number of elements stored or left out together: large enough that one bit each costs little, small enough to follow a
+# surface.
 _CHUNK = 8
-# Smaller tensors are not worth the trouble.
+# Smaller tensors are copied as they are.
 _MIN_ELEMENTS = 1 << 16
-# Of chunks, above which a tensor stays as it is.
+# Fraction of stored chunks above which a tensor is copied as it is.
 _MAX_KEPT = 0.9
 _MARK = "left out in chunks of"
 _SAME_SIZE = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-# Elements that are looked at together, to bound memory. On a CPU, torch leaves so few to a single thread, which does
-# not wait for others on a busy machine.
+# Number of elements processed at once, to bound memory. On a CPU, torch uses a single thread for so few elements, which
+# avoids waiting for other threads on a busy machine.
 _CPU_PIECE = 1 << 15
 _DEVICE_PIECE = 1 << 22
 
 
 def copy_without_zeros(state: Any) -> Any:
-    """Copies a state, large tensors without runs of zeros; the inverse restores each bit.
+    """Copies a state, storing large tensors without runs of zeros; the inverse restores every bit.
 
     Args:
-        state: Nested dicts, lists and tuples of tensors (any device) and other values, which are taken over.
+        state: Nested dicts, lists and tuples of tensors (any device) and other values, which are kept as they are.
 
     Returns:
-        The same nesting with copies of the tensors on the CPU, and in place of large ones from which much can be left
-        out dicts of the rest.
+        The same nesting with copies of the tensors on the CPU; large tensors with many zeros are replaced by dicts of
+        their nonzero chunks.
     """
     return _map(state, lambda value: _pack(value) if isinstance(value, Tensor) else value)
 
 
 def put_back_zeros(state: Any) -> Any:
-    """Restores what :func:`copy_without_zeros` was given.
+    """Restores a state from the result of :func:`copy_without_zeros`.
 
     Raises:
-        ValueError: A part is not what that function makes.
+        ValueError: A part is not in the format of that function.
     """
     return _map(state, lambda value: value, packed=_unpack)
 
 
 def _map(value: Any, leaf: Callable[[Any], Any], packed: Callable[[dict[str, Any]], Tensor] | None = None) -> Any:
-    # Exact types: only these are known to be made from their items alone.
+    # Exact types only: subclasses may not be constructible from their items alone.
     if type(value) in (dict, OrderedDict):
         if packed is not None and _MARK in value:
             return packed(value)
         mapped = type(value)((name, _map(item, leaf, packed)) for name, item in value.items())
         if isinstance(mapped, OrderedDict):
-            mapped.__dict__.update(value.__dict__)  # a module's state has its version there
+            mapped.__dict__.update(value.__dict__)  # holds the version metadata of a module's state dict
         return mapped
     if type(value) in (list, tuple):
         return type(value)(_map(item, leaf, packed) for item in value)
@@ -71,10 +72,10 @@ def _pack(tensor: Tensor) -> Tensor | dict[str, Any]:
     if tensor.numel() < _MIN_ELEMENTS or tensor.element_size() not in _SAME_SIZE or tensor.is_sparse:
         return _copy(tensor)
     flat = tensor.detach().contiguous().view(-1)
-    # Bits are compared, not numbers, because negative zeros must survive.
+    # Bits are compared instead of numbers, because negative zeros must be preserved.
     chunks_of_all = flat[:whole].view(_SAME_SIZE[tensor.element_size()]).view(-1, _CHUNK)
     pieces = chunks_of_all.split((_CPU_PIECE if flat.device.type == "cpu" else _DEVICE_PIECE) // _CHUNK)
-    # The eight truth values of a chunk are one word, which is faster to look at than any(dim=1).
+    # The eight booleans of a chunk form one 64-bit word, which is faster to test than any(dim=1).
     kept = [(piece != 0).view(torch.int64)[:, 0] != 0 for piece in pieces]
     counts: list[int] = torch.stack([which.sum() for which in kept]).tolist()
     if sum(counts) * _CHUNK > _MAX_KEPT * whole:
@@ -82,7 +83,7 @@ def _pack(tensor: Tensor) -> Tensor | dict[str, Any]:
     chunks = torch.empty(sum(counts), _CHUNK, dtype=_SAME_SIZE[tensor.element_size()])
     for piece, which, count, room in zip(pieces, kept, counts, chunks.split(counts), strict=True):
         if count > 0:
-            # Not indexed by the truth values: on a CPU that takes several threads, which wait for one another.
+            # Not boolean indexing, which on a CPU uses several threads that wait for one another.
             room.copy_(piece.index_select(0, which.nonzero()[:, 0]))
     bits = np.concatenate([np.packbits(which.cpu().numpy()) for which in kept])
     return {
@@ -95,7 +96,7 @@ def _pack(tensor: Tensor) -> Tensor | dict[str, Any]:
 
 
 def _copy(tensor: Tensor) -> Tensor:
-    # Never a view: torch.save writes all of the memory that a view belongs to.
+    # Never a view, because torch.save writes the whole storage of a view.
     return tensor.detach().to("cpu", copy=True)
 
 
@@ -104,7 +105,7 @@ def _unpack(packed: dict[str, Any]) -> Tensor:
         shape, bits, chunks, rest = (packed[key] for key in ("shape", "kept", "chunks", "rest"))
         count = torch.Size(shape).numel()
         chunk_count, left = divmod(count, packed[_MARK])
-        # Before memory is asked for: a bit tells of each chunk.
+        # Checked before memory is allocated: there is one bit per chunk.
         if len(bits) != -(-chunk_count // 8) or rest.numel() != left:
             raise ValueError(f"{len(bits)} bytes of bits do not tell of {count} numbers")
         flat = torch.zeros(count, dtype=rest.dtype, device=chunks.device)

@@ -24,10 +24,10 @@ from voxelfield.training.schedules import exponential_decay
 
 
 class StepTotals:
-    """What steps add up on the device until somebody reads it.
+    """Sums over steps that stay on the device until they are read.
 
     Args:
-        device: Where.
+        device: Device of the sums.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -35,10 +35,10 @@ class StepTotals:
         self._sums: dict[tuple[str, ...], Tensor] = {}
 
     def add(self, values: dict[str, Tensor]) -> None:
-        """Adds to totals, which start at zero: side by side, in two launches however many they are.
+        """Adds values to the totals, which start at zero, in two kernel launches regardless of their number.
 
         Args:
-            values: () each, at least one, by name, on the device and all of one dtype.
+            values: Scalars () by name, at least one, on the device and all of one dtype.
         """
         names = tuple(values)
         if names not in self._sums:
@@ -63,27 +63,27 @@ def autocast(config: TrainerConfig, device: torch.device) -> contextlib.Abstract
 
 
 class TrainingStep:
-    """Runs steps one after the other. Nothing in a CUDA step waits for the device or depends on the host.
+    """Runs one step after another. On CUDA, a step neither synchronises with the device nor depends on the host.
 
-    On CUDA the same number of rays is drawn each step, and as many of them are used as fit into
-    ``config.visible_samples`` visible samples; on the CPU the number of rays follows the samples instead.
+    On CUDA a fixed number of rays is drawn in each step, and as many of them are used as fit in
+    ``config.visible_samples`` visible samples; on the CPU the number of rays is adapted to the samples instead.
 
     Args:
-        field: What is trained.
-        occupancy: Where rays are sampled.
+        field: The field to train.
+        occupancy: The occupied cells.
         pixels: The training images.
-        optimizers: Update the field.
-        config: The loop's settings.
-        refinement: Updates the cameras too, and casts rays with them; None: they stay as ``pixels`` has them.
-        exposure: Corrects the colours of the training images; None leaves them as they are.
+        optimizers: The optimizers of the field.
+        config: Settings of the training loop.
+        refinement: Updates the cameras and provides those from which rays are cast; None keeps those of ``pixels``.
+        exposure: Corrects the colours of the training images; None for no correction.
 
     Attributes:
-        number: Steps done, int64, on the device.
-        rays: Rays drawn in a step.
+        number: Number of steps done, int64, on the device.
+        rays: Number of rays drawn in a step.
         error: Photometric loss of the last step, () float32 on the device.
-        totals: Sums over the steps since they were last read: the loss terms by name, ``rays``, ``samples``,
-            ``steps`` and, where they are counted, ``candidates``. With ``config.not_finite="skip"`` also ``skipped``,
-            the steps that changed nothing but Adam's moments; their losses count as zero.
+        totals: Sums over the steps since the last read: the loss terms by name, ``rays``, ``samples``, ``steps`` and,
+            if they are counted, ``candidates``. With ``config.not_finite="skip"`` also ``skipped``, the number of steps
+            that changed nothing but Adam's moments; their losses count as zero.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class TrainingStep:
         """Takes one step.
 
         Args:
-            settings: How rays are sampled.
+            settings: Sampling settings.
         """
         config = self._config
         self._optimizers.scale(exponential_decay(self.number, config.steps, config.rates.final_factor))
@@ -165,19 +165,19 @@ class TrainingStep:
             counts["candidates"] = rendering.candidates
         self.totals.add(counts)
         if self.capacity is None:
-            # As space empties, the same number of samples pays for more rays.
+            # As space empties, rays have fewer samples, so more rays fit in the same number of samples.
             wanted = self.rays * config.visible_samples / max(len(rendering.samples.positions), 1)
             self.rays = int(min(config.max_rays, max(self.rays * 0.8, min(self.rays * 1.25, wanted)) + 1))
 
     def _drop_unless_finite(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Counts a step as skipped, and zeroes its gradients and losses, if one of them is not finite.
+        """Counts a step as skipped and zeroes its gradients and losses if any of them is not finite.
 
-        All on the device, where it reads and writes every gradient once more.
+        Runs entirely on the device, and reads and writes every gradient once more.
         """
         learners = [module for module in (self._field, self._exposure, self._refinement) if module is not None]
         parameters = [parameter for module in learners for parameter in module.parameters()]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        # A sum that overflows though all of its terms are finite is no gradient to follow, either.
+        # A sum may overflow although its terms are finite; such a gradient is not usable either.
         sums = [gradient.sum(dtype=torch.float32) for gradient in gradients]
         finite = torch.stack([value.detach().float() for value in (*terms.values(), *sums)]).isfinite().all()
         for gradient in gradients:
@@ -194,16 +194,16 @@ class TrainingStep:
         self.totals.add({f"loss/{name}": term.detach() for name, term in terms.items()})
 
     def psnr(self) -> float:
-        """Returns that of the last step's pixels, dB; synchronises with the device."""
+        """Returns the PSNR of the last step's pixels, dB; synchronises with the device."""
         return float(mse_to_psnr(self.error))
 
     def resume(self, number: int, rays: int) -> None:
-        """Continues after ``number`` steps; on the CPU, where it changes, with that number of rays."""
+        """Resumes after ``number`` steps; on the CPU, where the number of rays varies, with ``rays`` rays."""
         self.number.fill_(number)
         if self.capacity is None:
             self.rays = min(rays, self._config.max_rays)
 
 
 def _over(rgb: Tensor, alpha: Tensor, background: Tensor) -> Tensor:
-    """Composites straight colours (P, 3) of opacity (P, 1) over backgrounds (P, 3)."""
+    """Composites straight-alpha colours (P, 3) with opacities (P, 1) over backgrounds (P, 3)."""
     return rgb * alpha + background * (1 - alpha)

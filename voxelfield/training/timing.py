@@ -1,4 +1,4 @@
-"""Where the wall clock of a whole run goes."""
+"""Wall-clock times of the parts of a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class Timing:
-    """Divides the time since its creation among named parts, one after the other.
+    """Divides the time since its creation into successive named parts.
 
     Args:
         clock: Source of seconds.
@@ -19,7 +19,7 @@ class Timing:
         self._began = clock()
 
     def end(self, part: str) -> None:
-        """Counts the time since the last part, or since the creation, as that of ``part``."""
+        """Adds the time since the last part, or since creation, to ``part``."""
         now = self._clock()
         self._seconds[part] = self._seconds.get(part, 0.0) + now - self._began
         self._began = now
@@ -29,5 +29,5 @@ class Timing:
         return dict(self._seconds)
 
     def __str__(self) -> str:
-        """Lists the parts for a line of a log."""
+        """Returns the parts as text for a log line."""
         return ", ".join(f"{part} {seconds:.1f} s" for part, seconds in self._seconds.items())

@@ -1,4 +1,4 @@
-"""Copies between host and device for which the device is never kept waiting."""
+"""Copies between host and device that do not stall the device."""
 
 from __future__ import annotations
 
@@ -9,18 +9,19 @@ import torch
 from torch import Tensor
 
 AHEAD = 3
-"""Images that a device is given beyond the one that it works on: enough that it is never without work, few enough that
-neither they nor what is made of them fills memory."""
+"""Number of images queued on a device beyond the one in progress: enough to keep it busy, few enough that the images
+and intermediate results do not fill its memory."""
 
 
 def read_from_host(tensor: Tensor, device: torch.device) -> Tensor:
-    """Returns a copy in pinned memory of the host as a tensor of a GPU.
+    """Returns a copy of a tensor in pinned host memory as a CUDA tensor.
 
-    The GPU's kernels read it over the bus: slower than its own memory by far, but only what they ask for. Nothing else
-    differs, so that what fits nowhere on the device can be indexed like what does, within a CUDA graph too.
+    GPU kernels read it over the bus, which is far slower than device memory, but transfer only what they access. In all
+    other respects it is a normal CUDA tensor, so data too large for the device can be indexed like any other, also
+    within a CUDA graph.
 
     Args:
-        tensor: Any tensor on the CPU, of a dtype that NumPy has.
+        tensor: Any tensor on the CPU, of a dtype that NumPy supports.
         device: A CUDA device.
     """
     with torch.cuda.device(device):
@@ -29,7 +30,7 @@ def read_from_host(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 class _Pinned:
-    """Pinned memory by the address at which a GPU finds it too; lives as long as tensors that were made of it."""
+    """Pinned memory at an address that is valid on the GPU too; lives as long as the tensors that refer to it."""
 
     def __init__(self, pinned: Tensor) -> None:
         self._pinned = pinned
@@ -40,13 +41,13 @@ class _Pinned:
 
 
 class OnDevice:
-    """A tensor that some thread will want on the host.
+    """A tensor that another thread will later copy to the host.
 
-    Until then it stays on its device. Whoever fetches it waits for this tensor alone, not for the work that the device
-    was given afterwards.
+    Until then it stays on its device. Fetching it waits for this tensor only, not for work that was queued on the
+    device afterwards.
 
     Args:
-        tensor: Any tensor, which must not be changed before it has been fetched.
+        tensor: Any tensor; it must not be changed before it has been fetched.
     """
 
     def __init__(self, tensor: Tensor) -> None:
@@ -54,10 +55,10 @@ class OnDevice:
         self._done = torch.cuda.current_stream(tensor.device).record_event() if tensor.is_cuda else None
 
     def fetch(self) -> Tensor:
-        """Returns the tensor on the host: a copy, or the tensor itself if it lies there."""
+        """Returns the tensor on the host: a copy, or the tensor itself if it is already there."""
         if self._done is None:
             return self._tensor
-        # A stream of its own, because the current one may be busy with what came later.
+        # A separate stream, because the current one may be busy with later work.
         stream = torch.cuda.Stream(self._tensor.device)
         stream.wait_event(self._done)
         with torch.cuda.stream(stream):
@@ -65,10 +66,10 @@ class OnDevice:
 
 
 class Uploads:
-    """Copies tensors to a device while it still works on what it was given before.
+    """Copies tensors to a device while the device is still busy with earlier work.
 
-    A plain ``tensor.to(device)`` would wait until the device has done all of that. Here the host waits only when it is
-    a few tensors ahead.
+    A plain ``tensor.to(device)`` would wait until all of that work is done. Here the host waits only when it is a few
+    tensors ahead.
     """
 
     def __init__(self) -> None:
@@ -76,11 +77,11 @@ class Uploads:
         self._on_the_way: deque[torch.cuda.Event] = deque()
 
     def to(self, tensor: Tensor, device: torch.device) -> Tensor:
-        """Returns a copy on the device, or the tensor itself if it lies there.
+        """Returns a copy on the device, or the tensor itself if it is already there.
 
         Args:
             tensor: Any tensor.
-            device: Where the copy is needed, the same in every call.
+            device: Target device, the same in every call.
         """
         if device.type != "cuda" or tensor.is_cuda:
             return tensor.to(device)
@@ -88,7 +89,7 @@ class Uploads:
             self._on_the_way.popleft().synchronize()
         if self._stream is None:
             self._stream = torch.cuda.Stream(device)
-        # Not through pinned memory: to copy a photograph there first takes longer than the driver's own way.
+        # Not through pinned memory: copying a photograph there first takes longer than the driver's own staging.
         with torch.cuda.stream(self._stream):
             copy = tensor.to(device, non_blocking=True)
         current = torch.cuda.current_stream(device)

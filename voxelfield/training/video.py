@@ -26,19 +26,19 @@ from voxelfield.training.video_formats import VideoFormat, video_format
 
 Frame = npt.NDArray[np.uint8]
 
-# Frames that may wait to be encoded, however large they are.
+# Smallest number of frames that may wait for the encoder, regardless of their size.
 _LEAST_WAITING = 8
 
 
 @dataclass
 class Pace:
-    """How fast a video was made.
+    """Timing of the rendering and encoding of a video.
 
     Attributes:
         frames: Number of frames.
-        rendering: Seconds that the frames took to be asked for and handed over.
-        encoding: Seconds that the encoder took, in a thread of its own.
-        waited: Seconds that rendering stood still because no further frame had room to wait for the encoder.
+        rendering: Seconds spent on producing the frames.
+        encoding: Seconds spent by the encoder, in a separate thread.
+        waited: Seconds in which rendering was stopped because the queue for the encoder was full.
     """
 
     frames: int = 0
@@ -64,23 +64,23 @@ def write_views(
     *,
     room: int = 2 << 30,
 ) -> Pace:
-    """Renders a video: each image is encoded in a thread while the next ones are made.
+    """Renders a video; each image is encoded in a thread while the next ones are rendered.
 
     Args:
         path: As for :func:`write_video`.
-        images: (H, W, 3) floating point, nominally in [0, 1], any device, such as the ``rgb`` of views; asked for one
-            at a time.
+        images: (H, W, 3) floating point, nominally in [0, 1], any device, such as the ``rgb`` of views; consumed one at
+            a time.
         fps: As for :func:`write_video`.
         codec: As for :func:`write_video`.
-        room: Bytes of host memory for 8-bit frames that wait for the encoder; at least eight frames may wait. No
-            encoder keeps up with a GPU. The default holds 300 frames of 1920 x 1080, so that the GPU is free again as
-            soon as they are drawn.
+        room: Bytes of host memory for 8-bit frames that wait for the encoder; at least eight frames may wait. Encoders
+            are slower than a GPU. The default holds 300 frames of 1920 x 1080, so that the GPU is free as soon as these
+            are rendered.
 
     Returns:
-        How fast it was.
+        The timing.
 
     Raises:
-        Exception: As for :func:`write_video`, or what making an image raises. There is no file then.
+        Exception: As for :func:`write_video`, or any error from ``images``. No file is written then.
     """
     handover = _Handover(room)
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="video") as thread:
@@ -99,9 +99,9 @@ def write_views(
 
 
 def _on_host(images: Iterable[Tensor]) -> Iterator[Frame]:
-    """Yields images as 8-bit frames, each once its device has finished it.
+    """Yields images as 8-bit frames, each after its device has finished it.
 
-    Without this, the encoder would be what waits for the device, and the time of rendering would be taken for its own.
+    Otherwise the encoder would wait for the device, and rendering time would be counted as encoding time.
     """
     on_the_way: deque[OnDevice] = deque()
     for image in images:
@@ -113,19 +113,19 @@ def _on_host(images: Iterable[Tensor]) -> Iterator[Frame]:
 
 
 class _IncompleteError(Exception):
-    """Making images ended early, so that there must be no video."""
+    """The iterable of images ended with an error, so no video must be written."""
 
 
 @dataclass
 class _Handover:
-    """Frames on their way from the thread that renders to the one that encodes."""
+    """A queue of frames between the rendering and the encoding thread."""
 
     room: int
     pace: Pace = field(default_factory=Pace)
     _waiting: queue.Queue[Frame | bool] = field(default_factory=queue.Queue)
 
     def give(self, item: Frame | bool, encoding: Future[None]) -> bool:
-        """Waits for room; returns False if the encoder has ended."""
+        """Waits until there is room in the queue; returns False if the encoder has ended."""
         if not isinstance(item, bool):
             self._waiting.maxsize = max(_LEAST_WAITING, self.room // max(item.nbytes, 1))
         timeout, started = 0.0, time.perf_counter()
@@ -141,15 +141,15 @@ class _Handover:
         return False
 
     def end(self, encoding: Future[None], complete: bool) -> None:
-        """Tells the encoder that there are no more frames, and whether these were all."""
+        """Signals the end of the frames to the encoder, and whether they are complete."""
         self.give(complete, encoding)
         if not complete:
-            # The error of the images is the one to report.
+            # The error from the images is the one to report.
             with contextlib.suppress(Exception):
                 encoding.result()
 
     def frames(self) -> Iterator[npt.NDArray[np.uint8]]:
-        """Yields the frames to the encoder, and times it."""
+        """Yields the frames to the encoder and measures its time."""
         while True:
             item = self._waiting.get()
             if isinstance(item, bool):
@@ -168,25 +168,25 @@ def write_video(
     """Encodes frames as a video.
 
     An odd height or width is padded by repeating the last row or column, since most codecs halve the colour resolution;
-    no frame is rescaled. The file appears when the last frame is encoded, and not at all on failure.
+    no frame is rescaled. The file is created only after the last frame has been encoded, and not at all on failure.
 
     Args:
-        path: File to write, whose ending says which container it is, see
+        path: File to write; its suffix selects the container, see
             :data:`voxelfield.training.video_formats.CONTAINERS`; its parent directory is created if needed.
         frames: (H, W, 3) uint8 arrays of one size; consumed one at a time.
         fps: Frames per second.
-        codec: How to encode, see :data:`voxelfield.training.video_formats.CODECS`; None: the container's default,
-            which for ``*.mp4`` is H.264, which every browser and player decodes. A :class:`VideoFormat`, as
-            :func:`voxelfield.training.video_formats.video_format` makes, sets quality and layout of pixels too.
+        codec: A codec from :data:`voxelfield.training.video_formats.CODECS`; None for the container's default, which
+            for ``*.mp4`` is H.264, supported by every browser and player. A :class:`VideoFormat` from
+            :func:`voxelfield.training.video_formats.video_format` also sets quality and pixel format.
 
     Raises:
-        MissingPackageError: ffmpeg, which imageio-ffmpeg brings, is not installed.
+        MissingPackageError: ffmpeg, which imageio-ffmpeg provides, is not installed.
         OSError: The file cannot be written.
         TypeError: A frame is not uint8.
         ValueError: There is no frame, a frame has another shape than (H, W, 3) or than the first, ``fps`` is not
             positive, or there is no such container or codec.
     """
-    program = ffmpeg_program("write a video")  # before the first frame is drawn, which may take long
+    program = ffmpeg_program("write a video")  # before the first frame is rendered, which may take long
     if not fps > 0:
         raise ValueError(f"fps must be above 0, got {fps}")
     chosen = codec if isinstance(codec, VideoFormat) else video_format("path", path, codec)
@@ -217,9 +217,9 @@ def write_video(
 
 
 class _Encoder:
-    """ffmpeg, which takes frames through a pipe; a context manager that kills it if it has not finished.
+    """An ffmpeg process that reads frames from a pipe; a context manager that kills it if it has not finished.
 
-    The writers of imageio run Python between fork and exec, which crashes now and then where other threads are at work.
+    imageio's writers run Python between fork and exec, which occasionally crashes if other threads are running.
     """
 
     def __init__(self, program: str, path: Path, shape: tuple[int, ...], fps: float, chosen: VideoFormat) -> None:
@@ -231,7 +231,7 @@ class _Encoder:
             [program, "-y", "-hide_banner", "-loglevel", "error", *given, *made],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
-            # Ctrl-C is for this program, which then ends the encoder as it should.
+            # Ctrl-C must reach only this program, which then ends the encoder properly.
             start_new_session=True,
         )
 
@@ -241,9 +241,9 @@ class _Encoder:
         self._process.stdin.write(np.ascontiguousarray(frame).data)
 
     def finish(self) -> int:
-        """Waits for the file; returns the exit status."""
+        """Waits until the file is complete; returns the exit status."""
         assert self._process.stdin is not None
-        with contextlib.suppress(OSError):  # what was still to be written, to an ffmpeg that has ended
+        with contextlib.suppress(OSError):  # unwritten data for an ffmpeg that has already ended
             self._process.stdin.close()
         return self._process.wait()
 
@@ -257,20 +257,20 @@ class _Encoder:
 
 
 def _is_whole(path: Path, count: int) -> bool:
-    """Tells whether a video has all of its frames."""
+    """Returns whether a video contains all of its frames."""
     if path.suffix in (".mp4", ".mov"):
         return _boxes_are_whole(path)
     import imageio_ffmpeg
 
     try:
         found: int = imageio_ffmpeg.count_frames_and_secs(str(path))[0]
-    except (RuntimeError, OSError):  # no video at all
+    except (RuntimeError, OSError):  # not a video
         return False
     return found == count
 
 
 def _boxes_are_whole(path: Path) -> bool:
-    """Tells whether an MP4 file ends where its last box does, and has an index, which ffmpeg writes last."""
+    """Returns whether an MP4 file ends with its last box and has an index, which ffmpeg writes last."""
     size = path.stat().st_size if path.is_file() else 0
     position, kinds = 0, []
     with path.open("rb") if size > 0 else io.BytesIO() as file:
@@ -278,6 +278,6 @@ def _boxes_are_whole(path: Path) -> bool:
             file.seek(position)
             length, kind, long_length = struct.unpack(">I4sQ", file.read(16))
             kinds.append(kind)
-            # 1 stands for a length of 64 bits, and 0 for the rest of the file.
+            # A length of 1 means that a 64-bit length follows, and 0 means the rest of the file.
             position += max({0: size, 1: long_length}.get(length, length), 8)
     return position == size and b"moov" in kinds

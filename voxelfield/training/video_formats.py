@@ -1,4 +1,4 @@
-"""Which videos can be written: containers, codecs, and what the encoder is told."""
+"""Supported video formats: containers, codecs, and the encoder's options."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class VideoFormat:
-    """How ffmpeg encodes.
+    """Encoding options for ffmpeg.
 
     Attributes:
-        encoder: Its name for the encoder.
-        pixels: Its name for the pixels' layout.
+        encoder: ffmpeg's name of the encoder.
+        pixels: ffmpeg's name of the pixel format.
         options: Further arguments.
-        other_pixels: Further layouts that the encoder takes.
-        crf: Its constant rate factor: the higher, the smaller and worse. The default is one at which eyes hardly see a
-            loss; None: it has none.
-        max_crf: The highest.
+        other_pixels: Further pixel formats that the encoder supports.
+        crf: Constant rate factor: higher values give smaller files of lower quality. The defaults are nearly visually
+            lossless. None if the encoder has no such option.
+        max_crf: Largest constant rate factor.
     """
 
     encoder: str
@@ -45,24 +45,25 @@ CONTAINERS = {
     ".webm": ("vp9", "av1"),
     ".mov": ("prores", "h264", "hevc"),
 }
-"""Endings of files, and the codecs that each may have; the first is its default."""
+"""Supported codecs by file suffix; the first of each is the default."""
 
 
 def video_format(
     name: str, path: Path, codec: str | None = None, *, crf: int | None = None, pixels: str | None = None
 ) -> VideoFormat:
-    """Returns how a file is encoded.
+    """Returns the encoding options for a file.
 
     Args:
-        name: The argument, for messages.
+        name: Name of the argument, for messages.
         path: The file.
-        codec: One of :data:`CODECS`; None: the container's default.
-        crf: Constant rate factor; None: the codec's default.
-        pixels: ffmpeg's name for the pixels' layout, such as ``yuv444p`` for colours as sharp as brightness; None: the
-            codec's default, which most players show.
+        codec: One of :data:`CODECS`; None for the container's default.
+        crf: Constant rate factor; None for the codec's default.
+        pixels: ffmpeg's name of the pixel format, such as ``yuv444p`` for colours at full resolution; None for the
+            codec's default, which most players support.
 
     Raises:
-        ValueError: The ending is no container, the container cannot hold the codec, or the codec cannot be told so.
+        ValueError: The suffix is not that of a container, the container does not support the codec, or the codec does
+            not support an option.
     """
     held = CONTAINERS.get(path.suffix.lower())
     if held is None:

@@ -1,4 +1,4 @@
-"""Pictures of what a view holds, for videos."""
+"""Images of the quantities of a view, for videos."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.training.images import turbo
 
 PICTURES = ("rgb", "depth", "opacity")
-"""What :func:`picture` can show."""
+"""Quantities that :func:`picture` can show."""
 
-# Stations that are looked at to find the range of a path's depths, and the height of their images.
+# Number of frames that are rendered to find a path's range of depths, and the height of their images.
 _LOOKS, _LOOK_HEIGHT = 8, 128
 
 
 def picture(view: View, shown: str, near_far: tuple[float, float]) -> Tensor:
-    """Returns a view as an image.
+    """Converts a quantity of a view to an image.
 
     Args:
         view: The view.
-        shown: One of :data:`PICTURES`. Nearness, the inverse of the depth, is in colours of the Turbo map, from blue
-            (near) to red (far), and white where the view is more than half transparent.
-        near_far: Depths of the first and the last colour, world units, the first above 0 and below the other.
+        shown: One of :data:`PICTURES`. Depth is shown as nearness, its inverse, in colours of the Turbo map from blue
+            (near) to red (far), and in white where the view is more than half transparent.
+        near_far: Depths of the first and the last colour, world units; both positive, in increasing order.
 
     Returns:
         (H, W, 3) float32 in [0, 1] on the view's device.
@@ -40,11 +40,11 @@ def picture(view: View, shown: str, near_far: tuple[float, float]) -> Tensor:
 
 
 def depth_range(renderer: FieldRenderer, cameras: Cameras) -> tuple[float, float]:
-    """Returns between which depths nearly all lies that a path shows, so that its frames have one scale of colours.
+    """Returns a range that contains nearly all depths of a path, so that all frames use the same colour scale.
 
     Args:
-        renderer: Draws the path.
-        cameras: Its stations, of which a few are looked at.
+        renderer: The renderer of the path.
+        cameras: The cameras of the path, a few of which are rendered.
     """
     height = min(_LOOK_HEIGHT, cameras.height)
     width = max(1, round(cameras.width * height / cameras.height))
@@ -57,5 +57,5 @@ def depth_range(renderer: FieldRenderer, cameras: Cameras) -> tuple[float, float
     ordered = depths.sort().values
     last = len(ordered) - 1
     near, far = (float(ordered[round(share * last)]) for share in (0.01, 0.99))
-    # A wall that faces the camera has one depth.
+    # The range must not be empty: a wall that faces the camera has a single depth.
     return near, max(far, 1.001 * near)

@@ -1,4 +1,4 @@
-"""Refining the poses of views that were not trained on, with a field that stays as it is."""
+"""Refinement of the poses of held-out views with a fixed field."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from voxelfield.training.step import autocast
 from voxelfield.training.views import render_settings
 
 FINAL_FACTOR = 0.02
-"""Share of the rate of poses that is left after the last step."""
+"""Factor of the learning rate of poses after the last step."""
 
 
 def refine_views(
@@ -34,20 +34,20 @@ def refine_views(
     steps: int,
     rate: float,
 ) -> Split:
-    """Finds the poses from which a field looks most like some images, beginning at the given ones.
+    """Optimises the poses of images so that renderings of a field match them, starting from the given poses.
 
-    A field whose cameras were learned lies in a frame that only its training images define, up to their errors. Views
-    held out of training are judged as BARF (Lin et al. 2021, section 4) does, with poses that were optimised alone for
-    the same images: what is judged is the field then, and no longer how well poses were known. The field, its gradients
-    and torch's random numbers stay as they are.
+    A field whose cameras were refined lies in a frame that only its training images define, up to their errors.
+    Held-out views are therefore evaluated as in BARF (Lin et al. 2021, section 4), with poses that were optimised for
+    the same images, so that the result depends on the field and not on the accuracy of the poses. The field, its
+    gradients and torch's global generators are not changed.
 
     Args:
         field: The field.
-        occupancy: Where to sample, on the field's device.
-        trainer: How rays are sampled and pixels are made of them.
+        occupancy: The occupied cells, on the field's device.
+        trainer: Settings of sampling and of the averaging of pixels.
         split: The images, with cameras in the field's frame.
-        steps: Number of steps of Adam; each draws pixels of all images.
-        rate: Its learning rate in radians and in world units; it falls to a fiftieth.
+        steps: Number of steps of Adam; each draws pixels from all images.
+        rate: Learning rate in radians and in world units; it decays to a fiftieth.
 
     Returns:
         The split with refined cameras, on the CPU.
@@ -68,15 +68,15 @@ def fit_poses(
     split: Split,
     steps: int,
 ) -> None:
-    """Refines cameras until a field, which stays as it is, looks like their images; torch's random numbers stay too.
+    """Optimises cameras so that renderings of a fixed field match their images; keeps torch's global generators.
 
     Args:
-        refinement: The cameras, on the field's device; what is changed.
+        refinement: The cameras, on the field's device; updated in place.
         field: The field.
-        occupancy: Where to sample, on the field's device.
-        trainer: How rays are sampled and pixels are made of them.
+        occupancy: The occupied cells, on the field's device.
+        trainer: Settings of sampling and of the averaging of pixels.
         split: The images of those cameras.
-        steps: Number of steps of Adam; each draws pixels of all images.
+        steps: Number of steps of Adam; each draws pixels from all images.
     """
     device = field.aabb.device
     pixels = PixelSampler(split, device, trainer.supersampling)
@@ -106,7 +106,7 @@ def fit_poses(
 
 @contextlib.contextmanager
 def _held(field: RadianceField) -> Iterator[None]:
-    """Keeps gradients from reaching a field."""
+    """Disables gradients of a field's parameters in a block."""
     trained = [parameter for parameter in field.parameters() if parameter.requires_grad]
     for parameter in trained:
         parameter.requires_grad_(False)

@@ -1,4 +1,4 @@
-"""How the configuration has views rendered: for previews, the evaluation, the video, and a run that is loaded again."""
+"""Rendering settings from the configuration: for previews, the evaluation, the video, and loaded runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from voxelfield.training.config import TrainerConfig
 
 
 def render_settings(config: TrainerConfig, field: RadianceField) -> RenderSettings:
-    """Returns how rays are sampled at a field's present resolution; waits for the device."""
+    """Returns the sampling settings at a field's current resolution; synchronises with the device."""
     return RenderSettings(
         step=config.render.voxels_per_step * float(field.grid.voxel_size.min()),
         min_transmittance=config.render.min_transmittance,
@@ -24,7 +24,7 @@ def render_settings(config: TrainerConfig, field: RadianceField) -> RenderSettin
 
 
 def evaluation_background(config: TrainerConfig, device: torch.device) -> Tensor:
-    """Returns the colour (3,) that views are rendered and judged over."""
+    """Returns the background colour (3,) for rendering and evaluating views."""
     return background_for(config.evaluation_background, 1, device)[0]
 
 
@@ -38,16 +38,16 @@ def view_renderer(
     supersampling: int | None = None,
     background: Tensor | None = None,
 ) -> FieldRenderer:
-    """Returns what renders views of a field as it is now, as the evaluation does unless told otherwise.
+    """Returns a renderer of a field's current state, by default with the settings of the evaluation.
 
     Args:
         field: The field.
-        occupancy: Where to sample, on the field's device.
-        config: The loop's settings.
-        recipe: What built the field.
+        occupancy: The occupied cells, on the field's device.
+        config: Settings of the training loop.
+        recipe: The recipe that built the field.
         backend: As for :class:`voxelfield.FieldRenderer`.
-        supersampling: As for :class:`voxelfield.FieldRenderer`; None: that of the evaluation.
-        background: (3,) float32 on the field's device; None: that of the evaluation.
+        supersampling: As for :class:`voxelfield.FieldRenderer`; None for that of the evaluation.
+        background: (3,) float32 on the field's device; None for that of the evaluation.
     """
     return FieldRenderer(
         field,

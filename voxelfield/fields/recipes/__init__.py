@@ -1,1 +1,1 @@
-"""Kinds of fields: one file each, found by name."""
+"""Recipes for fields: one file per kind, looked up by name."""

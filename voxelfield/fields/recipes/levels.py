@@ -1,6 +1,6 @@
-"""Limits of the compiled ops, and levels that training reaches: what several recipes check.
+"""Limits of the compiled ops, and checks of pyramid levels that several recipes share.
 
-The ops are not asked for their limits: a configuration is checked before anything is loaded.
+The limits are repeated here because a configuration is checked before the compiled ops are loaded.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ def used_levels(resolutions: Sequence[int], finest: int) -> list[int]:
     """Returns the levels up to a resolution, at least the first.
 
     Args:
-        resolutions: Of all levels. One may be named twice: the trainer's own finest may be one of the model's levels.
-        finest: The resolution that training reaches.
+        resolutions: Resolutions of all levels. Duplicates are allowed: the trainer's finest resolution may coincide
+            with one of the model's levels.
+        finest: The finest resolution of training.
     """
     return list(dict.fromkeys(level for level in resolutions if level <= finest)) or list(resolutions[:1])
 
 
 def built_levels(resolutions: Sequence[int], stages: Sequence[int]) -> list[int]:
-    """Returns the levels that training reaches, and warns of those that are left out.
+    """Returns the levels that training reaches, and logs a warning about those that are left out.
 
     Args:
-        resolutions: Of all levels.
+        resolutions: Resolutions of all levels.
         stages: Resolutions of the trainer's stages.
     """
     finest = max(stages)
@@ -50,25 +51,25 @@ def built_levels(resolutions: Sequence[int], stages: Sequence[int]) -> list[int]
 
 
 def initial_ranges(coarsest: float, levels: Sequence[int]) -> list[float]:
-    """Returns within what range of zero the features of each level start.
+    """Returns, for each level, the half-width of the range around zero from which its features are initialised.
 
     Args:
-        coarsest: That of the coarsest level; the others start at zero.
-        levels: Their resolutions.
+        coarsest: The half-width for the coarsest level; the other levels start at zero.
+        levels: The levels' resolutions.
     """
     return [coarsest] + [0.0] * (len(levels) - 1)
 
 
 def check_levels(resolutions: Sequence[int], finest: int, name: str) -> list[int]:
-    """Returns the levels up to a resolution.
+    """Returns the levels up to a resolution, after checking them.
 
     Args:
-        resolutions: Of all levels.
-        finest: The resolution that training reaches.
-        name: Where the recipe stands in the configuration.
+        resolutions: Resolutions of all levels.
+        finest: The finest resolution of training.
+        name: The recipe's key in the configuration.
 
     Raises:
-        ValueError: They are no 1 to 16 levels from coarse to fine.
+        ValueError: They are not 1 to 16 levels from coarse to fine.
     """
     used = used_levels(resolutions, finest)
     if not 1 <= len(used) <= MAX_LEVELS or used != sorted(used):

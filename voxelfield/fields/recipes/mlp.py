@@ -1,4 +1,4 @@
-"""One grid of density and features, of which a shallow network makes colour: ``model=mlp``."""
+"""A single grid of density and features, with a shallow network for colour: ``model=mlp``."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from voxelfield.grids.voxel_grid import VoxelGrid, cubic_voxels
 
 @dataclass
 class MLPRecipe(Recipe):
-    """One grid of density and features, of which a shallow network makes colour.
+    """A single grid of density and features, with a shallow network for colour.
 
     Attributes:
-        kind: Tells this model from the others.
-        features: Features of a vertex, beside density.
-        width: Of the hidden layers.
-        hidden: Hidden layers.
-        view_degree: Of the harmonics that tell the network the viewing direction.
-        init_std: Standard deviation of the features at the start.
-        density: How density comes of the first channel.
+        kind: Identifies this recipe.
+        features: Number of features per vertex, in addition to the density.
+        width: Width of the hidden layers.
+        hidden: Number of hidden layers.
+        view_degree: Degree of the spherical harmonics that encode the viewing direction.
+        init_std: Standard deviation of the initial features.
+        density: Settings of the activation that maps the first channel to density.
     """
 
     grid_terms: ClassVar[tuple[str, ...]] = ("tv_density", "tv_color")
@@ -50,16 +50,16 @@ class MLPRecipe(Recipe):
         vertices = cubic_voxels(aabb, resolutions[0])
         grid = VoxelGrid(vertices, decoder.channels, aabb, init_std=self.init_std, device=device)
         with torch.no_grad():
-            grid.features[..., 0] = 0  # density starts even: noise would be mistaken for matter
+            grid.features[..., 0] = 0  # a uniform density: initial noise would be mistaken for matter
         return RadianceField(grid, decoder).to(device)
 
     def grid_losses(self, field: RadianceField, weights: Mapping[str, float]) -> dict[str, Tensor]:
-        """See :class:`Recipe`. The total variation of the raw density and of the colour features."""
+        """See :class:`Recipe`. Returns the total variation of the raw density and of the colour features."""
         channels = {"tv_density": slice(0, 1), "tv_color": slice(1, None)}
         grid = field.grid
         assert isinstance(grid, VoxelGrid)
         return {name: weight * grid.total_variation(channels=channels[name]) for name, weight in weights.items()}
 
     def count_features(self, field: RadianceField, finest: int) -> int:
-        """See :class:`Recipe`. The grid grows up to there."""
+        """See :class:`Recipe`. The grid is resized up to the finest resolution."""
         return finest**3 * field.grid.channels

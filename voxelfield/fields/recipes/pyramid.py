@@ -1,4 +1,4 @@
-"""Grids from coarse to fine, read side by side by two shallow networks: ``model=pyramid``, the default."""
+"""Grids from coarse to fine, concatenated and read by two shallow networks: ``model=pyramid``, the default."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ExponentialDensityConfig:
     """Exponential density; see :class:`voxelfield.fields.density.ExponentialDensity`.
 
     Attributes:
-        initial: Density where the network says 0, per world unit.
+        initial: Density at a network output of 0, per world unit.
     """
 
     initial: Positive = 1.0
@@ -46,24 +46,24 @@ class ExponentialDensityConfig:
 
 @dataclass
 class PyramidRecipe(Recipe):
-    """Grids from coarse to fine, read side by side; two shallow networks make density and colour of them.
+    """Grids from coarse to fine, concatenated; two shallow networks map their features to density and colour.
 
     Attributes:
-        kind: Tells this model from the others.
-        resolutions: Of the levels. Those finer than all ``trainer.stages`` are left out, and one that is named twice
-            counts once.
-        sparse_resolutions: Of further, finer levels, of which only blocks are there that training images show once a
-            stage of ``trainer.stages`` reaches them. Levels finer than all stages are left out.
-        most_blocks: Largest number of blocks of 512 vertices of each of these.
-        channels: Features of a level at a vertex.
-        init_range: Features of the coarsest level start uniformly within this of zero, which gives the networks
-            something to begin with. Those of the others start at zero: where initial features vary from vertex to
-            vertex, neighbours learn different codes for the same thing.
-        width: Of both networks' hidden layers.
-        geometry: Numbers that the density network hands to the colour network.
-        hidden: Hidden layers of the colour network.
-        view_degree: Of the harmonics that tell the colour network the viewing direction.
-        density: How density comes of the density network.
+        kind: Identifies this recipe.
+        resolutions: Resolutions of the dense levels. Levels finer than all ``trainer.stages`` are left out; duplicates
+            count once.
+        sparse_resolutions: Resolutions of additional, finer levels. Once a stage of ``trainer.stages`` reaches such a
+            level, it gets blocks only where training images show something. Levels finer than all stages are left out.
+        most_blocks: Largest number of blocks of each sparse level; a block has 512 vertices.
+        channels: Number of features per vertex of each level.
+        init_range: Features of the coarsest level are initialised uniformly in [-init_range, init_range], to give the
+            networks a varying input. Those of the other levels start at zero: if initial features vary from vertex to
+            vertex, neighbours learn different codes for the same content.
+        width: Width of the hidden layers of both networks.
+        geometry: Number of outputs of the density network, all of which are inputs of the colour network.
+        hidden: Number of hidden layers of the colour network.
+        view_degree: Degree of the spherical harmonics that encode the viewing direction.
+        density: Settings of the activation that maps the density network's first output to density.
     """
 
     image_backends: ClassVar[tuple[type[ImageBackend], ...]] = (PyramidImages,)
@@ -81,7 +81,7 @@ class PyramidRecipe(Recipe):
     density: ExponentialDensityConfig = field(default_factory=ExponentialDensityConfig)
 
     def check(self, name: str) -> None:
-        """Raises ValueError where settings do not fit one another."""
+        """Raises ValueError if settings contradict each other."""
         harmonics = (self.view_degree + 1) ** 2
         if self.geometry + harmonics > MAX_WIDTH:
             raise ValueError(
@@ -127,12 +127,12 @@ class PyramidRecipe(Recipe):
         aabb: Tensor,
         optimizer: torch.optim.Optimizer | None,
     ) -> None:
-        """See :class:`Recipe`: blocks of the sparse levels."""
+        """See :class:`Recipe`. Allocates blocks of the sparse levels."""
         assert isinstance(field.grid, VoxelPyramid)
         levels = self._sparse_levels(resolution)
         if not levels:
             return
-        # Half as large as the finest blocks: what a cell touches is not far from what it shows.
+        # Cells of half the size of the finest blocks, so that few blocks are allocated merely for touching a cell.
         finest = field.grid.sparse_grids[len(levels) - 1]
         cells = shown([2 * blocks for blocks in finest.exists.shape])
         wanted = field.grid.allocate(resolution, cells, aabb, optimizer, most=self.most_blocks)
@@ -145,7 +145,7 @@ class PyramidRecipe(Recipe):
                 )
 
     def count_features(self, field: RadianceField, finest: int) -> int:
-        """See :class:`Recipe`: of sparse levels, as many as they may have."""
+        """See :class:`Recipe`. Sparse levels count with the largest number of blocks that they may have."""
         assert isinstance(field.grid, VoxelPyramid)
         dense = sum(grid.features.numel() for grid in field.grid.grids)
         return dense + len(self._sparse_levels(finest)) * self.most_blocks * BLOCK_VERTICES**3 * self.channels

@@ -1,4 +1,4 @@
-"""What training has to know of a kind of field; every kind of field is one subclass."""
+"""The base class of recipes, which define how each kind of field is built and trained."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from voxelfield.rendering.occupancy import OccupancyGrid
 
 @dataclass
 class Recipe:
-    """One kind of field: its settings, how it is built, and what training does differently for it.
+    """One kind of field: its settings, its construction, and the parts of training that are specific to it.
 
-    A subclass is a dataclass whose fields are the keys of ``model`` in the configuration; annotations say what is
-    allowed (:func:`voxelfield.config.parsing.parse`). It must define :meth:`build`. The other methods have defaults
-    that suit every field, and nothing is assumed of a decoder beyond what it says itself.
+    A subclass is a dataclass whose fields are the keys of ``model`` in the configuration; their annotations define the
+    valid values (:func:`voxelfield.config.parsing.parse`). It must define :meth:`build`. The other methods have
+    defaults that work for every field and assume nothing about a decoder beyond its documented attributes.
 
-    To be found by name, ``model=NAME``, a recipe of another package is announced there as an entry point::
+    To make a recipe of another package available as ``model=NAME``, declare it there as an entry point::
 
         [project.entry-points."voxelfield.fields.recipes"]
         NAME = "package.module:ClassName"
 
     Attributes:
-        kind: The name; a subclass gives it a ``Literal`` type and a default.
-        grid_terms: Which of the loss terms on the grid itself, ``tv_density`` and ``tv_color``, this kind has.
-        image_backends: What may render images of this kind faster than the general path, in the order in which they
-            are tried (:func:`voxelfield.rendering.renderer.fastest_backend`): subclasses of
-            :class:`voxelfield.rendering.backends.backend.ImageBackend`. None by default, because a subclass of a field
-            or decoder may compute something else than a kernel for it does.
+        kind: The recipe's name; a subclass gives it a ``Literal`` type and a default.
+        grid_terms: The loss terms on the grid itself that this kind supports, of ``tv_density`` and ``tv_color``.
+        image_backends: Subclasses of :class:`voxelfield.rendering.backends.backend.ImageBackend` that may render images
+            of this kind faster than the general path, in the order in which they are tried
+            (:func:`voxelfield.rendering.renderer.fastest_backend`). Empty by default, because a subclass of a field or
+            decoder may compute something other than the specialised kernel does.
     """
 
     kind: str
@@ -44,14 +44,14 @@ class Recipe:
 
     @classmethod
     def choose(cls, values: Any, name: str) -> type[Recipe]:
-        """Returns the recipe that values ask for by their ``kind``; what has none is of the default kind.
+        """Returns the recipe class selected by ``kind``, or the default recipe if there is no ``kind``.
 
         Args:
             values: A mapping, or a recipe.
-            name: Where the values stand in the configuration.
+            name: The key of the values in the configuration.
 
         Raises:
-            ValueError: There is no recipe of that kind, or another package announces something that is none.
+            ValueError: There is no recipe of that kind, or the entry point of another package is not a recipe.
         """
         if cls is not Recipe:
             return cls
@@ -69,35 +69,35 @@ class Recipe:
         return found
 
     def check_resolution(self, finest: int, name: str) -> None:
-        """Refuses settings that do not fit the resolution that training reaches.
+        """Rejects settings that are incompatible with the finest resolution of training.
 
         Args:
-            finest: That resolution, the cube root of the number of voxels.
-            name: Where this recipe stands in the configuration.
+            finest: The finest resolution, the cube root of the number of voxels.
+            name: The recipe's key in the configuration.
 
         Raises:
-            ValueError: They do not fit; the message begins with the key.
+            ValueError: The settings are incompatible; the message begins with the key.
         """
 
     def build(self, aabb: Tensor, resolutions: Sequence[int], device: torch.device | str) -> RadianceField:
-        """Builds the field as training begins with it.
+        """Builds the field in its state at the start of training.
 
         Args:
             aabb: (2, 3) the scene's box, world units.
-            resolutions: Those of the trainer's stages, in order.
-            device: Where the field goes; it may be ``meta``, to learn shapes alone.
+            resolutions: Resolutions of the trainer's stages, in order.
+            device: Device of the field; may be ``meta``, to find out shapes only.
         """
         raise NotImplementedError(f"{type(self).__name__} must define build")
 
     def enter_stage(
         self, field: RadianceField, resolution: int, aabb: Tensor | None, optimizer: torch.optim.Optimizer | None
     ) -> None:
-        """Brings the field to a stage's resolution, with the optimizer's state.
+        """Resizes the field to a stage's resolution, together with the optimizer's state.
 
         Args:
-            field: What :meth:`build` returned.
+            field: The field that :meth:`build` returned.
             resolution: Cube root of the number of voxels.
-            aabb: (2, 3) a smaller box to move to first, world units, or None.
+            aabb: (2, 3) a smaller box to which the field is refitted first, world units, or None.
             optimizer: The grids' optimizer.
         """
         field.grid.resize(resolution, optimizer, aabb=aabb)
@@ -110,29 +110,30 @@ class Recipe:
         aabb: Tensor,
         optimizer: torch.optim.Optimizer | None,
     ) -> None:
-        """Makes room for detail where the training images show something, before :meth:`enter_stage`.
+        """Allocates detail where the training images show something; called before :meth:`enter_stage`.
 
-        By default a field needs none of this.
+        Does nothing by default.
 
         Args:
-            field: What :meth:`build` returned.
-            resolution: That of the stage, the cube root of the number of voxels.
-            shown: Takes numbers of cells X, Y, Z and returns (X, Y, Z) bool: in which of them training images show
-                something. Takes a while.
-            aabb: (2, 3) the box that these cells divide, in the grid's frame.
+            field: The field that :meth:`build` returned.
+            resolution: Resolution of the stage, the cube root of the number of voxels.
+            shown: Takes numbers of cells X, Y, Z and returns a bool tensor (X, Y, Z) that marks the cells in which
+                training images show something. Expensive to call.
+            aabb: (2, 3) the box that is divided into these cells, in the grid's frame.
             optimizer: The grids' optimizer.
         """
 
     def refresh_occupancy(self, field: RadianceField, occupancy: OccupancyGrid, step: float, threshold: float) -> None:
-        """Finds out which cells are occupied.
+        """Updates the occupancy grid.
 
-        Where the field is nowhere denser than at its vertices, these are looked at; otherwise random points are.
+        If the densities at the vertices bound the density of the field, only the vertices are evaluated; otherwise
+        random points are.
 
         Args:
             field: The field.
-            occupancy: What to update, on the field's device.
+            occupancy: The occupancy grid to update, on the field's device.
             step: Distance between samples along rays, in the grid's frame.
-            threshold: Opacity of one sample from which a cell counts as occupied.
+            threshold: Opacity of a single sample above which a cell counts as occupied.
         """
         density = field.vertex_density()
         if density is None:
@@ -141,7 +142,7 @@ class Recipe:
             occupancy.update_from_vertices(density, field.grid.aabb, step, threshold)
 
     def grid_losses(self, field: RadianceField, weights: Mapping[str, float]) -> dict[str, Tensor]:
-        """Returns loss terms on the grid itself, each a scalar tensor that its weight has been multiplied with.
+        """Returns the loss terms on the grid itself, each a scalar tensor already multiplied by its weight.
 
         Args:
             field: The field.
@@ -150,10 +151,10 @@ class Recipe:
         return {}
 
     def count_features(self, field: RadianceField, finest: int) -> int:
-        """Returns how many numbers the grids hold once training has reached its finest resolution.
+        """Returns the number of grid elements at the finest resolution of training.
 
         Args:
-            field: What :meth:`build` returned.
-            finest: That resolution, the cube root of the number of voxels.
+            field: The field that :meth:`build` returned.
+            finest: The finest resolution, the cube root of the number of voxels.
         """
         return sum(level.numel() for level in field.grid.levels)

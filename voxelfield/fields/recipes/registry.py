@@ -1,4 +1,4 @@
-"""Which recipes there are: this package's own, and those that other packages announce as entry points."""
+"""The registry of recipes: this package's own, and those that other packages declare as entry points."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 from importlib.metadata import EntryPoint, entry_points
 
 ENTRY_POINTS = "voxelfield.fields.recipes"
-"""The group in which other packages announce recipes."""
+"""The entry point group in which other packages declare recipes."""
 
 _OWN = {
     "pyramid": ("voxelfield.fields.recipes.pyramid", "PyramidRecipe"),
@@ -16,17 +16,17 @@ _OWN = {
 
 
 def recipe_names() -> tuple[str, ...]:
-    """Lists the names of all recipes, the default one first; imports none of them."""
+    """Returns the names of all recipes, the default one first, without importing them."""
     return *_OWN, *announced_recipes()
 
 
 def announced_recipes() -> tuple[str, ...]:
-    """Lists the names of the recipes of other packages; imports none of them."""
+    """Returns the names of the recipes of other packages, without importing them."""
     return tuple(sorted(_announced()))
 
 
 def load_recipe(name: str) -> object:
-    """Imports what stands behind a name.
+    """Imports the recipe of a name.
 
     Raises:
         KeyError: There is no recipe of that name.

@@ -1,4 +1,4 @@
-"""Grids from coarse to fine whose sum is density and spherical harmonics of colour, no network: ``model=sh``."""
+"""Grids from coarse to fine whose sum holds density and SH colour coefficients, no network: ``model=sh``."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from voxelfield.rendering.backends.grid_images import GridImages
 
 @dataclass
 class SHDensityConfig(SoftplusDensityConfig):
-    """The same with the defaults of a sum of grids."""
+    """Softplus density with defaults for a sum of grids."""
 
     scale: Positive = 2.0e5
     initial: Positive = 1.0
@@ -32,15 +32,16 @@ class SHDensityConfig(SoftplusDensityConfig):
 
 @dataclass
 class SHRecipe(Recipe):
-    """Density and spherical-harmonics colour, no network: grids from coarse to fine, added up.
+    """Density and spherical-harmonics colour without a network: the sum of grids from coarse to fine.
 
     Attributes:
-        kind: Tells this model from the others.
-        resolutions: Of the levels, each a whole multiple of the one before. Those finer than all ``trainer.stages``
-            are left out.
-        degree: Of the harmonics.
-        init_range: Features of the coarsest level start uniformly within this of zero, those of the others at zero.
-        density: How density comes of the first channel.
+        kind: Identifies this recipe.
+        resolutions: Resolutions of the levels, each a whole multiple of the previous one. Levels finer than all
+            ``trainer.stages`` are left out.
+        degree: Degree of the spherical harmonics.
+        init_range: Features of the coarsest level are initialised uniformly in [-init_range, init_range], those of the
+            other levels at zero.
+        density: Settings of the activation that maps the first channel to density.
     """
 
     image_backends: ClassVar[tuple[type[ImageBackend], ...]] = (GridImages,)

@@ -1,4 +1,4 @@
-"""Settings of the softplus density, which two recipes share."""
+"""Settings of the softplus density, shared by two recipes."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from voxelfield.config.types import Positive
 
 @dataclass
 class SoftplusDensityConfig:
-    """Softplus density, by default of a single grid; see :class:`voxelfield.fields.density.DensityActivation`.
+    """Softplus density, with defaults for a single grid; see :class:`voxelfield.fields.density.DensityActivation`.
 
     Attributes:
-        scale: Density that a raw value of one adds, where the activation is straight.
-        initial: Density where the raw value is 0, per world unit.
+        scale: Density per unit of raw value in the linear part of the activation.
+        initial: Density at a raw value of 0, per world unit.
     """
 
     scale: Positive = 200.0

@@ -1,1 +1,1 @@
-"""Ways of rendering whole images: one that every field allows, and kernels for some kinds of field."""
+"""Backends that render whole images: a general one for every field, and kernels for some kinds of field."""

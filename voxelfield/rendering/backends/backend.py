@@ -1,4 +1,4 @@
-"""What a way of rendering images is."""
+"""The interface of image backends."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.render import View
 
 Draw = Callable[[Cameras, int], View]
-"""Renders the image of one of some cameras, all of them on the field's device."""
+"""Renders the image of the camera with the given index; the cameras must be on the field's device."""
 
 
 @dataclass(frozen=True, eq=False)
 class ImageSource:
-    """All that images are rendered from.
+    """The inputs from which images are rendered.
 
     Attributes:
         field: The field.
-        occupancy: Where to sample, on the field's device.
-        settings: How to sample.
+        occupancy: The occupied cells, on the field's device.
+        settings: Sampling settings.
         background: (3,) float32 colour behind the scene, on the field's device.
-        chunk: Rays at once, for a backend that needs memory for each of them.
-        precision: Of a decoder that autocast applies to.
+        chunk: Number of rays per chunk, for a backend whose memory grows with the number of rays.
+        precision: Autocast dtype for the decoder.
     """
 
     field: Field
@@ -44,10 +44,10 @@ class ImageSource:
 
 
 class ImageBackend(ABC):
-    """A way of rendering images of some kinds of field.
+    """A backend that renders images of some kinds of field.
 
     Attributes:
-        name: How users name it: the function that renders.
+        name: Name of the backend for users: that of the function that renders.
     """
 
     name: ClassVar[str]
@@ -55,28 +55,29 @@ class ImageBackend(ABC):
     @classmethod
     @abstractmethod
     def serves(cls, field: Field) -> bool:
-        """Tells whether the backend renders fields of this kind; the same on every device."""
+        """Returns whether the backend renders fields of this kind; the result is the same on every device."""
 
     @classmethod
     def has_room(cls, field: Field, device: torch.device) -> bool:
-        """Tells whether a device has room for the backend; only for a field that it serves."""
+        """Returns whether a device has enough shared memory for the backend; only for fields that it serves."""
         return True
 
     @classmethod
     @abstractmethod
     def prepare(cls, source: ImageSource) -> Draw:
-        """Makes what rendering needs beside the field, and returns what renders.
+        """Prepares the data that rendering needs besides the field, and returns the rendering function.
 
-        Field and occupancy stay as they are while the result is in use.
+        Field and occupancy must not change while the returned function is in use.
         """
 
 
 def one_kernel(render: Callable[..., tuple[Tensor, Tensor, Tensor]], source: ImageSource) -> Draw:
-    """Returns what renders by an op that makes the rays itself.
+    """Returns a rendering function based on an op that generates the rays itself.
 
     Args:
-        render: The op, which lacks what every such op takes: occupancy, settings, background, and the camera.
-        source: Where these come from.
+        render: The op, with all arguments bound except those common to all such ops: occupancy, settings, background
+            and camera.
+        source: The source of the common arguments.
     """
     occupancy = source.occupancy
     scene = {"background": source.background, "occupied": occupancy.empty_distance, "aabb_occupancy": occupancy.aabb}
@@ -90,5 +91,5 @@ def one_kernel(render: Callable[..., tuple[Tensor, Tensor, Tensor]], source: Ima
 
 
 def stored_dtype(device: torch.device) -> torch.dtype:
-    """Returns the dtype that kernels read fields in: float16 on CUDA, as training in 16 bits does."""
+    """Returns the dtype in which kernels read fields: float16 on CUDA, as 16-bit training does."""
     return torch.float16 if device.type == "cuda" else torch.float32

@@ -1,4 +1,4 @@
-"""Grids of density and spherical harmonics, an image in one kernel."""
+"""Grids of density and spherical harmonics, rendered by one kernel per image."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _MAX_VERTICES = 2**31 - 2
 
 
 class GridImages(ImageBackend):
-    """One kernel for a :class:`VoxelGrid`, or a :class:`VoxelPyramid` that is a sum, read by an :class:`SHDecoder`.
+    """A single kernel for a :class:`VoxelGrid`, or a :class:`VoxelPyramid` that is a sum, with an :class:`SHDecoder`.
 
-    A sum is collapsed into one grid (:meth:`VoxelPyramid.collapse`), which loses nothing. Subclasses of any of these
-    may compute something else, so they are not served; nor are grids of more than 2^31 - 2 vertices, of padding other
-    than "border", fields over nested boxes, or dtypes other than float32 and float16.
+    A sum is collapsed into one grid (:meth:`VoxelPyramid.collapse`), which is lossless. Not supported are subclasses of
+    these classes, which may compute something else; grids of more than 2^31 - 2 vertices; padding other than "border";
+    fields over nested boxes; and dtypes other than float32 and float16.
     """
 
     name = "render_grid_image"
@@ -46,7 +46,7 @@ class GridImages(ImageBackend):
 
     @classmethod
     def prepare(cls, source: ImageSource) -> Draw:
-        """See :class:`ImageBackend`. Harmonics are padded to whole 16-byte reads, with densities stored apart."""
+        """See :class:`ImageBackend`. Coefficients are padded to whole 16-byte reads; densities are stored apart."""
         assert isinstance(source.field, RadianceField)
         grid, decoder = source.field.grid, source.field.decoder
         assert isinstance(decoder, SHDecoder)

@@ -1,4 +1,4 @@
-"""Pyramids with networks, an image in one kernel."""
+"""Pyramids with networks, rendered by one kernel per image."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from voxelfield.rendering.backends.backend import Draw, ImageBackend, ImageSourc
 
 
 class PyramidImages(ImageBackend):
-    """One kernel on CUDA for a density that :attr:`RadianceField.has_pyramid_density` tells of.
+    """A single CUDA kernel for fields for which :attr:`RadianceField.has_pyramid_density` is True.
 
-    The decoder has 16 geometry numbers and one to three hidden layers of colour.
+    The decoder must have 16 geometry outputs and one to three hidden colour layers.
     """
 
     name = "render_pyramid_image"
@@ -37,7 +37,7 @@ class PyramidImages(ImageBackend):
 
     @classmethod
     def has_room(cls, field: Field, device: torch.device) -> bool:
-        """See :class:`ImageBackend`. The widest hidden layer must fit the shared memory of a block."""
+        """See :class:`ImageBackend`. The widest hidden layer must fit in the shared memory of a block."""
         assert isinstance(field, RadianceField)
         decoder = field.decoder
         assert isinstance(decoder, FusedMLPDecoder)
@@ -47,7 +47,7 @@ class PyramidImages(ImageBackend):
 
     @classmethod
     def prepare(cls, source: ImageSource) -> Draw:
-        """See :class:`ImageBackend`. Copies of grids that training keeps in the kernel's dtype are shared."""
+        """See :class:`ImageBackend`. Grid copies that training keeps in the kernel's dtype are reused."""
         assert isinstance(source.field, RadianceField)
         pyramid, decoder = source.field.grid, source.field.decoder
         assert isinstance(pyramid, VoxelPyramid)
@@ -56,7 +56,7 @@ class PyramidImages(ImageBackend):
         dtype = stored_dtype(source.background.device)
         levels = pyramid.active_levels(dtype)
         first, last = decoder.density_network
-        # Levels that are off read zero: as if their columns were not there.
+        # Inactive levels read zero, so their columns are dropped.
         weights = [first[:, : _constants.LEVEL_CHANNELS * len(levels)], last]
         render = partial(
             render_pyramid_image,

@@ -1,4 +1,4 @@
-"""Any field, an image in chunks of rays."""
+"""Any field, rendered in chunks of rays."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from voxelfield.rendering.render import View, render_view
 
 
 class Views(ImageBackend):
-    """:func:`voxelfield.rendering.render.render_view`, the general path; waits for the device."""
+    """:func:`voxelfield.rendering.render.render_view`, the general path; synchronises with the device."""
 
     name = "render_view"
 
     @classmethod
     def serves(cls, field: Field) -> bool:
-        """See :class:`ImageBackend`. Every field, of whatever class."""
+        """See :class:`ImageBackend`. Always True."""
         return True
 
     @classmethod

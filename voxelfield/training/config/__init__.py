@@ -1,4 +1,4 @@
-"""What a training run can be told, with types, ranges and defaults; the values that runs use live in ``configs/``."""
+"""The settings of a training run, with types, ranges and defaults; the values that runs use are in ``configs/``."""
 
 from __future__ import annotations
 

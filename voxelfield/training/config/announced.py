@@ -1,4 +1,4 @@
-"""Makes the recipes of other packages known to Hydra."""
+"""Registration of other packages' recipes with Hydra."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ logger = logging.getLogger(__name__)
 
 
 def offer_announced_recipes() -> None:
-    """Adds a choice ``model=NAME``, with the recipe's defaults, for every recipe that another package announces.
+    """Adds a choice ``model=NAME``, with the recipe's defaults, for every recipe that another package declares.
 
-    A recipe that cannot be imported is left out with a warning, because a run that does not use it needs nothing of it.
+    A recipe that cannot be imported is left out with a warning, so that runs that do not use it are not affected.
     """
     for name in announced_recipes():
         try:
             defaults = dataclasses.asdict(Recipe.choose({"kind": name}, "model")(kind=name))
-        except Exception as error:  # a package of somebody else's may fail in any way
+        except Exception as error:  # third-party code may raise anything
             logger.warning("model=%s is not available, because its recipe cannot be used: %s", name, error)
         else:
             ConfigStore.instance().store(group="model", name=name, node=defaults, provider="voxelfield.fields.recipes")

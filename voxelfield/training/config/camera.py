@@ -1,4 +1,4 @@
-"""Whether cameras are learned too, and how training then goes from coarse to fine."""
+"""Settings of camera refinement, and its coarse-to-fine schedule."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ Share: TypeAlias = Annotated[float, Range(0, 1, low_open=True)]
 
 @dataclass
 class CameraStageConfig:
-    """From some share of the steps on, a resolution.
+    """A resolution, and the share of the steps after which it applies.
 
     Attributes:
-        start: Share of ``trainer.steps``.
+        start: Start of the stage, as a share of ``trainer.steps``.
         resolution: Cube root of the number of voxels.
         crop: Crop the grid to occupied space first.
     """
@@ -43,23 +43,25 @@ class CameraConfig:
     """Refinement of the training cameras; see :class:`voxelfield.training.camera_refinement.CameraRefinement`.
 
     Attributes:
-        name: ``none``, or ``refine``: poses are learned along with the field.
-        pose_lr: Learning rate of poses: about the radians, and the world units, that a pose can move by in a step.
-        final_factor: Share of the rate that is left after the last step (exponential decay).
-        warm_up: Share of the steps over which the rate rises from zero, because an empty field says nothing of poses.
-        focal: Learn the focal length too: one factor on those of all images.
-        focal_lr: Learning rate of its logarithm.
-        focal_from: Share of the steps after which it is learned: fog, with which training begins, misleads it.
-        search_poses: Number of poses in which a camera is tried if it shows little of its image as a stage begins
-            (:class:`voxelfield.training.lost_cameras.LostCameras`); 0: none is looked for.
-        test_steps: Steps in which each view that is judged has its own pose refined first, with the field as it is;
-            0: none. The views then are judged with poses that their own images told.
+        name: ``none``, or ``refine`` to optimise poses along with the field.
+        pose_lr: Learning rate of poses: about the largest change of a pose per step, in radians and world units.
+        final_factor: Factor of the learning rates after the last step (exponential decay).
+        warm_up: Share of the steps in which the rate rises from zero, because an empty field holds no information about
+            poses.
+        focal: Also optimise the focal length, as one factor common to all images.
+        focal_lr: Learning rate of the logarithm of this factor.
+        focal_from: Share of the steps after which the focal length is optimised: early in training, the field is fog,
+            which misleads it.
+        search_poses: Number of poses tried for a camera that reproduces little of its image at the beginning of a stage
+            (:class:`voxelfield.training.lost_cameras.LostCameras`); 0 disables the search.
+        test_steps: Number of steps in which the pose of each evaluated view is refined first, with the field fixed; 0
+            for none. The views are then evaluated with poses derived from their own images.
         test_lr: Learning rate of these poses.
-        stages: Resolutions from coarse to fine, in place of ``trainer.stages``. From ``finest_from`` on the resolution
-            is that of the last of those; stages that are no coarser are left out.
-        finest_from: Share of the steps.
-        occupancy_from: Share of the steps from which the field is asked which cells are empty, if
-            ``trainer.occupancy.start`` is no later.
+        stages: Resolutions from coarse to fine, in place of ``trainer.stages``. From ``finest_from`` on, the resolution
+            is that of the last of ``trainer.stages``; stages that are not coarser are left out.
+        finest_from: Start of the finest resolution, as a share of the steps.
+        occupancy_from: Share of the steps after which the occupancy grid is updated from the field, unless
+            ``trainer.occupancy.start`` is later.
     """
 
     name: Literal["none", "refine"] = "none"
@@ -78,11 +80,11 @@ class CameraConfig:
 
     @property
     def refines(self) -> bool:
-        """Whether cameras are learned."""
+        """Whether cameras are refined."""
         return self.name == "refine"
 
     def check(self, name: str) -> None:
-        """Raises ValueError where settings do not fit one another."""
+        """Raises ValueError if settings contradict each other."""
         starts = [stage.start for stage in self.stages] + [self.finest_from]
         if starts[0] != 0 or any(later <= earlier for earlier, later in pairwise(starts)):
             raise ValueError(f"{name}.stages must start at 0 and rise to {name}.finest_from, got {starts}")
@@ -91,12 +93,12 @@ class CameraConfig:
             raise ValueError(f"{name}.stages must not become coarser, got resolutions {resolutions}")
 
     def schedule(self, trainer: TrainerConfig) -> TrainerConfig:
-        """Returns the trainer's settings with the stages, and the start of pruning, that refinement asks for."""
+        """Returns the trainer's settings with the stages and the start of occupancy updates that refinement needs."""
         finest = trainer.stages[-1].resolution
         coarser = [stage for stage in self.stages if stage.resolution < finest]
         starts = [(stage.start, stage.resolution, stage.crop) for stage in coarser]
         starts.append((self.finest_from if coarser else 0.0, finest, False))
-        # In a short run several may fall on one step, of which the last counts.
+        # In a short run several stages may start at the same step; the last one counts.
         stages = {
             round(start * trainer.steps): StageConfig(round(start * trainer.steps), resolution, crop)
             for start, resolution, crop in starts

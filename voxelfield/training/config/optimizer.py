@@ -1,4 +1,4 @@
-"""How the optimizer is told to learn."""
+"""Settings of the optimizer."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from voxelfield.config.types import NotNegative, Positive
 
 @dataclass
 class OptimizerConfig:
-    """AdamW.
+    """Settings of AdamW.
 
     Attributes:
         grid_lr: Learning rate of grids.
-        network_lr: Learning rate of everything else.
+        network_lr: Learning rate of all other parameters of the field.
         exposure_lr: Learning rate of the exposures of training images, with ``trainer.exposure=affine``.
-        view_lr_factor: Share of ``grid_lr`` at which channels learn that only matter for the viewing direction,
-            harmonics of colour beyond the constant one (``view_channels`` of a
-            :class:`voxelfield.fields.decoders.Decoder`); 3D Gaussian Splatting (Kerbl et al. 2023) uses 1/20 for its
-            harmonics. 1 for a decoder without such channels.
-        eps: Adam's floor on the root of the second moment.
-        grid_decay: Decoupled weight decay of grids (Loshchilov and Hutter 2019), at the vertices that a step updates:
-            what rays do not hold up sinks to zero.
-        network_decay: Decoupled weight decay of everything else.
-        skip_untouched: Leave vertices alone, moments too, that no sample of the step was near.
+        view_lr_factor: Factor on ``grid_lr`` for channels that only describe view dependence, such as all but the
+            constant spherical harmonic (``view_channels`` of a :class:`voxelfield.fields.decoders.Decoder`); 3D
+            Gaussian Splatting (Kerbl et al. 2023) uses 1/20 for its harmonics. Must be 1 for a decoder without such
+            channels.
+        eps: Added to the square root of the second moment in Adam.
+        grid_decay: Decoupled weight decay of grids (Loshchilov and Hutter 2019), at the vertices that a step updates.
+            It makes features decay to zero where the images do not sustain them.
+        network_decay: Decoupled weight decay of all other parameters of the field.
+        skip_untouched: Do not update vertices, nor their moments, that no sample of the step has read.
     """
 
     grid_lr: Positive = 0.02

@@ -1,4 +1,4 @@
-"""Settings by the names of the files in ``configs/``, for Python code: as the command line composes them."""
+"""Settings by the names of the files in ``configs/``, composed for Python code as on the command line."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from voxelfield.training.config.trainer import TrainerConfig
 
 
 def config_name(device: str = "auto") -> str:
-    """Returns which file in ``configs/`` a run begins with: without a GPU, one that a CPU finishes in minutes.
+    """Returns the name of the primary config in ``configs/``: without a GPU, one that a CPU trains in minutes.
 
     Args:
         device: As for :func:`voxelfield.devices.choose_device`.
@@ -27,17 +27,17 @@ def config_name(device: str = "auto") -> str:
     return "train" if choose_device(device).type == "cuda" else "train_cpu"
 
 
-# Fewer are remembered pixel by pixel, unless training is short and fine levels decay.
+# With fewer photographs, training memorises them pixel by pixel unless it is short and fine levels decay.
 _MANY_PHOTOGRAPHS = 100
 
 
 def trainer_for_photographs(model: str, name: str, count: int) -> str | None:
-    """Returns the file in ``configs/trainer`` for photographs of real places, or None where there is none of its own.
+    """Returns the trainer in ``configs/trainer`` for photographs of real places; None if there is no special one.
 
     Args:
-        model: The model: a file in ``configs/model``. Others than the default bring a trainer of their own.
-        name: The file in ``configs/`` that the run begins with (:func:`config_name`). That of CPUs has one for all.
-        count: Number of photographs, those held out included.
+        model: The model: a file in ``configs/model``. Models other than the default select a trainer of their own.
+        name: The primary config of the run (:func:`config_name`). The one for CPUs has one trainer for all scenes.
+        count: Number of photographs, including held-out views.
     """
     if (model, name) != ("pyramid", "train"):
         return None
@@ -49,18 +49,18 @@ def compose(*overrides: str, device: str = "auto", name: str | None = None) -> D
 
     Args:
         overrides: Such as ``"model=sh"``, ``"trainer=fast"`` or ``"trainer.steps=500"``.
-        device: Where the run takes place.
-        name: The file in ``configs/`` to begin with; None takes the one for the device (:func:`config_name`).
+        device: Device of the run.
+        name: Primary config in ``configs/``; None for the one for the device (:func:`config_name`).
 
     Raises:
-        hydra.errors.HydraException: An override names a file or a key that there is not.
+        hydra.errors.HydraException: An override names a file or a key that does not exist.
     """
     import hydra
 
     from voxelfield.training.config.announced import offer_announced_recipes
 
     offer_announced_recipes()
-    # This also works within a program that Hydra has started: the context puts its state back.
+    # This also works within a program that Hydra has started: the context restores Hydra's state.
     with hydra.initialize_config_dir(str(config_folder()), version_base="1.3"):
         return hydra.compose(
             config_name(device) if name is None else name,
@@ -69,23 +69,23 @@ def compose(*overrides: str, device: str = "auto", name: str | None = None) -> D
 
 
 def complete_overrides(overrides: Iterable[str]) -> list[str]:
-    """Makes overrides reach settings that no file mentions, so that a new setting needs nothing but its default.
+    """Prefixes overrides so that they can set keys that no file mentions: a new setting then only needs a default.
 
-    Hydra refuses ``trainer.loss.NAME=1`` where no composed file has that key; with ``++`` it adds or replaces.
+    Hydra rejects ``trainer.loss.NAME=1`` if no composed file has that key; with ``++`` it adds or replaces the key.
 
     Args:
-        overrides: Hydra's command line.
+        overrides: The overrides on Hydra's command line.
 
     Returns:
-        The same, with ``++`` in front of those that begin with the key of a setting of :class:`RunConfig` in a group
-        other than ``model``.
+        The overrides, with ``++`` in front of those whose key is a setting of :class:`RunConfig` in a group other than
+        ``model``.
     """
     return [f"++{text}" if _is_setting(text.partition("=")[0]) else text for text in overrides]
 
 
 def _is_setting(key: str) -> bool:
     group, *names = key.split(".")
-    # The settings of a model depend on which it is; its file, or what its package announces, has all of them.
+    # The settings of a model depend on its kind, and are all listed in its file or declared by its package.
     if not names or group == "model":
         return False
     schema: Any = RunConfig
@@ -98,11 +98,11 @@ def _is_setting(key: str) -> bool:
 
 
 def preset(*overrides: str, device: str = "auto", name: str | None = None) -> RunConfig:
-    """Returns the checked settings that :func:`compose` composes.
+    """Composes a configuration like :func:`compose` and returns it as validated settings.
 
     Args:
         overrides: As for :func:`compose`.
-        device: Where the run takes place.
+        device: Device of the run.
         name: As for :func:`compose`.
 
     Raises:
@@ -117,25 +117,25 @@ def complete(
     optimizer: OptimizerConfig | str | None = None,
     device: str = "auto",
 ) -> RunConfig:
-    """Returns settings in which whatever is not given is as ``python train.py model=RECIPE`` has it.
+    """Returns settings in which everything not given has the value of ``python train.py model=RECIPE``.
 
-    Only what is not given is composed by Hydra, which need not be installed where all is.
+    Hydra is only used, and needs to be installed, if something is not given.
 
     Args:
-        recipe: The model, or the name of a file in ``configs/model`` or of a recipe that a package announces.
-        trainer: The loop's settings, or the name of a file in ``configs/trainer``.
-        optimizer: The optimizer's settings, or the name of a file in ``configs/optimizer``.
-        device: Where the run takes place.
+        recipe: The model, or the name of a file in ``configs/model`` or of a recipe that another package declares.
+        trainer: Settings of the training loop, or the name of a file in ``configs/trainer``.
+        optimizer: Settings of the optimizer, or the name of a file in ``configs/optimizer``.
+        device: Device of the run.
 
     Raises:
-        ValueError: There is no such name, or a value is not allowed; the message says which.
+        ValueError: A name does not exist, or a value is not allowed; the message says which.
     """
     if isinstance(recipe, Recipe) and isinstance(trainer, TrainerConfig) and isinstance(optimizer, OptimizerConfig):
         return RunConfig(device=device, model=recipe, trainer=trainer, optimizer=optimizer)
     import hydra.errors
 
     kind = recipe if isinstance(recipe, str) else recipe.kind
-    # A recipe that is announced nowhere has no file of its own, but may be trained all the same.
+    # A recipe that is not declared anywhere has no file, but can be trained nevertheless.
     overrides = [f"model={kind}"] if isinstance(recipe, str) or kind in recipe_names() else []
     overrides += [f"trainer={trainer}"] if isinstance(trainer, str) else []
     overrides += [f"optimizer={optimizer}"] if isinstance(optimizer, str) else []

@@ -1,4 +1,4 @@
-"""Everything that a run is told."""
+"""All settings of a run."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ Device: TypeAlias = Annotated[str, Form(DEVICES, DEVICES_IN_WORDS)]
 
 @dataclass
 class SceneConfig:
-    """What is shown.
+    """Settings of the scene.
 
     Attributes:
-        name: Of the scene's folder.
-        aabb: Low and high corner of the box that holds what matters, world units; None: as the scene's format has it.
-        boxes: Number of nested boxes around one another, the smallest of which is ``aabb``; 1: there is nothing outside
-            of ``aabb``; None: as the scene's format has it.
-        box_ratio: How many times as large as the one inside of it each nested box is.
-        near: Distance from a camera before which nothing is sampled, world units, with nested boxes; None: as the
-            scene's format has it.
+        name: Name of the scene's folder.
+        aabb: Low and high corner of the box of interest, world units; None for the default of the scene's format.
+        boxes: Number of nested boxes, the smallest of which is ``aabb``; 1 for no space outside ``aabb``; None for the
+            default of the scene's format.
+        box_ratio: Ratio of the sizes of successive nested boxes.
+        near: Distance from a camera within which no samples are placed, world units, with nested boxes; None for the
+            default of the scene's format.
     """
 
     name: Annotated[str, Form(r".+", "the name of a folder")] = "lego"
@@ -44,7 +44,7 @@ class SceneConfig:
     near: NotNegative | None = None
 
     def check(self, name: str) -> None:
-        """Raises ValueError unless the box has a finite inside."""
+        """Raises ValueError unless the box is finite and not empty."""
         if self.aabb is None:
             return
         try:
@@ -62,16 +62,16 @@ class SceneConfig:
 
 @dataclass
 class DataConfig:
-    """Where scenes come from.
+    """Settings of the data sets.
 
     Attributes:
-        root: Folder with one subfolder a scene.
-        download: Fetch the scene if it is absent and public.
-        downscale: Images are shrunk by this factor N, or taken from the folder ``images_N`` of a capture.
-        holdout: Every so many views are the test split where the format lists no splits; 0 holds none out.
-        missing_images: ``error`` refuses a scene that lacks images, ``skip`` leaves such views out; None does what is
-            usual for the format.
-        lens_distortion: Whether rays are bent as the lenses of a capture bend them.
+        root: Folder with one subfolder per scene.
+        download: Download the scene if it is absent and publicly available.
+        downscale: Factor N by which images are shrunk, or the ``images_N`` folder of a capture that is used instead.
+        holdout: Every ``holdout``-th view belongs to the test split, for formats that list no splits; 0 holds none out.
+        missing_images: ``error`` rejects a scene with missing images, ``skip`` leaves such views out; None selects the
+            default of the format.
+        lens_distortion: Whether rays follow the lens distortion of a capture.
     """
 
     root: str = "data"
@@ -84,14 +84,14 @@ class DataConfig:
 
 @dataclass
 class LoggerConfig:
-    """Where scalars and pictures go.
+    """Settings of logging and of the viewer.
 
     Attributes:
         name: ``tensorboard``, or ``none``.
-        viewer: Whether the field can be looked at in a browser while it is trained.
-        viewer_host: Address of this machine that the viewer listens at; other machines can reach it only if this is
-            not a loopback address.
-        viewer_port: Its port.
+        viewer: Whether to serve a viewer of the field in training to web browsers.
+        viewer_host: Local address at which the viewer listens; other machines can connect to it only if this is not a
+            loopback address.
+        viewer_port: Port of the viewer.
     """
 
     name: Literal["tensorboard", "none"] = "tensorboard"
@@ -102,21 +102,21 @@ class LoggerConfig:
 
 @dataclass
 class RunConfig:
-    """A whole run: what ``configs/train.yaml`` composes.
+    """All settings of a run, as composed by ``configs/train.yaml``.
 
     Attributes:
-        scene: What is shown.
-        data: Where it comes from.
-        model: What is fitted to it.
-        optimizer: How fast that learns.
+        scene: The scene.
+        data: The location and preparation of the data.
+        model: The kind of field to fit.
+        optimizer: The optimizer.
         trainer: The training loop.
-        camera: Whether cameras are learned too.
-        logger: Where scalars and pictures go.
-        seed: Of torch's random numbers.
-        deterministic: Whether the run repeats itself bit for bit on the same machine, which on a GPU takes longer. A
+        camera: Camera refinement.
+        logger: Logging and the viewer.
+        seed: Seed of torch's random number generators.
+        deterministic: Whether runs on the same machine are bit-for-bit reproducible, which is slower on a GPU. A
             :class:`voxelfield.Session` leaves this to ``torch.use_deterministic_algorithms``.
         device: ``auto``, ``cpu``, ``cuda`` or ``cuda:<index>``.
-        resume: A checkpoint or a run directory to continue from; ``auto`` for the newest sound checkpoint in the run's
+        resume: A checkpoint or a run directory to resume from; ``auto`` for the newest valid checkpoint in the run's
             own directory, if there is one; or None.
     """
 
@@ -133,7 +133,7 @@ class RunConfig:
     resume: str | None = None
 
     def check(self, name: str) -> None:
-        """Raises ValueError where the model does not fit the trainer."""
+        """Raises ValueError if the model is incompatible with the trainer."""
         prefix = f"{name}." if name else ""
         self.model.check_resolution(max(self.trainer.resolutions), f"{prefix}model")
         for term in ("tv_density", "tv_color"):

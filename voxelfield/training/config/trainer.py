@@ -1,4 +1,4 @@
-"""What the training loop can be told."""
+"""Settings of the training loop."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class StageConfig:
     Attributes:
         step: First step of the stage.
         resolution: Cube root of the number of voxels; voxels are cubes, so a flat box gets fewer along its short axes.
-            A pyramid switches its levels on up to this.
-        crop: Cut the box down to occupied space first.
+            A pyramid activates its levels up to this resolution.
+        crop: Crop the box to occupied space first.
     """
 
     step: Natural
@@ -37,10 +37,10 @@ class OccupancyConfig:
     """Skipping of empty space.
 
     Attributes:
-        resolution: Cells along each axis.
-        start: Step of the first update; until then everything counts as occupied.
-        every: Steps between updates.
-        threshold: Opacity of one sample from which a cell counts as occupied.
+        resolution: Number of cells along each axis.
+        start: Step of the first update; until then all cells count as occupied.
+        every: Number of steps between updates.
+        threshold: Opacity of a single sample above which a cell counts as occupied.
     """
 
     resolution: Count = 128
@@ -55,8 +55,8 @@ class RenderConfig:
 
     Attributes:
         voxels_per_step: Distance between samples, in voxels.
-        min_transmittance: Where a ray stops.
-        min_weight: Below which a sample is dropped.
+        min_transmittance: A ray stops once its transmittance falls below this.
+        min_weight: Samples with a smaller compositing weight are dropped.
     """
 
     voxels_per_step: Positive = 0.8
@@ -66,18 +66,18 @@ class RenderConfig:
 
 @dataclass
 class LossConfig:
-    """Weights of the loss terms, and when those on the grid apply; :mod:`voxelfield.training.losses` has the terms.
+    """Weights of the loss terms, and the schedule of those on the grid; see :mod:`voxelfield.training.losses`.
 
     Attributes:
         sample_rgb: Colour error of single samples.
-        ssim: 1 - SSIM of patches of pixels, of which there must be some (``trainer.patches``).
-        distortion: How far apart, in world units, the samples lie that contribute to a ray.
+        ssim: 1 - SSIM of patches of pixels; requires patches (``trainer.patches``).
+        distortion: Distance, in world units, between the samples that contribute to a ray.
         opacity_entropy: Binary entropy of the opacities of rays.
         sparsity: Cauchy penalty on the densities of samples.
-        exposure: Squared distance of the exposures of training images from none, with ``trainer.exposure=affine``.
+        exposure: Squared deviation of the exposure corrections from the identity, with ``trainer.exposure=affine``.
         tv_density: Total variation of the raw density.
         tv_color: Total variation of the colour features.
-        tv_every: Steps between applications of total variation (each weighted for all of them).
+        tv_every: Number of steps between applications of total variation (each weighted by this number).
         tv_until: First step without total variation.
     """
 
@@ -95,13 +95,13 @@ class LossConfig:
 
 @dataclass
 class RatesConfig:
-    """How fast a run of this length learns: short ones afford higher rates and want a shorter memory.
+    """Learning rates for a run of this length: short runs allow higher rates and need a shorter averaging memory.
 
     Attributes:
         grid: Factor on ``optimizer.grid_lr``.
         network: Factor on ``optimizer.network_lr``.
         decay: Factor on ``optimizer.grid_decay``.
-        final_factor: Share of the learning rates that is left after the last step (exponential decay).
+        final_factor: Factor of the learning rates after the last step (exponential decay).
         betas: Adam's averaging constants.
     """
 
@@ -117,12 +117,12 @@ class EvaluationConfig:
     """The final evaluation.
 
     Attributes:
-        views: Number of test views, evenly spread over the split; null means all.
-        supersampling: Side of the square of rays that each pixel is made of; in previews and the video too.
-        lpips: Compute LPIPS too, for which ``pip install "voxelfield[lpips]"`` and the weights of VGG16 are needed.
+        views: Number of test views to evaluate, evenly spread over the split; null means all.
+        supersampling: Number of rays along each side of a pixel; also used for previews and the video.
+        lpips: Also compute LPIPS, which requires ``pip install "voxelfield[lpips]"`` and the weights of VGG16.
         save_images: Write each rendered view as PNG.
-        video_frames: Frames of the orbit video; 0 writes none.
-        report: Write ``report.html``, after everything else.
+        video_frames: Number of frames of the orbit video; 0 writes none.
+        report: Write ``report.html`` after everything else.
     """
 
     views: Count | None = None
@@ -139,46 +139,47 @@ class TrainerConfig:
 
     Attributes:
         steps: Number of optimizer steps.
-        rates: What the length of the run asks of the optimizer.
+        rates: Settings of the optimizer that depend on the length of the run.
         average_steps: Time constant, in steps, of an exponential moving average of the field's weights that replaces
             them at the end (:class:`voxelfield.training.averaging.WeightAverage`); 0 means no average.
         image_size: Longest image side after downscaling by a whole factor; null keeps images as they are.
-        images: Where a GPU finds the training images: in the memory of the ``device``; in pinned memory of the
-            ``host``, which it reads over the bus; ``auto``: on the device if they fit. The result is the same.
-        background: What transparent pixels are trained against: ``random`` (per pixel), ``white`` or ``black``.
-        evaluation_background: What test views are composited over.
-        exposure: What is learned of the exposure and white balance of each training image: ``none``, or ``affine``, a
+        images: Where the training images are kept for a GPU: in ``device`` memory; in pinned memory of the ``host``,
+            which the GPU reads over the bus; or ``auto``, on the device if they fit. The result is the same.
+        background: Background of transparent pixels in training: ``random`` (per pixel), ``white`` or ``black``.
+        evaluation_background: Background over which test views are composited.
+        exposure: Correction of exposure and white balance learned for each training image: ``none``, or ``affine``, a
             gain and an offset for each channel (:class:`voxelfield.training.exposure.AffineExposure`).
-        max_rays: Rays per step at most.
-        supersampling: Side of the square of rays that a training pixel is made of; 1 is its centre.
-        patches: Number of squares of neighbouring pixels in each step, beside which pixels are drawn one by one.
-        patch_size: Their side in pixels.
-        pixel_averaging: What of a pixel's rays is averaged: ``linear_light``, which sRGB values encode, or the
-            ``encoded`` values as they are; for ``evaluation.supersampling`` too.
-        visible_samples: Visible ray samples per step: on CUDA as many rays count as fit whole, on the CPU the number of
-            rays follows.
-        candidate_samples: Samples per step, visible or not, that there is memory for (CUDA only); for fields that are
-            not marched through in one kernel (:func:`voxelfield.rendering.march.visible_samples`).
-        chunk: Rays rendered at once where views are drawn by :func:`voxelfield.rendering.render.render_view`.
+        max_rays: Largest number of rays per step.
+        supersampling: Number of rays along each side of a training pixel; 1 casts a single ray through its centre.
+        patches: Number of square patches of neighbouring pixels in each step, in addition to single pixels.
+        patch_size: Side of the patches in pixels.
+        pixel_averaging: Values that are averaged over a pixel's rays: ``linear_light``, which sRGB values encode, or
+            the ``encoded`` values as they are; also used with ``evaluation.supersampling``.
+        visible_samples: Number of visible ray samples per step: on CUDA, as many rays are used as fit completely; on
+            the CPU, the number of rays is adapted.
+        candidate_samples: Number of samples per step, visible or not, for which memory is allocated (CUDA only), for
+            fields that are not marched in one kernel (:func:`voxelfield.rendering.march.visible_samples`).
+        chunk: Number of rays per chunk where views are rendered by :func:`voxelfield.rendering.render.render_view`.
         precision: ``float32``, ``bfloat16`` or ``float16`` for decoders other than a :class:`FusedMLPDecoder` (which is
-            float16 on CUDA, float32 on the CPU); on CUDA a 16-bit one makes grids be read from float16 copies.
-        loss_scale: Factor on gradients, so that they do not underflow in float16; Adam does not notice it.
+            float16 on CUDA, float32 on the CPU); on CUDA, with a 16-bit precision grids are read from float16 copies.
+        loss_scale: Factor on gradients, which keeps them from underflowing in float16; it does not affect Adam.
         finest_resolution: Resolution of the finest level; only an interpolation target for ``stages`` and
             ``model.resolutions``.
-        sparse_resolutions: Resolutions of levels that are there only where images show something; likewise only an
+        sparse_resolutions: Resolutions of levels that are allocated only where images show something; likewise only an
             interpolation target.
         stages: Coarse-to-fine schedule; the first stage starts at step 0.
-        model_file: What of features the model file of a finished run holds: ``exact`` float16, ``standard`` a byte
-            or less, or ``small``, only what training images show, as coarsely as they allow; ``none`` writes no file.
-        log_every: Steps between scalars.
-        preview_every: Steps between rendered previews; 0 for none.
+        model_file: Precision of the features in the model file of a finished run: ``exact``, float16; ``standard``, at
+            most one byte each; ``small``, only features that training images show, as coarsely as these allow; or
+            ``none`` to write no file.
+        log_every: Number of steps between records of scalars.
+        preview_every: Number of steps between rendered previews; 0 for none.
         preview_views: Number of fixed test views in a preview.
-        checkpoint_every: Steps between checkpoints; 0 writes one at the end only.
-        keep_checkpoints: Keep all of them; otherwise each takes the place of the one before.
-        not_finite: What follows a step whose loss or gradients are not finite: ``stop`` training at the next record, or
+        checkpoint_every: Number of steps between checkpoints; 0 writes only one at the end.
+        keep_checkpoints: Keep all checkpoints; otherwise each replaces the previous one.
+        not_finite: Reaction to a step whose loss or gradients are not finite: ``stop`` training at the next record, or
             ``skip`` the step by setting its gradients to zero, at the cost of a pass over all gradients in every step.
-        checkpoint_errors: What follows where one before the last step cannot be written, as on a full disk:
-            ``continue`` training, or ``stop``. Earlier ones stay in either case.
+        checkpoint_errors: Reaction if a checkpoint before the last step cannot be written, as on a full disk:
+            ``continue`` or ``stop`` training. Earlier checkpoints are kept in either case.
     """
 
     steps: Count = 13000
@@ -222,11 +223,11 @@ class TrainerConfig:
 
     @property
     def pixels_in_patches(self) -> int:
-        """Number of pixels of a step that are drawn in squares."""
+        """Number of pixels per step that are drawn in patches."""
         return self.patches * self.patch_size**2
 
     def check(self, name: str) -> None:
-        """Raises ValueError where settings do not fit one another."""
+        """Raises ValueError if settings contradict each other."""
         if self.preview_every > 0 and self.preview_views < 1:
             raise ValueError(
                 f"{name}.preview_views must be at least 1 unless {name}.preview_every is 0, got {self.preview_views}"
@@ -249,7 +250,7 @@ class TrainerConfig:
         steps = [stage.step for stage in self.stages]
         if not steps or steps[0] != 0 or steps != sorted(set(steps)):
             raise ValueError(f"{name}.stages must start at step 0 and have rising steps, got steps {steps}")
-        # In a box that is cropped even fewer voxels can be finer ones.
+        # In a cropped box, even fewer voxels can be finer ones.
         if any(later.resolution < earlier.resolution and not later.crop for earlier, later in pairwise(self.stages)):
             raise ValueError(
                 f"{name}.stages must not become coarser without a crop (the last is {name}.finest_resolution in the "
