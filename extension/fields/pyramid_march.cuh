@@ -63,7 +63,7 @@ struct PyramidScene {
   }
 };
 
-// One sample of a ray, as its thread sees it.
+// One sample of a ray, in registers of its thread.
 struct PyramidSample : JudgedSample<float> {
   float t;
 };
