@@ -29,7 +29,7 @@ _registrations: list[Callable[[], None]] = []
 
 
 class KernelsUnavailableError(RuntimeError):
-    """There are no kernels that can be loaded here; the message says why."""
+    """No kernels can be loaded on this machine; the message says why."""
 
 
 def when_loaded(register: Callable[[], None]) -> Callable[[], None]:
@@ -71,7 +71,7 @@ def ensure_loaded(device_type: str) -> bool:
     return True
 
 
-# What torch.compiler.assume_constant_result does, without importing the compiler, which takes a second.
+# The effect of torch.compiler.assume_constant_result, without importing the compiler, which takes a second.
 ensure_loaded._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
@@ -89,7 +89,7 @@ def _ensure_module(name: str) -> None:
         path = _find(name) or _compile(name)
         torch.ops.load_library(path)
     except (RuntimeError, OSError, ValueError) as error:
-        # Ops are called thousands of times: fail the same way at once instead of compiling again.
+        # Ops are called thousands of times: later calls raise the same error at once instead of compiling again.
         _failed[name] = str(error)
         raise
     _loaded[name] = path
@@ -103,7 +103,7 @@ def _folders() -> Iterator[Path]:
     # A clone's own voxelfield/ may shadow an installed package that has binaries: those serve if the sources agree.
     for distribution in importlib.metadata.distributions(name="voxelfield"):
         yield Path(str(distribution.locate_file("voxelfield")))
-    # The cache comes last: asking torch where it is takes longer than all the rest.
+    # The cache comes last, because computing its path with torch takes longer than everything else here.
     cache = _build.cache_directory()
     if cache.is_dir():
         yield from sorted(folder for folder in cache.iterdir() if folder.is_dir())

@@ -11,7 +11,7 @@ SIDE = 150
 TOP = 46
 LEFTS = (20, 200, 380, 610)
 BLOCK = 4
-"""Voxels along a block of the sparse level; 8 in truth."""
+"""Voxels along a block of the sparse level in the drawing; the library uses 8."""
 THIN = f'fill="none" stroke="{INK}" stroke-opacity="0.45" stroke-width="0.8"'
 
 

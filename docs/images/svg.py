@@ -1,4 +1,4 @@
-"""What the drawings of this folder are made of."""
+"""SVG elements shared by the drawings in this folder."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-// What every CUDA backend shares: the device, its stream, the size of a launch, and what a launch may use. This is the
-// one place that asks a device; answers are kept, because the driver takes microseconds.
+// Shared by all CUDA backends: the device, its stream, launch sizes and launch limits. Only this file queries the
+// device; the results are cached, because a query of the driver takes microseconds.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -101,7 +101,7 @@ inline void check_shared_memory(int64_t shared) {
                   " bytes of shared memory; VOXELFIELD_SHARED_MEMORY_LIMIT allows ", shared_memory_cap());
 }
 
-// Returns what the driver answers about launches of a kernel on the current device. Only the first call asks it.
+// Returns the result of a driver query about launches of a kernel on the current device. The result is cached.
 template <typename F>
 int ask_once(const void* kernel, int threads, int shared, const F& ask) {
   static std::mutex mutex;
@@ -131,7 +131,7 @@ void allow_shared_memory(Kernel* kernel, int shared) {
   STD_TORCH_CHECK(shared <= limit, "a launch takes ", shared, " bytes of shared memory; this device allows ", limit);
 }
 
-// For kernels whose blocks stay: the number of blocks that the current device runs at once, readied for launch.
+// For persistent kernels: raises the shared-memory limit, and returns how many blocks the current device runs at once.
 template <typename Kernel>
 int resident_blocks(Kernel* kernel, int threads, int shared) {
   allow_shared_memory(kernel, shared);
@@ -143,7 +143,7 @@ int resident_blocks(Kernel* kernel, int threads, int shared) {
   });
 }
 
-// Warns once for each kind of launch that a network's weights do not fit shared memory. `said` is the caller's own.
+// Warns once for each kind of launch that a network's weights do not fit shared memory. Each caller has its own `said`.
 inline void warn_of_packed_weights(std::once_flag& said, const char* name, int wanted, int limit) {
   std::call_once(said, [&] {
     const std::string message =

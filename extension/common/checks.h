@@ -1,5 +1,5 @@
-// Checks of what raw ops take. The Python wrappers explain bad input; these checks keep direct calls of the raw ops
-// from touching memory outside their tensors, and kernels from never ending.
+// Argument checks of the raw ops. The Python wrappers explain invalid input; these checks prevent direct calls of the
+// raw ops from accessing memory outside their tensors, and kernels from running forever.
 #pragma once
 
 #include <initializer_list>
@@ -11,7 +11,7 @@
 
 namespace voxelfield {
 
-constexpr int64_t kAny = -1;  // a size that may be anything
+constexpr int64_t kAny = -1;  // matches any size
 
 inline std::string device_name(const Tensor& x) {
   return x.is_cuda() ? "cuda:" + std::to_string(x.get_device_index()) : "cpu";
@@ -38,7 +38,7 @@ void check_tensor(const char* name, const Tensor& x, const Shape& shape, ScalarT
                   describe(shape, dtype, like), ", got ", describe(x.sizes(), x.scalar_type(), x));
 }
 
-// The same, and returns the tensor, or a contiguous copy of one that is not.
+// The same; returns the tensor, or a contiguous copy if it is not contiguous.
 template <typename Shape = ShapeList>
 Tensor checked(const char* name, const Tensor& x, const Shape& shape, ScalarType dtype, const Tensor& like) {
   check_tensor(name, x, shape, dtype, like);
@@ -60,7 +60,7 @@ TensorData check_contiguous(const char* name, const Tensor& x, const Shape& shap
   return data_of(x);
 }
 
-// One number in device memory, which is returned.
+// The same for a single number in device memory.
 inline TensorData check_number(const char* name, const Tensor& x, ScalarType dtype, const Tensor& like) {
   STD_TORCH_CHECK(x.numel() == 1 && x.scalar_type() == dtype && same_device(x, like), name, " must be one ",
                   torch::headeronly::toString(dtype), " on ", device_name(like), ", got ",

@@ -29,7 +29,7 @@ constexpr int kMaxShDegree = 3;
 // Cells along each axis of a brick, whose occupancy one word holds, as a power of two.
 constexpr int32_t kBrickShift = 2;
 
-// Boxes around one another (rays/nested_boxes.h).
+// Nested boxes (rays/nested_boxes.h).
 constexpr int kMaxBoxes = 12;
 
 // Packing (rays/packing.h) counts a multiple of these many rays, and of these many segments, in each of so many parts.
@@ -55,7 +55,7 @@ enum class SplatMethod : int64_t { kAutomatic = 0, kAtomic = 1, kTiled = 2, kDet
 // Bytes of shared memory that a block may have without asking the driver for more.
 constexpr int kSharedWithoutOptIn = 48 << 10;
 
-// How much of it a block of each launch may take whose needs are known when it is compiled; each asserts its own. Those
+// Shared memory of launches whose requirements are known at compile time; each launch asserts its own limit. Launches
 // that depend on a network are planned in mlp/plan.h and fields/pyramid_plan.h.
 constexpr int kGatherShared = 24 << 10;
 constexpr int kSplatTiledShared = kSharedWithoutOptIn;

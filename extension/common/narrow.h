@@ -41,7 +41,7 @@ VOXELFIELD_HOST_DEVICE auto widen(scalar_t x) {
   return static_cast<std::conditional_t<std::is_same_v<scalar_t, double>, double, float>>(x);
 }
 
-// And back.
+// From the type of arithmetic back to the storage type, rounded.
 template <typename scalar_t, typename T>
 VOXELFIELD_HOST_DEVICE scalar_t narrow_to(T x) {
   if constexpr (std::is_same_v<scalar_t, BFloat16>) {
@@ -64,8 +64,8 @@ VOXELFIELD_HOST_DEVICE scalar_t narrow_to(T x) {
   }
 }
 
-// Whether functions marked VOXELFIELD_F16C run here. ATEN_CPU_CAPABILITY=default in the environment, which keeps
-// torch's own kernels to the baseline, says no.
+// Whether functions marked VOXELFIELD_F16C can run on this machine. False if the environment has
+// ATEN_CPU_CAPABILITY=default, which also restricts torch's own kernels to the baseline.
 bool runs_f16c();
 
 // Only functions compiled for F16C may contain its instructions, and compilers do not inline such functions into code

@@ -29,7 +29,7 @@ using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
 using Library = torch::stable::detail::StableLibrary;
 
-// What an op returns: so many tensors.
+// The result of an op that returns `Count` tensors.
 template <size_t Count>
 using TensorTuple = decltype(std::tuple_cat(std::array<Tensor, Count>{}));
 
@@ -80,8 +80,8 @@ inline bool same_device(const Tensor& a, const Tensor& b) {
   return a.is_cuda() == b.is_cuda() && a.get_device_index() == b.get_device_index();
 }
 
-// The memory of a tensor. It becomes the pointer that a field or parameter asks for, of the type that the tensor must
-// have: for reading if that is const, else for writing; null if there is no tensor.
+// The memory of a tensor, which converts to a typed pointer; the tensor must have that type. A pointer to const is for
+// reading, any other for writing; null if there is no tensor.
 struct TensorData {
   const Tensor* tensor;
 

@@ -37,8 +37,8 @@ VOXELFIELD_HOST_DEVICE float ceil_small(float value) {
 #endif
 }
 
-// Sums and differences that wrap around where they leave the range of int32_t, for numbers that anything may have
-// written: overflow of signed numbers is undefined.
+// Sums and differences of untrusted numbers, which wrap around on overflow: overflow of signed integers would be
+// undefined behaviour.
 VOXELFIELD_HOST_DEVICE int32_t wrapping_add(int32_t a, int32_t b) {
   return static_cast<int32_t>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b));
 }

@@ -74,8 +74,8 @@ struct PyramidInputs {
 // The width that hidden layers of so many numbers are padded to.
 inline int padded_field_width(int width) { return width <= 64 ? 64 : 128; }
 
-// Launches a kernel whose blocks stay until `rays` have been marched; each warp begins with at least so many of them.
-// The kernel's last parameter points to the next ray that no warp has yet.
+// Launches a persistent kernel that marches `rays` rays, with at least `rays_per_warp` rays for each warp. The kernel's
+// last parameter points to the number of the next unassigned ray.
 template <typename Kernel, typename... Arguments>
 void launch_march(Kernel* kernel, const MarchPlan& plan, int64_t rays, int rays_per_warp, const Tensor& like,
                   const Arguments&... arguments) {

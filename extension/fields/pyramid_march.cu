@@ -1,4 +1,4 @@
-// The samples of rays through a pyramid that show, on CUDA: marched and judged in one kernel, then packed.
+// The visible samples of rays through a pyramid, on CUDA: marched and selected in one kernel, then packed.
 #include "fields/pyramid_inputs.cuh"
 #include "rays/march_ops.h"
 #include "rays/packing.cuh"
@@ -6,7 +6,7 @@
 namespace voxelfield {
 namespace {
 
-// Rays for a warp, at least: fewer leave too many of its threads idle at the end, when none are left to begin.
+// Minimum number of rays per warp: with fewer, too many threads idle at the end, when no rays are left to start.
 constexpr int kRaysPerWarp = 24;
 
 // Rays from memory, and a row of slots for each.
@@ -65,7 +65,8 @@ __global__ void __launch_bounds__(kMarchThreads, 1)
                           });
 }
 
-// Small blocks end one by one, but each holds a copy of the weights: the smallest that fills a multiprocessor.
+// Small blocks finish independently, but each needs its own copy of the weights, so this chooses the smallest block
+// size that fills a multiprocessor.
 template <typename Kernel>
 MarchPlan plan_visible(const Network& density, Kernel* kernel) {
   const int limit = shared_memory_limit();

@@ -1,6 +1,7 @@
 // Marching rays through a pyramid of grids and the density network behind it. Each thread of a warp walks a ray of its
 // own, or a few share one. The warp evaluates the network for the 32 samples at which its threads stand, on tensor
-// cores; a ray that is dark ends there, so that next to nothing behind it is evaluated, and its threads take another.
+// cores. A ray ends once its transmittance is below the threshold, so that few samples behind it are evaluated, and its
+// threads start another ray.
 #pragma once
 
 #include "common/tensors.h"
@@ -12,9 +13,9 @@
 
 namespace voxelfield {
 
-// Threads without a ray wait until they are more than this many: rays are begun by all of them together.
+// Threads without a ray wait until there are more of them than this, and then start rays together.
 constexpr int kMostIdle = 5;
-// Strides before threads that have not come to a sample yet let the others go on.
+// Strides after which threads that have not reached a sample yet no longer hold up the others.
 constexpr int kMostStrides = 32;
 
 // Float16 grids of several resolutions over one box, 4 channels each, read at one point by one thread.
@@ -23,8 +24,8 @@ struct PyramidLevel {
   int32_t resolution[3];
   BlockTable table;  // without blocks where the grid is dense; otherwise the features are the atlas
 
-  // The features at a point of the unit cube, beyond it those of its nearest face; zeros where blocks are not there.
-  // Unless the level may be sparse, the table is not looked at.
+  // The features at a point of the unit cube; points outside read the nearest face. Zeros where a block is not stored.
+  // The block table is read only if `Sparse`.
   template <bool Sparse>
   __device__ __forceinline__ uint2 at(const float* point) const {
     float place[3] = {point[0], point[1], point[2]};
@@ -40,7 +41,7 @@ struct PyramidLevel {
     Vector<float, kLevelChannels> sum{};
 #pragma unroll
     for (int k = 0; k < kCorners; ++k) add_weighted(sum, s.value(k), corner[k]);
-    // What an empty stencil has read is not to be trusted: NaN times zero is NaN.
+    // An empty stencil may have read NaN, and NaN times zero is NaN.
     if (s.empty) return make_uint2(0, 0);
     return make_uint2(as_bits(to_half2(sum.lane[0], sum.lane[1])), as_bits(to_half2(sum.lane[2], sum.lane[3])));
   }
@@ -62,12 +63,12 @@ struct PyramidScene {
   }
 };
 
-// One sample of a ray, as its thread sees it.
+// One sample of a ray, in registers of its thread.
 struct PyramidSample : JudgedSample<float> {
   float t;
 };
 
-// What a thread keeps of the ray that it walks.
+// A thread's state of the ray that it marches.
 template <typename Result>
 struct MarchedRay {
   int number;  // -1: none yet
@@ -133,7 +134,7 @@ class RaySupply {
  public:
   __device__ __forceinline__ RaySupply(int* taken, int count) : taken_(taken), count_(count) {}
 
-  // A number for each team that asks, or -1. Fewer than asked for, now and then; none at all when none is left.
+  // A ray number for each requesting team, or -1. A call may return fewer than requested, and none once none is left.
   __device__ __forceinline__ int next(unsigned asking, const RayTeam<Lanes>& team) {
     if (next_ == end_ && next_ < count_) {
       int first = 0;
@@ -156,8 +157,8 @@ class RaySupply {
   int next_ = 0, end_ = 0;
 };
 
-// Calls `run` with two std::bool_constant: whether boxes cut rays into pieces, and whether levels may be sparse. What
-// is neither has kernels of its own, which know nothing of the others.
+// Calls `run` with two std::bool_constant: whether boxes cut rays into pieces, and whether levels may be sparse. Scenes
+// with neither have specialised kernels.
 template <typename Run>
 auto dispatch_scene(bool in_pieces, bool sparse, const Run& run) {
   if (in_pieces) return run(std::true_type{}, std::true_type{});

@@ -3,8 +3,8 @@
 // Blocks stay and walk over the rows. The hidden activations are computed again. A warp follows the gradient of its own
 // rows down the layers in registers and leaves activations and gradients in shared memory; then the block's warps share
 // out the weights' gradients, unit by unit (weight_gradient.cuh), and sum each unit in registers over all the block's
-// rows. How much of this shared memory holds at once, plan.h says. Where registers are too few for all units there are
-// several launches, the last layers' first.
+// rows. plan.h decides how much of this is in shared memory at once. If registers do not suffice for all units, there
+// are several launches, beginning with the last layers.
 #pragma once
 
 #include "mlp/forward.cuh"
@@ -38,7 +38,7 @@ __device__ __forceinline__ Activations<M, Width> last_layer_transposed(const Sha
   return hidden;
 }
 
-// What enters the layers behind the first, of a warp's rows, in global memory. A thread reads only what it wrote.
+// The inputs of all layers but the first, for a warp's rows, in global memory. A thread reads only its own writes.
 template <int Width, int M>
 class KeptActivations {
  public:

@@ -1,4 +1,4 @@
-// What both launches of `mlp` share: checked arguments, rows that can be read by vectors, and packed weights.
+// Shared by both launches of `mlp`: checked arguments, rows that can be read as vectors, and packed weights.
 #pragma once
 
 #include "common/backend.cuh"

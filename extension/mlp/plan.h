@@ -80,7 +80,7 @@ VOXELFIELD_HOST_DEVICE constexpr int strip_rows(int width) { return width > 64 ?
 constexpr int kMostUnits = 4;
 constexpr int most_units_of_two_tiles(int width) { return width < 64 ? 2 : 3; }
 
-// What a block of the backward pass keeps in shared memory.
+// The contents of shared memory in a block of the backward pass.
 enum class Kept : int {
   kAll,       // weights, what enters each layer, and the gradients of what leaves it
   kReplaced,  // the same, but a layer's gradients take the place of the activations above it

@@ -1,7 +1,7 @@
-// Where a kernel reads a network's weights from: shared memory, which a block fills before it starts (StagedWeights),
-// or tiles in global memory in the order in which tensor cores take them, which stay in the L1 and L2 caches
-// (PackedWeights). The first is faster, the second takes no shared memory, however deep the network is. Both give the
-// same numbers. A kernel is a template over the two.
+// A network's weights for a kernel: in shared memory, which a block fills before it starts (StagedWeights), or as tiles
+// in global memory, in tensor-core order, which stay in the L1 and L2 caches (PackedWeights). The first is faster; the
+// second takes no shared memory, however deep the network is. Both give the same numbers. Kernels are templates over
+// the two.
 #pragma once
 
 #include "mlp/fragments.cuh"

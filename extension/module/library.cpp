@@ -1,6 +1,6 @@
 // The schema of every operator of voxelfield. The .cpp and .cu files of each family register the kernels for CPU and
-// CUDA; Python registers shapes for torch.compile and derivatives (voxelfield/ops/). One op has its code here:
-// that which tells Python the constants.
+// CUDA; Python registers shapes for torch.compile and derivatives (voxelfield/ops/). Only the op `constants`, which
+// returns the shared constants to Python, is implemented here.
 #include "common/constants.h"
 #include "common/tensors.h"
 
@@ -53,8 +53,8 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "point_gradient_trilinear(Tensor values, Tensor[] grids, Tensor points, Tensor? direction, int padding, "
       "bool align_corners, bool nearest, bool sum, bool with_gradient) -> Tensor");
 
-  // Sparse grids (stencil/sparse_grid.h): where points of the unit cube lie in the atlas of the blocks that are there,
-  // NaN for those whose block is not; and gradients of an atlas, of which the copies of each vertex get their sum.
+  // Sparse grids (stencil/sparse_grid.h): the positions of points of the unit cube in the atlas of stored blocks, NaN
+  // if the block is not stored; and a sum over the copies of each vertex, for gradients of an atlas.
   m.def("places_in_atlas(Tensor points, Tensor blocks, int[] atlas) -> Tensor");
   m.def("share_copies(Tensor(a!) sums, Tensor copies, Tensor begins) -> ()");
 
@@ -78,7 +78,7 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "(Tensor, Tensor, Tensor, Tensor, Tensor)");
 
   // Rays in the world, cut by nested boxes (10 numbers, rays/cut_rays_ops.h) into 2 * count - 1 pieces in the field's
-  // frame, those of a ray together, near to far; pieces that there are not have near and far of 0.
+  // frame, those of a ray together, near to far; unused pieces have near and far of 0.
   m.def(
       "cut_rays(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, float[] boxes, "
       "float step) -> (Tensor, Tensor, Tensor, Tensor)");
@@ -93,7 +93,7 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "Tensor occupied, int[] resolution, Tensor aabb_occupancy, float step, int segments_per_ray, Tensor counts, "
       "Tensor step_ranges, Tensor sums, int capacity) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 
-  // Those samples that show: first which and how many of each ray, then copies of them, in `capacity` rows.
+  // The visible samples: first their indices and number for each ray, then copies of them, in `capacity` rows.
   m.def(
       "count_visible_samples(Tensor density, Tensor dt, Tensor ray_offsets, float min_transmittance, "
       "float min_weight) -> (Tensor, Tensor, Tensor)");
@@ -191,7 +191,7 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "int degree, float density_scale, float density_shift, float min_transmittance, float min_weight) -> "
       "(Tensor, Tensor, Tensor)");
 
-  // Samples of rays that show, of a field whose density is initial * exp(network's first output): `levels` (X, Y, Z, 4)
+  // Visible samples of rays in a field whose density is initial * exp(network's first output): `levels` (X, Y, Z, 4)
   // are read side by side, each of them an atlas where `blocks` has its table. At most the first `max_samples_per_ray`
   // of each, their distances in slots (R, max_samples_per_ray), how many each ray has, and sums of that for pack_slots,
   // which packs them into `capacity` rows. `occupied` as for render_grid. With nested `boxes` (as for cut_rays, or

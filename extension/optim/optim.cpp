@@ -1,5 +1,5 @@
-// The ops of this room on the CPU: threads take spans of vertices that are contiguous in memory, by loops that are
-// written for compilers to vectorise.
+// The ops of this folder on the CPU: threads process spans of vertices that are contiguous in memory, in loops that
+// compilers can vectorise.
 #include "common/backend.h"
 #include "common/narrow.h"
 #include "optim/optim_ops.h"

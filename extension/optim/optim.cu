@@ -1,5 +1,5 @@
-// The ops of this room on CUDA: warps walk over the vertices of grids, in launches whose size does not depend on how
-// many tiles are listed, and a few threads test each tile.
+// The ops of this folder on CUDA: warps walk over the vertices of grids, in launches whose size does not depend on the
+// number of listed tiles, and a few threads test each tile.
 #include "common/backend.cuh"
 #include "optim/optim_ops.h"
 

@@ -1,4 +1,4 @@
-// The formulas of this room and the host side of its ops, written once: check the tensors, collect their pointers and
+// The formulas of this folder and the host side of its ops, shared by both backends: check tensors, collect pointers,
 // call Backend::adam(levels, rule), Backend::total_variation(task) or Backend::active_tiles(cells, ids, count).
 #pragma once
 

@@ -1,4 +1,4 @@
-// Lenses: where the image shows a ray, and which ray a point of the image shows. The terms are OpenCV's.
+// Lenses: the projection of a ray to an image point, and its inverse. The distortion terms are OpenCV's.
 //
 // A ray has an ideal point in the image plane of the unit focal length, x to the right and y down from the principal
 // point. Its direction is that of the ray across the optical axis. Its length is the tangent of the angle between ray
@@ -85,7 +85,7 @@ struct Lens {
     for (int step = 0; step < kSteps; ++step) {
       const Shown shown = show(at[0], at[1]);
       const float determinant = shown.dxx * shown.dyy - shown.dxy * shown.dxy;
-      // Written so that a number that is none counts as beyond the fold.
+      // Written so that NaN counts as beyond the fold.
       if (!(determinant > kFold && determinant < kOverflow && shown.dxx + shown.dyy > 0.0f)) {
         at[0] = 0.5f * (at[0] + ideal[0]);
         at[1] = 0.5f * (at[1] + ideal[1]);

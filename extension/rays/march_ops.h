@@ -25,8 +25,8 @@ struct RaySegments : RayBatch {
   }
 };
 
-// The first pass counts the samples of a segment, and stores its first ranges of hits; ranges that there are not are
-// empty. The second pass walks on from there if there are more.
+// The first pass counts the samples of a segment and stores its first ranges of hits; unused ranges are empty. The
+// second pass continues from there if there are more.
 struct CountSamples {
   RaySegments rays;
   StepRange* step_ranges;  // (kStoredRanges, segments)
@@ -220,7 +220,7 @@ struct MarchOps {
     return out;
   }
 
-  // Of samples that were found to show.
+  // Packs the samples in the slots.
   static PackedTensors pack_slots(const Tensor& origins, const Tensor& directions, const Tensor& near,
                                   const Tensor& far, const Tensor& offset, const Tensor& any_slots,
                                   const Tensor& counts, const Tensor& sums, double step, std::vector<double> boxes,

@@ -1,5 +1,5 @@
-// Boxes around one another, each a number of times as large as the one inside of it, and the pieces that they cut a ray
-// into. They let a grid reach far: what is far away is seen coarsely, and a larger box has larger voxels.
+// Nested boxes, each larger than the previous one by a constant ratio, and the pieces into which they cut a ray. They
+// extend a grid to distant geometry: a larger box has larger voxels, which suffice for distant objects.
 //
 // The field lies in a frame of its own, in which all boxes have the size of the smallest one and stand in a row along
 // x, with a gap between neighbours. The part of space that belongs to a box, which is the box without the one inside of

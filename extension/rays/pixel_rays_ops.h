@@ -47,7 +47,7 @@ struct PixelRays {
     float channel[4];
   };
 
-  // The pixel of an index, clamped to those that there are.
+  // The pixel of an index, clamped to the valid range.
   VOXELFIELD_HOST_DEVICE int64_t pixel(int64_t index) const {
     return index < 0 ? 0 : (index < count ? index : count - 1);
   }

@@ -1,4 +1,4 @@
-// The ops of this room on the CPU.
+// The ops of this folder on the CPU.
 #include "rays/cut_rays_ops.h"
 #include "rays/lens_ops.h"
 #include "rays/march_ops.h"

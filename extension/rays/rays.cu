@@ -1,4 +1,4 @@
-// The ops of this room on CUDA.
+// The ops of this folder on CUDA.
 #include "rays/cut_rays_ops.h"
 #include "rays/lens_ops.h"
 #include "rays/march_ops.h"

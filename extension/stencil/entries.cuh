@@ -1,4 +1,4 @@
-// Lists the points that touch each tile of a grid: what summing without atomics on the grid begins with. The tiles are
+// Lists the points that touch each tile of a grid, the first step of summing without atomics on the grid. The tiles are
 // those of splat_tiled.cuh or the larger bins of splat_binned.cu.
 //
 // An entry is a point that touches a vertex of a tile, so a point between tiles is an entry of each of them; the first
@@ -97,7 +97,7 @@ __device__ __forceinline__ void add_entries(const TouchedTiles& tiles, int32_t i
                                             const TileCounts& count, int32_t* __restrict__ entries) {
   const int32_t home_place = count_home<Place>(count, tiles.home);
   if (tiles.home < 0) return;
-  // All counts are asked for before the first entry is written, because a write waits for its count.
+  // All counts are requested before the first entry is written, because a write depends on its count.
   int32_t place[kCorners];
 #pragma unroll
   for (int k = 1; k < kCorners; ++k) {

@@ -16,8 +16,8 @@ int max_vectors(const Levels<Locator, scalar_t>& levels, int width) {
   return static_cast<int>(vectors);
 }
 
-// Compiled in every form that is faster: what each training step runs. Derivatives and float64 have one form, in
-// vectors of four or one, because each further form takes time in every build.
+// Kernels that every training step runs are compiled in all forms that are faster. Derivatives and float64 have a
+// single form, in vectors of four or one, because each further form takes time in every build.
 template <typename Weights>
 constexpr bool kSpecialised = std::is_same_v<Weights, ValueWeights<float>>;
 

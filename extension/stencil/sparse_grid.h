@@ -1,5 +1,5 @@
-// A grid of which only some blocks of vertices are there. Each is found through a dense table, as in a two-level page
-// table: voxel block hashing (Niessner et al. 2013) without the hash.
+// A sparse grid, which stores only some of its blocks of vertices. Blocks are found through a dense table, as in a
+// two-level page table: voxel block hashing (Niessner et al. 2013) without the hash.
 //
 // Blocks lie side by side in an atlas, which is a dense grid like any other. A block shares its outermost vertices with
 // those beside it, and each has a copy of them: all vertices around a point are then of one block, and where the point

@@ -37,7 +37,7 @@ struct PlaceInAtlas {
   }
 };
 
-// Vertices that several blocks have: all of one get the sum of what their copies have.
+// Vertices stored in several blocks: replaces all copies of a vertex by their sum.
 struct ShareCopies {
   const int32_t* copies;  // rows of `sums`, those of a vertex together
   const int32_t* begins;  // of each vertex among them, and their number
@@ -48,7 +48,7 @@ struct ShareCopies {
   VOXELFIELD_HOST_DEVICE void operator()(int64_t number) const {
     const int64_t vertex = number / channels, channel = number - vertex * channels;
     const int64_t begin = begins[vertex], end = begins[vertex + 1];
-    // Wrong lists must not lead out of memory.
+    // Invalid lists must not cause accesses out of bounds.
     if (begin < 0 || end > count) return;
     const auto at = [&](int64_t i) { return copies[i] * static_cast<int64_t>(channels) + channel; };
     float sum = 0;

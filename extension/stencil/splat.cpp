@@ -19,7 +19,7 @@ namespace {
 constexpr int64_t kTileBytes = 3 << 19;
 // Planes of a tile. Points between two tiles are visited once for each.
 constexpr int64_t kTileWidth = 8;
-// So many that threads which finish early find further tiles.
+// Enough tiles that threads which finish early can process further ones.
 constexpr int64_t kTilesPerThread = 4;
 
 // Points of a level, sorted by the column of cells that they lie in. Points without a cell are left out.
@@ -75,7 +75,7 @@ SortedPoints sort_by_column(const GridLocator<T>& locator, const PointsView<Weig
   return sorted;
 }
 
-// What one point adds to the eight corners of its cell.
+// The contribution of one point to the eight corners of its cell.
 template <typename Value, int kSets, typename T>
 struct CornerAdd {
   const Value* value;

@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// What a warp sums: entries of one tile, into one slice of its channels.
+// The task of a warp: sums the entries of one tile into one slice of its channels.
 struct TileTask {
   int32_t level;
   int32_t tile;

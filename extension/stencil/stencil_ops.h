@@ -7,8 +7,8 @@
 //   Backend::write_cells(levels, values, points)                                     each corner belongs to one point
 //
 // Without points or without channels every op returns zeros of the right shape (or adds nothing) and runs no kernel, so
-// backends see at least one point and one channel. The Python wrappers explain bad input; the checks here keep direct
-// calls of the raw ops from touching foreign memory.
+// backends see at least one point and one channel. The Python wrappers explain invalid input; the checks here prevent
+// direct calls of the raw ops from accessing memory out of bounds.
 #pragma once
 
 #include "common/checks.h"

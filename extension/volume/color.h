@@ -1,5 +1,5 @@
-// What colours are made of: the basis of those that depend on the view, the last step to a colour, and how image values
-// encode light.
+// Building blocks of colour: the basis of view-dependent colour, the sigmoid that maps outputs to colours, and the
+// transfer function by which image values encode light.
 #pragma once
 
 #include <cmath>

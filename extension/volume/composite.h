@@ -1,7 +1,7 @@
-// Emission and absorption along the packed samples of rays, and the derivatives: keep_rule.h says what a sample weighs.
-// A ray's results are sums of weights; the samples behind its end have weight and gradient zero.
+// Emission and absorption along the packed samples of rays, and the derivatives; keep_rule.h defines the weights. A
+// ray's results are weighted sums; the samples behind its end have weight and gradient zero.
 //
-// Distortion (Barron et al. 2022, "Mip-NeRF 360", eq. 15) is how far apart the matter on a ray lies:
+// Distortion (Barron et al. 2022, "Mip-NeRF 360", eq. 15) measures how widely the weights of a ray are spread:
 //   sum_ij weight_i weight_j |t_i - t_j| + 1/3 sum_i weight_i^2 dt_i,
 // here with sums over the samples before each (Sun et al. 2022, "Improved direct voxel grid optimization").
 #pragma once

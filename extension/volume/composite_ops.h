@@ -1,5 +1,5 @@
-// Compositing, written once for both backends: what a thread, or a team of threads, does on its ray, and the host side,
-// which checks, allocates, and walks the rays.
+// Compositing, written once for both backends: the work of a thread, or of a team of threads, on its ray, and the host
+// side, which checks, allocates, and walks the rays.
 #pragma once
 
 #include "volume/composite.h"

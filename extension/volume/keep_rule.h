@@ -7,9 +7,9 @@
 // show nor cast a shadow. Such a renderer follows two optical depths: that of all samples, by which a ray stops and
 // samples are kept, and that of the kept ones, from which their final weights follow.
 //
-// A density that is not finite must show. Its sample has an opacity of NaN, which no threshold drops, and a thickness
-// of zero, so that it leaves its neighbours' optical depths alone: a pixel is NaN exactly if its ray reaches such a
-// sample, whichever threads the samples of the ray are spread over.
+// A density that is not finite must be visible. Its sample has an opacity of NaN, which no threshold drops, and a
+// thickness of zero, which does not affect its neighbours' optical depths: a pixel is NaN exactly if its ray reaches a
+// sample of this kind, however the samples of the ray are distributed over threads.
 #pragma once
 
 #include <cmath>

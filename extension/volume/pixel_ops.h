@@ -24,7 +24,7 @@ struct RayColors {
   int64_t pixels;
   int64_t per_pixel;
 
-  // A ray that meets nothing has no colour; its weight in the light is zero.
+  // A ray of opacity 0 has no straight colour; its weight in the light is zero.
   VOXELFIELD_HOST_DEVICE T straight(int64_t ray, int channel) const {
     return opacity[ray] == T(0) ? T(0) : rgb[3 * ray + channel] / opacity[ray];
   }

@@ -19,7 +19,7 @@ struct RaySums {
 
   template <typename Team>
   VOXELFIELD_HOST_DEVICE int64_t operator()(int64_t ray, const RaySpan& span, const Team& team) const {
-    // A thread alone takes several channels on its way, because they lie together.
+    // A single thread sums several channels per pass, because they are adjacent in memory.
     constexpr int kColumns = Team::kSize > 1 ? 1 : Ahead ? 8 : 16;
     for (int64_t c = 0; c < channels; c += kColumns) {
       T sum[kColumns] = {};

@@ -33,7 +33,7 @@ VOXELFIELD_HOST_DEVICE void store_lanes(scalar_t* to, const scalar_t (&lanes)[Wi
 #endif
 }
 
-// What becomes the input of a colour network: each sample's geometry, and the view along its ray.
+// The input of a colour network: each sample's geometry, and the encoded viewing direction of its ray.
 template <typename scalar_t, int Degree, int Width, typename T = opmath_t<scalar_t>>
 struct ViewAppended {
   const scalar_t* geometry;  // (n, geometry_size)

@@ -1,4 +1,4 @@
-// The ops of this room on CUDA: a team of threads takes a ray.
+// The ops of this folder on CUDA: one team of threads per ray.
 #include "volume/composite_ops.h"
 #include "volume/pixel_ops.h"
 #include "volume/ray_sums_ops.h"

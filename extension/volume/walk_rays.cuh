@@ -90,7 +90,7 @@ struct CudaRays : CudaPacking {
     launch(sum_total_kernel<F, T>, 1, kThreads, 0, f, partial, parts);
   }
 
-  // What rows share lies on the device, so that every thread reads it.
+  // The shared value is in device memory, so every thread reads it.
   template <typename F>
   struct SharingRow {
     F f;

@@ -10,7 +10,7 @@
 namespace voxelfield {
 
 struct CpuRays : CpuPacking {
-  // Calls walk(ray, span, team) for every ray, which returns the first sample that it did not deal with, and
+  // Calls walk(ray, span, team) for every ray, which returns the first sample that it did not process, and
   // walk.clear(i) for the samples from there on and for those that belong to no ray.
   template <typename Walk>
   static void for_each_ray(const PackedRays& rays, const Walk& walk) {

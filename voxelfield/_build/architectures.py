@@ -12,8 +12,8 @@ from typing import NamedTuple
 # Machine code for these, where nvcc knows them. It runs on later GPUs of the same major version: 8.9 (Ada) runs that of
 # 8.6, 12.1 that of 12.0.
 COMMON = ("75", "80", "86", "90", "120")
-# PTX of this one, or of the newest before it: the driver compiles it for 10.0 and 10.3, which few people own, and for
-# GPUs that are yet to come.
+# PTX for this architecture, or for the newest one before it that nvcc knows: the driver compiles it for 10.0 and 10.3,
+# which are rare, and for future GPUs.
 COMMON_PTX = "90"
 OLDEST = (7, 5)
 
@@ -99,7 +99,7 @@ def parse_torch_list(text: str) -> Architectures:
 
 
 def architectures_for(capabilities: Sequence[Capability], known: Collection[str]) -> Architectures:
-    """Chooses what to compile for: ``TORCH_CUDA_ARCH_LIST``, else the GPUs at hand, else what people commonly own.
+    """Chooses the architectures: ``TORCH_CUDA_ARCH_LIST``, else those of the GPUs at hand, else the common ones.
 
     Args:
         capabilities: Compute capabilities of the GPUs to serve; may be empty.

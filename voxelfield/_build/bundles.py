@@ -1,7 +1,7 @@
 """Which CUDA sources share a translation unit.
 
 Every translation unit costs about two seconds of processor time for each GPU architecture, and four for host code, to
-read the headers of torch and CUDA. A small source takes little more than that, so the small sources of a room are
+read the headers of torch and CUDA. A small source takes little more than that, so the small sources of a folder are
 compiled together.
 """
 
@@ -39,7 +39,7 @@ def bundles(root: Path) -> dict[str, list[str]]:
 
 
 def write_bundles(root: Path, folder: Path) -> list[Path]:
-    """Writes the translation units, and leaves those alone that are there already: ninja goes by their times.
+    """Writes the translation units; unchanged files are not rewritten, because ninja compares modification times.
 
     Args:
         root: The extension's folder, which the compiler must search for headers.

@@ -29,7 +29,7 @@ _TORCH_TARGET = "-DTORCH_TARGET_VERSION=0x020a000000000000"
 # through torch's dispatcher alone, and g++ warns where visible types have fields of torch's hidden ones.
 _UNIX_FLAGS = ("-O3", "-g0", "-fopenmp-simd", "-fno-math-errno", "-fvisibility=hidden", "-Wall")
 _WINDOWS_FLAGS = ("/O2", "/openmp:experimental")
-# C++ says how an aggregate is initialised whose last members are left out.
+# C++ defines how the omitted last members of an aggregate are initialised.
 _STRICT_FLAGS = ("-Wextra", "-Wno-missing-field-initializers", "-Werror")
 # The sources are C++17. Only strict builds insist, because a later torch may have headers that need more.
 _STRICT_STANDARD = "-std=c++17"
@@ -40,7 +40,7 @@ _CPU_HALF_SECONDS, _CUDA_FIXED_SECONDS, _CUDA_SECONDS_PER_ARCHITECTURE = 90, 77,
 
 
 def choose_modules() -> tuple[list[str], str]:
-    """Chooses the modules to compile where nobody asks for one by name.
+    """Chooses the modules to compile if none is requested by name.
 
     The CPU half always; the CUDA half where there is nvcc and a GPU to run it. ``VOXELFIELD_CUDA=1`` demands it, for a
     machine without a GPU that builds for others, and ``VOXELFIELD_CUDA=0`` leaves it out.
@@ -256,7 +256,7 @@ def build(names: Iterable[str], directory: Path, objects: Path | None = None, st
 
 
 def _remove_abandoned(directory: Path) -> None:
-    """Removes the folders of builds on this machine whose process is no more."""
+    """Removes the folders of builds on this machine whose process no longer exists."""
     for folder in directory.glob(f"{glob.escape(_SCRATCH)}*"):
         process = folder.name.removeprefix(_SCRATCH).partition("-")[0]
         if not process.isdigit() or int(process) == os.getpid():
@@ -265,7 +265,7 @@ def _remove_abandoned(directory: Path) -> None:
             os.kill(int(process), 0)
         except ProcessLookupError:
             shutil.rmtree(folder, ignore_errors=True)
-        except OSError:  # somebody else's process
+        except OSError:  # the process belongs to another user
             continue
 
 

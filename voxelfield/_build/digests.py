@@ -1,4 +1,4 @@
-"""A digest beside every compiled module, by which a damaged one is known before it is loaded.
+"""A digest beside every compiled module, which detects a damaged module before it is loaded.
 
 Loading one that is cut short kills the process, and one with a flipped bit computes something else.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def digest_path(module: Path) -> Path:
-    """Returns the file in which the digest of a module is."""
+    """Returns the path of the file that holds a module's digest."""
     return module.with_name(f"{module.name}.digest")
 
 

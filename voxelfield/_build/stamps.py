@@ -18,7 +18,7 @@ _PATTERN = re.compile(
 
 
 class Stamp(NamedTuple):
-    """What a module says about itself."""
+    """The information that a module is stamped with."""
 
     digest: str
     architectures: Architectures

@@ -1,4 +1,4 @@
-"""What usually goes wrong with a capture: one function each, from the capture to a warning or None."""
+"""Checks for common problems of captures: each function takes the capture and returns a finding or None."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def duplicate_poses(capture: Capture) -> Finding | None:
     """Warns of cameras in the same place that look the same way."""
     origins, rotations = capture.origins, capture.c2w[:, :3, :3]
     extent = float((origins - origins.mean(dim=0)).norm(dim=-1).max())
-    # By this much, in the Frobenius norm, rotations differ that are so small an angle apart.
+    # The difference, in the Frobenius norm, of two rotations that are `_SAME_ANGLE` apart.
     least = math.sqrt(2) * math.radians(_SAME_ANGLE)
 
     def same(index: int) -> list[int]:
@@ -227,7 +227,7 @@ CHECKS: tuple[Check, ...] = (
     duplicate_images,
     duplicate_poses,
 )
-"""All checks, in the order in which they are told."""
+"""All checks, in the order in which their findings are reported."""
 
 
 def check_capture(capture: Capture) -> list[Finding]:
@@ -247,7 +247,7 @@ def _duplicates(capture: Capture, same: Callable[[int], list[int]], title: str, 
         capture: Names the views.
         same: Returns the views before one that are the same.
         title: Of the finding.
-        remedy: What follows the names.
+        remedy: The text after the names.
     """
     pairs = [(earlier[0], index) for index in range(len(capture)) if (earlier := same(index))]
     if not pairs:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from voxelfield.captures.capture import Capture
 
 _AGREEMENT = 0.3
-"""Length of the mean up direction below which there is none to speak of."""
+"""Length of the mean up direction below which it is not meaningful."""
 
 
 def upright(capture: Capture) -> Tensor | None:
@@ -20,7 +20,7 @@ def upright(capture: Capture) -> Tensor | None:
 
 
 def figures(capture: Capture) -> list[tuple[str, str]]:
-    """Returns what there is to say of a capture, as labels and texts of one line each."""
+    """Returns the figures of a capture, as labels and texts of one line each."""
     splits = Counter(capture.splits)
     sizes = Counter(f"{width} x {height}" for width, height in capture.sizes)
     distances = (capture.origins - capture.aabb.mean(dim=0)).norm(dim=-1)
@@ -79,7 +79,7 @@ def _range(values: Tensor) -> str:
 
 
 def _vector(values: Tensor) -> str:
-    # What is left of rounding is not worth reading.
+    # Show rounding residue as 0.
     shown = torch.where(values.abs() > 1e-6 * values.abs().max(), values, 0.0)
     return f"({', '.join(f'{value:.3g}' for value in shown.tolist())})"
 

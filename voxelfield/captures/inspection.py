@@ -25,7 +25,7 @@ PAGE = "inspect.html"
 
 @dataclass(frozen=True)
 class Inspection:
-    """What there is to say of a scene.
+    """The result of an inspection.
 
     Attributes:
         name: The scene's name.
@@ -43,7 +43,7 @@ def inspect_scene(folder: Path, out: Path) -> Inspection:
 
     Args:
         folder: In any format that :func:`voxelfield.datasets.loading.load_scene` reads.
-        out: Folder for :data:`PICTURE` and :data:`PAGE`; it is created if need be.
+        out: Folder for :data:`PICTURE` and :data:`PAGE`; created if missing.
 
     Returns:
         What was found.

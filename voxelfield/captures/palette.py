@@ -5,13 +5,13 @@ from __future__ import annotations
 _SPLITS = {"train": "#1f6fb4", "val": "#2e8b57", "test": "#d9660a"}
 
 MUTED = "#9aa0a6"
-"""Of what stands back."""
+"""Colour of secondary elements."""
 
 WARNING = "#c5221f"
-"""Of what is likely wrong."""
+"""Colour of warnings."""
 
 BOX = "#202124"
-"""Of the scene's box."""
+"""Colour of the scene's box."""
 
 
 def split_color(name: str) -> str:

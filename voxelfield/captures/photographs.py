@@ -34,7 +34,7 @@ def photographs_in(folder: Path) -> list[Path]:
 def copy_photographs(photographs: Sequence[Path], folder: Path, max_size: int) -> None:
     """Copies photographs, upright and shrunk where they are large.
 
-    A photograph that EXIF says to turn is turned: nothing later looks at that tag. Files that need no change are copied
+    The EXIF orientation is applied to the pixels, because later steps ignore it. Files that need no change are copied
     byte by byte; formats that the loaders do not read become PNG.
 
     Args:
@@ -144,7 +144,7 @@ def _resized(image: Image.Image, size: Size) -> Image.Image:
 
 
 def _save(image: Image.Image, path: Path) -> None:
-    # The focal length that EXIF states is where structure from motion starts, and it survives a change of size.
+    # Structure from motion starts from the focal length in EXIF, which stays valid when the image is resized.
     exif = image.getexif()
     exif.pop(_ORIENTATION, None)
     if path.suffix.lower() == ".png":

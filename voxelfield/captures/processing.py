@@ -26,7 +26,7 @@ REPORT = "report.json"
 """File of the :class:`Report`, beside the images."""
 
 OUTPUTS = ("images", *(f"images_{factor}" for factor in REDUCTIONS), "sparse", REPORT)
-"""What :func:`process` writes into its folder."""
+"""Names of the files and folders that :func:`process` writes."""
 
 
 @dataclass(frozen=True)

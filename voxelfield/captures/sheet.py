@@ -49,7 +49,7 @@ def draw_sheet(capture: Capture, findings: Sequence[Finding], width: int) -> Ima
     """
     titles: dict[int, list[str]] = {}
     for finding in findings:
-        # What is about most views tells none of them apart.
+        # A finding about most views does not distinguish any of them.
         for index in finding.views if len(finding.views) <= len(capture) // 2 else ():
             titles.setdefault(index, []).append(finding.title)
     views = shown_views(len(capture), list(titles))

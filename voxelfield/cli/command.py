@@ -22,7 +22,7 @@ VERBS = {
     "build": "compile the extension now instead of on first use",
     "bench": "time the sampling op beside torch's grid_sample",
 }
-# Where the module cannot be called what the verb is.
+# Verbs whose module has a different name.
 _MODULES = {"eval": "evaluate"}
 
 

@@ -1,4 +1,4 @@
-"""``voxelfield doctor``: what this machine has, and the first thing that fails."""
+"""``voxelfield doctor``: reports the machine's software and hardware, and the first check that fails."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ Check = Callable[[], Iterator[tuple[str, str]]]
 
 
 class DoctorError(RuntimeError):
-    """Something that must work does not; the message says what to do."""
+    """A required component does not work; the message says what to do."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

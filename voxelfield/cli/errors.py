@@ -1,4 +1,4 @@
-"""Mistakes of the user, told in one line."""
+"""Reports user errors in one line."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ TRAINING_PACKAGES = {
     "pooch": "pooch",
     "tqdm": "tqdm",
 }
-"""What ``pip install "voxelfield[train]"`` brings: names to import -> distributions."""
+"""Packages that ``pip install "voxelfield[train]"`` installs: import names -> distributions."""
 
 HOW_TO_INSTALL = 'pip install "voxelfield[train]"'
-"""The command that brings them."""
+"""The command that installs them."""
 
 
 def in_one_line(action: Callable[[], None]) -> int:
-    """Does something; returns the exit status, and says in one line what was wrong.
+    """Runs an action and returns the exit status; prints a user error in one line.
 
     Args:
-        action: Raises ValueError, OSError or MissingPackageError where the user can mend it.
+        action: Raises ValueError, OSError or MissingPackageError for errors that the user can fix.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:

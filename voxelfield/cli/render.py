@@ -179,7 +179,7 @@ def _with_progress(views: Iterator[View], total: int) -> Iterator[View]:
     """Yields views under a progress bar; warns in the end if none of them shows anything."""
     most: Tensor | None = None
     for view in tqdm(views, total=total, unit="frame", disable=None, leave=False):
-        # Stays on the device: to read it would wait for what is being drawn.
+        # Stays on the device: reading it would synchronise with the rendering of this view.
         highest = view.opacity.max()
         most = highest if most is None else torch.maximum(most, highest)
         yield view
@@ -188,7 +188,7 @@ def _with_progress(views: Iterator[View], total: int) -> Iterator[View]:
 
 
 def _check(options: argparse.Namespace, is_video: bool) -> None:
-    """Refuses what makes no sense, before anything is loaded."""
+    """Refuses invalid options before anything is loaded."""
     for name, least in (("frames", 1), ("supersampling", 1)):
         value = getattr(options, name)
         if value is not None and value < least:

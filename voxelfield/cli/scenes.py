@@ -1,4 +1,4 @@
-"""What several verbs ask for: a trained run and a split of its scene."""
+"""Command-line arguments shared by several verbs: a trained run and a split of its scene."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(error, file=sys.stderr)  # noqa: T201
         return 2
-    # Hydra would print its errors over many lines and exit; told to raise them, it leaves that to us.
+    # By default Hydra prints an error over many lines and exits; with this it raises the error instead.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     offer_announced_recipes()
     try:
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def without_tracebacks() -> Iterator[None]:
-    """Keeps faults that a run survives from being told at length: what cannot be logged, and what ends a thread."""
+    """Suppresses the tracebacks of errors that do not stop a run: failed log records, and errors that end a thread."""
     hook, raising = threading.excepthook, logging.raiseExceptions
     threading.excepthook = lambda ended: logger.error("a thread in the background ended: %s", ended.exc_value)
     # On a full disk, or once the terminal is closed, each record of the log would be followed by a traceback.

@@ -1,4 +1,4 @@
-"""Where the subject of a capture lies, when nothing but cameras or sparse points say so."""
+"""Estimates where the subject of a capture lies, from its cameras or sparse points alone."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def nested_boxes_of_cameras(c2w: Tensor, points: Tensor | None = None) -> Nested
         low, high, count = centre - _INNERMOST * reach, centre + _INNERMOST * reach, _BOXES
         near = _NEAR_OF_CENTRE * float(reach.max())
     else:
-        # Drawn, not every so many: the points of frusta are in a regular order.
+        # A random subset rather than every n-th point, because the points of frusta have a regular order.
         some = torch.randperm(len(points), generator=torch.Generator().manual_seed(0))[:_MOST_POINTS]
         points = points[some].double()
         low, high = (torch.quantile(points, share, dim=0) for share in (_OUTSIDE_INNERMOST, 1 - _OUTSIDE_INNERMOST))

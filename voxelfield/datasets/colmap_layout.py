@@ -1,7 +1,7 @@
-"""The layout of COLMAP's binary files, walked through before pycolmap reads them.
+"""The layout of COLMAP's binary files, checked before pycolmap reads them.
 
-pycolmap believes what a file says of the number of its entries: of a damaged one it reads on behind the end for hours,
-or until memory is full.
+pycolmap trusts the number of entries that a file states: with a damaged file it reads past the end for hours, or until
+memory is exhausted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Walk:
         self._path, self._data, self._at = path, data, 0
 
     def skip(self, size: int, what: str) -> None:
-        """Goes on by so many bytes."""
+        """Skips ``size`` bytes."""
         if size > len(self._data) - self._at:
             raise ValueError(f"{self._path}: must hold whole {what}, got a file that ends in the middle of them")
         self._at += size
@@ -40,7 +40,7 @@ class _Walk:
         return int(value)
 
     def count(self, form: str, least: int, what: str) -> int:
-        """Reads how many entries follow, each of at least so many bytes."""
+        """Reads the number of entries that follow, each of at least ``least`` bytes."""
         count = self.number(form, what)
         if count * least > len(self._data) - self._at:
             raise ValueError(
@@ -49,16 +49,16 @@ class _Walk:
         return count
 
     def text(self, what: str) -> None:
-        """Goes on behind the next zero."""
+        """Skips a zero-terminated string."""
         end = self._data.find(b"\0", self._at)
         self.skip((end if end >= 0 else len(self._data)) + 1 - self._at, what)
 
 
 def check_binary_model(folder: Path) -> None:
-    """Raises unless the files of a binary model are as long as they say.
+    """Raises if a file of a binary model is shorter than its stated numbers of entries require.
 
     Args:
-        folder: A model. One in text is not looked at.
+        folder: A model. A text model is not checked.
 
     Raises:
         ValueError: A file ends too early, or a camera is of no known model.

@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
 """Endings of the names of image files, in lower case."""
 
-# Seconds between two words about how far reading has come.
+# Seconds between two log messages about the progress of reading.
 _NEWS_EVERY = 10.0
 
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA")
@@ -81,7 +81,7 @@ def read_images(paths: Sequence[Path], size: Size | None = None) -> Tensor:
 
 
 class _Header(NamedTuple):
-    """What an image file says about itself before its pixels."""
+    """The header of an image file."""
 
     size: Size
     has_alpha: bool
@@ -222,7 +222,7 @@ def _decode(
     try:
         with Image.open(path) as opened:
             _check_kind(opened)
-            # To convert what has this mode already would copy it, while no other thread decodes.
+            # Converting an image to its own mode would copy it, and no other thread could decode meanwhile.
             image = opened if opened.mode == mode else opened.convert(mode)
             if into is None or into.shape[1::-1] != image.size:
                 return np.asarray(image)
@@ -248,7 +248,7 @@ def _check_kind(image: Image.Image) -> None:
 
 
 UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
-"""What Pillow raises for files that it cannot read."""
+"""The exceptions that Pillow raises for files that it cannot read."""
 
 
 def unreadable(path: Path, error: Exception) -> ValueError:

@@ -1,4 +1,4 @@
-"""Where scenes lie on disk, and what to say when one does not."""
+"""Finds scenes on disk, and explains where one was looked for if it is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a caller may ask of the loader of any format."""
+"""The options that the loaders of all formats take."""
 
 from __future__ import annotations
 

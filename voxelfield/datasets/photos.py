@@ -1,4 +1,4 @@
-"""Photographs with their cameras: what every format comes to, whatever its files look like."""
+"""Photographs with their cameras: the common representation of all capture formats."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Intrinsics = tuple[float, float, float, float]
 """fx, fy, cx, cy in pixels."""
 
 SHORTEST_FOCAL_LENGTH = 1e-3
-"""In pixels. Shorter ones come of damaged files."""
+"""Shortest valid focal length in pixels. Shorter ones come from damaged files."""
 
 FARTHEST_CENTER = 1e6
-"""How many pixels from the corner of its image a principal point may lie."""
+"""Largest distance, in pixels, of a principal point from the corner of its image."""
 
 LENS_TERMS = ("k1", "k2", "k3", "k4", "p1", "p2")
 """In the order of the coefficients of a :class:`voxelfield.rendering.lens.Lens`."""

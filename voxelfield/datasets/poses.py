@@ -1,4 +1,4 @@
-"""Poses as files state them: what is no pose is refused, and what looks the wrong way is noticed."""
+"""Checks of poses read from files: invalid matrices are refused, and cameras with a wrong convention are detected."""
 
 from __future__ import annotations
 

@@ -86,5 +86,5 @@ def format_of(folder: Path) -> Format:
 
 
 def wanted_files() -> str:
-    """Returns, for messages, what each format looks for in a folder."""
+    """Returns the files by which each format is recognised, for messages."""
     return "; or ".join(f"{known.looks_for} ({known.name})" for known in FORMATS)

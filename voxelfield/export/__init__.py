@@ -1,4 +1,4 @@
-"""Taking a result away: the model file."""
+"""Export of trained fields. The names exported here are those of the model file."""
 
 from voxelfield.export.model_file import ModelFileError, Rounding, save_model
 

@@ -111,7 +111,7 @@ _CHECKSUM_DIGITS = 8
 
 
 class Trained(Protocol):
-    """What a model file is made of. A :class:`voxelfield.training.run.Run` is one; its attributes say more."""
+    """The content of a model file. :class:`voxelfield.training.run.Run` implements it and documents the attributes."""
 
     @property
     def field(self) -> RadianceField:
@@ -140,7 +140,7 @@ class Trained(Protocol):
 
 
 class ModelParts(NamedTuple):
-    """What a model file holds.
+    """The content of a model file, as read.
 
     Attributes:
         config: The whole configuration.
@@ -163,7 +163,7 @@ class _InconsistentError(Exception):
     """Parts of a file contradict one another."""
 
 
-# What contradictory parts raise when they are put together.
+# Exceptions raised when contradictory parts are combined.
 _DAMAGED = (
     *(KeyError, TypeError, IndexError, AttributeError, RuntimeError, OverflowError),
     _InconsistentError,
@@ -253,7 +253,7 @@ def save_model(
     stored = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     description["checksums"] = {name: _checksum(tensor) for name, tensor in stored.items()}
     with atomic_write(Path(path)) as file:
-        # In one text, because the order of several is left to chance, and files with it.
+        # A single string, because the order of several metadata entries, and thus the file, would vary from run to run.
         file.write(save(stored, metadata={_NAME: _with_checksum(json.dumps(description))}))
 
 

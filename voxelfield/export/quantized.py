@@ -1,4 +1,4 @@
-"""Features in few bytes: rounded to whole steps, and coded by how often each number of steps occurs."""
+"""Compact storage of features: quantised to multiples of a step, then entropy-coded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 LARGEST_CODE = 127
-"""No feature is more steps away from zero, so that a byte holds the number of steps."""
+"""Largest magnitude of a code, so that codes fit a signed byte."""
 
 
 def steps_by_spread(levels: Sequence[Tensor], share: float) -> list[Tensor]:

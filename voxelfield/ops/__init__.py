@@ -1,4 +1,4 @@
-"""The compiled operators. Importing this compiles nothing; the first call finds or builds the kernels it needs."""
+"""The compiled operators. Importing this module compiles nothing; the first call loads or builds the kernels."""
 
 from voxelfield.ops._packing import PackedSamples
 from voxelfield.ops.cells import trilinear_interpolate

@@ -1,4 +1,4 @@
-"""How an op is applied: at once, recorded by autograd, transformed by torch.func, or traced by a compiler."""
+"""Applies ops: eagerly, recorded by autograd, transformed by torch.func, or traced by a compiler."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torch.autograd import Function, forward_ad
 
 MaybeTensor = Tensor | None
 
-# PyTorch's manual for custom operators calls the kernels below autograd in this way. The second of the two keys that
-# this switches off only tracks views: a view that a Function returns could not be changed in place.
+# PyTorch's manual for custom operators calls the kernels below autograd in this way. The second of the two dispatch
+# keys that this guard excludes only tracks views: with it, a view returned by a Function could not be changed in place.
 below_autograd = torch._C._AutoDispatchBelowADInplaceOrView
 
 functorch_active = torch._C._are_functorch_transforms_active
@@ -21,7 +21,7 @@ _fragment = torch.library.Library("voxelfield", "FRAGMENT")
 
 
 def traces_ops() -> bool:
-    """Tells whether torch.compile or torch.jit is recording calls of ops: a Function would hide the op from them."""
+    """Tells whether torch.compile or torch.jit is tracing; an autograd Function would hide the op from the trace."""
     return torch.compiler.is_compiling() or torch._C._is_tracing()
 
 
@@ -31,19 +31,19 @@ def forward_mode_active() -> bool:
 
 
 def needs_long_path() -> bool:
-    """Tells whether an op is traced or transformed, so that the shortest way to its kernel would be wrong."""
+    """Tells whether ops are traced or transformed, so that the fast path to the kernel must not be used."""
     return traces_ops() or forward_mode_active()
 
 
 class OpFunction(Function):
-    """An autograd Function around one raw op, with as little work on the host as possible."""
+    """An autograd Function around one raw op, with as little host overhead as possible."""
 
     @classmethod
     def apply(cls, *inputs: Any) -> Any:
-        """Does what torch's ``apply`` does, but skips what a call has no use for.
+        """Does the same as torch's ``apply``, without the steps that the call does not need.
 
-        Without a gradient to record, the op runs directly. Otherwise inputs are not bound to a signature, which takes
-        longer than all the rest; only ``torch.func`` needs that.
+        If no gradient is recorded, the op runs directly. Otherwise the inputs are not bound to the signature of
+        ``forward``: only ``torch.func`` needs that, and it takes longer than everything else.
         """
         if functorch_active():
             return super().apply(*inputs)
@@ -53,20 +53,20 @@ class OpFunction(Function):
 
     @classmethod
     def record(cls, *inputs: Any) -> Any:
-        """Applies the Function outside of ``torch.func``."""
+        """Applies the Function and records it, outside of ``torch.func``."""
         return super(Function, cls).apply(*inputs)  # type: ignore[misc]
 
 
 def register_autograd(op: str, apply: Callable[..., Any]) -> None:
-    """Makes autograd run a registered op by way of the Functions.
+    """Registers autograd Functions as the autograd kernel of a raw op.
 
     Args:
         op: Name of the op.
-        apply: Takes the op's arguments, applies one of the Functions to them, returns the op's result.
+        apply: Takes the op's arguments, applies one of the Functions to them and returns the op's result.
     """
 
     def kernel(*args: Any) -> Any:
-        # torch.func calls this while one of its levels is half unwound, where no Function can be applied.
+        # torch.func calls this with one of its levels partly unwound, and then no Function can be applied.
         if functorch_active():
             raise NotImplementedError(
                 f"torch.ops.voxelfield.{op} cannot be transformed by torch.func (grad, jvp, ...); the functions "
@@ -78,11 +78,11 @@ def register_autograd(op: str, apply: Callable[..., Any]) -> None:
 
 
 def last_derivative(op: str, refusal: str) -> type[Function]:
-    """Makes the Function of a backward op that has no derivative of its own.
+    """Makes the autograd Function of a backward op that is not differentiable itself.
 
     Args:
         op: Name of the op.
-        refusal: Message of the NotImplementedError that asking for one raises.
+        refusal: Message of the NotImplementedError raised if its derivative is requested.
     """
 
     class LastDerivative(OpFunction):

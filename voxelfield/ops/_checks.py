@@ -1,4 +1,4 @@
-"""Argument checks shared by the ops. Each message names the argument, what was expected and what was given."""
+"""Argument checks shared by the ops. Each message names the argument, the expected value and the actual one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
 def check_tensor(name: str, value: object, shape: tuple[int | str, ...], why: str = "") -> None:
-    """Raises unless ``value`` is a dense tensor of the given shape (strings stand for any length)."""
+    """Raises unless ``value`` is a dense tensor of the given shape (a string matches any length)."""
     if not isinstance(value, Tensor):
         raise ArgumentTypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
     if value.layout is not torch.strided:
@@ -42,7 +42,7 @@ def check_choice(name: str, value: object, allowed: Collection[str]) -> None:
 
 
 def check_same_device(name: str, value: Tensor, other_name: str, other: Tensor) -> None:
-    """Raises unless both tensors are on one device."""
+    """Raises unless both tensors are on the same device."""
     if value.device != other.device:
         raise ArgumentValueError(
             f"{name} must be on the device of {other_name}, {other.device}, but it is on {value.device}"
@@ -59,7 +59,7 @@ def check_field(
 ) -> None:
     """Raises unless ``value`` is a tensor of the given shape and dtype, on the device of ``other`` if that is given.
 
-    Looks at nothing on the device, so that checking never waits for it.
+    Reads no values, so that the check does not synchronise with the device.
     """
     check_tensor(name, value, shape)
     assert isinstance(value, Tensor)
@@ -69,9 +69,9 @@ def check_field(
 
 
 def check_result(name: str, value: object, shape: tuple[int, ...], points: Tensor) -> None:
-    """Raises unless what a function returned for ``points`` is a tensor of a shape and of at most 32 bits, beside them.
+    """Raises unless a function's result for ``points`` has the given shape, at most 32 bits and the points' device.
 
-    Without the check a result (N, 1) in place of (N,) would be broadcast to N x N numbers.
+    Without this check, a result of shape (N, 1) instead of (N,) would be broadcast to N x N values.
     """
     check_tensor(name, value, shape, f" for {points.shape[0]} points")
     assert isinstance(value, Tensor)
@@ -85,7 +85,7 @@ def check_float32(name: str, value: object, shape: tuple[int | str, ...], other_
 
 
 def check_rays(origins: object, directions: object, near: object, far: object, offset: Tensor | None) -> Tensor:
-    """Raises unless rays to march are float32 and fit together; returns ``offset``, or midpoints if it is None."""
+    """Raises unless rays are float32 and have matching shapes; returns ``offset``, or midpoints if it is None."""
     check_tensor("origins", origins, ("R", 3))
     assert isinstance(origins, Tensor)
     if offset is None and isinstance(near, Tensor):
@@ -100,7 +100,7 @@ def check_rays(origins: object, directions: object, near: object, far: object, o
 
 
 def check_step(step: float) -> None:
-    """Raises unless ``step`` is positive and finite in float32, in which kernels march."""
+    """Raises unless ``step`` is positive and finite in float32, the dtype of the marching kernels."""
     limits = torch.finfo(torch.float32)
     if not lies_within("step", step, limits.tiny, limits.max):
         raise ArgumentValueError(f"step must be a positive, finite distance, got {shown(step)}")
@@ -113,7 +113,7 @@ def check_fraction(name: str, value: float) -> None:
 
 
 def lies_within(name: str, value: float, low: float, high: float) -> bool:
-    """Tells whether a number lies between two others, ends included; raises where it is no number."""
+    """Tells whether a number lies in [low, high]; raises if it is not a number."""
     try:
         return bool(low <= value <= high)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -133,10 +133,10 @@ def check_finite(name: str, value: float) -> None:
 
 
 def check_points(points: object, shape: tuple[int | str, ...], source_name: str, source: Tensor) -> Tensor:
-    """Raises unless ``points`` has a shape, the device of ``source`` and the coordinate dtype that it asks for.
+    """Raises unless ``points`` has the given shape, and the device and coordinate dtype that ``source`` requires.
 
     Returns:
-        The points; 16-bit ones widened to that dtype.
+        The points, widened to that dtype if they are 16-bit.
     """
     check_tensor("points", points, shape, f" for {source_name} of shape {tuple(source.shape)}")
     assert isinstance(points, Tensor)
@@ -148,7 +148,7 @@ def check_points(points: object, shape: tuple[int | str, ...], source_name: str,
 
 
 def widen_positions(name: str, positions: Tensor, dtype: torch.dtype) -> Tensor:
-    """Returns 16-bit positions in a wider dtype, and others as they are; warns of the former once in a process."""
+    """Widens 16-bit positions to ``dtype`` and warns about them once per process; returns others unchanged."""
     global _warned_of_narrow_positions
     if positions.dtype not in (torch.float16, torch.bfloat16):
         return positions
@@ -168,8 +168,8 @@ _warned_of_narrow_positions = False
 def check_ray_offsets(ray_offsets: object, samples: int, like_name: str, like: Tensor) -> None:
     """Raises unless ``ray_offsets`` (R + 1,) are int64 on the device of ``like``, and fit the number of samples.
 
-    They fit if they never fall and lie in 0..samples. Not checked on CUDA, because that would synchronise; kernels
-    clamp what they read (``PackedRays`` in extension/rays/packing.h).
+    They must not decrease and must lie in 0..samples. This is not checked on CUDA, because that would synchronise; the
+    kernels clamp the offsets that they read (``PackedRays`` in extension/rays/packing.h).
     """
     check_tensor("ray_offsets", ray_offsets, ("R + 1",))
     assert isinstance(ray_offsets, Tensor)
@@ -189,7 +189,7 @@ def check_ray_offsets(ray_offsets: object, samples: int, like_name: str, like: T
 
 
 def offsets_fit(ray_offsets: Tensor, samples: int) -> bool:
-    """Tells whether offsets never fall and lie in 0..samples; True of any whose values cannot be read."""
+    """Tells whether offsets do not decrease and lie in 0..samples; True if their values cannot be read."""
     if not is_readable(ray_offsets):
         return True
     if ray_offsets.shape[0] <= _FEW:
@@ -198,14 +198,14 @@ def offsets_fit(ray_offsets: Tensor, samples: int) -> bool:
     return torch.equal(ray_offsets, ray_offsets.clamp(0, samples).cummax(0).values)
 
 
-# Python compares so many numbers in less time than it takes to call torch a few times.
+# Up to this many numbers, a comparison in Python takes less time than a few calls of torch.
 _FEW = 128
 
 
 def check_index(name: str, index: Tensor, count: int, what: str) -> None:
     """Raises if an index lies outside 0..count - 1.
 
-    Not checked on CUDA, because that would synchronise; kernels clamp indices.
+    This is not checked on CUDA, because that would synchronise; the kernels clamp indices.
     """
     if index.numel() == 0 or not is_readable(index):
         return
@@ -222,10 +222,10 @@ def check_at_least_one(name: str, value: object) -> None:
 
 def is_readable(x: Tensor) -> bool:
     """Tells whether values can be read without waiting for a device."""
-    # The tensors of a tracer are of types of their own and have no values.
+    # Tracers use tensor subclasses that have no values.
     return not torch.compiler.is_compiling() and type(x) is Tensor and x.is_cpu
 
 
 def coordinate_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Returns the dtype of coordinates, and of arithmetic, for features of a dtype."""
+    """Returns the dtype of coordinates and of arithmetic for features of the given dtype."""
     return torch.float64 if dtype == torch.float64 else torch.float32

@@ -11,7 +11,7 @@ import torch
 
 from voxelfield import _library
 
-# In the order of extension/module/library.cpp; what each means is said in extension/common/constants.h.
+# In the order of extension/module/library.cpp; extension/common/constants.h documents each constant.
 _NAMES = (
     "MAX_LEVELS",
     "MAX_LAYERS",
@@ -39,11 +39,11 @@ _NAMES = (
 
 
 def __getattr__(name: str) -> int:
-    """Returns a constant; all become attributes of the module on the way."""
+    """Returns a constant; the first access turns all constants into attributes of the module."""
     if name not in _NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     _library.ensure_loaded("cpu")
-    # Dispatch modes, FakeTensorMode among them, belong to a thread: another one runs the op itself.
+    # Dispatch modes such as FakeTensorMode are thread-local, so a new thread runs the real op.
     with ThreadPoolExecutor(1) as executor:
         values = executor.submit(torch.ops.voxelfield.constants).result()
     globals().update(zip(_NAMES, values, strict=True))

@@ -40,7 +40,7 @@ def sample(sources: Sequence[Tensor], points: Tensor, stencil: Stencil) -> Tenso
 def sample_eagerly(sources: Sequence[Tensor], points: Tensor, stencil: Stencil) -> Tensor:
     """Samples sources at points, differentiably in reverse mode, with the least work on the host.
 
-    Not where :func:`voxelfield.ops._autograd.needs_long_path`. Only the raw op checks the arguments.
+    Must not be used if :func:`voxelfield.ops._autograd.needs_long_path`. Only the raw op checks the arguments.
     """
     if torch.is_grad_enabled() and (points.requires_grad or any(source.requires_grad for source in sources)):
         sampled: Tensor = Gather.record(*sources, points, None, stencil)
@@ -288,7 +288,7 @@ def _splat(
     stencil: Stencil,
     wanted: Sequence[bool],
 ) -> Sequence[MaybeTensor]:
-    """Splats into the wanted sources alone."""
+    """Splats only into the wanted sources."""
     if all(wanted):
         sums: tuple[Tensor, ...] = Splat.apply(values, points, direction, shapes, stencil)
         return sums
@@ -316,7 +316,7 @@ def _refuse_second_with_gradient(stencil: Stencil) -> None:
 
 
 def _refuse_two_directions(direction: MaybeTensor) -> None:
-    """Raises where forward mode is taken twice in the points: that would weigh the corners along two directions."""
+    """Raises if forward mode is applied twice in the points, which would need weights with two directions."""
     if direction is not None:
         raise NotImplementedError(
             "forward-mode differentiation of trilinear sampling in the points is possible once; for a second "

@@ -1,4 +1,4 @@
-"""The exceptions that refuse arguments, and words for running out of memory."""
+"""Exceptions for invalid arguments, and error messages for running out of memory."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from voxelfield.messages import clipped
 
 
 class ArgumentTypeError(TypeError, RuntimeError):
-    """An argument is of the wrong type or dtype. Also a RuntimeError, which torch's own functions raise here."""
+    """An argument has the wrong type or dtype. Also a RuntimeError, which torch's own functions raise in this case."""
 
 
 class ArgumentValueError(ValueError, RuntimeError):
-    """An argument has the wrong value, shape or device. Also a RuntimeError, which torch's own functions raise here."""
+    """An argument has the wrong value, shape or device. Also a RuntimeError, as raised by torch's own functions."""
 
 
 def shown(value: object) -> str:
-    """Returns a value as messages show it: in one line, and not all of it if that is long."""
+    """Formats a value for an error message: on one line, and truncated if it is long."""
     try:
         text = " ".join(repr(value).split())
-    except ValueError:  # Python prints no number of thousands of digits
+    except ValueError:  # Python refuses to print ints with thousands of digits
         return f"a {type(value).__name__}"
     return clipped(text)
 
 
 @contextmanager
 def explain_memory(**arguments: Tensor) -> Iterator[None]:
-    """Names the arguments that ask for more memory than there is.
+    """Adds the names and shapes of the arguments to out-of-memory errors.
 
     Args:
-        **arguments: What the size of the results follows from, by name.
+        **arguments: The tensors that determine the size of the results, by name.
 
     Raises:
         torch.OutOfMemoryError: The code in the ``with`` block ran out of memory.
@@ -48,13 +48,14 @@ def explain_memory(**arguments: Tensor) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tells whether Python, torch, or a kernel of this library, failed for want of memory."""
+    """Tells whether Python, torch or a kernel of this library ran out of memory."""
     if not isinstance(error, RuntimeError):
         return isinstance(error, MemoryError)
     return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in _OUT_OF_MEMORY)
 
 
-# Below the stable ABI the reason is lost. The calls that allocate are named instead, and fail for no other one.
+# Errors that cross the stable ABI lose their reason and name only the failing call. The calls listed here allocate, and
+# fail for no other reason.
 _OUT_OF_MEMORY = (
     "out of memory",
     "not enough memory",

@@ -125,18 +125,18 @@ def sample_eagerly(
     mode: str,
     with_gradient: bool,
 ) -> Tensor | tuple[Tensor, Tensor] | None:
-    """Samples grids in the common case; None where :func:`sample_grids` must find out how to, or what is wrong.
+    """Samples grids in the common case; None if :func:`sample_grids` must handle the call or report an error.
 
-    Only the raw op checks its arguments here: on the host, the checks in Python take longer than all the rest.
+    Only the raw op checks arguments here: the checks in Python would take longer than everything else on the host.
     """
     if needs_long_path():
         return None
     try:
         stencil = known_stencil(padding, align_corners, mode, add, with_gradient)
         sampled = _derivatives.sample_eagerly(grids, points, stencil)
-    except Exception:  # whatever it is, the long path raises it again, or explains it
+    except Exception:  # the slow path raises it again, with a better message
         return None
-    if sampled.numel() == 0:  # of what is empty the raw op checks less
+    if sampled.numel() == 0:  # the raw op checks empty inputs less strictly
         return None
     return _values_and_gradient(sampled) if with_gradient else sampled
 
@@ -176,8 +176,8 @@ class SampleInBox(OpFunction):
 def sample_in_box_eagerly(grid: Tensor, points: Tensor, aabb: Tensor, padding: str) -> Tensor:
     """Samples a grid (X, Y, Z, C) over a box at world positions (N, 3), with the least work on the host.
 
-    Differentiable in the grid. Not where :func:`voxelfield.ops._autograd.needs_long_path`, nor for positions or boxes
-    that require a gradient. Only the raw op checks the arguments.
+    Differentiable in the grid. Must not be used if :func:`voxelfield.ops._autograd.needs_long_path`, nor for positions
+    or boxes that require a gradient. Only the raw op checks the arguments.
     """
     stencil = known_stencil(padding, True, "linear", False, False)
     run = SampleInBox.record if torch.is_grad_enabled() and grid.requires_grad else SampleInBox.forward
@@ -232,7 +232,7 @@ def _shapes(points: Tensor, sizes: Sequence[int]) -> Shapes:
 def _register() -> None:
     @torch.library.register_fake("voxelfield::sample_trilinear")
     def _(grids: list[Tensor], points: Tensor, direction: MaybeTensor, *options: Any) -> Tensor:
-        # Kernels check their arguments; with tensors that have no values this stands in for that.
+        # The kernels check their arguments, but do not run on fake tensors.
         batched = grids[0].dim() == 5
         for level, grid in enumerate(grids):
             lead = (grids[0].shape[0],) if batched else ()

@@ -1,4 +1,4 @@
-"""The raw ops of light along packed rays: checks, shapes under a compiler, derivatives."""
+"""The raw compositing ops of packed rays: checks, shapes under a compiler, derivatives."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _PACK_THEM = "pack the rays of all calls end to end, with one ray_offsets"
 
 
 def check_samples(name: str, values: Tensor, ray_offsets: Tensor, min_transmittance: float, **others: Tensor) -> None:
-    """Raises unless samples are what the public functions take, and loads the kernels for them."""
+    """Checks the samples passed to a public function, and loads the kernels for their device."""
     check_tensor(name, values, ("M",))
     check_dtype(name, values, FLOATING)
     wide = values.dtype == torch.float64
@@ -52,7 +52,7 @@ def check_samples(name: str, values: Tensor, ray_offsets: Tensor, min_transmitta
 
 
 def _check_widened(density: Tensor, ray_offsets: Tensor, min_transmittance: float, **others: MaybeTensor) -> None:
-    """Checks what kernels check, in whose place this stands where tensors have no values."""
+    """Repeats the checks of the kernels, which do not run on fake tensors."""
     given = {name: x for name, x in others.items() if x is not None}
     check_dtype("density", density, (torch.float32, torch.float64))
     for name, x in given.items():
@@ -63,21 +63,21 @@ def _check_widened(density: Tensor, ray_offsets: Tensor, min_transmittance: floa
 def run_eagerly(
     function: type[OpFunction], trained: tuple[Tensor, ...], constant: tuple[Tensor, ...], *inputs: Any
 ) -> Any:
-    """Runs an op in the common case; None where the long path must find out how to, or what is wrong.
+    """Runs an op in the common case; returns None if the slow path must handle the call or report an error.
 
-    Only the raw op checks its arguments here, apart from the order of offsets, which it does not mind: on the host, the
-    checks in Python take longer than all the rest.
+    Apart from the order of the offsets, which the raw op does not check, only the raw op checks arguments here: the
+    checks in Python would take longer than everything else on the host.
 
     Args:
         function: :class:`RayLight` or :class:`CompositeSamples`.
-        trained: Those inputs that a gradient may be wanted in.
-        constant: Those that no gradient can be returned for.
+        trained: The differentiable inputs.
+        constant: The inputs without derivative.
         inputs: All inputs of the function. Offsets are the third from the end.
     """
     if needs_long_path():
         return None
     try:
-        if trained[0].numel() == 0:  # of what is empty the raw op checks less
+        if trained[0].numel() == 0:  # the raw op checks empty inputs less strictly
             return None
         for x in constant:
             if x.requires_grad:
@@ -89,7 +89,7 @@ def run_eagerly(
                 if x.requires_grad:
                     return function.record(*inputs)
         return function.forward(*inputs)
-    except Exception:  # whatever it is, the long path raises it again, or explains it
+    except Exception:  # the slow path raises it again, with a better message
         return None
 
 
@@ -151,14 +151,14 @@ class _Tangents:
         transmittance = RayLight.apply(*light, True)
         self.weights: Tensor = RayLight.apply(*light, False)
         if dt is None:
-            # Behind an alpha of 1 everything is dark, whatever that alpha's tangent.
+            # Transmittance behind an alpha of 1 is zero, whatever that alpha's tangent.
             passing = 1 - values
             thickness = torch.where(passing > 0, tangent / torch.where(passing > 0, passing, 1), 0)
             of_opacity = transmittance * tangent
         else:
             thickness = tangent * dt
             of_opacity = (transmittance - self.weights) * thickness
-        # Samples that a ray does not reach have no say, not even in the sums for those behind them.
+        # Samples that the ray does not reach contribute nothing, not even to the sums of the samples behind them.
         reached = transmittance != 0
         ahead = total_ahead(torch.where(reached, thickness, 0)[:, None], ray_offsets)[:, 0]
         self.of_transmittance = -transmittance * ahead

@@ -1,4 +1,4 @@
-"""Inputs in which an op has no derivative: no gradient may seem to reach them, and no tangent be lost silently."""
+"""Handling of non-differentiable inputs: results do not require their gradient, and tangents are not silently lost."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from voxelfield.ops._autograd import functorch_active
 
 
 def hold_constant(op: str, **inputs: Tensor) -> tuple[Tensor, ...]:
-    """Returns inputs detached, so that results do not require a gradient on their account.
+    """Returns the inputs detached, so that they do not make results require a gradient.
 
     Args:
         op: Name of the op.
-        inputs: By name.
+        inputs: The inputs, by argument name.
 
     Raises:
         NotImplementedError: An input carries a tangent of forward-mode differentiation, or is mapped by ``torch.vmap``.
     """
     if functorch_active() and any(map(torch._C._functorch.is_batchedtensor, inputs.values())):
         raise NotImplementedError(f"{op} cannot be mapped by torch.vmap: call it once with the inputs of all calls")
-    # In torch.func too: its forward mode enters a level of torch.autograd.forward_ad.
+    # This covers torch.func too: its forward mode enters a level of torch.autograd.forward_ad.
     if forward_ad._current_level >= 0:
         for name, x in inputs.items():
             if forward_ad.unpack_dual(x).tangent is not None:
@@ -32,7 +32,7 @@ def hold_constant(op: str, **inputs: Tensor) -> tuple[Tensor, ...]:
 
 
 def refuse_jvp(op: str) -> staticmethod[..., None]:
-    """Returns the ``jvp`` of an autograd Function without forward mode: it raises, naming the op."""
+    """Returns a ``jvp`` for an autograd Function without forward mode: it raises an error that names the op."""
 
     def jvp(*_: object) -> None:
         raise NotImplementedError(f"{op} has no forward-mode derivative: differentiate in reverse mode")
@@ -41,7 +41,7 @@ def refuse_jvp(op: str) -> staticmethod[..., None]:
 
 
 def refuse_vmap(op: str, remedy: str) -> staticmethod[..., None]:
-    """Returns the ``vmap`` of an autograd Function whose op cannot be mapped: it raises, naming the op."""
+    """Returns a ``vmap`` for an autograd Function that cannot be mapped: it raises an error that names the op."""
 
     def vmap(*_: object) -> None:
         raise NotImplementedError(f"{op} cannot be mapped by torch.vmap: {remedy}")

@@ -1,4 +1,4 @@
-"""Samples packed by ray, and what the ops that pack them share."""
+"""Samples packed by ray, and helpers shared by the ops that pack them."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class PackedSamples(NamedTuple):
     Attributes:
         positions: (M, 3) float32, world frame.
         t: (M,) float32, distance along the ray, world units.
-        dt: (M,) float32, length that each sample stands for, world units.
-        ray_index: (M,) int64, rising.
+        dt: (M,) float32, length of each sample's interval, world units.
+        ray_index: (M,) int64, non-decreasing.
         ray_offsets: (R + 1,) int64.
         rays_kept: (1,) int64: rays from this one on have no samples because theirs did not fit. R if all did.
     """
@@ -36,7 +36,7 @@ class PackedSamples(NamedTuple):
     rays_kept: Tensor
 
 
-# Whatever the machine: numbers of bytes beyond this overflow.
+# Beyond this, sizes in bytes may overflow.
 _MOST_ROWS = 1 << 40
 
 

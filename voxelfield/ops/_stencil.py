@@ -1,4 +1,4 @@
-"""What the derivatives and the batching of the stencil ops need to know of grids and of cells alike."""
+"""The interface that grids and cells share, for the derivatives and the batching of the stencil ops."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 class Stencil(Protocol):
-    """The rule that finds the corners of a point: the options of one call, and the raw ops that take these options."""
+    """The rule that finds the corners of a point: the options of one call and the raw ops that take them."""
 
     @property
     def with_gradient(self) -> bool:
@@ -24,7 +24,7 @@ class Stencil(Protocol):
     """Whether all points of one element of a batch read the same source."""
 
     def batched(self, point_dims: int) -> bool:
-        """Tells whether sources and points have a batch dimension in front, given the dimensions of the points."""
+        """Tells whether sources and points have a leading batch dimension, given the points' number of dimensions."""
         ...
 
     def gather(self, sources: Sequence[Tensor], points: Tensor, direction: MaybeTensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Batching: folding a dimension that ``torch.vmap`` maps over into dimensions that the stencil ops already have."""
+"""Batching rules: fold a dimension that ``torch.vmap`` maps over into dimensions that the stencil ops already have."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from voxelfield.ops._stencil import Stencil
 
 _fragment = torch.library.Library("voxelfield", "FRAGMENT")
 
-# Mapped gradients of mapped gradients, and so on: how deep torch.autograd may nest them.
+# How deeply torch.autograd may nest batched gradients of batched gradients.
 _MAX_NESTING = 8
 
 
 class Folding:
-    """Turns the inputs of ``size`` mapped calls into those of a single call, and its result back.
+    """Turns the inputs of ``size`` mapped calls into those of a single call, and unfolds its result.
 
     Sources that are the same in all calls are not repeated if points can share them: the points of all calls then
     become more points of the same source. Otherwise the calls become elements of the batch.
@@ -29,7 +29,8 @@ class Folding:
         stencil: The stencil of the mapped calls.
         size: Length of the dimension that is mapped over.
         batched: Whether the mapped calls have a batch dimension themselves.
-        source_dims: Where each source has the mapped dimension, None where it has not; None if the op has no sources.
+        source_dims: The mapped dimension of each source, None for a source that is not mapped; None if the op has no
+            sources.
     """
 
     def __init__(
@@ -58,15 +59,15 @@ class Folding:
         return (self._size * shape[0], *shape[1:]) if self._merges else (self._size, *shape)
 
     def unfold_points(self, x: Tensor) -> tuple[Tensor, int]:
-        """Returns a result shaped like points with the mapped dimension, and where it is."""
+        """Returns a result shaped like points with its mapped dimension restored, and the index of that dimension."""
         return self.unfold(x, self._axis), self._axis
 
     def unfold_values(self, x: Tensor) -> tuple[Tensor, int]:
-        """Returns a result shaped like values with the mapped dimension, and where it is."""
+        """Returns a result shaped like values with its mapped dimension restored, and the index of that dimension."""
         return self.unfold(x, self._axis + self._lead), self._axis + self._lead
 
     def unfold(self, x: Tensor, axis: int = 0) -> Tensor:
-        """Returns a result with the mapped dimension at an axis."""
+        """Returns a result with the mapped dimension restored at ``axis``."""
         return x.unflatten(axis, (self._size, x.shape[axis] // self._size)) if self._merges else x
 
     def _fold(self, x: Tensor, dim: int | None, axis: int) -> Tensor:
@@ -79,7 +80,7 @@ class Folding:
 
 @dataclass(frozen=True)
 class Mapping:
-    """The information that a batching rule receives besides its arguments, with the field name of ``torch.library``."""
+    """The information that a batching rule receives besides its arguments, named as in ``torch.library``."""
 
     batch_size: int
 
@@ -91,19 +92,18 @@ def register_batching(op: str, rule: Rule) -> None:
     """Registers a raw op's batching rule for ``torch.vmap`` and for autograd's own batches of gradients.
 
     The latter are ``torch.autograd.grad(..., is_grads_batched=True)`` and
-    ``torch.autograd.functional.jacobian(..., vectorize=True)``, which map by an older mechanism of torch.
+    ``torch.autograd.functional.jacobian(..., vectorize=True)``, which use an older mechanism of torch.
 
     Args:
         op: Name of the op.
-        rule: Takes an object with ``batch_size``, where each argument has the mapped dimension (None where it has
-            not), and the arguments; returns the result and where it has the dimension. Lists of tensors have lists of
-            dimensions.
+        rule: Takes an object with ``batch_size``, the mapped dimension of each argument (None if it is not mapped) and
+            the arguments; returns the result and its mapped dimension. Lists of tensors have lists of dimensions.
     """
 
     def batch_gradients(*args: Any) -> Any:
         leaves, structure = pytree.tree_flatten(args)
-        # Innermost first. The level itself is not known here: on CUDA this runs in the device's thread of the backward
-        # pass, and torch counts levels in the thread that started it.
+        # Search from the innermost level. The current level is not known here: on CUDA this runs in autograd's device
+        # thread, while torch counts levels in the thread that started the backward pass.
         for level in range(_MAX_NESTING, 0, -1):
             sizes = [_mapped_size(leaf, level) for leaf in leaves]
             size = next((size for size in sizes if size is not None), None)
@@ -128,9 +128,9 @@ def register_batching(op: str, rule: Rule) -> None:
 
 
 def _mapped_size(x: Any, level: int) -> int | None:
-    """Returns the length of the dimension that a level maps over, None if the argument has none."""
+    """Returns the length of the dimension that a level maps over, or None if ``x`` is not mapped at that level."""
     if not isinstance(x, Tensor):
         return None
-    # torch repeats a tensor that is not mapped as often as it is told; a mapped one has its own length.
+    # torch expands a tensor that is not mapped to the size passed in; a mapped tensor keeps its own length.
     one, two = (int(torch._remove_batch_dim(x, level, size, 0).shape[0]) for size in (1, 2))
     return one if one == two else None

@@ -1,4 +1,4 @@
-"""Trilinear interpolation of points in cells of their own, each given by the features of its eight corners."""
+"""Trilinear interpolation in individual cells, each given by the features of its eight corners."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def trilinear_interpolate(feats: Tensor, points: Tensor) -> Tensor:
     Args:
         feats: (N, 8, C) features of the corners in binary order: corner ``4*i + 2*j + k`` lies at the upper end of x
             if i is 1, of y if j is 1 and of z if k is 1. This is the memory order of 2 x 2 x 2 vertices of an
-            (X, Y, Z, C) grid. float32, float64, float16 or bfloat16, on CPU or CUDA, of any strides.
+            (X, Y, Z, C) grid. float32, float64, float16 or bfloat16, on CPU or CUDA, with any strides.
         points: (N, 3) x, y, z in the cell's own coordinates, -1 at the lower and 1 at the upper end of each axis.
             Outside the cell the interpolant is extrapolated linearly. On the device of ``feats``, float32 (float64 for
             float64 ``feats``). A point with a NaN or infinite coordinate yields zeros and receives no gradient.
@@ -54,7 +54,7 @@ def trilinear_interpolate(feats: Tensor, points: Tensor) -> Tensor:
         except Exception:
             pass
         else:
-            if sampled.numel() > 0:  # of what is empty the raw op checks less
+            if sampled.numel() > 0:  # the raw op checks empty inputs less strictly
                 return sampled
     check_tensor("feats", feats, ("N", 8, "C"))
     check_dtype("feats", feats, FLOATING)
@@ -75,7 +75,7 @@ class CellStencil:
     shareable: ClassVar[bool] = False
 
     def batched(self, point_dims: int) -> bool:
-        """Returns True, because the first dimension of N cells is a batch dimension."""
+        """Returns True, because the first dimension of cells is a batch dimension."""
         return True
 
     def gather(self, sources: Sequence[Tensor], points: Tensor, direction: MaybeTensor) -> Tensor:
@@ -106,7 +106,7 @@ _STENCIL = CellStencil()
 def _register() -> None:
     @torch.library.register_fake("voxelfield::interpolate_cells")
     def _(feats: Tensor, points: Tensor, direction: Tensor | None) -> Tensor:
-        # The kernels check their arguments, but they do not run on fake tensors.
+        # The kernels check their arguments, but do not run on fake tensors.
         check_tensor("feats", feats, ("N", 8, "C"))
         check_tensor("points", points, (feats.shape[0], 3))
         check_dtype("points", points, (coordinate_dtype(feats.dtype),))

@@ -18,7 +18,7 @@ from voxelfield.ops._checks import (
 from voxelfield.ops._errors import ArgumentValueError, explain_memory
 from voxelfield.ops._grids import PADDINGS, sample_grids
 
-# torch's names for the modes, and ours.
+# Maps torch's names of the modes to those of this library.
 _MODES = {"bilinear": "linear", "nearest": "nearest"}
 
 
@@ -32,8 +32,8 @@ def grid_sample(
     """Samples volumes as :func:`torch.nn.functional.grid_sample` does, with the kernels of this library.
 
     For code written for ``F.grid_sample`` on 5-D input: change the import, and values and gradients stay the same, up
-    to rounding. What changes: it is differentiable twice on every torch, deterministic on CUDA when
-    ``torch.use_deterministic_algorithms(True)`` asks for it, positions that are not finite read zeros whatever the
+    to rounding. The differences: this function is twice differentiable with every version of torch, it is deterministic
+    on CUDA under ``torch.use_deterministic_algorithms(True)``, positions that are not finite yield zeros with any
     padding, and under autocast the result keeps the dtype of ``input``.
 
     A volume in ``torch.channels_last_3d`` is read where it is. One in the default NCDHW order is copied first, in every

@@ -13,18 +13,18 @@ from voxelfield.ops._no_derivative import hold_constant
 from voxelfield.ops.ray_sums import widen
 
 MIN_TRANSMITTANCE = 1e-4
-"""Where rays stop unless told otherwise, in all ops."""
+"""Default transmittance below which rays stop, in all ops."""
 
 
 class Composite(NamedTuple):
-    r"""What :func:`composite` and :func:`composite_alphas` return.
+    r"""The result of :func:`composite` and :func:`composite_alphas`.
 
     Attributes:
         rgb: (R, 3) :math:`\sum w_i c_i`, without any background.
         opacity: (R,) :math:`\sum w_i`.
         depth_sum: (R,) :math:`\sum w_i t_i`; divide by ``opacity`` for the mean distance.
         weights: (M,) :math:`w_i`.
-        distortion: (R,), or None unless wanted.
+        distortion: (R,), or None if not requested.
     """
 
     rgb: Tensor
@@ -51,26 +51,26 @@ def composite(
     :math:`T_i` below ``min_transmittance``: that sample and all behind it have weight zero and receive no gradient.
     The same holds for rows that belong to no ray, before ``ray_offsets[0]`` and from ``ray_offsets[-1]`` on.
 
-    A density that is not finite gives a weight of NaN where its ray reaches it, and a colour that is not finite a pixel
-    that is not: a diverged model does not pass for background.
+    A density that is not finite gives a weight of NaN if its ray reaches it, and a colour that is not finite gives a
+    pixel that is not finite, so that a diverged model cannot be mistaken for background.
 
-    Distortion is a measure of how far apart the matter on a ray lies, in world units (Barron et al. 2022, "Mip-NeRF
+    Distortion measures how widely the weights of a ray are spread, in world units (Barron et al. 2022, "Mip-NeRF
     360", eq. 15): :math:`\sum_{ij} w_i w_j |t_i - t_j| + \frac13 \sum_i w_i^2 \delta_i`, computed in linear time from
-    sums over the samples before each (Sun et al. 2022, "Improved direct voxel grid optimization"). As a loss it gathers
-    matter on surfaces.
+    sums over the samples before each (Sun et al. 2022, "Improved direct voxel grid optimization"). As a loss it
+    concentrates density at surfaces.
 
     Args:
         density: (M,) float32, float64, float16 or bfloat16, non-negative, per world unit of length; differentiable.
         rgb: (M, 3) colours; differentiable.
         t: (M,) distance of each sample; not differentiable.
-        dt: (M,) length that each sample stands for; not differentiable. ``rgb``, ``t`` and ``dt`` are float64 if
+        dt: (M,) length of each sample's interval; not differentiable. ``rgb``, ``t`` and ``dt`` are float64 if
             ``density`` is; otherwise each is float32, float16 or bfloat16.
         ray_offsets: (R + 1,) int64: the samples of ray r are ``ray_offsets[r]:ray_offsets[r + 1]``, near to far. They
             lie in 0..M and never fall. Not checked on CUDA, because that would synchronise: offsets outside are clamped
             to 0..M, a ray that would end before it begins has no samples, and a sample of several rays has the weight
             and gradient of any of them.
-        min_transmittance: Where a ray stops, in [0, 1]; 0 never stops.
-        distortion: Whether distortion is wanted.
+        min_transmittance: Transmittance below which a ray stops, in [0, 1]; 0 never stops it.
+        distortion: Whether to compute the distortion.
 
     Returns:
         The sums of each ray and the weights of all samples, in float64 if ``density`` is float64 and in float32
@@ -103,9 +103,9 @@ def composite_alphas(
     :func:`composite` with :math:`\alpha_i = 1 - e^{-\sigma_i \delta_i}`.
 
     Args:
-        alpha: (M,) in [0, 1], in the dtypes of :func:`composite`; differentiable. Behind an alpha of 1 nothing is seen,
-            and nothing receives a gradient, nor passes one on to that alpha. An alpha above 1, or NaN, gives a weight
-            of NaN.
+        alpha: (M,) in [0, 1], in the dtypes of :func:`composite`; differentiable. Samples behind an alpha of 1 have
+            weight zero, receive no gradient and contribute none to that alpha. An alpha above 1, or NaN, gives a
+            weight of NaN.
         rgb: As for :func:`composite`; differentiable.
         t: As for :func:`composite`; not differentiable.
         ray_offsets: As for :func:`composite`.
@@ -156,7 +156,7 @@ def ray_transmittance(
 
     Args:
         density: As for :func:`composite`; differentiable, once in reverse mode, and in forward mode. One that is not
-            finite does not count: its weight tells.
+            finite is ignored here; it shows in the weights.
         dt: As for :func:`composite`; not differentiable.
         ray_offsets: As for :func:`composite`.
         min_transmittance: As for :func:`composite`.
@@ -209,7 +209,7 @@ def _named(results: tuple[Tensor, ...], with_distortion: bool) -> Composite:
 def _light_of_density(
     op: str, density: Tensor, dt: Tensor, ray_offsets: Tensor, min_transmittance: float, *, transmittance: bool
 ) -> Tensor:
-    if dt is None:  # which would make the densities alphas
+    if dt is None:  # otherwise the densities would be taken for alphas
         check_tensor("dt", dt, ("M",))
     return _light(op, density, dt, ray_offsets, min_transmittance, transmittance=transmittance)
 

@@ -13,8 +13,8 @@ from voxelfield.ops._checks import check_dtype, check_float32, check_rays, check
 from voxelfield.ops._no_derivative import hold_constant
 from voxelfield.ops._packing import PackedSamples, check_capacity, empty_samples, parts_of
 
-# With fewer threads than this a GPU mostly waits for memory, so each ray is split into segments that are marched in
-# parallel.
+# With fewer threads than this, memory latency dominates on a GPU, so each ray is split into segments that are marched
+# in parallel.
 _ENOUGH_THREADS = 1 << 16
 _MAX_SEGMENTS_PER_RAY = 8
 
@@ -23,7 +23,7 @@ class OccupancyBits(NamedTuple):
     """The occupied cells of a box, one bit each; made by :func:`pack_occupancy`.
 
     Attributes:
-        words: (ceil(X / 4), ceil(Y / 4), ceil(Z / 4)) int64, 4 x 4 x 4 cells each.
+        words: (ceil(X / 4), ceil(Y / 4), ceil(Z / 4)) int64; each word holds 4 x 4 x 4 cells.
         resolution: Numbers of cells X, Y, Z.
     """
 
@@ -38,11 +38,11 @@ def pack_occupancy(occupied: Tensor) -> OccupancyBits:
         occupied: (X, Y, Z) bool, the cells of a box.
 
     Returns:
-        The same cells, 64 in a word. Does not synchronise with the device.
+        The same cells, 64 per word. Does not synchronise with the device.
 
     Raises:
-        TypeError: ``occupied`` is no tensor, or not bool.
-        ValueError: ``occupied`` has another number of dimensions, or no cell.
+        TypeError: ``occupied`` is not a bool tensor.
+        ValueError: ``occupied`` does not have three dimensions, or has no cells.
     """
     check_tensor("occupied", occupied, ("X", "Y", "Z"))
     check_dtype("occupied", occupied, (torch.bool,))
@@ -65,26 +65,26 @@ def march_rays(
     *,
     capacity: int | None = None,
 ) -> PackedSamples:
-    r"""Walks rays on a lattice of equal steps and keeps the positions that lie in occupied cells.
+    r"""Marches rays in equal steps and keeps the positions that lie in occupied cells.
 
     Ray r is tested at :math:`t_k = near_r + (k + offset_r) \cdot step` for :math:`t_k < far_r` and
-    :math:`k < 2^{22}`; empty cells, and bricks of 4 x 4 x 4 of them, are crossed in one stride (Amanatides and Woo
-    1987, on the lattice; Mueller et al. 2022). There are no samples outside the box, except for positions that rounding
-    may have moved there. Not differentiable.
+    :math:`k < 2^{22}`; an empty cell, or an empty brick of 4 x 4 x 4 cells, is skipped in one stride (Amanatides and
+    Woo 1987, restricted to these steps; Mueller et al. 2022). There are no samples outside the box, except where
+    rounding moves a position out of it. Not differentiable.
 
     Args:
         origins: (R, 3) float32, world units.
         directions: (R, 3) float32, unit length.
-        near: (R,) float32, distance at which a ray starts.
-        far: (R,) float32, distance at which it ends. ``far <= near`` yields no samples; an infinite one ends where the
-            ray leaves the box.
-        occupied: The cells of the box ``aabb``: (X, Y, Z) bool, or the same packed by :func:`pack_occupancy`.
+        near: (R,) float32, distance at which the ray starts.
+        far: (R,) float32, distance at which it ends. ``far <= near`` yields no samples; with an infinite ``far`` the
+            ray ends where it leaves the box.
+        occupied: The cells of the box ``aabb``: (X, Y, Z) bool, or the result of :func:`pack_occupancy` for it.
         aabb: (2, 3) float32, lower and upper corner.
         step: Distance between samples, world units.
-        offset: (R,) float32 in [0, 1), shift of each ray's lattice in steps; 0.5 (midpoints) if None.
-        capacity: Rows of the result. Rays are kept in order for as long as all their samples fit; from the first ray
-            whose samples do not fit, rays have none. The call does not synchronise with the device, and can be captured
-            in a CUDA graph. None: as many rows as there are samples, which synchronises once.
+        offset: (R,) float32 in [0, 1), shift of each ray's samples in steps; 0.5 (midpoints) if None.
+        capacity: Rows of the result. Rays are kept in order as long as all of their samples fit; the first ray whose
+            samples do not fit and all rays after it get no samples. The call then does not synchronise with the device
+            and can be captured in a CUDA graph. None: as many rows as there are samples, which synchronises once.
 
     Returns:
         The samples; ``dt`` is ``step``.
@@ -113,7 +113,7 @@ def march_rays(
 
 
 def check_bits(bits: OccupancyBits) -> None:
-    """Raises unless the words are those of as many cells."""
+    """Raises unless the number of words matches the resolution."""
     expected = tuple(-(-cells // _constants.BRICK_CELLS) for cells in bits.resolution)
     check_tensor("occupied.words", bits.words, expected, f" for {bits.resolution} cells")
     check_dtype("occupied.words", bits.words, (torch.int64,))
@@ -122,7 +122,7 @@ def check_bits(bits: OccupancyBits) -> None:
 
 
 def _segments_per_ray(rays: int, device: torch.device) -> int:
-    """Returns the number of segments that each ray is split into; the samples do not depend on it."""
+    """Returns the number of segments into which each ray is split; the samples do not depend on it."""
     segments = 1
     while device.type == "cuda" and segments < _MAX_SEGMENTS_PER_RAY and 2 * segments * rays <= _ENOUGH_THREADS:
         segments *= 2

@@ -26,7 +26,7 @@ from voxelfield.ops._no_derivative import refuse_jvp, refuse_vmap
 
 
 def mlp(input: Tensor, weights: Sequence[Tensor], *, count: Tensor | None = None) -> Tensor:
-    """Evaluates a multilayer perceptron with ReLU between its layers and no biases.
+    """Evaluates a multilayer perceptron with ReLU activations between its layers and no biases.
 
     The result is ``relu(... relu(input @ weights[0].T) ...) @ weights[-1].T``. On CUDA one kernel runs all layers on
     tensor cores and keeps activations in registers (the fully fused network of Mueller et al. 2021, "Real-time neural
@@ -36,31 +36,31 @@ def mlp(input: Tensor, weights: Sequence[Tensor], *, count: Tensor | None = None
     torch's matrix products.
 
     Sums are accumulated in float32 (float64 for float64 ``input``). Activations are rounded to the dtype of ``input``
-    after each layer, and so are the gradients with respect to them. float16 gradients below 6e-8 become zero and those
-    below 6e-5 lose digits: scale the loss up in training, and the weights' gradients down again.
+    after each layer, and so are the gradients with respect to them. float16 gradients below 6e-8 become zero, and those
+    below 6e-5 lose precision: in training, scale the loss up and the weights' gradients down again.
 
     Args:
         input: (N, in). On CUDA float16; on the CPU float32, float64, float16 or bfloat16. Differentiable.
         weights: 2 to 16 matrices (out, in), each with as many columns as the one before has rows; all sizes 1 to 128.
-            They have the dtype of ``input``, or are float32 for a 16-bit ``input``; then they are rounded before use,
-            and their gradients are float32. Differentiable. On CUDA hidden layers are padded to the next power of two
-            of the widest one, at least 16, ``in`` to a multiple of 32 and ``out`` to a multiple of 16. An ``in`` that
-            is not a multiple of 8 costs copies of ``input`` and of its gradient, and an ``out`` above 8 that is not a
-            multiple of 4 costs copies of the result and of its gradient.
-        count: A tensor of one int32 or int64 on the device of ``input``, the number of rows that count; the kernels
-            read it when they run. The results of the other rows and their gradients in ``input`` are zeros, and these
-            rows add nothing to the gradients in ``weights``. None: all rows count.
+            They have the dtype of ``input``, or are float32 for a 16-bit ``input``; float32 weights are then rounded
+            before use, and their gradients are float32. Differentiable. On CUDA hidden layers are padded to the next
+            power of two of the widest one, at least 16, ``in`` to a multiple of 32 and ``out`` to a multiple of 16. An
+            ``in`` that is not a multiple of 8 costs copies of ``input`` and of its gradient, and an ``out`` above 8
+            that is not a multiple of 4 costs copies of the result and of its gradient.
+        count: A tensor of one int32 or int64 on the device of ``input``: the number of leading rows to evaluate, read
+            by the kernels when they run. For the remaining rows the results and the gradients in ``input`` are zeros,
+            and these rows contribute nothing to the gradients in ``weights``. None: all rows.
 
     Returns:
         (N, out) in the dtype of ``input``. Differentiable once, in reverse mode; the gradients are the same in every
         run on a device.
 
     Raises:
-        TypeError: An argument is no tensor (``weights``: no sequence of them), or has the wrong dtype. On CUDA
-            ``input`` must be float16; for wider dtypes use ``torch.nn.functional.linear``.
-        ValueError: An argument has the wrong shape or is on another device than ``input``, or there are too few or too
+        TypeError: An argument is not a tensor (or ``weights`` not a sequence of tensors), or has the wrong dtype. On
+            CUDA ``input`` must be float16; for wider dtypes use ``torch.nn.functional.linear``.
+        ValueError: An argument has the wrong shape or is not on the device of ``input``, or there are too few or too
             many ``weights``.
-        NotImplementedError: A second derivative is asked for.
+        NotImplementedError: A second derivative is requested.
         RuntimeError: On CUDA, there are more than 2^30 rows.
     """
     if not needs_long_path() and isinstance(input, Tensor) and input.is_cuda:
@@ -87,7 +87,7 @@ def mlp(input: Tensor, weights: Sequence[Tensor], *, count: Tensor | None = None
 
 
 def _run_on_cuda(input: Tensor, weights: Sequence[Tensor], count: MaybeTensor) -> Tensor:
-    """Runs the op with little work on the host: without the checks in Python, because the raw op checks the same."""
+    """Runs the op with little host overhead: without the checks in Python, which the raw op repeats anyway."""
     if count is not None and count.dim() > 1:
         raise ArgumentValueError("count must be a single number")
     if torch.is_grad_enabled() and (input.requires_grad or any(weight.requires_grad for weight in weights)):
@@ -122,7 +122,7 @@ def _check_weights(input: Tensor, weights: Sequence[Tensor]) -> None:
 
 
 class _MLP(OpFunction):
-    """The op as autograd sees it, applied to ``(input, count, *weights)``."""
+    """The op as an autograd Function, applied to ``(input, count, *weights)``."""
 
     @staticmethod
     def forward(input: Tensor, count: MaybeTensor, *weights: Tensor) -> Tensor:
@@ -170,7 +170,7 @@ class _MLPBackward(OpFunction):
 
 
 def _run_layers(input: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
-    """Returns the input of each layer, followed by the output of the last."""
+    """Returns the input of each layer, followed by the output of the last layer."""
     reached = [input]
     for layer, weight in enumerate(weights):
         x = F.linear(reached[-1], weight.to(input.dtype))

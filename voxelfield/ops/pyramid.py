@@ -50,8 +50,8 @@ def sample_pyramid(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Samples several grids over the same unit cube at the same points, in one pass.
 
-    The same as calling :func:`voxelfield.ops.sample_trilinear` for each grid and concatenating (or adding up) the
-    results, without making them one by one; sums are rounded to a 16-bit dtype once instead of for each grid.
+    This is equivalent to calling :func:`voxelfield.ops.sample_trilinear` for each grid and concatenating (or adding up)
+    the results, but without intermediate tensors; sums are rounded to a 16-bit dtype once instead of for each grid.
 
     Args:
         grids: 1 to 16 grids (X_l, Y_l, Z_l, C_l), or batches (B, X_l, Y_l, Z_l, C_l), of any resolutions, all of one
@@ -70,10 +70,10 @@ def sample_pyramid(
         :func:`voxelfield.ops.sample_trilinear`; only grids that require a gradient get one computed.
 
     Raises:
-        TypeError: An argument is no tensor (``grids``: no sequence of them), or has the wrong dtype.
-        ValueError: An argument has the wrong shape, is on another device than the first grid, there are too many or no
-            grids, or an option is unknown.
-        NotImplementedError: A third derivative is asked for, or a second one with ``with_gradient``.
+        TypeError: An argument is not a tensor (or ``grids`` not a sequence of tensors), or has the wrong dtype.
+        ValueError: An argument has the wrong shape or is on a different device from the first grid, there are too many
+            or no grids, or an option is unknown.
+        NotImplementedError: A third derivative is requested, or a second one with ``with_gradient``.
     """
     if isinstance(reduce, str) and reduce in REDUCTIONS and isinstance(grids, (list, tuple)):
         sampled = sample_eagerly(grids, points, reduce == "sum", padding, align_corners, mode, with_gradient)

@@ -67,7 +67,7 @@ def total(values: Tensor, ray_offsets: Tensor) -> Tensor:
 
 
 def total_ahead(values: Tensor, ray_offsets: Tensor) -> Tensor:
-    """Returns for each row of (M, C) the sum of those ahead of it on its ray; zeros for rows of no ray."""
+    """Returns for each row of (M, C) the sum of the rows before it on its ray; zeros for rows of no ray."""
     if torch.compiler.is_compiling():
         return _kernels().exclusive_sum_along_rays.default(values, ray_offsets)
     sums: Tensor = _TotalAhead.apply(values, ray_offsets)
@@ -75,7 +75,7 @@ def total_ahead(values: Tensor, ray_offsets: Tensor) -> Tensor:
 
 
 def spread(values: Tensor, ray_offsets: Tensor, samples: int) -> Tensor:
-    """Returns for each of so many samples its ray's row of (R, C); zeros for samples of no ray."""
+    """Returns for each sample its ray's row of (R, C); zeros for samples of no ray."""
     rows: Tensor = _Spread.apply(values, ray_offsets, samples)
     return rows
 
@@ -85,7 +85,7 @@ def _kernels() -> Any:
 
 
 class _AlongRays(Function):
-    """An op that is linear in values (N, C), each column by itself: a mapped dimension becomes further columns."""
+    """An op that is linear in values (N, C) and independent per column: a mapped dimension becomes more columns."""
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -154,7 +154,7 @@ class _TotalAhead(_AlongRays):
         if grad is None:
             return None, None
         (ray_offsets,) = ctx.saved_tensors
-        # The sum over the samples behind each. Rows of no ray neither receive nor send anything.
+        # The sum over the samples behind each one. Rows of no ray contribute nothing and receive zeros.
         everything = spread(total(grad, ray_offsets), ray_offsets, ctx.rows)
         ones = grad.new_ones(ray_offsets.shape[0] - 1, grad.shape[1])
         on_rays = spread(ones, ray_offsets, ctx.rows)

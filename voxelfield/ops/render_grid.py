@@ -92,13 +92,13 @@ def render_grid(
             once.
         aabb_grid: (2, 3) float32.
         step: Distance between samples, world units.
-        degree: Of the spherical harmonics, 0 to 3.
+        degree: Degree of the spherical harmonics, 0 to 3.
         density_scale: :math:`s`, per world unit of length.
         density_shift: :math:`b`.
         offset: (R,) float32 in [0, 1), shift of each ray's samples in steps; 0.5 (midpoints) if None.
         density: (X, Y, Z) raw densities in the dtype of ``grid``, read in place of channel 0: rendering visits many
             more densities than colours, and these lie closer together. Without gradient.
-        min_transmittance: Where a ray stops, in [0, 1]; 0 never stops.
+        min_transmittance: Transmittance below which a ray stops, in [0, 1]; 0 never stops it.
         min_weight: Samples whose weight does not exceed this are dropped as if they did not exist, and their colour is
             not read; in [0, 1].
 
@@ -200,7 +200,7 @@ def check_scene(
 def check_numbers(
     step: float, density_scale: float, min_transmittance: float, min_weight: float, density_shift: float = 0.0
 ) -> None:
-    """Raises unless the numbers that steer rendering are in range."""
+    """Raises unless the numeric options of rendering are in range."""
     check_step(step)
     largest = torch.finfo(torch.float32).max
     if not lies_within("density_scale", density_scale, 0, largest):

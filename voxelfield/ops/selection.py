@@ -1,4 +1,4 @@
-"""Keeping the samples of packed rays that show."""
+"""Selection of the visible samples of packed rays."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from voxelfield.ops._packing import PackedSamples, check_capacity, empty_samples
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
 
 MIN_WEIGHT = 1e-4
-"""The weight below which samples are dropped unless told otherwise, in all ops that do so."""
+"""Default weight below which samples are dropped, in all ops that drop samples."""
 
 
 def select_samples(
@@ -26,30 +26,30 @@ def select_samples(
     min_weight: float = MIN_WEIGHT,
     capacity: int | None = None,
 ) -> PackedSamples:
-    """Keeps the samples whose weight exceeds a limit, packed again by ray. Not differentiable.
+    """Keeps the samples whose weight exceeds a threshold, packed again by ray. Not differentiable.
 
-    Weights are those of :func:`composite`. A sample whose density is not finite is kept, so that its pixel shows it.
+    Weights are those of :func:`composite`. A sample whose density is not finite is kept, so that it shows in its pixel.
     Rows of the input that belong to no ray are ignored.
 
     Args:
         density: (M,) float32, non-negative, per world unit of length; M below 2^31.
         positions: (M, 3) float32.
         t: (M,) float32, distance of each sample.
-        dt: (M,) float32, length that each sample stands for.
+        dt: (M,) float32, length of each sample's interval.
         ray_offsets: As for :func:`composite`.
-        min_transmittance: Where a ray stops, in [0, 1]; 0 never stops.
+        min_transmittance: Transmittance below which a ray stops, in [0, 1]; 0 never stops it.
         min_weight: A sample is kept if its weight exceeds this; in [0, 1].
-        capacity: Rows of the result, as for :func:`march_rays`: rays are kept in order for as long as all of their kept
+        capacity: Rows of the result, as for :func:`march_rays`: rays are kept in order as long as all of their kept
             samples fit, and the call does not synchronise with the device. None: as many rows as samples are kept,
             which synchronises once.
 
     Returns:
-        The samples that were kept. ``rays_kept`` counts the rays given here, those without samples included.
+        The samples that were kept. ``rays_kept`` counts input rays, including those without samples.
 
     Raises:
         TypeError: An argument has the wrong type or dtype.
         ValueError: An argument has the wrong shape or device, ``min_transmittance`` or ``min_weight`` is out of range,
-            or ``capacity`` is negative; or, on the CPU, ``ray_offsets`` fall or leave 0..M.
+            or ``capacity`` is negative; or, on the CPU, ``ray_offsets`` decrease or leave 0..M.
         NotImplementedError: An argument carries a tangent of forward-mode differentiation.
     """
     check_tensor("density", density, ("M",))

@@ -1,4 +1,4 @@
-"""What is likely wrong with a finished run: one function each, from its record to a warning or None."""
+"""Checks for common problems of finished runs: each function takes the run's record and returns a finding or None."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from voxelfield.captures.checks import Finding
 from voxelfield.report.record import RunRecord
 
 REMEMBERED = 6.0
-"""dB by which training pixels may be shown better than held-out views before photographs count as remembered."""
+"""PSNR lead, in dB, of training pixels over held-out views above which a run counts as overfitted."""
 HARDLY_ALIKE = 16.0
 """dB of PSNR below which views hardly resemble their photographs."""
 OUTLIER = 6.0
 """dB below the median from which a view counts as much worse than the others, if it is beyond their spread too."""
 NEARLY_EMPTY, NEARLY_FULL = 0.0005, 0.5
-"""Shares of the box that is occupied, beyond which there is next to nothing in it, or fog."""
+"""Occupied shares of the box beyond which it counts as nearly empty, or as filled with fog."""
 STILL_RISING = 0.3
-"""dB that views gain in the last fifth of training, from which on more steps are worth their time."""
+"""Gain in dB over the last fifth of training from which on more steps are worthwhile."""
 HIDDEN = 0.01
-"""Share of a view that matter right before its camera may hide."""
+"""Largest acceptable share of a view that is hidden by floaters right in front of its camera."""
 EXPOSURE_GAIN = 1.0
-"""dB that fitting an exposure gains in the mean, from which on exposures differ."""
+"""Mean gain in dB from fitting exposures, from which on the photographs' exposures count as different."""
 
 _NAMED = 5
 
@@ -30,7 +30,7 @@ Check = Callable[[RunRecord], Finding | None]
 
 
 def diverged(record: RunRecord) -> Finding | None:
-    """Warns of training that made things worse."""
+    """Warns of training that diverged."""
     if not record.metrics.get("diverged", False):
         return None
     return Finding(
@@ -53,7 +53,7 @@ def hardly_alike(record: RunRecord) -> Finding | None:
 
 
 def remembered_photographs(record: RunRecord) -> Finding | None:
-    """Warns of training pixels that are shown far better than views that were held out."""
+    """Warns of overfitting: training pixels are reproduced far better than held-out views."""
     trained, judged = record.last("train/psnr"), record.metrics.get("psnr_fitted", record.metrics["psnr"])
     if trained is None or record.metrics.get("split") == "train" or trained - judged < REMEMBERED:
         return None
@@ -121,7 +121,7 @@ def views_apart(record: RunRecord) -> Finding | None:
 
 
 def hidden_views(record: RunRecord) -> Finding | None:
-    """Warns of matter that hangs right before cameras."""
+    """Warns of floaters right in front of cameras."""
     hidden = [name for name, pictures in record.pictures.items() if pictures.hidden > HIDDEN]
     if not hidden:
         return None
@@ -145,7 +145,7 @@ def skipped_steps(record: RunRecord) -> Finding | None:
 
 
 def exposures_differ(record: RunRecord) -> Finding | None:
-    """Notes what an evaluation with fitted exposure says of the photographs."""
+    """Notes that exposures differ between photographs, according to an evaluation with fitted exposure."""
     fitted = record.metrics.get("psnr_fitted")
     if fitted is None or fitted - record.metrics["psnr"] < EXPOSURE_GAIN:
         return None

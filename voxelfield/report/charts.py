@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from voxelfield.report.history import Curve
 
 WIDTH, HEIGHT = 400, 230
-"""Of every chart, in the units that its elements are placed in."""
+"""Size of every chart, in the units in which its elements are placed."""
 
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 12, 34
 """Room around the plotted area, for the axes' labels."""
 
 MOST_SERIES = 8
-"""There are so many colours of lines."""
+"""Number of line colours, and thus of curves per chart."""
 
 _MOST_POINTS = 300
 _MOST_MARKS = 40
@@ -93,7 +93,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Histogram:
-    """How often values lie where.
+    """A histogram as drawn.
 
     Attributes:
         title: What it shows.

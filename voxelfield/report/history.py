@@ -1,4 +1,4 @@
-"""What a run has recorded while it trained."""
+"""The scalars that a run recorded during training."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def read_history(directory: Path) -> dict[str, Curve]:
 
     # 0 keeps all of a kind; of what takes memory, 1 keeps one.
     keep = {"scalars": 0, "tensors": 1, "images": 1, "histograms": 1, "compressedHistograms": 1, "audio": 1}
-    # It warns of what an interrupted run logged too much, and tells that there is no file after the last one.
+    # Below errors, it warns about steps that an interrupted run logged twice and reports the end of the last file.
     logging.getLogger("tensorboard").setLevel(logging.ERROR)
     events = EventAccumulator(str(directory), size_guidance=keep).Reload()
     return {

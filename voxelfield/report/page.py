@@ -1,4 +1,4 @@
-"""The page: what the template shows of a run."""
+"""The page of a report: prepares the values that its template shows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from voxelfield.report.thumbnails import ViewPictures
 from voxelfield.training.logging import ERROR_MAXIMUM
 
 OPEN_VIEWS = 12
-"""So many of the worst views are in sight at once; the others unfold."""
+"""Number of worst views shown initially; the others can be unfolded."""
 
 _MEASURES = {
     "psnr": ("PSNR", "{:.2f}", "dB"),

@@ -1,4 +1,4 @@
-"""Everything that a report tells of a run."""
+"""The content of a run's report."""
 
 from __future__ import annotations
 

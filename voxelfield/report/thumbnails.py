@@ -66,8 +66,8 @@ class _Reduced:
 class Thumbnails:
     """Collects reduced views while an evaluation goes on, and makes pictures of them when there is time.
 
-    To collect one launches a few kernels and waits for none of them. Reduced views stay on the device: at most about
-    130 MB for up to 200 views, and for more of them smaller ones.
+    Adding a view launches a few kernels without synchronising. Reduced views stay on the device: at most about 130 MB
+    for up to 200 views; with more views, each is smaller.
 
     Args:
         count: Number of views to expect, on which the size of the pictures depends.

@@ -1,4 +1,4 @@
-"""Where views see a surface: depth of which half of a pixel's light has been met."""
+"""Median depth maps: the distance at which half of a pixel's light has been absorbed."""
 
 from __future__ import annotations
 

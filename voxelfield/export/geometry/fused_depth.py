@@ -15,9 +15,9 @@ from voxelfield.rendering.occupancy import OccupancyGrid
 class FusedDepth:
     """Where the mean signed distance to what views show is zero; see :class:`Surface`.
 
-    A view tells how far a point is in front of, or behind, what it shows there. Beyond ``truncation`` in front, it says
-    no more than that space is empty; farther than that behind, it says nothing. A point that no view tells anything of
-    is not known, so surfaces have an edge where views end.
+    Each view gives the signed distance of a point to the surface in its depth map. More than ``truncation`` in front of
+    the surface, the view only marks space as empty; more than ``truncation`` behind it, the view does not count. A
+    point for which no view counts is unknown, so surfaces end where views end.
 
     Nothing is stored of space: the distance is a function of position, computed from the depth maps.
 

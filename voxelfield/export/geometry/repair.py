@@ -1,4 +1,4 @@
-"""What makes a mesh smaller or whole."""
+"""Simplification and repair of meshes."""
 
 from __future__ import annotations
 

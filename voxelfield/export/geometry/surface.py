@@ -1,4 +1,4 @@
-"""Surfaces as functions of position: what marching cubes, refinement and normals need of one."""
+"""Surfaces as functions of position: the interface for marching cubes, refinement and normals."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class DensitySurface:
 
 
 def half_absorbing_density(length: float) -> float:
-    """Returns the density, per world unit, of which a length, in world units, absorbs half of the light."""
+    """Returns the density, per world unit, at which a given length, in world units, absorbs half of the light."""
     return math.log(2) / length
 
 

@@ -1,4 +1,4 @@
-"""From points of an image to rays, and back, through lenses that distort."""
+"""Conversion between image points and rays, through lenses with distortion."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from voxelfield.ops._checks import check_field, check_float32
 from voxelfield.ops._no_derivative import hold_constant
 
 COEFFICIENTS = 6
-"""Of a lens: k1, k2, k3, k4, p1, p2."""
+"""Number of coefficients of a lens: k1, k2, k3, k4, p1, p2."""
 
 
 def lens_rays(points: Tensor, lens: Tensor, *, fisheye: bool = False) -> Tensor:
-    """Finds the rays that points of an image show. The formulas are in extension/rays/lens.h.
+    """Computes the rays through points of an image. The formulas are in extension/rays/lens.h.
 
-    The rays are exact up to rounding, by Newton's iteration. A point at which the image shows nothing, beyond the
-    largest radius that the lens reaches, gets a ray near the outermost one. Does not synchronise with the device. Not
-    differentiable.
+    Newton's iteration makes the rays exact up to rounding. A point beyond the largest radius that the lens can image
+    gets a ray near the outermost one. Does not synchronise with the device. Not differentiable.
 
     Args:
         points: (N, 2) float32, in focal lengths from the principal point, x to the right and y down.
@@ -42,11 +41,11 @@ def lens_rays(points: Tensor, lens: Tensor, *, fisheye: bool = False) -> Tensor:
 
 
 def lens_points(rays: Tensor, lens: Tensor, *, fisheye: bool = False) -> Tensor:
-    """Finds the points at which a lens shows rays: the inverse of :func:`lens_rays`, for rays that the lens images.
+    """Projects rays to image points: the inverse of :func:`lens_rays`, for rays that the lens can image.
 
-    Of other rays the result means nothing: they lie behind a camera without ``fisheye``, or so far off the axis that
-    the lens would fold them back. :func:`lens_rays` of the result tells, for it is another ray then. Does not
-    synchronise with the device. Not differentiable.
+    The result is meaningless for rays that lie behind a camera without ``fisheye``, or so far off the axis that the
+    distortion folds back. Such rays can be detected by applying :func:`lens_rays` to the result, which then gives a
+    different ray. Does not synchronise with the device. Not differentiable.
 
     Args:
         rays: (N, 3) float32: right, down and forward, of any length but zero.

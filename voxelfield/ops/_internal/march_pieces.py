@@ -29,7 +29,7 @@ def march_pieces(
     *,
     capacity: int | None = None,
 ) -> PackedSamples:
-    """Does what :func:`march_rays` does, for rays through nested boxes.
+    """Marches rays through nested boxes; otherwise the same as :func:`march_rays`.
 
     Args:
         origins: (R, 3) float32, world units.
@@ -69,7 +69,7 @@ def march_pieces(
 
 
 def _only_whole_rays(samples: PackedSamples) -> PackedSamples:
-    """Drops the samples of the ray whose last pieces had no room; does not wait for the device."""
+    """Drops the samples of the ray whose last pieces did not fit, without synchronising with the device."""
     end = samples.ray_offsets[samples.rays_kept]
     unused = torch.arange(len(samples.t), device=end.device) >= end
     last = max(len(samples.ray_offsets) - 2, 0)
@@ -104,7 +104,7 @@ def march_through(
 
 
 def world_distances(boxes: Sequence[float], samples: PackedSamples, origins: Tensor, directions: Tensor) -> Tensor:
-    """Returns how far samples in the field's frame are from their rays' origins.
+    """Returns the world-space distances of samples in the field's frame from their rays' origins.
 
     Args:
         boxes: As for :func:`march_pieces`.
@@ -119,7 +119,7 @@ def world_distances(boxes: Sequence[float], samples: PackedSamples, origins: Ten
     box = torch.round(samples.positions[:, 0] / pitch).clamp(0, count - 1)
     place = torch.cat((samples.positions[:, :1] - pitch * box[:, None], samples.positions[:, 1:]), dim=-1)
     scaled = place * (max(half) * ratio**box)[:, None]
-    # Numbers, no tensor: a CUDA graph that is being captured can take no copy from the host.
+    # Python numbers instead of a tensor, because a copy from the host cannot be captured in a CUDA graph.
     world = torch.stack([along + middle for along, middle in zip(scaled.unbind(-1), centre, strict=True)], dim=-1)
     rays = samples.ray_index
     return ((world - origins[rays]) * directions[rays]).sum(dim=-1)
@@ -133,7 +133,7 @@ def outermost(boxes: Sequence[float]) -> Tensor:
 
 
 def pieces_of(boxes: Sequence[float]) -> int:
-    """Returns how many pieces nested boxes cut a ray into at most."""
+    """Returns the maximum number of pieces into which nested boxes cut a ray."""
     return 2 * int(boxes[7]) - 1
 
 

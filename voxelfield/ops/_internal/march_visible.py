@@ -69,14 +69,14 @@ def march_visible(
         offset: (R,) float32 in [0, 1), shift of each ray's samples in steps; 0.5 (midpoints) if None.
         min_transmittance: A ray stops once its transmittance falls below this; 0 never stops it.
         min_weight: A sample is kept if its weight exceeds this.
-        max_samples_per_ray: If more samples of a ray exceed ``min_weight``, only the nearest this many are kept.
+        max_samples_per_ray: If more samples of a ray exceed ``min_weight``, only this many nearest samples are kept.
         capacity: Rows of the result, as for :func:`march_rays`: rays are kept in order for as long as all of their kept
             samples fit, and the call does not synchronise with the device. None: as many rows as samples are kept,
             which synchronises once.
-        boxes: As for :func:`march_pieces`, if the field lies in nested boxes: rays are then in the world, and all other
-            arguments, and the samples, in the field's frame.
-        blocks: None, or for each level None if it is dense; otherwise the level is the atlas of a sparse grid, and this
-            the table of its blocks, as for :func:`places_in_atlas`.
+        boxes: As for :func:`march_pieces`, if the field lies in nested boxes: rays are then in the world frame, and all
+            other arguments and the samples are in the field's frame.
+        blocks: Empty, or one entry per level: None for a dense level; otherwise the level is the atlas of a sparse grid
+            and the entry is its block table, as for :func:`places_in_atlas`.
 
     Returns:
         The samples that were kept; ``dt`` is ``step``.
@@ -84,7 +84,7 @@ def march_visible(
     Raises:
         TypeError: An argument is no tensor, or has the wrong type or dtype.
         ValueError: An argument has the wrong shape or device, or a number is out of range.
-        RuntimeError: On CUDA, a block may not have the 17 KiB of shared memory that the network takes at most.
+        RuntimeError: On CUDA, the device does not allow a block the shared memory of the network, at most 17 KiB.
     """
     offset = check_rays(origins, directions, near, far, offset)
     check_float32("aabb_occupancy", aabb_occupancy, (2, 3), "origins", origins)

@@ -14,13 +14,13 @@ from voxelfield.ops._checks import check_at_least_one, check_choice, check_dtype
 from voxelfield.ops._no_derivative import refuse_jvp, refuse_vmap
 
 PIXEL_AVERAGING = ("linear_light", "encoded")
-"""What is averaged: the light that values encode by the transfer function of sRGB (IEC 61966-2-1), or the values."""
+"""The averaged quantity: linear light, decoded by the sRGB transfer function (IEC 61966-2-1), or encoded values."""
 
 
 def pixel_colors(
     rgb: Tensor, opacity: Tensor, background: Tensor, rays_per_pixel: int, *, pixel_averaging: str = "linear_light"
 ) -> Tensor:
-    r"""Averages the rays of each pixel as a camera does: the light is averaged, not the values that encode light.
+    r"""Averages the rays of each pixel as a camera does: in linear light instead of in encoded values.
 
     With straight colours :math:`c_i = \mathrm{rgb}_i / o_i` of the k rays of a pixel, and :math:`d` the function that
     decodes values to light,
@@ -40,14 +40,14 @@ def pixel_colors(
             opacity 0 is ignored, and its gradient is that of a black ray.
         background: (P, 3), or (3,) for all pixels, encoded as images are, in the dtype of ``rgb``; differentiable.
         rays_per_pixel: R / P, at least 1.
-        pixel_averaging: What is averaged: ``linear_light``, or the ``encoded`` values as they are.
+        pixel_averaging: The averaged quantity: ``linear_light``, or the ``encoded`` values.
 
     Returns:
         (P, 3) in the dtype of ``rgb``, encoded as images are. Differentiable once.
 
     Raises:
         TypeError: An argument is no tensor, or has the wrong dtype.
-        ValueError: An argument has the wrong shape or device, or is none of the choices.
+        ValueError: An argument has the wrong shape or device, or ``pixel_averaging`` is unknown.
         NotImplementedError: A second derivative in ``rgb`` or ``opacity`` is asked for.
     """
     check_tensor("rgb", rgb, ("R", 3))

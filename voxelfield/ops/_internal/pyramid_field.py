@@ -14,7 +14,7 @@ from voxelfield.ops.grid import sample_trilinear
 from voxelfield.ops.marching import OccupancyBits, pack_occupancy
 from voxelfield.ops.mlp import mlp
 
-MAX_NUMBERS = 2**31  # A level must have fewer: offsets in it are 32-bit.
+MAX_NUMBERS = 2**31  # A level must have fewer elements than this, because offsets into it are 32-bit.
 
 
 def check_pyramid_field(
@@ -26,7 +26,7 @@ def check_pyramid_field(
     like: Tensor,
     blocks: Sequence[Tensor | None] = (),
 ) -> None:
-    """Raises unless grids, tables, box and density network suit the kernels and are on the device of ``like``."""
+    """Raises unless levels, tables, box and density network are valid for the kernels, on the device of ``like``."""
     if isinstance(levels, Tensor) or not isinstance(levels, Sequence):
         raise TypeError(f"levels must be a sequence of torch.Tensors, got {type(levels).__name__}")
     if not 1 <= len(levels) <= _constants.MAX_FIELD_LEVELS:

@@ -57,7 +57,7 @@ def render_pyramid_image(
     boxes: Sequence[float] = (),
     blocks: Sequence[Tensor | None] = (),
 ) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Renders the image of a camera, on CUDA in one kernel, rays included, without gradient.
+    r"""Renders the image of a camera without gradient; on CUDA one kernel does everything, including the rays.
 
     The field is that of :class:`voxelfield.VoxelPyramid` and :class:`voxelfield.fields.decoders.FusedMLPDecoder`:
     features of all levels side by side, a first network from these to density and geometry, a second one from geometry
@@ -102,7 +102,7 @@ def render_pyramid_image(
     Raises:
         TypeError: An argument is no tensor, or has the wrong dtype.
         ValueError: An argument has the wrong shape or device, or a number is out of range.
-        RuntimeError: On CUDA, a block may not have the 20 KiB of shared memory that this takes at least.
+        RuntimeError: On CUDA, the device does not allow a block the required shared memory, at least 20 KiB.
     """
     check_camera(c2w, intrinsics, width, height, background, lens)
     check_float32("aabb_occupancy", aabb_occupancy, (2, 3), "c2w", c2w)

@@ -1,4 +1,4 @@
-"""Points and gradients of grids of which only some blocks of vertices are there."""
+"""Points and gradients of sparse grids, which store only some of their blocks of vertices."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def places_in_atlas(points: Tensor, blocks: Tensor, atlas: Sequence[int]) -> Ten
     Args:
         points: (N, 3) float32 in the sparse grid's unit cube; those beyond its faces belong to the nearest one.
         blocks: (X, Y, Z) int32, contiguous: for each block its numbers along x, y and z in the atlas, ten bits each, x
-            highest, or -1 where there is none.
+            highest, or -1 for a block that is not stored.
         atlas: Vertices of the atlas along x, y and z, multiples of 8.
 
     Returns:
-        (N, 3) float32 in the atlas's unit cube; NaN where a block is not there, or the point is not finite. Points stay
-        a thousandth of a cell away from the faces of their block.
+        (N, 3) float32 in the atlas's unit cube; NaN if the block is not stored or the point is not finite. Points are
+        kept a thousandth of a cell away from the faces of their block.
 
     Raises:
         TypeError: A tensor has the wrong dtype.
@@ -46,12 +46,12 @@ def places_in_atlas(points: Tensor, blocks: Tensor, atlas: Sequence[int]) -> Ten
 
 
 def share_copies_(sums: Tensor, copies: Tensor, begins: Tensor) -> None:
-    """Gives all copies of a vertex the sum of what they have, in place.
+    """Replaces all copies of a vertex by their sum, in place.
 
     Args:
         sums: (X, Y, Z, C) float32, contiguous: an atlas, or its gradient.
-        copies: (M,) int32 indices of vertices in it, those of one vertex together.
-        begins: (V + 1,) int32: where each vertex begins among these, and M.
+        copies: (M,) int32 indices of the copies in ``sums``, grouped by vertex.
+        begins: (V + 1,) int32: where the group of each vertex begins in ``copies``, and M.
 
     Raises:
         TypeError: A tensor has the wrong dtype.

@@ -1,4 +1,4 @@
-"""What of a field is to be shown, and how."""
+"""Settings that determine which part of a field is drawn, and how."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _GLANCE = 128
 
 
 class Painter:
-    """Draws a field that stays as it is.
+    """Draws a field that does not change.
 
     Args:
         run: The field, where it is occupied, and how the run's own evaluation renders it.
@@ -135,7 +135,7 @@ class Painter:
         """
         self._take_crop(look)
         view = self._renderer(sharp=False).view(viewpoint.cameras(_GLANCE, _GLANCE).to(self.device), 0)
-        # What is not finite is no empty space.
+        # An opacity that is not finite is not empty space.
         if not float(view.opacity.max()) < LEAST_VISIBLE:
             return ""
         if is_empty(self._run.field, self._run.occupancy):

@@ -1,4 +1,4 @@
-"""Where somebody looks from."""
+"""Viewpoints: camera poses with a field of view."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What all panels of the page work on."""
+"""State that all panels of the page share."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEFAULT_ROWS = 800
 
 
 class Stage:
-    """The scene as the page shows it, and who looks at it.
+    """The scene as the page shows it, and the connected clients.
 
     Args:
         server: viser's server.
@@ -72,7 +72,7 @@ class Stage:
         return Viewpoint.of(c2w, math.radians(45))
 
     def distance_ahead(self, viewpoint: Viewpoint) -> float:
-        """Returns how far ahead of a camera the point lies that dragging turns it about, world units."""
+        """Returns the distance from a camera to the point about which dragging rotates it, world units."""
         c2w = viewpoint.matrix
         ahead = float(-c2w[:3, 2] @ (self.box.mean(dim=0) - c2w[:3, 3]))
         return max(ahead, 0.1 * self.extent)

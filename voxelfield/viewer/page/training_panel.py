@@ -23,7 +23,7 @@ _CHARTS = {
 
 
 class TrainingPanel:
-    """Charts of what is logged; and, while training goes on, its reins.
+    """Charts of logged numbers and, during training, controls to pause and step.
 
     Args:
         stage: What is shown.
@@ -82,7 +82,7 @@ class TrainingPanel:
 
     @staticmethod
     def _set(handle: Any, name: str, value: Any) -> None:
-        """Changes what has changed: every change is a message to every browser."""
+        """Sets an attribute only if its value differs, because every assignment sends a message to every browser."""
         if getattr(handle, name) != value:
             setattr(handle, name, value)
 

@@ -22,7 +22,7 @@ _LOOK_SECONDS = 0.05
 """How often paused training looks whether to go on."""
 
 _ALONE_SECONDS = 15.0
-"""Paused training goes on when nobody has been connected for so long; a page that is loaded again takes less."""
+"""Seconds without a connected client after which paused training resumes; reloading a page takes less."""
 
 
 class LiveField:
@@ -34,7 +34,7 @@ class LiveField:
 
     Args:
         session: The training.
-        connected: Tells how many are looking.
+        connected: Returns the number of connected clients.
     """
 
     def __init__(self, session: Session, connected: Callable[[], int]) -> None:
@@ -69,7 +69,7 @@ class LiveField:
         self._steps_allowed = steps
 
     def after_step(self, session: Session) -> None:
-        """Does what is to be done between two steps, on the thread that trains."""
+        """Copies the field if requested, and waits if training is paused; called on the training thread."""
         self.step = session.step
         if self._wanted:
             self._copy(session)

@@ -1,4 +1,4 @@
-"""How many pixels there is time for while the camera moves."""
+"""Chooses the resolution of pictures while the camera moves."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ResolutionControl:
         return max(1, round(height * scale)), max(1, round(width * scale))
 
     def record(self, pixels: int, seconds: float, most: int) -> None:
-        """Takes note of a picture.
+        """Records the size and duration of a picture.
 
         Args:
             pixels: How many it had.

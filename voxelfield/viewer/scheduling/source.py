@@ -1,4 +1,4 @@
-"""Where the field to be shown comes from."""
+"""Sources of the field that is shown."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Source(Protocol):
 
 
 class FinishedRun:
-    """A field that stays as it is.
+    """A field that does not change.
 
     Args:
         run: The field.

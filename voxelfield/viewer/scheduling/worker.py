@@ -1,4 +1,4 @@
-"""The thread that draws for everybody who looks."""
+"""The thread that draws for all connected clients."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _SECONDS_AFTER_ERROR = 5.0
 
 @dataclass(frozen=True)
 class Request:
-    """What one of those who look wants to see.
+    """A client's request for a picture.
 
     Attributes:
         viewpoint: Where from.
@@ -91,7 +91,7 @@ class _Stage(IntEnum):
 
 @dataclass(eq=False)
 class _Seen:
-    """What one of those who look has seen of its request."""
+    """How far a client's request has been drawn."""
 
     request: Request
     control: ResolutionControl
@@ -101,14 +101,14 @@ class _Seen:
 
 @dataclass(eq=False)
 class _Still:
-    """A picture that is wanted once, for a file."""
+    """A single picture, for a file."""
 
     request: Request
     result: Future[Tensor] = field(default_factory=Future)
 
 
 class RenderWorker:
-    """Draws in a thread of its own, always what is wanted now.
+    """Draws the current requests of all clients in a thread of its own.
 
     While a camera moves, pictures are as large as the wished rate allows. At rest one in full size follows, drawn in
     bands, so that the next movement need not wait for it.
@@ -151,7 +151,7 @@ class RenderWorker:
 
     @property
     def look(self) -> Look:
-        """What everybody sees; a change is drawn at once."""
+        """The look that all clients see; a change is drawn at once."""
         return self._look
 
     @look.setter
@@ -165,7 +165,7 @@ class RenderWorker:
             self._wake.notify()
 
     def ask(self, who: int, request: Request) -> None:
-        """Notes what somebody wants to see, in place of what was wanted before."""
+        """Sets a client's request, which replaces its previous one."""
         with self._wake:
             seen = self._seen.get(who)
             now = time.perf_counter()
@@ -176,13 +176,13 @@ class RenderWorker:
             self._wake.notify()
 
     def request_of(self, who: int) -> Request | None:
-        """Returns what somebody wants to see, or None."""
+        """Returns a client's request, or None."""
         with self._wake:
             seen = self._seen.get(who)
             return None if seen is None else seen.request
 
     def forget(self, who: int) -> None:
-        """Draws nothing more for somebody."""
+        """Stops drawing for a client."""
         with self._wake:
             self._seen.pop(who, None)
 
@@ -256,7 +256,7 @@ class RenderWorker:
         return min(_IDLE_SECONDS, max(0.001, min(blurred) + _REST_SECONDS - time.perf_counter()))
 
     def _draw(self, who: int) -> None:
-        """Draws somebody's request, one stage more finely than before."""
+        """Draws a client's request, one stage finer than before."""
         seen = self._seen.get(who)
         if seen is None:
             return
@@ -332,7 +332,7 @@ class RenderWorker:
         return torch.cat(bands)
 
     def _outdated(self, seen: _Seen, request: Request, look: Look) -> bool:
-        """Tells whether something else is wanted by now than a sharp picture."""
+        """Tells whether to abandon a sharp picture because something else must be drawn first."""
         with self._wake:
             moving = any(other.stage == _Stage.NOT for other in self._seen.values())
             return self._closed or moving or seen.request != request or self._look != look
