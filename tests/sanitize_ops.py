@@ -17,7 +17,7 @@ from voxelfield.grids.nested_boxes import NestedBoxes
 from voxelfield.grids.sparse_grid import SparseGrid
 from voxelfield.ops import _internal
 
-BOXES = NestedBoxes(((-0.5, -0.5, -0.5), (0.5, 0.5, 0.5)), 3).numbers
+BOXES = NestedBoxes(((-0.5, -0.5, -0.5), (0.5, 0.5, 0.5)), 3).op_arguments
 LEVELS = [(1,), (4,), (12,), (28,), (33,), (64,), (3, 1), (12, 8)]  # channels of each level
 # padding, align_corners, nearest, batch
 LOOKUPS = [(0, True, False, 1), (1, True, False, 1), (1, False, False, 2), (2, True, True, 1)]

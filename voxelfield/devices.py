@@ -13,22 +13,22 @@ DEVICES_IN_WORDS = "auto, cpu, cuda or cuda:<index>"
 """Description of these values for messages."""
 
 
-def choose_device(wish: str) -> torch.device:
+def choose_device(requested: str) -> torch.device:
     """Returns the device for ``auto`` (CUDA if available), or the named device.
 
     Raises:
         ValueError: The name is not that of a supported device, or the CUDA device does not exist.
     """
-    if wish == "auto":
+    if requested == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if re.fullmatch(DEVICES, wish) is None:
-        raise ValueError(f"device must be {DEVICES_IN_WORDS}, got {wish!r}")
-    device = torch.device(wish)
+    if re.fullmatch(DEVICES, requested) is None:
+        raise ValueError(f"device must be {DEVICES_IN_WORDS}, got {requested!r}")
+    device = torch.device(requested)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"device must be cpu where torch {torch.__version__} finds no CUDA device, got {wish!r}")
+        raise ValueError(f"device must be cpu where torch {torch.__version__} finds no CUDA device, got {requested!r}")
     if device.index is not None and device.index >= torch.cuda.device_count():
         count = torch.cuda.device_count()
         raise ValueError(
-            f"device must be cuda:0 to cuda:{count - 1}, as torch finds {count} CUDA devices, got {wish!r}"
+            f"device must be cuda:0 to cuda:{count - 1}, as torch finds {count} CUDA devices, got {requested!r}"
         )
     return device

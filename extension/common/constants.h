@@ -20,7 +20,7 @@ constexpr int kMaxPyramidLevels = 8;
 constexpr int kLevelChannels = 4;
 constexpr int kMaxFieldLayers = 4;
 constexpr int kFieldOutputs = 16;
-// Raw density is clamped here: e^12 per world unit is opaque within a millionth of one, so nothing is gained beyond.
+// Raw density is clamped here: e^12 per world unit is opaque within a ten-thousandth of one, so nothing is gained beyond.
 constexpr int kHighestRawDensity = 12;
 
 // The highest band of spherical harmonics.

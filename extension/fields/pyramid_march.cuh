@@ -132,13 +132,13 @@ struct RayTeam {
 template <int Batch, int Lanes>
 class RaySupply {
  public:
-  __device__ __forceinline__ RaySupply(int* taken, int count) : taken_(taken), count_(count) {}
+  __device__ __forceinline__ RaySupply(int* next_ray, int count) : next_ray_(next_ray), count_(count) {}
 
   // A ray number for each requesting team, or -1. A call may return fewer than requested, and none once none is left.
   __device__ __forceinline__ int next(unsigned asking, const RayTeam<Lanes>& team) {
     if (next_ == end_ && next_ < count_) {
       int first = 0;
-      if (lane_of_warp() == 0) first = atomicAdd(taken_, Batch);
+      if (lane_of_warp() == 0) first = atomicAdd(next_ray_, Batch);
       next_ = min(__shfl_sync(kFullWarp, first, 0), count_);
       end_ = min(next_ + Batch, count_);
     }
@@ -152,7 +152,7 @@ class RaySupply {
   __device__ __forceinline__ bool empty() const { return next_ == count_; }
 
  private:
-  int* taken_;
+  int* next_ray_;
   int count_;
   int next_ = 0, end_ = 0;
 };
@@ -182,14 +182,15 @@ auto dispatch_scene(bool in_pieces, bool sparse, const Run& run) {
 // known, for the rows of all threads. A ray goes on where it returns true, to all threads of the ray alike.
 template <int Width, int Eights, typename Rays, typename Visit>
 __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const StagedField<Width>& density,
-                                              const Rays& rays, int* taken, unsigned char* rows, const Visit& visit) {
+                                              const Rays& rays, int* next_ray, unsigned char* rows,
+                                              const Visit& visit) {
   using Walk = SampleWalk<CellsView>;
   constexpr int kLanes = Rays::kLanes;
   const SharedMatrix features{shared_address(rows), kRowBytes};
   clear_row(rows);
 
   const RayTeam<kLanes> team;
-  RaySupply<Rays::kBatch, kLanes> supply(taken, rays.count());
+  RaySupply<Rays::kBatch, kLanes> supply(next_ray, rays.count());
   Ray ray{};
   RayView view = ray.view(scene.step, scene.steps_per_length);
   Walk walk(scene.cells, view);

@@ -204,12 +204,12 @@ def test_the_picture_shows_cameras_of_both_splits_and_marks_what_was_found(captu
 
 def test_a_sheet_shows_what_was_found_among_views_spread_evenly():
     assert shown_views(5, [2]) == [0, 1, 2, 3, 4]
-    chosen = shown_views(300, [17, 18], most=80)
+    chosen = shown_views(300, [17, 18], max_views=80)
     assert len(chosen) == 80
     assert chosen == sorted(chosen)
     assert {17, 18} <= set(chosen)
     assert max(after - before for before, after in itertools.pairwise(chosen)) <= 5
-    assert len(shown_views(300, list(range(200)), most=80)) == 80
+    assert len(shown_views(300, list(range(200)), max_views=80)) == 80
 
 
 def test_a_page_is_html_whatever_the_names_are():

@@ -40,7 +40,7 @@ def radius_at(field: RadianceField, level: float) -> float:
 
 def ball_field(boxes: NestedBoxes | None = None) -> tuple[RadianceField, OccupancyGrid]:
     """A ball whose raw density falls linearly with the distance from its centre; all cells are occupied."""
-    box = parse_box(BOX if boxes is None else boxes.row)
+    box = parse_box(BOX if boxes is None else boxes.frame_aabb)
     shape = [
         round((b - a) / (min(h - low for low, h in zip(*box, strict=True)) / VOXELS)) + 1
         for a, b in zip(*box, strict=True)

@@ -192,7 +192,7 @@ def test_a_block_is_wanted_where_a_cell_touches_it(device, cells):
 def test_no_more_blocks_than_allowed_and_the_first_along_x(device):
     grid = SparseGrid(RESOLUTION, 2, BOX, device=device)
     everything = torch.ones(BLOCKS, dtype=torch.bool, device=device)
-    assert grid.allocate(shrunk(everything), grid.aabb, most=17) == 60
+    assert grid.allocate(shrunk(everything), grid.aabb, max_blocks=17) == 60
     assert grid.count == 17
     assert grid.exists[0].all()
     assert int(grid.exists[1].sum()) == 2

@@ -20,7 +20,7 @@ from voxelfield.ops import _internal
 
 LOWEST, HIGHEST = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
 SAMPLES = 90
-BOXES = NestedBoxes(((-0.5, -0.5, -0.5), (0.5, 0.5, 0.5)), 3).numbers
+BOXES = NestedBoxes(((-0.5, -0.5, -0.5), (0.5, 0.5, 0.5)), 3).op_arguments
 
 # Offsets of 90 samples, and the rows that each ray has then.
 BAD_OFFSETS = {

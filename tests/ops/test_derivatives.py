@@ -14,7 +14,7 @@ from voxelfield.ops import _internal
 
 OFFSETS = [0, 3, 3, 8]
 BOX = [[-1.0] * 3, [1.0] * 3]
-BOXES = NestedBoxes(((-0.5, -0.5, -0.5), (0.5, 0.5, 0.5)), 3).numbers
+BOXES = NestedBoxes(((-0.5, -0.5, -0.5), (0.5, 0.5, 0.5)), 3).op_arguments
 
 
 def doubles(*shape):

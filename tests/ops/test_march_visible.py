@@ -26,7 +26,7 @@ from voxelfield.ops import _internal
 INITIAL = 8.0
 LIMITS = {"min_transmittance": 1e-4, "min_weight": 1e-3}
 
-BOXES = NestedBoxes(((-0.5, -0.5, -0.5), (0.5, 0.5, 0.5)), 3).numbers
+BOXES = NestedBoxes(((-0.5, -0.5, -0.5), (0.5, 0.5, 0.5)), 3).op_arguments
 
 
 def make_scene(count=200, levels=3, width=64, dtype=torch.float16, fraction=0.6):

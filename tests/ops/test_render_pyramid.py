@@ -34,7 +34,7 @@ from voxelfield.rendering.render import render_view
 WIDTH, HEIGHT = 45, 26
 INITIAL = 8.0
 BACKGROUND = torch.tensor([1.0, 0.5, 0.25])
-BOXES = NestedBoxes(((-0.5, -0.5, -0.5), (0.5, 0.5, 0.5)), 3).numbers
+BOXES = NestedBoxes(((-0.5, -0.5, -0.5), (0.5, 0.5, 0.5)), 3).op_arguments
 SETTINGS = {"step": STEP, "density_initial": INITIAL, "min_weight": 1e-3}
 
 # What a pixel may be off by, in the mean and all but one in a hundred: rays made by other roundings enter a cell a

@@ -114,8 +114,8 @@ def test_a_wheel_built_beside_torch_carries_every_half_that_can_be_compiled(proj
     for source in (project / "extension").rglob("*.cu"):
         if source.name != "rays.cu":
             source.unlink()
-    wish = {"VOXELFIELD_CUDA": "1", "TORCH_CUDA_ARCH_LIST": "9.0"} if "_C_cuda" in names else {}
-    env = environment(tmp_path, tmp_path / "cache", **wish)
+    requested = {"VOXELFIELD_CUDA": "1", "TORCH_CUDA_ARCH_LIST": "9.0"} if "_C_cuda" in names else {}
+    env = environment(tmp_path, tmp_path / "cache", **requested)
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--wheel-dir", str(tmp_path)]
     succeeded(run_python("-m", "pip", "wheel", *options, str(project), cwd=tmp_path, env=env))
     (wheel,) = tmp_path.glob("*.whl")

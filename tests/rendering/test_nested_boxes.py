@@ -58,7 +58,7 @@ def test_places_and_positions_are_each_others_inverse(boxes):
     points = low + (high - low) * torch.rand(5000, 3)
     points[: len(points) // 2] = torch.tensor(boxes.aabb).mean(dim=0) + torch.randn(len(points) // 2, 3)
     inside = ((points > low) & (points < high)).all(dim=-1)
-    places, unit = boxes.to_row(points)
+    places, unit = boxes.to_frame(points)
     assert places[~inside].isinf().all()
     back, number, used = boxes.to_world(places[inside])
     torch.testing.assert_close(back, points[inside], atol=1e-5, rtol=1e-5)
@@ -75,7 +75,7 @@ def test_places_and_positions_are_each_others_inverse(boxes):
 def test_cells_in_use_hold_all_places(boxes):
     resolution = (37, 9, 11)
     cells = boxes.cells_in_use(resolution, torch.device("cpu"))
-    low, high = torch.tensor(boxes.row)
+    low, high = torch.tensor(boxes.frame_aabb)
     places = low + (high - low) * torch.rand(40000, 3)
     used = boxes.to_world(places)[2]
     index = ((places - low) / (high - low) * torch.tensor(resolution)).long()
@@ -95,7 +95,7 @@ def test_pieces_are_the_ray(device, boxes):
     offset = torch.rand(300)
     on_device = (x.to(device) for x in (rays.origins, rays.directions, rays.near, rays.far, offset))
     _library.ensure_loaded(device.type)
-    cut = torch.ops.voxelfield.cut_rays(*on_device, boxes.numbers, step)
+    cut = torch.ops.voxelfield.cut_rays(*on_device, boxes.op_arguments, step)
     pieces = 2 * boxes.count - 1
     origins, directions, near, far = (x.cpu().double().unflatten(0, (300, pieces)) for x in cut)
     first, last = expected_stretch(boxes, rays)
@@ -126,7 +126,7 @@ def test_pieces_are_the_ray(device, boxes):
     length = torch.zeros(300, dtype=torch.float64)
     for share in (torch.arange(500, dtype=torch.float64) + 0.5) / 500:
         points = rays.origins.double() + (first + share * (last - first))[:, None] * rays.directions.double()
-        unit = boxes.to_row(points.float())[1].double()
+        unit = boxes.to_frame(points.float())[1].double()
         length += torch.where(last > first, (last - first) / 500 / unit, 0)
     torch.testing.assert_close(passed, length, atol=2 * step, rtol=5e-3)
 
@@ -135,14 +135,14 @@ def test_pieces_are_the_ray(device, boxes):
 def test_samples_lie_one_step_apart_on_the_whole_way(device, boxes):
     rays = make_rays(boxes, 300, device)
     step = 0.05
-    occupancy = OccupancyGrid((40, 12, 12), boxes.row).to(device)
+    occupancy = OccupancyGrid((40, 12, 12), boxes.frame_aabb).to(device)
     samples = march(rays, occupancy, step, jitter=True, boxes=boxes)
     same_ray = samples.ray_index.diff() == 0
     torch.testing.assert_close(
         samples.t.diff()[same_ray], torch.full_like(samples.t[1:][same_ray], step), atol=1e-4, rtol=0
     )
     assert (samples.dt == torch.tensor(step)).all()
-    distances = world_distances(boxes.numbers, samples, rays.origins, rays.directions)
+    distances = world_distances(boxes.op_arguments, samples, rays.origins, rays.directions)
     assert (distances.diff()[same_ray] > 0).all()
     first, last = (x.to(device) for x in expected_stretch(boxes, Rays(*(x.cpu() for x in vars(rays).values()))))
     hit = last > first
@@ -158,7 +158,7 @@ def test_a_ray_from_the_face_of_the_smallest_box_goes_through_it(device):
     near, far = intersect_aabb(rays.origins, rays.directions, inner)
     through = (far - near > 0.5) & (near > 0.1)
     clipped = Rays(rays.origins, rays.directions, near, far)[through]
-    occupancy = OccupancyGrid((40, 12, 12), CUBE.row).to(device)
+    occupancy = OccupancyGrid((40, 12, 12), CUBE.frame_aabb).to(device)
     samples = march(clipped, occupancy, 0.05, boxes=CUBE)
     _, number, _ = CUBE.to_world(samples.positions)
     assert through.sum() > 500
@@ -167,7 +167,7 @@ def test_a_ray_from_the_face_of_the_smallest_box_goes_through_it(device):
 
 def test_limits_that_are_nan_leave_nothing(device):
     rays = make_rays(CUBE, 50, device)
-    occupancy = OccupancyGrid((40, 12, 12), CUBE.row).to(device)
+    occupancy = OccupancyGrid((40, 12, 12), CUBE.frame_aabb).to(device)
     nan = torch.full_like(rays.near, math.nan)
     for near, far in ((rays.near, nan), (nan, rays.far), (rays.near + 1, rays.near)):
         assert len(march(Rays(rays.origins, rays.directions, near, far), occupancy, 0.05, boxes=CUBE).t) == 0
@@ -175,7 +175,7 @@ def test_limits_that_are_nan_leave_nothing(device):
 
 def test_rays_that_do_not_fit_whole_are_dropped(device):
     rays = make_rays(CUBE, 200, device)
-    occupancy = OccupancyGrid((40, 12, 12), CUBE.row).to(device)
+    occupancy = OccupancyGrid((40, 12, 12), CUBE.frame_aabb).to(device)
     every = march(rays, occupancy, 0.05, boxes=CUBE)
     room = int(every.ray_offsets[100]) + 1
     some = march(rays, occupancy, 0.05, capacity=room, boxes=CUBE)
@@ -189,12 +189,12 @@ def test_rays_that_do_not_fit_whole_are_dropped(device):
 
 
 def make_field(boxes: NestedBoxes, device) -> tuple[RadianceField, OccupancyGrid]:
-    pyramid = VoxelPyramid((8, 16, 24), 4, boxes.row, init_range=1.0)
+    pyramid = VoxelPyramid((8, 16, 24), 4, boxes.frame_aabb, init_range=1.0)
     decoder = FusedMLPDecoder(pyramid.channels, 32, 16, 2, 2, ExponentialDensity(2.0))
     field = RadianceField(pyramid, decoder, boxes).to(device)
     if device.type == "cuda":
         pyramid.keep_copies(torch.float16)
-    occupancy = OccupancyGrid((30, 9, 9), boxes.row)
+    occupancy = OccupancyGrid((30, 9, 9), boxes.frame_aabb)
     occupancy.restrict(
         boxes.cells_in_use((30, 9, 9), torch.device("cpu")) & (torch.rand(30, 9, 9) < 0.7), occupancy.aabb
     )
@@ -258,10 +258,10 @@ def test_the_world_sees_the_density_that_rays_see(boxes):
     field, occupancy = make_field(boxes, torch.device("cpu"))
     rays = make_rays(boxes, 50)
     samples = march(rays, occupancy, 0.05, boxes=boxes)
-    distances = world_distances(boxes.numbers, samples, rays.origins, rays.directions)
+    distances = world_distances(boxes.op_arguments, samples, rays.origins, rays.directions)
     points = rays.origins[samples.ray_index] + distances[:, None] * rays.directions[samples.ray_index]
     local, rgb = field.sample(samples, rays.directions)
-    unit = boxes.to_row(points)[1]
+    unit = boxes.to_frame(points)[1]
     density, color = field(points, rays.directions[samples.ray_index])
     # Places within rounding of a face have neighbours in two boxes.
     agree = ((density * unit - local).abs() < 1e-2 * local).float().mean()
@@ -280,8 +280,8 @@ def test_gradients_reach_the_grid_through_every_box(device):
     (density.sum() + rgb.sum()).backward()
     finest = field.grid.levels[-1]
     gradient = finest.grad.abs().sum(dim=-1)
-    row = torch.linspace(CUBE.row[0][0], CUBE.row[1][0], finest.shape[0])
-    pitch = CUBE.numbers[8]
+    row = torch.linspace(CUBE.frame_aabb[0][0], CUBE.frame_aabb[1][0], finest.shape[0])
+    pitch = CUBE.op_arguments[8]
     for box in range(CUBE.count):
         own = ((row - box * pitch).abs() < 0.8).to(device)
         assert gradient[own].sum() > 0, box
@@ -306,7 +306,7 @@ def test_refuses(changes, message):
 def test_a_field_refuses_a_grid_of_the_world():
     grid = VoxelPyramid((8,), 4, CUBE.aabb)
     decoder = FusedMLPDecoder(4, 32, 16, 2, 2, ExponentialDensity(2.0))
-    with pytest.raises(ValueError, match=r"grid\.aabb must be boxes\.row"):
+    with pytest.raises(ValueError, match=r"grid\.aabb must be boxes\.frame_aabb"):
         RadianceField(grid, decoder, CUBE)
 
 
@@ -317,7 +317,7 @@ def test_ops_refuse_numbers_that_are_no_boxes():
     with pytest.raises(RuntimeError, match="boxes must be 10 numbers, got 2"):
         torch.ops.voxelfield.cut_rays(*walk, [1.0, 2.0], 0.1)
     for place, number in ((7, 40.0), (6, 1.0), (3, 0.0), (0, math.nan)):
-        numbers = list(CUBE.numbers)
+        numbers = list(CUBE.op_arguments)
         numbers[place] = number
         if place == 3:
             numbers[4] = numbers[5] = 0.0
@@ -329,4 +329,4 @@ def test_pieces_can_be_traced():
     rays = make_rays(CUBE, 3)
     walk = (rays.origins, rays.directions, rays.near, rays.far, torch.rand(3))
     _library.ensure_loaded("cpu")
-    torch.library.opcheck(torch.ops.voxelfield.cut_rays.default, (*walk, CUBE.numbers, 0.1))
+    torch.library.opcheck(torch.ops.voxelfield.cut_rays.default, (*walk, CUBE.op_arguments, 0.1))

@@ -35,7 +35,7 @@ def some_rays(count: int, device) -> Rays:
 
 
 def some_samples(rays: Rays, boxes: NestedBoxes | None = None, capacity: int | None = None) -> PackedSamples:
-    occupancy = OccupancyGrid(8, BOX if boxes is None else boxes.row)
+    occupancy = OccupancyGrid(8, BOX if boxes is None else boxes.frame_aabb)
     occupancy.occupied.copy_(torch.rand(8, 8, 8) < 0.5)
     return march(rays, occupancy.to(rays.origins.device), 0.2, True, capacity, boxes)
 

@@ -91,13 +91,13 @@ def test_images_on_the_host_take_no_memory_of_the_device():
 
 
 @pytest.mark.parametrize(
-    ("wish", "free", "on_host"), [("auto", 3, False), ("auto", 2, True), ("device", 2, False), ("host", 3, True)]
+    ("requested", "free", "on_host"), [("auto", 3, False), ("auto", 2, True), ("device", 2, False), ("host", 3, True)]
 )
-def test_images_stay_on_the_host_if_they_do_not_fit(monkeypatch, wish, free, on_host):
+def test_images_stay_on_the_host_if_they_do_not_fit(monkeypatch, requested, free, on_host):
     say_free(monkeypatch, free * GIB)
     estimate = MemoryEstimate(GIB, 0, 0, 0, 0, 2 * GIB, 0)
-    assert images_stay_on_host(wish, estimate, torch.device("cuda")) == on_host
-    assert not images_stay_on_host(wish, estimate, torch.device("cpu"))
+    assert images_stay_on_host(requested, estimate, torch.device("cuda")) == on_host
+    assert not images_stay_on_host(requested, estimate, torch.device("cpu"))
 
 
 @pytest.mark.parametrize("name", ["visible_samples", "candidate_samples"])
@@ -148,7 +148,7 @@ def test_what_does_not_fit_is_refused_with_advice(monkeypatch, estimate, advice)
 
 def test_a_run_is_refused_before_it_touches_the_gpu(monkeypatch, tmp_path, caplog):
     for module in (configured, session):
-        monkeypatch.setattr(module, "choose_device", lambda wish: torch.device("cuda"))
+        monkeypatch.setattr(module, "choose_device", lambda requested: torch.device("cuda"))
         monkeypatch.setattr(module._library, "ensure_loaded", lambda device_type: True)
     monkeypatch.setattr(configured, "make_ready", lambda *_: None)
     say_free(monkeypatch, GIB // 2)

@@ -212,12 +212,12 @@ def test_nothing_is_put_beside_cameras_nor_where_one_image_looks(scene):
     session = Session.from_config(Scene("ball", scene.aabb, {"train": train}, boxes), fine)
     session.fit()
     grid = session.occupancy
-    places, _ = boxes.to_row(cameras.c2w[:, :3, 3])
+    places, _ = boxes.to_frame(cameras.c2w[:, :3, 3])
     assert not grid.holds(places).any()
     between = cameras.c2w[:, :3, 3] * 0.5
-    assert grid.holds(boxes.to_row(between)[0]).all()
+    assert grid.holds(boxes.to_frame(between)[0]).all()
     alone = torch.tensor([[0.0, 0.0, 7.5], [0.2, 0.1, 7.8]])
-    assert not grid.holds(boxes.to_row(alone)[0]).any()
+    assert not grid.holds(boxes.to_frame(alone)[0]).any()
 
 
 def test_sparse_levels_train_resume_and_are_saved(scene, tmp_path):

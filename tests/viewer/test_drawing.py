@@ -115,7 +115,7 @@ def test_sample_counts_are_those_of_rendering(painter, viewpoint):
 
 @pytest.mark.parametrize("boxes", [None, NestedBoxes(((-1.0,) * 3, (1.0,) * 3), 3)])
 def test_cells_are_drawn_where_rays_meet_them_first(boxes):
-    aabb = torch.tensor([[-1.0] * 3, [1.0] * 3]) if boxes is None else torch.tensor(boxes.row)
+    aabb = torch.tensor([[-1.0] * 3, [1.0] * 3]) if boxes is None else torch.tensor(boxes.frame_aabb)
     grid = OccupancyGrid(8 if boxes is None else (24, 8, 8), aabb)
     grid.occupied.fill_(False)
     middle = torch.tensor([[0.3, -0.4, 0.1]])

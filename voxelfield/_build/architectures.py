@@ -111,9 +111,9 @@ def architectures_for(capabilities: Sequence[Capability], known: Collection[str]
     Raises:
         ValueError: ``TORCH_CUDA_ARCH_LIST`` is malformed, or nvcc compiles for none of the GPUs.
     """
-    wish = os.environ.get("TORCH_CUDA_ARCH_LIST", "").strip()
-    if wish and wish != "native":
-        return parse_torch_list(wish)
+    requested = os.environ.get("TORCH_CUDA_ARCH_LIST", "").strip()
+    if requested and requested != "native":
+        return parse_torch_list(requested)
     if not capabilities:
         sm = tuple(a for a in COMMON if a in known)
         return Architectures(sm, tuple(a for a in sm if _capability(a) <= _capability(COMMON_PTX))[-1:])

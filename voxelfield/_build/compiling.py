@@ -52,17 +52,17 @@ def choose_modules() -> tuple[list[str], str]:
         FileNotFoundError: ``VOXELFIELD_CUDA=1``, but there is no nvcc.
         ValueError: ``VOXELFIELD_CUDA`` has another value.
     """
-    wish = os.environ.get("VOXELFIELD_CUDA", "")
-    if wish not in {"", "0", "1"}:
-        raise ValueError(f"VOXELFIELD_CUDA must be 0, 1 or unset, got {wish!r}")
+    requested = os.environ.get("VOXELFIELD_CUDA", "")
+    if requested not in {"", "0", "1"}:
+        raise ValueError(f"VOXELFIELD_CUDA must be 0, 1 or unset, got {requested!r}")
     both = [CPU_MODULE, CUDA_MODULE]
-    if wish == "0":
+    if requested == "0":
         return [CPU_MODULE], "VOXELFIELD_CUDA=0: only the CPU half is compiled"
     if find_cuda_home() is None:
-        if wish == "1":
+        if requested == "1":
             raise FileNotFoundError("VOXELFIELD_CUDA=1 but no nvcc: it is not on the PATH, nor in CUDA_HOME")
         return [CPU_MODULE], "no nvcc on the PATH or in CUDA_HOME: only the CPU half is compiled"
-    if wish == "1" or visible_capabilities():
+    if requested == "1" or visible_capabilities():
         return both, ""
     return [CPU_MODULE], (
         "no GPU is visible: only the CPU half is compiled now. The CUDA half is compiled on first use on a machine "

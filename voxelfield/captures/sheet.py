@@ -20,19 +20,19 @@ _MARGIN = 30
 _NARROWEST = 120  # for names below narrow images
 
 
-def shown_views(count: int, flagged: Sequence[int], most: int = SHOWN) -> list[int]:
+def shown_views(count: int, flagged: Sequence[int], max_views: int = SHOWN) -> list[int]:
     """Chooses views for a sheet: those that something was found about, and others spread evenly, in their order.
 
     Args:
         count: Number of views.
         flagged: Indices of those that something was found about.
-        most: How many to choose; all if there are not more.
+        max_views: Number of views to choose; all if there are fewer.
     """
-    if count <= most:
+    if count <= max_views:
         return list(range(count))
-    kept = sorted(set(flagged))[: most // 2]
+    kept = sorted(set(flagged))[: max_views // 2]
     others = [index for index in range(count) if index not in set(kept)]
-    room = most - len(kept)
+    room = max_views - len(kept)
     return sorted({*kept, *(others[index * len(others) // room] for index in range(room))})
 
 

@@ -18,7 +18,7 @@ from voxelfield.cli.scenes import add_run_arguments, load_scene_of
 from voxelfield.datasets.camera_path import read_camera_path
 from voxelfield.rendering.cameras import Cameras, orbit
 from voxelfield.rendering.paths import at_size, interpolate, spiral
-from voxelfield.rendering.pixels import LEAST_VISIBLE
+from voxelfield.rendering.pixels import MIN_VISIBLE_OPACITY
 from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.training.frame_folder import FrameFolder, FrameKind, farthest
@@ -183,7 +183,7 @@ def _with_progress(views: Iterator[View], total: int) -> Iterator[View]:
         highest = view.opacity.max()
         most = highest if most is None else torch.maximum(most, highest)
         yield view
-    if most is not None and float(most) < LEAST_VISIBLE:
+    if most is not None and float(most) < MIN_VISIBLE_OPACITY:
         logger.warning("all %d frames show nothing but the background: the field is empty where they look", total)
 
 

@@ -22,8 +22,8 @@ _NEAR_OF_NEAREST = 0.3
 _NEAR_OF_CENTRE = 0.2
 # Points along each axis of a frustum; and of how many points and cameras quantiles are taken.
 _SAMPLES = 8
-_MOST_POINTS = 4000
-_MOST_CAMERAS = 200
+_MAX_POINTS = 4000
+_MAX_CAMERAS = 200
 
 
 def box_of_points(points: Tensor) -> Tensor:
@@ -128,7 +128,7 @@ def nested_boxes_of_cameras(c2w: Tensor, points: Tensor | None = None) -> Nested
         near = _NEAR_OF_CENTRE * float(reach.max())
     else:
         # A random subset rather than every n-th point, because the points of frusta have a regular order.
-        some = torch.randperm(len(points), generator=torch.Generator().manual_seed(0))[:_MOST_POINTS]
+        some = torch.randperm(len(points), generator=torch.Generator().manual_seed(0))[:_MAX_POINTS]
         points = points[some].double()
         low, high = (torch.quantile(points, share, dim=0) for share in (_OUTSIDE_INNERMOST, 1 - _OUTSIDE_INNERMOST))
         # A wall that all points lie on has no thickness.
@@ -138,7 +138,7 @@ def nested_boxes_of_cameras(c2w: Tensor, points: Tensor | None = None) -> Nested
         low, high = centre - half, centre + half
         reach = torch.quantile(((points - centre).abs() / half).amax(dim=-1), 1 - _OUTLIERS)
         count = min(max(math.ceil(math.log2(max(float(reach), 1.0))) + 1, 2), MAX_BOXES)
-        cameras = c2w.double()[:: -(-len(c2w) // _MOST_CAMERAS)]
+        cameras = c2w.double()[:: -(-len(c2w) // _MAX_CAMERAS)]
         depth = ((points[:, None] - cameras[:, :3, 3]) * -cameras[:, :3, 2]).sum(dim=-1)
         near = _NEAR_OF_NEAREST * float(torch.quantile(depth[depth > 0], _OUTLIERS)) if bool((depth > 0).any()) else 0.0
     return NestedBoxes((tuple(low.tolist()), tuple(high.tolist())), count, near=near)

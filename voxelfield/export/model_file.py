@@ -102,7 +102,7 @@ _FEATURES_PER_BYTE = 256
 _FEATURES_OF_ANY_FILE = 1 << 26
 
 # 512 along each axis.
-_MOST_CELLS = 1 << 27
+_MAX_CELLS = 1 << 27
 
 _T = TypeVar("_T")
 
@@ -346,7 +346,7 @@ def _unpack(
     if features > max(_FEATURES_OF_ANY_FILE, _FEATURES_PER_BYTE * size):
         raise _InconsistentError(f"{features} features are more than a file of {size} bytes can mean")
     cells = _sizes("the number of cells", description["occupancy"], 3)
-    if math.prod(cells) > _MOST_CELLS:
+    if math.prod(cells) > _MAX_CELLS:
         raise _InconsistentError(f"{cells} cells are too many")
     bits = _as_inconsistent(unpack_bytes, tensors["occupancy.bits"], -(-math.prod(cells) // 8))
     occupied = torch.from_numpy(np.unpackbits(bits, count=math.prod(cells))).to(device).bool().view(cells)

@@ -68,8 +68,8 @@ class RadianceField(nn.Module):
         decoder: Maps features to density and colour; one of this package's decoders or any other
             :class:`voxelfield.fields.decoders.Decoder`.
         boxes: Nested boxes, to extend the field beyond one box. The grid is then defined in the boxes' own frame, and
-            its box is :attr:`NestedBoxes.row`; :meth:`sample` and :meth:`local_density` take positions in that frame,
-            all other methods take world positions.
+            its box is :attr:`NestedBoxes.frame_aabb`. :meth:`sample` and :meth:`local_density` take positions in that
+            frame, and all other methods take world positions.
 
     Attributes:
         boxes: The nested boxes, or None.
@@ -84,8 +84,8 @@ class RadianceField(nn.Module):
             raise ValueError(f"decoder.channels must be {grid.channels}, as the grid has, got {decoder.channels}")
         self.grid = grid
         self.decoder = decoder
-        if boxes is not None and not grid.aabb.is_meta and parse_box(grid.aabb) != boxes.row:
-            raise ValueError(f"grid.aabb must be boxes.row, {boxes.row}, got {grid.aabb.tolist()}")
+        if boxes is not None and not grid.aabb.is_meta and parse_box(grid.aabb) != boxes.frame_aabb:
+            raise ValueError(f"grid.aabb must be boxes.frame_aabb, {boxes.frame_aabb}, got {grid.aabb.tolist()}")
         self.boxes = boxes
         self._outermost: tuple[NestedBoxes, Tensor] | None = None
 
@@ -154,7 +154,7 @@ class RadianceField(nn.Module):
 
     def _locate(self, points: Tensor) -> tuple[Tensor, Tensor | None]:
         """Returns world positions in the grid's frame, and the length of its unit there (None in the world frame)."""
-        return (points, None) if self.boxes is None else self.boxes.to_row(points)
+        return (points, None) if self.boxes is None else self.boxes.to_frame(points)
 
     def sample(self, samples: PackedSamples, directions: Tensor) -> tuple[Tensor, Tensor]:
         """Evaluates the field at packed ray samples.

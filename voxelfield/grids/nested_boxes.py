@@ -79,20 +79,20 @@ class NestedBoxes:
         )
 
     @property
-    def row(self) -> Box:
+    def frame_aabb(self) -> Box:
         """The bounding box of all boxes in the field's frame."""
         x, y, z = self._half
         return parse_box(((-x, -y, -z), (x + self._pitch * (self.count - 1), y, z)))
 
     @property
-    def numbers(self) -> list[float]:
+    def op_arguments(self) -> list[float]:
         """The ten numbers that represent the boxes in compiled ops, in the order of extension/rays/cut_rays_ops.h."""
         low, high = self.aabb
         centre = [(a + b) / 2 for a, b in zip(low, high, strict=True)]
         half = [(b - a) / 2 for a, b in zip(low, high, strict=True)]
         return [*centre, *half, self.ratio, float(self.count), self._pitch, self.near]
 
-    def to_row(self, points: Tensor) -> tuple[Tensor, Tensor]:
+    def to_frame(self, points: Tensor) -> tuple[Tensor, Tensor]:
         """Maps world positions to the field's frame.
 
         Args:
@@ -115,7 +115,7 @@ class NestedBoxes:
         place = torch.where((far > scales[-1])[:, None], place.new_full((), math.inf), place)
         return place, scale * self.unit
 
-    def to_row_of(self, points: Tensor, places: Tensor) -> Tensor:
+    def to_frame_of(self, points: Tensor, places: Tensor) -> Tensor:
         """Maps world positions to the field's frame, each into the box of a given place, differentiably.
 
         Args:
@@ -155,15 +155,15 @@ class NestedBoxes:
         """Returns which cells of a grid over the field's frame rays can pass through.
 
         Args:
-            resolution: Number of cells of :attr:`row` along x, y and z.
+            resolution: Number of cells of :attr:`frame_aabb` along x, y and z.
             device: Device of the result.
 
         Returns:
             (X, Y, Z) bool.
         """
-        row = box_tensor(self.row, device)
+        frame = box_tensor(self.frame_aabb, device)
         edges = [
-            torch.linspace(float(row[0, axis]), float(row[1, axis]), cells + 1, device=device)
+            torch.linspace(float(frame[0, axis]), float(frame[1, axis]), cells + 1, device=device)
             for axis, cells in enumerate(resolution)
         ]
         box = torch.round((edges[0][:-1] + edges[0][1:]) / 2 / self._pitch).clamp_(0, self.count - 1)

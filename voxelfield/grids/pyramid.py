@@ -292,7 +292,7 @@ class VoxelPyramid(nn.Module):
         aabb: Tensor,
         optimizer: torch.optim.Optimizer | None = None,
         *,
-        most: int | None = None,
+        max_blocks: int | None = None,
     ) -> dict[int, int]:
         """Allocates blocks of the sparse levels up to a resolution wherever given cells lie.
 
@@ -304,7 +304,7 @@ class VoxelPyramid(nn.Module):
             cells: (X, Y, Z) bool, on the pyramid's device: the cells of ``aabb`` that need blocks.
             aabb: (2, 3) that box, world units.
             optimizer: The optimizer that trains the pyramid, if any.
-            most: Largest number of blocks of each level; see :meth:`SparseGrid.allocate`.
+            max_blocks: Largest number of blocks of each level; see :meth:`SparseGrid.allocate`.
 
         Returns:
             For each of these levels, the number of blocks wanted.
@@ -314,7 +314,7 @@ class VoxelPyramid(nn.Module):
         """
         self._copies = None
         return {
-            finer: grid.allocate(cells, aabb, optimizer, most=most)
+            finer: grid.allocate(cells, aabb, optimizer, max_blocks=max_blocks)
             for finer, grid in zip(self.sparse_resolutions, self.sparse_grids, strict=True)
             if finer <= resolution
         }

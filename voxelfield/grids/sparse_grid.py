@@ -161,7 +161,12 @@ class SparseGrid(nn.Module):
 
     @torch.no_grad()
     def allocate(
-        self, cells: Tensor, aabb: Tensor, optimizer: torch.optim.Optimizer | None = None, *, most: int | None = None
+        self,
+        cells: Tensor,
+        aabb: Tensor,
+        optimizer: torch.optim.Optimizer | None = None,
+        *,
+        max_blocks: int | None = None,
     ) -> int:
         """Allocates the blocks that contain or touch given cells and drops all others.
 
@@ -171,8 +176,8 @@ class SparseGrid(nn.Module):
             cells: (X', Y', Z') bool, on the grid's device: the cells of ``aabb`` that need blocks.
             aabb: (2, 3) that box, world units.
             optimizer: The optimizer that trains the grid, if any; its moments are moved with the features.
-            most: Largest number of blocks. If more are wanted, those with the lowest indices along x are kept: with
-                nested boxes, those of the inner boxes.
+            max_blocks: Largest number of blocks. If more are wanted, those with the lowest indices along x are kept:
+                with nested boxes, those of the inner boxes.
 
         Returns:
             Number of blocks wanted.
@@ -183,8 +188,8 @@ class SparseGrid(nn.Module):
         state, shaped = ({}, []) if optimizer is None else migratable_state(self.features, optimizer)
         wanted = self._touched(cells, aabb)
         count = int(wanted.sum())
-        if most is not None and count > most:
-            wanted.view(-1)[wanted.view(-1).nonzero()[most:, 0]] = False
+        if max_blocks is not None and count > max_blocks:
+            wanted.view(-1)[wanted.view(-1).nonzero()[max_blocks:, 0]] = False
         before, rows_before = self.exists, self._rows()
         kept = wanted[before]
         old_rows = rows_before[kept].view(-1)

@@ -37,7 +37,7 @@ class PackedSamples(NamedTuple):
 
 
 # Beyond this, sizes in bytes may overflow.
-_MOST_ROWS = 1 << 40
+_MAX_ROWS = 1 << 40
 
 
 def check_capacity(capacity: object) -> None:
@@ -46,7 +46,7 @@ def check_capacity(capacity: object) -> None:
         return
     if not isinstance(capacity, int) or isinstance(capacity, bool):
         raise TypeError(f"capacity must be an int or None, got {type(capacity).__name__}")
-    if not 0 <= capacity <= _MOST_ROWS:
+    if not 0 <= capacity <= _MAX_ROWS:
         limit = "at least 0" if capacity < 0 else "at most 2^40"
         raise ValueError(f"capacity must be a number of samples, {limit}, got {shown(capacity)}")
 

@@ -84,7 +84,7 @@ def march(
     """
     offset = torch.rand_like(rays.near) if jitter else None
     return march_through(
-        [] if boxes is None else boxes.numbers,
+        [] if boxes is None else boxes.op_arguments,
         rays.origins,
         rays.directions,
         rays.near,
@@ -171,7 +171,7 @@ def visible_samples(
             min_weight=settings.min_weight,
             max_samples_per_ray=MAX_VISIBLE_PER_RAY,
             capacity=None if capacity is None else capacity.visible,
-            boxes=[] if boxes is None else boxes.numbers,
+            boxes=[] if boxes is None else boxes.op_arguments,
             blocks=density.blocks,
         )
         return packed, None

@@ -22,7 +22,7 @@ def occupied_points(field: Field, occupancy: OccupancyGrid, points: Tensor) -> T
         (M,) bool; False outside the box.
     """
     boxes: NestedBoxes | None = getattr(field, "boxes", None)
-    return occupancy.holds(points if boxes is None else boxes.to_row(points)[0])
+    return occupancy.holds(points if boxes is None else boxes.to_frame(points)[0])
 
 
 def occupied_density(field: Field, occupancy: OccupancyGrid, points: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import io
 
 import torch
 
-LEAST_VISIBLE = 0.5 / 255
+MIN_VISIBLE_OPACITY = 0.5 / 255
 """An opacity below this changes no 8-bit pixel value."""
 
 

@@ -176,5 +176,5 @@ def _world_depth_sum(field: Field, rays: Rays, rendering: Rendering) -> Tensor:
     boxes: NestedBoxes | None = getattr(field, "boxes", None)
     if boxes is None:
         return rendering.depth_sum
-    distances = world_distances(boxes.numbers, rendering.samples, rays.origins, rays.directions)
+    distances = world_distances(boxes.op_arguments, rendering.samples, rays.origins, rays.directions)
     return ops.sum_along_rays(distances, rendering.samples.ray_offsets, rendering.weights)

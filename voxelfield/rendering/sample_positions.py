@@ -36,6 +36,6 @@ def positions_on_rays(
         positions = both[:, :3] + samples.t[:, None] * both[:, 3:]
     else:
         with torch.no_grad():
-            t = world_distances(boxes.numbers, samples, origins.detach(), directions.detach())
-        positions = boxes.to_row_of(both[:, :3] + t[:, None] * both[:, 3:], samples.positions)
+            t = world_distances(boxes.op_arguments, samples, origins.detach(), directions.detach())
+        positions = boxes.to_frame_of(both[:, :3] + t[:, None] * both[:, 3:], samples.positions)
     return torch.where(samples.positions.isnan(), samples.positions, positions)

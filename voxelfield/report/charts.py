@@ -21,8 +21,8 @@ LEFT, RIGHT, TOP, BOTTOM = 52, 12, 12, 34
 MOST_SERIES = 8
 """Number of line colours, and thus of curves per chart."""
 
-_MOST_POINTS = 300
-_MOST_MARKS = 40
+_MAX_POINTS = 300
+_MAX_MARKS = 40
 
 
 @dataclass(frozen=True)
@@ -197,19 +197,19 @@ def histogram(title: str, unit: str, values: Sequence[float]) -> Histogram:
     )
 
 
-def ticks(low: float, high: float, most: int, *, around: bool = False) -> list[float]:
+def ticks(low: float, high: float, count: int, *, around: bool = False) -> list[float]:
     """Returns round numbers at equal distances, 1, 2 or 5 times a power of ten.
 
     Args:
         low: Of the range.
         high: Of the range, not below ``low``.
-        most: About how many of them to return.
+        count: About how many of them to return.
         around: Whether the first and the last lie at or beyond the range's ends, rather than within it.
     """
     if high <= low:
         margin = abs(low) * 0.05 or 1.0
         low, high = low - margin, high + margin
-    rough = (high - low) / most
+    rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
     first, last = low / step, high / step
@@ -240,16 +240,16 @@ def short(value: float) -> str:
     return "0" if abs(value) < 1e-12 else f"{value:.3g}"
 
 
-def thinned(curve: Curve, most: int = _MOST_POINTS) -> Curve:
+def thinned(curve: Curve, max_points: int = _MAX_POINTS) -> Curve:
     """Returns a curve of at most about so many points, in which every peak and every dip is left.
 
     Args:
         curve: Any curve.
-        most: How many points.
+        max_points: About how many points to keep at most.
     """
-    if len(curve) <= most:
+    if len(curve) <= max_points:
         return curve
-    size = math.ceil(2 * len(curve) / most)
+    size = math.ceil(2 * len(curve) / max_points)
     kept = []
     for first in range(0, len(curve), size):
         bucket = curve[first : first + size]
@@ -264,7 +264,7 @@ def _value(point: tuple[int, float]) -> float:
 
 def _line(name: str, unit: str, curve: Curve, x: _Scale, y: _Scale) -> Line:
     points = " ".join(f"{x(step):.1f},{y(value):.1f}" for step, value in thinned(curve))
-    every = math.ceil(len(curve) / _MOST_MARKS)
+    every = math.ceil(len(curve) / _MAX_MARKS)
     marked = curve[::-every][::-1]
     marks = tuple(Mark(x(step), y(value), f"{name}, step {step}: {value:.4g} {unit}".strip()) for step, value in marked)
     return Line(name, points, marks, f"{short(curve[-1][1])} {unit}".strip())

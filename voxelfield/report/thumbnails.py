@@ -19,7 +19,7 @@ from voxelfield.training.images import turbo
 from voxelfield.training.logging import ERROR_MAXIMUM, depth_colors
 
 _SIDE = 240
-_LEAST_SIDE = 64
+_MIN_SIDE = 64
 _VIEWS_AT_FULL_SIZE = 200
 
 # Matter that hides the view from right before the camera: its depth as a share of the view's median depth, and how many
@@ -119,7 +119,7 @@ def thumbnail_side(count: int) -> int:
         count: Number of views.
     """
     share = min(1.0, _VIEWS_AT_FULL_SIZE / max(count, 1))
-    return max(_LEAST_SIDE, round(_SIDE * math.sqrt(share)))
+    return max(_MIN_SIDE, round(_SIDE * math.sqrt(share)))
 
 
 def _pictures(name: str, view: _Reduced) -> ViewPictures:

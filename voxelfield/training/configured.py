@@ -315,25 +315,25 @@ def _judged_split(session: Session) -> tuple[str, Split]:
 def _write_results(session: Session, run_directory: Path, timing: Timing, pictures: PngWriter | None) -> dict[str, Any]:
     """Implements :func:`finish`, with the writer of images if they are wanted."""
     config, device = session.config.trainer, session.device
-    wish = config.evaluation
+    options = config.evaluation
     peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
     trained = session.result()
     results = Results(run_directory)
     logger.info("evaluating, with views drawn by %s", trained.backend)
     judged, split = _judged_split(session)
     evaluation: Evaluation | None = None
-    thumbnails = Thumbnails(len(split) if wish.views is None else min(wish.views, len(split)))
-    on_view = thumbnails.add if wish.report else None
+    thumbnails = Thumbnails(len(split) if options.views is None else min(options.views, len(split)))
+    on_view = thumbnails.add if options.report else None
     if pictures is not None:
         with results.writing(judged):
             evaluation = trained.evaluate(
-                split, views=wish.views, images=run_directory / judged, on_view=on_view, writer=pictures
+                split, views=options.views, images=run_directory / judged, on_view=on_view, writer=pictures
             )
     if evaluation is None:
         if pictures is not None:
             pictures.close(cancel=True)
             pictures = None
-        evaluation = trained.evaluate(split, views=wish.views, on_view=on_view)
+        evaluation = trained.evaluate(split, views=options.views, on_view=on_view)
     metrics = describe(session, evaluation)
     metrics["split"], metrics["image_size"] = judged, [split.cameras.width, split.cameras.height]
     if trained.cameras is not None:
@@ -360,8 +360,8 @@ def _write_results(session: Session, run_directory: Path, timing: Timing, pictur
         shown = cameras if config.model_file == "small" else None
         with results.writing(MODEL_FILE):
             trained.save(run_directory / MODEL_FILE, quality=config.model_file, cameras=shown)
-    if wish.video_frames > 0:
-        around = orbit(cameras, session.field.aabb.mean(dim=0).cpu(), wish.video_frames)
+    if options.video_frames > 0:
+        around = orbit(cameras, session.field.aabb.mean(dim=0).cpu(), options.video_frames)
         with results.writing(VIDEO):
             write_views(run_directory / VIDEO, (view.rgb for view in trained.render_path(around)))
     if pictures is not None:
@@ -375,7 +375,7 @@ def _write_results(session: Session, run_directory: Path, timing: Timing, pictur
     session.log.hyperparameters(flatten_config(asdict(session.config)), final)
     # The report reads the records, so they must be complete; nothing is recorded after this point.
     session.log.close()
-    if wish.report:
+    if options.report:
         with results.writing(REPORT):
             _report(run_directory, metrics | {"seconds": timing.seconds()}, trained.config, thumbnails)
     results.check()

@@ -11,7 +11,7 @@ from voxelfield.fields.field import RadianceField
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.occupied_density import occupied_density
 
-LEAST = 1e-3
+MIN_DENSITY = 1e-3
 """Lower densities, per world unit, count as this one, because they are invisible."""
 
 _POINTS = 16384
@@ -29,7 +29,8 @@ def log_densities(field: RadianceField, occupancy: OccupancyGrid, step: int) -> 
         step: Seed of the points; torch's global generator is not used.
 
     Returns:
-        (M,) float32 on the field's device; per world unit, at least ``log10(LEAST)``. Empty if no cell is occupied.
+        (M,) float32 on the field's device; per world unit, at least ``log10(MIN_DENSITY)``. Empty if no cell is
+        occupied.
     """
     device = occupancy.aabb.device
     cells = occupancy.occupied.nonzero()
@@ -43,16 +44,17 @@ def log_densities(field: RadianceField, occupancy: OccupancyGrid, step: int) -> 
     points = low + (chosen + within) / shape * (high - low)
     if field.boxes is not None:
         points = field.boxes.to_world(points)[0]
-    return occupied_density(field, occupancy, points).float().clamp(min=LEAST).log10()
+    return occupied_density(field, occupancy, points).float().clamp(min=MIN_DENSITY).log10()
 
 
 def is_empty(field: RadianceField, occupancy: OccupancyGrid) -> bool:
-    """Returns whether no cell is occupied, or the density at random points of occupied cells is at most ``LEAST``.
+    """Returns whether a field is empty.
 
-    A field with densities that are not finite does not count as empty.
+    It is if no cell is occupied, or if the density at random points of occupied cells is at most ``MIN_DENSITY``. A
+    field with densities that are not finite does not count as empty.
 
     Args:
         field: The field.
         occupancy: The field's occupancy grid, on the same device.
     """
-    return bool((log_densities(field, occupancy, 0) <= math.log10(LEAST)).all())
+    return bool((log_densities(field, occupancy, 0) <= math.log10(MIN_DENSITY)).all())

@@ -20,7 +20,7 @@ def grid_box(scene: SceneConfig) -> Tensor:
     if scene.aabb is None:
         raise ValueError("scene.aabb must be the box that the field was trained in, got None")
     boxes = scene.nested
-    return box_tensor(parse_box(scene.aabb) if boxes is None else boxes.row, torch.device("cpu"))
+    return box_tensor(parse_box(scene.aabb) if boxes is None else boxes.frame_aabb, torch.device("cpu"))
 
 
 def untrained_field(

@@ -19,7 +19,7 @@ from voxelfield.installed import MissingPackageError
 WEIGHTS_URL = "https://download.pytorch.org/models/vgg16-397923af.pth"
 """Download address of torchvision's weights of VGG16."""
 
-SMALLEST = 16
+MIN_SIDE = 16
 """Smallest image side in pixels that is not reduced to nothing by the pooling layers."""
 
 # Widths of the convolutions between two poolings; the last outputs before each pooling are compared.
@@ -102,8 +102,8 @@ class Lpips(nn.Module):
         Raises:
             ValueError: The image is too small.
         """
-        if min(prediction.shape[:2]) < SMALLEST:
-            raise ValueError(f"prediction must have H, W >= {SMALLEST} for LPIPS, got {tuple(prediction.shape)}")
+        if min(prediction.shape[:2]) < MIN_SIDE:
+            raise ValueError(f"prediction must have H, W >= {MIN_SIDE} for LPIPS, got {tuple(prediction.shape)}")
         features = (torch.stack((prediction, truth)).float().movedim(-1, 1) * 2 - 1 - self.mean) / self.spread
         total = features.new_zeros(())
         for block, weights in zip(self.blocks, self.channel_weights, strict=True):

@@ -108,17 +108,17 @@ def estimate_memory(
     )
 
 
-def images_stay_on_host(wish: str, estimate: MemoryEstimate, device: torch.device) -> bool:
+def images_stay_on_host(requested: str, estimate: MemoryEstimate, device: torch.device) -> bool:
     """Returns whether a GPU should read the training images from host memory.
 
     Args:
-        wish: ``trainer.images``.
+        requested: ``trainer.images``.
         estimate: Memory that training needs with the images on the device.
         device: Device of the training; always False on a CPU.
     """
     if device.type != "cuda":
         return False
-    return wish == "host" or (wish == "auto" and estimate.total > _free(device))
+    return requested == "host" or (requested == "auto" and estimate.total > _free(device))
 
 
 def _free(device: torch.device) -> int:

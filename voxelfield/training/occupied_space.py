@@ -120,7 +120,7 @@ def _cells(field: RadianceField, resolution: int) -> int | list[int]:
     """Returns the number of cells; with nested boxes, this many along the longest edge of each box."""
     if field.boxes is None:
         return resolution
-    return [max(1, round(resolution * extent / 2)) for extent in box_extent(field.boxes.row)]
+    return [max(1, round(resolution * extent / 2)) for extent in box_extent(field.boxes.frame_aabb)]
 
 
 def _may_be_matter(boxes: NestedBoxes, cameras: Cameras, aabb: Tensor, shape: tuple[int, int, int]) -> Tensor:

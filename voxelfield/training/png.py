@@ -19,7 +19,7 @@ from voxelfield.training.transfers import OnDevice
 _COMPRESSION = 4
 
 # Smallest limit on waiting images, regardless of the number of threads.
-_LEAST_WAITING = 32
+_MIN_WAITING = 32
 
 
 class PngWriter:
@@ -38,7 +38,7 @@ class PngWriter:
     def __init__(self, workers: int | None = None, waiting: int | None = None) -> None:
         workers = min(16, os.cpu_count() or 1) if workers is None else workers
         self._pool = ThreadPoolExecutor(workers, thread_name_prefix="png")
-        self._room = threading.Semaphore(max(2 * workers, _LEAST_WAITING) if waiting is None else waiting)
+        self._room = threading.Semaphore(max(2 * workers, _MIN_WAITING) if waiting is None else waiting)
         self._writing: list[Future[None]] = []
         self._failed: Future[None] | None = None
 

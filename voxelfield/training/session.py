@@ -73,7 +73,7 @@ logger = logging.getLogger(__name__)
 
 # Fine levels get blocks where a sample has at least this compositing weight in one of the examined pixels. There are
 # this many of them along the shorter side of the training images.
-_LEAST_WEIGHT_WITH_DETAIL = 0.02
+_MIN_WEIGHT_WITH_DETAIL = 0.02
 _PIXELS_LOOKED_AT = 160
 
 # Approximate number of density histograms that a run records.
@@ -627,7 +627,7 @@ class Session:
 
     def _shown_cells(self, shape: Sequence[int]) -> Tensor:
         cameras, settings = self._pixels.cameras, self.settings
-        settings = replace(settings, min_weight=max(settings.min_weight, _LEAST_WEIGHT_WITH_DETAIL))
+        settings = replace(settings, min_weight=max(settings.min_weight, _MIN_WEIGHT_WITH_DETAIL))
         every = max(1, min(cameras.width, cameras.height) // _PIXELS_LOOKED_AT)
         with self._step.autocast():
             return shown_cells(self.field, self.occupancy, settings, cameras, shape, every=every)

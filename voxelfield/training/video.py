@@ -27,7 +27,7 @@ from voxelfield.training.video_formats import VideoFormat, video_format
 Frame = npt.NDArray[np.uint8]
 
 # Smallest number of frames that may wait for the encoder, regardless of their size.
-_LEAST_WAITING = 8
+_MIN_WAITING = 8
 
 
 @dataclass
@@ -127,7 +127,7 @@ class _Handover:
     def give(self, item: Frame | bool, encoding: Future[None]) -> bool:
         """Waits until there is room in the queue; returns False if the encoder has ended."""
         if not isinstance(item, bool):
-            self._waiting.maxsize = max(_LEAST_WAITING, self.room // max(item.nbytes, 1))
+            self._waiting.maxsize = max(_MIN_WAITING, self.room // max(item.nbytes, 1))
         timeout, started = 0.0, time.perf_counter()
         while not encoding.done():
             try:

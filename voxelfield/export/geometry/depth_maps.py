@@ -53,9 +53,9 @@ def _median_depth(field: Field, rays: Rays, occupancy: OccupancyGrid, settings: 
     boxes: NestedBoxes | None = getattr(field, "boxes", None)
     middle, length = samples.t, samples.dt
     if boxes is not None:
-        middle = world_distances(boxes.numbers, samples, rays.origins, rays.directions)
+        middle = world_distances(boxes.op_arguments, samples, rays.origins, rays.directions)
         positions = rays.origins[samples.ray_index] + middle[:, None] * rays.directions[samples.ray_index]
-        length = length * boxes.to_row(positions)[1]
+        length = length * boxes.to_frame(positions)[1]
     absorbed = weights.cumsum(0)
     before = torch.cat((absorbed.new_zeros(1), absorbed))
     start, stop = samples.ray_offsets[:-1], samples.ray_offsets[1:]

@@ -23,7 +23,7 @@ PointColors = Callable[[Tensor, Tensor], Tensor]
 
 _PADDING = 2  # texels between the parts of a picture
 # Where less light than this is lost, a ray has missed the surface.
-_LEAST_OPACITY = 0.1
+_MIN_OPACITY = 0.1
 
 
 class RenderedColors:
@@ -56,8 +56,8 @@ class RenderedColors:
             near = torch.zeros_like(part[:, 0])
             rays = Rays(part + self._reach * outwards, -outwards, near, near + 2 * self._reach)
             seen = render(self._field, rays, self._occupancy, self._settings)
-            shown = seen.rgb / seen.opacity.clamp(min=_LEAST_OPACITY)[:, None]
-            missed = seen.opacity < _LEAST_OPACITY
+            shown = seen.rgb / seen.opacity.clamp(min=_MIN_OPACITY)[:, None]
+            missed = seen.opacity < _MIN_OPACITY
             shown[missed] = surface_colors(self._field, part[missed], outwards[missed], self._chunk)
             found.append(shown.clamp(0, 1))
         return torch.cat(found) if found else points.new_zeros(0, 3)

@@ -67,6 +67,6 @@ class PyramidImages(ImageBackend):
             density_initial=decoder.activation.initial,
             view_degree=decoder.view_degree,
             blocks=pyramid.blocks[: len(levels)],
-            boxes=[] if source.field.boxes is None else source.field.boxes.numbers,
+            boxes=[] if source.field.boxes is None else source.field.boxes.op_arguments,
         )
         return one_kernel(render, source)

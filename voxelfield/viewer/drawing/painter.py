@@ -13,7 +13,7 @@ from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.occupied_density import occupied_density
-from voxelfield.rendering.pixels import LEAST_VISIBLE, to_uint8
+from voxelfield.rendering.pixels import MIN_VISIBLE_OPACITY, to_uint8
 from voxelfield.rendering.rays import Rays
 from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import FieldRenderer
@@ -136,7 +136,7 @@ class Painter:
         self._take_crop(look)
         view = self._renderer(sharp=False).view(viewpoint.cameras(_GLANCE, _GLANCE).to(self.device), 0)
         # An opacity that is not finite is not empty space.
-        if not float(view.opacity.max()) < LEAST_VISIBLE:
+        if not float(view.opacity.max()) < MIN_VISIBLE_OPACITY:
             return ""
         if is_empty(self._run.field, self._run.occupancy):
             return "the field is empty, so every picture shows the background alone"
@@ -147,7 +147,7 @@ class Painter:
     def _optical_depth(self, points: Tensor) -> Tensor:
         """Returns the density at world positions (M, 3), times the length of a step there."""
         density = occupied_density(self._run.field, self._occupancy, points)
-        return density * self._settings.step * (1.0 if self._boxes is None else self._boxes.to_row(points)[1])
+        return density * self._settings.step * (1.0 if self._boxes is None else self._boxes.to_frame(points)[1])
 
     def _depth(self, view: View, cameras: Cameras, look: Look) -> Tensor:
         low, high = self._limits(look)

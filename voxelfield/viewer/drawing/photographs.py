@@ -18,7 +18,7 @@ from voxelfield.training.refined_cameras import RefinedCameras
 _SAME_PLACE = 2e-3
 _SAME_TURN = 5e-3
 
-_MOST_COMPARED = 1000
+_MAX_COMPARED = 1000
 
 
 class Photographs:
@@ -66,7 +66,7 @@ class Photographs:
         places = torch.cat([one.c2w[:, :3, 3].float().cpu() for one in cameras]).unique(dim=0)
         if len(places) < 2:
             return float("inf")
-        some = places[:: -(-len(places) // _MOST_COMPARED)]
+        some = places[:: -(-len(places) // _MAX_COMPARED)]
         # The nearest is the camera itself.
         return float(torch.cdist(some, places).topk(2, largest=False).values[:, 1].median())
 

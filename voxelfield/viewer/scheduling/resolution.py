@@ -26,17 +26,17 @@ class ResolutionControl:
         scale = min(1.0, math.sqrt(self._pixels / (height * width)))
         return max(1, round(height * scale)), max(1, round(width * scale))
 
-    def record(self, pixels: int, seconds: float, most: int) -> None:
+    def record(self, pixels: int, seconds: float, full_size: int) -> None:
         """Records the size and duration of a picture.
 
         Args:
-            pixels: How many it had.
-            seconds: What it took.
-            most: How many there would be at full size.
+            pixels: Number of its pixels.
+            seconds: Its duration.
+            full_size: Number of pixels at full size.
         """
         factor = self.seconds / max(seconds, 1e-6)
         if 1 / _TOLERANCE < factor < _TOLERANCE:
             return
         factor = min(max(factor, 1 / _LARGEST_CHANGE), _LARGEST_CHANGE)
         # Growing goes half of the way, because a part of the duration does not depend on the size.
-        self._pixels = min(max(pixels * (factor if factor < 1 else math.sqrt(factor)), _FEWEST), most)
+        self._pixels = min(max(pixels * (factor if factor < 1 else math.sqrt(factor)), _FEWEST), full_size)

@@ -37,10 +37,10 @@ _MEDIUM_SECONDS = 1.0
 _IDLE_SECONDS = 0.1
 """How often the thread looks for a newer field while there is nothing to draw."""
 
-_SHARE_FOR_NEWS = 0.1
+_SHARE_FOR_UPDATES = 0.1
 """Share of the time spent on drawing a field that is being trained, while nobody moves."""
 
-_LEAST_SECONDS_BETWEEN_NEWS = 0.5
+_MIN_SECONDS_BETWEEN_UPDATES = 0.5
 _SECONDS_AFTER_ERROR = 5.0
 
 
@@ -277,7 +277,7 @@ class RenderWorker:
             seen.control.record(count, took, request.height * request.width)
             self._pixels_per_second = count / max(drawn - began, 1e-6)
         elif stage == _Stage.SHARP:
-            pause = max(_LEAST_SECONDS_BETWEEN_NEWS, took * (1 / _SHARE_FOR_NEWS - 1))
+            pause = max(_MIN_SECONDS_BETWEEN_UPDATES, took * (1 / _SHARE_FOR_UPDATES - 1))
             self._next_news = time.perf_counter() + pause
 
     def _absence(self, pixels: Tensor, request: Request, look: Look) -> str:
