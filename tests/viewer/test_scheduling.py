@@ -193,7 +193,7 @@ class Growing:
 
 
 def test_a_newer_field_replaces_the_picture_without_a_movement(working, monkeypatch):
-    monkeypatch.setattr("voxelfield.viewer.scheduling.worker._SHARE_FOR_NEWS", 1.0)
+    monkeypatch.setattr("voxelfield.viewer.scheduling.worker._SHARE_FOR_UPDATES", 1.0)
     source = Growing(session().result())
     worker, receiver = working(source)
     worker.ask(1, request_from(2))
