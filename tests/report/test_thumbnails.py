@@ -33,7 +33,7 @@ def test_pictures_show_render_truth_error_and_depth(device):
     opacity = torch.ones(height, width, device=device)
     opacity[:, : width // 3] = 0
     rgb = torch.full((height, width, 3), 0.35, device=device)
-    thumbnails = Thumbnails(1)
+    thumbnails = Thumbnails(200)
     thumbnails.add("r_0", View(rgb, opacity, depth), truth, None)
     shown = only(thumbnails)
     assert (shown.name, shown.width, shown.height) == ("r_0", 240, 160)
@@ -55,7 +55,7 @@ def test_error_is_that_of_the_whole_image_and_counts_only_where_the_mask_says():
     view, truth = View(stripes, torch.ones(480, 480), torch.ones(480, 480)), torch.full((480, 480, 3), 0.1)
     mask = torch.ones(480, 480, dtype=torch.bool)
     mask[:, 240:] = False
-    thumbnails = Thumbnails(1)
+    thumbnails = Thumbnails(200)
     thumbnails.add("r_0", view, truth, mask)
     error = decoded(only(thumbnails).error)
     np.testing.assert_allclose(error[120, 60], turbo(torch.tensor(0.1 / ERROR_MAXIMUM)).numpy(), atol=0.04)
@@ -66,7 +66,7 @@ def test_the_last_pixels_are_means_of_what_is_left_where_no_whole_factor_fits(de
     height, width = 251, 500
     gray = torch.linspace(0, 1, width, device=device)[None, :, None].expand(height, width, 3).contiguous()
     everywhere = torch.ones(height, width, device=device)
-    thumbnails = Thumbnails(1)
+    thumbnails = Thumbnails(200)
     thumbnails.add("r_0", View(gray, everywhere, everywhere), gray, None)
     shown = only(thumbnails)
     assert (shown.width, shown.height) == (167, 84)
@@ -125,6 +125,6 @@ def test_a_report_of_200_views_of_800_x_800_is_below_20_mb():
 @pytest.mark.parametrize("count", [1, 200, 210, 800, 2000, 100_000])
 def test_pictures_become_smaller_where_there_are_many(count):
     side = thumbnail_side(count)
-    assert 64 <= side <= 240
+    assert 64 <= side <= 480
     assert side == 64 or count * side**2 <= 1.01 * 200 * 240**2
-    assert (side == 240) == (count <= 200)
+    assert (side == 480) == (count <= 50)
