@@ -106,6 +106,14 @@ def test_an_image_that_cannot_be_written_is_an_error_in_the_end(tmp_path):
         pictures.save(tmp_path / "file" / "view.png", torch.rand(4, 4, 3))
 
 
+def test_a_closed_writer_takes_no_image(tmp_path):
+    pictures = PngWriter(1, waiting=1)
+    pictures.close()
+    for _ in range(2):  # the second one must not wait for room
+        with pytest.raises(RuntimeError, match="shutdown"):
+            pictures.save(tmp_path / "view.png", torch.rand(4, 4, 3))
+
+
 def test_an_error_of_the_caller_is_not_hidden_by_one_of_writing(tmp_path):
     (tmp_path / "file").touch()
 

@@ -158,6 +158,44 @@ def test_what_stops_rendering_stops_the_video(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_frames_that_wait_are_dropped_if_rendering_fails(tmp_path, monkeypatch):
+    from voxelfield.training import video
+
+    encoded, started = [], threading.Event()
+
+    def slow(path, frames, *rest):
+        for frame in frames:
+            encoded.append(frame)
+            started.set()
+            time.sleep(0.02)
+
+    def fail():
+        yield from images(40)
+        started.wait()
+        raise RuntimeError("no light")
+
+    monkeypatch.setattr(video, "write_video", slow)
+    with pytest.raises(RuntimeError, match="no light"):
+        write_views(tmp_path / "video.mp4", fail())
+    assert 0 < len(encoded) < 40
+
+
+def test_an_interrupt_while_the_encoder_is_waited_for_ends_it(tmp_path, monkeypatch):
+    from voxelfield.training import video
+
+    give = video._Handover.give
+
+    def interrupted(self, item, encoding):
+        if item is None:
+            raise KeyboardInterrupt
+        return give(self, item, encoding)
+
+    monkeypatch.setattr(video._Handover, "give", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write_views(tmp_path / "video.mp4", images(3))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_stops_the_encoder_stops_rendering(tmp_path):
     rendered = []
 

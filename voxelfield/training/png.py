@@ -71,7 +71,11 @@ class PngWriter:
         if self._failed is not None:
             self._room.release()
             self._failed.result()
-        writing = self._pool.submit(write)
+        try:
+            writing = self._pool.submit(write)
+        except RuntimeError:  # the writer is closed
+            self._room.release()
+            raise
         writing.add_done_callback(self._written)
         self._writing.append(writing)
 

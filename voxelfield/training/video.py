@@ -7,6 +7,7 @@ import io
 import queue
 import struct
 import subprocess
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -28,6 +29,9 @@ Frame = npt.NDArray[np.uint8]
 
 # Smallest number of frames that may wait for the encoder, regardless of their size.
 _MIN_WAITING = 8
+
+# Seconds after which a thread that waits for the other one checks whether that has ended.
+_POLLED_EVERY = 0.1
 
 
 @dataclass
@@ -85,16 +89,17 @@ def write_views(
     handover = _Handover(room)
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="video") as thread:
         encoding = thread.submit(write_video, path, handover.frames(), fps, codec)
-        started, complete = time.perf_counter(), False
+        started = time.perf_counter()
         try:
             for frame in _on_host(images):
                 if not handover.give(frame, encoding):
                     break
-            complete = True
-        finally:
             handover.pace.rendering = time.perf_counter() - started - handover.pace.waited
-            handover.end(encoding, complete)
-        encoding.result()
+            handover.give(None, encoding)
+            encoding.result()
+        except BaseException:
+            handover.aborted.set()
+            raise
     return handover.pace
 
 
@@ -122,40 +127,39 @@ class _Handover:
 
     room: int
     pace: Pace = field(default_factory=Pace)
-    _waiting: queue.Queue[Frame | bool] = field(default_factory=queue.Queue)
+    aborted: threading.Event = field(default_factory=threading.Event)
+    _waiting: queue.Queue[Frame | None] = field(default_factory=queue.Queue)
 
-    def give(self, item: Frame | bool, encoding: Future[None]) -> bool:
-        """Waits until there is room in the queue; returns False if the encoder has ended."""
-        if not isinstance(item, bool):
+    def give(self, item: Frame | None, encoding: Future[None]) -> bool:
+        """Waits until there is room in the queue; returns False if the encoder has ended. None ends the video."""
+        if item is not None:
             self._waiting.maxsize = max(_MIN_WAITING, self.room // max(item.nbytes, 1))
         timeout, started = 0.0, time.perf_counter()
         while not encoding.done():
             try:
                 self._waiting.put(item, block=timeout > 0, timeout=timeout)
             except queue.Full:
-                timeout = 0.1
+                timeout = _POLLED_EVERY
                 continue
             if timeout > 0:
                 self.pace.waited += time.perf_counter() - started
             return True
         return False
 
-    def end(self, encoding: Future[None], complete: bool) -> None:
-        """Signals the end of the frames to the encoder, and whether they are complete."""
-        self.give(complete, encoding)
-        if not complete:
-            # The error from the images is the one to report.
-            with contextlib.suppress(Exception):
-                encoding.result()
-
     def frames(self) -> Iterator[npt.NDArray[np.uint8]]:
         """Yields the frames to the encoder and measures its time."""
         while True:
-            item = self._waiting.get()
-            if isinstance(item, bool):
-                if item:
-                    return
+            try:
+                item = self._waiting.get(timeout=_POLLED_EVERY)
+            except queue.Empty:
+                item = None
+                if not self.aborted.is_set():
+                    continue
+            # Frames that still wait are dropped then, because the video would be incomplete.
+            if self.aborted.is_set():
                 raise _IncompleteError
+            if item is None:
+                return
             started = time.perf_counter()
             yield item
             self.pace.encoding += time.perf_counter() - started
