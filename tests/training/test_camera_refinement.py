@@ -30,6 +30,7 @@ from voxelfield.training.batches import PixelSampler
 from voxelfield.training.camera_refinement import CameraRefinement
 from voxelfield.training.checkpoint import load_checkpoint
 from voxelfield.training.configured import train_as_configured
+from voxelfield.training.exposure import AffineExposure
 from voxelfield.training.lost_cameras import LostCameras, shrunk
 from voxelfield.training.refined_cameras import CAMERAS_FILE, RefinedCameras, write_cameras
 from voxelfield.training.session import Session
@@ -290,9 +291,13 @@ def astray(refined):
         twists.copy_(saved)
 
 
-def find(session: Session, split, starts: int = 48):
-    lost = LostCameras(split, session.config.trainer, starts)
-    return lost.find(session.refinement, session.field, session.occupancy, session.renderer().view, session.background)
+def search(session: Session, split, starts: int = 48, exposure=None):
+    twists = session.refinement.twists.detach().clone()
+    found = LostCameras(split, session.config.trainer, starts).find(
+        session.refinement, session.field, session.occupancy, session.renderer().view, session.background, exposure
+    )
+    assert torch.equal(session.refinement.twists, twists)
+    return found
 
 
 @pytest.mark.parametrize("side", [64, 13])
@@ -300,7 +305,8 @@ def test_a_lost_camera_is_found_again(astray, scene, monkeypatch, side):
     monkeypatch.setattr(lost_cameras, "_SIDE", side)
     before = astray.refinement.refined().c2w
     state = torch.get_rng_state()
-    (found,) = find(astray, scene.train)
+    (found,) = search(astray, scene.train)
+    astray.refinement.place(found.index, found.twist)
     assert torch.equal(torch.get_rng_state(), state)
     assert found.name == scene.train.names[5]
     assert re.fullmatch(r"the camera of \S+ shows .* worse .*: found \d\d degrees away \(\d+\.\d dB\)", str(found))
@@ -314,23 +320,52 @@ def test_a_lost_camera_is_found_again(astray, scene, monkeypatch, side):
     moments = [m for m in astray.refinement._optimizer.state[astray.refinement.twists].values() if m.dim() == 2]
     assert len(moments) == 2
     assert all(not m[5].any() and m[others].any() for m in moments)
-    assert find(astray, scene.train) == []
+    assert search(astray, scene.train) == []
 
 
 def test_an_image_of_something_else_is_found_nowhere(refined, scene):
     images = scene.train.images.clone()
     images[3] = torch.randint(256, images[3].shape, dtype=torch.uint8)
     images[3, ..., 3] = 255
-    before = refined.refinement.twists.detach().clone()
-    (lost,) = find(refined, replace(scene.train, images=images))
-    assert (lost.name, lost.after) == (scene.train.names[3], None)
+    (lost,) = search(refined, replace(scene.train, images=images))
+    assert (lost.index, lost.name, lost.after, lost.twist) == (3, scene.train.names[3], None, None)
     assert str(lost).endswith("but no better pose was found")
-    assert torch.equal(refined.refinement.twists, before)
     # Pixels that a mask rules out say nothing.
     masks = torch.ones(images.shape[:3], dtype=torch.bool)
     masks[3, :, 2:] = False
     images[3, :, :2] = scene.train.images[3, :, :2]
-    assert find(refined, replace(scene.train, images=images, masks=masks)) == []
+    assert search(refined, replace(scene.train, images=images, masks=masks)) == []
+
+
+def test_a_dark_photograph_is_not_lost_if_its_exposure_is_known(refined, scene):
+    exposure = AffineExposure(len(scene.train))
+    with torch.no_grad():
+        exposure.log_gain[3] = math.log(0.4)
+    colors = scene.train.images[..., :3] * exposure.corrections()[0].detach()[:, None, None]
+    images = torch.cat((colors.round().clamp(0, 255).to(torch.uint8), scene.train.images[..., 3:]), dim=-1)
+    dark = replace(scene.train, images=images)
+    assert [camera.index for camera in search(refined, dark, 2)] == [3]
+    assert search(refined, dark, 2, exposure) == []
+
+
+def test_a_view_is_not_searched_for_if_its_valid_pixels_are_cut_off(refined, scene, monkeypatch):
+    monkeypatch.setattr(lost_cameras, "_SIDE", 13)
+    images = scene.train.images.clone()
+    assert images.shape[1:3] == (25, 25)  # in larger pixels, 12 x 12 and a remainder
+    images[3] = torch.randint(256, images[3].shape, dtype=torch.uint8)
+    images[3, ..., 3] = 255
+    assert [camera.index for camera in search(refined, replace(scene.train, images=images), 2)] == [3]
+    masks = torch.ones(images.shape[:3], dtype=torch.bool)
+    masks[3] = False
+    masks[3, -1, -1] = True
+    assert search(refined, replace(scene.train, images=images, masks=masks), 2) == []
+
+
+def test_sparse_levels_are_refused_before_training(scene):
+    overrides = ("trainer.sparse_resolutions=[28]", "trainer.finest_resolution=28", "model.resolutions=[16,24]")
+    message = r"model\.sparse_resolutions must be \[\] with camera=refine, because .*, got \[28\]"
+    with pytest.raises(ValueError, match=message):
+        session_of(scene, None, *TINY, *overrides)
 
 
 def test_training_looks_for_lost_cameras_as_a_stage_begins(scene, caplog):
@@ -474,12 +509,11 @@ def test_images_seen_from_wrong_poses_carve_nothing(scene, caplog):
     assert carved.occupancy.fraction() < 0.9
 
 
-def test_a_run_from_the_command_line_leaves_its_cameras_behind(tmp_path):
-    overrides = [text for text in TINY if not text.startswith("trainer.log")]
-    config = compose(
+def config_of_a_short_run():
+    return compose(
         "scene=lego",
         "data.root=tests/fixtures",
-        *overrides,
+        *(text for text in TINY if not text.startswith("trainer.log")),
         "logger=none",
         "trainer.image_size=25",
         "trainer.steps=10",
@@ -487,6 +521,18 @@ def test_a_run_from_the_command_line_leaves_its_cameras_behind(tmp_path):
         "camera.test_steps=2",
         device="cpu",
     )
+
+
+def test_cameras_that_cannot_be_written_keep_no_other_result_from_it(tmp_path):
+    (tmp_path / CAMERAS_FILE).mkdir()
+    with pytest.raises(OSError, match=rf"^{re.escape(CAMERAS_FILE)} could not be written in "):
+        train_as_configured(config_of_a_short_run(), tmp_path, ROOT)
+    assert (tmp_path / "model.safetensors").is_file()
+    assert (tmp_path / "report.html").is_file()
+
+
+def test_a_run_from_the_command_line_leaves_its_cameras_behind(tmp_path):
+    config = config_of_a_short_run()
     metrics = train_as_configured(config, tmp_path, ROOT)
     changes = json.loads((tmp_path / "metrics.json").read_text())["cameras"]
     assert changes == metrics["cameras"]

@@ -1020,3 +1020,14 @@ def test_a_checkpoint_is_of_the_moment_that_it_was_asked_for(make_session, monke
     go_on.set()
     session.wait()
     assert torch.equal(load_checkpoint(path)["field"]["grid.features"], expected)
+
+
+def test_a_scene_without_views_and_a_state_that_is_no_checkpoint_are_refused(make_session, scene):
+    views = scene.train
+    none = Split(views.images[:0], views.cameras[:0], (), None)
+    with pytest.raises(ValueError, match=r"scene\.train must have at least one view, got none"):
+        make_session(split=none)
+    with pytest.raises(
+        ValueError, match="checkpoint must be one that load_checkpoint returned, got one without 'step'"
+    ):
+        make_session().restore({})

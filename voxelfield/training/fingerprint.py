@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -33,14 +33,14 @@ def fingerprint(split: Split) -> dict[str, Tensor]:
     return {"images": torch.tensor(images), "cameras": torch.tensor([_checksum(camera) for camera in cameras])}
 
 
-def changes(saved: Mapping[str, Any], split: Split) -> str:
+def changes(saved: Mapping[str, Any], now: Mapping[str, Tensor], names: Sequence[str]) -> str:
     """Describes how data differ from those of a checkpoint, in words that follow "scene"; "" if they do not.
 
     Args:
         saved: The fingerprint in the checkpoint.
-        split: The present training data.
+        now: The fingerprint of the present training data.
+        names: Names of the present training views.
     """
-    now = fingerprint(split)
     count = len(now["images"])
     if len(saved["images"]) != count:
         return f"has {count} training images, where the checkpoint was trained on {len(saved['images'])}"
@@ -49,7 +49,7 @@ def changes(saved: Mapping[str, Any], split: Split) -> str:
         if differ:
             return (
                 f"has other training {words} than the checkpoint was trained on ({len(differ)} of {count}, the first "
-                f"is {split.names[differ[0]]})"
+                f"is {names[differ[0]]})"
             )
     return ""
 

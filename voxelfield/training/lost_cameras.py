@@ -14,11 +14,13 @@ from voxelfield.datasets.scene import Split
 from voxelfield.fields.field import RadianceField
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.rendering.pixels import to_uint8
 from voxelfield.rendering.render import View
 from voxelfield.rendering.rigid import compose, exp_se3, log_se3, turning_angles
 from voxelfield.training.camera_refinement import CameraRefinement
 from voxelfield.training.config import TrainerConfig
-from voxelfield.training.evaluation import spread
+from voxelfield.training.evaluation import evenly_spaced
+from voxelfield.training.exposure import AffineExposure
 from voxelfield.training.images import composite_background
 from voxelfield.training.view_refinement import FINAL_FACTOR, fit_poses
 
@@ -42,21 +44,25 @@ _STEPS = 150
 _RATE = 1e-2
 
 
-@dataclass(frozen=True)
-class Found:
-    """A camera that was lost.
+@dataclass(frozen=True, eq=False)
+class LostCamera:
+    """A camera that was lost, and the result of the search for it.
 
     Attributes:
+        index: Number of the camera.
         name: Name of its image.
         before: Mean squared error of its downscaled image before the search.
         after: The same error at the new pose; None if no better pose was found.
         turned: Angle between the old and the new orientation, radians.
+        twist: (6,) motion to the new pose, as in :attr:`CameraRefinement.twists`; None if no better pose was found.
     """
 
+    index: int
     name: str
     before: float
-    after: float | None
-    turned: float
+    after: float | None = None
+    turned: float = 0.0
+    twist: Tensor | None = None
 
     def __str__(self) -> str:
         """Returns a description for the log."""
@@ -79,8 +85,8 @@ class LostCameras:
     given one, as far away as the other cameras have moved, and further; and the poses of the other cameras. The best
     few are refined, and the best of these is used.
 
-    Images are compared at 64 pixels or fewer, where details neither help nor mislead. Torch's global generator is not
-    used.
+    Images are compared at about 64 pixels, where details neither help nor mislead; their shorter side is not reduced
+    below one pixel. A view without valid pixels at that size is left out. Torch's global generator is not used.
 
     Args:
         split: Training images, and cameras as given.
@@ -92,6 +98,7 @@ class LostCameras:
         cameras = split.cameras
         self._factor = min(-(-max(cameras.width, cameras.height) // _SIDE), cameras.width, cameras.height)
         self._split = shrunk(split, self._factor)
+        self._comparable = _whole_pixels_count(split, self._factor)
         self._trainer = trainer
         self._starts = starts
 
@@ -103,39 +110,43 @@ class LostCameras:
         occupancy: OccupancyGrid,
         render_view: Callable[[Cameras, int], View],
         background: Tensor,
-    ) -> list[Found]:
-        """Moves lost cameras to better poses, where such are found.
+        exposure: AffineExposure | None = None,
+    ) -> list[LostCamera]:
+        """Finds lost cameras and, where there are any, better poses for them; changes neither cameras nor field.
 
         Args:
-            refinement: The training cameras; the twists of recovered cameras are replaced.
-            field: The field, which is not changed.
+            refinement: The training cameras.
+            field: The field.
             occupancy: The occupied cells.
             render_view: Renders that field, like :meth:`voxelfield.FieldRenderer.view`.
             background: (3,) colour over which views are rendered.
+            exposure: Learned exposures of the training images, without which a dark photograph would seem lost.
 
         Returns:
-            All cameras that were lost, the worst first.
+            All cameras that are lost, the worst first.
         """
-        images = composite_background(self._split.images.to(background.device), background)
-        small = refinement.refined().shrunk(self._factor)
+        split = self._split if exposure is None else _without_exposure(self._split, exposure)
+        images = composite_background(split.images.to(background.device), background)
+        refined = refinement.refined()
+        small = refined.shrunk(self._factor)
         errors = torch.stack([self._error(render_view, small, index, images, index) for index in range(len(images))])
-        lost = (errors > _LOST * errors.median()).nonzero()[:, 0]
-        kept = errors <= _LOST * errors.median()
+        # Comparisons with NaN are False, so these views count neither as lost nor as kept.
+        errors[~self._comparable.to(errors.device)] = math.nan
+        limit = _LOST * errors.nanmedian()
+        lost, kept = (errors > limit).nonzero()[:, 0], errors <= limit
         found = []
         for index in lost[errors[lost].argsort(descending=True)].tolist():
             tried = self._copies(refinement, index, self._starting_twists(refinement, index, kept))
             promising = self._errors(render_view, tried, images, index).argsort()[:_PROMISING]
             tried = self._copies(refinement, index, tried.twists[promising])
-            fit_poses(tried, field, occupancy, self._trainer, self._repeated(index, len(promising)), _STEPS)
+            fit_poses(tried, field, occupancy, self._trainer, _repeated(split, index, len(promising)), _STEPS)
             reached = self._errors(render_view, tried, images, index)
-            best, pose = int(reached.argmin()), refinement.refined().c2w[index]
-            name, before, after = self._split.names[index], float(errors[index]), float(reached[best])
-            if not after < _FOUND * before:
-                found.append(Found(name, before, None, 0.0))
-                continue
-            refinement.place(index, tried.twists[best])
-            turned = turning_angles(pose[None, :3, :3], refinement.refined().c2w[index, None, :3, :3])
-            found.append(Found(name, before, after, float(turned)))
+            best, camera = int(reached.argmin()), LostCamera(index, split.names[index], float(errors[index]))
+            after = float(reached[best])
+            if after < _FOUND * camera.before:
+                turned = turning_angles(refined.c2w[index, None, :3, :3], tried.refined().c2w[best, None, :3, :3])
+                camera = replace(camera, after=after, turned=float(turned), twist=tried.twists[best].clone())
+            found.append(camera)
         return found
 
     def _starting_twists(self, refinement: CameraRefinement, index: int, kept: Tensor) -> Tensor:
@@ -148,7 +159,7 @@ class LostCameras:
         drawn = torch.randn(count, 6, generator=generator).to(others)
         about_given = others.mean(dim=0) + wider * others.std(dim=0, correction=0) * drawn
         # With more poses than cameras, several are near each camera, all but the first rotated about the centre.
-        chosen = spread(min(at_others, len(places)), len(places))
+        chosen = evenly_spaced(min(at_others, len(places)), len(places))
         aside = torch.zeros(at_others, 6)
         aside[len(chosen) :, :3] = _ASIDE * torch.randn(at_others - len(chosen), 3, generator=generator)
         towards = refinement.twists_towards(index, places[[chosen[n % len(chosen)] for n in range(at_others)]])
@@ -172,12 +183,30 @@ class LostCameras:
     def _copies(self, refinement: CameraRefinement, index: int, twists: Tensor) -> CameraRefinement:
         return refinement.copies(index, twists, self._factor, steps=_STEPS, pose_lr=_RATE, final_factor=FINAL_FACTOR)
 
-    def _repeated(self, index: int, count: int) -> Split:
-        """Returns a split with several copies of a camera and its downscaled image."""
-        split, chosen = self._split, [index] * count
-        names = tuple(str(copy) for copy in range(count))
-        masks = None if split.masks is None else split.masks[chosen]
-        return Split(split.images[chosen], split.cameras[chosen], names, masks)
+
+def _repeated(split: Split, index: int, count: int) -> Split:
+    """Returns a split with several copies of one of its views."""
+    chosen = [index] * count
+    names = tuple(str(copy) for copy in range(count))
+    masks = None if split.masks is None else split.masks[chosen]
+    return Split(split.images[chosen], split.cameras[chosen], names, masks)
+
+
+def _without_exposure(split: Split, exposure: AffineExposure) -> Split:
+    """Returns the training images in the colours that the field must have to reproduce them."""
+    device = exposure.log_gain.device
+    colors = (split.images[..., :3].to(device).float() / 255).flatten(1, 2)
+    numbers = torch.arange(len(split), device=device).repeat_interleave(colors.shape[1])
+    corrected = to_uint8(exposure.undo(colors.view(-1, 3), numbers)).view(split.images[..., :3].shape)
+    return replace(split, images=torch.cat((corrected.cpu(), split.images[..., 3:]), dim=-1))
+
+
+def _whole_pixels_count(split: Split, factor: int) -> Tensor:
+    """Returns (N,) bool: whether a view has valid pixels left when it is downscaled by a factor."""
+    if split.masks is None:
+        return torch.ones(len(split), dtype=torch.bool)
+    height, width = (side // factor * factor for side in split.masks.shape[1:])
+    return split.masks[:, :height, :width].flatten(1).any(dim=1)
 
 
 def shrunk(split: Split, factor: int) -> Split:
@@ -185,7 +214,7 @@ def shrunk(split: Split, factor: int) -> Split:
 
     Args:
         split: N images and cameras. A downscaled pixel counts if all of its pixels do or, in an image without such
-            pixels, if the share of its pixels that count is the largest.
+            pixels, if the share of its pixels that count is the largest. If only pixels that are cut off count, all do.
         factor: Side of the squares.
     """
     images = torch.stack([_shrunk_image(image, factor) for image in split.images])

@@ -79,6 +79,9 @@ _PIXELS_LOOKED_AT = 160
 # Approximate number of density histograms that a run records.
 _HISTOGRAMS = 20
 
+# What every checkpoint contains.
+_SAVED = ("step", "train_seconds", "rays", "field", "occupancy", "optimizer", "rng", "cuda_rng", "config")
+
 Hook = Callable[["Session"], None]
 """A function that a session calls with itself as the argument."""
 
@@ -202,6 +205,8 @@ class Session:
     ) -> None:
         if output is not None and not isinstance(output, (str, os.PathLike)):
             raise TypeError(f"output must be a path or None, got {shown(output)}")
+        if len(scene.train) == 0:
+            raise ValueError("scene.train must have at least one view, got none")
         config.scene = _describe(scene)
         if config.camera.refines:
             config.trainer = config.camera.schedule(config.trainer)
@@ -431,7 +436,7 @@ class Session:
             log_preview(self.renderer(), split, self.background, self._records, self.step, views)
 
     def evaluate(
-        self, split: str = "test", *, views: int | None = None, images: Path | None = None, progress: bool = True
+        self, split: str = "test", *, views: int | None = None, images: Path | str | None = None, progress: bool = True
     ) -> Evaluation:
         """Evaluates the current state against views of the scene.
 
@@ -524,10 +529,13 @@ class Session:
             replaced: Files to delete when the next checkpoint is written, unless ``trainer.keep_checkpoints`` is set.
 
         Raises:
-            ValueError: The checkpoint differs from this session in the box or nested boxes of the scene, in
-                ``trainer.occupancy.resolution``, in whether cameras are refined, in whether exposures are learned, or
-                in the number of training images with exposures.
+            ValueError: The checkpoint is incomplete, or differs from this session in the box or nested boxes of the
+                scene, in ``trainer.occupancy.resolution``, in whether cameras are refined, in whether exposures are
+                learned, or in the number of training images with exposures.
         """
+        missing = [name for name in _SAVED if name not in checkpoint]
+        if missing:
+            raise ValueError(f"checkpoint must be one that load_checkpoint returned, got one without {missing[0]!r}")
         scene = parse(SceneConfig, checkpoint["config"]["scene"], "scene of the checkpoint")
         if scene.nested != self.config.scene.nested:
             raise ValueError(
@@ -548,7 +556,7 @@ class Session:
             wanted, got = ("refine", "none") if "cameras" in checkpoint else ("none", "refine")
             raise ValueError(f"camera.name must be {wanted}, as the checkpoint has it, got {got}")
         self._restore_exposure(checkpoint)
-        changed = changes(checkpoint["data"], self.scene.train) if "data" in checkpoint else ""
+        changed = self._changed_data(checkpoint["data"]) if "data" in checkpoint else ""
         if changed:
             logger.warning("scene %s: training goes on with what is there now", changed)
         if self._writer is not None and path is not None:
@@ -569,6 +577,11 @@ class Session:
         torch.set_rng_state(checkpoint["rng"].cpu())
         if self.device.type == "cuda" and checkpoint["cuda_rng"] is not None:
             torch.cuda.set_rng_state(checkpoint["cuda_rng"].cpu(), self.device)
+
+    def _changed_data(self, saved: dict[str, Tensor]) -> str:
+        train = self.scene.train
+        now = self._fingerprint.result() if self.output is not None else fingerprint(train)
+        return changes(saved, now, train.names)
 
     def _restore_exposure(self, checkpoint: dict[str, Any]) -> None:
         saved = checkpoint.get("exposure")
@@ -620,9 +633,11 @@ class Session:
         if self._lost_cameras is None or self.refinement is None or self.step == 0:
             return
         lost = self._lost_cameras.find(
-            self.refinement, self.field, self.occupancy, self.renderer().view, self.background
+            self.refinement, self.field, self.occupancy, self.renderer().view, self.background, self.exposure
         )
         for camera in lost:
+            if camera.twist is not None:
+                self.refinement.place(camera.index, camera.twist)
             logger.info("step %d: %s", self.step, camera)
 
     def _shown_cells(self, shape: Sequence[int]) -> Tensor:

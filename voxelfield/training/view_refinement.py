@@ -89,7 +89,7 @@ def fit_poses(
     scale = torch.tensor(trainer.loss_scale, device=device)
     devices = [device] if device.type == "cuda" else []
     with torch.enable_grad(), _held(field), torch.random.fork_rng(devices):
-        torch.manual_seed(0)
+        _seed(device)
         for _ in range(steps):
             rays, rgba, _ = pixels.draw(count, field.aabb, refinement())
             background = background_for(trainer.background, count, device)
@@ -102,6 +102,14 @@ def fit_poses(
             backpropagate([photometric(RenderedBatch(rendering, predicted, truth))], scale)
             refinement.step(number)
             number += 1
+
+
+def _seed(device: torch.device) -> None:
+    """Seeds the generators of the CPU and of one GPU; ``torch.manual_seed`` would seed those of all GPUs."""
+    torch.default_generator.manual_seed(0)
+    if device.type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(0)
 
 
 @contextlib.contextmanager

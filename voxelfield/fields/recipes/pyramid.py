@@ -104,6 +104,14 @@ class PyramidRecipe(Recipe):
                 f"{name}.channels must be at most {MAX_WIDTH // levels} with {levels} levels, got {self.channels}"
             )
 
+    def check_camera_refinement(self, finest: int, name: str) -> None:
+        """See :class:`Recipe`."""
+        if self._sparse_levels(finest):
+            raise ValueError(
+                f"{name}.sparse_resolutions must be [] with camera=refine, because sparse levels have no gradient with "
+                f"respect to positions, got {self.sparse_resolutions}"
+            )
+
     def build(self, aabb: Tensor, resolutions: Sequence[int], device: torch.device | str) -> RadianceField:
         """See :class:`Recipe`."""
         levels = built_levels(self.resolutions, resolutions)

@@ -79,6 +79,19 @@ class Recipe:
             ValueError: The settings are incompatible; the message begins with the key.
         """
 
+    def check_camera_refinement(self, finest: int, name: str) -> None:
+        """Raises if the field has no gradient with respect to positions, by which cameras are refined.
+
+        Every field has one by default.
+
+        Args:
+            finest: Resolution that training reaches, the cube root of the number of voxels.
+            name: Name of this recipe in the configuration.
+
+        Raises:
+            ValueError: It has none; the message begins with the key.
+        """
+
     def build(self, aabb: Tensor, resolutions: Sequence[int], device: torch.device | str) -> RadianceField:
         """Builds the field in its state at the start of training.
 

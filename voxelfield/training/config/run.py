@@ -136,6 +136,8 @@ class RunConfig:
         """Raises ValueError if the model is incompatible with the trainer."""
         prefix = f"{name}." if name else ""
         self.model.check_resolution(max(self.trainer.resolutions), f"{prefix}model")
+        if self.camera.refines:
+            self.model.check_camera_refinement(max(self.trainer.resolutions), f"{prefix}model")
         for term in ("tv_density", "tv_color"):
             weight = getattr(self.trainer.loss, term)
             if weight > 0 and term not in self.model.grid_terms:
