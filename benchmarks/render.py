@@ -39,7 +39,7 @@ from voxelfield.datasets.scene import Split
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.renderer import FieldRenderer, fastest_backend
 from voxelfield.training.clock import synchronized_time
-from voxelfield.training.evaluation import spread
+from voxelfield.training.evaluation import evenly_spaced
 from voxelfield.training.images import composite_background
 from voxelfield.training.metrics import psnr, ssim
 from voxelfield.training.run import Run, load_run
@@ -84,7 +84,7 @@ def profile_steps(
 ) -> list[dict[str, Any]]:
     """Returns the time that frames spend by kernel (on a CPU: by operator), in descending order."""
     on_gpu = device.type == "cuda"
-    views = [views[i] for i in spread(PROFILED_FRAMES, len(views))]
+    views = [views[i] for i in evenly_spaced(PROFILED_FRAMES, len(views))]
     with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as profiler:
         for index in views:
             renderer.view(cameras, index)
@@ -198,7 +198,7 @@ def main(arguments: list[str] | None = None) -> None:
     scene = load_run_scene(trained, options.split, options.data_root, options.missing_images)
     split = scene.split(options.split)
     frames = min(options.views or len(split), QUICK_FRAMES if options.quick else len(split))
-    rows = run(trained, split, spread(frames, len(split)), session.device, options.only)
+    rows = run(trained, split, evenly_spaced(frames, len(split)), session.device, options.only)
 
     session.announce()
     if rows:

@@ -31,7 +31,7 @@ from torch import Tensor
 
 from voxelfield.ops import mlp
 from voxelfield.training.clock import synchronized_time
-from voxelfield.training.evaluation import spread
+from voxelfield.training.evaluation import evenly_spaced
 from voxelfield.training.run import load_run
 
 LIMITS = (166912, 101376, 65536)
@@ -65,7 +65,7 @@ def frame_times(path: Path, data_root: Path | None) -> float:
     device = torch.device("cuda")
     trained = load_run(path, device)
     cameras = load_run_scene(trained, "test", data_root).test.cameras.to(device)
-    views = spread(FRAMES, len(cameras))
+    views = evenly_spaced(FRAMES, len(cameras))
     renderer = trained.renderer()
     times = []
     for index in [*views, *views]:

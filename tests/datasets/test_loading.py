@@ -55,6 +55,11 @@ def test_a_known_name_is_not_taken_for_a_folder(tmp_path):
     assert tuple(voxelfield.load_scene(tmp_path / "bricks", splits=("test",)).test.images.shape[1:3]) == (100, 100)
 
 
+def test_a_single_name_is_no_list_of_splits():
+    with pytest.raises(ValueError, match=r"splits must be a sequence of names or None, got 'train': use \['train'\]"):
+        voxelfield.load_scene("bricks", splits="train")
+
+
 def test_what_is_nowhere_is_named(tmp_path):
     with pytest.raises(SceneNotFoundError, match="scene must be in a folder of scenes, got 'nowhere'"):
         voxelfield.load_scene("nowhere")

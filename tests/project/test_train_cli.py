@@ -30,7 +30,7 @@ from voxelfield.devices import choose_device
 from voxelfield.training.checkpoint import checkpoint_path, load_checkpoint
 from voxelfield.training.config import LoggerConfig
 from voxelfield.training.configured import build_logger
-from voxelfield.training.evaluation import REQUIRED_METRICS, spread
+from voxelfield.training.evaluation import REQUIRED_METRICS, evenly_spaced
 from voxelfield.training.logging import NullLogger
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -574,9 +574,9 @@ def test_choosing_a_logger(tmp_path):
 
 
 def test_views_are_spread_evenly():
-    assert spread(2, 4) == [0, 2]
-    assert spread(3, 200) == [0, 66, 133]
-    assert spread(4, 4) == spread(9, 4) == [0, 1, 2, 3]
+    assert evenly_spaced(2, 4) == [0, 2]
+    assert evenly_spaced(3, 200) == [0, 66, 133]
+    assert evenly_spaced(4, 4) == evenly_spaced(9, 4) == [0, 1, 2, 3]
 
 
 # ------------------------------------------------------------------------------------------------------------ GPU

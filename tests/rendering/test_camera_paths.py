@@ -117,7 +117,7 @@ def test_a_spiral_around_what_is_behind_the_cameras_is_refused():
 def test_paths_of_nothing_are_refused(make):
     with pytest.raises(ValueError, match="cameras must be at least one"):
         make(facing()[:0], 3)
-    with pytest.raises(ValueError, match="frames must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="frames must be an int of at least 1, got 0"):
         make(facing(), 0)
 
 

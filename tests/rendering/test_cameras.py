@@ -387,11 +387,23 @@ def test_orbit_stays_on_the_side_where_the_cameras_are():
     assert (swing - swing.roll(1)).abs().max() < 0.2
 
 
+def test_cameras_are_chosen_by_numbers_or_by_a_mask():
+    cameras = make_cameras()
+    mask = [False] * len(cameras)
+    assert len(cameras[mask]) == len(cameras[[]]) == 0
+    mask[1] = True
+    for chosen in (mask, torch.tensor(mask), [1], torch.tensor([1]), slice(1, 2)):
+        assert torch.equal(cameras[chosen].c2w, cameras.c2w[1:2])
+    assert cameras[:0].pixel_angles().shape == (0, 2)
+
+
 def test_orbit_refuses_wrong_arguments():
     cameras = make_cameras()
+    with pytest.raises(ValueError, match=r"frames must be an int of at least 1, got 2\.5"):
+        orbit(cameras, torch.zeros(3), 2.5)
     with pytest.raises(ValueError, match="cameras must be at least one"):
         orbit(cameras[:0], torch.zeros(3), 4)
-    with pytest.raises(ValueError, match="frames must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="frames must be an int of at least 1, got 0"):
         orbit(cameras, torch.zeros(3), 0)
     with pytest.raises(ValueError, match=r"target must have shape .*, got \(1, 3\)"):
         orbit(cameras, torch.zeros(1, 3), 4)

@@ -416,8 +416,8 @@ def test_want_of_memory_is_one_line_with_the_settings_that_help_most(error):
         raise error
     assert str(caught.value) == (
         "not enough memory on cpu: training needs about 16.00 GiB (parameters 1.00, gradients 1.00, optimizer 2.00, "
-        "copies 0.00, average 0.00, images 9.00, samples 3.00); lower trainer.image_size, trainer.finest_resolution, "
-        "trainer.visible_samples"
+        "copies 0.00, average 0.00, images 9.00, samples 3.00); lower trainer.image_size (in Python, that of "
+        "load_scene), trainer.finest_resolution (in Python, the last of trainer.stages), trainer.visible_samples"
     )
 
 

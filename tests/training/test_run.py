@@ -110,8 +110,17 @@ def test_a_run_judges_itself_as_the_session_did(train, scene, device):
     found = loaded.evaluate(scene.test, views=3, progress=False)
     assert len(found.names) == 3
     assert found.psnr == pytest.approx(session.evaluate(views=3, progress=False).psnr, abs=1e-3)
-    with pytest.raises(ValueError, match="views must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="views must be an int of at least 1, got 0"):
         loaded.evaluate(scene.test, views=0)
+    with pytest.raises(ValueError, match=r"views must be an int of at least 1, got 2\.5"):
+        loaded.evaluate(scene.test, views=2.5)
+    with pytest.raises(TypeError, match=r"split must be a Split, such as scene\.test, got 'test'"):
+        loaded.evaluate("test")
+    with pytest.raises(ValueError, match=r"points must have shape \(\.\.\., 3\), got \(3, 2\)"):
+        loaded.density(torch.zeros(3, 2, device=device))
+    folder = session.output / "views"
+    loaded.evaluate(scene.test, views=1, images=str(folder), progress=False)
+    assert len(list(folder.iterdir())) == 1
 
 
 def test_a_run_draws_a_path_and_goes_on_as_a_model_file(train, scene, device, tmp_path):

@@ -69,6 +69,8 @@ def load_scene(
         ValueError: An argument, or a file of the scene, is not as it must be; the message is one line and names it.
         DownloadError: ``download`` is set and no archive gave the scene.
     """
+    if isinstance(splits, str):
+        raise ValueError(f"splits must be a sequence of names or None, got {splits!r}: use [{splits!r}]")
     folder = scene if isinstance(scene, Path) else folder_of(scene, root, download)
     box = _known_box(folder.resolve().name) if aabb is None else aabb
     loaded = format_of(folder).load(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from voxelfield.ops._checks import check_field, check_float32, check_index
+from voxelfield.ops._checks import check_at_least_one, check_field, check_float32, check_index
 from voxelfield.ops._internal.lens import COEFFICIENTS, lens_rays
 from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.rays import Rays, intersect_aabb
@@ -67,7 +67,10 @@ class Cameras:
                 f"Cameras index must be a slice, a sequence or a tensor, got the int {index}: "
                 f"use cameras[{index}:{index + 1}] or cameras[[{index}]]"
             )
-        chosen = index if isinstance(index, slice | Tensor) else torch.tensor(index, dtype=torch.int64)
+        # An empty list has no integer type of its own.
+        chosen = index if isinstance(index, slice) or len(index) > 0 else torch.empty(0, dtype=torch.int64)
+        if not isinstance(chosen, slice):
+            chosen = torch.as_tensor(chosen)
         lens = None if self.lens is None else self.lens[chosen]
         return Cameras(self.c2w[chosen], self.intrinsics[chosen], self.width, self.height, lens)
 
@@ -173,7 +176,7 @@ class Cameras:
         moves = torch.tensor([[0.5, 0.0], [-0.5, 0.0], [0.0, 0.5], [0.0, -0.5]], device=device)
         pixels = (points[:, None] + moves).view(-1, 2)
         camera_index = torch.arange(len(self), device=device).repeat_interleave(len(pixels))
-        directions = self._directions(camera_index, pixels.repeat(len(self), 1)).view(len(self), -1, 4, 3)
+        directions = self._directions(camera_index, pixels.repeat(len(self), 1)).view(len(self), len(points), 4, 3)
         across, down = directions[:, :, 0] - directions[:, :, 1], directions[:, :, 2] - directions[:, :, 3]
         # Singular values of the map from pixels to directions, computed from the product with its transpose.
         mean = 0.5 * (across.square().sum(-1) + down.square().sum(-1))
@@ -235,8 +238,7 @@ def orbit(cameras: Cameras, target: Tensor, frames: int) -> Cameras:
     """
     if len(cameras) == 0:
         raise ValueError("cameras must be at least one, to take the circle from, got none")
-    if frames < 1:
-        raise ValueError(f"frames must be at least 1, got {frames}")
+    check_at_least_one("frames", frames)
     if target.shape != (3,):
         raise ValueError(f"target must have shape (3,), got {tuple(target.shape)}")
     device = cameras.c2w.device

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+from voxelfield.ops._checks import check_at_least_one
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.splines import through_poses
 
@@ -85,8 +86,7 @@ def spiral(cameras: Cameras, target: Tensor, frames: int, *, turns: float = 2.0)
     """
     if len(cameras) == 0:
         raise ValueError("cameras must be at least one, to lay a spiral through, got none")
-    if frames < 1:
-        raise ValueError(f"frames must be at least 1, got {frames}")
+    check_at_least_one("frames", frames)
     device = cameras.c2w.device
     poses = cameras.c2w.double()
     backward = poses[:, :3, 2].mean(dim=0)

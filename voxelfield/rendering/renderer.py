@@ -109,7 +109,8 @@ class FieldRenderer:
         check_choice("pixel_averaging", pixel_averaging, PIXEL_AVERAGING)
         chosen = fastest_backend(field, backends)
         if backend not in (None, chosen.name, Views.name):
-            raise ValueError(f"backend must be {chosen.name} or render_view for this field, or None, got {backend!r}")
+            names = " or ".join(dict.fromkeys((chosen.name, Views.name)))
+            raise ValueError(f"backend must be {names} for this field, or None, got {backend!r}")
         if backend == Views.name:
             chosen = Views
         elif backend is None and not chosen.has_room(field, background.device):

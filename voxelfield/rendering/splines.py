@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from voxelfield.ops._checks import check_at_least_one
+
 # Columns of the quaternion in the interpolated rows: position, unit quaternion, other numbers.
 _TURN = slice(3, 7)
 
@@ -28,8 +30,7 @@ def through_poses(c2w: Tensor, numbers: Tensor, frames: int, *, closed: bool = F
     """
     if len(c2w) == 0:
         raise ValueError("c2w must hold at least one pose, got none")
-    if frames < 1:
-        raise ValueError(f"frames must be at least 1, got {frames}")
+    check_at_least_one("frames", frames)
     poses = c2w.double()
     turns = _nearest_signs(_quaternions(poses[:, :3, :3]))
     rows = torch.cat((poses[:, :3, 3], turns, numbers.double()), dim=-1)

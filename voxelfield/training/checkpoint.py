@@ -20,7 +20,7 @@ from voxelfield.files import atomic_write
 from voxelfield.messages import clipped
 from voxelfield.ops._errors import is_out_of_memory
 from voxelfield.training.sealed_file import SealingFile, read_seal
-from voxelfield.training.sparse import copy_without_zeros, put_back_zeros
+from voxelfield.training.zero_packing import copy_without_zeros, put_back_zeros
 
 logger = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
 
     The file replaces ``path`` only when it is complete and on disk: a full disk or Ctrl-C leaves the previous
     checkpoint intact and no temporary file behind. Large tensors are stored without runs of zeros
-    (:mod:`voxelfield.training.sparse`).
+    (:mod:`voxelfield.training.zero_packing`).
 
     Args:
         path: File to write; its parent directory is created if needed.

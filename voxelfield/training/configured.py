@@ -42,7 +42,6 @@ from voxelfield.training.logging import NullLogger, RunLogger, TensorBoardLogger
 from voxelfield.training.lpips import check_lpips
 from voxelfield.training.memory import explain_shortage
 from voxelfield.training.png import PngWriter
-from voxelfield.training.readiness import make_ready
 from voxelfield.training.refined_cameras import CAMERAS_FILE, write_cameras
 from voxelfield.training.results import Results
 from voxelfield.training.run_directory import (
@@ -58,6 +57,7 @@ from voxelfield.training.run_directory import (
 from voxelfield.training.session import Session
 from voxelfield.training.timing import Timing
 from voxelfield.training.video import write_views
+from voxelfield.training.warm_up import warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -172,9 +172,11 @@ def _begin(
         found = ", ".join(earlier)
         logger.warning("%s holds an earlier run (%s), which this one mixes with and overwrites", run_directory, found)
     with ThreadPoolExecutor(max_workers=1) as background:
-        ready = background.submit(make_ready, device, settings.logger)
+        ready = background.submit(warm_up, device, settings.logger)
         scene = load_configured_scene(settings, root)
-        ready.result()
+        if (error := ready.exception()) is not None:
+            # Whatever fails here fails again where it is needed, with a better message.
+            logger.debug("preparations failed: %s", error)
     timing.end("load")
     on_step = None if watcher is None else watcher.after_step
     session = Session.from_config(scene, settings, output=run_directory, on_step=on_step)
@@ -355,7 +357,8 @@ def _write_results(session: Session, run_directory: Path, timing: Timing, pictur
     cameras = session.scene.train.cameras
     if trained.cameras is not None:
         cameras = trained.cameras.refined
-        write_cameras(run_directory / CAMERAS_FILE, session.scene.train, cameras)
+        with results.writing(CAMERAS_FILE):
+            write_cameras(run_directory / CAMERAS_FILE, session.scene.train, cameras)
     if config.model_file != "none":
         shown = cameras if config.model_file == "small" else None
         with results.writing(MODEL_FILE):
@@ -367,7 +370,11 @@ def _write_results(session: Session, run_directory: Path, timing: Timing, pictur
     if pictures is not None:
         with results.writing(judged):
             pictures.close()
-    session.wait()
+    failed: OSError | None = None
+    try:
+        session.wait()
+    except OSError as error:  # the report is worth having all the same
+        failed = error
     timing.end("write")
     logger.info("took %s", timing)
     reported = ("psnr", "ssim", "psnr_fitted", "ssim_fitted", "train_seconds")
@@ -378,6 +385,8 @@ def _write_results(session: Session, run_directory: Path, timing: Timing, pictur
     if options.report:
         with results.writing(REPORT):
             _report(run_directory, metrics | {"seconds": timing.seconds()}, trained.config, thumbnails)
+    if failed is not None:
+        raise failed
     results.check()
     return metrics
 

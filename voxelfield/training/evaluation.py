@@ -116,7 +116,7 @@ def _mean(values: tuple[float, ...]) -> float:
     return math.fsum(values) / len(values)
 
 
-def spread(count: int, total: int) -> list[int]:
+def evenly_spaced(count: int, total: int) -> list[int]:
     """Returns ``count`` indices spread evenly over ``range(total)``, or all of them if ``count`` is not smaller."""
     return [index * total // count for index in range(count)] if count < total else list(range(total))
 
@@ -188,7 +188,7 @@ def evaluate_split(
             if output is not None:
                 pictures.save(output / _file_name(name), rgb)
             # Left on the device: reading each number immediately would delay the launch of the next view.
-            mask = split.mask(index, rgb.device)
+            mask = None if split.masks is None else truths.to(split.masks[index], rgb.device)
             shown = rgb if mask is None else torch.where(mask[..., None], rgb, truth)
             figures = {"bad": bad.float(), "psnr": psnr(rgb, truth, mask), "ssim": ssim(shown, truth)}
             if lpips is not None:

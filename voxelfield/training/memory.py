@@ -176,11 +176,12 @@ def explain_shortage(estimate: Callable[[], MemoryEstimate], device: torch.devic
 def _knobs(needed: MemoryEstimate, device: torch.device) -> list[str]:
     """Returns the three settings that save the most memory, in descending order."""
     samples = "trainer.visible_samples" if device.type == "cpu" else "trainer.visible_samples (and candidate_samples)"
+    grids = needed.total - needed.images - needed.samples
     savings = {
         # Half the resolution means an eighth of the vertices, half the width a quarter of the pixels.
-        "trainer.finest_resolution": 7 / 8 * (needed.total - needed.images - needed.samples),
+        "trainer.finest_resolution (in Python, the last of trainer.stages)": 7 / 8 * grids,
         samples: needed.samples / 2,
-        "trainer.image_size": 3 / 4 * needed.images,
+        "trainer.image_size (in Python, that of load_scene)": 3 / 4 * needed.images,
         "trainer.average_steps (0 keeps no average)": needed.average,
     }
     return sorted(savings, key=lambda name: -savings[name])[:3]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from voxelfield.datasets.scene import Split
 from voxelfield.rendering.renderer import FieldRenderer
-from voxelfield.training.evaluation import spread
+from voxelfield.training.evaluation import evenly_spaced
 from voxelfield.training.images import composite_background
 from voxelfield.training.logging import RunLogger, comparison_panel
 from voxelfield.training.metrics import psnr
@@ -31,7 +31,7 @@ def log_preview(
         views: Number of views, spread evenly over the split.
     """
     scores = []
-    for index in spread(views, len(split)):
+    for index in evenly_spaced(views, len(split)):
         view = renderer.view(split.cameras, index)
         truth = composite_background(split.images[index].to(view.rgb.device), background)
         scores.append(float(psnr(view.rgb.clamp(0, 1), truth, split.mask(index, truth.device))))

@@ -18,6 +18,8 @@ from voxelfield.export.mesh import FieldSurface, MeshOptions, SurfaceOptions
 from voxelfield.export.model_file import Quality, Rounding, parts_of, read_model, save_model
 from voxelfield.fields.field import RadianceField
 from voxelfield.fields.recipes.recipe import Recipe
+from voxelfield.ops._checks import check_at_least_one
+from voxelfield.ops._errors import shown
 from voxelfield.rendering.cameras import Cameras, overview
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.occupied_density import occupied_density
@@ -25,7 +27,7 @@ from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.training.checkpoint import contents_of, load_checkpoint, resolve_checkpoint
 from voxelfield.training.config import CameraConfig, SceneConfig, TrainerConfig, parse
-from voxelfield.training.evaluation import Evaluation, OnView, evaluate_split, spread
+from voxelfield.training.evaluation import Evaluation, OnView, evaluate_split, evenly_spaced
 from voxelfield.training.fields import grid_box, untrained_field
 from voxelfield.training.lpips import Lpips
 from voxelfield.training.optimizer import copies_dtype
@@ -104,7 +106,12 @@ class Run:
 
         Returns:
             (...), per world unit, 0 in cells that are not occupied and outside the box; float32.
+
+        Raises:
+            ValueError: ``points`` has another shape.
         """
+        if points.dim() == 0 or points.shape[-1] != 3:
+            raise ValueError(f"points must have shape (..., 3), got {tuple(points.shape)}")
         return occupied_density(self.field, self.occupancy, points.reshape(-1, 3)).view(points.shape[:-1])
 
     @property
@@ -117,7 +124,7 @@ class Run:
         split: Split,
         *,
         views: int | None = None,
-        images: Path | None = None,
+        images: Path | str | None = None,
         lpips: bool | None = None,
         on_view: OnView | None = None,
         writer: PngWriter | None = None,
@@ -137,23 +144,26 @@ class Run:
             progress: Show a progress bar if the standard error stream is a terminal.
 
         Raises:
-            ValueError: ``views`` is below 1, or the split has no views.
+            TypeError: ``split`` is not a :class:`voxelfield.datasets.scene.Split`.
+            ValueError: ``views`` is not an int of at least 1, or the split has no views.
             MissingPackageError: LPIPS needs a package that is not installed.
             FileNotFoundError: A file of weights that LPIPS needs does not exist.
             FloatingPointError: A rendered image contains NaN or infinity.
         """
-        if views is not None and views < 1:
-            raise ValueError(f"views must be at least 1, got {views}")
+        if not isinstance(split, Split):
+            raise TypeError(f"split must be a Split, such as scene.test, got {shown(split)}")
+        if views is not None:
+            check_at_least_one("views", views)
         if self.cameras is not None:
             split = self._refined(self.cameras.follow_split(split))
-        chosen = spread(len(split) if views is None else views, len(split))
+        chosen = evenly_spaced(len(split) if views is None else views, len(split))
         device = self.field.aabb.device
         wanted = self.trainer.evaluation.lpips if lpips is None else lpips
         return evaluate_split(
             self._default_renderer.view,
             split,
             evaluation_background(self.trainer, device),
-            images,
+            None if images is None else Path(images),
             views=chosen,
             lpips=Lpips(device) if wanted else None,
             fit_exposure=self.trainer.exposure != "none",

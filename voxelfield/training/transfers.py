@@ -25,7 +25,14 @@ def read_from_host(tensor: Tensor, device: torch.device) -> Tensor:
         device: A CUDA device.
     """
     with torch.cuda.device(device):
-        pinned = tensor.contiguous().pin_memory()
+        try:
+            pinned = tensor.contiguous().pin_memory()
+        except RuntimeError as error:
+            gib = tensor.numel() * tensor.itemsize / 2**30
+            raise ValueError(
+                f"trainer.images must be device, because {gib:.2f} GiB of host memory cannot be pinned "
+                f"({' '.join(str(error).split())[:200]})"
+            ) from error
         return torch.as_tensor(_Pinned(pinned), device=device)
 
 

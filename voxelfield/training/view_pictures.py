@@ -17,6 +17,8 @@ PICTURES = ("rgb", "depth", "opacity")
 # Number of frames that are rendered to find a path's range of depths, and the height of their images.
 _LOOKS, _LOOK_HEIGHT = 8, 128
 
+_MIN_DEPTH = 1e-6  # :func:`picture` shows inverse depths
+
 
 def picture(view: View, shown: str, near_far: tuple[float, float]) -> Tensor:
     """Converts a quantity of a view to an image.
@@ -56,6 +58,6 @@ def depth_range(renderer: FieldRenderer, cameras: Cameras) -> tuple[float, float
         return 0.5, 1.0
     ordered = depths.sort().values
     last = len(ordered) - 1
-    near, far = (float(ordered[round(share * last)]) for share in (0.01, 0.99))
+    near, far = (max(float(ordered[round(share * last)]), _MIN_DEPTH) for share in (0.01, 0.99))
     # The range must not be empty: a wall that faces the camera has a single depth.
     return near, max(far, 1.001 * near)

@@ -16,7 +16,7 @@ from voxelfield.training.evaluation import evaluate_split
 from voxelfield.training.metrics import WINDOW
 
 
-def make_ready(device: torch.device, logger: LoggerConfig) -> None:
+def warm_up(device: torch.device, logger: LoggerConfig) -> None:
     """Makes slow preparations for training, each about a second, in parallel with the decoding of images.
 
     Args:
@@ -24,12 +24,12 @@ def make_ready(device: torch.device, logger: LoggerConfig) -> None:
         logger: Settings of the logger; the packages that it needs are imported.
     """
     if device.type == "cuda":
-        _load_kernels_that_judge(device)
+        _load_evaluation_kernels(device)
     if logger.name == "tensorboard" and importlib.util.find_spec("tensorboard") is not None:
         importlib.import_module("torch.utils.tensorboard")
 
 
-def _load_kernels_that_judge(device: torch.device) -> None:
+def _load_evaluation_kernels(device: torch.device) -> None:
     """Evaluates a small black view, because CUDA loads a kernel when it is first launched.
 
     Loading all kernels of the evaluation takes about a third of a second.

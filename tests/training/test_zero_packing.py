@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from voxelfield.training import sparse
-from voxelfield.training.sparse import copy_without_zeros, put_back_zeros
+from voxelfield.training import zero_packing
+from voxelfield.training.zero_packing import copy_without_zeros, put_back_zeros
 
 
 def bits(x: torch.Tensor) -> torch.Tensor:
@@ -82,7 +82,7 @@ def test_nesting_is_kept():
 def test_the_result_does_not_depend_on_how_much_is_looked_at_together(device, monkeypatch, piece):
     x = mostly_zero(device)
     expected = copy_without_zeros(x)
-    monkeypatch.setattr(sparse, piece, 1 << 12)
+    monkeypatch.setattr(zero_packing, piece, 1 << 12)
     found = copy_without_zeros(x)
     assert torch.equal(found["chunks"], expected["chunks"])
     assert torch.equal(found["kept"], expected["kept"])
