@@ -37,10 +37,10 @@ from torch.profiler import ProfilerActivity, profile
 
 from voxelfield.datasets.scene import Split
 from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.images import composite_background
 from voxelfield.rendering.renderer import FieldRenderer, fastest_backend
 from voxelfield.training.clock import synchronized_time
 from voxelfield.training.evaluation import evenly_spaced
-from voxelfield.training.images import composite_background
 from voxelfield.training.metrics import psnr, ssim
 from voxelfield.training.run import Run, load_run
 from voxelfield.training.views import evaluation_background

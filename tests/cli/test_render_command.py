@@ -16,10 +16,10 @@ import voxelfield
 from voxelfield.cli.render import main, parser, path_of
 from voxelfield.datasets.scene import Scene
 from voxelfield.rendering.cameras import Cameras, orbit
+from voxelfield.rendering.view_pictures import depth_range
 from voxelfield.training.config import preset
 from voxelfield.training.refined_cameras import RefinedCameras
 from voxelfield.training.session import Session
-from voxelfield.training.view_pictures import depth_range
 
 FIXTURES = Path(__file__).resolve().parents[1] / "fixtures"
 TINY = (

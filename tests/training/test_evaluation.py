@@ -12,8 +12,8 @@ from PIL import Image
 
 from voxelfield.datasets.scene import Split
 from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.images import composite_background
 from voxelfield.training.evaluation import Evaluation, View, evaluate_split, write_metrics, write_table
-from voxelfield.training.images import composite_background
 from voxelfield.training.metrics import psnr, ssim
 from voxelfield.training.video import write_video
 

@@ -10,10 +10,10 @@ import torch
 from PIL import Image
 
 from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.images import turbo
 from voxelfield.rendering.render import View
+from voxelfield.rendering.view_pictures import picture
 from voxelfield.training.frame_folder import DESCRIPTION, FrameFolder, FrameKind, farthest
-from voxelfield.training.images import turbo
-from voxelfield.training.view_pictures import picture
 
 
 def cameras(count: int = 3, shift: float = 0.0) -> Cameras:

@@ -13,12 +13,12 @@ from viewer_scene import SIZE, bricks, nested_run, trained_run
 from voxelfield.datasets.scene import Split
 from voxelfield.grids.boxes import parse_box
 from voxelfield.grids.nested_boxes import NestedBoxes
+from voxelfield.rendering.images import composite_background, turbo
 from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.pixels import to_uint8
 from voxelfield.rendering.rays import Rays, intersect_aabb
 from voxelfield.rendering.render import render
-from voxelfield.training.images import composite_background, turbo
 from voxelfield.training.views import render_settings
 from voxelfield.viewer.drawing.density_plane import draw_density
 from voxelfield.viewer.drawing.look import MODES, Look, Slice

@@ -21,11 +21,11 @@ from voxelfield.rendering.paths import at_size, interpolate, spiral
 from voxelfield.rendering.pixels import MIN_VISIBLE_OPACITY
 from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import FieldRenderer
+from voxelfield.rendering.view_pictures import PICTURES, depth_range, picture
 from voxelfield.training.frame_folder import FrameFolder, FrameKind, farthest
 from voxelfield.training.run import Run
 from voxelfield.training.video import write_views
 from voxelfield.training.video_formats import CODECS, VideoFormat, video_format
-from voxelfield.training.view_pictures import PICTURES, depth_range, picture
 
 logger = logging.getLogger(__name__)
 

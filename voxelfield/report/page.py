@@ -9,13 +9,13 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from voxelfield.rendering.view_pictures import ERROR_MAXIMUM
 from voxelfield.report import charts
 from voxelfield.report.advice import advise
 from voxelfield.report.charts import LineChart
 from voxelfield.report.history import Curve
 from voxelfield.report.record import RunRecord
 from voxelfield.report.thumbnails import ViewPictures
-from voxelfield.training.logging import ERROR_MAXIMUM
 
 OPEN_VIEWS = 12
 """Number of worst views shown initially; the others can be unfolded."""

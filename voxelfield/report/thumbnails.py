@@ -13,10 +13,10 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
+from voxelfield.rendering.images import turbo
 from voxelfield.rendering.pixels import to_uint8
 from voxelfield.rendering.render import View
-from voxelfield.training.images import turbo
-from voxelfield.training.logging import ERROR_MAXIMUM, depth_colors
+from voxelfield.rendering.view_pictures import ERROR_MAXIMUM, depth_colors
 
 _MIN_SIDE, _MAX_SIDE = 64, 480
 # Pixels of one kind of picture in a whole report: 200 of 240 x 240.

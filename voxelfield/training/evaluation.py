@@ -16,9 +16,9 @@ import torch
 from tqdm import tqdm
 
 from voxelfield.files import atomic_write
+from voxelfield.rendering.images import composite_background
 from voxelfield.rendering.render import View
 from voxelfield.training.exposure_fit import cross_fitted
-from voxelfield.training.images import composite_background
 from voxelfield.training.metrics import psnr, ssim
 from voxelfield.training.png import PngWriter
 from voxelfield.training.transfers import Uploads

@@ -1,26 +1,18 @@
-"""Monitoring of a run: TensorBoard, comparison images, progress."""
+"""Recording of a run, in TensorBoard or anywhere else."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
-import sys
-import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Protocol, TextIO
+from typing import Any, Protocol
 
 import torch
-from tqdm import tqdm
 
 from voxelfield.rendering.pixels import to_uint8
-from voxelfield.training.images import turbo
 
 _log = logging.getLogger(__name__)
-
-ERROR_MAXIMUM = 0.25
-"""Mean absolute colour error that :func:`comparison_panel` shows in the last colour of its map."""
 
 _CHARTS = {
     "is the run well?": {
@@ -242,189 +234,3 @@ def flatten_config(config: Mapping[str, Any], prefix: str = "") -> dict[str, int
         else:
             flat[name] = value if isinstance(value, (int, float, str, bool)) else str(value)
     return flat
-
-
-def comparison_panel(
-    rgb: torch.Tensor,
-    truth: torch.Tensor,
-    depth: torch.Tensor,
-    opacity: torch.Tensor,
-    near_far: tuple[float, float] | None = None,
-) -> torch.Tensor:
-    """Places render, truth, error and depth side by side.
-
-    The error is the absolute difference, averaged over the channels, in Turbo colours from 0 to the fixed
-    ``ERROR_MAXIMUM``, so panels of different steps and views are comparable. Depth is in Turbo colours from near (blue)
-    to far (red); pixels with opacity of at most 0.5 are white.
-
-    Args:
-        rgb: (H, W, 3) floating point, nominally in [0, 1].
-        truth: (H, W, 3) floating point in [0, 1], same device.
-        depth: (H, W) world units, same device.
-        opacity: (H, W) in [0, 1], same device.
-        near_far: Depths of the first and last colour. None uses the 1st and 99th percentile over the pixels with
-            opacity above 0.5.
-
-    Returns:
-        (H, 4 * W, 3) float32 in [0, 1] on the device of ``rgb``, detached.
-
-    Raises:
-        ValueError: A shape is wrong or ``near_far`` is not increasing.
-    """
-    if rgb.ndim != 3 or rgb.shape[-1] != 3:
-        raise ValueError(f"rgb must have shape (H, W, 3), got {tuple(rgb.shape)}")
-    for name, image, shape in (
-        ("truth", truth, rgb.shape),
-        ("depth", depth, rgb.shape[:2]),
-        ("opacity", opacity, rgb.shape[:2]),
-    ):
-        if image.shape != shape:
-            raise ValueError(f"{name} must have shape {tuple(shape)}, got {tuple(image.shape)}")
-    if near_far is not None and not near_far[0] < near_far[1]:
-        raise ValueError(f"near_far must be increasing, got {near_far}")
-    rgb, truth, depth = (image.detach().to(torch.float32) for image in (rgb, truth, depth))
-    error = (rgb - truth).abs().mean(dim=-1) / ERROR_MAXIMUM
-    depth_rgb = depth_colors(depth, opacity.detach(), near_far)
-    return torch.cat((rgb.clamp(0, 1), truth.clamp(0, 1), turbo(error), depth_rgb), dim=1)
-
-
-def depth_colors(
-    depth: torch.Tensor, opacity: torch.Tensor, near_far: tuple[float, float] | None = None
-) -> torch.Tensor:
-    """Maps depth to Turbo colours from near (blue) to far (red), and to white where opacity is at most 0.5.
-
-    Args:
-        depth: (H, W) float32, world units.
-        opacity: (H, W) in [0, 1], same device.
-        near_far: As for :func:`comparison_panel`.
-
-    Returns:
-        (H, W, 3) float32 in [0, 1].
-    """
-    filled = (opacity > 0.5) & depth.isfinite()
-    low, high = _depth_range(depth[filled]) if near_far is None else near_far
-    # The lower bound avoids a division by zero for a flat wall.
-    scaled = (depth - low) / max(high - low, 1e-6)
-    return torch.where(filled.unsqueeze(-1), turbo(scaled), 1.0)
-
-
-def _depth_range(depths: torch.Tensor) -> tuple[float, float]:
-    """Returns the 1st and 99th percentile, by sorting, because torch.quantile rejects more than 2**24 values."""
-    if depths.numel() == 0:
-        return 0.0, 1.0
-    ordered = depths.sort().values
-    last = len(ordered) - 1
-    return float(ordered[round(0.01 * last)]), float(ordered[round(0.99 * last)])
-
-
-class Progress:
-    """Progress of a run: step, PSNR, rays per second, time left.
-
-    On a terminal it draws a tqdm bar; elsewhere (batch systems, log files) it logs a line now and then instead of
-    printing control characters. Between displays, :meth:`update` only reads a clock, so it may be called every step.
-
-    Args:
-        total: Number of steps of the whole run.
-        initial: Number of steps already done, when resuming.
-        stream: Stream for the bar, standard error by default; the bar is drawn only if it is a terminal.
-        interval: Seconds between two displays; None means 0.5 on a terminal, else 10.
-        clock: Source of seconds.
-    """
-
-    def __init__(
-        self,
-        total: int,
-        initial: int = 0,
-        *,
-        stream: TextIO | None = None,
-        interval: float | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        stream = sys.stderr if stream is None else stream
-        terminal = stream.isatty()
-        self._total = total
-        self._clock = clock
-        self._interval = interval if interval is not None else (0.5 if terminal else 10.0)
-        self._first = self._step = initial
-        self._started = self._shown = clock()
-        self._rays = 0
-        self._bar = (
-            tqdm(
-                total=total,
-                initial=initial,
-                file=stream,
-                desc="train",
-                dynamic_ncols=True,
-                # This class limits the rate, so that PSNR is read from the device only when it is displayed.
-                mininterval=0,
-                miniters=1,
-                bar_format="{l_bar}{bar}| {n_fmt}/{total_fmt}{postfix}",
-            )
-            if terminal
-            else None
-        )
-
-    def update(self, step: int, *, psnr: Callable[[], float] | None = None, rays: int = 0) -> None:
-        """Reports that a step is done; displays it if a display is due or it is the last step.
-
-        Args:
-            step: Steps done so far, including earlier runs.
-            psnr: Returns the training PSNR in dB; called only when it is displayed, because it may synchronise.
-            rays: Rays rendered since the previous call.
-        """
-        self._step = step
-        self._rays += rays
-        now = self._clock()
-        elapsed = now - self._shown
-        if elapsed < self._interval and step < self._total:
-            return
-        fields = [] if psnr is None else [f"PSNR {psnr():.2f} dB"]
-        if self._rays and elapsed > 0:
-            fields.append(f"{_short(self._rays / elapsed)} rays/s")
-        done = step - self._first
-        if done > 0:
-            fields.append(f"ETA {tqdm.format_interval((now - self._started) / done * (self._total - step))}")
-        if self._bar is None:
-            share = 100 * step / self._total if self._total else 100.0
-            _log.info("%s", ", ".join([f"step {step}/{self._total} ({share:.0f} %)", *fields]))
-        else:
-            self._bar.set_postfix_str(", ".join(fields), refresh=False)
-            self._bar.update(step - self._bar.n)
-        # Read again, because computing the PSNR may have taken time.
-        self._shown = self._clock()
-        self._rays = 0
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Stops the clock and hides the bar during a block, such as an evaluation between steps."""
-        began = self._clock()
-        if self._bar is not None:
-            self._bar.clear()
-        try:
-            yield
-        finally:
-            pause = self._clock() - began
-            self._started += pause
-            self._shown += pause
-            if self._bar is not None:
-                self._bar.refresh()
-
-    def close(self) -> None:
-        """Finishes the bar, leaving its last state on the screen."""
-        if self._bar is not None:
-            self._bar.update(self._step - self._bar.n)
-            self._bar.close()
-
-    def __enter__(self) -> Progress:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-
-def _short(number: float) -> str:
-    """Writes 3120000 as 3.1M."""
-    for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= factor:
-            return f"{number / factor:.1f}{letter}"
-    return f"{number:.0f}"

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from voxelfield.datasets.scene import Split
 from voxelfield.fields.field import RadianceField
 from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.images import composite_background
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.pixels import to_uint8
 from voxelfield.rendering.render import View
@@ -21,7 +22,6 @@ from voxelfield.training.camera_refinement import CameraRefinement
 from voxelfield.training.config import TrainerConfig
 from voxelfield.training.evaluation import evenly_spaced
 from voxelfield.training.exposure import AffineExposure
-from voxelfield.training.images import composite_background
 from voxelfield.training.view_refinement import FINAL_FACTOR, fit_poses
 
 _SIDE = 64

@@ -8,10 +8,11 @@ import math
 from torch import Tensor
 
 from voxelfield.datasets.scene import Split
+from voxelfield.rendering.images import composite_background
 from voxelfield.rendering.renderer import FieldRenderer
+from voxelfield.rendering.view_pictures import comparison_panel
 from voxelfield.training.evaluation import evenly_spaced
-from voxelfield.training.images import composite_background
-from voxelfield.training.logging import RunLogger, comparison_panel
+from voxelfield.training.logging import RunLogger
 from voxelfield.training.metrics import psnr
 
 logger = logging.getLogger(__name__)

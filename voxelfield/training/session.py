@@ -48,7 +48,7 @@ from voxelfield.training.fields import untrained_field
 from voxelfield.training.fingerprint import changes, fingerprint
 from voxelfield.training.graph import GraphedCall
 from voxelfield.training.interrupt import Interrupt
-from voxelfield.training.logging import NullLogger, Progress, RunLogger
+from voxelfield.training.logging import NullLogger, RunLogger
 from voxelfield.training.losses import grid_terms
 from voxelfield.training.lost_cameras import LostCameras
 from voxelfield.training.memory import (
@@ -61,6 +61,7 @@ from voxelfield.training.memory import (
 from voxelfield.training.occupied_space import OccupiedSpace
 from voxelfield.training.optimizer import Optimizers, copies_dtype
 from voxelfield.training.previews import log_preview
+from voxelfield.training.progress import Progress
 from voxelfield.training.records import has_diverged, mean_losses, rates_of_steps
 from voxelfield.training.refined_cameras import RefinedCameras
 from voxelfield.training.run import Run

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from voxelfield.training.images import turbo
+from voxelfield.rendering.images import turbo
 
 _PALE = 0.7
 # How much the plane hides where it is empty, and where it is opaque.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from voxelfield.training.images import turbo
+from voxelfield.rendering.images import turbo
 
 MANY_SAMPLES = 64
 """Samples of a ray that are drawn in the last colour of the map."""

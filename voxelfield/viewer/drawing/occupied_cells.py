@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from voxelfield.grids.nested_boxes import NestedBoxes
+from voxelfield.rendering.images import turbo
 from voxelfield.rendering.march import march
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.rays import Rays
-from voxelfield.training.images import turbo
 
 # How bright a face is by the axis that it is perpendicular to, so that edges show.
 _SHADES = (0.8, 0.62, 1.0)

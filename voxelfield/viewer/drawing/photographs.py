@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.images import composite_background
 from voxelfield.rendering.projection import pixels_of_rays
-from voxelfield.training.images import composite_background
 from voxelfield.training.refined_cameras import RefinedCameras
 
 # Of the scene's extent, and of a turn in radians: closer poses are the same, after a round trip through the browser.

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+import io
+import logging
+
+from voxelfield.training.progress import Progress
+
+
+class _Clock:
+    now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+class _Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def _unread() -> float:
+    """Stands for a number on a busy device."""
+    raise AssertionError("read although nothing is displayed")
+
+
+def test_progress_logs_lines_without_a_terminal(caplog):
+    caplog.set_level(logging.INFO, logger="voxelfield")
+    stream, clock = io.StringIO(), _Clock()
+    with Progress(1000, initial=200, stream=stream, clock=clock) as progress:
+        for step in range(201, 401):
+            clock.now += 0.1
+            due = step in (300, 400)
+            progress.update(step, psnr=(lambda: 28.314) if due else _unread, rays=4096)
+            # 0.1 is not exact in binary: start the next interval on time
+            clock.now = round(clock.now, 6)
+    assert [record.getMessage() for record in caplog.records] == [
+        "step 300/1000 (30 %), PSNR 28.31 dB, 41.0k rays/s, ETA 01:10",
+        "step 400/1000 (40 %), PSNR 28.31 dB, 41.0k rays/s, ETA 01:00",
+    ]
+    assert stream.getvalue() == ""
+
+
+def test_progress_shows_the_last_step(caplog):
+    caplog.set_level(logging.INFO, logger="voxelfield")
+    progress = Progress(3, stream=io.StringIO(), clock=_Clock())
+    for step in (1, 2, 3):
+        progress.update(step, psnr=lambda: 30.0)
+    progress.close()
+    assert [record.getMessage() for record in caplog.records] == ["step 3/3 (100 %), PSNR 30.00 dB, ETA 00:00"]
+
+
+def test_progress_does_not_count_pauses(caplog):
+    caplog.set_level(logging.INFO, logger="voxelfield")
+    clock = _Clock()
+    progress = Progress(200, stream=io.StringIO(), interval=10, clock=clock)
+    clock.now += 5
+    with progress.paused():
+        clock.now += 1000
+    progress.update(50, psnr=_unread, rays=1_000_000)
+    clock.now += 5
+    progress.update(100, rays=2_000_000)
+    assert [record.getMessage() for record in caplog.records] == ["step 100/200 (50 %), 300.0k rays/s, ETA 00:10"]
+
+
+def test_progress_draws_a_bar_on_a_terminal(caplog):
+    caplog.set_level(logging.INFO, logger="voxelfield")
+    stream, clock = _Terminal(), _Clock()
+    progress = Progress(100, initial=10, stream=stream, clock=clock)
+    before = len(stream.getvalue())
+    progress.update(11, psnr=_unread, rays=10)
+    assert len(stream.getvalue()) == before
+    clock.now += 1
+    progress.update(40, psnr=lambda: 31.0, rays=3_000_000)
+    assert "40/100, PSNR 31.00 dB, 3.0M rays/s, ETA 00:02" in stream.getvalue()
+    with progress.paused():
+        pass
+    progress.update(55)
+    progress.close()
+    assert "55/100" in stream.getvalue()
+    assert caplog.records == []
