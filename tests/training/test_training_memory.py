@@ -131,7 +131,10 @@ def test_what_fits_passes_and_a_cpu_is_not_asked(monkeypatch):
 @pytest.mark.parametrize(
     ("estimate", "advice"),
     [
-        (MemoryEstimate(GIB, GIB, 2 * GIB, 0, 0, 0, GIB), "model.resolutions, or the last of trainer.stages"),
+        (
+            MemoryEstimate(GIB, GIB, 2 * GIB, 0, 0, 0, GIB),
+            "trainer.finest_resolution (in Python, the last of trainer.stages)",
+        ),
         (
             MemoryEstimate(GIB, 0, 0, 0, 0, 0, 4 * GIB),
             "lower trainer.visible_samples, trainer.max_rays and trainer.candidate_samples",
@@ -155,7 +158,7 @@ def test_a_run_is_refused_before_it_touches_the_gpu(monkeypatch, tmp_path, caplo
     caplog.set_level("INFO")
     stages = "trainer.stages=[{step: 0, resolution: 400}]"
     config = compose(*SMALL, "model=pyramid", "model.resolutions=[16,400]", stages, name="train")
-    with pytest.raises(ValueError, match=r"but 0\.50 GiB are free on cuda: use a lower finest resolution"):
+    with pytest.raises(ValueError, match=r"but 0\.50 GiB are free on cuda: use a lower trainer\.finest_resolution"):
         train_as_configured(config, tmp_path, ROOT)
     assert "training needs about 3." in caplog.text
     assert list(tmp_path.iterdir()) == []

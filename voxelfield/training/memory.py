@@ -141,7 +141,7 @@ def check_memory(estimate: MemoryEstimate, device: torch.device) -> None:
     if estimate.total > _free(device):
         grids = estimate.parameters + estimate.gradients + estimate.optimizer + estimate.copies + estimate.average
         advice = (
-            "a lower finest resolution (model.resolutions, or the last of trainer.stages) or fewer channels"
+            "a lower trainer.finest_resolution (in Python, the last of trainer.stages) or fewer channels"
             if grids > estimate.samples
             else "lower trainer.visible_samples, trainer.max_rays and trainer.candidate_samples"
         )
