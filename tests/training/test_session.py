@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -1020,6 +1020,12 @@ def test_a_checkpoint_is_of_the_moment_that_it_was_asked_for(make_session, monke
     go_on.set()
     session.wait()
     assert torch.equal(load_checkpoint(path)["field"]["grid.features"], expected)
+
+
+@pytest.mark.cuda
+def test_training_cameras_on_a_gpu_are_refused(make_session, scene):
+    with pytest.raises(ValueError, match=r"scene\.train\.cameras must be on the CPU, got cuda:0"):
+        make_session(split=replace(scene.train, cameras=scene.train.cameras.to("cuda")))
 
 
 def test_a_scene_without_views_and_a_state_that_is_no_checkpoint_are_refused(make_session, scene):

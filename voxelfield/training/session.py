@@ -208,6 +208,8 @@ class Session:
             raise TypeError(f"output must be a path or None, got {shown(output)}")
         if len(scene.train) == 0:
             raise ValueError("scene.train must have at least one view, got none")
+        if scene.train.cameras.c2w.is_cuda:
+            raise ValueError(f"scene.train.cameras must be on the CPU, got {scene.train.cameras.c2w.device}")
         config.scene = _describe(scene)
         if config.camera.refines:
             config.trainer = config.camera.schedule(config.trainer)
