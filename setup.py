@@ -55,7 +55,7 @@ def packages_below(folder: str, name: str) -> dict[str, str]:
     return {".".join((name, *below.relative_to(root).parts)): below.relative_to(HERE).as_posix() for below in found}
 
 
-# An installed copy can compile itself, has its configurations, and has a scene to train.
+# An installed copy includes the sources to compile itself, the configurations, and a scene to train on.
 SOURCES = packages_below("extension", "voxelfield.extension")
 CONFIGS = packages_below("configs", "voxelfield.configs")
 SCENES = packages_below("data/bricks", "voxelfield.scenes.bricks")

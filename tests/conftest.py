@@ -64,7 +64,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if config.getoption(f"--{mark}"):
             continue
         left_out = [item for item in items if item.get_closest_marker(mark)]
-        # What was asked for by name runs: a file, a test or a case that is marked.
+        # Tests requested by name run: a file, a test or a marked case.
         if 0 < len(left_out) < len(items):
             config.hook.pytest_deselected(items=left_out)
             items[:] = [item for item in items if not item.get_closest_marker(mark)]

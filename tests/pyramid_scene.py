@@ -55,7 +55,7 @@ def make_rays(count: int) -> dict[str, Tensor]:
 
 
 def make_weights(*widths: int) -> list[Tensor]:
-    """Layers whose outputs are about as large as their inputs, exactly as float16 has them."""
+    """Layers whose outputs are about as large as their inputs, exactly representable in float16."""
     return [
         (torch.randn(fan_out, fan_in) * math.sqrt(2 / fan_in)).half().float() for fan_in, fan_out in pairwise(widths)
     ]

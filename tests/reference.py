@@ -80,7 +80,7 @@ def composite(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Emission and absorption, one ray and one sample after the other: rgb (R, 3), opacity, depth (R,), weights (M,).
 
-    A sample that less than ``min_transmittance`` of the light reaches, and all behind it, count for nothing.
+    A sample that less than ``min_transmittance`` of the light reaches, and all samples behind it, contribute nothing.
     """
     rgbs, opacities, depths, weights = [], [], [], []
     for first, last in itertools.pairwise(ray_offsets.tolist()):

@@ -34,7 +34,7 @@ def start(
     """Starts ``train.py`` with :data:`TINY` and overrides.
 
     Args:
-        overrides: Of the command line.
+        overrides: Overrides of the command line.
         program: What runs instead of ``train.py``.
         merged: Whether the standard error stream goes to the standard output too.
         python: What starts it.

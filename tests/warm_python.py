@@ -173,7 +173,7 @@ def _main() -> None:
 
 
 def _run(request: dict[str, Any]) -> None:
-    """Turns this process into the one that is asked for."""
+    """Turns this process into the requested one."""
     # Tests may run under nohup, whose children ignore a hangup.
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     decided = {name: os.environ[name] for name in DECIDED if name in os.environ}

@@ -1,4 +1,4 @@
-"""The program ffmpeg, which reads and writes videos; imageio-ffmpeg brings it, or finds the system's."""
+"""The program ffmpeg, which reads and writes videos. imageio-ffmpeg provides it, or finds the system's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def ffmpeg_program(task: str) -> str:
     """Returns the path of ffmpeg.
 
     Args:
-        task: What needs it, for the message.
+        task: The task that needs ffmpeg, for the message.
 
     Raises:
         MissingPackageError: imageio or imageio-ffmpeg is not installed, or they have no ffmpeg that can be run.
@@ -27,7 +27,7 @@ def ffmpeg_program(task: str) -> str:
         raise MissingPackageError(
             f"ffmpeg must be installed to {task}, got none: install it, or set IMAGEIO_FFMPEG_EXE to its path"
         ) from error
-    # That of the variable is returned untried.
+    # imageio-ffmpeg returns the path from IMAGEIO_FFMPEG_EXE without trying it.
     if shutil.which(program) is None:
         raise MissingPackageError(
             f"IMAGEIO_FFMPEG_EXE must be a program, to {task}, got {program}, which cannot be run: "

@@ -1,5 +1,5 @@
-// Samples a grid with voxelfield, back-propagates, and compares both with the formula written out in LibTorch's own
-// operators. Runs on the CPU and, where there is one, on a GPU; exits with 1 if anything differs.
+// Samples a grid with voxelfield, back-propagates, and compares both with the formula written in LibTorch's own
+// operators. Runs on the CPU and, if there is one, on a GPU; exits with 1 if anything differs.
 #include <torch/torch.h>
 #include <voxelfield/voxelfield.h>
 

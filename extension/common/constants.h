@@ -14,13 +14,14 @@ constexpr int kMaxLevels = 16;
 constexpr int kMaxLayers = 16;
 constexpr int kMaxWidth = 128;
 
-// A pyramid with a density network behind it (fields/): its levels, their channels, the layers of a network beside a
+// A pyramid followed by a density network (fields/): its levels, their channels, the layers of a network beside a
 // march, and the outputs of the density network.
 constexpr int kMaxPyramidLevels = 8;
 constexpr int kLevelChannels = 4;
 constexpr int kMaxFieldLayers = 4;
 constexpr int kFieldOutputs = 16;
-// Raw density is clamped here: e^12 per world unit is opaque within a ten-thousandth of one, so nothing is gained beyond.
+// Raw density is clamped here: e^12 per world unit is opaque within a ten-thousandth of one, so nothing is gained
+// beyond.
 constexpr int kHighestRawDensity = 12;
 
 // The highest band of spherical harmonics.

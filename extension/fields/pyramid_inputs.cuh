@@ -71,7 +71,7 @@ struct PyramidInputs {
   }
 };
 
-// The width that hidden layers of so many numbers are padded to.
+// The width to which hidden layers of a given width are padded.
 inline int padded_field_width(int width) { return width <= 64 ? 64 : 128; }
 
 // Launches a persistent kernel that marches `rays` rays, with at least `rays_per_warp` rays for each warp. The kernel's

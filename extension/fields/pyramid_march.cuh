@@ -1,6 +1,6 @@
-// Marching rays through a pyramid of grids and the density network behind it. Each thread of a warp walks a ray of its
-// own, or a few share one. The warp evaluates the network for the 32 samples at which its threads stand, on tensor
-// cores. A ray ends once its transmittance is below the threshold, so that few samples behind it are evaluated, and its
+// Marching rays through a pyramid of grids followed by a density network. Each thread of a warp marches its own ray, or
+// several threads share one. The warp evaluates the network on tensor cores for the 32 current samples of its threads.
+// A ray ends once its transmittance falls below the threshold, so few samples beyond that point are evaluated, and its
 // threads start another ray.
 #pragma once
 
@@ -13,16 +13,16 @@
 
 namespace voxelfield {
 
-// Threads without a ray wait until there are more of them than this, and then start rays together.
+// Threads without a ray wait until more than this many are idle, and then start rays together.
 constexpr int kMostIdle = 5;
-// Strides after which threads that have not reached a sample yet no longer hold up the others.
+// After this many strides, the warp no longer waits for threads that have not reached a sample yet.
 constexpr int kMostStrides = 32;
 
 // Float16 grids of several resolutions over one box, 4 channels each, read at one point by one thread.
 struct PyramidLevel {
   const torch::headeronly::Half* features;  // (X, Y, Z, 4)
   int32_t resolution[3];
-  BlockTable table;  // without blocks where the grid is dense; otherwise the features are the atlas
+  BlockTable table;  // has no blocks if the grid is dense; otherwise `features` is the atlas
 
   // The features at a point of the unit cube; points outside read the nearest face. Zeros where a block is not stored.
   // The block table is read only if `Sparse`.
@@ -41,7 +41,7 @@ struct PyramidLevel {
     Vector<float, kLevelChannels> sum{};
 #pragma unroll
     for (int k = 0; k < kCorners; ++k) add_weighted(sum, s.value(k), corner[k]);
-    // An empty stencil may have read NaN, and NaN times zero is NaN.
+    // An empty stencil may have read NaN, and NaN times zero is NaN, not zero.
     if (s.empty) return make_uint2(0, 0);
     return make_uint2(as_bits(to_half2(sum.lane[0], sum.lane[1])), as_bits(to_half2(sum.lane[2], sum.lane[3])));
   }
@@ -56,34 +56,34 @@ struct PyramidScene {
   float step, steps_per_length;
   float density_initial;
   KeepRule<float> rule;
-  NestedBoxes boxes;  // for rays that they cut into pieces
+  NestedBoxes boxes;  // used only if rays are cut into pieces
 
   __device__ __forceinline__ float density_of(float raw) const {
     return density_initial * std::exp(raw > float(kHighestRawDensity) ? float(kHighestRawDensity) : raw);
   }
 };
 
-// One sample of a ray, in registers of its thread.
+// One sample of a ray, in registers of the thread that evaluates it.
 struct PyramidSample : JudgedSample<float> {
   float t;
 };
 
-// A thread's state of the ray that it marches.
+// The state that a thread keeps for the ray that it marches.
 template <typename Result>
 struct MarchedRay {
-  int number;  // -1: none yet
+  int number;  // -1 if the thread has no ray yet
   float direction[3];
   UnitRay unit;
   Result result;
 };
 
-// The networks of a field: at most kFieldInputs inputs, in shared memory or packed.
+// A field's networks, with at most kFieldInputs inputs. Weights are in shared memory or packed.
 template <int Width>
 using StagedField = StagedWeights<Width, kFieldInputs>;
 template <int Width>
 using PackedField = PackedWeights<Width, kFieldInputs>;
 
-// 16 * M rows of inputs that lie in shared memory.
+// 16 * M rows of inputs in shared memory.
 template <int M>
 __device__ __forceinline__ Activations<M, kFieldInputs> load_rows(const SharedMatrix& inputs, int row) {
   Activations<M, kFieldInputs> x;
@@ -97,7 +97,7 @@ __device__ __forceinline__ void clear_row(unsigned char* rows) {
   for (int i = 0; i < kRowBytes / 16; ++i) own[i] = make_uint4(0, 0, 0, 0);
 }
 
-// The first column of 32 rows, to the thread of each row, as float16 has it.
+// Returns to each thread the first column of its row, of 32 rows, rounded to float16.
 __device__ __forceinline__ float first_column(const Panel<2>& panel) {
   const int lane = lane_of_warp(), source = lane % 8 * 4;
   float found = 0.0f;
@@ -109,26 +109,26 @@ __device__ __forceinline__ float first_column(const Panel<2>& panel) {
   return __half2float(__float2half_rn(found));
 }
 
-// Threads [seat 0, seat Lanes) that share a ray: each takes a sample, one behind the other.
+// A team of `Lanes` threads that share a ray. Each takes one of as many consecutive samples.
 template <int Lanes>
 struct RayTeam {
   static_assert(Lanes >= 1 && Lanes <= kWarp && (Lanes & (Lanes - 1)) == 0, "a team is a power of two of threads");
-  int seat, first;  // among the team's threads; the lane of the first of these
+  int seat, first;  // the thread's index in the team; the lane of the team's first thread
 
   __device__ __forceinline__ RayTeam() : seat(lane_of_warp() % Lanes), first(lane_of_warp() - seat) {}
 
-  // One bit for each team, of its first thread, from bits that are the same for all of its threads.
+  // Keeps the bit of the first thread of each team, given bits that are equal for all threads of a team.
   static __device__ __forceinline__ unsigned teams(unsigned lanes) {
     return Lanes == kWarp ? lanes & 1u : lanes & (kFullWarp / ((1ull << Lanes) - 1));
   }
 
-  // Bits of the team's own threads.
+  // The bits of this team's threads.
   __device__ __forceinline__ unsigned own(unsigned lanes) const {
     return lanes >> first & static_cast<unsigned>((1ull << Lanes) - 1);
   }
 };
 
-// Hands out the numbers of rays, [0, count), to the teams of a warp, which takes `Batch` at a time from all.
+// Distributes the ray numbers [0, count) to the teams of a warp. A warp claims `Batch` numbers at a time.
 template <int Batch, int Lanes>
 class RaySupply {
  public:
@@ -158,7 +158,7 @@ class RaySupply {
 };
 
 // Calls `run` with two std::bool_constant: whether boxes cut rays into pieces, and whether levels may be sparse. Scenes
-// with neither have specialised kernels.
+// with neither use specialised kernels.
 template <typename Run>
 auto dispatch_scene(bool in_pieces, bool sparse, const Run& run) {
   if (in_pieces) return run(std::true_type{}, std::true_type{});
@@ -167,19 +167,20 @@ auto dispatch_scene(bool in_pieces, bool sparse, const Run& run) {
 }
 
 // Marches all of `rays`:
-//   Rays::kInPieces            whether the scene's boxes cut rays into pieces; else rays are straight
+//   Rays::kInPieces            whether the scene's boxes cut rays into pieces; otherwise rays are straight
 //   Rays::kSparse              whether some of the scene's levels may be sparse
-//   Rays::kWorldDistances      whether samples in pieces tell visit() their distance in the world
-//   Rays::kLanes               threads that share a ray: more of them shorten its way, and evaluate more behind its end
-//   Rays::kBatch               so many rays are close together, and go to one warp
-//   rays.count()               how many there are
-//   rays.locate(number)        which ray that is, or -1: none
-//   rays[ray]                  its Ray
-//   rays.begin(ray)            called once, by the first of its threads
-//   rays.end(ray, result)      called once it has ended, with what visit() made of Rays::Result{}
-// `rows` are the warp's, in shared memory. Whenever there are samples, all threads call
-// visit(sample, panel, ray, team), where `ray` is their MarchedRay: `panel` has the 16 outputs, of which 8 * Eights are
-// known, for the rows of all threads. A ray goes on where it returns true, to all threads of the ray alike.
+//   Rays::kWorldDistances      whether visit() gets world distances for samples in pieces
+//   Rays::kLanes               threads that share a ray: more finish it sooner, but evaluate more samples past its end
+//   Rays::kBatch               number of neighbouring rays that are assigned to one warp
+//   rays.count()               number of rays
+//   rays.locate(number)        the index of the ray with that number, or -1 if there is none
+//   rays[ray]                  the Ray with that index
+//   rays.begin(ray)            called once, by the first thread of the ray's team
+//   rays.end(ray, result)      called once the ray has ended, with the Rays::Result that visit() accumulated
+// `rows` is the warp's shared memory for network inputs. Whenever there are samples, all threads call
+// visit(sample, panel, ray, team), where `ray` is the thread's MarchedRay and `panel` holds the 16 outputs, of which
+// 8 * Eights are computed, for the rows of all threads. The ray continues if visit() returns true, which must be the
+// same for all threads of the ray.
 template <int Width, int Eights, typename Rays, typename Visit>
 __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const StagedField<Width>& density,
                                               const Rays& rays, int* next_ray, unsigned char* rows,
@@ -198,7 +199,7 @@ __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const S
   bool walking = false;
   KeptLight<float> light(scene.rule);
   RayPieces pieces;
-  // Begins the next piece of the team's ray; a ray that is straight is a single piece.
+  // Begins the next piece of the team's ray; a straight ray is a single piece.
   const auto begin_piece = [&] {
     if constexpr (Rays::kInPieces) {
       if (!pieces.next(scene.boxes, ray)) return false;
@@ -233,7 +234,7 @@ __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const S
     }
     if (idle == kFullWarp) break;
 
-    // All of a team's threads walk alike.
+    // All threads of a team take the same steps.
     PyramidSample sample{};
     int found_by_team = 0;
     bool break_off = false;
@@ -246,7 +247,7 @@ __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const S
         if (step == Walk::Step::kSample && found_by_team++ == team.seat) sample.t = t;
         if (step == Walk::Step::kEnd) {
           if constexpr (Rays::kInPieces) {
-            // Samples that were found lie on the present piece, and are evaluated first.
+            // Samples found so far lie on the current piece, so they are evaluated before the next piece begins.
             if (found_by_team > 0)
               break_off = true;
             else

@@ -1,4 +1,4 @@
-// Images of a pyramid of grids with two networks behind it, on CUDA: one kernel, rays included.
+// Rendering images of a pyramid of grids followed by two networks on CUDA, in one kernel that also generates the rays.
 #include "fields/pyramid_inputs.cuh"
 #include "volume/color.h"
 

@@ -57,7 +57,7 @@ struct WarpSeat {
   }
 };
 
-// Raw density at a stencil: zero where it is empty, as sampling has it.
+// Raw density at a stencil: zero if the stencil is empty, as in sampling.
 template <typename scalar_t>
 __device__ __forceinline__ float raw_density(const ShGridView<scalar_t>& grid, const Stencil<float, int32_t>& s) {
   scalar_t corner[kCorners];

@@ -1,10 +1,10 @@
 // The kernel of `mlp_backward`.
 //
-// Blocks stay and walk over the rows. The hidden activations are computed again. A warp follows the gradient of its own
-// rows down the layers in registers and leaves activations and gradients in shared memory; then the block's warps share
-// out the weights' gradients, unit by unit (weight_gradient.cuh), and sum each unit in registers over all the block's
-// rows. plan.h decides how much of this is in shared memory at once. If registers do not suffice for all units, there
-// are several launches, beginning with the last layers.
+// Blocks are persistent and loop over the rows. Hidden activations are recomputed. Each warp propagates the gradient of
+// its own rows back through the layers in registers, and writes activations and gradients to shared memory. The units
+// of the weights' gradients (weight_gradient.cuh) are then distributed among the block's warps, which sum each unit in
+// registers over all the block's rows. plan.h decides how much of this is in shared memory at once. If registers do not
+// suffice for all units, there are several launches, beginning with the last layers.
 #pragma once
 
 #include "mlp/forward.cuh"
@@ -12,7 +12,7 @@
 
 namespace voxelfield {
 
-// y W of the last layer, for y in shared memory. At most 32 columns of the result are summed at a time, which spares
+// y W of the last layer, for y in shared memory. At most 32 columns of the result are summed at a time, to save
 // registers.
 template <int Width, int M, typename Layer>
 __device__ __forceinline__ Activations<M, Width> last_layer_transposed(const SharedMatrix& y, int row, int columns,
@@ -42,7 +42,7 @@ __device__ __forceinline__ Activations<M, Width> last_layer_transposed(const Sha
 template <int Width, int M>
 class KeptActivations {
  public:
-  static constexpr int kVectors = Width / 16 * M * kWarp;  // of one layer
+  static constexpr int kVectors = Width / 16 * M * kWarp;  // for one layer of a warp
 
   __device__ __forceinline__ KeptActivations(uint4* memory, int layers)
       : own_(memory + (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / kWarp * (layers - 1) * kVectors +
@@ -73,14 +73,15 @@ class KeptActivations {
 
 struct BackwardPointers {
   const uint4* packed;  // weights, unless the plan stages them
-  uint4* activations;   // KeptActivations, of plans that keep one layer in shared memory
+  uint4* activations;   // KeptActivations, for plans that keep one layer in shared memory
   const __half *grad_output, *input;
-  __half* grad_input;  // null: not wanted of this launch
+  __half* grad_input;  // null if this launch does not compute it
   float4* partial;
 };
 
-// The blocks that registers should suffice for. Three take two thirds of the registers that two do; the smallest shared
-// memory that a block of width 64 takes, 60,672 bytes, fits three times only where a multiprocessor has 228 KiB.
+// The number of blocks per multiprocessor for which registers should suffice. With three blocks, each thread has two
+// thirds of the registers that it has with two. A block of width 64 takes at least 60,672 bytes of shared memory, so
+// three blocks fit only on multiprocessors with 228 KiB.
 template <int Width, int Units>
 __host__ __device__ constexpr int backward_blocks() {
 #if defined(__CUDA_ARCH__) && (__CUDA_ARCH__ < 900 || __CUDA_ARCH__ >= 1200)
@@ -91,8 +92,8 @@ __host__ __device__ constexpr int backward_blocks() {
   return Units == 1 ? kMost : 2;
 }
 
-// Whether there are too few registers for a warp's units unless other numbers are computed again. sm_90 has enough for
-// three units beside staged weights, older GPUs too few for two units beside two tiles.
+// Whether a warp's units leave too few registers, so that other values must be recomputed. On sm_90 registers suffice
+// for three units with staged weights; on older GPUs they do not suffice for two units with two tiles.
 template <int Width, int M, int Units, bool Staged>
 __host__ __device__ constexpr bool scarce_registers() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
@@ -119,7 +120,7 @@ __global__ void __launch_bounds__(kBackwardRows / (16 * M) * kWarp, M == 1 ? 1 :
   const auto entering_stride = [&](int l) { return l == 0 ? in_stride : kStride; };
   const auto leaving_stride = [&](int l) { return l == last ? out_stride : kStride; };
 
-  // Warps beyond the last unit take other rows of a unit that has a warp already.
+  // Warps beyond the last unit process other rows of a unit that already has a warp.
   const int units = launch.units, splits = Units == kMostUnits ? 1 : launch.splits,
             split = splits > 1 ? warp / units : 0;
   const int some_unit = launch.first_unit + (splits > 1 ? warp % units : warp);
@@ -140,7 +141,7 @@ __global__ void __launch_bounds__(kBackwardRows / (16 * M) * kWarp, M == 1 ? 1 :
   float sums[Units][2][4][4] = {};
   const int lowest = MlpUnit(mlp, launch.first_unit).layer, highest = MlpUnit(mlp, launch.end_unit - 1).layer;
 
-  // Sums of as many panels at once as registers suffice for.
+  // Sums as many panels at once as registers allow.
   constexpr int kTogether = M == 1 ? 4 : 1;
   const bool few = mlp.few_outputs();
   const auto input_at = [&](int row) { return WarpRows<const __half*>(pointers.input, row, used, mlp.input_pitch); };
@@ -215,7 +216,7 @@ __global__ void __launch_bounds__(kBackwardRows / (16 * M) * kWarp, M == 1 ? 1 :
         }
         __syncwarp();
       }
-      // The gradient of what enters the lowest layer is needed only of the network's first.
+      // The gradient of the lowest layer's input is needed only if that layer is the network's first.
       if (l > lowest || pointers.grad_input != nullptr) {
         if (l == last) {
           y = last_layer_transposed<Width, M>(kept_grads, own, mlp.network.padded_out, weights[last]);
@@ -263,7 +264,7 @@ __global__ void __launch_bounds__(kBackwardRows / (16 * M) * kWarp, M == 1 ? 1 :
         }
         __syncthreads();
       }
-      if constexpr (!kStaged) __syncwarp();  // gradients of the output are read where others come to lie
+      if constexpr (!kStaged) __syncwarp();  // later gradients overwrite the output's, which must have been read
       if (l > lowest && l - 1 <= highest) keep(leaving + (l - 1) * after, y);
     }
   }

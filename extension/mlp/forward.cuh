@@ -1,6 +1,6 @@
-// The kernel of `mlp`: rows of global memory through all layers of a network.
+// The kernel of `mlp`: evaluates all layers of a network for rows in global memory.
 //
-// Blocks stay: they stage the weights once, if these fit shared memory, and then walk over the rows.
+// Blocks are persistent: they stage the weights once, if these fit in shared memory, and then loop over the rows.
 #pragma once
 
 #include "mlp/network.cuh"
@@ -8,8 +8,8 @@
 
 namespace voxelfield {
 
-// Columns from 16 * `from` on of relu(x W^T) of the first layer, which reads its input by groups of columns; the caller
-// has loaded the first group. Calls visit(group, tiles).
+// Computes the columns of relu(x W^T) from 16 * `from` on for the first layer, whose input is read in groups of
+// columns. The caller has loaded the first group. Calls visit(group, tiles).
 template <int Count, int Width, int M, typename Layer, typename Visit>
 __device__ __forceinline__ void first_layer_part(Activations<M, Width>& hidden, int from, const Layer& weights,
                                                  const WarpRows<const __half*>& input, Fragment (&tiles)[2][M],
@@ -32,7 +32,7 @@ __device__ __forceinline__ void first_layer_part(Activations<M, Width>& hidden, 
   for_each_tile<M, 16 * Count>([&](int i, int m) { hidden.tile[from + i][m] = to_half<true>(panels[i], m); });
 }
 
-// All columns; in two parts, which read the input twice, to spare registers.
+// Computes all columns, in two parts to save registers, although this reads the input twice.
 template <int Width, bool Halved = false, int M, typename Layer, typename Visit>
 __device__ __forceinline__ Activations<M, Width> first_layer(const Layer& weights, const WarpRows<const __half*>& input,
                                                              Fragment (&tiles)[2][M], const Visit& visit) {
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(Threads, Blocks)
     Activations<M, Width> hidden =
         first_layer<Width>(weights[0], input_at(first), tiles, [](int, const Fragment(&)[2][M]) {});
     for (int l = 1; l < last; ++l) hidden = layer<M, Width, Width>(hidden, weights[l]);
-    // Rows between `used` and the tile's end have zeros for an input, so zeros come out.
+    // Rows between `used` and the tile's end have zeros as input, so their output is zero.
     last_layer(hidden, weights[last], output_at(first), mlp.few_outputs());
   }
   for (; first < rows.capacity; first += step) clear_rows<M>(output_at(first));

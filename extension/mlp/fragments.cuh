@@ -1,5 +1,5 @@
-// Tiles of 16 x 16 numbers over the threads of a warp, as tensor cores take them. All 32 threads of a warp must call
-// these functions together.
+// Tiles of 16 x 16 numbers distributed over the threads of a warp, in the layout of tensor-core operands. All 32
+// threads of a warp must call these functions together.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -9,8 +9,8 @@
 
 namespace voxelfield {
 
-// 16 x 16 numbers in float16 over a warp. With lane = 4 * g + t, a thread has columns 2t, 2t + 1 of row g, the same
-// of row g + 8, then columns 2t + 8, 2t + 9 of both.
+// 16 x 16 numbers in float16, distributed over a warp. With lane = 4 * g + t, a thread holds columns 2t, 2t + 1 of row
+// g, the same columns of row g + 8, then columns 2t + 8, 2t + 9 of both rows.
 struct Fragment {
   unsigned part[4];
 };
@@ -100,8 +100,8 @@ __device__ __forceinline__ void store_fragment(const SharedMatrix& matrix, int r
 #endif
 }
 
-// to = from + left * right, where `right` is 16 deep and 8 wide. The separate operand `from` spares setting registers
-// to zero where a sum begins.
+// to = from + left * right, where `right` is 16 deep and 8 wide. With the separate operand `from`, registers need
+// not be set to zero at the start of a sum.
 __device__ __forceinline__ void multiply_add(float (&to)[4], const float (&from)[4], const Fragment& left,
                                              unsigned right_upper, unsigned right_lower) {
 #if __CUDA_ARCH__ >= 800
@@ -111,7 +111,7 @@ __device__ __forceinline__ void multiply_add(float (&to)[4], const float (&from)
       : "r"(left.part[0]), "r"(left.part[1]), "r"(left.part[2]), "r"(left.part[3]), "r"(right_upper), "r"(right_lower),
         "f"(from[0]), "f"(from[1]), "f"(from[2]), "f"(from[3]));
 #else
-  // sm_75 multiplies 8 deep only.
+  // On sm_75, mma.sync is only 8 deep.
   float half[4];
   asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %8, %9, %10};"
       : "=f"(half[0]), "=f"(half[1]), "=f"(half[2]), "=f"(half[3])
@@ -159,7 +159,7 @@ __device__ __forceinline__ Fragment to_half(const Panel<M>& panel, int m) {
   return f;
 }
 
-// A gradient where the activation that a ReLU left is positive, elsewhere zero.
+// Keeps a gradient where the output of the ReLU is positive, and sets it to zero elsewhere.
 __device__ __forceinline__ Fragment where_positive(const Fragment& activation, Fragment gradient) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {

@@ -16,19 +16,19 @@ inline __half* mutable_halves(Tensor& x) { return reinterpret_cast<__half*>(x.mu
 
 inline const uint4* vectors(const Tensor& x) { return reinterpret_cast<const uint4*>(x.const_data_ptr<int32_t>()); }
 
-// The same rows with another number of columns: cut off, or filled up with zeros.
+// Returns the rows with another number of columns, truncated or padded with zeros.
 inline Tensor repacked(const Tensor& x, int64_t columns) {
   return as_contiguous(torch::stable::pad(x, {0, columns - x.size(1)}));
 }
 
-// Rows that can be read by vectors of a width: a copy where they are not.
+// Returns rows that can be read as vectors of a given width, copied if necessary.
 inline Tensor by_vectors(const Tensor& x, int64_t pitch, int width) {
   const Tensor dense = as_contiguous(x);
   if (pitch == dense.size(1) && reinterpret_cast<uintptr_t>(halves(dense)) % (2 * width) == 0) return dense;
   return repacked(dense, pitch);
 }
 
-// Contiguous arguments, and the kernels' view of them.
+// Contiguous arguments, and the views of them that kernels take.
 struct MlpInputs {
   Tensor input;
   NetworkInputs weights;

@@ -1,11 +1,11 @@
 // A small multilayer perceptron evaluated by one warp on tensor cores: ReLU between layers, no biases.
 //
-// A warp takes 16 * M rows at once. Activations stay in registers from the first layer to the last, because the sums
-// that mma.sync leaves, rounded to float16, are its left operand for the next layer. Weights come from shared or global
-// memory (weights.cuh), for y = x W^T and transposed for x = y W.
+// A warp processes 16 * M rows at once. Activations stay in registers from the first layer to the last, because the
+// sums from mma.sync, rounded to float16, already have the layout of its left operand for the next layer. Weights are
+// read from shared or global memory (weights.cuh), for y = x W^T and transposed for x = y W.
 //
-// A kernel stages weights, brings rows in as Fragments (load_fragment from shared memory, or by its own means), applies
-// `layer` once for each hidden layer and `multiply` for the last one, and keeps the Panels that this leaves. All 32
+// A kernel stages weights, loads rows as Fragments (with load_fragment from shared memory, or otherwise), applies
+// `layer` once for each hidden layer and `multiply` for the last one, and uses the resulting Panels. All 32
 // threads of a warp must call these functions together.
 #pragma once
 
@@ -13,8 +13,8 @@
 
 namespace voxelfield {
 
-// Panels from `column` on of x W^T, or if transposed of x W, where `weights` are (Columns, in). Summing several panels
-// at once leaves fewer waits of one product for another.
+// Computes the panels from `column` on of x W^T, or of x W if transposed, where `weights` are (Columns, in). Summing
+// several panels at once reduces stalls between dependent products.
 template <bool Transposed, int Eights = 2, int Together, int M, int Columns, typename Weights>
 __device__ __forceinline__ void multiply_panels(Panel<M> (&panels)[Together], const Activations<M, Columns>& x,
                                                 const Weights& weights, int column) {
@@ -30,7 +30,7 @@ __device__ __forceinline__ void multiply_panels(Panel<M> (&panels)[Together], co
   }
 }
 
-// Columns `column` ... `column` + 16 (of which 8 * Eights count) of x W^T, or if transposed of x W.
+// Computes columns `column` to `column` + 16 (of which 8 * Eights are used) of x W^T, or of x W if transposed.
 template <int Eights = 2, bool Transposed = false, int M, int Columns, typename Weights>
 __device__ __forceinline__ Panel<M> multiply(const Activations<M, Columns>& x, const Weights& weights, int column) {
   Panel<M> panels[1];
@@ -38,7 +38,7 @@ __device__ __forceinline__ Panel<M> multiply(const Activations<M, Columns>& x, c
   return panels[0];
 }
 
-// A hidden layer, relu(x W^T), or if transposed x W without ReLU: `Together` panels at a time.
+// Computes a hidden layer, relu(x W^T), or x W without ReLU if transposed, `Together` panels at a time.
 template <int M, int In, int Out, int Together = 1, bool Transposed = false, typename Weights>
 __device__ __forceinline__ Activations<M, Out> layer(const Activations<M, In>& x, const Weights& weights) {
   Activations<M, Out> y;
@@ -51,8 +51,8 @@ __device__ __forceinline__ Activations<M, Out> layer(const Activations<M, In>& x
   return y;
 }
 
-// A hidden layer and the first 16 columns, of which 8 * Eights count, of the last layer behind it. The hidden layer is
-// never held as a whole, which spares registers.
+// Computes a hidden layer and the first 16 columns, of which 8 * Eights are used, of the last layer that follows it.
+// The hidden layer is never held as a whole, which saves registers.
 template <int Width, int Eights, int M, int In, typename Weights>
 __device__ __forceinline__ Panel<M> last_two_layers(const Activations<M, In>& x, const Weights& hidden,
                                                     const Weights& last) {

@@ -50,7 +50,7 @@ inline Mlp plan_mlp(Network network) {
   return mlp;
 }
 
-// Networks that do not fit shared memory are padded to 64 at least, which spares variants of the kernels.
+// Networks that do not fit shared memory are padded to at least 64, which avoids further variants of the kernels.
 constexpr int kNarrowestPacked = 64;
 
 inline Mlp widened(Mlp mlp) {

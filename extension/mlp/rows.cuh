@@ -1,4 +1,4 @@
-// How the rows of `mlp` pass between global memory and the registers of a warp.
+// Transfer of the rows of `mlp` between global memory and the registers of a warp.
 #pragma once
 
 #include "mlp/fragments.cuh"
@@ -6,7 +6,7 @@
 
 namespace voxelfield {
 
-// The number of rows: `capacity`, or fewer if a number on the device says so.
+// The number of rows: `capacity`, or a smaller number that is read on the device.
 struct RowCount {
   int capacity;
   const void* count;
@@ -19,7 +19,7 @@ struct RowCount {
   }
 };
 
-// A warp's part of an array (N, columns): the rows from `first` to `end`. None are left if `rows` is not positive.
+// A warp's part of an array (N, columns): the rows from `first` to `end`. It is empty if `rows` is not positive.
 template <typename pointer_t>
 struct WarpRows {
   pointer_t start;

@@ -1,5 +1,5 @@
-// The gradients of a network's weights: units of 32 x 32 that warps sum over the rows of a block, and their sums over
-// all blocks, added in a fixed order so that the result is the same in every run on a device.
+// The gradients of a network's weights. Warps sum units of 32 x 32 over the rows of a block; the sums of all blocks are
+// then added in a fixed order, so that the result is the same in every run on a device.
 #pragma once
 
 #include "mlp/fragments.cuh"
@@ -9,7 +9,7 @@ namespace voxelfield {
 
 constexpr int kUnitVectors = kUnit * kUnit / 4;
 
-// The place of a unit in the weights.
+// The position of a unit in the weights.
 struct MlpUnit {
   int layer, row, column;
 
@@ -23,7 +23,7 @@ struct MlpUnit {
   }
 };
 
-// The addresses at which a thread finds the operands of a unit.
+// The addresses from which a thread reads the operands of a unit.
 struct UnitOperands {
   int layer;  // or kNoUnit
   unsigned leaving, entering;

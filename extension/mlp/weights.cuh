@@ -1,14 +1,14 @@
 // A network's weights for a kernel: in shared memory, which a block fills before it starts (StagedWeights), or as tiles
 // in global memory, in tensor-core order, which stay in the L1 and L2 caches (PackedWeights). The first is faster; the
-// second takes no shared memory, however deep the network is. Both give the same numbers. Kernels are templates over
-// the two.
+// second takes no shared memory, whatever the depth of the network. Both give the same results. Kernels are templates
+// over the two.
 #pragma once
 
 #include "mlp/fragments.cuh"
 
 namespace voxelfield {
 
-// Tiles of a layer's weights as the right operand of x W^T, or if transposed of x W; rows and columns count tiles.
+// Tiles of a layer's weights as the right operand of x W^T, or of x W if transposed. Rows and columns are in tiles.
 template <bool Transposed>
 struct StagedTiles {
   unsigned address;
@@ -30,7 +30,7 @@ struct StagedLayer {
 };
 
 struct PackedTiles {
-  const uint4* own;  // of the lane
+  const uint4* own;  // tiles, offset to the thread's lane
   int columns;
 
   __device__ __forceinline__ Fragment operator()(int row, int column) const {
@@ -40,9 +40,9 @@ struct PackedTiles {
 };
 
 struct PackedLayer {
-  const uint4* tile;  // of the first tile and the lane
+  const uint4* tile;  // address of the first tile, offset to the thread's lane
   const uint4* transposed;
-  int columns;  // of tiles
+  int columns;  // number of columns, in tiles
 
   template <bool Transposed>
   __device__ __forceinline__ PackedTiles tiles() const {
@@ -56,12 +56,12 @@ __device__ __forceinline__ weight_t weight_at(const NetworkLayer& layer, int row
   return __ldg(static_cast<const weight_t*>(layer.weights) + row * layer.in + column);
 }
 
-// Copies one layer into shared memory by the whole block, as float16, padded by zeros, rows and columns permuted as
-// column_at says. A warp takes whole rows, a thread two neighbours of each.
+// Copies one layer into shared memory as float16, padded with zeros, with rows and columns permuted by column_at. The
+// whole block takes part: each warp copies whole rows, and each thread two adjacent elements of a row at a time.
 template <typename weight_t>
 __device__ __forceinline__ void stage_layer(const Network& network, int l, const SharedMatrix& shared) {
   constexpr int kLoadsAtOnce = 8;
-  // A copy: each of the loads below would read it again from the kernel's parameters, at an index known only then.
+  // Copied to a local, because each load below would read it again from the kernel's parameters at a dynamic index.
   const NetworkLayer layer = network.layer[l];
   const int rows = network.rows_of(l), columns = network.columns_of(l), warps = blockDim.x / kWarp;
   const int row_width = l == network.layers - 1 ? network.log2_output_width : 1;
@@ -97,7 +97,7 @@ class StagedWeights {
   __device__ __forceinline__ StagedWeights(const Network& network, unsigned shared, const uint4* /*packed*/)
       : shared_(shared), first_stride_(row_stride(First > 0 ? First : network.padded_in)) {}
 
-  // By the whole block, which must synchronise before it reads.
+  // Must be called by the whole block, which must synchronise before it reads the weights.
   __device__ __forceinline__ void stage(const Network& network) const {
     const auto stage_all = [&](auto zero) {
       for (int l = 0; l < network.layers; ++l) stage_layer<decltype(zero)>(network, l, (*this)[l].matrix);
@@ -116,7 +116,7 @@ class StagedWeights {
   int first_stride_;
 };
 
-// Weights in global memory, as pack_weights leaves them: all tiles, then all of them transposed.
+// Weights in global memory in the layout of pack_weights: all tiles, then all of them transposed.
 template <int Width, int First = 0>
 class PackedWeights {
  public:

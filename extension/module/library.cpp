@@ -31,17 +31,18 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   // Limits and layouts that Python must know, in the order of voxelfield/ops/_constants.py.
   m.def("constants() -> int[]");
 
-  // Trilinear sampling of grids (X, Y, Z, C), one or several resolutions, at points (N, 3) of the unit cube: their
-  // channels side by side, or added up with `sum`. Grids (B, X, Y, Z, C) go with points (B, N, 3). `direction`, shaped
-  // like points, turns each op into its derivative along that direction of the point; `with_gradient` stacks the value
-  // and its three derivatives in a leading dimension of 4. `accumulate` adds to sums that are there already. padding: 0
-  // border, 1 zeros, 2 reflection. `sizes` are X, Y, Z, C of each level. method: 0 automatic, 1 atomic, 2 tiled, 3
-  // tiled with a fixed order of summation, 4 binned where a level suits that.
+  // Trilinear sampling of grids (X, Y, Z, C) of one or several resolutions at points (N, 3) of the unit cube. Channels
+  // are concatenated, or summed over grids with `sum`. Grids (B, X, Y, Z, C) take points (B, N, 3). With `direction`,
+  // shaped like points, each op computes its derivative along that direction of the point; `with_gradient` stacks the
+  // value and its three derivatives in a leading dimension of 4. `accumulate` adds to existing sums. padding: 0 border,
+  // 1 zeros, 2 reflection. `sizes` are X, Y, Z, C of each level. method: 0 automatic, 1 atomic, 2 tiled, 3 tiled with a
+  // fixed order of summation, 4 binned for levels that support it.
   m.def(
       "sample_trilinear(Tensor[] grids, Tensor points, Tensor? direction, int padding, bool align_corners, "
       "bool nearest, bool sum, bool with_gradient) -> Tensor");
-  // sample_trilinear of one grid over the box `aabb` with aligned corners, at world positions, and where these lie in
-  // the unit cube. A call of a VoxelGrid would take five ops otherwise, which costs the host more than sampling.
+  // sample_trilinear of one grid over the box `aabb` with aligned corners at world positions; also returns the
+  // positions in the unit cube. Calling a VoxelGrid would otherwise take five ops, whose host overhead exceeds the
+  // sampling time.
   m.def("sample_in_box(Tensor grid, Tensor points, Tensor aabb, int padding) -> (Tensor, Tensor)");
   m.def(
       "splat_trilinear(Tensor values, Tensor points, Tensor? direction, int[] sizes, int padding, bool align_corners, "
@@ -58,32 +59,32 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   m.def("places_in_atlas(Tensor points, Tensor blocks, int[] atlas) -> Tensor");
   m.def("share_copies(Tensor(a!) sums, Tensor copies, Tensor begins) -> ()");
 
-  // The same for points that bring their own cell: feats (N, 8, C), points (N, 3) in [-1, 1].
+  // The same for points that each have their own cell: feats (N, 8, C), points (N, 3) in [-1, 1].
   m.def("interpolate_cells(Tensor feats, Tensor points, Tensor? direction) -> Tensor");
   m.def("splat_cells(Tensor values, Tensor points, Tensor? direction) -> Tensor");
   m.def("point_gradient_cells(Tensor values, Tensor feats, Tensor points, Tensor? direction) -> Tensor");
 
-  // A grid of bools as words of 4 x 4 x 4 bits.
+  // Packs a grid of bools into words of 4 x 4 x 4 bits.
   m.def("pack_occupancy(Tensor occupied) -> Tensor");
 
-  // Lenses whose coefficients are k1, k2, k3, k4, p1, p2, one (1, 6) or one for each row (N, 6); rays (N, 3) are right,
-  // down and forward, points (N, 2) are focal lengths from the principal point.
+  // Lenses with coefficients k1, k2, k3, k4, p1, p2, either (1, 6) for all rows or (N, 6) for each row. The axes of
+  // rays (N, 3) point right, down and forward; points (N, 2) are offsets from the principal point in focal lengths.
   m.def("lens_rays(Tensor points, Tensor lens, bool fisheye) -> Tensor");
   m.def("lens_points(Tensor rays, Tensor lens, bool fisheye) -> Tensor");
-  // Rays through pixels of images (N, H, W, 4), counted through all of them, a square of so many a side through each:
-  // origins, directions, near, far, and the pixels' colours. Without `lens`, cameras are pinholes.
+  // Rays through pixels of images (N, H, W, 4), whose indices run over all images, `supersampling` squared per pixel:
+  // origins, directions, near, far, and the pixels' colours. Without `lens`, cameras are pinhole cameras.
   m.def(
       "pixel_rays(Tensor images, Tensor index, Tensor c2w, Tensor intrinsics, Tensor? lens, bool fisheye, Tensor aabb, "
       "int supersampling) -> "
       "(Tensor, Tensor, Tensor, Tensor, Tensor)");
 
-  // Rays in the world, cut by nested boxes (10 numbers, rays/cut_rays_ops.h) into 2 * count - 1 pieces in the field's
-  // frame, those of a ray together, near to far; unused pieces have near and far of 0.
+  // Cuts world rays by nested boxes (10 numbers, rays/cut_rays_ops.h) into 2 * count - 1 pieces in the field's frame.
+  // The pieces of a ray are contiguous, from near to far; unused pieces have near and far of 0.
   m.def(
       "cut_rays(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, float[] boxes, "
       "float step) -> (Tensor, Tensor, Tensor, Tensor)");
 
-  // Samples along rays through occupied space: first how many each ray has, then where they are, in `capacity` rows.
+  // Samples along rays through occupied space: first the number for each ray, then their positions, in `capacity` rows.
   m.def(
       "count_ray_samples(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, "
       "Tensor occupied, int[] resolution, Tensor aabb_occupancy, float step, int segments_per_ray) -> "
@@ -101,8 +102,9 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "pack_visible_samples(Tensor positions, Tensor t, Tensor dt, Tensor ray_offsets, Tensor kept, Tensor counts, "
       "Tensor sums, int capacity) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 
-  // Emission and absorption along packed rays (ray_offsets is CSR). Without `dt`, `density` holds alphas: the shares of
-  // the arriving light that samples stop. ray_light returns the transmittance in front of each sample, or its weight.
+  // Emission and absorption along packed rays (ray_offsets is CSR). Without `dt`, `density` holds alphas, the fraction
+  // of the arriving light that each sample absorbs. ray_light returns the transmittance in front of each sample, or its
+  // weight.
   m.def(
       "ray_light(Tensor density, Tensor? dt, Tensor ray_offsets, float min_transmittance, bool transmittance) -> "
       "Tensor");
@@ -117,22 +119,22 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "Tensor? grad_distortion, Tensor density, Tensor rgb, Tensor t, Tensor? dt, Tensor ray_offsets, Tensor ray_rgb, "
       "Tensor opacity, Tensor depth_sum, Tensor distortion, float min_transmittance) -> (Tensor, Tensor)");
 
-  // The sum of each ray's rows, (M, C) to (R, C); the sum of the rows ahead of each sample, (M, C) to (M, C); and the
-  // adjoint of the first, which gives each of the M samples its ray's row.
+  // The sum of each ray's rows, (M, C) to (R, C); the sum of the rows in front of each sample, (M, C) to (M, C);
+  // and the adjoint of the first, which copies its ray's row to each of the M samples.
   m.def("sum_along_rays(Tensor values, Tensor ray_offsets) -> Tensor");
   m.def("exclusive_sum_along_rays(Tensor values, Tensor ray_offsets) -> Tensor");
   m.def("spread_along_rays(Tensor values, Tensor ray_offsets, int samples) -> Tensor");
 
-  // Colours of pixels over a background (pixels, 3) or (3,), each from `rays_per_pixel` rays that follow one another;
-  // by their mean light if image values encode it as `srgb` does, else by the mean of their values.
+  // Colours of pixels over a background (pixels, 3) or (3,), each from `rays_per_pixel` consecutive
+  // rays: the mean of linear light if image values are encoded as `srgb`, otherwise the mean of the values.
   m.def("pixel_colors(Tensor rgb, Tensor opacity, Tensor background, int rays_per_pixel, bool srgb) -> Tensor");
   m.def(
       "pixel_colors_backward(Tensor grad, Tensor rgb, Tensor opacity, Tensor background, int rays_per_pixel, "
       "bool srgb) -> (Tensor grad_rgb, Tensor grad_opacity)");
 
   // Mean squared error of colours: of pixels, over pixels and channels, or with the `weights` and `ray_index` of
-  // samples, over rays. Only the first `rays_kept` rays (one integer) count, and only pixels all of whose rays do. For
-  // samples, `rays_kept` is just the number of rays that the mean is over.
+  // samples, over rays. Only the first `rays_kept` rays (one integer) count, and only pixels whose rays all count. For
+  // samples, `rays_kept` is only the divisor of the mean.
   m.def(
       "color_error(Tensor colors, Tensor truth, Tensor? weights, Tensor? ray_index, int rays_per_pixel, "
       "Tensor? rays_kept) -> Tensor");
@@ -146,7 +148,7 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
 
   // One step of Adam for grids (X, Y, Z, C) float32, in place: every vertex, or those of the first `tile_counts` of
   // such `tiles`. `working` are 16-bit copies to keep up to date; `lrs`, `steps` and `channel_rates` (C,), factors on
-  // `lrs`, lie on the device, so that a captured graph follows them.
+  // `lrs`, lie on the device, so that a captured graph uses their current values.
   m.def(
       "grid_adam_(Tensor(a!)[] params, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs, Tensor(d!)[] grads, "
       "Tensor(e!)?[] working, Tensor[] lrs, Tensor[] steps, Tensor?[] tiles, Tensor?[] tile_counts, "
@@ -164,15 +166,17 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   m.def("append_view_backward(Tensor grad_inputs, Tensor grad_raw, int geometry_size) -> Tensor");
 
   // A multilayer perceptron, ReLU between layers: input (N, in), weights[l] (out_l, in_l). Rows from `count` (one
-  // integer) on are absent: zeros come out. Backwards grad_weights are float32 (float64 for float64).
+  // integer) on are ignored, and their outputs are zero. In the backward op, grad_weights are float32 (float64 for
+  // float64 inputs).
   m.def("mlp(Tensor input, Tensor[] weights, Tensor? count) -> Tensor");
   m.def(
       "mlp_backward(Tensor grad_output, Tensor input, Tensor[] weights, Tensor? count) -> (Tensor grad_input, Tensor[] "
       "grad_weights)");
 
-  // A grid (X, Y, Z, C) of raw density and spherical harmonics along rays: colour, opacity and the sum of weights times
-  // distances, and the gradient in the grid. `density` (X, Y, Z) is read instead of the grid's first channel, if given.
-  // `occupied` holds the words of pack_occupancy for `resolution` cells, or empty distances (X', Y', Z') uint8.
+  // Renders a grid (X, Y, Z, C) of raw density and spherical harmonics along rays: colour, opacity and the sum of
+  // weights times distances, and the gradient with respect to the grid. `density` (X, Y, Z) is read instead of the
+  // grid's first channel, if given. `occupied` holds the words of pack_occupancy for `resolution` cells, or empty
+  // distances (X', Y', Z') uint8.
   m.def(
       "render_grid(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor occupied, "
       "int[] resolution, Tensor aabb_occupancy, Tensor grid, Tensor? density, Tensor aabb_grid, float step, "
@@ -183,7 +187,7 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "Tensor depth_sum, Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor occupied, "
       "int[] resolution, Tensor aabb_occupancy, Tensor grid, Tensor aabb_grid, float step, int degree, "
       "float density_scale, float density_shift, float min_transmittance, float min_weight) -> Tensor");
-  // Colour, opacity and depth for every pixel of a camera, over a background: image, opacity and mean depth.
+  // Renders every pixel of a camera over a background: image, opacity and mean depth.
   m.def(
       "render_grid_image(Tensor c2w, Tensor intrinsics, Tensor? lens, bool fisheye, int width, int height, Tensor "
       "background, Tensor occupied, "
@@ -193,9 +197,9 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
 
   // Visible samples of rays in a field whose density is initial * exp(network's first output): `levels` (X, Y, Z, 4)
   // are read side by side, each of them an atlas where `blocks` has its table. At most the first `max_samples_per_ray`
-  // of each, their distances in slots (R, max_samples_per_ray), how many each ray has, and sums of that for pack_slots,
-  // which packs them into `capacity` rows. `occupied` as for render_grid. With nested `boxes` (as for cut_rays, or
-  // none) rays are in the world, and all else, distances included, in the field's frame.
+  // of each, their distances in slots (R, max_samples_per_ray), how many each ray has, and sums of these counts for
+  // pack_slots, which packs the samples into `capacity` rows. `occupied` is as for render_grid. With nested `boxes` (as
+  // for cut_rays), rays are in the world, and everything else, including distances, is in the field's frame.
   m.def(
       "march_to_slots(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor occupied, "
       "int[] resolution, Tensor aabb_occupancy, Tensor[] levels, Tensor?[] blocks, Tensor aabb, "
@@ -206,8 +210,8 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "pack_slots(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor offset, Tensor slots, "
       "Tensor counts, Tensor sums, float step, float[] boxes, int capacity) -> (Tensor, Tensor, Tensor, Tensor, "
       "Tensor, Tensor)");
-  // Every pixel of a camera that looks at such a field, whose colour is a second network's of the first one's
-  // outputs and the view, over a background: image, opacity and mean depth.
+  // Renders every pixel of a camera for such a field over a background: image, opacity and mean depth. A second network
+  // computes the colour from the first one's outputs and the viewing direction.
   m.def(
       "render_pyramid_image(Tensor c2w, Tensor intrinsics, Tensor? lens, bool fisheye, int width, int height, Tensor "
       "background, Tensor occupied, "
@@ -215,6 +219,6 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "Tensor[] density_weights, Tensor[] color_weights, float step, float density_initial, int degree, float "
       "min_transmittance, "
       "float min_weight, float[] boxes) -> (Tensor, Tensor, Tensor)");
-  // Whether render_pyramid_image can run on the device of `like`, for hidden layers of so many numbers.
+  // Whether render_pyramid_image can run on the device of `like`, for hidden layers of a given width.
   m.def("pyramid_image_fits(Tensor like, int width) -> bool");
 }

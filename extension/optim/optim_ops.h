@@ -58,7 +58,7 @@ struct AdamLevel {
   bool counts_in_float;
   const float* lr;
   const void* steps;
-  const float* channel_rates;  // factor on the learning rate of each channel; null: all learn alike
+  const float* channel_rates;  // factor on the learning rate of each channel; null if all channels have the same rate
 
   VOXELFIELD_HOST_DEVICE AdamStep step(const AdamRule& rule) const {
     const double count = counts_in_float ? static_cast<double>(*static_cast<const float*>(steps))

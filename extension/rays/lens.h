@@ -1,8 +1,9 @@
 // Lenses: the projection of a ray to an image point, and its inverse. The distortion terms are OpenCV's.
 //
 // A ray has an ideal point in the image plane of the unit focal length, x to the right and y down from the principal
-// point. Its direction is that of the ray across the optical axis. Its length is the tangent of the angle between ray
-// and axis for a perspective lens, and the angle itself, in radians, for a fisheye lens. The lens shows the ray at
+// point. The point's direction is that of the ray's component perpendicular to the optical axis. Its length is the
+// tangent of the angle between ray and axis for a perspective lens, and the angle itself, in radians, for a fisheye
+// lens. The lens images the ray at
 //   x * radial + 2 p1 x y + p2 (r^2 + 2 x^2),   y * radial + p1 (r^2 + 2 y^2) + 2 p2 x y,
 // where radial = 1 + k1 r^2 + k2 r^4 + k3 r^6 + k4 r^8, and r is the length of the ideal point.
 #pragma once
@@ -16,19 +17,19 @@ namespace voxelfield {
 constexpr int kLensCoefficients = 6;
 constexpr float kPerPi = 0.318309886f;
 
-// From the camera's centre, of any length.
+// A ray's direction from the camera's centre, of any length.
 struct CameraRay {
   float right, down, forward;
 };
 
 struct Lens {
-  const float* coefficients;  // k1, k2, k3, k4, p1, p2, or null: a pinhole
+  const float* coefficients;  // k1, k2, k3, k4, p1, p2; null for a pinhole
   bool fisheye;
 
-  // Returns the ray that a point of the image shows.
+  // Returns the ray that is imaged at a point.
   //
-  // The outermost points of an image may show nothing: a lens with a falling polynomial reaches a largest radius, and
-  // farther rays would fold back. Such points get a ray near that fold, so that results are always finite.
+  // There may be no ray for the outermost points of an image: if the lens polynomial decreases beyond some radius, rays
+  // farther out fold back towards the centre. Such points get a ray near that fold, so that results are always finite.
   VOXELFIELD_HOST_DEVICE CameraRay ray_through(float x, float y) const {
     float ideal[2];
     ideal_point(x, y, ideal);
@@ -44,8 +45,8 @@ struct Lens {
     return {scale * ideal[0], scale * ideal[1], cosine};
   }
 
-  // Sets the point at which the formula puts a ray. Only ray_through() tells whether the lens images the ray there at
-  // all: it does not image those behind a perspective camera, nor those beyond the fold.
+  // Sets the point that the formula gives for a ray. The lens does not image rays behind a perspective camera or beyond
+  // the fold; only ray_through() determines whether it images the ray at that point.
   VOXELFIELD_HOST_DEVICE void point_of(const CameraRay& ray, float (&point)[2]) const {
     const float across = std::sqrt(ray.right * ray.right + ray.down * ray.down);
     float scale = 1.0f / ray.forward;
@@ -56,7 +57,7 @@ struct Lens {
   }
 
  private:
-  // Where the image shows an ideal point, and the derivative there: a symmetric matrix.
+  // The image position of an ideal point, and the derivative there, a symmetric matrix.
   struct Shown {
     float x, y, dxx, dxy, dyy;
   };
@@ -73,19 +74,19 @@ struct Lens {
         radial + slope * y * y + 6.0f * p1 * y + 2.0f * p2 * x};
   }
 
-  // Newton's iteration from the point itself. It never leaves the region around the optical axis in which the lens does
-  // not fold: a step across the fold is halved, and later ones are no longer than what was left of it.
+  // Newton's iteration, starting from the point itself. It stays in the region around the optical axis in which the
+  // lens does not fold: a step across the fold is halved, and later steps are no longer than the halved one.
   VOXELFIELD_HOST_DEVICE void ideal_point(float x, float y, float (&ideal)[2]) const {
-    constexpr int kSteps = 48;            // three to five are taken where the image shows something
-    constexpr float kFold = 1e-4f;        // the lens folds where the determinant of its derivative is smaller,
-    constexpr float kOverflow = 1e18f;    // and what is larger cannot be computed with
-    constexpr float kConverged = 1e-10f;  // square of a step after which the error is below rounding
+    constexpr int kSteps = 48;            // three to five suffice where a ray exists
+    constexpr float kFold = 1e-4f;        // the lens folds where the determinant of its derivative is smaller
+    constexpr float kOverflow = 1e18f;    // larger values would overflow
+    constexpr float kConverged = 1e-10f;  // squared step below which the error is less than rounding
     float at[2] = {x, y}, longest = 1.0f;
     ideal[0] = ideal[1] = 0.0f;
     for (int step = 0; step < kSteps; ++step) {
       const Shown shown = show(at[0], at[1]);
       const float determinant = shown.dxx * shown.dyy - shown.dxy * shown.dxy;
-      // Written so that NaN counts as beyond the fold.
+      // The condition is written so that NaN counts as beyond the fold.
       if (!(determinant > kFold && determinant < kOverflow && shown.dxx + shown.dyy > 0.0f)) {
         at[0] = 0.5f * (at[0] + ideal[0]);
         at[1] = 0.5f * (at[1] + ideal[1]);

@@ -1,11 +1,11 @@
 // Nested boxes, each larger than the previous one by a constant ratio, and the pieces into which they cut a ray. They
 // extend a grid to distant geometry: a larger box has larger voxels, which suffice for distant objects.
 //
-// The field lies in a frame of its own, in which all boxes have the size of the smallest one and stand in a row along
-// x, with a gap between neighbours. The part of space that belongs to a box, which is the box without the one inside of
-// it, lies in the box's place. In that frame a ray is a sequence of straight pieces, and every kernel for rays through
-// a box serves as it is. Distances along a ray count in units of the box that it is in, so that they go on from one
-// piece to the next, and steps of one length there are steps in proportion to the box here.
+// The field has its own frame, in which all boxes have the size of the smallest one and are placed in a row along x,
+// with a gap between neighbours. Each box represents its part of space without the next smaller box. In that frame a
+// ray is a sequence of straight pieces, so kernels for rays through a single box work unchanged. Distances along a ray
+// are measured in units of the current box and are continuous from one piece to the next. A constant step in the
+// field's frame is therefore a step in proportion to the box's size in the world.
 #pragma once
 
 #include "rays/camera.h"
@@ -14,12 +14,12 @@ namespace voxelfield {
 
 struct NestedBoxes {
   float centre[3];  // world units
-  float unit;       // of the smallest box's frame: half of its longest edge, world units
-  float half[3];    // half of the edges, in that unit
-  float pitch;      // from a box's place to the next one's, in that unit
-  float near;       // where rays begin at least, in that unit
+  float unit;       // half of the smallest box's longest edge, world units
+  float half[3];    // half of the smallest box's edges, in units of `unit`
+  float pitch;      // distance between the centres of neighbouring boxes in the field's frame, in units of `unit`
+  float near;       // smallest distance at which rays begin, in units of `unit`
   int32_t count;
-  float scale[kMaxBoxes];  // how many times as large as the smallest box each one is
+  float scale[kMaxBoxes];  // size of each box relative to the smallest one
 
   VOXELFIELD_HOST_DEVICE bool holds(int32_t box, const float* point) const {
     return fabsf(point[0]) <= half[0] * scale[box] && fabsf(point[1]) <= half[1] * scale[box] &&
@@ -27,13 +27,13 @@ struct NestedBoxes {
   }
 };
 
-// A ray from piece to piece, near to far.
+// Iterates over the pieces of a ray, from near to far.
 class RayPieces {
  public:
   // A ray without pieces.
   VOXELFIELD_HOST_DEVICE RayPieces() : t_(0.0f), far_(0.0f) {}
 
-  // `ray` is in the world; the distance at which it ends may be infinite. Samples will lie `step` apart.
+  // `ray` is in world coordinates and may end at an infinite distance. `step` is the distance between samples.
   VOXELFIELD_HOST_DEVICE RayPieces(const NestedBoxes& boxes, const Ray& ray, float step)
       : offset_(ray.offset), step_(step) {
     VOXELFIELD_UNROLL
@@ -51,7 +51,7 @@ class RayPieces {
     VOXELFIELD_UNROLL
     for (int axis = 0; axis < 3; ++axis) point[axis] = fmaf(t_, direction_[axis], origin_[axis]);
     while (box_ > 0 && boxes.holds(box_ - 1, point)) --box_;
-    // fmaxf and fminf drop NaN, which must not count as no limit.
+    // fmaxf and fminf ignore NaN, which would then count as having no limit.
     if (!(ray.near < ray.far)) far_ = t_;
   }
 
@@ -66,7 +66,7 @@ class RayPieces {
       box_ = box + 1;
       if (box > 0) {
         crossing(boxes, box - 1, enter, leave);
-        // Rounding may have put the beginning just outside of the box that it lies on.
+        // Rounding may have put the start of the piece just outside the box on whose surface it lies.
         if (enter < leave && leave > begin && enter < end) {
           end = fmaxf(enter, begin);
           box_ = box - 1;
@@ -74,7 +74,7 @@ class RayPieces {
       }
       local_t_ = local_t + fmaxf(end - begin, 0.0f) / scale;
       t_ = box_ < boxes.count ? fmaxf(end, begin) : far_;
-      // The lattice of samples is one for the whole ray: the next piece goes on where this one stops.
+      // The whole ray has a single lattice of samples: the next piece continues where this one stops.
       const float lattice = lattice_;
       const float passed = floorf(local_t_ / step_);
       lattice_ = (fmaf(offset_, step_, passed * step_) < local_t_ ? passed + 1.0f : passed) * step_;
@@ -97,13 +97,14 @@ class RayPieces {
     return false;
   }
 
-  // The distance from the ray's origin, world units, at a distance along the present piece.
+  // Converts a distance along the current piece to the distance from the ray's origin, world units.
   VOXELFIELD_HOST_DEVICE float distance(const NestedBoxes& boxes, float local_t) const {
     return fmaf(local_t - piece_local_t_, scale_, begin_) * boxes.unit;
   }
 
  private:
-  // Where the ray crosses the faces of a box (Kay and Kajiya 1986, slabs); `leave` is not beyond `enter` if it misses.
+  // The distances at which the ray enters and leaves a box (slabs, Kay and Kajiya 1986); `leave` <= `enter` if it
+  // misses.
   VOXELFIELD_HOST_DEVICE void crossing(const NestedBoxes& boxes, int32_t box, float& enter, float& leave) const {
     enter = -INFINITY;
     leave = INFINITY;
@@ -111,7 +112,8 @@ class RayPieces {
     for (int axis = 0; axis < 3; ++axis) {
       const float reach = boxes.half[axis] * boxes.scale[box];
       const float low = (-reach - origin_[axis]) * inverse_[axis], high = (reach - origin_[axis]) * inverse_[axis];
-      // 0 * infinity comes from an origin on the face of a slab that the ray runs along: such a slab does not limit it.
+      // 0 * infinity occurs if the ray runs parallel to a slab and starts on its face: such a slab does not limit the
+      // ray.
       if (low == low && high == high) {
         enter = fmaxf(enter, fminf(low, high));
         leave = fminf(leave, fmaxf(low, high));
@@ -119,13 +121,13 @@ class RayPieces {
     }
   }
 
-  float origin_[3], direction_[3], inverse_[3];  // in units of the smallest box, from the centre
+  float origin_[3], direction_[3], inverse_[3];  // in units of `unit`, relative to the centre
   float offset_, step_;
-  float t_, far_;         // in that unit: where the next piece begins, and where the ray ends
-  float local_t_ = 0.0f;  // the same place, as distances count in the field's frame
-  float lattice_ = 0.0f;  // where the next piece's lattice of samples begins
-  int32_t box_ = 0;       // that the next piece lies in
-  float begin_ = 0.0f, piece_local_t_ = 0.0f, scale_ = 1.0f;  // of the present piece
+  float t_, far_;         // in the same units: start of the next piece, end of the ray
+  float local_t_ = 0.0f;  // start of the next piece, as a distance in the field's frame
+  float lattice_ = 0.0f;  // start of the next piece's lattice of samples
+  int32_t box_ = 0;       // box of the next piece
+  float begin_ = 0.0f, piece_local_t_ = 0.0f, scale_ = 1.0f;  // for the current piece
 };
 
 }  // namespace voxelfield

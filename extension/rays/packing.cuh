@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(Threads)
   if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
 
-// The rows behind the last ray's are cleared by all blocks; there are more blocks than parts if that pays.
+// The rows after the last ray's are cleared by all blocks; there are more blocks than parts if that pays.
 constexpr int64_t kTailRows = 4096;  // for each block
 constexpr int64_t kMaxTailBlocks = 1024;
 

@@ -133,7 +133,7 @@ void launch_atomic(const SplatLevels<T>& levels, const SplatInput<scalar_t, Weig
     constexpr int kWidth = decltype(width)::value;
     const LaneLayout layout(max_vectors(levels, kWidth));
     using Located = std::decay_t<decltype(located.level[0].locator)>;
-    // Other weights always walk, which spares a compiled form.
+    // Other weights always walk, which avoids compiling another variant.
     constexpr int kShortest = kSpecialised<Weights> ? 1 : kWalk;
     const int walk = dense ? kWalk : kShortest;
     const auto kernel = dense ? splat_kernel<scalar_t, kWidth, Weights, kWalk, Located, T>
@@ -152,7 +152,7 @@ void splat_atomic(const SplatLevels<T>& levels, const SplatInput<scalar_t, Weigh
     if (input.at.count > level.locator.vertices(input.at.count)) {
       dense.add(level);
     } else {
-      // A launch of its own: two large grids would push one another out of the L2 cache.
+      // A separate launch, because two large grids would evict each other from the L2 cache.
       SplatLevels<T> alone(levels.columns);
       alone.add(level);
       launch_atomic(alone, input, false);

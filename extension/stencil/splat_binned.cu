@@ -1,5 +1,5 @@
-// Splatting four channels onto a grid that is larger than the L2 cache on CUDA, without atomics on it: the points are
-// listed by bin (entries.cuh, splat_methods.cuh), then a block sums its bin in shared memory and writes it once.
+// Splatting of four channels onto a grid larger than the L2 cache on CUDA, without atomics on the grid: points are
+// listed by bin (entries.cuh, splat_methods.cuh), then one block sums each bin in shared memory and writes it once.
 // Coarser grids at the same points are summed from the same bins (splat_coarse.cuh).
 #include "common/backend.cuh"
 #include "stencil/splat_coarse.cuh"
@@ -9,7 +9,7 @@ namespace voxelfield {
 namespace {
 
 // Counts or places the entries of all points. The first `clearing_blocks` blocks set the sums of coarse levels to zero
-// at the same time: that takes bandwidth, while counting waits for latency.
+// at the same time: clearing is bound by bandwidth, and counting by latency.
 template <bool Place>
 __global__ void __launch_bounds__(kThreads)
     list_bin_entries(const __grid_constant__ Bins bins, const float* __restrict__ points, TileCounts count,
@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(kThreads)
     }
     return;
   }
-  // Threads without a point read along with the last one, and have no entries.
+  // Threads without a point read the last point again, and produce no entries.
   const int64_t thread = block * kThreads + threadIdx.x, index = min(thread, n - 1);
   const float point[3] = {points[3 * index], points[3 * index + 1], points[3 * index + 2]};
   bool empty = thread >= n || !all_finite(point);
@@ -44,9 +44,9 @@ __global__ void __launch_bounds__(kThreads)
   add_entries<Place>(touched, static_cast<int32_t>(index), kHome, count, entries);
 }
 
-// The place of a point in a window, as the groups use it: the coordinates of its lower vertex, a field of bits for
-// each, below its offset in a box. A group subtracts the place of its own box; a bit that is then set above those of a
-// coordinate within the box shows that the vertex lies outside.
+// The position of a point in a window, packed for the groups: the coordinates of its lower vertex, one bit field each,
+// in the bits below its offset in a box. A group subtracts the position of its own box; the vertex lies outside the box
+// if a bit above those of a coordinate within the box is then set.
 constexpr int kFieldBits = 6, kOffsetShift = 3 * kFieldBits - 1;
 
 VOXELFIELD_HOST_DEVICE constexpr int32_t pack_place(int32_t x, int32_t y, int32_t z) {
@@ -58,7 +58,7 @@ __device__ __forceinline__ int32_t outside_bits(const BinnedGrid& grid) {
   return pack_place((-1 << grid.log_box[0]) & (all >> 1), (-1 << grid.log_box[1]) & all, (-1 << grid.log_box[2]) & all);
 }
 
-// Called by one thread for each point: lists the point for the groups whose boxes it touches.
+// Called by one thread for each point: adds the point to the lists of the groups whose boxes it touches.
 __device__ __forceinline__ void list_point(const BinnedGrid& grid, const BinWindow& window, const float* point,
                                            int slot, float4* places, int32_t* counts, uint8_t* lists) {
   int32_t at[3], first[3], last[3];
@@ -87,11 +87,11 @@ __device__ __forceinline__ void list_point(const BinnedGrid& grid, const BinWind
   }
 }
 
-// A group adds the points of its list. Threads whose corner lies outside of the group's box add to `unused`, their own.
+// A group adds the points of its list. Threads whose corner lies outside the group's box add to their own `unused`.
 __device__ __forceinline__ void add_points(Sums* own_sums, Sums* unused, int32_t own_place, int32_t outside,
                                            const uint8_t* list, int count, const float4* places, const Sums* values) {
   const CornerWeight weight_of(threadIdx.x % kCorners);
-  // The largest count of the warp's four groups, so that its threads stay together.
+  // The largest count among the warp's four groups, so that its threads do not diverge.
   int most = max(count, __shfl_xor_sync(kFullWarp, count, kCorners));
   most = max(most, __shfl_xor_sync(kFullWarp, most, 2 * kCorners));
   constexpr int kUnroll = 4;
@@ -137,8 +137,8 @@ __device__ __forceinline__ void for_each_vertex(const BinnedGrid& grid, const Bi
   }
 }
 
-// The first `split_blocks` blocks go through the chunks of bins that have too many entries for one block, and write the
-// sums of each to a slot of its own. They are followed by one block for each bin.
+// The first `split_blocks` blocks process the chunks of bins that have too many entries for one block, and write the
+// sums of each chunk to its own slot. They are followed by one block for each bin.
 template <typename scalar_t>
 __global__ void __launch_bounds__(kBinThreads, 4)
     splat_bins(const __grid_constant__ BinnedGrid grid, const scalar_t* __restrict__ values,
@@ -219,7 +219,7 @@ __global__ void __launch_bounds__(kBinThreads, 4)
   }
 }
 
-// Adds up the chunks of split bins.
+// Adds up the sums of the chunks of split bins.
 template <typename scalar_t>
 __global__ void __launch_bounds__(kBinThreads)
     join_bin_chunks(const __grid_constant__ BinnedGrid grid, const EntryList* __restrict__ entry_lists,
@@ -236,9 +236,9 @@ __global__ void __launch_bounds__(kBinThreads)
   }
 }
 
-// Blocks for the chunks of split bins, of which there usually are none.
+// Number of blocks for the chunks of split bins. There are usually no such chunks.
 constexpr int kSplitBlocks = 128;
-// Blocks that clear the sums of coarse levels, beside those that count entries.
+// Number of blocks that clear the sums of coarse levels while others count entries.
 constexpr int kClearingBlocks = 256;
 
 }  // namespace
@@ -265,7 +265,7 @@ void splat_binned(const SortedBins& binned, const SplatInput<scalar_t>& input) {
            points, lists.count, lists.entries, n, coarse, clearing_blocks);
   });
   if (coarse.count > 0) {
-    // A chunk for each bin is the usual case.
+    // Usually each bin is a single chunk.
     launch(splat_coarse<scalar_t>, bins, kCoarseThreads,
            coarse.shared_bytes(coarse.windows, coarse.count, sizeof(scalar_t)), coarse, grid.bins, input.values, points,
            lists.lists, lists.all.chunks, lists.counters, lists.entries);

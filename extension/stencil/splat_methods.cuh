@@ -1,7 +1,7 @@
-// The ways of summing a gradient into grids on CUDA that do without atomics on each vertex: splat_tiled.cu and
-// splat_binned.cu. splat.cu chooses among them and atomics. Then the plan of summing four channels by bins: how a grid
-// larger than the L2 cache is cut into bins, how the vertices of a bin lie in shared memory, and which coarser grids at
-// the same points are summed from the same bins.
+// The methods of summing a gradient into grids on CUDA without an atomic operation for each vertex: splat_tiled.cu and
+// splat_binned.cu. splat.cu chooses between these and atomics. This header also plans the binned method for four
+// channels: how a grid larger than the L2 cache is cut into bins, the layout of a bin's vertices in shared memory, and
+// which coarser grids at the same points are summed from the same bins.
 #pragma once
 
 #include "common/backend.cuh"
@@ -10,10 +10,11 @@
 
 namespace voxelfield {
 
-// Points that touch a tile or bin, counted once for each that they touch, must be fewer than this.
+// Upper limit (exclusive) of the number of entries, one for each pair of a point and a tile or bin that it touches.
 constexpr int64_t kMaxEntries = int64_t{1} << 30;
 
-// Vertices of a tile along x, y, z: powers of two. The sums of 16 float32 channels take 8 KiB of shared memory.
+// Vertices of a tile along x, y, z, which are powers of two. The sums of 16 float32 channels take 8 KiB of shared
+// memory.
 VOXELFIELD_HOST_DEVICE constexpr int tile_size(int axis) { return axis < 2 ? 4 : 8; }
 constexpr int kTileVertices = 4 * 4 * 8;
 
@@ -22,7 +23,7 @@ using SplatLevels = Levels<GridLocator<opmath_t<scalar_t>>, scalar_t>;
 
 template <typename scalar_t, typename Weights = ValueWeights<opmath_t<scalar_t>>>
 struct SplatInput {
-  const Tensor& tensor;    // of the values; scratch memory is allocated like it
+  const Tensor& tensor;    // the tensor of values; scratch memory is allocated with its device and options
   const scalar_t* values;  // (sets, points, columns)
   PointsView<Weights> at;
 };
@@ -31,9 +32,9 @@ struct SplatInput {
 template <typename Weights, typename scalar_t>
 void splat_tiled(const SplatLevels<scalar_t>& levels, const SplatInput<scalar_t, Weights>& input, bool deterministic);
 
-// Most vertices that a bin owns along x, y, z.
+// Largest number of vertices that a bin owns along x, y, z.
 constexpr int kBinSize[3] = {8, 16, 16};
-// A block's shared memory holds the sums of this many vertices, all copies together, and this many points at once.
+// Capacity of a block's shared memory: vertex sums, in all copies together, and points at once.
 constexpr int kBinVertices = 2240;
 constexpr int kLogBinThreads = 8;
 constexpr int kBinThreads = 1 << kLogBinThreads;
@@ -43,16 +44,16 @@ using Sums = Vector<float, kBinWidth>;
 constexpr int kBinShared = (kBinVertices + 3 * kBinThreads) * 16 + kBinGroups * (4 + kBinThreads);
 static_assert(kBinShared <= kSplatBinnedShared, "tests compare this bound with the limit of every GPU");
 constexpr int kBinChunk = 16384;                // a bin with more entries is split among several blocks
-constexpr int32_t kBinMaxResolution = 1 << 11;  // most vertices along an axis
+constexpr int32_t kBinMaxResolution = 1 << 11;  // largest number of vertices along an axis
 
 struct Bins {
   int32_t resolution[3];
-  bool clamps;  // points outside belong to the grid's faces; if false, points outside contribute nothing
+  bool clamps;  // if true, points outside are clamped to the grid's faces; otherwise they contribute nothing
   int32_t count;
-  Divisor along[3];  // bins
-  Divisor spans[3];  // last vertex, at least 1
+  Divisor along[3];  // number of bins
+  Divisor spans[3];  // index of the last vertex, at least 1
 
-  // The most vertices that a bin owns along an axis.
+  // The largest number of vertices that a bin owns along an axis.
   int32_t size(int axis) const { return (resolution[axis] - 1) / along[axis].value + 1; }
 };
 
@@ -97,22 +98,22 @@ struct BoxStrides {
   }
 };
 
-// The vertices that a bin owns are its window, which is cut into boxes. A group of eight threads, one for each corner
-// of a cell, adds points to a box of its own. If there are more groups than boxes, the sums exist in several copies.
-// The sizes and numbers of boxes and copies are powers of two.
+// The vertices that a bin owns form its window, which is cut into boxes. Each group of eight threads, one for each
+// corner of a cell, adds points to its own box. If there are more groups than boxes, there are several copies of the
+// sums. The sizes and numbers of boxes and copies are powers of two.
 struct BinnedGrid {
   Bins bins;
   void* data;  // the grid's scalar_t
   int64_t column;
   int64_t columns;
-  int32_t log_box[3];    // vertices of a box
-  int32_t log_boxes[3];  // boxes of the window
+  int32_t log_box[3];    // log2 of the vertices of a box
+  int32_t log_boxes[3];  // log2 of the boxes of the window
   int32_t log_copies;
   Divisor along_x, along_y;  // strides in a box, in vectors of channels
-  int32_t box;               // its size in vectors
+  int32_t box;               // size of a box in vectors
 
   VOXELFIELD_HOST_DEVICE int32_t boxes() const { return 1 << (log_boxes[0] + log_boxes[1] + log_boxes[2]); }
-  VOXELFIELD_HOST_DEVICE int32_t size() const { return boxes() * box; }  // of a copy
+  VOXELFIELD_HOST_DEVICE int32_t size() const { return boxes() * box; }  // size of a copy of the sums
 };
 
 constexpr int kCoarseThreads = 128;
@@ -120,34 +121,35 @@ constexpr int kCoarseWarps = kCoarseThreads / kWarp;
 constexpr int kCoarseGroups = kWarp / kCorners;
 constexpr int kCoarseChunk = 224;  // entries of a bin for one block: with five levels, six blocks fit a multiprocessor
 constexpr int kCoarseStride = kCoarseChunk + 2;  // between levels: a row's first four are in different banks
-constexpr int kMaxCoarse = 8;                    // levels, for which a block of sm_75 has room
+constexpr int kMaxCoarse = 8;                    // levels that fit the shared memory of a block on sm_75
 constexpr int kCoarseVertices = 640;             // sums of a level's window, all copies together
-constexpr int kCoarseAllVertices = 1280;         // of all levels
-constexpr float kWindowMargin = 1.f / 256;       // in cells, for the rounding of coordinates
-// A level joins if the binned grid has at least this many times its vertices: adding the sums of a larger one would
-// take more time than it saves.
+constexpr int kCoarseAllVertices = 1280;         // sums of all levels
+constexpr float kWindowMargin = 1.f / 256;       // in cells, allows for the rounding of coordinates
+// A coarser level is summed from the bins if the binned grid has at least this many times its vertices: for a larger
+// level, adding the sums would take more time than it saves.
 constexpr int kMinCoarsening = 4;
 constexpr int kDirect = -1;
 
-// A level that is summed from another one's bins.
+// A level that is summed from the bins of a finer one.
 struct CoarseLevel {
   int32_t resolution[3];
-  float* data;  // added to
+  float* data;  // the grid to which the sums are added
   int64_t column;
-  float ratio[3];            // cells of this level in one of the binned grid
-  int32_t size[3];           // of a window: the vertices that points of a bin may touch, also those beyond the grid
+  float ratio[3];   // size of a cell of the binned grid, in cells of this level
+  int32_t size[3];  // size of a window: the vertices that points of a bin may touch, including those beyond the grid
   Divisor along_x, along_y;  // strides in a window, in vectors of channels
-  int32_t window;            // its size in vectors; each group of threads has a copy
-  int32_t first;             // where its copies begin in a block's shared memory; kDirect: sums go straight to the grid
+  int32_t window;            // size of a window in vectors; each group of threads has a copy
+  int32_t first;  // offset of its copies in a block's shared memory; kDirect if sums are added to the grid directly
 };
 
 struct CoarseLevels {
   CoarseLevel level[kMaxLevels];
   int count;
   int64_t columns;
-  int32_t windows;  // of all levels, in vectors
+  int32_t windows;  // size of the windows of all levels, in vectors
 
-  // Windows, the places of the points that warps work on, positions and values of all points of the block.
+  // Windows, the packed positions of the points that warps process, and positions and values of all points of the
+  // block.
   static constexpr int shared_bytes(int windows, int count, int element_size) {
     return (windows + kCoarseThreads) * static_cast<int>(sizeof(Sums)) +
            kCoarseChunk * 3 * static_cast<int>(sizeof(float)) + count * kCoarseStride * kBinWidth * element_size;
@@ -157,12 +159,12 @@ struct CoarseLevels {
 static_assert(CoarseLevels::shared_bytes(kCoarseAllVertices, kMaxCoarse, sizeof(float)) <= kSplatCoarseShared,
               "tests compare this bound with the limit of every GPU");
 
-// The levels that are summed by bins: the finest one, if any, and coarser ones that join it.
+// The levels that are summed by bins: the finest one, if any, and the coarser ones that are summed from its bins.
 struct SortedBins {
   int finest = -1;
   BinnedGrid grid{};
   CoarseLevels coarse{};
-  int coarse_index[kMaxLevels];  // of each level, or -1
+  int coarse_index[kMaxLevels];  // index of each level among the coarse ones, or -1
 
   SortedBins() { std::fill_n(coarse_index, kMaxLevels, -1); }
 };
@@ -173,7 +175,7 @@ __device__ __forceinline__ Sums sum_copies(const Sums* sums, int at, int size, i
   return sum;
 }
 
-// Cuts a grid into bins: no larger than allowed, and enough of them for the points that a block holds at once.
+// Cuts a grid into bins that are no larger than allowed, and enough of them for the number of points per block.
 template <typename Locator>
 Bins cut_into_bins(const Locator& locator, int64_t n) {
   Bins bins{};
@@ -194,7 +196,7 @@ Bins cut_into_bins(const Locator& locator, int64_t n) {
   return bins;
 }
 
-// Chooses boxes and copies; false if a window would not fit shared memory.
+// Chooses the boxes and copies. Returns false if a window would not fit in shared memory.
 inline bool cut_into_boxes(BinnedGrid& grid) {
   double least = 0;
   for (int code = 0; code < 64; ++code) {
@@ -213,7 +215,8 @@ inline bool cut_into_boxes(BinnedGrid& grid) {
     if (box * boxes > kBinVertices) continue;
     int log_copies = 0;
     while (boxes << (log_copies + 1) <= kBinGroups && box * boxes << (log_copies + 1) <= kBinVertices) ++log_copies;
-    // The boxes that a point touches, and the threads that wait because groups have different numbers of points.
+    // The cost counts the boxes that a point touches, and threads that wait because groups have unequal numbers of
+    // points.
     const double cost = touched * (1 + 4.0 / (boxes << log_copies));
     if (least > 0 && cost >= least) continue;
     least = cost;
@@ -227,8 +230,8 @@ inline bool cut_into_boxes(BinnedGrid& grid) {
   return least > 0;
 }
 
-// Prepares a level to be summed from a grid's bins, in a window if one has room. False if it is not coarse enough, or
-// if there are too many levels.
+// Prepares a level to be summed from a grid's bins, in a window if there is room for one. Returns false if the level is
+// not coarse enough, or if there are too many levels.
 inline bool cut_window(const Bins& bins, CoarseLevels& levels, CoarseLevel& level) {
   double vertices = 1, binned_vertices = 1;
   for (int axis = 0; axis < 3; ++axis) {
@@ -238,7 +241,7 @@ inline bool cut_window(const Bins& bins, CoarseLevels& levels, CoarseLevel& leve
     const double ratio = single ? 0 : last / (bins.resolution[axis] - 1);
     const double cells = single ? last : ratio * bins.size(axis);
     level.ratio[axis] = static_cast<float>(ratio);
-    // Twice the margin at both ends, half of it for the device's own rounding, and the vertices that end a cell.
+    // Twice the margin at both ends, half of it for rounding on the device, and the upper vertices of the last cell.
     level.size[axis] = static_cast<int32_t>(std::min(cells + 4 * kWindowMargin, double{kCoarseVertices})) + 3;
     vertices *= level.resolution[axis];
     binned_vertices *= bins.resolution[axis];
@@ -256,7 +259,7 @@ inline bool cut_window(const Bins& bins, CoarseLevels& levels, CoarseLevel& leve
   return true;
 }
 
-// Writes the data of the finest level of the bins, and of the levels that join it.
+// Writes the data of the finest of the binned levels, and of the coarser levels that are summed from its bins.
 template <typename scalar_t>
 void splat_binned(const SortedBins& bins, const SplatInput<scalar_t>& input);
 

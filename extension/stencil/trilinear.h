@@ -1,5 +1,5 @@
 // The trilinear stencil: the eight vertices around a point, their weights, and the derivatives of the weights. This is
-// the only statement of it: host and device, forward and every derivative, the grid op and the per-cell op use it.
+// the only definition: host and device, forward and all derivatives, the grid op and the per-cell op share it.
 #pragma once
 
 #include <cmath>
@@ -11,7 +11,7 @@
 
 namespace voxelfield {
 
-// The value outside the grid. The numbers are part of the op schemas.
+// How values outside the grid are defined. The numbers are part of the op schemas.
 enum class Padding : int32_t { kBorder = 0, kZeros = 1, kReflection = 2 };
 
 // Corners are numbered 4*i + 2*j + k for (x, y, z): the memory order of a 2x2x2 block of an (X, Y, Z, C) grid.
@@ -22,8 +22,8 @@ VOXELFIELD_HOST_DEVICE constexpr int corner_side(int corner, int axis) { return 
 template <typename T, typename offset_t = int64_t>
 struct Stencil {
   offset_t origin;   // element offset of corner 0
-  offset_t step[3];  // element offset from the lower to the upper vertex of each axis; 0 where one is missing
-  int32_t lower[3];  // index of the lower vertex along each axis; -1 is the one before the grid
+  offset_t step[3];  // element offset from the lower to the upper vertex of each axis; 0 if either is missing
+  int32_t lower[3];  // index of the lower vertex along each axis; -1 if it lies before the grid
   T weight[3][2];    // linear weight of the lower and upper vertex of each axis
   T slope[3][2];     // derivative of that weight with respect to the point's coordinate
   bool empty;        // no vertex contributes: the point is not finite, or outside under zeros padding
@@ -33,8 +33,8 @@ struct Stencil {
            corner_side(corner, 2) * step[2];
   }
 
-  // Leaves only the lower (0) or upper (1) vertices of an axis, as if both sides were that one. Threads that differ in
-  // the side can then share code that names corners of side 0, without indexing registers.
+  // Replaces both vertices of an axis by the lower (0) or the upper (1) one. Threads with different sides can then
+  // share code that refers to corners of side 0, without indexing registers.
   VOXELFIELD_HOST_DEVICE void take_side(int axis, bool upper) {
     if (upper) origin += step[axis];
     weight[axis][0] = upper ? weight[axis][1] : weight[axis][0];
@@ -42,8 +42,8 @@ struct Stencil {
   }
 
   VOXELFIELD_HOST_DEVICE T value(int corner) const {
-    // z times x first: a thread on one side along z shares two such products among its four corners, and so multiplies
-    // six times instead of eight.
+    // The product of z and x comes first: a thread that serves one side along z uses two such products for its four
+    // corners, which takes six multiplications instead of eight.
     return weight[2][corner_side(corner, 2)] * weight[0][corner_side(corner, 0)] * weight[1][corner_side(corner, 1)];
   }
 
@@ -54,7 +54,7 @@ struct Stencil {
            weight[c][corner_side(corner, c)];
   }
 
-  // d^2 value / d point[axis] d point[other]. The weights are linear along each axis: the diagonal is zero.
+  // d^2 value / d point[axis] d point[other]. The diagonal is zero, because the weights are linear along each axis.
   VOXELFIELD_HOST_DEVICE T mixed_partial(int corner, int axis, int other) const {
     if (axis == other) return T(0);
     const int rest = 3 - axis - other;
@@ -82,16 +82,16 @@ struct PartialWeights {
   }
 };
 
-// Interpolation itself.
+// Weights of the interpolated value.
 template <typename T>
 using ValueWeights = PartialWeights<T, 1>;
 
-// Value and spatial gradient in one pass.
+// Weights of the value and of its spatial gradient, in one pass.
 template <typename T>
 using JetWeights = PartialWeights<T, 4>;
 
-// The weights of interpolation's derivative along a direction. Every second-order term of the op is one of the three
-// kernels run with these weights.
+// Weights of the derivative along a direction. Every second-order term of the op is one of the three kernels with these
+// weights.
 template <typename T>
 struct DirectionalWeights {
   using value_t = T;
@@ -132,7 +132,7 @@ VOXELFIELD_HOST_DEVICE T multiply_add(T a, T b, T c) {
 #endif
 }
 
-// The nearest number in [0, high]; 0 for NaN.
+// Clamps to [0, high]; returns 0 for NaN.
 template <typename T>
 VOXELFIELD_HOST_DEVICE T clamp(T u, T high) {
 #if defined(__CUDA_ARCH__)
@@ -142,7 +142,7 @@ VOXELFIELD_HOST_DEVICE T clamp(T u, T high) {
 #endif
 }
 
-// A vertex's index as a coordinate. On the device, indices beyond the precision of a float are rounded down.
+// Converts a vertex's index to a coordinate. On the device, indices beyond the precision of a float are rounded down.
 template <typename T>
 VOXELFIELD_HOST_DEVICE T coordinate_of(int32_t index) {
 #if defined(__CUDA_ARCH__)
@@ -151,7 +151,7 @@ VOXELFIELD_HOST_DEVICE T coordinate_of(int32_t index) {
   return static_cast<T>(index);
 }
 
-// The index of the last vertex that is not above u, which is not above coordinate_of(largest).
+// Returns the index of the last vertex at or below u. Requires u <= coordinate_of(largest).
 template <typename T>
 VOXELFIELD_HOST_DEVICE int32_t index_below(T u, [[maybe_unused]] int32_t largest) {
 #if defined(__CUDA_ARCH__)
@@ -163,7 +163,7 @@ VOXELFIELD_HOST_DEVICE int32_t index_below(T u, [[maybe_unused]] int32_t largest
 #endif
 }
 
-// A coordinate folded back at both ends of [low, high], and whether it decreases as the original increases.
+// Reflects a coordinate at both ends of [low, high], and sets whether the result decreases as the original increases.
 template <typename T>
 struct Reflected {
   T u;
@@ -174,14 +174,14 @@ template <typename T>
 VOXELFIELD_HOST_DEVICE Reflected<T> reflect(T u, T low, T high) {
   const T span = high - low;
   if (!(span > T(0))) return {low, false};
-  // The way from one end to the other and back is one period.
+  // One period is the distance from one end to the other and back.
   const T phase = std::fmod(std::fabs(u - low), T(2) * span);
   const bool back = phase > span;
   return {back ? high - (phase - span) : low + phase, back != (u < low)};
 }
 
-// The cell and the position within it along one axis, where align_corners is set, padding is border or zeros, and the
-// caller drops points that are not finite or lie outside: GridLocator's usual case in a third of its instructions.
+// Finds the cell and the position within it along one axis if align_corners is set, padding is border or zeros, and the
+// caller drops points that are outside or not finite. This common case takes a third of GridLocator's instructions.
 struct AxisPlace {
   int32_t lower;
   float fraction;
@@ -213,8 +213,8 @@ struct CornerWeight {
   }
 };
 
-// Finds the cell of dense, contiguous (B, X, Y, Z, C) grids that holds a point of the unit cube. A `Plain` locator is
-// for the common case alone (see is_plain()), which takes half the instructions.
+// Finds the cell of dense, contiguous (B, X, Y, Z, C) grids that contains a point of the unit cube. A `Plain` locator
+// supports only the common case (see is_plain()), and takes half the instructions.
 template <typename T, bool Plain = false>
 struct GridLocator {
   using offset_t = std::conditional_t<Plain, int32_t, int64_t>;
@@ -223,10 +223,10 @@ struct GridLocator {
   Padding padding;
   int64_t channels;
   int64_t points_per_grid;  // point n belongs to grid n / points_per_grid; 0 if there is one grid
-  bool align_corners;       // the unit cube ends at the outermost vertices; otherwise half a cell beyond them
-  bool nearest;             // take the nearest vertex alone
+  bool align_corners;       // if set, the unit cube ends at the outermost vertices; otherwise, half a cell beyond them
+  bool nearest;             // use only the nearest vertex
 
-  // How many grids n points lie in, and the vertices of all of them.
+  // The number of grids for n points, and the number of vertices of all of them.
   int64_t grids(int64_t n) const { return points_per_grid > 0 ? n / points_per_grid : 1; }
   int64_t vertices(int64_t n) const { return grids(n) * resolution[0] * resolution[1] * resolution[2]; }
 
@@ -244,8 +244,8 @@ struct GridLocator {
     return find(points, index, padding != Padding::kZeros);
   }
 
-  // `clamps`: whether the padding leaves no point outside; a bool, or std::true_type or std::false_type where that is
-  // known at compile time.
+  // `clamps`: whether the padding maps all points into the grid; a bool, or std::true_type or std::false_type if known
+  // at compile time.
   template <typename Clamps>
   VOXELFIELD_HOST_DEVICE Stencil<T, offset_t> find(const T* points, int64_t index, Clamps clamps) const {
     const bool aligned = Plain || align_corners, rounds = !Plain && nearest;
@@ -263,7 +263,7 @@ struct GridLocator {
       if (!Plain && padding == Padding::kReflection) {
         const T margin = aligned ? T(0) : T(0.5);
         const Reflected<T> folded = reflect(u, -margin, end + margin);
-        // Too far outside for a float to tell where it folds to.
+        // So far outside that float precision does not determine the reflected coordinate.
         if (!(folded.u >= -margin && folded.u <= end + margin)) s.empty = true;
         u = folded.u;
         if (folded.reversed) rise = -rise;
@@ -285,12 +285,12 @@ struct GridLocator {
       const bool has_lower = clamps || (i >= 0 && i <= last), has_upper = i < last && !rounds;
       s.lower[axis] = i;
       s.weight[axis][0] = has_lower ? T(1) - fraction : T(0);
-      // On the last vertex a clamped coordinate has no fraction. If clamping is known at compile time, this spares a
-      // selection; at run time it would only add a condition.
+      // At the last vertex the fraction of a clamped coordinate is zero. If clamping is known at compile time, this
+      // saves a select instruction; at run time it would only add a condition.
       s.weight[axis][1] = std::is_same_v<Clamps, std::true_type> || has_upper ? fraction : T(0);
       s.slope[axis][0] = has_lower ? -rise : T(0);
       s.slope[axis][1] = has_upper ? rise : T(0);
-      // A missing vertex is replaced by the other one, with weight zero.
+      // A missing vertex is replaced by the other vertex of the axis, with weight zero.
       s.origin += (has_lower ? i : 0) * stride;
       s.step[axis] = has_lower && has_upper ? stride : 0;
       if (!has_lower && !has_upper) s.empty = true;
@@ -301,7 +301,7 @@ struct GridLocator {
   }
 };
 
-// Points, the kind of weights that the corners around them get, and, for weights that need them, a direction at each.
+// Points, the type of weights at the corners around them and, for weights that need it, a direction at each point.
 template <typename Weights>
 struct PointsView {
   const typename Weights::value_t* points;      // (count, 3)
@@ -351,7 +351,7 @@ template <typename Locator, typename scalar_t>
 struct Levels {
   Level<Locator, scalar_t> level[kMaxLevels] = {};
   int count = 0;
-  bool sum;         // levels add up in the same columns
+  bool sum;         // levels are summed into the same columns
   int64_t columns;  // length of a row of output
 
   explicit Levels(int64_t columns, bool sum = false) : sum(sum), columns(columns) {}

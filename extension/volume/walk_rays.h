@@ -26,7 +26,7 @@ struct CpuRays : CpuPacking {
     }
   }
 
-  // How many partial sums a sum over so many rows has.
+  // The number of partial sums of a sum over a number of rows.
   static int64_t sum_parts(int64_t rows) { return (rows + kSummedRows - 1) / kSummedRows; }
 
   // Calls f.finish(sum) with the sum of f(row) over the first f.count() of the rows.

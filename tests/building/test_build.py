@@ -106,7 +106,7 @@ def test_two_processes_that_start_together_compile_once(clone, kept_objects, tmp
 @pytest.mark.sweep
 def test_a_builder_killed_in_mid_build_does_not_block_the_next(clone, kept_objects, tmp_path):
     cache, tools = tmp_path / "cache", tmp_path / "tools"
-    # The first compiler that runs hangs; whoever comes later finds the folder made and works.
+    # The first compiler that runs hangs; later ones find that the folder exists, and work.
     hang = f"mkdir '{tools}/hung' 2>/dev/null && echo $$ > '{tools}/hung/pid' && exec sleep 600"
     env = environment(clone, cache, CXX=compiler(tools, hang + reuse(kept_objects)))
     killed = subprocess.Popen([sys.executable, "-c", USE], cwd=tmp_path, env=env, stderr=subprocess.DEVNULL)

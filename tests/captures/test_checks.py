@@ -1,4 +1,4 @@
-"""Every warning is given for what it is about, names the images, and is not given for a good capture."""
+"""Every warning is given for its own fault, names the images, and is not given for a good capture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``voxelfield inspect``: what it says and draws of scenes of every format."""
+"""``voxelfield inspect``: its messages and pictures for scenes of every format."""
 
 from __future__ import annotations
 

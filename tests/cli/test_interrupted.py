@@ -54,7 +54,7 @@ def test_one_command_is_requeued_until_its_run_is_finished(tmp_path):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
-    # Nobody else may use the directory meanwhile, or go on from it.
+    # Meanwhile no other process may use the directory, or resume from it.
     settings = (directory / ".hydra" / "config.yaml").read_text()
     same, another = start(*unchanged), start(f"resume={directory}", f"hydra.run.dir={tmp_path / 'other'}")
     code, _, complaints = finish(same)

@@ -69,7 +69,7 @@ def write_llff(folder: Path, split: Split, images: str = "images", near: float =
     np.save(folder / "poses_bounds.npy", np.array(rows))
 
 
-# The terms of COLMAP's camera models, behind the focal lengths and the principal point.
+# The parameters of COLMAP's camera models after the focal lengths and the principal point.
 COLMAP_TERMS = {
     "SIMPLE_PINHOLE": {},
     "PINHOLE": {},

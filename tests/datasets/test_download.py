@@ -46,7 +46,7 @@ def manifest(*archives):
 
 
 class Server:
-    """Serves ``pages`` and remembers which were asked for."""
+    """Serves ``pages`` and records which ones were requested."""
 
     def __init__(self):
         self.pages = {}

@@ -24,7 +24,7 @@ LATTICE = Lattice.over(BOX, (0.08, 0.07, 0.09)).enlarged()
 
 
 class CountingField(CallbackField):
-    """Keeps the numbers of points that its density was asked for."""
+    """Records the numbers of points at which its density was evaluated."""
 
     def __init__(self, density):
         super().__init__(density, lambda points, directions: points, BOX)

@@ -218,7 +218,7 @@ def test_a_texture_shows_the_fields_colors(tmp_path, suffix):
         image = found.visual.material.image
         assert {file.suffix for file in tmp_path.iterdir()} == {".obj", ".mtl", ".png"}
     assert len(found.faces) == len(mesh.faces) <= 600
-    # In the middles of triangles, where no vertex says what the colour is.
+    # In the middle of triangles, where no vertex determines the colour.
     middles = torch.tensor(found.triangles_center).float()
     places = torch.tensor(found.visual.uv)[torch.tensor(found.faces)].mean(dim=1)
     width, height = image.size

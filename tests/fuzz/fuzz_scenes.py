@@ -85,7 +85,7 @@ def _nsvf() -> Files:
 
 
 def _colmap_text() -> Files:
-    import pycolmap  # behind Pillow: the other way round, PNG files are not written
+    import pycolmap  # after Pillow: in the other order, PNG files are not written
 
     lines: dict[str, list[str]] = {"cameras": [f"1 OPENCV {WIDTH} {HEIGHT} 8 8.5 3 2 0.01 0 0.001 0"], "images": []}
     for i in range(VIEWS):

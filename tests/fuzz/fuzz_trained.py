@@ -101,7 +101,7 @@ def model_of_description(text: bytes) -> bytes:
     """A model file whose description is such a text, with right checksums.
 
     Raises:
-        ValueError: The text is no JSON.
+        ValueError: The text is not JSON.
     """
     return model_with(json.loads(text))
 

@@ -47,7 +47,7 @@ def numbers(
 
 @st.composite
 def offsets_of_rays(draw: st.DrawFn, samples: int, gaps: bool = True) -> Tensor:
-    """Offsets (R + 1,) of rays; there may be rows ahead of the first ray and behind the last one."""
+    """Offsets (R + 1,) of rays; there may be rows before the first ray and after the last one."""
     rays = draw(st.sampled_from([0, 1, 2, 3, 7]))
     cuts = sorted(draw(st.lists(st.integers(0, samples), min_size=rays + 1, max_size=rays + 1)))
     if not gaps and rays:

@@ -27,7 +27,7 @@ def test_every_format_is_fuzzed():
 def folder(tmp_path_factory) -> Iterator[Path]:
     logger = logging.getLogger("voxelfield")
     level = logger.level
-    logger.setLevel(logging.ERROR)  # every scene warns of what it lacks
+    logger.setLevel(logging.ERROR)  # every scene warns about missing parts
     yield tmp_path_factory.mktemp("scenes")
     logger.setLevel(level)
 

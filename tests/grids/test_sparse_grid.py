@@ -36,7 +36,7 @@ def filled(device: torch.device, exists: Tensor | None = None, channels: int = 4
 
 
 def shrunk(exists: Tensor) -> Tensor:
-    """Cells that lie within blocks, so that no block beside them is wanted."""
+    """Cells that lie within blocks, so that no neighbouring block is needed."""
     cells = torch.zeros([3 * size for size in exists.shape], dtype=torch.bool, device=exists.device)
     cells[1::3, 1::3, 1::3] = exists
     return cells

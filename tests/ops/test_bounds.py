@@ -1,7 +1,7 @@
 """What no op may do, whatever it is given: read or write outside its tensors.
 
-Contents that do not fit are errors on the CPU; on CUDA, where nobody waits to look, and in the raw ops, they give a
-defined result. Sizes, dtypes and devices that do not fit are errors that name the argument.
+Contents that do not fit are errors on the CPU. On CUDA, which is not synchronised to check them, and in the raw ops,
+they give a defined result. Sizes, dtypes and devices that do not fit are errors that name the argument.
 """
 
 from __future__ import annotations
@@ -523,5 +523,5 @@ def test_counting_leaves_no_slot_unwritten(device, kernels):
     torch.full((100_000,), 7, dtype=torch.int32, device=device)  # memory that the next call may be given
     for one, other in zip(first, kernels.count_ray_samples(*arguments), strict=True):
         assert torch.equal(one, other)
-    # A ray of few ranges has empty ones behind them.
+    # A ray with few ranges has empty ones after them.
     assert (first[1][-1] == 0).any()

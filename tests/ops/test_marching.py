@@ -379,7 +379,7 @@ def test_samples_do_not_depend_on_how_rays_are_cut(device, segments):
 
 
 def assert_truncated(samples, whole, capacity):
-    """Fails unless ``samples`` are the first of ``whole`` whose rays fit, and nothing in the rows behind."""
+    """Fails unless ``samples`` are the first of ``whole`` whose rays fit, and the rows after them are empty."""
     rays = len(whole.ray_offsets) - 1
     rays_kept = int((whole.ray_offsets[1:] <= capacity).sum())
     used = int(whole.ray_offsets[rays_kept])

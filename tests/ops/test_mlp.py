@@ -76,7 +76,7 @@ def value_and_gradients(input, weights, grad, **options):
 
 
 def assert_close(actual, expected, dtype, deep=2):
-    # An activation on the border between two numbers of its dtype may be rounded either way. The layers behind carry
+    # An activation on the border between two numbers of its dtype may be rounded either way. The later layers carry
     # that on, and a ReLU may turn it into a gradient that is there or not: so sums of squares are compared. That adds
     # up: another order of float32 sums alone has been seen to make 14 eps through 7 layers and 24 through 16.
     eps = torch.finfo(dtype).eps

@@ -133,7 +133,7 @@ def test_pixels_without_matter_are_background_with_the_gradient_of_values(device
 
 
 def test_faint_and_slightly_too_bright_rays_stay_bounded(device):
-    """Sums of float32 weights make colours a little over 1, and opacities as small as float32 has them."""
+    """Sums of float32 weights make colours a little over 1, and opacities as small as float32 can represent."""
     opacity = torch.logspace(-44, 0, 177, dtype=torch.float64).to(device, torch.float32).repeat_interleave(2)
     rgb = (opacity[:, None] * (1 + 1e-6)).expand(-1, 3)
     inputs = leaves(rgb, opacity)

@@ -45,7 +45,7 @@ def test_rays_are_the_cameras_and_colours_the_images(device, side, model):
     expected = cameras.rays(camera.repeat_interleave(side**2), points, aabb)
     assert (expected.far > 0).any()
     assert (expected.far == 0).any()
-    hit = expected.far > expected.near + 1e-3  # where it is no close call
+    hit = expected.far > expected.near + 1e-3  # where the ray clearly hits
     for name in ("origins", "directions"):
         torch.testing.assert_close(getattr(result, name), getattr(expected, name), rtol=1e-5, atol=1e-6)
     for name in ("near", "far"):

@@ -165,7 +165,7 @@ def test_only_requested_gradients_are_computed(device, reduce):
             value.square().sum().backward()
         expected = ["splat_trilinear"] * any(wanted[:-1]) + ["point_gradient_trilinear"] * wanted[-1]
         assert recorder.names == expected
-        # The sums of levels that nobody asked for are not even made.
+        # The sums of levels whose gradients are not requested are not even computed.
         assert [x.grad is not None for x in inputs] == list(wanted)
         alone = leaves(*inputs)
         sample_pyramid(alone[:-1], alone[-1], reduce=reduce).square().sum().backward()

@@ -49,7 +49,7 @@ def by_reference(inputs, min_transmittance, min_weight):
 
 
 def assert_truncated(actual, expected, capacity):
-    """Fails unless ``actual`` are those of the expected samples whose rays fit, and nothing in the rows behind."""
+    """Fails unless ``actual`` are those of the expected samples whose rays fit, and the rows after them are empty."""
     *expected, ray_offsets = expected
     rays = len(ray_offsets) - 1
     rays_kept = int((ray_offsets[1:] <= capacity).sum())

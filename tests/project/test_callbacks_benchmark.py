@@ -1,4 +1,4 @@
-"""benchmarks/callbacks.py: that its three ways render the same samples, and what it writes."""
+"""benchmarks/callbacks.py: its three variants render the same samples; its output."""
 
 from __future__ import annotations
 

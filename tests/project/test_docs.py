@@ -27,7 +27,7 @@ PAGES = [
 ]
 
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-# A file named on a line of its own, then what it holds.
+# A file name on its own line, followed by the content of the file.
 FILE = re.compile(r"^`([^`\n]+)`\n\n```\w+\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # In files that exist already, what the page shows goes in front of this line.
 INSERT_BEFORE = {"extension/module/library.cpp": "}\n", "voxelfield/ops/__init__.py": "\n__all__ = [\n"}

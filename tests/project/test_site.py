@@ -1,4 +1,4 @@
-"""The pages of the site that quote the package say what is there. CI builds the site itself (mkdocs build --strict)."""
+"""The pages of the site that quote the package agree with it. CI builds the site itself (mkdocs build --strict)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``python train.py`` as users run it: what it writes, how it stops, resumes and fails."""
+"""``python train.py`` as users run it: its output, and how it stops, resumes and fails."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def read_metrics(directory: Path) -> dict:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> tuple[Path, str]:
-    """A run to the end, with everything written that can be: its directory and what it printed."""
+    """A complete run with every optional output: its directory and its printed text."""
     directory = tmp_path_factory.mktemp("runs") / "lego"
     whole = ("trainer.evaluation.video_frames=3", "trainer.evaluation.report=true")
     result = train("model=mlp", *whole, f"hydra.run.dir={directory}")

@@ -1,4 +1,4 @@
-"""benchmarks/training.py, which trains over sizes: what it varies and measures, and that a failure does not stop it."""
+"""benchmarks/training.py, which trains at several sizes: its settings and measurements; a failure does not stop it."""
 
 from __future__ import annotations
 

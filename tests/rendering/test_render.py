@@ -398,7 +398,7 @@ def test_levels_that_are_off_leave_the_density_alone(device):
     torch.testing.assert_close(density.initial * raw[:, 0].exp(), field.density(points), **tolerance)
 
 
-# --- with room for so many samples
+# --- with a limited capacity for samples
 
 
 @pytest.mark.parametrize("make", [random_field, pyramid_field])

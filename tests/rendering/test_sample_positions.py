@@ -104,7 +104,7 @@ def some_cameras(device, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Te
 
 
 def cast(c2w: Tensor, intrinsics: Tensor, index: Tensor, pixels: Tensor) -> tuple[Tensor, Tensor]:
-    """Origins and directions as textbooks have them."""
+    """Origins and directions from the textbook formulas."""
     (fx, fy, cx, cy), pose = intrinsics[index].unbind(-1), c2w[index]
     x, y = (pixels[:, 0] - cx) / fx, (pixels[:, 1] - cy) / fy
     local = torch.stack((x, -y, -torch.ones_like(x)), dim=-1)

@@ -1,4 +1,4 @@
-"""The page of a report: what it says, that it needs nothing else, and that hostile names stay texts."""
+"""The page of a report: its content; it is self-contained, and hostile names remain plain text."""
 
 from __future__ import annotations
 

@@ -391,7 +391,7 @@ def test_training_that_diverges_is_said_to(make_session, caplog):
     assert session.fit()
     assert session.diverged
     assert caplog.text.count("training diverges, with training pixels at") == 1
-    # A run that goes on from its checkpoint knows it, too.
+    # A run that resumes from its checkpoint knows it, too.
     again = make_session("trainer.steps=30", "trainer.rates.grid=1e6")
     again.restore(load_checkpoint(session.output))
     assert again.fit()
@@ -476,7 +476,7 @@ def test_a_scene_that_goes_away_after_it_was_read_changes_nothing(tmp_path, make
 
 
 def test_what_is_logged_is_written_out_before_a_checkpoint_is(make_session, tmp_path):
-    """A run that is killed goes on from its checkpoint, and does not log again what came before that."""
+    """A run that is killed resumes from its checkpoint, and does not log again what came before that."""
     flushed = []
 
     class Recorder(NullLogger):

@@ -1,4 +1,4 @@
-"""Frames as numbered files: what they hold, and that rendering goes on where it stopped."""
+"""Frames as numbered files: their content, and resuming an interrupted rendering."""
 
 from __future__ import annotations
 

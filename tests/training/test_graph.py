@@ -1,4 +1,4 @@
-"""GraphedCall: as many calls as were asked for, launched one by one or replayed."""
+"""GraphedCall: as many calls as were requested, launched one by one or replayed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are sound, but hold what this run, or any, cannot go on from."""
+"""Checkpoints that are intact, but from which this run, or any run, cannot resume."""
 
 from __future__ import annotations
 

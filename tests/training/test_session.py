@@ -35,7 +35,7 @@ from voxelfield.training.session import Hook, Session
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURE = ROOT / "tests" / "fixtures" / "lego"
 
-# What every session here starts from; a test overrides what it is about.
+# The base settings of every session here; tests override individual ones.
 TINY = (
     "trainer=smoke",
     "trainer.steps=10",
@@ -1001,7 +1001,7 @@ def test_a_checkpoint_that_cannot_be_written_is_an_error_once_it_is_waited_for(m
 
 
 def test_a_checkpoint_is_of_the_moment_that_it_was_asked_for(make_session, monkeypatch):
-    """Though it is written while training goes on."""
+    """Although it is written while training continues."""
     write, began, go_on = saving.write_checkpoint, threading.Event(), threading.Event()
 
     def write_late(path: Path, packed: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Files of which a bit has flipped or the end is missing: none is taken for what it was."""
+"""Files with a flipped bit or a missing end: none is accepted as intact."""
 
 from __future__ import annotations
 

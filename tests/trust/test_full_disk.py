@@ -66,7 +66,7 @@ def check_what_is_there(directory: Path) -> set[str]:
 
 
 def fill_up(folder: Path, sizes: list[int], whole: Path) -> Counter[str]:
-    """Runs on a disk of each size, then goes on with more room; returns what was lost, and how often.
+    """Runs on a disk of each size, then resumes with more room; returns what was lost, and how often.
 
     It ends once everything has had room twice.
     """

@@ -1,4 +1,4 @@
-"""Runs that are killed without warning, again and again, and go on by one unchanged command."""
+"""Runs that are killed without warning, again and again, and are resumed with one unchanged command."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def records(directory: Path) -> dict[str, list[int]]:
 def survive(
     folder: Path, kills: int, seed: int, overrides: Sequence[str] = (), python: WarmPython = warm_python
 ) -> Counter[str]:
-    """Kills runs so many times in all; returns what happened how often."""
+    """Kills runs a number of times in total; returns how often each outcome occurred."""
     command = (*COMMAND, *overrides)
     chance = random.Random(seed)
     reference = folder / "never_killed"

@@ -112,7 +112,7 @@ class Browser:
         return next(self.downloads.glob(pattern))
 
     def requested(self) -> set[str]:
-        """Returns the addresses that were asked for so far, without those of the browser's own pages."""
+        """Returns the addresses requested so far, without those of the browser's own pages."""
         messages = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
         kinds = {"Network.requestWillBeSent", "Network.webSocketCreated"}
         sent = [message["params"] for message in messages if message["method"] in kinds]

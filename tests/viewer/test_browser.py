@@ -69,7 +69,7 @@ def only_client(page):
 
 
 def settled(page) -> None:
-    """Waits until the sharp picture of what is wanted has been sent."""
+    """Waits until the sharp picture of the requested view has been sent."""
     eventually(
         lambda: page.worker._seen and all(seen.stage == 3 for seen in page.worker._seen.values()), "a sharp picture"
     )

@@ -1,4 +1,4 @@
-"""The thread that draws, and training that goes on beside it."""
+"""The drawing thread, and training that runs at the same time."""
 
 from __future__ import annotations
 
@@ -217,7 +217,7 @@ def test_training_is_the_same_whether_or_not_somebody_looks():
     assert [run.steps for run in given if run is not None] == list(range(1, 41))
     for mine, theirs in zip(weights(watched.result()), weights(trained_run()), strict=True):
         assert torch.equal(mine, theirs)
-    # The last copy, which is nobody else's, is the field.
+    # The last copy, which is not shared, is the field.
     for mine, theirs in zip(weights(given[-1]), weights(watched.result()), strict=True):
         assert torch.equal(mine, theirs)
         assert mine.data_ptr() != theirs.data_ptr()

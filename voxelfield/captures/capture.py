@@ -87,7 +87,7 @@ def read_capture(folder: Path) -> Capture:
     """Reads every split of a scene. Views whose images are missing are left out, with a warning in the log.
 
     Args:
-        folder: In any format that :func:`voxelfield.datasets.loading.load_scene` reads.
+        folder: Folder of the scene, in any format that :func:`voxelfield.datasets.loading.load_scene` reads.
 
     Raises:
         FileNotFoundError: The folder is of no known format, or lacks files.

@@ -40,7 +40,7 @@ class Finding:
 
     Attributes:
         title: A few words.
-        message: One line that names images and says what to do.
+        message: One line that names the images and the remedy.
         views: Indices of the views that it is about; none if it is about all.
     """
 
@@ -246,7 +246,7 @@ def _duplicates(capture: Capture, same: Callable[[int], list[int]], title: str, 
     Args:
         capture: Names the views.
         same: Returns the views before one that are the same.
-        title: Of the finding.
+        title: Title of the finding.
         remedy: The text after the names.
     """
     pairs = [(earlier[0], index) for index in range(len(capture)) if (earlier := same(index))]

@@ -90,7 +90,7 @@ def frustum_lines(c2w: Tensor, intrinsics: Tensor, sizes: Tensor, depth: float) 
         c2w: (N, 4, 4) camera to world, OpenGL axes.
         intrinsics: (N, 4) ``fx, fy, cx, cy`` in pixels.
         sizes: (N, 2) width and height in pixels.
-        depth: From a camera to its image, world units.
+        depth: Distance from a camera to its image plane, world units.
 
     Returns:
         (N, 10, 2, 3) ends of lines, world frame.

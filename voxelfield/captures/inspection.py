@@ -42,7 +42,7 @@ def inspect_scene(folder: Path, out: Path) -> Inspection:
     """Reads a scene, checks it, and writes its picture and page.
 
     Args:
-        folder: In any format that :func:`voxelfield.datasets.loading.load_scene` reads.
+        folder: Folder of the scene, in any format that :func:`voxelfield.datasets.loading.load_scene` reads.
         out: Folder for :data:`PICTURE` and :data:`PAGE`; created if missing.
 
     Returns:
@@ -71,7 +71,7 @@ def inspect_scene(folder: Path, out: Path) -> Inspection:
 def explain_refusal(folder: Path) -> Finding | None:
     """Looks at the images of a scene that cannot be read for portrait ones among landscape ones.
 
-    Loaders refuse images of several sizes by naming the first that differs, which does not say what to do.
+    Loaders refuse images of several sizes by naming the first that differs, which does not tell the user how to fix it.
 
     Args:
         folder: The scene's folder, whose images are in a folder ``images`` or in itself.

@@ -67,7 +67,7 @@ def check_camera_model(name: str) -> None:
         raise MissingPackageError('pycolmap must be installed to find poses: pip install "voxelfield[colmap]"')
     import pycolmap
 
-    # Older versions would find poses with a camera model other than the one asked for.
+    # Older versions would find poses with a camera model other than the requested one.
     if int(pycolmap.__version__.partition(".")[0]) < _OLDEST_MAJOR:
         raise MissingPackageError(
             f"pycolmap must be {_OLDEST_MAJOR}.0 or later to find poses, got {pycolmap.__version__}: "

@@ -42,7 +42,7 @@ def draw_sheet(capture: Capture, findings: Sequence[Finding], width: int) -> Ima
     Args:
         capture: The views.
         findings: Thumbnails that they are about have a frame, and the finding's title below the name.
-        width: Of the sheet, in pixels.
+        width: Width of the sheet, in pixels.
 
     Returns:
         An RGB image of that width, as high as it needs to be.
@@ -83,7 +83,7 @@ def draw_sheet(capture: Capture, findings: Sequence[Finding], width: int) -> Ima
 
 
 def shortened(text: str, font: ImageFont.FreeTypeFont, width: int) -> str:
-    """Returns a text, without its middle if it is wider than so many pixels."""
+    """Returns a text, without its middle if it is wider than a number of pixels."""
     kept = len(text)
     shown = text
     while font.getlength(shown) > width and kept > 2:

@@ -118,7 +118,7 @@ def render(options: argparse.Namespace) -> None:
 
 
 def path_of(run: Run, options: argparse.Namespace) -> tuple[Cameras, float]:
-    """Returns the stations of the path that is asked for, and the frames per second."""
+    """Returns the stations of the requested path, and the frames per second."""
     if options.path in PATHS:
         split = options.split or "train"
         around = load_scene_of(run, options, (split,)).split(split).cameras
@@ -238,7 +238,7 @@ def _size(text: str) -> tuple[int, int]:
 
 
 def _range(text: str | None, frames: int | None) -> tuple[int, int]:
-    """Returns the first frame, and the one after the last; all of ``frames`` if none are asked for."""
+    """Returns the first frame, and the one after the last; all of ``frames`` if no range is given."""
     if text is None:
         return 0, frames or 0
     match = re.fullmatch(r"(\d{1,9}):(\d{1,9})", text)
@@ -249,7 +249,7 @@ def _range(text: str | None, frames: int | None) -> tuple[int, int]:
 
 
 def _background(text: str | None, device: torch.device) -> Tensor | None:
-    """Returns the colour (3,), or None if none is asked for."""
+    """Returns the colour (3,), or None if none is requested."""
     if text is None:
         return None
     parts = {"white": ["1"] * 3, "black": ["0"] * 3}.get(text, text.split(","))

@@ -35,7 +35,7 @@ def report(options: argparse.Namespace) -> None:
     """Writes the report as the command line asks.
 
     Raises:
-        ValueError: RUN is no run directory, or its metrics are damaged.
+        ValueError: RUN is not a run directory, or its metrics are damaged.
         OSError: A file is not there or cannot be written.
     """
     metrics = read_metrics(options.run)
@@ -53,7 +53,7 @@ def read_metrics(directory: Path) -> dict[str, Any]:
         directory: Run directory.
 
     Raises:
-        ValueError: It is no directory, or the file there is damaged.
+        ValueError: The path is not a directory, or the file there is damaged.
         FileNotFoundError: The run has not finished.
     """
     path = directory / METRICS

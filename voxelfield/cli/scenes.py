@@ -27,13 +27,13 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 def load_run_and_split(
     options: argparse.Namespace, split: str, *, downscale: int | None = None, holdout: int | None = None
 ) -> tuple[Run, Split]:
-    """Loads what :func:`add_run_arguments` asked for.
+    """Loads the run and the split given by the options of :func:`add_run_arguments`.
 
     Args:
         options: The parsed command line.
         split: Name of the scene's split.
         downscale: Images are shrunk by this factor; None: to the size that the run was trained at.
-        holdout: As ``data.holdout``; None: as the run has it.
+        holdout: Overrides ``data.holdout``; None: the run's value.
 
     Raises:
         FileNotFoundError: The run or the scene is not there.

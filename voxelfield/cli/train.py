@@ -171,7 +171,7 @@ def train(config: DictConfig) -> float | None:
     psnr: float = metrics["psnr"]
     if metrics.get("diverged", False):
         diverged = f"training diverged ({psnr:.2f} dB): lower trainer.rates.grid and trainer.rates.network"
-        # A sweep over rates goes on to the next ones.
+        # A sweep over rates continues with the next ones.
         if HydraConfig.get().mode == RunMode.RUN:
             fail(ValueError(diverged), 1)
         logger.error(diverged)

@@ -40,7 +40,7 @@ def read_camera_path(path: Path) -> CameraPath:
 
     Raises:
         FileNotFoundError: It is not there.
-        ValueError: It is no such file; the message names file, frame and key.
+        ValueError: The file is not a camera path; the message names file, frame and key.
     """
     content = read_object(path)
     kind = content.get("camera_type", "perspective")

@@ -216,7 +216,7 @@ def _decode(
 
     Args:
         path: The file.
-        mode: Of the pixels that are returned.
+        mode: Mode of the returned pixels.
         into: (H, W, 4) contiguous; None: in new memory.
     """
     try:

@@ -42,7 +42,7 @@ class Photo:
         intrinsics: Returns the intrinsics for an image of a width and a height in pixels; may raise ValueError if the
             camera took images of another size.
         lens: What distorts the image, for one camera, or None for a pinhole.
-        shrunk: A file of the same image, shrunk already by the factor that was asked for; None if there is none.
+        shrunk: A file of the same image, already shrunk by the requested factor; None if there is none.
         mask: An image of the same size that is black where pixels must be ignored; None if all of them count.
     """
 
@@ -86,7 +86,7 @@ def with_shrunk_images(photos: Sequence[Photo], images: Path, downscale: int) ->
     Args:
         photos: At least one.
         images: The folder of the whole images; :func:`shrunk_folder` lies beside it, or not.
-        downscale: By what factor images are to be shrunk.
+        downscale: Factor by which images are shrunk.
     """
     folder = shrunk_folder(images, downscale)
     shrunk = {
@@ -107,7 +107,7 @@ def held_out(photos: Sequence[Photo], every: int) -> dict[str, list[Photo]]:
 
     Args:
         photos: All of them.
-        every: Every so many in the order of their names, the first one included, are for the test; 0: none.
+        every: Every ``every``-th photo in the order of names, beginning with the first, is for the test; 0: none.
     """
     ordered = sorted(photos, key=lambda photo: photo.path.name)
     if every == 0:
@@ -154,7 +154,7 @@ def photo_lens(name: str, model: LensModel, terms: Mapping[str, float]) -> Lens 
 
     Args:
         name: What the terms belong to, for messages.
-        model: Of the lens.
+        model: Model of the lens.
         terms: Those of k1, k2, k3, k4, p1 and p2 that are not zero, by name.
 
     Raises:
@@ -173,7 +173,7 @@ def scaled(intrinsics: Intrinsics, size: tuple[float, float]) -> Callable[[int, 
     """Returns what gives intrinsics for images that were resized after the cameras were found.
 
     Args:
-        intrinsics: For the original images.
+        intrinsics: Intrinsics of the original images.
         size: Their width and height in pixels.
     """
     fx, fy, cx, cy = intrinsics

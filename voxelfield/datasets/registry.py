@@ -24,11 +24,11 @@ class Loader(Protocol):
 
         Args:
             folder: The scene's folder, which the format has recognised; its name becomes the scene's.
-            options: What to load, and how. Intrinsics are given for the images as they are returned.
+            options: What to load, and how. Intrinsics refer to the returned images.
 
         Raises:
             FileNotFoundError: A file of the scene is missing.
-            ValueError: An argument or a file is not as the format has it; the message is one line and names it.
+            ValueError: An argument or a file does not match the format; the message is one line and names it.
         """
         ...
 

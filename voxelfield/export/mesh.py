@@ -42,8 +42,9 @@ class SurfaceOptions:
         kind: ``density`` is where the density crosses a level, ``tsdf`` is fused from depth maps.
         level: Density at the surface, per world unit, for ``density``; None: the one of which the length of a voxel
             absorbs half of the light.
-        resolution: Cells along the longest edge of the box; None: as many as the field has voxels there.
-        box: Of nested boxes, the one that is searched with all inside of it, in voxels of its size; 1 is the smallest.
+        resolution: Cells along the longest edge of the box; None: as many as the field has voxels along it.
+        box: Number of the nested box that is searched, including all boxes inside it, with its voxel size; 1 is the
+            smallest.
         slab: Layers of cells at once, to bound memory.
         chunk: Evaluations of the field at once, to bound memory.
 
@@ -202,7 +203,7 @@ class FieldSurface:
 
         Args:
             count: Number of points, at least 1.
-            seed: Of the points' places.
+            seed: Seed of the random point positions.
 
         Raises:
             ValueError: ``count`` is below 1.

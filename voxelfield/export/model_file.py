@@ -4,7 +4,7 @@ Features that no occupied cell can read are left out: the occupied cells, a bit 
 there. The others are rounded to steps of which a byte counts, and compressed (:mod:`voxelfield.export.quantized`), or
 float16 where that is asked for. The decoder's weights are as they are. Metadata holds the run's configuration, a
 checksum of every tensor and one of all this, so the file describes itself, and damage is noticed. Nothing in it is
-executed, and what it declares is compared with its size before memory is asked for.
+executed, and what it declares is compared with its size before memory is allocated.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Rounding:
     """How coarsely features are rounded.
 
     Attributes:
-        share: Without cameras: the step of the finest level, as a share of each channel's standard deviation
+        share: Without cameras: the step of the finest level, as a fraction of each channel's standard deviation
             (:func:`voxelfield.export.quantized.steps_by_spread`).
         error: With cameras: the root of the mean squared error that rounding may cause in their images, whose numbers
             lie in 0..1 (:func:`voxelfield.export.quantized.steps_by_importance`).
@@ -120,7 +120,7 @@ class Trained(Protocol):
 
     @property
     def occupancy(self) -> OccupancyGrid:
-        """Where there is something to sample."""
+        """The cells in which rays are sampled."""
         ...
 
     @property
@@ -145,7 +145,7 @@ class ModelParts(NamedTuple):
     Attributes:
         config: The whole configuration.
         field: State of the field.
-        occupancy: State of the occupancy grid, which knows nothing of why cells are empty.
+        occupancy: State of the occupancy grid, without the reasons why cells are empty.
         steps: Steps of training done.
     """
 
@@ -156,7 +156,7 @@ class ModelParts(NamedTuple):
 
 
 class ModelFileError(ValueError):
-    """A file is no usable voxelfield model; the message names the file and the reason in one line."""
+    """A file is not a usable voxelfield model; the message names the file and the reason in one line."""
 
 
 class _InconsistentError(Exception):
@@ -206,7 +206,7 @@ def save_model(
     aabb, grid = run.occupancy.aabb, run.field.grid
     sparse = {id(each.features) for each in getattr(grid, "sparse_grids", [])}
     reached = [
-        # Blocks are there only where something shows.
+        # Blocks exist only where something is visible.
         torch.ones(level.shape[:3], dtype=torch.bool, device=level.device)
         if id(level) in sparse
         else reached_vertices(occupied, aabb, level.shape[:3], grid.aabb)
@@ -260,7 +260,7 @@ def save_model(
 def _rounded(
     levels: list[Tensor], importance: Sequence[Tensor] | None, rounding: Rounding
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """Returns what of the features is to be rounded, and to which steps."""
+    """Returns the features to round, and their steps."""
     if importance is None:
         return levels, steps_by_spread(levels, rounding.share)
     return drop_unimportant(levels, importance, rounding.error), steps_by_importance(importance, rounding.error)
@@ -278,7 +278,7 @@ def read_model(path: Path, device: torch.device) -> ModelParts:
 
     Raises:
         FileNotFoundError: There is no such file.
-        ModelFileError: It is truncated or damaged, is no voxelfield model, or was written by another version.
+        ModelFileError: It is truncated or damaged, is not a voxelfield model, or was written by another version.
     """
     if not path.is_file():
         raise FileNotFoundError(f"no model file {path}")
@@ -317,7 +317,7 @@ def read_model(path: Path, device: torch.device) -> ModelParts:
 
 @contextlib.contextmanager
 def parts_of(path: Path) -> Iterator[None]:
-    """Blames a file if its parts do not fit together.
+    """Raises an error that names a file if its parts do not fit together.
 
     Args:
         path: The file.
@@ -400,5 +400,5 @@ def _checksum(tensor: Tensor) -> int:
 
 
 def _with_checksum(text: str) -> str:
-    """Returns a text behind its CRC-32."""
+    """Returns a text preceded by its CRC-32."""
     return f"{zlib.crc32(text.encode()):0{_CHECKSUM_DIGITS}x}{text}"

@@ -153,7 +153,7 @@ def unpack_bytes(packed: Tensor, size: int) -> np.ndarray[tuple[int], np.dtype[n
     Raises:
         ValueError: The bytes are damaged, or hold another number of bytes.
     """
-    # DEFLATE makes at most 1032 bytes of one, so a size beyond that is refused before memory is asked for.
+    # DEFLATE makes at most 1032 bytes of one, so a larger size is rejected before memory is allocated.
     if size > 1032 * packed.numel():
         raise ValueError(f"compressed data must be {size} bytes, but {packed.numel()} bytes cannot hold so many")
     decompressor = zlib.decompressobj()

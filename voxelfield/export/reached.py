@@ -1,4 +1,4 @@
-"""Which vertices of a grid rendering can read."""
+"""Marking the vertices of a grid that rendering can read."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def reached_vertices(occupied: Tensor, occupied_box: Tensor, resolution: Sequence[int], aabb: Tensor) -> Tensor:
-    """Marks the vertices whose values enter at some position in an occupied cell.
+    """Marks the vertices whose values contribute at some position in an occupied cell.
 
     Args:
         occupied: (X', Y', Z') bool, the cells in which rays are sampled.
@@ -29,7 +29,7 @@ def reached_vertices(occupied: Tensor, occupied_box: Tensor, resolution: Sequenc
         cells = reached.shape[axis]
         spacing = (end[axis] - begin[axis]) / max(vertices - 1, 1)
         at = begin[axis] + spacing * torch.arange(vertices, dtype=torch.float64)
-        # A vertex matters as far as the next ones. Beyond the faces, positions read the outermost vertices.
+        # A vertex contributes up to its neighbours. Beyond the faces, positions read the outermost vertices.
         to_cells = cells / (high[axis] - low[axis])
         first = ((at - spacing - low[axis]) * to_cells - 1e-3).floor().long()
         stop = ((at + spacing - low[axis]) * to_cells + 1e-3).floor().long() + 1
@@ -39,7 +39,7 @@ def reached_vertices(occupied: Tensor, occupied_box: Tensor, resolution: Sequenc
 
 
 def _any_between(cells: Tensor, axis: int, first: Tensor, stop: Tensor) -> Tensor:
-    """Tells along an axis whether any cell from first on, before stop, is set."""
+    """Returns, along an axis, whether any cell in [first, stop) is set."""
     found = torch.zeros((), dtype=torch.bool, device=cells.device)
     # Where there are many vertices, there are few cells between them, and the other way round: this reads each cell
     # about twice, and makes nothing larger than its result.

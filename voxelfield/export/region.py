@@ -27,7 +27,7 @@ class Region:
 
         Args:
             field: The field.
-            number: Of nested boxes, 1 being the smallest; a field without nested boxes has one box.
+            number: Number of the nested box, 1 being the smallest; a field without nested boxes has one box.
 
         Raises:
             ValueError: There is no such box.

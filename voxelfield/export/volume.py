@@ -32,15 +32,15 @@ def save_volume(
     """Writes a field's values on a lattice, as a compressed NumPy archive; never holds more than a layer of them.
 
     The archive has ``density`` (X, Y, Z) float32, per world unit, ``rgb`` (X, Y, Z, 3) uint8, and ``aabb`` (2, 3)
-    float32, the places of the first and of the last point, world units. Density is 0 where rays are not sampled; there
-    colours are black. Elsewhere they are the mean over views along the axes, forwards and backwards.
+    float32, the positions of the first and the last point, world units. Where rays are not sampled, density is 0 and
+    colours are black. Elsewhere, colours are the mean over views along the axes, forwards and backwards.
 
     Args:
         path: ``*.npz``.
         field: The field.
         occupancy: Where rays are sampled, on the field's device.
-        resolution: Cells along the longest edge of the box; None: as many as the field has voxels there.
-        box: Of nested boxes, the one that is meant, in voxels of its size; 1 is the smallest.
+        resolution: Cells along the longest edge of the box; None: as many as the field has voxels along it.
+        box: Number of the nested box to write, with its voxel size; 1 is the smallest.
         chunk: Evaluations of the field at once, to bound memory.
 
     Raises:
@@ -82,7 +82,7 @@ def _write_layers(
 
     Args:
         file: The archive.
-        name: Of the array.
+        name: Name of the array.
         values: Maps world positions (M, 3) to the array's values (M, ...).
         empty: The value (...) where no point is reached.
         lattice: The points.

@@ -44,9 +44,9 @@ def trilinear_interpolate(feats: Tensor, points: Tensor) -> Tensor:
         with respect to both arguments.
 
     Raises:
-        TypeError: An argument is no tensor, or has the wrong dtype.
+        TypeError: An argument is not a tensor, or has the wrong dtype.
         ValueError: An argument has the wrong shape or is on another device.
-        NotImplementedError: A third derivative is asked for.
+        NotImplementedError: A third derivative is requested.
     """
     if not needs_long_path():
         try:

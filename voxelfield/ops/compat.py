@@ -55,10 +55,10 @@ def grid_sample(
         the gradient in ``input`` has the strides of ``torch.channels_last_3d``.
 
     Raises:
-        TypeError: An argument is no tensor, or has the wrong dtype.
+        TypeError: An argument is not a tensor, or has the wrong dtype.
         ValueError: An argument has the wrong shape (4-D ``input`` too: pictures are not sampled here), is on another
             device, or ``mode`` or ``padding_mode`` is unknown.
-        NotImplementedError: A third derivative is asked for.
+        NotImplementedError: A third derivative is requested.
     """
     if isinstance(input, Tensor) and input.dim() == 4:
         raise ArgumentValueError(

@@ -78,10 +78,10 @@ def composite(
         forward mode.
 
     Raises:
-        TypeError: An argument is no tensor, or has the wrong dtype.
+        TypeError: An argument is not a tensor, or has the wrong dtype.
         ValueError: An argument has the wrong shape or device, or ``min_transmittance`` is out of range; or, on the CPU,
             ``ray_offsets`` fall or leave 0..M.
-        NotImplementedError: A second derivative, a tangent of ``t`` or ``dt``, or ``torch.vmap`` is asked for.
+        NotImplementedError: A second derivative, a tangent of ``t`` or ``dt``, or ``torch.vmap`` is requested.
     """
     results = run_eagerly(
         CompositeSamples, (density, rgb), (t, dt), density, rgb, t, dt, ray_offsets, min_transmittance, distortion

@@ -29,7 +29,7 @@ def sum_along_rays(values: Tensor, ray_offsets: Tensor, weights: Tensor | None =
         samples gets zeros.
 
     Raises:
-        TypeError: An argument is no tensor, or has the wrong dtype.
+        TypeError: An argument is not a tensor, or has the wrong dtype.
         ValueError: An argument has the wrong shape or device; or, on the CPU, ``ray_offsets`` fall or leave 0..M.
     """
     if not isinstance(values, Tensor):

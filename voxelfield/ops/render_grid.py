@@ -106,11 +106,11 @@ def render_grid(
         The sums of each ray, float32; zeros for a ray without samples. Does not synchronise with the device.
 
     Raises:
-        TypeError: An argument is no tensor, or has the wrong dtype.
+        TypeError: An argument is not a tensor, or has the wrong dtype.
         ValueError: An argument has the wrong shape or device, or a number is out of range; or ``density`` is given
             while ``grid`` requires a gradient.
-        NotImplementedError: A second derivative, forward-mode differentiation or ``torch.vmap`` is asked for.
-        RuntimeError: On CUDA, a gradient is asked for under ``torch.use_deterministic_algorithms(True)``: it is summed
+        NotImplementedError: A second derivative, forward-mode differentiation or ``torch.vmap`` is requested.
+        RuntimeError: On CUDA, a gradient is requested under ``torch.use_deterministic_algorithms(True)``: it is summed
             by atomics, in an order that changes from run to run.
     """
     offset = check_rays(origins, directions, near, far, offset)

@@ -48,7 +48,7 @@ class Line:
 
     Attributes:
         label: Its name.
-        points: ``x,y`` of each point, as SVG has it.
+        points: ``x,y`` of each point, in SVG syntax.
         marks: Some of the points.
         last: Its last value, in words.
     """
@@ -65,7 +65,7 @@ class LineChart:
 
     Attributes:
         title: What it shows.
-        unit: Of the values, or nothing.
+        unit: Unit of the values, or an empty string.
         lines: The curves.
         x_ticks: Labelled steps.
         y_ticks: Labelled values.
@@ -97,7 +97,7 @@ class Histogram:
 
     Attributes:
         title: What it shows.
-        unit: Of the values.
+        unit: Unit of the values.
         bars: One for each range.
         mean: Where the mean is.
         x_ticks: Labelled values.
@@ -121,7 +121,7 @@ def line_chart(
 
     Args:
         title: What they show.
-        unit: Of their values, or an empty text.
+        unit: Unit of their values, or an empty string.
         curves: Curves by name, of which the first ``MOST_SERIES`` with a value that can be drawn are.
         logarithmic: Draw the logarithm of values; those that have none are left out.
         from_zero: Whether the axis of values begins at 0, for amounts.
@@ -162,7 +162,7 @@ def histogram(title: str, unit: str, values: Sequence[float]) -> Histogram:
 
     Args:
         title: What it shows.
-        unit: Of the values.
+        unit: Unit of the values.
         values: At least one, all finite.
     """
     edges = ticks(min(values), max(values), 14, around=True)
@@ -201,8 +201,8 @@ def ticks(low: float, high: float, count: int, *, around: bool = False) -> list[
     """Returns round numbers at equal distances, 1, 2 or 5 times a power of ten.
 
     Args:
-        low: Of the range.
-        high: Of the range, not below ``low``.
+        low: Lower end of the range.
+        high: Upper end of the range, not below ``low``.
         count: About how many of them to return.
         around: Whether the first and the last lie at or beyond the range's ends, rather than within it.
     """
@@ -241,7 +241,7 @@ def short(value: float) -> str:
 
 
 def thinned(curve: Curve, max_points: int = _MAX_POINTS) -> Curve:
-    """Returns a curve of at most about so many points, in which every peak and every dip is left.
+    """Returns a curve of at most about a number of points, which keeps every peak and every dip.
 
     Args:
         curve: Any curve.

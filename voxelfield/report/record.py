@@ -19,7 +19,7 @@ class RunRecord:
     Attributes:
         metrics: What is in ``metrics.json``.
         config: The run's whole configuration.
-        pictures: Of the judged views, by name; views may lack them.
+        pictures: Pictures of the evaluated views, by view name; some views may have none.
         history: What was recorded while it trained.
         commands: Purposes with the shell commands that serve them.
         logged: Warnings in the run's log.

@@ -110,7 +110,7 @@ def _training_command(directory: Path) -> str | None:
     overrides = given_overrides(directory)
     if overrides is None:
         return None
-    # Where a run goes, and what it went on from, are no part of what it does.
+    # The output directory and the checkpoint that a run resumed from are not part of its settings.
     kept = [text for text in overrides if text.lstrip("+").partition("=")[0] not in ("resume", "hydra.run.dir")]
     # The command line is completed with these signs, and will be again.
     kept = [text.removeprefix("++") for text in kept]

@@ -38,9 +38,9 @@ class ViewPictures:
         truth: The photograph, over the background of the evaluation.
         error: Absolute difference, averaged over the channels, in Turbo colours from 0 to ``ERROR_MAXIMUM``; that of
             the whole image, not of the small pictures.
-        depth: In Turbo colours from near (blue) to far (red), white where there is nothing.
-        width: Of each picture, in pixels.
-        height: Of each picture, in pixels.
+        depth: Depth in Turbo colours from near (blue) to far (red), white where there is nothing.
+        width: Width of each picture, in pixels.
+        height: Height of each picture, in pixels.
         hidden: Share of the pixels that show something which hangs right before the camera and is not in the
             photograph.
     """
@@ -64,7 +64,7 @@ class _Reduced:
 
 
 class Thumbnails:
-    """Collects reduced views while an evaluation goes on, and makes pictures of them when there is time.
+    """Collects reduced views during an evaluation, and makes pictures of them when there is time.
 
     Adding a view launches a few kernels without synchronising. Reduced views stay on the device and take about 130 MB
     at most; with more than 50 views, each is smaller.

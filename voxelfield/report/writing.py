@@ -31,7 +31,7 @@ def write_report(
         directory: Run directory, whose records and log are read.
         metrics: What is in its ``metrics.json``.
         config: The run's whole configuration.
-        thumbnails: Of the judged views.
+        thumbnails: Thumbnails of the evaluated views.
         path: File to write; None: ``report.html`` in the directory.
 
     Returns:

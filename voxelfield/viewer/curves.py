@@ -46,7 +46,7 @@ class RecordingLogger:
     """Passes all records on, and keeps the numbers.
 
     Args:
-        behind: Receives the records.
+        behind: The underlying logger, which receives the records.
         curves: Receives the numbers.
     """
 
@@ -76,7 +76,7 @@ class RecordingLogger:
         self._behind.hyperparameters(config, metrics)
 
     def close(self) -> None:
-        """Closes the logger behind."""
+        """Closes the underlying logger."""
         self._behind.close()
 
 

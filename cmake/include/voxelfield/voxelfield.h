@@ -1,6 +1,7 @@
 // voxelfield for C++ programs: trilinear sampling of voxel grids, differentiable by torch's autograd.
 //
-// Every other operator is reached through torch's dispatcher in the same way; extension/module/library.cpp lists them.
+// All other operators can be called through torch's dispatcher in the same way; extension/module/library.cpp lists
+// them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,7 +14,7 @@
 
 namespace voxelfield {
 
-// What a point outside the unit cube reads, as in F.grid_sample: the nearest point of the border, zeros in place of
+// The value at a point outside the unit cube, as in F.grid_sample: the nearest point of the border, zeros in place of
 // missing vertices, or the grid mirrored at its border. The values are those of the operators' schemas.
 enum class Padding : int64_t { kBorder = 0, kZeros = 1, kReflection = 2 };
 
@@ -86,12 +87,12 @@ class SampleTrilinear : public torch::autograd::Function<SampleTrilinear> {
 // Samples a grid at points by trilinear interpolation.
 //
 // grid: (X, Y, Z, C), or (B, X, Y, Z, C) for a batch; float32, float64, float16 or bfloat16, on the CPU or on CUDA.
-// points: (N, 3) or (B, N, 3) in the unit cube, indexed x, y, z as the grid is; on the grid's device, float64 beside a
-//     float64 grid and float32 beside every other.
+// points: (N, 3) or (B, N, 3) in the unit cube, indexed x, y, z as the grid is; on the grid's device, float64 for
+//     float64 grids and float32 for all others.
 // align_corners: the cube's corners are the outermost vertices; otherwise the outer corners of the outermost cells.
 //
 // Returns (N, C) or (B, N, C) in the grid's dtype, differentiable once with respect to grid and points. Raises
-// c10::Error where shapes, dtypes or devices do not fit, and where a second derivative is asked for.
+// c10::Error if shapes, dtypes or devices do not match, or if a second derivative is requested.
 inline at::Tensor sample_trilinear(const at::Tensor& grid, const at::Tensor& points, Padding padding = Padding::kBorder,
                                    bool align_corners = true) {
   TORCH_CHECK_VALUE(grid.dim() == 4 || grid.dim() == 5, "grid must be (X, Y, Z, C) or (B, X, Y, Z, C), got shape ",

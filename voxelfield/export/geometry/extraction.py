@@ -134,7 +134,7 @@ class _Parts:
     """The vertices and triangles found so far, of slabs in their order.
 
     Args:
-        lattice: In which they were found.
+        lattice: The lattice in which they were found.
     """
 
     def __init__(self, lattice: Lattice) -> None:

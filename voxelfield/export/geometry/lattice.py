@@ -52,7 +52,7 @@ class Lattice:
     def positions(self, index: Tensor) -> Tensor:
         """Returns the world positions (M, 3) of indices (M, 3) along x, y and z, float32; fractions lie in between.
 
-        Computed in float64, so that a position does not depend on which part of the lattice it is asked for with.
+        Computed in float64, so that a position does not depend on which part of the lattice it is computed with.
         """
         low = torch.tensor(self.low, dtype=torch.float64, device=index.device)
         spacing = torch.tensor(self.spacing, dtype=torch.float64, device=index.device)

@@ -85,7 +85,7 @@ def save_mesh(path: Path, mesh: Mesh) -> None:
     """Writes a mesh, in the units and axes of the world, that is, of the input data.
 
     GLB has the colours that its specification wants: those of vertices are linear light, and no light falls on the
-    surface, because the colours have it already. PLY and OBJ have them as they are. With a texture, an OBJ has
+    surface, because the colours already include it. PLY and OBJ store them unchanged. With a texture, an OBJ has
     a material and a picture beside it, named like the file.
 
     Args:

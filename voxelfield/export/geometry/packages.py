@@ -20,7 +20,7 @@ def mesh_package(name: str) -> Any:
     """Imports a module of the extra ``mesh``.
 
     Args:
-        name: Of the module, such as ``skimage.measure``.
+        name: Name of the module, such as ``skimage.measure``.
 
     Raises:
         MissingPackageError: Its package is not installed.

@@ -49,7 +49,7 @@ def accumulate_trilinear_(
         align_corners: The option that the samples were taken with.
 
     Raises:
-        TypeError: An argument is no tensor (``sums``: no sequence of them), or has the wrong dtype.
+        TypeError: An argument is not a tensor (``sums``: not a sequence of tensors), or has the wrong dtype.
         ValueError: An argument has the wrong shape or device, or a sum is not contiguous.
     """
     if isinstance(sums, Tensor) or not isinstance(sums, Sequence):

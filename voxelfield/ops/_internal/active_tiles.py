@@ -45,7 +45,7 @@ def active_tiles(
         first ``count`` ids are those of the listed tiles, in any order; the other ids are undefined.
 
     Raises:
-        TypeError: An argument is no tensor, or has the wrong dtype.
+        TypeError: An argument is not a tensor, or has the wrong dtype.
         ValueError: An argument has the wrong shape or device, or a size is out of range.
     """
     check_tensor("occupied", occupied, ("X", "Y", "Z"))

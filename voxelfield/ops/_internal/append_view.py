@@ -40,10 +40,10 @@ def append_view(geometry: Tensor, directions: Tensor, ray_index: Tensor, degree:
         float64). Differentiable once, in ``geometry``.
 
     Raises:
-        TypeError: An argument is no tensor, or has the wrong dtype.
+        TypeError: An argument is not a tensor, or has the wrong dtype.
         ValueError: An argument has the wrong shape or device, or ``degree`` is outside 0..3; or, on the CPU,
             ``ray_index`` leaves its range.
-        NotImplementedError: A second derivative is asked for.
+        NotImplementedError: A second derivative is requested.
     """
     check_tensor("geometry", geometry, ("M", "G"))
     check_dtype("geometry", geometry, FLOATING)

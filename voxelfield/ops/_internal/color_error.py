@@ -32,9 +32,9 @@ def pixel_color_error(
         () in the dtype of ``pixels``; 0 if no pixel counts. Differentiable once.
 
     Raises:
-        TypeError: An argument is no tensor, or has the wrong dtype.
+        TypeError: An argument is not a tensor, or has the wrong dtype.
         ValueError: An argument has the wrong shape or device, or ``rays_per_pixel`` is below 1.
-        NotImplementedError: A second derivative is asked for.
+        NotImplementedError: A second derivative is requested.
     """
     _check("pixels", pixels, truth, rays_per_pixel, rays_kept)
     check_tensor("truth", truth, (pixels.shape[0], 3), " as pixels has rows")
@@ -70,10 +70,10 @@ def sample_color_error(
         () in the dtype of ``sample_rgb``. Differentiable once.
 
     Raises:
-        TypeError: An argument is no tensor, or has the wrong dtype.
+        TypeError: An argument is not a tensor, or has the wrong dtype.
         ValueError: An argument has the wrong shape or device, or ``rays_per_pixel`` is below 1; or, on the CPU,
             ``ray_index`` leaves its range.
-        NotImplementedError: A second derivative is asked for.
+        NotImplementedError: A second derivative is requested.
     """
     _check("sample_rgb", sample_rgb, truth, rays_per_pixel, rays_kept)
     for name, value, dtype in (("weights", weights, sample_rgb.dtype), ("ray_index", ray_index, torch.int64)):

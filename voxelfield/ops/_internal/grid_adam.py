@@ -58,7 +58,7 @@ def grid_adam_(
         working: For each grid a float16 or bfloat16 copy, which receives the rounded new values; None for no copy.
         tiles: For each grid the ids (K,) int32 of tiles of vertices, as listed by :func:`active_tiles`, each at most
             once; None for all vertices. Parameters, moments and gradients outside these tiles do not change (torch's
-            Adam would go on moving parameters by their momentum).
+            Adam would continue to move parameters by their momentum).
         tile_counts: For each grid (1,) int32, the number of ids in use; None where ``tiles`` is None.
         channel_rates: For each grid (C,) float32 on its device, contiguous: factors on the learning rate. They must be
             finite and not negative, which is not checked. None means 1 for all channels.
@@ -71,7 +71,7 @@ def grid_adam_(
         clear_grad: Set the gradients of the updated vertices to zero.
 
     Raises:
-        TypeError: An argument is no tensor, or has the wrong dtype.
+        TypeError: An argument is not a tensor, or has the wrong dtype.
         ValueError: Lists differ in length, a tensor has the wrong shape or device or is not contiguous, or an option is
             out of range.
     """

@@ -28,7 +28,7 @@ def lens_rays(points: Tensor, lens: Tensor, *, fisheye: bool = False) -> Tensor:
         (N, 3) float32: right, down and forward, of any length.
 
     Raises:
-        TypeError: An argument is no tensor, or has the wrong dtype.
+        TypeError: An argument is not a tensor, or has the wrong dtype.
         ValueError: An argument has the wrong shape or device.
         NotImplementedError: An argument carries a tangent of forward-mode differentiation.
     """
@@ -56,7 +56,7 @@ def lens_points(rays: Tensor, lens: Tensor, *, fisheye: bool = False) -> Tensor:
         (N, 2) float32, in focal lengths from the principal point.
 
     Raises:
-        TypeError: An argument is no tensor, or has the wrong dtype.
+        TypeError: An argument is not a tensor, or has the wrong dtype.
         ValueError: An argument has the wrong shape or device.
         NotImplementedError: An argument carries a tangent of forward-mode differentiation.
     """

@@ -82,7 +82,7 @@ def march_visible(
         The samples that were kept; ``dt`` is ``step``.
 
     Raises:
-        TypeError: An argument is no tensor, or has the wrong type or dtype.
+        TypeError: An argument is not a tensor, or has the wrong type or dtype.
         ValueError: An argument has the wrong shape or device, or a number is out of range.
         RuntimeError: On CUDA, the device does not allow a block the shared memory of the network, at most 17 KiB.
     """

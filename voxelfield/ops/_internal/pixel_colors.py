@@ -46,9 +46,9 @@ def pixel_colors(
         (P, 3) in the dtype of ``rgb``, encoded as images are. Differentiable once.
 
     Raises:
-        TypeError: An argument is no tensor, or has the wrong dtype.
+        TypeError: An argument is not a tensor, or has the wrong dtype.
         ValueError: An argument has the wrong shape or device, or ``pixel_averaging`` is unknown.
-        NotImplementedError: A second derivative in ``rgb`` or ``opacity`` is asked for.
+        NotImplementedError: A second derivative in ``rgb`` or ``opacity`` is requested.
     """
     check_tensor("rgb", rgb, ("R", 3))
     check_dtype("rgb", rgb, (torch.float32, torch.float64))

@@ -70,7 +70,7 @@ def pixel_rays(
         R = P * supersampling**2 rays, those of a pixel together, row by row; and the pixels' colours. float32.
 
     Raises:
-        TypeError: An argument is no tensor, or has the wrong dtype.
+        TypeError: An argument is not a tensor, or has the wrong dtype.
         ValueError: An argument has the wrong shape or device, or ``images`` is not contiguous, or has no pixel to
             choose from, or ``supersampling`` is no int of at least 1; or, on the CPU, ``index`` leaves its range.
         NotImplementedError: An argument carries a tangent of forward-mode differentiation.

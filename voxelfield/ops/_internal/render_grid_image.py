@@ -54,7 +54,7 @@ class PackedSHGrid:
             The packed field, on the device of ``grid``.
 
         Raises:
-            TypeError: An argument is no tensor, or a dtype is not supported.
+            TypeError: An argument is not a tensor, or a dtype is not supported.
             ValueError: ``grid`` has too few channels, or an argument has another shape or device.
         """
         if dtype not in GRID_DTYPES:
@@ -117,7 +117,7 @@ def render_grid_image(
         synchronise with the device.
 
     Raises:
-        TypeError: An argument is no tensor, or has the wrong dtype.
+        TypeError: An argument is not a tensor, or has the wrong dtype.
         ValueError: An argument has the wrong shape or device, or a number is out of range.
         NotImplementedError: An argument carries a tangent of forward-mode differentiation.
     """

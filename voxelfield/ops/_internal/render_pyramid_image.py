@@ -1,4 +1,4 @@
-"""Rendering whole images of a pyramid of grids and the networks behind it, without derivatives."""
+"""Rendering whole images of a pyramid of grids and its networks, without derivatives."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def render_pyramid_image(
         image is the same in every run on a device.
 
     Raises:
-        TypeError: An argument is no tensor, or has the wrong dtype.
+        TypeError: An argument is not a tensor, or has the wrong dtype.
         ValueError: An argument has the wrong shape or device, or a number is out of range.
         RuntimeError: On CUDA, the device does not allow a block the required shared memory, at least 20 KiB.
     """

@@ -42,7 +42,7 @@ def grid_total_variation_grad_(
         tile_count: (1,) int32, the number of ids in use; None if ``tiles`` is None.
 
     Raises:
-        TypeError: An argument is no tensor, or has the wrong dtype.
+        TypeError: An argument is not a tensor, or has the wrong dtype.
         ValueError: A tensor has the wrong shape or device or is not contiguous, or ``delta`` is not positive.
     """
     check_tensor("param", param, ("X", "Y", "Z", "C"))

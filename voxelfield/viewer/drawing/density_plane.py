@@ -32,8 +32,8 @@ def draw_density(
         origin: (3,) of the rays of the picture's pixels, world units.
         directions: (H, W, 3) of these rays, unit length.
         box: (2, 3) within which the plane is drawn, world units.
-        axis: Of the world, that the plane is perpendicular to.
-        position: Of the plane along that axis.
+        axis: World axis perpendicular to the plane.
+        position: Position of the plane along that axis.
         optical_depth: Maps world positions (M, 3) to the density there times the length of a step, (M,).
 
     Returns:
@@ -47,6 +47,6 @@ def draw_density(
     pale = torch.lerp(picture, torch.ones_like(picture), _PALE)
     opacity = -torch.expm1(-optical_depth(points[hit])).nan_to_num(nan=-1.0)
     hides = _EMPTY + (_OPAQUE - _EMPTY) * opacity[:, None]
-    # The map is nearly black at 0, which is no blue any more.
+    # The map is nearly black at 0, which no longer looks blue.
     pale[hit] = torch.lerp(pale[hit], turbo(0.08 + 0.92 * opacity), hides)
     return pale

@@ -18,7 +18,7 @@ class Slice:
     """A plane on which the density is drawn.
 
     Attributes:
-        axis: Of the world, that the plane is perpendicular to: 0, 1 or 2.
+        axis: World axis perpendicular to the plane: 0, 1 or 2.
         position: Where along that axis, world units.
         within: Box that the plane ends at, world units, where nothing is cropped; None: what matters of the scene.
     """

@@ -37,7 +37,7 @@ class Painter:
 
     Args:
         run: The field, where it is occupied, and how the run's own evaluation renders it.
-        photographs: Of its scene, to compare with; None: there are none.
+        photographs: Photographs of the scene to compare with; None if there are none.
 
     Attributes:
         box: (2, 3) on the CPU: what matters of the scene, world units.
@@ -73,8 +73,8 @@ class Painter:
         Args:
             viewpoint: Where from.
             look: What to show, and how.
-            height: Of the whole picture.
-            width: Of the whole picture.
+            height: Height of the whole picture.
+            width: Width of the whole picture.
             rows: The band's first row and the one after its last; None: the whole picture.
             sharp: Whether pixels are made of as many rays as in the run's evaluation, instead of one.
             photo: Number of the photograph that was taken from here, if it is to be compared with.

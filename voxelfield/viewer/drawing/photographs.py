@@ -76,10 +76,10 @@ class Photographs:
         return split.images[index]
 
     def thumbnail(self, number: int, side: int, background: Tensor) -> Tensor:
-        """Returns a small copy, (h, w, 3) uint8, whose longer side has so many pixels.
+        """Returns a small copy, (h, w, 3) uint8, with a given number of pixels along its longer side.
 
         Args:
-            number: Of the photograph.
+            number: Index of the photograph.
             side: Pixels.
             background: (3,) colour behind transparent pixels, on the CPU.
         """
@@ -93,9 +93,9 @@ class Photographs:
         """Tells whether a photograph was taken from a pose.
 
         Args:
-            number: Of the photograph.
+            number: Index of the photograph.
             c2w: (4, 4) the pose, on the CPU.
-            extent: Of the scene, world units.
+            extent: Extent of the scene, world units.
         """
         cameras, index = self.camera(number)
         own = cameras.c2w[index].cpu()
@@ -114,7 +114,7 @@ def lay_photograph_over(
     Args:
         picture: (H, W, 3) in [0, 1].
         photographs: The photographs.
-        number: Of the photograph.
+        number: Index of the photograph.
         cameras: The one camera that the picture shows, from the photograph's pose.
         share: Share of the width.
         background: (3,) colour behind transparent pixels, on the picture's device.

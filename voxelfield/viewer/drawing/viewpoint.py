@@ -37,8 +37,8 @@ class Viewpoint:
         """Returns the one camera that sees this in an image.
 
         Args:
-            height: Of the whole image, pixels.
-            width: Of the whole image, pixels.
+            height: Height of the whole image, pixels.
+            width: Width of the whole image, pixels.
             rows: First row, and the one after the last, of a band of the image; they may lie outside of it. None: all.
         """
         first, end = (0, height) if rows is None else rows

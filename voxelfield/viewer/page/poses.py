@@ -38,7 +38,7 @@ def move_camera(client: Any, viewpoint: Viewpoint, distance: float) -> None:
     Args:
         client: viser's handle.
         viewpoint: Where to.
-        distance: Of the point that dragging then turns about, ahead of the camera, world units.
+        distance: Distance ahead of the camera to the point that dragging rotates about, world units.
     """
     c2w = viewpoint.matrix.double()
     position = c2w[:3, 3].numpy()

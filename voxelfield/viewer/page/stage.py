@@ -24,7 +24,7 @@ class Stage:
     Args:
         server: viser's server.
         worker: Draws.
-        photographs: Of the scene; there may be none.
+        photographs: Photographs of the scene; there may be none.
         boxes: (2, 3) each on the CPU, the smallest first: what matters of the scene, and what is around, world units.
 
     Attributes:

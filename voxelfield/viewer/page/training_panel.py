@@ -28,7 +28,7 @@ class TrainingPanel:
     Args:
         stage: What is shown.
         curves: What is logged.
-        live: The training that goes on; None: it has ended.
+        live: The training in progress; None if it has ended.
     """
 
     def __init__(self, stage: Stage, curves: Curves, live: LiveField | None) -> None:

@@ -38,11 +38,11 @@ class ViewerPage:
         title: What is shown, such as the scene's name.
         run: How the run is called on a command line.
         source: Where the field comes from.
-        photographs: Of the scene, in the frame of the field; there may be none.
+        photographs: Photographs of the scene, in the frame of the field; there may be none.
         boxes: (2, 3) each on the CPU, the smallest first: what matters of the scene, and what is around, world units.
         background: (3,) colour behind transparent photographs, on the CPU.
         curves: What the training logs, or logged.
-        live: The training that goes on, if it does.
+        live: The training in progress, if any.
 
     Raises:
         ValueError: The port cannot be listened at.

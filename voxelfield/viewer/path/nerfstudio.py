@@ -21,8 +21,8 @@ class PathSettings:
     Attributes:
         seconds: Duration.
         fps: Frames per second.
-        height: Of the frames, pixels.
-        width: Of the frames, pixels.
+        height: Height of the frames, pixels.
+        width: Width of the frames, pixels.
         closed: Whether the path returns to its first key frame.
     """
 
@@ -85,8 +85,8 @@ def read_path(content: bytes, name: str) -> tuple[list[Viewpoint], PathSettings]
     """Reads the key frames of a camera path's file, and how it is to be rendered.
 
     Args:
-        content: Of the file.
-        name: Of the file, for messages.
+        content: Content of the file.
+        name: Name of the file, for messages.
 
     Raises:
         ValueError: It is no such file; the message names it.

@@ -50,8 +50,8 @@ class Request:
 
     Attributes:
         viewpoint: Where from.
-        height: Of the picture at rest, pixels.
-        width: Of the picture at rest, pixels.
+        height: Height of the picture at rest, pixels.
+        width: Width of the picture at rest, pixels.
         photo: Number of the photograph that was taken from there; None: none was.
     """
 
@@ -70,7 +70,7 @@ class Frame:
         sharp: Whether it is one of a camera at rest, in full size.
         seconds: What drawing took.
         request: What was asked for.
-        absence: Of a sharp one that shows nothing of the field, the reason; otherwise empty.
+        absence: The reason why a sharp picture shows nothing of the field; otherwise empty.
     """
 
     pixels: Tensor
