@@ -81,7 +81,7 @@ def figure() -> str:
         parts.append(text((left + SIDE / 2, below + 26), name))
         parts.append(text((left + SIDE / 2, below + 46), note, 'font-size="12"'))
     parts.append(text(((LEFTS[0] + LEFTS[2] + SIDE) / 2, 26), "levels of a pyramid over one box", 'font-size="14"'))
-    parts.append(text((LEFTS[3] + SIDE / 2, 26), "for what has no end", 'font-size="14"'))
+    parts.append(text((LEFTS[3] + SIDE / 2, 26), "for unbounded scenes", 'font-size="14"'))
     label = "A coarse, a fine and a sparse level over one subject, and three nested boxes with as many voxels each"
     return drawing((800, 260), label, parts)
 

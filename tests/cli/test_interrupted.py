@@ -87,7 +87,7 @@ def test_one_command_is_requeued_until_its_run_is_finished(tmp_path):
     code, output, _ = finish(start(*unchanged, steps))
     assert code == 0
     assert output.count("[WARNING]") == 1
-    assert f"{damaged} is truncated or damaged (1000 bytes); it is passed over" in output
+    assert f"{damaged} is truncated or damaged (1000 bytes); it is skipped" in output
     assert f"resumed at step {step} from {checkpoint_path(directory, step)}" in output
     left = {path.name for path in directory.glob("*.pt")}
     assert left == {checkpoint_path(directory, step + 12).name, damaged.name}
@@ -138,7 +138,7 @@ def test_a_disk_that_is_full_for_large_files_loses_these_and_nothing_else(tmp_pa
     program = LIMITED.format(limit=limit)
     code, output, complaints = finish(start(f"hydra.run.dir={tmp_path}", program=("-c", program)))
     assert code == 1
-    assert "checkpoint_0000010.pt could not be written: File too large; training goes on" in output
+    assert "checkpoint_0000010.pt could not be written: File too large; training continues" in output
     lost = "checkpoint_0000020.pt could not be written: File too large; there is no checkpoint to continue from"
     assert complaints.splitlines()[-1].endswith(lost)
     assert json.loads((tmp_path / "metrics.json").read_text())["steps"] == 20

@@ -233,7 +233,7 @@ def test_doctor_describes_this_machine(capsys: pytest.CaptureFixture[str]) -> No
     assert torch.__version__ in told
     assert str(_library.loaded_modules()[_build.CPU_MODULE]) in told
     assert f"_C compiled from       sources {_build.source_digest()}; no CUDA\n" in told
-    assert told.endswith("all that is here works\n")
+    assert told.endswith("everything that is installed works\n")
 
 
 def test_doctor_lists_the_variables_that_are_set(monkeypatch) -> None:

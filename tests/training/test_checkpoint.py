@@ -253,7 +253,7 @@ def test_the_newest_sound_checkpoint_is_found_with_a_warning_for_each_damaged_on
     path, state = load_newest(tmp_path)
     assert (path, state["step"]) == (checkpoint_path(tmp_path, 2), 2)
     (record,) = caplog.records
-    assert record.getMessage() == f"{newest} is truncated or damaged ({newest.stat().st_size} bytes); it is passed over"
+    assert record.getMessage() == f"{newest} is truncated or damaged ({newest.stat().st_size} bytes); it is skipped"
     os.truncate(checkpoint_path(tmp_path, 1), 10)
     os.truncate(path, 10)
     assert load_newest(tmp_path) is None

@@ -119,8 +119,8 @@ def test_training_goes_on_where_a_checkpoint_cannot_be_written(make_session, mon
     folder = session.output
     assert [path.name for path in folder.iterdir()] == ["checkpoint_0000012.pt"]
     assert errors(caplog) == [
-        f"{folder}/checkpoint_0000008.pt could not be written: No space left on device; training goes on, and the last "
-        f"checkpoint is {folder}/checkpoint_0000004.pt"
+        f"{folder}/checkpoint_0000008.pt could not be written: No space left on device; training continues, and the "
+        f"last checkpoint is {folder}/checkpoint_0000004.pt"
     ]
 
 
@@ -288,7 +288,7 @@ def test_a_logger_that_fails_is_told_of_once_and_training_goes_on(make_session, 
     assert session.log is failing
     assert session.fit()
     assert failing.calls == [0, 2, 4, 6]
-    assert errors(caplog) == ["Failing failed (nobody listens): nothing more is recorded, and training goes on"]
+    assert errors(caplog) == ["Failing failed (nobody listens): nothing more is recorded, and training continues"]
 
 
 def test_a_failsafe_logger_closes_what_is_behind_it(caplog):
@@ -451,7 +451,7 @@ def test_a_session_explains_want_of_memory(make_session, monkeypatch, where):
 def test_a_run_directory_that_goes_away_is_made_anew_with_a_warning(make_session, caplog):
     session = make_session(on_step=lambda session: session.step == 6 and shutil.rmtree(session.output))
     assert session.fit()
-    assert f"{session.output} is gone, with all that this run had written there" in caplog.text
+    assert f"{session.output} was deleted, with everything that this run had written there" in caplog.text
     assert load_checkpoint(session.output)["step"] == 12
 
 

@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except (DoctorError, RuntimeError, OSError) as error:
             print(f"FAILED {check.__name__.replace('_', ' ')}: {error}")  # noqa: T201
             return 1
-    print("all that is here works")  # noqa: T201
+    print("everything that is installed works")  # noqa: T201
     return 0
 
 

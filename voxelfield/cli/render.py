@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
         "--out",
         type=Path,
         help="a video (mp4, mkv, webm or mov) or a folder (default: PATH.mp4). A folder gets numbered images, and the "
-        "same command goes on where it stopped",
+        "same command continues where it stopped",
     )
     parser.add_argument("--codec", choices=CODECS, help="of the video (default: that of its ending)")
     parser.add_argument(
@@ -172,7 +172,7 @@ def _write_frames(run: Run, renderer: FieldRenderer, cameras: Cameras, options: 
         *(len(missing), cameras.width, cameras.height, options.out, end - first - len(missing)),
     )
     if options.depth:
-        logger.info("a step of a depth's PNG is %.6g world units; 0 is where nothing was met", folder.depth_unit)
+        logger.info("depth PNGs count in steps of %.6g world units; 0 means that nothing was hit", folder.depth_unit)
 
 
 def _with_progress(views: Iterator[View], total: int) -> Iterator[View]:

@@ -154,7 +154,7 @@ def train(config: DictConfig) -> float | None:
     if on_cpu and (choices["model"], choices["trainer"]) == ("mlp", "cpu"):
         logger.info("on a CPU model=mlp and trainer=cpu are the defaults (smaller images, one smaller grid)")
     if choices["scene"] == "folder" and choices["trainer"] in ("unbounded", "few_photographs"):
-        logger.info("trainer=%s is the default for so many photographs", choices["trainer"])
+        logger.info("trainer=%s is the default for this number of photographs", choices["trainer"])
     try:
         output, root = Path(HydraConfig.get().runtime.output_dir), Path(get_original_cwd())
         metrics = train_as_configured(config, output, root, configured_viewer(config))

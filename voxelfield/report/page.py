@@ -202,7 +202,7 @@ def facts(record: RunRecord) -> list[tuple[str, str]]:
         ("image size", " x ".join(map(str, metrics.get("image_size", ())))),
         ("seed", str(config.seed)),
         ("device", str(metrics["device"])),
-        ("views drawn by", str(metrics.get("drawn_by", ""))),
+        ("views rendered by", str(metrics.get("drawn_by", ""))),
     ]
     rows += [(name, str(value)) for name, value in metrics.get("environment", {}).items()]
     return [(label, text) for label, text in rows if text]

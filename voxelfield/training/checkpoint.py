@@ -198,7 +198,7 @@ def load_newest(directory: Path, device: torch.device | str = "cpu") -> tuple[Pa
         except CheckpointVersionError:
             raise
         except CheckpointError as error:
-            logger.warning("%s; it is passed over", error)
+            logger.warning("%s; it is skipped", error)
     return None
 
 

@@ -281,7 +281,7 @@ def build_logger(config: LoggerConfig, run_directory: Path, first_step: int) -> 
         chosen = chosen_settings(given_overrides(run_directory) or ())
         return TensorBoardLogger(run_directory, first_step, chosen)
     except OSError as error:
-        logger.error("TensorBoardLogger failed (%s): nothing is recorded, and training goes on", error)
+        logger.error("TensorBoardLogger failed (%s): nothing is recorded, and training continues", error)
         return NullLogger()
 
 
@@ -321,7 +321,7 @@ def _write_results(session: Session, run_directory: Path, timing: Timing, pictur
     peak = torch.cuda.max_memory_allocated(device) / 2**30 if device.type == "cuda" else None
     trained = session.result()
     results = Results(run_directory)
-    logger.info("evaluating, with views drawn by %s", trained.backend)
+    logger.info("evaluating views rendered by %s", trained.backend)
     judged, split = _judged_split(session)
     evaluation: Evaluation | None = None
     thumbnails = Thumbnails(len(split) if options.views is None else min(options.views, len(split)))

@@ -64,4 +64,4 @@ class FailsafeLogger:
             self._failed = True
             if not quietly:
                 name = type(self._behind).__name__
-                logger.error("%s failed (%s): nothing more is recorded, and training goes on", name, error)
+                logger.error("%s failed (%s): nothing more is recorded, and training continues", name, error)

@@ -187,7 +187,7 @@ def _lock(directory: Path) -> int | None:
             ) from None
         except OSError as error:
             os.close(descriptor)
-            logger.warning("%s cannot be locked (%s): no other run may use it meanwhile", directory, error.strerror)
+            logger.warning("%s cannot be locked (%s): make sure that no other run uses it", directory, error.strerror)
             return None
         # The previous holder may have removed the file between the calls that open and lock it.
         with contextlib.suppress(FileNotFoundError):

@@ -101,12 +101,13 @@ class CheckpointWriter:
         if not (optional and isinstance(error, OSError)):
             raise error
         last = "there is no checkpoint yet" if self.newest is None else f"the last checkpoint is {self.newest}"
-        logger.error("%s; training goes on, and %s", error, last)
+        logger.error("%s; training continues, and %s", error, last)
 
     def _write(self, path: Path, state: dict[str, Any], packed: bool, finite: bool) -> None:
         if self.newest is not None and not self._directory.is_dir():
             logger.warning(
-                "%s is gone, with all that this run had written there; it is made anew for what is yet to come",
+                "%s was deleted, with everything that this run had written there; it is created again for the "
+                "remaining results",
                 self._directory,
             )
         self._before()

@@ -286,8 +286,8 @@ class Session:
         if not config.refines:
             return None
         logger.info(
-            "cameras are refined: rays are cast by torch's operations, nothing is carved by a visual hull, and "
-            "trainer.stages are those of camera.stages"
+            "cameras are refined: rays are computed by torch operations, no visual hull is used, and camera.stages "
+            "replaces trainer.stages"
         )
         return CameraRefinement(
             self._pixels.cameras,
@@ -306,7 +306,9 @@ class Session:
             return
         estimate = self.estimate_memory()
         if images_stay_on_host(self.config.trainer.images, estimate, self.device):
-            logger.info("training images stay in the memory of the host, where the GPU reads what it draws")
+            logger.info(
+                "training images stay in pinned host memory, from which the GPU reads the pixels that it samples"
+            )
             self._images_on_host = True
             estimate = self.estimate_memory()
         logger.info("training needs about %s of GPU memory", estimate)
@@ -561,7 +563,7 @@ class Session:
         self._restore_exposure(checkpoint)
         changed = self._changed_data(checkpoint["data"]) if "data" in checkpoint else ""
         if changed:
-            logger.warning("scene %s: training goes on with what is there now", changed)
+            logger.warning("scene %s: training continues with the present data", changed)
         if self._writer is not None and path is not None:
             self._writer.follow(path, replaced)
         self.field.load_state_dict(checkpoint["field"])

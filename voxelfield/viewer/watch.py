@@ -109,4 +109,4 @@ class TrainingViewer:
 
     def _give_up(self, error: Exception) -> None:
         self.live = None
-        logger.error("the viewer failed (%s), and training goes on without it", error)
+        logger.error("the viewer failed (%s), and training continues without it", error)

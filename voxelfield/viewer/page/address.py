@@ -86,7 +86,9 @@ class Address:
                 *(self.port, self.host, self.port, name),
             )
         else:
-            logger.warning("viewer: whoever reaches port %d of %s can use it: there is no password", self.port, name)
+            logger.warning(
+                "viewer: anyone who can reach port %d of %s can use it: there is no password", self.port, name
+            )
 
 
 def import_viser() -> Any:
