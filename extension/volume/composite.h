@@ -104,13 +104,13 @@ struct WeightMoments {
   }
 };
 
-// The contribution of a sample to the distortion of its ray. `before` is the sums over all samples before it.
+// The contribution of a sample to the distortion of its ray. `before` holds the sums over all samples before it.
 template <typename T>
 VOXELFIELD_HOST_DEVICE T distortion_of(const WeightMoments<T>& before, T weight, T distance, T dt) {
   return weight * (2 * (distance * before.weight - before.moment) + weight * dt / 3);
 }
 
-// d distortion / d weight of a sample. `all` is the sums over the whole ray.
+// d distortion / d weight of a sample. `all` holds the sums over the whole ray.
 template <typename T>
 VOXELFIELD_HOST_DEVICE T distortion_slope(const WeightMoments<T>& before, const WeightMoments<T>& all, T weight,
                                           T distance, T dt) {

@@ -15,8 +15,8 @@ struct TeamScan {
   T through;
   int seat, size;  // the position of the thread in its team, and the size of the team
 
-  // Not computed as `through - value`: after a dense sample, this difference would lose the samples before it, and it
-  // would be NaN if the sample is infinitely dense.
+  // Not computed as `through - value`: if this thread's sample is dense, the difference would lose the samples before
+  // it, and it would be NaN for an infinitely dense sample.
   __device__ __forceinline__ T before() const {
     if (size == 1) return T(0);
     const T above = __shfl_up_sync(kFullWarp, through, 1, size);

@@ -4,7 +4,7 @@
 //
 // A ray stops before the first sample whose transmittance is below min_transmittance. Renderers that drop faint samples
 // keep those whose weight exceeds min_weight, and treat the others as if they did not exist: dropped samples are
-// neither visible nor absorb light. Such a renderer tracks two optical depths. The optical depth of all samples
+// not visible and absorb no light. Such a renderer tracks two optical depths. The optical depth of all samples
 // determines where a ray stops and which samples are kept, and that of the kept samples determines their final weights.
 //
 // A density that is not finite must be visible. Its sample has an opacity of NaN, which no threshold drops, and a
