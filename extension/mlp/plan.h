@@ -85,7 +85,7 @@ constexpr int most_units_of_two_tiles(int width) { return width < 64 ? 2 : 3; }
 // The contents of shared memory in a block of the backward pass.
 enum class Kept : int {
   kAll,       // weights, the input of each layer, and the gradient of the output of each layer
-  kReplaced,  // the same, but the gradient of a layer overwrites the activations of the layer above it
+  kReplaced,  // the same, but the gradient of each output overwrites that output, the input of the next layer
   kOneLayer,  // only the input of one layer and the gradient of its output; the rest is in global memory
 };
 
