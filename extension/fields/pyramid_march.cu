@@ -130,7 +130,7 @@ TensorTuple<3> march_to_slots(const Tensor& origins, const Tensor& directions, c
 
 }  // namespace
 
-// pack_slots is compiled here because the compiler changes other kernels of rays/ beside it.
+// pack_slots is compiled here because, in the same file, it changes the code generated for other kernels of rays/.
 STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) {
   m.impl("march_to_slots", TORCH_BOX(&march_to_slots));
   m.impl("pack_slots", TORCH_BOX(&MarchOps<CudaPacking>::pack_slots));

@@ -1,4 +1,4 @@
-// Host side of rendering, written once: check, allocate, pick types, and hand over to a backend's kernels.
+// Host side of rendering for both backends: checks, allocates, selects types, and calls the kernels of a backend.
 //   Backend::render(scene, rays)                                             rays: ListedRays or ImageRays
 //   Backend::render_backward(scene, rays, gradients, results, grad_rows)     adds to grad_rows
 #pragma once
