@@ -80,7 +80,7 @@ struct CellInputs {
   }
 };
 
-// A camera, the size of its image, and the colour behind the scene.
+// A camera, the size of its image, and the colour of the background.
 struct CameraInputs {
   Tensor c2w, intrinsics, background;
   OptionalTensor lens;
