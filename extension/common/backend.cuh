@@ -1,5 +1,5 @@
 // Shared by all CUDA backends: the device, its stream, launch sizes and launch limits. Only this file queries the
-// device; the results are cached, because a query of the driver takes microseconds.
+// device. Results are cached, because a driver query takes microseconds.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -25,7 +25,7 @@ inline void check_cuda(cudaError_t error) {
   STD_TORCH_CHECK(error == cudaSuccess, "CUDA error: ", cudaGetErrorString(error));
 }
 
-// Of the current device.
+// Returns an attribute of the current device.
 inline int device_attribute(cudaDeviceAttr attribute) {
   int device = 0, value = 0;
   check_cuda(cudaGetDevice(&device));
@@ -45,7 +45,7 @@ struct CudaBackend {
     explicit Guard(const Tensor& like) : device(like.get_device_index()) {}
   };
 
-  // The caller holds a Guard, so the current device is the tensors' own.
+  // The caller holds a Guard, so the current device is the device of the tensors.
   static cudaStream_t stream() {
     void* stream = nullptr;
     TORCH_ERROR_CODE_CHECK(
@@ -59,7 +59,7 @@ struct CudaBackend {
     return static_cast<unsigned>(count);
   }
 
-  // Launches a kernel on the current stream, and checks the launch.
+  // Launches a kernel on the current stream and checks the launch.
   template <typename... Parameters, typename... Arguments>
   static void launch(void (*kernel)(Parameters...), unsigned blocks, dim3 threads, int shared,
                      const Arguments&... arguments) {
@@ -67,15 +67,16 @@ struct CudaBackend {
     STD_CUDA_KERNEL_LAUNCH_CHECK();
   }
 
-  // Calls f(i) for every i in [0, n), each in a thread of its own. F is a struct whose operator() is
-  // VOXELFIELD_HOST_DEVICE, so that it serves CpuBackend too.
+  // Calls f(i) for every i in [0, n), each in its own thread. F is a struct whose operator() is VOXELFIELD_HOST_DEVICE,
+  // so that CpuBackend can use it too.
   template <typename F>
   static void for_each(int64_t n, const F& f) {
     if (n > 0) launch(for_each_kernel<F>, blocks(n, kThreads), kThreads, 0, n, f);
   }
 };
 
-// VOXELFIELD_SHARED_MEMORY_LIMIT, read once: bytes that a block may use, for tests and benchmarks of smaller GPUs.
+// The value of VOXELFIELD_SHARED_MEMORY_LIMIT, which is read once: the bytes that a block may use. Tests and benchmarks
+// set it to imitate smaller GPUs.
 inline int shared_memory_cap() {
   static const int cap = [] {
     const char* const text = std::getenv("VOXELFIELD_SHARED_MEMORY_LIMIT");
@@ -90,18 +91,18 @@ inline int shared_memory_cap() {
   return cap;
 }
 
-// Bytes of shared memory, static and dynamic together, that a block may have on the current device.
+// The bytes of shared memory, static and dynamic together, that a block may use on the current device.
 inline int shared_memory_limit() {
   return std::min(device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin), shared_memory_cap());
 }
 
-// For launches that need no opt-in.
+// Checks launches that need no opt-in.
 inline void check_shared_memory(int64_t shared) {
   STD_TORCH_CHECK(shared <= shared_memory_cap(), "a launch takes ", shared,
                   " bytes of shared memory; VOXELFIELD_SHARED_MEMORY_LIMIT allows ", shared_memory_cap());
 }
 
-// Returns the result of a driver query about launches of a kernel on the current device. The result is cached.
+// Returns the result of a driver query about launches of a kernel on the current device, and caches it.
 template <typename F>
 int ask_once(const void* kernel, int threads, int shared, const F& ask) {
   static std::mutex mutex;
@@ -114,8 +115,8 @@ int ask_once(const void* kernel, int threads, int shared, const F& ask) {
   return answer;
 }
 
-// Lets launches of a kernel take `shared` bytes of dynamic shared memory. The driver's own limit is raised to the
-// device's at the first call and stays there, so that threads with different networks do not lower it for one another.
+// Lets launches of a kernel use `shared` bytes of dynamic shared memory. The first call raises the driver's limit to
+// the maximum of the device. It is never lowered again, so threads with different networks do not interfere.
 template <typename Kernel>
 void allow_shared_memory(Kernel* kernel, int shared) {
   check_shared_memory(shared);
@@ -131,7 +132,8 @@ void allow_shared_memory(Kernel* kernel, int shared) {
   STD_TORCH_CHECK(shared <= limit, "a launch takes ", shared, " bytes of shared memory; this device allows ", limit);
 }
 
-// For persistent kernels: raises the shared-memory limit, and returns how many blocks the current device runs at once.
+// For persistent kernels: raises the shared-memory limit and returns the number of blocks that the current device runs
+// at once.
 template <typename Kernel>
 int resident_blocks(Kernel* kernel, int threads, int shared) {
   allow_shared_memory(kernel, shared);
@@ -143,7 +145,8 @@ int resident_blocks(Kernel* kernel, int threads, int shared) {
   });
 }
 
-// Warns once for each kind of launch that a network's weights do not fit shared memory. Each caller has its own `said`.
+// Warns once per kind of launch that the weights of a network do not fit in shared memory. Each caller has its own
+// `said`.
 inline void warn_of_packed_weights(std::once_flag& said, const char* name, int wanted, int limit) {
   std::call_once(said, [&] {
     const std::string message =

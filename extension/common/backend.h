@@ -1,4 +1,4 @@
-// The parts that all CPU backends share: the device guard, how work is distributed over threads, and large pages.
+// Shared by all CPU backends: the device guard, the distribution of work over threads, and large pages.
 #pragma once
 
 #include <algorithm>
@@ -14,14 +14,13 @@
 
 namespace voxelfield {
 
-// The most threads that for_each_task uses.
+// The maximum number of threads that for_each_task uses.
 inline int64_t threads_for(int64_t tasks) {
   return std::clamp<int64_t>(torch::stable::get_num_threads(), 1, std::max<int64_t>(tasks, 1));
 }
 
-// Calls f(task, thread) for every task. A thread that finishes a task takes the next one, so that uneven tasks, or a
-// core that is busy elsewhere, leave the other threads little to wait for. Results must not depend on which thread runs
-// which task.
+// Calls f(task, thread) for every task. A thread that finishes a task takes the next one, so the load stays balanced if
+// tasks differ in cost or other processes occupy a core. Results must not depend on which thread runs which task.
 template <typename F>
 void for_each_task(int64_t tasks, const F& f) {
   std::atomic<int64_t> next{0};
@@ -39,8 +38,8 @@ void for_each_range(int64_t n, int64_t length, const F& f) {
                 [&](int64_t task, int64_t /*thread*/) { f(task * length, std::min((task + 1) * length, n)); });
 }
 
-// Advises the system to back memory that will be written in full by large pages: it supplies new memory page by page,
-// which for 4 KiB pages takes longer than summing a grid. Ignoring the advice is harmless.
+// Advises the system to use large pages for memory that will be written in full. New memory is otherwise supplied in
+// pages of 4 KiB, which takes longer than summing a grid. Ignoring the advice is harmless.
 inline void ask_for_huge_pages([[maybe_unused]] void* data, [[maybe_unused]] int64_t bytes) {
 #if defined(MADV_HUGEPAGE)
   constexpr int64_t kWorthwhile = 4 << 20;

@@ -38,7 +38,7 @@ void check_tensor(const char* name, const Tensor& x, const Shape& shape, ScalarT
                   describe(shape, dtype, like), ", got ", describe(x.sizes(), x.scalar_type(), x));
 }
 
-// The same; returns the tensor, or a contiguous copy if it is not contiguous.
+// Checks a tensor as check_tensor does. Returns it, or a contiguous copy if it is not contiguous.
 template <typename Shape = ShapeList>
 Tensor checked(const char* name, const Tensor& x, const Shape& shape, ScalarType dtype, const Tensor& like) {
   check_tensor(name, x, shape, dtype, like);
@@ -51,7 +51,7 @@ OptionalTensor checked(const char* name, const OptionalTensor& x, const Shape& s
   return x.has_value() ? OptionalTensor(checked(name, *x, shape, dtype, like)) : std::nullopt;
 }
 
-// The same for memory that a kernel addresses directly, which is returned.
+// Checks memory that a kernel addresses directly, and returns it. The tensor must be contiguous.
 template <typename Shape = ShapeList>
 TensorData check_contiguous(const char* name, const Tensor& x, const Shape& shape, ScalarType dtype,
                             const Tensor& like) {
@@ -60,7 +60,7 @@ TensorData check_contiguous(const char* name, const Tensor& x, const Shape& shap
   return data_of(x);
 }
 
-// The same for a single number in device memory.
+// Checks a single number in device memory, and returns its address.
 inline TensorData check_number(const char* name, const Tensor& x, ScalarType dtype, const Tensor& like) {
   STD_TORCH_CHECK(x.numel() == 1 && x.scalar_type() == dtype && same_device(x, like), name, " must be one ",
                   torch::headeronly::toString(dtype), " on ", device_name(like), ", got ",
@@ -68,7 +68,7 @@ inline TensorData check_number(const char* name, const Tensor& x, ScalarType dty
   return data_of(x);
 }
 
-// Comparisons are written so that NaN fails them.
+// The comparisons are written such that NaN fails them.
 inline void check_fraction(const char* name, double value) {
   STD_TORCH_CHECK(value >= 0.0 && value <= 1.0, name, " must lie in [0, 1], got ", value);
 }

@@ -1,4 +1,4 @@
-// Conversions of float16 rows: with F16C, and in the portable form of narrow.h. Both give the same bits.
+// Conversions of float16 rows, with F16C and in the portable form of narrow.h. Both give the same bits.
 #include "common/narrow.h"
 
 #include <cstdlib>
@@ -63,8 +63,8 @@ bool runs_f16c() {
 #if defined(VOXELFIELD_HAS_F16C)
   const char* capability = std::getenv("ATEN_CPU_CAPABILITY");
   if (capability != nullptr && std::strcmp(capability, "default") == 0) return false;
-  // __builtin_cpu_supports knows F16C only in recent compilers. For AVX2 it also asks whether the operating system
-  // saves the registers.
+  // Only recent compilers support F16C in __builtin_cpu_supports. The check for AVX2 also covers whether the operating
+  // system saves the registers.
   __builtin_cpu_init();
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   const bool has_f16c = __get_cpuid(1, &eax, &ebx, &ecx, &edx) != 0 && (ecx & bit_F16C) != 0;

@@ -1,6 +1,7 @@
-// 16-bit numbers to and from float32 on the CPU: one by one, without branches or calls, so that compilers vectorise
-// them for any instruction set; and rows of float16 by the processor's own conversions (F16C) where it has them.
-// Rounding is to nearest even. Infinities, NaN and subnormals are converted too, to the same bits as by torch.
+// Conversions between 16-bit numbers and float32 on the CPU. Single numbers are converted without branches or calls, so
+// that compilers vectorise the loops for any instruction set. Rows of float16 use the conversion instructions of the
+// processor (F16C) if it has them. Rounding is to nearest even. Infinities, NaN and subnormals are converted to the
+// same bits as in torch.
 #pragma once
 
 #include <torch/headeronly/util/BFloat16.h>
@@ -35,13 +36,13 @@ VOXELFIELD_HOST_DEVICE float bits_to_float(uint32_t bits) {
   return x;
 }
 
-// To the type of arithmetic. torch's own conversions are vectorised in this direction, but not in the other.
+// Converts to the type of arithmetic. The conversions of torch are vectorised in this direction, but not in the other.
 template <typename scalar_t>
 VOXELFIELD_HOST_DEVICE auto widen(scalar_t x) {
   return static_cast<std::conditional_t<std::is_same_v<scalar_t, double>, double, float>>(x);
 }
 
-// From the type of arithmetic back to the storage type, rounded.
+// Converts from the type of arithmetic back to the storage type, with rounding.
 template <typename scalar_t, typename T>
 VOXELFIELD_HOST_DEVICE scalar_t narrow_to(T x) {
   if constexpr (std::is_same_v<scalar_t, BFloat16>) {
@@ -51,8 +52,8 @@ VOXELFIELD_HOST_DEVICE scalar_t narrow_to(T x) {
     return BFloat16(static_cast<unsigned short>(result), BFloat16::from_bits());
   } else if constexpr (std::is_same_v<scalar_t, Half>) {
     const uint32_t sign = (float_to_bits(x) >> 16) & 0x8000, bits = float_to_bits(x) & 0x7fffffff;
-    // The exponent's bias moves from 127 to 15, and 13 bits of the fraction are rounded off. A carry increments the
-    // exponent, and turns the largest number into infinity.
+    // The bias of the exponent changes from 127 to 15, and 13 bits of the fraction are rounded off. A carry increments
+    // the exponent and turns the largest number into infinity.
     const uint32_t rounded = (bits - 0x38000000 + 0x0fff + ((bits >> 13) & 1)) >> 13;
     const uint32_t number = bits >= 0x47800000 ? 0x7c00 : rounded;
     // A subnormal is a multiple of 2^-24; adding 0.5 rounds to such a multiple.
@@ -64,20 +65,20 @@ VOXELFIELD_HOST_DEVICE scalar_t narrow_to(T x) {
   }
 }
 
-// Whether functions marked VOXELFIELD_F16C can run on this machine. False if the environment has
-// ATEN_CPU_CAPABILITY=default, which also restricts torch's own kernels to the baseline.
+// Whether functions marked VOXELFIELD_F16C can run on this machine. False if the environment sets
+// ATEN_CPU_CAPABILITY=default, which also restricts the kernels of torch to the baseline.
 bool runs_f16c();
 
 // Only functions compiled for F16C may contain its instructions, and compilers do not inline such functions into code
-// that also runs elsewhere. Hot loops therefore call functions that work through whole rows, by pointers chosen at run
-// time.
+// that also runs on other processors. Hot loops therefore call functions that process whole rows, through pointers that
+// are set at run time.
 struct Float16Rows {
-  // Converts `count` rows of `length` numbers into rows that follow one another.
+  // Converts `count` rows of `length` numbers and stores the results contiguously.
   void (*widen)(const Half* const* rows, int count, int64_t length, float* out);
   void (*narrow)(const float* values, int64_t count, Half* out);
 };
 
-// Chosen when the library is loaded.
+// Set when the library is loaded.
 extern const Float16Rows float16_rows;
 
 }  // namespace voxelfield

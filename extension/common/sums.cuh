@@ -5,7 +5,7 @@
 
 namespace voxelfield {
 
-// All threads of the warp must take part.
+// Returns the sum over a group of `Width` threads. All threads of the warp must take part.
 template <int Width, typename T>
 __device__ __forceinline__ T group_sum(T value) {
 #pragma unroll
@@ -13,8 +13,8 @@ __device__ __forceinline__ T group_sum(T value) {
   return value;
 }
 
-// Returns the sum of the values up to and including the thread's own, whose place in its group of `size` threads, a
-// power of two, is `place`. All threads of the warp must take part.
+// Returns the inclusive prefix sum within a group of `size` threads, a power of two. `place` is the position of the
+// thread in its group. All threads of the warp must take part.
 template <typename T>
 __device__ __forceinline__ T group_inclusive_sum(T value, int place, int size) {
   for (int step = 1; step < size; step *= 2) {
@@ -24,8 +24,8 @@ __device__ __forceinline__ T group_inclusive_sum(T value, int place, int size) {
   return value;
 }
 
-// Returns the block's sum to all threads. Every thread of the block must call it. Two calls without a barrier between
-// them need different `scratch`.
+// Returns the sum over the block to all threads. All threads of the block must take part. Two calls without a barrier
+// between them need different `scratch`.
 template <int Threads, typename T>
 __device__ __forceinline__ T block_sum(T value, T (&scratch)[Threads / kWarp]) {
   value = group_sum<kWarp>(value);
@@ -37,8 +37,8 @@ __device__ __forceinline__ T block_sum(T value, T (&scratch)[Threads / kWarp]) {
   return total;
 }
 
-// Returns the sum of the values up to and including the thread's own. As above, but scratch may be reused after the
-// call.
+// Returns the inclusive prefix sum within the block. All threads of the block must take part. Unlike with block_sum,
+// `scratch` may be reused immediately after the call.
 template <int Threads, typename T>
 __device__ __forceinline__ T block_inclusive_sum(T value, T (&scratch)[Threads / kWarp]) {
   const int lane = threadIdx.x % kWarp, own = threadIdx.x / kWarp;

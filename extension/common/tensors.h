@@ -1,5 +1,5 @@
-// Helpers on top of the stable tensor API, for the host code of both backends, and dispatch: from dtypes and numbers
-// known when the program runs to what a template can take.
+// Helpers on top of the stable tensor API for the host code of both backends, and functions that dispatch from dtypes
+// and numbers known at run time to template arguments.
 #pragma once
 
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
@@ -33,7 +33,7 @@ using Library = torch::stable::detail::StableLibrary;
 template <size_t Count>
 using TensorTuple = decltype(std::tuple_cat(std::array<Tensor, Count>{}));
 
-// Arithmetic is done in float64 for float64 tensors and in float32 for everything narrower.
+// Arithmetic is done in float64 for float64 tensors, and in float32 for all narrower types.
 template <typename scalar_t>
 using opmath_t = std::conditional_t<std::is_same_v<scalar_t, double>, double, float>;
 
@@ -52,7 +52,7 @@ inline OptionalTensor as_contiguous(const OptionalTensor& x) {
   return x.has_value() ? OptionalTensor(as_contiguous(*x)) : std::nullopt;
 }
 
-// Calls the C shim itself: torch::stable::new_empty looks the operator up by name in every call.
+// Calls the C shim directly, because torch::stable::new_empty looks the operator up by name in every call.
 inline Tensor new_empty(const Tensor& like, const std::vector<int64_t>& shape, ScalarType dtype) {
   constexpr size_t kMostDims = 8;
   STD_TORCH_CHECK(shape.size() <= kMostDims, "expected at most ", kMostDims, " dimensions, got ", shape.size());
@@ -71,7 +71,7 @@ inline Tensor new_empty(const Tensor& like, const std::vector<int64_t>& shape, S
   return Tensor(result);
 }
 
-// Of the same dtype.
+// Returns a new tensor with the dtype of `like`.
 inline Tensor new_like(const Tensor& like, const std::vector<int64_t>& shape) {
   return new_empty(like, shape, like.scalar_type());
 }
@@ -80,8 +80,8 @@ inline bool same_device(const Tensor& a, const Tensor& b) {
   return a.is_cuda() == b.is_cuda() && a.get_device_index() == b.get_device_index();
 }
 
-// The memory of a tensor, which converts to a typed pointer; the tensor must have that type. A pointer to const is for
-// reading, any other for writing; null if there is no tensor.
+// The memory of a tensor. It converts to a pointer of the type of the tensor, to const for reading and to non-const for
+// writing; the pointer is null if there is no tensor.
 struct TensorData {
   const Tensor* tensor;
 
@@ -100,7 +100,7 @@ inline TensorData data_of(const Tensor& x) { return {&x}; }
 
 inline TensorData data_of(const OptionalTensor& x) { return {x.has_value() ? &*x : nullptr}; }
 
-// Calls f(T{}) with the C++ type of a tensor that the caller checked to be float32 or float64.
+// Calls f(T{}) with the C++ type of a tensor that the caller has checked to be float32 or float64.
 template <typename F>
 auto dispatch_opmath(const Tensor& like, const F& f) {
   return like.scalar_type() == ScalarType::Double ? f(double{}) : f(float{});
@@ -120,7 +120,8 @@ auto dispatch_floating(ScalarType dtype, const char* name, const F& f) {
                   torch::headeronly::toString(dtype));
 }
 
-// Calls f with the first of ascending Values that is no less than `value`, or with the last, as an integral_constant.
+// Calls f with an integral_constant: the first of the ascending Values that is at least `value`, or the last one if
+// there is none.
 template <int First, int... Values, typename F>
 void dispatch_value(int64_t value, const F& f) {
   if constexpr (sizeof...(Values) > 0) {
@@ -134,8 +135,9 @@ void dispatch_flag(bool flag, const F& f) {
   flag ? f(std::true_type{}) : f(std::false_type{});
 }
 
-// Returns the width, a power of two up to `widest`, of the widest vectors into which data can be cut: it divides every
-// count (a length, stride or offset in elements), and every array is aligned to it. Null pointers suit any width.
+// Returns the largest width, a power of two up to `widest`, of vectors into which the data can be divided: it divides
+// every count (a length, stride or offset in elements), and every array is aligned to it. Null pointers are compatible
+// with any width.
 template <typename... Elements>
 int vector_width(int widest, std::initializer_list<int64_t> counts, const Elements*... arrays) {
   uint64_t bits = static_cast<uint64_t>(widest);
@@ -144,8 +146,8 @@ int vector_width(int widest, std::initializer_list<int64_t> counts, const Elemen
   return static_cast<int>(bits & (~bits + 1));  // the lowest set bit
 }
 
-// Calls f with the first of `Width, Narrower...`, given in falling order, that is at most `width`; the last one must
-// be.
+// Calls f with the first of `Width, Narrower...`, given in descending order, that is at most `width`. At least the last
+// one must be.
 template <int Width, int... Narrower, typename F>
 void dispatch_vector_width(int width, const F& f) {
   if constexpr (sizeof...(Narrower) > 0) {

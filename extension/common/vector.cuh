@@ -24,7 +24,7 @@ struct alignas(sizeof(scalar_t) * Width) Vector {
   }
 };
 
-// The built-in type of a vector's size.
+// The built-in type with the size of a vector.
 template <int Bytes>
 using Word = std::conditional_t<
     Bytes == 16, uint4,
@@ -36,7 +36,7 @@ __device__ __forceinline__ Vector<scalar_t, Width> load(const scalar_t* address)
   return *reinterpret_cast<const Vector<scalar_t, Width>*>(address);
 }
 
-// Loads from memory that nothing writes while the kernel runs.
+// Loads from memory that is not written while the kernel runs.
 template <int Width, typename scalar_t>
 __device__ __forceinline__ Vector<scalar_t, Width> load_constant(const scalar_t* address) {
   const auto word = __ldg(reinterpret_cast<const Word<Width * sizeof(scalar_t)>*>(address));
@@ -50,7 +50,7 @@ __device__ __forceinline__ void store(scalar_t* address, const Vector<scalar_t, 
   *reinterpret_cast<Vector<scalar_t, Width>*>(address) = value;
 }
 
-// Stores to global memory in one access; the compiler may split a plain store into stores of the elements.
+// Stores to global memory in one access. The compiler may split a plain store into stores of single elements.
 template <typename scalar_t, int Width>
 __device__ __forceinline__ void store_global(scalar_t* address, const Vector<scalar_t, Width>& value) {
   Word<Width * sizeof(scalar_t)> word;
@@ -73,8 +73,8 @@ __device__ __forceinline__ void add_weighted(Vector<T, Width>& sum, T weight, co
   for (int i = 0; i < Width; ++i) sum.lane[i] += weight * static_cast<T>(value.lane[i]);
 }
 
-// Vector atomics exist for float32 from sm_90 on. Older GPUs add one element at a time, and so does every GPU if
-// VOXELFIELD_SCALAR_ATOMICS is defined, for tests.
+// Vector atomics exist for float32 from sm_90 on. Older GPUs add one element at a time. VOXELFIELD_SCALAR_ATOMICS
+// selects this form on every GPU, for tests.
 #if __CUDA_ARCH__ >= 900 && !defined(VOXELFIELD_SCALAR_ATOMICS)
 #define VOXELFIELD_VECTOR_ATOMICS 1
 #else

@@ -1,4 +1,4 @@
-// Arithmetic with whole numbers: conversions between float and int32_t, from 0 to 2^22, and division.
+// Integer arithmetic: conversions between float and int32_t for numbers from 0 to 2^22, and division.
 #pragma once
 
 #include <cmath>
@@ -8,10 +8,10 @@
 
 namespace voxelfield {
 
-// On CUDA, conversion instructions have a fraction of the throughput of additions. Adding 2^23 to a whole number n
-// below it gives a float whose bits are those of 2^23 plus n, so that one addition converts in either direction.
+// On CUDA, conversion instructions have a fraction of the throughput of additions. Adding 2^23 to an integer n below
+// 2^23 gives a float whose bits are those of 2^23 plus n, so one addition converts in either direction.
 
-// Drops the fraction of a number that is not negative.
+// Truncates a non-negative number.
 VOXELFIELD_HOST_DEVICE int32_t trunc_small(float value) {
 #if defined(__CUDA_ARCH__)
   return __float_as_int(__fadd_rd(value, 8388608.0f)) & 0x7fffff;
@@ -37,8 +37,7 @@ VOXELFIELD_HOST_DEVICE float ceil_small(float value) {
 #endif
 }
 
-// Sums and differences of untrusted numbers, which wrap around on overflow: overflow of signed integers would be
-// undefined behaviour.
+// Sums and differences of untrusted numbers that wrap around, because signed overflow would be undefined behaviour.
 VOXELFIELD_HOST_DEVICE int32_t wrapping_add(int32_t a, int32_t b) {
   return static_cast<int32_t>(static_cast<uint32_t>(a) + static_cast<uint32_t>(b));
 }
@@ -48,8 +47,8 @@ VOXELFIELD_HOST_DEVICE int32_t wrapping_subtract(int32_t a, int32_t b) {
 }
 
 #if defined(__CUDACC__)
-// Division by a number known on the host, without a division on the device: Granlund and Montgomery, "Division by
-// invariant integers using multiplication" (PLDI 1994), figure 4.1, for numbers below 2^31.
+// Divides by a number that is known on the host, without a division on the device, for numbers below 2^31 (Granlund and
+// Montgomery, "Division by invariant integers using multiplication", PLDI 1994, figure 4.1).
 struct Divisor {
   int32_t value;
   uint32_t multiplier;

@@ -1,4 +1,4 @@
-// The host side of marching through a pyramid: from tensors to the kernels' views, and the launch.
+// Host side of marching through a pyramid: converts tensors to the views that kernels use, and launches the kernels.
 #pragma once
 
 #include "common/backend.cuh"
@@ -43,7 +43,7 @@ struct PyramidInputs {
     return std::any_of(blocks.begin(), blocks.end(), [](const OptionalTensor& table) { return table.has_value(); });
   }
 
-  // With a density network whose hidden layer is padded to `width`.
+  // Returns the scene with a density network whose hidden layers are padded to `width`.
   PyramidScene scene(int width, double step, double density_initial, double min_transmittance, double min_weight,
                      const std::vector<double>& boxes) const {
     check_step(step);
@@ -71,11 +71,11 @@ struct PyramidInputs {
   }
 };
 
-// The width to which hidden layers of a given width are padded.
+// The padded width of hidden layers of a given width.
 inline int padded_field_width(int width) { return width <= 64 ? 64 : 128; }
 
-// Launches a persistent kernel that marches `rays` rays, with at least `rays_per_warp` rays for each warp. The kernel's
-// last parameter points to the number of the next unassigned ray.
+// Launches a persistent kernel that marches `rays`, with at least `rays_per_warp` rays per warp. The last parameter of
+// the kernel points to the number of the next unassigned ray.
 template <typename Kernel, typename... Arguments>
 void launch_march(Kernel* kernel, const MarchPlan& plan, int64_t rays, int rays_per_warp, const Tensor& like,
                   const Arguments&... arguments) {

@@ -6,23 +6,24 @@
 namespace voxelfield {
 namespace {
 
-// Minimum number of rays per warp: with fewer, too many threads idle at the end, when no rays are left to start.
+// Minimum number of rays per warp. With fewer, too many threads are idle at the end, when no rays are left to start.
 constexpr int kRaysPerWarp = 24;
 
-// Rays from memory, and a row of slots for each.
+// Rays in memory, with a row of slots for each ray.
 template <bool InPieces, bool Sparse>
 struct ListedRays {
   static constexpr bool kInPieces = InPieces;
   static constexpr bool kSparse = Sparse;
   static constexpr bool kWorldDistances = false;
-  // A training step has about as many rays as the device has threads, and some of them are many times as long as most.
+  // Four threads share a ray: a training step has about as many rays as the device has threads, and some of them are
+  // many times as long as most.
   static constexpr int kLanes = 4;
   static constexpr int kBatch = 8;
   RayBatch batch;
   float* slots;  // (R, max_samples_per_ray)
   int max_samples_per_ray;
   int32_t* counts;
-  unsigned long long* sums;  // of the rays of each part
+  unsigned long long* sums;  // for each part, the number of samples of its rays
   int64_t part_length;
 
   struct Result {
@@ -65,8 +66,8 @@ __global__ void __launch_bounds__(kMarchThreads, 1)
                           });
 }
 
-// Small blocks finish independently, but each needs its own copy of the weights, so this chooses the smallest block
-// size that fills a multiprocessor.
+// Small blocks finish independently, but each needs its own copy of the weights. This chooses the smallest block size
+// that still fills a multiprocessor.
 template <typename Kernel>
 MarchPlan plan_visible(const Network& density, Kernel* kernel) {
   const int limit = shared_memory_limit();
@@ -129,7 +130,7 @@ TensorTuple<3> march_to_slots(const Tensor& origins, const Tensor& directions, c
 
 }  // namespace
 
-// pack_slots is compiled here because the compiler changes other kernels of rays/ beside it.
+// pack_slots is compiled here because, in the same file, it changes the code generated for other kernels of rays/.
 STABLE_TORCH_LIBRARY_IMPL(voxelfield, CUDA, m) {
   m.impl("march_to_slots", TORCH_BOX(&march_to_slots));
   m.impl("pack_slots", TORCH_BOX(&MarchOps<CudaPacking>::pack_slots));

@@ -1,23 +1,23 @@
-// Rendering images of a pyramid of grids followed by two networks on CUDA, in one kernel that also generates the rays.
+// Renders images of a pyramid of grids followed by two networks on CUDA, in one kernel that also generates the rays.
 #include "fields/pyramid_inputs.cuh"
 #include "volume/color.h"
 
 namespace voxelfield {
 namespace {
 
-// A pixel's colour is background + sum of weight * (colour - background), because the weights and the transmittance to
-// the background add up to one. So a pixel needs no visit when its ray ends.
+// The weights and the transmittance to the background sum to one, so the colour of a pixel is background + sum of
+// weight * (colour - background). Nothing needs to be added to a pixel when its ray ends.
 struct PixelColors {
   float* rgb;               // (pixels, 3)
   const float* background;  // (3,)
 };
 
-// Visible samples wait in shared memory until a warp has enough of them for the colour network, because only few of the
-// marched samples are visible. One thread adds a pixel's samples in their order along the ray, so that the sum does not
-// depend on which samples waited together.
+// A queue of visible samples in shared memory. Only few of the marched samples are visible, so samples are queued until
+// a warp has enough of them for the colour network. One thread adds the samples of a pixel in their order along the
+// ray, so the sum does not depend on which samples were in the queue together.
 class ColorQueue {
  public:
-  // `memory`: kQueueBytes of the warp's own, aligned to 16.
+  // `memory`: kQueueBytes for this warp alone, aligned to 16.
   __device__ __forceinline__ explicit ColorQueue(unsigned char* memory)
       : rows_(memory),
         inputs_{shared_address(memory), kRowBytes},
@@ -26,7 +26,7 @@ class ColorQueue {
 
   __device__ __forceinline__ bool fits(int more) const { return count_ + more <= kWarp; }
 
-  // Appends the samples of the threads in `kept`: for each its row of `panel` (the geometry), direction, weight and
+  // Appends the samples of the threads in `kept`. Each has a row of `panel` (the geometry), a direction, a weight and a
   // pixel.
   __device__ __forceinline__ void push(unsigned kept, const Fragment (&geometry)[2], const float* direction, int degree,
                                        float weight, int pixel) {
@@ -61,7 +61,8 @@ class ColorQueue {
     __syncwarp();
   }
 
-  // Evaluates the colours of all waiting samples and adds them to their pixels. `weights()` are the network's.
+  // Evaluates the colours of all queued samples and adds them to their pixels. `weights()` returns the weights of the
+  // network.
   template <int Width, typename Weights>
   __device__ __forceinline__ void flush(const Weights& weights, int layers, const PixelColors& pixels) {
     const int lane = lane_of_warp(), quarter = lane % 4;
@@ -70,7 +71,8 @@ class ColorQueue {
       const Activations<1, kFieldInputs> x = load_rows<1>(inputs_, row);
       const Panel<1> panel = logits<Width>(weights(), layers, x);
       __syncwarp();
-      // Every fourth thread holds red and green, the next one blue. Their contributions overwrite the inputs.
+      // Of every four threads, the first holds red and green, and the second holds blue. The contributions overwrite
+      // the inputs.
       if (quarter < 2) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
@@ -85,7 +87,7 @@ class ColorQueue {
           }
         }
       }
-      __syncwarp();  // the next rows are loaded by the warp as one
+      __syncwarp();  // the warp loads the next rows collectively
     }
     add_up(pixels);
     count_ = 0;
@@ -108,7 +110,7 @@ class ColorQueue {
 
   __device__ __forceinline__ void add_up(const PixelColors& pixels) const {
     const int lane = lane_of_warp();
-    // Threads without a sample differ from all others, and from one another.
+    // Threads without a sample get distinct negative numbers, so that they match no other thread.
     const int pixel = lane < count_ ? pixels_[lane] : -1 - lane;
     unsigned peers = __match_any_sync(kFullWarp, pixel);
     if (pixel < 0 || __ffs(peers) - 1 != lane) return;
@@ -130,7 +132,7 @@ class ColorQueue {
   int count_ = 0;
 };
 
-// A warp takes the rays of a square of pixels, which stay close together.
+// A warp takes the rays of a square of pixels, because these rays stay close together.
 constexpr int kTile = 8;
 
 struct PixelSums {
@@ -178,14 +180,15 @@ struct PyramidImage {
   }
 };
 
-// What a thread puts into its row of features while the warp evaluates colours, which takes most of the registers.
+// The state that a thread saves to its row of features while the warp evaluates colours, which needs most of the
+// registers.
 struct ParkedSample {
   MarchedRay<PixelSums> ray;
   Fragment geometry[2];
 };
 static_assert(sizeof(ParkedSample) <= kRowBytes, "a row must hold what is parked in it");
 
-// One block on a multiprocessor: rows and weights take most of its shared memory.
+// One block per multiprocessor, because rows and weights take most of its shared memory.
 template <int Width, typename ColorWeights, typename Image>
 __global__ void __launch_bounds__(kMarchThreads, 1)
     render_pyramid_kernel(const __grid_constant__ PyramidScene scene, const __grid_constant__ Network color,
@@ -195,8 +198,8 @@ __global__ void __launch_bounds__(kMarchThreads, 1)
   const int density_bytes = scene.density.staged_bytes();
   const int weight_bytes = density_bytes + (ColorWeights::kStaged ? color.staged_bytes() : 0);
   const StagedField<Width> density(scene.density, shared_address(shared), nullptr);
-  // The compiler would load packed tiles once for all the batches of a flush, and spill them, if it knew them to be the
-  // same.
+  // Hides from the compiler that all batches of a flush read the same packed tiles. Otherwise it would load the tiles
+  // once for all batches and spill them.
   const auto color_weights = [&] {
     const uint4* tiles = packed_color;
     asm volatile("" : "+l"(tiles));
@@ -215,7 +218,7 @@ __global__ void __launch_bounds__(kMarchThreads, 1)
                             ParkedSample own{ray, {to_half(panel, 0), to_half(panel, 1)}};
                             if (!queue.fits(__popc(kept))) {
                               auto& parked = *reinterpret_cast<ParkedSample*>(rows + lane_of_warp() * kRowBytes);
-                              __syncwarp();  // the features that lay there were loaded by the warp as one
+                              __syncwarp();  // the warp loaded the features stored there collectively
                               parked = own;
                               flush();
                               own = parked;
@@ -275,7 +278,7 @@ TensorTuple<3> render_pyramid_image(const Tensor& c2w, const Tensor& intrinsics,
   const auto render = [&](auto width_constant, auto in_pieces, auto sparse) {
     constexpr int kWidth = decltype(width_constant)::value;
     constexpr bool kInPieces = decltype(in_pieces)::value;
-    // Boxes clip rays themselves, to the largest of them.
+    // With nested boxes, cutting a ray clips it to the largest box, so the camera does not clip it.
     const float* clip = data_of(field.aabb);
     using Image = PyramidImage<kInPieces, decltype(sparse)::value>;
     const Image image{

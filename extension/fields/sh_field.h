@@ -1,8 +1,9 @@
-// A voxel field of spherical harmonics (Fridovich-Keil et al. 2022, Plenoxels): from a grid's features to density and
-// colour along a ray, and back. trilinear.h has the stencil, ray_walk.h the walk, keep_rule.h the weights.
+// A voxel field of spherical harmonics (Fridovich-Keil et al. 2022, Plenoxels): computes density and colour along a ray
+// from the features of a grid, and their gradients. The stencil is in trilinear.h, the walk in ray_walk.h, and the
+// weights are in keep_rule.h.
 //
-// Channel 0 is raw density; then come, for red, green and blue in turn, the coefficients of all basis functions.
-// Further channels are padding.
+// Channel 0 is raw density. The coefficients of all basis functions follow, first for red, then for green and blue. Any
+// further channels are padding.
 #pragma once
 
 #include "rays/camera.h"
@@ -15,9 +16,9 @@ namespace voxelfield {
 template <typename scalar_t>
 struct ShGridView {
   const scalar_t* rows;     // (X, Y, Z, channels)
-  const scalar_t* density;  // raw density of vertex v: density[v * density_stride]
+  const scalar_t* density;  // the raw density of vertex v is density[v * density_stride]
   int64_t channels, density_stride;
-  GridLocator<float, true> locator;  // in vertices, as if they had one channel
+  GridLocator<float, true> locator;  // counts in vertices, as if each had one channel
   const float* aabb;
   int degree;
   float density_scale, density_shift;
@@ -31,7 +32,7 @@ struct ShGridView {
   VOXELFIELD_HOST_DEVICE int basis_size() const { return sh_basis_size(degree); }
   VOXELFIELD_HOST_DEVICE int used_channels() const { return 1 + 3 * basis_size(); }
 
-  // scale * softplus(raw + shift). Beyond 20 softplus(x) rounds to x in float32.
+  // scale * softplus(raw + shift). Above 20, softplus(x) rounds to x in float32.
   VOXELFIELD_HOST_DEVICE float density_of(float raw) const {
     const float x = raw + density_shift;
     return density_scale * (x > 20.0f ? x : std::log1p(std::exp(x)));
@@ -42,8 +43,8 @@ struct ShGridView {
   }
 };
 
-// The colours that the channels of a vector belong to: channels before `split` belong to `first`, the others to the
-// next one. A vector of up to 8 channels spans at most two colours, unless a colour has a single channel.
+// The colours to which the channels of a vector belong: channels below `split` belong to `first`, the others to the
+// next colour. A vector of up to 8 channels spans at most two colours, unless a colour has a single channel.
 struct ShColors {
   int first;
   int split;
@@ -61,15 +62,15 @@ struct RenderScene {
   KeepRule<float> rule;
 };
 
-// One sample of a ray, as its thread sees it. `rgb` is known if it is kept.
+// One sample of a ray in the thread that walks the ray. `rgb` is set only if the sample is kept.
 struct WalkedSample : JudgedSample<float> {
   float t, raw;
   float rgb[3];
 };
 
-// Writes the gradient at the numbers that a sample reads from the grid: its raw density, then its three colours before
-// the sigmoid. `gradient` is that at the ray's totals, `at_weight` that at the sample's weight; for `suffix_grad` see
-// density_gradient.
+// Writes the gradient with respect to the numbers that a sample reads from the grid: its raw density, then its three
+// colours before the sigmoid. `gradient` is the gradient with respect to the totals of the ray, and `at_weight` that
+// with respect to the weight of the sample. density_gradient explains `suffix_grad`.
 template <typename scalar_t>
 VOXELFIELD_HOST_DEVICE void sample_gradient(const RenderScene<scalar_t>& scene, const RayTotals<float>& gradient,
                                             const WalkedSample& sample, float at_weight, float suffix_grad,

@@ -1,6 +1,6 @@
-// Rendering a voxel field of spherical harmonics on the CPU: rays in parallel, the samples of a ray in order. The
-// gradient is summed into the grid layer by layer along x. Every other layer runs in parallel, so that no two threads
-// write to the same vertex, and the number of threads does not change the sums.
+// Renders a voxel field of spherical harmonics on the CPU: rays in parallel, the samples of a ray in order. The
+// gradient is summed into the grid layer by layer along x. Even layers run in parallel, then odd layers, so that no two
+// threads write to the same vertex and the sums do not depend on the number of threads.
 #include <vector>
 
 #include "common/backend.h"
@@ -39,7 +39,7 @@ VOXELFIELD_HOST_DEVICE void shade(const ShGridView<scalar_t>& grid, const Stenci
   }
 }
 
-// Calls visit(sample, stencil) for the samples of a ray that are kept.
+// Calls visit(sample, stencil) for the kept samples of a ray.
 template <typename scalar_t, typename Visit>
 VOXELFIELD_HOST_DEVICE void walk_ray(const RenderScene<scalar_t>& scene, const RayView& ray, const Visit& visit) {
   float basis[kMaxShBasis];
@@ -71,11 +71,11 @@ VOXELFIELD_MULTIVERSION void render_range(const RenderScene<scalar_t>& scene, co
   }
 }
 
-// A sample's share of the gradient, on its way from its ray to the grid.
+// The contribution of one sample to the gradient of the grid.
 struct Contribution {
   Stencil<float, int32_t> stencil;
   int64_t ray;
-  float gradient[4];  // at raw density and at the colours before the sigmoid
+  float gradient[4];  // with respect to raw density and to the colours before the sigmoid
 };
 
 template <typename scalar_t>
@@ -96,7 +96,8 @@ VOXELFIELD_MULTIVERSION void find_contributions(const RenderScene<scalar_t>& sce
   }
 }
 
-// Contributions to the layer of their lower vertices along x and to the next one, in the order of the rays.
+// The contributions whose lower vertices lie in one layer along x, in the order of the rays. They add to this layer and
+// to the next one.
 using Layer = std::vector<const Contribution*>;
 
 template <typename scalar_t>

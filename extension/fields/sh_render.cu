@@ -1,4 +1,4 @@
-// Rendering a voxel field of spherical harmonics on CUDA: the kernels, and how rays are spread over their warps.
+// Renders a voxel field of spherical harmonics on CUDA: the kernels, and the distribution of rays over warps.
 #include "common/backend.cuh"
 #include "fields/sh_render_ops.h"
 #include "fields/sh_render_warp.cuh"
@@ -6,7 +6,7 @@
 namespace voxelfield {
 namespace {
 
-// Blocks on a multiprocessor. A training batch is too small to fill the device, so that more would not help.
+// Blocks per multiprocessor. A training batch is too small to fill the device, so more would not help.
 constexpr int kListedBlocks = 4;
 
 __device__ __forceinline__ float sum_over_ray(float value, int ray_lanes) {
@@ -14,8 +14,8 @@ __device__ __forceinline__ float sum_over_ray(float value, int ray_lanes) {
   return value;
 }
 
-// `Rays` maps the threads of a warp to rays, stores the results, and sets the number of blocks on a multiprocessor:
-// more of them hide the latency of memory, fewer leave more registers to each thread.
+// `Rays` maps the threads of a warp to rays, stores the results, and sets the number of blocks per multiprocessor: more
+// blocks hide the latency of memory, fewer leave more registers to each thread.
 template <int Width, typename scalar_t, typename Rays>
 __global__ void __launch_bounds__(kRenderThreads, Rays::blocks(Width))
     render_kernel(const __grid_constant__ RenderScene<scalar_t> scene, const __grid_constant__ Rays rays,
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kRenderThreads, Rays::blocks(Width))
   if (index >= 0 && seat.ray_seat == 0) rays.store(index, totals);
 }
 
-// Adds the gradients of the staged samples to the grid's.
+// Adds the gradients of the staged samples to the gradient of the grid.
 template <int Width>
 __device__ __forceinline__ void scatter(float* grad_rows, int64_t channels, int degree, const WarpSeat& seat,
                                         const WarpPlan& plan, int count) {
@@ -89,14 +89,14 @@ __global__ void __launch_bounds__(kRenderThreads, kListedBlocks)
   });
 }
 
-// Threads that share a ray take its samples in turn, which shortens its longest chain of work, but each of them walks
-// the whole ray. That pays while there are too few rays to keep the device busy, and a little for the longest rays of
-// an image.
+// Threads that share a ray take its samples in turn. This shortens the longest sequential chain of work, but each of
+// the threads walks the whole ray. It is faster while there are too few rays to keep the device busy, and slightly
+// faster for images, because of their longest rays.
 constexpr int64_t kEnoughThreads = 1 << 16;
 constexpr int kMaxRayLanes = 8;
 constexpr int kImageRayLanes = 2;
 
-// Rays in the order of memory.
+// Rays in the order in which they are stored.
 struct ListedWarps : ListedRays {
   static constexpr int blocks(int /*width*/) { return kListedBlocks; }
 
@@ -106,11 +106,11 @@ struct ListedWarps : ListedRays {
   }
 };
 
-// A warp renders a tile of pixels, whose rays stay close together.
+// A warp renders a tile of pixels, because their rays stay close together.
 struct ImageWarps : ImageRays {
   int tile_width, tile_height;  // powers of two
 
-  // Five blocks leave 96 registers to a thread, which vectors of four spill from except on sm_90.
+  // Five blocks leave 96 registers per thread. With vectors of four, that causes spills except on sm_90.
   static constexpr int blocks(int width) {
 #if __CUDA_ARCH__ == 900
     return 5;
@@ -137,13 +137,14 @@ int ray_lanes_for(int64_t rays) {
   return lanes;
 }
 
-// Calls f with the widest vector that rows divide into and that holds no more than two colours, and with a plan.
+// Calls f with a plan and with the widest vector that divides the rows and spans at most two colours.
 template <typename scalar_t, typename F>
 void dispatch_plan(const ShGridView<scalar_t>& grid, int ray_lanes, const F& f) {
   constexpr int kWidest = 16 / sizeof(scalar_t);
   const int widest = grid.degree == 0 ? 1 : vector_width(kWidest, {grid.channels}, grid.rows);
   const auto with_plan = [&](auto width) {
-    // A multiple of 8 channels holds whole vectors; 4 more numbers put neighbouring rows into different banks.
+    // A multiple of 8 channels holds whole vectors. The 4 additional numbers put neighbouring rows into different
+    // banks.
     WarpPlan plan{ray_lanes, 1, (grid.used_channels() + 7) / 8 * 8 + 4};
     while (plan.sample_lanes < kWarp && plan.sample_lanes * width < grid.used_channels()) plan.sample_lanes *= 2;
     f(width, plan);

@@ -1,4 +1,4 @@
-// Host side of rendering, written once: check, allocate, pick types, and hand over to a backend's kernels.
+// Host side of rendering for both backends: checks, allocates, selects types, and calls the kernels of a backend.
 //   Backend::render(scene, rays)                                             rays: ListedRays or ImageRays
 //   Backend::render_backward(scene, rays, gradients, results, grad_rows)     adds to grad_rows
 #pragma once
@@ -9,7 +9,7 @@
 
 namespace voxelfield {
 
-// Colour (R, 3), opacity (R,) and summed depth (R,) of rays, or the gradients at them.
+// Colour (R, 3), opacity (R,) and summed depth (R,) of rays, or the gradients with respect to them.
 template <typename T>
 struct RenderedPointers {
   T *rgb, *opacity, *depth;
@@ -25,7 +25,7 @@ struct RenderedPointers {
   }
 };
 
-// Rays from memory, and where their results go.
+// Rays in memory, and the destination of their results.
 struct ListedRays {
   RayBatch batch;
   RenderedPointers<float> out;
@@ -46,7 +46,7 @@ struct ImageRays {
     const int64_t y = pixel / camera.width;
     return camera(pixel - y * camera.width, y);
   }
-  // Colour over the background, and the mean depth instead of the sum.
+  // Stores the colour over the background, and the mean depth instead of the sum.
   VOXELFIELD_HOST_DEVICE void store(int64_t pixel, RayTotals<float> totals) const {
     const float open = 1.0f - totals.opacity;
     for (int color = 0; color < 3; ++color) totals.rgb[color] += open * background[color];
@@ -124,7 +124,7 @@ struct RenderOps {
   }
 
  private:
-  // Checks a field, and calls f with its scene, of the grid's type.
+  // Checks a field, and calls f with its scene, which is typed by the dtype of the grid.
   template <typename F>
   static void with_scene(const CellInputs& cells, const Tensor& any_grid, const OptionalTensor& any_density,
                          const Tensor& any_aabb, double step, int64_t degree, double density_scale,

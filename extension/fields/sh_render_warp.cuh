@@ -1,6 +1,7 @@
-// Rendering rays with the threads of a warp. `ray_lanes` neighbouring threads walk one ray together and take a sample
-// each. The samples that are kept are then staged in shared memory, where `sample_lanes` threads read the features of
-// one together, a vector each. So the threads of a warp stay busy however few of its rays are inside the object.
+// Renders rays with the threads of a warp. `ray_lanes` neighbouring threads walk one ray together and take one sample
+// each. The kept samples are then staged in shared memory, where `sample_lanes` threads read the features of one sample
+// together, one vector each. This keeps all threads of the warp busy even if only few of its rays are inside the
+// object.
 #pragma once
 
 #include "fields/sh_field.h"
@@ -11,13 +12,14 @@ namespace voxelfield {
 constexpr int kRenderThreads = 128;
 constexpr int kRenderWarps = kRenderThreads / kWarp;
 
-// A sample on its way between the thread of its ray and the threads that read its features.
+// A sample in shared memory, written by the thread that walks its ray and read by the threads that read its features.
 struct alignas(16) StagedSample {
   float weight[kCorners];
-  int32_t origin;  // in vertices
+  int32_t origin;  // counted in vertices
   int32_t step[3];
-  float value[4];  // forward: the colour; backward: the gradient at raw density and at the colours before the sigmoid
-  int32_t ray;     // its number among those of the warp
+  float value[4];  // forward: colour; backward: gradient with respect to raw density and to the colours before the
+                   // sigmoid
+  int32_t ray;     // index of its ray within the warp
 
   __device__ __forceinline__ int64_t vertex(int corner) const {
     return origin + corner_side(corner, 0) * step[0] + corner_side(corner, 1) * step[1] +
@@ -28,7 +30,7 @@ struct alignas(16) StagedSample {
 struct WarpPlan {
   int ray_lanes;     // a power of two
   int sample_lanes;  // a power of two
-  int row;           // length of a ray's row of basis functions, in shared memory
+  int row;           // length of the row of basis functions of a ray, in shared memory
 
   int rays() const { return kWarp / ray_lanes; }
   int shared_bytes() const {
@@ -37,13 +39,13 @@ struct WarpPlan {
   }
 };
 
-// A thread's place in its warp, and the warp's shared memory.
+// The position of a thread in its warp, and the shared memory of the warp.
 struct WarpSeat {
   int lane;
-  int ray;       // number of the thread's ray among those of the warp
-  int ray_seat;  // number of the thread among those of its ray
+  int ray;       // index of the ray of the thread within the warp
+  int ray_seat;  // index of the thread among those that share its ray
   StagedSample* staged;
-  float* basis;  // (rays, plan.row): the factor on each channel, zero for those that belong to no colour
+  float* basis;  // (rays, plan.row): a factor for each channel, zero for channels that belong to no colour
 
   __device__ __forceinline__ explicit WarpSeat(const WarpPlan& plan) {
     extern __shared__ __align__(16) unsigned char shared[];
@@ -57,7 +59,7 @@ struct WarpSeat {
   }
 };
 
-// Raw density at a stencil: zero if the stencil is empty, as in sampling.
+// Raw density at a stencil. Zero if the stencil is empty, as in sampling.
 template <typename scalar_t>
 __device__ __forceinline__ float raw_density(const ShGridView<scalar_t>& grid, const Stencil<float, int32_t>& s) {
   scalar_t corner[kCorners];
@@ -88,7 +90,7 @@ __device__ __forceinline__ void fill_basis_row(const float* direction, int degre
   for (int i = 1 + 3 * size; i < row; ++i) out[i] = 0.0f;
 }
 
-// Computes the colours of the staged samples, before the sigmoid, into their `value`.
+// Computes the colours of the staged samples before the sigmoid, and stores them in their `value`.
 template <int Width, typename scalar_t>
 __device__ __forceinline__ void shade(const ShGridView<scalar_t>& grid, const WarpSeat& seat, const WarpPlan& plan,
                                       int count) {
@@ -141,9 +143,9 @@ __device__ __forceinline__ void shade(const ShGridView<scalar_t>& grid, const Wa
   }
 }
 
-// Walks the warp's rays, each thread one sample at a time. Whenever some samples are kept, it finds their colours and
-// calls visit(sample, place, count) on all threads: `place` is the place of the thread's sample, if it is kept, among
-// the `count` staged ones.
+// Walks the rays of the warp, one sample per thread at a time. If any samples are kept, computes their colours and
+// calls visit(sample, place, count) on all threads. `count` is the number of staged samples, and `place` is the
+// position of the thread's own sample among them if it is kept.
 template <int Width, typename scalar_t, typename Visit>
 __device__ __forceinline__ void walk_rays(const RenderScene<scalar_t>& scene, const RayView& ray, bool exists,
                                           const WarpSeat& seat, const WarpPlan& plan, const Visit& visit) {
@@ -187,7 +189,7 @@ __device__ __forceinline__ void walk_rays(const RenderScene<scalar_t>& scene, co
     if (sample.kept) {
 #pragma unroll
       for (int color = 0; color < 3; ++color) {
-        // An empty stencil has read arbitrary numbers, and NaN times zero is NaN.
+        // An empty stencil has read arbitrary numbers, and NaN times zero would be NaN.
         sample.rgb[color] = sigmoid(stencil.empty ? 0.0f : seat.staged[place].value[color]);
       }
     }

@@ -1,11 +1,11 @@
-// The gradients of a multilayer perceptron on CUDA: how the work is laid out over warps and launches.
+// The gradients of a multilayer perceptron on CUDA: distributes the work over warps and launches.
 #include "mlp/backward.cuh"
 #include "mlp/mlp_inputs.cuh"
 
 namespace voxelfield {
 namespace {
 
-// How the units of a network are divided among a block's warps and among launches.
+// The distribution of the units of a network over the warps of a block and over launches.
 struct UnitShares {
   int units, per_warp, launches, per_launch;
 
@@ -32,7 +32,7 @@ void launch_backward(const BackwardPlan& plan, const UnitShares& shares, const M
   launch.splits = splits;
   launch.first_signs = MlpUnit(plan.mlp, shares.per_launch - 1).layer + 1;
   launch.tiles = tiles * warps * Tiles;
-  const int64_t layers_with_signs = layers - launch.first_signs;  // none if there is one launch
+  const int64_t layers_with_signs = layers - launch.first_signs;  // zero if there is only one launch
   Tensor signs = new_empty(in.input, {layers_with_signs, launch.tiles, Signs<Width>::kWords, kWarp}, ScalarType::Int);
   launch.signs = reinterpret_cast<unsigned*>(signs.mutable_data_ptr<int32_t>());
   pointers.partial = reinterpret_cast<float4*>(partial.mutable_data_ptr<float>());

@@ -1,4 +1,5 @@
-// A multilayer perceptron on CUDA, forwards: how it is laid out over warps and shared memory, and its launch.
+// The forward pass of a multilayer perceptron on CUDA: distributes the work over warps, plans shared memory, and
+// launches the kernel.
 #include <algorithm>
 
 #include "mlp/forward.cuh"

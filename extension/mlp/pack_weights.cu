@@ -1,4 +1,4 @@
-// Packs a network's weights for kernels that read them from global memory.
+// Packs the weights of a network for kernels that read them from global memory.
 #include "common/backend.cuh"
 #include "mlp/pack_weights.h"
 #include "mlp/weights.cuh"
@@ -6,7 +6,7 @@
 namespace voxelfield {
 namespace {
 
-// A thread packs what a lane takes of a tile, as StagedTiles would read it from shared memory.
+// Returns the part of a tile that one lane holds, as StagedTiles would read it from shared memory.
 template <typename weight_t>
 __device__ __forceinline__ uint4 pack_lane(const Network& network, int l, int row, int column, bool transposed) {
   const NetworkLayer& layer = network.layer[l];
@@ -28,7 +28,7 @@ __device__ __forceinline__ uint4 pack_lane(const Network& network, int l, int ro
 
 constexpr int kPackThreads = 256;
 
-// A warp packs a tile.
+// Each warp packs one tile.
 __global__ void __launch_bounds__(kPackThreads)
     pack_weights_kernel(const __grid_constant__ Network network, uint4* __restrict__ packed, int copies) {
   const int index = (blockIdx.x * kPackThreads + threadIdx.x) / kWarp, tiles = network.tiles();

@@ -1,4 +1,4 @@
-// A network's weights on their way to kernels: checked, and packed in global memory.
+// Prepares the weights of a network for kernels: checks them, and packs them in global memory.
 #pragma once
 
 #include "common/checks.h"
@@ -6,14 +6,14 @@
 
 namespace voxelfield {
 
-// Contiguous matrices, and the kernels' view of them, whose padding is for the caller to fill in.
+// Contiguous matrices, and the view that kernels use. The caller sets the padding in the view.
 struct NetworkInputs {
   std::vector<Tensor> weights;
   Network view{};
-  int width = 0;  // of the widest hidden layer
+  int width = 0;  // width of the widest hidden layer
 };
 
-// Checks matrices of which the first takes `inputs` columns, and the last has at most `max_outputs` rows.
+// Checks the matrices of a network. The first matrix has `inputs` columns, and the last has at most `max_outputs` rows.
 inline NetworkInputs checked_network(const std::string& name, const std::vector<Tensor>& weights, int64_t inputs,
                                      int64_t max_outputs, int max_layers, const Tensor& like) {
   const int layers = static_cast<int>(weights.size());
@@ -39,8 +39,8 @@ inline NetworkInputs checked_network(const std::string& name, const std::vector<
   return network;
 }
 
-// Packs weights in the order in which tensor cores take them (weights.cuh, PackedWeights): int32, on the current
-// stream. `transposed` adds what products with W need beside those with W^T.
+// Packs weights into int32 on the current stream, in the order in which tensor cores read them (PackedWeights in
+// weights.cuh). The result is for products with W^T; `transposed` adds the data for products with W.
 Tensor pack_weights(const Network& network, const Tensor& like, bool transposed);
 
 }  // namespace voxelfield

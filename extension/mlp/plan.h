@@ -1,4 +1,5 @@
-// How the launches of `mlp` use shared memory. Plain C++, so that a test can compute it for every GPU without one.
+// Plans the use of shared memory by the launches of `mlp`. Plain C++, so that a test can compute the plan for any GPU
+// without having one.
 #pragma once
 
 #include <algorithm>
@@ -8,21 +9,21 @@
 
 namespace voxelfield {
 
-// A thread moves 8 neighbouring inputs at once and 4 neighbouring outputs, but single outputs where there are at
-// most 8.
+// A thread moves 8 neighbouring inputs and 4 neighbouring outputs at once. If there are at most 8 outputs, it moves
+// single outputs.
 constexpr int kLog2InputWidth = 3;
 constexpr int kInputWidth = 8;
 constexpr int kOutputWidth = 4;
 constexpr int kInputGroup = 4 * kInputWidth;
 constexpr int kOutputGroup = 4 * kOutputWidth;
 constexpr int kFewOutputs = 8;
-// The weights' gradients are summed in units of 32 x 32.
+// The gradients of the weights are summed in units of 32 x 32.
 constexpr int kUnit = 32;
 
 // A network whose input and output are rows in global memory.
 struct Mlp {
   Network network;
-  int input_pitch, output_pitch;  // from row to row: multiples of kInputWidth, kOutputWidth (unless outputs are few)
+  int input_pitch, output_pitch;  // row strides: multiples of kInputWidth and kOutputWidth (unless outputs are few)
 
   VOXELFIELD_HOST_DEVICE bool few_outputs() const { return network.out() <= kFewOutputs; }
 
@@ -35,7 +36,7 @@ struct Mlp {
   }
 };
 
-// `network` has its layers; its padding is filled in here.
+// `network` contains the layers. Its padding is set here.
 inline Mlp plan_mlp(Network network) {
   network.width = 16;
   for (int l = 0; l < network.layers - 1; ++l) {
@@ -50,7 +51,8 @@ inline Mlp plan_mlp(Network network) {
   return mlp;
 }
 
-// Networks that do not fit shared memory are padded to at least 64, which avoids further variants of the kernels.
+// Networks that do not fit in shared memory are padded to at least this width, which avoids further variants of the
+// kernels.
 constexpr int kNarrowestPacked = 64;
 
 inline Mlp widened(Mlp mlp) {
@@ -60,8 +62,8 @@ inline Mlp widened(Mlp mlp) {
 
 struct ForwardPlan {
   Mlp mlp;
-  bool staged;  // weights in shared memory, otherwise packed in global memory
-  int shared;   // bytes a block
+  bool staged;  // weights are in shared memory if true, else packed in global memory
+  int shared;   // bytes per block
 };
 
 inline ForwardPlan plan_forward(const Mlp& mlp, int limit) {
@@ -69,35 +71,36 @@ inline ForwardPlan plan_forward(const Mlp& mlp, int limit) {
   return staged <= limit ? ForwardPlan{mlp, true, staged} : ForwardPlan{widened(mlp), false, 0};
 }
 
-// Rows that a block of the backward pass takes at once, unless shared memory limits it to fewer: 4 warps with two tiles
-// of 16 rows each, or 8 warps with one.
+// The number of rows that a block of the backward pass processes at once, unless shared memory limits it to fewer: 4
+// warps with two tiles of 16 rows each, or 8 warps with one tile each.
 constexpr int kBackwardRows = 128;
-// Fewer are a multiple of these.
+// If shared memory limits the number of rows, it is a multiple of this.
 VOXELFIELD_HOST_DEVICE constexpr int strip_rows(int width) { return width > 64 ? 16 : 32; }
 
-// Units of the weights' gradients that a warp holds at most beside one tile, and beside two, in hidden layers of a
-// width. More would take more registers than there are.
+// Maximum number of units of the weight gradients that a warp holds if it processes one tile at a time, and if it
+// processes two tiles, for hidden layers of a given width. More units would exceed the available registers.
 constexpr int kMostUnits = 4;
 constexpr int most_units_of_two_tiles(int width) { return width < 64 ? 2 : 3; }
 
 // The contents of shared memory in a block of the backward pass.
 enum class Kept : int {
-  kAll,       // weights, what enters each layer, and the gradients of what leaves it
-  kReplaced,  // the same, but a layer's gradients take the place of the activations above it
-  kOneLayer,  // only what enters one layer, and the gradients of what leaves it; the rest is in global memory
+  kAll,       // weights, the input of each layer, and the gradient of the output of each layer
+  kReplaced,  // the same, but the gradient of each output overwrites that output, the input of the next layer
+  kOneLayer,  // only the input of one layer and the gradient of its output; the rest is in global memory
 };
 
 struct BackwardPlan {
   Mlp mlp;
   Kept kept;
-  int strips;  // of rows, in a block
-  int shared;  // bytes a block
+  int strips;  // strips of rows per block
+  int shared;  // bytes per block
 
   VOXELFIELD_HOST_DEVICE bool staged() const { return kept != Kept::kOneLayer; }
 
   VOXELFIELD_HOST_DEVICE int rows() const { return strip_rows(mlp.network.width) * strips; }
 
-  // Tiles of 16 rows that a warp takes at once. One weight read then serves two of them.
+  // The number of tiles of 16 rows that a warp processes at once. With two tiles, each weight that is read is used
+  // twice.
   int tiles() const {
     const int width = mlp.network.width, warps = kBackwardRows / 32;
     return width < 64 || (width == 64 && staged() && mlp.units() <= warps * most_units_of_two_tiles(width)) ? 2 : 1;
@@ -106,7 +109,7 @@ struct BackwardPlan {
   VOXELFIELD_HOST_DEVICE int entering_stride(int l) const { return row_stride(mlp.network.columns_of(l)); }
   VOXELFIELD_HOST_DEVICE int leaving_stride(int l) const { return row_stride(mlp.network.rows_of(l)); }
 
-  // Where in shared memory the rows of what enters a layer begin, and of the gradients of what leaves it.
+  // The offsets in shared memory of the rows of the input of a layer, and of the gradient of its output.
   VOXELFIELD_HOST_DEVICE int entering_offset(int l) const {
     if (!staged()) return 0;
     const int width = row_stride(mlp.network.width);
@@ -124,7 +127,8 @@ struct BackwardPlan {
   }
 };
 
-// The first form that fits with all rows; the last form with as many as fit. No strips: none fits.
+// Returns the first form in which all rows fit, or else the last form with as many rows as fit. If `strips` is 0, not
+// even one strip fits.
 inline BackwardPlan plan_backward(const Mlp& mlp, int limit) {
   for (const Kept kept : {Kept::kAll, Kept::kReplaced}) {
     BackwardPlan plan{mlp, kept, kBackwardRows / strip_rows(mlp.network.width), 0};

@@ -1,5 +1,5 @@
-// The gradients of a network's weights. Warps sum units of 32 x 32 over the rows of a block; the sums of all blocks are
-// then added in a fixed order, so that the result is the same in every run on a device.
+// The gradients of the weights of a network. Warps sum units of 32 x 32 over the rows of a block. The sums of all
+// blocks are then added in a fixed order, so that the result is the same in every run on a device.
 #pragma once
 
 #include "mlp/fragments.cuh"
@@ -32,7 +32,8 @@ struct UnitOperands {
 
 constexpr int kNoUnit = -1;
 
-// The same in two registers. Unpacked where it is used: the compiler does not see that it could keep the result.
+// The same addresses in two registers. The asm statement hides from the compiler that it could keep the unpacked
+// result, so unpacking happens at each use.
 class CompactOperands {
  public:
   CompactOperands() = default;
@@ -51,8 +52,8 @@ class CompactOperands {
   int layer_;
 };
 
-// Adds every `splits`th 16 rows, starting with the `split`th, to a unit or to its upper half. Layers narrower than 32
-// columns read neighbouring shared memory; those sums are discarded.
+// Adds every `splits`th group of 16 rows, starting with group `split`, to a unit or to its upper half. Layers narrower
+// than 32 columns read neighbouring shared memory; those sums are discarded.
 template <int Halves>
 __device__ __forceinline__ void add_to_unit(float (&sums)[2][4][4], const UnitOperands& unit, int leaving_stride,
                                             int entering_stride, int split, int splits, int count) {
@@ -75,8 +76,8 @@ __device__ __forceinline__ void add_to_unit(float (&sums)[2][4][4], const UnitOp
   }
 }
 
-// Whether each activation of a tile's 16 rows is positive: one bit for each number that a thread has in its fragments.
-// The bit for a part's lower half lies in the lower half of a word.
+// Whether each activation of the 16 rows of a tile is positive: one bit for each number that a thread holds in its
+// fragments. The bit for the lower half of a part is in the lower half of a word.
 template <int Width>
 struct Signs {
   static constexpr int kParts = Width / 16 * 4;
@@ -100,14 +101,15 @@ struct Signs {
   }
 };
 
-// The units that a launch sums. It computes activations only as far up and gradients only as far down as these units
-// need. The first launch, which sums the last layers' units, writes the signs of the activations for those after it.
+// The units that a launch sums. The launch computes activations only up to, and gradients only down to, the layers that
+// these units need. The first launch, which sums the units of the last layers, writes the signs of the activations for
+// the later launches.
 struct MlpLaunch {
   int first_unit, end_unit, units;
-  int splits;       // warps that share a unit
-  int first_signs;  // the first layer for which there are signs of what enters it
-  int tiles;        // of 16 rows
-  unsigned* signs;  // of each layer and tile of rows
+  int splits;       // number of warps that share a unit
+  int first_signs;  // the first layer for whose input there are signs
+  int tiles;        // number of tiles of 16 rows
+  unsigned* signs;  // for each layer and tile of rows
   bool writes_signs;
 
   template <int Width>
@@ -142,7 +144,7 @@ struct MlpGradients {
   float* layer[kMaxLayers];
 };
 
-// A block adds up 8 neighbouring vectors of the blocks' sums, with 64 threads for each.
+// A block adds up 8 neighbouring vectors of the sums of all blocks, with 64 threads per vector.
 constexpr int kReduceVectors = 8;
 constexpr int kReduceGroups = 64;
 constexpr int kReduceThreads = kReduceVectors * kReduceGroups;

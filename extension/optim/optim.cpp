@@ -1,4 +1,4 @@
-// The ops of this folder on the CPU: threads process spans of vertices that are contiguous in memory, in loops that
+// The ops of this folder on the CPU. Threads process spans of vertices that are contiguous in memory, in loops that
 // compilers can vectorise.
 #include "common/backend.h"
 #include "common/narrow.h"
@@ -7,14 +7,14 @@
 namespace voxelfield {
 namespace {
 
-// Calls f(first, count) for spans that together cover all vertices to visit.
+// Calls f(first, count) for spans that together cover all vertices to be visited.
 template <typename F>
 void for_each_span(const VertexGrid& grid, const F& f) {
   constexpr int64_t kValuesPerTask = 1 << 15;
   const int64_t visits_per_task = (kValuesPerTask / std::max(grid.channels, 1) / kTileVertices + 1) * kTileVertices;
   for_each_range(grid.visits(), visits_per_task, [&](int64_t begin, int64_t end) {
     if (grid.tiles == nullptr) return f(begin, end - begin);
-    // Visits follow the rows of a tile along z, so only the first vertex of each row is looked up.
+    // Visits follow the rows of a tile along z, so only the first vertex of each row needs a lookup.
     constexpr int64_t kRow = int64_t{1} << tile_shift(2);
     for (int64_t visit = begin; visit < end; visit += kRow) {
       int32_t vertex[3];
@@ -25,7 +25,8 @@ void for_each_span(const VertexGrid& grid, const F& f) {
   });
 }
 
-// Updates rows of `length` values, from value `first` on; with kByChannel a value's rate is that of its column.
+// Updates rows of `length` values, starting at value `first`. With kByChannel, the rate of a value is the rate of its
+// column.
 template <bool kByChannel>
 VOXELFIELD_HOST_DEVICE void update_rows(const AdamLevel& level, const AdamRule& rule, const AdamStep& step,
                                         int64_t first, int64_t rows, int64_t length) {
@@ -85,8 +86,8 @@ void update_touched(const AdamLevel& level, const AdamRule& rule, const AdamStep
   }
 }
 
-// Adds the slopes between the values [begin, end) and their neighbours `stride` values away along an axis. Total
-// variation goes row by row along z, one direction of neighbours at a time.
+// Adds the slopes between the values [begin, end) and their neighbours, which are `stride` values away along an axis.
+// Total variation processes row after row along z, with one direction of neighbours at a time.
 VOXELFIELD_MULTIVERSION void add_slopes(const TotalVariation& all, int axis, int64_t stride, int64_t begin,
                                         int64_t end) {
   const TotalVariation task = all;
@@ -97,7 +98,7 @@ VOXELFIELD_MULTIVERSION void add_slopes(const TotalVariation& all, int axis, int
   }
 }
 
-// Part of a row, from vertex number `first`, which is vertex `z` of the row.
+// Processes part of a row. `first` is the number of its first vertex, which is vertex `z` of the row.
 void add_row(const TotalVariation& task, int64_t first, int64_t z, int64_t length) {
   const int32_t (&size)[3] = task.grid.size;
   const int64_t channels = task.grid.channels, begin = first * channels, end = begin + length * channels;

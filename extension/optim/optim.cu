@@ -1,4 +1,4 @@
-// The ops of this folder on CUDA: warps walk over the vertices of grids, in launches whose size does not depend on the
+// The ops of this folder on CUDA. Warps walk over the vertices of grids in launches whose size does not depend on the
 // number of listed tiles, and a few threads test each tile.
 #include "common/backend.cuh"
 #include "optim/optim_ops.h"
@@ -9,14 +9,14 @@ namespace {
 using torch::headeronly::BFloat16;
 using torch::headeronly::Half;
 
-// How the lanes of a warp share vertices of `vectors` vectors each: as many whole vertices as fit, or one vertex that
-// the lanes go through together.
+// How the lanes of a warp share vertices of `vectors` vectors each: as many whole vertices as fit in the warp, or one
+// vertex that all lanes process together.
 struct VertexLanes {
-  int vectors;     // of a vertex
-  int vertices;    // of a warp at once
-  int vertex;      // of this lane, among those; `vertices` if it has none
-  int first;       // vector that this lane starts with, followed by every 32nd
-  unsigned peers;  // lanes that have the same vertex
+  int vectors;     // per vertex
+  int vertices;    // per warp at once
+  int vertex;      // index of the vertex of this lane among those; `vertices` if it has none
+  int first;       // the first vector of this lane, which also processes every 32nd vector after it
+  unsigned peers;  // lanes that share the vertex
 
   __host__ __device__ static int vertices_per_warp(int vectors) { return vectors < kWarp ? kWarp / vectors : 1; }
 
@@ -30,18 +30,18 @@ struct VertexLanes {
   }
 };
 
-// Calls f(l, visit, id, lanes) with a visit of grid_of(l), -1 for lanes that have none, and the id of its tile if
-// tiles are listed. All lanes of a warp call it together.
+// Calls f(l, visit, id, lanes), where `visit` is a visit of grid_of(l), or -1 for lanes without one, and `id` is the id
+// of its tile if tiles are listed. All lanes of a warp call f together.
 //
-// A warp takes a few vertices at a time of a whole grid, or one listed tile at a time. Neighbouring warps then read the
-// same row of neighbouring tiles, which follow one another along z, so that accesses form longer runs than one tile's.
+// A warp takes a few vertices of a whole grid at a time, or one listed tile at a time. Neighbouring warps then read the
+// same row of neighbouring tiles, which are adjacent along z, so that accesses form longer runs than within one tile.
 template <int Width, typename GridOf, typename F>
 __device__ __forceinline__ void walk_vertices(int grids, const GridOf& grid_of, const F& f) {
   const int lane = threadIdx.x % kWarp;
   const int warps = gridDim.x * (blockDim.x / kWarp);
   int task = blockIdx.x * (blockDim.x / kWarp) + threadIdx.x / kWarp;
-  // Tasks are numbered across grids: a warp that has finished with one grid continues with the next, so that small
-  // grids leave no warp idle.
+  // Tasks are numbered across grids. A warp that has finished one grid continues with the next, so small grids leave no
+  // warp idle.
   for (int l = 0; l < grids; ++l) {
     const VertexGrid& grid = grid_of(l);
     const VertexLanes lanes(grid.channels / Width, lane);
@@ -55,7 +55,8 @@ __device__ __forceinline__ void walk_vertices(int grids, const GridOf& grid_of, 
         f(l, has_vertex && visit < visits ? visit : -1, 0, lanes);
       }
     } else {
-      // An id is fetched one round before it is needed, so that its latency does not add to that of the vertices.
+      // An id is fetched one iteration before it is needed, so that its latency does not add to the latency of the
+      // vertices.
       int32_t id = task < tasks ? grid.tiles[task] : 0;
       for (; task < tasks; task += warps) {
         const int32_t ahead = task + warps < tasks ? grid.tiles[task + warps] : 0;
@@ -69,7 +70,7 @@ __device__ __forceinline__ void walk_vertices(int grids, const GridOf& grid_of, 
   }
 }
 
-// The size of a launch, which the number of listed tiles does not influence: it is known on the device only.
+// The size of a launch. It does not depend on the number of listed tiles, which is known only on the device.
 struct WalkSize {
   int64_t tasks = 0;
   bool has_list = false;
@@ -81,9 +82,9 @@ struct WalkSize {
     has_list = has_list || grid.tiles != nullptr;
   }
 
-  // If all vertices take the same work, many short-lived blocks of threads are started in the order of memory.
-  // Otherwise fewer blocks stay resident, because many of them might find nothing to do. (On an H200: 97 % instead of
-  // 93 % of a copy's bandwidth for whole grids, 80 % instead of 70 % for lists.)
+  // If all vertices take the same work, many short-lived thread blocks are launched in memory order. Otherwise fewer
+  // blocks stay resident, because many blocks might have nothing to do. (On an H200, this reaches 97 % instead of 93 %
+  // of the bandwidth of a copy for whole grids, and 80 % instead of 70 % for lists.)
   unsigned thread_blocks(bool uneven) const {
     STD_TORCH_CHECK(tasks < (int64_t{1} << 30), "grids must have fewer than 2^30 tasks of a warp, got ", tasks);
     const int64_t processors = device_attribute(cudaDevAttrMultiProcessorCount);
@@ -98,7 +99,7 @@ struct AdamLevels {
   int count;
 };
 
-// Updates the vector of values at `at`, the first of which belongs to `channel`.
+// Updates the vector of values at index `at`. Its first value belongs to `channel`.
 template <int Width, bool ByChannel>
 __device__ __forceinline__ void update_vector(const AdamLevel& level, const AdamRule& rule, const AdamStep& step,
                                               int64_t at, int channel) {
@@ -164,8 +165,8 @@ int width_of(const AdamLevel& level) {
                       level.channel_rates, static_cast<const uint16_t*>(level.working));
 }
 
-// Splits a grid into parts that are updated as separate grids. If all values of a grid are updated alike, it is treated
-// as one row: whole vectors of values, and a remainder.
+// Splits a grid into parts that are updated as separate grids. If all values of a grid are updated alike, the grid is
+// treated as one row that consists of whole vectors and a remainder.
 std::vector<AdamLevel> parts_of(const AdamLevel& level, const AdamRule& rule) {
   if (level.grid.tiles != nullptr || level.channel_rates != nullptr || rule.skip_untouched) return {level};
   const int64_t values = level.grid.vertices * level.grid.channels, whole = values / 4 * 4;
@@ -215,8 +216,8 @@ __global__ void __launch_bounds__(kThreads) total_variation_kernel(const __grid_
       });
 }
 
-// A warp appends all active tiles that it found with one atomic. Of its threads, `lanes` in a row share a tile; a power
-// of two.
+// Each warp appends all active tiles that it finds with a single atomic. `lanes` consecutive threads, a power of two,
+// share a tile.
 __global__ void __launch_bounds__(kThreads)
     active_tiles_kernel(const __grid_constant__ OccupiedCells cells, int lanes, int32_t* __restrict__ ids,
                         int32_t* __restrict__ count) {
@@ -242,8 +243,8 @@ __global__ void __launch_bounds__(kThreads)
 
 struct CudaOptim : CudaBackend {
   static void adam(const std::vector<AdamLevel>& levels, const AdamRule& rule) {
-    // By the width of vectors, and by whether rates differ by channel, so that grids where they do not pay nothing for
-    // those where they do.
+    // Levels are grouped by vector width and by whether rates differ by channel, so that grids with one rate avoid the
+    // cost of rates per channel.
     std::map<std::pair<int, bool>, std::vector<AdamLevel>> groups;
     for (const AdamLevel& level : levels) {
       for (const AdamLevel& part : parts_of(level, rule)) {

@@ -1,5 +1,5 @@
-// The formulas of this folder and the host side of its ops, shared by both backends: check tensors, collect pointers,
-// call Backend::adam(levels, rule), Backend::total_variation(task) or Backend::active_tiles(cells, ids, count).
+// The formulas of this folder and the host side of its ops, shared by both backends: checks tensors, collects pointers,
+// and calls Backend::adam(levels, rule), Backend::total_variation(task) or Backend::active_tiles(cells, ids, count).
 #pragma once
 
 #include <cmath>
@@ -8,33 +8,33 @@
 
 namespace voxelfield {
 
-// Options of the optimizer, the same for every value and step.
+// Options of the optimizer, which are the same for every value and step.
 struct AdamRule {
   double log_beta1, log_beta2;
   float rise1, rise2;  // 1 - beta
   float beta2;
   float eps;
-  float decay;  // decoupled weight decay, a fraction of the learning rate
-  float l2;     // weight decay by way of the gradient
+  float decay;  // decoupled weight decay, as a fraction of the learning rate
+  float l2;     // weight decay that is added to the gradient
   bool skip_untouched;
   bool clear_grad;
 };
 
-// Factors of one step, the same for every value of a grid.
+// Factors of one step, which are the same for every value of a grid.
 struct AdamStep {
-  float size;  // learning rate over the first moment's bias correction
-  float root;  // factor that corrects the bias in the second moment's square root
-  float keep;  // factor on the parameter, from decoupled decay
+  float size;  // learning rate divided by the bias correction of the first moment
+  float root;  // bias correction factor for the square root of the second moment
+  float keep;  // factor on the parameter, from decoupled weight decay
 
   VOXELFIELD_HOST_DEVICE static AdamStep make(const AdamRule& rule, float lr, double step) {
-    // 1 - beta^step is computed by expm1: in early steps, with beta close to 1, the subtraction would lose half the
+    // 1 - beta^step is computed with expm1. In early steps with beta close to 1, the subtraction would lose half of the
     // digits.
     const float bias1 = -expm1f(static_cast<float>(step * rule.log_beta1));
     const float bias2 = -expm1f(static_cast<float>(step * rule.log_beta2));
     return {lr / bias1, 1.0f / sqrtf(bias2), 1.0f - lr * rule.decay};
   }
 
-  // The same step at a multiple of the learning rate, which also scales decay. A rate of one gives the same bits,
+  // Returns this step at a multiple of the learning rate, which also scales decay. A rate of one gives the same bits,
   // unless decay removes more than half of the parameter.
   VOXELFIELD_HOST_DEVICE AdamStep times(float rate) const { return {size * rate, root, 1.0f - rate * (1.0f - keep)}; }
 };
@@ -49,7 +49,7 @@ VOXELFIELD_HOST_DEVICE void adam_update(const AdamRule& rule, const AdamStep& st
 
 enum class WorkingType : int32_t { kNone, kHalf, kBFloat16 };
 
-// A grid and what Adam keeps for it. The pointers are those of arrays (X, Y, Z, C).
+// A grid and the state that Adam keeps for it. The pointers refer to arrays (X, Y, Z, C).
 struct AdamLevel {
   VertexGrid grid;
   float *param, *exp_avg, *exp_avg_sq, *grad;
@@ -58,7 +58,7 @@ struct AdamLevel {
   bool counts_in_float;
   const float* lr;
   const void* steps;
-  const float* channel_rates;  // factor on the learning rate of each channel; null if all channels have the same rate
+  const float* channel_rates;  // factor on the learning rate for each channel; null if all channels have the same rate
 
   VOXELFIELD_HOST_DEVICE AdamStep step(const AdamRule& rule) const {
     const double count = counts_in_float ? static_cast<double>(*static_cast<const float*>(steps))
@@ -67,11 +67,11 @@ struct AdamLevel {
   }
 };
 
-// Each pair of neighbours costs weight / pairs * h(difference) along its axis. h is the square up to `delta` and goes
-// on along its tangent (Huber 1964, doubled).
+// Each pair of neighbours costs weight / pairs * h(difference) along its axis. h is quadratic up to `delta` and
+// continues along its tangent (the Huber loss, 1964, doubled).
 struct TotalVariation {
   VertexGrid grid;
-  const float* weights;  // of x, y, z
+  const float* weights;  // for x, y and z
   float per_pair[3];     // 2 / pairs along the axis
   float delta;
   const float* param;
@@ -85,20 +85,20 @@ struct TotalVariation {
   }
 };
 
-// A tile, and the cells in which samples touch a vertex of it.
+// A tile, and the range of cells in which samples touch a vertex of it.
 struct TileCells {
   int32_t id;
   int32_t first[3], count[3];
 
-  // Rows of cells along z.
+  // The number of rows of cells along z.
   VOXELFIELD_HOST_DEVICE int32_t rows() const { return count[0] * count[1]; }
 };
 
 struct OccupiedCells {
   const bool* occupied;  // (X, Y, Z)
   int32_t cells[3];
-  int32_t vertices[3];  // of the grid
-  int32_t tiles[3];     // that cover it
+  int32_t vertices[3];  // size of the grid
+  int32_t tiles[3];     // number of tiles that cover the grid
 
   VOXELFIELD_HOST_DEVICE int64_t tile_total() const { return static_cast<int64_t>(tiles[0]) * tiles[1] * tiles[2]; }
 
@@ -112,9 +112,9 @@ struct OccupiedCells {
       const int64_t intervals = vertices[axis] > 1 ? vertices[axis] - 1 : 1;
       const int64_t first = static_cast<int64_t>(tile[axis]) << tile_shift(axis);
       const int64_t next = first + (int64_t{1} << tile_shift(axis));
-      // Cell i spans the grid's coordinates i * intervals / cells to (i + 1) * intervals / cells, and samples touch a
-      // vertex up to one interval below and above it. The bounds are computed in integers and include cells that only
-      // share a face, because rounding may move a sample into the neighbouring cell.
+      // Cell i spans the grid coordinates i * intervals / cells to (i + 1) * intervals / cells, and samples touch a
+      // vertex from up to one interval away. The bounds are computed in integers and include cells that only share a
+      // face, because rounding may move a sample into the neighbouring cell.
       const int64_t low = first > 1 ? ((first - 1) * cells[axis] + intervals - 1) / intervals - 1 : 0;
       const int64_t high = (next < vertices[axis] ? next : vertices[axis]) * cells[axis] / intervals;
       range.first[axis] = static_cast<int32_t>(low < 0 ? 0 : low);
@@ -123,7 +123,7 @@ struct OccupiedCells {
     return range;
   }
 
-  // Whether any cell is occupied in every `step`th row of a tile's cells, from row `row` on.
+  // Whether any cell is occupied in rows `row`, `row + step`, `row + 2 * step`, ... of the cells of a tile.
   VOXELFIELD_HOST_DEVICE bool any(const TileCells& range, int32_t row, int32_t step) const {
     bool found = false;
     for (; row < range.rows() && !found; row += step) {

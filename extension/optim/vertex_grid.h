@@ -1,4 +1,4 @@
-// Which vertices of a grid (X, Y, Z, C) a kernel visits: all of them, or those of tiles listed in device memory.
+// The vertices of a grid (X, Y, Z, C) that a kernel visits: all of them, or those of tiles listed in device memory.
 #pragma once
 
 #include "common/checks.h"
@@ -6,8 +6,8 @@
 
 namespace voxelfield {
 
-// A tile is 4 x 4 x 8 vertices. Eight along z are 128 contiguous bytes of a float32 grid of four channels; fewer along
-// x and y follow a surface more closely.
+// A tile is 4 x 4 x 8 vertices. In a float32 grid of four channels, eight vertices along z are 128 contiguous bytes.
+// The smaller size along x and y follows a surface more closely.
 VOXELFIELD_HOST_DEVICE constexpr int tile_shift(int axis) { return axis < 2 ? kTileShiftXY : kTileShiftZ; }
 constexpr int kTileVertices = 1 << (2 * kTileShiftXY + kTileShiftZ);
 
@@ -15,7 +15,8 @@ VOXELFIELD_HOST_DEVICE constexpr int32_t tiles_along(int32_t vertices, int axis)
   return ((vertices - 1) >> tile_shift(axis)) + 1;
 }
 
-// A tile's id holds its number along each axis in ten bits, x highest, so that reading it takes no division.
+// A tile id holds the position of the tile along each axis in ten bits, with x highest, so that decoding it needs no
+// division.
 constexpr int32_t kMaxTilesAlong = 1 << kTileBits;
 
 VOXELFIELD_HOST_DEVICE constexpr int32_t tile_id(int32_t x, int32_t y, int32_t z) {
@@ -27,10 +28,10 @@ struct VertexGrid {
   int32_t channels;
   int64_t vertices;
   const int32_t* tiles;       // ids; null: every vertex is visited
-  const int32_t* tile_count;  // how many of them to visit
-  int32_t capacity;           // the length of the list
+  const int32_t* tile_count;  // the number of listed tiles to visit
+  int32_t capacity;           // length of the list
 
-  // Visits are numbered. Some visits of listed tiles lie outside the grid, where its far faces cut a tile.
+  // The number of visits. Some visits of listed tiles lie outside the grid, where its upper faces cut a tile.
   VOXELFIELD_HOST_DEVICE int64_t visits() const {
     if (tiles == nullptr) return vertices;
     const int32_t count = *tile_count;
@@ -39,10 +40,11 @@ struct VertexGrid {
 
   int64_t max_visits() const { return tiles == nullptr ? vertices : static_cast<int64_t>(capacity) * kTileVertices; }
 
-  // The id of the listed tile that a visit lies in.
+  // The id of the listed tile that contains a visit.
   VOXELFIELD_HOST_DEVICE int32_t id_of(int64_t visit) const { return tiles[visit / kTileVertices]; }
 
-  // Finds the vertex of a visit, in tile `id` if tiles are listed. Returns false if it lies outside the grid.
+  // Finds the vertex of a visit, which lies in tile `id` if tiles are listed. Returns false if it lies outside the
+  // grid.
   VOXELFIELD_HOST_DEVICE bool find(int64_t visit, int32_t id, int32_t (&vertex)[3]) const {
     if (tiles == nullptr) {
       const int64_t row = visit / size[2];
@@ -68,7 +70,7 @@ struct VertexGrid {
     return (static_cast<int64_t>(vertex[0]) * size[1] + vertex[1]) * size[2] + vertex[2];
   }
 
-  // The index of a visit's vertex; -1 if it lies outside the grid.
+  // The index of the vertex of a visit, or -1 if it lies outside the grid.
   VOXELFIELD_HOST_DEVICE int64_t index_of_visit(int64_t visit, int32_t id) const {
     if (tiles == nullptr) return visit;
     int32_t vertex[3];
@@ -76,8 +78,8 @@ struct VertexGrid {
   }
 };
 
-// Host side: made from checked tensors. The vertices are all of a grid (X, Y, Z, C), or those of the first
-// `tile_count` of the tiles listed in `tiles`.
+// Host side: creates a VertexGrid from checked tensors. The vertices are all vertices of a grid (X, Y, Z, C), or those
+// of the first `tile_count` tiles listed in `tiles`.
 inline VertexGrid vertex_grid(const char* name, const Tensor& like, const OptionalTensor& tiles,
                               const OptionalTensor& tile_count) {
   check_contiguous(name, like, {kAny, kAny, kAny, kAny}, ScalarType::Float, like);

@@ -1,4 +1,4 @@
-// Rays held by value: clipped to a box, in the coordinates of a box, and cast by a camera
+// Rays held by value: rays clipped to a box, rays in the coordinates of a box, and rays cast by a camera
 // (voxelfield.rendering.cameras).
 #pragma once
 
@@ -28,14 +28,16 @@ struct Ray {
   }
 };
 
-// Sets near and far to the part of a ray inside a box, or both to 0 where it misses (Kay and Kajiya 1986, slabs).
+// Sets near and far to the part of a ray inside a box, or both to 0 if the ray misses the box (the slab method, Kay and
+// Kajiya 1986).
 VOXELFIELD_HOST_DEVICE void clip_to_box(const float* aabb, Ray& ray) {
   float enter = 0.0f, leave = INFINITY;
   VOXELFIELD_UNROLL
   for (int axis = 0; axis < 3; ++axis) {
     const float low = (aabb[axis] - ray.origin[axis]) / ray.direction[axis];
     const float high = (aabb[3 + axis] - ray.origin[axis]) / ray.direction[axis];
-    // 0 / 0 comes from an origin on the face of a slab that the ray runs along: it bounds nothing.
+    // 0 / 0 occurs if the origin lies on a face of the slab and the ray is parallel to it. Such a slab does not bound
+    // the ray.
     if (low == low && high == high) {
       enter = fmaxf(enter, fminf(low, high));
       leave = fminf(leave, fmaxf(low, high));
@@ -46,7 +48,7 @@ VOXELFIELD_HOST_DEVICE void clip_to_box(const float* aabb, Ray& ray) {
   ray.far = hit ? leave : 0.0f;
 }
 
-// A ray in the coordinates of a box whose corners are 0 and 1.
+// A ray in the coordinates of a box whose corners are at 0 and 1.
 struct UnitRay {
   float start[3], slope[3];
 
@@ -70,14 +72,15 @@ struct CameraView {
   const float* intrinsics;  // fx, fy, cx, cy in pixels
   Lens lens;
   int64_t width, height;
-  const float* aabb;  // bounds the rays, if given
+  const float* aabb;  // if not null, rays are clipped to this box
 
-  // The ray through the centre of a pixel.
+  // Returns the ray through the centre of a pixel.
   VOXELFIELD_HOST_DEVICE Ray operator()(int64_t x, int64_t y) const {
     return through(static_cast<float>(x) + 0.5f, static_cast<float>(y) + 0.5f);
   }
 
-  // The ray through a point of the image, in pixels from its corner; it is sampled at the middle of each step.
+  // Returns the ray through a point of the image, in pixels from the corner of the image. The ray is sampled at the
+  // middle of each step.
   VOXELFIELD_HOST_DEVICE Ray through(float x, float y) const {
     CameraRay at{(x - intrinsics[2]) / intrinsics[0], (y - intrinsics[3]) / intrinsics[1], 1.0f};
     if (lens.coefficients != nullptr) at = lens.ray_through(at.right, at.down);

@@ -1,4 +1,4 @@
-// Rays cut into their pieces by nested boxes, and the host side of that: check, allocate, and cut each ray.
+// Cuts rays into pieces by nested boxes; the host side checks, allocates, and cuts each ray.
 #pragma once
 
 #include "rays/nested_boxes.h"
@@ -6,9 +6,10 @@
 
 namespace voxelfield {
 
-// Numbers as Python has them, all but two in world units: the centre of all boxes, half of the smallest one's edges,
-// how many times as large as the one inside of it each box is, how many there are, the pitch (in halves of the
-// smallest box's longest edge) and the distance at which rays begin at least.
+// Converts the numbers that Python passes: the common centre of the boxes (3 numbers), half of the edges of the
+// smallest box (3), the ratio of the sizes of consecutive boxes, the number of boxes, the pitch in halves of the
+// longest edge of the smallest box, and the minimum distance at which rays begin. Lengths other than the pitch are in
+// world units.
 inline NestedBoxes nested_boxes(const std::vector<double>& numbers) {
   STD_TORCH_CHECK(numbers.size() == 10, "boxes must be 10 numbers, got ", numbers.size());
   for (const double number : numbers) STD_TORCH_CHECK(std::isfinite(number), "boxes must be finite, got ", number);
@@ -35,10 +36,10 @@ inline NestedBoxes nested_boxes(const std::vector<double>& numbers) {
 }
 
 struct CutRays {
-  RayBatch rays;  // in the world
+  RayBatch rays;  // in world coordinates
   NestedBoxes boxes;
-  int64_t pieces;                            // room for each ray
-  float *origins, *directions, *near, *far;  // of the pieces, those of a ray together
+  int64_t pieces;                            // maximum number per ray
+  float *origins, *directions, *near, *far;  // for each piece; the pieces of a ray are adjacent
 
   VOXELFIELD_HOST_DEVICE void operator()(int64_t ray) const {
     const Ray whole = Ray::copy(rays[ray]);

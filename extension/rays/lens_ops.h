@@ -1,4 +1,5 @@
-// Host side of lens_rays and lens_points, written once: check, allocate, and go through a lens, one way or the other.
+// Host side of lens_rays and lens_points for both backends: checks, allocates, and converts points to rays or rays to
+// points.
 #pragma once
 
 #include "common/checks.h"
@@ -8,7 +9,7 @@ namespace voxelfield {
 
 struct LensRays {
   Lens lens;
-  int64_t next_lens;  // numbers from the coefficients of a row to those of the next one
+  int64_t next_lens;  // stride from the coefficients of a row to those of the next row
   const float* points;
   float* rays;
 

@@ -1,4 +1,4 @@
-// Ray marching in two passes, and its host side, written once: check, allocate, and hand over to a backend.
+// Ray marching in two passes, and its host side for both backends: checks, allocates, and calls a backend.
 #pragma once
 
 #include "common/whole_numbers.h"
@@ -7,7 +7,7 @@
 
 namespace voxelfield {
 
-// Rays, each cut into segments.
+// Rays that are each divided into segments.
 struct RaySegments : RayBatch {
   OccupancyView grid;
   int segments_shift;
@@ -15,7 +15,7 @@ struct RaySegments : RayBatch {
   VOXELFIELD_HOST_DEVICE int64_t segments() const { return count << segments_shift; }
   VOXELFIELD_HOST_DEVICE RayView ray_of(int64_t segment) const { return (*this)[segment >> segments_shift]; }
 
-  // A segment's share of its ray's lattice positions.
+  // Returns the lattice positions of a ray that belong to a segment.
   VOXELFIELD_HOST_DEVICE StepRange share(const StepRange& ray, int64_t segment) const {
     static_assert(int64_t{kMaxSteps} << kMaxSegmentsShift < (int64_t{1} << 31),
                   "products of steps and segments are 32-bit");
@@ -25,8 +25,8 @@ struct RaySegments : RayBatch {
   }
 };
 
-// The first pass counts the samples of a segment and stores its first ranges of hits; unused ranges are empty. The
-// second pass continues from there if there are more.
+// The first pass counts the samples of a segment and stores its first ranges of hits. Unused ranges are empty. If a
+// segment has more ranges, the second pass continues after the last stored one.
 struct CountSamples {
   RaySegments rays;
   StepRange* step_ranges;  // (kStoredRanges, segments)
@@ -42,7 +42,7 @@ struct CountSamples {
     };
     if (view.near < view.far) {
       const RayWalk walk(rays.grid, view);
-      StepRange open{0, 0};  // grows for as long as ranges touch
+      StepRange open{0, 0};  // extended as long as ranges are adjacent
       walk.walk(rays.share(walk.range(), segment), [&](const StepRange& range) {
         samples += range.end - range.begin;
         if (range.begin != open.end || open.end == open.begin) {
@@ -59,7 +59,7 @@ struct CountSamples {
   }
 };
 
-// Finds samples from the ranges that the first pass stored, and by walking on behind them.
+// Finds samples in the ranges that the first pass stored. To find those after the stored ranges, it continues the walk.
 struct MarchedSamples {
   RaySegments rays;
   const StepRange* step_ranges;
@@ -80,9 +80,9 @@ struct MarchedSamples {
             step_ranges[segment]};
   }
 
-  // The segment's sample `number`, unless it lies behind the stored ranges.
+  // Returns sample `number` of a segment, unless it lies after the stored ranges.
   VOXELFIELD_HOST_DEVICE SampleRow sample(const Staged& staged, int64_t segment, int32_t number) const {
-    // Callers of the raw op may pass arbitrary ranges, whose lengths wrap around.
+    // Callers of the raw op may pass arbitrary ranges, so lengths may wrap around.
     StepRange found = staged.first;
     int32_t length = wrapping_subtract(found.end, found.begin);
     for (int range = 1; number >= length && range < kStoredRanges; ++range) {
@@ -97,7 +97,8 @@ struct MarchedSamples {
     return row;
   }
 
-  // Writes the samples of a segment behind its stored ranges; it has `count` in all, from row `row` on.
+  // Writes those samples of a segment that lie after its stored ranges. The segment has `count` samples in total, and
+  // `row` is the row of the first one.
   VOXELFIELD_HOST_DEVICE void write_rest(int64_t row, int64_t segment, int32_t count) const {
     int32_t number = 0;
     StepRange last{0, 0};
@@ -122,7 +123,7 @@ struct MarchedSamples {
   }
 };
 
-// Finds samples whose distances lie in a row of slots for each ray, which is one segment.
+// Finds samples whose distances are stored in a row of slots per ray. Each ray is one segment.
 struct SlottedSamples {
   const float *origins, *directions;
   const float* slots;  // (R, max_samples_per_ray)
@@ -145,13 +146,13 @@ struct SlottedSamples {
     return row;
   }
 
-  // Slots hold every sample, so nothing is left to write.
+  // Slots hold all samples, so nothing remains to be written.
   VOXELFIELD_HOST_DEVICE void write_rest(int64_t /*row*/, int64_t /*ray*/, int32_t /*count*/) const {}
 };
 
-// The same for rays that nested boxes cut into pieces: distances tell which piece a sample lies on.
+// The same for rays that nested boxes cut into pieces. The distance of a sample determines its piece.
 struct SlottedPieces {
-  RayBatch rays;  // in the world
+  RayBatch rays;  // in world coordinates
   NestedBoxes boxes;
   const float* slots;  // (R, max_samples_per_ray)
   int64_t max_samples_per_ray;
@@ -173,7 +174,7 @@ struct SlottedPieces {
     return row;
   }
 
-  // Slots hold every sample, so nothing is left to write.
+  // Slots hold all samples, so nothing remains to be written.
   VOXELFIELD_HOST_DEVICE void write_rest(int64_t /*row*/, int64_t /*ray*/, int32_t /*count*/) const {}
 };
 

@@ -1,5 +1,5 @@
-// The two passes of packing on CUDA: a block of threads counts, and packs, the segments of a part. The first row of a
-// part follows from the sums of all parts.
+// The two passes of packing on CUDA. One block of threads counts the segments of a part, and one block packs them. The
+// first row of a part follows from the sums of all parts.
 #pragma once
 
 #include "common/backend.cuh"
@@ -22,11 +22,12 @@ __global__ void __launch_bounds__(Threads)
   if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
 
-// The rows after the last ray's are cleared by all blocks; there are more blocks than parts if that pays.
-constexpr int64_t kTailRows = 4096;  // for each block
+// All blocks clear the rows after those of the last ray. If there are many such rows, more blocks than parts are
+// launched.
+constexpr int64_t kTailRows = 4096;  // per block
 constexpr int64_t kMaxTailBlocks = 1024;
 
-// The samples of all parts before a block's own, and of all parts.
+// The number of samples of all parts before this block's part, and of all parts.
 struct PartSums {
   int64_t before, total;
 };
@@ -47,13 +48,13 @@ __device__ __forceinline__ PartSums sum_parts(const Packing& packing, int64_t pa
   return sums;
 }
 
-// The rays that fit, counted from the first, and their rows.
+// The number of rays that fit, and the number of their rows.
 struct KeptRays {
   int64_t rays, rows;
 };
 
-// Adds up size(i) for i from `first` to before `end`, onto `rows`, until the rows exceed the capacity. Returns the i at
-// which they do, and the rows before it; zeros if they never do.
+// Adds size(i) to `rows` for i in [first, end) until the sum exceeds the capacity. Returns the i at which this happens
+// and the rows before it, or zeros if it never happens.
 template <int Threads, typename Size>
 __device__ KeptRays find_overflow(int64_t first, int64_t end, int64_t rows, int64_t capacity, const Size& size) {
   __shared__ int64_t scratch[Threads / kWarp], last;
@@ -71,8 +72,8 @@ __device__ KeptRays find_overflow(int64_t first, int64_t end, int64_t rows, int6
   return found;
 }
 
-// Finds the rays that fit, where not all do: the last of them lies in the first part that does not fit whole. There are
-// none if counts do not add up to their sums.
+// Finds the rays that fit if not all of them do. The first ray that does not fit lies in the first part that does not
+// fit completely. No ray fits if the counts do not add up to their sums.
 template <int Threads>
 __device__ KeptRays find_kept(const Packing& packing) {
   const SegmentParts& parts = packing.parts;
@@ -83,9 +84,10 @@ __device__ KeptRays find_kept(const Packing& packing) {
                                 [&](int64_t ray) { return packing.count_of_ray(ray); });
 }
 
-constexpr int kGroupRows = 4;  // consecutive rows, which a thread writes in accesses of 16 bytes
+constexpr int kGroupRows = 4;  // consecutive rows that a thread writes in accesses of 16 bytes
 
-// Writes the samples of a group that are known and whose rows, counted from `first`, lie in [begin, end).
+// Writes those samples of a group that are known and whose row lies in [begin, end). `first` is the first row of the
+// group.
 __device__ __forceinline__ void write_group(const SamplePointers& out, int64_t first, int64_t begin, int64_t end,
                                             const SampleRow (&rows)[kGroupRows]) {
   bool whole = begin <= first && first + kGroupRows <= end;
@@ -113,7 +115,7 @@ __device__ __forceinline__ void write_group(const SamplePointers& out, int64_t f
 
 template <int Threads, typename Samples>
 __global__ void __launch_bounds__(Threads, 3) place_kernel(Packing packing, Samples samples) {
-  constexpr int kChunk = Threads;  // segments at a time
+  constexpr int kChunk = Threads;  // segments per iteration
   __shared__ typename Samples::Staged staged[kChunk];
   __shared__ unsigned first_of[kChunk + 1];
   __shared__ unsigned scratch[Threads / kWarp];
@@ -178,17 +180,18 @@ __global__ void __launch_bounds__(Threads, 3) place_kernel(Packing packing, Samp
 }
 
 struct CudaPacking : CudaBackend {
-  // First pass: count(segment) for every segment, and the sums of each part.
+  // First pass: calls count(segment) for every segment, and sums the counts of each part.
   template <typename Count>
   static void count_segments(const SegmentParts& parts, int32_t* counts, int64_t* sums, const Count& count) {
-    // As many threads as a part has segments, up to 256: larger blocks would leave the device unevenly busy.
+    // Uses one thread per segment of a part, up to 256. Larger blocks would load the device less evenly.
     dispatch_value<64, 128, 256>(parts.length, [&](auto threads) {
       launch(count_kernel<threads.value, Count>, static_cast<unsigned>(parts.count), threads.value, 0, parts, counts,
              sums, count);
     });
   }
 
-  // Second pass: writes every row, those of rays by samples.sample and write_rest, the others as rows of no ray.
+  // Second pass: writes every row. The rows of rays come from samples.sample and write_rest, and all other rows are
+  // marked as rows of no ray.
   template <typename Samples>
   static void place_segments(const Packing& packing, const Samples& samples) {
     const int64_t tail = std::min((packing.capacity + kTailRows - 1) / kTailRows, kMaxTailBlocks);

@@ -1,9 +1,10 @@
-// Packing the samples of rays end to end into buffers of a fixed number of rows, in two passes. The first counts the
-// samples of each segment of a ray: a ray is one segment, or a few that threads walk in parallel. Consecutive segments
-// make up a part, which one block of threads packs in the second pass; the sums of all parts tell each where its rows
-// begin, so that no kernel is needed between the two passes.
+// Packs the samples of all rays contiguously into buffers of a fixed number of rows, in two passes. The first pass
+// counts the samples of each segment. A ray is one segment, or a few segments that different threads walk in parallel.
+// Consecutive segments form a part, and one block of threads packs a part in the second pass. Each block computes the
+// first row of its part from the sums of all parts, so no kernel is needed between the two passes.
 //
-// Rays are kept in order for as long as all of their samples fit. From the first ray that does not fit, none is kept.
+// Rays are kept in order as long as all of their samples fit. From the first ray that does not fit, no further ray is
+// kept.
 #pragma once
 
 #include "common/backend.h"
@@ -12,13 +13,13 @@
 
 namespace voxelfield {
 
-// Offsets and counts that callers of raw ops pass are not checked on CUDA, because that would synchronise. They are
-// clamped where they are read.
+// Callers of the raw ops may pass arbitrary offsets and counts. They are not checked on CUDA, because that would
+// synchronise, so they are clamped when they are read.
 VOXELFIELD_HOST_DEVICE int64_t bounded(int64_t value, int64_t max_value) {
   return value < 0 ? 0 : (value < max_value ? value : max_value);
 }
 
-// The rows of packed samples that a ray has. Whatever its offsets say, no ray reaches beyond the samples.
+// The rows of packed samples that belong to a ray. They never exceed the samples, whatever the offsets are.
 struct RaySpan {
   int64_t begin = 0, end = 0;
 };
@@ -28,7 +29,7 @@ struct PackedRays {
   int64_t count;
   int64_t samples;
 
-  // A ray whose end lies before its begin has no samples, and neither has one past the last.
+  // A ray has no samples if its end lies before its begin, or if it lies after the last ray.
   VOXELFIELD_HOST_DEVICE RaySpan operator[](int64_t ray) const {
     if (ray >= count) return {};
     const int64_t begin = bounded(offsets[ray], samples), end = bounded(offsets[ray + 1], samples);
@@ -50,15 +51,15 @@ inline PackedRays packed_rays(const Tensor& ray_offsets, int64_t samples) {
   return {data_of(ray_offsets), ray_offsets.size(0) - 1, samples};
 }
 
-// The number of segments is the same power of two for all rays, up to 2^5. The length of a part is a multiple of the
+// All rays have the same number of segments, a power of two up to 2^5. The length of a part is a multiple of the
 // segments of 32 rays, and of 64 segments.
 constexpr int kMaxSegmentsShift = 5;
 
 struct SegmentParts {
   int64_t segments;
   int segments_shift;  // a ray has 2^segments_shift segments
-  int64_t length;      // of a part, in segments
-  int64_t count;       // of parts: at least one, even without segments
+  int64_t length;      // segments per part
+  int64_t count;       // number of parts: at least one, even without segments
 
   SegmentParts(int64_t segments, int segments_shift) : segments(segments), segments_shift(segments_shift) {
     const int64_t unit = std::max(kPartRays << segments_shift, kPartSegments);
@@ -74,12 +75,12 @@ struct SegmentParts {
   }
 };
 
-// The counts that the second pass starts from, and its results about rays.
+// The counts from which the second pass starts, and its results for the rays.
 struct Packing {
-  const int32_t* counts;  // of each segment
-  const int64_t* sums;    // of each part
-  int64_t max_count;      // of a segment
-  int64_t max_sum;        // of a part
+  const int32_t* counts;  // per segment
+  const int64_t* sums;    // per part
+  int64_t max_count;      // per segment
+  int64_t max_sum;        // per part
   SegmentParts parts;
   int64_t capacity;
   int64_t* ray_offsets;
@@ -115,7 +116,7 @@ inline PackedTensors new_packed(const Tensor& like, int64_t rays, int64_t capaci
           new_empty(like, {rays + 1}, ScalarType::Long),     new_empty(like, {1}, ScalarType::Long)};
 }
 
-// One packed sample. A row that is not `known` yet is written by Samples::write_rest.
+// One packed sample. A row that is not yet `known` is written by Samples::write_rest.
 struct SampleRow {
   float position[3];
   float t, dt;
@@ -142,13 +143,14 @@ struct SamplePointers {
   }
 };
 
-// A row without a sample: grids read zeros at a position of NaN, and compositing ignores a length of zero.
+// Returns a row without a sample. At a position of NaN, grids read zeros, and compositing ignores a sample of length
+// zero.
 VOXELFIELD_HOST_DEVICE SampleRow empty_row(int64_t ray) { return {{NAN, NAN, NAN}, 0.0f, 0.0f, ray, true}; }
 
-// A row that belongs to no ray. It names the last ray, so that ray_index never falls.
+// Returns a row that belongs to no ray. It has the index of the last ray, so that ray_index never decreases.
 VOXELFIELD_HOST_DEVICE SampleRow no_sample(int64_t rays) { return empty_row(rays > 0 ? rays - 1 : 0); }
 
-// No segment has more than `max_count` samples.
+// Checks and collects the inputs of the second pass. No segment has more than `max_count` samples.
 inline Packing packing_of(const Tensor& counts, const Tensor& sums, int64_t segments_per_ray, int64_t max_count,
                           const PackedTensors& out) {
   const Tensor &t = std::get<1>(out), &ray_offsets = std::get<4>(out), &rays_kept = std::get<5>(out);
@@ -163,9 +165,9 @@ inline Packing packing_of(const Tensor& counts, const Tensor& sums, int64_t segm
           data_of(rays_kept)};
 }
 
-// On the CPU parts are counted in parallel, and one loop over all counts lies between the passes.
+// On the CPU, parts are counted in parallel, and one loop over all counts runs between the passes.
 struct CpuPacking : CpuBackend {
-  // First pass: count(segment) for every segment, and the sums of each part.
+  // First pass: calls count(segment) for every segment, and sums the counts of each part.
   template <typename Count>
   static void count_segments(const SegmentParts& parts, int32_t* counts, int64_t* sums, const Count& count) {
     for_each_task(parts.count, [&](int64_t part, int64_t /*thread*/) {
@@ -178,7 +180,8 @@ struct CpuPacking : CpuBackend {
     });
   }
 
-  // Second pass: writes every row, those of rays by samples.sample and write_rest, the others as rows of no ray.
+  // Second pass: writes every row. The rows of rays come from samples.sample and write_rest, and all other rows are
+  // marked as rows of no ray.
   template <typename Samples>
   static void place_segments(const Packing& packing, const Samples& samples) {
     keep_rays(packing);
@@ -201,7 +204,7 @@ struct CpuPacking : CpuBackend {
   }
 
  private:
-  // Fills in ray_offsets and rays_kept.
+  // Writes ray_offsets and rays_kept.
   static void keep_rays(const Packing& packing) {
     int64_t used = 0, kept = 0;
     bool fits = true;

@@ -1,5 +1,5 @@
-// Rays through pixels of photographs, and the host side of pixel_rays, written once: check, allocate, and cast each
-// ray.
+// Rays through pixels of photographs, and the host side of pixel_rays for both backends: checks, allocates, and casts
+// each ray.
 #pragma once
 
 #include "common/checks.h"
@@ -7,23 +7,23 @@
 
 namespace voxelfield {
 
-// Casts the rays of chosen pixels of photographs (cameras, height, width, 4).
+// Casts rays through selected pixels of photographs (cameras, height, width, 4).
 struct PixelRays {
   const uint8_t* pixels;
   const float* c2w;         // (cameras, 4, 4)
   const float* intrinsics;  // (cameras, 4)
-  Lens lenses;              // of all cameras
+  Lens lenses;              // one per camera
   const float* aabb;
   int64_t width, height;
-  int64_t count;  // of pixels, at least 1
+  int64_t count;  // number of pixels, at least 1
   int64_t side;   // rays along each side of a pixel
   const int64_t* index;
-  float *origins, *directions, *near, *far;  // for each ray, those of a pixel together
+  float *origins, *directions, *near, *far;  // for each ray; the rays of a pixel are adjacent
   float* rgba;                               // for each pixel
 
   VOXELFIELD_HOST_DEVICE void operator()(int64_t row) const { cast(row, origins + 3 * row, directions + 3 * row); }
 
-  // Writes all of a ray; its origin and direction to where the caller wants them.
+  // Writes all results of a ray. Its origin and direction are written to the given addresses.
   VOXELFIELD_HOST_DEVICE void cast(int64_t row, float* origin, float* direction) const {
     const int64_t each = side * side, chosen = row / each, square = row - chosen * each, at = pixel(index[chosen]);
     const Ray cast = ray(at, square);
@@ -42,18 +42,18 @@ struct PixelRays {
   }
 
  private:
-  // Written in one access.
+  // Aligned so that it is written in one access.
   struct alignas(16) Rgba {
     float channel[4];
   };
 
-  // The pixel of an index, clamped to the valid range.
+  // Clamps the index of a pixel to the valid range.
   VOXELFIELD_HOST_DEVICE int64_t pixel(int64_t index) const {
     return index < 0 ? 0 : (index < count ? index : count - 1);
   }
 
-  // The ray through the middle of one of the squares that divide a pixel. Both numbers count row by row, that of the
-  // pixel through all images.
+  // Returns the ray through the middle of one of the squares that divide a pixel. Squares are numbered row by row
+  // within a pixel, and pixels are numbered row by row through all images.
   VOXELFIELD_HOST_DEVICE Ray ray(int64_t pixel, int64_t square) const {
     const int64_t size = width * height, camera = pixel / size, at = pixel - camera * size;
     const int64_t y = at / width, x = at - y * width, down = square / side, right = square - down * side;
@@ -81,7 +81,7 @@ struct PixelRaysOps {
     const Tensor box = checked("aabb", aabb, {2, 3}, ScalarType::Float, images);
     STD_TORCH_CHECK(images.numel() > 0 || index.size(0) == 0, "images must have at least one pixel, got none");
     const int64_t pixels = index.size(0);
-    constexpr int64_t kRayBytes = 3 * sizeof(float);  // in origins, and in directions
+    constexpr int64_t kRayBytes = 3 * sizeof(float);  // per ray, in origins and in directions
     STD_TORCH_CHECK(supersampling > 0 && pixels <= INT64_MAX / kRayBytes / supersampling / supersampling,
                     "supersampling must be at least 1 and the bytes of all rays fit 64 bits, got ", supersampling);
     const typename Backend::Guard guard(images);

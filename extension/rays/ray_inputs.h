@@ -1,4 +1,4 @@
-// Shared by the host sides of ops that walk rays: the rays in memory, and the cells that they are walked through.
+// Shared by the host sides of all ops that walk rays: the rays in memory, and the cells through which they are walked.
 #pragma once
 
 #include "common/checks.h"
@@ -52,7 +52,7 @@ inline OccupancyView occupancy_view(const int64_t* words, const std::vector<int6
   return grid;
 }
 
-// The cells of a box: words of bits, or a distance for each cell.
+// The cells of a box, either as bits packed into words or as a distance for each cell.
 struct CellInputs {
   Tensor cells, aabb;
   std::vector<int64_t> resolution;
@@ -80,7 +80,7 @@ struct CellInputs {
   }
 };
 
-// A camera, the size of its image, and the colour behind the scene.
+// A camera, the size of its image, and the colour of the background.
 struct CameraInputs {
   Tensor c2w, intrinsics, background;
   OptionalTensor lens;

@@ -1,9 +1,9 @@
-// Walking a ray through an occupancy grid on a fixed lattice of steps: t_k = near + (k + offset) * step.
+// Walks a ray through an occupancy grid on a fixed lattice of steps: t_k = near + (k + offset) * step.
 //
-// Lattice position k is a hit if it lies inside the box, in an occupied cell. That depends on k alone: on the cell that
-// its rounded position falls into. Strides over cells of one kind end early by a bound on all rounding errors, so
-// neither the start of a walk nor the length of its strides changes a result; segments of a ray can be walked in
-// parallel, and again. Fused and separate products are spelled out for the same reason.
+// Lattice position k is a hit if it lies inside the box and in an occupied cell. This depends on k alone, namely on the
+// cell that contains the rounded position. Strides over cells of one kind end early by a bound on all rounding errors,
+// so neither the start of a walk nor the length of its strides changes the result. Segments of a ray can therefore be
+// walked in parallel, or repeatedly. For the same reason, fused and separate products are written explicitly.
 #pragma once
 
 #include "common/constants.h"
@@ -11,7 +11,7 @@
 
 namespace voxelfield {
 
-// A cube of cells that are all occupied, or all empty; it may reach beyond the grid.
+// A cube of cells that are either all occupied or all empty. It may extend beyond the grid.
 struct CellBox {
   bool occupied;
   float low[3];  // lower faces, in cells
@@ -25,8 +25,8 @@ VOXELFIELD_HOST_DEVICE int bit_of(int32_t x, int32_t y, int32_t z) {
   return (x & kWithinBrick) << 2 * kBrickShift | (y & kWithinBrick) << kBrickShift | (z & kWithinBrick);
 }
 
-// A bit for each cell. A word holds a brick of 4 x 4 x 4 cells, so that a walk learns about the space around it with
-// one load and crosses an empty brick in one stride.
+// One bit per cell. A word holds a brick of 4 x 4 x 4 cells, so one load gives a walk the surroundings of a cell, and
+// it crosses an empty brick in one stride.
 struct OccupancyView {
   const int64_t* words;   // (bricks[0], bricks[1], bricks[2])
   int32_t resolution[3];  // cells
@@ -43,7 +43,7 @@ struct OccupancyView {
   }
 };
 
-// Packs the bricks of a grid (X, Y, Z) of bools; cells beyond the grid are empty.
+// Packs the bricks of a grid (X, Y, Z) of bools. Cells beyond the grid are empty.
 struct PackBricks {
   const bool* occupied;
   OccupancyView grid;
@@ -67,11 +67,11 @@ struct PackBricks {
   }
 };
 
-// Either form, for kernels that accept both. Distances take eight times the memory and passes over all cells to
-// compute, but let a ray cross empty space in longer strides.
+// Cells in either form, for kernels that accept both. Distances take eight times the memory and have to be computed in
+// passes over all cells, but allow longer strides through empty space.
 struct CellsView : OccupancyView {
-  // (X, Y, Z), or null for bits: 0 in an occupied cell; otherwise all cells that are less than this number of cells
-  // away along each axis are empty.
+  // (X, Y, Z), or null if the cells are bits. 0 in an occupied cell. Otherwise all cells whose distance along each axis
+  // is less than this number of cells are empty.
   const uint8_t* empty_distances;
 
   VOXELFIELD_HOST_DEVICE CellBox around(const int32_t cell[3]) const {
@@ -84,11 +84,12 @@ struct CellsView : OccupancyView {
   }
 };
 
-// Lattice positions of a ray that are examined at most. Floats count exactly up to here, and round as below.
+// Maximum number of lattice positions that are examined per ray. Floats represent all integers up to this value
+// exactly, and the rounding below relies on it.
 constexpr int32_t kMaxSteps = 1 << 22;
-constexpr int64_t kMaxCells = 1 << 22;  // along an axis
+constexpr int64_t kMaxCells = 1 << 22;  // along each axis
 
-// Lattice positions begin, ..., end - 1 of a ray.
+// The lattice positions begin, ..., end - 1 of a ray.
 struct StepRange {
   int32_t begin, end;
 };
@@ -104,7 +105,7 @@ struct RayView {
 
   VOXELFIELD_HOST_DEVICE float t(float k) const { return fmaf(k + offset, step, near); }
 
-  // The number of lattice positions before distance `limit`; none if that is infinitely far.
+  // Returns the number of lattice positions before distance `limit`, or zero if `limit` is infinitely far.
   VOXELFIELD_HOST_DEVICE int32_t steps_before(float limit) const {
     const float length = limit - near;
     if (!(length < INFINITY)) return 0;
@@ -117,7 +118,7 @@ struct RayView {
   }
 };
 
-// A product that no compiler fuses with the sum it enters.
+// A product that no compiler fuses with a subsequent addition.
 VOXELFIELD_HOST_DEVICE float rounded_product(float a, float b) {
 #if defined(__CUDA_ARCH__)
   return __fmul_rn(a, b);
@@ -126,14 +127,14 @@ VOXELFIELD_HOST_DEVICE float rounded_product(float a, float b) {
 #endif
 }
 
-// `Cells` are occupied or empty: their `resolution`, their `aabb`, and around(cell), a CellBox.
+// `Cells` has a `resolution`, an `aabb`, and a function around(cell) that returns a CellBox.
 template <typename Cells>
 class RayWalk {
  public:
   VOXELFIELD_HOST_DEVICE RayWalk(const Cells& grid, const RayView& ray) : grid_(&grid), ray_(&ray) {
     constexpr float kRounding = 8 * 5.9604645e-8f;
     float enter = -INFINITY, leave = INFINITY;  // distances at which the ray crosses the faces of the box
-    float length[3];                            // of ray for each cell
+    float length[3];                            // length of the ray per cell
     bool outside = false;
     VOXELFIELD_UNROLL
     for (int axis = 0; axis < 3; ++axis) {
@@ -143,7 +144,7 @@ class RayWalk {
       start_[axis] = rounded_product(ray.origin[axis] - grid.aabb[axis], cells);
       slope_[axis] = rounded_product(ray.direction[axis], cells);
       length[axis] = slope_[axis] != 0.0f ? 1.0f / slope_[axis] : 0.0f;
-      // A position that rounding may have moved out of the box still belongs to it. NaN bounds nothing.
+      // A position that rounding may have moved out of the box still belongs to the box. NaN does not bound the ray.
       const float extent = fabsf(start_[axis]) + size;
       const float below = fmaf(-2 * kRounding, extent, -start_[axis]);
       const float above = fmaf(2 * kRounding, extent, size - start_[axis]);
@@ -156,7 +157,7 @@ class RayWalk {
         outside = outside || below > 0.0f || above < 0.0f;
       }
     }
-    // Beyond `reach` there is nothing to find.
+    // There are no hits beyond `reach`.
     const float reach = fminf(ray.far, leave), distances = fabsf(ray.near) + fabsf(reach);
     VOXELFIELD_UNROLL
     for (int axis = 0; axis < 3; ++axis) {
@@ -174,17 +175,17 @@ class RayWalk {
     if (range_.end < range_.begin) range_.end = range_.begin;
   }
 
-  // The lattice positions before `far` that lie inside the box.
+  // Returns the lattice positions before `far` that lie inside the box.
   VOXELFIELD_HOST_DEVICE StepRange range() const { return range_; }
 
-  // Moves on from lattice position k to the next one that may differ from it, `stop` at most. Returns whether the
-  // positions in between are hits.
+  // Advances from lattice position k to the next position whose cell may be of the other kind, but at most to `stop`.
+  // Returns whether the positions from the old k to before the new one are hits.
   VOXELFIELD_HOST_DEVICE bool stride(float& k, float stop) const {
     const float t = ray_->t(k);
     int32_t cell[3];
     VOXELFIELD_UNROLL
     for (int axis = 0; axis < 3; ++axis) {
-      // A position just outside, or NaN, belongs to the cell at the border.
+      // Positions just outside the box, and NaN, are assigned to the cell at the border.
       const float position = fmaf(t, slope_[axis], start_[axis]);
       cell[axis] = trunc_small(position > 0.0f ? (position < border_[axis] ? position : border_[axis]) : 0.0f);
     }
@@ -201,8 +202,8 @@ class RayWalk {
     return box.occupied;
   }
 
-  // Calls visit(range) for ranges of hits that cover all of those in `within`, in order, until it returns false. Ranges
-  // may touch.
+  // Calls visit(range) in order for ranges of hits, which together cover all hits in `within`, until visit returns
+  // false. Ranges may be adjacent.
   template <typename Visit>
   VOXELFIELD_HOST_DEVICE void walk(const StepRange& within, const Visit& visit) const {
     const float stop = static_cast<float>(within.end);
@@ -216,13 +217,14 @@ class RayWalk {
   const Cells* grid_;
   const RayView* ray_;
   StepRange range_;
-  // Along each axis: the last cell; the ray's position at t = 0 and its slope, in cells; and the lattice number at
-  // which it surely has not passed cell border `face` yet, which is face * steps_per_cell + leave.
+  // For each axis: the last cell; the position of the ray at t = 0 and its slope, both in cells; and the coefficients
+  // of face * steps_per_cell + leave, a lattice number at which the ray has certainly not yet passed cell border
+  // `face`.
   float border_[3], start_[3], slope_[3], steps_per_cell_[3], leave_[3];
 };
 
-// The hits of a ray one at a time, for callers that do something else in between. A walk can be assigned to, which
-// begins another ray's.
+// Returns the hits of a ray one at a time, for callers that do other work in between. Assigning to a walk starts it on
+// another ray.
 template <typename Cells>
 class SampleWalk {
  public:
@@ -235,7 +237,7 @@ class SampleWalk {
         hits_end_(next_),
         stop_(static_cast<float>(walk_.range().end)) {}
 
-  // Sets t to the distance of the next hit; or passes cells without any; or finds that none is left.
+  // Sets t to the distance of the next hit, or passes cells without hits, or reports that no hit is left.
   VOXELFIELD_HOST_DEVICE Step step(float& t) {
     if (!(next_ < hits_end_)) {
       if (!(next_ < stop_)) return Step::kEnd;
@@ -251,7 +253,7 @@ class SampleWalk {
     return Step::kSample;
   }
 
-  // Sets t to the distance of the next hit; returns false at the ray's end.
+  // Sets t to the distance of the next hit. Returns false at the end of the ray.
   VOXELFIELD_HOST_DEVICE bool next(float& t) {
     Step step = Step::kPassed;
     while (step == Step::kPassed) step = this->step(t);
@@ -261,7 +263,7 @@ class SampleWalk {
  private:
   RayWalk<Cells> walk_;
   const RayView* ray_;
-  float next_, hits_end_, stop_;  // lattice numbers: positions from `next_` to before `hits_end_` are known hits
+  float next_, hits_end_, stop_;  // lattice numbers; all positions in [next_, hits_end_) are hits
 };
 
 }  // namespace voxelfield

@@ -8,7 +8,7 @@
 namespace voxelfield {
 namespace {
 
-// A block collects what it writes of origins and directions: three numbers for each ray, written straight to memory,
+// A block collects its origins and directions in shared memory. Writing three numbers per ray directly to global memory
 // would not coalesce.
 __global__ void __launch_bounds__(kThreads) cast_rays_kernel(int64_t rays, PixelRays pixels) {
   __shared__ float origins[3 * kThreads], directions[3 * kThreads];

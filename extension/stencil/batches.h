@@ -1,5 +1,6 @@
-// How the CPU kernels divide their work: points into batches, whose stencils are found together ahead of their use, and
-// the channels of a point into blocks of a width that the compiler knows, so that they stay in registers.
+// How the CPU kernels divide their work. Points are divided into batches, whose stencils are computed together before
+// they are used. The channels of a point are divided into blocks of a width known at compile time, so that they stay in
+// registers.
 #pragma once
 
 #include <algorithm>
@@ -10,10 +11,10 @@
 
 namespace voxelfield {
 
-// Enough for prefetches of a batch to complete while its remaining stencils are found, and few enough for the stencils
-// to stay in the first-level cache.
+// Large enough that the prefetches of a batch complete while its remaining stencils are computed, and small enough that
+// the stencils stay in the L1 cache.
 constexpr int64_t kPointsPerBatch = 32;
-// A thread takes so many points at a time that the cost of taking a task does not matter.
+// Large enough that the cost of fetching a task is negligible.
 constexpr int64_t kPointsPerTask = 2048;
 constexpr int64_t kCacheLine = 64;
 
@@ -29,7 +30,7 @@ VOXELFIELD_HOST_DEVICE void for_each_block(int64_t channels, const F& f, int64_t
   if constexpr (kWidth > 1) for_each_block<kWidth / 2>(channels, f, first);
 }
 
-// The points of a batch by index: consecutive ones here, or a pointer to a list of them.
+// The indices of the points of a batch. These are consecutive; a pointer to a list of indices can be used instead.
 struct Consecutive {
   int64_t first;
   VOXELFIELD_HOST_DEVICE int64_t operator[](int64_t i) const { return first + i; }
@@ -49,7 +50,7 @@ VOXELFIELD_HOST_DEVICE GridLocator<T> linear(GridLocator<T> locator) {
   return locator;
 }
 
-// The usual lookups have loops of their own, from which the compiler removes the branches of the others.
+// The common lookups have their own loops, from which the compiler removes the branches of the others.
 template <typename Locator, typename T, typename Indices>
 VOXELFIELD_MULTIVERSION void locate(const Locator& locator, const T* points, Indices indices, int64_t count,
                                     Stencil<T>* stencils) {
@@ -67,7 +68,7 @@ VOXELFIELD_MULTIVERSION void locate(const Locator& locator, const T* points, Ind
   locate_each(locator, points, indices, count, stencils);
 }
 
-// The hardware prefetches longer runs by itself, and more would not stay in the first-level cache until its use.
+// The hardware prefetches longer runs by itself, and more data would not stay in the L1 cache until it is used.
 constexpr int64_t kMaxPrefetch = 256;
 
 template <typename scalar_t>
@@ -78,8 +79,8 @@ VOXELFIELD_HOST_DEVICE void prefetch(const scalar_t* data, int64_t count) {
   VOXELFIELD_PREFETCH(bytes + size - 1);
 }
 
-// Requests the corners of a batch. Two neighbours along z are contiguous. Cells are read in the order of memory, which
-// needs no prefetching.
+// Prefetches the corners of a batch. Two neighbours along z are contiguous. Cells are read in memory order, which needs
+// no prefetching.
 template <typename Locator, typename scalar_t, typename T>
 VOXELFIELD_HOST_DEVICE void prefetch_corners(const Locator& locator, const scalar_t* data, const Stencil<T>* stencils,
                                              int64_t count) {
@@ -92,12 +93,12 @@ VOXELFIELD_HOST_DEVICE void prefetch_corners(const Locator& locator, const scala
   }
 }
 
-// Whether kernels convert whole rows of a dtype to float32 before they compute. bfloat16 is cheap to widen as it is
+// Whether kernels convert whole rows of a dtype to float32 before they compute. bfloat16 is cheap to convert when it is
 // read.
 template <typename scalar_t>
 constexpr bool kConvertsRows = std::is_same_v<scalar_t, Half>;
 
-// The elements of rows that kernels compute with.
+// The type of the elements of the rows with which kernels compute.
 template <typename scalar_t>
 using row_t = std::conditional_t<kConvertsRows<scalar_t>, opmath_t<scalar_t>, scalar_t>;
 

@@ -1,10 +1,10 @@
-// Lists the points that touch each tile of a grid, the first step of summing without atomics on the grid. The tiles are
-// those of splat_tiled.cuh or the larger bins of splat_binned.cu.
+// Lists the points that touch each tile of a grid. This is the first step of summing without atomics on the grid. The
+// tiles are those of splat_tiled.cuh, or the larger bins of splat_binned.cu.
 //
-// An entry is a point that touches a vertex of a tile, so a point between tiles is an entry of each of them; the first
-// tile along each axis is its home. Three launches: count the entries of each tile, reserve a list for each tile
-// in one array, place the entries there. cub's device-wide scan and radix sort do the same in more time
-// (docs/performance.md).
+// An entry is a point that touches a vertex of a tile, so a point between tiles has an entry in each of them. The first
+// of these tiles along each axis is the home of the point. Listing takes three launches: count the entries of each
+// tile, reserve a list for each tile in one array, and place the entries there. The device-wide scan and radix sort of
+// cub take longer for the same result (docs/performance.md).
 #pragma once
 
 #include <cub/block/block_scan.cuh>
@@ -15,14 +15,14 @@
 
 namespace voxelfield {
 
-constexpr int32_t kHome = 1 << 30;  // can be set in an entry of a point's home
+constexpr int32_t kHome = 1 << 30;  // flag that can be set in the entry of a point in its home
 
 // The entries of one tile.
 struct EntryList {
   int32_t start;
   int32_t count;
 
-  // Cuts into equal chunks of at most `size` entries and returns the one with this number.
+  // Divides the list into equal chunks of at most `size` entries and returns the chunk with this number.
   __device__ __forceinline__ EntryList chunk(int32_t number, int32_t size) const {
     const int32_t share = (count + chunks(size) - 1) / chunks(size);
     return {start + number * share, min(share, count - number * share)};
@@ -32,10 +32,10 @@ struct EntryList {
 
 struct Chunk {
   int32_t tile;
-  int32_t number;  // of the tile's chunks
+  int32_t number;  // among the chunks of the tile
 };
 
-// How long each list has become.
+// The current length of each list.
 struct EntryCounters {
   int32_t entries;
   int32_t split_chunks;
@@ -44,14 +44,15 @@ struct EntryCounters {
 };
 constexpr int64_t kCounterInts = sizeof(EntryCounters) / sizeof(int32_t);
 
-// A list of chunks: those of all tiles with at least `min_entries` entries. The chunks of a tile follow one another.
+// A list of the chunks of all tiles with at least `min_entries` entries. The chunks of a tile are adjacent.
 struct ChunkList {
   Chunk* chunks;
-  int32_t size;  // most entries of a chunk
+  int32_t size;  // maximum number of entries per chunk
   int32_t min_entries;
 };
 
-// A number for each tile. Few tiles have a cache line each: side by side their atomics would queue at few slices of L2.
+// One counter per tile. If there are few tiles, each counter has its own cache line, because atomics on adjacent
+// counters would queue at few slices of the L2 cache.
 struct TileCounts {
   int32_t* data;
   int32_t stride;
@@ -60,9 +61,9 @@ struct TileCounts {
   __device__ __forceinline__ int32_t* operator()(int32_t tile) const { return data + tile * stride; }
 };
 
-// Counts a thread's entry at `home`, or, with `Place`, returns its place there. Neighbouring points, samples of a ray,
-// often share their home, so one thread counts for all neighbours that do. All threads of a warp must take part; those
-// without an entry pass -1.
+// Counts the entry of a thread at `home`, or, with `Place`, returns the place of the entry. Neighbouring points, such
+// as samples of a ray, often share their home, so one thread counts for all neighbours that do. All threads of a warp
+// must take part. Threads without an entry pass -1.
 template <bool Place>
 __device__ __forceinline__ int32_t count_home(const TileCounts& count, int32_t home) {
   const int lane = threadIdx.x % kWarp;
@@ -78,11 +79,11 @@ __device__ __forceinline__ int32_t count_home(const TileCounts& count, int32_t h
   return __shfl_sync(kFullWarp, place, leader) + lane - leader;
 }
 
-// The tiles that a point touches: its home and, along each axis on which it touches a second tile, the next one. Tile
-// (x, y, z) has the number base + (x * along_y + y) * along_z + z.
+// The tiles that a point touches: its home and, along each axis on which it touches a second tile, the next one. The
+// number of tile (x, y, z) is base + (x * along_y + y) * along_z + z.
 struct TouchedTiles {
-  int32_t home;     // -1: no tile at all
-  int32_t step[3];  // from a tile's number to the next one's along each axis; 0 where the point does not touch it
+  int32_t home;     // -1 if the point touches no tile
+  int32_t step[3];  // from one tile number to the next along each axis; 0 if the point does not touch the next tile
 
   __device__ __forceinline__ TouchedTiles(bool empty, int32_t base, const int32_t (&first)[3], const int32_t (&last)[3],
                                           int32_t along_y, int32_t along_z)
@@ -90,14 +91,15 @@ struct TouchedTiles {
         step{last[0] > first[0] ? along_y * along_z : 0, last[1] > first[1] ? along_z : 0, last[2] > first[2]} {}
 };
 
-// Counts the entries of a point, or, with `Place`, writes them to where `count` says that a tile's next one belongs.
-// All threads of a warp must take part. `home_flag` is set in the entry at home.
+// Counts the entries of a point, or, with `Place`, writes each entry to the next free place of its tile, which `count`
+// holds. All threads of a warp must take part. `home_flag` is set in the entry in the home tile.
 template <bool Place>
 __device__ __forceinline__ void add_entries(const TouchedTiles& tiles, int32_t index, int32_t home_flag,
                                             const TileCounts& count, int32_t* __restrict__ entries) {
   const int32_t home_place = count_home<Place>(count, tiles.home);
   if (tiles.home < 0) return;
-  // All counts are requested before the first entry is written, because a write depends on its count.
+  // All counters are incremented before the first entry is written, because each write depends on the result of its
+  // atomic.
   int32_t place[kCorners];
 #pragma unroll
   for (int k = 1; k < kCorners; ++k) {
@@ -120,8 +122,9 @@ __device__ __forceinline__ void add_entries(const TouchedTiles& tiles, int32_t i
   }
 }
 
-// Reserves a list for each tile and lists chunks; chunk lists whose pointer is null are left out. Lists and
-// tiles' chunks lie in no particular order. Leaves the first free place of each list in `count`.
+// Reserves a list for each tile, and lists chunks. Chunk lists whose pointer is null are omitted. The order of the
+// lists, and of the tiles in the chunk lists, is unspecified. On return, `count` holds the first free place of each
+// list.
 static __global__ void __launch_bounds__(kThreads)
     reserve_lists(TileCounts count, EntryList* __restrict__ entry_lists, EntryCounters* __restrict__ counters,
                   int32_t tiles, ChunkList split, ChunkList all) {
@@ -129,7 +132,7 @@ static __global__ void __launch_bounds__(kThreads)
   __shared__ typename Scan::TempStorage scratch;
   __shared__ int32_t block_start;
   const int32_t tile = blockIdx.x * kThreads + threadIdx.x;
-  // Returns where a thread's own part of what the block needs begins.
+  // Reserves `own` items for each thread of the block, and returns the start of this thread's items.
   const auto reserve = [&](int32_t own, int32_t* counter) {
     int32_t before, total;
     Scan(scratch).ExclusiveSum(own, before, total);
@@ -155,12 +158,12 @@ static __global__ void __launch_bounds__(kThreads)
   append(all, &counters->all_chunks);
 }
 
-// The lists of all tiles in one allocation, and how to fill them. Tiles with more entries than `split_size` are split
-// into chunks of that size; chunks of `all_size`, unless it is 0, are listed for all tiles.
+// The lists of all tiles in one allocation, and the launches that fill them. Tiles with more entries than `split_size`
+// are split into chunks of at most that size. Unless `all_size` is 0, chunks of `all_size` are listed for all tiles.
 struct EntryLists {
   Tensor memory;
   int32_t tiles;
-  int64_t split_chunks;  // at most
+  int64_t split_chunks;  // maximum number
   ChunkList split, all;
   EntryList* lists;
   EntryCounters* counters;
@@ -176,7 +179,7 @@ struct EntryLists {
     const int64_t counts = int64_t{tiles} * TileCounts::stride_of(tiles);
     const int64_t ints = 2 * (tiles + split_chunks + all_chunks) + kCounterInts + counts + tiles + max_entries;
     memory = new_empty(like, {ints}, ScalarType::Int);
-    // Pairs of numbers come first, where they are aligned.
+    // Pairs of numbers come first, so that they are aligned.
     lists = reinterpret_cast<EntryList*>(memory.mutable_data_ptr<int32_t>());
     split.chunks = reinterpret_cast<Chunk*>(lists + tiles);
     if (all_size > 0) all.chunks = split.chunks + split_chunks;
@@ -186,7 +189,7 @@ struct EntryLists {
     entries = long_lists + tiles;
   }
 
-  // list_entries(place) launches a kernel that counts entries, or, if `place` is true_type, places them.
+  // list_entries(place) launches a kernel that counts entries, or places them if `place` is true_type.
   template <typename F>
   void fill(const F& list_entries) const {
     const size_t cleared = (kCounterInts + size_t(tiles) * count.stride) * sizeof(int32_t);

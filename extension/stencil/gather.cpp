@@ -1,5 +1,6 @@
-// On the CPU: sampling, for every point and set of weights a weighted sum of the eight corners; and the gradient to the
-// points, how that sum changes as the point moves, times the gradient that comes back, summed over channels.
+// From vertices to points on the CPU. Sampling computes, for each point and set of weights, a weighted sum of the eight
+// corners. The gradient with respect to a point is the derivative of that sum with respect to the point, times the
+// incoming gradient, summed over channels.
 #include "common/backend.h"
 #include "stencil/batches.h"
 #include "stencil/stencil_ops.h"
@@ -11,12 +12,12 @@
 namespace voxelfield {
 namespace {
 
-// The weighted sum of the corners for each set of weights: into a row of the result, or with kAdd onto what the row
-// holds.
+// The weighted sum of the corners for each set of weights. It is stored to a row of the result, or with kAdd added to
+// the row.
 template <bool kAdd, int kSets, typename scalar_t, typename Result, typename T>
 struct CornerSum {
   Result* row;     // of the first set
-  int64_t stride;  // between the rows of sets
+  int64_t stride;  // between the rows of consecutive sets
   const scalar_t* corner[kCorners];
   T weight[kSets][kCorners];
 
@@ -34,11 +35,11 @@ struct CornerSum {
   }
 };
 
-// How that sum changes as the point moves, times the value that belongs to it, added up over channels.
+// The derivative of that sum with respect to the point, times the incoming gradient `value`, summed over channels.
 template <typename scalar_t, typename T>
 struct CornerSlope {
   const scalar_t* corner[kCorners];
-  T slope[3][kCorners];  // of the corners' weights along each axis
+  T slope[3][kCorners];  // derivatives of the weights of the corners along each axis
   const scalar_t* value;
   T* gradient;
 
@@ -65,7 +66,7 @@ struct CornerSlope {
   }
 };
 
-// The product of two rows.
+// The dot product of two rows.
 template <typename scalar_t, typename T = opmath_t<scalar_t>>
 VOXELFIELD_HOST_DEVICE T dot(const scalar_t* a, const scalar_t* b, int64_t channels) {
   T product = 0;
@@ -74,7 +75,8 @@ VOXELFIELD_HOST_DEVICE T dot(const scalar_t* a, const scalar_t* b, int64_t chann
   return product;
 }
 
-// From here on one product per corner, summed over all channels first, is less work than three sums per channel.
+// From this number of channels on, it is less work to first sum one product per corner over all channels than to
+// compute three sums per channel.
 constexpr int64_t kManyChannels = 64;
 
 template <typename scalar_t, typename T>
@@ -93,10 +95,10 @@ VOXELFIELD_HOST_DEVICE void sum_corners(const Sum& sum, int64_t channels) {
 
 #if defined(VOXELFIELD_HAS_F16C)
 
-// float16 by the processor's own conversions, in functions of their own; see Float16Rows.
+// Conversion of float16 by the instructions of the processor, in separate functions (see Float16Rows).
 const bool uses_f16c = runs_f16c();
 
-// Eight or four numbers as a vector, or one in the first lane of four.
+// Loads eight or four numbers as a vector, or one number into the first lane of four.
 template <int kWidth>
 VOXELFIELD_F16C inline auto load(const Half* values) {
   if constexpr (kWidth == 8) {
@@ -156,7 +158,8 @@ VOXELFIELD_F16C inline void add_products(const CornerSlope<Half, float>& sum, in
   for (int k = 0; k < kCorners; ++k) product[k] += factor * load<kWidth>(sum.corner[k] + first);
 }
 
-// The products with the eight corners are summed over channels first: a conversion and one sum for each number read.
+// The products with the eight corners are summed over channels first, which takes one conversion and one multiply-add
+// per number that is read.
 VOXELFIELD_F16C void add_gradient_by_f16c(const CornerSlope<Half, float>& sum, int64_t channels) {
   __m256 wide[kCorners] = {};
   int64_t c = 0;
@@ -202,8 +205,8 @@ VOXELFIELD_HOST_DEVICE void gather_rows(const scalar_t* data, const Stencil<T>& 
   sum_corners(sum, channels);
 }
 
-// `total` holds the rows of a batch, (kSets, kPointsPerBatch, columns): levels that add up are summed there and rounded
-// once, and float16 rows are rounded together.
+// `total` holds the rows of a batch, (kSets, kPointsPerBatch, columns). Levels that are added up are summed there and
+// rounded once, and float16 rows are rounded together.
 template <typename Weights, typename Locator, typename scalar_t, typename T>
 VOXELFIELD_MULTIVERSION void gather_range(const Levels<Locator, const scalar_t>& levels, const PointsView<Weights>& at,
                                           scalar_t* out, int64_t begin, int64_t end, T* total) {

@@ -1,4 +1,4 @@
-// From vertices to points on CUDA: sampling, and the gradient in the points.
+// From vertices to points on CUDA: sampling, and the gradient with respect to the points.
 #include <numeric>
 
 #include "common/backend.cuh"
@@ -14,7 +14,7 @@ constexpr bool kNarrow = std::is_same_v<typename Locator::offset_t, int32_t>;
 template <typename Locator, typename T>
 __device__ __forceinline__ auto find_stencil(const Locator& locator, const T* points, int64_t index) {
   if constexpr (kNarrow<Locator>) {
-    // One branch on the padding, which is the same for all points, spares a selection for each vertex that could be
+    // The padding is the same for all points, so a single branch replaces a select for each vertex that could be
     // missing.
     return locator.padding == Padding::kZeros ? locator.find(points, index, std::false_type{})
                                               : locator.find(points, index, std::true_type{});
@@ -23,8 +23,8 @@ __device__ __forceinline__ auto find_stencil(const Locator& locator, const T* po
   }
 }
 
-// The two threads of a vector hold the sums of its two sides along z. They exchange halves, and each completes one
-// half.
+// The two threads of a vector hold the sums of its two sides along z. They exchange halves, and each thread completes
+// one half.
 template <int Width, typename T>
 __device__ __forceinline__ auto exchange_halves(const Vector<T, Width>& sum, const Lane& lane) {
   constexpr int kHalf = Width > 1 ? Width / 2 : 1, kOther = Width / 2;
@@ -38,12 +38,13 @@ __device__ __forceinline__ auto exchange_halves(const Vector<T, Width>& sum, con
   return half;
 }
 
-// How a warp shares points whose two vertices along z, which lie side by side, are read together: neighbouring threads
-// read the aligned words of `Width` channels that hold them. The vertices may begin and end in the middle of a word.
+// How a warp shares points whose two vertices along z are read together, because they are adjacent in memory.
+// Neighbouring threads read the aligned words of `Width` channels that contain them. The vertices may begin and end in
+// the middle of a word.
 struct WordLayout {
-  int lanes;            // of a point
-  int points;           // of a warp; 0 if a point needs more threads than a warp has
-  unsigned reciprocal;  // of lanes, times 2^16, rounded up
+  int lanes;            // threads per point
+  int points;           // points per warp; 0 if a point needs more threads than a warp has
+  unsigned reciprocal;  // 2^16 / lanes, rounded up
 
   WordLayout(int64_t channels, int width)
       : lanes(static_cast<int>((2 * channels + width - std::gcd(channels, width) + width - 1) / width)),
@@ -51,23 +52,24 @@ struct WordLayout {
         reciprocal((65536 + lanes - 1) / lanes) {}
 };
 
-// The part of a stencil that the threads of its point read from shared memory.
+// The part of a stencil that the threads of a point read from shared memory.
 template <typename T>
 struct alignas(16) StagedStencil {
-  int32_t origin;          // of the word where the vertices begin
+  int32_t origin;          // first element of the word in which the vertices begin
   int32_t step[2];         // along x and y
-  int32_t last_word;       // of the words that hold the vertices
-  T weight[kCorners / 2];  // of the four rows along z
-  T along_z[2];            // weights of the vertices
-  int32_t vertices;        // along z; 0: the stencil is empty
-  int32_t skip;            // channels between the word's beginning and theirs
+  int32_t last_word;       // index of the last word that contains the vertices
+  T weight[kCorners / 2];  // weights of the four rows along z
+  T along_z[2];            // weights of the two vertices of a row
+  int32_t vertices;        // number of vertices along z; 0 if the stencil is empty
+  int32_t skip;            // channels between the beginning of the word and that of the vertices
 };
 
 constexpr int kStagedThreads = 128;
 
-// Samples one level of a 16-bit grid. Each thread of a warp computes the stencil of one point; then the whole warp goes
-// through these points, a few at a time. Channels must be a multiple of `Store`, the number that a thread stores at
-// once; rows of vertices along z must begin and end where words do; n * channels must fit 32 bits.
+// Samples one level of a 16-bit grid. Each thread of a warp computes the stencil of one point. The whole warp then
+// processes these points, a few at a time. The number of channels must be a multiple of `Store`, the number of channels
+// that a thread stores at once. Rows of vertices along z must begin and end at word boundaries, and n * channels must
+// fit in 32 bits.
 template <typename scalar_t, int Width, int Store, typename T>
 __global__ void __launch_bounds__(kStagedThreads)
     gather_staged_kernel(const Level<GridLocator<T, true>, const scalar_t> level, const T* __restrict__ points,
@@ -86,7 +88,7 @@ __global__ void __launch_bounds__(kStagedThreads)
     StagedStencil<T> own;
 #pragma unroll
     for (int k = 0; k < kCorners / 2; ++k) own.weight[k] = s.weight[0][k >> 1] * s.weight[1][k & 1];
-    // Where the upper vertex is missing, the two are read as one.
+    // If the upper vertex is missing, its weight is added to that of the lower vertex.
     own.along_z[0] = s.step[2] > 0 ? s.weight[2][0] : s.weight[2][0] + s.weight[2][1];
     own.along_z[1] = s.weight[2][1];
     own.vertices = s.empty ? 0 : s.step[2] > 0 ? 2 : 1;
@@ -108,7 +110,8 @@ __global__ void __launch_bounds__(kStagedThreads)
     const StagedStencil<T>* stencil[kUnroll];
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
-      // Threads without a point or a word read what another thread reads: a branch would keep loads from overlapping.
+      // Threads without a point or a word read the same data as another thread, because a branch would keep the loads
+      // from overlapping.
       const auto& s = *(stencil[u] = staged + min(first + u * layout.points, last));
       const int origin = s.origin + min(lane, s.last_word) * Width;
 #pragma unroll
@@ -119,7 +122,7 @@ __global__ void __launch_bounds__(kStagedThreads)
 #pragma unroll
     for (int u = 0; u < kUnroll; ++u) {
       const auto& s = *stencil[u];
-      // Every thread has read the previous sums, and all loads have been issued.
+      // At this point, all threads have read the previous sums, and all loads have been issued.
       __syncwarp();
       Vector<T, Width> sum{};
 #pragma unroll
@@ -133,8 +136,8 @@ __global__ void __launch_bounds__(kStagedThreads)
       for (int channel = lane * Store; channel < stored; channel += layout.lanes * Store) {
         const T* const from = own_sums + s.skip + channel;
         Vector<T, Store> value{};
-        // Values beyond the vertices, or read for an empty stencil, may be NaN, which a weight of zero would not
-        // remove.
+        // Values beyond the vertices, or read for an empty stencil, may be NaN, and a weight of zero would not remove
+        // them.
         if (s.vertices > 0) {
           const auto lower = load<Store>(from);
 #pragma unroll
@@ -153,16 +156,16 @@ __global__ void __launch_bounds__(kStagedThreads)
 
 constexpr int kGatherThreads = 256;
 
-// `Single`: one level, all of whose channels a warp serves at once. `row_buffer`: a warp serves all channels of every
-// level at once, and its rows fit shared memory. They are assembled there, because one level writes only a short part
-// of a row.
+// `Single`: there is one level, and a warp processes all of its channels at once. `row_buffer`: a warp processes all
+// channels of every level at once, and its rows fit in shared memory. The rows are assembled there, because one level
+// writes only a short part of a row.
 template <typename scalar_t, int Width, typename Weights, bool Single, typename Locator, typename T>
 __global__ void __launch_bounds__(kGatherThreads)
     gather_kernel(const __grid_constant__ Levels<Locator, const scalar_t> levels, const T* __restrict__ points,
                   const T* __restrict__ directions, scalar_t* __restrict__ out, int64_t n, LaneLayout layout,
                   bool row_buffer) {
   constexpr int kSets = Weights::kSets;
-  // The launch ensures that it also counts all elements of points and rows.
+  // The launch ensures that this type can also count all elements of points and rows.
   using offset_t = typename Locator::offset_t;
   extern __shared__ __align__(16) unsigned char shared[];
   const offset_t count = static_cast<offset_t>(n), columns = static_cast<offset_t>(levels.columns);
@@ -172,7 +175,7 @@ __global__ void __launch_bounds__(kGatherThreads)
   const offset_t warp = (static_cast<int64_t>(blockIdx.x) * kGatherThreads + threadIdx.x) / kWarp;
   const offset_t own_index = warp * layout.points + lane.point;
   const bool active = lane.active && own_index < count;
-  // Threads without a point read the last one: a branch around the loads would keep them from overlapping.
+  // Threads without a point read the last point, because a branch around the loads would keep them from overlapping.
   const offset_t index = own_index < count ? own_index : count - 1;
   int first = 0;
   do {
@@ -191,7 +194,7 @@ __global__ void __launch_bounds__(kGatherThreads)
       for (int k = 0; k < kCorners / 2; ++k) {
         corner[k] = load_constant<Width>(level.data + (origin + (k & 2 ? s.step[0] : 0) + (k & 1 ? s.step[1] : 0)));
       }
-      // Values read for an empty stencil may be NaN, which a weight of zero would not remove.
+      // Values read for an empty stencil may be NaN, and a weight of zero would not remove them.
       if (Single || (exists && !s.empty)) {
 #pragma unroll
         for (int set = 0; set < kSets; ++set) {
@@ -230,8 +233,8 @@ __global__ void __launch_bounds__(kGatherThreads)
   }
 }
 
-// A point is shared by `lanes` neighbouring threads, a power of two. Each sums over some of the channel vectors, of one
-// side along z.
+// `lanes` neighbouring threads, a power of two, share a point. Each sums over some of the channel vectors on one side
+// along z.
 template <typename scalar_t, int Width, typename Weights, typename Locator, typename T>
 __global__ void __launch_bounds__(kThreads)
     point_gradient_kernel(const __grid_constant__ Levels<Locator, const scalar_t> levels,
@@ -282,18 +285,18 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// 16-bit rows of at least this many channels, or vectors, are read in words by a kernel of their own.
+// 16-bit rows of at least this many channels, or this many vectors, are read in words by a separate kernel.
 constexpr int kWideRow = 12;
 constexpr int kWideVectors = 4;
-constexpr int kWord = 8;  // 16-bit channels that are moved in one access
+constexpr int kWord = 8;  // 16-bit channels per access
 
 struct Cuda : CudaBackend {
   template <typename Weights, typename Locator, typename scalar_t>
   static void gather(const Levels<Locator, const scalar_t>& levels, const PointsView<Weights>& at, scalar_t* out) {
     dispatch_levels<Weights>(levels, out, [&](auto width, const auto& located) {
       constexpr bool kNarrowOffsets = kNarrow<std::decay_t<decltype(located.level[0].locator)>>;
-      // As many points as 32-bit offsets can count the elements of; further points take further launches. Value weights
-      // have no directions and one set of rows, so only points and rows advance from launch to launch.
+      // Each launch processes as many points as 32-bit offsets can address, and further points need further launches.
+      // Value weights have no directions and one set of rows, so only points and rows advance from launch to launch.
       static_assert(!kNarrowOffsets || std::is_same_v<Weights, ValueWeights<float>>);
       const int64_t share = kNarrowOffsets ? 0x7fffffff / std::max<int64_t>(3, levels.columns) : at.count;
       for (int64_t begin = 0; begin < at.count; begin += share) {
@@ -323,7 +326,8 @@ struct Cuda : CudaBackend {
     const LaneLayout layout(max_vectors(levels, Width));
     const bool at_once = layout.max_vectors == layout.vectors;
     if constexpr (kNarrow<Locator> && sizeof(scalar_t) == 2) {
-      // For a wide row of 16-bit channels every thread computing the stencil would take longer than moving the bytes.
+      // For a wide row of 16-bit channels, computing the stencil in every thread would take longer than moving the
+      // data.
       if (levels.count == 1 && (levels.columns >= kWideRow || layout.max_vectors >= kWideVectors)) {
         constexpr int kStore = std::min(Width, 4);
         const auto& level = levels.level[0];

@@ -1,4 +1,5 @@
-// Chooses the compiled form of a kernel that suits the levels at hand, and how the threads of a warp share points.
+// Selects the compiled version of a kernel that is suitable for given levels, and defines how the threads of a warp
+// share points.
 #pragma once
 
 #include <algorithm>
@@ -16,13 +17,14 @@ int max_vectors(const Levels<Locator, scalar_t>& levels, int width) {
   return static_cast<int>(vectors);
 }
 
-// Kernels that every training step runs are compiled in all forms that are faster. Derivatives and float64 have a
-// single form, in vectors of four or one, because each further form takes time in every build.
+// Kernels that run in every training step are compiled in all versions that are faster. Derivatives and float64 have
+// only vectors of four or one, because each further version takes time in every build.
 template <typename Weights>
 constexpr bool kSpecialised = std::is_same_v<Weights, ValueWeights<float>>;
 
-// Calls f with the widest vector compiled for these weights, of at most `Bytes` bytes of the levels' elements, that
-// suits every level and the rows, and with the levels as they are, or with plain locators if all of them are plain.
+// Calls f with the widest vector that is compiled for these weights, has at most `Bytes` bytes of elements of the
+// levels, and is suitable for every level and the rows. Also passes the levels, unchanged or with plain locators if all
+// of them are plain.
 template <typename Weights, int Bytes = 16, typename scalar_t, typename Locator, typename element_t, typename F>
 void dispatch_levels(const Levels<Locator, element_t>& levels, const scalar_t* rows, const F& f) {
   constexpr int kWidest = std::is_same_v<opmath_t<scalar_t>, double> ? 1 : Bytes / sizeof(element_t);
@@ -47,16 +49,17 @@ void dispatch_levels(const Levels<Locator, element_t>& levels, const scalar_t* r
   }
 }
 
-// A point is served by 2 * vectors neighbouring threads: one for each channel vector of the lower and of the upper
-// vertex along z. These vertices lie side by side in memory, so an access of the warp touches half as many cache lines
-// as with one thread for both. The number of lines is what limits the L1 cache and the L2's atomic units.
+// 2 * vectors neighbouring threads process a point: one thread for each channel vector of the lower and of the upper
+// vertex along z. These vertices are adjacent in memory, so an access of the warp touches half as many cache lines as
+// with one thread for both. The number of cache lines limits the throughput of the L1 cache and of the atomic units of
+// the L2 cache.
 constexpr int kMaxVectors = kWarp / 2;
 
 struct LaneLayout {
-  int vectors;          // of a point that are served at once
-  int points;           // of a warp
-  int max_vectors;      // of any level
-  unsigned reciprocal;  // of 2 * vectors, times 2^16, rounded up
+  int vectors;          // vectors of a point that are processed at once
+  int points;           // points per warp
+  int max_vectors;      // maximum over all levels
+  unsigned reciprocal;  // 2^16 / (2 * vectors), rounded up
 
   explicit LaneLayout(int max_vectors)
       : vectors(std::clamp(max_vectors, 1, kMaxVectors)),
@@ -66,11 +69,11 @@ struct LaneLayout {
 };
 
 struct Lane {
-  int point;    // among those of the warp
-  int vector;   // among those served at once
-  bool upper;   // vertex along z
-  bool active;  // false for the last threads of a warp that are left without a point
-  int partner;  // the thread that serves the other vertex; any thread, modulo a warp, for threads without a point
+  int point;    // index within the warp
+  int vector;   // index among the vectors processed at once
+  bool upper;   // whether this thread processes the upper vertex along z
+  bool active;  // false for the last threads of a warp if no point is left for them
+  int partner;  // the thread that processes the other vertex; any thread, modulo a warp, for threads without a point
 
   __device__ __forceinline__ explicit Lane(const LaneLayout& layout) {
     const int lane = threadIdx.x % kWarp;

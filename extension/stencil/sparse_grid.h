@@ -1,9 +1,9 @@
 // A sparse grid, which stores only some of its blocks of vertices. Blocks are found through a dense table, as in a
-// two-level page table: voxel block hashing (Niessner et al. 2013) without the hash.
+// two-level page table. This is voxel block hashing (Niessner et al. 2013) without the hash.
 //
-// Blocks lie side by side in an atlas, which is a dense grid like any other. A block shares its outermost vertices with
-// those beside it, and each has a copy of them: all vertices around a point are then of one block, and where the point
-// lies in the atlas is all that sampling and its derivatives have to know.
+// Blocks are adjacent in an atlas, which is an ordinary dense grid. Neighbouring blocks of the sparse grid share their
+// outermost vertices, and each has a copy of them. All vertices around a point therefore belong to one block, so
+// sampling and its derivatives only need the position of the point in the atlas.
 #pragma once
 
 #include "stencil/trilinear.h"
@@ -13,16 +13,17 @@ namespace voxelfield {
 constexpr int kBlockCells = kBlockVertices - 1;
 
 struct BlockTable {
-  // How far points stay from a block's faces, in cells: rounding must not move them into the block beside it in the
-  // atlas, at whose vertices there is something else. It is that of coordinates up to 4096.
+  // The minimum distance of points from the faces of a block, in cells. Rounding must not move a point into the
+  // neighbouring block in the atlas, whose vertices are unrelated. The margin covers the rounding of coordinates up to
+  // 4096.
   static constexpr float kMargin = 1.0f / 1024;
 
-  const int32_t* blocks;  // (X, Y, Z): a block's numbers in the atlas, ten bits for each axis, x highest; -1: not there
+  const int32_t* blocks;  // (X, Y, Z): position in the atlas, ten bits per axis, x highest; -1 if not stored
   int32_t count[3];
-  float atlas_scale[3];  // from vertices of the atlas to its unit cube
+  float atlas_scale[3];  // from vertices of the atlas to the unit cube of the atlas
 
-  // From a point of the sparse grid's unit cube to the atlas's. Beyond the faces, points belong to the nearest one.
-  // False if the point is not finite, or its block is not there.
+  // Maps a point of the unit cube of the sparse grid to the unit cube of the atlas. Points beyond a face are moved to
+  // the face. Returns false if the point is not finite or its block is not stored.
   VOXELFIELD_HOST_DEVICE bool place(const float* point, float* placed) const {
     if (!all_finite(point)) return false;
     int32_t index = 0;

@@ -1,4 +1,4 @@
-// Host side of the ops on sparse grids, written once: check, allocate, and visit each point or vertex.
+// Host side of the ops on sparse grids for both backends: checks, allocates, and visits each point or vertex.
 #pragma once
 
 #include "common/checks.h"
@@ -6,7 +6,7 @@
 
 namespace voxelfield {
 
-// `atlas`: vertices along x, y and z.
+// `atlas`: the number of vertices along x, y and z.
 inline BlockTable block_table(const char* name, const Tensor& blocks, const std::vector<int64_t>& atlas,
                               const Tensor& like) {
   check_contiguous(name, blocks, {kAny, kAny, kAny}, ScalarType::Int, like);
@@ -37,10 +37,10 @@ struct PlaceInAtlas {
   }
 };
 
-// Vertices stored in several blocks: replaces all copies of a vertex by their sum.
+// For vertices that are stored in several blocks: replaces all copies of a vertex by their sum.
 struct ShareCopies {
-  const int32_t* copies;  // rows of `sums`, those of a vertex together
-  const int32_t* begins;  // of each vertex among them, and their number
+  const int32_t* copies;  // rows of `sums`; the copies of a vertex are adjacent
+  const int32_t* begins;  // start of each vertex in `copies`, followed by the total number of copies
   float* sums;            // (rows, channels)
   int64_t rows, count;
   int32_t channels;
@@ -59,7 +59,7 @@ struct ShareCopies {
       touched = touched || value != 0;
       sum += value;
     }
-    // A step touches few vertices: most need no write.
+    // A step touches few vertices, so most vertices need no write.
     if (!touched) return;
     for (int64_t i = begin; i < end; ++i) sums[at(i)] = sum;
   }

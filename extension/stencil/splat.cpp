@@ -1,10 +1,11 @@
-// From points to vertices on the CPU: summing into a grid, without atomics and without a pass that zeroes the result,
-// and writing to cells, where every corner belongs to one point.
+// From points to vertices on the CPU: sums into a grid, without atomics and without a pass that zeroes the result, and
+// writes to cells, where every corner belongs to one point.
 //
-// For a grid, points are sorted by the column (x, y) of cells that they lie in. The grid is divided into tiles of
-// vertex rows. One thread sums a tile: it walks the columns of cells around the tile's rows in order, clears each row
-// just before its first column, and drops terms that belong to other tiles. Every vertex therefore receives its terms
-// in an order that depends on the points alone, and the result has the same bits for any number of threads.
+// For a grid, points are sorted by the column (x, y) of cells that contains them. The grid is divided into tiles of
+// vertex rows, and one thread sums each tile. It walks the columns of cells around the rows of the tile in order,
+// clears each row just before its first column, and drops terms that belong to other tiles. Every vertex therefore
+// receives its terms in an order that depends only on the points, and the result has the same bits for any number of
+// threads.
 #include <memory>
 #include <utility>
 
@@ -15,17 +16,17 @@
 namespace voxelfield {
 namespace {
 
-// Two planes of a tile's rows should stay in the second-level cache.
+// Two planes of the rows of a tile should fit in the L2 cache.
 constexpr int64_t kTileBytes = 3 << 19;
-// Planes of a tile. Points between two tiles are visited once for each.
+// Number of planes per tile. Points between two tiles are visited once per tile.
 constexpr int64_t kTileWidth = 8;
-// Enough tiles that threads which finish early can process further ones.
+// Enough tiles that threads that finish early can process further ones.
 constexpr int64_t kTilesPerThread = 4;
 
-// Points of a level, sorted by the column of cells that they lie in. Points without a cell are left out.
+// The points of a level, sorted by the column of cells that contains them. Points without a cell are omitted.
 struct SortedPoints {
   std::unique_ptr<int64_t[]> order;
-  std::vector<int64_t> start;  // of each column, and the end
+  std::vector<int64_t> start;  // start of each column, and the end of the last one
 };
 
 template <typename T>
@@ -46,14 +47,15 @@ VOXELFIELD_MULTIVERSION void find_columns(const GridLocator<T>& locator, const T
   }
 }
 
-// A counting sort, stable, of ranges of points side by side: the order does not depend on how many ranges there are.
+// A stable counting sort that processes ranges of points in parallel. The order does not depend on the number of
+// ranges.
 template <typename Weights, typename T>
 SortedPoints sort_by_column(const GridLocator<T>& locator, const PointsView<Weights>& at) {
   const int64_t n = at.count;
   const int64_t columns = locator.grids(n) * (locator.resolution[0] + 1) * (locator.resolution[1] + 1);
-  // Points without a cell go last.
+  // Points without a cell have the last key.
   const int64_t keys = columns + 1;
-  // Each range has a histogram of its own, which should take no longer to clear than its points to count.
+  // Each range has its own histogram. Clearing it should not take longer than counting the points of the range.
   const int64_t ranges = threads_for(n / std::max(keys, kPointsPerTask));
   const auto range_start = [&](int64_t range) { return n * range / ranges; };
   const std::unique_ptr<int64_t[]> column(new int64_t[n]);
@@ -102,7 +104,7 @@ struct CornerAdd {
   }
 };
 
-// Vertex rows [x0, x1) x [y0, y1) of one grid.
+// Vertex rows [x0, x1) x [y0, y1) of one grid of a batch.
 struct Tile {
   int64_t grid;
   int64_t x0, x1, y0, y1;
@@ -115,19 +117,19 @@ constexpr bool kInPlace = std::is_same_v<scalar_t, opmath_t<scalar_t>>;
 template <typename Weights, typename scalar_t>
 struct Splat {
   GridLocator<opmath_t<scalar_t>> locator;
-  const scalar_t* values;  // of the level's first column
-  int64_t stride;          // from one point's values to the next one's
+  const scalar_t* values;  // starting at the first column of the level
+  int64_t stride;          // from the values of one point to those of the next
   PointsView<Weights> at;
   scalar_t* out;
-  bool accumulate;  // add to what is there
+  bool accumulate;  // whether to add to the values in `out`
 
   VOXELFIELD_HOST_DEVICE const scalar_t* values_of(int64_t point, int set) const {
     return values + (set * at.count + point) * stride;
   }
 };
 
-// `spare` holds, in this order: a row for sums that belong to other tiles; two planes of a tile's rows, unless sums are
-// made in place; the values of a batch, (point, set, channel), where rows are converted.
+// `spare` holds, in this order: a row for sums that belong to other tiles; two planes of the rows of a tile, unless
+// sums are computed in place; and the values of a batch, (point, set, channel), if rows are converted.
 template <typename Weights, typename scalar_t, typename T>
 VOXELFIELD_MULTIVERSION void splat_tile(const Splat<Weights, scalar_t>& job, const SortedPoints& sorted,
                                         const Tile& tile, T* spare) {
@@ -155,7 +157,8 @@ VOXELFIELD_MULTIVERSION void splat_tile(const Splat<Weights, scalar_t>& job, con
     const int64_t x_end = start[tile.y1];
     for (int64_t y = tile.y0 - 1; y < tile.y1; ++y) {
       if (!job.accumulate && x + 1 < tile.x1 && y + 1 < tile.y1) std::fill_n(sums_of(x + 1, y + 1), row_size, T(0));
-      // Nearest has no upper vertex: an infinite value times a weight of zero would be NaN.
+      // Nearest lookup has no upper vertex. A weight of zero is not enough, because zero times an infinite value is
+      // NaN.
       const bool upper = !job.locator.nearest;
       T* const rows[4] = {sums_of(x, y), upper ? sums_of(x, y + 1) : outside, upper ? sums_of(x + 1, y) : outside,
                           upper ? sums_of(x + 1, y + 1) : outside};
@@ -172,7 +175,7 @@ VOXELFIELD_MULTIVERSION void splat_tile(const Splat<Weights, scalar_t>& job, con
             for (int i = 0; i < count; ++i) from[i] = job.values_of(batch[i / kSets], i % kSets);
             float16_rows.widen(from, count, channels, wide_values);
           }
-          // The next batch is fetched while this one is summed: sorted points lie anywhere in memory.
+          // Prefetches the next batch while this batch is summed, because sorted points are scattered in memory.
           for (int64_t i = batch_end; i < std::min(batch_end + kPointsPerBatch, x_end); ++i) {
             const int64_t point = sorted.order[i];
             prefetch(job.at.points + 3 * point, 3);
@@ -230,7 +233,7 @@ void splat_grid(const Level<GridLocator<T>, scalar_t>& level, const Tensor& valu
   });
 }
 
-// `spare` has room for the nine rows of a point, if rows are converted.
+// `spare` has room for the nine rows of a point if rows are converted.
 template <typename Weights, typename scalar_t, typename T>
 VOXELFIELD_MULTIVERSION void write_cells_range(const Levels<CellLocator<T>, scalar_t>& levels, const scalar_t* values,
                                                const PointsView<Weights>& at, int64_t begin, int64_t end, T* spare) {

@@ -1,20 +1,20 @@
-// From points to vertices on CUDA: chooses how a gradient is summed into each level, sums with atomics onto zeroed
-// grids, and writes to the corners of cells that belong to one point each.
+// From points to vertices on CUDA: chooses how a gradient is summed into each level, sums with atomics into zeroed
+// grids, and writes to cells, where every corner belongs to one point.
 #include "stencil/splat_methods.cuh"
 #include "stencil/stencil_ops.h"
 
 namespace voxelfield {
 namespace {
 
-// The measurements behind these choices are in docs/performance.md.
+// docs/performance.md has the measurements on which these choices are based.
 //
-// Tiles cost more than atomics for few points, for many points a tile, and for rows that one atomic can add to: four
-// float32 channels, or one of a 16-bit grid, which atomics sum in float32 first.
+// Tiles cost more than atomics if there are few points, if there are many points per tile, or if one atomic can add to
+// a whole row: a row of four float32 channels, or of one channel of a 16-bit grid, which atomics sum in float32 first.
 constexpr int64_t kMinTiledPoints = 1 << 15;
 constexpr int64_t kMaxPointsPerTile = 48;
-// Grids of four channels are summed by bins where each atomic would read and write DRAM: where the float32 sums are
-// this many times the size of the L2 cache. Bins need enough points to make up for their fixed cost. With more than one
-// point for each vertex, a thread of the atomic kernel adds up several points before it writes.
+// Grids of four channels are summed by bins if each atomic would read and write DRAM, that is, if the float32 sums are
+// at least kMinCacheSizes times as large as the L2 cache. Bins need enough points to make up for their fixed cost. If
+// there is more than one point per vertex, a thread of the atomic kernel adds up several points before it writes.
 constexpr int64_t kMinCacheSizes = 2;
 constexpr int64_t kMaxVerticesPerPoint = 32;
 
@@ -33,7 +33,7 @@ bool suits_bins(int64_t vertices, int64_t n) {
              kMinCacheSizes * device_attribute(cudaDevAttrL2CacheSize);
 }
 
-// Chooses the finest level that suits bins, if any, and the coarser ones that then join it.
+// Chooses the finest level that is suitable for bins, if any, and the coarser levels that are then processed with it.
 template <typename scalar_t>
 SortedBins choose_bins(const SplatLevels<scalar_t>& levels, const SplatInput<scalar_t>& input, SplatMethod method) {
   SortedBins bins;
@@ -60,7 +60,7 @@ SortedBins choose_bins(const SplatLevels<scalar_t>& levels, const SplatInput<sca
   bins.grid.column = finest.column;
   bins.grid.columns = bins.coarse.columns = levels.columns;
   if (!cut_into_boxes(bins.grid)) return {};
-  // Without clamping, a point may lie outside of the finest level but not of a coarser one.
+  // Without clamping, a point may lie outside the finest level but inside a coarser one.
   if (!bins.grid.bins.clamps) return bins;
   for (int l = 0; l < levels.count; ++l) {
     if (l == bins.finest || !fits(l)) continue;
@@ -72,8 +72,8 @@ SortedBins choose_bins(const SplatLevels<scalar_t>& levels, const SplatInput<sca
   return bins;
 }
 
-// Where points are dense, the threads of a point walk along this many consecutive points and add up those that share a
-// cell, as samples of a ray often do, before they access memory. Where points are sparse, that would only reduce the
+// If points are dense, the threads of a point process this many consecutive points, and add up those that share a cell
+// before they access memory. Samples of a ray often share a cell. If points are sparse, this would only reduce the
 // number of threads.
 constexpr int kWalk = 8;
 
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kThreads)
         auto s = level.locator(points, index);
         if (s.empty) continue;
         s.take_side(2, lane.upper);
-        // The same origin and steps mean the same vertices.
+        // Equal origins and steps mean equal vertices.
         if (s.origin != held.origin || s.step[0] != held.step[0] || s.step[1] != held.step[1]) flush();
         held = s;
         const Weights weights(directions, index);
@@ -144,7 +144,7 @@ void launch_atomic(const SplatLevels<T>& levels, const SplatInput<scalar_t, Weig
   });
 }
 
-// Adds to the levels' data with atomics.
+// Adds to the data of the levels with atomics.
 template <typename Weights, typename scalar_t, typename T>
 void splat_atomic(const SplatLevels<T>& levels, const SplatInput<scalar_t, Weights>& input) {
   SplatLevels<T> dense(levels.columns);
@@ -152,7 +152,7 @@ void splat_atomic(const SplatLevels<T>& levels, const SplatInput<scalar_t, Weigh
     if (input.at.count > level.locator.vertices(input.at.count)) {
       dense.add(level);
     } else {
-      // A separate launch, because two large grids would evict each other from the L2 cache.
+      // This level gets its own launch, because two large grids would evict each other from the L2 cache.
       SplatLevels<T> alone(levels.columns);
       alone.add(level);
       launch_atomic(alone, input, false);
@@ -205,7 +205,7 @@ struct Cuda : CudaBackend {
       const GridLocator<T>& locator = level.locator;
       const bool finest = l == bins.finest, joins_bins = bins.coarse_index[l] >= 0;
       const bool uses_tiles = !finest && !joins_bins && suits_tiles<scalar_t>(locator, n, method);
-      // Where several threads add to a vertex in memory, 16-bit grids are summed in float32.
+      // If several threads add to a vertex in memory, 16-bit grids are summed in float32.
       const bool in_place = finest || uses_tiles;
       sums.push_back(new_empty(values, shapes[l], in_place ? values.scalar_type() : scalar_type_of<T>()));
       if (locator.channels == 0) continue;

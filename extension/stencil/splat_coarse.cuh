@@ -1,7 +1,8 @@
-// Splatting onto grids that are coarser than one whose points are listed by bin (splat_binned.cu). The points of a bin
-// lie in few cells of such a grid, and consecutive ones, samples of a ray, often lie in the same cell: a group of eight
-// threads adds them up in registers. For the coarsest levels, of which a bin's points touch only a few vertices, a warp
-// collects these sums in a window in shared memory; for finer levels they are added to the grid with atomics.
+// Splats onto grids that are coarser than a grid whose points are listed by bin (splat_binned.cu). The points of a bin
+// lie in few cells of a coarser grid, and consecutive points often lie in the same cell, because they are samples of a
+// ray. A group of eight threads adds up such points in registers. In the coarsest levels, the points of a bin touch
+// only a few vertices, so a warp collects these sums in a window in shared memory. In finer levels, the sums are added
+// to the grid with atomics.
 #pragma once
 
 #include <cuda_pipeline_primitives.h>
@@ -15,9 +16,9 @@ namespace voxelfield {
 
 constexpr int32_t kNoCell = INT32_MIN;
 
-// The groups of a warp add up the points of a block for one level, a quarter of the points each. A group calls
-// add(cell, sum) whenever the next point lies in another cell. `pack` turns a cell's coordinates into a number other
-// than kNoCell.
+// The groups of a warp add up the points of a block for one level, with a quarter of the points per group. A group
+// calls add(cell, sum) whenever the next point lies in another cell. `pack` maps the coordinates of a cell to a number
+// other than kNoCell.
 template <bool Shared, typename scalar_t, typename Pack, typename Add>
 __device__ __forceinline__ void walk_points(const CoarseLevel& level, const float* positions,
                                             const Vector<scalar_t, kBinWidth>* values, int held, float4* places,
@@ -56,7 +57,7 @@ __device__ __forceinline__ void walk_points(const CoarseLevel& level, const floa
           sum = {};
           cell = next;
         }
-        // Each group has its own window, but its eight threads share it.
+        // The eight threads of a group share its window, so they synchronise here.
         if (Shared) __syncwarp();
         add_weighted(sum, weight_of(place[u].x, place[u].y, place[u].z), stored[u]);
       }
@@ -67,7 +68,7 @@ __device__ __forceinline__ void walk_points(const CoarseLevel& level, const floa
   __syncwarp();
 }
 
-// Blocks take chunks of bins, and the warps of a block take levels. Coordinates outside of the grids are clamped.
+// Blocks take chunks of bins, and the warps of a block take levels. Coordinates outside the grids are clamped.
 template <typename scalar_t>
 __global__ void __launch_bounds__(kCoarseThreads, 6)
     splat_coarse(const __grid_constant__ CoarseLevels levels, const __grid_constant__ Bins bins,
@@ -89,7 +90,8 @@ __global__ void __launch_bounds__(kCoarseThreads, 6)
     const Chunk chunk = chunks[number];
     const EntryList own = entry_lists[chunk.tile].chunk(chunk.number, kCoarseChunk);
 
-    // Up to two entries for each thread, of which those at home are kept: a point counts once.
+    // Each thread reads up to two entries. Only entries in the home bin of their point are kept, so that each point
+    // counts once.
     constexpr int kPerThread = 2;
     static_assert(kPerThread * kCoarseThreads >= kCoarseChunk);
     int32_t entry[kPerThread];
@@ -114,7 +116,7 @@ __global__ void __launch_bounds__(kCoarseThreads, 6)
         __pipeline_memcpy_async(positions + axis * kCoarseChunk + i, from + axis, sizeof(float));
       }
     }
-    // The levels of a row lie side by side: neighbouring threads fetch them.
+    // The levels of a row of values are adjacent in memory, so neighbouring threads fetch them.
     constexpr int kSide = 4;
     for (int i = thread; i < held * kSide; i += kCoarseThreads) {
       const scalar_t* from = values + indices[i / kSide] * levels.columns;
@@ -134,7 +136,7 @@ __global__ void __launch_bounds__(kCoarseThreads, 6)
       const int32_t* resolution = level.resolution;
       const int x_side = corner_side(corner, 0), y_side = corner_side(corner, 1), z_side = corner_side(corner, 2);
       if (level.first == kDirect) {
-        // The number of the lower vertex, and three bits for the axes along which it is the last.
+        // The number of the lower vertex, followed by three bits that mark the axes along which it is the last vertex.
         const auto pack = [&](int32_t x, int32_t y, int32_t z) {
           const int last =
               (x + 1 < resolution[0] ? 0 : 4) + (y + 1 < resolution[1] ? 0 : 2) + (z + 1 < resolution[2] ? 0 : 1);
@@ -173,7 +175,7 @@ __global__ void __launch_bounds__(kCoarseThreads, 6)
         const int32_t x = low[0] + level.along_x.divide(i, y);
         y = low[1] + level.along_y.divide(y, z);
         z += low[2];
-        // A vertex beyond the grid has weight zero, but its sum is NaN where a value is infinite.
+        // A vertex beyond the grid has weight zero, but its sum is NaN if a value is infinite.
         if (x < 0 || y < 0 || z < 0 || x >= resolution[0] || y >= resolution[1] || z >= resolution[2]) continue;
         atomic_add<kBinWidth>(level.data + ((x * resolution[1] + y) * resolution[2] + z) * kBinWidth, sum);
       }

@@ -6,18 +6,19 @@
 namespace voxelfield {
 namespace {
 
-// A fixed order of summation: the entries of each list are sorted by rising index.
+// For a fixed order of summation, the entries of each list are sorted by index.
 //
-// cub's DeviceSegmentedSort waits for the device, which a CUDA graph cannot record, and its DeviceSegmentedRadixSort
-// takes 200 times as long for the short lists of tiles. Its sorts of a warp or block have a largest length; a list has
-// none.
-constexpr int kShortList = 512;  // sorted by a warp
+// cub's DeviceSegmentedSort waits for the device, which a CUDA graph cannot capture, and its DeviceSegmentedRadixSort
+// takes 200 times as long for the short lists of tiles. cub's warp and block sorts have a maximum length, but the
+// length of a list is not limited.
+constexpr int kShortList = 512;  // maximum length of a list that one warp sorts
 constexpr int kShortSortThreads = 128;
-constexpr int kLongSortThreads = 1024;  // of a block that sorts a longer one
+constexpr int kLongSortThreads = 1024;  // threads of a block that sorts a longer list
 constexpr int kLongSortShared = 8192;   // entries that such a block holds in shared memory
 constexpr int kLongSortBlocks = 264;
 
-// Bitonic sort by `Threads` threads. Places beyond `count` stand for entries larger than all others, which never move.
+// Bitonic sort by `Threads` threads. Positions beyond `count` are treated as entries that are larger than all others,
+// and never move.
 template <int Threads, typename Sync>
 __device__ __forceinline__ void sort_bitonic(int32_t* values, int count, int thread, const Sync& sync) {
   int size = 1;
@@ -45,7 +46,7 @@ __device__ __forceinline__ void sort_bitonic(int32_t* values, int count, int thr
   }
 }
 
-// Sorts short lists, a warp each, and lists the long ones for sort_long_lists.
+// Sorts short lists, one warp per list, and collects the long ones for sort_long_lists.
 __global__ void __launch_bounds__(kShortSortThreads)
     sort_short_lists(const EntryList* __restrict__ entry_lists, int32_t* __restrict__ entries,
                      int32_t* __restrict__ long_lists, EntryCounters* __restrict__ counters, int32_t tiles) {
@@ -95,8 +96,8 @@ __global__ void __launch_bounds__(kLongSortThreads)
   }
 }
 
-// Numbers the tiles of all levels. Adds to `max_entries` the most that n points can have: a point touches at most two
-// tiles along each axis.
+// Numbers the tiles of all levels. Adds to `max_entries` the maximum number of entries of n points: a point touches at
+// most two tiles along each axis.
 template <int Width, typename Locator, typename scalar_t>
 TileLevels number_tiles(const Levels<Locator, scalar_t>& levels, int64_t n, int64_t& max_entries) {
   TileLevels tiles{};
@@ -122,7 +123,7 @@ TileLevels number_tiles(const Levels<Locator, scalar_t>& levels, int64_t n, int6
     tiles.tiles += static_cast<int32_t>(all);
     tiles.total_slices += static_cast<int32_t>(all * slices);
     max_slices = std::max(max_slices, slices);
-    // With one or two vectors several entries are served at once, each into sums of its own.
+    // With one or two vectors, several entries are processed at once, each with its own sums.
     tiles.sum_vectors = std::max(tiles.sum_vectors, vectors == 3 ? 3 : kTileVectors);
     tiles.max_vectors = std::max(tiles.max_vectors, std::min(vectors, kTileVectors));
   }
@@ -175,7 +176,8 @@ void splat_located(const Levels<Locator, scalar_t>& levels, const SplatInput<sca
 
 template <typename Weights, typename scalar_t>
 void splat_tiled(const SplatLevels<scalar_t>& levels, const SplatInput<scalar_t, Weights>& input, bool deterministic) {
-  // Sums are accessed in 16 bytes at most, and so may be twice as wide as 16-bit values.
+  // An access to sums is at most 16 bytes, so vectors of 16-bit values, whose sums are twice as wide, are at most 8
+  // bytes.
   constexpr int kBytes = 16 * sizeof(scalar_t) / sizeof(opmath_t<scalar_t>);
   dispatch_levels<Weights, kBytes>(levels, input.values, [&](auto width, const auto& located) {
     splat_located<decltype(width)::value>(located, input, deterministic);

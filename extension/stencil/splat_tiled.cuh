@@ -1,6 +1,6 @@
-// Splatting without atomics on the grid: the points are listed by tile of the grid (entries.cuh), then a warp sums each
-// tile in shared memory and writes it once. No old value of the gradient is read, nothing has to be zeroed, and the
-// order of summation can be fixed (splat_tiled.cu).
+// Splatting without atomics on the grid. The points are listed by tile of the grid (entries.cuh), then one warp sums
+// each tile in shared memory and writes it once. No old value of the gradient is read, the result need not be zeroed,
+// and the order of summation can be fixed (splat_tiled.cu).
 #pragma once
 
 #include "common/vector.cuh"
@@ -9,7 +9,8 @@
 
 namespace voxelfield {
 
-// Channel vectors that a warp sums at once, called a slice; further slices of a tile are tasks of their own.
+// Number of channel vectors that a warp sums at once. They are called a slice. Further slices of a tile are separate
+// tasks.
 constexpr int kTileVectors = 4;
 constexpr int kTileChunk = 2048;  // a tile with more entries is split among several warps
 constexpr int kNowhere = INT32_MIN;
@@ -21,17 +22,17 @@ struct TileLevel {
   Divisor tiles_per_grid;
   Divisor tiles_along_y;
   Divisor tiles_along_z;
-  Divisor slices;   // of a tile
-  int32_t vectors;  // of all slices of a tile together
+  Divisor slices;   // slices per tile
+  int32_t vectors;  // vectors in all slices of a tile
 };
 
 struct TileLevels {
   TileLevel level[kMaxLevels];
   int32_t tiles;
   int32_t total_slices;
-  Divisor max_slices;   // of a tile of any level
-  int32_t max_vectors;  // of a slice of any level
-  int32_t sum_vectors;  // of sums per vertex, copies included, for which a warp must have room
+  Divisor max_slices;   // maximum slices per tile over all levels
+  int32_t max_vectors;  // maximum vectors per slice over all levels
+  int32_t sum_vectors;  // vectors of sums per vertex, including copies, for which a warp needs room
 };
 
 template <bool Place, typename scalar_t, typename Locator, typename T>
@@ -43,7 +44,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int l = 0; l < levels.count; ++l) {
     const TileLevel& own = tiles.level[l];
     const Locator& locator = levels.level[l].locator;
-    // Threads without a point read along with the last one, and have no entries.
+    // Threads without a point read the last point, but add no entries.
     const auto s = locator(points, index < n ? index : n - 1);
     int32_t first[3], last[3], base = own.first_tile;
 #pragma unroll
@@ -66,11 +67,11 @@ struct TileTask {
   int32_t tile;
   int32_t slice;
   EntryList entries;
-  int32_t chunk;  // in the list of chunks; -1: the whole tile, straight into the grid
+  int32_t chunk;  // index in the list of chunks; -1 for the whole tile, which is written directly to the grid
 };
 
-// Finds the task with this number; false if there is none. First come the slices of all tiles, then those of the chunks
-// of split tiles.
+// Finds the task with this number. Returns false if there is none. The tasks of the slices of all tiles come first,
+// then those of the slices of the chunks of split tiles.
 __device__ __forceinline__ bool find_task(int32_t number, const TileLevels& tiles, int levels,
                                           const EntryList* __restrict__ entry_lists, const Chunk* __restrict__ chunks,
                                           const EntryCounters* __restrict__ counters, TileTask& task) {
@@ -96,7 +97,7 @@ __device__ __forceinline__ bool find_task(int32_t number, const TileLevels& tile
   return true;
 }
 
-// The lowest vertex of a tile, and the grid of a batch that the tile lies in.
+// The lowest vertex of a tile, and the grid of a batch that contains the tile.
 struct TilePlace {
   int32_t origin[3];
   int32_t grid;
@@ -112,13 +113,13 @@ struct TilePlace {
   }
 };
 
-// How the threads of a warp share the entries of a tile. Eight corners times `vectors` threads serve an entry, and as
-// many entries at once as fit a warp. Entries that are served at once have sums of their own, so that threads never
-// add to the same one.
+// How the threads of a warp share the entries of a tile. Eight corners times `vectors` threads process an entry, and as
+// many entries as fit in a warp are processed at once. Each of these has its own sums, so that threads never add to the
+// same sum.
 struct TileLane {
   int vectors;
-  int together;  // entries served at once
-  int entry;     // of those
+  int together;  // entries processed at once
+  int entry;     // index among those
   int corner;
   int vector;
   bool serves;
@@ -135,7 +136,7 @@ struct TileLane {
   }
 };
 
-// A warp's shared memory: sums, then weights and places of 32 entries.
+// The shared memory of a warp: sums, then the weights and places of 32 entries.
 template <typename T, int Width, int Sets>
 VOXELFIELD_HOST_DEVICE constexpr int tile_shared_bytes(int sum_vectors) {
   return kTileVertices * sum_vectors * Width * static_cast<int>(sizeof(T)) +
@@ -166,7 +167,7 @@ __device__ __forceinline__ void sum_entries(const Level<Locator, scalar_t>& leve
       const int32_t index = entries[task.entries.start + begin + own];
       const auto s = level.locator(points, index);
       const Weights weights_of(directions, index);
-      int low[3], inside = 0xff;  // a bit for each corner
+      int low[3], inside = 0xff;  // one bit per corner
 #pragma unroll
       for (int axis = 0; axis < 3; ++axis) {
         const int upper = axis == 0 ? 0xf0 : axis == 1 ? 0xcc : 0xaa;
@@ -183,7 +184,7 @@ __device__ __forceinline__ void sum_entries(const Level<Locator, scalar_t>& leve
       places[own] = {index, (vertex * lane.vectors * Width) * (1 << kCorners) | inside};
     }
     __syncwarp();
-    // 32 is a multiple of the entries served at once, and the places behind the last entry name no corner.
+    // 32 is a multiple of the number of entries processed at once, and places after the last entry refer to no corner.
     const int2* next = places + lane.entry;
     const T* next_weights = weights + lane.entry * kSets * kCorners + lane.corner % kCorners;
     for (int first = 0; first < batch; first += kUnroll * lane.together) {
@@ -218,8 +219,8 @@ __device__ __forceinline__ void sum_entries(const Level<Locator, scalar_t>& leve
   }
 }
 
-// Calls f(offset of a vector in the grid, offset of the same in the tile's sums) for all vectors of a task. Each thread
-// keeps to its place in a row of vertices along z, so that little is left to work out for each row.
+// Calls f(offset of a vector in the grid, offset of the vector in the sums of the tile) for all vectors of a task. Each
+// thread keeps its position in the rows of vertices along z, so that little has to be computed per row.
 template <int Width, typename Locator, typename F>
 __device__ __forceinline__ void for_each_vector(const Locator& locator, const TilePlace& place, int slice, int vectors,
                                                 const F& f) {
@@ -291,7 +292,7 @@ __global__ void __launch_bounds__(Threads)
   }
 }
 
-// Adds up the chunks of each split tile in their order; one warp for each slice of channels.
+// Adds up the chunks of each split tile in order, with one warp per slice of channels.
 template <typename scalar_t, int Width, typename Locator, typename T>
 __global__ void __launch_bounds__(kWarp)
     join_tile_chunks(const __grid_constant__ Levels<Locator, scalar_t> levels, const __grid_constant__ TileLevels tiles,

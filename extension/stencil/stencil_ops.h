@@ -1,14 +1,15 @@
-// Host side of the stencil ops, written once: checks, allocates, picks types and calls a backend's kernels. Rows of
-// values and output hold the channels of all levels; with weights of several sets, the sets follow one another.
+// Host side of the stencil ops for both backends: checks, allocates, selects types, and calls the kernels of a backend.
+// Rows of values and output hold the channels of all levels. If the weights have several sets, the rows of the sets
+// follow one another.
 //   Backend::gather(levels, points, out)
 //   Backend::point_gradient(levels, values, points, out)                                               out (n, 3)
 //   Backend::splat(levels, shapes, values, points, method)                                         -> the levels' sums
 //   Backend::accumulate<scalar_t>(levels, values, points)                                   adds to the levels' data
 //   Backend::write_cells(levels, values, points)                                     each corner belongs to one point
 //
-// Without points or without channels every op returns zeros of the right shape (or adds nothing) and runs no kernel, so
-// backends see at least one point and one channel. The Python wrappers explain invalid input; the checks here prevent
-// direct calls of the raw ops from accessing memory out of bounds.
+// Without points or without channels, every op returns zeros of the right shape, or adds nothing, and runs no kernel.
+// Backends can therefore rely on at least one point and one channel. The Python wrappers explain invalid input. The
+// checks here prevent direct calls of the raw ops from accessing memory out of bounds.
 #pragma once
 
 #include "common/checks.h"
@@ -146,7 +147,7 @@ struct StencilOps {
   }
 
  private:
-  // How a grid is read between and beyond its vertices.
+  // How a grid is interpolated between its vertices and extended beyond them.
   struct Lookup {
     int64_t padding;
     bool align_corners;
@@ -154,7 +155,7 @@ struct StencilOps {
     bool sum;
   };
 
-  // Contiguous: (B, N, 3) for grids in a batch of B, (N, 3) for one grid and for cells.
+  // Contiguous. (B, N, 3) for a batch of B grids, and (N, 3) for one grid and for cells.
   struct Points {
     Tensor points;
     OptionalTensor direction;
@@ -165,7 +166,7 @@ struct StencilOps {
       return PointsView<Weights>{data_of(points), data_of(direction), points.numel() / 3};
     }
 
-    // The shape of values at the points: as many rows of `columns`, four times over with the derivatives.
+    // The shape of values at the points: one row of `columns` per point, four times if derivatives are included.
     std::vector<int64_t> rows(int64_t columns) const {
       std::vector<int64_t> shape = shape_of(points);
       shape.back() = columns;
@@ -179,7 +180,7 @@ struct StencilOps {
     Shapes shapes;
     Lookup lookup;
     std::optional<int64_t> batch;
-    std::vector<Tensor> data;  // contiguous; none for sums that are not allocated yet
+    std::vector<Tensor> data;  // contiguous; empty for sums that are not allocated yet
     int64_t columns = 0;
 
     Grids(Shapes all, const Lookup& lookup) : shapes(std::move(all)), lookup(lookup) {
@@ -200,7 +201,7 @@ struct StencilOps {
       }
     }
 
-    // Levels without channels have no memory: where there is memory, they are left out.
+    // Levels without channels have no memory, so they are omitted if memory has been allocated.
     template <typename element_t>
     auto levels(const Points& at) const {
       using T = opmath_t<std::remove_const_t<element_t>>;
@@ -224,7 +225,7 @@ struct StencilOps {
   };
 
   struct Cells {
-    std::vector<Tensor> data;  // one, (N, 8, C), contiguous
+    std::vector<Tensor> data;  // a single tensor (N, 8, C), contiguous
     int64_t columns;
 
     template <typename element_t>
@@ -235,7 +236,7 @@ struct StencilOps {
     }
   };
 
-  // Calls f(scalar_t{}, the points with their weights). Only grids are sampled with the derivatives.
+  // Calls f with a scalar_t{} and the points with their weights. Only grids are sampled with derivatives.
   template <typename Source, typename F>
   static void dispatch(const Tensor& like, const char* name, const Points& at, const F& f) {
     dispatch_floating(like.scalar_type(), name, [&](auto zero) {

@@ -46,11 +46,11 @@ VOXELFIELD_HOST_DEVICE void spherical_harmonics(const T* direction, int degree, 
   basis[15] = -c30 * x * (xx - T(3) * yy);
 }
 
-// From the output of a network or of basis functions.
+// Maps the output of a network or of basis functions to a colour.
 VOXELFIELD_HOST_DEVICE float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
 
-// The transfer function of sRGB (IEC 61966-2-1), in both directions and with its slope. Its linear part extends below
-// zero, its power law above one.
+// The transfer function of sRGB (IEC 61966-2-1) in both directions, with its slope. Its linear part extends below zero,
+// and its power law extends above one.
 template <typename T>
 struct Transferred {
   T value, slope;

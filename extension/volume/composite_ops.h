@@ -1,5 +1,5 @@
-// Compositing, written once for both backends: the work of a thread, or of a team of threads, on its ray, and the host
-// side, which checks, allocates, and walks the rays.
+// Compositing for both backends: the work of a thread, or of a team of threads, on its ray, and the host side, which
+// checks, allocates, and walks the rays.
 #pragma once
 
 #include "volume/composite.h"
@@ -59,12 +59,12 @@ struct LightGradientWalk {
   }
 };
 
-// Pointers or tensors: one number of each for every ray, or for `weights` for every sample. Null stands for zeros.
+// Pointers or tensors with one value per ray, or for `weights` one value per sample. Null stands for zeros.
 template <typename X>
 struct CompositeValues {
   X rgb, opacity, depth_sum, weights, distortion;
 
-  // From tensors to pointers.
+  // Converts tensors to pointers.
   template <typename Y>
   operator CompositeValues<Y>() const {
     return {data_of(rgb), data_of(opacity), data_of(depth_sum), data_of(weights), data_of(distortion)};
@@ -146,7 +146,7 @@ struct CompositeGradientWalk {
       origin = samples.t[span.begin];
       if constexpr (Distortion::value) {
         at_distortion = gradients.distortion[ray];
-        // Distortion is a sum of products of two weights, so that each of its terms counts twice.
+        // Each term of distortion is a product of two weights, so it counts twice.
         suffix_grad += 2 * at_distortion * results.distortion[ray];
       }
     }
@@ -265,7 +265,7 @@ struct CompositeOps {
     OptionalTensor dt, rgb, t;
     double min_transmittance;
 
-    // Walks all rays by a Walk of the samples and `more`.
+    // Walks all rays with a Walk that is constructed from the samples and `more`.
     template <template <typename...> class Walk, typename... Flag, typename... More>
     void walk(const More&... more) const {
       dispatch_opmath(density, [&](auto zero) {

@@ -6,16 +6,17 @@
 
 namespace voxelfield {
 
-// Prefix sums over a team: neighbouring threads of a warp, a power of two of them, that hold consecutive samples of a
-// ray. `through` sums the threads up to and including this one, before() those ahead of it, total() the whole team. All
-// threads of the warp must call these together, and a kernel calls those that it needs: each call exchanges values.
+// Prefix sums over a team, which is a power of two of neighbouring threads of a warp that hold consecutive samples of a
+// ray. `through` is the sum up to and including this thread, before() the sum over the threads before it, and total()
+// the sum over the whole team. All threads of the warp must call these functions together. Each call exchanges values,
+// so kernels should call only those that they need.
 template <typename T>
 struct TeamScan {
   T through;
-  int seat, size;  // the thread's place in its team, and the team's threads
+  int seat, size;  // the position of the thread in its team, and the size of the team
 
-  // Not `through - value`: beside a dense sample that difference loses the samples ahead of it, and it is NaN where the
-  // dense sample is infinite.
+  // Not computed as `through - value`: if this thread's sample is dense, the difference would lose the samples before
+  // it, and it would be NaN for an infinitely dense sample.
   __device__ __forceinline__ T before() const {
     if (size == 1) return T(0);
     const T above = __shfl_up_sync(kFullWarp, through, 1, size);
@@ -36,8 +37,8 @@ __device__ __forceinline__ TeamScan<T> team_scan(T value, int seat, int size) {
 template <int Size>
 struct ThreadTeam {
   static constexpr int kSize = Size;
-  int seat;            // the thread's place in the team
-  bool leads = false;  // true for one thread of a team whose ray exists
+  int seat;            // the position of the thread in the team
+  bool leads = false;  // true for one thread of each team whose ray exists
 
   template <typename T>
   __device__ __forceinline__ TeamScan<T> operator()(T value) const {
@@ -49,13 +50,13 @@ struct ThreadTeam {
     return group_sum<Size>(value);
   }
 
-  // Over the whole warp, so that its threads stay together.
+  // The result covers the whole warp, so that its threads stay together.
   __device__ __forceinline__ bool any(bool value) const { return __any_sync(kFullWarp, value); }
 };
 
-// A team of any power of two of threads.
+// A team whose size, a power of two, is known only at run time.
 struct SizedTeam {
-  static constexpr int kSize = 0;  // known when the kernel runs
+  static constexpr int kSize = 0;  // known only at run time
   int seat, size;
 
   template <typename T>

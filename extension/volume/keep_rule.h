@@ -1,15 +1,15 @@
-// Where a ray stops, which of its samples are kept, and how much light reaches each: the one statement of the rule that
-// every renderer follows (Max 1995; Mildenhall et al. 2020, eq. 3), in terms of optical depth:
+// Defines where a ray stops, which of its samples are kept, and how much light reaches each sample. All renderers
+// follow this definition (Max 1995; Mildenhall et al. 2020, eq. 3), which uses optical depth:
 //   transmittance_i = exp(-sum_{j<i} density_j dt_j),  weight_i = transmittance_i (1 - exp(-density_i dt_i)).
 //
-// A ray stops in front of the first sample that less than min_transmittance of the light reaches. Renderers that drop
-// faint samples keep those whose weight exceeds min_weight and treat the others as if they did not exist: they neither
-// show nor cast a shadow. Such a renderer follows two optical depths: that of all samples, by which a ray stops and
-// samples are kept, and that of the kept ones, from which their final weights follow.
+// A ray stops before the first sample whose transmittance is below min_transmittance. Renderers that drop faint samples
+// keep those whose weight exceeds min_weight, and treat the others as if they did not exist: dropped samples are
+// not visible and absorb no light. Such a renderer tracks two optical depths. The optical depth of all samples
+// determines where a ray stops and which samples are kept, and that of the kept samples determines their final weights.
 //
 // A density that is not finite must be visible. Its sample has an opacity of NaN, which no threshold drops, and a
-// thickness of zero, which does not affect its neighbours' optical depths: a pixel is NaN exactly if its ray reaches a
-// sample of this kind, however the samples of the ray are distributed over threads.
+// thickness of zero, which does not affect the optical depths of other samples. A pixel is therefore NaN if and only if
+// its ray reaches such a sample, regardless of how the samples of the ray are distributed over threads.
 #pragma once
 
 #include <cmath>
@@ -23,7 +23,7 @@ VOXELFIELD_HOST_DEVICE T transmittance_at(T optical_depth) {
   return std::exp(-optical_depth);
 }
 
-// One sample's optical thickness, and the share of the arriving light that it stops.
+// The optical thickness of one sample, and the fraction of the arriving light that it absorbs.
 template <typename T>
 struct Absorption {
   T thickness;
@@ -37,7 +37,7 @@ VOXELFIELD_HOST_DEVICE Absorption<T> absorption_of_density(T density, T dt) {
   return {sound ? thickness : T(0), sound ? -std::expm1(-thickness) : T(NAN)};
 }
 
-// An alpha of 1 is an infinite thickness, behind which no light is left.
+// An alpha of 1 is an infinite thickness. No light remains after it.
 template <typename T>
 VOXELFIELD_HOST_DEVICE Absorption<T> absorption_of_alpha(T alpha) {
   const bool sound = alpha <= T(1);
@@ -54,7 +54,7 @@ struct KeepRule {
   VOXELFIELD_HOST_DEVICE bool keeps(T weight) const { return !(weight <= min_weight); }
 };
 
-// A sample as the rule sees it; transmittance and weight are zero unless it is kept.
+// The result of the rule for one sample. Transmittance and weight are zero unless the sample is kept.
 template <typename T>
 struct JudgedSample {
   bool kept;
@@ -62,7 +62,8 @@ struct JudgedSample {
   T weight;
 };
 
-// A thread that walks its ray alone: a team of one, see keep_rule.cuh. A call scans the values of a team's threads.
+// A thread that walks its ray alone. It has the interface of a team of one thread (see keep_rule.cuh), including the
+// scan over the values of the team.
 struct SingleThread {
   static constexpr int kSize = 1, seat = 0;
   static constexpr bool leads = true;
@@ -88,14 +89,15 @@ struct SingleThread {
   VOXELFIELD_HOST_DEVICE bool any(bool value) const { return value; }
 };
 
-// The light along a ray of which faint samples are dropped.
+// The light along a ray from which faint samples are dropped.
 template <typename T>
 class KeptLight {
  public:
   VOXELFIELD_HOST_DEVICE explicit KeptLight(const KeepRule<T>& rule) : rule_(rule) {}
 
-  // Judges the next sample, or one sample for each thread of a team that shares the ray; `found` is false for threads
-  // without a sample. `scan(value)` returns the sums of a team's values before a thread's own and in total.
+  // Applies the rule to the next sample, or to one sample per thread of a team that shares the ray. `found` is false
+  // for threads without a sample. `scan(value)` returns the sums of the values of a team: before this thread, and in
+  // total.
   template <typename Scan>
   VOXELFIELD_HOST_DEVICE JudgedSample<T> judge(const Absorption<T>& sample, bool found, const Scan& scan) {
     const auto all = scan(found ? sample.thickness : T(0));
@@ -119,7 +121,7 @@ class KeptLight {
  private:
   KeepRule<T> rule_;
   T depth_of_all_ = 0, depth_of_kept_ = 0;
-  T reaching_ = 1;  // the light that is left behind all samples so far
+  T reaching_ = 1;  // the light that remains after all samples so far
 };
 
 }  // namespace voxelfield

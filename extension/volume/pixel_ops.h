@@ -1,5 +1,5 @@
-// Colours of pixels from those of their rays, and errors of colours, written once for both backends: the formulas, and
-// the host side, which checks, allocates, and goes over the pixels or sums over the rows.
+// The colours of pixels from the colours of their rays, and errors of colours, for both backends: the formulas, and the
+// host side, which checks, allocates, and loops over the pixels or sums over the rows.
 #pragma once
 
 #include "common/checks.h"
@@ -7,14 +7,14 @@
 
 namespace voxelfield {
 
-// The colour of a pixel from its k rays, of which each emits rgb_i with opacity o_i. A sensor adds up light, so with
+// The colour of a pixel from its k rays, each of which emits rgb_i with opacity o_i. A sensor adds up light, so with
 // straight colours c_i = rgb_i / o_i
 //   L = sum_i o_i decode(c_i) / sum_i o_i,  O = mean_i o_i,  pixel = O encode(L) + (1 - O) background,
-// and with d_i = decode(c_i), e = encode(L) and a prime for slopes
+// and with d_i = decode(c_i), e = encode(L), and a prime for slopes
 //   d pixel / d rgb_i = e' d_i' / k,  d pixel / d o_i = (e + e' (d_i - c_i d_i' - L) - background) / k.
-// Where image values are light themselves, pixel = mean_i rgb_i + (1 - O) background.
+// If image values are linear in light, pixel = mean_i rgb_i + (1 - O) background.
 //
-// The colours of rays, those of a pixel together, and what lies behind them.
+// RayColors holds the colours of the rays and the background. The rays of a pixel are adjacent.
 template <typename T>
 struct RayColors {
   const T* rgb;         // (pixels * per_pixel, 3)
@@ -24,13 +24,13 @@ struct RayColors {
   int64_t pixels;
   int64_t per_pixel;
 
-  // A ray of opacity 0 has no straight colour; its weight in the light is zero.
+  // A ray with opacity 0 has no straight colour. Its weight in L is zero.
   VOXELFIELD_HOST_DEVICE T straight(int64_t ray, int channel) const {
     return opacity[ray] == T(0) ? T(0) : rgb[3 * ray + channel] / opacity[ray];
   }
 };
 
-// A pixel's mean opacity, and L; or mean_i rgb_i instead of L where image values are light.
+// The mean opacity of a pixel, and L. If image values are linear in light, `light` is mean_i rgb_i instead of L.
 template <typename T>
 struct PixelLight {
   T opacity = 0;
@@ -77,7 +77,7 @@ struct PixelColorGradient {
   T *grad_rgb, *grad_opacity;
 
   VOXELFIELD_HOST_DEVICE void operator()(int64_t pixel) const {
-    T share[3];  // of each ray in the gradient
+    T share[3];  // factor of the gradient for each ray
     T seen[3];   // encode(L) - background
     Transferred<T> encoded[3];
     PixelLight<T> sum;
@@ -108,14 +108,15 @@ struct PixelColorGradient {
   }
 };
 
-// Colours and the true ones: of pixels, or of the samples along pixels' rays, which have weights.
+// Computed colours and true colours. The computed colours belong to pixels, or to samples along the rays of pixels.
+// Samples have weights.
 template <typename T>
 struct ColorErrors {
   const T* colors;           // (rows, 3)
   const T* truth;            // (pixels, 3)
   const T* weights;          // (rows,) if rows are samples, else null
-  const int64_t* ray_index;  // (rows,) likewise
-  const int64_t* rays_kept;  // one number, the rays that count; null for all
+  const int64_t* ray_index;  // (rows,) if rows are samples, else null
+  const int64_t* rays_kept;  // one number: how many of the rays count; null if all count
   int64_t rows;
   int64_t pixels;
   int64_t rays_per_pixel;
@@ -130,13 +131,13 @@ struct ColorErrors {
   // A pixel counts only if all of its rays do. Samples of rays that do not count have weight zero.
   VOXELFIELD_HOST_DEVICE int64_t counted_rows() const { return of_samples ? rows : rays() / rays_per_pixel; }
 
-  // The factor on a sum of weighted squared errors: means are over pixels and channels, or over rays.
+  // Returns the factor on a sum of weighted squared errors. Means are taken over pixels and channels, or over rays.
   VOXELFIELD_HOST_DEVICE T scale() const {
     const int64_t count = of_samples ? rays() : 3 * (rays() / rays_per_pixel);
     return T(1) / static_cast<T>(count > 0 ? count : 1);
   }
 
-  // Returns the weight of a row, and the error of its colour. A row whose index is that of no ray has weight zero.
+  // Returns the weight of a row and the error of its colour. A row without a valid ray index has weight zero.
   VOXELFIELD_HOST_DEVICE T error(int64_t row, T (&difference)[3]) const {
     T weight = 1;
     int64_t pixel = row;
@@ -144,7 +145,7 @@ struct ColorErrors {
       weight = weights[row];
       const int64_t ray = ray_index[row];
       if (ray < 0 || ray >= pixels * rays_per_pixel) weight = 0;
-      // A 32-bit division takes half as long.
+      // A 32-bit division takes half the time.
       pixel = pixels * rays_per_pixel <= UINT32_MAX && rays_per_pixel <= UINT32_MAX
                   ? static_cast<uint32_t>(ray) / static_cast<uint32_t>(rays_per_pixel)
                   : ray / rays_per_pixel;
@@ -257,7 +258,7 @@ struct PixelOps {
     Tensor rgb, opacity, background;
     int64_t pixels, rays_per_pixel;
 
-    // Decoding and encoding again cancel out for a pixel of a single ray.
+    // If a pixel has a single ray, decoding and encoding cancel out.
     template <template <typename, typename> class Pixel, typename... More>
     void for_each(bool srgb, const More&... more) const {
       dispatch_opmath(rgb, [&](auto zero) {

@@ -1,12 +1,12 @@
-// Sums over the samples of each ray and their adjoint, written once for both backends. Sums have a fixed order, so that
-// every run returns the same bits.
+// Sums over the samples of each ray and their adjoint, for both backends. The order of summation is fixed, so every run
+// returns the same bits.
 #pragma once
 
 #include "rays/packing.h"
 
 namespace voxelfield {
 
-// The sum of each ray's rows, or for each sample that of the rows ahead of it.
+// Computes the sum of the rows of each ray, or for each sample the sum of the rows before it.
 template <bool Ahead, typename T>
 struct RaySums {
   const T* values;
@@ -51,7 +51,7 @@ using TotalSums = RaySums<false, T>;
 template <typename T>
 using SumsAhead = RaySums<true, T>;
 
-// Each sample's row is that of its ray.
+// Copies the row of a ray to each of its samples.
 template <typename T>
 struct RaySpread {
   const T* sums;
@@ -83,17 +83,17 @@ struct RaySpread {
 
 template <typename Backend>
 struct RaySumsOps {
-  // (M, C) -> (R, C): the sum of each ray's rows, in order.
+  // (M, C) -> (R, C): the sum of the rows of each ray, in order.
   static Tensor sum_along_rays(const Tensor& values, const Tensor& ray_offsets) {
     return walk<TotalSums>(values, ray_offsets, std::nullopt, false);
   }
 
-  // (M, C) -> (M, C): the sum of the rows ahead of each, along its ray; samples of no ray get zeros.
+  // (M, C) -> (M, C): for each sample, the sum of the rows before it on its ray. Samples of no ray get zeros.
   static Tensor exclusive_sum_along_rays(const Tensor& values, const Tensor& ray_offsets) {
     return walk<SumsAhead>(values, ray_offsets, std::nullopt, true);
   }
 
-  // (R, C) -> (M, C): each sample's row is that of its ray; samples of no ray get zeros.
+  // (R, C) -> (M, C): for each sample, the row of its ray. Samples of no ray get zeros.
   static Tensor spread_along_rays(const Tensor& values, const Tensor& ray_offsets, int64_t samples) {
     STD_TORCH_CHECK(samples >= 0, "samples must not be negative, got ", samples);
     return walk<RaySpread>(values, ray_offsets, samples, true);
@@ -106,8 +106,8 @@ struct RaySumsOps {
   }
 
  private:
-  // Returns the results of Walk, a row for each sample or ray. `values` has a row for each sample, or, if `samples` is
-  // given, a row for each ray.
+  // Returns the results of Walk, one row per sample or per ray. `values` has one row per sample, or one row per ray if
+  // `samples` is given.
   template <template <typename> class Walk>
   static Tensor walk(const Tensor& values, const Tensor& ray_offsets, std::optional<int64_t> samples, bool of_samples) {
     const Tensor offsets = checked_ray_offsets(ray_offsets, values);

@@ -1,4 +1,4 @@
-// Host side of sample selection, written once: check, allocate, and hand over to a backend's kernels.
+// Host side of sample selection for both backends: checks, allocates, and calls the kernels of a backend.
 //   Backend::count_visible(samples, rule, parts, kept, counts, sums)
 //   Backend::place_segments(packing, samples)
 #pragma once
@@ -8,14 +8,14 @@
 
 namespace voxelfield {
 
-// Finds the samples that were kept.
+// Reads the samples that were kept.
 struct KeptSamples {
   const float *positions, *t, *dt;
   PackedRays rays;
-  const int32_t* kept;  // in the rows of a ray: first the indices of its kept samples, then anything
+  const int32_t* kept;  // in the rows of each ray: first the indices of its kept samples, then arbitrary values
   SamplePointers out;
 
-  using Staged = int64_t;  // where the ray's samples begin
+  using Staged = int64_t;  // the first sample of the ray
 
   VOXELFIELD_HOST_DEVICE Staged stage(int64_t ray) const { return rays[ray].begin; }
 
@@ -27,7 +27,7 @@ struct KeptSamples {
     return row;
   }
 
-  // The first pass remembers every sample that it kept.
+  // The first pass stores all samples that it keeps, so nothing remains to be written.
   VOXELFIELD_HOST_DEVICE void write_rest(int64_t /*row*/, int64_t /*ray*/, int32_t /*count*/) const {}
 
  private:

@@ -1,5 +1,5 @@
-// append_view, written once for both backends: check, allocate, and compute each row, moved 16 bytes at a time where
-// rows allow it.
+// append_view for both backends: checks, allocates, and computes each row, with accesses of 16 bytes if the rows allow
+// it.
 #pragma once
 
 #include "common/checks.h"
@@ -33,7 +33,7 @@ VOXELFIELD_HOST_DEVICE void store_lanes(scalar_t* to, const scalar_t (&lanes)[Wi
 #endif
 }
 
-// The input of a colour network: each sample's geometry, and the encoded viewing direction of its ray.
+// The input of a colour network: the geometry of each sample, followed by the encoded viewing direction of its ray.
 template <typename scalar_t, int Degree, int Width, typename T = opmath_t<scalar_t>>
 struct ViewAppended {
   const scalar_t* geometry;  // (n, geometry_size)
@@ -53,7 +53,7 @@ struct ViewAppended {
       load_lanes(lanes, own + c);
       store_lanes(out + c, lanes);
     }
-    // Zeros for a row whose index is that of no ray.
+    // A row without a valid ray index gets a direction of zero.
     const int64_t ray = ray_index[row];
     const bool known = ray >= 0 && ray < rays;
     T direction[3], basis[kView];
@@ -72,7 +72,7 @@ struct ViewAppended {
 template <typename scalar_t, int Width, typename T = opmath_t<scalar_t>>
 struct GeometryGradient {
   const scalar_t* inputs;  // (n, geometry_size + view_size)
-  const T* raw;            // (n,), of the first column of the geometry
+  const T* raw;            // (n,); gradient of the first column of the geometry
   int64_t geometry_size, view_size;
   scalar_t* result;
 

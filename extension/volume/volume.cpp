@@ -1,4 +1,4 @@
-// The ops of this folder on the CPU: one thread per ray, which processes the ray's samples in order.
+// The ops of this folder on the CPU. One thread per ray processes the samples of the ray in order.
 #include "volume/composite_ops.h"
 #include "volume/pixel_ops.h"
 #include "volume/ray_sums_ops.h"

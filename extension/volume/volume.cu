@@ -1,4 +1,4 @@
-// The ops of this folder on CUDA: one team of threads per ray.
+// The ops of this folder on CUDA, with one team of threads per ray.
 #include "volume/composite_ops.h"
 #include "volume/pixel_ops.h"
 #include "volume/ray_sums_ops.h"
@@ -8,7 +8,8 @@
 
 namespace voxelfield {
 
-// A few registers less than the compiler takes by itself let all 2048 threads of these multiprocessors run.
+// With slightly fewer registers than the compiler would use by default, all 2048 threads of these multiprocessors can
+// be resident.
 #if __CUDA_ARCH__ == 800 || __CUDA_ARCH__ == 900 || __CUDA_ARCH__ == 1000
 template <>
 constexpr int kWalkBlocks<CompositeWalk<PackedSamples<float>, std::true_type>> = 2048 / kThreads;

@@ -1,6 +1,6 @@
-// Work on rays of packed samples on CUDA: a team of threads takes a ray. Teams are as small as the rays are short, so
-// that few threads idle. And sums over rows: every block sums some, then one block sums the blocks' sums, both in a
-// fixed order.
+// Processes the rays of packed samples on CUDA, with one team of threads per ray. Short rays get smaller teams, so that
+// few threads are idle. Also sums over rows: each block sums some rows, then one block sums the results of all blocks,
+// both in a fixed order.
 #pragma once
 
 #include <algorithm>
@@ -12,23 +12,23 @@
 namespace voxelfield {
 
 constexpr int kShortRayTeam = 8;
-constexpr int64_t kShortRay = 24;                // samples, on average
-constexpr int64_t kClearedRows = 64 * kThreads;  // for each block that has no ray
-constexpr int64_t kClearingBlocks = 64;          // at most
+constexpr int64_t kShortRay = 24;                // average number of samples
+constexpr int64_t kClearedRows = 64 * kThreads;  // per clearing block, which processes no rays
+constexpr int64_t kClearingBlocks = 64;          // maximum number
 constexpr int64_t kMaxSumBlocks = 1024;
 
-// Calls f with the size of the teams as a constant.
+// Calls f with the size of the teams as a compile-time constant.
 template <typename F>
 void dispatch_team(const PackedRays& rays, const F& f) {
   const bool are_short = rays.samples <= kShortRay * rays.count;
   are_short ? f(std::integral_constant<int, kShortRayTeam>{}) : f(std::integral_constant<int, kWarp>{});
 }
 
-// The blocks of a walk that a multiprocessor must hold at once; 0: as many as it happens to.
+// The minimum number of blocks of a walk that must be resident on a multiprocessor; 0 if there is no such requirement.
 template <typename Walk>
 constexpr int kWalkBlocks = 0;
 
-// The first `walking` blocks walk rays, the others clear the rows which belong to no ray.
+// The first `walking` blocks walk rays, and the others clear the rows that belong to no ray.
 template <int Size, typename Walk>
 __global__ void __launch_bounds__(kThreads, kWalkBlocks<Walk>)
     walk_kernel(PackedRays rays, unsigned walking, Walk walk) {
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kThreads) sum_total_kernel(F f, const T* __res
   if (threadIdx.x == 0) f.finish(sum);
 }
 
-// As for CpuRays.
+// Has the same interface as CpuRays.
 struct CudaRays : CudaPacking {
   template <typename Walk>
   static void for_each_ray(const PackedRays& rays, const Walk& walk) {
@@ -90,7 +90,7 @@ struct CudaRays : CudaPacking {
     launch(sum_total_kernel<F, T>, 1, kThreads, 0, f, partial, parts);
   }
 
-  // The shared value is in device memory, so every thread reads it.
+  // Every thread reads the shared value itself, because it is in device memory.
   template <typename F>
   struct SharingRow {
     F f;

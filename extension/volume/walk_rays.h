@@ -1,5 +1,5 @@
-// Work on rays of packed samples on the CPU: rays in parallel, each by one thread. And sums over rows, of fixed ranges
-// of them, so that the number of threads changes nothing.
+// Processes the rays of packed samples on the CPU. Rays run in parallel, each in one thread. Also sums over rows: the
+// partial sums cover fixed ranges of rows, so the result does not depend on the number of threads.
 #pragma once
 
 #include <numeric>
@@ -10,8 +10,8 @@
 namespace voxelfield {
 
 struct CpuRays : CpuPacking {
-  // Calls walk(ray, span, team) for every ray, which returns the first sample that it did not process, and
-  // walk.clear(i) for the samples from there on and for those that belong to no ray.
+  // Calls walk(ray, span, team) for every ray. It returns the first sample that it did not process. Also calls
+  // walk.clear(i) for all samples of the ray from that one on, and for all samples that belong to no ray.
   template <typename Walk>
   static void for_each_ray(const PackedRays& rays, const Walk& walk) {
     constexpr int64_t kRaysPerTask = 64;
@@ -26,10 +26,10 @@ struct CpuRays : CpuPacking {
     }
   }
 
-  // The number of partial sums of a sum over a number of rows.
+  // The number of partial sums for a number of rows.
   static int64_t sum_parts(int64_t rows) { return (rows + kSummedRows - 1) / kSummedRows; }
 
-  // Calls f.finish(sum) with the sum of f(row) over the first f.count() of the rows.
+  // Calls f.finish(sum), where `sum` is the sum of f(row) over the first f.count() rows.
   template <typename T, typename F>
   static void sum(int64_t /*rows*/, const F& f, T* partial) {
     const int64_t count = f.count();
@@ -41,7 +41,7 @@ struct CpuRays : CpuPacking {
     f.finish(std::accumulate(partial, partial + sum_parts(count), T(0)));
   }
 
-  // Calls f(row, f.shared()) for all rows.
+  // Calls f(row, f.shared()) for all rows, and evaluates f.shared() once.
   template <typename F>
   static void for_each_row(int64_t rows, const F& f) {
     const auto shared = f.shared();
