@@ -1033,7 +1033,5 @@ def test_a_scene_without_views_and_a_state_that_is_no_checkpoint_are_refused(mak
     none = Split(views.images[:0], views.cameras[:0], (), None)
     with pytest.raises(ValueError, match=r"scene\.train must have at least one view, got none"):
         make_session(split=none)
-    with pytest.raises(
-        ValueError, match="checkpoint must be one that load_checkpoint returned, got one without 'step'"
-    ):
+    with pytest.raises(TypeError, match="checkpoint must be one that load_checkpoint returned, got one without 'step'"):
         make_session().restore({})

@@ -534,13 +534,14 @@ class Session:
             replaced: Files to delete when the next checkpoint is written, unless ``trainer.keep_checkpoints`` is set.
 
         Raises:
-            ValueError: The checkpoint is incomplete, or differs from this session in the box or nested boxes of the
-                scene, in ``trainer.occupancy.resolution``, in whether cameras are refined, in whether exposures are
-                learned, or in the number of training images with exposures.
+            TypeError: The checkpoint is incomplete.
+            ValueError: The checkpoint differs from this session in the box or nested boxes of the scene, in
+                ``trainer.occupancy.resolution``, in whether cameras are refined, in whether exposures are learned, or
+                in the number of training images with exposures.
         """
         missing = [name for name in _SAVED if name not in checkpoint]
         if missing:
-            raise ValueError(f"checkpoint must be one that load_checkpoint returned, got one without {missing[0]!r}")
+            raise TypeError(f"checkpoint must be one that load_checkpoint returned, got one without {missing[0]!r}")
         scene = parse(SceneConfig, checkpoint["config"]["scene"], "scene of the checkpoint")
         if scene.nested != self.config.scene.nested:
             raise ValueError(
