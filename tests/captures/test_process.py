@@ -72,7 +72,7 @@ def test_few_registered_photographs_come_with_advice(monkeypatch, tmp_path, capl
     told = [record.getMessage() for record in caplog.records]
     assert told[0] == "registered 5 of 10 photographs"
     assert "not registered: a.png, b.png, c.png, d.png, e.png" in told
-    assert "left out: smaller models of 3 and 2 photographs, which share too little with this one" in told
+    assert "left out: smaller models of 3 and 2 photographs, which overlap too little with this one" in told
     assert told[-2].endswith(advice)
 
 
