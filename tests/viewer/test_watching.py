@@ -87,7 +87,7 @@ def test_a_viewer_that_fails_does_not_end_training(monkeypatch, caplog):
     viewer.begin(training)
     assert training.fit()
     viewer.end()
-    assert "the viewer failed (no page today), and training goes on without it" in caplog.messages
+    assert "the viewer failed (no page today), and training continues without it" in caplog.messages
 
 
 def test_a_copy_that_fails_does_not_end_training(monkeypatch, caplog):
@@ -99,7 +99,7 @@ def test_a_copy_that_fails_does_not_end_training(monkeypatch, caplog):
     viewer.begin(training)
     assert training.fit()
     viewer.end()
-    assert sum("and training goes on without it" in message for message in caplog.messages) == 1
+    assert sum("and training continues without it" in message for message in caplog.messages) == 1
 
 
 def test_what_is_logged_reaches_the_charts_and_the_log():

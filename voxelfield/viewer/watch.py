@@ -28,7 +28,7 @@ class TrainingViewer:
         config: Says where the page is served.
 
     Raises:
-        ValueError: The port cannot be listened at.
+        ValueError: The port cannot be listened on.
         MissingPackageError: viser is not installed.
 
     Example:
@@ -109,4 +109,4 @@ class TrainingViewer:
 
     def _give_up(self, error: Exception) -> None:
         self.live = None
-        logger.error("the viewer failed (%s), and training goes on without it", error)
+        logger.error("the viewer failed (%s), and training continues without it", error)

@@ -45,7 +45,7 @@ class ViewerPage:
         live: The training that goes on, if it does.
 
     Raises:
-        ValueError: The port cannot be listened at.
+        ValueError: The port cannot be listened on.
         MissingPackageError: viser is not installed.
     """
 

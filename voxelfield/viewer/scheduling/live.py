@@ -115,6 +115,6 @@ class LiveField:
                 if self._connected() > 0:
                     alone_since = now
                 elif now - alone_since > _ALONE_SECONDS:
-                    logger.info("nobody is connected to the viewer: training goes on")
+                    logger.info("nobody is connected to the viewer: training continues")
                     self.resume()
         self._steps_allowed = max(self._steps_allowed - 1, 0)
