@@ -93,14 +93,14 @@ def test_few_views(good):
     few = replace(
         good, **{name: getattr(good, name)[:kept] for name in ("names", "splits", "c2w", "intrinsics", "sizes")}
     )
-    assert few_views(few).message.startswith("19, where at least 20")
+    assert few_views(few).message.startswith("19 views, but at least 20")
     assert few_views(good) is None
 
 
 def test_a_box_that_some_cameras_do_not_see(good):
     found = box_out_of_sight(spoilt(good, "c2w", 5, turned(good.c2w[5], -1, 1, -1)))
     assert found.views == (5,)
-    assert found.message.startswith("view_5 of 24 see nothing of the box: choose another scene.aabb")
+    assert found.message.startswith("view_5 of 24 cannot see the box: choose another scene.aabb")
 
 
 def test_a_box_that_no_camera_sees(good):
@@ -151,7 +151,7 @@ def test_boxes_that_are_much_larger_or_smaller_than_the_cameras_distance(good, f
 def test_portrait_images_among_landscape_ones(good):
     found = mixed_orientation(spoilt(spoilt(good, "sizes", 2, (80, 120)), "sizes", 9, (80, 120)))
     assert found.views == (2, 9)
-    assert found.message.startswith("view_2, view_9 are portrait among 22 that are not: turn")
+    assert found.message.startswith("view_2, view_9 are portrait among 22 that are not: rotate")
     assert mixed_orientation(replace(good, sizes=((80, 120),) * COUNT)) is None
     assert mixed_orientation(spoilt(good, "sizes", 2, (80, 80))) is None
 
@@ -163,7 +163,7 @@ def test_a_camera_that_is_rolled(good, degrees):
     roll[:2, :2] = torch.tensor([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
     found = cameras_rolled(spoilt(good, "c2w", 7, good.c2w[7] @ roll))
     assert found.views == (7,)
-    assert found.message.startswith("view_7 is upside-down or on the side")
+    assert found.message.startswith("view_7 is upside down or sideways")
 
 
 def test_a_camera_that_looks_straight_down_is_not_rolled(good):
@@ -193,7 +193,7 @@ def test_images_that_are_nearly_the_same(good):
     twins = spoilt(good, "fingerprints", 20, good.fingerprints[3] + noise)
     found = duplicate_images(twins)
     assert found.views == (3, 20)
-    assert found.message == "view_3 and view_20 are nearly the same: leave one of each out"
+    assert found.message == "view_3 and view_20 are nearly identical: leave out one of each pair"
     other = good.fingerprints[3].copy()
     other[10, 10] += 20  # something small has moved
     assert duplicate_images(spoilt(good, "fingerprints", 20, other)) is None

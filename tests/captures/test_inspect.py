@@ -81,7 +81,7 @@ def test_warnings_are_told_drawn_and_do_not_fail(folder, tmp_path, caplog):
     assert len(told) == 3
     assert "1 of 24 images are missing" in told[0]
     assert told[1] == "warning: blurred images: view_05 has less than 0.2 of the median sharpness: leave them out"
-    assert told[2].startswith("warning: duplicate images: view_10 and view_20 are nearly the same")
+    assert told[2].startswith("warning: duplicate images: view_10 and view_20 are nearly identical")
     assert "<b>blurred images</b>: view_05 has" in (tmp_path / PAGE).read_text()
 
 
@@ -130,7 +130,7 @@ def test_figures_are_those_of_the_image_files_however_small_the_copies_are(tmp_p
     rows = dict(figures(capture))
     assert rows["image size"] == "600 x 600 pixels"
     assert rows["field of view, horizontal"] == "39.6 degrees"
-    assert rows["from cameras to the box's centre"] == "4.031 units"
+    assert rows["distance to the box's centre"] == "4.031 units"
     assert rows["up direction, mean of the images"].endswith("degrees from z")
     assert max(max(thumbnail.size) for thumbnail in capture.thumbnails) == 192
 

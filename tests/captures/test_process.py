@@ -72,7 +72,7 @@ def test_few_registered_photographs_come_with_advice(monkeypatch, tmp_path, capl
     told = [record.getMessage() for record in caplog.records]
     assert told[0] == "registered 5 of 10 photographs"
     assert "not registered: a.png, b.png, c.png, d.png, e.png" in told
-    assert "left out: smaller models of 3 and 2 photographs, which share too little with this one" in told
+    assert "left out: smaller models of 3 and 2 photographs, which overlap too little with this one" in told
     assert told[-2].endswith(advice)
 
 
@@ -117,7 +117,7 @@ def test_what_is_there_is_replaced_only_if_told_to(scene, photographs, tmp_path,
     (tmp_path / "scene" / "images" / "old.png").write_text("old")
     command = ["process", str(photographs), "-o", str(tmp_path / "scene"), "--camera-model", "SIMPLE_PINHOLE"]
     assert main(command) == 2
-    assert "holds images, images_2, images_4, images_8, sparse, report.json already: --overwrite" in caplog.text
+    assert "already contains images, images_2, images_4, images_8, sparse, report.json: --overwrite" in caplog.text
     assert (tmp_path / "scene" / "images" / "old.png").exists()
     caplog.set_level("INFO")
     assert main([*command, "--overwrite", "--per-image-camera"]) == 0
@@ -135,7 +135,7 @@ def test_a_failure_leaves_what_was_there(tmp_path, caplog):
     (tmp_path / "scene" / "images").mkdir(parents=True)
     (tmp_path / "scene" / "images" / "old.png").write_text("old")
     assert main(["process", str(tmp_path / "flat"), "-o", str(tmp_path / "scene"), "--overwrite"]) == 2
-    assert "photographs must overlap for their poses to be found, got 2 of which no two" in caplog.text
+    assert "photographs must overlap for poses to be found, got 2 of which no two" in caplog.text
     assert [path.relative_to(tmp_path / "scene").as_posix() for path in (tmp_path / "scene").rglob("*")] == [
         "images",
         "images/old.png",
@@ -272,7 +272,7 @@ def test_a_scene_does_not_replace_the_photographs_it_is_made_of(photographs, tmp
     pytest.importorskip("pycolmap")
     shutil.copytree(photographs, tmp_path / "images")
     assert main(["process", str(tmp_path / "images"), "-o", str(tmp_path), "--overwrite"]) == 2
-    assert "must not hold its photographs in images" in caplog.text
+    assert "must not contain the source itself, images" in caplog.text
     assert len(photographs_in(tmp_path / "images")) == 8
 
 

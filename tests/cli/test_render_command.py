@@ -71,10 +71,13 @@ def render(run: Path, *options: object) -> int:
         (("--background", "pink"), "--background must be white, black or three numbers R,G,B in [0, 1], got pink"),
         (("--background", "0,0,2"), "--background must be white, black or three numbers R,G,B in [0, 1], got 0,0,2"),
         (("--path", "loop"), "--path must be orbit, spiral, interpolate or a camera path *.json, got loop"),
-        (("--path", "no.json", "--frames", "3"), "--frames must be left to no.json, which lists its frames, got 3"),
+        (
+            ("--path", "no.json", "--frames", "3"),
+            "--frames must be left out with no.json, which lists its frames, got 3",
+        ),
         (
             ("--path", "no.json", "--split", "test"),
-            "--split must be left to no.json, which has its own cameras, got test",
+            "--split must be left out with no.json, which has its own cameras, got test",
         ),
         (("--out", "a.avi"), "--out must be a video, *.mp4, *.mkv, *.webm, *.mov, got a.avi"),
         (("--out", "a.webm", "--codec", "h264"), "codec must be one of vp9, av1 in a .webm file, got 'h264'"),
@@ -83,7 +86,7 @@ def render(run: Path, *options: object) -> int:
         (("--out", "a.mp4", "--range", "0:3"), "--range is for images: --out must be a folder, got a.mp4"),
         (("--out", "a", "--codec", "h264"), "--codec is for videos: --out must be a video, got a"),
         (("--out", "a", "--show", "depth"), "--show is for videos: --out must be a video, got a"),
-        (("--out", "a", "--format", "exr", "--depth"), "--depth is for PNGs: EXR has the depth as its channel Z"),
+        (("--out", "a", "--format", "exr", "--depth"), "--depth is for PNGs: EXR files contain the depth as channel Z"),
         (("--out", "a", "--range", "3:3"), "--range must be A:B with A below B, such as 0:60, got 3:3"),
     ],
 )
@@ -102,7 +105,7 @@ def test_frames_are_numbered_continued_and_divided(run, tmp_path, caplog):
     assert render(run, *common, "--range", "0:9") == 2
     assert "--range must be A:B with A below B up to 4, such as 0:60, got 0:9" in caplog.messages
     assert render(run, *common) == 0
-    assert f"wrote 2 frames of 32x20 to {out}, where 2 were already" in caplog.messages
+    assert f"wrote 2 frames of 32x20 to {out}, which already had 2" in caplog.messages
     assert (out / "0001.png").stat().st_mtime_ns == before
     with Image.open(out / "0000.png") as image:
         assert image.size == (32, 20)
@@ -162,7 +165,7 @@ def test_frames_that_show_nothing_are_told(run, tmp_path, caplog):
     empty.occupancy.occupied.zero_()
     empty.save(tmp_path / "empty.safetensors")
     assert render(tmp_path / "empty.safetensors", *around, tmp_path / "empty.mp4") == 0
-    assert "all 2 frames show nothing but the background: the field is empty where they look" in caplog.text
+    assert "all 2 frames show nothing but the background: the field is empty where the cameras look" in caplog.text
 
 
 def test_a_renderer_with_settings_of_its_own_serves_python_too(run):

@@ -528,7 +528,7 @@ BAD = {
     "lenses of two models": (
         write_nerfstudio,
         lambda f: spoil_json(f, lambda c: c["frames"][3].update(camera_model="OPENCV_FISHEYE")),
-        "view_06.png: lens must be perspective, as others of the split are, got a fisheye",
+        "view_06.png: lens must be perspective, like others of the split, got a fisheye",
     ),
     "zero focal length": (
         write_nerfstudio,
@@ -558,7 +558,7 @@ BAD = {
     "path that leaves the folder": (
         write_nerfstudio,
         lambda f: spoil_json(f, lambda c: c["frames"][0].update(file_path="../../etc/image.png")),
-        "'file_path' must be inside of the scene's folder",
+        "'file_path' must be inside the scene's folder",
     ),
     "unknown image in a split": (
         write_nerfstudio,
@@ -664,12 +664,12 @@ BAD = {
     "path of 10,000 characters": (
         write_nerfstudio,
         lambda f: spoil_json(f, lambda c: c["frames"][0].update(file_path=10_000 * "x")),
-        r"'file_path' must be a path that a file can have, got 'x+\.\.\.x+'$",
+        r"'file_path' must be a valid file path, got 'x+\.\.\.x+'$",
     ),
     "path with a zero": (
         write_nerfstudio,
         lambda f: spoil_json(f, lambda c: c["frames"][0].update(file_path="a\0b")),
-        r"'file_path' must be a path that a file can have, got 'a\\x00b'$",
+        r"'file_path' must be a valid file path, got 'a\\x00b'$",
     ),
     "camera model that is no name": (
         write_nerfstudio,
@@ -679,7 +679,7 @@ BAD = {
     "absolute path": (
         write_nerfstudio,
         lambda f: spoil_json(f, lambda c: c["frames"][0].update(file_path="/etc/image.png")),
-        "'file_path' must be inside of the scene's folder, got '/etc/image.png'",
+        "'file_path' must be inside the scene's folder, got '/etc/image.png'",
     ),
     "mask of another size": (
         masked(write_nerfstudio, np.ones((50, 60), dtype=np.uint8)),
@@ -699,7 +699,7 @@ BAD = {
     "mask outside of the folder": (
         write_nerfstudio,
         lambda f: spoil_json(f, lambda c: c["frames"][0].update(mask_path="../mask.png")),
-        "'mask_path' must be inside of the scene's folder, got '../mask.png'",
+        "'mask_path' must be inside the scene's folder, got '../mask.png'",
     ),
     "mask that is no path": (
         write_nerfstudio,
@@ -739,7 +739,7 @@ BAD = {
     "damaged model": (
         write_colmap,
         lambda f: (f / "sparse" / "0" / "cameras.bin").write_bytes(b"\1\2"),
-        "cameras.bin: must hold whole cameras, got a file that ends in the middle of them",
+        "cameras.bin: must hold complete cameras, got a truncated file",
     ),
     "pose that is no matrix": (
         write_nsvf,
@@ -779,7 +779,7 @@ BAD = {
     "box of four numbers": (
         write_nsvf,
         lambda f: (f / "bbox.txt").write_text("0 0 1 1"),
-        "bbox.txt: must hold the two corners of a box, and maybe a voxel's size, got 4",
+        "bbox.txt: must hold the two corners of a box, and optionally a voxel size, got 4",
     ),
     "camera of another model": (
         lambda f, split: write_colmap(f, split, model="FULL_OPENCV"),

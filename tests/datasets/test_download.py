@@ -118,7 +118,7 @@ def test_a_second_call_fetches_nothing(server, tmp_path, caplog):
     with caplog.at_level(logging.INFO):
         assert download("toy", tmp_path, manifest=plan) == tmp_path / "toy"
     assert server.requests == ["toy.zip"]
-    assert "all 6 files are there and verified, nothing to fetch" in caplog.text
+    assert "all 6 files are present and verified, nothing to fetch" in caplog.text
 
 
 def test_files_in_place_are_kept_and_wrong_ones_replaced(server, tmp_path, caplog):
@@ -134,7 +134,7 @@ def test_files_in_place_are_kept_and_wrong_ones_replaced(server, tmp_path, caplo
         download("toy", tmp_path, manifest=manifest(server.url("toy.zip")))
     assert (kept.stat().st_ino, kept.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
     assert files_below(tmp_path / "toy") == {**FILES, "notes.txt": b"mine"}
-    assert "files that differ from the manifest get replaced (1): train/r_1.png" in caplog.text
+    assert "replacing files that differ from the manifest (1): train/r_1.png" in caplog.text
     assert "for 5 of 6 files" in caplog.text
 
 

@@ -266,7 +266,7 @@ def test_nested_boxes_are_fused_in_world_units():
         ({"kind": "poisson"}, "surface must be one of density, tsdf, got 'poisson'"),
         ({"level": 0.0}, "level must be a density above 0, got 0"),
         ({"level": float("nan")}, "level must be a density above 0, got nan"),
-        ({"kind": "tsdf", "level": 1.0}, "level must not be given for surface tsdf, which has none, got 1"),
+        ({"kind": "tsdf", "level": 1.0}, "level must be left out for surface tsdf, which has none, got 1"),
         ({"resolution": 0}, "resolution must be at least 1, got 0"),
         ({"box": 0}, "box must be at least 1, got 0"),
         ({"box": 2}, "box must be 1 to 1, as many as the field has, got 2"),

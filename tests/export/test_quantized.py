@@ -106,7 +106,7 @@ def test_damaged_or_other_codes_are_refused():
         unpack_codes(packed[:-3], 10, 2)
     with pytest.raises(ValueError, match="compressed data is damaged"):
         unpack_codes(packed ^ 255, 10, 2)
-    with pytest.raises(ValueError, match="cannot hold so many"):
+    with pytest.raises(ValueError, match="cannot hold that many"):
         unpack_codes(packed, 1 << 40, 1 << 20)
 
 

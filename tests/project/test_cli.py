@@ -161,7 +161,7 @@ def test_export_fuses_depth_of_a_model_file(trained: Path) -> None:
             ("render", "run", "--out", "orbit.avi"),
             "--out must be a video, *.mp4, *.mkv, *.webm, *.mov, got orbit.avi",
         ),
-        (("export", "run"), "export must be told what to write: --mesh, --points, --volume or --cameras, got none"),
+        (("export", "run"), "export must be given at least one of --mesh, --points, --volume and --cameras, got none"),
         (("export", "run", "--mesh", "a.stl"), "--mesh must be a file *.ply, *.obj, *.glb, got a.stl"),
         (("export", "run", "--points", "a.xyz"), "--points must be a file *.ply, got a.xyz"),
         (("export", "run", "--volume", "a.raw"), "--volume must be a file *.npz, got a.raw"),
@@ -178,7 +178,7 @@ def test_export_fuses_depth_of_a_model_file(trained: Path) -> None:
         (("export", "run", "--volume", "a.npz", "--box", "2"), "box must be 1 to 1, as many as the field has, got 2"),
         (("export", "nowhere", "--volume", "a.npz"), "no checkpoint nowhere"),
         (("report", "nowhere"), "RUN must be a run directory, which holds the records of a run, got nowhere"),
-        (("report", "."), "metrics.json is not there: RUN must be the directory of a run that has finished"),
+        (("report", "."), "metrics.json does not exist: RUN must be the directory of a finished run"),
         (("bench", "--points", "1"), "--points must be at least 2, got 1"),
         (
             ("fly",),
@@ -233,7 +233,7 @@ def test_doctor_describes_this_machine(capsys: pytest.CaptureFixture[str]) -> No
     assert torch.__version__ in told
     assert str(_library.loaded_modules()[_build.CPU_MODULE]) in told
     assert f"_C compiled from       sources {_build.source_digest()}; no CUDA\n" in told
-    assert told.endswith("everything that is installed works\n")
+    assert told.endswith("all checks passed\n")
 
 
 def test_doctor_lists_the_variables_that_are_set(monkeypatch) -> None:
@@ -276,7 +276,7 @@ def test_doctor_tells_which_form_a_gpus_shared_memory_allows(monkeypatch, shared
     assert {name for name, _ in forms} == {"model=pyramid on GPU 0"}
     told = {form: launches.split(", ") for form, launches in (text.split(": ") for _, text in forms)}
     kept = told.pop("networks in shared memory", [])
-    slower = told.pop(f"reading global memory instead, as a block may have {limit} bytes", [])
+    slower = told.pop(f"networks partly in global memory, as a block may use {limit} bytes", [])
     assert not told
     assert len(kept) == fast
     assert sorted(kept + slower) == sorted(f"{name} ({taken} bytes)" for name, taken in doctor.SHARED_MEMORY.items())

@@ -455,7 +455,7 @@ def test_the_defaults_without_a_gpu_are_told_where_they_run(overrides, told, tmp
     missing = (f"data.root={tmp_path / 'nowhere'}", f"hydra.run.dir={tmp_path / 'run'}")
     result = train_apart("scene=lego", *overrides, *missing)
     assert result.returncode == 2, result.stdout + result.stderr
-    assert ("on a CPU model=mlp and trainer=cpu are the defaults" in result.stdout) == told
+    assert ("on a CPU, model=mlp and trainer=cpu are the defaults" in result.stdout) == told
 
 
 @pytest.mark.slow

@@ -69,7 +69,7 @@ def check_self_contained(page: Page, html: str) -> None:
 def test_a_report_shows_figures_curves_views_timing_and_how_to_repeat_it():
     record = make_record(
         pictures=pictures("r_0", "r_1", "r_2"),
-        commands=(("Train the same again", "voxelfield train scene=bricks"),),
+        commands=(("Repeat the training", "voxelfield train scene=bricks"),),
         logged=("the log's warning",),
     )
     html = make_page(record)
@@ -82,7 +82,7 @@ def test_a_report_shows_figures_curves_views_timing_and_how_to_repeat_it():
         "1 warning in the log the log's warning",
         "voxelfield train scene=bricks",
         "training, with previews and checkpoints 14.0 s 70 %",
-        "samples of a step 1.50 GiB 75 %",
+        "samples of one step 1.50 GiB 75 %",
         "2.25 GiB",
         "31 x 32 x 33",
         "torch 2.13.0",

@@ -37,14 +37,14 @@ def test_the_command_that_trained_is_given_again(tmp_path, monkeypatch):
     (run / ".hydra").mkdir(parents=True)
     OmegaConf.save(OmegaConf.create(overrides), run / ".hydra" / "overrides.yaml")
     found = dict(commands(run))
-    assert shlex.split(found["Train the same again"]) == [
+    assert shlex.split(found["Repeat the training"]) == [
         "voxelfield",
         "train",
         "scene=folder",
         "scene.name='a b'",
         "trainer.steps=5",
     ]
-    assert found["Judge the views again"] == "voxelfield eval 'my run'"
+    assert found["Repeat the evaluation"] == "voxelfield eval 'my run'"
 
 
 def test_what_was_chosen_is_known_by_its_names():
@@ -56,7 +56,7 @@ def test_what_was_chosen_is_known_by_its_names():
 
 def test_without_hydras_record_the_other_commands_are_given(tmp_path):
     found = commands(tmp_path)
-    assert "Train the same again" not in dict(found)
+    assert "Repeat the training" not in dict(found)
     assert found[0][1] == f"voxelfield eval {shlex.quote(str(tmp_path))}"
 
 

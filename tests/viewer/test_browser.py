@@ -266,7 +266,7 @@ def test_training_is_watched_paused_and_stepped(browser):
         browser.tab("Training")
         browser.button("Step")
         eventually(lambda: training.step == 2, "a single step")
-        browser.button("Go on")
+        browser.button("Resume")
         eventually(lambda: training.step > 60, "training to go on")
         eventually(lambda: browser.find("//*[contains(@class, 'u-title')]"), "charts")
         browser.button("Pause")

@@ -194,9 +194,9 @@ def turned_away(viewpoint: Viewpoint) -> Viewpoint:
 
 def test_a_picture_that_shows_nothing_has_its_reason_named(painter, viewpoint):
     assert painter.absence(viewpoint, Look()) == ""
-    assert painter.absence(turned_away(viewpoint), Look()) == "nothing of the field is seen from here"
+    assert painter.absence(turned_away(viewpoint), Look()) == "no part of the field is visible from here"
     elsewhere = ((5.0, 5.0, 5.0), (6.0, 6.0, 6.0))
-    assert painter.absence(viewpoint, Look(crop=elsewhere)) == "nothing of the field lies within the crop box"
+    assert painter.absence(viewpoint, Look(crop=elsewhere)) == "no part of the field lies within the crop box"
     assert painter.absence(viewpoint, Look()) == ""
 
 
@@ -212,7 +212,7 @@ def test_an_empty_field_is_named(viewpoint, emptied):
     # A field that has diverged is not empty.
     run.field.density = lambda points: torch.full_like(points[:, 0], torch.nan)
     run.occupancy.occupied.fill_(True)
-    assert Painter(run).absence(away, Look()) == "nothing of the field is seen from here"
+    assert Painter(run).absence(away, Look()) == "no part of the field is visible from here"
 
 
 def test_a_slice_goes_as_far_as_it_is_told_to(viewpoint):

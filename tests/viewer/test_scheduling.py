@@ -93,7 +93,7 @@ def test_a_sharp_picture_of_nothing_has_its_reason_with_it(working):
     away = there.viewpoint.matrix @ torch.diag(torch.tensor([-1.0, 1.0, -1.0, 1.0]))
     worker.ask(1, replace(there, viewpoint=Viewpoint.of(away, there.viewpoint.fov)))
     frames = receiver.wait(lambda frames: frames and frames[-1].sharp)
-    assert frames[-1].absence == "nothing of the field is seen from here"
+    assert frames[-1].absence == "no part of the field is visible from here"
     worker.ask(1, there)
     frames = receiver.wait(lambda frames: frames[-1].sharp and frames[-1].request == there)
     assert frames[-1].absence == ""

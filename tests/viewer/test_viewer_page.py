@@ -34,7 +34,7 @@ def test_an_empty_field_is_told_before_anybody_looks(tmp_path, caplog):
     empty = copy.deepcopy(trained_run())
     empty.occupancy.occupied.fill_(False)
     served(empty, tmp_path / "empty.safetensors")
-    said = f"first view of {tmp_path / 'empty.safetensors'}: the field is empty, so every picture shows the background"
+    said = f"first view of {tmp_path / 'empty.safetensors'}: the field is empty, so every picture shows only"
     assert [message for message in caplog.messages if message.startswith(said)] != []
     caplog.clear()
     served(trained_run(), tmp_path / "bricks.safetensors")

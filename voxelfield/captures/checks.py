@@ -56,7 +56,9 @@ def few_views(capture: Capture) -> Finding | None:
     """Warns of a capture with too few views to see every part from several sides."""
     if len(capture) >= FEW_VIEWS:
         return None
-    return Finding("few views", f"{len(capture)}, where at least {FEW_VIEWS} are advisable: take more photographs")
+    return Finding(
+        "few views", f"{len(capture)} views, but at least {FEW_VIEWS} are recommended: take more photographs"
+    )
 
 
 def box_out_of_sight(capture: Capture) -> Finding | None:
@@ -64,14 +66,12 @@ def box_out_of_sight(capture: Capture) -> Finding | None:
     blind = _indices(~_sees_box(capture, capture.c2w))
     if not blind:
         return None
-    lack = f"{_some(capture, blind)} of {len(capture)} see nothing of the box"
+    lack = f"{_some(capture, blind)} of {len(capture)} cannot see the box"
     turned = turned_about(capture.c2w)
     if len(blind) <= len(capture) // 2:
         remedy = "choose another scene.aabb, or leave these views out"
     elif int(_sees_box(capture, turned).sum()) > len(capture) - len(blind):
-        remedy = (
-            "turned about they would, so the poses seem to have OpenCV's axes: negate the second and the third column"
-        )
+        remedy = "the poses seem to have OpenCV's axes: negate the second and the third column of each"
     else:
         remedy = "check that poses are camera to world with OpenGL's axes (y up, looking along -z), and scene.aabb"
     return Finding("box out of sight", f"{lack}: {remedy}", blind)
@@ -84,7 +84,7 @@ def cameras_look_outward(capture: Capture) -> Finding | None:
     return Finding(
         "cameras look outward",
         "most look away from one another: check that poses are camera to world with OpenGL's axes (looking along -z); "
-        "if they are, as within a room, scene.aabb must hold all that is seen",
+        "if they are, as inside a room, scene.aabb must contain everything visible",
     )
 
 
@@ -97,8 +97,8 @@ def absurd_scale(capture: Capture) -> Finding | None:
         return None
     return Finding(
         "absurd scale",
-        f"cameras and box are {extent:.3g} units across, expected {low:g} to {high:g}: scale the poses, to cameras "
-        "a few units from the subject",
+        f"cameras and box are {extent:.3g} units across, expected {low:g} to {high:g}: scale the poses so that "
+        "the cameras are a few units from the subject",
     )
 
 
@@ -132,8 +132,8 @@ def mixed_sizes(names: Sequence[str], sizes: Sequence[Size]) -> Finding | None:
     others = len(portrait) + len(landscape) - len(fewer)
     return Finding(
         "mixed orientation",
-        f"{_list([names[index] for index in fewer])} {_are(fewer)} {word} among {others} that are not: turn the files "
-        "themselves upright and find the poses anew, or leave them out",
+        f"{_list([names[index] for index in fewer])} {_are(fewer)} {word} among {others} that are not: rotate the "
+        "files upright and find the poses again, or leave them out",
         tuple(fewer),
     )
 
@@ -152,8 +152,8 @@ def cameras_rolled(capture: Capture) -> Finding | None:
         return None
     return Finding(
         "rolled cameras",
-        f"{_some(capture, rolled)} {_are(rolled)} upside-down or on the side compared with the others: fine if the "
-        "camera was held so; else turn the images, or leave them out",
+        f"{_some(capture, rolled)} {_are(rolled)} upside down or sideways compared with the others: fine if the "
+        "camera was held that way; otherwise rotate the images, or leave them out",
         rolled,
     )
 
@@ -169,7 +169,7 @@ def odd_field_of_view(capture: Capture) -> Finding | None:
     return Finding(
         "odd field of view",
         f"{_some(capture, odd)} {_have(odd)} less than {low:g} or more than {high:g} degrees, the first {angle:.3g} "
-        f"at a focal length of {focal:.4g} pixels: it must be in pixels of the image file, and not zero",
+        f"at a focal length of {focal:.4g} pixels: focal lengths must be in pixels of the image file, and above 0",
         odd,
     )
 
@@ -194,7 +194,7 @@ def duplicate_images(capture: Capture) -> Finding | None:
     def same(index: int) -> list[int]:
         return np.flatnonzero(np.abs(flat[:index] - flat[index]).max(axis=-1) <= SAME_GREY).tolist() if index else []
 
-    return _duplicates(capture, same, "duplicate images", "are nearly the same: leave one of each out")
+    return _duplicates(capture, same, "duplicate images", "are nearly identical: leave out one of each pair")
 
 
 def duplicate_poses(capture: Capture) -> Finding | None:
@@ -210,7 +210,7 @@ def duplicate_poses(capture: Capture) -> Finding | None:
         return torch.nonzero(near & alike)[:, 0].tolist()
 
     return _duplicates(
-        capture, same, "duplicate poses", "have the same pose: leave one of each out, or find poses anew"
+        capture, same, "duplicate poses", "have the same pose: leave out one of each pair, or find the poses again"
     )
 
 

@@ -64,15 +64,15 @@ def draw(capture: Capture, findings: Sequence[Finding]) -> Image.Image:
         axes.set_axisbelow(True)
         _frame(axes, basis @ centre, span)
     oblique, from_above = _views(capture)
-    _draw_view(figure.add_subplot(grid[1, 0]), capture, oblique, depth, "at an angle, up as in the images")
+    _draw_view(figure.add_subplot(grid[1, 0]), capture, oblique, depth, "oblique view, up as in the images")
     axes = figure.add_subplot(grid[1, 1])
     spread = _centre_and_span(capture.origins)[1]
     if spread < _CLUSTER * span:
         near = max(spread, 1e-3 * span)
         depth = min(max(_spacing(capture), 0.04 * near), 0.12 * near)
-        _draw_view(axes, capture, oblique, depth, "the cameras alone, from the same angle", near)
+        _draw_view(axes, capture, oblique, depth, "cameras only, from the same angle", near)
     else:
-        _draw_view(axes, capture, from_above, depth, "from above, against the images' up")
+        _draw_view(axes, capture, from_above, depth, "top view, up as in the images")
     _draw_text(figure.add_subplot(grid[1, 2]), capture, findings)
     canvas.draw()
     drawn = Image.frombuffer("RGBA", canvas.get_width_height(), bytes(canvas.buffer_rgba())).convert("RGB")

@@ -38,13 +38,13 @@ def figures(capture: Capture) -> list[tuple[str, str]]:
         ("size of the box", f"{_vector(high - low)} units"),
         *_reach(capture),
         ("extent of the cameras", f"{_vector(spread)} units"),
-        ("from cameras to the box's centre", f"{_range(distances)} units"),
+        ("distance to the box's centre", f"{_range(distances)} units"),
     ]
     if len(capture) > 1:
-        rows.append(("from a camera to the nearest other", f"{_range(nearest_distances(capture.origins))} units"))
+        rows.append(("distance to the nearest camera", f"{_range(nearest_distances(capture.origins))} units"))
     up = upright(capture)
     if up is None:
-        rows.append(("up direction", "none: the images' own differ too much"))
+        rows.append(("up direction", "none: the images differ too much"))
     else:
         tilt = float(up[2].clamp(-1, 1).acos().rad2deg())
         rows.append(("up direction, mean of the images", f"{_vector(up)}, {tilt:.1f} degrees from z"))
@@ -53,7 +53,7 @@ def figures(capture: Capture) -> list[tuple[str, str]]:
         rows.append(("sparse points", f"{len(capture.points)}, of which {100 * float(inside):.0f} % in the box"))
     else:
         rows.append(("sparse points", "none"))
-    rows.append(("coordinates", "right-handed world, as the files have it; cameras look along their -z, with y up"))
+    rows.append(("coordinates", "right-handed world as in the files; cameras look along -z, with y up"))
     return rows
 
 
@@ -62,7 +62,7 @@ def _reach(capture: Capture) -> list[tuple[str, str]]:
     if capture.boxes is None:
         return []
     low, high = (_vector(torch.tensor(corner)) for corner in capture.boxes.outermost)
-    return [("nested boxes", f"{capture.boxes.count}, from that to {low} to {high}")]
+    return [("nested boxes", f"{capture.boxes.count}, the outermost {low} to {high}")]
 
 
 def nearest_distances(origins: Tensor) -> Tensor:

@@ -82,9 +82,9 @@ def process(source: Path, folder: Path, options: ProcessOptions) -> Report:
     photographs = _photographs_of(source)
     present = [name for name in OUTPUTS if (folder / name).exists()]
     if any((folder / name).resolve() == source.resolve() for name in present):
-        raise ValueError(f"the folder of the scene must not hold its photographs in {source.name}, got {folder}")
+        raise ValueError(f"the folder of the scene must not contain the source itself, {source.name}, got {folder}")
     if present and not options.overwrite:
-        raise FileExistsError(f"{folder} holds {', '.join(present)} already: --overwrite replaces them")
+        raise FileExistsError(f"{folder} already contains {', '.join(present)}: --overwrite replaces them")
     folder.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=".process_", dir=folder))
     try:

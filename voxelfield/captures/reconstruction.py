@@ -120,8 +120,8 @@ def reconstruct(
     models = sorted(found.values(), key=lambda each: each.num_reg_images(), reverse=True)
     if not models:
         raise ValueError(
-            f"photographs must overlap for their poses to be found, got {len(names)} of which no two could be "
-            "registered: take more of them, closer together, sharp, and of something with texture"
+            f"photographs must overlap for poses to be found, got {len(names)} of which no two could be registered: "
+            "take more, closer together, sharp and of textured surfaces"
         )
     best = models[0]
     _stand_upright(best)

@@ -23,11 +23,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Parses the command line and measures; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="voxelfield bench",
-        description="Time trilinear sampling, forwards and backwards, beside F.grid_sample in the same run.",
+        description="Time trilinear sampling, forward and backward, against F.grid_sample in the same run.",
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<index> (default: auto)")
-    parser.add_argument("--resolution", type=int, help="vertices along each axis (default: 256 on a GPU, 128 else)")
-    parser.add_argument("--points", type=int, help="number of random positions (default: 2^20 on a GPU, 2^17 else)")
+    parser.add_argument("--resolution", type=int, help="vertices along each axis (default: 256 on a GPU, else 128)")
+    parser.add_argument("--points", type=int, help="number of random positions (default: 2^20 on a GPU, else 2^17)")
     options = parser.parse_args(arguments)
     return in_one_line(lambda: bench(options))
 

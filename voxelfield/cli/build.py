@@ -1,7 +1,7 @@
-"""``voxelfield build``: compiles ahead of time what the first use of an op would compile.
+"""``voxelfield build``: compiles the extension ahead of time instead of on first use.
 
-It compiles the CPU half, and the CUDA half where there is nvcc and a GPU, into the folder in which builds on first use
-live. ``--only cpu`` or ``--only cuda`` asks for one half, ``--out`` names another folder.
+It compiles the CPU half, and the CUDA half if there is nvcc and a GPU, into the folder that builds on first use also
+write to. ``--only cpu`` or ``--only cuda`` selects one half, ``--out`` another folder.
 """
 
 from __future__ import annotations
@@ -20,9 +20,13 @@ HALVES = {"cpu": _build.CPU_MODULE, "cuda": _build.CUDA_MODULE}
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parses the command line and builds; returns the exit status."""
     parser = argparse.ArgumentParser(prog="voxelfield build", description=__doc__)
-    parser.add_argument("--out", type=Path, help="folder for the modules (default: where builds on first use go)")
-    parser.add_argument("--only", choices=sorted(HALVES), help="one half (default: CPU, and CUDA for a visible GPU)")
-    parser.add_argument("--objects", type=Path, help="keep object files here, to recompile only what changed later")
+    parser.add_argument("--out", type=Path, help="folder for the modules (default: that of builds on first use)")
+    parser.add_argument(
+        "--only", choices=sorted(HALVES), help="compile one half (default: CPU, and CUDA if a GPU is visible)"
+    )
+    parser.add_argument(
+        "--objects", type=Path, help="keep object files here, so that only changed files are recompiled"
+    )
     parser.add_argument("--werror", action="store_true", help="treat the compilers' warnings as errors")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)

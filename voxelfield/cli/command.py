@@ -11,16 +11,16 @@ from voxelfield.cli.errors import HOW_TO_INSTALL, TRAINING_PACKAGES
 VERBS = {
     "train": "fit a field to a scene; takes the overrides of train.py, such as scene=lego",
     "eval": "compare a trained field with views of its scene",
-    "render": "draw a trained field along a path, as a video or as images",
-    "view": "walk through a trained field in a browser",
-    "report": "write the report of a finished run again",
+    "render": "render a trained field along a path, as a video or as images",
+    "view": "explore a trained field in a browser",
+    "report": "rewrite the report of a finished run",
     "export": "write a trained field as a mesh, points or a volume, or its scene's cameras",
     "download": "fetch a public scene",
     "process": "find the poses of photographs or of a video's frames",
-    "inspect": "draw a scene's cameras, box and images, and warn of what usually goes wrong",
-    "doctor": "check this machine: versions, compilers, GPUs and the kernels that serve them",
+    "inspect": "draw a scene's cameras, box and images, and warn of common problems",
+    "doctor": "check this machine: versions, compilers, GPUs and compiled kernels",
     "build": "compile the extension now instead of on first use",
-    "bench": "time the sampling op beside torch's grid_sample",
+    "bench": "time the sampling op against torch's grid_sample",
 }
 # Verbs whose module has a different name.
 _MODULES = {"eval": "evaluate"}
@@ -57,4 +57,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _print_usage() -> None:
     width = max(map(len, VERBS))
     verbs = "\n".join(f"  {verb:{width}}  {purpose}" for verb, purpose in VERBS.items())
-    print(f"usage: voxelfield VERB ...\n\n{verbs}\n\n`voxelfield VERB --help` tells more.")  # noqa: T201
+    print(f"usage: voxelfield VERB ...\n\n{verbs}\n\n`voxelfield VERB --help` lists the options.")  # noqa: T201

@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Parses the command line, prints what is found; returns 1 if something fails that must work."""
     parser = argparse.ArgumentParser(
         prog="voxelfield doctor",
-        description="Check this machine: versions, compilers, GPUs and their limits, and the kernels that serve them.",
+        description="Check this machine: versions, compilers, GPUs and their limits, and the compiled kernels.",
     )
     parser.parse_args(arguments)
     for check in (versions, compilers, gpus, cpu_kernels, cuda_kernels, training):
@@ -60,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except (DoctorError, RuntimeError, OSError) as error:
             print(f"FAILED {check.__name__.replace('_', ' ')}: {error}")  # noqa: T201
             return 1
-    print("everything that is installed works")  # noqa: T201
+    print("all checks passed")  # noqa: T201
     return 0
 
 
@@ -102,7 +102,7 @@ def gpus() -> Iterator[tuple[str, str]]:
         if (device.major, device.minor) < _build.OLDEST:
             major, minor = _build.OLDEST
             raise DoctorError(
-                f"GPU {index} is older than compute capability {major}.{minor}, the oldest that is served"
+                f"GPU {index} must have compute capability {major}.{minor} or later, got {device.major}.{device.minor}"
             )
         yield from _network_forms(index, shared if cap is None else min(shared, cap))
 
@@ -124,7 +124,7 @@ def _network_forms(index: int, limit: int) -> Iterator[tuple[str, str]]:
     others = [name for name in SHARED_MEMORY if name not in fitting]
     for form, names in (
         ("networks in shared memory", fitting),
-        (f"reading global memory instead, as a block may have {limit} bytes", others),
+        (f"networks partly in global memory, as a block may use {limit} bytes", others),
     ):
         if names:
             listed = ", ".join(f"{name} ({SHARED_MEMORY[name]} bytes)" for name in names)

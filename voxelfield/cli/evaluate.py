@@ -23,16 +23,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="voxelfield eval", description="Compare a trained field with views of its scene: PSNR, SSIM, LPIPS."
     )
     add_run_arguments(parser)
-    parser.add_argument("--split", default="test", help="whose views: train, val or test (default: test)")
-    parser.add_argument("--downscale", type=int, help="shrink images by this factor (default: to the run's size)")
-    parser.add_argument("--holdout", type=int, help="every so many views are for the test (default: as the run had it)")
-    parser.add_argument("--views", type=int, help="judge so many views, spread evenly (default: all)")
+    parser.add_argument("--split", default="test", help="split to evaluate: train, val or test (default: test)")
+    parser.add_argument("--downscale", type=int, help="shrink images by this factor (default: to the run's image size)")
+    parser.add_argument("--holdout", type=int, metavar="N", help="hold out every N-th view (default: as in the run)")
+    parser.add_argument("--views", type=int, help="number of views to evaluate, evenly spread (default: all)")
     parser.add_argument(
-        "--lpips", action=argparse.BooleanOptionalAction, help="compute LPIPS too (default: as the run did)"
+        "--lpips", action=argparse.BooleanOptionalAction, help="also compute LPIPS (default: as in the run)"
     )
-    parser.add_argument("--images", type=Path, metavar="DIR", help="write the rendered views there")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, for each view too")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write a table of the views there")
+    parser.add_argument("--images", type=Path, metavar="DIR", help="write the rendered views to this folder")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the metrics, also of each view, to this file")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="write a table of the views to this file")
     options = parser.parse_args(arguments)
     return in_one_line(lambda: evaluate(options))
 

@@ -37,7 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add_run_arguments(parser)
     parser.add_argument("--mesh", type=Path, metavar="FILE", help="triangles with normals and colours: ply, obj or glb")
-    parser.add_argument("--points", type=Path, metavar="FILE", help="points of the surface with the same: ply")
+    parser.add_argument(
+        "--points", type=Path, metavar="FILE", help="points of the surface with normals and colours: ply"
+    )
     parser.add_argument("--volume", type=Path, metavar="FILE", help="density and colour on a lattice: npz")
     parser.add_argument(
         "--cameras", type=Path, metavar="FILE", help="poses and intrinsics for the scene's image files: json"
@@ -45,30 +47,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--surface",
         default="density",
-        help="density: where that crosses a level; tsdf: fused from the depth that the training cameras see, smoother "
-        "and without what is thinner than a voxel; needs the scene (default: density)",
+        help="density: where the density crosses a level; tsdf: fused from depth maps of the training cameras, "
+        "smoother but without parts thinner than a voxel; needs the scene (default: density)",
     )
     parser.add_argument(
-        "--level", type=float, help="density at the surface, per unit (default: a voxel's length absorbs half)"
+        "--level", type=float, help="density at the surface, per unit (default: a voxel absorbs half of the light)"
     )
     parser.add_argument(
-        "--resolution", type=int, metavar="N", help="cells along the longest edge (default: as many as voxels)"
+        "--resolution", type=int, metavar="N", help="cells along the longest edge (default: one per voxel)"
     )
     parser.add_argument(
         "--box",
         type=int,
         default=1,
         metavar="K",
-        help="of nested boxes, export what is in the K-th, in voxels of its size (default: 1, the smallest)",
+        help="export the contents of the K-th nested box, at its voxel size (default: 1, the smallest)",
     )
     parser.add_argument("--largest-component", action="store_true", help="leave out all but the largest connected part")
-    parser.add_argument("--fill-holes", action="store_true", help="close holes, by fans of triangles")
-    parser.add_argument("--max-faces", type=int, metavar="N", help="merge triangles until there are no more")
+    parser.add_argument("--fill-holes", action="store_true", help="close holes with fans of triangles")
+    parser.add_argument("--max-faces", type=int, metavar="N", help="merge triangles until at most N are left")
     parser.add_argument(
         "--texture",
         type=int,
         metavar="PIXELS",
-        help="paint a picture of about that side (obj, glb; see --max-faces)",
+        help="paint a texture with sides of about PIXELS (obj, glb; see --max-faces)",
     )
     parser.add_argument("--count", type=int, default=1_000_000, metavar="N", help="number of points (default: 1000000)")
     options = parser.parse_args(arguments)
@@ -85,7 +87,7 @@ def export(options: argparse.Namespace) -> None:
     """
     paths = {name: getattr(options, name) for name in _CHECKS}
     if not any(paths.values()):
-        raise ValueError("export must be told what to write: --mesh, --points, --volume or --cameras, got none of them")
+        raise ValueError("export must be given at least one of --mesh, --points, --volume and --cameras, got none")
     for name, path in paths.items():
         if path is not None:
             _CHECKS[name](f"--{name}", path)
@@ -100,7 +102,7 @@ def export(options: argparse.Namespace) -> None:
         _export_surface(options, run, wanted, shape)
     if options.volume is not None:
         if is_empty(run.field, run.occupancy):
-            logger.warning("the field is empty: %s has no density that would show", options.volume)
+            logger.warning("the field is empty: %s contains no visible density", options.volume)
         save_volume(options.volume, run.field, run.occupancy, resolution=options.resolution, box=options.box)
         logger.info("wrote %s", options.volume)
     if options.cameras is not None:

@@ -20,13 +20,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Parses the command line and inspects; returns the exit status, 0 also where there are warnings."""
     parser = argparse.ArgumentParser(
         prog="voxelfield inspect",
-        description="Draw a scene's cameras, box, points and images into one picture and one page, and warn of what "
-        "usually goes wrong.",
+        description="Draw a scene's cameras, box, points and images into one picture and one page, and warn of "
+        "common problems.",
     )
-    parser.add_argument("scene", metavar="FOLDER", help="a scene's folder, or its name")
-    parser.add_argument("-o", "--out", type=Path, help=f"folder for {PICTURE} and {PAGE} (default: the working folder)")
+    parser.add_argument("scene", metavar="FOLDER", help="folder or name of the scene")
+    parser.add_argument("-o", "--out", type=Path, help=f"folder for {PICTURE} and {PAGE} (default: the current folder)")
     parser.add_argument(
-        "--data-root", type=Path, default=Path("data"), help="folder of scenes, for names (default: data)"
+        "--data-root", type=Path, default=Path("data"), help="folder of scenes given by name (default: data)"
     )
     options = parser.parse_args(arguments)
     return in_one_line(lambda: _inspect(options))

@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     defaults = ProcessOptions()
     parser = argparse.ArgumentParser(
         prog="voxelfield process",
-        description="Find the poses of photographs, or of frames of a video, and write a scene that can be trained on.",
+        description="Find the poses of photographs, or of frames of a video, and write a scene for training.",
     )
     parser.add_argument("source", type=Path, metavar="PHOTOS_OR_VIDEO", help="a folder of photographs, or a video")
     parser.add_argument("-o", "--out", type=Path, required=True, metavar="FOLDER", help="the scene's folder")
@@ -30,22 +30,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--frames",
         type=int,
         default=defaults.frames,
-        help=f"frames to take from a video, the sharpest of as many equal parts (default: {defaults.frames})",
+        help=f"number of frames to take from a video, the sharpest of each equal part (default: {defaults.frames})",
     )
     parser.add_argument(
         "--matching",
         choices=("exhaustive", "sequential"),
-        help="compare all photographs, or neighbours in the order of their names (default: sequential for a video)",
+        help="match all photographs, or neighbours by name (default: exhaustive, for a video sequential)",
     )
     parser.add_argument(
         "--camera-model",
         default=defaults.camera_model,
-        help=f"a model of COLMAP, such as PINHOLE, SIMPLE_RADIAL or OPENCV (default: {defaults.camera_model})",
+        help=f"camera model of COLMAP, such as PINHOLE, SIMPLE_RADIAL or OPENCV (default: {defaults.camera_model})",
     )
     parser.add_argument(
         "--per-image-camera",
         action="store_true",
-        help="a camera for every photograph (default: photographs of one size share one)",
+        help="use one camera per photograph (default: photographs of the same size share one)",
     )
     parser.add_argument(
         "--max-size",
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=defaults.max_size,
         help=f"shrink photographs whose longest side has more pixels (default: {defaults.max_size})",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace what FOLDER holds of an earlier call")
+    parser.add_argument("--overwrite", action="store_true", help="replace the results of an earlier call in FOLDER")
     options = parser.parse_args(arguments)
     return in_one_line(lambda: _process(options))
 
@@ -74,14 +74,14 @@ def _process(given: argparse.Namespace) -> None:
 def _told(report: Report, folder: Path) -> list[str]:
     lines = [
         f"registered {report.registered} of {report.photographs} photographs",
-        f"{report.points} points, each found in {report.mean_track_length:.1f} photographs, "
-        f"{report.mean_reprojection_error:.2f} pixels off on average",
+        f"{report.points} points, on average seen in {report.mean_track_length:.1f} photographs, with a reprojection "
+        f"error of {report.mean_reprojection_error:.2f} pixels",
     ]
     if report.unregistered:
         lines.append(f"not registered: {', '.join(report.unregistered)}")
     if report.other_models:
         others = " and ".join(map(str, report.other_models))
-        lines.append(f"left out: smaller models of {others} photographs, which share too little with this one")
+        lines.append(f"left out: smaller models of {others} photographs, which overlap too little with this one")
     if report.registered < _FEW * report.photographs:
         remedy = "take more in between" + (", or try --matching exhaustive" if report.matching == "sequential" else "")
         lines.append(f"many photographs were not registered: {remedy}")

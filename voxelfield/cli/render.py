@@ -44,49 +44,49 @@ def parser() -> argparse.ArgumentParser:
     """Returns what parses the command line."""
     parser = argparse.ArgumentParser(
         prog="voxelfield render",
-        description="Draw a trained field along a path of cameras, as a video or as numbered images.",
+        description="Render a trained field along a camera path, as a video or as numbered images.",
     )
     add_run_arguments(parser)
     parser.add_argument(
         "--path",
         default="orbit",
         metavar="PATH",
-        help="orbit: a circle at the training cameras' mean distance and height; spiral: for cameras that look the "
-        "same way, as LLFF's; interpolate: through ten of the training cameras; or a camera path (*.json) of "
-        "nerfstudio's viewer or voxelfield's (default: orbit)",
+        help="orbit: a circle at the training cameras' mean distance and height; spiral: for cameras that face the "
+        "same way, such as LLFF's; interpolate: through ten of the training cameras; or a camera path (*.json) saved "
+        "by nerfstudio's or voxelfield's viewer (default: orbit)",
     )
-    parser.add_argument(
-        "--split", help="take the cameras of another split, such as test, for orbit, spiral or interpolate"
-    )
-    parser.add_argument("--frames", type=int, help="number of frames (default: 120, or as the camera path has)")
+    parser.add_argument("--split", help="split whose cameras determine orbit, spiral or interpolate (default: train)")
+    parser.add_argument("--frames", type=int, help="number of frames (default: 120, or that of the camera path)")
     parser.add_argument("--range", metavar="A:B", help="render only frames A to B - 1 of these, into a folder")
-    parser.add_argument("--fps", type=float, help="frames per second (default: 30, or as the camera path has)")
-    parser.add_argument("--size", metavar="WxH", help="in pixels (default: that of the training images or of the path)")
+    parser.add_argument("--fps", type=float, help="frames per second (default: 30, or that of the camera path)")
+    parser.add_argument("--size", metavar="WxH", help="in pixels (default: that of the training images or the path)")
     parser.add_argument(
-        "--supersampling", type=int, metavar="N", help="N x N rays for each pixel (default: as the run's evaluation)"
+        "--supersampling", type=int, metavar="N", help="cast N x N rays per pixel (default: as in the run's evaluation)"
     )
     parser.add_argument(
-        "--background", metavar="COLOUR", help="white, black or three numbers R,G,B in [0, 1] (default: as the run's)"
+        "--background", metavar="COLOUR", help="white, black or three numbers R,G,B in [0, 1] (default: the run's)"
     )
-    parser.add_argument("--show", choices=PICTURES, default="rgb", help="what a video shows (default: rgb)")
+    parser.add_argument("--show", choices=PICTURES, default="rgb", help="quantity that a video shows (default: rgb)")
     parser.add_argument(
         "--out",
         type=Path,
-        help="a video (mp4, mkv, webm or mov) or a folder (default: PATH.mp4). A folder gets numbered images, and the "
-        "same command continues where it stopped",
+        help="a video (mp4, mkv, webm or mov) or a folder (default: PATH.mp4). A folder receives numbered images, and "
+        "the same command continues where it stopped",
     )
-    parser.add_argument("--codec", choices=CODECS, help="of the video (default: that of its ending)")
+    parser.add_argument("--codec", choices=CODECS, help="codec of the video (default: by its suffix)")
     parser.add_argument(
         "--crf",
         type=int,
         metavar="N",
-        help="quality of the video: higher is smaller and worse (default: 16 to 24)",
+        help="quality of the video: higher values give smaller, worse files (default: 16 to 24)",
     )
     parser.add_argument(
-        "--pixels", metavar="LAYOUT", help="of the video, as ffmpeg calls it, such as yuv444p (default: yuv420p)"
+        "--pixels", metavar="LAYOUT", help="ffmpeg's pixel format of the video, such as yuv444p (default: yuv420p)"
     )
-    parser.add_argument("--format", choices=("png", "exr"), default="png", help="of images (default: png)")
-    parser.add_argument("--depth", action="store_true", help="write a 16-bit depth beside each PNG; EXR always has it")
+    parser.add_argument("--format", choices=("png", "exr"), default="png", help="format of images (default: png)")
+    parser.add_argument(
+        "--depth", action="store_true", help="write a 16-bit depth map beside each PNG; EXR always has one"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace frames of another path in the folder")
     return parser
 
@@ -147,7 +147,7 @@ def seen_point(run: Run, cameras: Cameras) -> Tensor:
     view = run.render(cameras, central)
     solid = view.depth[view.opacity > 0.5]
     if len(solid) == 0:
-        raise ValueError("--path must be orbit or interpolate, because the middle camera sees nothing to go around")
+        raise ValueError("--path must be orbit or interpolate, because the middle camera sees no subject to circle")
     depth = 1 / float((1 / solid).mean())
     pose = cameras.c2w[central]
     return pose[:3, 3] - depth * pose[:3, 2]
@@ -168,11 +168,11 @@ def _write_frames(run: Run, renderer: FieldRenderer, cameras: Cameras, options: 
         for index, view in zip(missing, _with_progress(views, len(missing)), strict=True):
             folder.save(index, view)
     logger.info(
-        "wrote %d frames of %dx%d to %s, where %d were already",
+        "wrote %d frames of %dx%d to %s, which already had %d",
         *(len(missing), cameras.width, cameras.height, options.out, end - first - len(missing)),
     )
     if options.depth:
-        logger.info("depth PNGs count in steps of %.6g world units; 0 means that nothing was hit", folder.depth_unit)
+        logger.info("one step of a depth PNG is %.6g world units; 0 means that nothing was hit", folder.depth_unit)
 
 
 def _with_progress(views: Iterator[View], total: int) -> Iterator[View]:
@@ -184,7 +184,9 @@ def _with_progress(views: Iterator[View], total: int) -> Iterator[View]:
         most = highest if most is None else torch.maximum(most, highest)
         yield view
     if most is not None and float(most) < MIN_VISIBLE_OPACITY:
-        logger.warning("all %d frames show nothing but the background: the field is empty where they look", total)
+        logger.warning(
+            "all %d frames show nothing but the background: the field is empty where the cameras look", total
+        )
 
 
 def _check(options: argparse.Namespace, is_video: bool) -> None:
@@ -205,7 +207,7 @@ def _check(options: argparse.Namespace, is_video: bool) -> None:
         for name, what in (("frames", "which lists its frames"), ("split", "which has its own cameras")):
             value = getattr(options, name)
             if value is not None:
-                raise ValueError(f"--{name} must be left to {path}, {what}, got {value}")
+                raise ValueError(f"--{name} must be left out with {path}, {what}, got {value}")
         read_camera_path(path)
     if is_video:
         _video_format(options)
@@ -220,7 +222,7 @@ def _check(options: argparse.Namespace, is_video: bool) -> None:
         if unused:
             raise ValueError(f"--{unused[0]} is for videos: --out must be a video, got {options.out}")
         if options.depth and options.format == "exr":
-            raise ValueError("--depth is for PNGs: EXR has the depth as its channel Z")
+            raise ValueError("--depth is for PNGs: EXR files contain the depth as channel Z")
         if options.range is not None:
             _range(options.range, None)
 

@@ -22,8 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Parses the command line and writes; returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="voxelfield report",
-        description="Write the report of a finished run again: one HTML file with its figures, curves, views, timing "
-        "and settings. The views are drawn again; figures are those of metrics.json.",
+        description="Rewrite the report of a finished run: one HTML file with its metrics, curves, views, timing and "
+        "settings. The views are rendered again; the metrics are those of metrics.json.",
     )
     add_run_arguments(parser)
     parser.add_argument("--out", type=Path, metavar="FILE", help="file to write (default: RUN/report.html)")
@@ -60,9 +60,9 @@ def read_metrics(directory: Path) -> dict[str, Any]:
     if not directory.is_dir():
         raise ValueError(f"RUN must be a run directory, which holds the records of a run, got {directory}")
     if not path.is_file():
-        raise FileNotFoundError(f"{path} is not there: RUN must be the directory of a run that has finished")
+        raise FileNotFoundError(f"{path} does not exist: RUN must be the directory of a finished run")
     try:
         metrics: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return metrics | {"psnr": float(metrics["psnr"]), "per_view": list(metrics["per_view"])}
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} must hold the metrics of a finished run, got something else: {error}") from error
+        raise ValueError(f"{path} must contain the metrics of a finished run ({error})") from error

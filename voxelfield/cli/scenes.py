@@ -20,7 +20,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--data-root", type=Path, help="folder of scenes (default: data.root of the run)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<index> (default: auto)")
     parser.add_argument(
-        "--missing-images", choices=("error", "skip"), help="what to do about absent images (default: as the run did)"
+        "--missing-images", choices=("error", "skip"), help="how to handle missing images (default: as in the run)"
     )
 
 

@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def without_tracebacks() -> Iterator[None]:
     """Suppresses the tracebacks of errors that do not stop a run: failed log records, and errors that end a thread."""
     hook, raising = threading.excepthook, logging.raiseExceptions
-    threading.excepthook = lambda ended: logger.error("a thread in the background ended: %s", ended.exc_value)
+    threading.excepthook = lambda ended: logger.error("a background thread failed: %s", ended.exc_value)
     # On a full disk, or once the terminal is closed, each record of the log would be followed by a traceback.
     logging.raiseExceptions = False
     try:
@@ -152,7 +152,7 @@ def train(config: DictConfig) -> float | None:
     logger.info("scene=%s model=%s trainer=%s", choices["scene"], choices["model"], choices["trainer"])
     on_cpu = HydraConfig.get().job.config_name == "train_cpu"
     if on_cpu and (choices["model"], choices["trainer"]) == ("mlp", "cpu"):
-        logger.info("on a CPU model=mlp and trainer=cpu are the defaults (smaller images, one smaller grid)")
+        logger.info("on a CPU, model=mlp and trainer=cpu are the defaults (smaller images, one smaller grid)")
     if choices["scene"] == "folder" and choices["trainer"] in ("unbounded", "few_photographs"):
         logger.info("trainer=%s is the default for this number of photographs", choices["trainer"])
     try:

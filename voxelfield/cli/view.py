@@ -34,12 +34,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parser() -> argparse.ArgumentParser:
     """Returns what parses the command line."""
     parser = argparse.ArgumentParser(
-        prog="voxelfield view", description="Walk through a trained field in a browser. Ctrl-C ends it."
+        prog="voxelfield view", description="Explore a trained field in a browser. Ctrl-C stops the viewer."
     )
     add_run_arguments(parser)
-    parser.add_argument("--port", type=int, default=8080, help="port to serve at (default: 8080)")
+    parser.add_argument("--port", type=int, default=8080, help="port to listen on (default: 8080)")
     parser.add_argument(
-        "--host", default="127.0.0.1", help="address to serve at; 0.0.0.0 lets other machines in (default: 127.0.0.1)"
+        "--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 admits other machines (default: 127.0.0.1)"
     )
     return parser
 

@@ -50,7 +50,7 @@ def load_capture(
     there = present_photos(source, photos, options.missing_images or "skip")
     lack = [photo.path for photo in there if photo.shrunk is None]
     if 0 < len(lack) < len(there):
-        logger.info("%s: all images are averaged, as %s has no shrunk one", source, lack[0])
+        logger.info("%s: all images are downscaled from full size, as %s has no reduced copy", source, lack[0])
         there = [replace(photo, shrunk=None) for photo in there]
     if listed is None:
         splits: Mapping[str, Sequence[Photo]] = held_out(there, options.holdout)
@@ -64,7 +64,7 @@ def load_capture(
     for name in wanted:
         if not splits.get(name):
             has = ", ".join(split for split, some in splits.items() if some)
-            raise ValueError(f"splits must be of those that {source} has ({has}), got {name}")
+            raise ValueError(f"splits must be among those of {source} ({has}), got {name}")
         loaded[name] = read_split(splits[name], options)
     name, cpu = folder.resolve().name, torch.device("cpu")
     transparent = any(bool((split.images[..., 3] < 255).any()) for split in loaded.values())

@@ -120,7 +120,7 @@ def _photo(folder: Path, source: Path, image: Any, camera: Any) -> Photo:
             f"{source}: camera {camera.camera_id} must have a size of at least 1x1, got {camera.width}x{camera.height}"
         )
     if Path(image.name).is_absolute() or ".." in Path(image.name).parts:
-        raise ValueError(f"{source}: names of images must be inside of the folder images, got {shown(image.name)}")
+        raise ValueError(f"{source}: names of images must be inside the folder images, got {shown(image.name)}")
     w2c = torch.eye(4, dtype=torch.float64)
     w2c[:3] = torch.from_numpy(np.array(image.cam_from_world().matrix()))
     if not bool(w2c.isfinite().all()):

@@ -29,7 +29,7 @@ class _Walk:
     def skip(self, size: int, what: str) -> None:
         """Skips ``size`` bytes."""
         if size > len(self._data) - self._at:
-            raise ValueError(f"{self._path}: must hold whole {what}, got a file that ends in the middle of them")
+            raise ValueError(f"{self._path}: must hold complete {what}, got a truncated file")
         self._at += size
 
     def number(self, form: str, what: str) -> int:
@@ -44,7 +44,7 @@ class _Walk:
         count = self.number(form, what)
         if count * least > len(self._data) - self._at:
             raise ValueError(
-                f"{self._path}: must hold as many {what} as it says, {count}, got a file of {len(self._data)} bytes"
+                f"{self._path}: must hold {count} {what}, as it declares, got a file of {len(self._data)} bytes"
             )
         return count
 

@@ -92,11 +92,11 @@ def download(
     folder = root / manifest.name
     wanted = _unverified(folder, manifest.files)
     if not wanted:
-        logger.info("%s: all %d files are there and verified, nothing to fetch", folder, len(manifest.files))
+        logger.info("%s: all %d files are present and verified, nothing to fetch", folder, len(manifest.files))
         return folder
     replaced = [path for path in wanted if (folder / path).exists()]
     if replaced:
-        logger.warning("%s: files that differ from the manifest get replaced (%d): %s", folder, *_summary(replaced))
+        logger.warning("%s: replacing files that differ from the manifest (%d): %s", folder, *_summary(replaced))
     logger.info("%s: %s; licence %s", manifest.name, manifest.credit, manifest.licence)
     root.mkdir(parents=True, exist_ok=True)
     reasons = []

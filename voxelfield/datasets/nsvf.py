@@ -105,5 +105,5 @@ def _read_box(file: Path) -> Tensor:
     numbers = _read_numbers(file)
     # A seventh is the size of NSVF's voxels.
     if len(numbers) not in (6, 7):
-        raise ValueError(f"{file}: must hold the two corners of a box, and maybe a voxel's size, got {len(numbers)}")
+        raise ValueError(f"{file}: must hold the two corners of a box, and optionally a voxel size, got {len(numbers)}")
     return torch.tensor(numbers[:6], dtype=torch.float64).view(2, 3)

@@ -231,7 +231,7 @@ def _lens(photos: Sequence[Photo], distortion: bool) -> Lens | None:
     """Returns the lenses of photographs as one, without their terms unless ``distortion``; None for pinholes."""
     fisheyes = [photo.path for photo in photos if photo.lens is not None and photo.lens.is_fisheye]
     if 0 < len(fisheyes) < len(photos):
-        raise ValueError(f"{fisheyes[0]}: lens must be perspective, as others of the split are, got a fisheye")
+        raise ValueError(f"{fisheyes[0]}: lens must be perspective, like others of the split, got a fisheye")
     if not fisheyes and (not distortion or all(photo.lens is None for photo in photos)):
         return None
     pinhole = torch.zeros(1, len(LENS_TERMS))

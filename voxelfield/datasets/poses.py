@@ -113,12 +113,12 @@ def check_cameras_see(name: str, cameras: Cameras, aabb: Tensor) -> None:
         return
     if bool(sees_box(turned_about(cameras.c2w), cameras.intrinsics, size, aabb).any()):
         remedy = (
-            "turned about they would, so the poses seem to have OpenCV's axes (y down, looking along z): negate the "
-            "second and the third column of each"
+            "the poses seem to have OpenCV's axes (y down, looking along z): negate the second and the third column "
+            "of each"
         )
     else:
         remedy = "choose another scene.aabb, or check that the poses are camera to world"
-    raise ValueError(f"{name} must see scene.aabb, got {len(cameras)} that look past {aabb.tolist()}: {remedy}")
+    raise ValueError(f"{name} must see scene.aabb, {aabb.tolist()}, got {len(cameras)} that do not: {remedy}")
 
 
 def _first(bad: Tensor) -> int | None:

@@ -123,11 +123,11 @@ def image_path(file: Path, file_path: str, key: str = "file_path") -> Path:
     # By its words, as links within the folder may well lead out of it.
     inside = os.path.relpath(os.path.join(folder, file_path), folder)  # noqa: PTH118 - joins what Path would clean
     if inside.split(os.sep, 1)[0] == os.pardir:
-        raise ValueError(f"{file}: '{key}' must be inside of the scene's folder, got {shown(file_path)}")
+        raise ValueError(f"{file}: '{key}' must be inside the scene's folder, got {shown(file_path)}")
     encoded = os.path.join(folder, inside).encode(errors="surrogatepass")  # noqa: PTH118
     longest = max(map(len, encoded.split(os.sep.encode())))
     if longest > _LONGEST_NAME or len(encoded) > _LONGEST_PATH or b"\0" in encoded:
-        raise ValueError(f"{file}: '{key}' must be a path that a file can have, got {shown(file_path)}")
+        raise ValueError(f"{file}: '{key}' must be a valid file path, got {shown(file_path)}")
     path = file.parent / inside
     # Only known suffixes count: in "view_0.5" the ".5" belongs to the name.
     return path if path.suffix.lower() in IMAGE_SUFFIXES else path.with_name(path.name + ".png")

@@ -65,7 +65,7 @@ class SurfaceOptions:
         if self.level is not None and not 0 < self.level < float("inf"):
             raise ValueError(f"level must be a density above 0, got {self.level:g}")
         if self.level is not None and self.kind == "tsdf":
-            raise ValueError(f"level must not be given for surface tsdf, which has none, got {self.level:g}")
+            raise ValueError(f"level must be left out for surface tsdf, which has none, got {self.level:g}")
         for name in ("resolution", "box", "slab", "chunk"):
             value = getattr(self, name)
             if value is not None and value < 1:

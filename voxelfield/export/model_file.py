@@ -290,11 +290,11 @@ def read_model(path: Path, device: torch.device) -> ModelParts:
             description = json.loads(text[begin:])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
     except (SafetensorError, KeyError, ValueError, RecursionError) as error:
-        raise ModelFileError(f"{path} is no voxelfield model, or damaged: {_one_line(error)}") from error
+        raise ModelFileError(f"{path} is not a voxelfield model, or is damaged: {_one_line(error)}") from error
     if not isinstance(description, dict):
-        raise ModelFileError(f"{path} is no voxelfield model: its description is a {type(description).__name__}")
+        raise ModelFileError(f"{path} is not a voxelfield model: its description is a {type(description).__name__}")
     if begin > 0 and text != _with_checksum(text[begin:]):
-        raise ModelFileError(f"{path} is damaged: the checksum of its description is another")
+        raise ModelFileError(f"{path} is damaged: the checksum of its description does not match")
     if description.get("format") not in _READABLE:
         older = description.get("format") in range(FORMAT)
         remedy = "export the run again" if older else "upgrade voxelfield"
@@ -305,10 +305,10 @@ def read_model(path: Path, device: torch.device) -> ModelParts:
         raise ModelFileError(f"{path} is damaged: its description has no checksum")
     checksums = description.get("checksums")
     if not isinstance(checksums, dict) or checksums.keys() != tensors.keys():
-        raise ModelFileError(f"{path} is damaged: its tensors are not those of its description")
+        raise ModelFileError(f"{path} is damaged: its tensors do not match its description")
     for name, tensor in tensors.items():
         if _checksum(tensor) != checksums[name]:
-            raise ModelFileError(f"{path} is damaged: the checksum of {name} is not that of its description")
+            raise ModelFileError(f"{path} is damaged: the checksum of {name} does not match its description")
     with parts_of(path):
         field, occupancy = _unpack(description, tensors, device, path.stat().st_size)
         config: DictConfig = OmegaConf.create(dict(description["config"]))
@@ -344,7 +344,7 @@ def _unpack(
     shapes = {name: _sizes(f"the shape of {name}", shape, 4) for name, shape in description["shapes"].items()}
     features = sum(map(math.prod, shapes.values()))
     if features > max(_FEATURES_OF_ANY_FILE, _FEATURES_PER_BYTE * size):
-        raise _InconsistentError(f"{features} features are more than a file of {size} bytes can mean")
+        raise _InconsistentError(f"{features} features are more than a file of {size} bytes can describe")
     cells = _sizes("the number of cells", description["occupancy"], 3)
     if math.prod(cells) > _MAX_CELLS:
         raise _InconsistentError(f"{cells} cells are too many")

@@ -155,7 +155,7 @@ def unpack_bytes(packed: Tensor, size: int) -> np.ndarray[tuple[int], np.dtype[n
     """
     # DEFLATE makes at most 1032 bytes of one, so a larger size is rejected before memory is allocated.
     if size > 1032 * packed.numel():
-        raise ValueError(f"compressed data must be {size} bytes, but {packed.numel()} bytes cannot hold so many")
+        raise ValueError(f"compressed data must be {size} bytes, but {packed.numel()} bytes cannot hold that many")
     decompressor = zlib.decompressobj()
     try:
         plain = decompressor.decompress(packed.numpy().data, size + 1)

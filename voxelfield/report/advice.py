@@ -35,8 +35,8 @@ def diverged(record: RunRecord) -> Finding | None:
         return None
     return Finding(
         "training diverged",
-        "training pixels are shown clearly worse than by the untrained field: lower trainer.rates.grid and "
-        "trainer.rates.network, for instance to half of what they are",
+        "training pixels are rendered clearly worse than by the untrained field: lower trainer.rates.grid and "
+        "trainer.rates.network, for example by half",
     )
 
 
@@ -48,7 +48,7 @@ def hardly_alike(record: RunRecord) -> Finding | None:
     return Finding(
         "views hardly resemble their photographs",
         f"the mean PSNR is {psnr:.1f} dB: check poses, box and camera axes with `voxelfield inspect`, and train longer "
-        "than a smoke test does",
+        "than a smoke test",
     )
 
 
@@ -58,9 +58,9 @@ def remembered_photographs(record: RunRecord) -> Finding | None:
     if trained is None or record.metrics.get("split") == "train" or trained - judged < REMEMBERED:
         return None
     return Finding(
-        "photographs are remembered",
-        f"training pixels reach {trained:.1f} dB, held-out views {judged:.1f} dB: take more photographs from between "
-        "the given ones, lower trainer.finest_resolution, or raise trainer.loss.distortion; "
+        "the run overfits",
+        f"training pixels reach {trained:.1f} dB, held-out views {judged:.1f} dB: take more photographs between "
+        "the existing ones, lower trainer.finest_resolution, or raise trainer.loss.distortion; "
         "poses that are slightly off have the same effect (camera=refine)",
     )
 
@@ -71,8 +71,7 @@ def nothing_held_out(record: RunRecord) -> Finding | None:
         return None
     return Finding(
         "no view was held out",
-        "the figures are those of the photographs that were trained on, and say little of new views: "
-        "set data.holdout=8",
+        "the metrics are those of the training photographs, and say little about new views: set data.holdout=8",
     )
 
 
@@ -80,7 +79,7 @@ def missing_images(record: RunRecord) -> Finding | None:
     """Warns of views that were left out because their images are not there."""
     for message in record.logged:
         if "images are missing" in message:
-            return Finding("images are missing", f"{message}: put them back, or make sure that nothing needs them")
+            return Finding("images are missing", f"{message}: restore them, or make sure that they are not needed")
     return None
 
 
@@ -92,13 +91,13 @@ def occupied_space(record: RunRecord) -> Finding | None:
     if share < NEARLY_EMPTY:
         return Finding(
             "the box is nearly empty",
-            f"{100 * share:.2g} % of its cells hold something: a closer scene.aabb spends the grid on the subject, "
-            "and poses in another unit than the box look the same",
+            f"{100 * share:.2g} % of its cells are occupied: choose a scene.aabb closer to the subject, and check "
+            "that poses and box have the same unit",
         )
     if share > NEARLY_FULL:
         return Finding(
             "the box is full of fog",
-            f"{100 * share:.0f} % of its cells hold something: check poses and box with `voxelfield inspect`, or raise "
+            f"{100 * share:.0f} % of its cells are occupied: check poses and box with `voxelfield inspect`, or raise "
             "trainer.loss.sparsity or trainer.loss.distortion",
         )
     return None
@@ -115,8 +114,8 @@ def views_apart(record: RunRecord) -> Finding | None:
         return None
     return Finding(
         "some views are much worse than the others",
-        f"{_some(worse)} of {len(scores)}, against a median of {middle:.1f} dB: look there for a wrong pose, blur, "
-        "another exposure, or something that moved",
+        f"{_some(worse)} of {len(scores)}, against a median of {middle:.1f} dB: check them for wrong poses, blur, "
+        "different exposure and motion",
     )
 
 
@@ -127,7 +126,7 @@ def hidden_views(record: RunRecord) -> Finding | None:
         return None
     return Finding(
         "floaters near cameras",
-        f"something that no photograph shows hangs right before {_some(hidden)}: raise scene.near (with nested boxes) "
+        f"artefacts right in front of the camera hide part of {_some(hidden)}: raise scene.near (with nested boxes) "
         "or trainer.loss.distortion, or take photographs from there",
     )
 
@@ -151,7 +150,7 @@ def exposures_differ(record: RunRecord) -> Finding | None:
         return None
     return Finding(
         "photographs differ in exposure",
-        f"with a fitted exposure, views reach {fitted:.1f} dB instead of {record.metrics['psnr']:.1f} dB: judge by "
+        f"with a fitted exposure, views reach {fitted:.1f} dB instead of {record.metrics['psnr']:.1f} dB: compare "
         "psnr_fitted, and lock exposure and white balance for the next capture",
     )
 
@@ -166,9 +165,9 @@ def still_rising(record: RunRecord) -> Finding | None:
     if end - before < STILL_RISING:
         return None
     return Finding(
-        "views were still becoming better",
+        "views were still improving",
         f"they gained {end - before:.1f} dB in the last part of training: more steps, such as "
-        f"trainer.steps={2 * record.metrics['steps']}, should gain more",
+        f"trainer.steps={2 * record.metrics['steps']}, should improve them further",
     )
 
 

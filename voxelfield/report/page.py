@@ -30,7 +30,7 @@ _MEASURES = {
 _PARTS = {
     "load": "reading images",
     "train": "training, with previews and checkpoints",
-    "evaluate": "judging views",
+    "evaluate": "evaluating views",
     "write": "writing model and video",
 }
 _MEMORY = {
@@ -40,7 +40,7 @@ _MEMORY = {
     "copies": "16-bit copies",
     "average": "averaged weights",
     "images": "training images",
-    "samples": "samples of a step",
+    "samples": "samples of one step",
 }
 
 
@@ -119,7 +119,7 @@ def headline(record: RunRecord) -> list[Figure]:
     ]
     figures.append(Figure("training time", duration(metrics["train_seconds"])))
     figures.append(Figure("steps", f"{metrics['steps']:,}"))
-    figures.append(Figure(f"{metrics.get('split', 'test')} views judged", f"{metrics['views']:,}"))
+    figures.append(Figure(f"{metrics.get('split', 'test')} views evaluated", f"{metrics['views']:,}"))
     if "peak_gpu_gib" in metrics:
         figures.append(Figure("peak GPU memory", f"{metrics['peak_gpu_gib']:.1f}", "GiB"))
     return figures
@@ -185,8 +185,8 @@ def shares(amounts: Mapping[str, float], labels: Mapping[str, str], write: Calla
 def peaks(metrics: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Returns what was measured of memory."""
     measured = {
-        "peak_gpu_gib": "most that torch held on the GPU",
-        "peak_host_gib": "most that the process held on the host",
+        "peak_gpu_gib": "peak GPU memory allocated by torch",
+        "peak_host_gib": "peak host memory of the process",
     }
     return [(label, amount_of_memory(metrics[key])) for key, label in measured.items() if key in metrics]
 

@@ -51,11 +51,11 @@ def commands(directory: Path) -> tuple[tuple[str, str], ...]:
     run = shlex.quote(_shown(directory))
     again = _training_command(directory)
     return (
-        *([("Train the same again", again)] if again is not None else []),
-        ("Judge the views again", f"voxelfield eval {run}"),
-        ("Draw an orbit", f"voxelfield render {run} --out orbit.mp4"),
-        ("Look at the records", f"tensorboard --logdir {run}"),
-        ("Write this report again", f"voxelfield report {run}"),
+        *([("Repeat the training", again)] if again is not None else []),
+        ("Repeat the evaluation", f"voxelfield eval {run}"),
+        ("Render an orbit", f"voxelfield render {run} --out orbit.mp4"),
+        ("Show the records", f"tensorboard --logdir {run}"),
+        ("Rewrite this report", f"voxelfield report {run}"),
     )
 
 

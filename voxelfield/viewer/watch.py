@@ -28,7 +28,7 @@ class TrainingViewer:
         config: Says where the page is served.
 
     Raises:
-        ValueError: The port cannot be listened at.
+        ValueError: The port cannot be listened on.
         MissingPackageError: viser is not installed.
 
     Example:

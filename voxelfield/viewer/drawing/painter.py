@@ -139,10 +139,10 @@ class Painter:
         if not float(view.opacity.max()) < MIN_VISIBLE_OPACITY:
             return ""
         if is_empty(self._run.field, self._run.occupancy):
-            return "the field is empty, so every picture shows the background alone"
+            return "the field is empty, so every picture shows only the background"
         if not bool(self._occupancy.occupied.any()):
-            return "nothing of the field lies within the crop box"
-        return "nothing of the field is seen from here"
+            return "no part of the field lies within the crop box"
+        return "no part of the field is visible from here"
 
     def _optical_depth(self, points: Tensor) -> Tensor:
         """Returns the density at world positions (M, 3), times the length of a step there."""

@@ -32,7 +32,7 @@ class Address:
     names: tuple[str, str] = ("--host", "--port")
 
     def check(self) -> None:
-        """Raises ValueError unless the port can be listened at, and names what is wrong."""
+        """Raises ValueError unless the port can be listened on, and names what is wrong."""
         host_name, port_name = self.names
         if not 1 <= self.port <= 65535:
             raise ValueError(f"{port_name} must be 1 to 65535, got {self.port}")
@@ -54,7 +54,7 @@ class Address:
             if error.errno == errno.EADDRNOTAVAIL:
                 message = f"{host_name} must be an address of this machine, got {self.host}"
             elif isinstance(error, PermissionError):
-                message = f"{port_name} must be a port that you may listen at, got {self.port}: choose one above 1023"
+                message = f"{port_name} must be a port that you may listen on, got {self.port}: choose one above 1023"
             else:
                 message = f"{port_name} must be a free port, got {self.port}, which another program is using"
             raise ValueError(message) from error
@@ -103,7 +103,7 @@ def import_viser() -> Any:
         if (error.name or "").partition(".")[0] != "viser":
             raise
         raise MissingPackageError(
-            'viser must be installed to look at fields in a browser: pip install "voxelfield[viewer]"'
+            'viser must be installed to view fields in a browser: pip install "voxelfield[viewer]"'
         ) from error
 
 

@@ -40,7 +40,7 @@ class CamerasPanel:
         )
         self.view = gui.add_dropdown("View", tuple(self._names), initial_value=self._names[0])
         self.steps = gui.add_button_group("", ("Previous", "Go", "Next"))
-        self.compare = gui.add_checkbox("Compare with photograph", False, hint="Where the camera stands at a view.")
+        self.compare = gui.add_checkbox("Compare with photograph", False, hint="While the camera is at a view.")
         self.share = gui.add_slider("Photograph | render", 0.0, 1.0, 0.01, 0.5)
         self.shown.on_update(lambda _: self._show())
         self.size.on_update(lambda _: self._resize())

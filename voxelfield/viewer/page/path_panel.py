@@ -38,7 +38,7 @@ class PathPanel:
         self._playing = threading.Event()
         gui = stage.server.gui
         self.count = gui.add_markdown("")
-        self.add = gui.add_button("Add key frame", icon="plus", hint="Where the camera is now.")
+        self.add = gui.add_button("Add key frame", icon="plus", hint="At the current camera pose.")
         self.edit = gui.add_button_group("", ("Replace last", "Remove last", "Clear"))
         self.seconds = gui.add_number("Seconds", 6.0, min=0.1, max=3600.0, step=0.1)
         self.fps = gui.add_number("Frames/s", 30, min=1, max=240, step=1)
@@ -47,7 +47,7 @@ class PathPanel:
         self.play = gui.add_button("Play", icon="player-play")
         self.export = gui.add_button(f"Save {FILE_NAME}", icon="download")
         self.upload = gui.add_upload_button("Load a path", icon="upload", mime_type="application/json")
-        gui.add_markdown(f"`voxelfield render {run} --path {FILE_NAME}` makes the video.")
+        gui.add_markdown(f"`voxelfield render {run} --path {FILE_NAME}` renders the video.")
         self.add.on_click(lambda event: self._append(event.client))
         self.edit.on_click(self._edit)
         self.closed.on_update(lambda _: self._changed())

@@ -27,20 +27,20 @@ class RegionPanel:
         self.reach: Any = None
         if len(stage.boxes) > 1:
             names = tuple(str(number) for number in range(1, len(stage.boxes) + 1))
-            hint = "How far crop box and slice can go: 1 is the smallest of the nested boxes."
+            hint = "Limits crop box and slice: 1 is the smallest of the nested boxes."
             self.reach = gui.add_dropdown("Crop and slice in box", names, initial_value="1", hint=hint)
             self.reach.on_update(lambda _: self._change_reach())
         with gui.add_folder("Crop box", expand_by_default=False):
-            self.crop = gui.add_checkbox("Crop", False, hint="To whole cells of the occupancy grid.")
+            self.crop = gui.add_checkbox("Crop", False, hint="Rounded to whole cells of the occupancy grid.")
             self.sides = [
                 gui.add_multi_slider(axis, low, high, (high - low) / _STEPS, (low, high))
                 for axis, (low, high) in zip(AXES, self._limits, strict=True)
             ]
         with gui.add_folder("Slice through the density", expand_by_default=False):
             self.cut = gui.add_checkbox("Slice", False)
-            self.axis = gui.add_dropdown("Across", AXES, initial_value="z")
+            self.axis = gui.add_dropdown("Axis", AXES, initial_value="z")
             low, high = self._limits[2]
-            self.position = gui.add_slider("At", low, high, (high - low) / _STEPS, (low + high) / 2)
+            self.position = gui.add_slider("Position", low, high, (high - low) / _STEPS, (low + high) / 2)
             gui.add_markdown("Opacity of one sample: blue for empty, red for solid.")
         for side in self.sides:
             side.on_update(lambda _: self._apply_crop())

@@ -42,7 +42,7 @@ class TrainingPanel:
         self.charts: dict[str, Any] = {}
         if live is not None:
             self.pause = gui.add_button("Pause", icon="player-pause")
-            self.steps = gui.add_number("Steps at once", 1, min=1, max=100000, step=1)
+            self.steps = gui.add_number("Steps per click", 1, min=1, max=100000, step=1)
             self.step = gui.add_button("Step", icon="player-skip-forward", disabled=True)
             self.pause.on_click(lambda _: self._toggle(live))
             self.step.on_click(lambda _: live.allow(int(self.steps.value)))
@@ -72,10 +72,10 @@ class TrainingPanel:
     def _tell(self) -> None:
         if self._live is None:
             if not self.charts:
-                self._set(self.status, "content", "Nothing of this run's training is recorded.")
+                self._set(self.status, "content", "No training records of this run were found.")
             return
         paused = self._live.paused
-        self._set(self.pause, "label", "Go on" if paused else "Pause")
+        self._set(self.pause, "label", "Resume" if paused else "Pause")
         self._set(self.step, "disabled", not paused)
         state = "paused" if paused else "training"
         self._set(self.status, "content", f"Step **{self._live.step}** of {self._live.steps}, {state}")

@@ -15,12 +15,12 @@ from voxelfield.viewer.page.stage import DEFAULT_ROWS, Stage
 from voxelfield.viewer.scheduling.worker import Frame, Request
 
 _MEANINGS = {
-    "rgb": "Colours over the background of the evaluation.",
+    "rgb": "Colours over the evaluation's background.",
     "depth": "Distance along the ray, from near (blue) to far (red).",
-    "normal": "Orientation of the surface that the depth describes: x, y, z as red, green, blue.",
+    "normal": "Orientation of the surface given by the depth: x, y, z as red, green, blue.",
     "opacity": "Opacity of the ray, from 0 (black) to 1 (white).",
-    "samples per ray": f"Samples that show: white for none, red for {MANY_SAMPLES} and more.",
-    "occupancy": "Cells that rays are sampled in, coloured along z.",
+    "samples per ray": f"Visible samples: white for none, red for {MANY_SAMPLES} or more.",
+    "occupancy": "Cells in which rays are sampled, coloured along z.",
 }
 _KEYS = """
 - **drag** to orbit, **right-drag** to move sideways, **scroll** to come closer
@@ -44,15 +44,17 @@ class ViewPanel:
         gui = stage.server.gui
         self.mode = gui.add_dropdown("Show", MODES, initial_value="rgb")
         self.meaning = gui.add_markdown(_MEANINGS["rgb"])
-        self.exposure = gui.add_slider("Exposure", -4.0, 4.0, 0.1, 0.0, hint="Stops; for colours only.")
-        self.rows = gui.add_slider("Rows at rest", 100, 2160, 20, DEFAULT_ROWS, hint="Height of sharp pictures.")
+        self.exposure = gui.add_slider("Exposure", -4.0, 4.0, 0.1, 0.0, hint="In stops; affects colours only.")
+        self.rows = gui.add_slider(
+            "Rows at rest", 100, 2160, 20, DEFAULT_ROWS, hint="Picture height while the camera rests."
+        )
         self.rate = gui.add_slider(
-            "Moving, frames/s", 1, 120, 1, frames_per_second, hint="While the camera moves, pictures become coarser."
+            "Moving, frames/s", 1, 120, 1, frames_per_second, hint="While the camera moves, pictures are smaller."
         )
         self.status = gui.add_markdown("Waiting for the first picture.")
-        self.home = gui.add_button("Home", icon="home", hint="Goes to where every visitor begins.")
-        self.screenshot = gui.add_button("Screenshot", icon="camera", hint="This view as a PNG, as sharp as it gets.")
-        self.scale = gui.add_slider("Screenshot, times", 1, 4, 1, 1, hint="How many times as many rows as on the page.")
+        self.home = gui.add_button("Home", icon="home", hint="Returns to the initial view.")
+        self.screenshot = gui.add_button("Screenshot", icon="camera", hint="Saves this view as a PNG at full quality.")
+        self.scale = gui.add_slider("Screenshot scale", 1, 4, 1, 1, hint="Height relative to the page.")
         with gui.add_folder("Keys", expand_by_default=False, order=1e6):
             gui.add_markdown(_KEYS)
         self.mode.on_update(lambda _: self._change_mode())

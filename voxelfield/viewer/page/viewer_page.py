@@ -45,7 +45,7 @@ class ViewerPage:
         live: The training in progress, if any.
 
     Raises:
-        ValueError: The port cannot be listened at.
+        ValueError: The port cannot be listened on.
         MissingPackageError: viser is not installed.
     """
 

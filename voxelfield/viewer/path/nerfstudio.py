@@ -102,7 +102,7 @@ def read_path(content: bytes, name: str) -> tuple[list[Viewpoint], PathSettings]
             bool(found.get("is_cycle", False)),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{name} must be a camera path as nerfstudio writes it, with key frames: {error!r}") from error
+        raise ValueError(f"{name} must be a camera path in nerfstudio's format, with key frames: {error!r}") from error
     if not keys:
         raise ValueError(f"{name} must be a camera path with key frames, got none")
     return keys, settings
