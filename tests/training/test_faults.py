@@ -449,7 +449,13 @@ def test_a_session_explains_want_of_memory(make_session, monkeypatch, where):
 
 
 def test_a_run_directory_that_goes_away_is_made_anew_with_a_warning(make_session, caplog):
-    session = make_session(on_step=lambda session: session.step == 6 and shutil.rmtree(session.output))
+    def remove(session: Session) -> None:
+        if session.step == 6:
+            # Otherwise a checkpoint that is still being written in the background could fail.
+            session.wait()
+            shutil.rmtree(session.output)
+
+    session = make_session(on_step=remove)
     assert session.fit()
     assert f"{session.output} was deleted, with everything that this run had written there" in caplog.text
     assert load_checkpoint(session.output)["step"] == 12
