@@ -67,12 +67,11 @@ class Cameras:
                 f"Cameras index must be a slice, a sequence or a tensor, got the int {index}: "
                 f"use cameras[{index}:{index + 1}] or cameras[[{index}]]"
             )
-        # An empty list has no integer type of its own.
-        chosen = index if isinstance(index, slice) or len(index) > 0 else torch.empty(0, dtype=torch.int64)
-        if not isinstance(chosen, slice):
-            chosen = torch.as_tensor(chosen)
-        lens = None if self.lens is None else self.lens[chosen]
-        return Cameras(self.c2w[chosen], self.intrinsics[chosen], self.width, self.height, lens)
+        if not isinstance(index, slice | Tensor):
+            # An empty list would become a float tensor.
+            index = torch.tensor(index) if len(index) > 0 else torch.empty(0, dtype=torch.int64)
+        lens = None if self.lens is None else self.lens[index]
+        return Cameras(self.c2w[index], self.intrinsics[index], self.width, self.height, lens)
 
     def to(self, device: torch.device | str) -> Cameras:
         """Returns the same cameras on ``device``."""

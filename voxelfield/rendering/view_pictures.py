@@ -20,7 +20,8 @@ PICTURES = ("rgb", "depth", "opacity")
 # Number of frames that are rendered to find a path's range of depths, and the height of their images.
 _LOOKS, _LOOK_HEIGHT = 8, 128
 
-_MIN_DEPTH = 1e-6  # :func:`picture` shows inverse depths
+# Depths are not shown as less than this, because `picture` shows their inverse.
+_MIN_DEPTH = 1e-6
 
 
 def picture(view: View, shown: str, near_far: tuple[float, float]) -> Tensor:
@@ -59,9 +60,7 @@ def depth_range(renderer: FieldRenderer, cameras: Cameras) -> tuple[float, float
     depths = torch.cat([view.depth[view.opacity > 0.5] for view in views])
     if len(depths) == 0:
         return 0.5, 1.0
-    ordered = depths.sort().values
-    last = len(ordered) - 1
-    near, far = (max(float(ordered[round(share * last)]), _MIN_DEPTH) for share in (0.01, 0.99))
+    near, far = (max(depth, _MIN_DEPTH) for depth in _percentiles(depths))
     # The range must not be empty: a wall that faces the camera has a single depth.
     return near, max(far, 1.001 * near)
 
@@ -122,16 +121,20 @@ def depth_colors(depth: Tensor, opacity: Tensor, near_far: tuple[float, float] |
         (H, W, 3) float32 in [0, 1].
     """
     filled = (opacity > 0.5) & depth.isfinite()
-    low, high = _depth_range(depth[filled]) if near_far is None else near_far
+    depths = depth[filled]
+    if near_far is None:
+        near_far = _percentiles(depths) if len(depths) > 0 else (0.0, 1.0)
+    low, high = near_far
     # The lower bound avoids a division by zero for a flat wall.
     scaled = (depth - low) / max(high - low, 1e-6)
     return torch.where(filled.unsqueeze(-1), turbo(scaled), 1.0)
 
 
-def _depth_range(depths: Tensor) -> tuple[float, float]:
-    """Returns the 1st and 99th percentile, by sorting, because torch.quantile rejects more than 2**24 values."""
-    if depths.numel() == 0:
-        return 0.0, 1.0
+def _percentiles(depths: Tensor) -> tuple[float, float]:
+    """Returns the 1st and 99th percentile of (M,) depths, M at least 1.
+
+    They are found by sorting, because torch.quantile rejects more than 2**24 values.
+    """
     ordered = depths.sort().values
     last = len(ordered) - 1
     return float(ordered[round(0.01 * last)]), float(ordered[round(0.99 * last)])

@@ -171,7 +171,7 @@ def evaluate_split(
             raise ValueError(f"views must lie in [0, {len(split.names)}), got {index}")
     figures: dict[str, torch.Tensor] = {}
     scores: list[torch.Tensor] = []
-    truths = Uploads()
+    uploads = Uploads()
     # All at once, because copying each camera separately would wait for the views before it.
     cameras = split.cameras.to(background.device)
     with contextlib.nullcontext(writer) if writer is not None else PngWriter() as pictures:
@@ -180,7 +180,7 @@ def evaluate_split(
             name = split.names[index]
             view = render_view(cameras, index)
             rgb = view.rgb
-            truth = composite_background(truths.to(split.images[index], rgb.device), background)
+            truth = composite_background(uploads.to(split.images[index], rgb.device), background)
             if rgb.shape != truth.shape:
                 raise ValueError(f"rendered view {name!r} must have shape {tuple(truth.shape)}, got {tuple(rgb.shape)}")
             bad = (~rgb.isfinite()).any(dim=-1).sum()
@@ -188,7 +188,7 @@ def evaluate_split(
             if output is not None:
                 pictures.save(output / _file_name(name), rgb)
             # Left on the device: reading each number immediately would delay the launch of the next view.
-            mask = None if split.masks is None else truths.to(split.masks[index], rgb.device)
+            mask = None if split.masks is None else uploads.to(split.masks[index], rgb.device)
             shown = rgb if mask is None else torch.where(mask[..., None], rgb, truth)
             figures = {"bad": bad.float(), "psnr": psnr(rgb, truth, mask), "ssim": ssim(shown, truth)}
             if lpips is not None:

@@ -98,7 +98,7 @@ class LostCameras:
         cameras = split.cameras
         self._factor = min(-(-max(cameras.width, cameras.height) // _SIDE), cameras.width, cameras.height)
         self._split = shrunk(split, self._factor)
-        self._comparable = _whole_pixels_count(split, self._factor)
+        self._comparable = _keeps_valid_pixels(split, self._factor)
         self._trainer = trainer
         self._starts = starts
 
@@ -201,7 +201,7 @@ def _without_exposure(split: Split, exposure: AffineExposure) -> Split:
     return replace(split, images=torch.cat((corrected.cpu(), split.images[..., 3:]), dim=-1))
 
 
-def _whole_pixels_count(split: Split, factor: int) -> Tensor:
+def _keeps_valid_pixels(split: Split, factor: int) -> Tensor:
     """Returns (N,) bool: whether a view has valid pixels left when it is downscaled by a factor."""
     if split.masks is None:
         return torch.ones(len(split), dtype=torch.bool)

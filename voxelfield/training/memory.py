@@ -55,6 +55,11 @@ class MemoryEstimate:
         """The sum over all uses."""
         return sum(asdict(self).values())
 
+    @property
+    def grids(self) -> int:
+        """Bytes that grow with the number of the grids' features."""
+        return self.parameters + self.gradients + self.optimizer + self.copies + self.average
+
     def __str__(self) -> str:
         """Returns one line with all uses, in GiB."""
         parts = ", ".join(f"{name} {size / _GIB:.2f}" for name, size in asdict(self).items())
@@ -139,10 +144,9 @@ def check_memory(estimate: MemoryEstimate, device: torch.device) -> None:
     if device.type != "cuda":
         return
     if estimate.total > _free(device):
-        grids = estimate.parameters + estimate.gradients + estimate.optimizer + estimate.copies + estimate.average
         advice = (
             "a lower trainer.finest_resolution (in Python, the last of trainer.stages) or fewer channels"
-            if grids > estimate.samples
+            if estimate.grids > estimate.samples
             else "lower trainer.visible_samples, trainer.max_rays and trainer.candidate_samples"
         )
         raise ValueError(
@@ -176,10 +180,9 @@ def explain_shortage(estimate: Callable[[], MemoryEstimate], device: torch.devic
 def _knobs(needed: MemoryEstimate, device: torch.device) -> list[str]:
     """Returns the three settings that save the most memory, in descending order."""
     samples = "trainer.visible_samples" if device.type == "cpu" else "trainer.visible_samples (and candidate_samples)"
-    grids = needed.total - needed.images - needed.samples
     savings = {
         # Half the resolution means an eighth of the vertices, half the width a quarter of the pixels.
-        "trainer.finest_resolution (in Python, the last of trainer.stages)": 7 / 8 * grids,
+        "trainer.finest_resolution (in Python, the last of trainer.stages)": 7 / 8 * needed.grids,
         samples: needed.samples / 2,
         "trainer.image_size (in Python, that of load_scene)": 3 / 4 * needed.images,
         "trainer.average_steps (0 keeps no average)": needed.average,

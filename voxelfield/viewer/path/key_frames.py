@@ -25,8 +25,6 @@ def between(keys: Sequence[Viewpoint], frames: int, *, closed: bool = False) -> 
     """
     if not keys:
         raise ValueError("keys must be at least one key frame, got none")
-    if frames < 1:
-        raise ValueError(f"frames must be at least 1, got {frames}")
     poses = torch.stack([key.matrix for key in keys])
     fovs = torch.tensor([[key.fov] for key in keys], dtype=torch.float64)
     path, between_fovs = through_poses(poses, fovs, frames, closed=closed)
