@@ -107,6 +107,16 @@ def test_a_view_takes_the_place_of_one_of_its_name():
     np.testing.assert_allclose(decoded(only(thumbnails).render), 1, atol=0.02)
 
 
+@pytest.mark.parametrize("side", [240, 480])
+def test_pictures_of_noise_are_written_too(side):
+    noise = torch.rand(side, side, 3)
+    thumbnails = Thumbnails(200 if side == 240 else 1)
+    thumbnails.add("noise", View(noise, torch.ones(side, side), 1 + noise[..., 0]), noise.flip(0), None)
+    shown = only(thumbnails)
+    assert (shown.width, shown.height) == (side, side)
+    assert decoded(shown.render).shape == (side, side, 3)
+
+
 def test_a_report_of_200_views_of_800_x_800_is_below_20_mb():
     """Photographs with as much detail as the bundled scene has, enlarged, and with the noise of a camera."""
     split = voxelfield.load_scene("bricks", splits=("test",)).test

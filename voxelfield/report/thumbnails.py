@@ -145,5 +145,6 @@ def _hidden(error: Tensor, depth: Tensor, filled: Tensor) -> float:
 def _jpeg(rgb: Tensor) -> bytes:
     file = io.BytesIO()
     # Full resolution of colours too: in maps of error and depth they are all that there is.
-    Image.fromarray(to_uint8(rgb).numpy()).save(file, format="JPEG", quality=85, subsampling=0, optimize=True)
+    # Without optimize=True, for which Pillow's buffer holds one byte per pixel: noisy images need more and would fail.
+    Image.fromarray(to_uint8(rgb).numpy()).save(file, format="JPEG", quality=85, subsampling=0)
     return file.getvalue()
