@@ -136,7 +136,7 @@ def test_samples_lie_one_step_apart_on_the_whole_way(device, boxes):
     rays = make_rays(boxes, 300, device)
     step = 0.05
     occupancy = OccupancyGrid((40, 12, 12), boxes.frame_aabb).to(device)
-    samples = march(rays, occupancy, step, jitter=True, boxes=boxes)
+    samples = march(rays, occupancy, step, jitter=True, frame=boxes)
     same_ray = samples.ray_index.diff() == 0
     torch.testing.assert_close(
         samples.t.diff()[same_ray], torch.full_like(samples.t[1:][same_ray], step), atol=1e-4, rtol=0
@@ -159,7 +159,7 @@ def test_a_ray_from_the_face_of_the_smallest_box_goes_through_it(device):
     through = (far - near > 0.5) & (near > 0.1)
     clipped = Rays(rays.origins, rays.directions, near, far)[through]
     occupancy = OccupancyGrid((40, 12, 12), CUBE.frame_aabb).to(device)
-    samples = march(clipped, occupancy, 0.05, boxes=CUBE)
+    samples = march(clipped, occupancy, 0.05, frame=CUBE)
     _, number, _ = CUBE.to_world(samples.positions)
     assert through.sum() > 500
     assert (number == 0).float().mean() > 0.999  # rounding may put the last one beyond the face
@@ -170,15 +170,15 @@ def test_limits_that_are_nan_leave_nothing(device):
     occupancy = OccupancyGrid((40, 12, 12), CUBE.frame_aabb).to(device)
     nan = torch.full_like(rays.near, math.nan)
     for near, far in ((rays.near, nan), (nan, rays.far), (rays.near + 1, rays.near)):
-        assert len(march(Rays(rays.origins, rays.directions, near, far), occupancy, 0.05, boxes=CUBE).t) == 0
+        assert len(march(Rays(rays.origins, rays.directions, near, far), occupancy, 0.05, frame=CUBE).t) == 0
 
 
 def test_rays_that_do_not_fit_whole_are_dropped(device):
     rays = make_rays(CUBE, 200, device)
     occupancy = OccupancyGrid((40, 12, 12), CUBE.frame_aabb).to(device)
-    every = march(rays, occupancy, 0.05, boxes=CUBE)
+    every = march(rays, occupancy, 0.05, frame=CUBE)
     room = int(every.ray_offsets[100]) + 1
-    some = march(rays, occupancy, 0.05, capacity=room, boxes=CUBE)
+    some = march(rays, occupancy, 0.05, capacity=room, frame=CUBE)
     kept = int(some.rays_kept)
     assert 90 <= kept <= 101
     assert torch.equal(some.ray_offsets[: kept + 1], every.ray_offsets[: kept + 1])
@@ -206,7 +206,7 @@ class General(RadianceField):
 
 
 def general(field: RadianceField) -> General:
-    return General(field.grid, field.decoder, field.boxes)
+    return General(field.grid, field.decoder, field.frame)
 
 
 @boxes
@@ -257,7 +257,7 @@ def test_an_image_in_one_kernel_is_that_of_the_general_path(device, boxes):
 def test_the_world_sees_the_density_that_rays_see(boxes):
     field, occupancy = make_field(boxes, torch.device("cpu"))
     rays = make_rays(boxes, 50)
-    samples = march(rays, occupancy, 0.05, boxes=boxes)
+    samples = march(rays, occupancy, 0.05, frame=boxes)
     distances = world_distances(boxes.op_arguments, samples, rays.origins, rays.directions)
     points = rays.origins[samples.ray_index] + distances[:, None] * rays.directions[samples.ray_index]
     local, rgb = field.sample(samples, rays.directions)
@@ -306,7 +306,7 @@ def test_refuses(changes, message):
 def test_a_field_refuses_a_grid_of_the_world():
     grid = VoxelPyramid((8,), 4, CUBE.aabb)
     decoder = FusedMLPDecoder(4, 32, 16, 2, 2, ExponentialDensity(2.0))
-    with pytest.raises(ValueError, match=r"grid\.aabb must be boxes\.frame_aabb"):
+    with pytest.raises(ValueError, match=r"grid\.aabb must be frame\.frame_aabb"):
         RadianceField(grid, decoder, CUBE)
 
 

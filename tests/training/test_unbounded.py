@@ -117,7 +117,7 @@ def test_one_box_cannot_show_it(scene):
 
 
 def test_its_settings_say_where_it_lies(trained):
-    assert trained.config.scene.nested == BOXES
+    assert trained.config.scene.frame == BOXES
     assert trained.field.aabb.tolist() == [list(corner) for corner in BOXES.outermost]
     x, y, z = trained.occupancy.occupied.shape
     assert (y, z) == (16, 16)
@@ -244,7 +244,7 @@ def test_cameras_are_refined_in_nested_boxes_too(scene):
     slowly = ("camera.pose_lr=1e-3", "camera.warm_up=0.3", "camera.final_factor=0.2", "trainer.steps=200")
     refine = ("camera=refine", "camera.stages=[{start: 0.0, resolution: 16}]", *slowly)
     session = Session.from_config(
-        Scene(scene.name, scene.aabb, {**scene.splits, "train": given}, scene.boxes), settings(*refine)
+        Scene(scene.name, scene.aabb, {**scene.splits, "train": given}, scene.frame), settings(*refine)
     )
     assert session.fit()
     before, _ = pose_errors(given.cameras, split.cameras)

@@ -230,10 +230,10 @@ def test_a_slice_goes_as_far_as_it_is_told_to(viewpoint):
 
 def test_a_step_of_a_slice_is_as_long_as_the_boxes_are_large():
     run, painter = nested_run(), Painter(nested_run())
-    smallest = torch.tensor(run.field.boxes.in_world(1))
+    smallest = torch.tensor(run.field.frame.in_world(1))
     half = smallest.diff(dim=0) / 2
     points = smallest.mean(dim=0) + torch.tensor([[0.5], [1.5]]) * half
-    step = render_settings(run.trainer, run.field).step * run.field.boxes.unit
+    step = render_settings(run.trainer, run.field).step * run.field.frame.unit
     expected = run.density(points) * step * torch.tensor([1.0, 2.0])
     assert (expected > 0).all()
     torch.testing.assert_close(painter._optical_depth(points), expected)

@@ -46,7 +46,7 @@ def session(steps: int = 40, **options) -> Session:
 def nested_run() -> Run:
     """A run over nested boxes, of which training has seen next to nothing."""
     scene = bricks()
-    scene = replace(scene, boxes=NestedBoxes(parse_box(scene.aabb), 3))
+    scene = replace(scene, frame=NestedBoxes(parse_box(scene.aabb), 3))
     done = Session(scene, MLPRecipe(features=3, width=16), trainer=short_trainer(2), device="cpu")
     done.fit()
     return done.result()

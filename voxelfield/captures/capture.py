@@ -16,7 +16,7 @@ from voxelfield.datasets.colmap import is_colmap, read_points
 from voxelfield.datasets.images import Size, image_size
 from voxelfield.datasets.loading import load_scene
 from voxelfield.datasets.registry import format_of
-from voxelfield.grids.nested_boxes import NestedBoxes
+from voxelfield.grids.field_frame import FieldFrame
 
 THUMBNAIL_SIZE = 192
 """Longest side of a thumbnail in pixels."""
@@ -34,13 +34,13 @@ class Capture:
         c2w: (N, 4, 4) float64, camera to world, OpenGL axes.
         intrinsics: (N, 4) float64, ``fx, fy, cx, cy`` in pixels of the image files.
         sizes: N widths and heights of the image files in pixels.
-        aabb: (2, 3) float64, the scene's box, or the smallest of its nested boxes.
+        aabb: (2, 3) float64, the scene's box, or what matters most of a scene that reaches further.
         points: (M, 3) float64, sparse points; none for formats without.
         colors: (M, 3) uint8, their colours.
         sharpness: N figures of :func:`voxelfield.captures.measures.sharpness`.
         fingerprints: (N, 32, 32) of :func:`voxelfield.captures.measures.fingerprint`.
         thumbnails: N small images, RGB, transparent pixels on white.
-        boxes: The nested boxes, of a scene that reaches further.
+        frame: The frame for the grid of a field, of a scene that reaches further.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Capture:
     sharpness: tuple[float, ...]
     fingerprints: npt.NDArray[np.float32]
     thumbnails: tuple[Image.Image, ...]
-    boxes: NestedBoxes | None = None
+    frame: FieldFrame | None = None
 
     def __len__(self) -> int:
         return len(self.names)
@@ -126,7 +126,7 @@ def read_capture(folder: Path) -> Capture:
         sharpness=tuple(sharpness(image) for image in images),
         fingerprints=np.stack([fingerprint(image) for image in images]),
         thumbnails=tuple(_thumbnail(image) for image in images),
-        boxes=scene.boxes,
+        frame=scene.frame,
     )
 
 

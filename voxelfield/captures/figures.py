@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.captures.capture import Capture
+from voxelfield.grids.ndc_box import NdcBox
 
 _AGREEMENT = 0.3
 """Length of the mean up direction below which it is not meaningful."""
@@ -59,10 +60,15 @@ def figures(capture: Capture) -> list[tuple[str, str]]:
 
 def _reach(capture: Capture) -> list[tuple[str, str]]:
     """Returns how far the scene reaches beyond its box, if it does."""
-    if capture.boxes is None:
+    frame = capture.frame
+    if frame is None:
         return []
-    low, high = (_vector(torch.tensor(corner)) for corner in capture.boxes.outermost)
-    return [("nested boxes", f"{capture.boxes.count}, the outermost {low} to {high}")]
+    if isinstance(frame, NdcBox):
+        return [
+            ("normalised device coordinates", f"all cameras face the same way; near plane at depth {frame.near:.4g}")
+        ]
+    low, high = (_vector(torch.tensor(corner)) for corner in frame.outermost)
+    return [("nested boxes", f"{frame.count}, the outermost {low} to {high}")]
 
 
 def nearest_distances(origins: Tensor) -> Tensor:

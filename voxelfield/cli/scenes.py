@@ -77,6 +77,7 @@ def load_scene_of(
         aabb=known.aabb,
         boxes=known.boxes,
         near=known.near,
+        ndc=False,  # only the photographs and their cameras are needed
         root=options.data_root or data.root,
     )
 

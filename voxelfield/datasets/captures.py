@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from voxelfield.datasets.bounds import nested_boxes_of_cameras
+from voxelfield.datasets.frames import choose_frame
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, held_out, present_photos, read_split
 from voxelfield.datasets.scene import Scene
@@ -70,12 +70,8 @@ def load_capture(
     transparent = any(bool((split.images[..., 3] < 255).any()) for split in loaded.values())
     reaches_further = options.aabb is None and not transparent
     nested = reaches_further if options.boxes is None else options.boxes > 1
-    if nested:
-        boxes = nested_boxes_of_cameras(torch.stack([photo.c2w for photo in there]), points)
-        if options.aabb is not None:
-            boxes = replace(boxes, aabb=parse_box(options.aabb))
-        boxes = replace(boxes, count=options.boxes or boxes.count)
-        if options.near is not None:
-            boxes = replace(boxes, near=options.near)
-        return Scene(name, box_tensor(boxes.aabb, cpu), loaded, boxes)
+    if nested or options.ndc:
+        c2w = torch.stack([photo.c2w for photo in there])
+        frame = choose_frame(c2w, [split.cameras for split in loaded.values()], points, options)
+        return Scene(name, box_tensor(frame.aabb, cpu), loaded, frame)
     return Scene(name, box_tensor(parse_box(box() if options.aabb is None else options.aabb), cpu), loaded)

@@ -16,6 +16,7 @@ from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.registry import format_of, recognised_format
 from voxelfield.datasets.scene import Scene
 from voxelfield.grids.boxes import parse_box
+from voxelfield.grids.ndc_box import NdcBox
 from voxelfield.grids.nested_boxes import NestedBoxes
 from voxelfield.installed import config_folder
 
@@ -34,6 +35,7 @@ def load_scene(
     aabb: Tensor | Sequence[Sequence[float]] | None = None,
     boxes: int | None = None,
     near: float | None = None,
+    ndc: bool | None = None,
     root: Path | str = "data",
     download: bool = False,
 ) -> Scene:
@@ -56,8 +58,11 @@ def load_scene(
         boxes: Number of nested boxes, the smallest of which is ``aabb``, for a scene that reaches beyond it
             (:class:`voxelfield.grids.nested_boxes.NestedBoxes`); 1: nothing is outside. None: several for photographs
             without transparent pixels, where no box is given; else 1.
-        near: Distance from a camera before which nothing is sampled, world units, with nested boxes; None: as the
-            cameras suggest, or 0.
+        near: Distance from a camera before which nothing is sampled, world units, with nested boxes; with ``ndc``, the
+            depth of the near plane. None: as the cameras suggest, or 0.
+        ndc: Whether the grid lies in normalised device coordinates (:class:`voxelfield.grids.ndc_box.NdcBox`), for
+            photographs that all look the same way; None: where they do and points of the scene are known, unless
+            ``aabb`` or ``boxes`` is given.
         root: Folder of scenes, where a name is looked for.
         download: Fetch a scene that is not there but public.
 
@@ -85,10 +90,13 @@ def load_scene(
             box,
             boxes,
             near,
+            ndc,
         ),
     )
-    if boxes is not None and boxes > 1 and loaded.boxes is None:
-        loaded = replace(loaded, boxes=NestedBoxes(parse_box(loaded.aabb), boxes, near=near or 0.0))
+    if ndc and not isinstance(loaded.frame, NdcBox):
+        raise ValueError(f"ndc must be False or None for {folder}, whose format gives its scenes a box, got True")
+    if boxes is not None and boxes > 1 and loaded.frame is None:
+        loaded = replace(loaded, frame=NestedBoxes(parse_box(loaded.aabb), boxes, near=near or 0.0))
     for name, split in loaded.splits.items():
         height, width = split.images.shape[1:3]
         logger.info("%s: %d %s views, %d x %d", loaded.name, len(split), name, width, height)

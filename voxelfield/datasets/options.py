@@ -29,8 +29,10 @@ class LoadOptions:
         aabb: (2, 3) box that holds what matters, world units; None: the format's own box, or its default.
         boxes: Number of nested boxes, the smallest of which is ``aabb``; 1: nothing is outside of it; None: several
             if no box is given and no image has transparent pixels; otherwise 1.
-        near: Distance from a camera before which nothing is sampled, world units, with nested boxes; None: as the
-            cameras suggest.
+        near: Distance from a camera before which nothing is sampled, world units, with nested boxes; with ``ndc``, the
+            depth of the near plane. None: as the cameras suggest.
+        ndc: Whether a capture's grid lies in normalised device coordinates (:class:`voxelfield.grids.ndc_box.NdcBox`);
+            None: if all cameras face the same way, points are known, and neither a box nor a number of boxes is given.
 
     Raises:
         ValueError: A value is none of these.
@@ -45,6 +47,7 @@ class LoadOptions:
     aabb: Tensor | Sequence[Sequence[float]] | None = None
     boxes: int | None = None
     near: float | None = None
+    ndc: bool | None = None
 
     def __post_init__(self) -> None:
         for name, least in (("downscale", 1), ("image_size", 1), ("boxes", 1)):
@@ -55,6 +58,10 @@ class LoadOptions:
             raise ValueError(f"holdout must be 0, or a whole number of at least 2, got {self.holdout}")
         if self.near is not None and not (math.isfinite(self.near) and self.near >= 0):
             raise ValueError(f"near must be finite and not negative, got {self.near}")
+        if self.ndc not in (True, False, None):
+            raise ValueError(f"ndc must be True, False or None, got {self.ndc!r}")
+        if self.ndc and self.boxes is not None and self.boxes > 1:
+            raise ValueError(f"ndc must be False or None with {self.boxes} nested boxes, got True")
         if self.missing_images not in ("error", "skip", None):
             raise ValueError(f"missing_images must be 'error' or 'skip', got {self.missing_images!r}")
 

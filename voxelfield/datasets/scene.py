@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from voxelfield.grids.boxes import parse_box
-from voxelfield.grids.nested_boxes import NestedBoxes
+from voxelfield.grids.field_frame import FieldFrame
 from voxelfield.ops._checks import check_dtype, check_field, check_tensor
 from voxelfield.rendering.cameras import Cameras
 
@@ -71,25 +71,27 @@ class Scene:
 
     Args:
         name: Its name, as in ``scene=``.
-        aabb: (2, 3) float32, low and high corner of what matters, world frame; of what matters most, if there are
-            nested boxes: then it is the smallest of them.
+        aabb: (2, 3) float32, low and high corner of what matters, world frame. In an unbounded scene, what matters
+            most: then it is the box of ``frame``.
         splits: The loaded splits by name.
-        boxes: Nested boxes, for photographs that show what is around; None: there is nothing outside of ``aabb``.
+        frame: The frame for the grid of a field, for photographs that show what is around:
+            :class:`voxelfield.grids.nested_boxes.NestedBoxes` or :class:`voxelfield.grids.ndc_box.NdcBox`. None: there
+            is nothing outside of ``aabb``.
 
     Raises:
         TypeError: ``aabb`` is not float32.
-        ValueError: ``aabb`` has another shape, or is not the smallest of ``boxes``.
+        ValueError: ``aabb`` has another shape, or is not that of ``frame``.
     """
 
     name: str
     aabb: Tensor
     splits: dict[str, Split]
-    boxes: NestedBoxes | None = None
+    frame: FieldFrame | None = None
 
     def __post_init__(self) -> None:
         check_field("Scene.aabb", self.aabb, (2, 3), torch.float32)
-        if self.boxes is not None and self.boxes.aabb != parse_box(self.aabb):
-            raise ValueError(f"Scene.boxes.aabb must be Scene.aabb, {self.aabb.tolist()}, got {self.boxes.aabb}")
+        if self.frame is not None and self.frame.aabb != parse_box(self.aabb):
+            raise ValueError(f"Scene.frame.aabb must be Scene.aabb, {self.aabb.tolist()}, got {self.frame.aabb}")
 
     def split(self, name: str) -> Split:
         """Returns one split.

@@ -27,19 +27,18 @@ class Region:
 
         Args:
             field: The field.
-            number: Number of the nested box, 1 being the smallest; a field without nested boxes has one box.
+            number: Number of the nested box, 1 being the smallest; other fields have one box.
 
         Raises:
             ValueError: There is no such box.
         """
-        count = 1 if field.boxes is None else field.boxes.count
+        count = 1 if field.frame is None else field.frame.count
         if not 1 <= number <= count:
             raise ValueError(f"box must be 1 to {count}, as many as the field has, got {number}")
         x, y, z = field.grid.voxel_size.tolist()
-        if field.boxes is None:
+        if field.frame is None:
             return cls(parse_box(field.aabb), (x, y, z))
-        unit = field.boxes.unit * field.boxes.ratio ** (number - 1)
-        return cls(field.boxes.in_world(number), (x * unit, y * unit, z * unit))
+        return cls(field.frame.in_world(number), field.frame.voxels_in_world((x, y, z), number))
 
     @property
     def voxel(self) -> float:

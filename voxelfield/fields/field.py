@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from voxelfield.fields.decoders import Decoder
 from voxelfield.fields.pyramid_density import PyramidDensity, is_pyramid_density, read_pyramid_density
 from voxelfield.grids.boxes import box_tensor, parse_box
-from voxelfield.grids.nested_boxes import NestedBoxes
+from voxelfield.grids.field_frame import FieldFrame
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.voxel_grid import VoxelGrid
 from voxelfield.ops import PackedSamples
@@ -34,8 +34,8 @@ class Field(Protocol):
       grids access no memory. If absent or False, unused rows have positions in the occupancy grid's box: the gradient
       that they receive is zero, but a network that reads NaN would turn it into NaN.
 
-    A field over nested boxes has two further members, ``boxes`` and ``local_density``, as in :class:`RadianceField`.
-    The positions, distances and lengths of its samples are then in the frame of the boxes.
+    A field with a frame of its own has two further members, ``frame`` and ``local_density``, as in
+    :class:`RadianceField`. The positions, distances and lengths of its samples are then in that frame.
     """
 
     @property
@@ -67,27 +67,28 @@ class RadianceField(nn.Module):
         grid: The features.
         decoder: Maps features to density and colour; one of this package's decoders or any other
             :class:`voxelfield.fields.decoders.Decoder`.
-        boxes: Nested boxes, to extend the field beyond one box. The grid is then defined in the boxes' own frame, and
-            its box is :attr:`NestedBoxes.frame_aabb`. :meth:`sample` and :meth:`local_density` take positions in that
+        frame: The frame of the grid if that is not the world frame, to extend the field beyond one box:
+            :class:`voxelfield.grids.nested_boxes.NestedBoxes` or :class:`voxelfield.grids.ndc_box.NdcBox`. The grid's
+            box is then :attr:`FieldFrame.frame_aabb`. :meth:`sample` and :meth:`local_density` take positions in that
             frame, and all other methods take world positions.
 
     Attributes:
-        boxes: The nested boxes, or None.
+        frame: The frame of the grid; None for the world frame.
 
     Raises:
-        ValueError: The decoder expects another number of channels, or the grid does not span the boxes' frame.
+        ValueError: The decoder expects another number of channels, or the grid does not span its frame.
     """
 
-    def __init__(self, grid: VoxelGrid | VoxelPyramid, decoder: Decoder, boxes: NestedBoxes | None = None) -> None:
+    def __init__(self, grid: VoxelGrid | VoxelPyramid, decoder: Decoder, frame: FieldFrame | None = None) -> None:
         super().__init__()
         if grid.channels != decoder.channels:
             raise ValueError(f"decoder.channels must be {grid.channels}, as the grid has, got {decoder.channels}")
         self.grid = grid
         self.decoder = decoder
-        if boxes is not None and not grid.aabb.is_meta and parse_box(grid.aabb) != boxes.frame_aabb:
-            raise ValueError(f"grid.aabb must be boxes.frame_aabb, {boxes.frame_aabb}, got {grid.aabb.tolist()}")
-        self.boxes = boxes
-        self._outermost: tuple[NestedBoxes, Tensor] | None = None
+        if frame is not None and not grid.aabb.is_meta and parse_box(grid.aabb) != frame.frame_aabb:
+            raise ValueError(f"grid.aabb must be frame.frame_aabb, {frame.frame_aabb}, got {grid.aabb.tolist()}")
+        self.frame = frame
+        self._outermost: tuple[FieldFrame, Tensor] | None = None
 
     @property
     def skips_nan(self) -> bool:
@@ -96,13 +97,13 @@ class RadianceField(nn.Module):
 
     @property
     def aabb(self) -> Tensor:
-        """The grid's box (2, 3), or the outermost of the nested boxes, world units."""
-        if self.boxes is None:
+        """A box (2, 3) around all that the field represents, world units: the grid's, or that of its frame."""
+        if self.frame is None:
             return self.grid.aabb
         # Cached, because tensors cannot be copied from the host during CUDA graph capture.
         kept, device = self._outermost, self.grid.aabb.device
-        if kept is None or kept[0] != self.boxes or kept[1].device != device:
-            kept = self._outermost = (self.boxes, box_tensor(self.boxes.outermost, device))
+        if kept is None or kept[0] != self.frame or kept[1].device != device:
+            kept = self._outermost = (self.frame, box_tensor(self.frame.outermost, device))
         return kept[1]
 
     def forward(self, points: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
@@ -142,7 +143,7 @@ class RadianceField(nn.Module):
         return density if unit is None else _in_world(density, places, unit)
 
     def local_density(self, places: Tensor) -> Tensor:
-        """Evaluates the density in the grid's own frame, which is the world frame unless there are nested boxes.
+        """Evaluates the density in the grid's own frame, which is the world frame if :attr:`frame` is None.
 
         Args:
             places: (M, 3) positions in that frame.
@@ -154,13 +155,13 @@ class RadianceField(nn.Module):
 
     def _locate(self, points: Tensor) -> tuple[Tensor, Tensor | None]:
         """Returns world positions in the grid's frame, and the length of its unit there (None in the world frame)."""
-        return (points, None) if self.boxes is None else self.boxes.to_frame(points)
+        return (points, None) if self.frame is None else self.frame.to_frame(points)
 
     def sample(self, samples: PackedSamples, directions: Tensor) -> tuple[Tensor, Tensor]:
         """Evaluates the field at packed ray samples.
 
         Args:
-            samples: M samples of R rays; with nested boxes, in their frame.
+            samples: M samples of R rays, in the grid's frame.
             directions: (R, 3) the rays' unit directions, world frame.
 
         Returns:
@@ -206,11 +207,11 @@ class RadianceField(nn.Module):
 def density_at_samples(field: Field) -> Callable[[Tensor], Tensor]:
     """Returns a function that maps sample positions to densities, both in the frame of the field's samples."""
     density: Callable[[Tensor], Tensor] = field.density
-    if getattr(field, "boxes", None) is not None:
+    if getattr(field, "frame", None) is not None:
         density = field.local_density  # type: ignore[attr-defined]
     return density
 
 
 def _in_world(density: Tensor, places: Tensor, unit: Tensor) -> Tensor:
-    """Converts densities from the nested boxes' frame to world units; the density outside all boxes is zero."""
+    """Converts densities from a field's frame to world units; the density where the frame does not reach is zero."""
     return torch.where(places.isfinite().all(dim=-1), density / unit, 0)

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from voxelfield.grids.boxes import Box, box_extent, box_tensor, parse_box
+from voxelfield.ops._internal.march_pieces import world_distances
+from voxelfield.ops._packing import PackedSamples
 
 # As in extension/common/constants.h, repeated here because a configuration is checked before the extension is loaded.
 MAX_BOXES = 12
@@ -64,6 +66,16 @@ class NestedBoxes:
         """The largest box, world units."""
         return self.in_world(self.count)
 
+    @property
+    def clearance(self) -> float:
+        """See :class:`FieldFrame`."""
+        return self.near
+
+    @property
+    def fits_image_kernels(self) -> bool:
+        """See :class:`FieldFrame`."""
+        return True
+
     def in_world(self, number: int) -> Box:
         """Returns one of the boxes in world units.
 
@@ -77,6 +89,16 @@ class NestedBoxes:
         return parse_box(
             ([c - h for c, h in zip(centre, half, strict=True)], [c + h for c, h in zip(centre, half, strict=True)])
         )
+
+    def voxels_in_world(self, voxels: Sequence[float], number: int) -> tuple[float, float, float]:
+        """See :class:`FieldFrame`.
+
+        Args:
+            voxels: As for :class:`FieldFrame`.
+            number: As for :meth:`in_world`.
+        """
+        x, y, z = (edge * self.unit * self.ratio ** (number - 1) for edge in voxels)
+        return x, y, z
 
     @property
     def frame_aabb(self) -> Box:
@@ -150,6 +172,40 @@ class NestedBoxes:
         used = (far <= 1) & ((box == 0) | (far >= 1 / self.ratio))
         scale = self._scales(places.device)[box]
         return local * (scale * self.unit)[:, None] + centre, box, used
+
+    def rays_to_map(
+        self, origins: Tensor, directions: Tensor, near: Tensor, far: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """See :class:`FieldFrame`. Returns the rays as they are, because ops cut them.
+
+        Args:
+            origins: As for :class:`FieldFrame`.
+            directions: As for :class:`FieldFrame`.
+            near: As for :class:`FieldFrame`.
+            far: As for :class:`FieldFrame`.
+        """
+        return origins, directions, near, far
+
+    def world_distances(self, samples: PackedSamples, origins: Tensor, directions: Tensor) -> Tensor:
+        """See :class:`FieldFrame`.
+
+        Args:
+            samples: As for :class:`FieldFrame`.
+            origins: As for :class:`FieldFrame`.
+            directions: As for :class:`FieldFrame`.
+        """
+        return world_distances(self.op_arguments, samples, origins, directions)
+
+    def ray_spacing(self, origins: Tensor, angles: Tensor) -> float:
+        """See :class:`FieldFrame`. In units of a box, rays are farthest apart in the smallest one, at its far corner.
+
+        Args:
+            origins: As for :class:`FieldFrame`.
+            angles: As for :class:`FieldFrame`.
+        """
+        centre = box_tensor(self.aabb, origins.device).mean(dim=0)
+        distance = (origins - centre).norm(dim=-1) + math.sqrt(3) * self.unit
+        return float((distance * angles).max()) / self.unit
 
     def cells_in_use(self, resolution: Sequence[int], device: torch.device) -> Tensor:
         """Returns which cells of a grid over the field's frame rays can pass through.

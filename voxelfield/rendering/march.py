@@ -10,7 +10,7 @@ from torch import Tensor
 from voxelfield import ops
 from voxelfield.fields.field import Field, density_at_samples
 from voxelfield.fields.pyramid_density import PyramidDensity
-from voxelfield.grids.nested_boxes import NestedBoxes
+from voxelfield.grids.field_frame import FieldFrame
 from voxelfield.ops._internal.march_pieces import march_through
 from voxelfield.ops._internal.march_visible import march_visible
 from voxelfield.ops.compositing import MIN_TRANSMITTANCE
@@ -36,7 +36,7 @@ class RenderSettings:
     """Sampling settings: the distance between samples, and the thresholds below which they are ignored.
 
     Attributes:
-        step: Distance between samples, in world units, or in units of the frame of the field's nested boxes.
+        step: Distance between samples, in world units, or in units of the field's own frame.
         min_transmittance: A ray stops once its transmittance falls below this.
         min_weight: Samples with a smaller compositing weight are dropped before colour is evaluated.
     """
@@ -67,7 +67,7 @@ def march(
     step: float,
     jitter: bool = False,
     capacity: int | None = None,
-    boxes: NestedBoxes | None = None,
+    frame: FieldFrame | None = None,
 ) -> ops.PackedSamples:
     """Places samples along rays in occupied space.
 
@@ -77,18 +77,15 @@ def march(
         step: Distance between samples, in their frame.
         jitter: Shift each ray's samples by a random fraction of a step, drawn from torch's global generator.
         capacity: As for :func:`voxelfield.ops.march_rays`.
-        boxes: The field's nested boxes, if any: occupancy, step and samples are then in their frame.
+        frame: The field's frame, in which occupancy, step and samples are then; None for the world frame.
 
     Returns:
         The packed samples; there may be none.
     """
     offset = torch.rand_like(rays.near) if jitter else None
     return march_through(
-        [] if boxes is None else boxes.op_arguments,
-        rays.origins,
-        rays.directions,
-        rays.near,
-        rays.far,
+        _cuts(frame),
+        *_mapped(rays, frame),
         occupancy.bits,
         occupancy.aabb,
         step,
@@ -145,20 +142,17 @@ def visible_samples(
         capacity: Fixed numbers of samples, or None for as many as needed.
 
     Returns:
-        The samples, in the frame of the field's nested boxes if it has any, and their number before invisible ones were
+        The samples, in the field's own frame if it has one, and their number before invisible ones were
         dropped, () int64, or None if it is not known.
     """
-    boxes: NestedBoxes | None = getattr(field, "boxes", None)
+    frame: FieldFrame | None = getattr(field, "frame", None)
     if settings.min_weight <= 0 and capacity is None:
-        packed = march(rays, occupancy, settings.step, jitter, boxes=boxes)
+        packed = march(rays, occupancy, settings.step, jitter, frame=frame)
         return packed, packed.ray_offsets[-1]
     density = _pyramid_density(field)
     if density is not None:
         packed = march_visible(
-            rays.origins,
-            rays.directions,
-            rays.near,
-            rays.far,
+            *_mapped(rays, frame),
             occupancy.empty_distance if rays.origins.is_cuda else occupancy.bits,
             occupancy.aabb,
             density.levels,
@@ -171,15 +165,15 @@ def visible_samples(
             min_weight=settings.min_weight,
             max_samples_per_ray=MAX_VISIBLE_PER_RAY,
             capacity=None if capacity is None else capacity.visible,
-            boxes=[] if boxes is None else boxes.op_arguments,
+            boxes=_cuts(frame),
             blocks=density.blocks,
         )
         return packed, None
     if capacity is None:
-        candidates = march(rays, occupancy, settings.step, jitter, boxes=boxes)
+        candidates = march(rays, occupancy, settings.step, jitter, frame=frame)
         return select(field, candidates, settings), candidates.ray_offsets[-1]
     skips_nan = getattr(field, "skips_nan", False)
-    candidates = march(rays, occupancy, settings.step, jitter, capacity.candidates, boxes)
+    candidates = march(rays, occupancy, settings.step, jitter, capacity.candidates, frame)
     if not skips_nan:
         candidates = _without_nan(candidates, occupancy.aabb)
     packed = select(field, candidates, settings, capacity.visible)
@@ -187,6 +181,18 @@ def visible_samples(
         packed = _without_nan(packed, occupancy.aabb)
     rays_kept = torch.minimum(candidates.rays_kept, packed.rays_kept)
     return packed._replace(rays_kept=rays_kept), candidates.ray_offsets[-1]
+
+
+@torch.no_grad()
+def _mapped(rays: Rays, frame: FieldFrame | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Returns origins, directions, near and far of rays as the ops that march them expect them."""
+    whole = (rays.origins, rays.directions, rays.near, rays.far)
+    return whole if frame is None else frame.rays_to_map(*whole)
+
+
+def _cuts(frame: FieldFrame | None) -> list[float]:
+    """Returns the numbers by which ops cut rays into the pieces of nested boxes."""
+    return [] if frame is None else frame.op_arguments
 
 
 def _pyramid_density(field: Field) -> PyramidDensity | None:

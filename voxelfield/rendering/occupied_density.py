@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from voxelfield.fields.field import Field
-from voxelfield.grids.nested_boxes import NestedBoxes
+from voxelfield.grids.field_frame import FieldFrame
 from voxelfield.rendering.occupancy import OccupancyGrid
 
 
@@ -14,15 +14,15 @@ def occupied_points(field: Field, occupancy: OccupancyGrid, points: Tensor) -> T
     """Returns which world positions lie in occupied cells.
 
     Args:
-        field: The field; if it has nested boxes, the cells are in their frame.
+        field: The field; the cells are in its frame.
         occupancy: The cells, on the points' device.
         points: (M, 3) world positions.
 
     Returns:
         (M,) bool; False outside the box.
     """
-    boxes: NestedBoxes | None = getattr(field, "boxes", None)
-    return occupancy.holds(points if boxes is None else boxes.to_frame(points)[0])
+    frame: FieldFrame | None = getattr(field, "frame", None)
+    return occupancy.holds(points if frame is None else frame.to_frame(points)[0])
 
 
 def occupied_density(field: Field, occupancy: OccupancyGrid, points: Tensor) -> Tensor:

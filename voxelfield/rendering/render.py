@@ -10,8 +10,7 @@ from torch import Tensor
 
 from voxelfield import ops
 from voxelfield.fields.field import Field
-from voxelfield.grids.nested_boxes import NestedBoxes
-from voxelfield.ops._internal.march_pieces import world_distances
+from voxelfield.grids.field_frame import FieldFrame
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import Capacity, RenderSettings, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -110,7 +109,7 @@ def render(
     """
     samples, candidates = visible_samples(field, rays, occupancy, settings, jitter, capacity)
     if torch.is_grad_enabled() and (rays.origins.requires_grad or rays.directions.requires_grad):
-        positions = positions_on_rays(samples, rays.origins, rays.directions, getattr(field, "boxes", None))
+        positions = positions_on_rays(samples, rays.origins, rays.directions, getattr(field, "frame", None))
         samples = samples._replace(positions=positions)
     density, rgb = field.sample(samples, rays.directions)
     composite = ops.composite(
@@ -173,8 +172,8 @@ def render_view(
 
 def _world_depth_sum(field: Field, rays: Rays, rendering: Rendering) -> Tensor:
     """Returns the sums (R,) of weights times distances in world units."""
-    boxes: NestedBoxes | None = getattr(field, "boxes", None)
-    if boxes is None:
+    frame: FieldFrame | None = getattr(field, "frame", None)
+    if frame is None:
         return rendering.depth_sum
-    distances = world_distances(boxes.op_arguments, rendering.samples, rays.origins, rays.directions)
+    distances = frame.world_distances(rendering.samples, rays.origins, rays.directions)
     return ops.sum_along_rays(distances, rendering.samples.ray_offsets, rendering.weights)

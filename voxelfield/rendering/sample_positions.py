@@ -5,14 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from voxelfield.grids.nested_boxes import NestedBoxes
+from voxelfield.grids.field_frame import FieldFrame
 from voxelfield.ops import PackedSamples
-from voxelfield.ops._internal.march_pieces import world_distances
 from voxelfield.ops.ray_sums import spread
 
 
 def positions_on_rays(
-    samples: PackedSamples, origins: Tensor, directions: Tensor, boxes: NestedBoxes | None = None
+    samples: PackedSamples, origins: Tensor, directions: Tensor, frame: FieldFrame | None = None
 ) -> Tensor:
     """Recomputes the samples' positions from their rays and their distances along them.
 
@@ -21,10 +20,10 @@ def positions_on_rays(
     respect to a direction is the sum of these gradients times the samples' distances. Sums have a fixed order.
 
     Args:
-        samples: M samples of R rays; with nested boxes, in their frame.
+        samples: M samples of R rays, in the frame of the field.
         origins: (R, 3) float32 (float64 for float64 ``samples.t``), world frame. Differentiable.
         directions: (R, 3), in the dtype of ``origins``. Differentiable.
-        boxes: The field's nested boxes, if any.
+        frame: The field's frame; None for the world frame.
 
     Returns:
         (M, 3) in the dtype of ``origins``, equal to ``samples.positions`` up to rounding; rows that belong
@@ -32,10 +31,10 @@ def positions_on_rays(
     """
     rows = samples.positions.shape[0]
     both = spread(torch.cat((origins, directions), dim=1), samples.ray_offsets, rows)
-    if boxes is None:
+    if frame is None:
         positions = both[:, :3] + samples.t[:, None] * both[:, 3:]
     else:
         with torch.no_grad():
-            t = world_distances(boxes.op_arguments, samples, origins.detach(), directions.detach())
-        positions = boxes.to_frame_of(both[:, :3] + t[:, None] * both[:, 3:], samples.positions)
+            t = frame.world_distances(samples, origins.detach(), directions.detach())
+        positions = frame.to_frame_of(both[:, :3] + t[:, None] * both[:, 3:], samples.positions)
     return torch.where(samples.positions.isnan(), samples.positions, positions)

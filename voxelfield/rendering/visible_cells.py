@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.fields.field import Field
-from voxelfield.grids.nested_boxes import NestedBoxes
+from voxelfield.grids.field_frame import FieldFrame
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -47,12 +47,14 @@ def visible_cells(
     cameras = cameras.to(device)
     shape = tuple(occupancy.occupied.shape)
     extent = (aabb[1] - aabb[0]).tolist()
-    boxes: NestedBoxes | None = getattr(field, "boxes", None)
-    if boxes is None:
-        spacing = _pixel_spacing(cameras, aabb.mean(dim=0))
+    frame: FieldFrame | None = getattr(field, "frame", None)
+    origins, angles = cameras.c2w[:, :3, 3], _largest_pixel_angles(cameras)
+    if len(cameras) == 0:
+        spacing = 0.0
+    elif frame is None:
+        spacing = float(((origins - aabb.mean(dim=0)).norm(dim=-1) * angles).max())
     else:
-        # In units of a box, the pixel spacing is largest in the smallest box, and there at its far corner.
-        spacing = _pixel_spacing(cameras, field.aabb.mean(dim=0), math.sqrt(3) * boxes.unit) / boxes.unit
+        spacing = frame.ray_spacing(origins, angles)
     scales = [_scale(length, cells, spacing) for length, cells in zip(extent, shape, strict=True)]
     sizes = [math.ceil(cells * parts / merged) for cells, (parts, merged) in zip(shape, scales, strict=True)]
     seen = torch.zeros(sizes, dtype=torch.bool, device=device)
@@ -126,20 +128,11 @@ def _numbers(positions: Tensor, aabb: Tensor, cells: Tensor) -> Tensor:
     return numbers.clamp(cells.new_zeros(3), cells - 1)
 
 
-def _pixel_spacing(cameras: Cameras, target: Tensor, beyond: float = 0.0) -> float:
-    """Returns the largest distance between the rays of neighbouring pixels, world units; 0 without cameras.
-
-    Args:
-        cameras: The cameras.
-        target: (3,) point at which the distance is measured, world units.
-        beyond: Additional distance behind that point, world units.
-    """
-    if len(cameras) == 0:
-        return 0.0
-    distance = (cameras.c2w[:, :3, 3] - target).norm(dim=-1) + beyond
+def _largest_pixel_angles(cameras: Cameras) -> Tensor:
+    """Returns the largest angle (N,) between the rays of neighbouring pixels of each camera, radians."""
     if cameras.lens is not None:
-        return float((distance * cameras.pixel_angles()[:, 1]).amax())
-    return float((distance / cameras.intrinsics[:, :2].amin(dim=-1)).amax())
+        return cameras.pixel_angles()[:, 1]
+    return 1 / cameras.intrinsics[:, :2].amin(dim=-1)
 
 
 def _scale(extent: float, cells: int, spacing: float) -> tuple[int, int]:

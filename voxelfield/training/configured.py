@@ -20,6 +20,7 @@ from voxelfield.datasets.scene import Scene, Split
 from voxelfield.devices import choose_device
 from voxelfield.export.model_file import MODEL_FILE
 from voxelfield.fields.recipes.recipe import Recipe
+from voxelfield.grids.nested_boxes import NestedBoxes
 from voxelfield.rendering.cameras import orbit
 from voxelfield.report.surroundings import chosen_settings, environment, given_overrides, peak_host_gib
 from voxelfield.report.thumbnails import Thumbnails
@@ -265,12 +266,13 @@ def load_configured_scene(settings: RunConfig, root: Path, splits: Sequence[str]
         aabb=settings.scene.aabb,
         boxes=settings.scene.boxes,
         near=settings.scene.near,
+        ndc=settings.scene.ndc,
         root=root / settings.data.root,
         download=settings.data.download,
     )
-    if scene.boxes is None:
+    if not isinstance(scene.frame, NestedBoxes):
         return scene
-    return replace(scene, boxes=replace(scene.boxes, ratio=settings.scene.box_ratio))
+    return replace(scene, frame=replace(scene.frame, ratio=settings.scene.box_ratio))
 
 
 def build_logger(config: LoggerConfig, run_directory: Path, first_step: int) -> RunLogger:

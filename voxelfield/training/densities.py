@@ -42,8 +42,8 @@ def log_densities(field: RadianceField, occupancy: OccupancyGrid, step: int) -> 
     low, high = occupancy.aabb
     shape = torch.tensor(occupancy.occupied.shape, device=device)
     points = low + (chosen + within) / shape * (high - low)
-    if field.boxes is not None:
-        points = field.boxes.to_world(points)[0]
+    if field.frame is not None:
+        points = field.frame.to_world(points)[0]
     return occupied_density(field, occupancy, points).float().clamp(min=MIN_DENSITY).log10()
 
 

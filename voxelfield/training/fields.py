@@ -12,15 +12,15 @@ from voxelfield.training.config import SceneConfig, TrainerConfig
 
 
 def grid_box(scene: SceneConfig) -> Tensor:
-    """Returns the box (2, 3) of a field's grid, in the frame of the scene's nested boxes if it has any.
+    """Returns the box (2, 3) of a field's grid, in the frame of the scene if it is not the world's.
 
     Raises:
         ValueError: The scene has no box.
     """
     if scene.aabb is None:
         raise ValueError("scene.aabb must be the box that the field was trained in, got None")
-    boxes = scene.nested
-    return box_tensor(parse_box(scene.aabb) if boxes is None else boxes.frame_aabb, torch.device("cpu"))
+    frame = scene.frame
+    return box_tensor(parse_box(scene.aabb) if frame is None else frame.frame_aabb, torch.device("cpu"))
 
 
 def untrained_field(
@@ -35,13 +35,13 @@ def untrained_field(
         device: Device of the field; may be ``meta``, to find out shapes only.
 
     Raises:
-        ValueError: The scene has no box, or it has nested boxes and this kind of field does not support them.
+        ValueError: The scene has no box, or it is unbounded and this kind of field does not support that.
     """
     field = recipe.build(grid_box(scene), trainer.resolutions, device)
-    if scene.nested is not None:
+    if scene.frame is not None:
         if not isinstance(field, RadianceField):
-            raise ValueError(
-                f"scene.boxes must be 1 for a {type(field).__name__}, which is no RadianceField, got {scene.boxes}"
-            )
-        field.boxes = scene.nested
+            given = "scene.ndc must be false" if scene.ndc else "scene.boxes must be 1"
+            got = "true" if scene.ndc else scene.boxes
+            raise ValueError(f"{given} for a {type(field).__name__}, which is no RadianceField, got {got}")
+        field.frame = scene.frame
     return field

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from voxelfield.fields.field import RadianceField
 from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.grids.boxes import box_extent
-from voxelfield.grids.nested_boxes import NestedBoxes
+from voxelfield.grids.field_frame import FieldFrame
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.projection import distance_to_nearest, views_of_points
@@ -52,7 +52,7 @@ class OccupiedSpace:
         Raises:
             EmptyFieldError: The images show nothing in the field's box.
         """
-        if self._field.boxes is not None:
+        if self._field.frame is not None:
             # A visual hull needs transparent pixels, which photographs of surroundings do not have.
             self.restrict_to_box(pixels.cameras)
             return
@@ -69,15 +69,15 @@ class OccupiedSpace:
         """Excludes the cells of the field's present box that no ray passes through, regardless of the images.
 
         Args:
-            cameras: Cameras with reliable poses; with nested boxes, their positions exclude further cells.
+            cameras: Cameras with reliable poses; in an unbounded scene, their positions exclude further cells.
         """
-        aabb, boxes = self._field.grid.aabb, self._field.boxes
+        aabb, frame = self._field.grid.aabb, self._field.frame
         x, y, z = self.grid.occupied.shape
         possible = torch.ones_like(self.grid.occupied)
-        if boxes is not None:
-            possible = boxes.cells_in_use((x, y, z), aabb.device)
+        if frame is not None:
+            possible = frame.cells_in_use((x, y, z), aabb.device)
             if cameras is not None:
-                possible &= _may_be_matter(boxes, cameras, aabb, (x, y, z))
+                possible &= _may_be_matter(frame, cameras, aabb, (x, y, z))
         self.grid.restrict(possible, aabb)
 
     def is_due(self, step: int) -> bool:
@@ -117,13 +117,13 @@ class OccupiedSpace:
 
 
 def _cells(field: RadianceField, resolution: int) -> int | list[int]:
-    """Returns the number of cells; with nested boxes, this many along the longest edge of each box."""
-    if field.boxes is None:
+    """Returns the number of cells; in a frame of its own, this many along two units of it, the edge of a box."""
+    if field.frame is None:
         return resolution
-    return [max(1, round(resolution * extent / 2)) for extent in box_extent(field.boxes.frame_aabb)]
+    return [max(1, round(resolution * extent / 2)) for extent in box_extent(field.frame.frame_aabb)]
 
 
-def _may_be_matter(boxes: NestedBoxes, cameras: Cameras, aabb: Tensor, shape: tuple[int, int, int]) -> Tensor:
+def _may_be_matter(frame: FieldFrame, cameras: Cameras, aabb: Tensor, shape: tuple[int, int, int]) -> Tensor:
     """Marks the cells in which the images can determine matter.
 
     A single image cannot determine the distance of what it shows, so cells must be in several views. Cells next to a
@@ -136,10 +136,10 @@ def _may_be_matter(boxes: NestedBoxes, cameras: Cameras, aabb: Tensor, shape: tu
         for axis, cells in enumerate(coarse)
     ]
     centres = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).view(-1, 3)
-    world = boxes.to_world(centres)[0]
-    views = views_of_points(cameras, world, boxes.near).view(coarse)
+    world = frame.to_world(centres)[0]
+    views = views_of_points(cameras, world, frame.clearance).view(coarse)
     enough = (views >= min(_FEWEST_VIEWS, len(cameras))).float()[None, None]
     # The boundary of the visible region runs through cells, not along their faces.
     enough = F.max_pool3d(enough, 3, stride=1, padding=1)
-    beside_cameras = (distance_to_nearest(cameras, world) <= boxes.near).view(coarse)
+    beside_cameras = (distance_to_nearest(cameras, world) <= frame.clearance).view(coarse)
     return F.interpolate(enough * ~beside_cameras, size=shape, mode="nearest")[0, 0] > 0

@@ -71,7 +71,7 @@ class Run:
         Args:
             size: Width and height in pixels.
         """
-        box = self.field.grid.aabb if self.field.boxes is None else self.field.aabb
+        box = self.field.grid.aabb if self.field.frame is None else self.field.aabb
         return self.render(overview(box, size, size))
 
     def _repr_png_(self) -> bytes | None:

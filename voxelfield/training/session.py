@@ -155,7 +155,7 @@ class Session:
         on_preview: Hook | None = None,
     ) -> None:
         _check_types(scene, recipe, trainer, optimizer, camera)
-        if trainer is None and scene.boxes is not None:
+        if trainer is None and scene.frame is not None:
             kind = recipe if isinstance(recipe, str) else recipe.kind
             count = sum(len(split) for split in scene.splits.values())
             trainer = trainer_for_photographs(kind, config_name(str(device)), count)
@@ -213,7 +213,7 @@ class Session:
         config.scene = _describe(scene)
         if config.camera.refines:
             config.trainer = config.camera.schedule(config.trainer)
-        if scene.boxes is None:
+        if scene.frame is None:
             check_cameras_see("cameras of the training images", scene.train.cameras, scene.aabb)
         elif look_outward(scene.train.cameras.c2w):
             logger.warning(
@@ -535,7 +535,7 @@ class Session:
 
         Raises:
             TypeError: The checkpoint is incomplete.
-            ValueError: The checkpoint differs from this session in the box or nested boxes of the scene, in
+            ValueError: The checkpoint differs from this session in the box or the frame of the scene, in
                 ``trainer.occupancy.resolution``, in whether cameras are refined, in whether exposures are learned, or
                 in the number of training images with exposures.
         """
@@ -543,10 +543,10 @@ class Session:
         if missing:
             raise TypeError(f"checkpoint must be one that load_checkpoint returned, got one without {missing[0]!r}")
         scene = parse(SceneConfig, checkpoint["config"]["scene"], "scene of the checkpoint")
-        if scene.nested != self.config.scene.nested:
+        if scene.frame != self.config.scene.frame:
             raise ValueError(
-                f"scene.boxes, scene.box_ratio, scene.near and scene.aabb must be those of the checkpoint "
-                f"({scene.nested}), got {self.config.scene.nested}"
+                f"scene.boxes, scene.box_ratio, scene.near, scene.ndc and scene.aabb must be those of the checkpoint "
+                f"({scene.frame}), got {self.config.scene.frame}"
             )
         if scene.aabb != self.config.scene.aabb:
             raise ValueError(
@@ -613,8 +613,8 @@ class Session:
             return
         if self.step == 0:
             self._restrict()
-        # The grid of nested boxes is never cropped: each box has a fixed place in the grid's frame.
-        crop = stage.crop and self.field.boxes is None
+        # Only a grid in the world frame is cropped: other frames have a fixed box.
+        crop = stage.crop and self.field.frame is None
         if crop:
             occupied.fraction(self.step)  # raises if no occupied cell is left to crop to
         box = self.occupancy.bounds() if crop else None
@@ -772,7 +772,5 @@ def _describe(scene: Scene) -> SceneConfig:
     """Returns the settings that describe a loaded scene."""
     low, high = scene.aabb.tolist()
     described = SceneConfig(scene.name, (tuple(low), tuple(high)), boxes=1, near=0.0)
-    if scene.boxes is not None:
-        described.boxes, described.box_ratio = scene.boxes.count, scene.boxes.ratio
-        described.near = scene.boxes.near
+    described.record(scene.frame)
     return described

@@ -94,7 +94,7 @@ class TrainingViewer:
                 str(session.output or "RUN"),
                 live,
                 Photographs.of(scene, ("train", "test"), refined),
-                [scene.aabb.cpu()] if scene.boxes is None else boxes_around(scene.boxes),
+                [scene.aabb.cpu()] if scene.frame is None else boxes_around(scene.frame),
                 evaluation_background(session.config.trainer, session.device).cpu(),
                 curves,
                 live,

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from voxelfield.fields.field import Field
-from voxelfield.grids.nested_boxes import NestedBoxes
-from voxelfield.ops._internal.march_pieces import world_distances
+from voxelfield.grids.field_frame import FieldFrame
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -50,12 +49,12 @@ def _median_depth(field: Field, rays: Rays, occupancy: OccupancyGrid, settings: 
     samples, weights = found.samples, found.weights.double()
     if not len(weights):
         return torch.full_like(rays.near, torch.inf)
-    boxes: NestedBoxes | None = getattr(field, "boxes", None)
+    frame: FieldFrame | None = getattr(field, "frame", None)
     middle, length = samples.t, samples.dt
-    if boxes is not None:
-        middle = world_distances(boxes.op_arguments, samples, rays.origins, rays.directions)
+    if frame is not None:
+        middle = frame.world_distances(samples, rays.origins, rays.directions)
         positions = rays.origins[samples.ray_index] + middle[:, None] * rays.directions[samples.ray_index]
-        length = length * boxes.to_frame(positions)[1]
+        length = length * frame.to_frame(positions)[1]
     absorbed = weights.cumsum(0)
     before = torch.cat((absorbed.new_zeros(1), absorbed))
     start, stop = samples.ray_offsets[:-1], samples.ray_offsets[1:]

@@ -24,19 +24,19 @@ class OccupiedVertices:
     """Tells which points of a lattice lie in occupied cells.
 
     Args:
-        field: Its nested boxes, if it has any, are what the cells lie in.
+        field: The field, whose frame is that of the cells.
         occupancy: The cells.
         lattice: The points.
-        chunk: Points at once, to bound memory; only for nested boxes.
+        chunk: Points at once, to bound memory; only for a frame other than the world's.
     """
 
     def __init__(self, field: Field, occupancy: OccupancyGrid, lattice: Lattice, chunk: int) -> None:
         self._field, self._occupancy, self._lattice, self._chunk = field, occupancy, lattice, chunk
         self._device = occupancy.aabb.device
-        # The cell that a point lies in is found for each axis by itself, unless boxes are nested.
+        # In the world frame, the cell that a point lies in is found for each axis by itself.
         self._cells: list[Tensor] = []
         self._inside: list[Tensor] = []
-        if getattr(field, "boxes", None) is not None:
+        if getattr(field, "frame", None) is not None:
             return
         low, high = occupancy.aabb.unbind()
         for axis, cells in enumerate(occupancy.occupied.shape):
@@ -55,7 +55,7 @@ class OccupiedVertices:
             (stop - first, Y, Z) bool.
         """
         if not self._cells:
-            return self._nested(first, stop)
+            return self._in_frame(first, stop)
         x, y, z = self._cells
         inside_x, inside_y, inside_z = self._inside
         rows = self._occupancy.occupied[x[first:stop]] & inside_x[first:stop, None, None]
@@ -64,7 +64,7 @@ class OccupiedVertices:
             return torch.zeros(shape, dtype=torch.bool, device=self._device)
         return rows[:, y][:, :, z] & (inside_y[:, None] & inside_z)
 
-    def _nested(self, first: int, stop: int) -> Tensor:
+    def _in_frame(self, first: int, stop: int) -> Tensor:
         shape = (stop - first, *self._lattice.shape[1:])
         found = torch.zeros(shape, dtype=torch.bool, device=self._device)
         flat = found.view(-1)

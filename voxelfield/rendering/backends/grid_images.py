@@ -31,7 +31,7 @@ class GridImages(ImageBackend):
     @classmethod
     def serves(cls, field: Field) -> bool:
         """See :class:`ImageBackend`."""
-        if type(field) is not RadianceField or field.boxes is not None or type(field.decoder) is not SHDecoder:
+        if type(field) is not RadianceField or field.frame is not None or type(field.decoder) is not SHDecoder:
             return False
         grid = field.grid
         if not (type(grid) is VoxelGrid or (type(grid) is VoxelPyramid and grid.reduce == "sum")):

@@ -28,6 +28,8 @@ class PyramidImages(ImageBackend):
         """See :class:`ImageBackend`."""
         if not (isinstance(field, RadianceField) and field.has_pyramid_density):
             return False
+        if field.frame is not None and not field.frame.fits_image_kernels:
+            return False
         decoder = field.decoder
         assert isinstance(decoder, FusedMLPDecoder)
         return (
@@ -67,6 +69,6 @@ class PyramidImages(ImageBackend):
             density_initial=decoder.activation.initial,
             view_degree=decoder.view_degree,
             blocks=pyramid.blocks[: len(levels)],
-            boxes=[] if source.field.boxes is None else source.field.boxes.op_arguments,
+            boxes=[] if source.field.frame is None else source.field.frame.op_arguments,
         )
         return one_kernel(render, source)

@@ -6,11 +6,13 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal, TypeAlias
 
 from voxelfield.config.parsing import Form, Range
-from voxelfield.config.types import NotNegative
+from voxelfield.config.types import NotNegative, Positive
 from voxelfield.devices import DEVICES, DEVICES_IN_WORDS
 from voxelfield.fields.recipes.pyramid import PyramidRecipe
 from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.grids.boxes import parse_box
+from voxelfield.grids.field_frame import FieldFrame
+from voxelfield.grids.ndc_box import NdcBox, Row
 from voxelfield.grids.nested_boxes import MAX_BOXES, NestedBoxes
 from voxelfield.training.config.camera import CameraConfig
 from voxelfield.training.config.optimizer import OptimizerConfig
@@ -33,8 +35,14 @@ class SceneConfig:
         boxes: Number of nested boxes, the smallest of which is ``aabb``; 1 for no space outside ``aabb``; None for the
             default of the scene's format.
         box_ratio: Ratio of the sizes of successive nested boxes.
-        near: Distance from a camera within which no samples are placed, world units, with nested boxes; None for the
-            default of the scene's format.
+        near: Distance from a camera within which no samples are placed, world units, with nested boxes; with ``ndc``,
+            the depth of the near plane. None for the default of the scene's format.
+        ndc: Whether the grid lies in normalised device coordinates, for cameras that all look the same way; None to
+            decide by the cameras.
+        ndc_camera: Reference camera of these coordinates, three rows of its camera-to-world matrix. A run records it
+            and the following two; they are not settings.
+        ndc_window: Limits of x / depth and y / depth in the reference camera's frame.
+        ndc_depth: Extent of the grid along the optical axis, in units of the window.
     """
 
     name: Annotated[str, Form(r".+", "the name of a folder")] = "lego"
@@ -42,6 +50,10 @@ class SceneConfig:
     boxes: Annotated[int, Range(1, MAX_BOXES)] | None = None
     box_ratio: Annotated[float, Range(1, low_open=True)] = 2.0
     near: NotNegative | None = None
+    ndc: bool | None = None
+    ndc_camera: tuple[Row, Row, Row] | None = None
+    ndc_window: tuple[tuple[float, float], tuple[float, float]] | None = None
+    ndc_depth: Positive | None = None
 
     def check(self, name: str) -> None:
         """Raises ValueError unless the box is finite and not empty."""
@@ -53,11 +65,23 @@ class SceneConfig:
             raise ValueError(f"{name}.{error}") from error
 
     @property
-    def nested(self) -> NestedBoxes | None:
-        """The nested boxes, if there is more than one box."""
-        if self.aabb is None or self.boxes is None or self.boxes == 1:
+    def frame(self) -> NestedBoxes | NdcBox | None:
+        """The frame of the field's grid; None for the world frame."""
+        if self.aabb is None:
+            return None
+        if self.ndc_camera is not None and self.ndc_window is not None and self.ndc_depth is not None:
+            return NdcBox(self.aabb, self.ndc_camera, self.near or 0.0, self.ndc_window, self.ndc_depth)
+        if self.boxes is None or self.boxes == 1:
             return None
         return NestedBoxes(self.aabb, self.boxes, self.box_ratio, self.near or 0.0)
+
+    def record(self, frame: FieldFrame | None) -> None:
+        """Sets the values from which :attr:`frame` makes an equal frame."""
+        if isinstance(frame, NestedBoxes):
+            self.boxes, self.box_ratio, self.near = frame.count, frame.ratio, frame.near
+        elif isinstance(frame, NdcBox):
+            self.ndc, self.near = True, frame.near
+            self.ndc_camera, self.ndc_window, self.ndc_depth = frame.camera, frame.window, frame.depth
 
 
 @dataclass

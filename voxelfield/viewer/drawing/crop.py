@@ -7,17 +7,17 @@ import copy
 import torch
 
 from voxelfield.grids.boxes import Box, box_tensor
-from voxelfield.grids.nested_boxes import NestedBoxes
+from voxelfield.grids.field_frame import FieldFrame
 from voxelfield.rendering.occupancy import OccupancyGrid
 
 
-def cropped(occupancy: OccupancyGrid, box: Box, boxes: NestedBoxes | None) -> OccupancyGrid:
+def cropped(occupancy: OccupancyGrid, box: Box, frame: FieldFrame | None) -> OccupancyGrid:
     """Returns a copy in which no cell is occupied whose centre lies outside of a box.
 
     Args:
         occupancy: The cells.
         box: (2, 3) low and high corner, world units.
-        boxes: Those that the cells lie in, if there are any.
+        frame: The frame of the cells; None for the world frame.
     """
     device = occupancy.aabb.device
     low, high = occupancy.aabb
@@ -26,8 +26,8 @@ def cropped(occupancy: OccupancyGrid, box: Box, boxes: NestedBoxes | None) -> Oc
         for axis, cells in enumerate(occupancy.occupied.shape)
     ]
     centres = torch.stack(torch.meshgrid(*steps, indexing="ij"), dim=-1)
-    if boxes is not None:
-        centres = boxes.to_world(centres.view(-1, 3))[0].view_as(centres)
+    if frame is not None:
+        centres = frame.to_world(centres.view(-1, 3))[0].view_as(centres)
     limits = box_tensor(box, device)
     inside = ((centres >= limits[0]) & (centres <= limits[1])).all(dim=-1)
     part = copy.deepcopy(occupancy)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from voxelfield.grids.nested_boxes import NestedBoxes
+from voxelfield.grids.field_frame import FieldFrame
 from voxelfield.rendering.images import turbo
 from voxelfield.rendering.march import march
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -15,7 +15,7 @@ from voxelfield.rendering.rays import Rays
 _SHADES = (0.8, 0.62, 1.0)
 
 
-def cell_map(rays: Rays, occupancy: OccupancyGrid, step: float, boxes: NestedBoxes | None) -> Tensor:
+def cell_map(rays: Rays, occupancy: OccupancyGrid, step: float, frame: FieldFrame | None) -> Tensor:
     """Draws the first occupied cell that each ray meets, as a shaded block.
 
     Colours change with the height of the cell; those of nested boxes also from box to box.
@@ -24,12 +24,12 @@ def cell_map(rays: Rays, occupancy: OccupancyGrid, step: float, boxes: NestedBox
         rays: R rays.
         occupancy: The cells, on the rays' device.
         step: Distance between the samples that look for a cell, in the cells' frame; below a cell's edge.
-        boxes: Those that the cells lie in, if there are any.
+        frame: The frame of the cells; None for the world frame.
 
     Returns:
         (R, 3) colours in [0, 1], white where a ray meets none.
     """
-    samples = march(rays, occupancy, step, boxes=boxes)
+    samples = march(rays, occupancy, step, frame=frame)
     first, counts = samples.ray_offsets[:-1], samples.ray_offsets.diff()
     colors = torch.ones(len(rays), 3, device=rays.origins.device)
     met = counts > 0
@@ -45,8 +45,8 @@ def cell_map(rays: Rays, occupancy: OccupancyGrid, step: float, boxes: NestedBox
     back = ((places - entered) / directions).nan_to_num(nan=torch.inf, posinf=torch.inf, neginf=torch.inf)
     face = back.argmin(dim=-1)
     height = (index[:, 2] + 0.5) / cells[2]
-    if boxes is not None:
-        box = boxes.to_world(places)[1]
+    if frame is not None:
+        box = frame.to_world(places)[1]
         height = (height + 0.37 * box) % 1.0
     shade = torch.tensor(_SHADES, device=places.device)[face]
     # Neighbouring cells of one height differ a little, or a flat floor would hide the grid.

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from voxelfield.grids.boxes import box_tensor
-from voxelfield.grids.nested_boxes import NestedBoxes
+from voxelfield.grids.field_frame import FieldFrame
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -47,7 +47,7 @@ class Painter:
     def __init__(self, run: Run, photographs: Photographs | None = None) -> None:
         self._run = run
         self._photographs = photographs
-        self._boxes: NestedBoxes | None = getattr(run.field, "boxes", None)
+        self._frame: FieldFrame | None = getattr(run.field, "frame", None)
         self.device = run.field.aabb.device
         self._background = evaluation_background(run.trainer, self.device)
         self._settings = render_settings(run.trainer, run.field)
@@ -147,11 +147,11 @@ class Painter:
     def _optical_depth(self, points: Tensor) -> Tensor:
         """Returns the density at world positions (M, 3), times the length of a step there."""
         density = occupied_density(self._run.field, self._occupancy, points)
-        return density * self._settings.step * (1.0 if self._boxes is None else self._boxes.to_frame(points)[1])
+        return density * self._settings.step * (1.0 if self._frame is None else self._frame.to_frame(points)[1])
 
     def _depth(self, view: View, cameras: Cameras, look: Look) -> Tensor:
         low, high = self._limits(look)
-        if self._boxes is not None:
+        if self._frame is not None:
             return depth_map(view.depth, view.opacity, 0.25 * float((high - low).norm()), float("inf"))
         camera = cameras.c2w[0, :3, 3].cpu()
         nearest = float((camera - torch.minimum(torch.maximum(camera, low), high)).norm())
@@ -178,14 +178,14 @@ class Painter:
         edges = (self._occupancy.aabb[1] - self._occupancy.aabb[0]).cpu() / torch.tensor(self._occupancy.occupied.shape)
         step = 0.25 * float(edges.min())
         parts = _chunks(rays, self._run.trainer.chunk)
-        return torch.cat([cell_map(part, self._occupancy, step, self._boxes) for part in parts])
+        return torch.cat([cell_map(part, self._occupancy, step, self._frame) for part in parts])
 
     def _take_crop(self, look: Look) -> None:
         if look.crop == self._crop:
             return
         whole = self._run.occupancy
         self._crop = look.crop
-        self._occupancy = whole if look.crop is None else cropped(whole, look.crop, self._boxes)
+        self._occupancy = whole if look.crop is None else cropped(whole, look.crop, self._frame)
         self._renderers.clear()
 
     def _renderer(self, sharp: bool) -> FieldRenderer:
@@ -204,16 +204,16 @@ def content_boxes(run: Run) -> list[Tensor]:
 
     That is where cells are occupied. Of nested boxes, it is the smallest, and the others follow.
     """
-    boxes: NestedBoxes | None = getattr(run.field, "boxes", None)
-    if boxes is not None:
-        return boxes_around(boxes)
+    frame: FieldFrame | None = getattr(run.field, "frame", None)
+    if frame is not None:
+        return boxes_around(frame)
     occupancy: OccupancyGrid = run.occupancy
     return [occupancy.bounds() if bool(occupancy.occupied.any()) else occupancy.aabb.cpu()]
 
 
-def boxes_around(boxes: NestedBoxes) -> list[Tensor]:
-    """Returns nested boxes as (2, 3) each, world units, on the CPU, the smallest first."""
-    return [box_tensor(boxes.in_world(number), torch.device("cpu")) for number in range(1, boxes.count + 1)]
+def boxes_around(frame: FieldFrame) -> list[Tensor]:
+    """Returns the boxes of a frame as (2, 3) each, world units, on the CPU, the smallest first."""
+    return [box_tensor(frame.in_world(number), torch.device("cpu")) for number in range(1, frame.count + 1)]
 
 
 def _chunks(rays: Rays, size: int) -> list[Rays]:

@@ -1,0 +1,348 @@
+"""Normalised device coordinates: the projection against its matrix, and rays, samples and images in its frame."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from voxelfield.fields.decoders import FusedMLPDecoder
+from voxelfield.fields.density import ExponentialDensity
+from voxelfield.fields.field import RadianceField
+from voxelfield.grids.ndc_box import NdcBox
+from voxelfield.grids.pyramid import VoxelPyramid
+from voxelfield.grids.voxel_grid import VoxelGrid
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.march import Capacity, RenderSettings, march, visible_samples
+from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.rendering.rays import Rays
+from voxelfield.rendering.render import render, render_view
+from voxelfield.rendering.renderer import FieldRenderer
+from voxelfield.rendering.rigid import exp_se3
+from voxelfield.rendering.sample_positions import positions_on_rays
+from voxelfield.rendering.visible_cells import visible_cells
+
+POSE = exp_se3(torch.tensor([[0.3, -0.2, 0.5, 0.4, -0.3, 0.2]], dtype=torch.float64))[0]
+BOX = NdcBox(
+    ((-3.0, -3.0, -9.0), (3.0, 3.0, -2.0)),
+    tuple(tuple(row) for row in POSE[:3].tolist()),
+    near=1.5,
+    window=((-0.5, -0.4), (0.7, 0.3)),
+    depth=0.25,
+)
+
+
+def in_reference(points: Tensor) -> Tensor:
+    """World positions (M, 3) in the frame of the reference camera, float64."""
+    return (points.double() - POSE[:3, 3]) @ POSE[:3, :3]
+
+
+def projected(points: Tensor) -> Tensor:
+    """Positions (M, 3) in the field's frame by a homogeneous matrix, float64."""
+    (x0, y0), (x1, y1) = BOX.window
+    unit = max(x1 - x0, y1 - y0) / 2
+    matrix = torch.tensor(
+        [
+            [1 / unit, 0, (x0 + x1) / 2 / unit, 0],
+            [0, 1 / unit, (y0 + y1) / 2 / unit, 0],
+            [0, 0, 0, BOX.depth / unit * BOX.near],
+            [0, 0, -1, 0],
+        ],
+        dtype=torch.float64,
+    )
+    here = F.pad(in_reference(points), (0, 1), value=1.0) @ matrix.T
+    return here[:, :3] / here[:, 3:]
+
+
+def seen_points(count: int, deepest: float = 60.0) -> Tensor:
+    """World positions within the window, from the near plane on, denser in depth the nearer; float32."""
+    low, high = (torch.tensor(ends, dtype=torch.float64) for ends in BOX.window)
+    slopes = low + (high - low) * (0.02 + 0.96 * torch.rand(count, 2, dtype=torch.float64))
+    nearest, farthest = 1 / (1.01 * BOX.near), 1 / deepest
+    depth = 1 / (nearest + (farthest - nearest) * torch.rand(count, dtype=torch.float64))
+    there = torch.cat((slopes * depth[:, None], -depth[:, None]), dim=-1)
+    return (POSE[:3, 3] + there @ POSE[:3, :3].T).float()
+
+
+def make_rays(count: int, device="cpu") -> Rays:
+    """Rays that end at points within the window, from beside the reference camera; far is infinite for half of them."""
+    beside = 0.4 * torch.randn(count, 3, dtype=torch.float64) * torch.tensor([1.0, 1.0, 0.3])
+    origins = (POSE[:3, 3] + beside @ POSE[:3, :3].T).float()
+    directions = F.normalize(seen_points(count) - origins, dim=-1)
+    near = torch.where(torch.rand(count) < 0.5, 0.0, 3 * torch.rand(count))
+    far = torch.where(torch.rand(count) < 0.5, 1e5, 30 * torch.rand(count))
+    return Rays(*(x.to(device) for x in (origins, directions, near, torch.maximum(far, near))))
+
+
+def test_places_are_those_of_the_projection_matrix():
+    points = seen_points(2000)
+    places, unit = BOX.to_frame(points)
+    torch.testing.assert_close(places.double(), projected(points), atol=2e-6, rtol=0)
+    low, high = torch.tensor(BOX.frame_aabb)
+    assert ((places >= low) & (places <= high)).all()
+    assert torch.equal(BOX.to_frame_of(points, places), places)
+    # The length of a unit is a derivative along the reference camera's optical axis.
+    ahead = (points.double() - 1e-4 * POSE[:3, 2]).float().double()
+    moved = (ahead - points.double()).norm(dim=-1)
+    slope = (projected(ahead) - projected(points))[:, 2].abs() / moved
+    torch.testing.assert_close(unit.double() * slope, torch.ones_like(slope), atol=1e-3, rtol=0)
+
+
+def test_the_world_is_found_again_from_places():
+    points = seen_points(2000)
+    places, _ = BOX.to_frame(points)
+    world, box, used = BOX.to_world(places)
+    assert ((world - points).norm(dim=-1) / (points - POSE[:3, 3].float()).norm(dim=-1)).max() < 1e-4
+    assert not box.any()
+    assert used.all()
+    assert torch.tensor(BOX.frame_aabb[0]).tolist()[2] == 0.0
+    assert not BOX.to_world(torch.tensor([[0.0, 0.0, -0.1], [1.01, 0.0, 0.1]]))[2].any()
+
+
+def test_where_the_frame_does_not_reach_places_are_infinite():
+    behind, before, beside = (
+        POSE[:3, 3] + torch.tensor(at, dtype=torch.float64) @ POSE[:3, :3].T
+        for at in (
+            (0.0, 0.0, 3.0),
+            (0.0, 0.0, -1.4),
+            (3.0, 0.0, -4.0),
+        )
+    )
+    places, unit = BOX.to_frame(torch.stack((behind, before, beside)).float())
+    assert places.isinf().all()
+    assert unit.isfinite().all()
+
+
+def test_all_that_is_covered_lies_in_the_outermost_box():
+    points = seen_points(2000, deepest=900 * BOX.near)
+    low, high = torch.tensor(BOX.outermost)
+    assert ((points >= low) & (points <= high)).all()
+
+
+def test_rays_are_mapped_to_the_places_of_their_points():
+    rays = make_rays(500)
+    origins, directions, near, far = BOX.rays_to_map(rays.origins, rays.directions, rays.near, rays.far)
+    assert (near == 0).all()
+    torch.testing.assert_close(directions.norm(dim=-1), torch.ones(500))
+    for share in (0.001, 0.3, 0.7, 0.999):
+        places = origins + share * far[:, None] * directions
+        world, _, _ = BOX.to_world(places)
+        away = world - rays.origins
+        t = (away * rays.directions).sum(dim=-1)
+        off = (away - t[:, None] * rays.directions).norm(dim=-1) / t
+        some = far > 1e-3
+        assert some.float().mean() > 0.7
+        assert off[some].max() < 1e-4
+        assert (t[some] > rays.near[some] * (1 - 1e-4)).all()
+        assert (t[some] < rays.far[some] * (1 + 1e-4)).all()
+        assert (-in_reference(world)[some, 2] > BOX.near * (1 - 1e-5)).all()
+
+
+def test_rays_towards_the_cameras_and_across_are_mapped_too():
+    start = POSE[:3, 3] + torch.tensor([0.0, 0.0, -8.0], dtype=torch.float64) @ POSE[:3, :3].T
+    local = torch.tensor([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]], dtype=torch.float64)
+    origins, directions = start.float().expand(3, 3).contiguous(), (local @ POSE[:3, :3].T).float()
+    near, far = torch.zeros(3), torch.full((3,), 100.0)
+    mapped, along, _, length = BOX.rays_to_map(origins, directions, near, far)
+    reach = BOX.frame_aabb[1][2]
+    start_z, end_z = mapped[:, 2], (mapped + length[:, None] * along)[:, 2]
+    torch.testing.assert_close(start_z, torch.full((3,), reach * 1.5 / 8), atol=1e-5, rtol=0)
+    torch.testing.assert_close(end_z, torch.tensor([reach, reach * 1.5 / 8, reach * 1.5 / 108]), atol=1e-5, rtol=0)
+
+
+def test_rays_that_never_get_there_are_empty():
+    behind = (POSE[:3, 3] + torch.tensor([0.0, 0.0, 1.0], dtype=torch.float64) @ POSE[:3, :3].T).float()
+    local = torch.tensor([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0], [0.0, 0.0, -1.0]], dtype=torch.float64)
+    directions = (local @ POSE[:3, :3].T).float()
+    near, far = torch.zeros(4), torch.tensor([1e5, 1e5, 2.4, 0.0])
+    mapped = BOX.rays_to_map(behind.expand(4, 3).contiguous(), directions, near, far)
+    assert (mapped[3] == 0).all()
+    assert all(part.isfinite().all() for part in mapped)
+
+
+def make_field(device) -> tuple[RadianceField, OccupancyGrid]:
+    pyramid = VoxelPyramid((8, 16, 24), 4, BOX.frame_aabb, init_range=1.0)
+    decoder = FusedMLPDecoder(pyramid.channels, 32, 16, 2, 2, ExponentialDensity(2.0))
+    field = RadianceField(pyramid, decoder, BOX).to(device)
+    if device.type == "cuda":
+        pyramid.keep_copies(torch.float16)
+    occupancy = OccupancyGrid((20, 12, 6), BOX.frame_aabb)
+    occupancy.restrict(torch.rand(20, 12, 6) < 0.7, occupancy.aabb)
+    return field, occupancy.to(device)
+
+
+class General(RadianceField):
+    """The same field, of which no kernel knows anything."""
+
+
+def test_one_kernel_keeps_what_the_general_path_keeps(device):
+    field, occupancy = make_field(device)
+    rays = make_rays(400, device)
+    settings = RenderSettings(0.02, min_weight=1e-3)
+    fused, _ = visible_samples(field, rays, occupancy, settings)
+    steps, _ = visible_samples(General(field.grid, field.decoder, BOX), rays, occupancy, settings)
+    assert len(fused.t) > 500
+    one, two = (
+        {(ray, round(t, 4)) for ray, t in zip(s.ray_index.tolist(), s.t.tolist(), strict=True)} for s in (fused, steps)
+    )
+    assert len(one & two) > 0.98 * max(len(one), len(two))  # weights near the limit come and go with rounding
+
+
+def test_samples_lie_on_their_rays_and_know_their_distances(device):
+    rays = make_rays(300, device)
+    _, occupancy = make_field(device)
+    samples = march(rays, occupancy, 0.02, jitter=True, frame=BOX)
+    assert len(samples.t) > 1000
+    distances = BOX.world_distances(samples, rays.origins, rays.directions)
+    points = rays.origins[samples.ray_index] + distances[:, None] * rays.directions[samples.ray_index]
+    torch.testing.assert_close(BOX.to_frame_of(points, samples.positions), samples.positions, atol=1e-5, rtol=0)
+    rises = samples.ray_index[1:] == samples.ray_index[:-1]
+    assert (distances.diff()[rises] > 0).all()
+
+
+def test_the_world_sees_the_density_that_rays_see():
+    field, occupancy = make_field(torch.device("cpu"))
+    rays = make_rays(50)
+    samples = march(rays, occupancy, 0.02, frame=BOX)
+    distances = BOX.world_distances(samples, rays.origins, rays.directions)
+    points = rays.origins[samples.ray_index] + distances[:, None] * rays.directions[samples.ray_index]
+    local, rgb = field.sample(samples, rays.directions)
+    density, color = field(points, rays.directions[samples.ray_index])
+    near_border = field.density(points) == 0  # within rounding of the window's border
+    assert near_border.float().mean() < 0.01
+    unit = BOX.to_frame(points)[1]
+    torch.testing.assert_close((density * unit)[~near_border], local[~near_border], atol=1e-3, rtol=1e-2)
+    torch.testing.assert_close(color[~near_border], rgb[~near_border], atol=1e-2, rtol=0)
+    assert field.density(POSE[:3, 3].float()[None]) == 0
+
+
+def test_images_are_rendered_by_the_general_path_in_world_units(device):
+    field, occupancy = make_field(device)
+    settings, background = RenderSettings(0.02, min_weight=1e-3), torch.tensor([1.0, 0.5, 0.2], device=device)
+    cameras = Cameras(POSE[None].float(), torch.tensor([[30.0, 30.0, 16.0, 12.0]]), 32, 24).to(device)
+    renderer = FieldRenderer(field, occupancy, settings, background)
+    assert renderer.backend == "render_view"
+    view = renderer.view(cameras, 0)
+    rays = cameras.image_rays(0, field.aabb)
+    whole = render(field, rays, occupancy, settings)
+    torch.testing.assert_close(view.rgb.view(-1, 3), whole.over(background), atol=1e-5, rtol=0)
+    seen = view.opacity > 0.5
+    assert seen.any()
+    depth = view.depth[seen]
+    assert depth.min() > BOX.near * 0.99
+    assert depth.max() > 3 * BOX.near
+    again = render_view(General(field.grid, field.decoder, BOX), cameras, 0, occupancy, settings, background, 1 << 12)
+    torch.testing.assert_close(again.depth[seen], depth, atol=0, rtol=2e-2)
+
+
+class Fog(torch.nn.Module):
+    """A decoder with one density everywhere in the frame."""
+
+    channels = 1
+
+    def density(self, features: Tensor) -> Tensor:
+        return torch.full(features.shape[:1], 2.0)
+
+    def forward(self, features: Tensor, directions: Tensor, ray_index: Tensor) -> tuple[Tensor, Tensor]:
+        return self.density(features), torch.ones(len(features), 3)
+
+
+def test_the_optical_depth_of_fog_is_its_length_in_the_frame():
+    field = RadianceField(VoxelGrid(4, 1, BOX.frame_aabb), Fog(), BOX)
+    occupancy = OccupancyGrid(4, BOX.frame_aabb)
+    rays = make_rays(100)
+    _, _, _, far = BOX.rays_to_map(rays.origins, rays.directions, rays.near, rays.far)
+    found = render(field, rays, occupancy, RenderSettings(1e-3, min_transmittance=0.0, min_weight=0.0))
+    inside = march(rays, occupancy, 1e-3, frame=BOX).ray_offsets.diff() * 1e-3
+    torch.testing.assert_close(found.opacity, 1 - torch.exp(-2 * inside), atol=1e-4, rtol=0)
+    assert (inside <= far + 1e-3).all()
+
+
+@pytest.mark.parametrize("capacity", [None, 20_000], ids=["as many as needed", "room for more"])
+def test_positions_are_those_of_marching(device, capacity):
+    rays = make_rays(60, device)
+    _, occupancy = make_field(device)
+    samples = march(rays, occupancy, 0.05, True, capacity, BOX)
+    found = positions_on_rays(samples, rays.origins, rays.directions, BOX)
+    assert bool(found.isnan().any()) == (capacity is not None)
+    torch.testing.assert_close(found, samples.positions, rtol=0, atol=1e-5, equal_nan=True)
+
+
+def test_derivative_of_positions_in_origins_and_directions():
+    rays = make_rays(6)
+    _, occupancy = make_field(torch.device("cpu"))
+    samples = march(rays, occupancy, 0.05, frame=BOX)
+    samples = samples._replace(positions=samples.positions.double(), t=samples.t.double())
+    distances = BOX.world_distances(samples, rays.origins.double(), rays.directions.double())
+    inputs = (rays.origins.double().requires_grad_(), rays.directions.double().requires_grad_())
+
+    def at_these_distances(origins: Tensor, directions: Tensor) -> Tensor:
+        points = origins[samples.ray_index] + distances[:, None] * directions[samples.ray_index]
+        return projected(points)
+
+    upstream = torch.randn(len(samples.t), 3, dtype=torch.float64)
+    found = torch.autograd.grad((positions_on_rays(samples, *inputs, BOX) * upstream).sum(), inputs)
+    expected = torch.autograd.grad((at_these_distances(*inputs) * upstream).sum(), inputs)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-9)
+
+
+def test_gradients_reach_the_grid_at_every_depth(device):
+    field, occupancy = make_field(device)
+    rays = make_rays(2000, device)
+    settings = RenderSettings(0.02, min_weight=0.0)
+    samples, _ = visible_samples(field, rays, occupancy, settings, capacity=Capacity(1 << 17, 1 << 17))
+    density, rgb = field.sample(samples, rays.directions)
+    (density.sum() + rgb.sum()).backward()
+    gradient = field.grid.levels[-1].grad.abs().sum(dim=(0, 1, 3))
+    assert (gradient > 0).all()
+
+
+def test_cells_that_rays_pass_are_seen(device):
+    field, occupancy = make_field(device)
+    settings = RenderSettings(0.02, min_weight=1e-3)
+    # Not the reference camera, whose rays run exactly along the faces of cells.
+    c2w = POSE[None].float()
+    c2w[0, :3, 3] += 0.1
+    cameras = Cameras(c2w, torch.tensor([[30.0, 30.0, 16.0, 12.0]]), 32, 24).to(device)
+    seen = visible_cells(field, occupancy, settings, cameras)
+    samples, _ = visible_samples(field, cameras.image_rays(0, field.aabb), occupancy, settings)
+    low, high = occupancy.aabb
+    cells = ((samples.positions - low) / (high - low) * torch.tensor(seen.shape, device=low.device)).long()
+    assert seen[cells.unbind(-1)].all()
+    assert 0 < float(seen.float().mean()) <= occupancy.fraction() + 1e-6
+
+
+def test_rays_of_neighbouring_pixels_are_never_farther_apart_than_stated():
+    cameras = Cameras(POSE[None].float(), torch.tensor([[30.0, 30.0, 16.0, 12.0]]), 32, 24)
+    spacing = BOX.ray_spacing(cameras.c2w[:, :3, 3], torch.tensor([1 / 30]))
+    rays = cameras.image_rays(0, torch.tensor(BOX.outermost))
+    ends = BOX.to_frame_of(rays.origins + 50 * rays.directions, rays.origins).view(24, 32, 3)
+    inside = (ends[..., :2].abs() <= torch.tensor(BOX.frame_aabb[1][:2])).all(dim=-1)
+    across = (ends[:, 1:] - ends[:, :-1]).norm(dim=-1)[inside[:, 1:] & inside[:, :-1]]
+    assert 0.3 * spacing < across.max() < spacing
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"near": 0.0}, "near must be finite and positive, got 0.0"),
+        ({"near": math.inf}, "near must be finite and positive, got inf"),
+        ({"depth": -1.0}, "depth must be finite and positive, got -1.0"),
+        ({"window": ((0.0, 0.0), (0.0, 1.0))}, "window must be finite, with lower limits below upper ones, got"),
+        ({"camera": ((2.0, 0.0, 0.0, 0.0), (0.0, 1.0, 0.0, 0.0), (0.0, 0.0, 1.0, 0.0))}, "camera must be a rotation"),
+        ({"aabb": ((0, 0, 0), (1, 1, 0))}, "aabb must be finite with low < high"),
+    ],
+)
+def test_what_cannot_be_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        replace(BOX, **changes)
+
+
+def test_it_has_one_box():
+    assert BOX.in_world(1) == BOX.aabb
+    with pytest.raises(ValueError, match="number must be 1, got 2"):
+        BOX.in_world(2)

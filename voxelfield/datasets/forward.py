@@ -1,0 +1,143 @@
+"""Captures of which all photographs face the same way, and normalised device coordinates for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from voxelfield.datasets.bounds import box_of_points
+from voxelfield.grids.boxes import parse_box
+from voxelfield.grids.ndc_box import NdcBox, Row, Window
+from voxelfield.rendering.cameras import Cameras
+
+# Largest angle between an optical axis and the mean of all, degrees.
+_LARGEST_ANGLE = 30.0
+# How much wider than an image the window of all images may be: the grid is sparse in images where it is much wider.
+_WIDEST_WINDOW = 3.0
+# Depth of the near plane, in depths of the nearest points; NeRF's loader of LLFF captures has the same.
+_NEAR_OF_NEAREST = 0.75
+_OUTLIERS = 0.01
+# Least distance between the foremost camera and the near plane, in depths of the plane.
+_LEAST_CLEARANCE = 0.25
+# Limits of the grid's depth, in halves of the window's longer edge.
+_THINNEST, _THICKEST = 1 / 8, 2.0
+# Points along each edge of an image at which its rays are cast.
+_ALONG_EDGE = 9
+
+
+class NotForwardError(ValueError):
+    """The cameras do not all face the same way, or stand within what they see."""
+
+
+def ndc_box_of_cameras(
+    c2w: Tensor, cameras: Sequence[Cameras], points: Tensor | None, near: float | None = None
+) -> NdcBox:
+    """Returns normalised device coordinates of the mean camera of a capture.
+
+    Along the optical axis, the grid is as deep as the outermost camera's parallax: moving a point by one voxel in depth
+    shifts it by one voxel in the view of that camera.
+
+    Args:
+        c2w: (N, 4, 4) poses of all photographs, camera to world, OpenGL axes, N at least 1.
+        cameras: The cameras whose images the grid must cover, at least one.
+        points: (M, 3) points that structure from motion found, or that fill what is seen, world units. None: ``near``
+            must be given, and the box of what matters reaches to ten times this depth.
+        near: Depth of the near plane, world units; None: three quarters of the depth of the nearest points.
+
+    Raises:
+        NotForwardError: An optical axis is more than 30 degrees from the mean of all, a camera is at the near plane or
+            behind it, or the images together are more than three times as wide as one.
+        ValueError: There are neither points nor ``near``.
+    """
+    reference = _mean_pose(c2w.double())
+    axes, position = reference[:, :3], reference[:, 3]
+    cosines = (F.normalize(c2w[:, :3, 2].double(), dim=-1) @ axes[:, 2]).clamp(-1, 1)
+    angle = float(cosines.acos().rad2deg().max())
+    if not angle <= _LARGEST_ANGLE:
+        raise NotForwardError(
+            f"cameras must look within {_LARGEST_ANGLE:g} degrees of their mean direction, got {angle:.0f} degrees"
+        )
+    offsets = (c2w[:, :3, 3].double() - position) @ axes
+    if near is None:
+        near = _depth_of_near_plane(points, position, axes)
+    if not near > 0 or float((-offsets[:, 2]).max()) > (1 - _LEAST_CLEARANCE) * near:
+        raise NotForwardError(
+            f"cameras must be in front of a near plane at depth {near:.4g}, got one at depth "
+            f"{float((-offsets[:, 2]).max()):.4g}"
+        )
+    low, high = _window(cameras, position, axes, near)
+    half = float((high - low).max()) / 2
+    depth = float(offsets[:, :2].norm(dim=-1).max()) / near
+    window: Window = ((float(low[0]), float(low[1])), (float(high[0]), float(high[1])))
+    rows: list[Row] = [(a, b, c, d) for a, b, c, d in reference.tolist()]
+    depth = min(max(depth, _THINNEST * half), _THICKEST * half)
+    if points is None or len(points) == 0:
+        points = _frustum(window, near, position, axes)
+    return NdcBox(parse_box(box_of_points(points)), (rows[0], rows[1], rows[2]), near, window, depth)
+
+
+def _mean_pose(c2w: Tensor) -> Tensor:
+    """Returns the camera (3, 4) at the mean position of cameras, with the mean of their directions and up vectors."""
+    back = F.normalize(c2w[:, :3, 2].mean(dim=0), dim=0)
+    right = F.normalize(torch.linalg.cross(c2w[:, :3, 1].mean(dim=0), back), dim=0)
+    return torch.stack((right, torch.linalg.cross(back, right), back, c2w[:, :3, 3].mean(dim=0)), dim=-1)
+
+
+def _depth_of_near_plane(points: Tensor | None, position: Tensor, axes: Tensor) -> float:
+    if points is None or len(points) == 0:
+        raise ValueError("near must be given with ndc where no points of the scene are known, got None")
+    depths = -((points.double() - position) @ axes[:, 2])
+    return _NEAR_OF_NEAREST * float(depths.sort().values[int(_OUTLIERS * len(depths))])
+
+
+def _window(cameras: Sequence[Cameras], position: Tensor, axes: Tensor, near: float) -> tuple[Tensor, Tensor]:
+    """Returns the limits (2,) of x / depth and y / depth between which all images lie, from the near plane on.
+
+    Raises:
+        NotForwardError: They lie too far apart, or a ray does not meet the near plane.
+    """
+    lowest, highest, widest = [], [], 0.0
+    for some in cameras:
+        pixels = _border(some.width, some.height).repeat(len(some), 1)
+        index = torch.arange(len(some)).repeat_interleave(len(pixels) // len(some))
+        box = torch.tensor([[-1.0] * 3, [1.0] * 3])  # rays are needed for their directions only
+        rays = some.rays(index, pixels, box)
+        origins = (rays.origins.double() - position) @ axes
+        directions = rays.directions.double() @ axes
+        forward = -directions[:, 2]
+        if not bool((forward > 0).all()):
+            raise NotForwardError("rays must meet the near plane, got some that run away from it")
+        slopes = directions[:, :2] / forward[:, None]
+        at_near = (origins[:, :2] + slopes * (near + origins[:, 2:])) / near
+        # Between the near plane and infinity, x / depth and y / depth lie between their values there.
+        ends = torch.cat((slopes, at_near))
+        lowest.append(ends.amin(dim=0))
+        highest.append(ends.amax(dim=0))
+        each = slopes.view(len(some), -1, 2)
+        widest = max(widest, float((each.amax(dim=1) - each.amin(dim=1)).amax()))
+    low, high = torch.stack(lowest).amin(dim=0), torch.stack(highest).amax(dim=0)
+    factor = float((high - low).max()) / widest
+    if not factor <= _WIDEST_WINDOW:
+        raise NotForwardError(
+            f"images must together be at most {_WIDEST_WINDOW:g} times as wide as one at the near plane, got "
+            f"{factor:.1f} times"
+        )
+    return low, high
+
+
+def _border(width: int, height: int) -> Tensor:
+    """Returns image points (P, 2) along the edges of an image."""
+    share = torch.linspace(0, 1, _ALONG_EDGE)
+    zero, one = torch.zeros_like(share), torch.ones_like(share)
+    edges = [torch.stack(pair, dim=-1) for pair in ((share, zero), (share, one), (zero, share), (one, share))]
+    return torch.cat(edges) * torch.tensor([width, height])
+
+
+def _frustum(window: Window, near: float, position: Tensor, axes: Tensor) -> Tensor:
+    """Returns the corners (8, 3) of what the window shows from the near plane to ten times its depth."""
+    x, y, depth = (torch.tensor(ends, dtype=torch.float64) for ends in (*zip(*window, strict=True), (near, 10 * near)))
+    corners = torch.cartesian_prod(x, y, depth)
+    return position + torch.cat((corners[:, :2] * corners[:, 2:], -corners[:, 2:]), dim=-1) @ axes.mT

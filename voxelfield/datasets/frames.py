@@ -1,0 +1,56 @@
+"""Choice of the frame for the grid of an unbounded capture."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from voxelfield.datasets.bounds import nested_boxes_of_cameras
+from voxelfield.datasets.forward import NotForwardError, ndc_box_of_cameras
+from voxelfield.datasets.options import LoadOptions
+from voxelfield.grids.boxes import parse_box
+from voxelfield.grids.ndc_box import NdcBox
+from voxelfield.grids.nested_boxes import NestedBoxes
+from voxelfield.rendering.cameras import Cameras
+
+logger = logging.getLogger(__name__)
+
+
+def choose_frame(
+    c2w: Tensor, cameras: Sequence[Cameras], points: Tensor | None, options: LoadOptions
+) -> NestedBoxes | NdcBox:
+    """Returns normalised device coordinates for cameras that face the same way, otherwise nested boxes.
+
+    Args:
+        c2w: (N, 4, 4) poses of all photographs, camera to world, OpenGL axes, N at least 1.
+        cameras: The cameras of the loaded splits.
+        points: (M, 3) points that structure from motion found, or that fill what is seen, world units.
+        options: What is given of the frame.
+
+    Raises:
+        ValueError: ``options.ndc`` is True, but the cameras do not all face the same way, or neither points nor
+            ``options.near`` tell where the near plane is.
+    """
+    decided = options.boxes is not None or options.aabb is not None or points is None or len(points) == 0
+    if options.ndc or (options.ndc is None and not decided):
+        try:
+            frame = ndc_box_of_cameras(c2w, cameras, points, options.near)
+        except NotForwardError as error:
+            if options.ndc:
+                raise ValueError(f"ndc must be False or None, as {error}, got True") from error
+            logger.debug("nested boxes, as %s", error)
+        else:
+            logger.info(
+                "all cameras face the same way: the grid lies in normalised device coordinates, with the near plane at "
+                "a depth of %.4g (scene.ndc=false: nested boxes)",
+                frame.near,
+            )
+            return frame if options.aabb is None else replace(frame, aabb=parse_box(options.aabb))
+    boxes = nested_boxes_of_cameras(c2w, points)
+    if options.aabb is not None:
+        boxes = replace(boxes, aabb=parse_box(options.aabb))
+    boxes = replace(boxes, count=options.boxes or boxes.count)
+    return boxes if options.near is None else replace(boxes, near=options.near)
