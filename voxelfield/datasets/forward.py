@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -15,8 +16,6 @@ from voxelfield.rendering.cameras import Cameras
 
 # Largest angle between an optical axis and the mean of all, degrees.
 _LARGEST_ANGLE = 30.0
-# How much wider than an image the window of all images may be: the grid is sparse in images where it is much wider.
-_WIDEST_WINDOW = 3.0
 # Depth of the near plane, in depths of the nearest points; NeRF's loader of LLFF captures has the same.
 _NEAR_OF_NEAREST = 0.75
 _OUTLIERS = 0.01
@@ -33,7 +32,11 @@ class NotForwardError(ValueError):
 
 
 def ndc_box_of_cameras(
-    c2w: Tensor, cameras: Sequence[Cameras], points: Tensor | None, near: float | None = None
+    c2w: Tensor,
+    cameras: Sequence[Cameras],
+    points: Tensor | None,
+    near: float | None = None,
+    widest: float = math.inf,
 ) -> NdcBox:
     """Returns normalised device coordinates of the mean camera of a capture.
 
@@ -46,10 +49,11 @@ def ndc_box_of_cameras(
         points: (M, 3) points that structure from motion found, or that fill what is seen, world units. None: ``near``
             must be given, and the box of what matters reaches to ten times this depth.
         near: Depth of the near plane, world units; None: three quarters of the depth of the nearest points.
+        widest: How many times as wide as one image all of them together may be at the near plane.
 
     Raises:
         NotForwardError: An optical axis is more than 30 degrees from the mean of all, a camera is at the near plane or
-            behind it, or the images together are more than three times as wide as one.
+            behind it, or the images together are wider than allowed.
         ValueError: There are neither points nor ``near``.
     """
     reference = _mean_pose(c2w.double())
@@ -68,7 +72,12 @@ def ndc_box_of_cameras(
             f"cameras must be in front of a near plane at depth {near:.4g}, got one at depth "
             f"{float((-offsets[:, 2]).max()):.4g}"
         )
-    low, high = _window(cameras, position, axes, near)
+    (low, high), image = _window(cameras, position, axes, near)
+    if float((high - low).max()) > widest * image:
+        raise NotForwardError(
+            f"images must together be at most {widest:g} times as wide as one at the near plane, got "
+            f"{float((high - low).max()) / image:.1f} times"
+        )
     half = float((high - low).max()) / 2
     depth = float(offsets[:, :2].norm(dim=-1).max()) / near
     window: Window = ((float(low[0]), float(low[1])), (float(high[0]), float(high[1])))
@@ -93,11 +102,13 @@ def _depth_of_near_plane(points: Tensor | None, position: Tensor, axes: Tensor) 
     return _NEAR_OF_NEAREST * float(depths.sort().values[int(_OUTLIERS * len(depths))])
 
 
-def _window(cameras: Sequence[Cameras], position: Tensor, axes: Tensor, near: float) -> tuple[Tensor, Tensor]:
-    """Returns the limits (2,) of x / depth and y / depth between which all images lie, from the near plane on.
+def _window(
+    cameras: Sequence[Cameras], position: Tensor, axes: Tensor, near: float
+) -> tuple[tuple[Tensor, Tensor], float]:
+    """Returns the limits (2,) of x / depth and y / depth between which all images lie, and the extent of the widest.
 
     Raises:
-        NotForwardError: They lie too far apart, or a ray does not meet the near plane.
+        NotForwardError: A ray does not meet the near plane.
     """
     lowest, highest, widest = [], [], 0.0
     for some in cameras:
@@ -118,14 +129,7 @@ def _window(cameras: Sequence[Cameras], position: Tensor, axes: Tensor, near: fl
         highest.append(ends.amax(dim=0))
         each = slopes.view(len(some), -1, 2)
         widest = max(widest, float((each.amax(dim=1) - each.amin(dim=1)).amax()))
-    low, high = torch.stack(lowest).amin(dim=0), torch.stack(highest).amax(dim=0)
-    factor = float((high - low).max()) / widest
-    if not factor <= _WIDEST_WINDOW:
-        raise NotForwardError(
-            f"images must together be at most {_WIDEST_WINDOW:g} times as wide as one at the near plane, got "
-            f"{factor:.1f} times"
-        )
-    return low, high
+    return (torch.stack(lowest).amin(dim=0), torch.stack(highest).amax(dim=0)), widest
 
 
 def _border(width: int, height: int) -> Tensor:

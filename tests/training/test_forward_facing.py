@@ -1,0 +1,217 @@
+"""Scenes in normalised device coordinates: a ball before a far wall, seen from one side, trained, resumed and saved."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from quick_presets import preset
+
+import voxelfield
+from voxelfield.datasets.forward import ndc_box_of_cameras
+from voxelfield.datasets.scene import Scene, Split
+from voxelfield.export.region import Region
+from voxelfield.grids.ndc_box import NdcBox
+from voxelfield.grids.nested_boxes import NestedBoxes
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.rigid import compose, exp_se3
+from voxelfield.training.checkpoint import load_checkpoint
+from voxelfield.training.session import Session
+
+SIZE, FOCAL = 24, 22.0
+BALL, DISTANCE = 0.8, 4.0
+WALL = 20.0  # depth
+
+
+def paint(points: torch.Tensor) -> torch.Tensor:
+    """Smooth colours of places."""
+    return 0.5 + 0.4 * torch.sin(points @ torch.tensor([[1.1, 0.3, -0.7], [-0.4, 1.3, 0.6], [0.8, -0.5, 1.2]]))
+
+
+def photograph(cameras: Cameras) -> torch.Tensor:
+    """Exact images of the ball before the wall, (N, H, W, 4) uint8."""
+    box, centre = torch.tensor([[-30.0] * 3, [30.0] * 3]), torch.tensor([0.0, 0.0, -DISTANCE])
+    images = []
+    for camera in range(len(cameras)):
+        rays = cameras.image_rays(camera, box)
+        away = rays.origins - centre
+        along = (away * rays.directions).sum(dim=-1)
+        beside = away.square().sum(dim=-1) - along.square()
+        ball = -along - (BALL**2 - beside).clamp(min=0).sqrt()
+        wall = (-WALL - rays.origins[:, 2]) / rays.directions[:, 2]
+        hit = beside < BALL**2
+        at_ball, at_wall = (rays.origins + t[:, None] * rays.directions for t in (ball, wall))
+        rgb = torch.where(hit[:, None], paint(2 * at_ball), paint(0.4 * at_wall))
+        images.append(torch.cat((rgb, torch.ones(len(rgb), 1)), dim=-1))
+    return (torch.stack(images).view(-1, SIZE, SIZE, 4) * 255).round().to(torch.uint8)
+
+
+def cameras_at(across: torch.Tensor, up: torch.Tensor) -> Cameras:
+    c2w = torch.eye(4).repeat(len(across), 1, 1)
+    c2w[:, 0, 3], c2w[:, 1, 3] = across, up
+    intrinsics = torch.tensor([[FOCAL, FOCAL, SIZE / 2, SIZE / 2]]).repeat(len(across), 1)
+    return Cameras(c2w, intrinsics, SIZE, SIZE)
+
+
+@pytest.fixture(scope="module")
+def scene() -> Scene:
+    x, y = torch.meshgrid(torch.linspace(-0.9, 0.9, 4), torch.linspace(-0.9, 0.9, 4), indexing="ij")
+    train = cameras_at(x.flatten(), y.flatten())
+    test = cameras_at(torch.tensor([-0.5, 0.1, 0.6]), torch.tensor([0.2, -0.6, 0.5]))
+    splits = {
+        name: Split(photograph(cameras), cameras, tuple(f"{name}{i}" for i in range(len(cameras))))
+        for name, cameras in (("train", train), ("test", test))
+    }
+    points = torch.tensor([[0.0, 0.0, -3.2], [8.0, 8.0, -20.0], [-8.0, -8.0, -20.0]]).double()
+    frame = ndc_box_of_cameras(train.c2w.double(), [train, test], points)
+    return Scene("ball", torch.tensor(frame.aabb), splits, frame)
+
+
+def settings(*overrides: str):
+    return preset(
+        "model=pyramid",
+        "trainer=cpu",
+        "model.resolutions=[8,16,32]",
+        "model.width=32",
+        "model.hidden=1",
+        "trainer.image_size=null",
+        "trainer.max_rays=600",
+        "trainer.visible_samples=16384",
+        "trainer.finest_resolution=32",
+        "trainer.stages=[{step:0,resolution:16,crop:true},{step:40,resolution:32,crop:true}]",
+        "trainer.occupancy.resolution=32",
+        "trainer.occupancy.start=20",
+        "trainer.occupancy.every=20",
+        "trainer.preview_every=0",
+        "optimizer.grid_lr=0.05",
+        "trainer.evaluation.views=null",
+        *overrides,
+        device="cpu",
+    )
+
+
+@pytest.fixture(scope="module")
+def trained(scene, tmp_path_factory) -> Session:
+    session = Session.from_config(scene, settings("trainer.steps=160"), output=tmp_path_factory.mktemp("run"))
+    session.fit()
+    return session
+
+
+def test_ball_and_wall_are_seen_and_in_their_places(scene, trained):
+    assert trained.evaluate(progress=False).psnr > 24
+    view = trained.result().render(scene.test.cameras, 1)
+    assert view.opacity.min() > 0.9
+    middle, corner = view.depth[SIZE // 2 - 3, SIZE // 2 - 1], view.depth[-1, -1]
+    assert DISTANCE - BALL - 0.5 < middle < DISTANCE + 0.5
+    assert corner > 8
+
+
+def test_nested_boxes_with_as_many_voxels_show_less(scene, trained):
+    boxes = NestedBoxes(((-2.0, -2.0, -6.0), (2.0, 2.0, -2.0)), 4, near=1.0)
+    nested = Session.from_config(
+        Scene("ball", torch.tensor(boxes.aabb), scene.splits, boxes), settings("trainer.steps=160")
+    )
+    nested.fit()
+    vertices = [session.field.grid.levels[-1][..., 0].numel() for session in (trained, nested)]
+    assert vertices[0] < 1.3 * vertices[1]
+    assert trained.evaluate(progress=False).psnr > nested.evaluate(progress=False).psnr + 1
+
+
+def test_a_run_and_its_model_file_show_the_same(scene, trained, tmp_path):
+    expected = trained.result().render(scene.test.cameras, 1)
+    run = voxelfield.load(trained.output, "cpu")
+    assert run.field.frame == scene.frame
+    for name in ("rgb", "opacity", "depth"):
+        assert torch.equal(getattr(run.render(scene.test.cameras, 1), name), getattr(expected, name)), name
+    run.save(tmp_path / "model.safetensors", quality="exact")
+    small = voxelfield.load(tmp_path / "model.safetensors", "cpu")
+    torch.testing.assert_close(small.render(scene.test.cameras, 1).rgb, expected.rgb, atol=0.02, rtol=0)
+    points = torch.tensor([[0.0, 0.0, -DISTANCE + BALL - 0.05], [0.0, 0.0, -1.0], [0.0, 0.0, 5.0]])
+    assert torch.equal(run.density(points), trained.result().density(points))
+    assert run.density(points)[0] > 0
+    assert run.density(points)[1:].tolist() == [0.0, 0.0]
+    run.save(tmp_path / "small.safetensors", quality="standard", cameras=scene.train.cameras)
+    smaller = voxelfield.load(tmp_path / "small.safetensors", "cpu")
+    assert (smaller.render(scene.test.cameras, 1).rgb - expected.rgb).abs().mean() < 0.01
+
+
+def test_a_resumed_training_ends_the_same(scene, tmp_path):
+    whole = Session.from_config(scene, settings("trainer.steps=60"), output=tmp_path / "whole")
+    whole.fit()
+    half = Session.from_config(
+        scene,
+        settings("trainer.steps=60"),
+        output=tmp_path / "half",
+        on_step=lambda s: s.save() if s.step == 30 else None,
+    )
+    half.fit()
+    half.wait()
+    again = Session.from_config(scene, settings("trainer.steps=60"))
+    again.restore(load_checkpoint(tmp_path / "half"))
+    again.fit()
+    for one, two in zip(whole.field.parameters(), again.field.parameters(), strict=True):
+        assert torch.equal(one, two)
+
+
+def test_a_training_in_other_coordinates_is_not_resumed(scene, trained):
+    assert isinstance(scene.frame, NdcBox)
+    other = Scene(scene.name, scene.aabb, scene.splits, replace(scene.frame, near=1.0))
+    session = Session.from_config(other, settings("trainer.steps=160"))
+    with pytest.raises(ValueError, match=r"scene\.ndc and scene\.aabb must be those of the checkpoint"):
+        session.restore(load_checkpoint(trained.output))
+
+
+def test_cells_that_one_image_shows_stay_empty(scene, trained):
+    fine = settings("trainer.steps=1")
+    session = Session.from_config(scene, fine)
+    session.fit()
+    frame, grid = scene.frame, session.occupancy
+    # At the near plane, the outermost images lie beside one another.
+    corner = torch.tensor(
+        [[frame.frame_aabb[0][0] + 0.02, frame.frame_aabb[0][1] + 0.02, frame.frame_aabb[1][2] - 0.02]]
+    )
+    assert not grid.holds(corner).any()
+    assert grid.holds(frame.to_frame(torch.tensor([[0.0, 0.0, -5.0]]))[0]).all()
+
+
+def test_what_is_exported_is_in_world_units(scene, trained):
+    region = Region.of(trained.field)
+    assert region.box == scene.frame.aabb
+    assert region.voxels[0] == region.voxels[1] == region.voxels[2]
+    x, _, _ = trained.field.grid.voxel_size.tolist()
+    (x0, _), (x1, _) = scene.frame.window
+    nearest = -region.box[1][2]
+    assert region.voxel == pytest.approx(x * (x1 - x0) / 2 * max(nearest, scene.frame.near), rel=0.01)
+    with pytest.raises(ValueError, match="box must be 1 to 1"):
+        Region.of(trained.field, 2)
+
+
+def relative_rotation_error(cameras: Cameras, exact: Cameras) -> float:
+    """Mean error of the rotations between pairs of cameras, degrees; unlike alignment, it ignores positions."""
+    turned, wanted = (c.c2w[:, :3, :3].double() for c in (cameras, exact))
+    between = turned[:, None].mT @ turned[None]
+    expected = wanted[:, None].mT @ wanted[None]
+    trace = (between * expected).sum(dim=(-2, -1))
+    return float(((trace - 1) / 2).clamp(-1, 1).acos().rad2deg().mean())
+
+
+def test_cameras_are_refined_in_these_coordinates_too(scene):
+    generator = torch.Generator().manual_seed(5)
+    split = scene.train
+    motion = exp_se3(0.02 * torch.randn(len(split), 6, generator=generator))
+    given = replace(split, cameras=replace(split.cameras, c2w=compose(motion, split.cameras.c2w)))
+    moved = Scene(scene.name, scene.aabb, {**scene.splits, "train": given}, scene.frame)
+    steps = "trainer.steps=250"
+    refine = (
+        *("camera=refine", "camera.stages=[{start: 0.0, resolution: 16}]"),
+        *("camera.pose_lr=3e-3", "camera.warm_up=0.1", "camera.final_factor=0.2"),
+    )
+    refined, kept = (Session.from_config(moved, settings(steps, *some)) for some in (refine, ()))
+    psnr = []
+    for session in (refined, kept):
+        assert session.fit()
+        psnr.append(session.evaluate("train", progress=False).psnr)
+    assert psnr[0] > psnr[1] + 4
+    error, before = (relative_rotation_error(c, split.cameras) for c in (refined.cameras.refined, given.cameras))
+    assert error < 0.75 * before
