@@ -14,9 +14,12 @@ from voxelfield.datasets.scene import Scene, Split
 from voxelfield.export.region import Region
 from voxelfield.grids.ndc_box import NdcBox
 from voxelfield.grids.nested_boxes import NestedBoxes
-from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.cameras import Cameras, reference_camera
+from voxelfield.rendering.paths import spiral
+from voxelfield.rendering.projection import views_of_points
 from voxelfield.rendering.rigid import compose, exp_se3
 from voxelfield.training.checkpoint import load_checkpoint
+from voxelfield.training.run_paths import seen_point, usual_path
 from voxelfield.training.session import Session
 
 SIZE, FOCAL = 24, 22.0
@@ -181,8 +184,7 @@ def test_what_is_exported_is_in_world_units(scene, trained):
     assert region.voxels[0] == region.voxels[1] == region.voxels[2]
     x, _, _ = trained.field.grid.voxel_size.tolist()
     (x0, _), (x1, _) = scene.frame.window
-    nearest = -region.box[1][2]
-    assert region.voxel == pytest.approx(x * (x1 - x0) / 2 * max(nearest, scene.frame.near), rel=0.01)
+    assert region.voxel == pytest.approx(-x * (x1 - x0) / 2 * float(scene.aabb[:, 2].mean()), rel=0.01)
     with pytest.raises(ValueError, match="box must be 1 to 1"):
         Region.of(trained.field, 2)
 
@@ -215,3 +217,25 @@ def test_cameras_are_refined_in_these_coordinates_too(scene):
     assert psnr[0] > psnr[1] + 4
     error, before = (relative_rotation_error(c, split.cameras) for c in (refined.cameras.refined, given.cameras))
     assert error < 0.75 * before
+
+
+def test_the_usual_path_is_a_spiral_before_what_is_seen(scene, trained):
+    run, cameras = voxelfield.load(trained.output, "cpu"), scene.train.cameras
+    target = seen_point(run, cameras)
+    assert -3 * WALL < target[2] < -DISTANCE + BALL  # smooth walls are found roughly
+    path = usual_path(run, cameras, 8)
+    torch.testing.assert_close(path.c2w, spiral(cameras, target, 8).c2w)
+    assert min(float(view.opacity.min()) for view in run.render_path(path)) > 0.5
+    run.occupancy.occupied.zero_()
+    assert seen_point(run, cameras) is None
+    assert len(usual_path(run, cameras, 8)) == 8
+
+
+def test_an_overview_shows_all_of_the_window(scene, trained):
+    camera = reference_camera(scene.frame, 30, 20)
+    low, high = torch.tensor(scene.frame.frame_aabb)
+    corners = torch.cartesian_prod(*torch.stack((low, high), dim=-1)[:2], torch.tensor([0.1, 0.4]))
+    inside = 0.98 * corners
+    inside[:, 2] = corners[:, 2]
+    assert views_of_points(camera, scene.frame.to_world(inside)[0]).tolist() == [1] * 8
+    assert trained.result().overview(24).opacity.mean() > 0.5

@@ -24,6 +24,8 @@ from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.rendering.view_pictures import PICTURES, depth_range, picture
 from voxelfield.training.frame_folder import FrameFolder, FrameKind, farthest
 from voxelfield.training.run import Run
+from voxelfield.training.run_directory import VIDEO
+from voxelfield.training.run_paths import seen_point, usual_path
 from voxelfield.training.video import write_views
 from voxelfield.training.video_formats import CODECS, VideoFormat, video_format
 
@@ -36,7 +38,7 @@ FPS = 30.0
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parses the command line and renders; returns the exit status."""
     options = parser().parse_args(arguments)
-    options.out = options.out or Path(f"{Path(options.path).stem}.mp4")
+    options.out = options.out or Path(VIDEO if options.path is None else f"{Path(options.path).stem}.mp4")
     return in_one_line(lambda: render(options))
 
 
@@ -49,11 +51,10 @@ def parser() -> argparse.ArgumentParser:
     add_run_arguments(parser)
     parser.add_argument(
         "--path",
-        default="orbit",
         metavar="PATH",
         help="orbit: a circle at the training cameras' mean distance and height; spiral: for cameras that face the "
         "same way, such as LLFF's; interpolate: through ten of the training cameras; or a camera path (*.json) saved "
-        "by nerfstudio's or voxelfield's viewer (default: orbit)",
+        "by nerfstudio's or voxelfield's viewer (default: spiral if all photographs face the same way, else orbit)",
     )
     parser.add_argument("--split", help="split whose cameras determine orbit, spiral or interpolate (default: train)")
     parser.add_argument("--frames", type=int, help="number of frames (default: 120, or that of the camera path)")
@@ -70,8 +71,8 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--out",
         type=Path,
-        help="a video (mp4, mkv, webm or mov) or a folder (default: PATH.mp4). A folder receives numbered images, and "
-        "the same command continues where it stopped",
+        help=f"a video (mp4, mkv, webm or mov) or a folder (default: PATH.mp4, {VIDEO} without --path). A folder "
+        "receives numbered images, and the same command continues where it stopped",
     )
     parser.add_argument("--codec", choices=CODECS, help="codec of the video (default: by its suffix)")
     parser.add_argument(
@@ -119,16 +120,23 @@ def render(options: argparse.Namespace) -> None:
 
 def path_of(run: Run, options: argparse.Namespace) -> tuple[Cameras, float]:
     """Returns the stations of the requested path, and the frames per second."""
-    if options.path in PATHS:
+    if options.path is None or options.path in PATHS:
         split = options.split or "train"
         around = load_scene_of(run, options, (split,)).split(split).cameras
         if run.cameras is not None:
             around = run.cameras.follow(around)
         frames = 120 if options.frames is None else options.frames
-        if options.path == "orbit":
-            cameras = orbit(around, run.field.aabb.mean(dim=0).cpu(), frames)
+        if options.path is None:
+            cameras = usual_path(run, around, frames)
+        elif options.path == "orbit":
+            cameras = orbit(around, run.field.centre, frames)
         elif options.path == "spiral":
-            cameras = spiral(around, seen_point(run, around), frames)
+            target = seen_point(run, around)
+            if target is None:
+                raise ValueError(
+                    "--path must be orbit or interpolate, because the middle camera sees no subject to circle"
+                )
+            cameras = spiral(around, target, frames)
         else:
             cameras = interpolate(around, frames)
         fps = FPS
@@ -138,19 +146,6 @@ def path_of(run: Run, options: argparse.Namespace) -> tuple[Cameras, float]:
     if options.size is not None:
         cameras = at_size(cameras, *_size(options.size))
     return cameras, fps if options.fps is None else options.fps
-
-
-def seen_point(run: Run, cameras: Cameras) -> Tensor:
-    """Returns what the most central of some cameras looks at: a point (3,) on its axis, at the mean nearness."""
-    positions = cameras.c2w[:, :3, 3]
-    central = int((positions - positions.mean(dim=0)).norm(dim=-1).argmin())
-    view = run.render(cameras, central)
-    solid = view.depth[view.opacity > 0.5]
-    if len(solid) == 0:
-        raise ValueError("--path must be orbit or interpolate, because the middle camera sees no subject to circle")
-    depth = 1 / float((1 / solid).mean())
-    pose = cameras.c2w[central]
-    return pose[:3, 3] - depth * pose[:3, 2]
 
 
 def _write_frames(run: Run, renderer: FieldRenderer, cameras: Cameras, options: argparse.Namespace) -> None:
@@ -200,7 +195,7 @@ def _check(options: argparse.Namespace, is_video: bool) -> None:
     if options.size is not None:
         _size(options.size)
     _background(options.background, torch.device("cpu"))
-    if options.path not in PATHS:
+    if options.path is not None and options.path not in PATHS:
         path = Path(options.path)
         if path.suffix.lower() != ".json":
             raise ValueError(f"--path must be {', '.join(PATHS)} or a camera path *.json, got {options.path}")

@@ -106,6 +106,13 @@ class RadianceField(nn.Module):
             kept = self._outermost = (self.frame, box_tensor(self.frame.outermost, device))
         return kept[1]
 
+    @property
+    def centre(self) -> Tensor:
+        """Centre (3,) of the part of space that matters most, world units, on the CPU; synchronises with the device."""
+        if self.frame is None:
+            return self.grid.aabb.mean(dim=0).cpu()
+        return box_tensor(self.frame.aabb, torch.device("cpu")).mean(dim=0)
+
     def forward(self, points: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
         """Evaluates the field.
 

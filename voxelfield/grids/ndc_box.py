@@ -118,20 +118,16 @@ class NdcBox:
         return self.aabb
 
     def voxels_in_world(self, voxels: Sequence[float], number: int) -> tuple[float, float, float]:
-        """See :class:`FieldFrame`. Voxels are as wide as those at the nearest point of the box, along all axes.
+        """See :class:`FieldFrame`. Voxels are as wide as those in the middle of the box, along all axes.
 
         Args:
             voxels: As for :class:`FieldFrame`.
             number: As for :class:`FieldFrame`.
         """
         low, high = self.in_world(number)
-        depths = [
-            self._of_camera((x, y, z))[2]
-            for x in (low[0], high[0])
-            for y in (low[1], high[1])
-            for z in (low[2], high[2])
-        ]
-        edge = min(voxels[:2]) * self._slope * max(min(depths), self.near)
+        x, y, z = ((a + b) / 2 for a, b in zip(low, high, strict=True))
+        _, _, depth = self._of_camera((x, y, z))
+        edge = min(voxels[:2]) * self._slope * max(depth, self.near)
         return edge, edge, edge
 
     def to_frame(self, points: Tensor) -> tuple[Tensor, Tensor]:

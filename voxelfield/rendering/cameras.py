@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from voxelfield.grids.ndc_box import NdcBox
 from voxelfield.ops._checks import check_at_least_one, check_field, check_float32, check_index
 from voxelfield.ops._internal.lens import COEFFICIENTS, lens_rays
 from voxelfield.rendering.lens import Lens
@@ -183,6 +184,26 @@ class Cameras:
         spread = torch.hypot(difference, (across * down).sum(-1))
         smallest, largest = (mean - spread).amin(dim=1), (mean + spread).amax(dim=1)
         return torch.stack((smallest, largest), dim=-1).clamp(min=0).sqrt()
+
+
+def reference_camera(frame: NdcBox, width: int, height: int) -> Cameras:
+    """Returns the reference camera of normalised device coordinates, with a field of view that shows the whole window.
+
+    Args:
+        frame: The coordinates.
+        width: Image width in pixels.
+        height: Image height in pixels.
+
+    Returns:
+        One camera, on the CPU.
+    """
+    (x0, y0), (x1, y1) = frame.window
+    focal = min(width / (x1 - x0), height / (y1 - y0))
+    # Rows of pixels go down, y goes up.
+    centre = width / 2 - focal * (x0 + x1) / 2, height / 2 + focal * (y0 + y1) / 2
+    c2w = torch.eye(4)
+    c2w[:3] = torch.tensor(frame.camera)
+    return Cameras(c2w[None], torch.tensor([[focal, focal, *centre]]), width, height)
 
 
 def overview(aabb: Tensor, width: int, height: int) -> Cameras:

@@ -21,7 +21,6 @@ from voxelfield.devices import choose_device
 from voxelfield.export.model_file import MODEL_FILE
 from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.grids.nested_boxes import NestedBoxes
-from voxelfield.rendering.cameras import orbit
 from voxelfield.report.surroundings import chosen_settings, environment, given_overrides, peak_host_gib
 from voxelfield.report.thumbnails import Thumbnails
 from voxelfield.training.checkpoint import (
@@ -55,6 +54,7 @@ from voxelfield.training.run_directory import (
     held,
     keep,
 )
+from voxelfield.training.run_paths import usual_path
 from voxelfield.training.session import Session
 from voxelfield.training.timing import Timing
 from voxelfield.training.video import write_views
@@ -366,7 +366,7 @@ def _write_results(session: Session, run_directory: Path, timing: Timing, pictur
         with results.writing(MODEL_FILE):
             trained.save(run_directory / MODEL_FILE, quality=config.model_file, cameras=shown)
     if options.video_frames > 0:
-        around = orbit(cameras, session.field.aabb.mean(dim=0).cpu(), options.video_frames)
+        around = usual_path(trained, cameras, options.video_frames)
         with results.writing(VIDEO):
             write_views(run_directory / VIDEO, (view.rgb for view in trained.render_path(around)))
     if pictures is not None:

@@ -18,9 +18,10 @@ from voxelfield.export.mesh import FieldSurface, MeshOptions, SurfaceOptions
 from voxelfield.export.model_file import Quality, Rounding, parts_of, read_model, save_model
 from voxelfield.fields.field import RadianceField
 from voxelfield.fields.recipes.recipe import Recipe
+from voxelfield.grids.ndc_box import NdcBox
 from voxelfield.ops._checks import check_at_least_one
 from voxelfield.ops._errors import shown
-from voxelfield.rendering.cameras import Cameras, overview
+from voxelfield.rendering.cameras import Cameras, overview, reference_camera
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.occupied_density import occupied_density
 from voxelfield.rendering.render import View
@@ -68,11 +69,14 @@ class Run:
     def overview(self, size: int = 320) -> View:
         """Renders the field's box from obliquely above; this image represents the run in a notebook.
 
+        A field in normalised device coordinates is rendered from its reference camera.
+
         Args:
             size: Width and height in pixels.
         """
-        box = self.field.grid.aabb if self.field.frame is None else self.field.aabb
-        return self.render(overview(box, size, size))
+        if isinstance(self.field.frame, NdcBox):
+            return self.render(reference_camera(self.field.frame, size, size))
+        return self.render(overview(self.field.aabb, size, size))
 
     def _repr_png_(self) -> bytes | None:
         return self.overview()._repr_png_()

@@ -54,7 +54,11 @@ def refine_views(
     """
     device = field.aabb.device
     refinement = CameraRefinement(
-        split.cameras.to(device), field.aabb.mean(dim=0), steps=steps, pose_lr=rate, final_factor=FINAL_FACTOR
+        split.cameras.to(device),
+        field.centre.to(field.aabb.device),
+        steps=steps,
+        pose_lr=rate,
+        final_factor=FINAL_FACTOR,
     )
     fit_poses(refinement, field, occupancy, trainer, split, steps)
     return replace(split, cameras=refinement.refined().to("cpu"))
