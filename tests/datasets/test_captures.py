@@ -741,6 +741,13 @@ BAD = {
         lambda f: (f / "sparse" / "0" / "cameras.bin").write_bytes(b"\1\2"),
         "cameras.bin: must hold complete cameras, got a truncated file",
     ),
+    "name of an image that is not UTF-8": (
+        lambda f, split: write_colmap(f, split, binary=False),
+        lambda f: (f / "sparse" / "0" / "images.txt").write_bytes(
+            (f / "sparse" / "0" / "images.txt").read_bytes().replace(b"view_03", b"view_\xff3")
+        ),
+        "names of images must be UTF-8, got b'view_",
+    ),
     "pose that is no matrix": (
         write_nsvf,
         lambda f: (f / "pose" / "0_view_03.txt").write_text("1 2 3"),

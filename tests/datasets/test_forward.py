@@ -47,6 +47,13 @@ def some_points(count: int = 500) -> torch.Tensor:
     return torch.cat(((torch.rand(count, 2) - 0.5).double() * depth[:, None], -depth[:, None]), dim=-1)
 
 
+def half_upside_down() -> torch.Tensor:
+    """The array, with every second camera rolled by 180 degrees."""
+    c2w = array_of_cameras()
+    c2w[::2, :3, :2] *= -1
+    return c2w
+
+
 @pytest.fixture
 def capture(tmp_path):
     """Writes a capture in LLFF's layout."""
@@ -112,8 +119,10 @@ def test_a_voxel_in_depth_shifts_the_outermost_view_by_a_voxel():
         (array_of_cameras(turn=50), some_points(), None, r"within 30 degrees of their mean direction, got 50 degrees"),
         (array_of_cameras(), some_points(), 0.1, r"in front of a near plane at depth 0\.1, got one at depth 0\.09"),
         (array_of_cameras(), -some_points(), None, r"in front of a near plane at depth -"),
+        (half_upside_down(), some_points(), None, r"up directions that cancel"),
+        (array_of_cameras(), 1e36 * some_points(), None, r"aabb must be finite"),
     ],
-    ids=["directions", "depths", "behind"],
+    ids=["directions", "depths", "behind", "up", "overflow"],
 )
 def test_other_cameras_are_told_from_them(c2w, points, near, message):
     with pytest.raises(NotForwardError, match=message):

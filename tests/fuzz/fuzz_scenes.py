@@ -62,10 +62,19 @@ def _nerfstudio() -> Files:
     return images | {"transforms.json": meta, "masks/v1.png": _image(7)}
 
 
-def _llff() -> Files:
+def _pose_that_faces_one_way(index: int) -> np.ndarray:
+    """A camera of a row that looks along -z, a little turned; OpenGL axes."""
+    angle = 0.05 * (index - 1)
+    pose = np.eye(4)
+    pose[0, :3], pose[2, :3] = (math.cos(angle), 0, math.sin(angle)), (-math.sin(angle), 0, math.cos(angle))
+    pose[:3, 3] = 0.2 * index, 0.05 * index * index, 0.02 * index
+    return pose
+
+
+def _llff(pose: Callable[[int], np.ndarray] = _pose) -> Files:
     rows = []
     for i in range(VIEWS):
-        right, up, backwards, position = _pose(i)[:3].T
+        right, up, backwards, position = pose(i)[:3].T
         matrix = np.stack((-up, right, backwards, position, [HEIGHT, WIDTH, 8.0]), axis=-1)
         rows.append([*matrix.reshape(-1), 1.0, 6.0])
     file = io.BytesIO()
@@ -118,6 +127,7 @@ SCENES: dict[str, tuple[str, Callable[[], Files]]] = {
     "blender": ("blender", cache(_blender)),
     "nerfstudio": ("nerfstudio or instant-ngp", cache(_nerfstudio)),
     "llff": ("LLFF", cache(_llff)),
+    "llff_forward": ("LLFF", cache(lambda: _llff(_pose_that_faces_one_way))),
     "nsvf": ("NSVF", cache(_nsvf)),
     "colmap_text": ("COLMAP", cache(_colmap_text)),
     "colmap_binary": ("COLMAP", cache(_colmap_binary)),
@@ -138,6 +148,8 @@ def assert_sound(scene: Scene) -> None:
     box = scene.aabb
     assert bool(box.isfinite().all())
     assert bool((box[0] < box[1]).all())
+    if scene.frame is not None:
+        assert bool(torch.tensor([scene.frame.outermost, scene.frame.frame_aabb]).isfinite().all())
     assert scene.splits
     for split in scene.splits.values():
         count = len(split)
@@ -156,5 +168,5 @@ def assert_sound(scene: Scene) -> None:
         assert bool(rays.directions.isfinite().all()), "a ray is not finite"
 
 
-OPTIONS = ("aabb", "splits", "boxes", "near", "downscale", "image_size")
+OPTIONS = ("aabb", "splits", "boxes", "near", "ndc", "downscale", "image_size")
 """What a refusal to load a scene may name in place of a file."""

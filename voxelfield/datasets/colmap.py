@@ -106,35 +106,39 @@ def _read_model(folder: Path) -> tuple[Path, Any]:
 
 
 def _photo(folder: Path, source: Path, image: Any, camera: Any) -> Photo:
-    name = camera.model.name
-    if name not in _LENSES:
+    kind = camera.model.name
+    if kind not in _LENSES:
         raise ValueError(
-            f"{source}: camera {camera.camera_id} must be one of {', '.join(_LENSES)}, got {name}: undistort the "
+            f"{source}: camera {camera.camera_id} must be one of {', '.join(_LENSES)}, got {kind}: undistort the "
             "images first (colmap image_undistorter)"
         )
-    model, terms = _LENSES[name]
+    model, terms = _LENSES[kind]
     numbers = camera.params[-len(terms) :].tolist() if terms else []
     lens = photo_lens(f"{source}: camera {camera.camera_id}", model, dict(zip(terms, numbers, strict=True)))
     if min(camera.width, camera.height) < 1:
         raise ValueError(
             f"{source}: camera {camera.camera_id} must have a size of at least 1x1, got {camera.width}x{camera.height}"
         )
-    if Path(image.name).is_absolute() or ".." in Path(image.name).parts:
-        raise ValueError(f"{source}: names of images must be inside the folder images, got {shown(image.name)}")
+    try:
+        name = image.name
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{source}: names of images must be UTF-8, got {error.object!r}") from error
+    if Path(name).is_absolute() or ".." in Path(name).parts:
+        raise ValueError(f"{source}: names of images must be inside the folder images, got {shown(name)}")
     w2c = torch.eye(4, dtype=torch.float64)
     w2c[:3] = torch.from_numpy(np.array(image.cam_from_world().matrix()))
     if not bool(w2c.isfinite().all()):
-        raise ValueError(f"{source}: pose of {image.name} must be finite, got {w2c.tolist()}")
+        raise ValueError(f"{source}: pose of {name} must be finite, got {w2c.tolist()}")
     c2w = turned_about(torch.linalg.inv(w2c))
-    check_poses(lambda _: f"{source}: pose of {image.name}", c2w[None])
+    check_poses(lambda _: f"{source}: pose of {name}", c2w[None])
     intrinsics = (camera.focal_length_x, camera.focal_length_y, camera.principal_point_x, camera.principal_point_y)
     masks = folder / "masks"
     return Photo(
-        folder / "images" / image.name,
+        folder / "images" / name,
         c2w,
         scaled(intrinsics, (camera.width, camera.height)),
         lens,
-        mask=masks / f"{image.name}.png" if masks.is_dir() else None,
+        mask=masks / f"{name}.png" if masks.is_dir() else None,
     )
 
 

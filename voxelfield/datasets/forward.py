@@ -16,6 +16,8 @@ from voxelfield.rendering.cameras import Cameras
 
 # Largest angle between an optical axis and the mean of all, degrees.
 _LARGEST_ANGLE = 30.0
+# Smallest length of the mean of all up directions.
+_LEAST_UP = 0.5
 # Depth of the near plane, in depths of the nearest points; NeRF's loader of LLFF captures has the same.
 _NEAR_OF_NEAREST = 0.75
 _OUTLIERS = 0.01
@@ -52,10 +54,12 @@ def ndc_box_of_cameras(
         widest: How many times as wide as one image all of them together may be at the near plane.
 
     Raises:
-        NotForwardError: An optical axis is more than 30 degrees from the mean of all, a camera is at the near plane or
-            behind it, or the images together are wider than allowed.
+        NotForwardError: An optical axis is more than 30 degrees from the mean of all, the up directions cancel, a
+            camera is at the near plane or behind it, the images together are wider than allowed, or a number overflows.
         ValueError: There are neither points nor ``near``.
     """
+    if float(c2w[:, :3, 1].double().mean(dim=0).norm()) < _LEAST_UP:
+        raise NotForwardError("cameras must agree on what is up, got up directions that cancel")
     reference = _mean_pose(c2w.double())
     axes, position = reference[:, :3], reference[:, 3]
     cosines = (F.normalize(c2w[:, :3, 2].double(), dim=-1) @ axes[:, 2]).clamp(-1, 1)
@@ -85,7 +89,12 @@ def ndc_box_of_cameras(
     depth = min(max(depth, _THINNEST * half), _THICKEST * half)
     if points is None or len(points) == 0:
         points = _frustum(window, near, position, axes)
-    return NdcBox(parse_box(box_of_points(points)), (rows[0], rows[1], rows[2]), near, window, depth)
+    try:
+        frame = NdcBox(parse_box(box_of_points(points)), (rows[0], rows[1], rows[2]), near, window, depth)
+        _ = frame.outermost, frame.frame_aabb  # raise if float32 cannot represent them
+    except ValueError as error:
+        raise NotForwardError(str(error)) from error
+    return frame
 
 
 def _mean_pose(c2w: Tensor) -> Tensor:
