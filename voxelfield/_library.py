@@ -242,7 +242,7 @@ def _compile(name: str) -> Path:
                 "compiler's output:\n  "
                 + "\n  ".join([*output, *misfits])
                 + f"\nNeeded: {'nvcc (PATH or CUDA_HOME) and ' if half == 'CUDA' else ''}a C++17 compiler (CXX) and "
-                f"ninja. Once that is mended, `{Path(sys.executable).name} -m voxelfield build` shows the whole build."
+                f"ninja. Once that is fixed, `{Path(sys.executable).name} -m voxelfield build` shows the whole build."
             )
         logger.warning("voxelfield: compiled the %s kernels in %.0f s", half, time.monotonic() - started)
         return ready

@@ -86,7 +86,7 @@ def test_without_a_gpu_the_cuda_half_waits_for_one_unless_it_is_demanded(monkeyp
 @pytest.mark.usefixtures("no_toolkit")
 def test_cuda_demanded_without_a_toolkit_is_an_error(monkeypatch):
     monkeypatch.setenv("VOXELFIELD_CUDA", "1")
-    with pytest.raises(FileNotFoundError, match=r"VOXELFIELD_CUDA=1 but no nvcc.*PATH.*CUDA_HOME"):
+    with pytest.raises(FileNotFoundError, match=r"VOXELFIELD_CUDA=1 needs nvcc.*PATH.*CUDA_HOME"):
         _build.choose_modules()
 
 
@@ -439,10 +439,10 @@ def test_a_module_that_differs_from_its_digest_is_passed_over(tmp_path, monkeypa
     module.write_bytes(content + b"\0")
     assert _library._find("_C") is None
     digest = f"{module.name}.digest"
-    assert _library._misfits("_C") == [f"{module} is damaged, or was changed: {digest} has another digest"]
+    assert _library._misfits("_C") == [f"{module} is damaged, or was changed: {digest} does not match"]
     module.write_bytes(content)
     _build.digest_path(module).unlink()
-    assert _library._misfits("_C") == [f"{module} has no digest beside it ({digest}), by which damage would be noticed"]
+    assert _library._misfits("_C") == [f"{module} has no digest beside it ({digest}) to be checked against"]
 
 
 @pytest.mark.usefixtures("packaged")

@@ -1245,5 +1245,5 @@ def test_building_without_memory(make_module):
 
 
 def test_a_grid_beyond_memory_says_what_asks_for_it():
-    with pytest.raises(torch.OutOfMemoryError, match="resolution and channels ask for 40000000000000000 features"):
+    with pytest.raises(torch.OutOfMemoryError, match="resolution and channels need 40000000000000000 features"):
         VoxelGrid(100_000, 40, ((-1, -1, -1), (1, 1, 1)))

@@ -145,8 +145,8 @@ def test_selection_within_bounds(device, kernels, case):
     [
         ([0, 20, 91], r"ray_offsets must lie in 0\.\.90, as density has rows, got 0\.\.91"),
         ([-1, 20, 90], r"ray_offsets must lie in 0\.\.90, as density has rows, got -1\.\.90"),
-        ([0, 50, 30, 90], "ray_offsets must not fall, got 50 followed by 30 at ray 1"),
-        ([0, HIGHEST, LOWEST, 90], f"ray_offsets must not fall, got {HIGHEST} followed by {LOWEST} at ray 1"),
+        ([0, 50, 30, 90], "ray_offsets must not decrease, got 50 followed by 30 at ray 1"),
+        ([0, HIGHEST, LOWEST, 90], f"ray_offsets must not decrease, got {HIGHEST} followed by {LOWEST} at ray 1"),
     ],
     ids=["past the end", "negative", "falling", "far"],
 )

@@ -150,7 +150,7 @@ def test_export_fuses_depth_of_a_model_file(trained: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("eval", "nowhere"), "no checkpoint nowhere"),
+        (("eval", "nowhere"), "nowhere does not exist"),
         (("eval", "run", "--views", "0"), "--views must be at least 1, got 0"),
         (("eval", "run", "--device", "cuda"), "finds no CUDA device"),
         (("eval", "run", "--downscale", "0"), "downscale must be a whole number of at least 1, got 0"),
@@ -176,7 +176,7 @@ def test_export_fuses_depth_of_a_model_file(trained: Path) -> None:
         (("export", "run", "--mesh", "a.ply", "--level", "-1"), "level must be a density above 0, got -1"),
         (("export", "run", "--volume", "a.npz", "--resolution", "0"), "resolution must be at least 1, got 0"),
         (("export", "run", "--volume", "a.npz", "--box", "2"), "box must be 1 to 1, as many as the field has, got 2"),
-        (("export", "nowhere", "--volume", "a.npz"), "no checkpoint nowhere"),
+        (("export", "nowhere", "--volume", "a.npz"), "nowhere does not exist"),
         (("report", "nowhere"), "RUN must be a run directory, which holds the records of a run, got nowhere"),
         (("report", "."), "metrics.json does not exist: RUN must be the directory of a finished run"),
         (("bench", "--points", "1"), "--points must be at least 2, got 1"),
@@ -214,7 +214,7 @@ def test_what_makes_no_sense_is_refused_in_one_line(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("eval", "nowhere"), "no checkpoint nowhere: checkpoints in .: none"),
+        (("eval", "nowhere"), "nowhere does not exist; checkpoints in .: none"),
         # Hydra sets logging up anew, so these need a process in any case.
         (("train", "trainer.evaluation.lpips=true"), "LPIPS"),
         (("train", "model.wdith=3"), "configuration has no key model.wdith; did you mean model.width?"),

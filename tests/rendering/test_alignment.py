@@ -81,7 +81,7 @@ def test_errors_are_what_is_left_after_alignment():
 
 
 def test_numbers_of_cameras_must_agree():
-    with pytest.raises(ValueError, match="target must be as many cameras as source, at least one, got 2 and 3"):
+    with pytest.raises(ValueError, match="target must have as many cameras as source, at least one, got 2 and 3"):
         align_cameras(some_cameras(3), some_cameras(2))
     with pytest.raises(ValueError, match="at least one, got 0 and 0"):
         align_cameras(some_cameras(0), some_cameras(0))

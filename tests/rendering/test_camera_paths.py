@@ -109,7 +109,7 @@ def test_a_spiral_needs_cameras_of_one_side():
 
 
 def test_a_spiral_around_what_is_behind_the_cameras_is_refused():
-    with pytest.raises(ValueError, match=r"target must lie before the cameras, got .*, 1 behind them"):
+    with pytest.raises(ValueError, match=r"target must lie in front of the cameras, got .*, 1 behind them"):
         spiral(facing(), torch.tensor([0.0, 0, 5]), 10)
 
 

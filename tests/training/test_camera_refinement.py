@@ -309,7 +309,10 @@ def test_a_lost_camera_is_found_again(astray, scene, monkeypatch, side):
     astray.refinement.place(found.index, found.twist)
     assert torch.equal(torch.get_rng_state(), state)
     assert found.name == scene.train.names[5]
-    assert re.fullmatch(r"the camera of \S+ shows .* worse .*: found \d\d degrees away \(\d+\.\d dB\)", str(found))
+    assert re.fullmatch(
+        r"the camera of \S+ reproduces .* worse .*: a better pose was found \d\d degrees away \(\d+\.\d dB\)",
+        str(found),
+    )
     assert found.after < 0.25 * found.before
     assert math.degrees(found.turned) == pytest.approx(90, abs=10)
     after = astray.refinement.refined().c2w
@@ -379,7 +382,7 @@ def test_training_looks_for_lost_cameras_as_a_stage_begins(scene, caplog):
     assert session.fit()
     found = [record.message for record in caplog.records if "far worse than others" in record.message]
     assert len(found) == 1
-    assert found[0].startswith(f"step 72: the camera of {scene.train.names[5]} shows")
+    assert found[0].startswith(f"step 72: the camera of {scene.train.names[5]} reproduces")
     assert pose_errors(session.cameras.refined, scene.train.cameras)[0].max() < 12
     without = session_of(given, None, *overrides, "camera.search_poses=0")
     assert without.fit()
@@ -490,9 +493,9 @@ def test_checkpoints_with_and_without_refinement_are_told_apart(scene, tmp_path)
     assert plain.cameras is None
     for one in (session, plain):
         one.fit()
-    with pytest.raises(ValueError, match=r"camera\.name must be none, as the checkpoint has it, got refine"):
+    with pytest.raises(ValueError, match=r"camera\.name must be none, as in the checkpoint, got refine"):
         session.restore(load_checkpoint(plain.output))
-    with pytest.raises(ValueError, match=r"camera\.name must be refine, as the checkpoint has it, got none"):
+    with pytest.raises(ValueError, match=r"camera\.name must be refine, as in the checkpoint, got none"):
         plain.restore(load_checkpoint(session.output))
     assert "cameras" not in load_checkpoint(plain.output)
 

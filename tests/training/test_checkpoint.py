@@ -231,13 +231,13 @@ def test_a_damaged_file_names_the_newest_sound_one_before_it(tmp_path):
         save_checkpoint(path, {"step": step})
     os.truncate(second, 100)
     os.truncate(third, 100)
-    with pytest.raises(DamagedCheckpointError, match=rf"{third} is .*; the newest sound one before it is {first}$"):
+    with pytest.raises(DamagedCheckpointError, match=rf"{third} is .*; the newest intact one before it is {first}$"):
         load_checkpoint(third)
     os.truncate(last, 100)
     with pytest.raises(DamagedCheckpointError, match=rf"{last} is truncated .*before it is {first}$"):
         load_checkpoint(tmp_path)
     os.truncate(first, 100)
-    with pytest.raises(DamagedCheckpointError, match=r"\(100 bytes\); there is no sound one before it$"):
+    with pytest.raises(DamagedCheckpointError, match=r"\(100 bytes\); there is no intact one before it$"):
         load_checkpoint(tmp_path)
 
 
@@ -309,7 +309,7 @@ def test_an_older_format_is_refused_by_name(tmp_path, monkeypatch):
     save_checkpoint(tmp_path / "last.pt", {})
     monkeypatch.undo()
     reads = f"reads format {FORMAT}"
-    with pytest.raises(CheckpointError, match=rf"last\.pt has format {FORMAT - 1}.*{reads}: train anew"):
+    with pytest.raises(CheckpointError, match=rf"last\.pt has format {FORMAT - 1}.*{reads}: train again"):
         load_checkpoint(tmp_path / "last.pt")
 
 

@@ -340,7 +340,7 @@ def test_a_loss_that_is_not_finite_stops_with_the_state_written_out(make_session
         session.fit()
     state, sound = (session.output / name for name in ("not_finite_0000010.pt", "checkpoint_0000008.pt"))
     message = str(caught.value)
-    assert message.endswith(f"; the state is in {state}, and the last sound checkpoint is {sound}")
+    assert message.endswith(f"; the state is in {state}, and the last valid checkpoint is {sound}")
     assert "\n" not in message
     assert load_checkpoint(state)["step"] == 10
     assert load_checkpoint(session.output)["step"] == 8, "what is not finite is not continued from"

@@ -84,7 +84,7 @@ ALWAYS = ("no configuration", "step of 400 digits", "field of another shape", "m
 def test_contents_that_no_run_saves_are_one_line(tmp_path, saved, case):
     path = checkpoint_path(tmp_path, 2)
     write(path, WRONG[case](dict(saved)))
-    with pytest.raises(ValueError, match=r"^\S+/checkpoint_0000002\.pt does not hold what a run saves: ") as caught:
+    with pytest.raises(ValueError, match=r"^\S+/checkpoint_0000002\.pt does not hold the state of a run: ") as caught:
         train(tmp_path, f"resume={path}", "trainer.steps=4")
     assert isinstance(caught.value, CheckpointError)
     assert "\n" not in str(caught.value)
@@ -103,7 +103,7 @@ def test_contents_that_no_run_saves_are_one_line(tmp_path, saved, case):
 def test_loading_such_a_checkpoint_to_draw_it_is_one_line_too(tmp_path, saved, case):
     path = checkpoint_path(tmp_path, 2)
     write(path, WRONG[case](dict(saved)))
-    with pytest.raises(CheckpointError, match="does not hold what a run saves") as caught:
+    with pytest.raises(CheckpointError, match="does not hold the state of a run") as caught:
         voxelfield.load(path, "cpu")
     assert "\n" not in str(caught.value)
 
@@ -169,7 +169,7 @@ def test_a_tensor_of_zeros_must_be_told_of_bit_by_bit(tmp_path, shape):
         "rest": torch.zeros(0),
     }
     save_checkpoint(tmp_path / "last.pt", {"grid": packed})
-    with pytest.raises(CheckpointError, match="a tensor that parts were left out of must have chunks"):
+    with pytest.raises(CheckpointError, match="a tensor saved without all of its chunks must have chunks"):
         load_checkpoint(tmp_path / "last.pt")
 
 
@@ -185,15 +185,15 @@ def test_other_data_than_before_is_told_by_name(scene):
     assert changes(before, fingerprint(split), split.names) == ""
     split.images[1, 2, 3, 0] ^= 1
     assert changes(before, fingerprint(split), split.names) == (
-        "has other training images than the checkpoint was trained on (1 of 3, the first is b)"
+        "has different training images from the checkpoint (1 of 3, the first is b)"
     )
     split.images[1, 2, 3, 0] ^= 1
     split.cameras.c2w[2, 0, 3] += 1e-6
     assert changes(before, fingerprint(split), split.names) == (
-        "has other training cameras than the checkpoint was trained on (1 of 3, the first is c)"
+        "has different training cameras from the checkpoint (1 of 3, the first is c)"
     )
     fewer = Split(split.images[:2], split.cameras[:2], ("a", "b"))
-    expected = "has 2 training images, where the checkpoint was trained on 3"
+    expected = "has 2 training images, but the checkpoint was trained on 3"
     assert changes(before, fingerprint(fewer), fewer.names) == expected
     masked = Split(split.images, split.cameras, split.names, torch.ones(3, 4, 5, dtype=torch.bool))
     assert "training images" in changes(before, fingerprint(masked), masked.names)
@@ -202,6 +202,4 @@ def test_other_data_than_before_is_told_by_name(scene):
 def test_a_run_that_goes_on_with_other_images_warns(tmp_path, saved, caplog):
     write(checkpoint_path(tmp_path, 2), saved | {"data": saved["data"] | {"images": saved["data"]["images"] + 1}})
     assert train(tmp_path, "resume=auto", "trainer.steps=3")
-    assert (
-        "scene has other training images than the checkpoint was trained on (24 of 24, the first is r_0)" in caplog.text
-    )
+    assert "scene has different training images from the checkpoint (24 of 24, the first is r_0)" in caplog.text

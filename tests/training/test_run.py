@@ -136,7 +136,7 @@ def test_a_run_draws_a_path_and_goes_on_as_a_model_file(train, scene, device, tm
 
 
 def test_a_folder_without_a_run_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=f"no checkpoint in {tmp_path}"):
+    with pytest.raises(FileNotFoundError, match=f"{tmp_path} holds no checkpoint"):
         load_run(tmp_path, torch.device("cpu"))
 
 

@@ -47,9 +47,11 @@ def other(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 def test_a_directory_is_for_one_process_until_that_ends_however_it_does(tmp_path, other):
     directory = tmp_path / "run"
-    with pytest.raises(DirectoryInUseError, match=rf"^hydra.run.dir .* process {other.pid} on .* is in {directory}$"):
+    with pytest.raises(
+        DirectoryInUseError, match=rf"^hydra.run.dir .* process {other.pid} on .* is using {directory}$"
+    ):
         hold(directory)
-    with pytest.raises(DirectoryInUseError, match=rf"^resume .* process {other.pid} on .* is in {directory}$"):
+    with pytest.raises(DirectoryInUseError, match=rf"^resume .* process {other.pid} on .* is using {directory}$"):
         check_ended(directory)
     other.kill()
     other.wait()

@@ -860,7 +860,7 @@ def test_a_checkpoint_that_cannot_be_removed_does_not_end_training(make_session,
 
     monkeypatch.setattr(saving, "replace_checkpoints", refuse)
     assert session.fit()
-    assert "held by another process; earlier checkpoints stay" in caplog.text
+    assert "held by another process; earlier checkpoints are kept" in caplog.text
 
 
 class PlainDecoder(nn.Module):

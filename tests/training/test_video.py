@@ -117,7 +117,7 @@ def test_a_slow_encoder_is_waited_for_and_said_to_be(tmp_path, monkeypatch):
     pace = write_views(tmp_path / "video.mp4", images(20), room=0)
     assert pace.waited > 0
     assert str(Pace(10, rendering=1.0, encoding=4.0, waited=3.0)) == (
-        "10 frames rendered and 2.5 encoded a second; rendering waited for the encoder 75 % of the time"
+        "10 frames rendered and 2.5 encoded per second; rendering waited for the encoder 75 % of the time"
     )
 
 

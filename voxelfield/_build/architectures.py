@@ -151,5 +151,5 @@ def _attribute(driver: ctypes.CDLL, ordinal: int, attribute: int) -> int:
         driver.cuDeviceGet(ctypes.byref(device), ordinal) != 0
         or driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device) != 0
     ):
-        raise RuntimeError(f"the CUDA driver does not tell the compute capability of GPU {ordinal}")
+        raise RuntimeError(f"the CUDA driver does not report the compute capability of GPU {ordinal}")
     return value.value

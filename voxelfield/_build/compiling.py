@@ -60,7 +60,7 @@ def choose_modules() -> tuple[list[str], str]:
         return [CPU_MODULE], "VOXELFIELD_CUDA=0: only the CPU half is compiled"
     if find_cuda_home() is None:
         if requested == "1":
-            raise FileNotFoundError("VOXELFIELD_CUDA=1 but no nvcc: it is not on the PATH, nor in CUDA_HOME")
+            raise FileNotFoundError("VOXELFIELD_CUDA=1 needs nvcc, which is neither on the PATH nor in CUDA_HOME")
         return [CPU_MODULE], "no nvcc on the PATH or in CUDA_HOME: only the CPU half is compiled"
     if requested == "1" or visible_capabilities():
         return both, ""
@@ -147,9 +147,7 @@ def _announcement(name: str, sources: int) -> str:
         half = f"CUDA half for {architectures}"
         count = len({*architectures.sm, *architectures.ptx})
         seconds = _CUDA_FIXED_SECONDS + _CUDA_SECONDS_PER_ARCHITECTURE * count
-        remedy = (
-            "; TORCH_CUDA_ARCH_LIST=8.6 (your GPU's compute capability) compiles for one alone" if count > 1 else ""
-        )
+        remedy = "; TORCH_CUDA_ARCH_LIST=8.6 (your GPU's compute capability) compiles for one only" if count > 1 else ""
     minutes = max(1, round(seconds / cores / 60))
     return f"voxelfield: compiling the {half}: {sources} files, about {minutes} min on {cores} cores{remedy}"
 

@@ -40,5 +40,5 @@ def verify_digest(module: Path, content: bytes) -> str:
     try:
         written = path.read_text(encoding="ascii", errors="replace").strip()
     except FileNotFoundError:
-        return f"has no digest beside it ({path.name}), by which damage would be noticed"
-    return "" if written == module_digest(content) else f"is damaged, or was changed: {path.name} has another digest"
+        return f"has no digest beside it ({path.name}) to be checked against"
+    return "" if written == module_digest(content) else f"is damaged, or was changed: {path.name} does not match"

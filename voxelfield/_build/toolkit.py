@@ -54,7 +54,7 @@ def cuda_major(home: Path) -> int:
     """Returns the major version of a toolkit."""
     found = re.search(r"release (\d+)\.", _ask_nvcc(home, "--version"))
     if found is None:
-        raise RuntimeError(f"{home / 'bin' / 'nvcc'} --version names no release")
+        raise RuntimeError(f"{home / 'bin' / 'nvcc'} --version reports no release")
     return int(found[1])
 
 

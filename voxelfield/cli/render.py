@@ -16,6 +16,7 @@ import voxelfield
 from voxelfield.cli.errors import in_one_line
 from voxelfield.cli.scenes import add_run_arguments, load_scene_of
 from voxelfield.datasets.camera_path import read_camera_path
+from voxelfield.ffmpeg import ffmpeg_program
 from voxelfield.rendering.cameras import Cameras, orbit
 from voxelfield.rendering.paths import at_size, interpolate, spiral
 from voxelfield.rendering.pixels import MIN_VISIBLE_OPACITY
@@ -206,6 +207,7 @@ def _check(options: argparse.Namespace, is_video: bool) -> None:
         read_camera_path(path)
     if is_video:
         _video_format(options)
+        ffmpeg_program("write a video")
         for_images = {"range": options.range, "depth": options.depth, "overwrite": options.overwrite}
         given = [name for name, value in for_images.items() if value]
         if given or options.format != "png":

@@ -298,8 +298,9 @@ def read_model(path: Path, device: torch.device) -> ModelParts:
     if description.get("format") not in _READABLE:
         older = description.get("format") in range(FORMAT)
         remedy = "export the run again" if older else "upgrade voxelfield"
+        readable = " and ".join(map(str, _READABLE))
         raise ModelFileError(
-            f"{path} has format {description.get('format')}; this version reads format {FORMAT}: {remedy}"
+            f"{path} has format {description.get('format')}; this version reads formats {readable}: {remedy}"
         )
     if begin == 0:
         raise ModelFileError(f"{path} is damaged: its description has no checksum")

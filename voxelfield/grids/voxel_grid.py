@@ -115,7 +115,7 @@ class VoxelGrid(nn.Module):
             if not is_out_of_memory(error):
                 raise
             raise torch.OutOfMemoryError(
-                f"resolution and channels ask for {math.prod(shape)} features, more than there is memory for: {error}"
+                f"resolution and channels need {math.prod(shape)} features, more than fit in memory: {error}"
             ) from error
         self._box = parse_box(aabb)
         self.register_buffer("aabb", box_tensor(self._box, self.features.device))

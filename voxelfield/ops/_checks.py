@@ -183,7 +183,7 @@ def check_ray_offsets(ray_offsets: object, samples: int, like_name: str, like: T
     if falls.any():
         ray = int(falls.nonzero()[0])
         first, last = ray_offsets[ray : ray + 2].tolist()
-        raise ArgumentValueError(f"ray_offsets must not fall, got {first} followed by {last} at ray {ray}")
+        raise ArgumentValueError(f"ray_offsets must not decrease, got {first} followed by {last} at ray {ray}")
     first, last = int(ray_offsets[0]), int(ray_offsets[-1])
     raise ArgumentValueError(f"ray_offsets must lie in 0..{samples}, as {like_name} has rows, got {first}..{last}")
 

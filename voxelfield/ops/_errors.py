@@ -44,7 +44,7 @@ def explain_memory(**arguments: Tensor) -> Iterator[None]:
         if not is_out_of_memory(error):
             raise
         sizes = " and ".join(f"{name} of shape {tuple(value.shape)}" for name, value in arguments.items())
-        raise torch.OutOfMemoryError(f"{sizes} ask for more memory than there is") from error
+        raise torch.OutOfMemoryError(f"{sizes} need more memory than is available") from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:

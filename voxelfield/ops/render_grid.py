@@ -217,7 +217,7 @@ def _alert_not_deterministic(device: torch.device) -> None:
         return
     message = (
         "the gradient of render_grid does not have a deterministic implementation on CUDA, but "
-        "torch.use_deterministic_algorithms(True) is set: march_rays, sample_trilinear and composite have one together"
+        "torch.use_deterministic_algorithms(True) is set: use march_rays, sample_trilinear and composite instead"
     )
     if not torch.is_deterministic_algorithms_warn_only_enabled():
         raise RuntimeError(message)

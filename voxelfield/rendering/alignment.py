@@ -54,7 +54,9 @@ def align_cameras(source: Cameras, target: Cameras, *, rotations: bool = True) -
         ValueError: There are no cameras, or the numbers of cameras differ.
     """
     if len(source) != len(target) or len(source) == 0:
-        raise ValueError(f"target must be as many cameras as source, at least one, got {len(target)} and {len(source)}")
+        raise ValueError(
+            f"target must have as many cameras as source, at least one, got {len(target)} and {len(source)}"
+        )
     (of_source, middle_source), (of_target, middle_target) = _centred(source), _centred(target)
     spread_source, spread_target = _spread(of_source), _spread(of_target)
     together = torch.zeros(3, 3, dtype=torch.float64)

@@ -91,12 +91,12 @@ def spiral(cameras: Cameras, target: Tensor, frames: int, *, turns: float = 2.0)
     poses = cameras.c2w.double()
     backward = poses[:, :3, 2].mean(dim=0)
     if float(backward.norm()) < _SAME_WAY:
-        raise ValueError("cameras must look much the same way for a spiral, got some that look in all directions")
+        raise ValueError("cameras must face roughly the same way for a spiral, got some that look in all directions")
     axes = _looking(-backward, poses[:, :3, 1].mean(dim=0))
     centre = poses[:, :3, 3].mean(dim=0)
     distance = float((centre - target.to(device, torch.float64)) @ axes[:, 2])
     if distance <= 0:
-        raise ValueError(f"target must lie before the cameras, got {target.tolist()}, {-distance:.3g} behind them")
+        raise ValueError(f"target must lie in front of the cameras, got {target.tolist()}, {-distance:.3g} behind them")
     reach = ((poses[:, :3, 3] - centre) @ axes).abs().quantile(0.9, dim=0)
     angle = 2 * math.pi * turns * torch.arange(frames, device=device, dtype=torch.float64) / frames
     swing = torch.stack((angle.cos(), -angle.sin(), -(0.5 * angle).sin()), dim=-1)

@@ -115,7 +115,7 @@ class FieldRenderer:
             chosen = Views
         elif backend is None and not chosen.has_room(field, background.device):
             warnings.warn(
-                f"{chosen.name} does not fit the shared memory of {background.device}: render_view renders, which is "
+                f"{chosen.name} does not fit the shared memory of {background.device}: using render_view, which is "
                 "slower",
                 stacklevel=2,
             )

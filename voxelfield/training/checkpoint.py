@@ -81,12 +81,12 @@ def resolve_checkpoint(path: Path) -> Path:
     if path.is_dir():
         found = checkpoints(path)
         if not found:
-            raise FileNotFoundError(f"no checkpoint in {path}: expected checkpoint_<step>.pt or {_LAST}")
+            raise FileNotFoundError(f"{path} holds no checkpoint: expected checkpoint_<step>.pt or {_LAST}")
         return found[-1]
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"no checkpoint {path}: the folder {path.parent} does not exist")
+        raise FileNotFoundError(f"{path} does not exist, and neither does the folder {path.parent}")
     names = ", ".join(file.name for file in checkpoints(path.parent)) or "none"
-    raise FileNotFoundError(f"no checkpoint {path}: checkpoints in {path.parent}: {names}")
+    raise FileNotFoundError(f"{path} does not exist; checkpoints in {path.parent}: {names}")
 
 
 def save_checkpoint(path: Path, state: dict[str, Any]) -> None:
@@ -175,7 +175,7 @@ def load_checkpoint(
     except DamagedCheckpointError as error:
         beside = checkpoints(path.parent)
         older = newest_sound(beside[: beside.index(path)] if path in beside else [])
-        advice = "there is no sound one before it" if older is None else f"the newest sound one before it is {older}"
+        advice = "there is no intact one before it" if older is None else f"the newest intact one before it is {older}"
         raise DamagedCheckpointError(f"{error}; {advice}") from error
 
 
@@ -234,7 +234,7 @@ def contents_of(path: Path) -> Iterator[None]:
             raise
         reason = clipped(" ".join(f"{type(error).__name__}: {error}".split()), 300)
         raise CheckpointError(
-            f"{path} does not hold what a run saves: its parts do not fit together ({reason})"
+            f"{path} does not hold the state of a run: its parts do not fit together ({reason})"
         ) from error
     except ValueError as error:  # from its configuration
         if str(path) in str(error):
@@ -282,7 +282,7 @@ def _read(path: Path, device: torch.device | str, parts: Collection[str] | None)
     if state["format"] < FORMAT:
         raise CheckpointVersionError(
             f"{path} has format {state['format']}, written by voxelfield {state['voxelfield']}; this version "
-            f"({_version()}) reads format {FORMAT}: train anew, or go on with that version"
+            f"({_version()}) reads format {FORMAT}: train again, or continue with that version"
         )
     if not is_sealed:
         raise _damaged(path)
@@ -336,7 +336,7 @@ def _check_archive(path: Path) -> bool:
         start = file.read(4)
     # After a power failure, some file systems show zeros where data had not been written.
     if start != b"PK\x03\x04" and start.strip(b"\0"):
-        raise CheckpointError(f"{path} is not a voxelfield checkpoint: it is no torch archive")
+        raise CheckpointError(f"{path} is not a voxelfield checkpoint: it is not a torch archive")
     seal = read_seal(path)
     if seal is False:
         raise _damaged(path)

@@ -108,7 +108,7 @@ def train_as_configured(
             if metrics is not None:
                 logger.info("the run in %s is finished: PSNR %.2f dB", run_directory, metrics["psnr"])
                 if metrics["steps"] not in map(checkpoint_step, checkpoints(run_directory)):
-                    logger.warning("there is no checkpoint of its last step: it cannot be trained for longer")
+                    logger.warning("there is no checkpoint of its last step: training cannot be extended")
                 return metrics
         return _train(config, settings, run_directory, root, interrupt, watcher)
 
@@ -171,7 +171,7 @@ def _begin(
     earlier = [] if in_place else earlier_run(run_directory)
     if earlier:
         found = ", ".join(earlier)
-        logger.warning("%s holds an earlier run (%s), which this one mixes with and overwrites", run_directory, found)
+        logger.warning("%s holds an earlier run (%s), which this one will partly overwrite", run_directory, found)
     with ThreadPoolExecutor(max_workers=1) as background:
         ready = background.submit(warm_up, device, settings.logger)
         scene = load_configured_scene(settings, root)
@@ -226,7 +226,7 @@ def load_to_resume(settings: RunConfig, run_directory: Path, root: Path) -> tupl
     if settings.resume == AUTO:
         found = load_newest(run_directory)
         if found is None:
-            logger.info("no checkpoint in %s to continue from: training starts afresh", run_directory)
+            logger.info("no checkpoint in %s to continue from: training starts from scratch", run_directory)
             return None
     else:
         path = resolve_checkpoint(root / settings.resume)

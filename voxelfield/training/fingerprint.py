@@ -43,13 +43,13 @@ def changes(saved: Mapping[str, Any], now: Mapping[str, Tensor], names: Sequence
     """
     count = len(now["images"])
     if len(saved["images"]) != count:
-        return f"has {count} training images, where the checkpoint was trained on {len(saved['images'])}"
+        return f"has {count} training images, but the checkpoint was trained on {len(saved['images'])}"
     for part, words in (("images", "images"), ("cameras", "cameras")):
         differ = (saved[part].cpu() != now[part]).nonzero()[:, 0].tolist()
         if differ:
             return (
-                f"has other training {words} than the checkpoint was trained on ({len(differ)} of {count}, the first "
-                f"is {names[differ[0]]})"
+                f"has different training {words} from the checkpoint ({len(differ)} of {count}, the first is "
+                f"{names[differ[0]]})"
             )
     return ""
 

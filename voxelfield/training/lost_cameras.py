@@ -66,10 +66,10 @@ class LostCamera:
 
     def __str__(self) -> str:
         """Returns a description for the log."""
-        told = f"the camera of {self.name} shows its image far worse than others do ({_decibels(self.before)})"
+        told = f"the camera of {self.name} reproduces its image far worse than others ({_decibels(self.before)})"
         if self.after is None:
             return f"{told}, but no better pose was found"
-        return f"{told}: found {math.degrees(self.turned):.0f} degrees away ({_decibels(self.after)})"
+        return f"{told}: a better pose was found {math.degrees(self.turned):.0f} degrees away ({_decibels(self.after)})"
 
 
 def _decibels(error: float) -> str:

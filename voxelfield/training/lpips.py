@@ -48,7 +48,7 @@ def check_lpips() -> Path:
         command = f"curl --create-dirs -o {network} {WEIGHTS_URL}"
         raise FileNotFoundError(f"{network}: no such file; LPIPS needs the weights of VGG16 there: {command}")
     if not linear.is_file():
-        raise FileNotFoundError(f"{linear}: no such file; LPIPS needs a torchmetrics that carries it")
+        raise FileNotFoundError(f"{linear}: no such file; LPIPS needs a torchmetrics that includes it")
     return linear
 
 

@@ -185,6 +185,6 @@ def _knobs(needed: MemoryEstimate, device: torch.device) -> list[str]:
         "trainer.finest_resolution (in Python, the last of trainer.stages)": 7 / 8 * needed.grids,
         samples: needed.samples / 2,
         "trainer.image_size (in Python, that of load_scene)": 3 / 4 * needed.images,
-        "trainer.average_steps (0 keeps no average)": needed.average,
+        "trainer.average_steps (0 disables averaging)": needed.average,
     }
     return sorted(savings, key=lambda name: -savings[name])[:3]

@@ -130,7 +130,7 @@ def check_ended(directory: Path) -> None:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         holder = _holder(descriptor)
-        raise DirectoryInUseError(f"resume must name a run that has ended, but {holder} is in {directory}") from None
+        raise DirectoryInUseError(f"resume must name a run that has ended, but {holder} is using {directory}") from None
     except OSError:  # a file system without locks
         return
     finally:
@@ -183,7 +183,7 @@ def _lock(directory: Path) -> int | None:
             holder = _holder(descriptor)
             os.close(descriptor)
             raise DirectoryInUseError(
-                f"hydra.run.dir must be a folder that no other run is using, but {holder} is in {directory}"
+                f"hydra.run.dir must be a folder that no other run is using, but {holder} is using {directory}"
             ) from None
         except OSError as error:
             os.close(descriptor)

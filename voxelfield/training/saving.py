@@ -124,7 +124,7 @@ class CheckpointWriter:
         try:
             replace_checkpoints([older for older in self._replaceable if older != path], path)
         except (CheckpointError, OSError) as error:
-            logger.error("%s; earlier checkpoints stay where they are", error)
+            logger.error("%s; earlier checkpoints are kept", error)
             self._replaceable.append(path)
         else:
             self.newest = path

@@ -217,8 +217,8 @@ class Session:
             check_cameras_see("cameras of the training images", scene.train.cameras, scene.aabb)
         elif look_outward(scene.train.cameras.c2w):
             logger.warning(
-                "most cameras look away from one another, as within a room; if they did not, the poses have OpenCV's "
-                "axes (y down, looking along z): negate the second and the third column of each"
+                "most cameras look away from one another; unless they stood in a room, the poses have OpenCV's axes "
+                "(y down, looking along z): negate the second and the third column of each"
             )
         self.scene = scene
         self.config = config
@@ -560,7 +560,7 @@ class Session:
             )
         if ("cameras" in checkpoint) != (self.refinement is not None):
             wanted, got = ("refine", "none") if "cameras" in checkpoint else ("none", "refine")
-            raise ValueError(f"camera.name must be {wanted}, as the checkpoint has it, got {got}")
+            raise ValueError(f"camera.name must be {wanted}, as in the checkpoint, got {got}")
         self._restore_exposure(checkpoint)
         changed = self._changed_data(checkpoint["data"]) if "data" in checkpoint else ""
         if changed:
@@ -600,7 +600,7 @@ class Session:
             return
         if len(saved["offset"]) != len(self.exposure.offset):
             raise ValueError(
-                f"scene must have {len(saved['offset'])} training images, as the checkpoint has exposures, got "
+                f"scene must have {len(saved['offset'])} training images, one for each saved exposure, got "
                 f"{len(self.exposure.offset)}"
             )
         self.exposure.load_state_dict(saved)
@@ -719,7 +719,7 @@ class Session:
                 self._writer.wait()
             except OSError as error:
                 hints = f"; {error}"
-            hints += "" if self.checkpoint is None else f", and the last sound checkpoint is {self.checkpoint}"
+            hints += "" if self.checkpoint is None else f", and the last valid checkpoint is {self.checkpoint}"
         raise FloatingPointError(
             f"step {self.step}: the loss or the field was not finite since the last record, now {losses}; lower "
             "optimizer.grid_lr or optimizer.network_lr, or trainer.loss_scale where gradients are float16, or set "

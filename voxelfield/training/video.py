@@ -55,7 +55,7 @@ class Pace:
         rendered, encoded = (self.frames / max(seconds, 1e-9) for seconds in (self.rendering, self.encoding))
         share = self.waited / max(self.rendering + self.waited, 1e-9)
         return (
-            f"{rendered:.3g} frames rendered and {encoded:.3g} encoded a second; "
+            f"{rendered:.3g} frames rendered and {encoded:.3g} encoded per second; "
             f"rendering waited for the encoder {100 * share:.0f} % of the time"
         )
 

@@ -119,5 +119,5 @@ def _unpack(packed: dict[str, Any]) -> Tensor:
         if is_out_of_memory(error):
             raise
         raise ValueError(
-            f"a tensor that parts were left out of must have chunks that fit its shape: {error}"
+            f"a tensor saved without all of its chunks must have chunks that fit its shape: {error}"
         ) from error
