@@ -17,8 +17,9 @@ from voxelfield.grids.ndc_box import NdcBox
 from voxelfield.grids.nested_boxes import NestedBoxes
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.rigid import exp_se3
-from voxelfield.training.config import parse
+from voxelfield.training.config import parse, preset
 from voxelfield.training.config.run import SceneConfig
+from voxelfield.training.configured import load_configured_scene
 
 FIXTURE = Path(__file__).parent.parent / "fixtures" / "lego"
 NEAR, FAR = 4.0, 40.0
@@ -88,7 +89,7 @@ def test_cameras_that_face_one_way_get_normalised_device_coordinates(capture, ca
 def test_the_frame_holds_every_image_from_the_near_plane_to_infinity():
     c2w = array_of_cameras(turn=15)
     cameras = cameras_of(c2w)
-    frame = ndc_box_of_cameras(c2w, [cameras], some_points())
+    frame = ndc_box_of_cameras(c2w, cameras, some_points())
     for index in range(len(cameras)):
         rays = cameras.image_rays(index, torch.tensor(frame.outermost))
         origins, directions, _, length = frame.rays_to_map(rays.origins, rays.directions, rays.near, rays.far)
@@ -102,7 +103,7 @@ def test_the_frame_holds_every_image_from_the_near_plane_to_infinity():
 
 def test_a_voxel_in_depth_shifts_the_outermost_view_by_a_voxel():
     c2w = array_of_cameras()
-    frame = ndc_box_of_cameras(c2w, [cameras_of(c2w)], some_points())
+    frame = ndc_box_of_cameras(c2w, cameras_of(c2w), some_points())
     outermost = torch.linalg.vector_norm(c2w[:, :2, 3], dim=-1).argmax()
     near, far = torch.tensor([[0.0, 0.0, -5.0], [0.0, 0.0, -9.0]])
     seen = [(point - c2w[outermost, :3, 3].float()) for point in (near, far)]
@@ -117,8 +118,13 @@ def test_a_voxel_in_depth_shifts_the_outermost_view_by_a_voxel():
     ("c2w", "points", "near", "message"),
     [
         (array_of_cameras(turn=50), some_points(), None, r"within 30 degrees of their mean direction, got 50 degrees"),
-        (array_of_cameras(), some_points(), 0.1, r"in front of a near plane at depth 0\.1, got one at depth 0\.09"),
-        (array_of_cameras(), -some_points(), None, r"in front of a near plane at depth -"),
+        (
+            array_of_cameras(),
+            some_points(),
+            0.11,
+            r"near must be above 0\.127\d, because of the foremost camera, got 0\.11",
+        ),
+        (array_of_cameras(), -some_points(), None, r"the nearest points put it at -"),
         (half_upside_down(), some_points(), None, r"up directions that cancel"),
         (array_of_cameras(), 1e36 * some_points(), None, r"aabb must be finite"),
     ],
@@ -126,12 +132,12 @@ def test_a_voxel_in_depth_shifts_the_outermost_view_by_a_voxel():
 )
 def test_other_cameras_are_told_from_them(c2w, points, near, message):
     with pytest.raises(NotForwardError, match=message):
-        ndc_box_of_cameras(c2w, [cameras_of(c2w)], points, near)
+        ndc_box_of_cameras(c2w, cameras_of(c2w), points, near)
 
 
 def test_cameras_far_apart_are_told_from_them_only_where_that_is_asked_for(capture):
     c2w = array_of_cameras(spread=4)
-    cameras, points = [cameras_of(c2w)], some_points()
+    cameras, points = cameras_of(c2w), some_points()
     assert isinstance(ndc_box_of_cameras(c2w, cameras, points), NdcBox)
     with pytest.raises(NotForwardError, match=r"images must together be at most 2 times as wide as one .*, got 3"):
         ndc_box_of_cameras(c2w, cameras, points, widest=2.0)
@@ -143,7 +149,9 @@ def test_cameras_far_apart_are_told_from_them_only_where_that_is_asked_for(captu
 def test_other_cameras_get_nested_boxes_unless_coordinates_are_asked_for(capture):
     folder = capture(array_of_cameras(turn=50))
     assert isinstance(voxelfield.load_scene(folder).frame, NestedBoxes)
-    with pytest.raises(ValueError, match=r"^ndc must be False or None, as cameras must look within .*, got True$"):
+    with pytest.raises(
+        ValueError, match=r"^ndc must be False or None for this capture: cameras must look within .*, got 50 degrees$"
+    ):
         voxelfield.load_scene(folder, ndc=True)
 
 
@@ -155,6 +163,26 @@ def test_what_is_given_of_the_frame_is_taken(capture):
     given = voxelfield.load_scene(folder, aabb=box, near=2.5, ndc=True)
     assert isinstance(given.frame, NdcBox)
     assert (given.frame.near, given.aabb.tolist()) == (2.5, box)
+
+
+def test_the_frame_does_not_depend_on_what_is_loaded(capture):
+    folder = capture(array_of_cameras(turn=8))
+    whole = voxelfield.load_scene(folder)
+    for options in ({"splits": ("train",)}, {"splits": ("test",)}, {"splits": ()}, {"downscale": 2}, {"image_size": 3}):
+        assert voxelfield.load_scene(folder, **options).frame == whole.frame, options
+    assert voxelfield.load_scene(folder, splits=("test",), holdout=0).frame == whole.frame
+
+
+def test_the_log_says_why_boxes_are_nested(capture, caplog):
+    with caplog.at_level(logging.INFO, "voxelfield"):
+        scene = voxelfield.load_scene(capture(array_of_cameras()), near=0.05)
+    assert isinstance(scene.frame, NestedBoxes)
+    assert "the grid lies in nested boxes, not in normalised device coordinates: near must be above" in caplog.text
+
+
+def test_a_box_behind_the_near_plane_is_refused(capture):
+    with pytest.raises(ValueError, match="aabb must have its centre beyond the near plane"):
+        voxelfield.load_scene(capture(array_of_cameras()), aabb=[[-1, -1, 5], [1, 1, 9]], ndc=True)
 
 
 @pytest.mark.parametrize(
@@ -177,19 +205,53 @@ def test_a_scene_with_a_box_of_its_own_has_none():
 def test_without_points_the_near_plane_must_be_given():
     c2w = array_of_cameras()
     with pytest.raises(ValueError, match="near must be given with ndc where no points of the scene are known"):
-        ndc_box_of_cameras(c2w, [cameras_of(c2w)], None)
-    frame = ndc_box_of_cameras(c2w, [cameras_of(c2w)], None, near=2.0)
+        ndc_box_of_cameras(c2w, cameras_of(c2w), None)
+    frame = ndc_box_of_cameras(c2w, cameras_of(c2w), None, near=2.0)
     low, high = torch.tensor(frame.aabb)[:, 2].tolist()
     assert low < -19 < -2.2 < high
 
 
 def test_the_configuration_gives_the_same_frame():
     c2w = array_of_cameras(turn=5)
-    frame = ndc_box_of_cameras(c2w, [cameras_of(c2w)], some_points())
+    frame = ndc_box_of_cameras(c2w, cameras_of(c2w), some_points())
     config = SceneConfig("mine", frame.aabb)
     assert config.frame is None
     config.record(frame)
     assert parse(SceneConfig, vars(config)).frame == frame
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ndc_depth": None}, r"scene\.ndc_camera must come with scene\.ndc=true and with all of scene\.ndc_camera, "),
+        ({"ndc": False}, r"scene\.ndc_camera must come with scene\.ndc=true"),
+        ({"near": None}, r"scene\.ndc_camera must come with .*scene\.near"),
+        ({"ndc_window": ((1.0, 1.0), (0.0, 0.0))}, r"scene\.window must be finite, with lower limits below upper ones"),
+    ],
+)
+def test_an_incomplete_record_of_a_frame_is_refused(changes, message):
+    c2w = array_of_cameras()
+    config = SceneConfig("mine", ndc_box_of_cameras(c2w, cameras_of(c2w), some_points()).aabb)
+    config.record(ndc_box_of_cameras(c2w, cameras_of(c2w), some_points()))
+    with pytest.raises(ValueError, match=message):
+        parse(SceneConfig, vars(config) | changes, "scene")
+
+
+def test_settings_of_the_command_line_reach_the_frame(capture):
+    folder = capture(array_of_cameras())
+    names = ("scene=folder", f"scene.name={folder.name}", f"data.root={folder.parent}")
+
+    def frame(*overrides: str) -> object:
+        return load_configured_scene(preset(*names, *overrides, device="cpu"), folder).frame
+
+    assert isinstance(frame(), NdcBox)
+    assert frame("scene.near=2.5").near == 2.5
+    assert isinstance(frame("scene.ndc=false"), NestedBoxes)
+    assert frame("scene.box_ratio=3").ratio == 3
+    with pytest.raises(ValueError, match=r"scene\.ndc_depth must come with"):
+        frame("scene.ndc_depth=0.5")
+    with pytest.raises(TypeError, match="frame must be NestedBoxes, an NdcBox or None, got str"):
+        SceneConfig().record("ndc")
 
 
 def test_photographs_in_these_coordinates_get_their_trainer(capture):

@@ -65,7 +65,7 @@ def test_damaged_files(name, folder, data):
         path.unlink(missing_ok=True)
     write_files(place, files)
     splits = data.draw(st.sampled_from([None, ("train",), ("train", "test")]))
-    ndc = data.draw(st.sampled_from([None, True]))
+    ndc = data.draw(st.sampled_from([None, True] if name == "llff_forward" else [None] * 7 + [True]))
     load_or_refuse(name, place, splits=splits, downscale=data.draw(st.sampled_from([1, 1, 2])), ndc=ndc)
 
 

@@ -19,7 +19,7 @@ from voxelfield.grids.voxel_grid import VoxelGrid
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import Capacity, RenderSettings, march, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
-from voxelfield.rendering.rays import Rays
+from voxelfield.rendering.rays import Rays, intersect_aabb
 from voxelfield.rendering.render import render, render_view
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.rendering.rigid import exp_se3
@@ -204,6 +204,20 @@ def test_samples_lie_on_their_rays_and_know_their_distances(device):
     assert (distances.diff()[rises] > 0).all()
 
 
+def test_samples_know_their_lengths_in_the_world():
+    rays = make_rays(100)
+    _, occupancy = make_field(torch.device("cpu"))
+    occupancy.occupied.fill_(True)
+    samples = march(rays, occupancy, 0.002, frame=BOX)
+    lengths = BOX.world_lengths(samples, rays.origins, rays.directions).double()
+    distances = BOX.world_distances(samples, rays.origins, rays.directions).double()
+    follows = (samples.ray_index[1:] == samples.ray_index[:-1]) & (samples.positions[1:, 2] > 0.02)
+    spacing = distances.diff()
+    middle = 0.5 * (lengths[1:] + lengths[:-1])
+    assert follows.sum() > 1000
+    torch.testing.assert_close(middle[follows], spacing[follows], rtol=2e-2, atol=1e-4)
+
+
 def test_the_world_sees_the_density_that_rays_see():
     field, occupancy = make_field(torch.device("cpu"))
     rays = make_rays(50)
@@ -255,11 +269,18 @@ def test_the_optical_depth_of_fog_is_its_length_in_the_frame():
     field = RadianceField(VoxelGrid(4, 1, BOX.frame_aabb), Fog(), BOX)
     occupancy = OccupancyGrid(4, BOX.frame_aabb)
     rays = make_rays(100)
-    _, _, _, far = BOX.rays_to_map(rays.origins, rays.directions, rays.near, rays.far)
     found = render(field, rays, occupancy, RenderSettings(1e-3, min_transmittance=0.0, min_weight=0.0))
-    inside = march(rays, occupancy, 1e-3, frame=BOX).ray_offsets.diff() * 1e-3
-    torch.testing.assert_close(found.opacity, 1 - torch.exp(-2 * inside), atol=1e-4, rtol=0)
-    assert (inside <= far + 1e-3).all()
+    # The ends of the rays between the near plane and the far end, projected in float64 and clipped to the box.
+    start, slope = (-in_reference(x)[:, 2] for x in (rays.origins, rays.origins + rays.directions))
+    slope = slope - start
+    begin = torch.maximum(rays.near.double(), (BOX.near - start) / slope)
+    end = torch.minimum(rays.far.double(), (1000 * BOX.near - start) / slope)
+    first, last = (projected(rays.origins.double() + t[:, None] * rays.directions.double()) for t in (begin, end))
+    length = (last - first).norm(dim=-1)
+    enter, leave = intersect_aabb(first, (last - first) / length[:, None], torch.tensor(BOX.frame_aabb).double())
+    inside = (torch.minimum(leave, length) - enter).clamp(min=0) * (end > begin)
+    assert (inside > 0.1).sum() > 30
+    torch.testing.assert_close(found.opacity.double(), 1 - torch.exp(-2 * inside), atol=3e-3, rtol=0)
 
 
 @pytest.mark.parametrize("capacity", [None, 20_000], ids=["as many as needed", "room for more"])
@@ -307,13 +328,13 @@ def test_cells_that_rays_pass_are_seen(device):
     # Not the reference camera, whose rays run exactly along the faces of cells.
     c2w = POSE[None].float()
     c2w[0, :3, 3] += 0.1
-    cameras = Cameras(c2w, torch.tensor([[30.0, 30.0, 16.0, 12.0]]), 32, 24).to(device)
+    cameras = Cameras(c2w, torch.tensor([[180.0, 180.0, 48.0, 36.0]]), 96, 72).to(device)
     seen = visible_cells(field, occupancy, settings, cameras)
     samples, _ = visible_samples(field, cameras.image_rays(0, field.aabb), occupancy, settings)
     low, high = occupancy.aabb
     cells = ((samples.positions - low) / (high - low) * torch.tensor(seen.shape, device=low.device)).long()
     assert seen[cells.unbind(-1)].all()
-    assert 0 < float(seen.float().mean()) <= occupancy.fraction() + 1e-6
+    assert 0 < float(seen.float().mean()) < 0.99 * occupancy.fraction(), "the image shows a part"
 
 
 def test_rays_of_neighbouring_pixels_are_never_farther_apart_than_stated():
@@ -335,11 +356,18 @@ def test_rays_of_neighbouring_pixels_are_never_farther_apart_than_stated():
         ({"window": ((0.0, 0.0), (0.0, 1.0))}, "window must be finite, with lower limits below upper ones, got"),
         ({"camera": ((2.0, 0.0, 0.0, 0.0), (0.0, 1.0, 0.0, 0.0), (0.0, 0.0, 1.0, 0.0))}, "camera must be a rotation"),
         ({"aabb": ((0, 0, 0), (1, 1, 0))}, "aabb must be finite with low < high"),
+        ({"aabb": ((-1, -1, 3), (1, 1, 5))}, "aabb must have its centre beyond the near plane at depth 1.5, got"),
     ],
 )
 def test_what_cannot_be_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         replace(BOX, **changes)
+
+
+def test_frames_that_differ_by_rounding_agree():
+    assert BOX.agrees_with(replace(BOX, near=BOX.near * (1 + 1e-9), depth=BOX.depth * (1 - 1e-9)))
+    assert not BOX.agrees_with(replace(BOX, depth=BOX.depth * 1.001))
+    assert not BOX.agrees_with(None)
 
 
 def test_it_has_one_box():

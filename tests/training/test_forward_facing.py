@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from quick_presets import preset
 
 import voxelfield
+from voxelfield.cli.render import main as render_command
 from voxelfield.datasets.forward import ndc_box_of_cameras
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.export.region import Region
@@ -19,7 +23,8 @@ from voxelfield.rendering.paths import spiral
 from voxelfield.rendering.projection import views_of_points
 from voxelfield.rendering.rigid import compose, exp_se3
 from voxelfield.training.checkpoint import load_checkpoint
-from voxelfield.training.run_paths import seen_point, usual_path
+from voxelfield.training.configured import load_configured_scene
+from voxelfield.training.run_paths import depth_bounds, seen_point, usual_path
 from voxelfield.training.session import Session
 
 SIZE, FOCAL = 24, 22.0
@@ -67,7 +72,7 @@ def scene() -> Scene:
         for name, cameras in (("train", train), ("test", test))
     }
     points = torch.tensor([[0.0, 0.0, -3.2], [8.0, 8.0, -20.0], [-8.0, -8.0, -20.0]]).double()
-    frame = ndc_box_of_cameras(train.c2w.double(), [train, test], points)
+    frame = ndc_box_of_cameras(train.c2w.double(), train, points)
     return Scene("ball", torch.tensor(frame.aabb), splits, frame)
 
 
@@ -163,9 +168,29 @@ def test_a_training_in_other_coordinates_is_not_resumed(scene, trained):
     session = Session.from_config(other, settings("trainer.steps=160"))
     with pytest.raises(ValueError, match=r"scene\.ndc and scene\.aabb must be those of the checkpoint"):
         session.restore(load_checkpoint(trained.output))
+    boxes = NestedBoxes(((-2.0, -2.0, -6.0), (2.0, 2.0, -2.0)), 4, near=1.0)
+    nested = Scene("ball", torch.tensor(boxes.aabb), scene.splits, boxes)
+    with pytest.raises(ValueError, match=r"must be those of the checkpoint .*: set scene\.ndc=true$"):
+        Session.from_config(nested, settings("trainer.steps=160")).restore(load_checkpoint(trained.output))
 
 
-def test_cells_that_one_image_shows_stay_empty(scene, trained):
+def test_a_frame_that_differs_by_rounding_is_resumed(scene, trained):
+    other = Scene(scene.name, scene.aabb, scene.splits, replace(scene.frame, near=scene.frame.near * (1 + 1e-9)))
+    session = Session.from_config(other, settings("trainer.steps=160"))
+    session.restore(load_checkpoint(trained.output))
+    assert session.step == 160
+
+
+def test_it_trains_on_every_device(scene, device):
+    config = settings("trainer.steps=60", f"trainer.precision={'float16' if device.type == 'cuda' else 'float32'}")
+    config.device = str(device)
+    session = Session.from_config(scene, config)
+    before = session.evaluate(progress=False).psnr
+    assert session.fit()
+    assert session.evaluate(progress=False).psnr > before + 3
+
+
+def test_cells_that_one_image_shows_stay_empty(scene):
     fine = settings("trainer.steps=1")
     session = Session.from_config(scene, fine)
     session.fit()
@@ -239,3 +264,26 @@ def test_an_overview_shows_all_of_the_window(scene, trained):
     inside[:, 2] = corners[:, 2]
     assert views_of_points(camera, scene.frame.to_world(inside)[0]).tolist() == [1] * 8
     assert trained.result().overview(24).opacity.mean() > 0.5
+
+
+def test_a_capture_is_trained_and_rendered_along_its_usual_path(scene, tmp_path, caplog):
+    folder, split = tmp_path / "ball", scene.train
+    (folder / "images").mkdir(parents=True)
+    rows = []
+    for name, image, pose in zip(split.names, split.images.numpy(), split.cameras.c2w.double().numpy(), strict=True):
+        Image.fromarray(image[..., :3]).save(folder / "images" / f"{name}.png")
+        right, up, backwards, position = pose[:3].T
+        rows.append([*np.stack((-up, right, backwards, position, [SIZE, SIZE, FOCAL]), axis=-1).reshape(-1), 3.0, 25.0])
+    np.save(folder / "poses_bounds.npy", np.array(rows))
+    config = settings("trainer.steps=40", "scene=folder", "scene.name=ball", f"data.root={tmp_path}")
+    loaded = load_configured_scene(config, tmp_path)
+    Session.from_config(loaded, config, output=tmp_path / "run").fit()
+    command = [str(tmp_path / "run"), "--device", "cpu", "--frames", "3", "--supersampling", "1", "--depth"]
+    assert render_command([*command, "--out", str(tmp_path / "frames")]) == 0
+    assert "show nothing but the background" not in caplog.text
+    written = json.loads((tmp_path / "frames" / "frames.json").read_text())
+    assert len(list((tmp_path / "frames").glob("*_depth.png"))) == 3
+    assert "frames" in str(written)
+    run = voxelfield.load(tmp_path / "run", "cpu")
+    bounds = depth_bounds(run.field)
+    assert 200 < float((bounds[1] - bounds[0]).norm()) < 2000

@@ -12,6 +12,7 @@ from viewer_scene import SIZE, bricks, nested_run, trained_run
 
 from voxelfield.datasets.scene import Split
 from voxelfield.grids.boxes import parse_box
+from voxelfield.grids.ndc_box import NdcBox
 from voxelfield.grids.nested_boxes import NestedBoxes
 from voxelfield.rendering.images import composite_background, turbo
 from voxelfield.rendering.lens import Lens
@@ -24,7 +25,7 @@ from voxelfield.viewer.drawing.density_plane import draw_density
 from voxelfield.viewer.drawing.look import MODES, Look, Slice
 from voxelfield.viewer.drawing.maps import MANY_SAMPLES, brightened, depth_map, normal_map
 from voxelfield.viewer.drawing.occupied_cells import cell_map
-from voxelfield.viewer.drawing.painter import Painter, content_boxes
+from voxelfield.viewer.drawing.painter import Painter, content_boxes, reference_of
 from voxelfield.viewer.drawing.photographs import Photographs
 from voxelfield.viewer.drawing.viewpoint import Viewpoint, viewpoint_of
 
@@ -134,6 +135,24 @@ def test_cells_are_drawn_where_rays_meet_them_first(boxes):
     # One cell, so one hue; from above it is brighter than from the side.
     torch.testing.assert_close(colors[0] / colors[0].norm(), colors[1] / colors[1].norm())
     assert colors[1].norm() < 0.8 * colors[0].norm()
+
+
+def test_a_face_of_a_cell_is_shaded_by_its_direction_in_normalised_device_coordinates():
+    """Rays of a camera beside the reference camera meet the front of a wall across the optical axis."""
+    rows = ((1.0, 0.0, 0.0, 0.0), (0.0, 1.0, 0.0, 0.0), (0.0, 0.0, 1.0, 0.0))
+    frame = NdcBox(((-1.0, -1.0, -9.0), (1.0, 1.0, -2.0)), rows, 1.0, ((-1.0, -1.0), (1.0, 1.0)), 1.0)
+    grid = OccupancyGrid(8, torch.tensor(frame.frame_aabb))
+    grid.occupied.fill_(False)
+    grid.occupied[:, :, 4] = True
+    origin = torch.tensor([0.8, 0.0, 0.0])
+    ends = torch.tensor([[-0.31, 0.12, -9.0], [-2.2, 0.3, -9.0], [1.3, -1.2, -9.0]])
+    directions = torch.nn.functional.normalize(ends - origin, dim=-1)
+    rays = Rays(origin.expand(3, 3).contiguous(), directions, torch.zeros(3), torch.full((3,), 50.0))
+    colors = cell_map(rays, grid, 0.005, frame)
+    # The front faces across z are the brightest of all.
+    assert (colors.amax(dim=-1) > 0.9 * turbo(torch.tensor([0.1 + 0.8 * 4.5 / 8])).amax()).all()
+    assert reference_of(None) is None
+    assert torch.equal(reference_of(frame).c2w[0], torch.eye(4))
 
 
 def test_nothing_is_drawn_outside_of_the_crop_box(painter, viewpoint):

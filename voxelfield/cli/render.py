@@ -26,7 +26,7 @@ from voxelfield.rendering.view_pictures import PICTURES, depth_range, picture
 from voxelfield.training.frame_folder import FrameFolder, FrameKind, farthest
 from voxelfield.training.run import Run
 from voxelfield.training.run_directory import VIDEO
-from voxelfield.training.run_paths import seen_point, usual_path
+from voxelfield.training.run_paths import depth_bounds, seen_point, usual_path
 from voxelfield.training.video import write_views
 from voxelfield.training.video_formats import CODECS, VideoFormat, video_format
 
@@ -156,7 +156,7 @@ def _write_frames(run: Run, renderer: FieldRenderer, cameras: Cameras, options: 
     supersampling = options.supersampling or run.trainer.evaluation.supersampling
     source = {"run": options.run.resolve().name, "steps": run.steps}
     source |= {"background": background, "supersampling": supersampling}
-    far = farthest(cameras, run.field.aabb)
+    far = farthest(cameras, depth_bounds(run.field))
     folder = FrameFolder(options.out, cameras, wanted, far, source, overwrite=options.overwrite)
     with folder:
         missing = [index for index in range(first, end) if not folder.has(index)]

@@ -16,7 +16,7 @@ from voxelfield.training.run import Run
 from voxelfield.training.views import evaluation_background
 from voxelfield.viewer.curves import Curves, read_curves
 from voxelfield.viewer.drawing.look import Look
-from voxelfield.viewer.drawing.painter import Painter, content_boxes
+from voxelfield.viewer.drawing.painter import Painter, content_boxes, reference_of
 from voxelfield.viewer.drawing.photographs import Photographs
 from voxelfield.viewer.page.address import Address, import_viser
 from voxelfield.viewer.page.viewer_page import ViewerPage
@@ -69,6 +69,7 @@ def view(options: argparse.Namespace, wait: Callable[[ViewerPage], None] | None 
         content_boxes(run),
         evaluation_background(run.trainer, run.field.aabb.device).cpu(),
         _curves(options.run),
+        reference=reference_of(run.field.frame),
     )
     address.tell()
     absence = Painter(run).absence(page.stage.home(), Look())

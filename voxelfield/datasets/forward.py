@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -21,8 +20,8 @@ _LEAST_UP = 0.5
 # Depth of the near plane, in depths of the nearest points; NeRF's loader of LLFF captures has the same.
 _NEAR_OF_NEAREST = 0.75
 _OUTLIERS = 0.01
-# Least distance between the foremost camera and the near plane, in depths of the plane.
-_LEAST_CLEARANCE = 0.25
+# Smallest depth of the near plane, in depths of the foremost camera.
+_NEAREST_PLANE = 4 / 3
 # Limits of the grid's depth, in halves of the window's longer edge.
 _THINNEST, _THICKEST = 1 / 8, 2.0
 # Points along each edge of an image at which its rays are cast.
@@ -30,12 +29,12 @@ _ALONG_EDGE = 9
 
 
 class NotForwardError(ValueError):
-    """The cameras do not all face the same way, or stand within what they see."""
+    """The cameras do not all face the same way, or some are too close to what they see."""
 
 
 def ndc_box_of_cameras(
     c2w: Tensor,
-    cameras: Sequence[Cameras],
+    cameras: Cameras,
     points: Tensor | None,
     near: float | None = None,
     widest: float = math.inf,
@@ -47,15 +46,15 @@ def ndc_box_of_cameras(
 
     Args:
         c2w: (N, 4, 4) poses of all photographs, camera to world, OpenGL axes, N at least 1.
-        cameras: The cameras whose images the grid must cover, at least one.
+        cameras: The N cameras, whose images the grid must cover.
         points: (M, 3) points that structure from motion found, or that fill what is seen, world units. None: ``near``
             must be given, and the box of what matters reaches to ten times this depth.
         near: Depth of the near plane, world units; None: three quarters of the depth of the nearest points.
         widest: How many times as wide as one image all of them together may be at the near plane.
 
     Raises:
-        NotForwardError: An optical axis is more than 30 degrees from the mean of all, the up directions cancel, a
-            camera is at the near plane or behind it, the images together are wider than allowed, or a number overflows.
+        NotForwardError: An optical axis is more than 30 degrees from the mean of all, the up directions cancel, the
+            near plane is too close to a camera, the images together are wider than allowed, or a number overflows.
         ValueError: There are neither points nor ``near``.
     """
     if float(c2w[:, :3, 1].double().mean(dim=0).norm()) < _LEAST_UP:
@@ -69,13 +68,16 @@ def ndc_box_of_cameras(
             f"cameras must look within {_LARGEST_ANGLE:g} degrees of their mean direction, got {angle:.0f} degrees"
         )
     offsets = (c2w[:, :3, 3].double() - position) @ axes
+    nearest = _NEAREST_PLANE * max(float((-offsets[:, 2]).max()), 0.0)
     if near is None:
         near = _depth_of_near_plane(points, position, axes)
-    if not near > 0 or float((-offsets[:, 2]).max()) > (1 - _LEAST_CLEARANCE) * near:
-        raise NotForwardError(
-            f"cameras must be in front of a near plane at depth {near:.4g}, got one at depth "
-            f"{float((-offsets[:, 2]).max()):.4g}"
-        )
+        if not near > nearest:
+            raise NotForwardError(
+                f"the near plane must be deeper than {nearest:.4g}, because of the foremost camera, but the nearest "
+                f"points put it at {near:.4g}"
+            )
+    if not near > nearest:
+        raise NotForwardError(f"near must be above {nearest:.4g}, because of the foremost camera, got {near:.4g}")
     (low, high), image = _window(cameras, position, axes, near)
     if float((high - low).max()) > widest * image:
         raise NotForwardError(
@@ -111,34 +113,27 @@ def _depth_of_near_plane(points: Tensor | None, position: Tensor, axes: Tensor) 
     return _NEAR_OF_NEAREST * float(depths.sort().values[int(_OUTLIERS * len(depths))])
 
 
-def _window(
-    cameras: Sequence[Cameras], position: Tensor, axes: Tensor, near: float
-) -> tuple[tuple[Tensor, Tensor], float]:
+def _window(cameras: Cameras, position: Tensor, axes: Tensor, near: float) -> tuple[tuple[Tensor, Tensor], float]:
     """Returns the limits (2,) of x / depth and y / depth between which all images lie, and the extent of the widest.
 
     Raises:
         NotForwardError: A ray does not meet the near plane.
     """
-    lowest, highest, widest = [], [], 0.0
-    for some in cameras:
-        pixels = _border(some.width, some.height).repeat(len(some), 1)
-        index = torch.arange(len(some)).repeat_interleave(len(pixels) // len(some))
-        box = torch.tensor([[-1.0] * 3, [1.0] * 3])  # rays are needed for their directions only
-        rays = some.rays(index, pixels, box)
-        origins = (rays.origins.double() - position) @ axes
-        directions = rays.directions.double() @ axes
-        forward = -directions[:, 2]
-        if not bool((forward > 0).all()):
-            raise NotForwardError("rays must meet the near plane, got some that run away from it")
-        slopes = directions[:, :2] / forward[:, None]
-        at_near = (origins[:, :2] + slopes * (near + origins[:, 2:])) / near
-        # Between the near plane and infinity, x / depth and y / depth lie between their values there.
-        ends = torch.cat((slopes, at_near))
-        lowest.append(ends.amin(dim=0))
-        highest.append(ends.amax(dim=0))
-        each = slopes.view(len(some), -1, 2)
-        widest = max(widest, float((each.amax(dim=1) - each.amin(dim=1)).amax()))
-    return (torch.stack(lowest).amin(dim=0), torch.stack(highest).amax(dim=0)), widest
+    pixels = _border(cameras.width, cameras.height).repeat(len(cameras), 1)
+    index = torch.arange(len(cameras)).repeat_interleave(len(pixels) // len(cameras))
+    box = torch.tensor([[-1.0] * 3, [1.0] * 3])  # rays are needed for their directions only
+    rays = cameras.rays(index, pixels, box)
+    origins = (rays.origins.double() - position) @ axes
+    directions = rays.directions.double() @ axes
+    forward = -directions[:, 2]
+    if not bool((forward > 0).all()):
+        raise NotForwardError("rays must meet the near plane, got some that run away from it")
+    slopes = directions[:, :2] / forward[:, None]
+    at_near = (origins[:, :2] + slopes * (near + origins[:, 2:])) / near
+    # Between the near plane and infinity, x / depth and y / depth lie between their values there.
+    ends = torch.cat((slopes, at_near))
+    each = slopes.view(len(cameras), -1, 2)
+    return (ends.amin(dim=0), ends.amax(dim=0)), float((each.amax(dim=1) - each.amin(dim=1)).amax())
 
 
 def _border(width: int, height: int) -> Tensor:

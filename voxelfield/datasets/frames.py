@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from torch import Tensor
@@ -20,35 +20,35 @@ from voxelfield.rendering.cameras import Cameras
 logger = logging.getLogger(__name__)
 
 # How many times as wide as one image all images together may be at the near plane for normalised device coordinates to
-# be chosen. Where cameras stand farther apart, much of the grid is seen by few of them: at 2.3 times nested boxes were
-# as good, at 1.4 times these coordinates were two decibels better (docs/experiments.md).
+# be chosen. Where cameras stand farther apart, much of the grid is seen by few of them. At 2.3 times, nested boxes were
+# as good; at 1.4 times, these coordinates were two decibels better (docs/experiments.md).
 _WIDEST_WINDOW = 2.0
 
 
 def choose_frame(
-    c2w: Tensor, cameras: Sequence[Cameras], points: Tensor | None, options: LoadOptions
+    c2w: Tensor, cameras: Callable[[], Cameras], points: Tensor | None, options: LoadOptions
 ) -> NestedBoxes | NdcBox:
     """Returns normalised device coordinates for cameras that face the same way, otherwise nested boxes.
 
     Args:
         c2w: (N, 4, 4) poses of all photographs, camera to world, OpenGL axes, N at least 1.
-        cameras: The cameras of the loaded splits.
+        cameras: Returns the cameras of all photographs.
         points: (M, 3) points that structure from motion found, or that fill what is seen, world units.
-        options: What is given of the frame.
+        options: The user's settings for the frame.
 
     Raises:
         ValueError: ``options.ndc`` is True, but the cameras do not all face the same way, or neither points nor
-            ``options.near`` tell where the near plane is.
+            ``options.near`` tell where the near plane is, or ``options.aabb`` is not beyond it.
     """
     decided = options.boxes is not None or options.aabb is not None or points is None or len(points) == 0
     if options.ndc or (options.ndc is None and not decided):
         try:
             widest = math.inf if options.ndc else _WIDEST_WINDOW
-            frame = ndc_box_of_cameras(c2w, cameras, points, options.near, widest)
+            frame = ndc_box_of_cameras(c2w, cameras(), points, options.near, widest)
         except NotForwardError as error:
             if options.ndc:
-                raise ValueError(f"ndc must be False or None, as {error}, got True") from error
-            logger.debug("nested boxes, as %s", error)
+                raise ValueError(f"ndc must be False or None for this capture: {error}") from error
+            logger.info("the grid lies in nested boxes, not in normalised device coordinates: %s", error)
         else:
             logger.info(
                 "all cameras face the same way: the grid lies in normalised device coordinates, with the near plane at "

@@ -118,6 +118,22 @@ def held_out(photos: Sequence[Photo], every: int) -> dict[str, list[Photo]]:
     }
 
 
+def cameras_of(photos: Sequence[Photo], options: LoadOptions) -> Cameras:
+    """Returns the cameras of photographs at the full size of their files, whatever size they are read at.
+
+    Args:
+        photos: At least one; the first image file is there.
+        options: Whether lenses distort.
+
+    Raises:
+        ValueError: The first image is unreadable, intrinsics are none of a camera, or some lenses are fisheyes and
+            others are not.
+    """
+    size = image_size(photos[0].path)
+    c2w = torch.stack([photo.c2w for photo in photos])
+    return Cameras(c2w.float(), _intrinsics(photos, size).float(), *size, _lens(photos, options.lens_distortion))
+
+
 def read_split(photos: Sequence[Photo], options: LoadOptions) -> Split:
     """Reads the images of a split.
 

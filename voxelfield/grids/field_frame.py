@@ -59,6 +59,10 @@ class FieldFrame(Protocol):
         """Returns a box of growing size, world units; number 1 is :attr:`aabb`."""
         ...
 
+    def agrees_with(self, other: FieldFrame | None) -> bool:
+        """Returns whether a field trained in ``other`` can be trained on in this frame."""
+        ...
+
     def voxels_in_world(self, voxels: Sequence[float], number: int) -> tuple[float, float, float]:
         """Returns the edges, in world units, of a voxel in a box.
 
@@ -124,6 +128,16 @@ class FieldFrame(Protocol):
 
         Args:
             samples: M samples of R rays, with positions in the frame.
+            origins: (R, 3) world units.
+            directions: (R, 3) unit length.
+        """
+        ...
+
+    def world_lengths(self, samples: PackedSamples, origins: Tensor, directions: Tensor) -> Tensor:
+        """Returns the lengths (M,) of samples along their rays, world units; not for graph capture.
+
+        Args:
+            samples: M samples of R rays, with positions and lengths in the frame.
             origins: (R, 3) world units.
             directions: (R, 3) unit length.
         """

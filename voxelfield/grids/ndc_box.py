@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from voxelfield.grids.boxes import Box, parse_box
+from voxelfield.grids.field_frame import FieldFrame
 from voxelfield.ops._packing import PackedSamples
 
 # Depth, in depths of the near plane, beyond which there are no samples. All that lies there is within a thousandth of
@@ -40,9 +41,9 @@ class NdcBox:
     Args:
         aabb: (2, 3) the part of space that matters most, world units.
         camera: The reference camera to world, three rows of four; OpenGL axes.
-        near: Depth of the near plane, world units. All cameras that take photographs must be before it.
+        near: Depth of the near plane, world units. Every photograph's camera must be on the near side of this plane.
         window: Limits ((x0, y0), (x1, y1)) of x / depth and y / depth; what lies outside is not represented.
-        depth: Extent of the frame's box along z, in units of the window.
+        depth: Extent of the frame's box along z, in units of x / depth, like the limits of the window.
 
     Raises:
         ValueError: An argument is out of range, or the camera's axes are not orthonormal.
@@ -72,6 +73,11 @@ class NdcBox:
             raise ValueError(f"window must be finite, with lower limits below upper ones, got {self.window}")
         if not (math.isfinite(self.depth) and self.depth > 0):
             raise ValueError(f"depth must be finite and positive, got {self.depth}")
+        if not self._depth_of_centre > self.near:
+            raise ValueError(
+                f"aabb must have its centre beyond the near plane at depth {self.near:.4g}, got {self.aabb} with the "
+                f"centre at depth {self._depth_of_centre:.4g}"
+            )
 
     @property
     def count(self) -> int:
@@ -111,6 +117,12 @@ class NdcBox:
         """See :class:`FieldFrame`."""
         return False
 
+    def agrees_with(self, other: FieldFrame | None) -> bool:
+        """See :class:`FieldFrame`. Processors differ in the last digits of a window."""
+        return isinstance(other, NdcBox) and all(
+            math.isclose(a, b, rel_tol=1e-6, abs_tol=1e-6) for a, b in zip(self._numbers, other._numbers, strict=True)
+        )
+
     def in_world(self, number: int) -> Box:
         """See :class:`FieldFrame`."""
         if number != 1:
@@ -118,16 +130,13 @@ class NdcBox:
         return self.aabb
 
     def voxels_in_world(self, voxels: Sequence[float], number: int) -> tuple[float, float, float]:
-        """See :class:`FieldFrame`. Voxels are as wide as those in the middle of the box, along all axes.
+        """See :class:`FieldFrame`. Returns a cube that is as wide as a voxel at the centre of the box.
 
         Args:
             voxels: As for :class:`FieldFrame`.
             number: As for :class:`FieldFrame`.
         """
-        low, high = self.in_world(number)
-        x, y, z = ((a + b) / 2 for a, b in zip(low, high, strict=True))
-        _, _, depth = self._of_camera((x, y, z))
-        edge = min(voxels[:2]) * self._slope * max(depth, self.near)
+        edge = min(voxels[:2]) * self._slope * self._depth_of_centre
         return edge, edge, edge
 
     def to_frame(self, points: Tensor) -> tuple[Tensor, Tensor]:
@@ -203,6 +212,20 @@ class NdcBox:
         rays = samples.ray_index
         return ((self._unproject(samples.positions) - origins[rays]) * directions[rays]).sum(dim=-1)
 
+    def world_lengths(self, samples: PackedSamples, origins: Tensor, directions: Tensor) -> Tensor:
+        """See :class:`FieldFrame`.
+
+        Args:
+            samples: As for :class:`FieldFrame`.
+            origins: As for :class:`FieldFrame`.
+            directions: As for :class:`FieldFrame`.
+        """
+        near = torch.zeros_like(origins[:, 0])
+        _, along, _, _ = self.rays_to_map(origins, directions, near, torch.full_like(near, math.inf))
+        half = 0.5 * samples.dt[:, None] * along[samples.ray_index]
+        before, after = (self._unproject(samples.positions + shift) for shift in (-half, half))
+        return (after - before).norm(dim=-1)
+
     def ray_spacing(self, origins: Tensor, angles: Tensor) -> float:
         """See :class:`FieldFrame`. Rays are farthest apart at the corners of the window.
 
@@ -225,6 +248,12 @@ class NdcBox:
         return torch.ones(tuple(resolution), dtype=torch.bool, device=device)
 
     @property
+    def _numbers(self) -> list[float]:
+        """All numbers that define the coordinates."""
+        rows = (*self.aabb, *self.camera, *self.window)
+        return [self.near, self.depth, *(number for row in rows for number in row)]
+
+    @property
     def _slope(self) -> float:
         """Half the longer edge of the window: the unit of the frame."""
         (x0, y0), (x1, y1) = self.window
@@ -234,6 +263,13 @@ class NdcBox:
     def _reach(self) -> float:
         """Place of the near plane along the frame's z axis."""
         return self.depth / self._slope
+
+    @property
+    def _depth_of_centre(self) -> float:
+        """Depth of the centre of :attr:`aabb`."""
+        x, y, z = ((a + b) / 2 for a, b in zip(*self.aabb, strict=True))
+        away = [along - row[3] for along, row in zip((x, y, z), self.camera, strict=True)]
+        return -sum(a * row[2] for a, row in zip(away, self.camera, strict=True))
 
     def _along(self, vectors: Tensor, axis: int) -> Tensor:
         """Returns the components (M,) of world vectors along an axis of the reference camera."""
@@ -251,7 +287,7 @@ class NdcBox:
         return -self._along(self._from_camera(points), 2)
 
     def _project(self, points: Tensor) -> Tensor:
-        """Maps world positions (M, 3) to the frame, those before the near plane by its depth."""
+        """Maps world positions (M, 3) to the frame, as if points nearer than the near plane were at its depth."""
         away = self._from_camera(points)
         depth = (-self._along(away, 2)).clamp(min=self.near)
         (x0, y0), (x1, y1) = self.window
@@ -268,12 +304,6 @@ class NdcBox:
         up = (y * self._slope + (y0 + y1) / 2) * depth
         rows = [right * across + high * up - back * depth + at for right, high, back, at in self.camera]
         return torch.stack(rows, dim=-1)
-
-    def _of_camera(self, point: tuple[float, float, float]) -> tuple[float, float, float]:
-        """Returns a world position in the reference camera's frame: right, up, and depth."""
-        away = [along - row[3] for along, row in zip(point, self.camera, strict=True)]
-        right, up, back = (sum(a * row[axis] for a, row in zip(away, self.camera, strict=True)) for axis in range(3))
-        return right, up, -back
 
     def _in_world(self, right: float, up: float, depth: float) -> tuple[float, float, float]:
         x, y, z = (a * right + b * up - c * depth + at for a, b, c, at in self.camera)

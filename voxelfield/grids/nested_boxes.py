@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from voxelfield.grids.boxes import Box, box_extent, box_tensor, parse_box
+from voxelfield.grids.field_frame import FieldFrame
 from voxelfield.ops._internal.march_pieces import world_distances
 from voxelfield.ops._packing import PackedSamples
 
@@ -89,6 +90,10 @@ class NestedBoxes:
         return parse_box(
             ([c - h for c, h in zip(centre, half, strict=True)], [c + h for c, h in zip(centre, half, strict=True)])
         )
+
+    def agrees_with(self, other: FieldFrame | None) -> bool:
+        """See :class:`FieldFrame`."""
+        return self == other
 
     def voxels_in_world(self, voxels: Sequence[float], number: int) -> tuple[float, float, float]:
         """See :class:`FieldFrame`.
@@ -195,6 +200,17 @@ class NestedBoxes:
             directions: As for :class:`FieldFrame`.
         """
         return world_distances(self.op_arguments, samples, origins, directions)
+
+    def world_lengths(self, samples: PackedSamples, origins: Tensor, directions: Tensor) -> Tensor:
+        """See :class:`FieldFrame`.
+
+        Args:
+            samples: As for :class:`FieldFrame`.
+            origins: As for :class:`FieldFrame`.
+            directions: As for :class:`FieldFrame`.
+        """
+        rays, distances = samples.ray_index, self.world_distances(samples, origins, directions)
+        return samples.dt * self.to_frame(origins[rays] + distances[:, None] * directions[rays])[1]
 
     def ray_spacing(self, origins: Tensor, angles: Tensor) -> float:
         """See :class:`FieldFrame`. In units of a box, rays are farthest apart in the smallest one, at its far corner.

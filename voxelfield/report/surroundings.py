@@ -53,7 +53,7 @@ def commands(directory: Path) -> tuple[tuple[str, str], ...]:
     return (
         *([("Repeat the training", again)] if again is not None else []),
         ("Repeat the evaluation", f"voxelfield eval {run}"),
-        ("Render an orbit", f"voxelfield render {run} --out orbit.mp4"),
+        ("Render a video", f"voxelfield render {run} --out video.mp4"),
         ("Show the records", f"tensorboard --logdir {run}"),
         ("Rewrite this report", f"voxelfield report {run}"),
     )

@@ -33,7 +33,7 @@ from voxelfield.training.checkpoint import (
     resolve_checkpoint,
 )
 from voxelfield.training.config import LoggerConfig, RunConfig, parse
-from voxelfield.training.config.run import AUTO
+from voxelfield.training.config.run import AUTO, NDC_RECORD, SceneConfig
 from voxelfield.training.determinism import reproducible
 from voxelfield.training.evaluation import Evaluation, write_metrics, write_table
 from voxelfield.training.failsafe_logger import FailsafeLogger
@@ -255,6 +255,11 @@ def load_configured_scene(settings: RunConfig, root: Path, splits: Sequence[str]
         root: Base folder of a relative ``data.root``.
         splits: Names of the splits to read.
     """
+    for key in NDC_RECORD:
+        if getattr(settings.scene, key) is not None:
+            raise ValueError(f"scene.{key} must be null, because it follows from the cameras: set scene.ndc=true alone")
+    # A ratio only makes sense for nested boxes.
+    ratio_is_given = settings.scene.box_ratio != SceneConfig.box_ratio
     scene = load_scene(
         settings.scene.name,
         splits=splits,
@@ -266,7 +271,7 @@ def load_configured_scene(settings: RunConfig, root: Path, splits: Sequence[str]
         aabb=settings.scene.aabb,
         boxes=settings.scene.boxes,
         near=settings.scene.near,
-        ndc=settings.scene.ndc,
+        ndc=False if settings.scene.ndc is None and ratio_is_given else settings.scene.ndc,
         root=root / settings.data.root,
         download=settings.data.download,
     )

@@ -117,7 +117,7 @@ class OccupiedSpace:
 
 
 def _cells(field: RadianceField, resolution: int) -> int | list[int]:
-    """Returns the number of cells; in a frame of its own, this many along two units of it, the edge of a box."""
+    """Returns the number of cells; in a frame other than the world's, this many per two of its units."""
     if field.frame is None:
         return resolution
     return [max(1, round(resolution * extent / 2)) for extent in box_extent(field.frame.frame_aabb)]

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
+from voxelfield.fields.field import RadianceField
+from voxelfield.grids.boxes import box_tensor
 from voxelfield.grids.ndc_box import NdcBox
 from voxelfield.rendering.cameras import Cameras, orbit
 from voxelfield.rendering.paths import spiral
 from voxelfield.training.run import Run
+
+# Size of the box of depths in normalised device coordinates, in sizes of the box of what matters.
+_BEYOND = 10.0
 
 
 def usual_path(run: Run, cameras: Cameras, frames: int) -> Cameras:
@@ -23,6 +29,22 @@ def usual_path(run: Run, cameras: Cameras, frames: int) -> Cameras:
         return orbit(cameras, centre, frames)
     target = seen_point(run, cameras)
     return spiral(cameras, centre if target is None else target, frames)
+
+
+def depth_bounds(field: RadianceField) -> Tensor:
+    """Returns a box (2, 3) that bounds the depths that are worth telling apart, world units, on the CPU.
+
+    It is the box around all that the field represents. Normalised device coordinates reach to infinity, so for them it
+    is ten times as large as the box of what matters.
+
+    Args:
+        field: The field.
+    """
+    if not isinstance(field.frame, NdcBox):
+        return field.aabb.cpu()
+    low, high = box_tensor(field.frame.aabb, torch.device("cpu"))
+    centre = (low + high) / 2
+    return torch.stack((centre + _BEYOND * (low - centre), centre + _BEYOND * (high - centre)))
 
 
 def seen_point(run: Run, cameras: Cameras) -> Tensor | None:

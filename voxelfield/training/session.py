@@ -22,6 +22,9 @@ from voxelfield.datasets.poses import check_cameras_see, look_outward
 from voxelfield.datasets.scene import Scene
 from voxelfield.devices import choose_device
 from voxelfield.fields.recipes.recipe import Recipe
+from voxelfield.grids.field_frame import FieldFrame
+from voxelfield.grids.ndc_box import NdcBox
+from voxelfield.grids.nested_boxes import NestedBoxes
 from voxelfield.ops._errors import shown
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.renderer import FieldRenderer
@@ -90,8 +93,8 @@ Hook = Callable[["Session"], None]
 class Session:
     """Fits a field to the training images of a scene.
 
-    Settings that are not given default to those of ``python train.py model=RECIPE`` on the same device; for a scene
-    with nested boxes, to those for photographs. Hooks are called between two steps, on the training thread; they may
+    Settings that are not given default to those of ``python train.py model=RECIPE`` on the same device; for an
+    unbounded scene, to those for photographs. Hooks are called between two steps, on the training thread; they may
     read any state, log, save, or raise to stop training.
 
     Args:
@@ -543,12 +546,13 @@ class Session:
         if missing:
             raise TypeError(f"checkpoint must be one that load_checkpoint returned, got one without {missing[0]!r}")
         scene = parse(SceneConfig, checkpoint["config"]["scene"], "scene of the checkpoint")
-        if scene.frame != self.config.scene.frame:
+        frame, present = scene.frame, self.config.scene.frame
+        if frame is not present and (frame is None or not frame.agrees_with(present)):
             raise ValueError(
                 f"scene.boxes, scene.box_ratio, scene.near, scene.ndc and scene.aabb must be those of the checkpoint "
-                f"({scene.frame}), got {self.config.scene.frame}"
+                f"({frame}), got {present}{_remedy(frame, present)}"
             )
-        if scene.aabb != self.config.scene.aabb:
+        if frame is None and scene.aabb != self.config.scene.aabb:
             raise ValueError(
                 f"scene.aabb must be that of the checkpoint, {_corners(scene.aabb)}, got "
                 f"{_corners(self.config.scene.aabb)}"
@@ -762,6 +766,13 @@ def _check_types(scene: object, recipe: object, trainer: object, optimizer: obje
     for name, value, types, words in expected:
         if not isinstance(value, types):
             raise TypeError(f"{name} must be {words}, got {shown(value)}")
+
+
+def _remedy(saved: FieldFrame | None, present: FieldFrame | None) -> str:
+    """Returns the setting that chooses the kind of frame of a checkpoint, if only that differs."""
+    if isinstance(saved, NestedBoxes) and isinstance(present, NdcBox):
+        return ": set scene.ndc=false"
+    return ": set scene.ndc=true" if isinstance(saved, NdcBox) and isinstance(present, NestedBoxes) else ""
 
 
 def _corners(aabb: tuple[tuple[float, ...], ...] | None) -> list[list[float]] | None:

@@ -10,7 +10,7 @@ from voxelfield.training.config import LoggerConfig
 from voxelfield.training.session import Session
 from voxelfield.training.views import evaluation_background
 from voxelfield.viewer.curves import Curves, RecordingLogger
-from voxelfield.viewer.drawing.painter import boxes_around
+from voxelfield.viewer.drawing.painter import boxes_around, reference_of
 from voxelfield.viewer.drawing.photographs import Photographs
 from voxelfield.viewer.page.address import Address, import_viser
 from voxelfield.viewer.page.viewer_page import ViewerPage
@@ -98,6 +98,7 @@ class TrainingViewer:
                 evaluation_background(session.config.trainer, session.device).cpu(),
                 curves,
                 live,
+                reference=reference_of(scene.frame),
             )
             self._address.tell()
         except Exception as error:

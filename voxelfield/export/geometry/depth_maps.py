@@ -53,8 +53,7 @@ def _median_depth(field: Field, rays: Rays, occupancy: OccupancyGrid, settings: 
     middle, length = samples.t, samples.dt
     if frame is not None:
         middle = frame.world_distances(samples, rays.origins, rays.directions)
-        positions = rays.origins[samples.ray_index] + middle[:, None] * rays.directions[samples.ray_index]
-        length = length * frame.to_frame(positions)[1]
+        length = frame.world_lengths(samples, rays.origins, rays.directions)
     absorbed = weights.cumsum(0)
     before = torch.cat((absorbed.new_zeros(1), absorbed))
     start, stop = samples.ray_offsets[:-1], samples.ray_offsets[1:]

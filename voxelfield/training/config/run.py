@@ -21,6 +21,9 @@ from voxelfield.training.config.trainer import TrainerConfig
 AUTO = "auto"
 """Value of ``resume`` that means the run's own directory."""
 
+NDC_RECORD = ("ndc_camera", "ndc_window", "ndc_depth")
+"""Keys of a scene that a run records, and that cannot be set."""
+
 Corner: TypeAlias = tuple[float, float, float]
 Device: TypeAlias = Annotated[str, Form(DEVICES, DEVICES_IN_WORDS)]
 
@@ -40,9 +43,9 @@ class SceneConfig:
         ndc: Whether the grid lies in normalised device coordinates, for cameras that all look the same way; None to
             decide by the cameras.
         ndc_camera: Reference camera of these coordinates, three rows of its camera-to-world matrix. A run records it
-            and the following two; they are not settings.
+            and the following two (:data:`NDC_RECORD`); they are not settings.
         ndc_window: Limits of x / depth and y / depth in the reference camera's frame.
-        ndc_depth: Extent of the grid along the optical axis, in units of the window.
+        ndc_depth: Extent of the grid along the optical axis, in units of x / depth.
     """
 
     name: Annotated[str, Form(r".+", "the name of a folder")] = "lego"
@@ -56,11 +59,16 @@ class SceneConfig:
     ndc_depth: Positive | None = None
 
     def check(self, name: str) -> None:
-        """Raises ValueError unless the box is finite and not empty."""
-        if self.aabb is None:
-            return
+        """Raises ValueError unless the box is finite and not empty, and a recorded frame is complete and valid."""
+        recorded = {key: getattr(self, key) for key in NDC_RECORD}
+        given = [key for key, value in recorded.items() if value is not None]
+        if given and (len(given) < len(recorded) or not self.ndc or self.near is None or self.aabb is None):
+            needed = ", ".join(f"{name}.{key}" for key in (*recorded, "near", "aabb"))
+            raise ValueError(f"{name}.{given[0]} must come with {name}.ndc=true and with all of {needed}")
         try:
-            parse_box(self.aabb)
+            if self.aabb is not None:
+                parse_box(self.aabb)
+            _ = self.frame if given else None
         except ValueError as error:
             raise ValueError(f"{name}.{error}") from error
 
@@ -76,12 +84,18 @@ class SceneConfig:
         return NestedBoxes(self.aabb, self.boxes, self.box_ratio, self.near or 0.0)
 
     def record(self, frame: FieldFrame | None) -> None:
-        """Sets the values from which :attr:`frame` makes an equal frame."""
+        """Sets the values from which :attr:`frame` makes an equal frame.
+
+        Raises:
+            TypeError: The frame is of another class.
+        """
         if isinstance(frame, NestedBoxes):
             self.boxes, self.box_ratio, self.near = frame.count, frame.ratio, frame.near
         elif isinstance(frame, NdcBox):
             self.ndc, self.near = True, frame.near
             self.ndc_camera, self.ndc_window, self.ndc_depth = frame.camera, frame.window, frame.depth
+        elif frame is not None:
+            raise TypeError(f"frame must be NestedBoxes, an NdcBox or None, got {type(frame).__name__}")
 
 
 @dataclass

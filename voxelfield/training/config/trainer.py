@@ -121,7 +121,7 @@ class EvaluationConfig:
         supersampling: Number of rays along each side of a pixel; also used for previews and the video.
         lpips: Also compute LPIPS, which requires ``pip install "voxelfield[lpips]"`` and the weights of VGG16.
         save_images: Write each rendered view as PNG.
-        video_frames: Number of frames of the orbit video; 0 writes none.
+        video_frames: Number of frames of the video; 0 writes none.
         report: Write ``report.html`` after everything else.
     """
 

@@ -18,7 +18,8 @@ _SHADES = (0.8, 0.62, 1.0)
 def cell_map(rays: Rays, occupancy: OccupancyGrid, step: float, frame: FieldFrame | None) -> Tensor:
     """Draws the first occupied cell that each ray meets, as a shaded block.
 
-    Colours change with the height of the cell; those of nested boxes also from box to box.
+    Colours change along the z axis of the cells' frame, which in normalised device coordinates is the depth; those of
+    nested boxes also change from box to box.
 
     Args:
         rays: R rays.
@@ -35,7 +36,7 @@ def cell_map(rays: Rays, occupancy: OccupancyGrid, step: float, frame: FieldFram
     met = counts > 0
     if not bool(met.any()):
         return colors
-    places, directions = samples.positions[first[met]], rays.directions[met]
+    places, directions = samples.positions[first[met]], _directions(rays, frame)[met]
     low, high = occupancy.aabb
     cells = torch.tensor(occupancy.occupied.shape, device=places.device)
     edge = (high - low) / cells
@@ -53,3 +54,10 @@ def cell_map(rays: Rays, occupancy: OccupancyGrid, step: float, frame: FieldFram
     chequer = 1 - 0.08 * (index.sum(dim=-1) % 2)
     colors[met] = turbo(0.1 + 0.8 * height) * (shade * chequer)[:, None]
     return colors
+
+
+def _directions(rays: Rays, frame: FieldFrame | None) -> Tensor:
+    """Returns the directions (R, 3) of rays in the frame of the cells."""
+    if frame is None:
+        return rays.directions
+    return frame.rays_to_map(rays.origins, rays.directions, rays.near, rays.far)[1]

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from voxelfield.grids.boxes import box_tensor
 from voxelfield.grids.field_frame import FieldFrame
-from voxelfield.rendering.cameras import Cameras
+from voxelfield.grids.ndc_box import NdcBox
+from voxelfield.rendering.cameras import Cameras, reference_camera
 from voxelfield.rendering.march import visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.occupied_density import occupied_density
@@ -29,6 +30,7 @@ from voxelfield.viewer.drawing.photographs import Photographs, lay_photograph_ov
 from voxelfield.viewer.drawing.viewpoint import Viewpoint
 
 _GLANCE = 128
+_REFERENCE_SIZE = 512  # pixels
 """Rows and columns of the picture that tells whether there is anything to be seen."""
 
 
@@ -214,6 +216,11 @@ def content_boxes(run: Run) -> list[Tensor]:
 def boxes_around(frame: FieldFrame) -> list[Tensor]:
     """Returns the boxes of a frame as (2, 3) each, world units, on the CPU, the smallest first."""
     return [box_tensor(frame.in_world(number), torch.device("cpu")) for number in range(1, frame.count + 1)]
+
+
+def reference_of(frame: FieldFrame | None) -> Cameras | None:
+    """Returns the reference camera of normalised device coordinates, from which to look first; None in other frames."""
+    return reference_camera(frame, _REFERENCE_SIZE, _REFERENCE_SIZE) if isinstance(frame, NdcBox) else None
 
 
 def _chunks(rays: Rays, size: int) -> list[Rays]:

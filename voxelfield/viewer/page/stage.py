@@ -26,6 +26,7 @@ class Stage:
         worker: Draws.
         photographs: Photographs of the scene; there may be none.
         boxes: (2, 3) each on the CPU, the smallest first: what matters of the scene, and what is around, world units.
+        reference: Camera of the first view if there are no photographs; None looks at the first box from outside.
 
     Attributes:
         box: The first of the boxes.
@@ -33,11 +34,19 @@ class Stage:
         comparing: Whether the photograph is laid over the picture where the camera stands where it was taken.
     """
 
-    def __init__(self, server: Any, worker: RenderWorker, photographs: Photographs, boxes: Sequence[Tensor]) -> None:
+    def __init__(
+        self,
+        server: Any,
+        worker: RenderWorker,
+        photographs: Photographs,
+        boxes: Sequence[Tensor],
+        reference: Cameras | None = None,
+    ) -> None:
         self.server = server
         self.worker = worker
         self.photographs = photographs
         self.boxes = list(boxes)
+        self._reference = reference
         self.box = self.boxes[0]
         self.rows = DEFAULT_ROWS
         self.comparing = False
@@ -54,13 +63,16 @@ class Stage:
         return self.photographs.camera(0)[0] if len(self.photographs) else None
 
     def up(self) -> Tensor:
-        """Returns the direction (3,) that points up in the photographs; z where there are none."""
-        return torch.tensor([0.0, 0.0, 1.0]) if self.cameras is None else up_direction(self.cameras).float().cpu()
+        """Returns the direction (3,) that points up in the photographs or the reference camera; z without either."""
+        cameras = self.cameras or self._reference
+        return torch.tensor([0.0, 0.0, 1.0]) if cameras is None else up_direction(cameras).float().cpu()
 
     def home(self) -> Viewpoint:
-        """Returns where a new visitor stands: at the first photograph, or in front of the box."""
+        """Returns where a visitor starts: at the first photograph, the reference camera, or in front of the box."""
         if len(self.photographs):
             return viewpoint_of(*self.photographs.camera(0))
+        if self._reference is not None:
+            return viewpoint_of(self._reference, 0)
         middle = self.box.mean(dim=0)
         backward = torch.tensor([0.8, -0.8, 0.6])
         backward = backward / backward.norm()

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from voxelfield.rendering.cameras import Cameras
 from voxelfield.viewer.curves import Curves
 from voxelfield.viewer.drawing.photographs import Photographs
 from voxelfield.viewer.page.address import Address, import_viser, quiet
@@ -43,6 +44,7 @@ class ViewerPage:
         background: (3,) colour behind transparent photographs, on the CPU.
         curves: What the training logs, or logged.
         live: The training in progress, if any.
+        reference: Camera of the first view if there are no photographs; None looks at the first box from outside.
 
     Raises:
         ValueError: The port cannot be listened on.
@@ -60,6 +62,7 @@ class ViewerPage:
         background: torch.Tensor,
         curves: Curves,
         live: LiveField | None = None,
+        reference: Cameras | None = None,
     ) -> None:
         viser = import_viser()
         address.check()
@@ -69,7 +72,7 @@ class ViewerPage:
             self.server = viser.ViserServer(address.host, address.port, label=f"voxelfield: {title}", verbose=False)
         try:
             self.worker = RenderWorker(source, self._deliver, photographs=photographs, frames_per_second=rate)
-            self.stage = Stage(self.server, self.worker, photographs, boxes)
+            self.stage = Stage(self.server, self.worker, photographs, boxes, reference)
             self._lay_out(run, background, curves, live, rate)
         except BaseException:
             self._stop_server()
