@@ -92,7 +92,7 @@ def test_the_frame_holds_every_image_from_the_near_plane_to_infinity():
     frame = ndc_box_of_cameras(c2w, cameras, some_points())
     for index in range(len(cameras)):
         rays = cameras.image_rays(index, torch.tensor(frame.outermost))
-        origins, directions, _, length = frame.rays_to_map(rays.origins, rays.directions, rays.near, rays.far)
+        origins, directions, _, length = frame.map_rays(rays.origins, rays.directions, rays.near, rays.far)
         assert (length > 0).all()
         low, high = torch.tensor(frame.frame_aabb)
         for ends in (origins, origins + length[:, None] * directions):

@@ -125,7 +125,7 @@ def test_all_that_is_covered_lies_in_the_outermost_box():
 
 def test_rays_are_mapped_to_the_places_of_their_points():
     rays = make_rays(500)
-    origins, directions, near, far = BOX.rays_to_map(rays.origins, rays.directions, rays.near, rays.far)
+    origins, directions, near, far = BOX.map_rays(rays.origins, rays.directions, rays.near, rays.far)
     assert (near == 0).all()
     torch.testing.assert_close(directions.norm(dim=-1), torch.ones(500))
     for share in (0.001, 0.3, 0.7, 0.999):
@@ -147,7 +147,7 @@ def test_rays_towards_the_cameras_and_across_are_mapped_too():
     local = torch.tensor([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0]], dtype=torch.float64)
     origins, directions = start.float().expand(3, 3).contiguous(), (local @ POSE[:3, :3].T).float()
     near, far = torch.zeros(3), torch.full((3,), 100.0)
-    mapped, along, _, length = BOX.rays_to_map(origins, directions, near, far)
+    mapped, along, _, length = BOX.map_rays(origins, directions, near, far)
     reach = BOX.frame_aabb[1][2]
     start_z, end_z = mapped[:, 2], (mapped + length[:, None] * along)[:, 2]
     torch.testing.assert_close(start_z, torch.full((3,), reach * 1.5 / 8), atol=1e-5, rtol=0)
@@ -159,7 +159,7 @@ def test_rays_that_never_get_there_are_empty():
     local = torch.tensor([[0.0, 0.0, 1.0], [1.0, 0.0, 0.0], [0.0, 0.0, -1.0], [0.0, 0.0, -1.0]], dtype=torch.float64)
     directions = (local @ POSE[:3, :3].T).float()
     near, far = torch.zeros(4), torch.tensor([1e5, 1e5, 2.4, 0.0])
-    mapped = BOX.rays_to_map(behind.expand(4, 3).contiguous(), directions, near, far)
+    mapped = BOX.map_rays(behind.expand(4, 3).contiguous(), directions, near, far)
     assert (mapped[3] == 0).all()
     assert all(part.isfinite().all() for part in mapped)
 

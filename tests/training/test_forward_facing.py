@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from quick_presets import preset
+from small_pyramid import settings
 
 import voxelfield
 from voxelfield.cli.render import main as render_command
@@ -74,29 +74,6 @@ def scene() -> Scene:
     points = torch.tensor([[0.0, 0.0, -3.2], [8.0, 8.0, -20.0], [-8.0, -8.0, -20.0]]).double()
     frame = ndc_box_of_cameras(train.c2w.double(), train, points)
     return Scene("ball", torch.tensor(frame.aabb), splits, frame)
-
-
-def settings(*overrides: str):
-    return preset(
-        "model=pyramid",
-        "trainer=cpu",
-        "model.resolutions=[8,16,32]",
-        "model.width=32",
-        "model.hidden=1",
-        "trainer.image_size=null",
-        "trainer.max_rays=600",
-        "trainer.visible_samples=16384",
-        "trainer.finest_resolution=32",
-        "trainer.stages=[{step:0,resolution:16,crop:true},{step:40,resolution:32,crop:true}]",
-        "trainer.occupancy.resolution=32",
-        "trainer.occupancy.start=20",
-        "trainer.occupancy.every=20",
-        "trainer.preview_every=0",
-        "optimizer.grid_lr=0.05",
-        "trainer.evaluation.views=null",
-        *overrides,
-        device="cpu",
-    )
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +168,7 @@ def test_it_trains_on_every_device(scene, device):
 
 
 def test_cells_that_one_image_shows_stay_empty(scene):
-    fine = settings("trainer.steps=1")
+    fine = settings("trainer.steps=1", "trainer.occupancy.resolution=32")
     session = Session.from_config(scene, fine)
     session.fit()
     frame, grid = scene.frame, session.occupancy

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from quick_presets import preset
+from small_pyramid import settings
 from torch.nn import functional as F
 
 import voxelfield
@@ -67,29 +67,6 @@ def scene() -> Scene:
     for name, cameras in (("train", ring(16, 3.0, 0.0)), ("test", ring(3, 3.0, 0.2))):
         splits[name] = Split(photograph(cameras), cameras, tuple(f"{name}{i}" for i in range(len(cameras))))
     return Scene("ball", torch.tensor(BOXES.aabb), splits, BOXES)
-
-
-def settings(*overrides: str):
-    return preset(
-        "model=pyramid",
-        "trainer=cpu",
-        "model.resolutions=[8,16,32]",
-        "model.width=32",
-        "model.hidden=1",
-        "trainer.image_size=null",
-        "trainer.max_rays=600",
-        "trainer.visible_samples=16384",
-        "trainer.finest_resolution=32",
-        "trainer.stages=[{step:0,resolution:16,crop:true},{step:40,resolution:32,crop:true}]",
-        "trainer.occupancy.resolution=16",
-        "trainer.occupancy.start=20",
-        "trainer.occupancy.every=20",
-        "trainer.preview_every=0",
-        "optimizer.grid_lr=0.05",
-        "trainer.evaluation.views=null",
-        *overrides,
-        device="cpu",
-    )
 
 
 @pytest.fixture(scope="module")

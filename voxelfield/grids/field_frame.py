@@ -107,7 +107,7 @@ class FieldFrame(Protocol):
         """
         ...
 
-    def rays_to_map(
+    def map_rays(
         self, origins: Tensor, directions: Tensor, near: Tensor, far: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Maps rays to the frame, unless compiled ops do so by :attr:`op_arguments`.

@@ -174,7 +174,7 @@ class NdcBox:
         box = torch.zeros(len(places), dtype=torch.int64, device=places.device)
         return self._unproject(places), box, used
 
-    def rays_to_map(
+    def map_rays(
         self, origins: Tensor, directions: Tensor, near: Tensor, far: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """See :class:`FieldFrame`. Mapped rays begin at the near plane, or where the given interval does.
@@ -221,7 +221,7 @@ class NdcBox:
             directions: As for :class:`FieldFrame`.
         """
         near = torch.zeros_like(origins[:, 0])
-        _, along, _, _ = self.rays_to_map(origins, directions, near, torch.full_like(near, math.inf))
+        _, along, _, _ = self.map_rays(origins, directions, near, torch.full_like(near, math.inf))
         half = 0.5 * samples.dt[:, None] * along[samples.ray_index]
         before, after = (self._unproject(samples.positions + shift) for shift in (-half, half))
         return (after - before).norm(dim=-1)

@@ -178,7 +178,7 @@ class NestedBoxes:
         scale = self._scales(places.device)[box]
         return local * (scale * self.unit)[:, None] + centre, box, used
 
-    def rays_to_map(
+    def map_rays(
         self, origins: Tensor, directions: Tensor, near: Tensor, far: Tensor
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """See :class:`FieldFrame`. Returns the rays as they are, because ops cut them.

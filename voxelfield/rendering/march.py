@@ -187,7 +187,7 @@ def visible_samples(
 def _mapped(rays: Rays, frame: FieldFrame | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Returns origins, directions, near and far of rays as the ops that march them expect them."""
     whole = (rays.origins, rays.directions, rays.near, rays.far)
-    return whole if frame is None else frame.rays_to_map(*whole)
+    return whole if frame is None else frame.map_rays(*whole)
 
 
 def _cuts(frame: FieldFrame | None) -> list[float]:

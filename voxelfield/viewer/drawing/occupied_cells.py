@@ -60,4 +60,4 @@ def _directions(rays: Rays, frame: FieldFrame | None) -> Tensor:
     """Returns the directions (R, 3) of rays in the frame of the cells."""
     if frame is None:
         return rays.directions
-    return frame.rays_to_map(rays.origins, rays.directions, rays.near, rays.far)[1]
+    return frame.map_rays(rays.origins, rays.directions, rays.near, rays.far)[1]
