@@ -204,6 +204,13 @@ def test_samples_lie_on_their_rays_and_know_their_distances(device):
     assert (distances.diff()[rises] > 0).all()
 
 
+def test_a_field_may_not_call_anything_else_its_frame():
+    field, occupancy = make_field(torch.device("cpu"))
+    field.frame = 3  # such as the number of a video's frame
+    with pytest.raises(TypeError, match=r"RadianceField\.frame must be a FieldFrame or None, got 3"):
+        render(field, make_rays(4), occupancy, RenderSettings(0.02))
+
+
 def test_samples_know_their_lengths_in_the_world():
     rays = make_rays(100)
     _, occupancy = make_field(torch.device("cpu"))

@@ -16,6 +16,7 @@ from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.voxel_grid import VoxelGrid
 from voxelfield.ops import PackedSamples
 from voxelfield.ops._checks import FLOATING, check_dtype, check_same_device, check_tensor
+from voxelfield.ops._errors import shown
 from voxelfield.ops.ray_sums import spread
 
 
@@ -211,10 +212,25 @@ class RadianceField(nn.Module):
         return read_pyramid_density(self.grid, self.decoder) if self.has_pyramid_density else None
 
 
+def frame_of(field: Field) -> FieldFrame | None:
+    """Returns the frame of a field's samples; None for the world frame.
+
+    Raises:
+        TypeError: The field's attribute ``frame`` is something else.
+    """
+    frame: FieldFrame | None = getattr(field, "frame", None)
+    if frame is not None and not hasattr(frame, "map_rays"):
+        raise TypeError(
+            f"{type(field).__name__}.frame must be a FieldFrame or None, got {shown(frame)}: the name is that of the "
+            "frame of a field's samples"
+        )
+    return frame
+
+
 def density_at_samples(field: Field) -> Callable[[Tensor], Tensor]:
     """Returns a function that maps sample positions to densities, both in the frame of the field's samples."""
     density: Callable[[Tensor], Tensor] = field.density
-    if getattr(field, "frame", None) is not None:
+    if frame_of(field) is not None:
         density = field.local_density  # type: ignore[attr-defined]
     return density
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from voxelfield import ops
-from voxelfield.fields.field import Field, density_at_samples
+from voxelfield.fields.field import Field, density_at_samples, frame_of
 from voxelfield.fields.pyramid_density import PyramidDensity
 from voxelfield.grids.field_frame import FieldFrame
 from voxelfield.ops._internal.march_pieces import march_through
@@ -145,7 +145,7 @@ def visible_samples(
         The samples, in the field's own frame if it has one, and their number before invisible ones were
         dropped, () int64, or None if it is not known.
     """
-    frame: FieldFrame | None = getattr(field, "frame", None)
+    frame = frame_of(field)
     if settings.min_weight <= 0 and capacity is None:
         packed = march(rays, occupancy, settings.step, jitter, frame=frame)
         return packed, packed.ray_offsets[-1]

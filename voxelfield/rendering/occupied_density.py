@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from voxelfield.fields.field import Field
-from voxelfield.grids.field_frame import FieldFrame
+from voxelfield.fields.field import Field, frame_of
 from voxelfield.rendering.occupancy import OccupancyGrid
 
 
@@ -21,7 +20,7 @@ def occupied_points(field: Field, occupancy: OccupancyGrid, points: Tensor) -> T
     Returns:
         (M,) bool; False outside the box.
     """
-    frame: FieldFrame | None = getattr(field, "frame", None)
+    frame = frame_of(field)
     return occupancy.holds(points if frame is None else frame.to_frame(points)[0])
 
 

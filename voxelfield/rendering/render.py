@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from voxelfield import ops
-from voxelfield.fields.field import Field
-from voxelfield.grids.field_frame import FieldFrame
+from voxelfield.fields.field import Field, frame_of
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import Capacity, RenderSettings, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -109,7 +108,7 @@ def render(
     """
     samples, candidates = visible_samples(field, rays, occupancy, settings, jitter, capacity)
     if torch.is_grad_enabled() and (rays.origins.requires_grad or rays.directions.requires_grad):
-        positions = positions_on_rays(samples, rays.origins, rays.directions, getattr(field, "frame", None))
+        positions = positions_on_rays(samples, rays.origins, rays.directions, frame_of(field))
         samples = samples._replace(positions=positions)
     density, rgb = field.sample(samples, rays.directions)
     composite = ops.composite(
@@ -172,7 +171,7 @@ def render_view(
 
 def _world_depth_sum(field: Field, rays: Rays, rendering: Rendering) -> Tensor:
     """Returns the sums (R,) of weights times distances in world units."""
-    frame: FieldFrame | None = getattr(field, "frame", None)
+    frame = frame_of(field)
     if frame is None:
         return rendering.depth_sum
     distances = frame.world_distances(rendering.samples, rays.origins, rays.directions)

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from voxelfield.fields.field import Field
-from voxelfield.grids.field_frame import FieldFrame
+from voxelfield.fields.field import Field, frame_of
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings, visible_samples
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -47,7 +46,7 @@ def visible_cells(
     cameras = cameras.to(device)
     shape = tuple(occupancy.occupied.shape)
     extent = (aabb[1] - aabb[0]).tolist()
-    frame: FieldFrame | None = getattr(field, "frame", None)
+    frame = frame_of(field)
     origins, angles = cameras.c2w[:, :3, 3], _largest_pixel_angles(cameras)
     if len(cameras) == 0:
         spacing = 0.0

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from voxelfield.fields.field import Field
-from voxelfield.grids.field_frame import FieldFrame
+from voxelfield.fields.field import Field, frame_of
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
@@ -49,7 +48,7 @@ def _median_depth(field: Field, rays: Rays, occupancy: OccupancyGrid, settings: 
     samples, weights = found.samples, found.weights.double()
     if not len(weights):
         return torch.full_like(rays.near, torch.inf)
-    frame: FieldFrame | None = getattr(field, "frame", None)
+    frame = frame_of(field)
     middle, length = samples.t, samples.dt
     if frame is not None:
         middle = frame.world_distances(samples, rays.origins, rays.directions)

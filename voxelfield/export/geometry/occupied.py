@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.export.geometry.lattice import Lattice
-from voxelfield.fields.field import Field
+from voxelfield.fields.field import Field, frame_of
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.occupied_density import occupied_points
 
@@ -36,7 +36,7 @@ class OccupiedVertices:
         # In the world frame, the cell that a point lies in is found for each axis by itself.
         self._cells: list[Tensor] = []
         self._inside: list[Tensor] = []
-        if getattr(field, "frame", None) is not None:
+        if frame_of(field) is not None:
             return
         low, high = occupancy.aabb.unbind()
         for axis, cells in enumerate(occupancy.occupied.shape):

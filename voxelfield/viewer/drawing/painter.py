@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from voxelfield.fields.field import frame_of
 from voxelfield.grids.boxes import box_tensor
 from voxelfield.grids.field_frame import FieldFrame
 from voxelfield.grids.ndc_box import NdcBox
@@ -49,7 +50,7 @@ class Painter:
     def __init__(self, run: Run, photographs: Photographs | None = None) -> None:
         self._run = run
         self._photographs = photographs
-        self._frame: FieldFrame | None = getattr(run.field, "frame", None)
+        self._frame = frame_of(run.field)
         self.device = run.field.aabb.device
         self._background = evaluation_background(run.trainer, self.device)
         self._settings = render_settings(run.trainer, run.field)
@@ -206,7 +207,7 @@ def content_boxes(run: Run) -> list[Tensor]:
 
     That is where cells are occupied. Of nested boxes, it is the smallest, and the others follow.
     """
-    frame: FieldFrame | None = getattr(run.field, "frame", None)
+    frame = frame_of(run.field)
     if frame is not None:
         return boxes_around(frame)
     occupancy: OccupancyGrid = run.occupancy
