@@ -611,7 +611,7 @@ def test_lengths_may_not_be_left_out():
 def test_any_number_of_offsets_is_looked_at(rays, dtype):
     inputs = make("cpu", counts=[2] * rays, dtype=dtype)
     assert composite(**inputs).rgb.shape == (rays, 3)
-    for at, value, message in ((1, 5, "not fall"), (0, -1, "lie in"), (-1, 2 * rays + 1, "lie in")):
+    for at, value, message in ((1, 5, "not decrease"), (0, -1, "lie in"), (-1, 2 * rays + 1, "lie in")):
         offsets = inputs["ray_offsets"].clone()
         offsets[at] = value
         with pytest.raises(ValueError, match=f"ray_offsets must {message}"):
