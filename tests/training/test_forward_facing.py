@@ -26,6 +26,10 @@ from voxelfield.training.checkpoint import load_checkpoint
 from voxelfield.training.configured import load_configured_scene
 from voxelfield.training.run_paths import depth_bounds, seen_point, usual_path
 from voxelfield.training.session import Session
+from voxelfield.viewer.drawing.look import Look
+from voxelfield.viewer.drawing.maps import depth_map
+from voxelfield.viewer.drawing.painter import Painter
+from voxelfield.viewer.drawing.viewpoint import viewpoint_of
 
 SIZE, FOCAL = 24, 22.0
 BALL, DISTANCE = 0.8, 4.0
@@ -264,3 +268,12 @@ def test_a_capture_is_trained_and_rendered_along_its_usual_path(scene, tmp_path,
     run = voxelfield.load(tmp_path / "run", "cpu")
     bounds = depth_bounds(run.field)
     assert 200 < float((bounds[1] - bounds[0]).norm()) < 2000
+
+
+def test_the_viewer_tells_depths_from_the_near_plane_on_apart(scene, trained):
+    cameras = cameras_at(torch.tensor([0.0]), torch.tensor([0.0]))
+    picture = Painter(trained.result()).picture(viewpoint_of(cameras, 0), Look("depth"), SIZE, SIZE)
+    view = trained.result().render(cameras)
+    expected = depth_map(view.depth, view.opacity, scene.frame.near, float("inf"))
+    assert (picture.float() / 255 - expected).abs().mean() < 0.02
+    assert (expected[SIZE // 2, SIZE // 2] - expected[0, 0]).abs().max() > 0.3

@@ -154,6 +154,8 @@ class Painter:
 
     def _depth(self, view: View, cameras: Cameras, look: Look) -> Tensor:
         low, high = self._limits(look)
+        if isinstance(self._frame, NdcBox):
+            return depth_map(view.depth, view.opacity, self._frame.near, float("inf"))
         if self._frame is not None:
             return depth_map(view.depth, view.opacity, 0.25 * float((high - low).norm()), float("inf"))
         camera = cameras.c2w[0, :3, 3].cpu()
