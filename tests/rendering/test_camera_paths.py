@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from voxelfield.rendering.cameras import Cameras, orbit
-from voxelfield.rendering.paths import _looking, at_size, interpolate, spiral
+from voxelfield.rendering.paths import at_size, axes_looking, interpolate, spiral
 
 
 def facing(count: int = 25, spread: float = 0.5) -> Cameras:
@@ -61,7 +61,7 @@ def test_interpolation_through_a_dome_of_cameras_keeps_its_distance():
     positions = 4 * torch.stack((radii * turns.cos(), radii * turns.sin(), heights), dim=-1)
     dome = facing(1)[[0] * 100]
     for pose, position in zip(dome.c2w, positions, strict=True):
-        pose[:3, :3] = _looking(-position, torch.tensor([0.0, 0.0, 1.0]).double()).float()
+        pose[:3, :3] = axes_looking(-position, torch.tensor([0.0, 0.0, 1.0]).double()).float()
         pose[:3, 3] = position.float()
     order = torch.randperm(100, generator=torch.Generator().manual_seed(0))
     path = interpolate(dome[order], 200)
@@ -103,7 +103,9 @@ def test_a_spiral_around_cameras_that_look_everywhere_is_refused():
 def test_a_spiral_needs_cameras_of_one_side():
     cameras = facing(4)
     for pose, angle in zip(cameras.c2w, (-1.2, -0.9, 0.9, 1.2), strict=True):
-        pose[:3, :3] = _looking(torch.tensor([math.sin(angle), 0.0, -math.cos(angle)]), torch.tensor([0.0, 1.0, 0.0]))
+        pose[:3, :3] = axes_looking(
+            torch.tensor([math.sin(angle), 0.0, -math.cos(angle)]), torch.tensor([0.0, 1.0, 0.0])
+        )
     with pytest.raises(ValueError, match="look in all directions"):
         spiral(cameras, torch.zeros(3), 10)
 

@@ -7,14 +7,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from frame_fields import field_over, general
 from torch import Tensor
 from torch.nn import functional as F
 
-from voxelfield.fields.decoders import FusedMLPDecoder
-from voxelfield.fields.density import ExponentialDensity
 from voxelfield.fields.field import RadianceField
 from voxelfield.grids.ndc_box import NdcBox
-from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.grids.voxel_grid import VoxelGrid
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.march import Capacity, RenderSettings, march, visible_samples
@@ -165,18 +163,7 @@ def test_rays_that_never_get_there_are_empty():
 
 
 def make_field(device) -> tuple[RadianceField, OccupancyGrid]:
-    pyramid = VoxelPyramid((8, 16, 24), 4, BOX.frame_aabb, init_range=1.0)
-    decoder = FusedMLPDecoder(pyramid.channels, 32, 16, 2, 2, ExponentialDensity(2.0))
-    field = RadianceField(pyramid, decoder, BOX).to(device)
-    if device.type == "cuda":
-        pyramid.keep_copies(torch.float16)
-    occupancy = OccupancyGrid((20, 12, 6), BOX.frame_aabb)
-    occupancy.restrict(torch.rand(20, 12, 6) < 0.7, occupancy.aabb)
-    return field, occupancy.to(device)
-
-
-class General(RadianceField):
-    """The same field, of which no kernel knows anything."""
+    return field_over(BOX, (20, 12, 6), device)
 
 
 def test_one_kernel_keeps_what_the_general_path_keeps(device):
@@ -184,7 +171,7 @@ def test_one_kernel_keeps_what_the_general_path_keeps(device):
     rays = make_rays(400, device)
     settings = RenderSettings(0.02, min_weight=1e-3)
     fused, _ = visible_samples(field, rays, occupancy, settings)
-    steps, _ = visible_samples(General(field.grid, field.decoder, BOX), rays, occupancy, settings)
+    steps, _ = visible_samples(general(field), rays, occupancy, settings)
     assert len(fused.t) > 500
     one, two = (
         {(ray, round(t, 4)) for ray, t in zip(s.ray_index.tolist(), s.t.tolist(), strict=True)} for s in (fused, steps)
@@ -256,7 +243,7 @@ def test_images_are_rendered_by_the_general_path_in_world_units(device):
     depth = view.depth[seen]
     assert depth.min() > BOX.near * 0.99
     assert depth.max() > 3 * BOX.near
-    again = render_view(General(field.grid, field.decoder, BOX), cameras, 0, occupancy, settings, background, 1 << 12)
+    again = render_view(general(field), cameras, 0, occupancy, settings, background, 1 << 12)
     torch.testing.assert_close(again.depth[seen], depth, atol=0, rtol=2e-2)
 
 

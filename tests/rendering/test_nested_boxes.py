@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from frame_fields import field_over, general
 from torch.nn import functional as F
 
 from voxelfield import _library
@@ -24,6 +25,7 @@ from voxelfield.rendering.renderer import FieldRenderer
 
 CUBE = NestedBoxes(((-0.5, -0.25, 1.0), (1.5, 1.75, 3.0)), 4, near=0.1)
 FLAT = NestedBoxes(((-2.0, 0.0, -1.0), (2.0, 1.0, 2.0)), 3, ratio=3.0)
+CELLS = (30, 9, 9)
 boxes = pytest.mark.parametrize("boxes", [CUBE, FLAT, NestedBoxes(CUBE.aabb, 1)], ids=["cube", "flat", "one"])
 
 
@@ -188,30 +190,9 @@ def test_rays_that_do_not_fit_whole_are_dropped(device):
     assert (some.ray_index[some.ray_offsets[-1] :] == 199).all()
 
 
-def make_field(boxes: NestedBoxes, device) -> tuple[RadianceField, OccupancyGrid]:
-    pyramid = VoxelPyramid((8, 16, 24), 4, boxes.frame_aabb, init_range=1.0)
-    decoder = FusedMLPDecoder(pyramid.channels, 32, 16, 2, 2, ExponentialDensity(2.0))
-    field = RadianceField(pyramid, decoder, boxes).to(device)
-    if device.type == "cuda":
-        pyramid.keep_copies(torch.float16)
-    occupancy = OccupancyGrid((30, 9, 9), boxes.frame_aabb)
-    occupancy.restrict(
-        boxes.cells_in_use((30, 9, 9), torch.device("cpu")) & (torch.rand(30, 9, 9) < 0.7), occupancy.aabb
-    )
-    return field, occupancy.to(device)
-
-
-class General(RadianceField):
-    """The same field, of which no kernel knows anything."""
-
-
-def general(field: RadianceField) -> General:
-    return General(field.grid, field.decoder, field.frame)
-
-
 @boxes
 def test_one_kernel_keeps_what_the_general_path_keeps(device, boxes):
-    field, occupancy = make_field(boxes, device)
+    field, occupancy = field_over(boxes, CELLS, device)
     rays = make_rays(boxes, 400, device)
     settings = RenderSettings(0.06, min_weight=1e-3)
     fused, _ = visible_samples(field, rays, occupancy, settings)
@@ -233,7 +214,7 @@ def test_one_kernel_keeps_what_the_general_path_keeps(device, boxes):
 
 @boxes
 def test_an_image_in_one_kernel_is_that_of_the_general_path(device, boxes):
-    field, occupancy = make_field(boxes, device)
+    field, occupancy = field_over(boxes, CELLS, device)
     settings, background = RenderSettings(0.06, min_weight=1e-3), torch.tensor([1.0, 0.5, 0.2], device=device)
     c2w = torch.eye(4)
     c2w[:3, 3] = torch.tensor(boxes.aabb).mean(dim=0) + 2.5 * boxes.unit * torch.tensor([0.1, 0.05, 1.0])
@@ -255,7 +236,7 @@ def test_an_image_in_one_kernel_is_that_of_the_general_path(device, boxes):
 
 @boxes
 def test_the_world_sees_the_density_that_rays_see(boxes):
-    field, occupancy = make_field(boxes, torch.device("cpu"))
+    field, occupancy = field_over(boxes, CELLS, torch.device("cpu"))
     rays = make_rays(boxes, 50)
     samples = march(rays, occupancy, 0.05, frame=boxes)
     distances = world_distances(boxes.op_arguments, samples, rays.origins, rays.directions)
@@ -272,7 +253,7 @@ def test_the_world_sees_the_density_that_rays_see(boxes):
 
 
 def test_gradients_reach_the_grid_through_every_box(device):
-    field, occupancy = make_field(CUBE, device)
+    field, occupancy = field_over(CUBE, CELLS, device)
     rays = make_rays(CUBE, 2000, device)
     settings = RenderSettings(0.05, min_weight=0.0)
     samples, _ = visible_samples(field, rays, occupancy, settings, capacity=Capacity(1 << 17, 1 << 17))

@@ -34,13 +34,13 @@ class Capture:
         c2w: (N, 4, 4) float64, camera to world, OpenGL axes.
         intrinsics: (N, 4) float64, ``fx, fy, cx, cy`` in pixels of the image files.
         sizes: N widths and heights of the image files in pixels.
-        aabb: (2, 3) float64, the scene's box, or what matters most of a scene that reaches further.
+        aabb: (2, 3) float64, the scene's box, or the part that matters most if it extends further.
         points: (M, 3) float64, sparse points; none for formats without.
         colors: (M, 3) uint8, their colours.
         sharpness: N figures of :func:`voxelfield.captures.measures.sharpness`.
         fingerprints: (N, 32, 32) of :func:`voxelfield.captures.measures.fingerprint`.
         thumbnails: N small images, RGB, transparent pixels on white.
-        frame: The frame for the grid of a field, of a scene that reaches further.
+        frame: The frame of a field's grid, if the scene extends beyond ``aabb``.
     """
 
     name: str

@@ -127,8 +127,8 @@ def for_photographs(overrides: Sequence[str], configuration: str) -> list[str]:
     """
     given = {key.lstrip("+"): value for key, _, value in (text.partition("=") for text in overrides)}
     scene = given.get("scene", "")
-    ends_at_its_box = given.get("scene.boxes", "1" if "scene.aabb" in given else "") == "1"
-    ends_at_its_box = ends_at_its_box and given.get("scene.ndc", "false").lower() != "true"
+    one_box = given.get("scene.boxes", "1" if "scene.aabb" in given else "") == "1"
+    ends_at_its_box = one_box and given.get("scene.ndc", "false").lower() != "true"
     if "trainer" in given or ends_at_its_box or with_folder(f"scene={scene}") == [f"scene={scene}"]:
         return []
     known = recognised_format(Path(scene))

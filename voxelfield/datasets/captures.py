@@ -12,7 +12,7 @@ from torch import Tensor
 
 from voxelfield.datasets.frames import choose_frame
 from voxelfield.datasets.options import LoadOptions
-from voxelfield.datasets.photos import Photo, cameras_of, held_out, present_photos, read_split
+from voxelfield.datasets.photos import Photo, held_out, present_photos, read_split
 from voxelfield.datasets.scene import Scene
 from voxelfield.grids.boxes import box_tensor, parse_box
 
@@ -69,9 +69,8 @@ def load_capture(
     name, cpu = folder.resolve().name, torch.device("cpu")
     transparent = any(bool((split.images[..., 3] < 255).any()) for split in loaded.values())
     reaches_further = options.aabb is None and not transparent
-    nested = reaches_further if options.boxes is None else options.boxes > 1
-    if nested or options.ndc:
-        c2w = torch.stack([photo.c2w for photo in there])
-        frame = choose_frame(c2w, lambda: cameras_of(there, options), points, options)
+    unbounded = reaches_further if options.boxes is None else options.boxes > 1
+    if unbounded or options.ndc:
+        frame = choose_frame(there, points, options)
         return Scene(name, box_tensor(frame.aabb, cpu), loaded, frame)
     return Scene(name, box_tensor(parse_box(box() if options.aabb is None else options.aabb), cpu), loaded)

@@ -12,6 +12,7 @@ from voxelfield.datasets.bounds import box_of_points
 from voxelfield.grids.boxes import parse_box
 from voxelfield.grids.ndc_box import NdcBox, Row, Window
 from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.paths import axes_looking
 
 # Largest angle between an optical axis and the mean of all, degrees.
 _LARGEST_ANGLE = 30.0
@@ -101,9 +102,8 @@ def ndc_box_of_cameras(
 
 def _mean_pose(c2w: Tensor) -> Tensor:
     """Returns the camera (3, 4) at the mean position of cameras, with the mean of their directions and up vectors."""
-    back = F.normalize(c2w[:, :3, 2].mean(dim=0), dim=0)
-    right = F.normalize(torch.linalg.cross(c2w[:, :3, 1].mean(dim=0), back), dim=0)
-    return torch.stack((right, torch.linalg.cross(back, right), back, c2w[:, :3, 3].mean(dim=0)), dim=-1)
+    mean = c2w[:, :3].mean(dim=0)
+    return torch.cat((axes_looking(-mean[:, 2], mean[:, 1]), mean[:, 3:]), dim=-1)
 
 
 def _depth_of_near_plane(points: Tensor | None, position: Tensor, axes: Tensor) -> float:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from voxelfield.datasets.bounds import nested_boxes_of_cameras
 from voxelfield.datasets.forward import NotForwardError, ndc_box_of_cameras
 from voxelfield.datasets.options import LoadOptions
+from voxelfield.datasets.photos import Photo, cameras_of
 from voxelfield.grids.boxes import parse_box
 from voxelfield.grids.ndc_box import NdcBox
 from voxelfield.grids.nested_boxes import NestedBoxes
-from voxelfield.rendering.cameras import Cameras
 
 logger = logging.getLogger(__name__)
 
@@ -25,14 +26,11 @@ logger = logging.getLogger(__name__)
 _WIDEST_WINDOW = 2.0
 
 
-def choose_frame(
-    c2w: Tensor, cameras: Callable[[], Cameras], points: Tensor | None, options: LoadOptions
-) -> NestedBoxes | NdcBox:
+def choose_frame(photos: Sequence[Photo], points: Tensor | None, options: LoadOptions) -> NestedBoxes | NdcBox:
     """Returns normalised device coordinates for cameras that face the same way, otherwise nested boxes.
 
     Args:
-        c2w: (N, 4, 4) poses of all photographs, camera to world, OpenGL axes, N at least 1.
-        cameras: Returns the cameras of all photographs.
+        photos: All photographs, at least one; the first image file is there.
         points: (M, 3) points that structure from motion found, or that fill what is seen, world units.
         options: The user's settings for the frame.
 
@@ -40,11 +38,12 @@ def choose_frame(
         ValueError: ``options.ndc`` is True, but the cameras do not all face the same way, or neither points nor
             ``options.near`` tell where the near plane is, or ``options.aabb`` is not beyond it.
     """
+    c2w = torch.stack([photo.c2w for photo in photos])
     decided = options.boxes is not None or options.aabb is not None or points is None or len(points) == 0
     if options.ndc or (options.ndc is None and not decided):
         try:
             widest = math.inf if options.ndc else _WIDEST_WINDOW
-            frame = ndc_box_of_cameras(c2w, cameras(), points, options.near, widest)
+            frame = ndc_box_of_cameras(c2w, cameras_of(photos, options), points, options.near, widest)
         except NotForwardError as error:
             if options.ndc:
                 raise ValueError(f"ndc must be False or None for this capture: {error}") from error

@@ -221,8 +221,8 @@ def frame_of(field: Field) -> FieldFrame | None:
     frame: FieldFrame | None = getattr(field, "frame", None)
     if frame is not None and not hasattr(frame, "map_rays"):
         raise TypeError(
-            f"{type(field).__name__}.frame must be a FieldFrame or None, got {shown(frame)}: the name is that of the "
-            "frame of a field's samples"
+            f"{type(field).__name__}.frame must be a FieldFrame or None, got {shown(frame)}: fields use this "
+            "attribute for the frame of their samples"
         )
     return frame
 

@@ -56,11 +56,11 @@ class FieldFrame(Protocol):
         ...
 
     def in_world(self, number: int) -> Box:
-        """Returns a box of growing size, world units; number 1 is :attr:`aabb`."""
+        """Returns one of the boxes, world units. Number 1 is :attr:`aabb`; each further box contains the one before."""
         ...
 
     def agrees_with(self, other: FieldFrame | None) -> bool:
-        """Returns whether a field trained in ``other`` can be trained on in this frame."""
+        """Returns whether a field in this frame can continue training in ``other``."""
         ...
 
     def voxels_in_world(self, voxels: Sequence[float], number: int) -> tuple[float, float, float]:

@@ -147,11 +147,9 @@ class NdcBox:
         """
         depth = self._depth(points)
         places = self._project(points)
-        x, y, z = self.frame_aabb[1]
-        limits = torch.tensor([x, y], device=points.device)
-        seen = (depth >= self.near) & (depth <= self.near * _FARTHEST) & (places[:, :2].abs() <= limits).all(dim=-1)
+        seen = (depth >= self.near) & (depth <= self.near * _FARTHEST) & self._in_window(places)
         places = torch.where(seen[:, None], places, places.new_full((), math.inf))
-        return places, depth.clamp(min=self.near).square() / (self.near * z)
+        return places, depth.clamp(min=self.near).square() / (self.near * self.frame_aabb[1][2])
 
     def to_frame_of(self, points: Tensor, places: Tensor) -> Tensor:
         """See :class:`FieldFrame`. The places are ignored, because there is a single box.
@@ -168,9 +166,7 @@ class NdcBox:
         Args:
             places: As for :class:`FieldFrame`.
         """
-        x, y, z = self.frame_aabb[1]
-        limits = torch.tensor([x, y], device=places.device)
-        used = (places[:, :2].abs() <= limits).all(dim=-1) & (places[:, 2] >= 0) & (places[:, 2] <= z)
+        used = self._in_window(places) & (places[:, 2] >= 0) & (places[:, 2] <= self.frame_aabb[1][2])
         box = torch.zeros(len(places), dtype=torch.int64, device=places.device)
         return self._unproject(places), box, used
 
@@ -282,6 +278,11 @@ class NdcBox:
         """Returns world positions (M, 3) relative to the reference camera's position, in the world's axes."""
         x, y, z = points.unbind(-1)
         return torch.stack((x - self.camera[0][3], y - self.camera[1][3], z - self.camera[2][3]), dim=-1)
+
+    def _in_window(self, places: Tensor) -> Tensor:
+        """Returns which positions (M, 3) in the frame lie within the window."""
+        x, y, _ = self.frame_aabb[1]
+        return (places[:, 0].abs() <= x) & (places[:, 1].abs() <= y)
 
     def _depth(self, points: Tensor) -> Tensor:
         return -self._along(self._from_camera(points), 2)

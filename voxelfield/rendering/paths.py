@@ -6,6 +6,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from voxelfield.ops._checks import check_at_least_one
 from voxelfield.rendering.cameras import Cameras
@@ -92,7 +93,7 @@ def spiral(cameras: Cameras, target: Tensor, frames: int, *, turns: float = 2.0)
     backward = poses[:, :3, 2].mean(dim=0)
     if float(backward.norm()) < _SAME_WAY:
         raise ValueError("cameras must face roughly the same way for a spiral, got some that look in all directions")
-    axes = _looking(-backward, poses[:, :3, 1].mean(dim=0))
+    axes = axes_looking(-backward, poses[:, :3, 1].mean(dim=0))
     centre = poses[:, :3, 3].mean(dim=0)
     distance = float((centre - target.to(device, torch.float64)) @ axes[:, 2])
     if distance <= 0:
@@ -103,17 +104,16 @@ def spiral(cameras: Cameras, target: Tensor, frames: int, *, turns: float = 2.0)
     positions = centre + (swing * reach) @ axes.mT
     focus = centre - distance * axes[:, 2]
     c2w = torch.eye(4, device=device, dtype=torch.float64).repeat(frames, 1, 1)
-    c2w[:, :3, :3] = torch.stack([_looking(focus - position, axes[:, 1]) for position in positions])
+    c2w[:, :3, :3] = torch.stack([axes_looking(focus - position, axes[:, 1]) for position in positions])
     c2w[:, :3, 3] = positions
     intrinsics = cameras.intrinsics.mean(dim=0, keepdim=True).expand(frames, 4).contiguous()
     return Cameras(c2w.float(), intrinsics, cameras.width, cameras.height)
 
 
-def _looking(direction: Tensor, up: Tensor) -> Tensor:
+def axes_looking(direction: Tensor, up: Tensor) -> Tensor:
     """Returns the axes (3, 3), one per column, of a camera with the given viewing direction and up direction."""
-    backward = -direction / direction.norm()
-    right = torch.linalg.cross(up, backward)
-    right = right / right.norm()
+    backward = -F.normalize(direction, dim=0)
+    right = F.normalize(torch.linalg.cross(up, backward), dim=0)
     return torch.stack((right, torch.linalg.cross(backward, right), backward), dim=-1)
 
 

@@ -1,0 +1,36 @@
+"""Fields over a frame of their own, for the tests of nested boxes and of normalised device coordinates."""
+
+from __future__ import annotations
+
+import torch
+
+from voxelfield.fields.decoders import FusedMLPDecoder
+from voxelfield.fields.density import ExponentialDensity
+from voxelfield.fields.field import RadianceField
+from voxelfield.grids.field_frame import FieldFrame
+from voxelfield.grids.pyramid import VoxelPyramid
+from voxelfield.rendering.occupancy import OccupancyGrid
+
+
+def field_over(
+    frame: FieldFrame, cells: tuple[int, int, int], device: torch.device
+) -> tuple[RadianceField, OccupancyGrid]:
+    """Returns a random pyramid over a frame, and an occupancy grid with seven tenths of the reachable cells."""
+    pyramid = VoxelPyramid((8, 16, 24), 4, frame.frame_aabb, init_range=1.0)
+    decoder = FusedMLPDecoder(pyramid.channels, 32, 16, 2, 2, ExponentialDensity(2.0))
+    field = RadianceField(pyramid, decoder, frame).to(device)
+    if device.type == "cuda":
+        pyramid.keep_copies(torch.float16)
+    occupancy = OccupancyGrid(cells, frame.frame_aabb)
+    possible = frame.cells_in_use(cells, torch.device("cpu"))
+    occupancy.restrict(possible & (torch.rand(cells) < 0.7), occupancy.aabb)
+    return field, occupancy.to(device)
+
+
+class General(RadianceField):
+    """The same kind of field, for which there is no kernel."""
+
+
+def general(field: RadianceField) -> General:
+    """Returns a field with the same grid and decoder that takes the general path."""
+    return General(field.grid, field.decoder, field.frame)
