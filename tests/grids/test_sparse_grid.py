@@ -171,7 +171,7 @@ def touched_vertices(exists: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("cells", [(9, 11, 7), (2, 3, 1)])
-def test_a_block_is_wanted_where_a_cell_touches_it(device, cells):
+def test_a_block_is_wanted_where_a_cell_overlaps_it(device, cells):
     grid = SparseGrid(RESOLUTION, 1, BOX, device=device)
     marked = torch.zeros(cells, dtype=torch.bool, device=device)
     marked[-1, 0, 0] = True
@@ -185,18 +185,41 @@ def test_a_block_is_wanted_where_a_cell_touches_it(device, cells):
     for index in torch.ones(BLOCKS).nonzero().tolist():
         begin = [BOX[0][a] + (BOX[1][a] - BOX[0][a]) * index[a] / BLOCKS[a] for a in range(3)]
         end = [BOX[0][a] + (BOX[1][a] - BOX[0][a]) * (index[a] + 1) / BLOCKS[a] for a in range(3)]
-        touches = all(begin[a] <= high[a] + 1e-6 and end[a] >= low[a] - 1e-6 for a in range(3))
-        assert bool(grid.exists[tuple(index)]) == touches, index
+        overlaps = all(begin[a] < high[a] - 1e-6 and end[a] > low[a] + 1e-6 for a in range(3))
+        assert bool(grid.exists[tuple(index)]) == overlaps, index
 
 
-def test_no_more_blocks_than_allowed_and_the_first_along_x(device):
+@pytest.mark.parametrize("parts", [1, 2])
+def test_no_more_blocks_than_allowed_and_those_with_the_largest_sums(device, parts):
     grid = SparseGrid(RESOLUTION, 2, BOX, device=device)
-    everything = torch.ones(BLOCKS, dtype=torch.bool, device=device)
-    assert grid.allocate(shrunk(everything), grid.aabb, max_blocks=17) == 60
-    assert grid.count == 17
-    assert grid.exists[0].all()
-    assert int(grid.exists[1].sum()) == 2
+    need = torch.randperm(60, generator=torch.Generator().manual_seed(1)).view(BLOCKS).to(device)
+    cells = need.to(torch.int32)
+    for axis in range(3):
+        cells = cells.repeat_interleave(parts, axis)
+    assert grid.allocate(cells, grid.aabb, max_blocks=17) == 59
+    assert torch.equal(grid.exists, need >= 60 - 17)
     assert grid.features.shape[0] * grid.features.shape[1] * grid.features.shape[2] >= 17 * 512
+    assert grid.allocate(cells, grid.aabb, max_blocks=59) == 59
+    assert torch.equal(grid.exists, need > 0)
+
+
+def test_sums_do_not_overflow(device):
+    grid = SparseGrid(RESOLUTION, 1, BOX, device=device)
+    cells = torch.ones(BLOCKS, dtype=torch.int32, device=device)
+    cells[1, 2] = 2**31 - 1
+    cells = cells.repeat_interleave(2, 0)
+    assert grid.allocate(cells, grid.aabb, max_blocks=3) == 60
+    assert grid.exists[1, 2].all()
+
+
+def test_coarser_levels_get_fewer_blocks(device):
+    pyramid = VoxelPyramid((4,), 2, BOX, sparse_resolutions=(28, 56), device=device)
+    limits = pyramid.block_limits(36)
+    assert limits == {28: 9, 56: 36}
+    everything = torch.ones(1, 1, 1, dtype=torch.bool, device=device)
+    wanted = pyramid.allocate(56, everything, pyramid.aabb, max_blocks=36)
+    assert wanted == {level: grid.exists.numel() for level, grid in zip((28, 56), pyramid.sparse_grids, strict=True)}
+    assert [grid.count for grid in pyramid.sparse_grids] == [9, 36]
 
 
 def test_a_state_dict_brings_its_blocks(device):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from frame_fields import field_over
 from small_pyramid import settings
 from torch.nn import functional as F
 
@@ -16,9 +17,9 @@ from voxelfield.datasets.scene import Scene, Split
 from voxelfield.grids.nested_boxes import NestedBoxes
 from voxelfield.rendering.alignment import pose_errors
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.march import visible_samples
+from voxelfield.rendering.march import RenderSettings, visible_samples
 from voxelfield.rendering.rigid import compose, exp_se3
-from voxelfield.rendering.visible_cells import visible_cells
+from voxelfield.rendering.visible_cells import shown_cells, visible_cells
 from voxelfield.training.checkpoint import load_checkpoint
 from voxelfield.training.session import Session
 
@@ -200,7 +201,7 @@ def test_nothing_is_put_beside_cameras_nor_where_one_image_looks(scene):
 def test_sparse_levels_train_resume_and_are_saved(scene, tmp_path):
     fine = settings(
         *("trainer.steps=66", "trainer.sparse_resolutions=[64]"),
-        "trainer.stages=[{step:0,resolution:16},{step:20,resolution:32},{step:40,resolution:64}]",
+        "trainer.stages=[{step:0,resolution:16},{step:20,resolution:32},{step:40,resolution:64},{step:58,resolution:64}]",
     )
     whole, checkpoint = saved_in_passing(scene, fine, tmp_path, stop=50)
     sparse = whole.field.grid.sparse_grids[0]
@@ -211,6 +212,27 @@ def test_sparse_levels_train_resume_and_are_saved(scene, tmp_path):
     loaded = voxelfield.load(tmp_path, "cpu")
     expected = whole.result().render(scene.test.cameras, 1).rgb
     torch.testing.assert_close(loaded.render(scene.test.cameras, 1).rgb, expected, atol=0.02, rtol=0)
+
+
+def test_cells_are_told_how_many_visible_samples_they_hold(device):
+    torch.manual_seed(0)
+    field, occupancy = field_over(BOXES, (24, 5, 4), device)
+    cameras, shape = ring(2, 3.0, 0.1).to(device), (40, 3, 5)
+    render = RenderSettings(step=0.05, min_weight=0.01)
+    rows = torch.arange(1, SIZE, 3, device=device)
+    y, x = torch.meshgrid(rows + 0.5, rows + 0.5, indexing="ij")
+    pixels = torch.stack((x, y), dim=-1).view(-1, 2).repeat(2, 1)
+    index = torch.arange(2, device=device).repeat_interleave(len(rows) ** 2)
+    positions = visible_samples(field, cameras.rays(index, pixels, field.aabb), occupancy, render)[0].positions
+    low, high = occupancy.aabb
+    cells = ((positions - low) / (high - low) * torch.tensor(shape, device=device)).long()
+    expected = torch.zeros(shape, dtype=torch.int32, device=device)
+    for x, y, z in cells.tolist():
+        expected[x, y, z] += 1
+    shown = shown_cells(field, occupancy, render, cameras, shape, every=3)
+    assert torch.equal(shown, expected)
+    assert int(shown.max()) > 3
+    assert int((shown == 0).sum()) > 10
 
 
 def test_cameras_are_refined_in_nested_boxes_too(scene):

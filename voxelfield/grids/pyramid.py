@@ -301,10 +301,12 @@ class VoxelPyramid(nn.Module):
 
         Args:
             resolution: The finest level to allocate, as in ``sparse_resolutions``.
-            cells: (X, Y, Z) bool, on the pyramid's device: the cells of ``aabb`` that need blocks.
+            cells: (X, Y, Z) bool or integers from 0, on the pyramid's device: how much each cell of ``aabb`` needs
+                blocks; see :meth:`SparseGrid.allocate`.
             aabb: (2, 3) that box, world units.
             optimizer: The optimizer that trains the pyramid, if any.
-            max_blocks: Largest number of blocks of each level; see :meth:`SparseGrid.allocate`.
+            max_blocks: Largest number of blocks of the finest sparse level that the pyramid can have. Coarser ones get
+                at most a share of it (:meth:`block_limits`).
 
         Returns:
             For each of these levels, the number of blocks wanted.
@@ -313,10 +315,24 @@ class VoxelPyramid(nn.Module):
             ValueError: The optimizer's state cannot be resized.
         """
         self._copies = None
+        limits = {} if max_blocks is None else self.block_limits(max_blocks)
         return {
-            finer: grid.allocate(cells, aabb, optimizer, max_blocks=max_blocks)
+            finer: grid.allocate(cells, aabb, optimizer, max_blocks=limits.get(finer))
             for finer, grid in zip(self.sparse_resolutions, self.sparse_grids, strict=True)
             if finer <= resolution
+        }
+
+    def block_limits(self, max_blocks: int) -> dict[int, int]:
+        """Returns the largest number of blocks of each sparse level, by resolution.
+
+        The number of blocks along a surface grows with the square of the resolution, so coarser levels need fewer.
+
+        Args:
+            max_blocks: Largest number of blocks of the finest sparse level.
+        """
+        return {
+            finer: max(1, round(max_blocks * (finer / self.sparse_resolutions[-1]) ** 2))
+            for finer in self.sparse_resolutions
         }
 
     @torch.no_grad()

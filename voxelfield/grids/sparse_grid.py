@@ -25,7 +25,7 @@ BLOCK_CELLS = BLOCK_VERTICES - 1
 """Cells along each axis of a block."""
 
 _NUMBER_BITS = 10
-# Fraction of a cell; tolerance for the rounding of positions.
+# Fraction of a given cell by which it must overlap a block; more than the rounding of positions.
 _SLACK = 1e-3
 
 
@@ -168,16 +168,17 @@ class SparseGrid(nn.Module):
         *,
         max_blocks: int | None = None,
     ) -> int:
-        """Allocates the blocks that contain or touch given cells and drops all others.
+        """Allocates the blocks that overlap given cells and drops all others.
 
         Blocks that are already allocated and still wanted keep their features.
 
         Args:
-            cells: (X', Y', Z') bool, on the grid's device: the cells of ``aabb`` that need blocks.
+            cells: (X', Y', Z') bool or integers from 0, on the grid's device: how much each cell of ``aabb`` needs
+                blocks. Cells of zero need none.
             aabb: (2, 3) that box, world units.
             optimizer: The optimizer that trains the grid, if any; its moments are moved with the features.
-            max_blocks: Largest number of blocks. If more are wanted, those with the lowest indices along x are kept:
-                with nested boxes, those of the inner boxes.
+            max_blocks: Largest number of blocks. If more are wanted, those are kept over whose cells the sum is
+                largest.
 
         Returns:
             Number of blocks wanted.
@@ -186,13 +187,15 @@ class SparseGrid(nn.Module):
             ValueError: The optimizer's state cannot be resized.
         """
         state, shaped = ({}, []) if optimizer is None else migratable_state(self.features, optimizer)
-        wanted = self._touched(cells, aabb)
+        need = self._sums_over_blocks(cells, aabb)
+        wanted = need > 0
         count = int(wanted.sum())
         if max_blocks is not None and count > max_blocks:
-            wanted.view(-1)[wanted.view(-1).nonzero()[max_blocks:, 0]] = False
+            kept = need.view(-1).sort(descending=True, stable=True).indices[:max_blocks]
+            wanted = torch.zeros_like(wanted)
+            wanted.view(-1)[kept] = True
         before, rows_before = self.exists, self._rows()
-        kept = wanted[before]
-        old_rows = rows_before[kept].view(-1)
+        old_rows = rows_before[wanted[before]].view(-1)
         self._adopt(wanted)
         new_rows = self._rows()[before[wanted]].view(-1)
 
@@ -227,19 +230,19 @@ class SparseGrid(nn.Module):
         if sums is not None and self._copies.numel() > 0:
             share_copies_(sums, self._copies, self._begins)
 
-    def _touched(self, cells: Tensor, aabb: Tensor) -> Tensor:
-        """Returns for each block whether any of the given cells overlaps or touches it."""
+    def _sums_over_blocks(self, cells: Tensor, aabb: Tensor) -> Tensor:
+        """Returns for each block the sum of the given cells that overlap it, int64."""
         low, high = (corner.tolist() for corner in aabb.double())
         begin, end = (corner.tolist() for corner in self.aabb.double())
         for axis, blocks in enumerate(self.exists.shape):
             size = cells.shape[axis]
             edges = begin[axis] + (end[axis] - begin[axis]) / blocks * torch.arange(blocks + 1, dtype=torch.float64)
             edges = (edges - low[axis]) * size / (high[axis] - low[axis])
-            first = (edges[:-1] - _SLACK).floor().long().clamp(0, size).to(cells.device)
-            stop = (edges[1:] + _SLACK).ceil().long().clamp(0, size).to(cells.device)
-            sums = cells.cumsum(axis, dtype=torch.int32)
+            first = (edges[:-1] + _SLACK).floor().long().clamp(0, size).to(cells.device)
+            stop = (edges[1:] - _SLACK).ceil().long().clamp(0, size).to(cells.device)
+            sums = cells.cumsum(axis, dtype=torch.int64)
             sums = torch.cat((torch.zeros_like(sums.narrow(axis, 0, 1)), sums), dim=axis)
-            cells = sums.index_select(axis, stop) > sums.index_select(axis, first)
+            cells = sums.index_select(axis, stop) - sums.index_select(axis, first)
         return cells
 
     def _adopt(self, exists: Tensor) -> None:

@@ -83,7 +83,7 @@ def shown_cells(
     every: int = 1,
     chunk: int = 1 << 17,
 ) -> Tensor:
-    """Marks the cells in which some of the cameras' pixels have a visible sample.
+    """Counts the visible samples of the cameras' pixels in each cell.
 
     Args:
         field: The field.
@@ -95,14 +95,16 @@ def shown_cells(
         chunk: Number of rays per chunk, to bound memory.
 
     Returns:
-        (X, Y, Z) bool, on the field's device.
+        (X, Y, Z) int32, on the field's device.
     """
     cameras = cameras.to(occupancy.aabb.device)
-    shown = torch.zeros(tuple(shape), dtype=torch.bool, device=occupancy.aabb.device)
+    shown = torch.zeros(tuple(shape), dtype=torch.int32, device=occupancy.aabb.device)
     cells = torch.tensor(list(shape), device=shown.device)
+    _, y_cells, z_cells = shape
     for positions in _positions(field, occupancy, settings, cameras, every, chunk):
         x, y, z = _numbers(positions, occupancy.aabb, cells).unbind(-1)
-        shown[x, y, z] = True
+        numbers, counts = ((x * y_cells + y) * z_cells + z).unique(return_counts=True)
+        shown.view(-1)[numbers] += counts.to(torch.int32)
     return shown
 
 

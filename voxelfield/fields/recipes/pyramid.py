@@ -54,7 +54,8 @@ class PyramidRecipe(Recipe):
             count once.
         sparse_resolutions: Resolutions of additional, finer levels. Once a stage of ``trainer.stages`` reaches such a
             level, it gets blocks only where training images show something. Levels finer than all stages are left out.
-        max_blocks: Largest number of blocks of each sparse level; a block has 512 vertices.
+        max_blocks: Largest number of blocks of the finest sparse level; a block has 512 vertices. Coarser ones get
+            fewer, in proportion to the square of the resolution.
         channels: Number of features per vertex of each level.
         init_range: Features of the coarsest level are initialised uniformly in [-init_range, init_range], to give the
             networks a varying input. Those of the other levels start at zero: if initial features vary from vertex to
@@ -140,23 +141,26 @@ class PyramidRecipe(Recipe):
         levels = self._sparse_levels(resolution)
         if not levels:
             return
-        # Cells of half the size of the finest blocks, so that few blocks are allocated merely for touching a cell.
+        # The cells are those of the finest blocks, so that of these none is allocated for what its neighbour shows.
         finest = field.grid.sparse_grids[len(levels) - 1]
-        cells = shown([2 * blocks for blocks in finest.exists.shape])
+        cells = shown(finest.exists.shape)
         wanted = field.grid.allocate(resolution, cells, aabb, optimizer, max_blocks=self.max_blocks)
+        limits = field.grid.block_limits(self.max_blocks)
         for level, count in wanted.items():
-            logger.info("level %d: %d blocks", level, min(count, self.max_blocks))
-            if count > self.max_blocks:
+            logger.info("level %d: %d blocks", level, min(count, limits[level]))
+            if count > limits[level]:
                 logger.warning(
-                    "level %d would have %d blocks: detail is left out beyond model.max_blocks=%d",
-                    *(level, count, self.max_blocks),
+                    "level %d would have %d blocks: detail is left out beyond %d, which is the limit with "
+                    "model.max_blocks=%d",
+                    *(level, count, limits[level], self.max_blocks),
                 )
 
     def count_features(self, field: RadianceField, finest: int) -> int:
         """See :class:`Recipe`. Sparse levels count with the largest number of blocks that they may have."""
         assert isinstance(field.grid, VoxelPyramid)
         dense = sum(grid.features.numel() for grid in field.grid.grids)
-        return dense + len(self._sparse_levels(finest)) * self.max_blocks * BLOCK_VERTICES**3 * self.channels
+        blocks = sum(field.grid.block_limits(self.max_blocks).values())
+        return dense + blocks * BLOCK_VERTICES**3 * self.channels
 
     def _sparse_levels(self, finest: int) -> list[int]:
         return [level for level in self.sparse_resolutions if level <= finest]

@@ -130,8 +130,8 @@ class Recipe:
         Args:
             field: The field that :meth:`build` returned.
             resolution: Resolution of the stage, the cube root of the number of voxels.
-            shown: Takes numbers of cells X, Y, Z and returns a bool tensor (X, Y, Z) that marks the cells in which
-                training images show something. Expensive to call.
+            shown: Takes numbers of cells X, Y, Z and returns an integer tensor (X, Y, Z): how much of the training
+                images each cell shows. Expensive to call.
             aabb: (2, 3) the box that is divided into these cells, in the grid's frame.
             optimizer: The grids' optimizer.
         """
