@@ -258,4 +258,15 @@ def test_photographs_in_these_coordinates_get_their_trainer(capture):
     folder = capture(array_of_cameras())
     box = "scene.aabb=[[-1,-1,-9],[1,1,-3]]"
     assert for_photographs([f"scene={folder}", box], "train") == []
-    assert for_photographs([f"scene={folder}", box, "scene.ndc=true"], "train") == ["trainer=few_photographs"]
+    forward, nested = ["trainer=forward_facing"], ["trainer=few_photographs"]
+    assert for_photographs([f"scene={folder}", box, "scene.ndc=true"], "train") == forward
+    assert for_photographs([f"scene={folder}"], "train") == forward
+    assert for_photographs([f"scene={folder}", "scene.ndc=false"], "train") == nested
+    assert for_photographs([f"scene={folder}", "scene.box_ratio=3"], "train") == nested
+    assert for_photographs([f"scene={folder}", "scene.boxes=4"], "train") == nested
+    assert for_photographs([f"scene={folder}", "scene.near=nonsense"], "train") == nested
+
+
+def test_photographs_from_all_sides_get_the_trainer_for_their_number(capture):
+    folder = capture(array_of_cameras(turn=50))
+    assert for_photographs([f"scene={folder}"], "train") == ["trainer=few_photographs"]

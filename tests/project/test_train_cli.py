@@ -437,7 +437,8 @@ def train_apart(*overrides: str) -> subprocess.CompletedProcess:
         ),
         (
             "trainer=fst",
-            "trainer must be one of best, cpu, default, fast, few_photographs, sh, smoke, unbounded, got 'fst'",
+            "trainer must be one of best, cpu, default, fast, few_photographs, forward_facing, many_photographs, sh, "
+            "smoke, unbounded, got 'fst'",
         ),
         ("seed=abc", "seed must be an integer, got 'abc'"),
     ],
@@ -494,15 +495,17 @@ def test_a_folder_of_photographs_has_a_trainer_of_its_own(tmp_path):
         (folder / "images_2" / f"{number}.JPG").touch()
     assert for_photographs([scene], "train") == ["trainer=few_photographs"]
     (folder / "images_2" / "99.png").touch()
-    assert for_photographs([scene], "train") == ["trainer=unbounded"]
-    assert for_photographs([scene, "model=pyramid", "seed=1"], "train") == ["trainer=unbounded"]
+    assert for_photographs([scene], "train") == ["trainer=many_photographs"]
+    assert for_photographs([scene, "model=pyramid", "seed=1"], "train") == ["trainer=many_photographs"]
+    assert for_photographs([scene, "camera=none"], "train") == ["trainer=many_photographs"]
+    assert for_photographs([scene, "camera=refine"], "train") == ["trainer=unbounded"]
     assert for_photographs([scene, "trainer=fast"], "train") == []
     assert for_photographs([scene, "model=sh"], "train") == []
     assert for_photographs([scene], "train_cpu") == []
     assert for_photographs([scene, "scene.boxes=1"], "train") == []
     assert for_photographs([scene, "scene.aabb=[[-1,-1,-1],[1,1,1]]"], "train") == []
     nested = ("scene.aabb=[[-1,-1,-1],[1,1,1]]", "scene.boxes=3")
-    assert for_photographs([scene, *nested], "train") == ["trainer=unbounded"]
+    assert for_photographs([scene, *nested], "train") == ["trainer=many_photographs"]
     assert for_photographs(["scene=lego"], "train") == []
     (folder / "transforms_train.json").write_text("{}")  # now it is Blender's layout
     assert for_photographs([scene], "train") == []

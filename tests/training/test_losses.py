@@ -309,6 +309,11 @@ def test_kinds_of_field_without_the_terms_have_none():
     assert losses.grid_terms(make_config(), PyramidRecipe(), field, 0) == {}
 
 
+def test_a_weight_on_the_grid_follows_its_schedule():
+    config = make_config(tv_features=0.5, tv_every=3, tv_until=7)
+    assert [losses.grid_weight(config, "tv_features", step) for step in range(8)] == [1.5, 0, 0, 1.5, 0, 0, 1.5, 0]
+
+
 def test_gradients_are_those_of_the_sum_times_the_factor(device):
     x = torch.tensor([1.0, 2.0, 3.0], device=device, requires_grad=True)
     losses.backpropagate([x.square().sum(), 3 * x[0], x[2] * x[1]], torch.tensor(8.0, device=device))

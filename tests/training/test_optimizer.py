@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from voxelfield import VoxelGrid
+from voxelfield import VoxelGrid, VoxelPyramid
 from voxelfield.fields.decoders import ColorMLPDecoder, SHDecoder
 from voxelfield.fields.density import DensityActivation
 from voxelfield.fields.field import RadianceField
@@ -215,3 +215,21 @@ def test_copies_follow_the_grid(device):
     field.grid.features.grad += 1
     optimizers.step()
     torch.testing.assert_close(field.grid(points), before - 0.2, rtol=0, atol=2e-3)
+
+
+def test_total_variation_is_a_sum_over_the_dense_levels(device):
+    pyramid = VoxelPyramid((3, 6), 2, ((0, 0, 0), (1, 2, 1)), sparse_resolutions=(21,), init_range=1.0, device=device)
+    pyramid.allocate(21, torch.ones(1, 1, 1, dtype=torch.bool, device=device), pyramid.aabb)
+    pyramid.activate(21)
+    decoder = ColorMLPDecoder(pyramid.channels - 1, 8, 1, 1, DensityActivation(200.0, 0.1))
+    optimizers = Optimizers(RadianceField(pyramid, decoder).to(device), make_config(), RATES)
+    dense, sparse = pyramid.levels[:2], pyramid.levels[2]
+    for level in pyramid.levels:
+        torch.nn.init.normal_(level)
+    loss = sum(level.diff(dim=axis).square().sum() for level in dense for axis in range(3))
+    expected = torch.autograd.grad(0.3 * loss, dense)
+    dense[0].grad = torch.ones_like(dense[0])
+    optimizers.add_total_variation(0.3)
+    torch.testing.assert_close(dense[0].grad, 1 + expected[0])
+    torch.testing.assert_close(dense[1].grad, expected[1])
+    assert sparse.grad is None

@@ -54,7 +54,13 @@ SUM = ("model=sh", "model.resolutions=[3,6,12]")
 MLP = ("model=mlp",)
 # Total variation in every step; of a single grid.
 VARIATION = tuple(f"trainer.loss.{s}" for s in ("tv_density=1e-3", "tv_color=1e-3", "tv_every=1", "tv_until=8"))
+VARIATION_OF_FEATURES = ("trainer.loss.tv_features=1e-4", *VARIATION[2:])
 MODELS = pytest.mark.parametrize("model", [MLP, SUM, PYRAMID], ids=["mlp", "sh", "pyramid"])
+
+
+def variation_of(model: tuple[str, ...]) -> tuple[str, ...]:
+    """The settings with which a model's grids are kept smooth."""
+    return {MLP: VARIATION, PYRAMID: VARIATION_OF_FEATURES}.get(model, ())
 
 
 class Recorder(NullLogger):
@@ -188,7 +194,7 @@ def test_the_scale_of_the_loss_does_not_matter(make_session, model):
     for scale in (1, 4096):
         # Adam's floor is the one thing that does not scale along.
         options = (f"trainer.loss_scale={scale}", f"optimizer.eps={1e-10 * scale}")
-        session = make_session(*model, *(VARIATION if model == MLP else ()), *options)
+        session = make_session(*model, *variation_of(model), *options)
         session.fit()
         fields.append(session.field)
     for one, other in zip(*(field.parameters() for field in fields), strict=True):
@@ -246,6 +252,16 @@ def test_every_weighted_term_is_logged_and_the_rest_is_not(make_session):
     assert logged == dict.fromkeys(range(1, 11), rendered | grid)
     # total variation is due at steps 0 and 2, whose records are those of the updates 1 and 3
     assert {k for k, value in session.log.series("loss/tv_color") if value > 0} == {1, 3}
+
+
+def test_total_variation_keeps_the_features_of_a_pyramid_smooth(make_session, device):
+    def roughness(*options: str) -> float:
+        session = make_session(*PYRAMID, *options, "trainer.loss.tv_every=1", "trainer.loss.tv_until=100")
+        session.fit()
+        levels = [level.detach() for level in session.field.grid.levels]
+        return sum(float(level.diff(dim=axis).square().sum()) for level in levels for axis in range(3))
+
+    assert roughness("trainer.loss.tv_features=1e-2") < 0.5 * roughness()
 
 
 def test_a_record_is_the_mean_since_the_last_one(make_session):
@@ -498,7 +514,7 @@ def interrupt_at(step: int) -> Hook:
 def test_resuming_changes_nothing(make_session, model, listed):
     """Bit for bit; step 3 is where a stage starts, so it must be entered after the restart and only once."""
     options = (*model, *((*LISTED, *LISTED_LEVELS[model]) if listed else SCHEDULE))
-    options += VARIATION if model == MLP else ()
+    options += variation_of(model)
     whole = make_session(*options, folder="whole")
     assert whole.fit()
     finest = whole.field.grid.levels[whole.field.grid.active - 1]

@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.errors import CompactHydraException, MissingConfigException
+from hydra.errors import CompactHydraException, HydraException, MissingConfigException
 from hydra.types import RunMode
 from hydra.utils import get_original_cwd
 from omegaconf import DictConfig
@@ -26,17 +26,31 @@ from voxelfield.datasets.download import DownloadError
 from voxelfield.datasets.images import count_images
 from voxelfield.datasets.registry import recognised_format
 from voxelfield.devices import DEVICES
+from voxelfield.grids.ndc_box import NdcBox
 from voxelfield.installed import MissingPackageError, config_folder
 from voxelfield.messages import LONGEST_MESSAGE, clipped
 from voxelfield.ops._errors import is_out_of_memory
-from voxelfield.training.config import LoggerConfig, complete_overrides, config_name, trainer_for_photographs
+from voxelfield.training.config import (
+    MANY_PHOTOGRAPHS,
+    LoggerConfig,
+    complete_overrides,
+    config_name,
+    preset,
+    trainer_for_photographs,
+)
 from voxelfield.training.config.announced import offer_announced_recipes
-from voxelfield.training.configured import Watcher, train_as_configured
+from voxelfield.training.configured import Watcher, load_configured_scene, train_as_configured
 from voxelfield.training.interrupt import Interrupt
 from voxelfield.training.occupied_space import EmptyFieldError
 from voxelfield.training.run_directory import release
 
 logger = logging.getLogger("train")
+
+_FOR_PHOTOGRAPHS = {
+    "few_photographs": "this number of photographs",
+    "forward_facing": "photographs that all face the same way",
+    "many_photographs": "this number of photographs",
+}
 
 INTERRUPTED = 130
 """Exit status of a run that a signal has stopped."""
@@ -132,8 +146,30 @@ def for_photographs(overrides: Sequence[str], configuration: str) -> list[str]:
     if "trainer" in given or ends_at_its_box or with_folder(f"scene={scene}") == [f"scene={scene}"]:
         return []
     known = recognised_format(Path(scene))
-    chosen = trainer_for_photographs(given.get("model", "pyramid"), configuration, count_images(Path(scene)))
-    return [f"trainer={chosen}"] if known is not None and known.photographs and chosen is not None else []
+    if known is None or not known.photographs:
+        return []
+    count = count_images(Path(scene))
+    chosen = trainer_for_photographs(
+        given.get("model", "pyramid"),
+        configuration,
+        count,
+        forward=count < MANY_PHOTOGRAPHS and _face_forward(scene, overrides),
+        refines=given.get("camera", "none") != "none",
+    )
+    return [] if chosen is None else [f"trainer={chosen}"]
+
+
+def _face_forward(scene: str, overrides: Sequence[str]) -> bool:
+    """Returns whether a run would place the field of a folder's photographs in normalised device coordinates."""
+    about_the_scene = [text for text in overrides if text.lstrip("+").startswith(("scene.", "data."))]
+    logging.disable()  # the run itself logs what loading has to say
+    try:
+        settings = preset(*with_folder(f"scene={scene}"), *about_the_scene, device="cpu")
+        return isinstance(load_configured_scene(settings, Path.cwd(), splits=()).frame, NdcBox)
+    except (ValueError, OSError, HydraException, MissingPackageError):
+        return False  # the run itself reports the error
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def _quoted(text: str) -> str:
@@ -154,8 +190,8 @@ def train(config: DictConfig) -> float | None:
     on_cpu = HydraConfig.get().job.config_name == "train_cpu"
     if on_cpu and (choices["model"], choices["trainer"]) == ("mlp", "cpu"):
         logger.info("on a CPU, model=mlp and trainer=cpu are the defaults (smaller images, one smaller grid)")
-    if choices["scene"] == "folder" and choices["trainer"] in ("unbounded", "few_photographs"):
-        logger.info("trainer=%s is the default for this number of photographs", choices["trainer"])
+    if choices["scene"] == "folder" and choices["trainer"] in _FOR_PHOTOGRAPHS:
+        logger.info("trainer=%s is the default for %s", choices["trainer"], _FOR_PHOTOGRAPHS[choices["trainer"]])
     try:
         output, root = Path(HydraConfig.get().runtime.output_dir), Path(get_original_cwd())
         metrics = train_as_configured(config, output, root, configured_viewer(config))

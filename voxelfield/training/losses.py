@@ -188,7 +188,19 @@ def grid_terms(config: LossConfig, recipe: Recipe, field: RadianceField, step: i
         field: The field.
         step: Number of steps done.
     """
-    if step >= config.tv_until or step % config.tv_every != 0:
-        return {}
-    weights = {name: config.tv_every * getattr(config, name) for name in recipe.grid_terms}
-    return recipe.grid_losses(field, {name: weight for name, weight in weights.items() if weight > 0})
+    weights = {name: grid_weight(config, name, step) for name in recipe.grid_terms}
+    due = {name: weight for name, weight in weights.items() if weight > 0}
+    return recipe.grid_losses(field, due) if due else {}
+
+
+def grid_weight(config: LossConfig, name: str, step: int) -> float:
+    """Returns the weight of a term on the grid itself at a step, 0 where it is not due.
+
+    Args:
+        config: The terms' weights and schedule.
+        name: The term.
+        step: Number of steps done.
+    """
+    due = step < config.tv_until and step % config.tv_every == 0
+    weight: float = config.tv_every * getattr(config, name) if due else 0.0
+    return weight

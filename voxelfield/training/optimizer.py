@@ -126,6 +126,23 @@ class Optimizers:
         """Returns the current learning rates by name; synchronises with the device."""
         return {name: float(lr) for name, _, lr in self._all()}
 
+    def add_total_variation(self, weight: float) -> None:
+        """Adds the gradient of squared differences between neighbouring vertices, summed over all active dense levels.
+
+        Args:
+            weight: Factor on the sum.
+        """
+        sparse = {id(grid.features) for grid in self._sparse}
+        for parameter in self._active_levels():
+            if id(parameter) in sparse:
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            x, y, z, channels = parameter.shape
+            # The optimizer's term is a mean over the pairs of neighbours along each axis.
+            pairs = [(x - 1) * y * z, x * (y - 1) * z, x * y * (z - 1)]
+            self.grid.add_total_variation(parameter, [weight * channels * along for along in pairs])
+
     def step(self) -> None:
         """Updates the grids and clears their gradients; updates network and exposures and drops their gradients."""
         for grid in self._sparse:

@@ -52,7 +52,7 @@ from voxelfield.training.fingerprint import changes, fingerprint
 from voxelfield.training.graph import GraphedCall
 from voxelfield.training.interrupt import Interrupt
 from voxelfield.training.logging import NullLogger, RunLogger
-from voxelfield.training.losses import grid_terms
+from voxelfield.training.losses import grid_terms, grid_weight
 from voxelfield.training.lost_cameras import LostCameras
 from voxelfield.training.memory import (
     MemoryEstimate,
@@ -161,7 +161,8 @@ class Session:
         if trainer is None and scene.frame is not None:
             kind = recipe if isinstance(recipe, str) else recipe.kind
             count = sum(len(split) for split in scene.splits.values())
-            trainer = trainer_for_photographs(kind, config_name(str(device)), count)
+            forward, refines = isinstance(scene.frame, NdcBox), camera is not None and camera.refines
+            trainer = trainer_for_photographs(kind, config_name(str(device)), count, forward=forward, refines=refines)
         config = complete(recipe, trainer, optimizer, str(device))
         config.seed = seed
         if camera is not None:
@@ -679,6 +680,9 @@ class Session:
 
     def _regularise_grid(self) -> None:
         """Accumulates the gradients of the loss terms on the grid itself, to which those of the step will be added."""
+        variation = grid_weight(self.config.trainer.loss, "tv_features", self.step)
+        if variation > 0:
+            self.optimizers.add_total_variation(self.config.trainer.loss_scale * variation)
         terms = grid_terms(self.config.trainer.loss, self.recipe, self.field, self.step)
         if terms:
             (self.config.trainer.loss_scale * torch.stack(list(terms.values())).sum()).backward()
