@@ -437,8 +437,8 @@ def train_apart(*overrides: str) -> subprocess.CompletedProcess:
         ),
         (
             "trainer=fst",
-            "trainer must be one of best, cpu, default, fast, few_photographs, forward_facing, many_photographs, sh, "
-            "smoke, unbounded, got 'fst'",
+            "trainer must be one of best, cpu, default, fast, few_photographs, forward_facing, many_photographs, "
+            "many_photographs_best, sh, smoke, unbounded, got 'fst'",
         ),
         ("seed=abc", "seed must be an integer, got 'abc'"),
     ],

@@ -31,7 +31,6 @@ from voxelfield.installed import MissingPackageError, config_folder
 from voxelfield.messages import LONGEST_MESSAGE, clipped
 from voxelfield.ops._errors import is_out_of_memory
 from voxelfield.training.config import (
-    MANY_PHOTOGRAPHS,
     LoggerConfig,
     complete_overrides,
     config_name,
@@ -148,12 +147,11 @@ def for_photographs(overrides: Sequence[str], configuration: str) -> list[str]:
     known = recognised_format(Path(scene))
     if known is None or not known.photographs:
         return []
-    count = count_images(Path(scene))
     chosen = trainer_for_photographs(
         given.get("model", "pyramid"),
         configuration,
-        count,
-        forward=count < MANY_PHOTOGRAPHS and _face_forward(scene, overrides),
+        count_images(Path(scene)),
+        forward=lambda: _face_forward(scene, overrides),
         refines=given.get("camera", "none") != "none",
     )
     return [] if chosen is None else [f"trainer={chosen}"]

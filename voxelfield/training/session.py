@@ -161,8 +161,13 @@ class Session:
         if trainer is None and scene.frame is not None:
             kind = recipe if isinstance(recipe, str) else recipe.kind
             count = sum(len(split) for split in scene.splits.values())
-            forward, refines = isinstance(scene.frame, NdcBox), camera is not None and camera.refines
-            trainer = trainer_for_photographs(kind, config_name(str(device)), count, forward=forward, refines=refines)
+            trainer = trainer_for_photographs(
+                kind,
+                config_name(str(device)),
+                count,
+                forward=lambda: isinstance(scene.frame, NdcBox),
+                refines=camera is not None and camera.refines,
+            )
         config = complete(recipe, trainer, optimizer, str(device))
         config.seed = seed
         if camera is not None:

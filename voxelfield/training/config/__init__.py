@@ -6,7 +6,6 @@ from voxelfield.config.parsing import parse, unknown_key
 from voxelfield.training.config.camera import CameraConfig, CameraStageConfig
 from voxelfield.training.config.optimizer import OptimizerConfig
 from voxelfield.training.config.presets import (
-    MANY_PHOTOGRAPHS,
     complete,
     complete_overrides,
     compose,
@@ -26,7 +25,6 @@ from voxelfield.training.config.trainer import (
 )
 
 __all__ = [
-    "MANY_PHOTOGRAPHS",
     "CameraConfig",
     "CameraStageConfig",
     "DataConfig",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, get_type_hints
 
 from omegaconf import DictConfig
@@ -28,24 +28,27 @@ def config_name(device: str = "auto") -> str:
 
 
 # With fewer photographs, training memorises them pixel by pixel unless it is short and fine levels decay.
-MANY_PHOTOGRAPHS = 100
+_MANY_PHOTOGRAPHS = 100
 
 
-def trainer_for_photographs(model: str, name: str, count: int, *, forward: bool, refines: bool) -> str | None:
+def trainer_for_photographs(
+    model: str, name: str, count: int, *, forward: Callable[[], bool], refines: bool
+) -> str | None:
     """Returns the trainer in ``configs/trainer`` for photographs of real places; None if there is no special one.
 
     Args:
         model: The model: a file in ``configs/model``. Models other than the default select a trainer of their own.
         name: The primary config of the run (:func:`config_name`). The one for CPUs has one trainer for all scenes.
         count: Number of photographs, including held-out views.
-        forward: Whether the field lies in normalised device coordinates, because all photographs face the same way.
+        forward: Tells whether the field lies in normalised device coordinates, because all photographs face the same
+            way. Called only if the choice depends on it, because the answer may require reading files.
         refines: Whether cameras are refined, which sparse levels do not support.
     """
     if (model, name) != ("pyramid", "train"):
         return None
-    if count >= MANY_PHOTOGRAPHS:
+    if count >= _MANY_PHOTOGRAPHS:
         return "unbounded" if refines else "many_photographs"
-    return "forward_facing" if forward else "few_photographs"
+    return "forward_facing" if forward() else "few_photographs"
 
 
 def compose(*overrides: str, device: str = "auto", name: str | None = None) -> DictConfig:
