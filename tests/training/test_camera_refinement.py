@@ -29,6 +29,7 @@ from voxelfield.training import lost_cameras
 from voxelfield.training.batches import PixelSampler
 from voxelfield.training.camera_refinement import CameraRefinement
 from voxelfield.training.checkpoint import load_checkpoint
+from voxelfield.training.config import CameraConfig
 from voxelfield.training.configured import train_as_configured
 from voxelfield.training.exposure import AffineExposure
 from voxelfield.training.lost_cameras import LostCameras, shrunk
@@ -154,6 +155,26 @@ def test_rates_rise_then_decay_and_steps_go_downhill(device):
     assert seen == pytest.approx(expected, rel=1e-5)
     assert factors[:2] == [1, 1]
     assert factors[1] < factors[2] < factors[3]
+
+
+def test_cameras_are_kept_before_the_rates_rise(device):
+    refinement = refinement_of(some_cameras().to(device), final_factor=0.01, warm_up=10, pose_from=40)
+    numbers, seen = (0, 39, 40, 44, 70, 100), []
+    for number in numbers:
+        before = refinement.twists.detach().clone()
+        refinement().c2w.square().sum().backward()
+        refinement.step(torch.tensor(number, device=device))
+        assert torch.equal(refinement.twists.detach(), before) == (number < 40)
+        seen.append(refinement.scalars()["lr/pose"])
+    expected = [0.01 * min(1, (n - 39) / 10) * 0.01 ** ((n - 40) / 60) if n >= 40 else 0 for n in numbers]
+    assert seen == pytest.approx(expected, rel=1e-5)
+
+
+def test_cameras_that_face_one_way_are_kept_while_there_is_fog():
+    assert CameraConfig().kept_steps(1000, forward=True) == 300
+    assert CameraConfig().kept_steps(1000, forward=False) == 0
+    assert CameraConfig(pose_from=0.0).kept_steps(1000, forward=True) == 0
+    assert CameraConfig(pose_from=0.25).kept_steps(1000, forward=False) == 250
 
 
 def test_the_focal_length_of_a_lens_is_refused():

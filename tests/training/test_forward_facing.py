@@ -96,6 +96,16 @@ def test_ball_and_wall_are_seen_and_in_their_places(scene, trained):
     assert corner > 8
 
 
+def test_right_cameras_stay_where_they_are(scene):
+    """Fog would contract them towards their mean, and turn them, which test views do not follow."""
+    refine = ("camera=refine", "camera.stages=[{start: 0.0, resolution: 16}]")
+    session = Session.from_config(scene, settings("trainer.steps=250", *refine))
+    assert session.fit()
+    assert session.cameras.similarity.scale == pytest.approx(1, abs=0.15)
+    assert session.cameras.changes()["turned_degrees"] < 1
+    assert session.evaluate(progress=False).psnr > 26
+
+
 def test_nested_boxes_with_as_many_voxels_show_less(scene, trained):
     boxes = NestedBoxes(((-2.0, -2.0, -6.0), (2.0, 2.0, -2.0)), 4, near=1.0)
     nested = Session.from_config(

@@ -39,6 +39,7 @@ class CameraRefinement(nn.Module):
         focal_lr: Learning rate of the logarithm of the focal factor; None keeps focal lengths.
         final_factor: Factor of the learning rates after the last step.
         warm_up: Number of steps in which the learning rates rise from zero.
+        pose_from: Number of steps for which the cameras are kept first; the rates rise and decay after that.
         focal_from: Number of steps after which focal lengths are optimised.
 
     Attributes:
@@ -62,6 +63,7 @@ class CameraRefinement(nn.Module):
         focal_lr: float | None = None,
         final_factor: float = 1.0,
         warm_up: int = 0,
+        pose_from: int = 0,
         focal_from: int = 0,
     ) -> None:
         super().__init__()
@@ -76,7 +78,7 @@ class CameraRefinement(nn.Module):
         self.twists = nn.Parameter(torch.zeros(len(cameras), 6, device=device))
         self.log_focal = None if focal_lr is None else nn.Parameter(torch.zeros((), device=device))
         self._steps, self._final_factor, self._warm_up = steps, final_factor, max(warm_up, 1)
-        self._focal_from = focal_from
+        self._pose_from, self._focal_from = pose_from, focal_from
         self._highest = torch.tensor([pose_lr, focal_lr or 0.0], device=device)
         self._rates = torch.zeros_like(self._highest)
         # Views into the tensor of rates, so that the optimizer uses its current values.
@@ -180,8 +182,10 @@ class CameraRefinement(nn.Module):
         Args:
             number: Number of steps done before this one, an integer on the device.
         """
-        rise = ((number + 1) / self._warm_up).clamp(max=1)
-        torch.mul(self._highest, rise * exponential_decay(number, self._steps, self._final_factor), out=self._rates)
+        since = number - self._pose_from
+        rise = ((since + 1) / self._warm_up).clamp(min=0, max=1)
+        decay = exponential_decay(since.clamp(min=0), self._steps - self._pose_from, self._final_factor)
+        torch.mul(self._highest, rise * decay, out=self._rates)
         self._rates[1] *= number >= self._focal_from
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)

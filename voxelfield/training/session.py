@@ -306,6 +306,7 @@ class Session:
             focal_lr=config.focal_lr if config.focal else None,
             final_factor=config.final_factor,
             warm_up=round(config.warm_up * steps),
+            pose_from=config.kept_steps(steps, forward=isinstance(self.scene.frame, NdcBox)),
             focal_from=round(config.focal_from * steps),
         )
 

@@ -12,6 +12,9 @@ from voxelfield.training.config.trainer import StageConfig, TrainerConfig
 
 Share: TypeAlias = Annotated[float, Range(0, 1, low_open=True)]
 
+# The default of ``pose_from`` in normalised device coordinates: the fog has cleared by then.
+_POSE_FROM_IF_FORWARD = 0.3
+
 
 @dataclass
 class CameraStageConfig:
@@ -47,11 +50,15 @@ class CameraConfig:
         pose_lr: Learning rate of poses: about the largest change of a pose per step, in radians and world units.
         final_factor: Factor of the learning rates after the last step (exponential decay).
         warm_up: Share of the steps in which the rate rises from zero, because an empty field holds no information about
-            poses.
+            poses. It begins at ``pose_from``.
+        pose_from: Share of the steps for which the given cameras are kept first; null means 0.3 for a field in
+            normalised device coordinates, and 0 for others. If all cameras face the same way, fog contracts them
+            towards their mean while it turns them about the centre of the scene, and a field with wrong depths then
+            reproduces the training images nearly as well.
         focal: Also optimise the focal length, as one factor common to all images.
         focal_lr: Learning rate of the logarithm of this factor.
-        focal_from: Share of the steps after which the focal length is optimised: early in training, the field is fog,
-            which misleads it.
+        focal_from: Share of the steps after which the focal length is optimised, unless ``pose_from`` is later: early
+            in training, the field is fog, which misleads it.
         search_poses: Number of poses tried for a camera that reproduces little of its image at the beginning of a stage
             (:class:`voxelfield.training.lost_cameras.LostCameras`); 0 disables the search.
         test_steps: Number of steps in which the pose of each evaluated view is refined first, with the field fixed; 0
@@ -68,6 +75,7 @@ class CameraConfig:
     pose_lr: Positive = 5e-3
     final_factor: Share = 0.01
     warm_up: BelowOne = 0.02
+    pose_from: BelowOne | None = None
     focal: bool = False
     focal_lr: Positive = 2e-3
     focal_from: BelowOne = 0.1
@@ -82,6 +90,16 @@ class CameraConfig:
     def refines(self) -> bool:
         """Whether cameras are refined."""
         return self.name == "refine"
+
+    def kept_steps(self, steps: int, *, forward: bool) -> int:
+        """Returns the number of steps for which the given cameras are kept first.
+
+        Args:
+            steps: Number of steps of the training.
+            forward: Whether the field lies in normalised device coordinates.
+        """
+        default = _POSE_FROM_IF_FORWARD if forward else 0.0
+        return round((default if self.pose_from is None else self.pose_from) * steps)
 
     def check(self, name: str) -> None:
         """Raises ValueError if settings contradict each other."""
