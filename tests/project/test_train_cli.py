@@ -23,7 +23,7 @@ from warm_python import warm_python
 
 import voxelfield
 from voxelfield.cli import evaluate
-from voxelfield.cli.train import for_photographs, main, with_folder
+from voxelfield.cli.train import for_photographs, main, whole_command_line, with_folder
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.devices import choose_device
@@ -498,7 +498,10 @@ def test_a_folder_of_photographs_has_a_trainer_of_its_own(tmp_path):
     assert for_photographs([scene], "train") == ["trainer=many_photographs"]
     assert for_photographs([scene, "model=pyramid", "seed=1"], "train") == ["trainer=many_photographs"]
     assert for_photographs([scene, "camera=none"], "train") == ["trainer=many_photographs"]
-    assert for_photographs([scene, "camera=refine"], "train") == ["trainer=unbounded"]
+    for option in ("camera=refine", "camera.name=refine", "camera=none,refine"):
+        assert for_photographs([scene, option], "train") == ["trainer=unbounded"]
+    for option in ("trainer.finest_resolution=320", "++trainer.stages=[{step: 0, resolution: 8}]"):
+        assert for_photographs([scene, option], "train") == ["trainer=unbounded"]
     assert for_photographs([scene, "trainer=fast"], "train") == []
     assert for_photographs([scene, "model=sh"], "train") == []
     assert for_photographs([scene], "train_cpu") == []
@@ -509,6 +512,17 @@ def test_a_folder_of_photographs_has_a_trainer_of_its_own(tmp_path):
     assert for_photographs(["scene=lego"], "train") == []
     (folder / "transforms_train.json").write_text("{}")  # now it is Blender's layout
     assert for_photographs([scene], "train") == []
+
+
+def test_the_chosen_trainer_stands_beside_the_folder(tmp_path):
+    options = ("-m", "trainer.steps=1,2")
+    folder = with_folder(f"scene={tmp_path}")
+    for given in ((*options, f"scene={tmp_path}"), (f"scene={tmp_path}", *reversed(options))):
+        whole = whole_command_line(given, ["trainer=unbounded"])
+        at = whole.index("scene=folder")
+        assert whole[at : at + 4] == [folder[0], *(f"++{text}" for text in folder[1:]), "trainer=unbounded"]
+        assert sorted(whole[:at] + whole[at + 4 :]) == ["++trainer.steps=1,2", "-m"]
+    assert whole_command_line(("scene=lego",), []) == ["scene=lego"]
 
 
 @pytest.mark.slow

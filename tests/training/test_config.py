@@ -413,21 +413,21 @@ def test_parsing_leaves_the_composed_configuration_alone():
 
 
 @pytest.mark.parametrize(
-    ("count", "forward", "refines", "trainer"),
+    ("count", "forward", "sparse", "trainer"),
     [
-        (99, False, False, "few_photographs"),
         (99, False, True, "few_photographs"),
-        (99, True, False, "forward_facing"),
+        (99, False, False, "few_photographs"),
         (99, True, True, "forward_facing"),
-        (100, None, False, "many_photographs"),
-        (100, None, True, "unbounded"),
+        (99, True, False, "forward_facing"),
+        (100, None, True, "many_photographs"),
+        (100, None, False, "unbounded"),
     ],
 )
-def test_photographs_get_the_trainer_for_their_number_and_cameras(count, forward, refines, trainer):
+def test_photographs_get_the_trainer_for_their_number_and_cameras(count, forward, sparse, trainer):
     def faces_forward() -> bool:
         assert forward is not None, "files may have to be read to answer this"
         return forward
 
     for model, name, expected in (("pyramid", "train", trainer), ("sh", "train", None), ("pyramid", "train_cpu", None)):
-        chosen = presets.trainer_for_photographs(model, name, count, forward=faces_forward, refines=refines)
+        chosen = presets.trainer_for_photographs(model, name, count, forward=faces_forward, sparse=sparse)
         assert chosen == expected

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from quick_presets import preset
 from small_pyramid import settings
 
 import voxelfield
@@ -16,13 +17,16 @@ from voxelfield.cli.render import main as render_command
 from voxelfield.datasets.forward import ndc_box_of_cameras
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.export.region import Region
+from voxelfield.fields.recipes.pyramid import PyramidRecipe
 from voxelfield.grids.ndc_box import NdcBox
 from voxelfield.grids.nested_boxes import NestedBoxes
 from voxelfield.rendering.cameras import Cameras, reference_camera
 from voxelfield.rendering.paths import spiral
 from voxelfield.rendering.projection import views_of_points
 from voxelfield.rendering.rigid import compose, exp_se3
+from voxelfield.training import session as session_module
 from voxelfield.training.checkpoint import load_checkpoint
+from voxelfield.training.config import CameraConfig
 from voxelfield.training.configured import load_configured_scene
 from voxelfield.training.run_paths import depth_bounds, seen_point, usual_path
 from voxelfield.training.session import Session
@@ -94,6 +98,60 @@ def test_ball_and_wall_are_seen_and_in_their_places(scene, trained):
     middle, corner = view.depth[SIZE // 2 - 3, SIZE // 2 - 1], view.depth[-1, -1]
     assert DISTANCE - BALL - 0.5 < middle < DISTANCE + 0.5
     assert corner > 8
+
+
+def test_sparse_levels_add_detail_in_these_coordinates(scene, tmp_path):
+    fine = settings(
+        *("trainer.steps=60", "trainer.sparse_resolutions=[56]"),
+        "trainer.stages=[{step:0,resolution:16},{step:20,resolution:32},{step:40,resolution:56}]",
+    )
+    session = Session.from_config(scene, fine, output=tmp_path)
+    assert session.fit()
+    (sparse,) = session.field.grid.sparse_grids
+    assert 0 < sparse.count < sparse.exists.numel()
+    assert sparse.features.detach().abs().max() > 0
+    expected = session.result().render(scene.test.cameras, 0).rgb
+    torch.testing.assert_close(voxelfield.load(tmp_path, "cpu").render(scene.test.cameras, 0).rgb, expected)
+
+
+@pytest.mark.parametrize("camera", ["camera=none", "camera=refine"])
+def test_the_preset_for_these_captures_learns_them(scene, camera):
+    loss = preset("model=pyramid", "trainer=forward_facing", device="cpu", name="train").trainer.loss
+    weights = [f"trainer.loss.{name}={value}" for name, value in vars(loss).items() if name != "tv_until"]
+    steps = ("trainer.steps=160", "trainer.loss.tv_until=160", "camera.stages=[{start: 0.0, resolution: 16}]")
+    session = Session.from_config(scene, settings(camera, *steps[: 3 if "refine" in camera else 2], *weights))
+    assert session.fit()
+    assert session.evaluate(progress=False).psnr > 24
+
+
+def test_the_trainer_follows_from_the_scene(scene, monkeypatch):
+    chosen = []
+
+    def complete(recipe, trainer, optimizer, device):
+        chosen.append(trainer)
+        raise StopIteration
+
+    monkeypatch.setattr(session_module, "config_name", lambda device: "train")
+    monkeypatch.setattr(session_module, "complete", complete)
+    views = scene.train.cameras[list(range(16)) * 7]
+    many = Split(scene.train.images.repeat(7, 1, 1, 1), views, tuple(str(i) for i in range(len(views))))
+    boxes = NestedBoxes(scene.frame.aabb, 4, near=1.0)
+    refine = CameraConfig(name="refine")
+    for frame, split, recipe, camera in (
+        (scene.frame, scene.train, "pyramid", None),
+        (boxes, scene.train, "pyramid", None),
+        (boxes, many, "pyramid", None),
+        (scene.frame, many, "pyramid", None),
+        (boxes, many, "pyramid", refine),
+        (boxes, many, PyramidRecipe(), None),
+        (boxes, many, "sh", None),
+    ):
+        with pytest.raises(StopIteration):
+            Session(Scene("ball", scene.aabb, {"train": split}, frame), recipe, camera=camera, device="cpu")
+    assert chosen == [
+        *("forward_facing", "few_photographs", "many_photographs", "many_photographs"),
+        *("unbounded", "unbounded", None),
+    ]
 
 
 def test_right_cameras_stay_where_they_are(scene):

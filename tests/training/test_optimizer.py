@@ -12,6 +12,7 @@ from voxelfield.fields.decoders import ColorMLPDecoder, SHDecoder
 from voxelfield.fields.density import DensityActivation
 from voxelfield.fields.field import RadianceField
 from voxelfield.rendering.occupancy import OccupancyGrid
+from voxelfield.training import optimizer as optimizer_module
 from voxelfield.training.config import OptimizerConfig, RatesConfig
 from voxelfield.training.exposure import AffineExposure
 from voxelfield.training.optimizer import Optimizers
@@ -215,6 +216,24 @@ def test_copies_follow_the_grid(device):
     field.grid.features.grad += 1
     optimizers.step()
     torch.testing.assert_close(field.grid(points), before - 0.2, rtol=0, atol=2e-3)
+
+
+def test_total_variation_is_added_where_large_levels_are_updated(device, monkeypatch):
+    monkeypatch.setattr(optimizer_module, "_WORTH_LISTING", 0)
+    pyramid = VoxelPyramid((24,), 2, ((0, 0, 0), (1, 1, 1)), init_range=1.0, device=device)
+    decoder = ColorMLPDecoder(1, 8, 1, 1, DensityActivation(200.0, 0.1))
+    optimizers = Optimizers(RadianceField(pyramid, decoder).to(device), make_config(), RATES)
+    occupancy = OccupancyGrid(4, ((0, 0, 0), (1, 1, 1))).to(device)
+    occupancy.occupied.zero_()
+    occupancy.occupied[0, 0, 0] = True
+    optimizers.attach(torch.float16 if device.type == "cuda" else torch.float32, occupancy)
+    (level,) = pyramid.levels
+    loss = sum(level.diff(dim=axis).square().sum() for axis in range(3))
+    (expected,) = torch.autograd.grad(loss, level)
+    optimizers.add_total_variation(1.0)
+    near, far = level.grad[:6, :6, :6], level.grad[16:, 16:, 16:]
+    torch.testing.assert_close(near, expected[:6, :6, :6])
+    assert not far.any()
 
 
 def test_total_variation_is_a_sum_over_the_dense_levels(device):

@@ -51,8 +51,22 @@ def test_parts_of_a_pyramid():
     assert estimate.copies == 2 * values
     assert estimate.average == 0
     assert estimated("model=pyramid", "model.resolutions=[4,8,12]", "trainer.average_steps=5").average == 4 * values
+    assert estimate.sparse == 0
     images = load_blender(ROOT / "tests" / "fixtures" / "lego").train.images
     assert estimate.images == images.numel()
+
+
+def test_sparse_levels_count_with_all_the_blocks_that_they_may_have():
+    options = ("model=pyramid", "model.resolutions=[4,8,12]", "trainer.precision=float16", "model.max_blocks=1000")
+    sparse = "trainer.sparse_resolutions=[56,112]"
+    stages = ("trainer.stages=[{step: 0, resolution: 12},{step: 2, resolution: 112}]", sparse)
+    dense, both = estimated(*options), estimated(*options, *stages)
+    values = 4 * 8**3 * (1000 + 250)
+    assert both.parameters - dense.parameters == 4 * values
+    assert both.sparse == 18 * values
+    averaged = estimated(*options, *stages, "trainer.average_steps=5")
+    assert averaged.sparse == 22 * values
+    assert both.total - dense.total >= both.sparse
 
 
 def test_masks_cost_a_number_for_each_pixel_that_counts():
@@ -135,6 +149,7 @@ def test_what_fits_passes_and_a_cpu_is_not_asked(monkeypatch):
             MemoryEstimate(GIB, GIB, 2 * GIB, 0, 0, 0, GIB),
             "trainer.finest_resolution (in Python, the last of trainer.stages)",
         ),
+        (MemoryEstimate(GIB, GIB, 2 * GIB, 0, 0, 0, GIB, sparse=3 * GIB), "use a lower model.max_blocks"),
         (
             MemoryEstimate(GIB, 0, 0, 0, 0, 0, 4 * GIB),
             "lower trainer.visible_samples, trainer.max_rays and trainer.candidate_samples",

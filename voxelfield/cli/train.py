@@ -45,11 +45,16 @@ from voxelfield.training.run_directory import release
 
 logger = logging.getLogger("train")
 
-_FOR_PHOTOGRAPHS = {
-    "few_photographs": "this number of photographs",
-    "forward_facing": "photographs that all face the same way",
-    "many_photographs": "this number of photographs",
+# Why for_photographs chooses a trainer.
+_REASONS = {
+    "trainer=few_photographs": "this number of photographs",
+    "trainer=forward_facing": "photographs that all face the same way",
+    "trainer=many_photographs": "this number of photographs",
+    "trainer=unbounded": "this number of photographs with settings that rule out sparse levels",
 }
+
+# Settings that rule out a preset with sparse levels.
+_OF_LEVELS = ("trainer.finest_resolution", "trainer.sparse_resolutions", "trainer.stages", "model.resolutions")
 
 INTERRUPTED = 130
 """Exit status of a run that a signal has stopped."""
@@ -62,11 +67,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Hydra's command line without the program's name; None takes that of this process.
     """
     given = sys.argv if arguments is None else ["voxelfield train", *arguments]
-    try:
-        overrides = [text for override in given[1:] for text in with_folder(override)]
-    except ValueError as error:
-        print(error, file=sys.stderr)  # noqa: T201
-        return 2
     # By default Hydra prints an error over many lines and exits; with this it raises the error instead.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     offer_announced_recipes()
@@ -74,10 +74,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         configuration = config_name(_given_device(given[1:]))
     except ValueError:  # the device is not there, as the run itself says
         configuration = config_name()
-    sys.argv = [given[0], *complete_overrides([*overrides, *for_photographs(given[1:], configuration)])]
+    try:
+        chosen = for_photographs(given[1:], configuration)
+        sys.argv = [given[0], *whole_command_line(given[1:], chosen)]
+    except ValueError as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        return 2
+    reason = _REASONS.get(chosen[0]) if chosen else None
     try:
         with without_tracebacks(), Interrupt(last=True) as interrupt, interrupt.at_once():
-            hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=configuration)(train)()
+            start = hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=configuration)
+            start(lambda config: train(config, reason))()
     except CompactHydraException as error:
         print(composition_error(error), file=sys.stderr)  # noqa: T201
         return 2
@@ -103,6 +110,26 @@ def without_tracebacks() -> Iterator[None]:
         yield
     finally:
         threading.excepthook, logging.raiseExceptions = hook, raising
+
+
+def whole_command_line(arguments: Sequence[str], chosen: Sequence[str]) -> list[str]:
+    """Returns Hydra's command line with folders as overrides, and with the trainer that was chosen for a folder.
+
+    Args:
+        arguments: The command line as given.
+        chosen: The overrides that :func:`for_photographs` returned. They follow the folder, because Hydra accepts no
+            overrides on both sides of an option such as ``-m``.
+
+    Raises:
+        ValueError: No folder can have such a name.
+    """
+    whole: list[str] = []
+    for argument in arguments:
+        overrides = with_folder(argument)
+        whole += overrides
+        if overrides != [argument]:
+            whole += chosen
+    return complete_overrides(whole)
 
 
 def with_folder(override: str) -> list[str]:
@@ -147,18 +174,23 @@ def for_photographs(overrides: Sequence[str], configuration: str) -> list[str]:
     known = recognised_format(Path(scene))
     if known is None or not known.photographs:
         return []
+    refines = (given.get("camera", "none"), given.get("camera.name", "none")) != ("none", "none")
     chosen = trainer_for_photographs(
         given.get("model", "pyramid"),
         configuration,
         count_images(Path(scene)),
         forward=lambda: _face_forward(scene, overrides),
-        refines=given.get("camera", "none") != "none",
+        sparse=not refines and not any(key in given for key in _OF_LEVELS),
     )
     return [] if chosen is None else [f"trainer={chosen}"]
 
 
 def _face_forward(scene: str, overrides: Sequence[str]) -> bool:
-    """Returns whether a run would place the field of a folder's photographs in normalised device coordinates."""
+    """Returns whether a run would place the field of a folder's photographs in normalised device coordinates.
+
+    Images are not read, so those with transparent pixels are not told apart. False for a folder that cannot be loaded,
+    and for overrides that list several values.
+    """
     about_the_scene = [text for text in overrides if text.lstrip("+").startswith(("scene.", "data."))]
     logging.disable()  # the run itself logs what loading has to say
     try:
@@ -181,15 +213,20 @@ def _given_device(overrides: Sequence[str]) -> str:
     return values[-1] if values and re.fullmatch(DEVICES, values[-1]) else "auto"
 
 
-def train(config: DictConfig) -> float | None:
-    """Runs what Hydra composed; returns the test PSNR, which Hydra's sweepers can optimise."""
+def train(config: DictConfig, reason: str | None = None) -> float | None:
+    """Runs what Hydra composed; returns the test PSNR, which Hydra's sweepers can optimise.
+
+    Args:
+        config: The composed configuration.
+        reason: Why this trainer was chosen for photographs, for the log; None if it was not.
+    """
     choices = HydraConfig.get().runtime.choices
     logger.info("scene=%s model=%s trainer=%s", choices["scene"], choices["model"], choices["trainer"])
     on_cpu = HydraConfig.get().job.config_name == "train_cpu"
     if on_cpu and (choices["model"], choices["trainer"]) == ("mlp", "cpu"):
         logger.info("on a CPU, model=mlp and trainer=cpu are the defaults (smaller images, one smaller grid)")
-    if choices["scene"] == "folder" and choices["trainer"] in _FOR_PHOTOGRAPHS:
-        logger.info("trainer=%s is the default for %s", choices["trainer"], _FOR_PHOTOGRAPHS[choices["trainer"]])
+    if reason is not None:
+        logger.info("trainer=%s is the default for %s", choices["trainer"], reason)
     try:
         output, root = Path(HydraConfig.get().runtime.output_dir), Path(get_original_cwd())
         metrics = train_as_configured(config, output, root, configured_viewer(config))

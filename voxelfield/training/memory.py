@@ -40,6 +40,7 @@ class MemoryEstimate:
         images: Training images, 8-bit RGBA, and with masks the indices of the pixels that count; 0 if a GPU reads them
             from host memory.
         samples: Ray samples of a step, and everything computed from them.
+        sparse: The share of sparse levels in the first five, if they have as many blocks as they may.
     """
 
     parameters: int
@@ -49,11 +50,12 @@ class MemoryEstimate:
     average: int
     images: int
     samples: int
+    sparse: int = 0
 
     @property
     def total(self) -> int:
         """The sum over all uses."""
-        return sum(asdict(self).values())
+        return self.grids + self.images + self.samples
 
     @property
     def grids(self) -> int:
@@ -62,7 +64,7 @@ class MemoryEstimate:
 
     def __str__(self) -> str:
         """Returns one line with all uses, in GiB."""
-        parts = ", ".join(f"{name} {size / _GIB:.2f}" for name, size in asdict(self).items())
+        parts = ", ".join(f"{name} {size / _GIB:.2f}" for name, size in asdict(self).items() if name != "sparse")
         return f"{self.total / _GIB:.2f} GiB ({parts})"
 
 
@@ -92,7 +94,7 @@ def estimate_memory(
     """
     values = recipe.count_features(field, max(config.resolutions))
     copies = copies_dtype(config.precision, torch.device(device_type))
-    width = copies.itemsize
+    width, averages = copies.itemsize, config.average_steps > 0
     channels = field.grid.channels
     if device_type == "cpu":
         candidates = 0
@@ -100,6 +102,7 @@ def estimate_memory(
         candidates = config.max_rays * MAX_VISIBLE_PER_RAY * _FLOAT  # distances that march_visible stores per ray
     else:
         candidates = config.candidate_samples * (_PACKED_SAMPLE + width * (channels + 16))
+    bytes_per_value = 4 * _FLOAT + (0 if copies == torch.float32 else width) + (_FLOAT if averages else 0)
     numbers = 0 if split.masks is None else int(split.masks.sum()) * pixel_number_type(split.masks).itemsize
     visible = config.visible_samples * (_PACKED_SAMPLE + width * (2 * channels + _DECODED_SAMPLE))
     return MemoryEstimate(
@@ -107,9 +110,10 @@ def estimate_memory(
         gradients=_FLOAT * values,
         optimizer=2 * _FLOAT * values,
         copies=0 if copies == torch.float32 else width * values,
-        average=_FLOAT * values if config.average_steps > 0 else 0,
+        average=_FLOAT * values if averages else 0,
         images=0 if images_on_host else split.images.numel() + numbers,
         samples=candidates + visible,
+        sparse=bytes_per_value * recipe.count_sparse_features(field),
     )
 
 
@@ -144,11 +148,12 @@ def check_memory(estimate: MemoryEstimate, device: torch.device) -> None:
     if device.type != "cuda":
         return
     if estimate.total > _free(device):
-        advice = (
-            "a lower trainer.finest_resolution (in Python, the last of trainer.stages) or fewer channels"
-            if estimate.grids > estimate.samples
-            else "lower trainer.visible_samples, trainer.max_rays and trainer.candidate_samples"
-        )
+        if estimate.sparse > max(estimate.grids / 2, estimate.samples):
+            advice = "a lower model.max_blocks"
+        elif estimate.grids > estimate.samples:
+            advice = "a lower trainer.finest_resolution (in Python, the last of trainer.stages) or fewer channels"
+        else:
+            advice = "lower trainer.visible_samples, trainer.max_rays and trainer.candidate_samples"
         raise ValueError(
             f"training needs about {estimate} of GPU memory, but {_free(device) / _GIB:.2f} GiB are free on {device}: "
             f"use {advice}"
@@ -182,7 +187,8 @@ def _knobs(needed: MemoryEstimate, device: torch.device) -> list[str]:
     samples = "trainer.visible_samples" if device.type == "cpu" else "trainer.visible_samples (and candidate_samples)"
     savings = {
         # Half the resolution means an eighth of the vertices, half the width a quarter of the pixels.
-        "trainer.finest_resolution (in Python, the last of trainer.stages)": 7 / 8 * needed.grids,
+        "trainer.finest_resolution (in Python, the last of trainer.stages)": 7 / 8 * (needed.grids - needed.sparse),
+        "model.max_blocks": needed.sparse / 2,
         samples: needed.samples / 2,
         "trainer.image_size (in Python, that of load_scene)": 3 / 4 * needed.images,
         "trainer.average_steps (0 disables averaging)": needed.average,

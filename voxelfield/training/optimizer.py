@@ -127,10 +127,12 @@ class Optimizers:
         return {name: float(lr) for name, _, lr in self._all()}
 
     def add_total_variation(self, weight: float) -> None:
-        """Adds the gradient of squared differences between neighbouring vertices, summed over all active dense levels.
+        """Adds the gradient of the squared differences between neighbouring vertices, in every active dense level.
+
+        Of large levels, only the vertices that are updated get one.
 
         Args:
-            weight: Factor on the sum.
+            weight: Factor on the sum of these squares.
         """
         sparse = {id(grid.features) for grid in self._sparse}
         for parameter in self._active_levels():

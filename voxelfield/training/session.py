@@ -166,7 +166,8 @@ class Session:
                 config_name(str(device)),
                 count,
                 forward=lambda: isinstance(scene.frame, NdcBox),
-                refines=camera is not None and camera.refines,
+                # A recipe that is given as an object has its own resolutions.
+                sparse=isinstance(recipe, str) and not (camera is not None and camera.refines),
             )
         config = complete(recipe, trainer, optimizer, str(device))
         config.seed = seed

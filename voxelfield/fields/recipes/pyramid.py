@@ -150,8 +150,7 @@ class PyramidRecipe(Recipe):
             logger.info("level %d: %d blocks", level, min(count, limits[level]))
             if count > limits[level]:
                 logger.warning(
-                    "level %d would have %d blocks: detail is left out beyond %d, which is the limit with "
-                    "model.max_blocks=%d",
+                    "level %d would have %d blocks: detail is left out beyond %d; raise model.max_blocks from %d",
                     *(level, count, limits[level], self.max_blocks),
                 )
 
@@ -159,8 +158,12 @@ class PyramidRecipe(Recipe):
         """See :class:`Recipe`. Sparse levels count with the largest number of blocks that they may have."""
         assert isinstance(field.grid, VoxelPyramid)
         dense = sum(grid.features.numel() for grid in field.grid.grids)
-        blocks = sum(field.grid.block_limits(self.max_blocks).values())
-        return dense + blocks * BLOCK_VERTICES**3 * self.channels
+        return dense + self.count_sparse_features(field)
+
+    def count_sparse_features(self, field: RadianceField) -> int:
+        """See :class:`Recipe`."""
+        assert isinstance(field.grid, VoxelPyramid)
+        return sum(field.grid.block_limits(self.max_blocks).values()) * BLOCK_VERTICES**3 * self.channels
 
     def _sparse_levels(self, finest: int) -> list[int]:
         return [level for level in self.sparse_resolutions if level <= finest]

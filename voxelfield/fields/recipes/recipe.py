@@ -171,3 +171,11 @@ class Recipe:
             finest: The finest resolution, the cube root of the number of voxels.
         """
         return sum(level.numel() for level in field.grid.levels)
+
+    def count_sparse_features(self, field: RadianceField) -> int:
+        """Returns how many of the elements that :meth:`count_features` counts are in sparse levels; 0 by default.
+
+        Args:
+            field: The field that :meth:`build` returned.
+        """
+        return 0

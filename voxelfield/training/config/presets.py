@@ -32,7 +32,7 @@ _MANY_PHOTOGRAPHS = 100
 
 
 def trainer_for_photographs(
-    model: str, name: str, count: int, *, forward: Callable[[], bool], refines: bool
+    model: str, name: str, count: int, *, forward: Callable[[], bool], sparse: bool
 ) -> str | None:
     """Returns the trainer in ``configs/trainer`` for photographs of real places; None if there is no special one.
 
@@ -42,12 +42,13 @@ def trainer_for_photographs(
         count: Number of photographs, including held-out views.
         forward: Tells whether the field lies in normalised device coordinates, because all photographs face the same
             way. Called only if the choice depends on it, because the answer may require reading files.
-        refines: Whether cameras are refined, which sparse levels do not support.
+        sparse: Whether the run can have sparse levels. Camera refinement does not support them, and settings of the
+            resolutions contradict those of a preset with sparse levels.
     """
     if (model, name) != ("pyramid", "train"):
         return None
     if count >= _MANY_PHOTOGRAPHS:
-        return "unbounded" if refines else "many_photographs"
+        return "many_photographs" if sparse else "unbounded"
     return "forward_facing" if forward() else "few_photographs"
 
 

@@ -77,9 +77,9 @@ class LossConfig:
         exposure: Squared deviation of the exposure corrections from the identity, with ``trainer.exposure=affine``.
         tv_density: Total variation of the raw density.
         tv_color: Total variation of the colour features.
-        tv_features: Squared differences between the features of neighbouring vertices, summed over all dense levels of
-            any kind of field. A sum, not a mean, so that levels of all resolutions are equally smooth. Only its
-            gradient is computed, so it is not among the logged terms.
+        tv_features: Squared differences between the features of neighbouring vertices, summed over the vertices that
+            are updated, in each active dense level by itself. A sum, not a mean, so that levels of all resolutions are
+            equally smooth. Only its gradient is computed, so it is not among the logged terms.
         tv_every: Number of steps between applications of total variation (each weighted by this number).
         tv_until: First step without total variation.
     """
