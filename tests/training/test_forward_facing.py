@@ -114,7 +114,7 @@ def test_sparse_levels_add_detail_in_these_coordinates(scene, tmp_path):
     torch.testing.assert_close(voxelfield.load(tmp_path, "cpu").render(scene.test.cameras, 0).rgb, expected)
 
 
-@pytest.mark.parametrize("camera", ["camera=none", "camera=refine"])
+@pytest.mark.parametrize("camera", ["camera=none", pytest.param("camera=refine", marks=pytest.mark.sweep)])
 def test_the_preset_for_these_captures_learns_them(scene, camera):
     loss = preset("model=pyramid", "trainer=forward_facing", device="cpu", name="train").trainer.loss
     weights = [f"trainer.loss.{name}={value}" for name, value in vars(loss).items() if name != "tv_until"]
@@ -272,6 +272,7 @@ def relative_rotation_error(cameras: Cameras, exact: Cameras) -> float:
     return float(((trace - 1) / 2).clamp(-1, 1).acos().rad2deg().mean())
 
 
+@pytest.mark.sweep
 def test_cameras_are_refined_in_these_coordinates_too(scene):
     generator = torch.Generator().manual_seed(5)
     split = scene.train
