@@ -164,6 +164,7 @@ def test_right_cameras_stay_where_they_are(scene):
     assert session.evaluate(progress=False).psnr > 26
 
 
+@pytest.mark.sweep
 def test_nested_boxes_with_as_many_voxels_show_less(scene, trained):
     boxes = NestedBoxes(((-2.0, -2.0, -6.0), (2.0, 2.0, -2.0)), 4, near=1.0)
     nested = Session.from_config(
