@@ -30,13 +30,7 @@ from voxelfield.grids.ndc_box import NdcBox
 from voxelfield.installed import MissingPackageError, config_folder
 from voxelfield.messages import LONGEST_MESSAGE, clipped
 from voxelfield.ops._errors import is_out_of_memory
-from voxelfield.training.config import (
-    LoggerConfig,
-    complete_overrides,
-    config_name,
-    preset,
-    trainer_for_photographs,
-)
+from voxelfield.training.config import LoggerConfig, complete_overrides, config_name, preset, trainer_for_photographs
 from voxelfield.training.config.announced import offer_announced_recipes
 from voxelfield.training.configured import Watcher, load_configured_scene, train_as_configured
 from voxelfield.training.interrupt import Interrupt
@@ -54,7 +48,12 @@ _REASONS = {
 }
 
 # Settings that rule out a preset with sparse levels.
-_OF_LEVELS = ("trainer.finest_resolution", "trainer.sparse_resolutions", "trainer.stages", "model.resolutions")
+_RESOLUTION_SETTINGS = (
+    "trainer.finest_resolution",
+    "trainer.sparse_resolutions",
+    "trainer.stages",
+    "model.resolutions",
+)
 
 INTERRUPTED = 130
 """Exit status of a run that a signal has stopped."""
@@ -180,7 +179,7 @@ def for_photographs(overrides: Sequence[str], configuration: str) -> list[str]:
         configuration,
         count_images(Path(scene)),
         forward=lambda: _face_forward(scene, overrides),
-        sparse=not refines and not any(key in given for key in _OF_LEVELS),
+        sparse=not refines and not any(key in given for key in _RESOLUTION_SETTINGS),
     )
     return [] if chosen is None else [f"trainer={chosen}"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 
@@ -94,7 +94,7 @@ def estimate_memory(
     """
     values = recipe.count_features(field, max(config.resolutions))
     copies = copies_dtype(config.precision, torch.device(device_type))
-    width, averages = copies.itemsize, config.average_steps > 0
+    width = copies.itemsize
     channels = field.grid.channels
     if device_type == "cpu":
         candidates = 0
@@ -102,19 +102,18 @@ def estimate_memory(
         candidates = config.max_rays * MAX_VISIBLE_PER_RAY * _FLOAT  # distances that march_visible stores per ray
     else:
         candidates = config.candidate_samples * (_PACKED_SAMPLE + width * (channels + 16))
-    bytes_per_value = 4 * _FLOAT + (0 if copies == torch.float32 else width) + (_FLOAT if averages else 0)
     numbers = 0 if split.masks is None else int(split.masks.sum()) * pixel_number_type(split.masks).itemsize
     visible = config.visible_samples * (_PACKED_SAMPLE + width * (2 * channels + _DECODED_SAMPLE))
-    return MemoryEstimate(
+    estimate = MemoryEstimate(
         parameters=_FLOAT * values,
         gradients=_FLOAT * values,
         optimizer=2 * _FLOAT * values,
         copies=0 if copies == torch.float32 else width * values,
-        average=_FLOAT * values if averages else 0,
+        average=_FLOAT * values if config.average_steps > 0 else 0,
         images=0 if images_on_host else split.images.numel() + numbers,
         samples=candidates + visible,
-        sparse=bytes_per_value * recipe.count_sparse_features(field),
     )
+    return replace(estimate, sparse=estimate.grids * recipe.count_sparse_features(field) // values)
 
 
 def images_stay_on_host(requested: str, estimate: MemoryEstimate, device: torch.device) -> bool:

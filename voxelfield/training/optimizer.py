@@ -101,11 +101,10 @@ class Optimizers:
 
     def restrict(self, occupancy: OccupancyGrid) -> None:
         """Updates the active tiles after a change of the occupied cells at the same resolutions and box."""
-        sparse = {id(grid.features) for grid in self._sparse}
         for parameter in self._active_levels():
             # Updating a whole small grid is faster than listing its active tiles. The blocks of a sparse grid are all
             # active.
-            if parameter[..., 0].numel() >= _WORTH_LISTING and id(parameter) not in sparse:
+            if parameter[..., 0].numel() >= _WORTH_LISTING and not self._is_sparse(parameter):
                 # Total variation also adds gradients outside the tiles; later steps must not use them.
                 if parameter.grad is not None:
                     parameter.grad.zero_()
@@ -134,9 +133,8 @@ class Optimizers:
         Args:
             weight: Factor on the sum of these squares.
         """
-        sparse = {id(grid.features) for grid in self._sparse}
         for parameter in self._active_levels():
-            if id(parameter) in sparse:
+            if self._is_sparse(parameter):
                 continue
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -161,6 +159,9 @@ class Optimizers:
         # Without exposures there is no learning rate for them.
         rated = zip(named, self._lrs, strict=False)
         return [(name, optimizer, lr) for (name, optimizer), lr in rated if optimizer is not None]
+
+    def _is_sparse(self, parameter: torch.nn.Parameter) -> bool:
+        return any(parameter is grid.features for grid in self._sparse)
 
     def _active_levels(self) -> list[torch.nn.Parameter]:
         return self._field.grid.levels[: self._field.grid.active]
