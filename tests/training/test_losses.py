@@ -20,6 +20,7 @@ from voxelfield.training import losses
 from voxelfield.training.config import LossConfig
 from voxelfield.training.losses import RenderedBatch
 from voxelfield.training.metrics import ssim
+from voxelfield.training.structure import structure_weights
 
 
 def make_rendering(
@@ -71,6 +72,7 @@ def test_every_term_has_a_weight_that_is_switched_off_by_zero():
     assert set(losses.WEIGHTED_TERMS) <= {field.name for field in dataclasses.fields(LossConfig)}
     for name in losses.WEIGHTED_TERMS:
         batch = patches_of(torch.rand(1, 11, 11, 3)) if name == "ssim" else batch_of(make_rendering())
+        batch = dataclasses.replace(batch, structure_weights=torch.ones(len(batch.pixels)))
         terms = losses.rendering_terms(make_config(**{name: 1.0}), batch)
         assert list(terms) == ["photometric", name]
 
@@ -113,6 +115,43 @@ def test_ssim_is_that_of_the_patches_all_of_whose_rays_count(device):
 def test_ssim_needs_patches():
     with pytest.raises(ValueError, match=r"must begin with patches where config\.ssim is positive"):
         losses.rendering_terms(make_config(ssim=1.0), batch_of(make_rendering()))
+
+
+def test_structure_is_the_dissimilarity_of_an_image_with_small_errors(device):
+    # texture whose contrast grows from left to right, and errors that shrink no faster than SSIM forgives them
+    contrast = torch.linspace(0, 0.2, 64, device=device)[:, None]
+    truth = ((0.5 + contrast * torch.randn(64, 64, 3, device=device)).clamp(0, 1) * 255).round() / 255
+    pixels = truth + 0.005 * torch.randn(64, 64, 3, device=device)
+    rgba = torch.cat((truth, torch.ones_like(truth[..., :1])), dim=-1)
+    weights = structure_weights((rgba * 255).round().to(torch.uint8)[None], device)[0].float() / 255
+    inner = slice(5, -5)
+    batch = RenderedBatch(
+        make_rendering(opacity=(1.0,) * 54**2, device=device),
+        pixels[inner, inner].flatten(0, 1),
+        truth[inner, inner].flatten(0, 1),
+        structure_weights=weights[inner, inner].flatten(),
+    )
+    loss = losses.rendering_terms(make_config(structure=3.0), batch)["structure"]
+    assert loss.item() == pytest.approx(3 * (1 - ssim(pixels, truth).item()), rel=0.1)
+
+
+def test_structure_is_a_weighted_mean_over_pixels_all_of_whose_rays_count(device):
+    pixels, truth = torch.rand(2, 5, 3, device=device)
+    weights = torch.tensor([1.0, 0.25, 0.0, 0.5, 1.0], device=device)
+    pixels.requires_grad_()
+    for rays_kept, count in ((20, 5), (19, 4), (8, 2), (3, 0)):
+        rendering = make_rendering(opacity=(1.0,) * 20, rays_kept=rays_kept, device=device)
+        loss = losses.structure(RenderedBatch(rendering, pixels, truth, structure_weights=weights))
+        errors = weights[:count, None] * (pixels - truth)[:count].square() / 0.03**2
+        expected = errors.mean() if count > 0 else 0 * errors.sum()
+        torch.testing.assert_close(loss, expected)
+        found, wanted = (torch.autograd.grad(value, pixels)[0] for value in (loss, expected))
+        torch.testing.assert_close(found, wanted)
+
+
+def test_structure_needs_weights():
+    with pytest.raises(ValueError, match=r"must have structure_weights where config\.structure is positive"):
+        losses.rendering_terms(make_config(structure=1.0), batch_of(make_rendering()))
 
 
 def test_sample_rgb_is_weighted_by_sample_and_averaged_over_rays(device):

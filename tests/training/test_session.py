@@ -239,10 +239,11 @@ def test_learning_rates_decay_to_the_configured_share(make_session):
 
 
 def test_every_weighted_term_is_logged_and_the_rest_is_not(make_session):
-    weights = ("sample_rgb=0.1", "opacity_entropy=0.1", "sparsity=0.1", "tv_density=0.1", "tv_color=0.1", "tv_until=4")
+    weights = ("structure=1e-3", "sample_rgb=0.1", "opacity_entropy=0.1", "sparsity=0.1")
+    weights += ("tv_density=0.1", "tv_color=0.1", "tv_until=4")
     session = make_session(*(f"trainer.loss.{weight}" for weight in weights), "trainer.loss.tv_every=2")
     session.fit()
-    rendered = {"loss/photometric", "loss/sample_rgb", "loss/opacity_entropy", "loss/sparsity"}
+    rendered = {"loss/photometric", "loss/structure", "loss/sample_rgb", "loss/opacity_entropy", "loss/sparsity"}
     grid = {"loss/tv_density", "loss/tv_color"}
     logged = {
         step: {tag for tag in values if tag.startswith("loss/")}

@@ -78,6 +78,11 @@ def test_masks_cost_a_number_for_each_pixel_that_counts():
     assert estimate.images == train.images.numel() + 4 * int(masks.sum())
 
 
+def test_structure_costs_a_byte_for_each_pixel():
+    without, weighted = (estimated("model=mlp", f"trainer.loss.structure={weight}") for weight in (0, 1e-3))
+    assert weighted == replace(without, images=without.images * 5 // 4)
+
+
 def test_a_single_grid_counts_at_its_last_resolution():
     stages = "trainer.stages=[{step: 0, resolution: 8}, {step: 5, resolution: 20}]"
     estimate = estimated("model=mlp", "model.features=5", stages)

@@ -11,6 +11,7 @@ from voxelfield.ops._internal.pixel_rays import pixel_rays
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import lens_arguments
 from voxelfield.rendering.rays import Rays
+from voxelfield.training.structure import structure_weights
 from voxelfield.training.transfers import read_from_host
 
 
@@ -26,6 +27,7 @@ class PixelSampler:
         patches: Number of square patches at the beginning of each batch. Patches lie inside an image, so pixels within
             half a patch of its edge are drawn with a different probability than others.
         patch_size: Side of the patches in pixels.
+        structure: Also compute the weights of :meth:`structure_weights_of`.
         on_host: Keep the images in pinned host memory, from which the GPU reads the pixels that it draws; otherwise
             they are on ``device``.
 
@@ -44,10 +46,11 @@ class PixelSampler:
         patches: int = 0,
         patch_size: int = 1,
         *,
+        structure: bool = False,
         on_host: bool = False,
     ) -> None:
         def kept(tensor: Tensor) -> Tensor:
-            return read_from_host(tensor, device) if on_host else tensor.to(device).contiguous()
+            return read_from_host(tensor.cpu(), device) if on_host else tensor.to(device).contiguous()
 
         images, self._drawable = split.images, None
         if split.masks is not None:
@@ -59,6 +62,7 @@ class PixelSampler:
         self.cameras = split.cameras.to(device)
         self._count = images[..., 0].numel() if self._drawable is None else len(self._drawable)
         self._supersampling = supersampling
+        self._structure = kept(structure_weights(images, device)) if structure else None
         self._patches = PatchSampler(split, device, patches, patch_size) if patches > 0 else None
 
     @property
@@ -96,6 +100,19 @@ class PixelSampler:
     def images_of(self, pixels: Tensor) -> Tensor:
         """Returns the indices of the images to which pixels belong; of the shape and dtype of ``pixels``."""
         return pixels // self._images[0, ..., 0].numel()
+
+    def structure_weights_of(self, pixels: Tensor) -> Tensor:
+        """Returns the weights of pixels (P,) in :func:`voxelfield.training.losses.structure`, (P,) float32 in [0, 1].
+
+        Args:
+            pixels: Their indices, int64, as :meth:`draw` returns them.
+
+        Raises:
+            ValueError: The sampler was constructed without ``structure``.
+        """
+        if self._structure is None:
+            raise ValueError("structure must be True for a sampler that returns weights, got False")
+        return self._structure.view(-1)[pixels].float() / 255
 
     def _cast(self, index: Tensor, cameras: Cameras, aabb: Tensor) -> Rays:
         """Casts the rays of pixels (P,); the rays of each pixel are consecutive, row by row."""

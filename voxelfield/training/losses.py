@@ -19,7 +19,7 @@ from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.ops._internal.color_error import pixel_color_error, sample_color_error
 from voxelfield.rendering.render import Rendering
 from voxelfield.training.config import LossConfig
-from voxelfield.training.metrics import ssim_of_windows
+from voxelfield.training.metrics import C2, ssim_of_windows
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,6 +37,7 @@ class RenderedBatch:
         patch_size: Side of the patches in pixels.
         field_truth: (P, 3) the true colours without the exposure of their images, for comparison with the field's own
             colours; None if they equal ``truth``.
+        structure_weights: (P,) the weights of the pixels in :func:`structure`; None leaves that term out.
     """
 
     rendering: Rendering
@@ -45,6 +46,7 @@ class RenderedBatch:
     patches: int = 0
     patch_size: int = 1
     field_truth: Tensor | None = None
+    structure_weights: Tensor | None = None
 
     @property
     def rays_per_pixel(self) -> int:
@@ -72,6 +74,28 @@ def photometric(batch: RenderedBatch) -> Tensor:
     return pixel_color_error(
         batch.pixels, batch.truth, rays_per_pixel=batch.rays_per_pixel, rays_kept=batch.rendering.rays_kept
     )
+
+
+def structure(batch: RenderedBatch) -> Tensor:
+    """1 - SSIM for small errors, from single pixels: squared errors relative to the photographs' local variance.
+
+    Fine texture of low contrast counts as much as edges do. Unlike :func:`ssim`, the term needs no patches, which tell
+    less about the scene than as many pixels drawn from all photographs. The mean is over pixels all of whose rays were
+    kept. The weights are those of :func:`voxelfield.training.structure.structure_weights`.
+
+    Raises:
+        ValueError: The batch has no such weights.
+    """
+    if batch.structure_weights is None:
+        raise ValueError("batches must have structure_weights where config.structure is positive")
+    root = batch.structure_weights.sqrt()[:, None]
+    error = pixel_color_error(
+        root * batch.pixels,
+        root * batch.truth,
+        rays_per_pixel=batch.rays_per_pixel,
+        rays_kept=batch.rendering.rays_kept,
+    )
+    return error / C2
 
 
 def sample_rgb(batch: RenderedBatch) -> Tensor:
@@ -129,7 +153,7 @@ def ssim(batch: RenderedBatch) -> Tensor:
 
 
 WEIGHTED_TERMS: dict[str, Callable[[RenderedBatch], Tensor]] = {
-    term.__name__: term for term in (sample_rgb, ssim, distortion, opacity_entropy, sparsity)
+    term.__name__: term for term in (structure, sample_rgb, ssim, distortion, opacity_entropy, sparsity)
 }
 """The terms with a weight of the same name in :class:`LossConfig`; each returns an unweighted scalar."""
 

@@ -37,8 +37,8 @@ class MemoryEstimate:
         optimizer: Adam's two moments.
         copies: Working copies of the grids, if these are not the parameters themselves.
         average: Moving average of the grids' weights, if enabled.
-        images: Training images, 8-bit RGBA, and with masks the indices of the pixels that count; 0 if a GPU reads them
-            from host memory.
+        images: Training images, 8-bit RGBA, with masks the indices of the pixels that count, and with
+            ``trainer.loss.structure`` their weights; 0 if a GPU reads them from host memory.
         samples: Ray samples of a step, and everything computed from them.
         sparse: The share of sparse levels in the first five, if they have as many blocks as they may.
     """
@@ -103,6 +103,7 @@ def estimate_memory(
     else:
         candidates = config.candidate_samples * (_PACKED_SAMPLE + width * (channels + 16))
     numbers = 0 if split.masks is None else int(split.masks.sum()) * pixel_number_type(split.masks).itemsize
+    weights = split.images[..., 0].numel() if config.loss.structure > 0 else 0
     visible = config.visible_samples * (_PACKED_SAMPLE + width * (2 * channels + _DECODED_SAMPLE))
     estimate = MemoryEstimate(
         parameters=_FLOAT * values,
@@ -110,7 +111,7 @@ def estimate_memory(
         optimizer=2 * _FLOAT * values,
         copies=0 if copies == torch.float32 else width * values,
         average=_FLOAT * values if config.average_steps > 0 else 0,
-        images=0 if images_on_host else split.images.numel() + numbers,
+        images=0 if images_on_host else split.images.numel() + numbers + weights,
         samples=candidates + visible,
     )
     return replace(estimate, sparse=estimate.grids * recipe.count_sparse_features(field) // values)

@@ -9,8 +9,11 @@ import torch
 WINDOW = 11
 """Side in pixels of the Gaussian window of :func:`ssim`."""
 
+C2 = 0.03**2
+"""The constant that keeps the structural term of :func:`ssim` finite where an image has no contrast."""
+
 _SIGMA = 1.5
-_C1, _C2 = 0.01**2, 0.03**2
+_C1 = 0.01**2
 
 
 def mse_to_psnr(mse: torch.Tensor) -> torch.Tensor:
@@ -87,15 +90,22 @@ def ssim_of_windows(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     Returns:
         (..., H - 10, W - 10), for the windows that lie fully inside.
     """
-    mean_x, mean_y, xx, yy, xy = _window_means(torch.stack((x, y, x * x, y * y, x * y)))
+    mean_x, mean_y, xx, yy, xy = window_means(torch.stack((x, y, x * x, y * y, x * y)))
     var_x, var_y, covariance = xx - mean_x * mean_x, yy - mean_y * mean_y, xy - mean_x * mean_y
     luminance = (2 * mean_x * mean_y + _C1) / (mean_x * mean_x + mean_y * mean_y + _C1)
-    contrast_and_structure = (2 * covariance + _C2) / (var_x + var_y + _C2)
+    contrast_and_structure = (2 * covariance + C2) / (var_x + var_y + C2)
     return luminance * contrast_and_structure
 
 
-def _window_means(images: torch.Tensor) -> torch.Tensor:
-    """Returns the Gaussian-weighted mean of each window that lies fully inside images (..., H, W)."""
+def window_means(images: torch.Tensor) -> torch.Tensor:
+    """Computes the Gaussian-weighted mean of each window of :func:`ssim`.
+
+    Args:
+        images: (..., H, W) floating point, both sides at least 11.
+
+    Returns:
+        (..., H - 10, W - 10), for the windows that lie fully inside.
+    """
     weights = [math.exp(-0.5 * ((i - WINDOW // 2) / _SIGMA) ** 2) for i in range(WINDOW)]
     weights = [weight / sum(weights) for weight in weights]
     for axis in (-2, -1):

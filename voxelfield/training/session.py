@@ -270,6 +270,7 @@ class Session:
             trainer.supersampling,
             trainer.patches,
             trainer.patch_size,
+            structure=trainer.loss.structure > 0,
             on_host=self._images_on_host,
         )
         self.refinement = self._begin_refinement()

@@ -147,7 +147,15 @@ class TrainingStep:
         predicted = pixel_colors(
             emitted, rendering.opacity, background, rays_per_pixel, pixel_averaging=config.pixel_averaging
         )
-        batch = RenderedBatch(rendering, predicted, truth, config.patches, config.patch_size, field_truth=field_truth)
+        batch = RenderedBatch(
+            rendering,
+            predicted,
+            truth,
+            config.patches,
+            config.patch_size,
+            field_truth=field_truth,
+            structure_weights=self._pixels.structure_weights_of(numbers) if config.loss.structure > 0 else None,
+        )
         terms = rendering_terms(config.loss, batch)
         if self._exposure is not None and config.loss.exposure > 0:
             terms["exposure"] = config.loss.exposure * self._exposure.penalty()

@@ -69,6 +69,8 @@ class LossConfig:
     """Weights of the loss terms, and the schedule of those on the grid; see :mod:`voxelfield.training.losses`.
 
     Attributes:
+        structure: Squared error relative to the local variance of the photographs, for sharper texture of low contrast.
+            Keeps a weight of one byte for each training pixel.
         sample_rgb: Colour error of single samples.
         ssim: 1 - SSIM of patches of pixels; requires patches (``trainer.patches``).
         distortion: Distance, in world units, between the samples that contribute to a ray.
@@ -84,6 +86,7 @@ class LossConfig:
         tv_until: First step without total variation.
     """
 
+    structure: NotNegative = 0.0
     sample_rgb: NotNegative = 0.005
     ssim: NotNegative = 0.0
     distortion: NotNegative = 0.003

@@ -1,0 +1,36 @@
+"""How much the structural similarity (SSIM) of a photograph depends on the errors of its single pixels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from voxelfield.training.metrics import C2, WINDOW, window_means
+
+
+def structure_weights(images: Tensor, device: torch.device) -> Tensor:
+    """Computes the weight of each pixel's squared error in :func:`voxelfield.training.losses.structure`.
+
+    Apart from its factor for luminance, the dissimilarity 1 - SSIM of a window is ``var(e) / (var(x) + var(y) + C2)``,
+    where e is the difference of the images x and y (Wang et al. 2004, Eq. 13, rearranged). If errors are small, both
+    variances are nearly that of the photograph, which is known before training. The weight of a pixel is therefore
+    ``C2 / (2 * var(x) + C2)`` in the window around it: 1 where the photograph is flat, and little at edges.
+
+    Args:
+        images: (N, H, W, 4) uint8 RGBA, straight alpha, on any device. Transparent pixels count as black.
+        device: Device of the result, on which one image at a time is processed.
+
+    Returns:
+        (N, H, W) uint8, the weights times 255, averaged over the channels. Beyond the border, windows see the
+        outermost pixels repeated.
+    """
+    weights = torch.empty(images.shape[:3], dtype=torch.uint8, device=device)
+    margin = [WINDOW // 2] * 4
+    for image, weight in zip(images, weights, strict=True):
+        rgb, alpha = (image.to(device).float() / 255).split((3, 1), dim=-1)
+        padded = F.pad((rgb * alpha).movedim(-1, 0), margin, mode="replicate")
+        mean, mean_square = window_means(torch.stack((padded, padded * padded)))
+        variance = (mean_square - mean * mean).clamp(min=0)
+        weight.copy_((255 * C2 / (2 * variance + C2)).mean(dim=0).round())
+    return weights
