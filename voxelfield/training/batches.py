@@ -50,7 +50,7 @@ class PixelSampler:
         on_host: bool = False,
     ) -> None:
         def kept(tensor: Tensor) -> Tensor:
-            return read_from_host(tensor.cpu(), device) if on_host else tensor.to(device).contiguous()
+            return read_from_host(tensor, device) if on_host else tensor.to(device).contiguous()
 
         images, self._drawable = split.images, None
         if split.masks is not None:

@@ -37,7 +37,7 @@ class RenderedBatch:
         patch_size: Side of the patches in pixels.
         field_truth: (P, 3) the true colours without the exposure of their images, for comparison with the field's own
             colours; None if they equal ``truth``.
-        structure_weights: (P,) the weights of the pixels in :func:`structure`; None leaves that term out.
+        structure_weights: (P,) the weights of the pixels in :func:`structure`, which alone needs them.
     """
 
     rendering: Rendering

@@ -19,13 +19,13 @@ def structure_weights(images: Tensor, device: torch.device) -> Tensor:
 
     Args:
         images: (N, H, W, 4) uint8 RGBA, straight alpha, on any device. Transparent pixels count as black.
-        device: Device of the result, on which one image at a time is processed.
+        device: Device of the computation, which takes one image at a time.
 
     Returns:
-        (N, H, W) uint8, the weights times 255, averaged over the channels. Beyond the border, windows see the
-        outermost pixels repeated.
+        (N, H, W) uint8 on the images' device: the weights times 255, averaged over the channels. Beyond the border,
+        windows see the outermost pixels repeated.
     """
-    weights = torch.empty(images.shape[:3], dtype=torch.uint8, device=device)
+    weights = torch.empty(images.shape[:3], dtype=torch.uint8, device=images.device)
     margin = [WINDOW // 2] * 4
     for image, weight in zip(images, weights, strict=True):
         rgb, alpha = (image.to(device).float() / 255).split((3, 1), dim=-1)
