@@ -19,6 +19,7 @@ struct ListedRays {
   // many times as long as most.
   static constexpr int kLanes = 4;
   static constexpr int kBatch = 8;
+  static constexpr int kMostIdle = 5;
   RayBatch batch;
   float* slots;  // (R, max_samples_per_ray)
   int max_samples_per_ray;
@@ -53,7 +54,7 @@ __global__ void __launch_bounds__(kMarchThreads, 1)
   __syncthreads();
   unsigned char* rows = shared + scene.density.staged_bytes() + threadIdx.x / kWarp * kWarpRowsBytes;
   march_pyramid<Width, 1>(scene, density, rays, next_ray, rows,
-                          [&](const PyramidSample& sample, const Panel<2>&, auto& ray, const auto& team) {
+                          [&](const PyramidSample& sample, const Panel<2>&, const float*, auto& ray, const auto& team) {
                             const unsigned kept = team.own(__ballot_sync(kFullWarp, sample.kept));
                             int& count = ray.result.count;
                             const int place = count + __popc(kept & ((1u << team.seat) - 1u));

@@ -13,8 +13,6 @@
 
 namespace voxelfield {
 
-// Threads without a ray wait until more than this many are idle, and then start rays together.
-constexpr int kMostIdle = 5;
 // After this many strides, the warp no longer waits for threads that have not reached a sample yet.
 constexpr int kMostStrides = 32;
 
@@ -72,7 +70,6 @@ struct PyramidSample : JudgedSample<float> {
 template <typename Result>
 struct MarchedRay {
   int number;  // -1 if the thread has no ray yet
-  float direction[3];
   UnitRay unit;
   Result result;
 };
@@ -172,15 +169,17 @@ auto dispatch_scene(bool in_pieces, bool sparse, const Run& run) {
 //   Rays::kWorldDistances      whether visit() gets world distances for samples in pieces
 //   Rays::kLanes               threads that share a ray: more finish it sooner, but evaluate more samples past its end
 //   Rays::kBatch               number of neighbouring rays that are assigned to one warp
+//   Rays::kMostIdle            threads without a ray wait until more than this many are idle, and then start rays
+//                              together
 //   rays.count()               number of rays
 //   rays.locate(number)        the index of the ray with that number, or -1 if there is none
 //   rays[ray]                  the Ray with that index
 //   rays.begin(ray)            called once, by the first thread of the ray's team
 //   rays.end(ray, result)      called once the ray has ended, with the Rays::Result that visit() accumulated
 // `rows` is the warp's shared memory for network inputs. Whenever there are samples, all threads call
-// visit(sample, panel, ray, team), where `ray` is the thread's MarchedRay and `panel` holds the 16 outputs, of which
-// 8 * Eights are computed, for the rows of all threads. The ray continues if visit() returns true, which must be the
-// same for all threads of the ray.
+// visit(sample, panel, direction, ray, team), where `ray` is the thread's MarchedRay and `panel` holds the 16 outputs,
+// of which 8 * Eights are computed, for the rows of all threads. The ray continues if visit() returns true, which must
+// be the same for all threads of the ray.
 template <int Width, int Eights, typename Rays, typename Visit>
 __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const StagedField<Width>& density,
                                               const Rays& rays, int* next_ray, unsigned char* rows,
@@ -195,24 +194,27 @@ __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const S
   Ray ray{};
   RayView view = ray.view(scene.step, scene.steps_per_length);
   Walk walk(scene.cells, view);
-  MarchedRay<typename Rays::Result> own{-1, {}, UnitRay(view, scene.aabb), {}};
+  MarchedRay<typename Rays::Result> own{-1, UnitRay(view, scene.aabb), {}};
   bool walking = false;
   KeptLight<float> light(scene.rule);
   RayPieces pieces;
-  // Begins the next piece of the team's ray; a straight ray is a single piece.
+  bool begun = false;
+  // Begins the next piece of the team's ray, or returns false if there is none. A straight ray is a single piece.
   const auto begin_piece = [&] {
     if constexpr (Rays::kInPieces) {
-      if (!pieces.next(scene.boxes, ray)) return false;
+      if (!pieces.next(scene.boxes, scene.step, ray)) return false;
+    } else {
+      if (begun) return false;
+      begun = true;
     }
     view = ray.view(scene.step, scene.steps_per_length);
-    if (!(view.near < view.far)) return false;
     walk = Walk(scene.cells, view);
     own.unit = UnitRay(view, scene.aabb);
     return true;
   };
   for (;;) {
     unsigned idle = __ballot_sync(kFullWarp, !walking);
-    while (__popc(idle) > kMostIdle) {
+    while (__popc(idle) > Rays::kMostIdle) {
       const int number = supply.next(idle, team);
       if (!__any_sync(kFullWarp, number >= 0) && supply.empty()) break;
       if (number >= 0) {
@@ -221,12 +223,13 @@ __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const S
         if (own.number >= 0) {
           if (team.seat == 0) rays.begin(own.number);
           ray = rays[own.number];
-          if constexpr (Rays::kInPieces) pieces = RayPieces(scene.boxes, ray, scene.step);
-          walking = begin_piece();
+          walking = ray.near < ray.far;
           own.result = {};
         }
         if (walking) {
-          for (int axis = 0; axis < 3; ++axis) own.direction[axis] = ray.direction[axis];
+          if constexpr (Rays::kInPieces) pieces = RayPieces(scene.boxes, ray);
+          begun = false;
+          walk.end();
           light = KeptLight<float>(scene.rule);
         }
       }
@@ -234,48 +237,46 @@ __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const S
     }
     if (idle == kFullWarp) break;
 
-    // All threads of a team take the same steps.
+    // All threads of a team take the same steps. Beginning a piece takes many times as long as a stride, so rays whose
+    // piece has ended wait until no ray can stride, and then begin their next pieces together.
     PyramidSample sample{};
+    float point[3];
     int found_by_team = 0;
-    bool break_off = false;
-    for (int i = 0; i < kMostStrides + kLanes - 1; ++i) {
-      const bool lacking = walking && !break_off && found_by_team < kLanes;
-      if (!__any_sync(kFullWarp, lacking)) break;
-      if (lacking) {
-        float t;
-        const typename Walk::Step step = walk.step(t);
-        if (step == Walk::Step::kSample && found_by_team++ == team.seat) sample.t = t;
-        if (step == Walk::Step::kEnd) {
-          if constexpr (Rays::kInPieces) {
-            // Samples found so far lie on the current piece, so they are evaluated before the next piece begins.
-            if (found_by_team > 0)
-              break_off = true;
-            else
-              walking = begin_piece();
-          } else {
-            walking = false;
+    for (int i = 0; i < kMostStrides; ++i) {
+      const bool lacking = walking && found_by_team < kLanes;
+      const bool striding = lacking && !walk.ended();
+      if (__any_sync(kFullWarp, striding)) {
+        if (striding) {
+          float first;
+          const int place = team.seat - found_by_team, taken = walk.take(kLanes - found_by_team, first);
+          if (0 <= place && place < taken) {
+            sample.t = view.t(first + static_cast<float>(place));
+            own.unit.point(sample.t, point);
+            if constexpr (Rays::kInPieces && Rays::kWorldDistances) sample.t = pieces.distance(scene.boxes, sample.t);
           }
+          found_by_team += taken;
         }
+      } else if (__any_sync(kFullWarp, lacking)) {
+        if (lacking) walking = begin_piece();
+      } else {
+        break;
       }
     }
     const bool found = team.seat < found_by_team;
     if (!__any_sync(kFullWarp, found)) continue;
 
     if (found) {
-      float point[3];
-      own.unit.point(sample.t, point);
       uint2* const row = reinterpret_cast<uint2*>(rows + lane_of_warp() * kRowBytes);
 #pragma unroll 2
       for (int l = 0; l < scene.levels; ++l) row[l] = scene.level[l].template at<Rays::kSparse>(point);
     }
     __syncwarp();
     const Panel<2> panel = last_two_layers<Width, Eights>(load_rows<2>(features, 0), density[0], density[1]);
-    if constexpr (Rays::kInPieces && Rays::kWorldDistances) sample.t = pieces.distance(scene.boxes, sample.t);
     const float raw = first_column(panel);
     static_cast<JudgedSample<float>&>(sample) =
         light.judge(absorption_of_density(scene.density_of(raw), scene.step), found, ThreadTeam<kLanes>{team.seat});
     if (light.stopped()) walking = false;
-    if (!visit(sample, panel, own, team)) walking = false;
+    if (!visit(sample, panel, ray.direction, own, team)) walking = false;
     __syncwarp();
   }
   if (own.number >= 0 && team.seat == 0) rays.end(own.number, own.result);

@@ -132,8 +132,9 @@ class ColorQueue {
   int count_ = 0;
 };
 
-// A warp takes the rays of a square of pixels, because these rays stay close together.
-constexpr int kTile = 8;
+// A warp takes the rays of a square of pixels, because these rays stay close together. An image has few rays per
+// thread, so with larger squares some warps would get many more rays than others.
+constexpr int kTile = 4;
 
 struct PixelSums {
   float opacity = 0.0f;
@@ -147,6 +148,7 @@ struct PyramidImage {
   static constexpr bool kWorldDistances = true;
   static constexpr int kLanes = 1;
   static constexpr int kBatch = kTile * kTile;
+  static constexpr int kMostIdle = 20;
   CameraView camera;
   PixelColors colors;
   float *opacity, *depth;
@@ -211,25 +213,26 @@ __global__ void __launch_bounds__(kMarchThreads, 1)
   unsigned char* const rows = shared + weight_bytes + threadIdx.x / kWarp * (kWarpRowsBytes + kQueueBytes);
   ColorQueue queue(rows + kWarpRowsBytes);
   const auto flush = [&] { queue.flush<Width>(color_weights, color.layers, image.colors); };
-  march_pyramid<Width, 2>(scene, density, image, next_ray, rows,
-                          [&](const PyramidSample& sample, const Panel<2>& panel, auto& ray, const auto& /*team*/) {
-                            const unsigned kept = __ballot_sync(kFullWarp, sample.kept);
-                            if (kept == 0) return true;
-                            ParkedSample own{ray, {to_half(panel, 0), to_half(panel, 1)}};
-                            if (!queue.fits(__popc(kept))) {
-                              auto& parked = *reinterpret_cast<ParkedSample*>(rows + lane_of_warp() * kRowBytes);
-                              __syncwarp();  // the warp loaded the features stored there collectively
-                              parked = own;
-                              flush();
-                              own = parked;
-                              ray = own.ray;
-                              clear_row(rows);
-                            }
-                            queue.push(kept, own.geometry, ray.direction, degree, sample.weight, ray.number);
-                            ray.result.opacity += sample.weight;
-                            ray.result.depth += sample.weight * sample.t;
-                            return true;
-                          });
+  march_pyramid<Width, 2>(
+      scene, density, image, next_ray, rows,
+      [&](const PyramidSample& sample, const Panel<2>& panel, const float* direction, auto& ray, const auto& /*team*/) {
+        const unsigned kept = __ballot_sync(kFullWarp, sample.kept);
+        if (kept == 0) return true;
+        ParkedSample own{ray, {to_half(panel, 0), to_half(panel, 1)}};
+        if (!queue.fits(__popc(kept))) {
+          auto& parked = *reinterpret_cast<ParkedSample*>(rows + lane_of_warp() * kRowBytes);
+          __syncwarp();  // the warp loaded the features stored there collectively
+          parked = own;
+          flush();
+          own = parked;
+          ray = own.ray;
+          clear_row(rows);
+        }
+        queue.push(kept, own.geometry, direction, degree, sample.weight, ray.number);
+        ray.result.opacity += sample.weight;
+        ray.result.depth += sample.weight * sample.t;
+        return true;
+      });
   flush();
 }
 

@@ -43,11 +43,11 @@ struct CutRays {
 
   VOXELFIELD_HOST_DEVICE void operator()(int64_t ray) const {
     const Ray whole = Ray::copy(rays[ray]);
-    RayPieces cut(boxes, whole, rays.step);
+    RayPieces cut(boxes, whole);
     Ray piece = whole;
     bool more = true;
     for (int64_t row = ray * pieces; row < (ray + 1) * pieces; ++row) {
-      more = more && cut.next(boxes, piece);
+      more = more && cut.next(boxes, rays.step, piece);
       VOXELFIELD_UNROLL
       for (int axis = 0; axis < 3; ++axis) {
         origins[3 * row + axis] = piece.origin[axis];

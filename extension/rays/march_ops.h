@@ -166,9 +166,9 @@ struct SlottedPieces {
 
   VOXELFIELD_HOST_DEVICE SampleRow sample(const Staged& staged, int64_t ray, int32_t number) const {
     SampleRow row{{}, slots[ray * max_samples_per_ray + number], rays.step, ray, true};
-    RayPieces pieces(boxes, staged.whole, rays.step);
-    Ray piece{};
-    while (pieces.next(boxes, piece) && !(row.t < piece.far)) {
+    RayPieces pieces(boxes, staged.whole);
+    Ray piece = staged.whole;
+    while (pieces.next(boxes, rays.step, piece) && !(row.t < piece.far)) {
     }
     for (int axis = 0; axis < 3; ++axis) row.position[axis] = fmaf(row.t, piece.direction[axis], piece.origin[axis]);
     return row;

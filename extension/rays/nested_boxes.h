@@ -27,45 +27,43 @@ struct NestedBoxes {
   }
 };
 
-// Iterates over the pieces of a ray, from near to far.
+// Iterates over the pieces of a ray, from near to far. All of them have the direction and the offset of the ray, so a
+// kernel keeps these only once, in the current piece.
 class RayPieces {
  public:
   // A ray without pieces.
   VOXELFIELD_HOST_DEVICE RayPieces() : t_(0.0f), far_(0.0f) {}
 
-  // `ray` is in world coordinates and may end at an infinite distance. `step` is the distance between samples.
-  VOXELFIELD_HOST_DEVICE RayPieces(const NestedBoxes& boxes, const Ray& ray, float step)
-      : offset_(ray.offset), step_(step) {
+  // `ray` is in world coordinates and may end at an infinite distance.
+  VOXELFIELD_HOST_DEVICE RayPieces(const NestedBoxes& boxes, const Ray& ray) {
     VOXELFIELD_UNROLL
-    for (int axis = 0; axis < 3; ++axis) {
-      origin_[axis] = (ray.origin[axis] - boxes.centre[axis]) / boxes.unit;
-      direction_[axis] = ray.direction[axis];
-      inverse_[axis] = 1.0f / direction_[axis];
-    }
+    for (int axis = 0; axis < 3; ++axis) origin_[axis] = (ray.origin[axis] - boxes.centre[axis]) / boxes.unit;
     box_ = boxes.count - 1;
     float enter, leave;
-    crossing(boxes, box_, enter, leave);
+    crossing(boxes, box_, Inverse(ray), enter, leave);
     t_ = fmaxf(fmaxf(ray.near / boxes.unit, boxes.near), enter);
     far_ = fminf(ray.far / boxes.unit, leave);
     float point[3];
     VOXELFIELD_UNROLL
-    for (int axis = 0; axis < 3; ++axis) point[axis] = fmaf(t_, direction_[axis], origin_[axis]);
+    for (int axis = 0; axis < 3; ++axis) point[axis] = fmaf(t_, ray.direction[axis], origin_[axis]);
     while (box_ > 0 && boxes.holds(box_ - 1, point)) --box_;
     // fmaxf and fminf ignore NaN, which would then count as having no limit.
     if (!(ray.near < ray.far)) far_ = t_;
   }
 
-  // Sets `piece` to the next piece that has samples, in the field's frame; returns false if there is none.
-  VOXELFIELD_HOST_DEVICE bool next(const NestedBoxes& boxes, Ray& piece) {
+  // Sets `piece`, which is the whole ray or the previous piece, to the next piece that has samples, in the field's
+  // frame. Returns false if there is none. `step` is the distance between samples.
+  VOXELFIELD_HOST_DEVICE bool next(const NestedBoxes& boxes, float step, Ray& piece) {
+    const Inverse inverse(piece);
     while (t_ < far_) {
       const int32_t box = box_;
       const float scale = boxes.scale[box], begin = t_, local_t = local_t_;
       float enter, leave;
-      crossing(boxes, box, enter, leave);
+      crossing(boxes, box, inverse, enter, leave);
       float end = fminf(leave, far_);
       box_ = box + 1;
       if (box > 0) {
-        crossing(boxes, box - 1, enter, leave);
+        crossing(boxes, box - 1, inverse, enter, leave);
         // Rounding may have put the start of the piece just outside the box on whose surface it lies.
         if (enter < leave && leave > begin && enter < end) {
           end = fmaxf(enter, begin);
@@ -76,8 +74,8 @@ class RayPieces {
       t_ = box_ < boxes.count ? fmaxf(end, begin) : far_;
       // The whole ray has a single lattice of samples: the next piece continues where this one stops.
       const float lattice = lattice_;
-      const float passed = floorf(local_t_ / step_);
-      lattice_ = (fmaf(offset_, step_, passed * step_) < local_t_ ? passed + 1.0f : passed) * step_;
+      const float passed = floorf(local_t_ / step);
+      lattice_ = (fmaf(piece.offset, step, passed * step) < local_t_ ? passed + 1.0f : passed) * step;
       if (!(lattice < local_t_)) continue;
       begin_ = begin;
       piece_local_t_ = local_t;
@@ -85,13 +83,11 @@ class RayPieces {
       const float shift = begin / scale - local_t;
       VOXELFIELD_UNROLL
       for (int axis = 0; axis < 3; ++axis) {
-        piece.origin[axis] = fmaf(shift, direction_[axis], origin_[axis] / scale);
-        piece.direction[axis] = direction_[axis];
+        piece.origin[axis] = fmaf(shift, piece.direction[axis], origin_[axis] / scale);
       }
       piece.origin[0] += boxes.pitch * static_cast<float>(box);
       piece.near = lattice;
       piece.far = local_t_;
-      piece.offset = offset_;
       return true;
     }
     return false;
@@ -103,15 +99,27 @@ class RayPieces {
   }
 
  private:
+  // The inverse of a ray's direction, by which distances to the faces of all boxes are multiplied.
+  struct Inverse {
+    float direction[3];
+
+    VOXELFIELD_HOST_DEVICE explicit Inverse(const Ray& ray) {
+      VOXELFIELD_UNROLL
+      for (int axis = 0; axis < 3; ++axis) direction[axis] = 1.0f / ray.direction[axis];
+    }
+  };
+
   // The distances at which the ray enters and leaves a box (slabs, Kay and Kajiya 1986); `leave` <= `enter` if it
   // misses.
-  VOXELFIELD_HOST_DEVICE void crossing(const NestedBoxes& boxes, int32_t box, float& enter, float& leave) const {
+  VOXELFIELD_HOST_DEVICE void crossing(const NestedBoxes& boxes, int32_t box, const Inverse& inverse, float& enter,
+                                       float& leave) const {
     enter = -INFINITY;
     leave = INFINITY;
     VOXELFIELD_UNROLL
     for (int axis = 0; axis < 3; ++axis) {
       const float reach = boxes.half[axis] * boxes.scale[box];
-      const float low = (-reach - origin_[axis]) * inverse_[axis], high = (reach - origin_[axis]) * inverse_[axis];
+      const float low = (-reach - origin_[axis]) * inverse.direction[axis];
+      const float high = (reach - origin_[axis]) * inverse.direction[axis];
       // 0 * infinity occurs if the ray runs parallel to a slab and starts on its face: such a slab does not limit the
       // ray.
       if (low == low && high == high) {
@@ -121,8 +129,7 @@ class RayPieces {
     }
   }
 
-  float origin_[3], direction_[3], inverse_[3];  // in units of `unit`, relative to the centre
-  float offset_, step_;
+  float origin_[3];       // in units of `unit`, relative to the centre
   float t_, far_;         // in the same units: start of the next piece, end of the ray
   float local_t_ = 0.0f;  // start of the next piece, as a distance in the field's frame
   float lattice_ = 0.0f;  // start of the next piece's lattice of samples

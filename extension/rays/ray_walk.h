@@ -223,13 +223,11 @@ class RayWalk {
   float border_[3], start_[3], slope_[3], steps_per_cell_[3], leave_[3];
 };
 
-// Returns the hits of a ray one at a time, for callers that do other work in between. Assigning to a walk starts it on
+// Returns the hits of a ray in their order, for callers that do other work in between. Assigning to a walk starts it on
 // another ray.
 template <typename Cells>
 class SampleWalk {
  public:
-  enum class Step { kSample, kPassed, kEnd };
-
   VOXELFIELD_HOST_DEVICE SampleWalk(const Cells& grid, const RayView& ray)
       : walk_(grid, ray),
         ray_(&ray),
@@ -237,27 +235,38 @@ class SampleWalk {
         hits_end_(next_),
         stop_(static_cast<float>(walk_.range().end)) {}
 
-  // Sets t to the distance of the next hit, or passes cells without hits, or reports that no hit is left.
-  VOXELFIELD_HOST_DEVICE Step step(float& t) {
+  // Whether no hit is left.
+  VOXELFIELD_HOST_DEVICE bool ended() const { return !(next_ < hits_end_) && !(next_ < stop_); }
+
+  // Makes the walk end here.
+  VOXELFIELD_HOST_DEVICE void end() { hits_end_ = stop_ = next_; }
+
+  // Takes the next hits, at most `most` >= 1 of them, or passes cells without hits. Must not be called at the end.
+  // Returns the number of hits, which are at the lattice positions from `first` on.
+  VOXELFIELD_HOST_DEVICE int take(int most, float& first) {
     if (!(next_ < hits_end_)) {
-      if (!(next_ < stop_)) return Step::kEnd;
       float end = next_;
       if (!walk_.stride(end, stop_)) {
         next_ = end;
-        return Step::kPassed;
+        return 0;
       }
       hits_end_ = end;
     }
-    t = ray_->t(next_);
-    next_ += 1.0f;
-    return Step::kSample;
+    first = next_;
+    next_ = fminf(next_ + static_cast<float>(most), hits_end_);
+    return static_cast<int>(next_ - first);
   }
 
   // Sets t to the distance of the next hit. Returns false at the end of the ray.
   VOXELFIELD_HOST_DEVICE bool next(float& t) {
-    Step step = Step::kPassed;
-    while (step == Step::kPassed) step = this->step(t);
-    return step == Step::kSample;
+    while (!ended()) {
+      float first;
+      if (take(1, first) > 0) {
+        t = ray_->t(first);
+        return true;
+      }
+    }
+    return false;
   }
 
  private:
