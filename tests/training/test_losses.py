@@ -118,7 +118,7 @@ def test_ssim_needs_patches():
 
 
 def test_structure_is_the_dissimilarity_of_an_image_with_small_errors(device):
-    # texture whose contrast grows from left to right, and errors that shrink no faster than SSIM forgives them
+    # texture whose contrast grows from left to right, and noise of the same strength everywhere
     contrast = torch.linspace(0, 0.2, 64, device=device)[:, None]
     truth = ((0.5 + contrast * torch.randn(64, 64, 3, device=device)).clamp(0, 1) * 255).round() / 255
     pixels = truth + 0.005 * torch.randn(64, 64, 3, device=device)
@@ -133,6 +133,17 @@ def test_structure_is_the_dissimilarity_of_an_image_with_small_errors(device):
     )
     loss = losses.rendering_terms(make_config(structure=3.0), batch)["structure"]
     assert loss.item() == pytest.approx(3 * (1 - ssim(pixels, truth).item()), rel=0.1)
+
+
+def test_structure_counts_a_constant_offset_in_full_where_the_photograph_is_flat(device):
+    truth = torch.full((12, 12, 3), 102 / 255, device=device)
+    rgba = torch.cat((truth, torch.ones_like(truth[..., :1])), dim=-1)
+    weights = structure_weights((rgba * 255).round().to(torch.uint8)[None], device)[0].float() / 255
+    rendering = make_rendering(opacity=(1.0,) * 144, device=device)
+    pixels = truth + 0.01
+    batch = RenderedBatch(rendering, pixels.flatten(0, 1), truth.flatten(0, 1), structure_weights=weights.flatten())
+    assert losses.structure(batch).item() == pytest.approx(0.01**2 / 0.03**2, rel=1e-4)
+    assert 1 - ssim(pixels, truth).item() < 1e-3
 
 
 def test_structure_is_a_weighted_mean_over_pixels_all_of_whose_rays_count(device):

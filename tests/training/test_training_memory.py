@@ -107,6 +107,8 @@ def test_images_on_the_host_take_no_memory_of_the_device():
     )
     assert here.images == train.images.numel()
     assert there == replace(here, images=0)
+    weighted = replace(settings.trainer, loss=replace(settings.trainer.loss, structure=1e-3))
+    assert estimate_memory(field, settings.model, weighted, train, images_on_host=True) == there
 
 
 @pytest.mark.parametrize(

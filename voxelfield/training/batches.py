@@ -28,11 +28,12 @@ class PixelSampler:
             half a patch of its edge are drawn with a different probability than others.
         patch_size: Side of the patches in pixels.
         structure: Also compute the weights of :meth:`structure_weights_of`.
-        on_host: Keep the images in pinned host memory, from which the GPU reads the pixels that it draws; otherwise
-            they are on ``device``.
+        on_host: Keep the images and the weights in pinned host memory, from which the GPU reads the pixels that it
+            draws; otherwise they are on ``device``.
 
     Attributes:
         cameras: The training cameras, on the device.
+        has_structure: Whether the weights of :meth:`structure_weights_of` were computed.
 
     Raises:
         ValueError: Patches do not fit in the images, or in their unmasked part.
@@ -62,6 +63,7 @@ class PixelSampler:
         self.cameras = split.cameras.to(device)
         self._count = images[..., 0].numel() if self._drawable is None else len(self._drawable)
         self._supersampling = supersampling
+        self.has_structure = structure
         self._structure = kept(structure_weights(images, device)) if structure else None
         self._patches = PatchSampler(split, device, patches, patch_size) if patches > 0 else None
 

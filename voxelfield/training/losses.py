@@ -37,7 +37,8 @@ class RenderedBatch:
         patch_size: Side of the patches in pixels.
         field_truth: (P, 3) the true colours without the exposure of their images, for comparison with the field's own
             colours; None if they equal ``truth``.
-        structure_weights: (P,) the weights of the pixels in :func:`structure`, which alone needs them.
+        structure_weights: (P,) float32 in [0, 1], the weights of the pixels in :func:`structure`; None if that term is
+            not used.
     """
 
     rendering: Rendering
@@ -77,17 +78,19 @@ def photometric(batch: RenderedBatch) -> Tensor:
 
 
 def structure(batch: RenderedBatch) -> Tensor:
-    """1 - SSIM for small errors, from single pixels: squared errors relative to the photographs' local variance.
+    """Squared errors relative to the photographs' local variance, averaged over pixels all of whose rays were kept.
 
-    Fine texture of low contrast counts as much as edges do. Unlike :func:`ssim`, the term needs no patches, which tell
-    less about the scene than as many pixels drawn from all photographs. The mean is over pixels all of whose rays were
-    kept. The weights are those of :func:`voxelfield.training.structure.structure_weights`.
+    For small errors whose mean over each window is zero, this is about 1 - SSIM, so fine texture of low contrast counts
+    as much as edges do. Unlike SSIM, it counts a constant offset in full. Unlike :func:`ssim`, it needs no patches; the
+    pixels of a patch tell less about the scene than as many pixels drawn from all photographs. The weights are those of
+    :func:`voxelfield.training.structure.structure_weights`.
 
     Raises:
         ValueError: The batch has no such weights.
     """
     if batch.structure_weights is None:
         raise ValueError("batches must have structure_weights where config.structure is positive")
+    # The operator takes no weights. Scaling both colours by a root scales their squared difference by the weight.
     root = batch.structure_weights.sqrt()[:, None]
     error = pixel_color_error(
         root * batch.pixels,
@@ -166,7 +169,8 @@ def rendering_terms(config: LossConfig, batch: RenderedBatch) -> dict[str, Tenso
         batch: The rendered rays.
 
     Raises:
-        ValueError: The weight of distortion is positive, but the rays were rendered without it.
+        ValueError: The weight of a term is positive, but the batch lacks its inputs: distortion, patches or
+            structure weights.
     """
     terms = {"photometric": photometric(batch)}
     for name, term in WEIGHTED_TERMS.items():

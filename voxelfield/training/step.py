@@ -71,7 +71,7 @@ class TrainingStep:
     Args:
         field: The field to train.
         occupancy: The occupied cells.
-        pixels: The training images.
+        pixels: The training images, with structure weights if ``config.loss.structure`` is positive.
         optimizers: The optimizers of the field.
         config: Settings of the training loop.
         refinement: Updates the cameras and provides those from which rays are cast; None keeps those of ``pixels``.
@@ -84,6 +84,9 @@ class TrainingStep:
         totals: Sums over the steps since the last read: the loss terms by name, ``rays``, ``samples``, ``steps`` and,
             if they are counted, ``candidates``. With ``config.not_finite="skip"`` also ``skipped``, the number of steps
             that changed nothing but Adam's moments; their losses count as zero.
+
+    Raises:
+        ValueError: ``pixels`` has no structure weights, but ``config.loss.structure`` is positive.
     """
 
     def __init__(
@@ -96,6 +99,11 @@ class TrainingStep:
         refinement: CameraRefinement | None = None,
         exposure: AffineExposure | None = None,
     ) -> None:
+        if config.loss.structure > 0 and not pixels.has_structure:
+            raise ValueError(
+                "pixels must be a PixelSampler with structure=True where trainer.loss.structure is positive, "
+                f"got structure=False and {config.loss.structure}"
+            )
         self.device = field.aabb.device
         self.number = torch.zeros((), dtype=torch.int64, device=self.device)
         self.totals = StepTotals(self.device)

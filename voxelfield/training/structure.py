@@ -1,4 +1,4 @@
-"""How much the structural similarity (SSIM) of a photograph depends on the errors of its single pixels."""
+"""How much the errors of single pixels reduce the structural similarity (SSIM) with a photograph."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ def structure_weights(images: Tensor, device: torch.device) -> Tensor:
 
     Apart from its factor for luminance, the dissimilarity 1 - SSIM of a window is ``var(e) / (var(x) + var(y) + C2)``,
     where e is the difference of the images x and y (Wang et al. 2004, Eq. 13, rearranged). If errors are small, both
-    variances are nearly that of the photograph, which is known before training. The weight of a pixel is therefore
-    ``C2 / (2 * var(x) + C2)`` in the window around it: 1 where the photograph is flat, and little at edges.
+    variances are nearly that of the photograph, which is known before training. If their mean over the window is zero,
+    ``var(e)`` is the mean of their squares. The weight of a pixel's square is therefore ``C2 / (2 * var(x) + C2)`` in
+    the window around it: 1 where the photograph is flat, and little at edges.
+
+    The computation needs about 100 bytes of temporary memory for each pixel of one image.
 
     Args:
         images: (N, H, W, 4) uint8 RGBA, straight alpha, on any device. Transparent pixels count as black.
