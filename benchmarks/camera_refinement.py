@@ -1,6 +1,6 @@
 """Perturbs a scene's training cameras and measures how well refinement restores them.
 
-    python benchmarks/camera_refinement.py [OVERRIDE ...] [--scene NAME] [--data-root DIR] [--noise barf|small]
+    python benchmarks/camera_refinement.py [OVERRIDE ...] [--scene NAME] [--data-root DIR] [--noise barf|small|slight]
                                            [--seed N] [--only NAME[;NAME ...]] [--views N] [--test-steps N]
                                            [--device auto|cpu|cuda] [--threads N] [--json PATH]
 
@@ -15,7 +15,7 @@ trainings:
 The noise ``barf`` moves each camera about the world's origin by the exponential of a twist whose six components are
 normally distributed with standard deviation 0.15 (Lin et al. 2021, section 4.1: 14.9 degrees and 0.26 units on
 average). ``small`` rotates each camera by 1 degree about a random axis through its position, and moves it by 2 % of its
-distance from the centre of the scene's box in a random direction.
+distance from the centre of the scene's box in a random direction. ``slight`` is a tenth of that.
 
 "degrees" and "distance" are the mean errors of the training cameras after the similarity that aligns their positions
 with the true ones (Procrustes), "at first" before training; "worst" is the largest angle. PSNR is computed over the
@@ -59,7 +59,7 @@ def perturbed(cameras: Cameras, noise: str, centre: Tensor, seed: int) -> Camera
 
     Args:
         cameras: N cameras on the CPU.
-        noise: ``barf`` or ``small``.
+        noise: ``barf``, ``small`` or ``slight``.
         centre: (3,) reference point of the cameras' distances, world units.
         seed: Seed of the noise.
     """
@@ -69,9 +69,10 @@ def perturbed(cameras: Cameras, noise: str, centre: Tensor, seed: int) -> Camera
         motion = exp_se3(0.15 * torch.randn(count, 6, generator=generator))
         return replace(cameras, c2w=compose(motion, cameras.c2w))
     axis, way = (torch.nn.functional.normalize(torch.randn(2, count, 3, generator=generator), dim=-1)).unbind()
-    turn = exp_se3(torch.cat((axis * torch.pi / 180, torch.zeros(count, 3)), dim=1))
+    degrees = {"small": 1.0, "slight": 0.1}[noise]
+    turn = exp_se3(torch.cat((axis * degrees * torch.pi / 180, torch.zeros(count, 3)), dim=1))
     c2w = compose(cameras.c2w, turn)
-    c2w[:, :3, 3] += 0.02 * (c2w[:, :3, 3] - centre).norm(dim=-1, keepdim=True) * way
+    c2w[:, :3, 3] += 0.02 * degrees * (c2w[:, :3, 3] - centre).norm(dim=-1, keepdim=True) * way
     return replace(cameras, c2w=c2w)
 
 
@@ -125,7 +126,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", metavar="OVERRIDE")
     parser.add_argument("--scene", default="bricks")
     parser.add_argument("--data-root", type=Path)
-    parser.add_argument("--noise", choices=("barf", "small"), default="barf")
+    parser.add_argument("--noise", choices=("barf", "small", "slight"), default="barf")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", help=f"some of: {'; '.join(TRAININGS)} (separated by ;)")
     parser.add_argument("--views", type=int, help="judge so many test views, spread evenly (default: all)")

@@ -583,6 +583,15 @@ def test_stages_are_shares_of_the_steps():
     assert settings.trainer.resolutions == [64, 128, 256, 400]
 
 
+def test_small_adjustments_keep_the_stages_of_the_trainer():
+    settings = preset("camera=adjust", "trainer.steps=1000", device="cpu", name="train")
+    scheduled = settings.camera.schedule(settings.trainer)
+    assert settings.camera.refines
+    assert scheduled.stages == settings.trainer.stages
+    assert scheduled.occupancy.start == 100
+    assert settings.camera.kept_steps(1000, forward=False) == 300
+
+
 def test_stages_as_fine_as_the_last_are_left_out():
     settings = preset("camera=refine", "trainer=smoke", "trainer.steps=10", device="cpu", name="train")
     assert settings.camera.schedule(settings.trainer).resolutions == [16, 32, 48]
@@ -602,7 +611,10 @@ def test_stages_as_fine_as_the_last_are_left_out():
         ("camera.warm_up=1", "camera.warm_up must lie in [0, 1), got 1.0"),
         ("camera.test_steps=-1", "camera.test_steps must be at least 0, got -1"),
         ("camera.finest_from=0.2", "camera.stages must start at 0 and rise to camera.finest_from, got"),
-        ("camera.stages=[]", "camera.stages must start at 0 and rise to camera.finest_from, got [0.5]"),
+        (
+            "camera.stages=[{start: 0.1, resolution: 32}]",
+            "camera.stages must start at 0 and rise to camera.finest_from, got [0.1, 0.5]",
+        ),
         (
             "camera.stages=[{start: 0.0, resolution: 32}, {start: 0.1, resolution: 16}]",
             "camera.stages must not become coarser, got resolutions [32, 16]",

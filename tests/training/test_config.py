@@ -133,6 +133,7 @@ def test_refinement_is_off_by_default_and_its_file_lists_every_setting_as_it_is_
     refine = composed("camera=refine").camera
     assert set(refine) == {field.name for field in dataclasses.fields(CameraConfig)}
     assert parse(CameraConfig, refine, "camera") == CameraConfig(name="refine")
+    assert set(composed("camera=adjust").camera) == set(refine)
 
 
 def test_a_grid_of_several_resolutions_needs_scaled_gradients_in_16_bits():

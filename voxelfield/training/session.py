@@ -297,8 +297,9 @@ class Session:
         if not config.refines:
             return None
         logger.info(
-            "cameras are refined: rays are computed by torch operations, no visual hull is used, and camera.stages "
-            "replaces trainer.stages"
+            "cameras are refined: rays are computed by torch operations, no visual hull is used, and the stages are "
+            "those of %s",
+            "camera.stages" if config.stages else "trainer.stages",
         )
         return CameraRefinement(
             self._pixels.cameras,

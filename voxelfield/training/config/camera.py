@@ -65,8 +65,9 @@ class CameraConfig:
             for none. The views are then evaluated with poses derived from their own images.
         test_lr: Learning rate of these poses.
         stages: Resolutions from coarse to fine, in place of ``trainer.stages``. From ``finest_from`` on, the resolution
-            is that of the last of ``trainer.stages``; stages that are not coarser are left out.
-        finest_from: Start of the finest resolution, as a share of the steps.
+            is that of the last of ``trainer.stages``; stages that are not coarser are left out. An empty list keeps
+            ``trainer.stages``.
+        finest_from: Start of the finest resolution, as a share of the steps; only used with ``stages``.
         occupancy_from: Share of the steps after which the occupancy grid is updated from the field, unless
             ``trainer.occupancy.start`` is later.
     """
@@ -104,6 +105,8 @@ class CameraConfig:
     def check(self, name: str) -> None:
         """Raises ValueError if settings contradict each other."""
         starts = [stage.start for stage in self.stages] + [self.finest_from]
+        if not self.stages:
+            return
         if starts[0] != 0 or any(later <= earlier for earlier, later in pairwise(starts)):
             raise ValueError(f"{name}.stages must start at 0 and rise to {name}.finest_from, got {starts}")
         resolutions = [stage.resolution for stage in self.stages]
@@ -112,6 +115,10 @@ class CameraConfig:
 
     def schedule(self, trainer: TrainerConfig) -> TrainerConfig:
         """Returns the trainer's settings with the stages and the start of occupancy updates that refinement needs."""
+        prunes_from = max(trainer.occupancy.start, round(self.occupancy_from * trainer.steps))
+        occupancy = replace(trainer.occupancy, start=prunes_from)
+        if not self.stages:
+            return replace(trainer, occupancy=occupancy)
         finest = trainer.stages[-1].resolution
         coarser = [stage for stage in self.stages if stage.resolution < finest]
         starts = [(stage.start, stage.resolution, stage.crop) for stage in coarser]
@@ -121,5 +128,4 @@ class CameraConfig:
             round(start * trainer.steps): StageConfig(round(start * trainer.steps), resolution, crop)
             for start, resolution, crop in starts
         }
-        prunes_from = max(trainer.occupancy.start, round(self.occupancy_from * trainer.steps))
-        return replace(trainer, stages=list(stages.values()), occupancy=replace(trainer.occupancy, start=prunes_from))
+        return replace(trainer, stages=list(stages.values()), occupancy=occupancy)
