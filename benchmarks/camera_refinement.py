@@ -4,8 +4,8 @@
                                            [--seed N] [--only NAME[;NAME ...]] [--views N] [--test-steps N]
                                            [--device auto|cpu|cuda] [--threads N] [--json PATH]
 
-The configuration is that of ``python train.py scene=NAME camera=refine OVERRIDE ...``. The rows of the table are four
-trainings:
+The configuration is that of ``python train.py scene=NAME camera=refine OVERRIDE ...``; ``camera=adjust`` among the
+overrides takes the place of ``camera=refine``. The rows of the table are four trainings:
 
 - ``true``: the scene's own cameras, ``camera=none``;
 - ``true, refined``: the scene's own cameras, ``camera=refine``, which shows what refinement and its schedule cost;

@@ -13,7 +13,7 @@
 
 namespace voxelfield {
 
-// After this many strides, the warp no longer waits for threads that have not reached a sample yet.
+// After this many strides or beginnings of pieces, the warp no longer waits for threads that have not reached a sample.
 constexpr int kMostStrides = 32;
 
 // Float16 grids of several resolutions over one box, 4 channels each, read at one point by one thread.
@@ -186,6 +186,7 @@ __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const S
                                               const Visit& visit) {
   using Walk = SampleWalk<CellsView>;
   constexpr int kLanes = Rays::kLanes;
+  static_assert(0 <= Rays::kMostIdle && Rays::kMostIdle < kWarp, "a warp must start rays when all threads are idle");
   const SharedMatrix features{shared_address(rows), kRowBytes};
   clear_row(rows);
 
@@ -238,7 +239,7 @@ __device__ __forceinline__ void march_pyramid(const PyramidScene& scene, const S
     if (idle == kFullWarp) break;
 
     // All threads of a team take the same steps. Beginning a piece takes many times as long as a stride, so rays whose
-    // piece has ended wait until no ray can stride, and then begin their next pieces together.
+    // piece has ended wait, if necessary into later rounds, until no ray can stride, and then begin pieces together.
     PyramidSample sample{};
     float point[3];
     int found_by_team = 0;

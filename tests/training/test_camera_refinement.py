@@ -387,7 +387,7 @@ def test_a_view_is_not_searched_for_if_its_valid_pixels_are_cut_off(refined, sce
 
 def test_sparse_levels_are_refused_before_training(scene):
     overrides = ("trainer.sparse_resolutions=[28]", "trainer.finest_resolution=28", "model.resolutions=[16,24]")
-    message = r"model\.sparse_resolutions must be \[\] with camera=refine, because .*, got \[28\]"
+    message = r"model\.sparse_resolutions must be \[\] where cameras are refined, because .*, got \[28\]"
     with pytest.raises(ValueError, match=message):
         session_of(scene, None, *TINY, *overrides)
 
@@ -477,6 +477,22 @@ def test_a_wrong_focal_length_is_found(scene):
     assert session.fit()
     assert 0.94 < 1.1 * session.cameras.focal_factor < 1.06
     assert session.cameras.follow(given.train.cameras).intrinsics[0, 0] == session.cameras.refined.intrinsics[0, 0]
+
+
+def test_small_adjustments_begin_once_the_field_has_formed(scene, caplog):
+    stages = "trainer.stages=[{step: 0, resolution: 16}, {step: 4, resolution: 24}]"
+    settings = ("camera=adjust", "camera.stages=[]", stages, "trainer.steps=20", "trainer.occupancy.start=1000")
+    kept: dict[int, bool] = {}
+    grown: list[int] = []
+
+    def look(session: Session) -> None:
+        kept[session.step] = not session.refinement.twists.any()
+
+    with caplog.at_level("INFO", logger="voxelfield"):
+        session_of(scene, None, *settings, on_step=look, on_stage=lambda session: grown.append(session.step)).fit()
+    assert kept == {step: step <= 6 for step in range(1, 21)}
+    assert grown[-1] == 4
+    assert "the stages are those of trainer.stages" in caplog.text
 
 
 def test_resuming_changes_nothing(scene, tmp_path):
@@ -584,11 +600,11 @@ def test_stages_are_shares_of_the_steps():
 
 
 def test_small_adjustments_keep_the_stages_of_the_trainer():
-    settings = preset("camera=adjust", "trainer.steps=1000", device="cpu", name="train")
+    settings = preset("camera=adjust", "camera.occupancy_from=0.5", "trainer.steps=1000", device="cpu", name="train")
     scheduled = settings.camera.schedule(settings.trainer)
     assert settings.camera.refines
     assert scheduled.stages == settings.trainer.stages
-    assert scheduled.occupancy.start == 100
+    assert scheduled.occupancy.start == 500
     assert settings.camera.kept_steps(1000, forward=False) == 300
 
 

@@ -61,7 +61,7 @@ def remembered_photographs(record: RunRecord) -> Finding | None:
         "the run overfits",
         f"training pixels reach {trained:.1f} dB, held-out views {judged:.1f} dB: take more photographs between "
         "the existing ones, lower trainer.finest_resolution, or raise trainer.loss.distortion; "
-        "poses that are slightly off have the same effect (camera=adjust)",
+        "poses that are slightly off may have the same effect: compare with camera=adjust",
     )
 
 

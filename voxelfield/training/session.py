@@ -672,7 +672,8 @@ class Session:
         if self.refinement is None:
             self._occupied.restrict_to_images(self._pixels)
         else:
-            self._occupied.restrict_to_box()
+            # Poses that need no coarse stages are right to within a few pixels, so space beside the cameras is known.
+            self._occupied.restrict_to_box(None if self.config.camera.stages else self._pixels.cameras)
 
     def _refresh_occupancy(self) -> None:
         with self._step.autocast():

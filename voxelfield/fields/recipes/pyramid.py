@@ -109,8 +109,8 @@ class PyramidRecipe(Recipe):
         """See :class:`Recipe`."""
         if self._sparse_levels(finest):
             raise ValueError(
-                f"{name}.sparse_resolutions must be [] with camera=refine, because sparse levels have no gradient with "
-                f"respect to positions, got {self.sparse_resolutions}"
+                f"{name}.sparse_resolutions must be [] where cameras are refined, because sparse levels have no "
+                f"gradient with respect to positions, got {self.sparse_resolutions}"
             )
 
     def build(self, aabb: Tensor, resolutions: Sequence[int], device: torch.device | str) -> RadianceField:

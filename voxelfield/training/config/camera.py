@@ -66,7 +66,7 @@ class CameraConfig:
         test_lr: Learning rate of these poses.
         stages: Resolutions from coarse to fine, in place of ``trainer.stages``. From ``finest_from`` on, the resolution
             is that of the last of ``trainer.stages``; stages that are not coarser are left out. An empty list keeps
-            ``trainer.stages``.
+            ``trainer.stages``, for poses that are wrong by only a few pixels.
         finest_from: Start of the finest resolution, as a share of the steps; only used with ``stages``.
         occupancy_from: Share of the steps after which the occupancy grid is updated from the field, unless
             ``trainer.occupancy.start`` is later.
@@ -104,9 +104,9 @@ class CameraConfig:
 
     def check(self, name: str) -> None:
         """Raises ValueError if settings contradict each other."""
-        starts = [stage.start for stage in self.stages] + [self.finest_from]
         if not self.stages:
             return
+        starts = [stage.start for stage in self.stages] + [self.finest_from]
         if starts[0] != 0 or any(later <= earlier for earlier, later in pairwise(starts)):
             raise ValueError(f"{name}.stages must start at 0 and rise to {name}.finest_from, got {starts}")
         resolutions = [stage.resolution for stage in self.stages]
