@@ -244,14 +244,7 @@ class SampleWalk {
   // Takes the next hits, at most `most` >= 1 of them, or passes cells without hits. Must not be called at the end.
   // Returns the number of hits, which are at the lattice positions from `first` on.
   VOXELFIELD_HOST_DEVICE int take(int most, float& first) {
-    if (!(next_ < hits_end_)) {
-      float end = next_;
-      if (!walk_.stride(end, stop_)) {
-        next_ = end;
-        return 0;
-      }
-      hits_end_ = end;
-    }
+    if (!(next_ < hits_end_) && !reach()) return 0;
     first = next_;
     next_ = fminf(next_ + static_cast<float>(most), hits_end_);
     return static_cast<int>(next_ - first);
@@ -259,17 +252,28 @@ class SampleWalk {
 
   // Sets t to the distance of the next hit. Returns false at the end of the ray.
   VOXELFIELD_HOST_DEVICE bool next(float& t) {
-    while (!ended()) {
-      float first;
-      if (take(1, first) > 0) {
-        t = ray_->t(first);
-        return true;
-      }
+    while (!(next_ < hits_end_)) {
+      if (!(next_ < stop_)) return false;
+      reach();
     }
-    return false;
+    t = ray_->t(next_);
+    next_ += 1.0f;
+    return true;
   }
 
  private:
+  // Makes one stride from a position without known hits. Returns whether it reaches hits.
+  VOXELFIELD_HOST_DEVICE bool reach() {
+    float end = next_;
+    const bool hits = walk_.stride(end, stop_);
+    if (hits) {
+      hits_end_ = end;
+    } else {
+      next_ = end;
+    }
+    return hits;
+  }
+
   RayWalk<Cells> walk_;
   const RayView* ray_;
   float next_, hits_end_, stop_;  // lattice numbers; all positions in [next_, hits_end_) are hits
