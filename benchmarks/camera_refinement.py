@@ -69,10 +69,10 @@ def perturbed(cameras: Cameras, noise: str, centre: Tensor, seed: int) -> Camera
         motion = exp_se3(0.15 * torch.randn(count, 6, generator=generator))
         return replace(cameras, c2w=compose(motion, cameras.c2w))
     axis, way = (torch.nn.functional.normalize(torch.randn(2, count, 3, generator=generator), dim=-1)).unbind()
-    degrees = {"small": 1.0, "slight": 0.1}[noise]
-    turn = exp_se3(torch.cat((axis * degrees * torch.pi / 180, torch.zeros(count, 3)), dim=1))
+    strength = {"small": 1.0, "slight": 0.1}[noise]
+    turn = exp_se3(torch.cat((axis * strength * torch.pi / 180, torch.zeros(count, 3)), dim=1))
     c2w = compose(cameras.c2w, turn)
-    c2w[:, :3, 3] += 0.02 * degrees * (c2w[:, :3, 3] - centre).norm(dim=-1, keepdim=True) * way
+    c2w[:, :3, 3] += 0.02 * strength * (c2w[:, :3, 3] - centre).norm(dim=-1, keepdim=True) * way
     return replace(cameras, c2w=c2w)
 
 

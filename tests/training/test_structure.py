@@ -76,9 +76,10 @@ def test_a_sampler_returns_the_weights_of_the_pixels_that_it_draws(device, maske
         seen[..., 3][~split.masks] = 255
         assert not torch.equal(structure_weights(seen, device), structure_weights(images, device))
     sampler = PixelSampler(split, device, structure=True)
-    _, _, index = sampler.draw(200, BOX.to(device))
+    _, rgba, index = sampler.draw(200, BOX.to(device))
     weights = structure_weights(seen, device).view(-1)[index.cpu()]
     torch.testing.assert_close(sampler.structure_weights_of(index).cpu(), weights.float() / 255)
+    assert torch.equal((rgba[:, 0] * 255).round().to(torch.uint8).cpu(), images.view(-1, 4)[index.cpu(), 0])
 
 
 def test_a_sampler_has_no_weights_unless_asked_for(device):

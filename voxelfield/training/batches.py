@@ -33,7 +33,6 @@ class PixelSampler:
 
     Attributes:
         cameras: The training cameras, on the device.
-        has_structure: Whether the weights of :meth:`structure_weights_of` were computed.
 
     Raises:
         ValueError: Patches do not fit in the images, or in their unmasked part.
@@ -63,7 +62,6 @@ class PixelSampler:
         self.cameras = split.cameras.to(device)
         self._count = images[..., 0].numel() if self._drawable is None else len(self._drawable)
         self._supersampling = supersampling
-        self.has_structure = structure
         self._structure = kept(structure_weights(images, device)) if structure else None
         self._patches = PatchSampler(split, device, patches, patch_size) if patches > 0 else None
 
@@ -71,6 +69,11 @@ class PixelSampler:
     def alpha(self) -> Tensor:
         """Opacity (N, H, W) of the images, uint8, on the device; 255 for pixels excluded by a mask."""
         return self._images[..., 3]
+
+    @property
+    def has_structure(self) -> bool:
+        """Whether the sampler has the weights of :meth:`structure_weights_of`."""
+        return self._structure is not None
 
     def draw(self, count: int, aabb: Tensor, cameras: Cameras | None = None) -> tuple[Rays, Tensor, Tensor]:
         """Draws pixels, using torch's global generator.
