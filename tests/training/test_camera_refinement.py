@@ -20,6 +20,8 @@ from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.datasets.transforms import read_transforms
+from voxelfield.grids.ndc_box import NdcBox
+from voxelfield.grids.nested_boxes import NestedBoxes
 from voxelfield.rendering.alignment import Similarity, align_cameras, pose_errors
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
@@ -27,7 +29,7 @@ from voxelfield.rendering.rigid import compose as product
 from voxelfield.rendering.rigid import exp_se3
 from voxelfield.training import lost_cameras
 from voxelfield.training.batches import PixelSampler
-from voxelfield.training.camera_refinement import CameraRefinement
+from voxelfield.training.camera_refinement import CameraRefinement, motion_unit
 from voxelfield.training.checkpoint import load_checkpoint
 from voxelfield.training.config import CameraConfig
 from voxelfield.training.configured import train_as_configured
@@ -428,15 +430,37 @@ def test_copies_of_a_camera_keep_the_focal_length(device):
     assert not torch.equal(copies.twists, refinement.twists[[2, 2]])
 
 
-def test_a_camera_can_be_brought_where_others_are(device):
-    refinement = refinement_of(some_cameras().to(device), focal_lr=0.1)
+@pytest.mark.parametrize("unit", [1.0, 40.0])
+def test_a_camera_can_be_brought_where_others_are(device, unit):
+    refinement = refinement_of(some_cameras().to(device), focal_lr=0.1, unit=unit)
     with torch.no_grad():
         refinement.log_focal.fill_(math.log(1.25))
         refinement.twists.copy_(torch.randn(4, 6))
     places = refinement.refined().c2w
     for twist, place in zip(refinement.twists_towards(2, places), places, strict=True):
         refinement.place(2, twist)
-        torch.testing.assert_close(refinement.refined().c2w[2], place, rtol=0, atol=1e-5)
+        torch.testing.assert_close(refinement.refined().c2w[2], place, rtol=1e-5, atol=1e-5)
+        copies = refinement.copies(2, twist[None], 1, steps=3, pose_lr=0.1, final_factor=0.5)
+        assert torch.equal(copies.refined().c2w[0], refinement.refined().c2w[2])
+
+
+def test_translations_have_their_own_unit(device):
+    cameras = some_cameras().to(device)
+    refinement = refinement_of(cameras, unit=40.0)
+    with torch.no_grad():
+        refinement.twists[:, 3:] = torch.tensor([0.5, -0.25, 0.125])
+    moved = refinement.refined().c2w - cameras.c2w
+    expected = torch.tensor([20.0, -10.0, 5.0], device=device).expand(4, 3)
+    torch.testing.assert_close(moved[:, :3, 3], expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(refinement.scalars()["camera/moved"], float(expected[0].norm()))
+
+
+def test_the_unit_of_motions_is_the_depth_of_a_scene_that_all_cameras_face():
+    rows = ((1.0, 0.0, 0.0, 0.0), (0.0, 1.0, 0.0, 0.0), (0.0, 0.0, 1.0, 2.0))
+    frame = NdcBox(((-1.0, -1.0, -50.0), (1.0, 1.0, -30.0)), rows, 1.0, ((-1.0, -1.0), (1.0, 1.0)), 1.0)
+    assert motion_unit(frame) == pytest.approx(42.0)
+    assert motion_unit(NestedBoxes(((-9.0, -9.0, -9.0), (9.0, 9.0, 9.0)), 2)) == 1.0
+    assert motion_unit(None) == 1.0
 
 
 def test_small_images_are_means_of_what_shows():

@@ -73,16 +73,23 @@ class NdcBox:
             raise ValueError(f"window must be finite, with lower limits below upper ones, got {self.window}")
         if not (math.isfinite(self.depth) and self.depth > 0):
             raise ValueError(f"depth must be finite and positive, got {self.depth}")
-        if not self._depth_of_centre > self.near:
+        if not self.depth_of_centre > self.near:
             raise ValueError(
                 f"aabb must have its centre beyond the near plane at depth {self.near:.4g}, got {self.aabb} with the "
-                f"centre at depth {self._depth_of_centre:.4g}"
+                f"centre at depth {self.depth_of_centre:.4g}"
             )
 
     @property
     def count(self) -> int:
         """See :class:`FieldFrame`."""
         return 1
+
+    @property
+    def depth_of_centre(self) -> float:
+        """Depth of the centre of :attr:`aabb` in front of the reference camera, world units."""
+        x, y, z = ((a + b) / 2 for a, b in zip(*self.aabb, strict=True))
+        away = [along - row[3] for along, row in zip((x, y, z), self.camera, strict=True)]
+        return -sum(a * row[2] for a, row in zip(away, self.camera, strict=True))
 
     @property
     def frame_aabb(self) -> Box:
@@ -136,7 +143,7 @@ class NdcBox:
             voxels: As for :class:`FieldFrame`.
             number: As for :class:`FieldFrame`.
         """
-        edge = min(voxels[:2]) * self._slope * self._depth_of_centre
+        edge = min(voxels[:2]) * self._slope * self.depth_of_centre
         return edge, edge, edge
 
     def to_frame(self, points: Tensor) -> tuple[Tensor, Tensor]:
@@ -259,13 +266,6 @@ class NdcBox:
     def _reach(self) -> float:
         """Place of the near plane along the frame's z axis."""
         return self.depth / self._slope
-
-    @property
-    def _depth_of_centre(self) -> float:
-        """Depth of the centre of :attr:`aabb`."""
-        x, y, z = ((a + b) / 2 for a, b in zip(*self.aabb, strict=True))
-        away = [along - row[3] for along, row in zip((x, y, z), self.camera, strict=True)]
-        return -sum(a * row[2] for a, row in zip(away, self.camera, strict=True))
 
     def _along(self, vectors: Tensor, axis: int) -> Tensor:
         """Returns the components (M,) of world vectors along an axis of the reference camera."""

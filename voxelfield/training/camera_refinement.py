@@ -9,12 +9,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from voxelfield.grids.field_frame import FieldFrame
+from voxelfield.grids.ndc_box import NdcBox
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.rigid import compose, exp_se3, log_se3
 from voxelfield.training.eager import EagerAdamW
 from voxelfield.training.schedules import exponential_decay
 
 _BETAS = (0.9, 0.99)
+
+
+def motion_unit(frame: FieldFrame | None) -> float:
+    """Returns the unit of translations for a scene, world units; see :class:`CameraRefinement`.
+
+    It is 1, because scenes are about as large as a few units, except in normalised device coordinates: such scenes keep
+    the units of their files, and the unit is the depth of the centre of what matters.
+
+    Args:
+        frame: The field's frame, or None for a single box.
+    """
+    return frame.depth_of_centre if isinstance(frame, NdcBox) else 1.0
 
 
 class CameraRefinement(nn.Module):
@@ -35,15 +49,18 @@ class CameraRefinement(nn.Module):
         cameras: The given cameras, on the device.
         centre: (3,) the point about which cameras are rotated, world units.
         steps: Number of steps over which the learning rates decay.
-        pose_lr: Learning rate of the motions, in radians and in world units.
+        pose_lr: Learning rate of the motions, in radians and in units of ``unit``.
         focal_lr: Learning rate of the logarithm of the focal factor; None keeps focal lengths.
         final_factor: Factor of the learning rates after the last step.
         warm_up: Number of steps in which the learning rates rise from zero.
         pose_from: Number of steps for which the cameras are kept first; the rates rise and decay after that.
         focal_from: Number of steps after which focal lengths are optimised.
+        unit: Unit of the motions' translations, world units. A translation should shift the images about as much as a
+            rotation by the same number of radians, which it does if the unit is the depth of the scene.
 
     Attributes:
-        twists: (N, 6) parameter, initially zero, in the format of :func:`voxelfield.rendering.rigid.exp_se3`.
+        twists: (N, 6) parameter, initially zero, in the format of :func:`voxelfield.rendering.rigid.exp_se3`, with
+            translations in units of ``unit``.
         log_focal: () parameter, initially zero, or None.
 
     Raises:
@@ -65,6 +82,7 @@ class CameraRefinement(nn.Module):
         warm_up: int = 0,
         pose_from: int = 0,
         focal_from: int = 0,
+        unit: float = 1.0,
     ) -> None:
         super().__init__()
         if focal_lr is not None and cameras.lens is not None:
@@ -76,6 +94,8 @@ class CameraRefinement(nn.Module):
         # Subtracted from a pose, and added again, to make its position relative to the centre.
         self._centre = F.pad(centre[:, None], (3, 0, 0, 1))
         self.twists = nn.Parameter(torch.zeros(len(cameras), 6, device=device))
+        self._unit = unit
+        self._units = torch.tensor([1.0, 1.0, 1.0, unit, unit, unit], device=device)
         self.log_focal = None if focal_lr is None else nn.Parameter(torch.zeros((), device=device))
         self._steps, self._final_factor, self._warm_up = steps, final_factor, max(warm_up, 1)
         self._pose_from, self._focal_from = pose_from, focal_from
@@ -102,7 +122,7 @@ class CameraRefinement(nn.Module):
 
     def forward(self) -> Cameras:
         """Returns the current cameras, differentiable with respect to the parameters."""
-        c2w = compose(exp_se3(self.twists), self.given_c2w - self._centre)
+        c2w = compose(exp_se3(self.twists * self._units), self.given_c2w - self._centre)
         intrinsics = self.given_intrinsics
         if self.log_focal is not None:
             factor = self.log_focal.exp()
@@ -139,6 +159,7 @@ class CameraRefinement(nn.Module):
             focal_lr=None if self.log_focal is None else 1.0,
             final_factor=final_factor,
             focal_from=steps + 1,
+            unit=self._unit,
         )
         copies.twists.copy_(twists)
         if copies.log_focal is not None and self.log_focal is not None:
@@ -160,7 +181,7 @@ class CameraRefinement(nn.Module):
         if self.log_focal is not None:
             poses[:, :3, 3] /= self.log_focal.double().exp()
         given = (self.given_c2w[index] - self._centre).double()
-        return log_se3(poses @ torch.linalg.inv(given)).to(self.twists.dtype)
+        return log_se3(poses @ torch.linalg.inv(given)).to(self.twists.dtype) / self._units
 
     @torch.no_grad()
     def place(self, index: int, twist: Tensor) -> None:
@@ -195,7 +216,7 @@ class CameraRefinement(nn.Module):
         """Returns scalars for the log, by tag: how far cameras have moved so far; synchronises with the device."""
         values = {
             "camera/turned_degrees": math.degrees(float(self.twists[:, :3].norm(dim=1).mean())),
-            "camera/moved": float(self.twists[:, 3:].norm(dim=1).mean()),
+            "camera/moved": self._unit * float(self.twists[:, 3:].norm(dim=1).mean()),
             "lr/pose": float(self._rates[0]),
         }
         if self.log_focal is not None:

@@ -31,7 +31,7 @@ from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.rendering.visible_cells import shown_cells
 from voxelfield.training.averaging import WeightAverage
 from voxelfield.training.batches import PixelSampler
-from voxelfield.training.camera_refinement import CameraRefinement
+from voxelfield.training.camera_refinement import CameraRefinement, motion_unit
 from voxelfield.training.clock import Pause, synchronized_time
 from voxelfield.training.config import (
     CameraConfig,
@@ -311,6 +311,7 @@ class Session:
             warm_up=round(config.warm_up * steps),
             pose_from=config.kept_steps(steps, forward=isinstance(self.scene.frame, NdcBox)),
             focal_from=round(config.focal_from * steps),
+            unit=motion_unit(self.scene.frame),
         )
 
     def _check_memory(self) -> None:

@@ -15,7 +15,7 @@ from voxelfield.rendering.march import Capacity
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.render import render
 from voxelfield.training.batches import PixelSampler, background_for
-from voxelfield.training.camera_refinement import CameraRefinement
+from voxelfield.training.camera_refinement import CameraRefinement, motion_unit
 from voxelfield.training.config import TrainerConfig
 from voxelfield.training.losses import RenderedBatch, backpropagate, photometric
 from voxelfield.training.step import autocast
@@ -47,7 +47,7 @@ def refine_views(
         trainer: Settings of sampling and of the averaging of pixels.
         split: The images, with cameras in the field's frame.
         steps: Number of steps of Adam; each draws pixels from all images.
-        rate: Learning rate in radians and in world units; it decays to a fiftieth.
+        rate: Learning rate in radians and in units of :func:`motion_unit`; it decays to a fiftieth.
 
     Returns:
         The split with refined cameras, on the CPU.
@@ -59,6 +59,7 @@ def refine_views(
         steps=steps,
         pose_lr=rate,
         final_factor=FINAL_FACTOR,
+        unit=motion_unit(field.frame),
     )
     fit_poses(refinement, field, occupancy, trainer, split, steps)
     return replace(split, cameras=refinement.refined().to("cpu"))

@@ -47,7 +47,8 @@ class CameraConfig:
 
     Attributes:
         name: ``none``, or ``refine`` to optimise poses along with the field.
-        pose_lr: Learning rate of poses: about the largest change of a pose per step, in radians and world units.
+        pose_lr: Learning rate of poses: about the largest change of a pose per step, in radians and world units; in
+            normalised device coordinates, the unit is the depth of the scene's centre.
         final_factor: Factor of the learning rates after the last step (exponential decay).
         warm_up: Share of the steps in which the rate rises from zero, because an empty field holds no information about
             poses. It begins at ``pose_from``.
