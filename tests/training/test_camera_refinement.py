@@ -439,7 +439,7 @@ def test_a_camera_can_be_brought_where_others_are(device, unit):
     places = refinement.refined().c2w
     for twist, place in zip(refinement.twists_towards(2, places), places, strict=True):
         refinement.place(2, twist)
-        torch.testing.assert_close(refinement.refined().c2w[2], place, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(refinement.refined().c2w[2], place, rtol=0, atol=1e-5 * unit)
         copies = refinement.copies(2, twist[None], 1, steps=3, pose_lr=0.1, final_factor=0.5)
         assert torch.equal(copies.refined().c2w[0], refinement.refined().c2w[2])
 
@@ -451,7 +451,7 @@ def test_translations_have_their_own_unit(device):
         refinement.twists[:, 3:] = torch.tensor([0.5, -0.25, 0.125])
     moved = refinement.refined().c2w - cameras.c2w
     expected = torch.tensor([20.0, -10.0, 5.0], device=device).expand(4, 3)
-    torch.testing.assert_close(moved[:, :3, 3], expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(moved[:, :3, 3], expected, rtol=0, atol=1e-4)
     torch.testing.assert_close(refinement.scalars()["camera/moved"], float(expected[0].norm()))
 
 
