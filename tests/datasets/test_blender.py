@@ -362,7 +362,7 @@ def test_split_and_scene_refuse_what_does_not_fit():
     with pytest.raises(ValueError, match=r"names must differ, got 'a' 2 times"):
         Split(images.repeat(2, 1, 1, 1), pair, ("a", "a"))
     seen = torch.ones(1, 2, 3, dtype=torch.bool)
-    assert Split(images, cameras, ("a",), seen).mask(0, torch.device("cpu")).all()
+    assert Split(images, cameras, ("a",), seen).mask(0).all()
     with pytest.raises(TypeError, match=r"masks must be bool, got uint8"):
         Split(images, cameras, ("a",), seen.byte())
     with pytest.raises(ValueError, match=r"masks must have shape \(1, 2, 3\), got \(1, 3, 2\)"):

@@ -211,6 +211,40 @@ def test_images_are_enlarged_by_whole_factors(factor):
         make_cameras().enlarged(factor)
 
 
+def test_images_may_differ_in_size(device):
+    sizes = torch.tensor([[6, 4], [3, 8], [6, 4], [5, 5], [1, 1], [2, 3]])
+    cameras = dataclasses.replace(make_cameras(width=6, height=8), sizes=sizes).to(device)
+    assert [cameras.size(index) for index in range(6)] == [tuple(size) for size in sizes.tolist()]
+    for index, (width, height) in enumerate(sizes.tolist()):
+        alone = Cameras(cameras.c2w[[index]], cameras.intrinsics[[index]], width, height)
+        chosen = cameras[[index]]
+        assert (chosen.width, chosen.height, chosen.sizes) == (width, height, None)
+        rays, expected = cameras.image_rays(index, AABB.to(device)), alone.image_rays(0, AABB.to(device))
+        torch.testing.assert_close(rays.directions, expected.directions)
+        torch.testing.assert_close(cameras.pixel_angles()[index], alone.pixel_angles()[0])
+    pair = cameras[torch.tensor([0, 1], device=device)]
+    assert (pair.width, pair.height, pair.sizes.tolist()) == (6, 8, [[6, 4], [3, 8]])
+    assert cameras[[0, 2]].sizes is None
+    assert pair.enlarged(3).sizes.tolist() == [[18, 12], [9, 24]]
+    assert (pair.shrunk(3).width, pair.shrunk(3).height, pair.shrunk(3).sizes.tolist()) == (2, 2, [[2, 1], [1, 2]])
+    with pytest.raises(ValueError, match=r"factor must be an int in \[1, 3\], the shorter side in pixels, got 4"):
+        pair.shrunk(4)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "error", "message"),
+    [
+        (torch.ones(5, 2, dtype=torch.int64), ValueError, r"Cameras.sizes must have shape \(6, 2\)"),
+        (torch.full((6, 2), 48), ValueError, r"at most 64 x 48, which one image each must reach"),
+        (torch.tensor([[64, 48]] * 5 + [[0, 5]]), ValueError, r"Cameras.sizes must be at least 1"),
+        (torch.full((6, 2), 48.0), TypeError, r"Cameras.sizes must be int64"),
+    ],
+)
+def test_sizes_of_images_are_checked(sizes, error, message):
+    with pytest.raises(error, match=message):
+        dataclasses.replace(make_cameras(), sizes=sizes)
+
+
 def test_no_rays(device):
     cameras = make_cameras(device=device)
     rays = cameras.rays(

@@ -105,6 +105,52 @@ def test_masked_pixels_are_never_drawn_and_the_others_equally_often(split, devic
     assert counts[masks].max() < 280
 
 
+SIZES = torch.tensor([[WIDTH, 2], [3, HEIGHT], [4, 3]])
+
+
+@pytest.fixture
+def mixed(split) -> Split:
+    """The same images, cut to different sizes; the room beside them holds values that no pixel has."""
+    inside = torch.zeros(COUNT, HEIGHT, WIDTH, dtype=torch.bool)
+    for image, (width, height) in zip(inside, SIZES.tolist(), strict=True):
+        image[:height, :width] = True
+    split.images[~inside] = 255
+    return replace(split, cameras=replace(split.cameras, sizes=SIZES))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_only_pixels_of_images_of_different_sizes_are_drawn_and_equally_often(mixed, device, masked):
+    expected = torch.zeros(COUNT, HEIGHT, WIDTH, dtype=torch.bool)
+    for image, (width, height) in zip(expected, SIZES.tolist(), strict=True):
+        image[:height, :width] = True
+    if masked:
+        mixed = replace(mixed, masks=torch.rand(COUNT, HEIGHT, WIDTH) < 0.6)
+        expected &= mixed.masks
+    sampler = PixelSampler(mixed, device)
+    rays, rgba, numbers = sampler.draw(200 * int(expected.sum()), BOX.to(device))
+    camera, row, column, _ = decoded(rgba).unbind(-1)
+    counts = torch.zeros(COUNT, HEIGHT, WIDTH, dtype=torch.int64)
+    counts.index_put_((camera, row, column), torch.ones(len(camera), dtype=torch.int64), accumulate=True)
+    assert not counts[~expected].any()
+    # 200 expected, standard deviation 14
+    assert counts[expected].min() > 120
+    assert counts[expected].max() < 280
+    assert torch.equal(sampler.images_of(numbers).cpu(), camera)
+    points = torch.stack((column, row), dim=-1) + 0.5
+    expected_rays = mixed.cameras.rays(camera, points, BOX)
+    torch.testing.assert_close(rays.directions.cpu(), expected_rays.directions, atol=1e-5, rtol=0)
+
+
+def test_patches_lie_inside_images_of_different_sizes(mixed, device):
+    sampler = PixelSampler(mixed, device, patches=50, patch_size=3)
+    _, rgba, _ = sampler.draw(50 * 9, BOX.to(device))
+    camera, row, column, _ = decoded(rgba).unbind(-1)
+    widths, heights = SIZES[camera].unbind(-1)
+    assert (column < widths).all()
+    assert (row < heights).all()
+    assert set(camera.tolist()) == {1, 2}, "the first image is lower than a patch"
+
+
 def test_masked_pixels_carve_nothing_away(split, device):
     split.images[..., 3] = 0
     masks = torch.ones(COUNT, HEIGHT, WIDTH, dtype=torch.bool)
@@ -149,7 +195,7 @@ def test_patches_must_fit(split, device):
         PixelSampler(split, device, patches=1, patch_size=6)
     masks = torch.zeros(COUNT, HEIGHT, WIDTH, dtype=torch.bool)
     masks[:, :, ::2] = True
-    with pytest.raises(ValueError, match="patch_size must fit into what masks leave of the images, got 2"):
+    with pytest.raises(ValueError, match="patch_size must fit into an image, or into the part that its mask leaves, got 2"):
         PixelSampler(replace(split, masks=masks), device, patches=1, patch_size=2)
 
 

@@ -290,7 +290,7 @@ def test_refined_cameras_are_written_as_transforms(refined, tmp_path):
     split, cameras = refined.scene.train, refined.cameras.refined
     write_cameras(tmp_path / CAMERAS_FILE, replace(split, paths=None), cameras)
     content = json.loads((tmp_path / CAMERAS_FILE).read_text())
-    assert (content["w"], content["h"]) == (cameras.width, cameras.height)
+    assert {(frame["w"], frame["h"]) for frame in content["frames"]} == {(cameras.width, cameras.height)}
     photos = read_transforms(tmp_path / CAMERAS_FILE)
     assert len(photos) == len(split)
     for index, photo in enumerate(photos):

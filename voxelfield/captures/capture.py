@@ -105,10 +105,10 @@ def read_capture(folder: Path) -> Capture:
         names += split.names
         splits += [split_name] * len(split)
         found = [image_size(path) for path in split.paths]
-        scale = torch.tensor(found, dtype=torch.float64) / torch.tensor([split.cameras.width, split.cameras.height])
+        scale = torch.tensor(found, dtype=torch.float64) / split.cameras.all_sizes()
         intrinsics.append(split.cameras.intrinsics.double() * scale.repeat(1, 2))
         sizes += found
-        images += [Image.fromarray(image.numpy()) for image in split.images]
+        images += [Image.fromarray(split.image(index).numpy()) for index in range(len(split))]
     points, colors = (
         read_points(folder) if is_colmap(folder) else (torch.zeros(0, 3).double(), torch.zeros(0, 3).byte())
     )

@@ -119,7 +119,7 @@ def _window(cameras: Cameras, position: Tensor, axes: Tensor, near: float) -> tu
     Raises:
         NotForwardError: A ray does not meet the near plane.
     """
-    pixels = _border(cameras.width, cameras.height).repeat(len(cameras), 1)
+    pixels = (_border() * cameras.all_sizes()[:, None]).flatten(0, 1)
     index = torch.arange(len(cameras)).repeat_interleave(len(pixels) // len(cameras))
     box = torch.tensor([[-1.0] * 3, [1.0] * 3])  # rays are needed for their directions only
     rays = cameras.rays(index, pixels, box)
@@ -136,12 +136,12 @@ def _window(cameras: Cameras, position: Tensor, axes: Tensor, near: float) -> tu
     return (ends.amin(dim=0), ends.amax(dim=0)), float((each.amax(dim=1) - each.amin(dim=1)).amax())
 
 
-def _border(width: int, height: int) -> Tensor:
-    """Returns image points (P, 2) along the edges of an image."""
+def _border() -> Tensor:
+    """Returns points (P, 2) along the edges of an image, in shares of its width and height."""
     share = torch.linspace(0, 1, _ALONG_EDGE)
     zero, one = torch.zeros_like(share), torch.ones_like(share)
     edges = [torch.stack(pair, dim=-1) for pair in ((share, zero), (share, one), (zero, share), (one, share))]
-    return torch.cat(edges) * torch.tensor([width, height])
+    return torch.cat(edges)
 
 
 def _frustum(window: Window, near: float, position: Tensor, axes: Tensor) -> Tensor:

@@ -108,7 +108,7 @@ def check_cameras_see(name: str, cameras: Cameras, aabb: Tensor) -> None:
     Raises:
         ValueError: None sees the box; the message says what is likely wrong.
     """
-    size = torch.tensor([cameras.width, cameras.height]).expand(len(cameras), 2)
+    size = cameras.all_sizes()
     if bool(sees_box(cameras.c2w, cameras.intrinsics, size, aabb).any()):
         return
     if bool(sees_box(turned_about(cameras.c2w), cameras.intrinsics, size, aabb).any()):

@@ -19,11 +19,12 @@ class Split:
     """Images and the cameras that took them.
 
     Args:
-        images: (N, H, W, 4) uint8 on the CPU, RGBA with straight (not premultiplied) alpha.
-        cameras: N cameras of width W and height H.
+        images: (N, H, W, 4) uint8 on the CPU, RGBA with straight (not premultiplied) alpha. An image that is smaller
+            than H x W lies at the top left, and nothing reads the pixels beside it; :meth:`image` cuts it out.
+        cameras: N cameras; W and H are their largest width and height.
         names: N different names, for file names and logs.
         masks: (N, H, W) bool on the CPU: False where a pixel must be ignored, in training and in the evaluation.
-            None: all of them count.
+            None: all pixels of all images count.
         paths: The N files that the images were read from; None if they come from elsewhere.
 
     Raises:
@@ -53,16 +54,24 @@ class Split:
             raise ValueError(f"Split.names must differ, got {twice!r} {self.names.count(twice)} times")
         if self.masks is not None:
             check_field("Split.masks", self.masks, size[:3], torch.bool)
-            for name, mask in zip(self.names, self.masks, strict=True):
-                if not bool(mask.any()):
+            for index, name in enumerate(self.names):
+                if not bool(self._cut(self.masks, index).any()):
                     raise ValueError(f"Split.masks must leave some pixels of each view, got none of {name!r}")
 
     def __len__(self) -> int:
         return len(self.names)
 
-    def mask(self, index: int, device: torch.device) -> Tensor | None:
-        """Returns, on a device, which pixels (H, W) of a view count; None if all do."""
-        return None if self.masks is None else self.masks[index].to(device)
+    def image(self, index: int) -> Tensor:
+        """Returns one image, (height, width, 4) uint8."""
+        return self._cut(self.images, index)
+
+    def mask(self, index: int) -> Tensor | None:
+        """Returns which pixels of a view count, (height, width) bool; None if all do."""
+        return None if self.masks is None else self._cut(self.masks, index)
+
+    def _cut(self, stack: Tensor, index: int) -> Tensor:
+        width, height = self.cameras.size(index)
+        return stack[index, :height, :width]
 
 
 @dataclass(frozen=True, eq=False)

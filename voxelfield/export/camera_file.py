@@ -72,7 +72,7 @@ def _frames(split: Split, folder: Path) -> list[dict[str, Any]]:
         if not path.is_relative_to(folder):
             raise ValueError(f"folder must hold the images of the scene, got {folder}, which has no {path}")
         size = image_size(path)
-        scale = torch.tensor(size, dtype=torch.float64) / torch.tensor([cameras.width, cameras.height])
+        scale = torch.tensor(size, dtype=torch.float64) / torch.tensor(cameras.size(index))
         fx, fy, cx, cy = (cameras.intrinsics[index].double() * scale.repeat(2)).tolist()
         frame = {
             "file_path": path.relative_to(folder).as_posix(),

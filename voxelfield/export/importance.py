@@ -46,7 +46,7 @@ def feature_importance(
     grid, device = field.grid, field.aabb.device
     cameras = cameras.to(device)
     rays_of_each = -(-rays // max(len(cameras), 1))
-    image_size = torch.tensor([cameras.width, cameras.height], dtype=torch.float32, device=device)
+    sizes = cameras.all_sizes().to(device, torch.float32)
     random = torch.Generator(device).manual_seed(0)  # files of the same run do not differ by chance
     sums = [torch.zeros(level.shape, device=device, requires_grad=True) for level in grid.levels]
     one, reduce = (grid.grids[0], grid.reduce) if isinstance(grid, VoxelPyramid) else (grid, "concat")
@@ -55,7 +55,7 @@ def feature_importance(
     count = 0
     for camera in range(len(cameras)):
         for first in range(0, rays_of_each, chunk):
-            at = torch.rand(min(chunk, rays_of_each - first), 2, generator=random, device=device) * image_size
+            at = torch.rand(min(chunk, rays_of_each - first), 2, generator=random, device=device) * sizes[camera]
             some = cameras.rays(torch.full((len(at),), camera, device=device), at, field.aabb)
             with torch.no_grad():
                 samples, _ = visible_samples(field, some, occupancy, settings)

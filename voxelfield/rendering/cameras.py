@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from torch.nn import functional as F
 
 from voxelfield.grids.ndc_box import NdcBox
 from voxelfield.ops._checks import check_at_least_one, check_field, check_float32, check_index
+from voxelfield.ops._errors import shown
 from voxelfield.ops._internal.lens import COEFFICIENTS, lens_rays
 from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.rays import Rays, intersect_aabb
@@ -24,18 +26,21 @@ _WORLD_UP_WITHIN = 15.0
 
 @dataclass(frozen=True, eq=False)
 class Cameras:
-    """Cameras with a common image size, pinhole cameras unless they have a lens.
+    """Cameras, pinhole cameras unless they have a lens; their images may differ in size.
 
     Args:
         c2w: (N, 4, 4) float32, camera to world; OpenGL/Blender camera axes (x right, y up, looking along -z).
         intrinsics: (N, 4) float32, ``fx, fy, cx, cy`` in pixels, same device.
-        width: Image width in pixels.
-        height: Image height in pixels.
+        width: Image width in pixels; if images differ in size, the largest width.
+        height: Image height in pixels; if images differ in size, the largest height.
         lens: Lens distortion of the N images, same device; None for pinhole cameras.
+        sizes: (N, 2) int64, each image's width and height in pixels, on the CPU whatever the cameras' device, so that
+            reading a size does not synchronise. None: all images have the size ``width`` x ``height``.
 
     Raises:
-        TypeError: A tensor is not float32, a size is not an int, or ``lens`` is not a :class:`Lens`.
-        ValueError: A tensor has another shape or device, or a size is below 1.
+        TypeError: A tensor has another dtype, a size is not an int, or ``lens`` is not a :class:`Lens`.
+        ValueError: A tensor has another shape or device, a size is below 1, or ``width`` and ``height`` are not the
+            largest of ``sizes``.
     """
 
     c2w: Tensor
@@ -43,6 +48,7 @@ class Cameras:
     width: int
     height: int
     lens: Lens | None = None
+    sizes: Tensor | None = None
 
     def __post_init__(self) -> None:
         check_field("Cameras.c2w", self.c2w, ("N", 4, 4), torch.float32)
@@ -52,6 +58,15 @@ class Cameras:
                 raise TypeError(f"Cameras.{name} must be an int, got {type(size).__name__}")
             if size < 1:
                 raise ValueError(f"Cameras.{name} must be at least 1, got {size}")
+        if self.sizes is not None:
+            check_field("Cameras.sizes", self.sizes, (len(self), 2), torch.int64)
+            if self.sizes.device.type != "cpu":
+                raise ValueError(f"Cameras.sizes must be on the CPU, got a tensor on {self.sizes.device}")
+            if bool((self.sizes < 1).any()) or self.sizes.amax(dim=0).tolist() != [self.width, self.height]:
+                raise ValueError(
+                    f"Cameras.sizes must be at least 1 and at most {self.width} x {self.height}, which one image each "
+                    f"must reach, got {shown(self.sizes.tolist())}"
+                )
         if self.lens is None:
             return
         if not isinstance(self.lens, Lens):
@@ -72,12 +87,40 @@ class Cameras:
             # An empty list would become a float tensor.
             index = torch.tensor(index) if len(index) > 0 else torch.empty(0, dtype=torch.int64)
         lens = None if self.lens is None else self.lens[index]
-        return Cameras(self.c2w[index], self.intrinsics[index], self.width, self.height, lens)
+        chosen = self.c2w[index], self.intrinsics[index]
+        if self.sizes is None or len(chosen[0]) == 0:
+            return Cameras(*chosen, self.width, self.height, lens)
+        return Cameras.of_sizes(*chosen, self.sizes[index.cpu() if isinstance(index, Tensor) else index], lens)
+
+    @classmethod
+    def of_sizes(cls, c2w: Tensor, intrinsics: Tensor, sizes: Tensor, lens: Lens | None = None) -> Cameras:
+        """Returns cameras whose images may differ in size; the arguments are those of the class.
+
+        Args:
+            c2w: (N, 4, 4) float32, N at least 1.
+            intrinsics: (N, 4) float32.
+            sizes: (N, 2) int64, widths and heights in pixels, on the CPU.
+            lens: Lens distortion of the N images.
+        """
+        width, height = sizes.amax(dim=0).tolist()
+        return cls(c2w, intrinsics, width, height, lens, None if bool((sizes == sizes[0]).all()) else sizes)
+
+    def size(self, camera: int) -> tuple[int, int]:
+        """Returns the width and height of one camera's image, in pixels."""
+        if self.sizes is None:
+            return self.width, self.height
+        width, height = self.sizes[camera].tolist()
+        return width, height
+
+    def all_sizes(self) -> Tensor:
+        """Returns the widths and heights (N, 2) of all images in pixels, int64, on the CPU."""
+        common = torch.tensor([self.width, self.height]).expand(len(self), 2)
+        return common if self.sizes is None else self.sizes
 
     def to(self, device: torch.device | str) -> Cameras:
         """Returns the same cameras on ``device``."""
         lens = None if self.lens is None else self.lens.to(device)
-        return Cameras(self.c2w.to(device), self.intrinsics.to(device), self.width, self.height, lens)
+        return replace(self, c2w=self.c2w.to(device), intrinsics=self.intrinsics.to(device), lens=lens)
 
     def enlarged(self, factor: int) -> Cameras:
         """Returns the same views with ``factor`` times as many pixels along each side.
@@ -87,18 +130,28 @@ class Cameras:
         """
         if not isinstance(factor, int) or factor < 1:
             raise ValueError(f"factor must be an int of at least 1, got {factor!r}")
-        return Cameras(self.c2w, self.intrinsics * factor, self.width * factor, self.height * factor, self.lens)
+        return self._resized(self.intrinsics * factor, lambda side: side * factor)
 
     def shrunk(self, factor: int) -> Cameras:
         """Returns the same views with pixels ``factor`` times as large; a remainder at the right and bottom is cut off.
 
         Raises:
-            ValueError: ``factor`` is not an int from 1 to the shorter side in pixels.
+            ValueError: ``factor`` is not an int from 1 to :attr:`shortest_side`.
         """
-        if not isinstance(factor, int) or not 1 <= factor <= min(self.width, self.height):
-            limit = min(self.width, self.height)
+        if not isinstance(factor, int) or not 1 <= factor <= self.shortest_side:
+            limit = self.shortest_side
             raise ValueError(f"factor must be an int in [1, {limit}], the shorter side in pixels, got {factor!r}")
-        return Cameras(self.c2w, self.intrinsics / factor, self.width // factor, self.height // factor, self.lens)
+        return self._resized(self.intrinsics / factor, lambda side: side // factor)
+
+    @property
+    def shortest_side(self) -> int:
+        """The shortest side of any image, in pixels."""
+        return min(self.width, self.height) if self.sizes is None else int(self.sizes.min())
+
+    def _resized(self, intrinsics: Tensor, resize: Callable[[Any], Any]) -> Cameras:
+        """Returns the same views with other intrinsics and with every side, an int or a tensor of ints, resized."""
+        sizes = None if self.sizes is None else resize(self.sizes)
+        return Cameras(self.c2w, intrinsics, resize(self.width), resize(self.height), self.lens, sizes)
 
     def rays(self, camera_index: Tensor, pixels: Tensor, aabb: Tensor) -> Rays:
         """Casts one ray through each given image point.
@@ -148,16 +201,16 @@ class Cameras:
             aabb: (2, 3) float32, low and high corner in world units, on the cameras' device.
 
         Returns:
-            ``height * width`` rays, row by row from the top left pixel.
+            A ray for each pixel of the camera's image, row by row from the top left pixel.
 
         Raises:
             IndexError: There is no such camera.
         """
         if not 0 <= camera < len(self):
             raise IndexError(f"camera must be 0 <= camera < {len(self)}, got {camera}")
-        device = self.c2w.device
-        columns = torch.arange(self.width, device=device, dtype=torch.float32).add_(0.5)
-        rows = torch.arange(self.height, device=device, dtype=torch.float32).add_(0.5)
+        device, (width, height) = self.c2w.device, self.size(camera)
+        columns = torch.arange(width, device=device, dtype=torch.float32).add_(0.5)
+        rows = torch.arange(height, device=device, dtype=torch.float32).add_(0.5)
         y, x = torch.meshgrid(rows, columns, indexing="ij")
         pixels = torch.stack((x, y), dim=-1).view(-1, 2)
         camera_index = torch.full((pixels.shape[0],), camera, dtype=torch.int64, device=device)
@@ -169,14 +222,14 @@ class Cameras:
         Returns:
             (N, 2) float32, the smallest and the largest angle over all directions, radians.
         """
-        device, size = self.c2w.device, torch.tensor([self.width, self.height], device=self.c2w.device)
+        device = self.c2w.device
         share = torch.linspace(0, 1, _LATTICE, device=device)
-        points = torch.cartesian_prod(share, share) * size
+        points = torch.cartesian_prod(share, share) * self.all_sizes().to(device)[:, None]
         # Offsets of half a pixel to either side of each point, horizontally and vertically.
         moves = torch.tensor([[0.5, 0.0], [-0.5, 0.0], [0.0, 0.5], [0.0, -0.5]], device=device)
-        pixels = (points[:, None] + moves).view(-1, 2)
-        camera_index = torch.arange(len(self), device=device).repeat_interleave(len(pixels))
-        directions = self._directions(camera_index, pixels.repeat(len(self), 1)).view(len(self), len(points), 4, 3)
+        pixels = points[:, :, None] + moves
+        camera_index = torch.arange(len(self), device=device).repeat_interleave(len(share) ** 2 * len(moves))
+        directions = self._directions(camera_index, pixels.view(-1, 2)).view(*pixels.shape[:3], 3)
         across, down = directions[:, :, 0] - directions[:, :, 1], directions[:, :, 2] - directions[:, :, 3]
         # Singular values of the map from pixels to directions, computed from the product with its transpose.
         mean = 0.5 * (across.square().sum(-1) + down.square().sum(-1))
@@ -246,7 +299,7 @@ def orbit(cameras: Cameras, target: Tensor, frames: int) -> Cameras:
 
     Args:
         cameras: Cameras that define the circle: their mean distance from ``target`` and mean elevation above it. The
-            image size and the first camera's intrinsics are kept. A lens is not: the new cameras are pinhole cameras.
+            first camera's image size and intrinsics are kept. A lens is not: the new cameras are pinhole cameras.
         target: (3,) point to look at, world frame.
         frames: Number of cameras; the last one is one step before the first.
 
@@ -278,7 +331,7 @@ def orbit(cameras: Cameras, target: Tensor, frames: int) -> Cameras:
     c2w[:, :3, :3] = upright.mT @ axes
     c2w[:, :3, 3] = centre + distance * c2w[:, :3, 2]
     intrinsics = cameras.intrinsics[:1].expand(frames, 4).contiguous()
-    return Cameras(c2w.float(), intrinsics, cameras.width, cameras.height)
+    return Cameras(c2w.float(), intrinsics, *cameras.size(0))
 
 
 def up_direction(cameras: Cameras) -> Tensor:

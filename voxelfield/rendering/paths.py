@@ -28,9 +28,10 @@ def at_size(cameras: Cameras, width: int, height: int) -> Cameras:
     Raises:
         ValueError: A size is below 1.
     """
-    factor = height / cameras.height
+    sizes = cameras.all_sizes().to(cameras.intrinsics)
+    factor = height / sizes[:, 1:]
     intrinsics = cameras.intrinsics * factor
-    intrinsics[:, 2] += 0.5 * (width - factor * cameras.width)
+    intrinsics[:, 2] += 0.5 * (width - factor[:, 0] * sizes[:, 0])
     return Cameras(cameras.c2w, intrinsics, width, height, cameras.lens)
 
 
@@ -43,7 +44,8 @@ def interpolate(cameras: Cameras, frames: int, *, keys: int = 10) -> Cameras:
     by Catmull-Rom splines.
 
     Args:
-        cameras: At least one. The image size is kept. A lens is not: the new cameras are pinhole cameras.
+        cameras: At least one. The image size is kept, or that of the first if they differ. A lens is not: the new
+            cameras are pinhole cameras.
         frames: Number of cameras on the path.
         keys: Largest number of cameras that the path passes through.
 
@@ -57,12 +59,13 @@ def interpolate(cameras: Cameras, frames: int, *, keys: int = 10) -> Cameras:
         raise ValueError(f"keys must be at least 1, got {keys}")
     if len(cameras) == 0:
         raise ValueError("cameras must be at least one, to lay a path through, got none")
-    chosen = cameras[_keys(cameras.c2w.double().cpu(), keys)].to("cpu")
+    width, height = cameras.size(0)
+    chosen = at_size(cameras[_keys(cameras.c2w.double().cpu(), keys)].to("cpu"), width, height)
     # Logarithms of focal lengths, so that zooming is uniform.
     focal, centre = chosen.intrinsics[:, :2].double().log(), chosen.intrinsics[:, 2:].double()
     c2w, numbers = through_poses(chosen.c2w, torch.cat((focal, centre), dim=-1), frames)
     intrinsics = torch.cat((numbers[:, :2].exp(), numbers[:, 2:]), dim=-1)
-    return Cameras(c2w.float(), intrinsics.float(), cameras.width, cameras.height).to(cameras.c2w.device)
+    return Cameras(c2w.float(), intrinsics.float(), width, height).to(cameras.c2w.device)
 
 
 def spiral(cameras: Cameras, target: Tensor, frames: int, *, turns: float = 2.0) -> Cameras:
@@ -73,7 +76,8 @@ def spiral(cameras: Cameras, target: Tensor, frames: int, *, turns: float = 2.0)
     the 90th percentile of the cameras' offsets.
 
     Args:
-        cameras: Cameras that define the spiral. The image size and the mean intrinsics are kept. A lens is not.
+        cameras: Cameras that define the spiral. The image size, or that of the first if they differ, and the mean
+            intrinsics for that size are kept. A lens is not.
         target: (3,) point in the scene, world frame.
         frames: Number of cameras; the last one is one step before the first.
         turns: Number of turns of the spiral.
@@ -106,8 +110,9 @@ def spiral(cameras: Cameras, target: Tensor, frames: int, *, turns: float = 2.0)
     c2w = torch.eye(4, device=device, dtype=torch.float64).repeat(frames, 1, 1)
     c2w[:, :3, :3] = torch.stack([axes_looking(focus - position, axes[:, 1]) for position in positions])
     c2w[:, :3, 3] = positions
-    intrinsics = cameras.intrinsics.mean(dim=0, keepdim=True).expand(frames, 4).contiguous()
-    return Cameras(c2w.float(), intrinsics, cameras.width, cameras.height)
+    width, height = cameras.size(0)
+    intrinsics = at_size(cameras, width, height).intrinsics.mean(dim=0, keepdim=True).expand(frames, 4).contiguous()
+    return Cameras(c2w.float(), intrinsics, width, height)
 
 
 def axes_looking(direction: Tensor, up: Tensor) -> Tensor:

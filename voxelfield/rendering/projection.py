@@ -50,12 +50,12 @@ def views_of_points(cameras: Cameras, points: Tensor, near: float = 0.0) -> Tens
         (M,) int64.
     """
     count = torch.zeros(len(points), dtype=torch.int64, device=points.device)
-    size = torch.tensor([cameras.width, cameras.height], device=points.device)
+    sizes = cameras.all_sizes().to(points.device)
     to_ray = torch.tensor([1.0, -1.0, -1.0], device=points.device)
     for index, c2w in enumerate(cameras.c2w):
         rays = ((points - c2w[:3, 3]) @ c2w[:3, :3]) * to_ray
         pixels = pixels_of_rays(cameras, index, rays)
-        count += ((pixels >= 0) & (pixels < size)).all(dim=-1) & (rays.norm(dim=-1) > near)
+        count += ((pixels >= 0) & (pixels < sizes[index])).all(dim=-1) & (rays.norm(dim=-1) > near)
     return count
 
 

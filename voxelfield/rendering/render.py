@@ -165,7 +165,7 @@ def render_view(
         rgb.append(part.over(background))
         opacity.append(part.opacity)
         depth.append(_world_depth_sum(field, rays[first : first + chunk], part) / part.opacity.clamp(min=1e-6))
-    size = (cameras.height, cameras.width)
+    size = cameras.size(camera)[::-1]
     return View(torch.cat(rgb).view(*size, 3), torch.cat(opacity).view(size), torch.cat(depth).view(size))
 
 

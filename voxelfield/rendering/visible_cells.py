@@ -113,11 +113,12 @@ def _positions(
 ) -> Iterator[Tensor]:
     """Yields the positions (M, 3) of visible samples, in the frame of the occupancy."""
     device = occupancy.aabb.device
-    rows = torch.arange(every // 2, cameras.height, every, device=device)
-    columns = torch.arange(every // 2, cameras.width, every, device=device)
-    y, x = torch.meshgrid(rows + 0.5, columns + 0.5, indexing="ij")
-    pixels = torch.stack((x, y), dim=-1).view(-1, 2)
     for camera in range(len(cameras)):
+        width, height = cameras.size(camera)
+        rows = torch.arange(every // 2, height, every, device=device)
+        columns = torch.arange(every // 2, width, every, device=device)
+        y, x = torch.meshgrid(rows + 0.5, columns + 0.5, indexing="ij")
+        pixels = torch.stack((x, y), dim=-1).view(-1, 2)
         for some in pixels.split(chunk):
             rays = cameras.rays(torch.full((len(some),), camera, device=device), some, field.aabb)
             yield visible_samples(field, rays, occupancy, settings)[0].positions

@@ -21,7 +21,8 @@ def visual_hull(alpha: Tensor, cameras: Cameras, aabb: Tensor, resolution: tuple
     without transparency carve nothing.
 
     Args:
-        alpha: (N, H, W) uint8 opacity of N images, 0 where transparent; on any device.
+        alpha: (N, H, W) uint8 opacity of N images, 0 where transparent; on any device. Pixels outside of an image that
+            is smaller than H x W are not read.
         cameras: The N cameras, on the device on which to compute.
         aabb: (2, 3) box, world units, on that device.
         resolution: Number of cells along x, y and z.
@@ -37,16 +38,18 @@ def visual_hull(alpha: Tensor, cameras: Cameras, aabb: Tensor, resolution: tuple
         raise ValueError(f"alpha must have shape {expected}, as the cameras say, got {tuple(alpha.shape)}")
     axes = [_centres(aabb, axis, cells) for axis, cells in enumerate(resolution)]
     reaches = _reaches(cameras.to("cpu"), aabb.cpu(), resolution)
-    opaque_throughout = alpha.flatten(1).all(dim=1).tolist()
+    sizes = cameras.all_sizes().tolist()
+    opaque_throughout = [bool(image[:h, :w].all()) for image, (w, h) in zip(alpha, sizes, strict=True)]
     possible = torch.ones(resolution, dtype=torch.bool, device=aabb.device)
     for index, reach in enumerate(reaches):
-        if opaque_throughout[index] or 2 * reach >= min(cameras.width, cameras.height):
+        width, height = cameras.size(index)
+        if opaque_throughout[index] or 2 * reach >= min(width, height):
             continue
         column, row = _project(cameras, index, axes)
-        inside = (column >= reach) & (column < cameras.width - reach)
-        inside &= (row >= reach) & (row < cameras.height - reach)
-        opaque = _dilate((alpha[index] > 0).to(aabb.device), reach)
-        seen = opaque[row.clamp_(0, cameras.height - 1), column.clamp_(0, cameras.width - 1)]
+        inside = (column >= reach) & (column < width - reach)
+        inside &= (row >= reach) & (row < height - reach)
+        opaque = _dilate((alpha[index, :height, :width] > 0).to(aabb.device), reach)
+        seen = opaque[row.clamp_(0, height - 1), column.clamp_(0, width - 1)]
         possible &= seen | ~inside
     return possible
 
@@ -90,12 +93,13 @@ def _reaches(cameras: Cameras, aabb: Tensor, resolution: tuple[int, int, int]) -
         return _lens_reaches(cameras, aabb + 0.5 * torch.stack((size, -size)), radius)
     corners = torch.cartesian_prod(*(aabb + 0.5 * torch.stack((size, -size))).unbind(-1))
     reaches = []
-    for c2w, intrinsics in zip(cameras.c2w, cameras.intrinsics, strict=True):
+    sizes = cameras.all_sizes().tolist()
+    for c2w, intrinsics, (width, height) in zip(cameras.c2w, cameras.intrinsics, sizes, strict=True):
         fx, fy, cx, cy = intrinsics.tolist()
         nearest = float(((c2w[:3, 3] - corners) * c2w[:3, 2]).sum(-1).min()) - radius
         # Off the axis, the image of a ball is longer than on it.
-        slant = math.hypot(1, max(cx, cameras.width - cx) / fx, max(cy, cameras.height - cy) / fy)
-        reaches.append(math.ceil(max(fx, fy) * radius * slant / nearest) + 1 if nearest > 0 else cameras.width)
+        slant = math.hypot(1, max(cx, width - cx) / fx, max(cy, height - cy) / fy)
+        reaches.append(math.ceil(max(fx, fy) * radius * slant / nearest) + 1 if nearest > 0 else width)
     return reaches
 
 

@@ -53,16 +53,22 @@ class PixelSampler:
             return read_from_host(tensor, device) if on_host else tensor.to(device).contiguous()
 
         images, self._drawable = split.images, None
-        if split.masks is not None:
+        counted = pixels_that_count(split)
+        if split.masks is not None and counted is not None:
             # Masked pixels are not known to be transparent, so they must not carve away matter.
             images = images.clone()
             images[..., 3].masked_fill_(~split.masks, 255)
-            self._drawable = kept(split.masks.flatten().nonzero()[:, 0].to(pixel_number_type(split.masks)))
+            self._drawable = kept(counted.flatten().nonzero()[:, 0].to(pixel_number_type(counted)))
         self._images = kept(images)
         self.cameras = split.cameras.to(device)
+        self._packing = None
         self._count = images[..., 0].numel() if self._drawable is None else len(self._drawable)
+        if self.cameras.sizes is not None and self._drawable is None:
+            pixels = self.cameras.sizes.prod(dim=1)
+            self._packing = (pixels.cumsum(0) - pixels).to(device), self.cameras.sizes[:, 0].to(device)
+            self._count = int(pixels.sum())
         self._supersampling = supersampling
-        self._structure = kept(structure_weights(images, device)) if structure else None
+        self._structure = kept(structure_weights(images, device, self.cameras.sizes)) if structure else None
         self._patches = PatchSampler(split, device, patches, patch_size) if patches > 0 else None
 
     @property
@@ -132,7 +138,22 @@ class PixelSampler:
 
     def _draw_pixels(self, count: int) -> Tensor:
         index = torch.randint(self._count, (count,), device=self._images.device)
-        return index if self._drawable is None else self._drawable[index].long()
+        if self._drawable is not None:
+            return self._drawable[index].long()
+        return index if self._packing is None else self._unpacked(index, *self._packing)
+
+    def _unpacked(self, index: Tensor, starts: Tensor, widths: Tensor) -> Tensor:
+        """Converts indices of pixels (P,) that skip the room beside smaller images to indices that count it.
+
+        Args:
+            index: The indices, int64.
+            starts: (N,) index of each image's first pixel.
+            widths: (N,) width of each image.
+        """
+        image = torch.searchsorted(starts, index, right=True) - 1
+        within, width = index - starts[image], widths[image]
+        row = within // width
+        return (image * self.cameras.height + row) * self.cameras.width + within - row * width
 
     def _draw_patches(self, count: int, patches: PatchSampler) -> Tensor:
         drawn = patches.draw()
@@ -161,19 +182,20 @@ class PatchSampler:
         square = torch.arange(size, device=device)
         self._offsets = (square[:, None] * width + square).flatten()
         self._corners = None
-        if split.masks is not None:
+        counted = pixels_that_count(split)
+        if counted is not None:
             # A patch contains no masked pixel if the sum of the mask over it equals its area.
             area = (
-                F.pad(split.masks.to(torch.int32), (1, 0, 1, 0))
+                F.pad(counted.to(torch.int32), (1, 0, 1, 0))
                 .cumsum(1, dtype=torch.int32)
                 .cumsum(2, dtype=torch.int32)
             )
             sums = area[:, size:, size:] - area[:, :-size, size:] - area[:, size:, :-size] + area[:, :-size, :-size]
             image, y, x = (sums == size * size).nonzero(as_tuple=True)
             if len(image) == 0:
-                raise ValueError(f"patch_size must fit into what masks leave of the images, got {size}")
+                raise ValueError(f"patch_size must fit into an image, or into the part that its mask leaves, got {size}")
             corners = (image * height + y) * width + x
-            self._corners = corners.to(pixel_number_type(split.masks)).to(device)
+            self._corners = corners.to(pixel_number_type(counted)).to(device)
 
     def draw(self) -> Tensor:
         """Draws patches, using torch's global generator.
@@ -197,6 +219,16 @@ class PatchSampler:
 
     def _random(self, low: int, high: int) -> Tensor:
         return torch.randint(low, high, (self._count,), device=self._device)
+
+
+def pixels_that_count(split: Split) -> Tensor | None:
+    """Returns which pixels (N, H, W) of a split lie in an image and are not masked, bool; None if all do."""
+    if split.cameras.sizes is None:
+        return split.masks
+    height, width = split.images.shape[1:3]
+    columns, rows = (side[:, None] for side in split.cameras.sizes.unbind(dim=1))
+    inside = (torch.arange(width) < columns)[:, None] & (torch.arange(height) < rows)[..., None]
+    return inside if split.masks is None else inside & split.masks
 
 
 def pixel_number_type(masks: Tensor) -> torch.dtype:

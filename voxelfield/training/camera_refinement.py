@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -88,7 +89,7 @@ class CameraRefinement(nn.Module):
         if focal_lr is not None and cameras.lens is not None:
             raise ValueError("camera.focal must be false for images of a lens that distorts, got true")
         device = cameras.c2w.device
-        self._size, self._lens = (cameras.width, cameras.height), cameras.lens
+        self._cameras = cameras
         self.register_buffer("given_c2w", cameras.c2w.clone())
         self.register_buffer("given_intrinsics", cameras.intrinsics.clone())
         # Subtracted from a pose, and added again, to make its position relative to the centre.
@@ -118,7 +119,7 @@ class CameraRefinement(nn.Module):
 
     def given(self) -> Cameras:
         """Returns the given cameras."""
-        return Cameras(self.given_c2w, self.given_intrinsics, *self._size, self._lens)
+        return replace(self._cameras, c2w=self.given_c2w, intrinsics=self.given_intrinsics)
 
     def forward(self) -> Cameras:
         """Returns the current cameras, differentiable with respect to the parameters."""
@@ -129,7 +130,7 @@ class CameraRefinement(nn.Module):
             intrinsics = torch.cat((intrinsics[:, :2] * factor, intrinsics[:, 2:]), dim=1)
             positions = torch.cat((c2w[:, :3, 3:] * factor, c2w[:, 3:, 3:]), dim=1)
             c2w = torch.cat((c2w[:, :, :3], positions), dim=2)
-        return Cameras(c2w + self._centre, intrinsics, *self._size, self._lens)
+        return replace(self._cameras, c2w=c2w + self._centre, intrinsics=intrinsics)
 
     @torch.no_grad()
     def refined(self) -> Cameras:
@@ -231,7 +232,7 @@ class CameraRefinement(nn.Module):
             "optimizer": self._optimizer.state_dict()["state"],
             "c2w": cameras.c2w,
             "intrinsics": cameras.intrinsics,
-            "size": list(self._size),
+            "sizes": cameras.all_sizes(),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:

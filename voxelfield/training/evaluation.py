@@ -143,7 +143,7 @@ def evaluate_split(
 
     Args:
         render_view: Called with the split's cameras and a camera index; renders that view on any device.
-        split: Images (N, H, W, 4) uint8 with straight alpha, cameras and names.
+        split: Images with their cameras and names.
         background: (3,) floating point in [0, 1]; the colour over which ``render_view`` composites.
         output: Directory for ``<view name>.png`` (8-bit RGB), or None to write nothing.
         views: Indices of the views to evaluate, in [0, N); None means all.
@@ -180,7 +180,7 @@ def evaluate_split(
             name = split.names[index]
             view = render_view(cameras, index)
             rgb = view.rgb
-            truth = composite_background(uploads.to(split.images[index], rgb.device), background)
+            truth = composite_background(uploads.to(split.image(index), rgb.device), background)
             if rgb.shape != truth.shape:
                 raise ValueError(f"rendered view {name!r} must have shape {tuple(truth.shape)}, got {tuple(rgb.shape)}")
             bad = (~rgb.isfinite()).any(dim=-1).sum()
@@ -188,7 +188,8 @@ def evaluate_split(
             if output is not None:
                 pictures.save(output / _file_name(name), rgb)
             # Left on the device: reading each number immediately would delay the launch of the next view.
-            mask = None if split.masks is None else uploads.to(split.masks[index], rgb.device)
+            counted = split.mask(index)
+            mask = None if counted is None else uploads.to(counted, rgb.device)
             shown = rgb if mask is None else torch.where(mask[..., None], rgb, truth)
             figures = {"bad": bad.float(), "psnr": psnr(rgb, truth, mask), "ssim": ssim(shown, truth)}
             if lpips is not None:

@@ -25,6 +25,8 @@ def fingerprint(split: Split) -> dict[str, Tensor]:
         intrinsics.
     """
     cameras = torch.cat((split.cameras.c2w.flatten(1), split.cameras.intrinsics), dim=1)
+    if split.cameras.sizes is not None:
+        cameras = torch.cat((cameras, split.cameras.sizes), dim=1)
     if split.cameras.lens is not None:
         cameras = torch.cat((cameras, split.cameras.lens.coefficients), dim=1)
     # zlib releases Python's interpreter lock.
@@ -55,8 +57,8 @@ def changes(saved: Mapping[str, Any], now: Mapping[str, Tensor], names: Sequence
 
 
 def _image(split: Split, index: int) -> int:
-    checksum = _checksum(split.images[index])
-    return checksum if split.masks is None else _checksum(split.masks[index], checksum)
+    checksum, mask = _checksum(split.image(index)), split.mask(index)
+    return checksum if mask is None else _checksum(mask, checksum)
 
 
 def _checksum(values: Tensor, before: int = 0) -> int:

@@ -96,7 +96,7 @@ class LostCameras:
 
     def __init__(self, split: Split, trainer: TrainerConfig, starts: int) -> None:
         cameras = split.cameras
-        self._factor = min(-(-max(cameras.width, cameras.height) // _SIDE), cameras.width, cameras.height)
+        self._factor = min(-(-max(cameras.width, cameras.height) // _SIDE), cameras.shortest_side)
         self._split = shrunk(split, self._factor)
         self._comparable = _keeps_valid_pixels(split, self._factor)
         self._trainer = trainer
@@ -176,9 +176,10 @@ class LostCameras:
     def _error(
         self, render_view: Callable[[Cameras, int], View], cameras: Cameras, camera: int, images: Tensor, index: int
     ) -> Tensor:
-        error = (render_view(cameras, camera).rgb - images[index]).square().mean(dim=-1)
-        mask = self._split.mask(index, error.device)
-        return error.mean() if mask is None else torch.where(mask, error, 0).sum() / mask.sum()
+        rgb = render_view(cameras, camera).rgb
+        height, width = rgb.shape[:2]
+        error, mask = (rgb - images[index, :height, :width]).square().mean(dim=-1), self._split.mask(index)
+        return error.mean() if mask is None else torch.where(mask.to(error.device), error, 0).sum() / mask.sum()
 
     def _copies(self, refinement: CameraRefinement, index: int, twists: Tensor) -> CameraRefinement:
         return refinement.copies(index, twists, self._factor, steps=_STEPS, pose_lr=_RATE, final_factor=FINAL_FACTOR)
@@ -203,10 +204,8 @@ def _without_exposure(split: Split, exposure: AffineExposure) -> Split:
 
 def _keeps_valid_pixels(split: Split, factor: int) -> Tensor:
     """Returns (N,) bool: whether a view has valid pixels left when it is downscaled by a factor."""
-    if split.masks is None:
-        return torch.ones(len(split), dtype=torch.bool)
-    height, width = (side // factor * factor for side in split.masks.shape[1:])
-    return split.masks[:, :height, :width].flatten(1).any(dim=1)
+    masks = (split.mask(index) for index in range(len(split)))
+    return torch.tensor([mask is None or bool(_whole_squares(mask, factor).any()) for mask in masks])
 
 
 def shrunk(split: Split, factor: int) -> Split:
@@ -218,8 +217,19 @@ def shrunk(split: Split, factor: int) -> Split:
         factor: Side of the squares.
     """
     images = torch.stack([_shrunk_image(image, factor) for image in split.images])
-    masks = None if split.masks is None else torch.stack([_shrunk_mask(mask, factor) for mask in split.masks])
+    masks = None
+    if split.masks is not None:
+        masks = torch.zeros(images.shape[:3], dtype=torch.bool)
+        for index, shrunk_mask in enumerate(masks):
+            mask = _shrunk_mask(split.mask(index), factor)
+            shrunk_mask[: mask.shape[0], : mask.shape[1]] = mask
     return replace(split, images=images, cameras=split.cameras.shrunk(factor), masks=masks, paths=None)
+
+
+def _whole_squares(mask: Tensor, factor: int) -> Tensor:
+    """Returns the part of a mask (H, W) that whole squares of pixels cover."""
+    height, width = (side // factor * factor for side in mask.shape)
+    return mask[:height, :width]
 
 
 def _shrunk_image(image: Tensor, factor: int) -> Tensor:

@@ -36,9 +36,8 @@ class RefinedCameras:
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> RefinedCameras:
         """Returns the cameras of a checkpoint (:meth:`CameraRefinement.state`), on the CPU and without their lens."""
-        width, height = state["size"]
         module = state["module"]
-        given = Cameras(module["given_c2w"].cpu(), module["given_intrinsics"].cpu(), width, height)
+        given = Cameras.of_sizes(module["given_c2w"].cpu(), module["given_intrinsics"].cpu(), state["sizes"].cpu())
         return cls(given, replace(given, c2w=state["c2w"].cpu(), intrinsics=state["intrinsics"].cpu()))
 
     @cached_property
@@ -102,11 +101,13 @@ def write_cameras(path: Path, split: Split, cameras: Cameras) -> None:
     frames = []
     for index, (name, pose) in enumerate(zip(names, cameras.c2w.cpu().tolist(), strict=True)):
         focal_x, focal_y, middle_x, middle_y = cameras.intrinsics[index].tolist()
-        frame = {"file_path": name, "fl_x": focal_x, "fl_y": focal_y, "cx": middle_x, "cy": middle_y}
+        width, height = cameras.size(index)
+        frame = {"file_path": name, "w": width, "h": height}
+        frame |= {"fl_x": focal_x, "fl_y": focal_y, "cx": middle_x, "cy": middle_y}
         if lens is not None:
             frame |= dict(zip(LENS_TERMS, lens[index].tolist(), strict=True))
         frames.append(frame | {"transform_matrix": pose})
-    content: dict[str, Any] = {"w": cameras.width, "h": cameras.height, "frames": frames}
+    content: dict[str, Any] = {"frames": frames}
     if cameras.lens is not None:
         content["camera_model"] = "OPENCV_FISHEYE" if cameras.lens.is_fisheye else "OPENCV"
     with atomic_write(path) as file:

@@ -30,16 +30,18 @@ def depth_maps(
         chunk: Rays at once, to bound memory.
 
     Returns:
-        (N, H, W) distances along the rays, world units; infinite where more than half of the light comes through.
+        (N, H, W) distances along the rays, world units; infinite where more than half of the light comes through, and
+        outside of images that are smaller than H x W.
     """
     device = field.aabb.device
     cameras = cameras.to(device)
-    maps = torch.empty(len(cameras), cameras.height * cameras.width, device=device)
-    for camera, row in enumerate(maps):
-        rays = cameras.image_rays(camera, field.aabb)
-        for first in range(0, len(rays), chunk):
-            row[first : first + chunk] = _median_depth(field, rays[first : first + chunk], occupancy, settings)
-    return maps.view(-1, cameras.height, cameras.width)
+    maps = torch.full((len(cameras), cameras.height, cameras.width), torch.inf, device=device)
+    for camera, image in enumerate(maps):
+        rays, (width, height) = cameras.image_rays(camera, field.aabb), cameras.size(camera)
+        parts = [rays[first : first + chunk] for first in range(0, len(rays), chunk)]
+        depths = torch.cat([_median_depth(field, part, occupancy, settings) for part in parts])
+        image[:height, :width] = depths.view(height, width)
+    return maps
 
 
 def _median_depth(field: Field, rays: Rays, occupancy: OccupancyGrid, settings: RenderSettings) -> Tensor:

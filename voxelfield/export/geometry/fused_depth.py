@@ -42,7 +42,7 @@ class FusedDepth:
             raise ValueError("cameras must be pinholes to fuse their depth, got cameras with a lens")
         self._field, self._occupancy = field, widened(occupancy)
         self._depths, self._truncation = depths, truncation
-        self._size = (cameras.width, cameras.height)
+        self._cameras = cameras
         self._origins = cameras.c2w[:, :3, 3]
         self._axes = cameras.c2w[:, :3, :3]
         self._intrinsics = cameras.intrinsics
@@ -68,7 +68,7 @@ class FusedDepth:
         fx, fy, cx, cy = self._intrinsics[view]
         ahead = -backward
         column, row = cx + fx * right / ahead, cy - fy * up / ahead
-        width, height = self._size
+        width, height = self._cameras.size(view)
         inside = (ahead > 0) & (column >= 0) & (column < width) & (row >= 0) & (row < height)
         shown = self._depth_at(view, torch.where(inside, column, 0), torch.where(inside, row, 0))
         distance = (shown - arm.norm(dim=-1)) / self._truncation
@@ -76,8 +76,8 @@ class FusedDepth:
 
     def _depth_at(self, view: int, column: Tensor, row: Tensor) -> Tensor:
         """Returns the depth (M,) at image points; between the pixels around only where these show one surface."""
-        width, height = self._size
-        depths = self._depths[view].view(-1)
+        width, height = self._cameras.size(view)
+        depths = self._depths[view, :height, :width].reshape(-1)
         left, top = (column - 0.5).clamp(0, width - 1), (row - 0.5).clamp(0, height - 1)
         x, y = left.long().clamp(max=max(width - 2, 0)), top.long().clamp(max=max(height - 2, 0))
         u, v = left - x, top - y

@@ -84,7 +84,7 @@ def one_kernel(render: Callable[..., tuple[Tensor, Tensor, Tensor]], source: Ima
     prepared = partial(render, **scene, **asdict(source.settings))
 
     def draw(cameras: Cameras, index: int) -> View:
-        camera = cameras.c2w[index], cameras.intrinsics[index], cameras.width, cameras.height
+        camera = cameras.c2w[index], cameras.intrinsics[index], *cameras.size(index)
         return View(*prepared(*camera, **lens_arguments(cameras.lens, index)))
 
     return draw

@@ -73,7 +73,7 @@ class Photographs:
     def image(self, number: int) -> Tensor:
         """Returns a photograph, (H, W, 4) uint8 on the CPU, RGBA."""
         split, index = self._places[number]
-        return split.images[index]
+        return split.image(index)
 
     def thumbnail(self, number: int, side: int, background: Tensor) -> Tensor:
         """Returns a small copy, (h, w, 3) uint8, with a given number of pixels along its longer side.
