@@ -195,7 +195,9 @@ def test_patches_must_fit(split, device):
         PixelSampler(split, device, patches=1, patch_size=6)
     masks = torch.zeros(COUNT, HEIGHT, WIDTH, dtype=torch.bool)
     masks[:, :, ::2] = True
-    with pytest.raises(ValueError, match="patch_size must fit into an image, or into the part that its mask leaves, got 2"):
+    with pytest.raises(
+        ValueError, match="patch_size must fit into an image, or into the part that its mask leaves, got 2"
+    ):
         PixelSampler(replace(split, masks=masks), device, patches=1, patch_size=2)
 
 

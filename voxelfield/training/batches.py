@@ -186,14 +186,14 @@ class PatchSampler:
         if counted is not None:
             # A patch contains no masked pixel if the sum of the mask over it equals its area.
             area = (
-                F.pad(counted.to(torch.int32), (1, 0, 1, 0))
-                .cumsum(1, dtype=torch.int32)
-                .cumsum(2, dtype=torch.int32)
+                F.pad(counted.to(torch.int32), (1, 0, 1, 0)).cumsum(1, dtype=torch.int32).cumsum(2, dtype=torch.int32)
             )
             sums = area[:, size:, size:] - area[:, :-size, size:] - area[:, size:, :-size] + area[:, :-size, :-size]
             image, y, x = (sums == size * size).nonzero(as_tuple=True)
             if len(image) == 0:
-                raise ValueError(f"patch_size must fit into an image, or into the part that its mask leaves, got {size}")
+                raise ValueError(
+                    f"patch_size must fit into an image, or into the part that its mask leaves, got {size}"
+                )
             corners = (image * height + y) * width + x
             self._corners = corners.to(pixel_number_type(counted)).to(device)
 
