@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from voxelfield.datasets.images import IMAGE_SUFFIXES, Size, image_size, read_images, read_masks
+from voxelfield.datasets.images import IMAGE_SUFFIXES, Size, image_sizes, read_images, read_masks
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Split
 from voxelfield.rendering.cameras import Cameras
@@ -122,16 +122,14 @@ def cameras_of(photos: Sequence[Photo], options: LoadOptions) -> Cameras:
     """Returns the cameras of photographs at the full size of their files, whatever size they are read at.
 
     Args:
-        photos: At least one; the first image file is there.
+        photos: At least one; all files are there.
         options: Whether lenses distort.
 
     Raises:
-        ValueError: The first image is unreadable, intrinsics are none of a camera, or some lenses are fisheyes and
-            others are not.
+        ValueError: An image is unreadable, intrinsics are invalid, or some lenses are fisheyes and others are not.
     """
-    size = image_size(photos[0].path)
-    c2w = torch.stack([photo.c2w for photo in photos])
-    return Cameras(c2w.float(), _intrinsics(photos, size).float(), *size, _lens(photos, options.lens_distortion))
+    sizes = image_sizes([photo.path for photo in photos])
+    return _cameras(photos, sizes, sizes, options)
 
 
 def read_split(photos: Sequence[Photo], options: LoadOptions) -> Split:
@@ -139,29 +137,28 @@ def read_split(photos: Sequence[Photo], options: LoadOptions) -> Split:
 
     Args:
         photos: At least one; all files are there. Shrunk images are read in place of whole ones if all have one.
-        options: Say to what size.
+        options: The size to which images are shrunk, and whether lenses distort.
 
     Raises:
         FileNotFoundError: A mask is missing.
-        ValueError: An image is unreadable, of another size than the first, not of the size that its camera takes, or
-            alone in having no alpha channel; intrinsics are none of a camera; some lenses are fisheyes and others are
-            not; or a mask is not as it must be.
+        ValueError: An image is unreadable, not of the size that its camera takes, or alone in having no alpha channel;
+            intrinsics are invalid; some lenses are fisheyes and others are not; or a mask is unreadable, of another
+            size than its image, or black throughout.
     """
     whole = [photo.path for photo in photos]
     shrunk = [photo.shrunk for photo in photos if photo.shrunk is not None]
-    size = image_size(whole[0])
+    sizes = image_sizes(whole)
     if len(shrunk) == len(whole):
-        paths, wanted = shrunk, replace(options, downscale=1).size_of(_shrunk_size(shrunk[0], size, options.downscale))
+        paths, limited = shrunk, replace(options, downscale=1)
+        found = zip(shrunk, image_sizes(shrunk), sizes, strict=True)
+        read = [limited.size_of(_checked_shrunk(*each, options.downscale)) for each in found]
     else:
-        paths, wanted = whole, options.size_of(size)
-    images = read_images(paths, wanted)
-    intrinsics = _intrinsics(photos, size)
-    scale = torch.tensor(wanted, dtype=torch.float64) / torch.tensor(size)
-    c2w = torch.stack([photo.c2w for photo in photos])
-    lens = _lens(photos, options.lens_distortion)
-    cameras = Cameras(c2w.float(), (intrinsics * scale.repeat(2)).float(), *wanted, lens)
+        paths, read = whole, [options.size_of(size) for size in sizes]
+    # Before the pixels are read, which takes much longer than to find invalid cameras.
+    cameras = _cameras(photos, sizes, read, options)
+    images = read_images(paths, read)
     files = [photo.mask for photo in photos]
-    masks = read_masks(files, size, wanted) if any(files) else None
+    masks = read_masks(files, sizes, read) if any(files) else None
     return Split(images, cameras, _names(whole), masks, tuple(whole))
 
 
@@ -201,13 +198,26 @@ def scaled(intrinsics: Intrinsics, size: tuple[float, float]) -> Callable[[int, 
     return of
 
 
-def _intrinsics(photos: Sequence[Photo], size: Size) -> torch.Tensor:
-    """Returns the intrinsics (N, 4), float64, for images of a size.
+def _cameras(
+    photos: Sequence[Photo], sizes: Sequence[Size], read: Sequence[Size], options: LoadOptions
+) -> Cameras:
+    """Returns the cameras of images that are files of some sizes, and are read at others."""
+    scale = torch.tensor(read, dtype=torch.float64) / torch.tensor(sizes)
+    intrinsics = _intrinsics(photos, sizes) * scale.repeat(1, 2)
+    c2w = torch.stack([photo.c2w for photo in photos])
+    lens = _lens(photos, options.lens_distortion)
+    return Cameras.of_sizes(c2w.float(), intrinsics.float(), torch.tensor(read), lens)
+
+
+def _intrinsics(photos: Sequence[Photo], sizes: Sequence[Size]) -> torch.Tensor:
+    """Returns the intrinsics (N, 4), float64, for images of some sizes.
 
     Raises:
-        ValueError: They are none that a camera can have: directions through its pixels would overflow float32.
+        ValueError: No camera can have them: directions through its pixels would overflow float32.
     """
-    intrinsics = torch.tensor([photo.intrinsics(*size) for photo in photos], dtype=torch.float64)
+    intrinsics = torch.tensor(
+        [photo.intrinsics(*size) for photo, size in zip(photos, sizes, strict=True)], dtype=torch.float64
+    )
     focal, center = intrinsics[:, :2], intrinsics[:, 2:]
     sound = (focal >= SHORTEST_FOCAL_LENGTH) & focal.float().isfinite() & (center.abs() <= FARTHEST_CENTER)
     if not bool(sound.all()):
@@ -219,13 +229,12 @@ def _intrinsics(photos: Sequence[Photo], size: Size) -> torch.Tensor:
     return intrinsics
 
 
-def _shrunk_size(path: Path, whole: Size, downscale: int) -> Size:
+def _checked_shrunk(path: Path, size: Size, whole: Size, downscale: int) -> Size:
     """Returns the size of a shrunk image.
 
     Raises:
-        ValueError: It is unreadable, or no rounding makes that size of the whole image's.
+        ValueError: No rounding makes that size of the whole image's.
     """
-    size = image_size(path)
     if any(abs(found - side / downscale) > 1 for found, side in zip(size, whole, strict=True)):
         exact = "x".join(f"{side / downscale:g}" for side in whole)
         raise ValueError(

@@ -131,7 +131,7 @@ def lay_photograph_over(
     y = (torch.arange(cameras.height) + 0.5 - cy) / fy
     down, right = torch.meshgrid(y, x, indexing="ij")
     pixels = pixels_of_rays(own.to("cpu"), index, torch.stack((right, down, torch.ones_like(down)), dim=-1))
-    size = torch.tensor([own.width, own.height])
+    size = torch.tensor(own.size(index))
     shown = ((pixels >= 0) & (pixels < size)).all(dim=-1)
     column, row = torch.where(shown[..., None], pixels, 0).unbind(-1)
     photo = composite_background(photographs.image(number)[row, column].to(picture.device), background)

@@ -58,8 +58,9 @@ def viewpoint_of(cameras: Cameras, index: int, aspect: float | None = None) -> V
         aspect: Width over height of the image that is to hold the photograph; None: that of the photograph.
     """
     fx, fy, cx, cy = cameras.intrinsics[index].tolist()
+    width, height = cameras.size(index)
     # The principal point stays in the middle, so the farther side of the photograph decides.
-    up = max(cy, cameras.height - cy) / fy
-    across = max(cx, cameras.width - cx) / fx
+    up = max(cy, height - cy) / fy
+    across = max(cx, width - cx) / fx
     tangent = up if aspect is None else max(up, across / aspect)
     return Viewpoint.of(cameras.c2w[index], 2 * math.atan(tangent))

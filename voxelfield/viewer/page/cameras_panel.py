@@ -77,10 +77,11 @@ class CamerasPanel:
     def _frustum(self, number: int) -> Any:
         cameras, index = self._stage.photographs.camera(number)
         pose = cameras.c2w[index].cpu()
+        width, height = cameras.size(index)
         frustum = self._stage.server.scene.add_camera_frustum(
             f"/cameras/{self._names[number]}",
             fov=viewpoint_of(cameras, index).fov,
-            aspect=cameras.width / cameras.height,
+            aspect=width / height,
             scale=self.size.value * self._stage.extent,
             thickness=1.5,
             thickness_units="screen",
