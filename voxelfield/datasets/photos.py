@@ -154,8 +154,8 @@ def read_split(photos: Sequence[Photo], options: LoadOptions) -> Split:
         paths, wanted = shrunk, replace(options, downscale=1).size_of(_shrunk_size(shrunk[0], size, options.downscale))
     else:
         paths, wanted = whole, options.size_of(size)
+    intrinsics = _intrinsics(photos, size)  # before the images, which take much longer
     images = read_images(paths, wanted)
-    intrinsics = _intrinsics(photos, size)
     scale = torch.tensor(wanted, dtype=torch.float64) / torch.tensor(size)
     c2w = torch.stack([photo.c2w for photo in photos])
     lens = _lens(photos, options.lens_distortion)
