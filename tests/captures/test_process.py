@@ -18,6 +18,7 @@ from voxelfield.captures.photographs import REDUCTIONS, copy_photographs, extrac
 from voxelfield.captures.processing import REPORT, ProcessOptions, process
 from voxelfield.captures.reconstruction import Report
 from voxelfield.cli.command import main
+from voxelfield.datasets.images import read_images
 from voxelfield.training.video import write_video
 
 CAMERAS = corner_cameras(8)
@@ -199,19 +200,30 @@ def test_photographs_are_turned_upright_shrunk_and_else_left_alone(tmp_path):
     exif = Image.Exif()
     exif[0x0112], exif[0x010F] = 6, "Maker"  # to be turned clockwise by 90 degrees
     turned.save(given / "turned.jpg", exif=exif, quality=95)
+    turned.save(given / "page.tif", exif=exif)
+    small.save(given / "phone.jpeg", "MPO", save_all=True, append_images=[small])
     Image.new("RGBA", (400, 100), (10, 20, 30, 0)).save(given / "large.png")
     small.save(given / "other.webp")
     copy_photographs(photographs_in(given), tmp_path / "copies", 200)
     copies = {path.name: path for path in (tmp_path / "copies").iterdir()}
-    assert sorted(copies) == ["large.png", "other.png", "small.jpg", "turned.jpg"]
-    assert copies["small.jpg"].read_bytes() == (given / "small.jpg").read_bytes()
+    assert sorted(copies) == ["large.png", "other.png", "page.png", "phone.jpeg", "small.jpg", "turned.jpg"]
+    for name in ("small.jpg", "phone.jpeg"):
+        assert copies[name].read_bytes() == (given / name).read_bytes()
     with Image.open(copies["large.png"]) as large:
         assert (large.size, large.mode) == ((200, 50), "RGBA")
-    with Image.open(copies["turned.jpg"]) as upright:
-        assert upright.size == (40, 60)
-        assert upright.getpixel((20, 5))[2] > 200, "blue was at the left and is now at the top"
-        assert upright.getexif().get(0x0112, 1) == 1
-        assert upright.getexif()[0x010F] == "Maker"
+    for name in ("turned.jpg", "page.png"):
+        with Image.open(copies[name]) as upright:
+            assert upright.getexif().get(0x0112, 1) == 1
+            assert upright.getexif()[0x010F] == "Maker"
+        (loaded,) = read_images([copies[name]])
+        assert loaded.shape == (60, 40, 4)
+        assert loaded[5, 20, 2] > 200, "blue was at the left and is now at the top"
+
+
+def test_photographs_that_a_loader_would_refuse_are_refused(tmp_path):
+    (tmp_path / "a.jpg").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 4\n")
+    with pytest.raises(ValueError, match=r"a\.jpg: unreadable image \(not a PNG, JPEG, WebP, TIFF or BMP image\)"):
+        copy_photographs(photographs_in(tmp_path), tmp_path / "copies", 200)
 
 
 def test_photographs_whose_copies_would_replace_one_another_are_refused(tmp_path):

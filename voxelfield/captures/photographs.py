@@ -9,33 +9,30 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from PIL import Image, ImageOps
+from PIL import ExifTags, Image, ImageOps
 
 from voxelfield.captures.measures import sharpness
-from voxelfield.datasets.images import UNREADABLE, Size, unreadable
-from voxelfield.datasets.transforms import IMAGE_SUFFIXES
+from voxelfield.datasets.images import IMAGE_SUFFIXES, Size, open_image
 from voxelfield.ffmpeg import ffmpeg_program
-
-SUFFIXES = (*IMAGE_SUFFIXES, ".webp", ".tif", ".tiff", ".bmp")
-"""Suffixes of the files that count as photographs."""
 
 REDUCTIONS = (2, 4, 8)
 """Factors of the reduced copies, in the folders ``images_2``, ``images_4`` and ``images_8``."""
 
-_ORIENTATION = 0x0112  # the EXIF tag
+# Formats that stay as they are, by suffix; COLMAP does not read WebP. Phones write MPO, a JPEG and more, as .jpg.
+_COPIED = {".png": ("PNG",), ".jpg": ("JPEG", "MPO"), ".jpeg": ("JPEG", "MPO")}
 _JPEG_QUALITY = 95
 
 
 def photographs_in(folder: Path) -> list[Path]:
     """Lists the photographs of a folder, without those of its subfolders, in the order of their names."""
-    return sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file())
+    return sorted(path for path in folder.iterdir() if path.suffix.lower() in IMAGE_SUFFIXES and path.is_file())
 
 
 def copy_photographs(photographs: Sequence[Path], folder: Path, max_size: int) -> None:
     """Copies photographs, upright and shrunk where they are large.
 
-    The EXIF orientation is applied to the pixels, because later steps ignore it. Files that need no change are copied
-    byte by byte; formats that the loaders do not read become PNG.
+    The EXIF orientation is applied to the pixels and removed, because later steps read pixels as they are stored. PNG
+    and JPEG files that need no change are copied byte by byte; other formats become PNG.
 
     Args:
         photographs: At least one.
@@ -43,9 +40,11 @@ def copy_photographs(photographs: Sequence[Path], folder: Path, max_size: int) -
         max_size: Longest side in pixels above which a copy is shrunk.
 
     Raises:
-        ValueError: A photograph is unreadable, or two copies would have one name.
+        ValueError: A photograph is one that :func:`voxelfield.datasets.images.open_image` refuses, or two copies would
+            have one name.
+        OSError: A copy cannot be written.
     """
-    names = [path.name if path.suffix.lower() in IMAGE_SUFFIXES else f"{path.stem}.png" for path in photographs]
+    names = [path.name if path.suffix.lower() in _COPIED else f"{path.stem}.png" for path in photographs]
     first: dict[str, Path] = {}
     for path, name in zip(photographs, names, strict=True):
         if first.setdefault(name, path) != path:
@@ -54,15 +53,17 @@ def copy_photographs(photographs: Sequence[Path], folder: Path, max_size: int) -
 
     def copy(index: int) -> None:
         path, target = photographs[index], folder / names[index]
-        with Image.open(path) as image:
-            turned = image.getexif().get(_ORIENTATION, 1) != 1
-            if not turned and max(image.size) <= max_size and path.name == target.name:
-                image.load()
-                shutil.copyfile(path, target)
-            else:
-                _save(_shrunk(ImageOps.exif_transpose(image), max_size), target)
+        with open_image(path, upright=True) as image:
+            image.load()
+            turned = image.getexif().get(ExifTags.Base.Orientation, 1) != 1
+            copied = image.format in _COPIED.get(path.suffix.lower(), ())
+            upright = ImageOps.exif_transpose(image) if turned else image
+        if copied and not turned and max(upright.size) <= max_size:
+            shutil.copyfile(path, target)
+        else:
+            _save(_shrunk(upright, max_size), target)
 
-    _in_threads(copy, photographs)
+    _in_threads(copy, len(photographs))
 
 
 def extract_frames(video: Path, folder: Path, count: int, max_size: int) -> None:
@@ -123,12 +124,13 @@ def write_reductions(folder: Path) -> None:
 
     def reduce(index: int) -> None:
         path = photographs[index]
-        with Image.open(path) as image:
-            for factor in REDUCTIONS:
-                size = (max(1, round(image.width / factor)), max(1, round(image.height / factor)))
-                _save(_resized(image, size), folder / f"images_{factor}" / path.name)
+        with open_image(path) as image:
+            image.load()
+        for factor in REDUCTIONS:
+            size = (max(1, round(image.width / factor)), max(1, round(image.height / factor)))
+            _save(_resized(image, size), folder / f"images_{factor}" / path.name)
 
-    _in_threads(reduce, photographs)
+    _in_threads(reduce, len(photographs))
 
 
 def _shrunk(image: Image.Image, max_size: int) -> Image.Image:
@@ -146,22 +148,15 @@ def _resized(image: Image.Image, size: Size) -> Image.Image:
 def _save(image: Image.Image, path: Path) -> None:
     # Structure from motion starts from the focal length in EXIF, which stays valid when the image is resized.
     exif = image.getexif()
-    exif.pop(_ORIENTATION, None)
+    exif.pop(ExifTags.Base.Orientation, None)
     if path.suffix.lower() == ".png":
         image.save(path, exif=exif)
     else:
         image.convert("RGB").save(path, quality=_JPEG_QUALITY, subsampling=0, exif=exif)
 
 
-def _in_threads(action: Callable[[int], None], paths: Sequence[Path]) -> None:
-    """Calls an action with the number of each file; names the file that Pillow cannot read."""
-
-    def act(index: int) -> None:
-        try:
-            action(index)
-        except UNREADABLE as error:
-            raise unreadable(paths[index], error) from error
-
+def _in_threads(action: Callable[[int], None], count: int) -> None:
+    """Calls an action with each number below a count, in several threads at once."""
     with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
-        for _ in pool.map(act, range(len(paths))):
+        for _ in pool.map(action, range(count)):
             pass

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from voxelfield.captures.photographs import (
     REDUCTIONS,
-    SUFFIXES,
     copy_photographs,
     extract_frames,
     photographs_in,
     write_reductions,
 )
 from voxelfield.captures.reconstruction import Matching, Report, check_camera_model, reconstruct
+from voxelfield.datasets.images import IMAGE_SUFFIXES
 
 logger = logging.getLogger(__name__)
 
@@ -102,12 +102,12 @@ def _photographs_of(source: Path) -> list[Path] | None:
     if not source.exists():
         raise FileNotFoundError(f"{source}: no such folder of photographs or video")
     if source.is_file():
-        if source.suffix.lower() in SUFFIXES:
+        if source.suffix.lower() in IMAGE_SUFFIXES:
             raise ValueError(f"the source must be a folder of photographs or a video, got the one photograph {source}")
         return None
     photographs = photographs_in(source)
     if len(photographs) < 2:
-        known = ", ".join(SUFFIXES)
+        known = ", ".join(IMAGE_SUFFIXES)
         raise ValueError(f"{source}: must hold at least 2 photographs ({known}), got {len(photographs)}")
     return photographs
 

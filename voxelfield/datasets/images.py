@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeVar
@@ -13,7 +14,7 @@ from typing import Literal, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image
+from PIL import ExifTags, Image, TiffImagePlugin
 from torch import Tensor
 
 logger = logging.getLogger(__name__)
@@ -23,8 +24,12 @@ Size = tuple[int, int]
 
 _T = TypeVar("_T")
 
-IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg")
-"""Endings of the names of image files, in lower case."""
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".tif", ".tiff", ".bmp")
+"""Endings of the names of image files, in lower case. The format itself is recognised by a file's content."""
+
+# Of Pillow's formats, only these. Others run programs (EPS starts Ghostscript), or depend on how Pillow was built.
+_FORMATS = ("PNG", "JPEG", "WEBP", "TIFF", "BMP")
+_FORMAT_NAMES = "PNG, JPEG, WebP, TIFF or BMP"
 
 # Seconds between two log messages about the progress of reading.
 _NEWS_EVERY = 10.0
@@ -42,42 +47,62 @@ def count_images(folder: Path) -> int:
     return max(sum(path.suffix.lower() in IMAGE_SUFFIXES for path in files) for files in holders)
 
 
-def read_images(paths: Sequence[Path], size: Size | None = None) -> Tensor:
+def read_images(paths: Sequence[Path], sizes: Sequence[Size] | None = None) -> Tensor:
     """Reads the images of a split, several at a time.
 
     Args:
-        paths: N PNG or JPEG files, N at least 1, all of one size: RGB, grey or with a palette, 8 bits per channel, with
-            or without alpha. Pixels are read as they are stored, whatever orientation EXIF notes.
-        size: What to resize them to by :func:`area_resized`; None keeps them as they are.
+        paths: N files that :func:`open_image` opens, N at least 1.
+        sizes: N sizes to which they are shrunk by :func:`area_resized`; None keeps them as they are.
 
     Returns:
-        (N, H, W, 4) uint8 on the CPU, RGBA with straight alpha; images without alpha become opaque.
+        (N, H, W, 4) uint8 on the CPU, RGBA with straight alpha; images without alpha become opaque. H and W are the
+        largest height and width. A smaller image lies at the top left, with opaque black beside it.
 
     Raises:
-        ValueError: An image is unreadable, of another kind, of another size than the first, or has no alpha channel
-            where others have transparent pixels.
+        ValueError: An image is unreadable, of another kind, has no alpha channel where others have transparent pixels,
+            or is so much larger than the others that most of the memory would be room beside these.
     """
     # All headers come before the first pixels, so that a single huge image is refused before it takes memory.
     headers = _in_threads(lambda index: _header(paths[index]), len(paths), "looked at")
-    width, height = first = headers[0].size
-    for path, header in zip(paths, headers, strict=True):
-        if header.size != first:
-            found = f"{header.size[0]}x{header.size[1]}"
-            raise ValueError(f"{path}: size must be {width}x{height}, like {paths[0]}, got {found}")
-    shown = first if size is None else size
-    images = np.empty((len(paths), shown[1], shown[0], 4), dtype=np.uint8)
+    sizes = [header.size for header in headers] if sizes is None else sizes
+    room = _common_room(paths, sizes)
+    images = np.empty((len(paths), room[1], room[0], 4), dtype=np.uint8)
 
     def fill(index: int) -> None:
-        image = _decode(paths[index], into=images[index] if shown == first else None)
-        if image.shape[:2] != (height, width):  # the file has changed meanwhile
-            found = f"{image.shape[1]}x{image.shape[0]}"
-            raise ValueError(f"{paths[index]}: size must be {width}x{height}, as it was before, got {found}")
-        if shown != first:
-            images[index] = area_resized(image, shown)
+        image, expected = _decode(paths[index]), headers[index].size
+        if image.size != expected:  # the file has changed meanwhile
+            found = f"{image.size[0]}x{image.size[1]}"
+            raise ValueError(f"{paths[index]}: size must be {expected[0]}x{expected[1]}, as it was before, got {found}")
+        if sizes[index] != room:
+            images[index] = (0, 0, 0, 255)
+        # NumPy would have the pixels twice more in new memory, in which all threads wait for the system.
+        target = Image.frombuffer("RGBA", room, images[index], "raw", "RGBA", 0, 1)
+        target.readonly = 0
+        target.paste(_area_resized(image, sizes[index]))
 
     _in_threads(fill, len(paths), "read")
     _check_alpha(paths, headers, images)
     return torch.from_numpy(images)
+
+
+def _common_room(paths: Sequence[Path], sizes: Sequence[Size]) -> Size:
+    """Returns the width and height in which every image has room.
+
+    Raises:
+        ValueError: The images fill less than a quarter of that room; landscape and portrait photographs of 16:9 fill
+            more than half.
+    """
+    width, height = (max(sides) for sides in zip(*sizes, strict=True))
+    if 4 * sum(w * h for w, h in sizes) < len(sizes) * width * height:
+        largest = max(range(len(sizes)), key=lambda index: sizes[index][0] * sizes[index][1])
+        typical = sorted(w * h for w, h in sizes)[len(sizes) // 2]
+        found = f"{sizes[largest][0]}x{sizes[largest][1]}"
+        raise ValueError(
+            f"{paths[largest]}: size must be at most a few times that of the other images, of which half have up to "
+            f"{typical} pixels, because every image takes the room of the largest, got {found}: shrink it, or bound "
+            "the longest side of all images (trainer.image_size; in Python, image_size)"
+        )
+    return width, height
 
 
 class _Header(NamedTuple):
@@ -88,12 +113,8 @@ class _Header(NamedTuple):
 
 
 def _header(path: Path) -> _Header:
-    try:
-        with Image.open(path) as image:
-            _check_kind(image)
-            return _Header(image.size, "A" in image.getbands() or "transparency" in image.info)
-    except UNREADABLE as error:
-        raise unreadable(path, error) from error
+    with open_image(path) as image:
+        return _Header(image.size, _has_alpha(image))
 
 
 def _check_alpha(paths: Sequence[Path], headers: Sequence[_Header], images: npt.NDArray[np.uint8]) -> None:
@@ -110,22 +131,24 @@ def _check_alpha(paths: Sequence[Path], headers: Sequence[_Header], images: npt.
         )
 
 
-def read_masks(paths: Sequence[Path | None], size: Size, shown: Size) -> Tensor:
+def read_masks(paths: Sequence[Path | None], sizes: Sequence[Size], shown: Sequence[Size]) -> Tensor:
     """Reads the masks of a split's images: black is what must be ignored.
 
     Args:
         paths: N image files; None where an image has no mask and all of its pixels count.
-        size: What they must have.
-        shown: The size of the images that they are for. Of several pixels that are averaged into one all must count.
+        sizes: The N sizes that they must have.
+        shown: The N sizes of the images that they are for. Of several pixels that are averaged into one all must count.
 
     Returns:
-        (N, H, W) bool on the CPU: True where a pixel counts.
+        (N, H, W) bool on the CPU: True where a pixel counts. H and W are the largest height and width; a smaller mask
+        lies at the top left.
 
     Raises:
         FileNotFoundError: A mask is missing.
         ValueError: A mask is unreadable, of another size, or leaves no pixel.
     """
-    masks = np.ones((len(paths), shown[1], shown[0]), dtype=np.bool_)
+    width, height = (max(sides) for sides in zip(*shown, strict=True))
+    masks = np.ones((len(paths), height, width), dtype=np.bool_)
 
     def fill(index: int) -> None:
         path = paths[index]
@@ -133,56 +156,132 @@ def read_masks(paths: Sequence[Path | None], size: Size, shown: Size) -> Tensor:
             return
         if not path.is_file():
             raise FileNotFoundError(f"{path}: no such mask")
-        ignored = _decode(path, "L") == 0
+        ignored = np.asarray(_decode(path, "L")) == 0
+        size = sizes[index]
         if ignored.shape != size[::-1]:
             found = f"{ignored.shape[1]}x{ignored.shape[0]}"
             raise ValueError(f"{path}: size must be {size[0]}x{size[1]}, like that of its image, got {found}")
-        if shown != size:
-            share = Image.fromarray(ignored.astype(np.float32)).resize(shown, Image.Resampling.BOX)
+        if shown[index] != size:
+            share = Image.fromarray(ignored.astype(np.float32)).resize(shown[index], Image.Resampling.BOX)
             ignored = np.asarray(share) > 0
         if ignored.all():
             raise ValueError(f"{path}: must leave some pixels of the image, got a mask that is black throughout")
-        masks[index] = ~ignored
+        masks[index, : ignored.shape[0], : ignored.shape[1]] = ~ignored
 
     _in_threads(fill, len(paths), "read")
     return torch.from_numpy(masks)
 
 
+@contextlib.contextmanager
+def open_image(path: Path, upright: bool = False) -> Iterator[Image.Image]:
+    """Opens an image file; the only way in which this package opens one.
+
+    The format is recognised by the file's content, whatever the ending of its name: PNG, JPEG, WebP, TIFF or BMP. Of a
+    TIFF with several pages and of the MPO files that phones write, the first picture counts. The size is that of the
+    pixels as they are stored.
+
+    Args:
+        path: The file.
+        upright: Whether the caller turns the pixels as EXIF says, by Pillow's ``exif_transpose``. Without, they are
+            read as they are stored: poses and intrinsics refer to those.
+
+    Yields:
+        The image. Its pixels are read when they are first used.
+
+    Raises:
+        ValueError: The file is no regular file or not in one of these formats, damaged, animated, or has pixels other
+            than RGB or grey with 8 bits per channel (or RGB with 16); or the caller's code could not read it. The
+            message is one line that begins with the path.
+    """
+    try:
+        if path.exists() and not path.is_file():  # to open a named pipe would wait for its writer
+            raise ValueError("not a regular file")
+        with path.open("rb") as file, Image.open(file, formats=_FORMATS) as image:
+            if isinstance(image, TiffImagePlugin.TiffImageFile) and not upright:
+                # Pillow turns TIFF files by itself, unlike all others.
+                image.getexif().pop(ExifTags.Base.Orientation, None)
+                image._size = image.tag_v2[TiffImagePlugin.IMAGEWIDTH], image.tag_v2[TiffImagePlugin.IMAGELENGTH]
+            _check_kind(image)
+            yield image
+    # Damaged files end in exceptions of any type.
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        if isinstance(error, Image.UnidentifiedImageError):  # Pillow's own words repeat the path
+            reason = f"not a {_FORMAT_NAMES} image"
+        raise ValueError(f"{path}: unreadable image ({reason})") from error
+
+
 def image_size(path: Path) -> Size:
-    """Returns the size of an image from the beginning of its file.
+    """Returns the size of an image, as it is stored, from the beginning of its file.
 
     Args:
         path: The image.
 
     Raises:
-        ValueError: It is unreadable.
+        ValueError: :func:`open_image` refuses it.
     """
-    try:
-        with Image.open(path) as image:
-            return image.size
-    except UNREADABLE as error:
-        raise unreadable(path, error) from error
+    with open_image(path) as image:
+        return image.size
+
+
+def image_sizes(paths: Sequence[Path]) -> list[Size]:
+    """Returns the sizes of several images, as :func:`image_size` does of one."""
+    return _in_threads(lambda index: image_size(paths[index]), len(paths), "looked at")
+
+
+def exif_orientation(path: Path) -> int:
+    """Returns how EXIF says that an image is to be turned for display, which loaders leave undone.
+
+    Args:
+        path: The image.
+
+    Returns:
+        1 to 8, as EXIF defines them: 1 as it is stored, or unknown; 5 to 8 with width and height swapped.
+
+    Raises:
+        ValueError: :func:`open_image` refuses the image.
+    """
+    with open_image(path, upright=True) as image:
+        found = image.getexif().get(ExifTags.Base.Orientation)
+    return found if isinstance(found, int) and 1 <= found <= 8 else 1
 
 
 def area_resized(image: npt.NDArray[np.uint8], size: Size) -> npt.NDArray[np.uint8]:
-    """Resizes an RGBA image by averaging the pixels that fall into each new one, weighting colours by their alpha.
+    """Shrinks an RGBA image by averaging the pixels that fall into each new one, weighting colours by their alpha.
 
-    Transparent pixels have no say in a colour, so silhouettes get no dark or stray fringe.
+    Transparent pixels have no say in a colour, so silhouettes get no dark or stray fringe. Averages are rounded to
+    nearest. Those of opaque images may differ from the exact average by up to 1 of 255, unless both sides are divided
+    by the same power of two.
 
     Args:
         image: (H, W, 4) uint8 RGBA, straight alpha.
         size: The new width and height.
 
     Returns:
-        (height, width, 4) uint8, straight alpha, rounded to nearest; black where fully transparent.
+        (height, width, 4) uint8, straight alpha; black where fully transparent.
     """
-    alpha = image[..., 3:].astype(np.float32)
-    weighted = np.concatenate((image[..., :3] * alpha, alpha), axis=-1)
+    return np.asarray(_area_resized(Image.fromarray(image), size).convert("RGBA"))
+
+
+def _area_resized(image: Image.Image, size: Size) -> Image.Image:
+    """Shrinks an image of mode RGB or RGBA; an opaque one may become RGB."""
+    if image.mode == "RGB" or image.getchannel("A").getextrema() == (255, 255):
+        opaque = image if image.mode == "RGB" else image.convert("RGB")
+        factors = image.width // size[0], image.height // size[1]
+        pixels_per_pixel = factors[0] * factors[1]
+        is_whole = image.size == (factors[0] * size[0], factors[1] * size[1])
+        # Several times as fast, and exact, but only where Pillow divides by a power of two.
+        if is_whole and pixels_per_pixel.bit_count() == 1:
+            return opaque.reduce(factors)
+        return opaque.resize(size, Image.Resampling.BOX)
+    rgba = np.asarray(image)
+    alpha = rgba[..., 3:].astype(np.float32)
+    weighted = np.concatenate((rgba[..., :3] * alpha, alpha), axis=-1)
     channels = (Image.fromarray(np.ascontiguousarray(weighted[..., channel])) for channel in range(4))
     means = np.stack([np.asarray(channel.resize(size, Image.Resampling.BOX)) for channel in channels], axis=-1)
     mean_alpha = means[..., 3:]
     rgb = np.divide(means[..., :3], mean_alpha, out=np.zeros_like(means[..., :3]), where=mean_alpha > 0)
-    return np.floor(np.concatenate((rgb, mean_alpha), axis=-1) + 0.5).astype(np.uint8)
+    return Image.fromarray(np.floor(np.concatenate((rgb, mean_alpha), axis=-1) + 0.5).astype(np.uint8))
 
 
 def _in_threads(action: Callable[[int], _T], count: int, done: str) -> list[_T]:
@@ -209,50 +308,33 @@ def _in_threads(action: Callable[[int], _T], count: int, done: str) -> list[_T]:
     return results
 
 
-def _decode(
-    path: Path, mode: Literal["RGBA", "L"] = "RGBA", into: npt.NDArray[np.uint8] | None = None
-) -> npt.NDArray[np.uint8]:
-    """Returns an image's pixels, in ``into`` if they fit there.
+def _decode(path: Path, mode: Literal["L"] | None = None) -> Image.Image:
+    """Returns an image whose pixels are read, in a mode of Pillow; None: RGBA if it has alpha, otherwise RGB."""
+    with open_image(path) as image:
+        wanted = mode or ("RGBA" if _has_alpha(image) else "RGB")
+        image.load()
+        # Converting an image to its own mode would copy it, and no other thread could decode meanwhile.
+        return image if image.mode == wanted else image.convert(wanted)
 
-    Args:
-        path: The file.
-        mode: Mode of the returned pixels.
-        into: (H, W, 4) contiguous; None: in new memory.
-    """
-    try:
-        with Image.open(path) as opened:
-            _check_kind(opened)
-            # Converting an image to its own mode would copy it, and no other thread could decode meanwhile.
-            image = opened if opened.mode == mode else opened.convert(mode)
-            if into is None or into.shape[1::-1] != image.size:
-                return np.asarray(image)
-            # NumPy would have the pixels twice more in new memory, in which all threads wait for the system.
-            target = Image.frombuffer(mode, image.size, into, "raw", mode, 0, 1)
-            target.readonly = 0
-            target.paste(image)
-            return into
-    except UNREADABLE as error:
-        raise unreadable(path, error) from error
+
+def _has_alpha(image: Image.Image) -> bool:
+    return "A" in image.getbands() or "transparency" in image.info
 
 
 def _check_kind(image: Image.Image) -> None:
-    """Raises ValueError for pixels that would not be read as they are."""
-    # Pillow clips wider channels to 255 or drops their lower 8 bits, and converts other colours without their profile.
+    """Raises ValueError for pixels that would not be read as they are, and for animations."""
     tiles = getattr(image, "tile", ())
     raw = str(tiles[0][3]) if tiles else ""
-    if image.mode not in _MODES or ";16" in raw:
-        mode = f"{image.mode} of 16 bits" if image.mode in _MODES else image.mode
-        raise ValueError(
-            f"must be RGB or grey with 8 bits per channel, got pixel mode {mode}: convert the images first"
-        )
-
-
-UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
-"""The exceptions that Pillow raises for files that it cannot read."""
-
-
-def unreadable(path: Path, error: Exception) -> ValueError:
-    """Returns what to raise, in one line, where one of :data:`UNREADABLE` stopped Pillow from reading a file."""
-    # Pillow's own words for an unidentified file repeat the path.
-    reason = "not an image" if isinstance(error, Image.UnidentifiedImageError) else str(error)
-    return ValueError(f"{path}: unreadable image ({reason})")
+    found = None
+    if image.mode.startswith("I;16") or "LA;16" in raw:  # Pillow clips the former to 255
+        found = "grey with 16 bits"
+    elif ";16" in raw and "transparency" in image.info:  # which Pillow compares with pixels of 8 bits
+        found = "RGB with 16 bits and a transparent colour"
+    elif image.mode not in _MODES:  # Pillow would clip them, or convert them without their profile
+        found = f"Pillow's mode {image.mode}"
+    if found is not None:
+        raise ValueError(f"must be RGB with 8 or 16 bits per channel or grey with 8, got {found}: convert the images")
+    # The further pages of a TIFF, and the further pictures of a phone's MPO, are previews and depths.
+    frames = getattr(image, "n_frames", 1) if image.format in ("PNG", "WEBP") else 1
+    if frames > 1:
+        raise ValueError(f"must be a single picture, got an animation of {frames} frames")
