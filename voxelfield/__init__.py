@@ -6,17 +6,8 @@ import gc
 import importlib
 from typing import TYPE_CHECKING, Any
 
-# Importing torch creates about a million objects that are never freed. Scanning them for garbage would take a tenth of
-# the import time.
-_collects_garbage = gc.isenabled()
-gc.disable()
-try:
-    from voxelfield import ops
-finally:
-    if _collects_garbage:
-        gc.enable()
-
 if TYPE_CHECKING:
+    from voxelfield import ops as ops
     from voxelfield.datasets.loading import load_scene as load_scene
     from voxelfield.datasets.scene import Scene as Scene
     from voxelfield.fields.callbacks import CallbackField as CallbackField
@@ -34,7 +25,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# Imported on first use, because some need more packages than torch: `pip install voxelfield[train]`.
+# Imported on first use, because some need more packages than torch (`pip install voxelfield[train]`), and because the
+# command line must be able to handle Ctrl-C while torch is imported, which takes seconds.
 _HOMES = {
     "CallbackField": "fields.callbacks",
     "Cameras": "rendering.cameras",
@@ -74,9 +66,21 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Imports a public name on first use and caches it."""
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"voxelfield.{_HOMES[name]}"), name)
+    # Importing torch creates about a million objects that are never freed. Scanning them for garbage would take a tenth
+    # of the import time.
+    collects_garbage = gc.isenabled()
+    gc.disable()
+    try:
+        value = (
+            importlib.import_module("voxelfield.ops")
+            if name == "ops"
+            else getattr(importlib.import_module(f"voxelfield.{_HOMES[name]}"), name)
+        )
+    finally:
+        if collects_garbage:
+            gc.enable()
     globals()[name] = value
     return value
 

@@ -1,4 +1,4 @@
-"""Atomic writing of files."""
+"""Reading of regular files only, and atomic writing of files."""
 
 from __future__ import annotations
 
@@ -6,11 +6,44 @@ import contextlib
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+# Opening a named pipe waits for a writer without the first; Windows turns line ends into others without the second.
+_READ_ONLY = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp(\.[^.]*)?")
+
+
+def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
+    """Opens a regular file for reading.
+
+    Args:
+        path: The file, or a link to it.
+
+    Raises:
+        FileNotFoundError: It does not exist.
+        ValueError: It is something else, such as a named pipe, whose readers may wait forever, or a device, which may
+            never end.
+        OSError: It cannot be opened.
+    """
+    descriptor = os.open(path, _READ_ONLY)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            raise ValueError(f"{os.fspath(path)} must be a file, got {_kind(mode)}")
+        return os.fdopen(descriptor, "rb")
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def read_regular(path: str | os.PathLike[str]) -> bytes:
+    """Returns the content of a regular file; arguments and errors are those of :func:`open_regular`."""
+    with open_regular(path) as file:
+        return file.read()
 
 
 @contextlib.contextmanager
@@ -81,3 +114,9 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _kind(mode: int) -> str:
+    """Returns what the mode of something that is no regular file says that it is."""
+    kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket"}
+    return kinds.get(stat.S_IFMT(mode), "a device")

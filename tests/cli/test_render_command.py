@@ -63,8 +63,8 @@ def render(run: Path, *options: object) -> int:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--frames", "0"), "--frames must be at least 1, got 0"),
-        (("--supersampling", "0"), "--supersampling must be at least 1, got 0"),
+        (("--frames", "0"), "--frames must lie in [1, 1000000], got 0"),
+        (("--supersampling", "0"), "--supersampling must lie in [1, 64], got 0"),
         (("--fps", "0"), "--fps must lie in (0, 1000], got 0"),
         (("--fps", "nan"), "--fps must lie in (0, 1000], got nan"),
         (("--size", "800"), "--size must be WIDTHxHEIGHT in pixels, such as 1920x1080, got 800"),

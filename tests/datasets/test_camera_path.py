@@ -48,16 +48,20 @@ def frame(**changes: Any) -> list[dict[str, Any]]:
     ("changes", "message"),
     [
         ({"camera_type": "fisheye"}, "'camera_type' must be perspective, got 'fisheye'"),
-        ({"render_height": None}, "'render_height' must be a whole number above 0, got None"),
-        ({"render_width": 1.5}, "'render_width' must be a whole number above 0, got 1.5"),
-        ({"fps": 0}, "'fps' must be a number above 0, got 0"),
-        ({"fps": True}, "'fps' must be a number above 0, got True"),
-        ({"fps": 10**400}, "'fps' must be a number above 0, got 1000"),
+        ({"render_height": None}, "'render_height' must be a whole number from 1 to 16384, got None"),
+        ({"render_width": 1.5}, "'render_width' must be a whole number from 1 to 16384, got 1.5"),
+        ({"render_width": 1e29}, r"'render_width' must be a whole number from 1 to 16384, got 1e\+29"),
+        ({"render_height": 16385}, "'render_height' must be a whole number from 1 to 16384, got 16385"),
+        ({"render_height": math.inf}, "'render_height' must be a whole number from 1 to 16384, got inf"),
+        ({"fps": 0}, "'fps' must be a number from 0.001 to 1000, got 0"),
+        ({"fps": True}, "'fps' must be a number from 0.001 to 1000, got True"),
+        ({"fps": 10**400}, "'fps' must be a number from 0.001 to 1000, got 1000"),
         ({"camera_path": None}, "'camera_path' must be a list of at least one frame, got None"),
         ({"camera_path": []}, r"'camera_path' must be a list of at least one frame, got \[\]"),
         ({"camera_path": [3]}, r"camera_path\[0\] must be an object, got 3"),
-        ({"camera_path": frame(fov=180)}, r"camera_path\[0\]: 'fov' must lie below 180 degrees, got 180"),
-        ({"camera_path": frame(fov="wide")}, r"camera_path\[0\]: 'fov' must be a number above 0, got 'wide'"),
+        ({"camera_path": frame(fov=180)}, r"camera_path\[0\]: 'fov' must be a number from 0.01 to 179, got 180"),
+        ({"camera_path": frame(fov=1e-300)}, r"camera_path\[0\]: 'fov' must be a number from 0.01 to 179, got 1e-300"),
+        ({"camera_path": frame(fov="wide")}, r"camera_path\[0\]: 'fov' must be a number from 0.01 to 179, got 'wide'"),
         (
             {"camera_path": frame(camera_to_world=[1, 2])},
             r"camera_path\[0\]: 'camera_to_world' must be 16 finite numbers, row by row, got \[1, 2\]",
@@ -65,6 +69,14 @@ def frame(**changes: Any) -> list[dict[str, Any]]:
         (
             {"camera_path": frame(camera_to_world=[math.nan] * 16)},
             r"camera_path\[0\]: 'camera_to_world' must be 16 finite numbers",
+        ),
+        (
+            {"camera_path": frame(camera_to_world=[10**400] * 16)},
+            r"camera_path\[0\]: 'camera_to_world' must be 16 finite numbers",
+        ),
+        (
+            {"camera_path": frame(camera_to_world=[0.0] * 15 + [1.0])},
+            r"camera_path\[0\]: 'camera_to_world' must be a rotation with a translation, got axes that are 1 from",
         ),
         (
             {"camera_path": frame(camera_to_world=[2 * value for value in IDENTITY[:12]] + [0, 0, 0, 1])},
@@ -92,3 +104,14 @@ def test_a_file_that_is_no_json_or_not_there_is_named(tmp_path):
         read_camera_path(tmp_path / "path.json")
     with pytest.raises(FileNotFoundError, match=r"nothing\.json"):
         read_camera_path(tmp_path / "nothing.json")
+    (tmp_path / "list.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"list.json: must hold a JSON object, got a list"):
+        read_camera_path(tmp_path / "list.json")
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match=r"deep.json: not valid JSON"):
+        read_camera_path(tmp_path / "deep.json")
+
+
+def test_a_crop_is_named_because_it_is_ignored(tmp_path, caplog):
+    read_camera_path(written(tmp_path, crop={"crop_center": [0, 0, 0]}))
+    assert "path.json: 'crop' is ignored" in caplog.text

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 from quick_presets import preset
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -58,7 +57,7 @@ def run(request, device) -> Run:
     axes = torch.meshgrid(*[torch.linspace(-1, 1, 12)] * 3, indexing="ij")
     ball = torch.stack(axes).norm(dim=0) < 0.6
     occupancy = {"occupied": ball, "possible": ball, "highest": torch.zeros(12, 12, 12), "aabb": torch.tensor(BOX)}
-    return restore_run(OmegaConf.create(asdict(settings)), field.state_dict(), occupancy, 7, device)
+    return restore_run(settings, field.state_dict(), occupancy, 7, device)
 
 
 def camera(device: torch.device) -> Cameras:
@@ -127,7 +126,7 @@ def test_sparse_levels_are_stored_with_their_blocks(quality, tmp_path, device):
         "highest": torch.zeros(12, 12, 12),
         "aabb": torch.tensor(BOX),
     }
-    run = restore_run(OmegaConf.create(asdict(settings)), field.state_dict(), occupancy, 7, device)
+    run = restore_run(settings, field.state_dict(), occupancy, 7, device)
     path = tmp_path / "model.safetensors"
     save_model(path, run, quality=quality, cameras=camera(device) if quality == "small" else None)
     loaded = load_model(path, device)
@@ -380,7 +379,7 @@ def test_a_file_that_declares_too_much_is_refused_before_memory_is_asked_for(run
         if bomb == "network":
             if run.config.model.kind != "mlp":
                 pytest.skip("the width of fused networks is bounded")
-            config = OmegaConf.to_container(run.config, resolve=True)
+            config = asdict(run.config)
             config["model"]["width"] = 40_000
             changes["network"] = {"config": config}
         spoil(path, **changes[bomb])
@@ -470,7 +469,7 @@ def test_density_is_what_rendering_sees(run, device):
 
 
 def test_a_configuration_with_a_wrong_key_names_the_file(run, tmp_path):
-    run.config.trainer.stageq = 1
     save_model(tmp_path / "model.safetensors", run)
+    spoil(tmp_path / "model.safetensors", config=asdict(run.config) | {"trainer": {"stageq": 1}})
     with pytest.raises(ModelFileError, match=r"model\.safetensors: configuration has no key trainer\.stageq"):
         voxelfield.load(tmp_path / "model.safetensors", "cpu")

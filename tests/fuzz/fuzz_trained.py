@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
 from safetensors.torch import load, save
 
 from voxelfield.export.model_file import _checksum, _with_checksum, save_model
@@ -39,7 +38,7 @@ def small_run() -> Run:
             level.copy_(torch.randn_like(level).half())
     cells = torch.rand(3, 3, 3) < 0.6
     occupancy = {"occupied": cells, "possible": cells, "highest": torch.zeros(3, 3, 3), "aabb": torch.tensor(_BOX)}
-    return restore_run(OmegaConf.create(asdict(settings)), field.state_dict(), occupancy, 7, "cpu")
+    return restore_run(settings, field.state_dict(), occupancy, 7, "cpu")
 
 
 @cache
@@ -69,10 +68,9 @@ def model_with(description: Any, tensors: dict[str, torch.Tensor] | None = None)
 def checkpoint_state() -> dict[str, Any]:
     """What a checkpoint of the run holds, as far as it is needed to draw."""
     run = small_run()
-    config = OmegaConf.to_container(run.config, resolve=True)
     return {
         "step": 7,
-        "config": config,
+        "config": asdict(run.config),
         "field": run.field.state_dict(),
         "occupancy": run.occupancy.state_dict(),
     }

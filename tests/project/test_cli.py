@@ -21,7 +21,7 @@ from warm_python import warm_python
 from voxelfield import _build, _library
 from voxelfield.cli import doctor
 from voxelfield.cli.command import VERBS, main
-from voxelfield.cli.errors import TRAINING_PACKAGES
+from voxelfield.cli.packages import TRAINING_PACKAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK = ("trainer=smoke", "trainer.steps=40", "trainer.preview_every=0", "trainer.evaluation.video_frames=0")

@@ -6,7 +6,7 @@ import stat
 import pytest
 
 from voxelfield import files
-from voxelfield.files import atomic_path, atomic_write, remove_temporaries
+from voxelfield.files import atomic_path, atomic_write, open_regular, read_regular, remove_temporaries
 
 
 def test_content_replaces_the_previous_file(tmp_path):
@@ -105,3 +105,21 @@ def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path):
         path.unlink()
     remove_temporaries(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)
+
+
+def test_regular_files_are_read_and_links_to_them(tmp_path):
+    (tmp_path / "file").write_bytes(b"content\r\n")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    for name in ("file", "link"):
+        assert read_regular(tmp_path / name) == b"content\r\n"
+    with pytest.raises(FileNotFoundError, match="nothing"):
+        open_regular(tmp_path / "nothing")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="named pipes and device files")
+def test_what_may_never_end_is_refused_without_waiting(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    for path, kind in (("pipe", "a named pipe"), ("link", "a named pipe"), ("", "a folder"), ("/dev/zero", "a device")):
+        with pytest.raises(ValueError, match=f"must be a file, got {kind}"):
+            read_regular(tmp_path / path)

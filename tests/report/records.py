@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
 
+from voxelfield.fields.recipes.mlp import MLPRecipe
 from voxelfield.rendering.render import View
 from voxelfield.report.record import RunRecord
 from voxelfield.report.thumbnails import Thumbnails
+from voxelfield.training.config import RunConfig, SceneConfig
 
 METRICS = {
     "scene": "bricks",
@@ -51,7 +52,7 @@ def pictures(*names: str, height: int = 8, width: int = 12) -> dict[str, Any]:
 def make_record(**changes: Any) -> RunRecord:
     """A record of a run that went well; keys of metrics.json and fields of the record may be changed."""
     fields = {name: changes.pop(name) for name in ("pictures", "history", "commands", "logged") if name in changes}
-    config = OmegaConf.create({"model": {"kind": "mlp"}, "seed": 0, "scene": {"name": "bricks"}})
+    config = RunConfig(model=MLPRecipe(), scene=SceneConfig("bricks"))
     history = {
         "train/psnr": ((100, 20.0), (500, 30.0), (1000, 31.5)),
         "test/psnr": ((500, 29.9), (900, 30.0), (1000, 30.0)),

@@ -76,9 +76,43 @@ def test_a_file_gives_back_its_key_frames():
         assert mine.fov == pytest.approx(given.fov)
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"keyframes": [1]}'])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"keyframes": []}, r"'keyframes' must be a list of at least one frame, got \[\]"),
+        ({"keyframes": [1]}, r"keyframes\[0\] must be an object, got 1"),
+        ({"seconds": None}, r"'seconds' must be a number from 0\.1 to 3600, got None"),
+        ({"seconds": 1e12}, r"'seconds' must be a number from 0\.1 to 3600, got 1000000000000\.0"),
+        ({"fps": math.inf}, r"'fps' must be a number from 1 to 240, got inf"),
+        ({"render_width": 1e29}, r"'render_width' must be a whole number from 16 to 8192, got 1e\+29"),
+        ({"render_height": 8.5}, r"'render_height' must be a whole number from 16 to 8192, got 8\.5"),
+        ({"is_cycle": "no"}, r"'is_cycle' must be true or false, got 'no'"),
+        ({"matrix": [0.0] * 16}, r"keyframes\[0\]: 'matrix' must be a rotation with a translation"),
+        ({"matrix": "[1, 2]"}, r"keyframes\[0\]: 'matrix' must be 16 finite numbers, row by row, got \[1, 2\]"),
+        ({"matrix": "[" * 9999}, r"keyframes\[0\]: 'matrix' must be 16 finite numbers, got '\["),
+        ({"fov": 180}, r"keyframes\[0\]: 'fov' must be a number from 0\.01 to 179, got 180"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_named(changes, message):
+    content = json.loads(write_path(around(2), PathSettings()))
+    for key, value in changes.items():
+        (content["keyframes"][0] if key in ("matrix", "fov") else content)[key] = value
+    with pytest.raises(ValueError, match=rf"^notes\.json: {message}"):
+        read_path(json.dumps(content).encode(), "notes.json")
+
+
+def test_key_frames_of_older_versions_are_texts_with_columns_side_by_side():
+    keys = around(2)
+    content = json.loads(write_path(keys, PathSettings()))
+    for key, frame in zip(keys, content["keyframes"], strict=True):
+        frame["matrix"] = json.dumps(key.matrix.mT.flatten().tolist())
+    for mine, given in zip(read_path(json.dumps(content).encode(), "path.json")[0], keys, strict=True):
+        torch.testing.assert_close(mine.matrix, given.matrix)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"[" * 100_000, b"\xff\xfe\x00"])
 def test_other_files_are_refused_by_name(content):
-    with pytest.raises(ValueError, match=r"^notes\.json must be a camera path"):
+    with pytest.raises(ValueError, match=r"^notes\.json: (not valid JSON|must hold a JSON object)"):
         read_path(content, "notes.json")
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from voxelfield import __version__, _build, _library, ops
-from voxelfield.cli.errors import HOW_TO_INSTALL, TRAINING_PACKAGES
+from voxelfield.cli.packages import HOW_TO_INSTALL, TRAINING_PACKAGES
 
 # Variables of others by which the extension is compiled; voxelfield's own are known by their prefix.
 _BUILD_VARIABLES = (

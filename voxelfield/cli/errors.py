@@ -8,37 +8,33 @@ from collections.abc import Callable
 from voxelfield._library import KernelsUnavailableError
 from voxelfield.installed import MissingPackageError
 from voxelfield.messages import LONGEST_MESSAGE, clipped
+from voxelfield.ops._errors import is_out_of_memory
 
 logger = logging.getLogger(__name__)
-
-TRAINING_PACKAGES = {
-    "numpy": "numpy",
-    "hydra": "hydra-core",
-    "omegaconf": "hydra-core",
-    "tensorboard": "tensorboard",
-    "PIL": "pillow",
-    "jinja2": "jinja2",
-    "safetensors": "safetensors",
-    "imageio": "imageio",
-    "pooch": "pooch",
-    "tqdm": "tqdm",
-}
-"""Packages that ``pip install "voxelfield[train]"`` installs: import names -> distributions."""
-
-HOW_TO_INSTALL = 'pip install "voxelfield[train]"'
-"""The command that installs them."""
 
 
 def in_one_line(action: Callable[[], None]) -> int:
     """Runs an action and returns the exit status; prints a user error in one line.
 
     Args:
-        action: Raises ValueError, OSError or MissingPackageError for errors that the user can fix.
+        action: Raises ValueError, OSError or MissingPackageError for errors that the user can fix, and
+            FloatingPointError for a field that is not finite. Running out of memory is reported in the same way.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
         action()
     except (ValueError, OSError, KernelsUnavailableError, MissingPackageError) as error:
-        logger.error("%s", clipped(str(error), LONGEST_MESSAGE))
-        return 2
+        return _failed(error, 2)
+    except FloatingPointError as error:
+        return _failed(error, 1)
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        return _failed(error, 1)
     return 0
+
+
+def _failed(error: Exception, status: int) -> int:
+    text = " ".join(str(error).split()) or type(error).__name__
+    logger.error("%s", clipped(text, LONGEST_MESSAGE))
+    return status

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 import re
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,18 +16,19 @@ from tqdm import tqdm
 import voxelfield
 from voxelfield.cli.errors import in_one_line
 from voxelfield.cli.scenes import add_run_arguments, load_scene_of
-from voxelfield.datasets.camera_path import read_camera_path
+from voxelfield.datasets.camera_path import LARGEST_FPS, LARGEST_SIDE, read_camera_path
 from voxelfield.ffmpeg import ffmpeg_program
 from voxelfield.rendering.cameras import Cameras, orbit
 from voxelfield.rendering.paths import at_size, interpolate, spiral
 from voxelfield.rendering.pixels import MIN_VISIBLE_OPACITY
 from voxelfield.rendering.render import View
-from voxelfield.rendering.renderer import FieldRenderer
+from voxelfield.rendering.renderer import MAX_RAYS_ACROSS, FieldRenderer
 from voxelfield.rendering.view_pictures import PICTURES, depth_range, picture
 from voxelfield.training.frame_folder import FrameFolder, FrameKind, farthest
 from voxelfield.training.run import Run
 from voxelfield.training.run_directory import VIDEO
 from voxelfield.training.run_paths import depth_bounds, seen_point, usual_path
+from voxelfield.training.transfers import AHEAD
 from voxelfield.training.video import write_views
 from voxelfield.training.video_formats import CODECS, VideoFormat, video_format
 
@@ -34,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 PATHS = ("orbit", "spiral", "interpolate")
 FPS = 30.0
+MAX_FRAMES = 1_000_000
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -109,7 +112,7 @@ def render(options: argparse.Namespace) -> None:
         supersampling=options.supersampling, background=_background(options.background, run.field.aabb.device)
     )
     if is_video:
-        views = _with_progress(run.render_path(cameras, renderer), len(cameras))
+        views = _checked(run.render_path(cameras, renderer), len(cameras), delay=AHEAD)
         depths = depth_range(renderer, cameras) if options.show == "depth" else (0.5, 1.0)
         shown = (picture(view, options.show, depths) for view in views)
         pace = write_views(options.out, shown, fps, _video_format(options))
@@ -161,7 +164,7 @@ def _write_frames(run: Run, renderer: FieldRenderer, cameras: Cameras, options: 
     with folder:
         missing = [index for index in range(first, end) if not folder.has(index)]
         views = run.render_path(cameras[missing], renderer)
-        for index, view in zip(missing, _with_progress(views, len(missing)), strict=True):
+        for index, view in zip(missing, _checked(views, len(missing)), strict=True):
             folder.save(index, view)
     logger.info(
         "wrote %d frames of %dx%d to %s, which already had %d",
@@ -171,28 +174,53 @@ def _write_frames(run: Run, renderer: FieldRenderer, cameras: Cameras, options: 
         logger.info("one step of a depth PNG is %.6g world units; 0 means that nothing was hit", folder.depth_unit)
 
 
-def _with_progress(views: Iterator[View], total: int) -> Iterator[View]:
-    """Yields views under a progress bar; warns in the end if none of them shows anything."""
+def _checked(views: Iterator[View], total: int, *, delay: int = 0) -> Iterator[View]:
+    """Yields views under a progress bar; warns in the end if none of them shows anything.
+
+    Args:
+        views: The views.
+        total: Number of views.
+        delay: Number of views that may be queued on the device before one is checked.
+
+    Raises:
+        FloatingPointError: A view contains NaN or infinity. The last ``delay`` views may have been yielded.
+    """
     most: Tensor | None = None
+    unchecked: deque[Tensor] = deque()
+    checked = 0
     for view in tqdm(views, total=total, unit="frame", disable=None, leave=False):
         # Stays on the device: reading it would synchronise with the rendering of this view.
         highest = view.opacity.max()
         most = highest if most is None else torch.maximum(most, highest)
+        unchecked.append(view.rgb.isfinite().all())
+        while len(unchecked) > delay:
+            _check_finite(unchecked.popleft(), checked, total)
+            checked += 1
         yield view
+    for index, finite in enumerate(unchecked, checked):
+        _check_finite(finite, index, total)
     if most is not None and float(most) < MIN_VISIBLE_OPACITY:
         logger.warning(
             "all %d frames show nothing but the background: the field is empty where the cameras look", total
         )
 
 
+def _check_finite(finite: Tensor, index: int, total: int) -> None:
+    if not bool(finite):
+        raise FloatingPointError(
+            f"rendered frames must be finite, got NaN or infinity in frame {index + 1} of {total}: the weights of RUN "
+            "are damaged, or its training diverged"
+        )
+
+
 def _check(options: argparse.Namespace, is_video: bool) -> None:
     """Refuses invalid options before anything is loaded."""
-    for name, least in (("frames", 1), ("supersampling", 1)):
+    for name, most in (("frames", MAX_FRAMES), ("supersampling", MAX_RAYS_ACROSS)):
         value = getattr(options, name)
-        if value is not None and value < least:
-            raise ValueError(f"--{name} must be at least {least}, got {value}")
-    if options.fps is not None and not 0 < options.fps <= 1000:
-        raise ValueError(f"--fps must lie in (0, 1000], got {options.fps:g}")
+        if value is not None and not 1 <= value <= most:
+            raise ValueError(f"--{name} must lie in [1, {most}], got {value}")
+    if options.fps is not None and not 0 < options.fps <= LARGEST_FPS:
+        raise ValueError(f"--fps must lie in (0, {LARGEST_FPS:g}], got {options.fps:g}")
     if options.size is not None:
         _size(options.size)
     _background(options.background, torch.device("cpu"))
@@ -233,7 +261,10 @@ def _size(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"([1-9]\d{0,4})x([1-9]\d{0,4})", text)
     if match is None:
         raise ValueError(f"--size must be WIDTHxHEIGHT in pixels, such as 1920x1080, got {text}")
-    return int(match[1]), int(match[2])
+    width, height = int(match[1]), int(match[2])
+    if max(width, height) > LARGEST_SIDE:
+        raise ValueError(f"--size must be at most {LARGEST_SIDE}x{LARGEST_SIDE} pixels, got {text}")
+    return width, height
 
 
 def _range(text: str | None, frames: int | None) -> tuple[int, int]:

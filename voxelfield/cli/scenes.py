@@ -7,10 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import voxelfield
-from voxelfield.config.parsing import parse
 from voxelfield.datasets.loading import folder_of, load_scene
 from voxelfield.datasets.scene import Scene, Split
-from voxelfield.training.config.run import DataConfig, SceneConfig
 from voxelfield.training.run import Run
 
 
@@ -64,8 +62,7 @@ def load_scene_of(
         FileNotFoundError: The scene is not there.
         ValueError: It is damaged, or there is no such split.
     """
-    data = parse(DataConfig, run.config.data, "data")
-    known = parse(SceneConfig, run.config.scene, "scene")
+    data, known = run.config.data, run.config.scene
     return load_scene(
         known.name,
         splits=splits,
@@ -88,6 +85,5 @@ def scene_folder(run: Run, options: argparse.Namespace) -> Path:
     Raises:
         FileNotFoundError: The scene is not there.
     """
-    data = parse(DataConfig, run.config.data, "data")
-    known = parse(SceneConfig, run.config.scene, "scene")
+    data, known = run.config.data, run.config.scene
     return folder_of(known.name, options.data_root or data.root)

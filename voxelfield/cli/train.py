@@ -21,6 +21,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from voxelfield._library import KernelsUnavailableError
+from voxelfield.cli.stopping import INTERRUPTED
 from voxelfield.config.parsing import parse, unknown_key
 from voxelfield.datasets.download import DownloadError
 from voxelfield.datasets.images import count_images
@@ -54,9 +55,6 @@ _RESOLUTION_SETTINGS = (
     "trainer.stages",
     "model.resolutions",
 )
-
-INTERRUPTED = 130
-"""Exit status of a run that a signal has stopped."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -152,6 +150,11 @@ def with_folder(override: str) -> list[str]:
             f"scene must be a folder, or one of those in configs/scene, got {clipped(value)!r}: {error.strerror}"
         ) from error
     whole = folder.resolve()
+    if "${" in str(whole):
+        raise ValueError(
+            f"scene must be a folder without ${{ in its path, which stands for another setting in a configuration, got "
+            f"{clipped(str(whole))!r}: rename it, or load it with voxelfield.load_scene"
+        )
     return ["scene=folder", f"scene.name={_quoted(whole.name)}", f"data.root={_quoted(str(whole.parent))}"]
 
 

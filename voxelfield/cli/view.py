@@ -62,7 +62,7 @@ def view(options: argparse.Namespace, wait: Callable[[ViewerPage], None] | None 
     run = voxelfield.load(options.run, options.device)
     page = ViewerPage(
         address,
-        str(run.config.scene.name),
+        run.config.scene.name,
         str(options.run),
         FinishedRun(run),
         _photographs(run, options),

@@ -80,6 +80,9 @@ _SCALARS: dict[Any, tuple[Any, str, str]] = {
     str: (StringNode, "text", "texts"),
 }
 
+# OmegaConf's marker for a missing value, which nodes of every type accept.
+_MISSING = "???"
+
 
 def parse(schema: type[Config], values: Any, name: str = "") -> Config:
     """Validates values against a dataclass whose annotations define what is allowed.
@@ -89,6 +92,9 @@ def parse(schema: type[Config], values: Any, name: str = "") -> Config:
     or a :class:`Form`. A dataclass that stands for its subclasses has a class method ``choose(values, name)``, which
     returns the subclass that the values select. Constraints between fields are checked by the dataclass's method
     ``check(name)``, if it has one. Missing keys get the dataclass's defaults.
+
+    Interpolations such as ``${oc.env:HOME}`` are resolved in what Hydra has composed, and nowhere else: in a mapping,
+    which may come from a stranger's file, they are plain text.
 
     Args:
         schema: The dataclass.
@@ -118,6 +124,7 @@ def unknown_key(key: str, known: Sequence[str]) -> str:
         key: The whole key, with dots.
         known: The valid alternatives for the last part of the key.
     """
+    key = clipped(key if key.isprintable() else repr(key))
     group, _, last = key.rpartition(".")
     similar = difflib.get_close_matches(last, known, n=1)
     if similar:
@@ -132,7 +139,7 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
         for limit in arguments[1:]:
             if not limit.holds(converted):
                 finite = " and finite" if isinstance(converted, float) and not math.isfinite(converted) else ""
-                raise ValueError(f"{key} must {limit}{finite}, got {converted!r}")
+                raise ValueError(f"{key} must {limit}{finite}, got {_shown(converted)}")
         return converted
     if origin in (Union, UnionType):
         return _convert_or_null(value, arguments, key)
@@ -144,13 +151,18 @@ def _convert(value: Any, hint: Any, key: str) -> Any:
         return value
     if origin in (list, tuple):
         return _convert_sequence(value, hint, key)
+    if isinstance(value, str):
+        # A node would parse text that looks like an interpolation, which can take minutes, and reject it if malformed.
+        if value == _MISSING or (hint is not str and "${" in value):
+            raise _wrong_type(key, hint, value)
+        if hint is str:
+            return value
     node = _SCALARS[hint][0]
     try:
         converted = node(value, is_optional=False)._value()
     except (OmegaConfBaseException, OverflowError) as error:
         raise _wrong_type(key, hint, value) from error
-    # OmegaConf's marker for a missing value, ???, is accepted by nodes of every type.
-    if not isinstance(converted, hint) or converted == "???":
+    if not isinstance(converted, hint):
         raise _wrong_type(key, hint, value)
     # Larger integers fit neither in tensors nor in float.
     if hint is int and not -(2**63) <= converted < 2**64:
@@ -232,5 +244,5 @@ def _words(hint: Any, plural: bool = False) -> str:
 
 
 def _shown(value: Any) -> str:
-    """Formats a value for messages; None as YAML's null."""
-    return "null" if value is None else repr(value)
+    """Formats a value for messages, in one line that is not too long; None as YAML's null."""
+    return "null" if value is None else clipped(" ".join(repr(value).split()))

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from voxelfield.datasets.poses import check_poses
-from voxelfield.datasets.transforms import read_object
+from voxelfield.files import read_regular
+from voxelfield.ops._errors import shown
 from voxelfield.rendering.cameras import Cameras
+
+logger = logging.getLogger(__name__)
+
+LARGEST_SIDE = 16384
+"""Largest width and height of an image of a path, in pixels; encoders of videos accept no larger ones."""
+
+LARGEST_FPS = 1000.0
+"""Largest number of frames per second."""
+
+FIELDS_OF_VIEW = (0.01, 179.0)
+"""Smallest and largest vertical field of view, degrees. Beyond these, float32 cannot represent directions of rays."""
 
 
 @dataclass(frozen=True)
@@ -39,53 +54,106 @@ def read_camera_path(path: Path) -> CameraPath:
         path: The file.
 
     Raises:
-        FileNotFoundError: It is not there.
+        FileNotFoundError: It does not exist.
         ValueError: The file is not a camera path; the message names file, frame and key.
     """
-    content = read_object(path)
+    name = str(path)
+    content = path_object(name, read_regular(path))
     kind = content.get("camera_type", "perspective")
     if kind != "perspective":
-        raise ValueError(f"{path}: 'camera_type' must be perspective, got {kind!r}")
-    height, width = (_number(path, content, key, whole=True) for key in ("render_height", "render_width"))
-    fps = _number(path, content, "fps")
-    frames = content.get("camera_path")
-    if not isinstance(frames, list) or not frames:
-        raise ValueError(f"{path}: 'camera_path' must be a list of at least one frame, got {_shown(frames)}")
+        raise ValueError(f"{name}: 'camera_type' must be perspective, got {shown(kind)}")
+    if content.get("crop") is not None:
+        logger.warning("%s: 'crop' is ignored: the whole field is rendered", name)
+    height, width = (
+        int(number(name, content, key, 1, LARGEST_SIDE, whole=True)) for key in ("render_height", "render_width")
+    )
+    fps = number(name, content, "fps", 1 / LARGEST_FPS, LARGEST_FPS)
     poses, focals = [], []
-    for index, frame in enumerate(frames):
-        where = f"{path}: camera_path[{index}]"
-        if not isinstance(frame, dict):
-            raise ValueError(f"{where} must be an object, got {_shown(frame)}")
-        poses.append(_pose(where, frame.get("camera_to_world")))
-        fov = _number(where, frame, "fov")
-        if fov >= 180:
-            raise ValueError(f"{where}: 'fov' must lie below 180 degrees, got {fov:g}")
-        focals.append(0.5 * height / math.tan(math.radians(0.5 * fov)))
+    for where, frame in path_frames(name, content, "camera_path"):
+        poses.append(pose(f"{where}: 'camera_to_world'", frame.get("camera_to_world")))
+        fov = math.radians(number(where, frame, "fov", *FIELDS_OF_VIEW))
+        focals.append(0.5 * height / math.tan(0.5 * fov))
     intrinsics = torch.tensor([[focal, focal, 0.5 * width, 0.5 * height] for focal in focals])
-    return CameraPath(Cameras(torch.stack(poses), intrinsics, int(width), int(height)), fps)
+    return CameraPath(Cameras(torch.stack(poses), intrinsics, width, height), fps)
 
 
-def _number(where: Path | str, content: Mapping[str, Any], key: str, *, whole: bool = False) -> float:
+def path_object(name: str, content: bytes) -> dict[str, Any]:
+    """Returns the JSON object that a camera path consists of.
+
+    Args:
+        name: Name of the file, for messages.
+        content: Content of the file.
+
+    Raises:
+        ValueError: It is not a JSON object.
+    """
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{name}: not valid JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{name}: must hold a JSON object, got a {type(found).__name__}")
+    return found
+
+
+def path_frames(name: str, content: Mapping[str, Any], key: str) -> list[tuple[str, dict[str, Any]]]:
+    """Returns the frames that a camera path lists, each with its name for messages.
+
+    Args:
+        name: Name of the file, for messages.
+        content: The JSON object.
+        key: Key of the list.
+
+    Raises:
+        ValueError: It is not a list of at least one object.
+    """
+    frames = content.get(key)
+    if not isinstance(frames, list) or not frames:
+        raise ValueError(f"{name}: '{key}' must be a list of at least one frame, got {shown(frames)}")
+    for index, frame in enumerate(frames):
+        if not isinstance(frame, dict):
+            raise ValueError(f"{name}: {key}[{index}] must be an object, got {shown(frame)}")
+    return [(f"{name}: {key}[{index}]", frame) for index, frame in enumerate(frames)]
+
+
+def number(where: str, content: Mapping[str, Any], key: str, low: float, high: float, *, whole: bool = False) -> float:
+    """Returns a number of a camera path.
+
+    Args:
+        where: Name of the object, for messages.
+        content: The object.
+        key: Key of the number.
+        low: Smallest valid value.
+        high: Largest valid value.
+        whole: Whether it must be a whole number.
+
+    Raises:
+        ValueError: It is missing or not such a number.
+    """
     value = content.get(key)
-    if not _finite(value) or value <= 0 or (whole and value != int(value)):
+    if not _is_number(value) or not low <= value <= high or (whole and value != int(value)):
         kind = "a whole number" if whole else "a number"
-        raise ValueError(f"{where}: '{key}' must be {kind} above 0, got {_shown(value)}")
+        raise ValueError(f"{where}: '{key}' must be {kind} from {low:g} to {high:g}, got {shown(value)}")
     return float(value)
 
 
-def _pose(where: str, values: object) -> torch.Tensor:
-    if not isinstance(values, list) or len(values) != 16 or not all(map(_finite, values)):
-        raise ValueError(f"{where}: 'camera_to_world' must be 16 finite numbers, row by row, got {_shown(values)}")
-    pose = torch.tensor(values, dtype=torch.float64).view(4, 4)
-    check_poses(lambda _: f"{where}: 'camera_to_world'", pose[None])
-    return pose.float()
+def pose(name: str, values: object) -> Tensor:
+    """Returns a pose (4, 4) float32, from 16 numbers row by row.
+
+    Args:
+        name: Name of the pose, for messages.
+        values: The numbers, as they are in the file.
+
+    Raises:
+        ValueError: They are not those of a rotation with a translation.
+    """
+    # Whole numbers of any length are valid JSON; larger ones than this are no float64.
+    if not isinstance(values, list) or len(values) != 16 or not all(_is_number(x) and abs(x) < 1e300 for x in values):
+        raise ValueError(f"{name} must be 16 finite numbers, row by row, got {shown(values)}")
+    matrix = torch.tensor(values, dtype=torch.float64).view(4, 4)
+    check_poses(lambda _: name, matrix[None])
+    return matrix.float()
 
 
-def _finite(value: object) -> TypeGuard[float]:
-    # Integers of any length are valid JSON; beyond this they are no float32.
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e30
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

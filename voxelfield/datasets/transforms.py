@@ -24,6 +24,7 @@ from torch import Tensor
 from voxelfield.datasets.images import IMAGE_SUFFIXES
 from voxelfield.datasets.photos import LENS_TERMS, Intrinsics, Photo, photo_lens
 from voxelfield.datasets.poses import check_poses
+from voxelfield.files import read_regular
 from voxelfield.messages import clipped
 from voxelfield.ops._errors import shown
 from voxelfield.rendering.lens import Lens, LensModel
@@ -78,7 +79,7 @@ def read_object(file: Path) -> dict[str, Any]:
         ValueError: The file holds none.
     """
     try:
-        meta = json.loads(file.read_text(encoding="utf-8"))
+        meta = json.loads(read_regular(file))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file}: not valid JSON ({error})") from error
     if not isinstance(meta, dict):

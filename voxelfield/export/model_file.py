@@ -4,7 +4,8 @@ Features that no occupied cell can read are left out: the occupied cells, a bit 
 there. The others are rounded to steps of which a byte counts, and compressed (:mod:`voxelfield.export.quantized`), or
 float16 where that is asked for. The decoder's weights are as they are. Metadata holds the run's configuration, a
 checksum of every tensor and one of all this, so the file describes itself, and damage is noticed. Nothing in it is
-executed, and what it declares is compared with its size before memory is allocated.
+executed, its settings are plain data, and what it declares is compared with its size before memory is allocated. A file
+is read once, and what was verified is what is used, whatever happens to the file afterwards.
 """
 
 from __future__ import annotations
@@ -13,17 +14,15 @@ import contextlib
 import json
 import math
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
 from voxelfield.export.importance import feature_importance
@@ -40,12 +39,13 @@ from voxelfield.export.quantized import (
 )
 from voxelfield.export.reached import reached_vertices
 from voxelfield.fields.field import RadianceField
-from voxelfield.files import atomic_write
+from voxelfield.files import atomic_write, read_regular
+from voxelfield.grids.boxes import check_box
 from voxelfield.ops._checks import check_choice
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.visible_cells import visible_cells
-from voxelfield.training.config import TrainerConfig
+from voxelfield.training.config import RunConfig, TrainerConfig
 from voxelfield.training.views import render_settings
 
 FORMAT = 4
@@ -129,8 +129,8 @@ class Trained(Protocol):
         ...
 
     @property
-    def config(self) -> DictConfig:
-        """The whole configuration."""
+    def config(self) -> RunConfig:
+        """All settings."""
         ...
 
     @property
@@ -143,13 +143,13 @@ class ModelParts(NamedTuple):
     """The content of a model file, as read.
 
     Attributes:
-        config: The whole configuration.
+        config: All settings, as the file has them.
         field: State of the field.
         occupancy: State of the occupancy grid, without the reasons why cells are empty.
         steps: Steps of training done.
     """
 
-    config: DictConfig
+    config: Mapping[str, Any]
     field: dict[str, Any]
     occupancy: dict[str, Tensor]
     steps: int
@@ -167,7 +167,6 @@ class _InconsistentError(Exception):
 _DAMAGED = (
     *(KeyError, TypeError, IndexError, AttributeError, RuntimeError, OverflowError),
     _InconsistentError,
-    OmegaConfBaseException,
 )
 
 
@@ -248,7 +247,7 @@ def save_model(
         "whole": whole,
         "settings": settings,
         "occupancy": list(occupied.shape),
-        "config": OmegaConf.to_container(run.config, resolve=True),
+        "config": asdict(run.config),
     }
     stored = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     description["checksums"] = {name: _checksum(tensor) for name, tensor in stored.items()}
@@ -278,18 +277,21 @@ def read_model(path: Path, device: torch.device) -> ModelParts:
 
     Raises:
         FileNotFoundError: There is no such file.
+        ValueError: It is not a file, but a named pipe, for example.
         ModelFileError: It is truncated or damaged, is not a voxelfield model, or was written by another version.
     """
-    if not path.is_file():
-        raise FileNotFoundError(f"no model file {path}")
     try:
-        with safe_open(path, framework="pt") as file:
-            text = (file.metadata() or {})[_NAME]
-            # Files of format 2 and before have no checksum here.
-            begin = 0 if text.startswith("{") else _CHECKSUM_DIGITS
-            description = json.loads(text[begin:])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-    except (SafetensorError, KeyError, ValueError, RecursionError) as error:
+        content = read_regular(path)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(f"no model file {path}") from error
+    try:
+        # Unlike safetensors.safe_open, which maps the file: its tensors would follow every later change of the file.
+        tensors = load(content)
+        text = _metadata(content)
+        # Files of format 2 and before have no checksum here.
+        begin = 0 if text.startswith("{") else _CHECKSUM_DIGITS
+        description = json.loads(text[begin:])
+    except (SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ModelFileError(f"{path} is not a voxelfield model, or is damaged: {_one_line(error)}") from error
     if not isinstance(description, dict):
         raise ModelFileError(f"{path} is not a voxelfield model: its description is a {type(description).__name__}")
@@ -311,9 +313,17 @@ def read_model(path: Path, device: torch.device) -> ModelParts:
         if _checksum(tensor) != checksums[name]:
             raise ModelFileError(f"{path} is damaged: the checksum of {name} does not match its description")
     with parts_of(path):
-        field, occupancy = _unpack(description, tensors, device, path.stat().st_size)
-        config: DictConfig = OmegaConf.create(dict(description["config"]))
-        return ModelParts(config, field, occupancy, int(description["steps"]))
+        field, occupancy = _unpack(description, tensors, device, len(content))
+        return ModelParts(dict(description["config"]), field, occupancy, int(description["steps"]))
+
+
+def _metadata(content: bytes) -> str:
+    """Returns the text that a file has as metadata; its header is a JSON object, preceded by its size in 8 bytes."""
+    size = int.from_bytes(content[:8], "little")
+    text = json.loads(content[8 : 8 + size])["__metadata__"][_NAME]
+    if not isinstance(text, str):
+        raise TypeError(f"its description must be text, got a {type(text).__name__}")
+    return text
 
 
 @contextlib.contextmanager
@@ -354,16 +364,22 @@ def _unpack(
     aabb = tensors["occupancy.aabb"]
     field: dict[str, Any] = {name.removeprefix("field."): x for name, x in tensors.items() if name.startswith("field.")}
     box = field[next((name for name in field if name.endswith("aabb")), "grid.aabb")]
+    for name, corners in (("occupancy.aabb", aabb), ("the grid's aabb", box)):
+        check_box(name, corners)
     whole = description.get("whole", [])
     for name, shape in shapes.items():
         if name in whole:
             reached = torch.ones(shape[:3], dtype=torch.bool, device=device)
         else:
             reached = reached_vertices(occupied, aabb, shape[:3], box)
-        values, step = field[name], tensors.get(f"step.{name}")
+        values, step, stored = field[name], tensors.get(f"step.{name}"), [int(reached.sum()), shape[3]]
         if step is not None:
-            codes = _as_inconsistent(unpack_codes, values, int(reached.sum()), shape[3])
+            if step.dtype != torch.float32 or step.shape != (shape[3],):
+                raise _InconsistentError(f"the steps of {name} must be {shape[3]} float32 numbers")
+            codes = _as_inconsistent(unpack_codes, values, *stored)
             values = dequantize(codes.to(device), step.to(device))
+        if list(values.shape) != stored:
+            raise _InconsistentError(f"{name} must have shape {stored}, got {list(values.shape)}")
         field[name] = torch.zeros(shape, dtype=values.dtype, device=device)
         field[name][reached] = values.to(device)
     field |= description["settings"]

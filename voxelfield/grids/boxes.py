@@ -57,6 +57,20 @@ def box_tensor(box: Box, device: torch.device) -> Tensor:
     return torch.tensor(box, dtype=torch.float32, device=device)
 
 
+def check_box(name: str, aabb: Tensor) -> None:
+    """Raises ValueError unless a tensor from a file is a box: (2, 3) float32, finite, low < high along every axis.
+
+    Args:
+        name: Name of the tensor, for the message.
+        aabb: The tensor, on any device but meta.
+    """
+    if aabb.dtype != torch.float32 or aabb.shape != (2, 3):
+        raise ValueError(f"{name} must be float32 of shape (2, 3), got {aabb.dtype} of shape {tuple(aabb.shape)}")
+    low, high = aabb.tolist()
+    if not (all(map(math.isfinite, (*low, *high))) and all(a < b for a, b in zip(low, high, strict=True))):
+        raise ValueError(f"{name} must be finite with low < high along every axis, got {[low, high]}")
+
+
 def _round_to_float32(value: float) -> float:
     if not math.isfinite(value):
         return value

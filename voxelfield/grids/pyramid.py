@@ -390,12 +390,16 @@ class VoxelPyramid(nn.Module):
         """Restores the state that :meth:`get_extra_state` returned, and ends the use of copies by :meth:`keep_copies`.
 
         Raises:
-            ValueError: The state was saved with another ``reduce``. (Older states do not record it.)
+            ValueError: The state was saved with another ``reduce``, which older states do not record, or with a number
+                of active levels that this pyramid cannot have.
         """
         saved = state.get("reduce", self.reduce)
         if saved != self.reduce:
             raise ArgumentValueError(f"reduce must be {saved!r} as in the state that is loaded, got {self.reduce!r}")
-        self.active = state["active"]
+        active = state["active"]
+        if type(active) is not int or not 1 <= active <= len(self.levels):
+            raise ArgumentValueError(f"active must be 1 to {len(self.levels)} levels, got {shown(active)}")
+        self.active = active
         self._copies = None
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:

@@ -26,8 +26,8 @@ __all__ = ["BACKENDS", "FieldRenderer", "fastest_backend"]
 BACKENDS: tuple[type[ImageBackend], ...] = (PyramidImages, GridImages)
 """Backends that are faster than the general one, in the order in which they are tried."""
 
-
-_MAX_RAYS_ACROSS = 64
+MAX_RAYS_ACROSS = 64
+"""Largest number of rays along each side of a pixel."""
 
 
 def fastest_backend(field: Field, backends: Sequence[type[ImageBackend]] = BACKENDS) -> type[ImageBackend]:
@@ -104,8 +104,8 @@ class FieldRenderer:
         check_same_device("occupancy", occupancy.aabb, "field", field.aabb)
         check_at_least_one("supersampling", supersampling)
         check_at_least_one("chunk", chunk)
-        if supersampling > _MAX_RAYS_ACROSS:
-            raise ValueError(f"supersampling must be at most {_MAX_RAYS_ACROSS}, got {shown(supersampling)}")
+        if supersampling > MAX_RAYS_ACROSS:
+            raise ValueError(f"supersampling must be at most {MAX_RAYS_ACROSS}, got {shown(supersampling)}")
         check_choice("pixel_averaging", pixel_averaging, PIXEL_AVERAGING)
         chosen = fastest_backend(field, backends)
         if backend not in (None, chosen.name, Views.name):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from omegaconf import OmegaConf
+import yaml
 
 from voxelfield.rendering.view_pictures import ERROR_MAXIMUM
 from voxelfield.report import charts
@@ -105,7 +105,7 @@ def make_page(record: RunRecord) -> str:
         peaks=peaks(metrics),
         facts=facts(record),
         commands=record.commands,
-        config=OmegaConf.to_yaml(record.config),
+        config=yaml.safe_dump(asdict(record.config), sort_keys=False, allow_unicode=True),
     )
 
 
@@ -196,7 +196,7 @@ def facts(record: RunRecord) -> list[tuple[str, str]]:
     metrics, config = record.metrics, record.config
     rows = [
         ("scene", str(metrics["scene"])),
-        ("model", str(config.model.kind)),
+        ("model", config.model.kind),
         ("grid", " x ".join(map(str, metrics["resolution"]))),
         ("training images", str(metrics["train_views"]) if "train_views" in metrics else ""),
         ("image size", " x ".join(map(str, metrics.get("image_size", ())))),

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from omegaconf import DictConfig
-
 from voxelfield.report.history import Curve, History
 from voxelfield.report.thumbnails import ViewPictures
+from voxelfield.training.config import RunConfig
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,7 +17,7 @@ class RunRecord:
 
     Attributes:
         metrics: What is in ``metrics.json``.
-        config: The run's whole configuration.
+        config: All settings of the run.
         pictures: Pictures of the evaluated views, by view name; some views may have none.
         history: What was recorded while it trained.
         commands: Purposes with the shell commands that serve them.
@@ -27,7 +26,7 @@ class RunRecord:
     """
 
     metrics: Mapping[str, Any]
-    config: DictConfig
+    config: RunConfig
     pictures: Mapping[str, ViewPictures] = field(default_factory=dict)
     history: History = field(default_factory=dict)
     commands: tuple[tuple[str, str], ...] = ()

@@ -6,21 +6,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig
-
 from voxelfield.files import atomic_write
 from voxelfield.report.history import read_history
 from voxelfield.report.page import make_page
 from voxelfield.report.record import RunRecord
 from voxelfield.report.surroundings import commands, finishing_time, logged_warnings
 from voxelfield.report.thumbnails import Thumbnails
+from voxelfield.training.config import RunConfig
 from voxelfield.training.run_directory import REPORT
 
 
 def write_report(
     directory: Path,
     metrics: Mapping[str, Any],
-    config: DictConfig,
+    config: RunConfig,
     thumbnails: Thumbnails,
     *,
     path: Path | None = None,
@@ -30,7 +29,7 @@ def write_report(
     Args:
         directory: Run directory, whose records and log are read.
         metrics: What is in its ``metrics.json``.
-        config: The run's whole configuration.
+        config: All settings of the run.
         thumbnails: Thumbnails of the evaluated views.
         path: File to write; None: ``report.html`` in the directory.
 

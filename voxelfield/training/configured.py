@@ -398,7 +398,7 @@ def _write_results(session: Session, run_directory: Path, timing: Timing, pictur
     return metrics
 
 
-def _report(run_directory: Path, metrics: dict[str, Any], config: DictConfig, thumbnails: Thumbnails) -> None:
+def _report(run_directory: Path, metrics: dict[str, Any], config: RunConfig, thumbnails: Thumbnails) -> None:
     """Writes the report. An error other than that of the disk is logged and does not fail the run."""
     # Imported here, because it is not needed before and takes a while.
     from voxelfield.report.writing import write_report

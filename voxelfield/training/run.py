@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
 from voxelfield.datasets.scene import Split
@@ -27,13 +26,14 @@ from voxelfield.rendering.occupied_density import occupied_density
 from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.training.checkpoint import contents_of, load_checkpoint, resolve_checkpoint
-from voxelfield.training.config import CameraConfig, SceneConfig, TrainerConfig, parse
+from voxelfield.training.config import RunConfig, TrainerConfig, parse
 from voxelfield.training.evaluation import Evaluation, OnView, evaluate_split, evenly_spaced
 from voxelfield.training.fields import grid_box, untrained_field
 from voxelfield.training.lpips import Lpips
 from voxelfield.training.optimizer import copies_dtype
 from voxelfield.training.png import PngWriter
 from voxelfield.training.refined_cameras import RefinedCameras
+from voxelfield.training.saved_state import check_state
 from voxelfield.training.view_refinement import refine_views
 from voxelfield.training.views import evaluation_background, render_settings, view_renderer
 
@@ -45,9 +45,7 @@ class Run:
     Attributes:
         field: The field, without gradients; its grids are in the dtype in which training on that device reads them.
         occupancy: The occupied cells.
-        recipe: The recipe that built the field.
-        trainer: Settings of the training loop, which include those of the evaluation.
-        config: The run's whole configuration.
+        config: All settings of the run.
         steps: Number of training steps done.
         cameras: The refined training cameras, if cameras were refined. The field is then in the frame of the refined
             ones, into which :meth:`evaluate` moves the views of a split.
@@ -55,11 +53,19 @@ class Run:
 
     field: RadianceField
     occupancy: OccupancyGrid
-    recipe: Recipe
-    trainer: TrainerConfig
-    config: DictConfig
+    config: RunConfig
     steps: int
     cameras: RefinedCameras | None = None
+
+    @property
+    def recipe(self) -> Recipe:
+        """The recipe that built the field."""
+        return self.config.model
+
+    @property
+    def trainer(self) -> TrainerConfig:
+        """Settings of the training loop, which include those of the evaluation."""
+        return self.config.trainer
 
     def __repr__(self) -> str:
         """Returns one line that says what was trained."""
@@ -178,7 +184,7 @@ class Run:
 
     def _refined(self, split: Split) -> Split:
         """Refines the poses of views before they are evaluated, if ``camera.test_steps`` is positive."""
-        camera = parse(CameraConfig, self.config.camera, "camera")
+        camera = self.config.camera
         if camera.test_steps == 0:
             return split
         return refine_views(
@@ -287,8 +293,8 @@ def load_run(path: Path | str, device: torch.device | str) -> Run:
     path = resolve_checkpoint(Path(path))
     checkpoint = load_checkpoint(path, device, ("config", "field", "occupancy", "step", "cameras"))
     with contents_of(path):
-        config = OmegaConf.create(dict(checkpoint["config"]))
-        run = restore_run(config, checkpoint["field"], checkpoint["occupancy"], checkpoint["step"], device)
+        parts = (checkpoint[name] for name in ("config", "field", "occupancy", "step"))
+        run = restore_run(*parts, device)
         if "cameras" not in checkpoint:
             return run
         return replace(run, cameras=RefinedCameras.from_state(checkpoint["cameras"]))
@@ -316,7 +322,7 @@ def load_model(path: Path | str, device: torch.device | str) -> Run:
 
 
 def restore_run(
-    config: DictConfig,
+    config: RunConfig | Mapping[str, Any],
     field_state: Mapping[str, Any],
     occupancy_state: Mapping[str, Tensor],
     steps: int,
@@ -325,25 +331,25 @@ def restore_run(
     """Reconstructs a run from its saved parts.
 
     Args:
-        config: The run's whole configuration.
+        config: All settings of the run.
         field_state: State dict of its field.
         occupancy_state: State dict of its occupancy grid.
         steps: Number of training steps done.
         device: Device for field and occupancy.
 
     Raises:
-        ValueError: The configuration is invalid.
+        ValueError: The configuration is invalid, or a tensor of a state is not one that a run could have saved.
         RuntimeError: A state does not match the configuration.
     """
     device = torch.device(device)
-    trainer = parse(TrainerConfig, config.trainer, "trainer")
-    scene = parse(SceneConfig, config.scene, "scene")
-    recipe = parse(Recipe, config.model, "model")
+    settings = parse(RunConfig, config)
+    recipe, scene, trainer = settings.model, settings.scene, settings.trainer
     state = {name: item.to(device) if isinstance(item, Tensor) else item for name, item in field_state.items()}
     # Built on the meta device, because the values are about to be replaced: initialising them would take seconds, and
     # memory for any size that the configuration names.
     with torch.device("meta"):
         field = untrained_field(recipe, scene, trainer, "meta")
+    check_state("field", field, state, field.grid.levels)
     field.load_state_dict(state, assign=True)
     if any(tensor.is_meta for tensor in (*field.parameters(), *field.buffers())):
         # A user's decoder may have buffers that are not saved.
@@ -353,5 +359,7 @@ def restore_run(
     field.grid.to(copies_dtype(trainer.precision, device))
     with torch.device("meta"):
         occupancy = OccupancyGrid(trainer.occupancy.resolution, grid_box(scene))
+    check_state("occupancy", occupancy, occupancy_state)
     occupancy.load_state_dict({name: item.to(device) for name, item in occupancy_state.items()}, assign=True)
-    return Run(field.to(device), occupancy.to(device), recipe, trainer, config, steps)
+    render_settings(trainer, field)  # rejects settings with which an image would take hours
+    return Run(field.to(device), occupancy.to(device), settings, steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import math
 import os
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
-from omegaconf import OmegaConf
 from torch import Tensor
 
 from voxelfield import _library
@@ -436,8 +436,7 @@ class Session:
 
     def result(self) -> Run:
         """Returns the current state as a :class:`Run` for rendering and saving; further steps change its field."""
-        config = OmegaConf.create(self._saved_config())
-        return Run(self.field, self.occupancy, self.recipe, self.config.trainer, config, self.step, self.cameras)
+        return Run(self.field, self.occupancy, copy.deepcopy(self.config), self.step, self.cameras)
 
     @property
     def cameras(self) -> RefinedCameras | None:
@@ -528,12 +527,9 @@ class Session:
             "data": self._fingerprint.result(),
             "rng": torch.get_rng_state(),
             "cuda_rng": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
-            "config": self._saved_config(),
+            "config": asdict(self.config),
         }
         return state if self.exposure is None else state | {"exposure": self.exposure.state_dict()}
-
-    def _saved_config(self) -> dict[str, Any]:
-        return asdict(self.config)
 
     def _is_finite(self) -> bool:
         """Returns whether all parameters are finite; synchronises with the device."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -13,11 +15,28 @@ from voxelfield.rendering.renderer import FieldRenderer
 from voxelfield.training.batches import background_for
 from voxelfield.training.config import TrainerConfig
 
+# Largest number of samples along the diagonal of a grid's box. Without nested boxes, a grid of 400^3 voxels and the
+# presets' distance between samples have 866.
+_MAX_SAMPLES = 32768
+
 
 def render_settings(config: TrainerConfig, field: RadianceField) -> RenderSettings:
-    """Returns the sampling settings at a field's current resolution; synchronises with the device."""
+    """Returns the sampling settings at a field's current resolution; synchronises with the device.
+
+    Raises:
+        ValueError: A ray could have more samples than can be rendered in a reasonable time.
+    """
+    low, high = field.grid.aabb
+    voxel, diagonal = torch.stack((field.grid.voxel_size.min(), (high - low).norm())).tolist()
+    step = config.render.voxels_per_step * voxel
+    if not (math.isfinite(diagonal) and diagonal <= _MAX_SAMPLES * step):
+        least = diagonal / max(_MAX_SAMPLES * voxel, 1e-30)
+        raise ValueError(
+            f"trainer.render.voxels_per_step must be at least {least:.3g}, so that no ray through the grid's box has "
+            f"more than {_MAX_SAMPLES} samples, got {config.render.voxels_per_step:g}"
+        )
     return RenderSettings(
-        step=config.render.voxels_per_step * float(field.grid.voxel_size.min()),
+        step=step,
         min_transmittance=config.render.min_transmittance,
         min_weight=config.render.min_weight,
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from importlib.metadata import EntryPoint, entry_points
 
+from voxelfield.messages import clipped
+
 ENTRY_POINTS = "voxelfield.fields.recipes"
 """The entry point group in which other packages declare recipes."""
 
@@ -30,11 +32,18 @@ def load_recipe(name: str) -> object:
 
     Raises:
         KeyError: There is no recipe of that name.
+        ValueError: The package that declares it cannot be imported; the message says why.
     """
     if name in _OWN:
         module, attribute = _OWN[name]
         return getattr(importlib.import_module(module), attribute)
-    return _announced()[name].load()
+    entry = _announced()[name]
+    try:
+        return entry.load()
+    # Code of other packages may raise anything; SystemExit would end the program without a word.
+    except (Exception, SystemExit) as error:
+        reason = clipped(" ".join(f"{type(error).__name__}: {error}".split()), 300)
+        raise ValueError(f"model.kind={name} must name a recipe that can be imported, got {reason}") from error
 
 
 def _announced() -> dict[str, EntryPoint]:

@@ -21,7 +21,7 @@ def offer_announced_recipes() -> None:
     for name in announced_recipes():
         try:
             defaults = dataclasses.asdict(Recipe.choose({"kind": name}, "model")(kind=name))
-        except Exception as error:  # third-party code may raise anything
+        except (Exception, SystemExit) as error:  # third-party code may raise anything
             logger.warning("model=%s is not available, because its recipe cannot be used: %s", name, error)
         else:
             ConfigStore.instance().store(group="model", name=name, node=defaults, provider="voxelfield.fields.recipes")

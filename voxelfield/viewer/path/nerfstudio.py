@@ -6,12 +6,22 @@ import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-import torch
+from torch import Tensor
 
+from voxelfield.datasets.camera_path import FIELDS_OF_VIEW, number, path_frames, path_object, pose
+from voxelfield.ops._errors import shown
 from voxelfield.viewer.drawing.viewpoint import Viewpoint
 from voxelfield.viewer.path.key_frames import between
+
+SECONDS = (0.1, 3600.0)
+"""Shortest and longest duration of a path."""
+
+FPS = (1, 240)
+"""Smallest and largest number of frames per second."""
+
+SIDES = (16, 8192)
+"""Smallest and largest width and height of a frame, pixels."""
 
 
 @dataclass(frozen=True)
@@ -89,27 +99,29 @@ def read_path(content: bytes, name: str) -> tuple[list[Viewpoint], PathSettings]
         name: Name of the file, for messages.
 
     Raises:
-        ValueError: It is no such file; the message names it.
+        ValueError: The file is not such a path; the message names file, key frame and key.
     """
-    try:
-        found: dict[str, Any] = json.loads(content)
-        keys = [_key_frame(frame) for frame in found["keyframes"]]
-        settings = PathSettings(
-            float(found["seconds"]),
-            round(float(found["fps"])),
-            int(found["render_height"]),
-            int(found["render_width"]),
-            bool(found.get("is_cycle", False)),
-        )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{name} must be a camera path in nerfstudio's format, with key frames: {error!r}") from error
-    if not keys:
-        raise ValueError(f"{name} must be a camera path with key frames, got none")
-    return keys, settings
+    found = path_object(name, content)
+    keys = []
+    for where, frame in path_frames(name, found, "keyframes"):
+        fov = math.radians(number(where, frame, "fov", *FIELDS_OF_VIEW))
+        keys.append(Viewpoint.of(_pose(f"{where}: 'matrix'", frame.get("matrix")), fov))
+    height, width = (int(number(name, found, key, *SIDES, whole=True)) for key in ("render_height", "render_width"))
+    seconds, fps = number(name, found, "seconds", *SECONDS), round(number(name, found, "fps", *FPS))
+    closed = found.get("is_cycle", False)
+    if not isinstance(closed, bool):
+        raise ValueError(f"{name}: 'is_cycle' must be true or false, got {shown(closed)}")
+    return keys, PathSettings(seconds, fps, height, width, closed)
 
 
-def _key_frame(frame: dict[str, Any]) -> Viewpoint:
-    matrix = frame["matrix"]
+def _pose(name: str, matrix: object) -> Tensor:
+    if not isinstance(matrix, str):
+        return pose(name, matrix)
     # Older versions of nerfstudio's viewer write the list as a text, column by column.
-    c2w = torch.tensor(json.loads(matrix) if isinstance(matrix, str) else matrix, dtype=torch.float32).view(4, 4)
-    return Viewpoint.of(c2w.mT if isinstance(matrix, str) else c2w, math.radians(float(frame["fov"])))
+    try:
+        columns = json.loads(matrix)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{name} must be 16 finite numbers, got {shown(matrix)}") from error
+    if isinstance(columns, list) and len(columns) == 16:
+        columns = [columns[4 * column + row] for row in range(4) for column in range(4)]
+    return pose(name, columns)
