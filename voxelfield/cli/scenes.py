@@ -8,7 +8,8 @@ from pathlib import Path
 
 import voxelfield
 from voxelfield.config.parsing import parse
-from voxelfield.datasets.loading import folder_of, load_scene
+from voxelfield.datasets.loading import load_scene
+from voxelfield.datasets.locate import find_scene
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.training.config.run import DataConfig, SceneConfig
 from voxelfield.training.run import Run
@@ -67,7 +68,7 @@ def load_scene_of(
     data = parse(DataConfig, run.config.data, "data")
     known = parse(SceneConfig, run.config.scene, "scene")
     return load_scene(
-        known.name,
+        scene_folder(run, options),
         splits=splits,
         image_size=run.trainer.image_size if downscale is None else None,
         downscale=data.downscale if downscale is None else downscale,
@@ -78,7 +79,6 @@ def load_scene_of(
         boxes=known.boxes,
         near=known.near,
         ndc=False,  # only the photographs and their cameras are needed
-        root=options.data_root or data.root,
     )
 
 
@@ -90,4 +90,4 @@ def scene_folder(run: Run, options: argparse.Namespace) -> Path:
     """
     data = parse(DataConfig, run.config.data, "data")
     known = parse(SceneConfig, run.config.scene, "scene")
-    return folder_of(known.name, options.data_root or data.root)
+    return find_scene(known.name, options.data_root or data.root)
