@@ -19,3 +19,15 @@ def clipped(text: str, longest: int = _LONGEST) -> str:
         return text
     kept = (longest - 3) // 2
     return f"{text[:kept]}...{text[-kept:]}"
+
+
+def printable(name: str) -> str:
+    r"""Returns the name of a file as text that any program can draw or encode.
+
+    Python represents bytes of a name that the locale cannot decode, such as those of an umlaut in the C locale, by lone
+    surrogates. They are decoded as UTF-8 here, or written as ``\xfc``.
+
+    Args:
+        name: A part of a path.
+    """
+    return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")

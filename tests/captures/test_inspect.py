@@ -8,6 +8,7 @@ import importlib.util
 import io
 import itertools
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -23,7 +24,7 @@ from voxelfield.captures.capture import read_capture
 from voxelfield.captures.checks import Finding, check_capture
 from voxelfield.captures.drawing import WIDTH, draw, frustum_lines
 from voxelfield.captures.figures import figures
-from voxelfield.captures.inspection import PAGE, PICTURE
+from voxelfield.captures.inspection import PAGE, PICTURE, inspect_scene
 from voxelfield.captures.measures import fingerprint, sharpness
 from voxelfield.captures.page import make_page
 from voxelfield.captures.palette import WARNING, split_color
@@ -93,6 +94,12 @@ def test_images_that_loaders_refuse_are_explained(folder, tmp_path, caplog):
     assert warning.getMessage().startswith("warning: mixed orientation: view_05.png is portrait among 23")
     assert "size must be 96x72" in error.getMessage()
     assert not (tmp_path / "out").exists()
+
+
+def test_names_that_the_locale_cannot_decode_are_drawn(capture_folder, tmp_path):
+    folder = tmp_path / os.fsdecode(b"gr\xfcn")
+    shutil.copytree(capture_folder, folder)
+    assert inspect_scene(folder, tmp_path / "out").name == r"gr\xfcn"
 
 
 def test_what_is_no_scene_is_told_in_one_line(tmp_path, caplog):

@@ -11,6 +11,8 @@ import torch
 
 import voxelfield
 from voxelfield.datasets.locate import SceneNotFoundError
+from voxelfield.training.config import preset
+from voxelfield.training.configured import load_configured_scene
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 
@@ -55,6 +57,29 @@ def test_a_known_name_is_not_taken_for_a_folder(tmp_path):
     assert tuple(voxelfield.load_scene(tmp_path / "bricks", splits=("test",)).test.images.shape[1:3]) == (100, 100)
 
 
+@pytest.mark.parametrize("name", ["lego", "bricks", "folder"])
+def test_a_folder_has_no_box_because_of_its_name(tmp_path, name):
+    folder = tmp_path / name
+    shutil.copytree(FIXTURES / "lego", folder)
+    (folder / "transforms_train.json").rename(folder / "transforms.json")
+    (folder / "transforms_test.json").unlink()
+    folder.rename(tmp_path / "mine")
+    expected = voxelfield.load_scene(tmp_path / "mine", image_size=10)
+    (tmp_path / "mine").rename(folder)
+    for scene in (folder, str(folder), f"./{name}"):
+        assert torch.equal(voxelfield.load_scene(scene, image_size=10).aabb, expected.aabb)
+    composed = preset("scene=folder", f"scene.name={name}", f"data.root={tmp_path}", device="cpu")
+    assert torch.equal(load_configured_scene(composed, tmp_path).aabb, expected.aabb)
+
+
+def test_a_configured_scene_is_not_another_folder_of_its_name(tmp_path):
+    shutil.copytree(FIXTURES / "lego", tmp_path / "elsewhere" / "mine")
+    shutil.copytree(FIXTURES / "lego", tmp_path / "mine")
+    (tmp_path / "mine" / "transforms_train.json").write_text("damaged")
+    composed = preset("scene=folder", "scene.name=mine", "data.root=elsewhere", device="cpu")
+    assert load_configured_scene(composed, tmp_path).name == "mine"
+
+
 def test_a_single_name_is_no_list_of_splits():
     with pytest.raises(ValueError, match=r"splits must be a sequence of names or None, got 'train': use \['train'\]"):
         voxelfield.load_scene("bricks", splits="train")
@@ -65,6 +90,11 @@ def test_what_is_nowhere_is_named(tmp_path):
         voxelfield.load_scene("nowhere")
     with pytest.raises(FileNotFoundError, match="folder must be a scene"):
         voxelfield.load_scene(tmp_path / "nowhere")
+    shutil.copytree(FIXTURES / "lego", tmp_path / "lego")
+    with pytest.raises(SceneNotFoundError, match=r"scene=\./lego is the folder of that name here"):
+        voxelfield.load_scene("lego")
+    with pytest.raises(FileNotFoundError, match=r"legs, which does not exist; did you mean .*/lego\?"):
+        voxelfield.load_scene(str(tmp_path / "legs"))
 
 
 def test_all_splits_of_a_scene_with_the_files_of_their_images(tmp_path):

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 from warm_python import warm_python
 
-from voxelfield import _build, _library
+from voxelfield import __version__, _build, _library
 from voxelfield.cli import doctor
 from voxelfield.cli.command import VERBS, main
 from voxelfield.cli.packages import TRAINING_PACKAGES
@@ -393,6 +393,11 @@ def test_packages_for_training_are_those_of_the_extra() -> None:
     tomllib = pytest.importorskip("tomllib", reason="Python 3.10 reads no TOML")
     extra = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["train"]
     assert {re.match(r"[a-z0-9-]+", wanted)[0] for wanted in extra} == set(TRAINING_PACKAGES.values())
+
+
+def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"voxelfield {__version__}\n"
 
 
 def test_usage_lists_every_verb(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,7 +23,7 @@ from warm_python import warm_python
 
 import voxelfield
 from voxelfield.cli import evaluate
-from voxelfield.cli.train import for_photographs, main, whole_command_line, with_folder
+from voxelfield.cli.train import for_photographs, main, whole_command_line, with_folder, with_scene_key
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.devices import choose_device
@@ -479,10 +479,63 @@ def test_a_folder_is_a_scene_without_any_settings(tmp_path):
 
 @pytest.mark.parametrize("override", ["scene=", "scene=bricks", "scene=nowhere", "seed=data", "scene"])
 def test_what_names_no_folder_stays_as_it_is(override, tmp_path, monkeypatch):
-    (tmp_path / "data").mkdir()
+    for name in ("data", "bricks"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "transforms.json").touch()
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
     assert with_folder(override) == [override]
-    assert with_folder("scene=data") == ["scene=folder", "scene.name='data'", f"data.root='{tmp_path}'"]
+    for path in ("data", "./data", "data/", "~/data"):
+        assert with_folder(f"scene={path}") == ["scene=folder", "scene.name='data'", f"data.root='{tmp_path}'"]
+    assert with_folder("scene=./bricks") == ["scene=folder", "scene.name='bricks'", f"data.root='{tmp_path}'"]
+
+
+def test_settings_beside_a_folder_do_not_hide_it(tmp_path):
+    (tmp_path / "scan1").mkdir()
+    (tmp_path / "scan1" / "transforms.json").touch()
+    (tmp_path / "scan1.yaml").write_text("camera: phone\n")
+    assert with_folder(f"scene={tmp_path / 'scan1'}")[1] == "scene.name='scan1'"
+
+
+@pytest.mark.parametrize(
+    ("scene", "message"),
+    [
+        ("captures/scan2", "got 'captures/scan2', which does not exist; did you mean captures/scan1?"),
+        ("catpures/scan1", "got 'catpures/scan1', which does not exist; did you mean captures/scan1?"),
+        ("mine/scan1", "got 'mine/scan1', which does not exist, as mine does not"),
+        ("captures/scan1/transforms.json", "which is a file; its folder captures/scan1 is a scene"),
+        ("./notes.txt", "got './notes.txt', which is a file"),
+        ("captures", "got captures, which holds none of these; its folder captures/scan1 is a scene"),
+        ("captures/scan1/images", "which holds none of these; it is a part of the scene {folder}/captures/scan1"),
+        (f"captures/{300 * 'x'}", ": File name too long"),
+    ],
+)
+def test_a_path_that_is_no_scene_is_named_with_its_trouble(scene, message, tmp_path, monkeypatch, capsys):
+    (tmp_path / "captures" / "scan1" / "images").mkdir(parents=True)
+    (tmp_path / "captures" / "scan1" / "transforms.json").touch()
+    (tmp_path / "notes.txt").touch()
+    monkeypatch.chdir(tmp_path)
+    for argument in (f"scene={scene}", scene):
+        assert main(["seed=1", argument]) == 2
+        line = capsys.readouterr().err.splitlines()[-1]
+        assert line.endswith(message.format(folder=tmp_path))
+
+
+def test_a_scene_may_be_given_by_itself(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a" / "b=c").mkdir(parents=True)
+    assert with_scene_key(["-m", "lego", "seed=1,2"]) == ["-m", "scene=lego", "seed=1,2"]
+    assert with_scene_key(["a/b", "a/b=c"]) == ["scene=a/b", "scene=a/b=c"]
+    for untouched in (["--cfg", "job"], ["hydra/launcher=joblib"], ["~logger"], ["+x"], [""], ["-cd", "a"]):
+        assert with_scene_key(untouched) == untouched
+
+
+def test_a_scene_without_settings_that_is_found_by_its_name_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data" / "chair").mkdir(parents=True)
+    (tmp_path / "data" / "chair" / "transforms.json").touch()
+    assert main(["scene=chair"]) == 2
+    assert capsys.readouterr().err.endswith("got 'chair': scene=data/chair is a scene of that name\n")
 
 
 def test_a_folder_of_photographs_has_a_trainer_of_its_own(tmp_path):
@@ -516,6 +569,7 @@ def test_a_folder_of_photographs_has_a_trainer_of_its_own(tmp_path):
 
 def test_the_chosen_trainer_stands_beside_the_folder(tmp_path):
     options = ("-m", "trainer.steps=1,2")
+    (tmp_path / "transforms.json").touch()
     folder = with_folder(f"scene={tmp_path}")
     for given in ((*options, f"scene={tmp_path}"), (f"scene={tmp_path}", *reversed(options))):
         whole = whole_command_line(given, ["trainer=unbounded"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from voxelfield.datasets.images import Size, image_size
 from voxelfield.datasets.loading import load_scene
 from voxelfield.datasets.registry import format_of
 from voxelfield.grids.field_frame import FieldFrame
+from voxelfield.messages import printable
 
 THUMBNAIL_SIZE = 192
 """Longest side of a thumbnail in pixels."""
@@ -83,18 +85,19 @@ class Capture:
         return (2 * torch.atan2(sizes / 2, self.intrinsics[:, :2].clamp(min=0))).rad2deg()
 
 
-def read_capture(folder: Path) -> Capture:
+def read_capture(folder: Path, aabb: Sequence[Sequence[float]] | None = None) -> Capture:
     """Reads every split of a scene. Views whose images are missing are left out, with a warning in the log.
 
     Args:
         folder: Folder of the scene, in any format that :func:`voxelfield.datasets.loading.load_scene` reads.
+        aabb: (2, 3) box in world units; None for that of the format.
 
     Raises:
         FileNotFoundError: The folder is of no known format, or lacks files.
         MissingPackageError: The format needs a package that is not installed.
         ValueError: A file is not as it must be.
     """
-    scene = load_scene(folder, splits=None, image_size=SHARPNESS_SIZE, missing_images="skip")
+    scene = load_scene(folder, splits=None, image_size=SHARPNESS_SIZE, missing_images="skip", aabb=aabb)
     names: list[str] = []
     splits: list[str] = []
     sizes: list[Size] = []
@@ -102,7 +105,7 @@ def read_capture(folder: Path) -> Capture:
     images: list[Image.Image] = []
     for split_name, split in scene.splits.items():
         assert split.paths is not None
-        names += split.names
+        names += map(printable, split.names)
         splits += [split_name] * len(split)
         found = [image_size(path) for path in split.paths]
         scale = torch.tensor(found, dtype=torch.float64) / split.cameras.all_sizes()
@@ -113,7 +116,7 @@ def read_capture(folder: Path) -> Capture:
         read_points(folder) if is_colmap(folder) else (torch.zeros(0, 3).double(), torch.zeros(0, 3).byte())
     )
     return Capture(
-        name=scene.name,
+        name=printable(scene.name),
         format=format_of(folder).name,
         names=_distinct(names, splits),
         splits=tuple(splits),

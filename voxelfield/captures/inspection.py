@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,12 +39,13 @@ class Inspection:
     findings: tuple[Finding, ...]
 
 
-def inspect_scene(folder: Path, out: Path) -> Inspection:
+def inspect_scene(folder: Path, out: Path, aabb: Sequence[Sequence[float]] | None = None) -> Inspection:
     """Reads a scene, checks it, and writes its picture and page.
 
     Args:
         folder: Folder of the scene, in any format that :func:`voxelfield.datasets.loading.load_scene` reads.
         out: Folder for :data:`PICTURE` and :data:`PAGE`; created if missing.
+        aabb: (2, 3) box in world units; None for that of the format.
 
     Returns:
         What was found.
@@ -57,7 +59,7 @@ def inspect_scene(folder: Path, out: Path) -> Inspection:
         raise MissingPackageError('matplotlib must be installed to draw a scene: pip install "voxelfield[inspect]"')
     from voxelfield.captures.drawing import draw
 
-    capture = read_capture(folder)
+    capture = read_capture(folder, aabb)
     rows, findings = figures(capture), check_capture(capture)
     picture = io.BytesIO()
     draw(capture, findings).save(picture, format="PNG")

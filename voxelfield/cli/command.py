@@ -9,11 +9,12 @@ import sys
 from collections.abc import Sequence
 from types import ModuleType
 
+import voxelfield
 from voxelfield.cli.packages import HOW_TO_INSTALL, TRAINING_PACKAGES
 from voxelfield.cli.stopping import INTERRUPTED, at_once, say_stopped, when_possible
 
 VERBS = {
-    "train": "fit a field to a scene; takes the overrides of train.py, such as scene=lego",
+    "train": "fit a field to a scene: a folder or a name, and overrides as of train.py, such as trainer=fast",
     "eval": "compare a trained field with views of its scene",
     "render": "render a trained field along a path, as a video or as images",
     "view": "explore a trained field in a browser",
@@ -40,6 +41,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not given or given[0] in ("-h", "--help"):
         _print_usage()
         return 0 if given else 2
+    if given == ["--version"]:
+        print(f"voxelfield {voxelfield.__version__}")  # noqa: T201
+        return 0
     verb, *rest = given
     if verb not in VERBS:
         print(f"verb must be one of {', '.join(VERBS)}, got {verb!r}", file=sys.stderr)  # noqa: T201
@@ -93,4 +97,5 @@ def _imported(name: str) -> ModuleType:
 def _print_usage() -> None:
     width = max(map(len, VERBS))
     verbs = "\n".join(f"  {verb:{width}}  {purpose}" for verb, purpose in VERBS.items())
-    print(f"usage: voxelfield VERB ...\n\n{verbs}\n\n`voxelfield VERB --help` lists the options.")  # noqa: T201
+    more = "`voxelfield VERB --help` lists the options, and `voxelfield --version` prints the version."
+    print(f"usage: voxelfield VERB ...\n\n{verbs}\n\n{more}")  # noqa: T201

@@ -12,6 +12,7 @@ from voxelfield.captures.checks import Finding
 from voxelfield.captures.inspection import PAGE, PICTURE, explain_refusal, inspect_scene
 from voxelfield.cli.errors import in_one_line
 from voxelfield.datasets.loading import folder_of
+from voxelfield.datasets.locate import configured_box
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ def _inspect(options: argparse.Namespace) -> None:
     folder, out = folder_of(options.scene, options.data_root), options.out or Path()
     try:
         with _quiet_loading():
-            found = inspect_scene(folder, out)
+            found = inspect_scene(folder, out, configured_box(options.scene))
     except ValueError:
         finding = explain_refusal(folder)
         if finding is not None:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import voxelfield
-from voxelfield.datasets.loading import folder_of, load_scene
+from voxelfield.datasets.loading import load_scene
+from voxelfield.datasets.locate import find_scene
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.training.run import Run
 
@@ -64,7 +65,7 @@ def load_scene_of(
     """
     data, known = run.config.data, run.config.scene
     return load_scene(
-        known.name,
+        scene_folder(run, options),
         splits=splits,
         image_size=run.trainer.image_size if downscale is None else None,
         downscale=data.downscale if downscale is None else downscale,
@@ -75,7 +76,6 @@ def load_scene_of(
         boxes=known.boxes,
         near=known.near,
         ndc=False,  # only the photographs and their cameras are needed
-        root=options.data_root or data.root,
     )
 
 
@@ -86,4 +86,4 @@ def scene_folder(run: Run, options: argparse.Namespace) -> Path:
         FileNotFoundError: The scene is not there.
     """
     data, known = run.config.data, run.config.scene
-    return folder_of(known.name, options.data_root or data.root)
+    return find_scene(known.name, options.data_root or data.root)

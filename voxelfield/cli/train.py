@@ -25,7 +25,8 @@ from voxelfield.cli.stopping import INTERRUPTED
 from voxelfield.config.parsing import parse, unknown_key
 from voxelfield.datasets.download import DownloadError
 from voxelfield.datasets.images import count_images
-from voxelfield.datasets.registry import recognised_format
+from voxelfield.datasets.locate import configured_scenes, find_scene, is_path
+from voxelfield.datasets.registry import format_of, why_no_folder
 from voxelfield.devices import DEVICES
 from voxelfield.grids.ndc_box import NdcBox
 from voxelfield.installed import MissingPackageError, config_folder
@@ -56,6 +57,12 @@ _RESOLUTION_SETTINGS = (
     "model.resolutions",
 )
 
+# Hydra's options that are followed by a value.
+_OPTIONS_WITH_VALUES = (
+    *("--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd"),
+    *("--cfg", "-c", "--package", "-p", "--info", "-i", "--experimental-rerun"),
+)
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Trains; returns the exit status.
@@ -63,18 +70,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Args:
         arguments: Hydra's command line without the program's name; None takes that of this process.
     """
-    given = sys.argv if arguments is None else ["voxelfield train", *arguments]
+    program, *given = sys.argv if arguments is None else ["voxelfield train", *arguments]
     # By default Hydra prints an error over many lines and exits; with this it raises the error instead.
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")
     offer_announced_recipes()
     try:
-        configuration = config_name(_given_device(given[1:]))
+        configuration = config_name(_given_device(given))
     except ValueError:  # the device is not there, as the run itself says
         configuration = config_name()
     try:
-        chosen = for_photographs(given[1:], configuration)
-        sys.argv = [given[0], *whole_command_line(given[1:], chosen)]
-    except ValueError as error:
+        given = with_scene_key(given)
+        chosen = for_photographs(given, configuration)
+        sys.argv = [program, *whole_command_line(given, chosen)]
+    except (ValueError, FileNotFoundError) as error:
         print(error, file=sys.stderr)  # noqa: T201
         return 2
     reason = _REASONS.get(chosen[0]) if chosen else None
@@ -118,7 +126,8 @@ def whole_command_line(arguments: Sequence[str], chosen: Sequence[str]) -> list[
             overrides on both sides of an option such as ``-m``.
 
     Raises:
-        ValueError: No folder can have such a name.
+        ValueError: See :func:`scene_folder`.
+        FileNotFoundError: See :func:`scene_folder`.
     """
     whole: list[str] = []
     for argument in arguments:
@@ -129,6 +138,50 @@ def whole_command_line(arguments: Sequence[str], chosen: Sequence[str]) -> list[
     return complete_overrides(whole)
 
 
+def with_scene_key(arguments: Sequence[str]) -> list[str]:
+    """Returns a command line in which a scene given by itself, as in ``voxelfield train FOLDER``, is ``scene=FOLDER``.
+
+    Args:
+        arguments: Hydra's command line; a value of one of Hydra's own options stays as it is.
+    """
+    whole: list[str] = []
+    for argument in arguments:
+        key, equals, _ = argument.partition("=")
+        # Hydra's keys may have slashes, and a folder's name an equals sign.
+        by_itself = not equals or ("/" in key and Path(argument).is_dir())
+        is_value = bool(whole) and whole[-1] in _OPTIONS_WITH_VALUES
+        is_scene = by_itself and not is_value and not argument.startswith(("-", "+", "~")) and argument != ""
+        whole.append(f"scene={argument}" if is_scene else argument)
+        if is_scene:
+            print(f"{argument!r} is read as scene={argument}", file=sys.stderr)  # noqa: T201
+    return whole
+
+
+def scene_folder(scene: str) -> Path | None:
+    """Returns the folder that ``scene=SCENE`` means, or None for a name, which Hydra looks up in its configurations.
+
+    Raises:
+        ValueError: It is a path, but not that of a folder; the message says why.
+        FileNotFoundError: The folder holds no scene.
+    """
+    names = configured_scenes()
+    if scene in ("", *names):
+        return None
+    expected = f"scene must be a folder, or one of {', '.join(names)}, got {clipped(scene)!r}"
+    try:
+        # Shells leave the tilde in scene=~/captures/mine.
+        folder = Path(scene).expanduser()
+        is_folder = folder.is_dir()
+        if not is_folder and is_path(scene):
+            raise ValueError(f"{expected}, {why_no_folder(folder)}")
+    except (OSError, RuntimeError) as error:
+        raise ValueError(f"{expected}: {getattr(error, 'strerror', None) or error}") from error
+    if not is_folder:
+        return None
+    format_of(folder)
+    return folder
+
+
 def with_folder(override: str) -> list[str]:
     """Returns an override; for ``scene=FOLDER``, unless settings have that name, overrides that mean the folder.
 
@@ -136,19 +189,13 @@ def with_folder(override: str) -> list[str]:
         override: As on Hydra's command line.
 
     Raises:
-        ValueError: No folder can have such a name.
+        ValueError: See :func:`scene_folder`.
+        FileNotFoundError: See :func:`scene_folder`.
     """
     key, _, value = override.partition("=")
-    if key != "scene" or value == "":
+    folder = scene_folder(value) if key == "scene" else None
+    if folder is None:
         return [override]
-    folder = Path(value)
-    try:
-        if (config_folder() / "scene" / f"{value}.yaml").is_file() or not folder.is_dir():
-            return [override]
-    except OSError as error:
-        raise ValueError(
-            f"scene must be a folder, or one of those in configs/scene, got {clipped(value)!r}: {error.strerror}"
-        ) from error
     whole = folder.resolve()
     if "${" in str(whole):
         raise ValueError(
@@ -171,16 +218,14 @@ def for_photographs(overrides: Sequence[str], configuration: str) -> list[str]:
     scene = given.get("scene", "")
     one_box = given.get("scene.boxes", "1" if "scene.aabb" in given else "") == "1"
     ends_at_its_box = one_box and given.get("scene.ndc", "false").lower() != "true"
-    if "trainer" in given or ends_at_its_box or with_folder(f"scene={scene}") == [f"scene={scene}"]:
-        return []
-    known = recognised_format(Path(scene))
-    if known is None or not known.photographs:
+    folder = scene_folder(scene)
+    if folder is None or "trainer" in given or ends_at_its_box or not format_of(folder).photographs:
         return []
     refines = (given.get("camera", "none"), given.get("camera.name", "none")) != ("none", "none")
     chosen = trainer_for_photographs(
         given.get("model", "pyramid"),
         configuration,
-        count_images(Path(scene)),
+        count_images(folder),
         forward=lambda: _face_forward(scene, overrides),
         sparse=not refines and not any(key in given for key in _RESOLUTION_SETTINGS),
     )
@@ -279,10 +324,19 @@ def fail(error: Exception, status: int) -> NoReturn:
 def composition_error(error: CompactHydraException) -> str:
     """Returns what Hydra could not compose, in one line; a key that there is not, with the nearest that there is."""
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
-        group, _, name = error.missing_cfg_file.rpartition("/")
+        group, _, name = error.missing_cfg_file.partition("/")
         folder = "a folder, or " if group == "scene" else ""
-        return f"{group} must be {folder}one of {', '.join(error.options)}, got {name!r}"
+        found = _scene_of_that_name(name) if group == "scene" else ""
+        return f"{group} must be {folder}one of {', '.join(error.options)}, got {clipped(name)!r}{found}"
     cause = error.__cause__
     if isinstance(cause, OmegaConfBaseException) and cause.full_key and isinstance(cause.parent_node, DictConfig):
         return unknown_key(cause.full_key, [str(key) for key in cause.parent_node])
     return " ".join(str(error).split())
+
+
+def _scene_of_that_name(name: str) -> str:
+    """Names the folder in which a scene without settings is found by its name, for a message."""
+    try:
+        return f": scene={find_scene(name)} is a scene of that name"
+    except OSError:
+        return ""

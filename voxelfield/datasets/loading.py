@@ -8,17 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from omegaconf import OmegaConf
 from torch import Tensor
 
-from voxelfield.datasets.locate import SceneNotFoundError, find_scene
+from voxelfield.datasets.locate import SceneNotFoundError, configured_box, configured_scenes, find_scene, is_path
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.registry import format_of, recognised_format
 from voxelfield.datasets.scene import Scene
 from voxelfield.grids.boxes import parse_box
 from voxelfield.grids.ndc_box import NdcBox
 from voxelfield.grids.nested_boxes import NestedBoxes
-from voxelfield.installed import config_folder
 
 logger = logging.getLogger(__name__)
 
@@ -42,19 +40,19 @@ def load_scene(
     """Loads a scene in one of the formats of :mod:`voxelfield.datasets.registry`, which its files tell apart.
 
     Args:
-        scene: Its folder, or its name. A name that ``configs/scene`` knows is one even where a folder is called so.
+        scene: Its folder, or its name. As text, a name in ``configs/scene`` takes precedence over a folder of that name
+            in the working directory.
         splits: Which of train, val and test to load; None: all that the scene has.
         image_size: Images with a side longer than this, in pixels, are shrunk until none is; None keeps them.
         downscale: Images are shrunk by this factor N first, or taken from the folder ``images_N`` of a capture if that
             holds the same images.
-        holdout: Every so many views, from the first in the order of their names, are the test split where the format
-            lists no splits; 0 holds none out.
+        holdout: Every ``holdout``-th view, sorted by path, is a test view where the scene lists no views for that; 0
+            holds none out.
         missing_images: ``error`` refuses a scene that lacks a listed image, ``skip`` leaves such views out and warns;
             None does what is usual for the format.
-        lens_distortion: Whether rays are bent as the lenses of a capture bend them; False takes its photographs as
-            undistorted, for comparison.
-        aabb: (2, 3) box that holds what matters, world units. None: as ``configs/scene`` has it for this name, or as
-            the format has it (NeRF-synthetic: from -1.5 to 1.5 along each axis).
+        lens_distortion: Whether to apply lens distortion; False treats photographs as undistorted, for comparison.
+        aabb: (2, 3) box that holds what matters, world units. None: that of ``configs/scene`` if ``scene`` is a name in
+            it, never for a path; otherwise that of the format.
         boxes: Number of nested boxes, the smallest of which is ``aabb``, for a scene that reaches beyond it
             (:class:`voxelfield.grids.nested_boxes.NestedBoxes`); 1: nothing is outside. None: several for photographs
             without transparent pixels, where no box is given; else 1.
@@ -77,7 +75,7 @@ def load_scene(
     if isinstance(splits, str):
         raise ValueError(f"splits must be a sequence of names or None, got {splits!r}: use [{splits!r}]")
     folder = scene if isinstance(scene, Path) else folder_of(scene, root, download)
-    box = _known_box(folder.resolve().name) if aabb is None else aabb
+    box = configured_box(scene) if aabb is None and isinstance(scene, str) else aabb
     loaded = format_of(folder).load(
         folder,
         LoadOptions(
@@ -110,22 +108,13 @@ def folder_of(scene: str, root: Path | str = "data", download: bool = False) -> 
         FileNotFoundError: There is no such scene.
         DownloadError: ``download`` is set and no archive gave the scene.
     """
-    folder, is_known_name = Path(scene), _settings_file(scene).is_file()
-    if not is_known_name and recognised_format(folder) is not None:
+    folder, has_settings = Path(scene), scene in configured_scenes()
+    if not has_settings and recognised_format(folder) is not None:
         return folder
     try:
         return find_scene(scene, root, download=download)
     except SceneNotFoundError:
-        # A path, unlike a name, can only mean this folder: say what it lacks rather than where else it might have been.
-        if not is_known_name and len(folder.parts) > 1 and folder.is_dir():
+        # If the text can only mean this folder, the message is about what it lacks, not about where else it might be.
+        if is_path(scene) or (not has_settings and folder.exists()):
             return folder
         raise
-
-
-def _known_box(name: str) -> Sequence[Sequence[float]] | None:
-    settings = _settings_file(name)
-    return OmegaConf.load(settings).aabb if settings.is_file() else None
-
-
-def _settings_file(name: str) -> Path:
-    return config_folder() / "scene" / f"{name}.yaml"

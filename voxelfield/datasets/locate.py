@@ -4,18 +4,43 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
+
+from omegaconf import OmegaConf
 
 from voxelfield.datasets import download as downloads
 from voxelfield.datasets.catalogue import downloadable_scenes, manifest_path
 from voxelfield.datasets.registry import recognised_format, wanted_files
-from voxelfield.installed import BUNDLED_SCENE, bundled_scene
+from voxelfield.installed import BUNDLED_SCENE, bundled_scene, config_folder
 
 DATA_VARIABLE = "VOXELFIELD_DATA"
 
 
 class SceneNotFoundError(FileNotFoundError):
     """A scene is in none of the places where scenes are looked for."""
+
+
+def configured_scenes() -> tuple[str, ...]:
+    """Lists the names of the scenes that have settings in ``configs/scene``."""
+    return tuple(sorted(path.stem for path in (config_folder() / "scene").glob("*.yaml")))
+
+
+def configured_box(scene: str) -> Sequence[Sequence[float]] | None:
+    """Returns the box (2, 3) that ``configs/scene`` has for a name, in world units.
+
+    Args:
+        scene: A name or a path. A path never has a configured box, whatever its folder is called.
+    """
+    if scene not in configured_scenes():
+        return None
+    box: Sequence[Sequence[float]] | None = OmegaConf.load(config_folder() / "scene" / f"{scene}.yaml").aabb
+    return box
+
+
+def is_path(scene: str) -> bool:
+    """Tells whether a text that names a scene can only be a path: it has a folder in it, or begins like a path."""
+    return len(Path(scene).parts) > 1 or "\\" in scene or scene.startswith((".", "~"))
 
 
 def find_scene(name: str, root: Path | str = "data", *, download: bool = False) -> Path:
@@ -64,4 +89,7 @@ def _advice(name: str, root: Path) -> str:
         fetch = f"fetch it with `{command}`, or pass data.download=true to fetch it now"
     else:
         fetch = f"it has no download (those that have: {', '.join(downloadable_scenes())})"
+    if recognised_format(Path(name)) is not None:
+        # A name has settings and is not a path, so a folder of that name here was not looked at.
+        fetch = f"scene=./{name} is the folder of that name here; {fetch}"
     return fetch if name == BUNDLED_SCENE else f"{fetch}; scene={BUNDLED_SCENE} needs no download"

@@ -198,9 +198,7 @@ def scaled(intrinsics: Intrinsics, size: tuple[float, float]) -> Callable[[int, 
     return of
 
 
-def _cameras(
-    photos: Sequence[Photo], sizes: Sequence[Size], read: Sequence[Size], options: LoadOptions
-) -> Cameras:
+def _cameras(photos: Sequence[Photo], sizes: Sequence[Size], read: Sequence[Size], options: LoadOptions) -> Cameras:
     """Returns the cameras of images that are files of some sizes, and are read at others."""
     scale = torch.tensor(read, dtype=torch.float64) / torch.tensor(sizes)
     intrinsics = _intrinsics(photos, sizes) * scale.repeat(1, 2)

@@ -6,6 +6,7 @@ entry in ``FORMATS``.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,13 +77,48 @@ def format_of(folder: Path) -> Format:
     """Returns the first format that recognises a folder.
 
     Raises:
-        FileNotFoundError: None does; the message lists what each looks for.
+        FileNotFoundError: None does; the message lists what each looks for, and names a scene close by.
     """
     found = recognised_format(folder)
-    if found is None:
-        lack = "holds none of these" if folder.is_dir() else "does not exist"
-        raise FileNotFoundError(f"folder must be a scene with {wanted_files()} in it, got {folder}, which {lack}")
-    return found
+    if found is not None:
+        return found
+    if folder.is_dir():
+        raise FileNotFoundError(
+            f"folder must be a scene with {wanted_files()} in it, got {folder}, which holds none of these"
+            f"{_scene_around(folder)}"
+        )
+    raise FileNotFoundError(f"folder must be a scene, got {folder}, {why_no_folder(folder)}")
+
+
+def why_no_folder(path: Path) -> str:
+    """Says in a relative clause why a path is not that of a folder, and which scene may be meant."""
+    if path.exists():
+        scene = f"; its folder {path.parent} is a scene" if recognised_format(path.parent) is not None else ""
+        return f"which is a file{scene}"
+    known = next(parent for parent in (path.parent, *path.parents) if parent.is_dir() or parent == parent.parent)
+    wanted = path.relative_to(known).parts[0]
+    close = difflib.get_close_matches(wanted, [child.name for child in _folders_in(known)], n=1)
+    if close:
+        return f"which does not exist; did you mean {known.joinpath(close[0], *path.relative_to(known).parts[1:])}?"
+    return "which does not exist" if known == path.parent else f"which does not exist, as {known / wanted} does not"
+
+
+def _scene_around(folder: Path) -> str:
+    """Names a scene among the folders in a folder, or the scene that the folder is a part of."""
+    inside = next((child for child in _folders_in(folder) if recognised_format(child) is not None), None)
+    if inside is not None:
+        return f"; its folder {inside} is a scene"
+    whole = folder.resolve()
+    around = next((parent for parent in list(whole.parents)[:2] if recognised_format(parent) is not None), None)
+    return "" if around is None else f"; it is a part of the scene {around}"
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    """Returns the folders in a folder by name, without those that begin with a dot."""
+    try:
+        return sorted(child for child in folder.iterdir() if child.is_dir() and not child.name.startswith("."))
+    except OSError:  # it only serves a message
+        return []
 
 
 def wanted_files() -> str:

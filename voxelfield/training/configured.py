@@ -16,6 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from voxelfield import _library
 from voxelfield.datasets.loading import load_scene
+from voxelfield.datasets.locate import find_scene
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.devices import choose_device
 from voxelfield.export.model_file import MODEL_FILE
@@ -260,8 +261,9 @@ def load_configured_scene(settings: RunConfig, root: Path, splits: Sequence[str]
             raise ValueError(f"scene.{key} must be null, because it follows from the cameras: set scene.ndc=true alone")
     # A ratio only makes sense for nested boxes.
     ratio_is_given = settings.scene.box_ratio != SceneConfig.box_ratio
+    # A folder and not a name: the configuration already has the box of a configured scene.
     scene = load_scene(
-        settings.scene.name,
+        find_scene(settings.scene.name, root / settings.data.root, download=settings.data.download),
         splits=splits,
         image_size=settings.trainer.image_size,
         downscale=settings.data.downscale,
@@ -272,8 +274,6 @@ def load_configured_scene(settings: RunConfig, root: Path, splits: Sequence[str]
         boxes=settings.scene.boxes,
         near=settings.scene.near,
         ndc=False if settings.scene.ndc is None and ratio_is_given else settings.scene.ndc,
-        root=root / settings.data.root,
-        download=settings.data.download,
     )
     if not isinstance(scene.frame, NestedBoxes):
         return scene
