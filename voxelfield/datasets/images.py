@@ -78,7 +78,7 @@ def read_images(paths: Sequence[Path], sizes: Sequence[Size] | None = None) -> T
         # NumPy would have the pixels twice more in new memory, in which all threads wait for the system.
         target = Image.frombuffer("RGBA", room, images[index], "raw", "RGBA", 0, 1)
         target.readonly = 0
-        target.paste(_area_resized(image, sizes[index]))
+        target.paste(image if image.size == sizes[index] else _area_resized(image, sizes[index]))
 
     _in_threads(fill, len(paths), "read")
     _check_alpha(paths, headers, images)
