@@ -101,10 +101,10 @@ def test_training_and_evaluation_read_images_alone(folder, device, tmp_path):
     assert sizes == [scene.test.cameras.size(index) for index in range(len(scene.test))]
 
 
-def test_lost_cameras_are_looked_for(folder, device):
+def test_cameras_are_refined_and_lost_ones_looked_for(folder, device):
     scene = load(folder, holdout=4)
     changes = ("trainer.steps=6", "trainer.preview_every=0", "camera=refine", "camera.search_poses=4")
-    changes += ("camera.stages=[{start: 0, resolution: 12}, {start: 0.6, resolution: 16}]",)
+    changes += ("camera.stages=[{start: 0, resolution: 12}, {start: 0.4, resolution: 16}]",)
     session = Session.from_config(scene, preset("model=mlp", "trainer=smoke", *changes, device=str(device)))
     session.fit()
     assert session.cameras.refined.sizes.tolist() == scene.train.cameras.sizes.tolist()
