@@ -96,8 +96,10 @@ def load_scene(
     if boxes is not None and boxes > 1 and loaded.frame is None:
         loaded = replace(loaded, frame=NestedBoxes(parse_box(loaded.aabb), boxes, near=near or 0.0))
     for name, split in loaded.splits.items():
-        height, width = split.images.shape[1:3]
-        logger.info("%s: %d %s views, %d x %d", loaded.name, len(split), name, width, height)
+        kinds = len(split.cameras.all_sizes().unique(dim=0))
+        size = f"{split.cameras.width} x {split.cameras.height}"
+        size = size if kinds == 1 else f"{kinds} sizes up to {size}"
+        logger.info("%s: %d %s views, %s", loaded.name, len(split), name, size)
     return loaded
 
 
