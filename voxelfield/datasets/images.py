@@ -17,6 +17,8 @@ import torch
 from PIL import ExifTags, Image, TiffImagePlugin
 from torch import Tensor
 
+from voxelfield.files import open_regular
+
 logger = logging.getLogger(__name__)
 
 Size = tuple[int, int]
@@ -78,7 +80,7 @@ def read_images(paths: Sequence[Path], sizes: Sequence[Size] | None = None) -> T
         # NumPy would have the pixels twice more in new memory, in which all threads wait for the system.
         target = Image.frombuffer("RGBA", room, images[index], "raw", "RGBA", 0, 1)
         target.readonly = 0
-        target.paste(_area_resized(image, sizes[index]))
+        target.paste(image if image.size == sizes[index] else _area_resized(image, sizes[index]))
 
     _in_threads(fill, len(paths), "read")
     _check_alpha(paths, headers, images)
@@ -194,9 +196,7 @@ def open_image(path: Path, upright: bool = False) -> Iterator[Image.Image]:
             message is one line that begins with the path.
     """
     try:
-        if path.exists() and not path.is_file():  # to open a named pipe would wait for its writer
-            raise ValueError("not a regular file")
-        with path.open("rb") as file, Image.open(file, formats=_FORMATS) as image:
+        with open_regular(path) as file, Image.open(file, formats=_FORMATS) as image:
             if isinstance(image, TiffImagePlugin.TiffImageFile) and not upright:
                 # Pillow turns TIFF files by itself, unlike all others.
                 image.getexif().pop(ExifTags.Base.Orientation, None)
