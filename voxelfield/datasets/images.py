@@ -17,6 +17,8 @@ import torch
 from PIL import ExifTags, Image, TiffImagePlugin
 from torch import Tensor
 
+from voxelfield.files import open_regular
+
 logger = logging.getLogger(__name__)
 
 Size = tuple[int, int]
@@ -194,9 +196,7 @@ def open_image(path: Path, upright: bool = False) -> Iterator[Image.Image]:
             message is one line that begins with the path.
     """
     try:
-        if path.exists() and not path.is_file():  # to open a named pipe would wait for its writer
-            raise ValueError("not a regular file")
-        with path.open("rb") as file, Image.open(file, formats=_FORMATS) as image:
+        with open_regular(path) as file, Image.open(file, formats=_FORMATS) as image:
             if isinstance(image, TiffImagePlugin.TiffImageFile) and not upright:
                 # Pillow turns TIFF files by itself, unlike all others.
                 image.getexif().pop(ExifTags.Base.Orientation, None)
