@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,6 +68,8 @@ def render(run: Path, *options: object) -> int:
         (("--supersampling", "0"), "--supersampling must lie in [1, 64], got 0"),
         (("--fps", "0"), "--fps must lie in (0, 1000], got 0"),
         (("--fps", "nan"), "--fps must lie in (0, 1000], got nan"),
+        (("--frames", "9" * 30), "--frames must lie in [1, 1000000], got " + "9" * 30),
+        (("--size", "20000x10"), "--size must be at most 16384x16384 pixels, got 20000x10"),
         (("--size", "800"), "--size must be WIDTHxHEIGHT in pixels, such as 1920x1080, got 800"),
         (("--background", "pink"), "--background must be white, black or three numbers R,G,B in [0, 1], got pink"),
         (("--background", "0,0,2"), "--background must be white, black or three numbers R,G,B in [0, 1], got 0,0,2"),
@@ -166,6 +169,34 @@ def test_frames_that_show_nothing_are_told(run, tmp_path, caplog):
     empty.save(tmp_path / "empty.safetensors")
     assert render(tmp_path / "empty.safetensors", *around, tmp_path / "empty.mp4") == 0
     assert "all 2 frames show nothing but the background: the field is empty where the cameras look" in caplog.text
+
+
+def test_frames_that_are_not_finite_are_not_written(run, tmp_path, caplog):
+    broken = voxelfield.load(run, device="cpu")
+    broken.field.grid.features.fill_(torch.nan)
+    broken.save(tmp_path / "broken.safetensors")
+    for out in ("path.mp4", "frames"):
+        assert render(tmp_path / "broken.safetensors", "--frames", 2, "--size", "8x8", "--out", tmp_path / out) == 1
+        told = caplog.records[-1].message
+        assert told.startswith("rendered frames must be finite, got NaN or infinity in frame 1 of 2")
+        assert not (tmp_path / "path.mp4").exists()
+    assert not list((tmp_path / "frames").glob("*.png"))
+
+
+def test_an_image_for_which_memory_does_not_suffice_is_one_line(run, tmp_path, caplog, monkeypatch):
+    def fail(*_: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory:\n you tried to allocate 1e12 bytes")
+
+    monkeypatch.setattr("voxelfield.rendering.renderer.FieldRenderer.view", fail)
+    assert render(run, "--frames", 2, "--out", tmp_path / "path.mp4") == 1
+    assert caplog.records[-1].message.startswith("DefaultCPUAllocator: can't allocate memory: you tried")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="named pipes")
+def test_a_path_that_is_no_file_is_refused_without_waiting(run, tmp_path, caplog):
+    os.mkfifo(tmp_path / "path.json")
+    assert render(run, "--path", tmp_path / "path.json") == 2
+    assert "path.json must be a file, got a named pipe" in caplog.text
 
 
 def test_a_renderer_with_settings_of_its_own_serves_python_too(run):

@@ -109,6 +109,15 @@ def test_binary_files_must_be_as_long_as_they_say(tmp_path, name):
         assert "\n" not in str(caught.value)
 
 
+def test_a_quaternion_of_zeros_is_not_the_identity(tmp_path):
+    lines = SCENES["colmap_text"][1]()["sparse/0/images.txt"].split(b"\n")
+    number, *_, x, y, z, camera, name = lines[0].split(b" ")
+    lines[0] = b" ".join([number, *[b"0"] * 4, x, y, z, camera, name])
+    write(tmp_path, "colmap_text", "sparse/0/images.txt", b"\n".join(lines))
+    with pytest.raises(ValueError, match=r"sparse.0: pose of v0\.png must have a unit quaternion, got zeros"):
+        load_scene(tmp_path)
+
+
 def test_a_camera_model_that_colmap_does_not_know_is_refused(tmp_path):
     content = bytearray(SCENES["colmap_binary"][1]()["sparse/0/cameras.bin"])
     struct.pack_into("<i", content, 12, 99)

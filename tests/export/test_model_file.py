@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import resource
 import zlib
 from dataclasses import asdict
@@ -401,6 +402,106 @@ def test_shapes_that_are_none_are_refused(run, tmp_path, sizes):
     spoil(path, shapes=shapes | {next(iter(shapes)): sizes})
     with pytest.raises(ModelFileError, match="must be 4 positive whole numbers"):
         load_model(path, "cpu")
+
+
+def test_what_was_verified_is_what_is_used_whatever_happens_to_the_file(run, tmp_path):
+    path = tmp_path / "model.safetensors"
+    save_model(path, run, quality="exact")
+    loaded, expected = load_model(path, "cpu"), load_model(path, "cpu").field.state_dict()
+    expected = {name: x.clone() if isinstance(x, torch.Tensor) else x for name, x in expected.items()}
+    with path.open("r+b") as file:
+        file.write(bytes(path.stat().st_size))
+        file.truncate(1)  # reading a mapped file would now end this process
+    for name, tensor in loaded.field.state_dict().items():
+        assert not isinstance(tensor, torch.Tensor) or torch.equal(tensor, expected[name]), name
+
+
+def test_what_is_no_file_is_refused_without_waiting(tmp_path):
+    os.mkfifo(tmp_path / "model.safetensors")
+    with pytest.raises(ValueError, match="must be a file, got a named pipe"):
+        voxelfield.load(tmp_path / "model.safetensors", "cpu")
+    with pytest.raises(FileNotFoundError, match="holds no checkpoint"):
+        voxelfield.load(tmp_path, "cpu")
+
+
+def test_settings_of_a_file_are_plain_data(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("TOKEN", "secret")
+    path, again = tmp_path / "model.safetensors", tmp_path / "again.safetensors"
+    save_model(path, run)
+    names = {"doubling": "${scene.name}" * 3000, "malformed": "${" * 30_000, "token": "${oc.env:TOKEN}"}
+    for name in names.values():
+        spoil(path, config=asdict(run.config) | {"scene": asdict(run.config.scene) | {"name": name}})
+        loaded = load_model(path, "cpu")
+        assert loaded.config.scene.name == name
+    assert "secret" not in repr(loaded)
+    loaded.save(again)
+    assert b"secret" not in again.read_bytes()
+    for value in ("${seed}", "${" * 30_000, "???"):
+        spoil(path, config=asdict(run.config) | {"trainer": {"steps": value}})
+        with pytest.raises(ModelFileError, match=r"trainer\.steps must be an integer, got '[$?]") as raised:
+            load_model(path, "cpu")
+        assert len(str(raised.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("occupancy.aabb", lambda x: x * torch.tensor([1.0, 1.0, 0.0]), "must be finite with low < high"),
+        ("occupancy.aabb", lambda x: x * math.nan, "must be finite with low < high"),
+        ("occupancy.aabb", lambda x: x.double(), r"must be float32 of shape \(2, 3\), got torch\.float64"),
+        ("occupancy.aabb", lambda x: x[:1], r"must be float32 of shape \(2, 3\), got torch\.float32 of shape \(1, 3\)"),
+        ("aabb", lambda x: x.flip(0), "must be finite with low < high"),
+        ("aabb", lambda x: x.half(), r"must be float32 of shape \(2, 3\), got torch\.float16"),
+        ("weight", lambda x: x.to(torch.complex64), r"must be torch\.float32, got torch\.complex64"),
+        ("weight", lambda x: x.double(), r"must be torch\.float32, got torch\.float64"),
+        ("weight", lambda x: x.to(torch.int8), r"must be torch\.float32, got torch\.int8"),
+        ("features", lambda x: x.to(torch.complex64), r"must be torch\.float32 or .*, got torch\.complex64"),
+        ("features", lambda x: x[:1].clone(), "must have shape"),
+    ],
+)
+def test_tensors_that_no_run_saves_are_refused_by_name(run, tmp_path, name, change, message):
+    path = tmp_path / "model.safetensors"
+    save_model(path, run, quality="exact")
+    stored = load_file(path)
+    key = next((key for key in stored if key.endswith(name) and (name[0] == "o" or key.startswith("field."))), None)
+    if key is None:
+        pytest.skip("a field without a network")
+    spoil(path, {key: change(stored[key]).contiguous()})
+    with pytest.raises(ModelFileError, match=message) as raised:
+        load_model(path, "cpu")
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("shape", [(1,), (1000, 1, 1), ()])
+def test_steps_of_another_shape_are_refused(run, tmp_path, shape):
+    path = tmp_path / "model.safetensors"
+    save_model(path, run)
+    key = next(key for key in load_file(path) if key.startswith("step."))
+    spoil(path, {key: torch.ones(shape)})
+    with pytest.raises(ModelFileError, match=r"the steps of \S+ must be"):
+        load_model(path, "cpu")
+
+
+@pytest.mark.parametrize("voxels", [1e-5, 1e-300])
+def test_a_step_with_which_an_image_takes_hours_is_refused(run, tmp_path, voxels):
+    path = tmp_path / "model.safetensors"
+    save_model(path, run)
+    trainer = asdict(run.config.trainer)
+    spoil(path, config=asdict(run.config) | {"trainer": trainer | {"render": {"voxels_per_step": voxels}}})
+    with pytest.raises(ModelFileError, match=r"trainer\.render\.voxels_per_step must be at least 0\.0\d+, so that"):
+        load_model(path, "cpu")
+
+
+@pytest.mark.parametrize("active", [0, 99, -1, 1.5, "all", None])
+def test_a_number_of_levels_that_is_none_is_refused(run, tmp_path, active):
+    path = tmp_path / "model.safetensors"
+    save_model(path, run)
+    with safe_open(path, framework="pt") as file:
+        settings = json.loads(file.metadata()["voxelfield model"][8:])["settings"]
+    for key in settings:
+        spoil(path, settings={key: settings[key] | {"active": active}})
+        with pytest.raises(ModelFileError, match="active must be 1 to"):
+            load_model(path, "cpu")
 
 
 def test_what_is_no_model_is_refused_by_name(run, tmp_path):

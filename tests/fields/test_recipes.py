@@ -79,6 +79,18 @@ def test_a_recipe_that_cannot_be_imported_harms_no_other_run(tmp_path: Path) -> 
     assert "trainer.steps must be at least 1, got -1" in done.stderr
 
 
+def test_a_recipe_that_ends_the_program_does_not(tmp_path: Path) -> None:
+    install(tmp_path, "leaving", {"leaving": "leaving:Recipe"})
+    (tmp_path / "leaving.py").write_text("raise SystemExit('goodbye')")
+    done = run(tmp_path, "train.py", "trainer.steps=-1")
+    assert "model=leaving is not available" in done.stderr
+    assert "trainer.steps must be at least 1, got -1" in done.stderr
+    script = "from voxelfield.fields.recipes.recipe import Recipe; Recipe.choose({'kind': 'leaving'}, 'model')"
+    refused = run(tmp_path, "-c", script).stderr.splitlines()[-1]
+    wanted = "ValueError: model.kind=leaving must name a recipe that can be imported, got SystemExit: goodbye"
+    assert refused == wanted
+
+
 def test_without_a_kind_a_recipe_is_a_pyramid() -> None:
     assert parse(Recipe, {}, "model") == PyramidRecipe()
     assert recipe_names()[0] == "pyramid"

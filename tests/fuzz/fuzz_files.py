@@ -8,6 +8,7 @@ or at the first finding, whose input is written to build/fuzz/TARGET. Needs Linu
 
 from __future__ import annotations
 
+import json
 import logging
 import shutil
 import sys
@@ -20,12 +21,16 @@ import atheris
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-with atheris.instrument_imports(include=["voxelfield.datasets", "voxelfield.export", "voxelfield.training"]):
+with atheris.instrument_imports(
+    include=["voxelfield.datasets", "voxelfield.export", "voxelfield.training", "voxelfield.viewer.path"]
+):
     import fuzz_scenes
     import fuzz_trained
 
+    from voxelfield.datasets.camera_path import read_camera_path
     from voxelfield.datasets.loading import load_scene
     from voxelfield.loading import load
+    from voxelfield.viewer.path.nerfstudio import read_path
 
 _OUT = Path("build", "fuzz")
 
@@ -92,6 +97,17 @@ def _model() -> _Target:
     return _Target([_trained(name, fuzz_trained.model_bytes()), described])
 
 
+def _camera_path() -> _Target:
+    path = Path(tempfile.mkdtemp(prefix="voxelfield-fuzz-"), "path.json")
+    content = json.dumps(fuzz_trained.path_content()).encode()
+
+    def render(data: bytes) -> None:
+        path.write_bytes(data)
+        _refused(lambda: read_camera_path(path), path)
+
+    return _Target([(content, render), (content, lambda data: _refused(lambda: read_path(data, str(path)), path))])
+
+
 def _checkpoint() -> _Target:
     content = fuzz_trained.checkpoint_bytes(fuzz_trained.checkpoint_state())
     return _Target([_trained("last.pt", content), _trained("last.pt", content, fuzz_trained.with_right_checksums)])
@@ -111,6 +127,7 @@ TARGETS: dict[str, Callable[[], _Target]] = {
     "colmap_text": lambda: _colmap("text", "cameras.txt", "images.txt", "points3D.txt"),
     "model": _model,
     "checkpoint": _checkpoint,
+    "camera_path": _camera_path,
 }
 
 

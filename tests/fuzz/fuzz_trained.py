@@ -1,4 +1,4 @@
-"""A small sound model file and a small sound checkpoint, and the same with another description and right checksums."""
+"""A small sound model file, checkpoint and camera path, and files of other content whose checksums are right."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from hypothesis import strategies as st
 from safetensors.torch import load, save
+from torch import Tensor
 
 from voxelfield.export.model_file import _checksum, _with_checksum, save_model
 from voxelfield.training.checkpoint import save_checkpoint
@@ -56,7 +58,7 @@ def model_description(content: bytes) -> dict[str, Any]:
     return description
 
 
-def model_with(description: Any, tensors: dict[str, torch.Tensor] | None = None) -> bytes:
+def model_with(description: Any, tensors: dict[str, Tensor] | None = None) -> bytes:
     """A model file with another description, or other tensors too, whose checksums are right."""
     tensors = load(model_bytes()) if tensors is None else tensors
     if isinstance(description, dict) and "checksums" in description:
@@ -131,3 +133,81 @@ def _stored(content: bytes, info: zipfile.ZipInfo) -> bytes:
     start = info.header_offset
     name, extra = (int.from_bytes(content[start + at : start + at + 2], "little") for at in (26, 28))
     return content[start + 30 + name + extra :][: min(info.compress_size, len(content))]
+
+
+SETTINGS: dict[str, list[Any]] = {
+    "scene.name": ["${oc.env:HOME}", "${" * 400, "${scene.name}" * 400, "???", "a\nb", "../..", "\0", 5],
+    "scene.aabb": [[[0, 0, 0], [1e30, 1e30, 1e30]], [[0, 0, 0], [1, 1, 1e-30]], [[-1e6] * 3, [1e6, 1e6, 0]], None],
+    "scene.boxes": [12, 13, "${seed}"],
+    "scene.box_ratio": [1 + 1e-12, 1e30],
+    "scene.near": [1e30, -0.0, "nan"],
+    "data.root": ["/dev", "\0", "${oc.env:HOME}"],
+    "model.kind": ["mlp", "pyramid", ["sh"], "\n"],
+    "model.resolutions": [[4] * 100, [2**31], [4, 2], ["4"], []],
+    "model.degree": [0, 3, 1e300, True],
+    "model.density.initial": [1e-300, 1e300],
+    "model.density.scale": [1e-300, 1e300],
+    "trainer.render.voxels_per_step": [1e-5, 1e-300, 1e30, "0.5", "${seed}"],
+    "trainer.render.min_weight": [0.0, 0.9999999],
+    "trainer.evaluation.supersampling": [64, 65, 2**40],
+    "trainer.chunk": [1, 2**62],
+    "trainer.occupancy.resolution": [1, 2**20, 2**62],
+    "trainer.stages": [[{"step": 0, "resolution": 2**62}], [{"step": 0, "resolution": 2}] * 999, []],
+    "trainer.precision": ["float16", "bfloat16", "float64"],
+    "trainer.pixel_averaging": ["encoded", ["linear_light"]],
+    "camera.test_steps": [2**62, -1],
+    "device": ["cuda:99", "cpu\n"],
+    "seed": [2**64 - 1, -(2**64)],
+}
+"""Crafted values of settings, by their keys."""
+
+
+@st.composite
+def crafted_settings(draw: st.DrawFn, config: dict[str, Any]) -> dict[str, Any]:
+    """Settings of which one or two have crafted values."""
+    config = json.loads(json.dumps(config))
+    for key in draw(st.lists(st.sampled_from(sorted(SETTINGS)), min_size=1, max_size=2, unique=True)):
+        *groups, last = key.split(".")
+        group = config
+        for name in groups:
+            group = group[name]
+        group[last] = draw(st.sampled_from(SETTINGS[key]))
+    return config
+
+
+_DTYPES = [torch.float16, torch.float64, torch.bfloat16, torch.complex64, torch.int8, torch.int64, torch.bool]
+
+
+@st.composite
+def crafted_tensors(draw: st.DrawFn, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of a model file, one of which has another dtype, shape or content, or is gone."""
+    name = draw(st.sampled_from(sorted(tensors)))
+    value = tensors[name]
+    way = draw(st.sampled_from(["dtype", "number", "flat", "first", "scalar", "larger", "gone"]))
+    if way == "gone":
+        return {key: x for key, x in tensors.items() if key != name}
+    changed = {
+        "dtype": lambda: value.to(draw(st.sampled_from(_DTYPES))),
+        "number": lambda: value.float() * draw(st.sampled_from([0.0, -1.0, 1e30, 1e-40, float("nan"), float("inf")])),
+        "flat": lambda: value.flatten(),
+        "first": lambda: value[:1],
+        "scalar": lambda: value.new_ones(()),
+        "larger": lambda: torch.cat([value, value]),
+    }[way]()
+    if way == "number" and not value.is_floating_point():
+        changed = changed.nan_to_num().clamp(0, 255)
+    return tensors | {name: (changed.to(value.dtype) if way == "number" else changed).contiguous().clone()}
+
+
+def model_tensors(quality: str) -> dict[str, Tensor]:
+    """The tensors of a model file."""
+    return load(model_bytes(quality))
+
+
+def path_content() -> dict[str, Any]:
+    """A camera path with all that ``voxelfield render`` and the viewer read of one."""
+    pose = [1.0, 0, 0, 2, 0, 1, 0, 3, 0, 0, 1, 4, 0, 0, 0, 1]
+    frames = [{"camera_to_world": pose, "fov": 50.0, "aspect": 1.5}] * 2
+    keys = [{"matrix": pose, "fov": 50.0}, {"matrix": "[1,0,0,0, 0,1,0,0, 0,0,1,0, 2,3,4,1]", "fov": 40}]
+    sizes = {"render_height": 20, "render_width": 30, "fps": 24, "seconds": 2.0, "is_cycle": False}
+    return sizes | {"camera_type": "perspective", "camera_path": frames, "keyframes": keys}

@@ -1,20 +1,26 @@
-"""Model files, checkpoints and settings: damaged or contradictory ones are refused in one line."""
+"""Model files, checkpoints, settings and camera paths: what is damaged, contradictory or crafted is refused by name."""
 
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 
 import fuzz_trained
 import pytest
 import torch
-from fuzz_damage import damaged_bytes, damaged_value
+from fuzz_damage import damaged_bytes, damaged_json, damaged_value
 from fuzz_property import attempt, tally
 from fuzz_scenes import SCENES, write_files
 from hypothesis import given
 from hypothesis import strategies as st
 
 import voxelfield
+from voxelfield.datasets.camera_path import LARGEST_SIDE, read_camera_path
+from voxelfield.rendering.cameras import overview
+from voxelfield.rendering.render import View
+from voxelfield.viewer.path.key_frames import between
+from voxelfield.viewer.path.nerfstudio import read_path
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +59,60 @@ def test_contradictory_model_files_are_refused(folder, data):
     description = fuzz_trained.model_description(fuzz_trained.model_bytes())
     path.write_bytes(fuzz_trained.model_with(data.draw(damaged_value(description))))
     load_or_refuse(path)
+
+
+def draw_or_refuse(path: Path) -> None:
+    """Fails unless a file is refused in one line, or is a run that draws an image and can be saved again."""
+    name = f"draw {path.name}"
+    names = (path.name, "scene", "trainer", "model", "supersampling", "memory")
+
+    def draw() -> View:
+        run = voxelfield.load(path, "cpu")
+        view = run.render(overview(run.field.aabb, 5, 4))
+        run.save(path.with_name("again.safetensors"))
+        return view
+
+    view = attempt(name, draw, names)
+    if view is not None:
+        assert view.rgb.shape == (4, 5, 3)
+        tally[name]["drawn"] += 1
+
+
+@given(data=st.data())
+def test_crafted_settings_are_refused_or_drawn_with(folder, data):
+    path = folder / "settings.safetensors"
+    description = fuzz_trained.model_description(fuzz_trained.model_bytes())
+    crafted = data.draw(fuzz_trained.crafted_settings(description["config"]))
+    path.write_bytes(fuzz_trained.model_with(description | {"config": crafted}))
+    draw_or_refuse(path)
+
+
+@given(data=st.data())
+def test_crafted_tensors_are_refused_or_drawn(folder, data):
+    path = folder / "tensors.safetensors"
+    quality = data.draw(st.sampled_from(["standard", "exact"]))
+    description = fuzz_trained.model_description(fuzz_trained.model_bytes(quality))
+    tensors = data.draw(fuzz_trained.crafted_tensors(fuzz_trained.model_tensors(quality)))
+    path.write_bytes(fuzz_trained.model_with(description, tensors))
+    draw_or_refuse(path)
+
+
+@given(data=st.data())
+def test_damaged_camera_paths_are_refused(folder, data):
+    path = folder / "path.json"
+    whole = json.dumps(fuzz_trained.path_content()).encode()
+    content = data.draw(st.one_of(damaged_json(whole), damaged_bytes(whole)))
+    path.write_bytes(content)
+    found = attempt("camera path", lambda: read_camera_path(path), (path.name,))
+    if found is not None:
+        cameras = found.cameras
+        assert max(cameras.width, cameras.height) <= LARGEST_SIDE
+        corners = torch.tensor([[0.0, 0.0], [cameras.width, cameras.height]])
+        rays = cameras.rays(torch.zeros(2, dtype=torch.int64), corners, torch.tensor([[-1.0] * 3, [1.0] * 3]))
+        torch.testing.assert_close(rays.directions.norm(dim=-1), torch.ones(2))
+    keys = attempt("key frames", lambda: read_path(content, path.name), (path.name,))
+    if keys is not None:
+        between(keys[0], min(keys[1].frames, 10), closed=keys[1].closed)
 
 
 @given(data=st.data())

@@ -156,7 +156,7 @@ def test_export_fuses_depth_of_a_model_file(trained: Path) -> None:
         (("eval", "run", "--downscale", "0"), "downscale must be a whole number of at least 1, got 0"),
         (("eval", "run", "--holdout", "1"), "holdout must be 0, or a whole number of at least 2, got 1"),
         (("eval", "run", "--lpips"), "LPIPS"),
-        (("render", "run", "--frames", "0"), "--frames must be at least 1, got 0"),
+        (("render", "run", "--frames", "0"), "--frames must lie in [1, 1000000], got 0"),
         (
             ("render", "run", "--out", "orbit.avi"),
             "--out must be a video, *.mp4, *.mkv, *.webm, *.mov, got orbit.avi",

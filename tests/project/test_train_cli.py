@@ -538,6 +538,16 @@ def test_a_scene_without_settings_that_is_found_by_its_name_is_named(tmp_path, m
     assert capsys.readouterr().err.endswith("got 'chair': scene=data/chair is a scene of that name\n")
 
 
+def test_a_folder_whose_name_is_read_as_a_reference_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "${oc.env:TOKEN}" / "inside").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TOKEN", "secret")
+    for folder in ("${oc.env:TOKEN}", "${oc.env:TOKEN}/inside"):
+        with pytest.raises(ValueError, match=r"scene must be a folder without \$\{ in its path") as raised:
+            with_folder(f"scene={folder}")
+        assert "secret" not in str(raised.value)
+
+
 def test_a_folder_of_photographs_has_a_trainer_of_its_own(tmp_path):
     folder = tmp_path / "capture"
     folder.mkdir()

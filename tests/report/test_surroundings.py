@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
@@ -8,11 +9,13 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from voxelfield.report.history import read_history
 from voxelfield.report.surroundings import (
     chosen_settings,
     commands,
     environment,
     finishing_time,
+    given_overrides,
     logged_warnings,
     peak_host_gib,
 )
@@ -45,6 +48,39 @@ def test_the_command_that_trained_is_given_again(tmp_path, monkeypatch):
         "trainer.steps=5",
     ]
     assert found["Repeat the evaluation"] == "voxelfield eval 'my run'"
+
+
+def test_a_strangers_record_of_overrides_is_plain_text(tmp_path):
+    record = tmp_path / ".hydra" / "overrides.yaml"
+    record.parent.mkdir()
+    record.write_text("- scene.name=${oc.env:HOME}\n- 5\n- !!python/name:os.system x\n")
+    assert given_overrides(tmp_path) == ["scene.name=${oc.env:HOME}", "5", "x"]
+    record.write_text("")
+    assert given_overrides(tmp_path) == []
+    bomb = "a0: &a0 [x, x]\n" + "".join(f"a{n + 1}: &a{n + 1} [*a{n}, *a{n}]\n" for n in range(60))
+    for content in (
+        bomb,
+        "[" * 10_000,
+        "- [a]",
+        "a: b",
+        "- *a",
+        "\0",
+        "x" * (1 << 20 | 1),
+    ):
+        record.write_text(content)
+        with pytest.raises(ValueError, match=r"overrides\.yaml must be a .*, got ") as raised:
+            given_overrides(tmp_path)
+        assert "\n" not in str(raised.value)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="named pipes")
+def test_records_that_are_no_files_are_refused_without_waiting(tmp_path):
+    os.mkfifo(tmp_path / "train.log")
+    with pytest.raises(ValueError, match=r"train\.log must be a file, got a named pipe"):
+        logged_warnings(tmp_path)
+    os.mkfifo(tmp_path / "events.out.tfevents.1")
+    with pytest.raises(ValueError, match=r"tfevents\.1 must be a file, got a named pipe"):
+        read_history(tmp_path)
 
 
 def test_what_was_chosen_is_known_by_its_names():

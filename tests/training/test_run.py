@@ -19,8 +19,10 @@ from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.registry import Format
 from voxelfield.datasets.scene import Scene
 from voxelfield.fields.recipes.mlp import MLPRecipe
+from voxelfield.training.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
 from voxelfield.training.evaluation import evaluate_split
 from voxelfield.training.run import load_run
+from voxelfield.training.saved_state import check_state
 from voxelfield.training.session import Session
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -84,6 +86,28 @@ def test_buffers_that_are_not_saved_are_computed_again(train, monkeypatch):
     loaded = voxelfield.load(output, "cpu")
     assert loaded.field.decoder.table.tolist() == [0, 1, 2]
     assert loaded.field.grid.features.std() > 0
+
+
+def test_a_checkpoint_of_a_stranger_has_plain_settings_and_sound_tensors(train, tmp_path, monkeypatch):
+    monkeypatch.setenv("TOKEN", "secret")
+    state = load_checkpoint(train("render_view", torch.device("cpu")).output)
+    state = {name: state[name] for name in ("step", "config", "field", "occupancy")}
+    state["config"]["scene"]["name"] = "${oc.env:TOKEN}"
+    save_checkpoint(tmp_path / "last.pt", state)
+    loaded = voxelfield.load(tmp_path / "last.pt", "cpu")
+    assert loaded.config.scene.name == "${oc.env:TOKEN}"
+    assert "secret" not in repr(loaded)
+    for part, changes, message in (
+        ("occupancy", {"highest": state["occupancy"]["highest"].half()}, "occupancy.highest must be torch.float32"),
+        ("field", {"grid.aabb": torch.zeros(2, 3)}, "field.grid.aabb must be finite with low < high"),
+    ):
+        save_checkpoint(tmp_path / "last.pt", state | {part: {**state[part], **changes}})
+        with pytest.raises(CheckpointError, match=message):
+            voxelfield.load(tmp_path / "last.pt", "cpu")
+    # Copying makes these bytes ones, so save_checkpoint cannot write them.
+    odd = {"occupied": torch.full_like(loaded.occupancy.occupied, 7, dtype=torch.uint8).view(torch.bool)}
+    with pytest.raises(ValueError, match=r"occupancy\.occupied must hold truth values, got other bytes"):
+        check_state("occupancy", loaded.occupancy, odd)
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])

@@ -129,6 +129,9 @@ def _photo(folder: Path, source: Path, image: Any, camera: Any) -> Photo:
     w2c[:3] = torch.from_numpy(np.array(image.cam_from_world().matrix()))
     if not bool(w2c.isfinite().all()):
         raise ValueError(f"{source}: pose of {name} must be finite, got {w2c.tolist()}")
+    # A quaternion of zeros would become the identity; others that are not of unit length fail the checks below.
+    if not np.any(image.cam_from_world().rotation.quat):
+        raise ValueError(f"{source}: pose of {name} must have a unit quaternion, got zeros")
     c2w = turned_about(torch.linalg.inv(w2c))
     check_poses(lambda _: f"{source}: pose of {name}", c2w[None])
     intrinsics = (camera.focal_length_x, camera.focal_length_y, camera.principal_point_x, camera.principal_point_y)

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias
 
+from voxelfield.files import open_regular
+
 Curve: TypeAlias = tuple[tuple[int, float], ...]
 """Steps, rising, with a value each."""
 
@@ -25,9 +27,15 @@ def read_history(directory: Path) -> dict[str, Curve]:
 
     Returns:
         Curves by tag, none if nothing was recorded (``logger=none``).
+
+    Raises:
+        ValueError: One of TensorBoard's files is not a file, but a named pipe, for example.
     """
-    if next(directory.glob(EVENTS), None) is None:
+    files = list(directory.glob(EVENTS))
+    if not files:
         return {}
+    for file in files:
+        open_regular(file).close()  # TensorBoard would wait for a named pipe
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     # 0 keeps all of a kind; of what takes memory, 1 keeps one.

@@ -11,9 +11,10 @@ from datetime import datetime
 from pathlib import Path
 
 import torch
-from omegaconf import OmegaConf
 
 import voxelfield
+from voxelfield.config.plain_yaml import read_texts
+from voxelfield.files import read_regular
 from voxelfield.training.run_directory import METRICS
 
 _LOGGED = re.compile(r"^\[[^]]*\]\[[^]]*\]\[(WARNING|ERROR|CRITICAL)\] - (.*)$")
@@ -64,11 +65,14 @@ def given_overrides(directory: Path) -> list[str] | None:
 
     Args:
         directory: Run directory.
+
+    Raises:
+        ValueError: The record is damaged; the message names the file.
     """
     record = directory / ".hydra" / "overrides.yaml"
     if not record.is_file():
         return None
-    return [str(override) for override in OmegaConf.to_container(OmegaConf.load(record)) or ()]
+    return read_texts(record)
 
 
 def chosen_settings(overrides: Iterable[str]) -> set[str]:
@@ -89,7 +93,9 @@ def logged_warnings(directory: Path) -> tuple[str, ...]:
         directory: Run directory, with the log files that Hydra writes; there may be none.
     """
     lines: Iterable[str] = (
-        line for path in sorted(directory.glob("*.log")) for line in path.read_text(errors="replace").splitlines()
+        line
+        for path in sorted(directory.glob("*.log"))
+        for line in read_regular(path).decode(errors="replace").splitlines()
     )
     return tuple(dict.fromkeys(found[2] for line in lines if (found := _LOGGED.match(line))))
 

@@ -16,7 +16,7 @@ from typing import IO, Any, cast
 
 import torch
 
-from voxelfield.files import atomic_write
+from voxelfield.files import atomic_write, open_regular
 from voxelfield.messages import clipped
 from voxelfield.ops._errors import is_out_of_memory
 from voxelfield.training.sealed_file import SealingFile, read_seal
@@ -74,6 +74,7 @@ def resolve_checkpoint(path: Path) -> Path:
 
     Raises:
         FileNotFoundError: There is no checkpoint; the message lists the checkpoints in the folder.
+        ValueError: The path is neither a file nor a folder, but a named pipe, for example.
     """
     path = Path(path)
     if path.is_file():
@@ -83,6 +84,8 @@ def resolve_checkpoint(path: Path) -> Path:
         if not found:
             raise FileNotFoundError(f"{path} holds no checkpoint: expected checkpoint_<step>.pt or {_LAST}")
         return found[-1]
+    if path.exists():
+        open_regular(path).close()  # raises an error that says what it is
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path} does not exist, and neither does the folder {path.parent}")
     names = ", ".join(file.name for file in checkpoints(path.parent)) or "none"
