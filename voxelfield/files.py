@@ -1,8 +1,9 @@
-"""Reading of regular files only, and atomic writing of files."""
+"""Reading of regular files only, atomic writing of files, and recognition of the images that voxelfield has written."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import secrets
@@ -14,7 +15,16 @@ from typing import BinaryIO
 # Opening a named pipe waits for a writer without the first; Windows turns line ends into others without the second.
 _READ_ONLY = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
+MARK = "written by voxelfield"
+"""Text in the header of every rendered image, by which it is told from photographs."""
+
+# The headers of PNG and EXR files, with the mark, are shorter.
+_HEADER = 4096
 _TEMPORARY = re.compile(r"\..+\.[0-9a-f]{8}\.tmp(\.[^.]*)?")
+# Most characters of a name and of its suffix that a temporary name repeats; a file system's limit is usually 255 bytes.
+_STEM, _SUFFIX = 40, 10
+# How file systems say that they cannot flush a file or a folder, for example some network and FUSE mounts.
+_CANNOT_SYNC = {errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF, errno.EPERM, errno.EACCES}
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
@@ -53,7 +63,8 @@ def atomic_path(path: str | os.PathLike[str], *, sync: bool = True) -> Iterator[
     For writers that open the file themselves, such as ffmpeg. The temporary name is hidden (leading dot), keeps the
     suffix of ``path`` and lies in the same directory, so the move is one atomic rename. If the block ends early for any
     reason, including Ctrl-C, the previous ``path`` is left unchanged and the temporary file is removed. On POSIX the
-    data and the rename are on disk when the block returns, so a later power failure cannot restore a truncated file.
+    data and the rename are on disk when the block returns, so a later power failure cannot restore a truncated file;
+    file systems that cannot flush a file or a folder give no such guarantee.
 
     Args:
         path: Final path. Its parent directory is created if needed. A symbolic link is replaced, not followed.
@@ -61,16 +72,25 @@ def atomic_path(path: str | os.PathLike[str], *, sync: bool = True) -> Iterator[
 
     Yields:
         A path that does not exist yet; the block must create a file there.
+
+    Raises:
+        OSError: The file cannot be written. An error that names the temporary file, or none, names ``path`` instead.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.stem}.{secrets.token_hex(4)}.tmp{path.suffix}")
+    suffix = path.suffix if len(path.suffix) <= _SUFFIX else ""
+    temporary = path.with_name(f".{path.stem[:_STEM]}.{secrets.token_hex(4)}.tmp{suffix}")
     try:
         yield temporary
         if sync:
             _sync(temporary)
         # Unlike Path.rename, replace overwrites an existing file on every platform.
         temporary.replace(path)
+    except OSError as error:
+        # A full disk is reported by the call that writes, which knows no name.
+        if error.errno is not None and error.filename in (None, str(temporary)):
+            error.filename = str(path)
+        raise
     finally:
         # In a folder that has become read-only, nothing can be removed; the earlier error is the one to report.
         with contextlib.suppress(OSError):
@@ -94,6 +114,27 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
         yield file
 
 
+def is_replaceable(path: Path) -> bool:
+    """Returns whether an image may be written to a path: there is none, or one with :data:`MARK` in its header.
+
+    Args:
+        path: Path of the image.
+
+    Raises:
+        OSError: The path is not valid, for example too long, or the file cannot be read.
+    """
+    try:
+        # Opening a named pipe would wait for a writer.
+        if not stat.S_ISREG(path.lstat().st_mode):
+            return False
+    except FileNotFoundError:
+        return True
+    except NotADirectoryError:
+        return False
+    with path.open("rb") as file:
+        return MARK.encode() in file.read(_HEADER)
+
+
 def remove_temporaries(directory: Path) -> None:
     """Removes the temporary files of :func:`atomic_path` that a killed process left in a directory.
 
@@ -106,14 +147,18 @@ def remove_temporaries(directory: Path) -> None:
 
 
 def _sync(path: Path) -> None:
-    """Flushes a file's data, or a directory's entries, to the disk."""
+    """Flushes a file's data, or a directory's entries, to the disk, where the file system can."""
     if os.name != "posix":  # Windows opens no directories and syncs only files opened for writing
         return
-    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        if error.errno not in _CANNOT_SYNC:
+            raise
 
 
 def _kind(mode: int) -> str:

@@ -115,32 +115,56 @@ def test_reduced_copies_lie_beside_the_images(scene):
 def test_what_is_there_is_replaced_only_if_told_to(scene, photographs, tmp_path, caplog):
     shutil.copytree(scene, tmp_path / "scene")
     (tmp_path / "scene" / "notes.txt").write_text("mine")
-    (tmp_path / "scene" / "images" / "old.png").write_text("old")
     command = ["process", str(photographs), "-o", str(tmp_path / "scene"), "--camera-model", "SIMPLE_PINHOLE"]
     assert main(command) == 2
     assert "already contains images, images_2, images_4, images_8, sparse, report.json: --overwrite" in caplog.text
-    assert (tmp_path / "scene" / "images" / "old.png").exists()
+    assert (tmp_path / "scene" / "images" / "view_99.png").exists()
     caplog.set_level("INFO")
     assert main([*command, "--overwrite", "--per-image-camera"]) == 0
     assert "registered 8 of 8 photographs" in caplog.text
-    assert not (tmp_path / "scene" / "images" / "old.png").exists()
+    assert not (tmp_path / "scene" / "images" / "view_99.png").exists()
     assert (tmp_path / "scene" / "notes.txt").read_text() == "mine"
     assert len(json.loads((tmp_path / "scene" / REPORT).read_text())["cameras"]) == 8
 
 
-def test_a_failure_leaves_what_was_there(tmp_path, caplog):
-    pytest.importorskip("pycolmap")
-    (tmp_path / "flat").mkdir()
+def write_flat(folder: Path) -> Path:
+    """Writes two photographs between which nothing can be matched."""
+    folder.mkdir(parents=True)
     for name in ("a", "b"):
-        Image.new("RGB", (160, 120), "grey").save(tmp_path / "flat" / f"{name}.png")
-    (tmp_path / "scene" / "images").mkdir(parents=True)
-    (tmp_path / "scene" / "images" / "old.png").write_text("old")
-    assert main(["process", str(tmp_path / "flat"), "-o", str(tmp_path / "scene"), "--overwrite"]) == 2
+        Image.new("RGB", (160, 120), "grey").save(folder / f"{name}.png")
+    return folder
+
+
+def files_below(folder: Path) -> dict[str, bytes]:
+    paths = (path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+
+
+def test_a_failure_leaves_what_was_there(scene, tmp_path, caplog):
+    shutil.copytree(scene, tmp_path / "scene")
+    before = files_below(tmp_path / "scene")
+    command = ["process", str(write_flat(tmp_path / "flat")), "-o", str(tmp_path / "scene"), "--overwrite"]
+    assert main(command) == 2
     assert "photographs must overlap for poses to be found, got 2 of which no two" in caplog.text
-    assert [path.relative_to(tmp_path / "scene").as_posix() for path in (tmp_path / "scene").rglob("*")] == [
-        "images",
-        "images/old.png",
-    ]
+    assert files_below(tmp_path / "scene") == before
+
+
+@pytest.mark.parametrize("overwrite", [(), ("--overwrite",)])
+@pytest.mark.parametrize("place", ["images/mine.png", "images_2/a/mine.png", "sparse/0/points3D.txt", "report.json"])
+def test_files_of_others_are_never_replaced(scene, tmp_path, caplog, place, overwrite):
+    pytest.importorskip("pycolmap")
+    for folder, results in (("without results", False), ("with results", True)):
+        if results:
+            shutil.copytree(scene, tmp_path / folder)
+        mine = tmp_path / folder / place
+        mine.parent.mkdir(parents=True, exist_ok=True)
+        mine.write_text("mine")
+        before = files_below(tmp_path / folder)
+        source = tmp_path / f"source of {folder}"
+        assert main(["process", str(write_flat(source)), "-o", str(tmp_path / folder), *overwrite]) == 2
+        assert "--overwrite replaces" not in caplog.text
+        assert "must not contain files of others where results go" in caplog.records[-1].getMessage()
+        assert files_below(tmp_path / folder) == before
 
 
 def test_a_video_becomes_a_scene(photographs, tmp_path, caplog):
@@ -280,12 +304,29 @@ def test_bad_input_is_told_in_one_line(tmp_path, caplog, case):
     assert not (tmp_path / "scene").exists() or not list((tmp_path / "scene").iterdir())
 
 
-def test_a_scene_does_not_replace_the_photographs_it_is_made_of(photographs, tmp_path, caplog):
+@pytest.mark.parametrize("overwrite", [(), ("--overwrite",)])
+@pytest.mark.parametrize("place", ["images", "images/originals", "images_4/deep/below", "sparse"])
+def test_a_scene_does_not_replace_the_photographs_it_is_made_of(photographs, tmp_path, caplog, place, overwrite):
     pytest.importorskip("pycolmap")
-    shutil.copytree(photographs, tmp_path / "images")
-    assert main(["process", str(tmp_path / "images"), "-o", str(tmp_path), "--overwrite"]) == 2
-    assert "must not contain the source itself, images" in caplog.text
-    assert len(photographs_in(tmp_path / "images")) == 8
+    shutil.copytree(photographs, tmp_path / place)
+    assert main(["process", str(tmp_path / place), "-o", str(tmp_path), *overwrite]) == 2
+    (message,) = caplog.messages
+    assert f"must not contain the source where its {place.partition('/')[0]} goes, got {tmp_path}" in message
+    assert "overwrite" not in message
+    assert len(photographs_in(tmp_path / place)) == 8
+
+
+def test_links_to_photographs_in_the_scene_count_as_the_photographs(photographs, tmp_path, caplog):
+    pytest.importorskip("pycolmap")
+    shutil.copytree(photographs, tmp_path / "scene" / "images")
+    (tmp_path / "links").mkdir()
+    for path in photographs_in(tmp_path / "scene" / "images"):
+        (tmp_path / "links" / path.name).symlink_to(path)
+    (tmp_path / "another name").symlink_to(tmp_path / "scene", target_is_directory=True)
+    for source, folder in (("links", "scene"), ("scene/images", "another name")):
+        assert main(["process", str(tmp_path / source), "-o", str(tmp_path / folder), "--overwrite"]) == 2
+        assert "must not contain the source where its images goes" in caplog.messages[-1]
+    assert len(photographs_in(tmp_path / "scene" / "images")) == 8
 
 
 def test_what_to_install_is_told_in_one_line(photographs, tmp_path, monkeypatch, caplog):

@@ -1,12 +1,22 @@
 from __future__ import annotations
 
+import errno
 import os
 import stat
+from pathlib import Path
 
 import pytest
 
 from voxelfield import files
-from voxelfield.files import atomic_path, atomic_write, open_regular, read_regular, remove_temporaries
+from voxelfield.files import (
+    MARK,
+    atomic_path,
+    atomic_write,
+    is_replaceable,
+    open_regular,
+    read_regular,
+    remove_temporaries,
+)
 
 
 def test_content_replaces_the_previous_file(tmp_path):
@@ -123,3 +133,78 @@ def test_what_may_never_end_is_refused_without_waiting(tmp_path):
     for path, kind in (("pipe", "a named pipe"), ("link", "a named pipe"), ("", "a folder"), ("/dev/zero", "a device")):
         with pytest.raises(ValueError, match=f"must be a file, got {kind}"):
             read_regular(tmp_path / path)
+
+
+def fail_to_sync(monkeypatch: pytest.MonkeyPatch, number: int, *, folders: bool) -> None:
+    sync = os.fsync
+
+    def fail(descriptor: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode) == folders:
+            raise OSError(number, os.strerror(number))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fail)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="POSIX system calls")
+@pytest.mark.parametrize("folders", [True, False])
+@pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP, errno.ENOSYS])
+def test_a_file_system_that_cannot_flush_is_written_to_all_the_same(tmp_path, monkeypatch, number, folders):
+    fail_to_sync(monkeypatch, number, folders=folders)
+    with atomic_write(tmp_path / "file.json") as file:
+        file.write(b"whole")
+    assert [path.name for path in tmp_path.iterdir()] == ["file.json"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="POSIX system calls")
+def test_a_disk_that_fails_to_flush_is_an_error(tmp_path, monkeypatch):
+    fail_to_sync(monkeypatch, errno.EIO, folders=False)
+    with (
+        pytest.raises(OSError, match=r"Input/output error: .*file\.json"),
+        atomic_write(tmp_path / "file.json") as file,
+    ):
+        file.write(b"lost")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["x" * 251 + ".png", "\N{SNOWMAN}" * 85, "a." + "y" * 250])
+def test_any_name_that_the_file_system_takes_can_be_written(tmp_path, name):
+    with atomic_write(tmp_path / name) as file:
+        file.write(b"x")
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    names = []
+    with atomic_path(tmp_path / name) as temporary:
+        names.append(temporary.name)
+        temporary.touch()
+        remove_temporaries(tmp_path)
+        assert not temporary.exists(), "a killed process would leave it"
+        temporary.touch()
+
+
+def test_an_error_that_names_no_file_gets_the_name(tmp_path):
+    def write(error: OSError) -> None:
+        with atomic_path(tmp_path / "file.json"):
+            raise error
+
+    with pytest.raises(OSError, match=r"No space left on device: '.*/file\.json'"):
+        write(OSError(errno.ENOSPC, "No space left on device"))
+    with pytest.raises(FileNotFoundError, match=r"'other\.json'"):
+        write(FileNotFoundError(errno.ENOENT, "No such file or directory", "other.json"))
+    with pytest.raises(OSError, match=r"^ffmpeg stopped$"):
+        write(OSError("ffmpeg stopped"))
+
+
+def test_only_what_voxelfield_has_written_may_be_replaced(tmp_path):
+    path = tmp_path / "view.png"
+    assert is_replaceable(path)
+    for content, expected in ((b"", False), (b"a photograph", False), (100 * b"x" + MARK.encode(), True)):
+        path.write_bytes(content)
+        assert is_replaceable(path) == expected
+    assert not is_replaceable(tmp_path)
+    assert not is_replaceable(path / "below.png"), "a file in the place of its folder"
+    (tmp_path / "link.png").symlink_to(path)
+    assert not is_replaceable(tmp_path / "link.png")
+    os.mkfifo(tmp_path / "pipe.png")
+    assert not is_replaceable(Path(tmp_path / "pipe.png")), "reading a pipe would wait forever"
+    with pytest.raises(OSError, match="File name too long"):
+        is_replaceable(tmp_path / ("x" * 256))

@@ -250,19 +250,6 @@ def test_a_run_that_wants_no_report_has_none(tmp_path):
     assert not (tmp_path / "report.html").exists()
 
 
-def test_a_run_directory_that_is_gone_is_made_again(make_session):
-    def remove(session: Session) -> None:
-        if session.step == 6:
-            session.wait()
-            (path,) = session.output.iterdir()
-            path.unlink()
-            session.output.rmdir()
-
-    session = make_session(on_step=remove)
-    assert session.fit()
-    assert load_checkpoint(session.output)["step"] == 12
-
-
 # --------------------------------------------------------------------------------------------------------- loggers
 
 

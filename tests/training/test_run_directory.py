@@ -1,8 +1,8 @@
-"""One run at a time in a directory, and what tells a finished one from others."""
+"""One run at a time in a directory, and the files that tell of an earlier one."""
 
 from __future__ import annotations
 
-import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,14 +11,13 @@ from pathlib import Path
 import pytest
 
 from voxelfield.training import run_directory
-from voxelfield.training.config import preset
 from voxelfield.training.run_directory import (
     DirectoryInUseError,
     check_ended,
     earlier_run,
-    finished_metrics,
     held,
     hold,
+    hold_again,
     keep,
     release,
 )
@@ -124,13 +123,59 @@ def test_what_an_earlier_run_left_is_listed(tmp_path):
     assert earlier_run(tmp_path) == ["checkpoint_0000009.pt", "metrics.json", "events.out.tfevents.1.a"]
 
 
-def test_a_run_is_finished_when_all_that_was_asked_for_is_there(tmp_path):
-    config = preset("trainer=smoke", "trainer.steps=30", device="cpu").trainer
-    for name in ("model.safetensors", "orbit.mp4", "metrics.json"):
-        assert finished_metrics(tmp_path, config) is None
-        (tmp_path / name).write_text(json.dumps({"steps": 30, "psnr": 1.5}))
-    assert finished_metrics(tmp_path, config)["psnr"] == 1.5
-    (tmp_path / "metrics.json").write_text(json.dumps({"steps": 29}))
-    assert finished_metrics(tmp_path, config) is None
-    (tmp_path / "metrics.json").write_text("{")
-    assert finished_metrics(tmp_path, config) is None
+@pytest.mark.skipif(sys.platform != "linux", reason="paths are reserved on Linux only")
+@pytest.mark.parametrize("how", ["moved", "deleted"])
+def test_a_directory_that_goes_away_stays_the_one_of_its_run(tmp_path, other, how):
+    directory = tmp_path / "run"
+    if how == "moved":
+        directory.rename(tmp_path / "elsewhere")
+    else:
+        shutil.rmtree(directory)
+    with pytest.raises(DirectoryInUseError, match=rf"but process {other.pid} on .* is using {directory}$"):
+        hold(directory)
+    assert not directory.exists()
+    other.kill()
+    other.wait()
+    with held(directory):
+        pass
+
+
+def test_a_directory_that_goes_away_is_made_and_locked_again(tmp_path, caplog):
+    directory = tmp_path / "run"
+    with held(directory):
+        shutil.rmtree(directory)
+        hold_again(directory)
+        assert [path.name for path in directory.iterdir()] == [".lock"]
+        assert f"{directory} was deleted, with everything that this run had written there, or moved away" in caplog.text
+        hold_again(directory)
+        hold_again(tmp_path / "not held")
+    assert caplog.text.count("created again") == 1
+    assert not (tmp_path / "not held").exists()
+
+
+def test_files_of_another_run_in_the_place_of_a_moved_directory_stay(tmp_path, monkeypatch):
+    # As with two machines that share a folder, of which neither knows what the other has reserved.
+    monkeypatch.setattr(run_directory, "_reserve", lambda *_: None)
+    directory = tmp_path / "run"
+    with held(directory):
+        directory.rename(tmp_path / "elsewhere")
+        arguments = [sys.executable, "-c", HOLDER, str(directory)]
+        with subprocess.Popen(arguments, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout.readline() == "held\n"
+            with pytest.raises(DirectoryInUseError, match=f"process {process.pid} on .* is using {directory}$"):
+                hold_again(directory)
+            release()
+            assert (directory / ".lock").is_file()
+            process.kill()
+
+
+def test_a_lock_that_is_a_link_overwrites_nothing(tmp_path):
+    (tmp_path / "precious").write_text("mine")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / ".lock").symlink_to(tmp_path / "precious")
+    with pytest.raises(OSError, match="symbolic links"):
+        hold(tmp_path / "run")
+    assert (tmp_path / "precious").read_text() == "mine"
+    (tmp_path / "run" / ".lock").unlink()
+    with held(tmp_path / "run"):
+        pass

@@ -7,6 +7,7 @@ import json
 import logging
 import shutil
 import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from voxelfield.datasets.images import IMAGE_SUFFIXES
 logger = logging.getLogger(__name__)
 
 REPORT = "report.json"
-"""File of the :class:`Report`, beside the images."""
+"""File of the :class:`Report`, beside the images; it lists the scene's files, which alone a later call replaces."""
 
 OUTPUTS = ("images", *(f"images_{factor}" for factor in REDUCTIONS), "sparse", REPORT)
 """Names of the files and folders that :func:`process` writes."""
@@ -39,7 +40,7 @@ class ProcessOptions:
         camera_model: COLMAP's name of the camera model.
         camera_per_image: Whether every photograph has a camera of its own; else those of one size share one.
         max_size: Longest side in pixels to which larger photographs are shrunk.
-        overwrite: Whether what is there already may be replaced.
+        overwrite: Whether to replace the results of an earlier call.
 
     Raises:
         ValueError: A number makes no sense.
@@ -75,26 +76,76 @@ def process(source: Path, folder: Path, options: ProcessOptions) -> Report:
     Raises:
         MissingPackageError: pycolmap is not installed or too old, or imageio is not installed for a video.
         FileNotFoundError: There is no such source.
-        FileExistsError: The folder holds something that would be replaced.
+        FileExistsError: The folder contains results of an earlier call, or files of others where results go, which are
+            never replaced.
         ValueError: The source has fewer than two photographs, is unreadable, or no two photographs can be registered.
     """
     check_camera_model(options.camera_model)
     photographs = _photographs_of(source)
-    present = [name for name in OUTPUTS if (folder / name).exists()]
-    if any((folder / name).resolve() == source.resolve() for name in present):
-        raise ValueError(f"the folder of the scene must not contain the source itself, {source.name}, got {folder}")
-    if present and not options.overwrite:
-        raise FileExistsError(f"{folder} already contains {', '.join(present)}: --overwrite replaces them")
+    _check_apart(source, photographs or [source], folder)
+    _check_replaceable(folder, options.overwrite)
     folder.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=".process_", dir=folder))
     try:
         report = _make_scene(source, photographs, work, options)
+        files = sorted(path.relative_to(work).as_posix() for path in _files_in(work, OUTPUTS))
+        content = dataclasses.asdict(report) | {"files": files}
+        (work / REPORT).write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        # Again, because much may have been put there in the meantime.
+        _check_replaceable(folder, options.overwrite)
         for name in OUTPUTS:
             _remove(folder / name)
             (work / name).rename(folder / name)
     finally:
         shutil.rmtree(work)
     return report
+
+
+def _check_apart(source: Path, photographs: Sequence[Path], folder: Path) -> None:
+    """Raises ValueError if a photograph, or the source, lies where results go, followed through links."""
+    outputs = [(name, (folder / name).resolve()) for name in OUTPUTS]
+    for path in (source, *photographs):
+        whole = path.resolve()
+        for name, output in outputs:
+            if whole.is_relative_to(output):
+                raise ValueError(
+                    f"the folder of the scene must not contain the source where its {name} goes, got {folder} for "
+                    f"{path}: choose another folder"
+                )
+
+
+def _check_replaceable(folder: Path, overwrite: bool) -> None:
+    """Raises FileExistsError if results would replace something other than those of an earlier call."""
+    present = [name for name in OUTPUTS if (folder / name).exists() or (folder / name).is_symlink()]
+    if not present:
+        return
+    others = sorted({path.relative_to(folder).as_posix() for path in _files_in(folder, present)} - _listed(folder))
+    if others:
+        more = f" and {len(others) - 1} more" if len(others) > 1 else ""
+        raise FileExistsError(
+            f"the folder of the scene must not contain files of others where results go, got {folder}: voxelfield has "
+            f"not written {others[0]}{more}; choose another folder"
+        )
+    if not overwrite:
+        raise FileExistsError(f"{folder} already contains {', '.join(present)}: --overwrite replaces them")
+
+
+def _files_in(folder: Path, names: Iterable[str]) -> Iterator[Path]:
+    """Yields the files of some names in a folder, and those within its subfolders of these names."""
+    for name in names:
+        path = folder / name
+        if path.is_dir() and not path.is_symlink():
+            yield from (inner for inner in path.rglob("*") if inner.is_symlink() or not inner.is_dir())
+        elif path.exists() or path.is_symlink():
+            yield path
+
+
+def _listed(folder: Path) -> set[str]:
+    """Returns the files that an earlier call has written to a folder; none if there is no list of them."""
+    try:
+        return {REPORT, *json.loads((folder / REPORT).read_text(encoding="utf-8"))["files"]}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return set()
 
 
 def _photographs_of(source: Path) -> list[Path] | None:
@@ -133,7 +184,6 @@ def _make_scene(source: Path, photographs: list[Path] | None, work: Path, option
         camera_per_image=options.camera_per_image,
     )
     write_reductions(work)
-    (work / REPORT).write_text(json.dumps(dataclasses.asdict(report), indent=1) + "\n", encoding="utf-8")
     return report
 
 

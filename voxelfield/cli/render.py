@@ -24,6 +24,7 @@ from voxelfield.rendering.pixels import MIN_VISIBLE_OPACITY
 from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import MAX_RAYS_ACROSS, FieldRenderer
 from voxelfield.rendering.view_pictures import PICTURES, depth_range, picture
+from voxelfield.training.fingerprint import fingerprint_of_weights
 from voxelfield.training.frame_folder import FrameFolder, FrameKind, farthest
 from voxelfield.training.run import Run
 from voxelfield.training.run_directory import VIDEO
@@ -92,7 +93,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--depth", action="store_true", help="write a 16-bit depth map beside each PNG; EXR always has one"
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace frames of another path in the folder")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="delete the frames of another run, path or size in the folder first"
+    )
     return parser
 
 
@@ -158,6 +161,7 @@ def _write_frames(run: Run, renderer: FieldRenderer, cameras: Cameras, options: 
     background = options.background or run.trainer.evaluation_background
     supersampling = options.supersampling or run.trainer.evaluation.supersampling
     source = {"run": options.run.resolve().name, "steps": run.steps}
+    source |= {"weights": fingerprint_of_weights(run.field, run.occupancy)}
     source |= {"background": background, "supersampling": supersampling}
     far = farthest(cameras, depth_bounds(run.field))
     folder = FrameFolder(options.out, cameras, wanted, far, source, overwrite=options.overwrite)

@@ -277,7 +277,7 @@ def train(config: DictConfig, reason: str | None = None) -> float | None:
     try:
         output, root = Path(HydraConfig.get().runtime.output_dir), Path(get_original_cwd())
         metrics = train_as_configured(config, output, root, configured_viewer(config))
-    except (ValueError, FileNotFoundError, DownloadError, MissingPackageError) as error:
+    except (ValueError, FileNotFoundError, FileExistsError, DownloadError, MissingPackageError) as error:
         fail(error, 2)
     except (EmptyFieldError, FloatingPointError, KernelsUnavailableError, OSError) as error:
         fail(error, 1)

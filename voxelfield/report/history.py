@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import TypeAlias
 
 from voxelfield.files import open_regular
+from voxelfield.training.logging import EVENTS
 
 Curve: TypeAlias = tuple[tuple[int, float], ...]
 """Steps, rising, with a value each."""
 
 History: TypeAlias = Mapping[str, Curve]
 """Curves by tag, such as ``train/psnr``."""
-
-EVENTS = "events.out.tfevents.*"
-"""Names of TensorBoard's files."""
 
 
 def read_history(directory: Path) -> dict[str, Curve]:

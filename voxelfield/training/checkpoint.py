@@ -172,7 +172,40 @@ def load_checkpoint(
         CheckpointVersionError: The file has another format.
         CheckpointError: The file is not a voxelfield checkpoint.
     """
-    path = resolve_checkpoint(path)
+    return load_resolved(path, device, parts)[1]
+
+
+def load_resolved(
+    path: Path, device: torch.device | str = "cpu", parts: Collection[str] | None = None
+) -> tuple[Path, dict[str, Any]]:
+    """Loads a checkpoint as :func:`load_checkpoint` does, and returns its file as well.
+
+    A run in progress replaces its checkpoints: if that of a run directory is gone before it has been read, the one that
+    replaces it is loaded.
+
+    Args:
+        path: As for :func:`load_checkpoint`.
+        device: As for :func:`load_checkpoint`.
+        parts: As for :func:`load_checkpoint`.
+
+    Returns:
+        The file, and the result of :func:`load_checkpoint`.
+
+    Raises:
+        FileNotFoundError: As for :func:`load_checkpoint`.
+        CheckpointError: As for :func:`load_checkpoint`.
+    """
+    while True:
+        file = resolve_checkpoint(path)
+        try:
+            return file, _load_file(file, device, parts)
+        except FileNotFoundError:
+            if file == Path(path) or file.exists():
+                raise
+
+
+def _load_file(path: Path, device: torch.device | str, parts: Collection[str] | None) -> dict[str, Any]:
+    """Implements :func:`load_checkpoint` for a file."""
     try:
         return _read(path, device, parts)
     except DamagedCheckpointError as error:
@@ -255,7 +288,7 @@ def check_progress(state: Mapping[str, Any]) -> None:
 
 
 def _read(path: Path, device: torch.device | str, parts: Collection[str] | None) -> dict[str, Any]:
-    """Implements :func:`load_checkpoint` for a file."""
+    """Loads a file, without advice about others if it is damaged."""
     is_sealed = _check_archive(path)
     try:
         state = torch.load(path, map_location=device, weights_only=True)
@@ -269,6 +302,8 @@ def _read(path: Path, device: torch.device | str, parts: Collection[str] | None)
         if isinstance(error, RuntimeError) and (is_out_of_memory(error) or not of_the_file):
             raise
         raise _damaged(path) from error
+    except FileNotFoundError:  # deleted in the meantime
+        raise
     except Exception as error:  # unpickling truncated or invalid data can raise anything
         if is_out_of_memory(error):
             raise
@@ -354,7 +389,7 @@ def _check_archive(path: Path) -> bool:
                 raise _damaged(path)
             # torch.load ignores the checksums: flipped bits would become weights.
             damaged = None if seal else archive.testzip()
-    except CheckpointError:
+    except (CheckpointError, FileNotFoundError):
         raise
     except Exception as error:  # broken headers raise anything from EOFError to UnicodeDecodeError
         raise _damaged(path) from error

@@ -22,6 +22,7 @@ from voxelfield.devices import choose_device
 from voxelfield.export.model_file import MODEL_FILE
 from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.grids.nested_boxes import NestedBoxes
+from voxelfield.messages import clipped
 from voxelfield.report.surroundings import chosen_settings, environment, given_overrides, peak_host_gib
 from voxelfield.report.thumbnails import Thumbnails
 from voxelfield.training.checkpoint import (
@@ -29,15 +30,16 @@ from voxelfield.training.checkpoint import (
     checkpoint_step,
     checkpoints,
     contents_of,
-    load_checkpoint,
     load_newest,
+    load_resolved,
     resolve_checkpoint,
 )
 from voxelfield.training.config import LoggerConfig, RunConfig, parse
 from voxelfield.training.config.run import AUTO, NDC_RECORD, SceneConfig
 from voxelfield.training.determinism import reproducible
-from voxelfield.training.evaluation import Evaluation, write_metrics, write_table
+from voxelfield.training.evaluation import Evaluation, check_pictures, picture_name, write_metrics, write_table
 from voxelfield.training.failsafe_logger import FailsafeLogger
+from voxelfield.training.finished import finished_metrics, recorded_settings
 from voxelfield.training.interrupt import Interrupt, Interrupted
 from voxelfield.training.logging import NullLogger, RunLogger, TensorBoardLogger, flatten_config
 from voxelfield.training.lpips import check_lpips
@@ -47,11 +49,11 @@ from voxelfield.training.refined_cameras import CAMERAS_FILE, write_cameras
 from voxelfield.training.results import Results
 from voxelfield.training.run_directory import (
     METRICS,
+    PER_VIEW,
     REPORT,
     VIDEO,
     check_ended,
     earlier_run,
-    finished_metrics,
     held,
     keep,
 )
@@ -99,13 +101,14 @@ def train_as_configured(
         ValueError: The configuration is invalid, needs more memory than is free on the GPU, or names a directory that
             another run is using; the message names the key.
         FileNotFoundError: The scene, the checkpoint or a file that LPIPS needs does not exist.
+        FileExistsError: A rendered view would replace an image that voxelfield has not written.
         MissingPackageError: The scene's format or LPIPS needs a package that is not installed.
         OSError: A result cannot be written.
     """
     settings = parse(RunConfig, config)
     with held(run_directory), Interrupt() as interrupt, reproducible(settings.deterministic):
         if settings.resume == AUTO:
-            metrics = finished_metrics(run_directory, settings.trainer)
+            metrics = finished_metrics(run_directory, settings)
             if metrics is not None:
                 logger.info("the run in %s is finished: PSNR %.2f dB", run_directory, metrics["psnr"])
                 if metrics["steps"] not in map(checkpoint_step, checkpoints(run_directory)):
@@ -134,7 +137,7 @@ def _train(
             return None
         timing.end("train")
         with interrupt.at_once(), explain_shortage(session.estimate_memory, session.device):
-            metrics = finish(session, run_directory, timing)
+            metrics = finish(session, settings, run_directory, timing)
     except Interrupted:
         if session is None:
             logger.warning("stopped before training began")
@@ -179,6 +182,9 @@ def _begin(
         if (error := ready.exception()) is not None:
             # Whatever fails here fails again where it is needed, with a better message.
             logger.debug("preparations failed: %s", error)
+    if settings.trainer.evaluation.save_images:
+        judged, split = _judged_split(scene)
+        check_pictures("hydra.run.dir", run_directory / judged, split.names)
     timing.end("load")
     on_step = None if watcher is None else watcher.after_step
     session = Session.from_config(scene, settings, output=run_directory, on_step=on_step)
@@ -230,19 +236,24 @@ def load_to_resume(settings: RunConfig, run_directory: Path, root: Path) -> tupl
             logger.info("no checkpoint in %s to continue from: training starts from scratch", run_directory)
             return None
     else:
-        path = resolve_checkpoint(root / settings.resume)
-        check_ended(path.parent)
-        found = path, load_checkpoint(path)
+        check_ended(resolve_checkpoint(root / settings.resume).parent)
+        found = load_resolved(root / settings.resume)
     path, state = found
     with contents_of(path):
         kept = state["config"]["model"]
         model, name = parse(Recipe, kept, "model of the checkpoint"), state["config"]["scene"]["name"]
+        seed = state["config"]["seed"]
     if model != settings.model:
         raise ValueError(
             f"resume must name a checkpoint of the configured model {asdict(settings.model)}, got one of {kept}"
         )
     if name != settings.scene.name:
         raise ValueError(f"resume must name a checkpoint of scene={settings.scene.name}, got one of scene={name}")
+    if seed != settings.seed:
+        raise ValueError(
+            f"seed must be that of the checkpoint, {clipped(repr(seed))}, because its random numbers continue, got "
+            f"{settings.seed}"
+        )
     with contents_of(path):
         check_progress(state)
     return found
@@ -292,10 +303,16 @@ def build_logger(config: LoggerConfig, run_directory: Path, first_step: int) -> 
         return NullLogger()
 
 
-def finish(session: Session, run_directory: Path, timing: Timing) -> dict[str, Any]:
+def finish(session: Session, settings: RunConfig, run_directory: Path, timing: Timing) -> dict[str, Any]:
     """Evaluates the test split; writes metrics, the model file, the video and the report, in this order.
 
     The rendered views are written as images at the same time. If one result cannot be written, the others still are.
+
+    Args:
+        session: The trained session.
+        settings: The settings of the run as configured, for ``metrics.json``.
+        run_directory: Folder for the results.
+        timing: Durations of the run's parts.
 
     Returns:
         The metrics.
@@ -304,24 +321,26 @@ def finish(session: Session, run_directory: Path, timing: Timing) -> dict[str, A
         OSError: A result could not be written.
     """
     if not session.config.trainer.evaluation.save_images:
-        return _write_results(session, run_directory, timing, None)
-    cameras = _judged_split(session)[1].cameras
+        return _write_results(session, settings, run_directory, timing, None)
+    cameras = _judged_split(session.scene)[1].cameras
     room = max(1, _PICTURE_ROOM // (3 * cameras.width * cameras.height))
     # The compressing threads compete with the evaluating one for Python's interpreter lock, so there are few of them.
     with PngWriter(max(1, (os.cpu_count() or 1) // 4), waiting=room) as pictures:
-        return _write_results(session, run_directory, timing, pictures)
+        return _write_results(session, settings, run_directory, timing, pictures)
 
 
-def _judged_split(session: Session) -> tuple[str, Split]:
+def _judged_split(scene: Scene) -> tuple[str, Split]:
     """Returns the name and the views of the split to evaluate.
 
     If a capture has no held-out views, this is the training split.
     """
-    judged = "test" if "test" in session.scene.splits else "train"
-    return judged, session.scene.split(judged)
+    judged = "test" if "test" in scene.splits else "train"
+    return judged, scene.split(judged)
 
 
-def _write_results(session: Session, run_directory: Path, timing: Timing, pictures: PngWriter | None) -> dict[str, Any]:
+def _write_results(
+    session: Session, settings: RunConfig, run_directory: Path, timing: Timing, pictures: PngWriter | None
+) -> dict[str, Any]:
     """Implements :func:`finish`, with the writer of images if they are wanted."""
     config, device = session.config.trainer, session.device
     options = config.evaluation
@@ -329,12 +348,13 @@ def _write_results(session: Session, run_directory: Path, timing: Timing, pictur
     trained = session.result()
     results = Results(run_directory)
     logger.info("evaluating views rendered by %s", trained.backend)
-    judged, split = _judged_split(session)
+    judged, split = _judged_split(session.scene)
     evaluation: Evaluation | None = None
     thumbnails = Thumbnails(len(split) if options.views is None else min(options.views, len(split)))
     on_view = thumbnails.add if options.report else None
     if pictures is not None:
         with results.writing(judged):
+            _remove_pictures(run_directory / judged, split.names)
             evaluation = trained.evaluate(
                 split, views=options.views, images=run_directory / judged, on_view=on_view, writer=pictures
             )
@@ -344,6 +364,7 @@ def _write_results(session: Session, run_directory: Path, timing: Timing, pictur
             pictures = None
         evaluation = trained.evaluate(split, views=options.views, on_view=on_view)
     metrics = describe(session, evaluation)
+    metrics["settings"] = recorded_settings(settings)
     metrics["split"], metrics["image_size"] = judged, [split.cameras.width, split.cameras.height]
     if trained.cameras is not None:
         metrics["cameras"] = trained.cameras.changes()
@@ -358,8 +379,8 @@ def _write_results(session: Session, run_directory: Path, timing: Timing, pictur
             (run_directory / name).unlink(missing_ok=True)
     with results.writing(METRICS):
         write_metrics(run_directory / METRICS, metrics)
-    with results.writing("per_view.csv"):
-        write_table(run_directory / "per_view.csv", evaluation)
+    with results.writing(PER_VIEW):
+        write_table(run_directory / PER_VIEW, evaluation)
     logger.info("%s over %d %s views", evaluation, len(evaluation.names), judged)
     cameras = session.scene.train.cameras
     if trained.cameras is not None:
@@ -396,6 +417,13 @@ def _write_results(session: Session, run_directory: Path, timing: Timing, pictur
         raise failed
     results.check()
     return metrics
+
+
+def _remove_pictures(folder: Path, views: Sequence[str]) -> None:
+    """Removes images of an earlier state of the field, so that a run which is killed does not look finished."""
+    check_pictures("hydra.run.dir", folder, views)
+    for view in views:
+        (folder / picture_name(view)).unlink(missing_ok=True)
 
 
 def _report(run_directory: Path, metrics: dict[str, Any], config: RunConfig, thumbnails: Thumbnails) -> None:

@@ -7,7 +7,7 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from tqdm import tqdm
 
-from voxelfield.files import atomic_write
+from voxelfield.files import atomic_write, is_replaceable
+from voxelfield.messages import clipped
 from voxelfield.rendering.images import composite_background
 from voxelfield.rendering.render import View
 from voxelfield.training.exposure_fit import cross_fitted
@@ -161,6 +162,7 @@ def evaluate_split(
     Raises:
         ValueError: There is no view to evaluate, an index is out of range, a view's name would lead out of ``output``,
             or a rendered image has another size than its ground truth.
+        FileExistsError: ``output`` holds an image of a view's name that voxelfield has not written.
         FloatingPointError: A rendered image contains NaN or infinity.
     """
     indices = range(len(split.names)) if views is None else views
@@ -169,6 +171,8 @@ def evaluate_split(
     for index in indices:
         if not 0 <= index < len(split.names):
             raise ValueError(f"views must lie in [0, {len(split.names)}), got {index}")
+    if output is not None:
+        check_pictures("images", output, (split.names[index] for index in indices))
     figures: dict[str, torch.Tensor] = {}
     scores: list[torch.Tensor] = []
     uploads = Uploads()
@@ -186,7 +190,7 @@ def evaluate_split(
             bad = (~rgb.isfinite()).any(dim=-1).sum()
             rgb = rgb.clamp(0, 1)
             if output is not None:
-                pictures.save(output / _file_name(name), rgb)
+                pictures.save(output / picture_name(name), rgb)
             # Left on the device: reading each number immediately would delay the launch of the next view.
             counted = split.mask(index)
             mask = None if counted is None else uploads.to(counted, rgb.device)
@@ -263,12 +267,45 @@ def write_metrics(path: Path, metrics: Mapping[str, Any]) -> None:
         file.write(text.encode())
 
 
-def _file_name(view: str) -> str:
+def picture_name(view: str) -> str:
     """Returns the file name of a view's image; it may contain subfolders but not lead out of the output folder.
 
-    Names that are not in normal form are rejected, so that different names give different files.
+    Args:
+        view: Name of the view.
+
+    Raises:
+        ValueError: The name leads out of the folder, or is not in normal form, so that different names could give one
+            file.
     """
     parts = PurePosixPath(view)
-    if parts.is_absolute() or ".." in parts.parts or not parts.name or str(parts) != view:
+    if parts.is_absolute() or ".." in parts.parts or not parts.name or str(parts) != view or "\0" in view:
         raise ValueError(f"view name must be a relative path without '.' and '..', got {view!r}")
     return f"{view}.png"
+
+
+def check_pictures(name: str, folder: Path, views: Iterable[str]) -> None:
+    """Raises unless views can be written as images to a folder without replacing files of others.
+
+    Args:
+        name: What the caller calls the folder, for messages.
+        folder: The folder, which need not exist.
+        views: Names of the views.
+
+    Raises:
+        FileExistsError: A file that voxelfield has not written is in the place of an image.
+        ValueError: A view's name gives no file name.
+    """
+    for view in views:
+        path = folder / picture_name(view)
+        try:
+            replaceable = is_replaceable(path)
+        except OSError as error:
+            raise ValueError(
+                f"name of a view must give a file in {name}, got {clipped(repr(view))} ({error.strerror}): rename its "
+                "photograph, or write no images (trainer.evaluation.save_images=false)"
+            ) from error
+        if not replaceable:
+            raise FileExistsError(
+                f"{name} must be a folder whose images may be replaced by rendered views, got {folder}: voxelfield has "
+                f"not written {path.relative_to(folder)}; choose another folder"
+            )

@@ -1,7 +1,8 @@
-"""Fingerprints of training data in checkpoints, to detect that training resumes with other data."""
+"""Fingerprints of training data and of trained fields, to detect that either is not the one from before."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import zlib
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from voxelfield.datasets.scene import Split
 
@@ -33,6 +34,24 @@ def fingerprint(split: Split) -> dict[str, Tensor]:
     with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
         images = list(pool.map(lambda index: _image(split, index), range(len(split))))
     return {"images": torch.tensor(images), "cameras": torch.tensor([_checksum(camera) for camera in cameras])}
+
+
+def fingerprint_of_weights(*modules: nn.Module) -> str:
+    """Returns a digest (BLAKE2b) of the parameters and buffers of modules, such as a field and its occupancy.
+
+    Floating-point values count as rounded to float16, as which a GPU reads the grids that a CPU reads as float32.
+
+    Args:
+        modules: The modules, on any device.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    for name, value in (entry for module in modules for entry in module.state_dict().items()):
+        if not isinstance(value, Tensor):
+            continue
+        digest.update(f"{name} {tuple(value.shape)};".encode())
+        rounded = value.half() if value.is_floating_point() else value
+        digest.update(rounded.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def changes(saved: Mapping[str, Any], now: Mapping[str, Tensor], names: Sequence[str]) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -14,16 +15,21 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from voxelfield.files import atomic_path, atomic_write
+from voxelfield.files import MARK, atomic_path, atomic_write, is_replaceable
 from voxelfield.installed import MissingPackageError
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.linear_light import linear_light
 from voxelfield.rendering.render import View
-from voxelfield.training.png import PngWriter
+from voxelfield.training.png import PngWriter, marked
 
 Kind = Literal["png", "exr"]
 DESCRIPTION = "frames.json"
 """Name of the file that describes the content of a folder of frames."""
+
+_FRAME = re.compile(r"(\d{4,})(_depth)?\.(png|exr)")
+
+# What every description contains.
+_DESCRIBED = {"frames": int, "width": int, "height": int, "kind": str, "path": str}
 
 # Largest depth value of a 16-bit image; 0 marks rays that hit nothing.
 _DEPTHS = 65535
@@ -46,21 +52,25 @@ class FrameFolder:
     """A folder with the frames of one path; a context manager whose exit waits until all frames are written.
 
     A file ``frames.json`` describes the frames. Existing frames of the same run, path and size are kept, so that
-    rendering can be stopped and continued, or divided among machines.
+    rendering can be stopped and continued, or divided among machines. Files that are not such frames are never
+    replaced or deleted.
 
     Args:
-        folder: Folder for the frames; created if needed.
+        folder: Folder for the frames; created if needed. It must be empty or contain earlier frames and their
+            description.
         cameras: All cameras of the path.
         wanted: File format of the frames.
         far: The largest depth that a PNG can represent, world units.
-        source: Other values that the frames depend on, such as the run and its steps, as JSON values.
-        overwrite: Replace frames of another run, path or size.
+        source: Other values that the frames depend on, such as the run and its weights, as JSON values.
+        overwrite: Delete frames of another run, path or size.
 
     Attributes:
         depth_unit: World units per step of a depth PNG.
 
     Raises:
         ValueError: The folder contains frames of another run, path or size.
+        FileExistsError: The folder contains other files but no frames, or a file that voxelfield has not written in the
+            place of a frame.
         MissingPackageError: EXR is wanted and OpenEXR is not installed.
         OSError: The folder cannot be written to.
     """
@@ -94,19 +104,46 @@ class FrameFolder:
 
     def _describe(self, description: Mapping[str, Any], overwrite: bool) -> None:
         path = self._folder / DESCRIPTION
-        if path.is_file():
-            try:
-                known = json.loads(path.read_text(encoding="utf-8"))
-            except ValueError as error:
-                raise ValueError(f"{path}: not valid JSON ({error})") from error
-            if known == dict(description):
-                return
-            if not overwrite:
-                raise ValueError(f"{self._folder} holds frames of another run, path or size; see its {DESCRIPTION}")
-            for frame in self._folder.glob("[0-9]*.*"):
-                frame.unlink()
+        known = self._known(path)
+        earlier = list(_frames(self._folder, known)) if known is not None else []
+        self._check([*earlier, *_frames(self._folder, description)])
+        if known == dict(description):
+            return
+        if known is not None and not overwrite:
+            raise ValueError(f"{self._folder} holds frames of another run, path or size; see its {DESCRIPTION}")
+        for frame in earlier:
+            frame.unlink()
         with atomic_write(path) as file:
             file.write((json.dumps(description, indent=1) + "\n").encode())
+
+    def _known(self, path: Path) -> dict[str, Any] | None:
+        """Returns the description of the frames in the folder, or None if the folder is empty."""
+        try:
+            known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path}: not valid JSON ({error})") from error
+        if known is None:
+            # Hidden files, such as those of a file manager, are in nobody's way.
+            others = (entry.name for entry in sorted(self._folder.glob("*")) if not entry.name.startswith("."))
+            other = next(others, None)
+            if other is not None:
+                raise FileExistsError(
+                    f"the folder of frames must be empty or have a {DESCRIPTION}, got {self._folder}, which holds "
+                    f"{other}: choose another folder"
+                )
+            return None
+        if not isinstance(known, dict) or not all(isinstance(known.get(key), kind) for key, kind in _DESCRIBED.items()):
+            raise FileExistsError(
+                f"{path} must describe frames, but voxelfield has not written it: choose another folder"
+            )
+        return known
+
+    def _check(self, frames: list[Path]) -> None:
+        for frame in frames:
+            if not is_replaceable(frame):
+                raise FileExistsError(
+                    f"{frame} is in the place of a frame, but voxelfield has not written it: choose another folder"
+                )
 
     def has(self, index: int) -> bool:
         """Returns whether a frame exists; frames are written atomically."""
@@ -140,6 +177,16 @@ class FrameFolder:
         self._writer.__exit__(kind, *rest)
 
 
+def _frames(folder: Path, description: Mapping[str, Any]) -> Iterator[Path]:
+    """Yields the files in a folder that have the name of a frame of a description."""
+    for path in sorted(folder.glob("*")):
+        match = _FRAME.fullmatch(path.name)
+        if match is None or match[3] != description["kind"] or int(match[1]) >= description["frames"]:
+            continue
+        if match[2] is None or description.get("depth_unit") is not None:
+            yield path
+
+
 def farthest(cameras: Cameras, aabb: Tensor) -> float:
     """Returns the largest distance from a camera to a corner of a box (2, 3), an upper bound of all depths."""
     positions = cameras.c2w[:, None, :3, 3].to(aabb.device)
@@ -148,7 +195,8 @@ def farthest(cameras: Cameras, aabb: Tensor) -> float:
 
 def _digest(cameras: Cameras) -> str:
     digest = hashlib.sha256()
-    for tensor in (cameras.c2w, cameras.intrinsics):
+    lens = () if cameras.lens is None else (cameras.lens.coefficients,)
+    for tensor in (cameras.c2w, cameras.intrinsics, *lens):
         digest.update(tensor.cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
 
@@ -158,7 +206,7 @@ def _write_depth(path: Path, view: View, unit: float) -> None:
     # If less than half of the light is absorbed, the mean depth is not meaningful.
     known = torch.where(view.opacity > 0.5, steps, 0).to(torch.int32).cpu().numpy().astype(np.uint16)
     with atomic_path(path, sync=False) as temporary:
-        Image.fromarray(known).save(temporary, format="PNG")
+        Image.fromarray(known).save(temporary, format="PNG", pnginfo=marked())
 
 
 def _write_exr(path: Path, view: View) -> None:
@@ -169,9 +217,13 @@ def _write_exr(path: Path, view: View) -> None:
         "A": view.opacity.cpu().numpy(),
         "Z": view.depth.cpu().numpy(),
     }
-    header = {"compression": exr.ZIP_COMPRESSION, "type": exr.scanlineimage}
+    header = {"compression": exr.ZIP_COMPRESSION, "type": exr.scanlineimage, "software": MARK}
     with atomic_path(path, sync=False) as temporary:
-        exr.File(header, channels).write(str(temporary))
+        try:
+            exr.File(header, channels).write(str(temporary))
+        except RuntimeError as error:  # as on a full disk
+            reason = " ".join(str(error).split()).rpartition(str(temporary))[2].strip('". ')
+            raise OSError(f"{path} could not be written: {reason}") from error
 
 
 def _open_exr() -> Any:

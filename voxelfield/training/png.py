@@ -10,8 +10,9 @@ from pathlib import Path
 
 import torch
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
-from voxelfield.files import atomic_path
+from voxelfield.files import MARK, atomic_path
 from voxelfield.rendering.pixels import to_uint8
 from voxelfield.training.transfers import OnDevice
 
@@ -108,4 +109,13 @@ class PngWriter:
 def _write_png(path: Path, pixels: OnDevice) -> None:
     # Waiting for the disk would take longer than compression.
     with atomic_path(path, sync=False) as temporary:
-        Image.fromarray(pixels.fetch().numpy()).save(temporary, format="PNG", compress_level=_COMPRESSION)
+        Image.fromarray(pixels.fetch().numpy()).save(
+            temporary, format="PNG", compress_level=_COMPRESSION, pnginfo=marked()
+        )
+
+
+def marked() -> PngInfo:
+    """Returns metadata that tell a rendered PNG from photographs (:func:`voxelfield.files.is_replaceable`)."""
+    info = PngInfo()
+    info.add_text("Software", MARK)
+    return info

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from voxelfield.installed import MissingPackageError
+from voxelfield.training.run_directory import hold_again
 
 logger = logging.getLogger(__name__)
 
@@ -29,8 +30,12 @@ class Results:
 
         Args:
             name: Name of the result that the block writes.
+
+        Raises:
+            DirectoryInUseError: The folder was moved or deleted, and another process has locked the present one.
         """
         try:
+            hold_again(self._directory)
             yield
         except (OSError, MissingPackageError) as error:
             logger.error("%s: %s", self._directory / name, getattr(error, "strerror", None) or error)

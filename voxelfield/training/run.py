@@ -25,7 +25,7 @@ from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.occupied_density import occupied_density
 from voxelfield.rendering.render import View
 from voxelfield.rendering.renderer import FieldRenderer
-from voxelfield.training.checkpoint import contents_of, load_checkpoint, resolve_checkpoint
+from voxelfield.training.checkpoint import contents_of, load_resolved
 from voxelfield.training.config import RunConfig, TrainerConfig, parse
 from voxelfield.training.evaluation import Evaluation, OnView, evaluate_split, evenly_spaced
 from voxelfield.training.fields import grid_box, untrained_field
@@ -158,6 +158,7 @@ class Run:
             ValueError: ``views`` is not an int of at least 1, or the split has no views.
             MissingPackageError: LPIPS needs a package that is not installed.
             FileNotFoundError: A file of weights that LPIPS needs does not exist.
+            FileExistsError: ``images`` holds an image of a view's name that voxelfield has not written.
             FloatingPointError: A rendered image contains NaN or infinity.
         """
         if not isinstance(split, Split):
@@ -290,8 +291,7 @@ def load_run(path: Path | str, device: torch.device | str) -> Run:
         FileNotFoundError: There is no such file.
         ValueError: The file is not a usable checkpoint, or its configuration is invalid.
     """
-    path = resolve_checkpoint(Path(path))
-    checkpoint = load_checkpoint(path, device, ("config", "field", "occupancy", "step", "cameras"))
+    path, checkpoint = load_resolved(Path(path), device, ("config", "field", "occupancy", "step", "cameras"))
     with contents_of(path):
         parts = (checkpoint[name] for name in ("config", "field", "occupancy", "step"))
         run = restore_run(*parts, device)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import errno
+import hashlib
 import logging
 import os
 import shutil
 import socket
+import struct
+import sys
+import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from voxelfield.export.model_file import MODEL_FILE
 from voxelfield.files import remove_temporaries
 from voxelfield.training.checkpoint import checkpoints
-from voxelfield.training.config import TrainerConfig
+from voxelfield.training.logging import EVENTS
 
 try:
     import fcntl
@@ -39,43 +43,103 @@ REPORT = "report.html"
 HYDRA_RECORDS = (".hydra", "train.log")
 """Names that Hydra creates in a run directory before the program reads its settings."""
 
-# Locks that this process holds: open files by run directory.
-_held: dict[Path, int | None] = {}
+PER_VIEW = "per_view.csv"
+"""Name of the table of evaluated views."""
 
-# The held directories that this process has created; they are removed on release unless :func:`keep` is called.
-_made: set[Path] = set()
+PICTURES = ("train", "val", "test")
+"""Names of the folders of rendered views, one for each split."""
+
+
+@dataclass
+class _Lock:
+    """The lock of a directory.
+
+    Attributes:
+        descriptor: The open lock file; None if locking is not supported.
+        reserved: The reservation of the directory's path; None if that is not supported.
+        made: Whether this process has created the directory, and removes it on release unless :func:`keep` is called.
+        users: Number of calls that want the directory to be locked.
+    """
+
+    descriptor: int | None
+    reserved: socket.socket | None
+    made: bool
+    users: int = 1
+
+
+# The locks that this process holds. Checkpoints are written by another thread than the one that trains.
+_held: dict[Path, _Lock] = {}
+_changing = threading.RLock()
 
 
 class DirectoryInUseError(ValueError):
     """Another run is using a directory; the message names both."""
 
 
-def hold(directory: Path) -> None:
-    """Locks a run directory until :func:`release`, unless this process has already locked it.
+def hold(directory: Path, name: str = "hydra.run.dir") -> None:
+    """Locks a run directory until :func:`release`; this process may lock it repeatedly.
 
     Temporary files left there by a killed run are removed. A directory that this function creates is removed on
     release, unless :func:`keep` was called or something other than Hydra has written there, so that a rejected run
-    leaves no directory.
+    leaves no directory. On Linux the path stays locked for other processes of this machine even if the directory is
+    moved or deleted; see :func:`hold_again`.
 
     Args:
         directory: Run directory; created if needed.
+        name: What the caller calls the directory, for messages.
 
     Raises:
         DirectoryInUseError: Another process has locked it.
         OSError: The directory cannot be created or written to.
     """
     directory = directory.resolve()
-    if directory in _held:
-        return
-    made = not directory.exists()
-    directory.mkdir(parents=True, exist_ok=True)
-    _held[directory] = _lock(directory)
-    if made:
-        _made.add(directory)
+    with _changing:
+        if directory in _held:
+            _held[directory].users += 1
+            return
+        with contextlib.ExitStack() as failing:
+            reserved = _reserve(directory, name)
+            if reserved is not None:
+                failing.enter_context(reserved)
+            made = not directory.exists()
+            directory.mkdir(parents=True, exist_ok=True)
+            _held[directory] = _Lock(_lock(directory, name), reserved, made)
+            failing.pop_all()
     # Images are in one folder per split. Other folders may belong to another run in progress.
-    for folder in (directory, *(directory / name for name in ("train", "val", "test"))):
+    for folder in (directory, *(directory / split for split in PICTURES)):
         if folder.is_dir():
             remove_temporaries(folder)
+
+
+def hold_again(directory: Path) -> None:
+    """Locks a held directory anew if it was moved or deleted; called before files are written there.
+
+    Does nothing for a directory that this process has not locked.
+
+    Args:
+        directory: As for :func:`hold`.
+
+    Raises:
+        DirectoryInUseError: Another process has locked the directory that is there now.
+        OSError: The directory cannot be created.
+    """
+    directory = directory.resolve()
+    with _changing:
+        lock = _held.get(directory)
+        if lock is None:
+            return
+        if not directory.is_dir():
+            logger.warning(
+                "%s was deleted, with everything that this run had written there, or moved away; it is created again "
+                "for the remaining results",
+                directory,
+            )
+            directory.mkdir(parents=True, exist_ok=True)
+        if lock.descriptor is None or _is_at(lock.descriptor, directory / LOCK):
+            return
+        os.close(lock.descriptor)
+        lock.descriptor, lock.made = None, False
+        lock.descriptor = _lock(directory, "hydra.run.dir")
 
 
 def keep(directory: Path) -> None:
@@ -84,7 +148,9 @@ def keep(directory: Path) -> None:
     Args:
         directory: As for :func:`hold`.
     """
-    _made.discard(directory.resolve())
+    lock = _held.get(directory.resolve())
+    if lock is not None:
+        lock.made = False
 
 
 def release() -> None:
@@ -94,23 +160,28 @@ def release() -> None:
 
 
 @contextlib.contextmanager
-def held(directory: Path) -> Iterator[None]:
-    """Locks a run directory during a block; if it was already locked, it stays locked afterwards.
+def held(directory: Path, name: str = "hydra.run.dir") -> Iterator[None]:
+    """Locks a run directory during a block; if something else has locked it, too, it stays locked afterwards.
 
     Args:
         directory: As for :func:`hold`.
+        name: As for :func:`hold`.
 
     Raises:
         DirectoryInUseError: As for :func:`hold`.
         OSError: As for :func:`hold`.
     """
-    before = directory.resolve() in _held
-    hold(directory)
+    directory = directory.resolve()
+    hold(directory, name)
     try:
         yield
     finally:
-        if not before:
-            _release(directory.resolve())
+        with _changing:
+            lock = _held.get(directory)
+            if lock is not None:
+                lock.users -= 1
+                if lock.users == 0:
+                    _release(directory)
 
 
 def check_ended(directory: Path) -> None:
@@ -145,35 +216,54 @@ def earlier_run(directory: Path) -> list[str]:
     """
     found = checkpoints(directory)[-1:] if directory.is_dir() else []
     found += [path for path in (directory / METRICS, directory / MODEL_FILE) if path.is_file()]
-    return [path.name for path in (*found, *sorted(directory.glob("events.out.tfevents.*"))[-1:])]
+    return [path.name for path in (*found, *sorted(directory.glob(EVENTS))[-1:])]
 
 
-def finished_metrics(directory: Path, config: TrainerConfig) -> dict[str, Any] | None:
-    """Returns the metrics of a run that has produced everything configured, or None if something is missing.
+def _reserve(directory: Path, name: str) -> socket.socket | None:
+    """Reserves a path until this process ends; returns None if that is not supported.
 
-    Args:
-        directory: Run directory, which need not exist.
-        config: Settings of the training loop.
+    A lock file lies in the directory and goes where that goes, so that the path alone would look free. A socket of
+    Linux that has a name but no file is bound to the path, and ends with its process.
     """
-    wanted = [METRICS, *([MODEL_FILE] if config.model_file != "none" else [])]
-    wanted += [VIDEO] if config.evaluation.video_frames > 0 else []
-    if not all((directory / name).is_file() for name in wanted):
+    if sys.platform != "linux":
         return None
+    address = b"\0voxelfield " + hashlib.sha256(os.fsencode(directory)).hexdigest().encode()
+    reserved = socket.socket(socket.AF_UNIX)
     try:
-        metrics: dict[str, Any] = json.loads((directory / METRICS).read_text(encoding="utf-8"))
-    except ValueError:  # edited by hand
-        return None
-    return metrics if metrics["steps"] >= config.steps else None
+        reserved.bind(address)
+        reserved.listen()
+    except OSError as error:
+        reserved.close()
+        if error.errno != errno.EADDRINUSE:
+            return None
+        raise _in_use(name, _owner(address), directory) from None
+    return reserved
 
 
-def _lock(directory: Path) -> int | None:
+def _owner(address: bytes) -> str:
+    """Describes the process that has reserved a path."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as asking:
+        asking.setblocking(False)
+        asking.connect(address)
+        (process,) = struct.unpack("i8x", asking.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        if process > 0:  # processes of other containers have no number here
+            return f"process {process} on {socket.gethostname()}"
+    return "another process"
+
+
+def _in_use(name: str, holder: str, directory: Path) -> DirectoryInUseError:
+    return DirectoryInUseError(f"{name} must be a folder that no other run is using, but {holder} is using {directory}")
+
+
+def _lock(directory: Path, name: str) -> int | None:
     """Returns the open file that holds the lock, or None if locking is not supported."""
     if fcntl is None:
         return None
     path = directory / LOCK
     while True:
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            # A link could lead to a file of someone else, which would then be overwritten.
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
         except FileNotFoundError:  # the previous holder has just removed the directory
             directory.mkdir(parents=True, exist_ok=True)
             continue
@@ -182,17 +272,14 @@ def _lock(directory: Path) -> int | None:
         except BlockingIOError:
             holder = _holder(descriptor)
             os.close(descriptor)
-            raise DirectoryInUseError(
-                f"hydra.run.dir must be a folder that no other run is using, but {holder} is using {directory}"
-            ) from None
+            raise _in_use(name, holder, directory) from None
         except OSError as error:
             os.close(descriptor)
             logger.warning("%s cannot be locked (%s): make sure that no other run uses it", directory, error.strerror)
             return None
         # The previous holder may have removed the file between the calls that open and lock it.
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(descriptor), path.stat()):
-                break
+        if _is_at(descriptor, path):
+            break
         os.close(descriptor)
     with contextlib.suppress(OSError):  # for example a full disk; the text is only used in messages
         os.ftruncate(descriptor, 0)
@@ -205,14 +292,26 @@ def _holder(descriptor: int) -> str:
     return text or "another process"
 
 
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Returns whether an open file is still the one at a path."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
+    except OSError:
+        return False
+
+
 def _release(directory: Path) -> None:
-    descriptor = _held.pop(directory)
-    # Before the lock is released, so that no files of another process are removed.
-    with contextlib.suppress(OSError):
-        if directory in _made and {path.name for path in directory.iterdir()} <= {LOCK, *HYDRA_RECORDS}:
-            shutil.rmtree(directory)
-        elif descriptor is not None:
-            (directory / LOCK).unlink()
-    _made.discard(directory)
-    if descriptor is not None:
-        os.close(descriptor)
+    lock = _held.pop(directory)
+    path = directory / LOCK
+    # Before the lock is released, so that no files of another process are removed; nor are they where the directory was
+    # moved away and another one is in its place.
+    if lock.descriptor is None or _is_at(lock.descriptor, path):
+        with contextlib.suppress(OSError):
+            if lock.made and {entry.name for entry in directory.iterdir()} <= {LOCK, *HYDRA_RECORDS}:
+                shutil.rmtree(directory)
+            elif lock.descriptor is not None:
+                path.unlink()
+    if lock.descriptor is not None:
+        os.close(lock.descriptor)
+    if lock.reserved is not None:
+        lock.reserved.close()

@@ -15,6 +15,7 @@ from voxelfield.training.checkpoint import (
     replace_checkpoints,
     write_checkpoint,
 )
+from voxelfield.training.run_directory import hold_again
 
 logger = logging.getLogger(__name__)
 
@@ -104,12 +105,7 @@ class CheckpointWriter:
         logger.error("%s; training continues, and %s", error, last)
 
     def _write(self, path: Path, state: dict[str, Any], packed: bool, finite: bool) -> None:
-        if self.newest is not None and not self._directory.is_dir():
-            logger.warning(
-                "%s was deleted, with everything that this run had written there; it is created again for the "
-                "remaining results",
-                self._directory,
-            )
+        hold_again(self._directory)
         self._before()
         try:
             write_checkpoint(path, state if packed else pack_checkpoint(state))

@@ -7,7 +7,7 @@ import copy
 import logging
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.grids.field_frame import FieldFrame
 from voxelfield.grids.ndc_box import NdcBox
 from voxelfield.grids.nested_boxes import NestedBoxes
+from voxelfield.messages import clipped
 from voxelfield.ops._errors import shown
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.renderer import FieldRenderer
@@ -49,6 +50,7 @@ from voxelfield.training.exposure import AffineExposure
 from voxelfield.training.failsafe_logger import FailsafeLogger
 from voxelfield.training.fields import untrained_field
 from voxelfield.training.fingerprint import changes, fingerprint
+from voxelfield.training.finished import changed_settings
 from voxelfield.training.graph import GraphedCall
 from voxelfield.training.interrupt import Interrupt
 from voxelfield.training.logging import NullLogger, RunLogger
@@ -68,6 +70,7 @@ from voxelfield.training.progress import Progress
 from voxelfield.training.records import has_diverged, mean_losses, rates_of_steps
 from voxelfield.training.refined_cameras import RefinedCameras
 from voxelfield.training.run import Run
+from voxelfield.training.run_directory import held
 from voxelfield.training.saving import CheckpointWriter
 from voxelfield.training.schedules import stage_at
 from voxelfield.training.step import TrainingStep
@@ -82,6 +85,9 @@ _PIXELS_LOOKED_AT = 160
 
 # Approximate number of density histograms that a run records.
 _HISTOGRAMS = 20
+
+# Settings that a run may change when it is resumed, which is worth a warning.
+_RESUMED = ("optimizer.", "trainer.", "camera.", "seed")
 
 # What every checkpoint contains.
 _SAVED = ("step", "train_seconds", "rays", "field", "occupancy", "optimizer", "rng", "cuda_rng", "config")
@@ -242,6 +248,7 @@ class Session:
         self._writer = (
             None if self.output is None else CheckpointWriter(self.output, config.trainer.keep_checkpoints, self._flush)
         )
+        self._writing = contextlib.ExitStack()
         if self.output is not None:
             # Checkpoints need the fingerprint; computing it in the background keeps them from waiting for it.
             with_images = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fingerprint")
@@ -349,11 +356,13 @@ class Session:
             FloatingPointError: The loss is not finite.
             EmptyFieldError: The field has become empty.
             OSError: The last checkpoint could not be written, or, with ``trainer.checkpoint_errors=stop``, any other.
+            DirectoryInUseError: Another process is writing to the output folder.
             torch.OutOfMemoryError: As for the constructor.
         """
         config = self.config.trainer
         started, before = self._now(), self.train_seconds
         with (
+            self._holding_output(wait),
             explain_shortage(self.estimate_memory, self.device),
             Interrupt() as interrupt,
             Progress(config.steps, self.step) as progress,
@@ -466,6 +475,7 @@ class Session:
 
         Raises:
             ValueError: The scene has no such split, or ``views`` is below 1.
+            FileExistsError: ``images`` holds an image of a view's name that voxelfield has not written.
             FloatingPointError: A rendered image contains NaN or infinity.
         """
         return self.result().evaluate(self.scene.split(split), views=views, images=images, progress=progress)
@@ -486,11 +496,24 @@ class Session:
 
         Raises:
             OSError: The checkpoint, or the previous one, could not be written.
+            DirectoryInUseError: Another process is writing to the output folder.
         """
-        path = self._save()
-        if wait:
-            self.wait()
+        with self._holding_output(wait):
+            path = self._save()
+            if wait:
+                self.wait()
         return path
+
+    @contextlib.contextmanager
+    def _holding_output(self, wait: bool) -> Iterator[None]:
+        """Locks the output folder for a block and, unless the block waits for its files, until :meth:`wait`."""
+        if self.output is None:
+            yield
+            return
+        with held(self.output, "output"):
+            yield
+            if not wait:
+                self._writing.enter_context(held(self.output, "output"))
 
     def _save(self, *, settled: bool = False, optional: bool = False) -> Path | None:
         """Like :meth:`save`, but does not wait; the arguments are as for :meth:`CheckpointWriter.save`."""
@@ -510,7 +533,8 @@ class Session:
             OSError: It could not be written.
         """
         if self._writer is not None:
-            self._writer.wait()
+            with self._writing:
+                self._writer.wait()
 
     def _state(self) -> dict[str, Any]:
         cameras = {} if self.refinement is None else {"cameras": self.refinement.state()}
@@ -545,9 +569,9 @@ class Session:
 
         Raises:
             TypeError: The checkpoint is incomplete.
-            ValueError: The checkpoint differs from this session in the box or the frame of the scene, in
-                ``trainer.occupancy.resolution``, in whether cameras are refined, in whether exposures are learned, or
-                in the number of training images with exposures.
+            ValueError: The checkpoint differs from this session in the box or the frame of the scene, in the
+                resolution that ``trainer.stages`` has reached, in ``trainer.occupancy.resolution``, in whether cameras
+                are refined, in whether exposures are learned, or in the number of training images with exposures.
         """
         missing = [name for name in _SAVED if name not in checkpoint]
         if missing:
@@ -572,6 +596,7 @@ class Session:
         if ("cameras" in checkpoint) != (self.refinement is not None):
             wanted, got = ("refine", "none") if "cameras" in checkpoint else ("none", "refine")
             raise ValueError(f"camera.name must be {wanted}, as in the checkpoint, got {got}")
+        self._check_settings(checkpoint)
         self._restore_exposure(checkpoint)
         changed = self._changed_data(checkpoint["data"]) if "data" in checkpoint else ""
         if changed:
@@ -594,6 +619,25 @@ class Session:
         torch.set_rng_state(checkpoint["rng"].cpu())
         if self.device.type == "cuda" and checkpoint["cuda_rng"] is not None:
             torch.cuda.set_rng_state(checkpoint["cuda_rng"].cpu(), self.device)
+
+    def _check_settings(self, checkpoint: dict[str, Any]) -> None:
+        """Rejects stages that a resumed run would ignore, and warns of other settings that differ."""
+        trainer = parse(TrainerConfig, checkpoint["config"]["trainer"], "trainer of the checkpoint")
+        last = max(checkpoint["step"] - 1, 0)
+        reached, present = (
+            config.stages[stage_at(config.stages, last)].resolution for config in (trainer, self.config.trainer)
+        )
+        if reached != present:
+            raise ValueError(
+                f"trainer.stages must have reached the resolution of the checkpoint at step {checkpoint['step']}, "
+                f"{reached}, got {present}"
+            )
+        changed = changed_settings(checkpoint["config"], self.config)
+        told = [
+            f"{key} is {now} instead of {before}" for key, (before, now) in changed.items() if key.startswith(_RESUMED)
+        ]
+        if told:
+            logger.warning("settings differ from those of the checkpoint: %s", clipped("; ".join(told), 500))
 
     def _changed_data(self, saved: dict[str, Tensor]) -> str:
         train = self.scene.train

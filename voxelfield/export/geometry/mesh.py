@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,7 +88,7 @@ def save_mesh(path: Path, mesh: Mesh) -> None:
 
     GLB has the colours that its specification wants: those of vertices are linear light, and no light falls on the
     surface, because the colours already include it. PLY and OBJ store them unchanged. With a texture, an OBJ has
-    a material and a picture beside it, named like the file.
+    a material and a picture beside it, named like the file. All files are written completely, or none of them is.
 
     Args:
         path: ``*.ply``, ``*.obj`` or ``*.glb``.
@@ -95,6 +97,7 @@ def save_mesh(path: Path, mesh: Mesh) -> None:
     Raises:
         MissingPackageError: trimesh is not installed.
         ValueError: The path has another ending.
+        FileExistsError: A file of the material's or the picture's name exists without an OBJ to which it could belong.
         OSError: The file cannot be written.
     """
     check_mesh_path("path", path)
@@ -107,9 +110,22 @@ def save_mesh(path: Path, mesh: Mesh) -> None:
         files = {path.name: whole.export(file_type="glb", include_normals=True, tree_postprocessor=_unlit)}
     else:
         files = _obj_files(whole, path)
-    for name, content in files.items():
-        with atomic_path(path.with_name(name)) as temporary:
+    _check_others(path, files)
+    # What refers to another file appears after it: files are put in place in the reverse order.
+    with contextlib.ExitStack() as writing:
+        for name, content in files.items():
+            temporary = writing.enter_context(atomic_path(path.with_name(name)))
             temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def _check_others(path: Path, names: Iterable[str]) -> None:
+    """Raises FileExistsError if files beside an OBJ would replace files of something else."""
+    present = [] if path.exists() else [name for name in names if name != path.name and path.with_name(name).exists()]
+    if present:
+        raise FileExistsError(
+            f"{path} must have a name whose material and picture are not there yet, got {' and '.join(present)} that "
+            "belong to something else: choose another name"
+        )
 
 
 def _as_trimesh(mesh: Mesh, linear: bool, textured: bool) -> Any:
@@ -156,5 +172,4 @@ def _obj_files(whole: Any, path: Path) -> dict[str, Any]:
     text, others = mesh_package("trimesh.exchange.obj").export_obj(
         whole, include_normals=True, return_texture=True, mtl_name=f"{path.stem}.mtl"
     )
-    # The picture first and the OBJ last: what refers to another file appears after it.
-    return {**dict(reversed(others.items())), path.name: text}
+    return {path.name: text, **others}
