@@ -237,7 +237,7 @@ def test_split_json_missing(scene):
         ('{"frames": [{"transform_matrix": []}]}', r"key 'file_path' is missing in frame 0"),
         ('{"frames": [{"file_path": "a"}]}', r"key 'transform_matrix' is missing in frame 0"),
         ('{"frames": [{"file_path": 1, "transform_matrix": []}]}', r"'file_path' of frame 0 must be a path, got 1"),
-        ("\xff", r"not valid JSON"),
+        ("\xff", r"must be UTF-8 text, or UTF-16 with a byte order mark \("),
     ],
 )
 def test_bad_json(scene, text, message):
@@ -271,9 +271,11 @@ def test_bad_matrix(scene, matrix, message):
         ({"camera_angle_x": "wide"}, "'camera_angle_x' must be a finite number, got 'wide'"),
         ({"camera_angle_x": float("nan")}, "'camera_angle_x' must be a finite number, got nan"),
         ({"camera_angle_x": 40.0}, "'camera_angle_x' must be radians between 0 and pi, got 40.0"),
-        ({"fl_x": -3.0}, "focal lengths must be above 0 pixels, got -3.0 and -3.0"),
-        ({"w": 12}, "'w' must be 6, as the images are 6x4, got 12"),
-        ({"h": 5}, "'h' must be 4, as the images are 6x4, got 5"),
+        ({"camera_angle_y": -1}, "'camera_angle_y' must be radians between 0 and pi, got -1"),
+        ({"x_fov": 180, "camera_angle_x": None}, "'x_fov' must be degrees between 0 and 180, got 180"),
+        ({"fl_x": -3.0}, "'fl_x' must be above 0 pixels, got -3.0"),
+        ({"w": 0}, "'w' and 'h' must be above 0 pixels, got 0.0 and None"),
+        ({"w": 12, "h": 12}, r"r_0.png: size must be in proportion to 12x12 \(from 'w' and 'h' in .*\), got 6x4: is"),
         ({"k1": "strong"}, "'k1' must be a finite number, got 'strong'"),
         ({"camera_model": "EQUIRECTANGULAR"}, "'camera_model' must be one of PINHOLE, .*, got 'EQUIRECTANGULAR'"),
     ],

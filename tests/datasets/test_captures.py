@@ -524,7 +524,7 @@ BAD = {
     "zero focal length": (
         write_nerfstudio,
         lambda f: spoil_json(f, lambda c: c.update(fl_x=0)),
-        "focal lengths must be above 0 pixels, got 0.0",
+        "'fl_x' must be above 0 pixels, got 0.0",
     ),
     "no number": (
         write_nerfstudio,

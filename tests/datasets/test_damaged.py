@@ -77,12 +77,12 @@ def test_a_quaternion_that_is_no_rotation_is_refused(tmp_path):
 
 
 def test_a_camera_of_more_pixels_than_there_can_be_is_refused(tmp_path):
-    """Its focal length, in pixels of the image that is there, is next to nothing."""
+    """No image that is there can have been resized from it."""
     name = "sparse/0/cameras.bin"
     content = bytearray(SCENES["colmap_binary"][1]()[name])
     struct.pack_into("<Q", content, 16, 2**64 - 1)
     write(tmp_path, "colmap_binary", name, bytes(content))
-    with pytest.raises(ValueError, match=r"\.png: focal lengths must be finite and at least 0\.001 pixels"):
+    with pytest.raises(ValueError, match=r"\.png: size must be in proportion to 1\.84467e\+19x4"):
         load_scene(tmp_path, splits=None)
 
 

@@ -65,7 +65,7 @@ def _load_split(folder: Path, name: str, options: LoadOptions) -> Split:
         there = ", ".join(available_splits(folder)) or "none"
         raise FileNotFoundError(f"{file}: no such file (splits of this scene: {there})")
     photos = read_transforms(file)
-    return read_split(present_photos(file, photos, options.missing_images or "error"), options)
+    return read_split(present_photos(folder, file, photos, options.missing_images or "error"), options)
 
 
 def _split_file(folder: Path, name: str) -> Path:

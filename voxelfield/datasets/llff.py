@@ -59,7 +59,7 @@ def load_llff(folder: Path, options: LoadOptions) -> Scene:
     check_poses(lambda index: f"{file}: pose of {paths[index].name}", c2w)
     photos = []
     for path, pose, w, h, f in zip(paths, c2w, width.tolist(), height.tolist(), focal.tolist(), strict=True):
-        photos.append(Photo(path, pose, scaled((f, f, w / 2, h / 2), (w, h))))
+        photos.append(Photo(path, pose, scaled((f, f, w / 2, h / 2), (w, h), str(file))))
     # By order, as the rows are: the shrunk images of LLFF's own scenes have other names.
     if len(shrunk) == len(photos):
         photos = [replace(photo, shrunk=path) for photo, path in zip(photos, shrunk, strict=True)]

@@ -12,10 +12,11 @@ import torch
 
 from voxelfield.datasets.bounds import box_of_cameras
 from voxelfield.datasets.captures import load_capture
+from voxelfield.datasets.image_paths import ImagePaths
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, with_shrunk_images
 from voxelfield.datasets.scene import Scene
-from voxelfield.datasets.transforms import image_path, read_object, read_transforms
+from voxelfield.datasets.transforms import read_object, read_transforms
 from voxelfield.ops._errors import shown
 
 FILE = "transforms.json"
@@ -38,7 +39,7 @@ def load_nerfstudio(folder: Path, options: LoadOptions) -> Scene:
 
 def _listed_splits(file: Path, meta: dict[str, Any], photos: list[Photo]) -> dict[str, set[Path]] | None:
     """Returns the paths of the images of each split, if a file lists them."""
-    known = {photo.path for photo in photos}
+    known, images = {photo.path for photo in photos}, ImagePaths(file)
     splits = {}
     for name in ("train", "val", "test"):
         key = f"{name}_filenames"
@@ -47,8 +48,9 @@ def _listed_splits(file: Path, meta: dict[str, Any], photos: list[Photo]) -> dic
         paths = meta[key]
         if not (isinstance(paths, list) and all(isinstance(path, str) for path in paths)):
             raise ValueError(f"{file}: '{key}' must be a list of paths, got {shown(paths)}")
-        unknown = [path for path in paths if image_path(file, path) not in known]
+        found = images.find(paths, key)
+        unknown = [path for path in paths if found[path] not in known]
         if unknown:
             raise ValueError(f"{file}: '{key}' must name images of 'frames', got {shown(unknown[0])}")
-        splits[name] = {image_path(file, path) for path in paths}
+        splits[name] = set(found.values())
     return splits or None

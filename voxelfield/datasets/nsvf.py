@@ -18,9 +18,10 @@ from torch import Tensor
 from voxelfield.datasets.captures import load_capture
 from voxelfield.datasets.images import IMAGE_SUFFIXES
 from voxelfield.datasets.options import LoadOptions
-from voxelfield.datasets.photos import Intrinsics, Photo, scaled
+from voxelfield.datasets.photos import Intrinsics, Photo, centred, scaled
 from voxelfield.datasets.poses import check_poses, turned_about
 from voxelfield.datasets.scene import Scene
+from voxelfield.datasets.text import read_text
 
 FILE = "intrinsics.txt"
 
@@ -66,7 +67,7 @@ def _read_numbers(file: Path) -> list[float]:
     if not file.is_file():
         raise FileNotFoundError(f"{file}: no such file")
     try:
-        numbers = [float(word) for word in file.read_text(encoding="utf-8").split()]
+        numbers = [float(word) for word in read_text(file).split()]
     except ValueError as error:
         raise ValueError(f"{file}: must hold numbers only ({error})") from error
     if not all(map(math.isfinite, numbers)):
@@ -89,7 +90,7 @@ def _read_intrinsics(file: Path) -> Callable[[int, int], Intrinsics]:
     if min(fx, fy, *(size or ())) <= 0:
         raise ValueError(f"{file}: focal lengths and sizes must be above 0 pixels, got {numbers}")
     intrinsics = (fx, fy, cx, cy)
-    return scaled(intrinsics, size) if size else lambda width, height: intrinsics
+    return scaled(intrinsics, size, str(file)) if size else lambda *image: centred(intrinsics, image)
 
 
 def _read_pose(file: Path) -> Tensor:

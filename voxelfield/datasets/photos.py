@@ -11,6 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from voxelfield.datasets.image_paths import why_missing
 from voxelfield.datasets.images import IMAGE_SUFFIXES, Size, image_sizes, read_images, read_masks
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Split
@@ -54,10 +55,13 @@ class Photo:
     mask: Path | None = None
 
 
-def present_photos(source: Path, photos: Sequence[Photo], missing_images: Literal["error", "skip"]) -> list[Photo]:
+def present_photos(
+    folder: Path, source: Path, photos: Sequence[Photo], missing_images: Literal["error", "skip"]
+) -> list[Photo]:
     """Returns the photographs whose files are there.
 
     Args:
+        folder: The scene's folder, which is searched for the files if all are missing.
         source: What lists them, for messages.
         photos: At least one.
         missing_images: ``error`` refuses a missing file, ``skip`` warns of it.
@@ -68,8 +72,10 @@ def present_photos(source: Path, photos: Sequence[Photo], missing_images: Litera
     missing = [photo.path for photo in photos if not photo.path.is_file()]
     if missing:
         lack = f"{len(missing)} of {len(photos)} images are missing, the first is {missing[0]}"
-        if missing_images == "error" or len(missing) == len(photos):
-            raise FileNotFoundError(f"{source}: {lack}")
+        if len(missing) == len(photos):
+            raise FileNotFoundError(f"{source}: {lack}{why_missing(folder, missing)}")
+        if missing_images == "error":
+            raise FileNotFoundError(f"{source}: {lack}: data.missing_images=skip leaves such views out")
         logger.warning("%s: %s; their frames are left out", source, lack)
     absent = set(missing)
     return [photo for photo in photos if photo.path not in absent]
@@ -182,20 +188,54 @@ def photo_lens(name: str, model: LensModel, terms: Mapping[str, float]) -> Lens 
     return Lens(model, coefficients) if model == "fisheye" or bool(coefficients.any()) else None
 
 
-def scaled(intrinsics: Intrinsics, size: tuple[float, float]) -> Callable[[int, int], Intrinsics]:
-    """Returns what gives intrinsics for images that were resized after the cameras were found.
+def scaled(
+    intrinsics: Intrinsics, size: tuple[float, float], source: str = "the camera"
+) -> Callable[[int, int], Intrinsics]:
+    """Returns a function that computes intrinsics for images that were resized after the cameras were found.
+
+    It raises ValueError for an image that no resizing gives: one with another ratio of its sides, to a pixel of
+    rounding.
 
     Args:
         intrinsics: Intrinsics of the original images.
         size: Their width and height in pixels.
+        source: Where that size was found, for messages.
     """
     fx, fy, cx, cy = intrinsics
+    w, h = size
 
     def of(width: int, height: int) -> Intrinsics:
-        x, y = width / size[0], height / size[1]
+        # A pixel of the smaller of both sizes changes these products by a side of the larger one.
+        pixel = max(width, height, w, h)
+        if abs(width * h - height * w) > pixel:
+            rotated = abs(width * w - height * h) <= pixel
+            cause = "rotated?" if rotated else "is it cropped, or not the image that the camera was computed for?"
+            raise ValueError(
+                f"size must be in proportion to {w:g}x{h:g} (from {source}), got {width}x{height}: {cause}"
+            )
+        x, y = width / w, height / h
         return fx * x, fy * y, cx * x, cy * y
 
     return of
+
+
+def centred(intrinsics: Intrinsics, size: tuple[int, int]) -> Intrinsics:
+    """Returns intrinsics as they are, for an image of which no original size is known.
+
+    Args:
+        intrinsics: Intrinsics of an image.
+        size: Its width and height in pixels.
+
+    Raises:
+        ValueError: The principal point is outside the image, as it is if the image was resized.
+    """
+    _, _, cx, cy = intrinsics
+    if not (0 <= cx <= size[0] and 0 <= cy <= size[1]):
+        raise ValueError(
+            f"size must be that of the image that the principal point ({cx:g}, {cy:g}) belongs to, got "
+            f"{size[0]}x{size[1]}: was the image resized?"
+        )
+    return intrinsics
 
 
 def _cameras(photos: Sequence[Photo], sizes: Sequence[Size], read: Sequence[Size], options: LoadOptions) -> Cameras:
@@ -211,10 +251,11 @@ def _intrinsics(photos: Sequence[Photo], sizes: Sequence[Size]) -> torch.Tensor:
     """Returns the intrinsics (N, 4), float64, for images of some sizes.
 
     Raises:
-        ValueError: No camera can have them: directions through its pixels would overflow float32.
+        ValueError: An image is of another shape than its camera's, or no camera can have the intrinsics: directions
+            through its pixels would overflow float32.
     """
     intrinsics = torch.tensor(
-        [photo.intrinsics(*size) for photo, size in zip(photos, sizes, strict=True)], dtype=torch.float64
+        [_intrinsics_of(photo, size) for photo, size in zip(photos, sizes, strict=True)], dtype=torch.float64
     )
     focal, center = intrinsics[:, :2], intrinsics[:, 2:]
     sound = (focal >= SHORTEST_FOCAL_LENGTH) & focal.float().isfinite() & (center.abs() <= FARTHEST_CENTER)
@@ -225,6 +266,13 @@ def _intrinsics(photos: Sequence[Photo], sizes: Sequence[Size]) -> torch.Tensor:
             f"principal point within {FARTHEST_CENTER:g} pixels, got {intrinsics[bad].tolist()}"
         )
     return intrinsics
+
+
+def _intrinsics_of(photo: Photo, size: Size) -> Intrinsics:
+    try:
+        return photo.intrinsics(*size)
+    except ValueError as error:
+        raise ValueError(f"{photo.path}: {error}") from error
 
 
 def _checked_shrunk(path: Path, size: Size, whole: Size, downscale: int) -> Size:

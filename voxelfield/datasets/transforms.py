@@ -1,9 +1,11 @@
 """Files of frames with their poses, ``transforms*.json``, as several formats have them.
 
-A file lists ``frames`` (``file_path``, ``transform_matrix``) and the horizontal field of view ``camera_angle_x`` in
-radians, or ``fl_x``, ``fl_y``, ``cx``, ``cy``, ``w``, ``h`` in pixels, for the whole file or for a frame. A lens that
-distorts has ``k1``, ``k2``, ``k3``, ``k4``, ``p1``, ``p2`` and a ``camera_model`` (nerfstudio), or ``is_fisheye``
-(instant-ngp). A frame may have a ``mask_path``, an image that is black where pixels must be ignored.
+A file lists ``frames`` (``file_path``, ``transform_matrix``) and, for the whole file or for a frame, focal lengths
+(``fl_x``, ``fl_y`` in pixels) or fields of view (``camera_angle_x``, ``camera_angle_y`` in radians, or ``x_fov``,
+``y_fov`` in degrees). Pixels are square if one axis has neither, and the principal point (``cx``, ``cy``) is in the
+middle by default. Lengths in pixels belong to images of the size ``w``, ``h``; for images of other sizes they are
+scaled. A lens that distorts has ``k1``, ``k2``, ``k3``, ``k4``, ``p1``, ``p2`` and a ``camera_model`` (nerfstudio), or
+``is_fisheye`` (instant-ngp). A frame may have a ``mask_path``, an image that is black where pixels must be ignored.
 """
 
 from __future__ import annotations
@@ -11,20 +13,19 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from voxelfield.datasets.images import IMAGE_SUFFIXES
-from voxelfield.datasets.photos import LENS_TERMS, Intrinsics, Photo, photo_lens
+from voxelfield.datasets.image_paths import ImagePaths
+from voxelfield.datasets.photos import LENS_TERMS, Intrinsics, Photo, centred, photo_lens, scaled
 from voxelfield.datasets.poses import check_poses
-from voxelfield.files import read_regular
+from voxelfield.datasets.text import read_text
+from voxelfield.datasets.transforms_keys import check_keys
 from voxelfield.messages import clipped
 from voxelfield.ops._errors import shown
 from voxelfield.rendering.lens import Lens, LensModel
@@ -33,8 +34,11 @@ logger = logging.getLogger(__name__)
 
 # So many take seconds.
 _MANY_FRAMES = 10_000
-# Of any file system in use, in bytes.
-_LONGEST_NAME, _LONGEST_PATH = 255, 4095
+# The first that is there counts.
+_FOCAL_KEYS = {"x": ("fl_x", "camera_angle_x", "x_fov"), "y": ("fl_y", "camera_angle_y", "y_fov")}
+_INTRINSICS = {*_FOCAL_KEYS["x"], *_FOCAL_KEYS["y"], "cx", "cy", "w", "h"}
+# Ratio of two values of one focal length that are taken to be the same.
+_SAME = 1.01
 _PINHOLES = ("PINHOLE", "SIMPLE_PINHOLE")
 _LENSES: dict[str, LensModel] = {
     "OPENCV": "perspective",
@@ -63,12 +67,20 @@ def read_transforms(file: Path) -> list[Photo]:
     frames = _frames(file, meta)
     if len(frames) >= _MANY_FRAMES:
         logger.info("%s: checking %d frames", file, len(frames))
+    check_keys(file, meta, frames)
+    paths = ImagePaths(file)
+    images = paths.find((frame["file_path"] for frame in frames), "file_path")
+    masks = paths.find((frame["mask_path"] for frame in frames if frame.get("mask_path") is not None), "mask_path")
+    _warn_of_two_focal_lengths(file, meta, frames)
+    common: Callable[[int, int], Intrinsics] | None = None
     photos = []
     for frame, pose in zip(frames, _poses(file, frames), strict=True):
-        known = ChainMap(frame, meta)
-        path = image_path(file, frame["file_path"])
-        mask = image_path(file, frame["mask_path"], "mask_path") if frame.get("mask_path") is not None else None
-        photos.append(Photo(path, pose, partial(_intrinsics, file, known), _lens(file, known), mask=mask))
+        if not _INTRINSICS.isdisjoint(frame):
+            intrinsics = _intrinsics(file, frame, meta)
+        else:
+            intrinsics = common = common or _intrinsics(file, {}, meta)
+        lens = _lens(file, ChainMap(frame, meta))
+        photos.append(Photo(images[frame["file_path"]], pose, intrinsics, lens, mask=masks.get(frame.get("mask_path"))))
     return photos
 
 
@@ -78,8 +90,9 @@ def read_object(file: Path) -> dict[str, Any]:
     Raises:
         ValueError: The file holds none.
     """
+    text = read_text(file)
     try:
-        meta = json.loads(read_regular(file))
+        meta = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{file}: not valid JSON ({error})") from error
     if not isinstance(meta, dict):
@@ -106,32 +119,6 @@ def _frames(file: Path, meta: Mapping[str, Any]) -> list[dict[str, Any]]:
             if not (isinstance(path, str) and path) and (key == "file_path" or path is not None):
                 raise ValueError(f"{file}: '{key}' of frame {index} must be a path, got {shown(path)}")
     return frames
-
-
-def image_path(file: Path, file_path: str, key: str = "file_path") -> Path:
-    """Returns where the image of a frame is.
-
-    Args:
-        file: Names it.
-        file_path: As the file has it, relative to the file's folder, or absolute; a suffix that is lacking is
-            ``.png``.
-        key: What the file calls it, for messages.
-
-    Raises:
-        ValueError: The path leaves the folder, or no file system could have it.
-    """
-    folder = os.path.abspath(file.parent)  # noqa: PTH100 - links stay as they are, unlike with resolve
-    # By its words, as links within the folder may well lead out of it.
-    inside = os.path.relpath(os.path.join(folder, file_path), folder)  # noqa: PTH118 - joins what Path would clean
-    if inside.split(os.sep, 1)[0] == os.pardir:
-        raise ValueError(f"{file}: '{key}' must be inside the scene's folder, got {shown(file_path)}")
-    encoded = os.path.join(folder, inside).encode(errors="surrogatepass")  # noqa: PTH118
-    longest = max(map(len, encoded.split(os.sep.encode())))
-    if longest > _LONGEST_NAME or len(encoded) > _LONGEST_PATH or b"\0" in encoded:
-        raise ValueError(f"{file}: '{key}' must be a valid file path, got {shown(file_path)}")
-    path = file.parent / inside
-    # Only known suffixes count: in "view_0.5" the ".5" belongs to the name.
-    return path if path.suffix.lower() in IMAGE_SUFFIXES else path.with_name(path.name + ".png")
 
 
 def _poses(file: Path, frames: Sequence[Mapping[str, Any]]) -> Tensor:
@@ -167,22 +154,78 @@ def _number(file: Path, meta: Mapping[str, Any], key: str, default: float | None
     return number
 
 
-def _intrinsics(file: Path, meta: Mapping[str, Any], width: int, height: int) -> Intrinsics:
-    for key, size in (("w", width), ("h", height)):
-        if _number(file, meta, key, size) != size:
-            got = shown(meta[key])
-            raise ValueError(f"{file}: '{key}' must be {size}, as the images are {width}x{height}, got {got}")
-    if "fl_x" in meta:
-        focal = _number(file, meta, "fl_x")
-    else:
-        angle = _number(file, meta, "camera_angle_x")
-        if not 0.0 < angle < math.pi:
-            raise ValueError(f"{file}: 'camera_angle_x' must be radians between 0 and pi, got {angle}")
-        focal = 0.5 * width / math.tan(0.5 * angle)
-    focal_y = _number(file, meta, "fl_y", focal)
-    if focal <= 0.0 or focal_y <= 0.0:
-        raise ValueError(f"{file}: focal lengths must be above 0 pixels, got {focal} and {focal_y}")
-    return focal, focal_y, _number(file, meta, "cx", width / 2), _number(file, meta, "cy", height / 2)
+def _intrinsics(file: Path, frame: Mapping[str, Any], meta: Mapping[str, Any]) -> Callable[[int, int], Intrinsics]:
+    """Returns a function that computes the intrinsics of a frame for an image of a width and a height.
+
+    Raises:
+        ValueError: No focal length is given, or a value is not possible.
+    """
+    known = ChainMap(dict(frame), dict(meta))
+    x, y = (
+        next((focal for holder in (frame, meta) if (focal := _focal(file, holder, axis)) is not None), None)
+        for axis in _FOCAL_KEYS
+    )
+    if x is None and y is None:
+        raise ValueError(f"{file}: key 'camera_angle_x' is missing, and so is 'fl_x'")
+    w, h, cx, cy = (None if known.get(key) is None else _number(file, known, key) for key in ("w", "h", "cx", "cy"))
+    if any(side is not None and side <= 0 for side in (w, h)):
+        raise ValueError(f"{file}: 'w' and 'h' must be above 0 pixels, got {shown(w)} and {shown(h)}")
+
+    def of(width: float, height: float) -> Intrinsics:
+        across = None if x is None else x(width)
+        along = None if y is None else y(height)
+        focal = across or along or math.nan
+        middle = width / 2 if cx is None else cx, height / 2 if cy is None else cy
+        return across or focal, along or focal, *middle
+
+    def of_image(width: int, height: int) -> Intrinsics:
+        if w is None and h is None:
+            return centred(of(width, height), (width, height))
+        whole = w or (h or 0) * width / height, h or (w or 0) * height / width
+        return scaled(of(*whole), whole, f"'w' and 'h' in {file}")(width, height)
+
+    return of_image
+
+
+def _focal(file: Path, holder: Mapping[str, Any], axis: str) -> Callable[[float], float] | None:
+    """Returns a function that computes a focal length from the side of the image along an axis, or None.
+
+    Raises:
+        ValueError: It is not a possible value.
+    """
+    key = next((key for key in _FOCAL_KEYS[axis] if holder.get(key) is not None), None)
+    if key is None:
+        return None
+    value = _number(file, holder, key)
+    if key.startswith("fl"):
+        if value <= 0:
+            raise ValueError(f"{file}: '{key}' must be above 0 pixels, got {value}")
+        return lambda side: value
+    in_degrees = key.endswith("fov")
+    if not 0.0 < value < (180.0 if in_degrees else math.pi):
+        expected = "degrees between 0 and 180" if in_degrees else "radians between 0 and pi"
+        raise ValueError(f"{file}: '{key}' must be {expected}, got {value}")
+    slope = 2 * math.tan(0.5 * (math.radians(value) if in_degrees else value))
+    return lambda side: side / slope
+
+
+def _warn_of_two_focal_lengths(file: Path, meta: Mapping[str, Any], frames: Iterable[Mapping[str, Any]]) -> None:
+    """Warns of a field of view that contradicts the focal length beside it, which counts."""
+    for holder in (meta, *frames):
+        for (axis, keys), side in zip(_FOCAL_KEYS.items(), ("w", "h"), strict=True):
+            given = [key for key in keys if holder.get(key) is not None]
+            if len(given) < 2 or holder.get(side, meta.get(side)) is None:
+                continue
+            length = _number(file, ChainMap(dict(holder), dict(meta)), side)
+            first, second = (_focal(file, {key: holder[key]}, axis) for key in given[:2])
+            assert first is not None
+            assert second is not None
+            if not 1 / _SAME < first(length) / second(length) < _SAME:
+                logger.warning(
+                    "%s: %r (%s) has no effect, as %r (%s) is another focal length",
+                    *(file, given[1], shown(holder[given[1]]), given[0], shown(holder[given[0]])),
+                )
+                return
 
 
 def _lens(file: Path, meta: Mapping[str, Any]) -> Lens | None:
