@@ -6,9 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 import voxelfield
-from voxelfield.config.parsing import parse
 from voxelfield.datasets.scene import Scene
-from voxelfield.training.config.run import DataConfig
 from voxelfield.training.run import Run
 
 
@@ -30,7 +28,7 @@ def load_run_scene(
         FileNotFoundError: The scene or one of its files does not exist.
         ValueError: A file of the scene is damaged.
     """
-    scene, data = run.config.scene, parse(DataConfig, run.config.data, "data")
+    scene, data = run.config.scene, run.config.data
     return voxelfield.load_scene(
         scene.name,
         splits=(split,),

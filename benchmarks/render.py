@@ -70,7 +70,7 @@ def judge(
     scores = []
     for frame, index, other in zip(frames, views, first, strict=True):
         rgb = frame.to(background.device)
-        truth = composite_background(split.images[index].to(background.device), background)
+        truth = composite_background(split.image(index).to(background.device), background)
         off = (rgb - other.to(background.device)).abs().mean()
         rgb, mask = rgb.clamp(0, 1), split.mask(index, rgb.device)
         shown = rgb if mask is None else torch.where(mask[..., None], rgb, truth)

@@ -65,9 +65,9 @@ class Split:
         """Returns one image, (height, width, 4) uint8."""
         return self._cut(self.images, index)
 
-    def mask(self, index: int) -> Tensor | None:
-        """Returns which pixels of a view count, (height, width) bool; None if all do."""
-        return None if self.masks is None else self._cut(self.masks, index)
+    def mask(self, index: int, device: torch.device | str = "cpu") -> Tensor | None:
+        """Returns, on a device, which pixels of a view count, (height, width) bool; None if all do."""
+        return None if self.masks is None else self._cut(self.masks, index).to(device)
 
     def _cut(self, stack: Tensor, index: int) -> Tensor:
         width, height = self.cameras.size(index)

@@ -178,8 +178,9 @@ class LostCameras:
     ) -> Tensor:
         rgb = render_view(cameras, camera).rgb
         height, width = rgb.shape[:2]
-        error, mask = (rgb - images[index, :height, :width]).square().mean(dim=-1), self._split.mask(index)
-        return error.mean() if mask is None else torch.where(mask.to(error.device), error, 0).sum() / mask.sum()
+        error = (rgb - images[index, :height, :width]).square().mean(dim=-1)
+        mask = self._split.mask(index, error.device)
+        return error.mean() if mask is None else torch.where(mask, error, 0).sum() / mask.sum()
 
     def _copies(self, refinement: CameraRefinement, index: int, twists: Tensor) -> CameraRefinement:
         return refinement.copies(index, twists, self._factor, steps=_STEPS, pose_lr=_RATE, final_factor=FINAL_FACTOR)
@@ -217,12 +218,13 @@ def shrunk(split: Split, factor: int) -> Split:
         factor: Side of the squares.
     """
     images = torch.stack([_shrunk_image(image, factor) for image in split.images])
-    masks = None
-    if split.masks is not None:
-        masks = torch.zeros(images.shape[:3], dtype=torch.bool)
-        for index, shrunk_mask in enumerate(masks):
-            mask = _shrunk_mask(split.mask(index), factor)
-            shrunk_mask[: mask.shape[0], : mask.shape[1]] = mask
+    masks = None if split.masks is None else torch.zeros(images.shape[:3], dtype=torch.bool)
+    for index in range(0 if masks is None else len(split)):
+        mask = split.mask(index)
+        assert masks is not None
+        assert mask is not None
+        small = _shrunk_mask(mask, factor)
+        masks[index, : small.shape[0], : small.shape[1]] = small
     return replace(split, images=images, cameras=split.cameras.shrunk(factor), masks=masks, paths=None)
 
 

@@ -35,8 +35,7 @@ def log_preview(
     for index in evenly_spaced(views, len(split)):
         view = renderer.view(split.cameras, index)
         truth = composite_background(split.image(index).to(view.rgb.device), background)
-        mask = split.mask(index)
-        scores.append(float(psnr(view.rgb.clamp(0, 1), truth, None if mask is None else mask.to(truth.device))))
+        scores.append(float(psnr(view.rgb.clamp(0, 1), truth, split.mask(index, truth.device))))
         panel = comparison_panel(view.rgb, truth, view.depth, view.opacity)
         log.images(step, f"test/{split.names[index]}", panel)
     mean = math.fsum(scores) / len(scores)

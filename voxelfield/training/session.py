@@ -71,6 +71,7 @@ from voxelfield.training.records import has_diverged, mean_losses, rates_of_step
 from voxelfield.training.refined_cameras import RefinedCameras
 from voxelfield.training.run import Run
 from voxelfield.training.run_directory import held
+from voxelfield.training.saved_state import check_state
 from voxelfield.training.saving import CheckpointWriter
 from voxelfield.training.schedules import stage_at
 from voxelfield.training.step import TrainingStep
@@ -569,8 +570,8 @@ class Session:
 
         Raises:
             TypeError: The checkpoint is incomplete.
-            ValueError: The checkpoint differs from this session in the box or the frame of the scene, in the
-                resolution that ``trainer.stages`` has reached, in ``trainer.occupancy.resolution``, in whether cameras
+            ValueError: A tensor is not one that a session saves, or the checkpoint differs from this session in the box
+                or the frame of the scene, in the resolution that ``trainer.stages`` has reached, in ``trainer.occupancy.resolution``, in whether cameras
                 are refined, in whether exposures are learned, or in the number of training images with exposures.
         """
         missing = [name for name in _SAVED if name not in checkpoint]
@@ -597,6 +598,8 @@ class Session:
             wanted, got = ("refine", "none") if "cameras" in checkpoint else ("none", "refine")
             raise ValueError(f"camera.name must be {wanted}, as in the checkpoint, got {got}")
         self._check_settings(checkpoint)
+        check_state("field", self.field, checkpoint["field"], self.field.grid.levels)
+        check_state("occupancy", self.occupancy, checkpoint["occupancy"])
         self._restore_exposure(checkpoint)
         changed = self._changed_data(checkpoint["data"]) if "data" in checkpoint else ""
         if changed:
