@@ -571,8 +571,9 @@ class Session:
         Raises:
             TypeError: The checkpoint is incomplete.
             ValueError: A tensor is not one that a session saves, or the checkpoint differs from this session in the box
-                or the frame of the scene, in the resolution that ``trainer.stages`` has reached, in ``trainer.occupancy.resolution``, in whether cameras
-                are refined, in whether exposures are learned, or in the number of training images with exposures.
+                or the frame of the scene, in the resolution that ``trainer.stages`` has reached, in
+                ``trainer.occupancy.resolution``, in whether cameras are refined, in whether exposures are learned, or
+                in the number of training images with exposures.
         """
         missing = [name for name in _SAVED if name not in checkpoint]
         if missing:
