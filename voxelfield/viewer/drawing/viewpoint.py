@@ -10,6 +10,9 @@ from torch import Tensor
 
 from voxelfield.rendering.cameras import Cameras
 
+FIELDS_OF_VIEW = (math.radians(0.01), math.radians(179.0))
+"""Smallest and largest field of view that a browser or a file may ask for, radians."""
+
 
 @dataclass(frozen=True)
 class Viewpoint:
