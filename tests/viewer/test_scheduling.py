@@ -10,7 +10,7 @@ import pytest
 import torch
 from viewer_scene import bricks, session, trained_run
 
-from voxelfield.viewer.drawing.look import Look
+from voxelfield.viewer.drawing.look import MODES, Look
 from voxelfield.viewer.drawing.painter import Painter
 from voxelfield.viewer.drawing.viewpoint import Viewpoint, viewpoint_of
 from voxelfield.viewer.scheduling import live as live_module
@@ -152,9 +152,87 @@ def test_a_long_wait_for_the_sharp_picture_is_shortened_by_one_between(working, 
 
 def test_a_still_is_as_sharp_as_the_evaluation(working):
     worker, _ = working()
-    still = worker.still(request_from(4, 48)).result(PATIENCE)
+    still = worker.still(1, request_from(4, 48)).result(PATIENCE)
     expected = Painter(trained_run()).picture(request_from(4).viewpoint, Look(), 48, 48, sharp=True)
     assert (still.int() - expected.int()).abs().max() <= 1
+
+
+def test_others_see_their_pictures_while_a_still_is_drawn(working, monkeypatch):
+    original, asked, seen = Painter.picture, threading.Event(), threading.Event()
+
+    def slow(self, *arguments, rows=None, **options):
+        if rows is not None and arguments[2] == 64:
+            assert (asked if rows[0] < 48 else seen).wait(PATIENCE)
+        return original(self, *arguments, rows=rows, **options)
+
+    monkeypatch.setattr(Painter, "picture", slow)
+    monkeypatch.setattr("voxelfield.viewer.scheduling.worker._BAND_SECONDS", 0.0)
+    monkeypatch.setattr("voxelfield.viewer.scheduling.worker._REST_SECONDS", 0.0)
+    worker, receiver = working()
+    still = worker.still(1, request_from(4, 64))
+    worker.ask(2, request_from(5, 48))
+    asked.set()
+    receiver.wait(lambda frames: frames and frames[-1].sharp)
+    assert not still.done()
+    seen.set()
+    expected = Painter(trained_run()).picture(request_from(4).viewpoint, Look(), 64, 64, sharp=True)
+    assert (still.result(PATIENCE).int() - expected.int()).abs().max() <= 1
+
+
+def test_a_still_is_drawn_though_somebody_always_moves(working):
+    worker, _ = working()
+    still = worker.still(1, request_from(4, 64))
+    view = 0
+    while not still.done():
+        view += 1
+        worker.ask(2, request_from(view % 20))
+    assert still.result().shape == (64, 64, 3)
+
+
+def test_a_still_ends_with_its_client_and_with_its_next_one(working, monkeypatch):
+    original, go_on = Painter.picture, threading.Event()
+
+    def slow(self, *arguments, **options):
+        assert go_on.wait(PATIENCE)
+        return original(self, *arguments, **options)
+
+    monkeypatch.setattr(Painter, "picture", slow)
+    worker, _ = working()
+    first, second = (worker.still(1, request_from(view, 64)) for view in (4, 5))
+    other = worker.still(2, request_from(6))
+    assert first.cancelled()
+    worker.forget(2)
+    assert other.cancelled()
+    go_on.set()
+    assert second.result(PATIENCE).shape == (64, 64, 3)
+
+
+def test_what_cannot_be_drawn_for_one_is_drawn_for_others(working, monkeypatch, caplog):
+    original = Painter.picture
+
+    def picture(self, viewpoint, *arguments, **options):
+        if viewpoint == request_from(1).viewpoint:
+            raise RuntimeError("not from here")
+        return original(self, viewpoint, *arguments, **options)
+
+    monkeypatch.setattr(Painter, "picture", picture)
+    worker, receiver = working()
+    worker.ask(1, request_from(1))
+    worker.ask(2, request_from(2))
+    receiver.wait(lambda frames: frames and frames[-1].sharp)
+    assert {who for who, _ in receiver.frames} == {2}
+    assert caplog.text.count("not from here") == 1
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("size", [(2, 2), (2, 400), (400, 2)])
+def test_the_narrowest_pictures_are_drawn(working, mode, size, caplog):
+    worker, receiver = working()
+    worker.look = Look(mode)
+    worker.ask(1, Request(request_from(1).viewpoint, *size))
+    frames = receiver.wait(lambda frames: frames and frames[-1].sharp)
+    assert frames[-1].pixels.shape[:2] == size
+    assert "cannot draw" not in caplog.text
 
 
 def test_a_field_that_cannot_be_drawn_is_told_once_and_survived(working, monkeypatch, caplog):
@@ -277,5 +355,5 @@ def test_a_run_with_other_settings_keeps_them(working):
     run = trained_run()
     dark = replace(run, trainer=replace(run.trainer, evaluation_background="black"))
     worker, _ = working(FinishedRun(dark))
-    still = worker.still(request_from(0, 16)).result(PATIENCE)
+    still = worker.still(1, request_from(0, 16)).result(PATIENCE)
     assert still[0, 0].tolist() == [0, 0, 0]

@@ -60,10 +60,13 @@ def test_a_local_page_tells_of_the_tunnel_and_an_open_one_warns(caplog):
     Address("127.0.0.1", 8123).tell()
     assert "http://127.0.0.1:8123" in caplog.text
     assert "ssh -L 8123:127.0.0.1:8123" in caplog.text
-    assert "no password" not in caplog.text
+    assert "not encrypted" not in caplog.text
     caplog.clear()
-    Address("0.0.0.0", 8123).tell()
-    assert "no password" in caplog.text
+    everywhere = Address("0.0.0.0", 8123)
+    everywhere.tell()
+    assert f"open http://127.0.0.1:8123/?token={everywhere.token}" in caplog.text
+    assert f"open http://{socket.gethostname()}:8123/?token={everywhere.token}" in caplog.text
+    assert "not encrypted" in caplog.text
     assert Address("::1").is_local
     assert Address("localhost").is_local
     assert Address("::1").url == "http://[::1]:8080"

@@ -8,7 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from voxelfield.datasets import camera_path
 from voxelfield.rendering.cameras import Cameras
+
+FIELDS_OF_VIEW = (math.radians(camera_path.FIELDS_OF_VIEW[0]), math.radians(camera_path.FIELDS_OF_VIEW[1]))
+"""Smallest and largest field of view that a browser or a file may ask for, radians."""
 
 
 @dataclass(frozen=True)

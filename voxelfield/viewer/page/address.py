@@ -9,10 +9,11 @@ import ipaddress
 import logging
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from voxelfield.installed import MissingPackageError
+from voxelfield.viewer.serving.admission import TOKEN_KEY, Admission, new_token
 
 logger = logging.getLogger(__name__)
 
@@ -25,11 +26,13 @@ class Address:
         host: Address or name of this machine.
         port: 1 to 65535.
         names: What host and port are called in messages.
+        token: Admits browsers of other machines, or by another name than this machine's loopback addresses.
     """
 
     host: str = "127.0.0.1"
     port: int = 8080
     names: tuple[str, str] = ("--host", "--port")
+    token: str = field(default_factory=new_token)
 
     def check(self) -> None:
         """Raises ValueError unless the port can be listened on, and names what is wrong."""
@@ -70,11 +73,23 @@ class Address:
             return False
 
     @property
+    def admission(self) -> Admission:
+        """Decides which requests are answered there."""
+        return Admission(self.is_local, self.port, self.token)
+
+    @property
     def url(self) -> str:
         """What to open in a browser on this machine."""
         everywhere = self.host in ("0.0.0.0", "::")
-        host = "127.0.0.1" if everywhere else self.host
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+        return self._url("127.0.0.1" if everywhere else self.host)
+
+    def _url(self, host: str) -> str:
+        url = f"http://{f'[{host}]' if ':' in host else host}:{self.port}"
+        return url if self.is_local else f"{url}/{self._query}"
+
+    @property
+    def _query(self) -> str:
+        return f"?{TOKEN_KEY}={self.token}"
 
     def tell(self) -> None:
         """Logs how to reach the page."""
@@ -85,9 +100,12 @@ class Address:
                 "viewer: from another machine: ssh -L %d:%s:%d %s, then open the same address there",
                 *(self.port, self.host, self.port, name),
             )
+            logger.info("viewer: through a proxy: add %s to the page's address there", self._query)
         else:
+            logger.info("viewer: from another machine: open %s", self._url(name))
             logger.warning(
-                "viewer: anyone who can reach port %d of %s can use it: there is no password", self.port, name
+                "viewer: whoever has this address and can reach port %d of %s can use the page; it is not encrypted",
+                *(self.port, name),
             )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from voxelfield.viewer.drawing.viewpoint import viewpoint_of
+from voxelfield.viewer.page.jobs import latest
 from voxelfield.viewer.page.poses import wxyz_of
 from voxelfield.viewer.page.stage import Stage
 
@@ -42,7 +43,8 @@ class CamerasPanel:
         self.steps = gui.add_button_group("", ("Previous", "Go", "Next"))
         self.compare = gui.add_checkbox("Compare with photograph", False, hint="While the camera is at a view.")
         self.share = gui.add_slider("Photograph | render", 0.0, 1.0, 0.01, 0.5)
-        self.shown.on_update(lambda _: self._show())
+        show = latest(self._show)
+        self.shown.on_update(lambda _: show())
         self.size.on_update(lambda _: self._resize())
         self.view.on_update(lambda event: self._go(event.client))
         self.steps.on_click(self._step)

@@ -13,6 +13,7 @@ from voxelfield.rendering.cameras import Cameras, up_direction
 from voxelfield.viewer.drawing.photographs import Photographs
 from voxelfield.viewer.drawing.viewpoint import Viewpoint, viewpoint_of
 from voxelfield.viewer.page.poses import move_camera, viewpoint_of_camera
+from voxelfield.viewer.scheduling.resolution import SMALLEST_SIDE
 from voxelfield.viewer.scheduling.worker import RenderWorker, Request
 
 DEFAULT_ROWS = 800
@@ -101,17 +102,19 @@ class Stage:
     def ask(self, client: Any) -> None:
         """Asks for the picture that a client's camera sees."""
         camera = client.camera
-        if camera.image_height < 1 or camera.image_width < 1:
-            return
         viewpoint = viewpoint_of_camera(camera)
         height = min(camera.image_height, self.rows)
-        width = max(1, round(height * camera.image_width / camera.image_height))
+        width = max(SMALLEST_SIDE, round(height * camera.image_width / camera.image_height))
         self.worker.ask(client.client_id, Request(viewpoint, height, width, self._photo(client.client_id, viewpoint)))
 
     def ask_for_all(self) -> None:
         """Asks for every client's picture again, after a setting has changed that a request depends on."""
         for client in self.server.get_clients().values():
             self.ask(client)
+
+    def is_connected(self, client: Any) -> bool:
+        """Tells whether a client is still there."""
+        return client.client_id in self.server.get_clients()
 
     def photograph_of(self, client: Any) -> int | None:
         """Returns the number of the photograph that a client went to last."""

@@ -10,8 +10,10 @@ from typing import Any
 
 from voxelfield.viewer.drawing.look import MODES
 from voxelfield.viewer.drawing.maps import MANY_SAMPLES
+from voxelfield.viewer.page.jobs import job
 from voxelfield.viewer.page.poses import viewpoint_of_camera
 from voxelfield.viewer.page.stage import DEFAULT_ROWS, Stage
+from voxelfield.viewer.scheduling.resolution import SMALLEST_SIDE
 from voxelfield.viewer.scheduling.worker import Frame, Request
 
 _MEANINGS = {
@@ -26,7 +28,9 @@ _KEYS = """
 - **drag** to orbit, **right-drag** to move sideways, **scroll** to come closer
 - **W A S D** to fly level, **Q** and **E** down and up, **arrow keys** to turn
 """
-_LARGEST_STILL = 4096
+_LARGEST_STILL = (4096, 8192)
+"""Height and width, pixels."""
+
 _SECONDS_BETWEEN_STATUS = 0.5
 
 
@@ -62,7 +66,7 @@ class ViewPanel:
         self.rows.on_update(lambda _: self._change_rows())
         self.rate.on_update(lambda _: self._change_rate())
         self.home.on_click(lambda event: stage.move(event.client, stage.home()))
-        self.screenshot.on_click(lambda event: self._take(event.client))
+        self.screenshot.on_click(job(self._take))
 
     def tell(self, frame: Frame) -> None:
         """Shows now and then what drawing takes; always for a sharp picture."""
@@ -94,9 +98,12 @@ class ViewPanel:
         from PIL import Image
 
         camera = client.camera
-        height = min(camera.image_height * self.scale.value, _LARGEST_STILL)
-        width = max(1, round(height * camera.aspect))
-        still = self._stage.worker.still(Request(viewpoint_of_camera(camera), height, width))
+        size = (camera.image_height, camera.image_width)
+        factor = min(self.scale.value, *(most / side for most, side in zip(_LARGEST_STILL, size, strict=True)))
+        height, width = (max(SMALLEST_SIDE, round(side * factor)) for side in size)
+        still = self._stage.worker.still(client.client_id, Request(viewpoint_of_camera(camera), height, width))
+        if not self._stage.is_connected(client):
+            still.cancel()  # it left before there was anything to forget
         buffer = BytesIO()
         Image.fromarray(still.result().numpy()).save(buffer, format="PNG")
         name = f"voxelfield_{datetime.now():%Y-%m-%d_%H-%M-%S}.png"

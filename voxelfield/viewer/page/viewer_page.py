@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,10 +20,9 @@ from voxelfield.viewer.page.view_panel import ViewPanel
 from voxelfield.viewer.scheduling.live import LiveField
 from voxelfield.viewer.scheduling.source import Source
 from voxelfield.viewer.scheduling.worker import Frame, RenderWorker
+from voxelfield.viewer.serving.viser_server import start_guarded_server
 
 _BRAND = (47, 111, 220)
-# Tells of every connection.
-_SERVER_LOG = "websockets.server"
 _JPEG_MOVING, _JPEG_AT_REST = 80, 95
 
 # Frames per second that a machine can usually keep with a picture one can still read.
@@ -64,13 +62,15 @@ class ViewerPage:
         live: LiveField | None = None,
         reference: Cameras | None = None,
     ) -> None:
-        viser = import_viser()
+        import_viser()
         address.check()
-        logging.getLogger(_SERVER_LOG).setLevel(logging.WARNING)
+        self.address = address
         rate = _RATE_CUDA if source.device.type == "cuda" else _RATE_CPU
         with quiet():
-            self.server = viser.ViserServer(address.host, address.port, label=f"voxelfield: {title}", verbose=False)
+            self.server = start_guarded_server(address.host, address.port, f"voxelfield: {title}", address.admission)
         try:
+            if self.server.get_port() != address.port:
+                raise ValueError(f"{address.names[1]} must be a free port, got {address.port}, which was just taken")
             self.worker = RenderWorker(source, self._deliver, photographs=photographs, frames_per_second=rate)
             self.stage = Stage(self.server, self.worker, photographs, boxes, reference)
             self._lay_out(run, background, curves, live, rate)
@@ -79,7 +79,7 @@ class ViewerPage:
             raise
         self._live = live
         self.server.on_client_connect(self._welcome)
-        self.server.on_client_disconnect(lambda client: self.stage.leave(client))
+        self.server.on_client_disconnect(self._leave)
 
     def close(self) -> None:
         """Stops serving."""
@@ -126,6 +126,10 @@ class ViewerPage:
 
         client.camera.on_update(moved)
         stage.ask(client)
+
+    # A coroutine, for the same reason: whatever keeps the threads busy, what a client has asked for ends with it.
+    async def _leave(self, client: Any) -> None:
+        self.stage.leave(client)
 
     def _deliver(self, who: int, frame: Frame) -> None:
         client = self.server.get_clients().get(who)

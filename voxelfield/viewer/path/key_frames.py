@@ -13,7 +13,8 @@ from voxelfield.viewer.drawing.viewpoint import Viewpoint
 def between(keys: Sequence[Viewpoint], frames: int, *, closed: bool = False) -> list[Viewpoint]:
     """Returns the stations of a smooth path through key frames, which take equal times.
 
-    Positions, orientations and fields of view follow Catmull-Rom splines, orientations as quaternions.
+    Positions, orientations and fields of view follow Catmull-Rom splines, orientations as quaternions. Fields of view
+    stay between the smallest and the largest of the key frames.
 
     Args:
         keys: At least one key frame.
@@ -28,4 +29,6 @@ def between(keys: Sequence[Viewpoint], frames: int, *, closed: bool = False) -> 
     poses = torch.stack([key.matrix for key in keys])
     fovs = torch.tensor([[key.fov] for key in keys], dtype=torch.float64)
     path, between_fovs = through_poses(poses, fovs, frames, closed=closed)
-    return [Viewpoint.of(pose, float(fov)) for pose, fov in zip(path, between_fovs[:, 0], strict=True)]
+    # A spline overshoots, and there is no field of view beyond 180 degrees.
+    inside = between_fovs[:, 0].clamp(fovs.min(), fovs.max())
+    return [Viewpoint.of(pose, float(fov)) for pose, fov in zip(path, inside, strict=True)]

@@ -10,18 +10,24 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from voxelfield.datasets.camera_path import FIELDS_OF_VIEW, number, path_frames, path_object, pose
+from voxelfield.messages import clipped
 from voxelfield.ops._errors import shown
 from voxelfield.viewer.drawing.viewpoint import Viewpoint
 from voxelfield.viewer.path.key_frames import between
 
-SECONDS = (0.1, 3600.0)
-"""Shortest and longest duration of a path."""
+DURATIONS = (0.1, 3600.0)
+"""Shortest and longest path, seconds."""
 
-FPS = (1, 240)
-"""Smallest and largest number of frames per second."""
+RATES = (1, 240)
+"""Fewest and most frames per second."""
 
 SIDES = (16, 8192)
-"""Smallest and largest width and height of a frame, pixels."""
+"""Smallest and largest height and width of a frame, pixels."""
+
+MOST_KEY_FRAMES = 500
+
+MOST_FRAMES = 36_000
+"""Of a path: ten minutes at 60 frames per second."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +65,12 @@ def write_path(keys: Sequence[Viewpoint], settings: PathSettings) -> bytes:
         settings: How the path is to be rendered.
 
     Raises:
-        ValueError: There are no key frames.
+        ValueError: There are no key frames, or the path has more than :data:`MOST_FRAMES` frames.
     """
+    if settings.frames > MOST_FRAMES:
+        raise ValueError(
+            f"seconds times fps must be at most {MOST_FRAMES} frames, got {settings.seconds:g} x {settings.fps}"
+        )
     aspect = settings.width / settings.height
     frames = between(keys, settings.frames, closed=settings.closed)
     span = len(keys) if settings.closed else max(len(keys) - 1, 1)
@@ -101,13 +111,16 @@ def read_path(content: bytes, name: str) -> tuple[list[Viewpoint], PathSettings]
     Raises:
         ValueError: The file is not such a path; the message names file, key frame and key.
     """
+    name = clipped(name)
     found = path_object(name, content)
-    keys = []
+    keys: list[Viewpoint] = []
     for where, frame in path_frames(name, found, "keyframes"):
         fov = math.radians(number(where, frame, "fov", *FIELDS_OF_VIEW))
         keys.append(Viewpoint.of(_pose(f"{where}: 'matrix'", frame.get("matrix")), fov))
+    if len(keys) > MOST_KEY_FRAMES:
+        raise ValueError(f"{name}: 'keyframes' must be at most {MOST_KEY_FRAMES}, got {len(keys)}")
     height, width = (int(number(name, found, key, *SIDES, whole=True)) for key in ("render_height", "render_width"))
-    seconds, fps = number(name, found, "seconds", *SECONDS), round(number(name, found, "fps", *FPS))
+    seconds, fps = number(name, found, "seconds", *DURATIONS), round(number(name, found, "fps", *RATES))
     closed = found.get("is_cycle", False)
     if not isinstance(closed, bool):
         raise ValueError(f"{name}: 'is_cycle' must be true or false, got {shown(closed)}")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import math
 
+SMALLEST_SIDE = 2
+"""Pixels along a side of a picture: normals are differences of neighbours."""
+
 _FEWEST = 64 * 64
 # Drawing whose duration is within this factor of the wish keeps its size: one that changes in every frame flickers.
 _TOLERANCE = 1.25
@@ -22,9 +25,9 @@ class ResolutionControl:
         self._pixels = float(_FEWEST)
 
     def size(self, height: int, width: int) -> tuple[int, int]:
-        """Returns the height and width to draw an image in: at most those given, with the same aspect."""
+        """Returns the height and width to draw an image in: at most those given, with the same aspect where it fits."""
         scale = min(1.0, math.sqrt(self._pixels / (height * width)))
-        return max(1, round(height * scale)), max(1, round(width * scale))
+        return max(SMALLEST_SIDE, round(height * scale)), max(SMALLEST_SIDE, round(width * scale))
 
     def record(self, pixels: int, seconds: float, full_size: int) -> None:
         """Records the size and duration of a picture.

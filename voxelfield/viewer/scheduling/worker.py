@@ -7,7 +7,6 @@ import logging
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,7 @@ from voxelfield.viewer.drawing.look import Look
 from voxelfield.viewer.drawing.painter import Painter
 from voxelfield.viewer.drawing.photographs import Photographs
 from voxelfield.viewer.drawing.viewpoint import Viewpoint
-from voxelfield.viewer.scheduling.resolution import ResolutionControl
+from voxelfield.viewer.scheduling.resolution import SMALLEST_SIDE, ResolutionControl
 from voxelfield.viewer.scheduling.source import Source
 
 logger = logging.getLogger(__name__)
@@ -104,6 +103,7 @@ class _Still:
     """A single picture, for a file."""
 
     request: Request
+    look: Look
     result: Future[Tensor] = field(default_factory=Future)
 
 
@@ -137,7 +137,7 @@ class RenderWorker:
         self._photographs = photographs
         self._look = Look()
         self._seen: dict[int, _Seen] = {}
-        self._stills: deque[_Still] = deque()
+        self._stills: dict[int, _Still] = {}
         self._wake = threading.Condition()
         self._closed = False
         self._painter: Painter | None = None
@@ -182,20 +182,31 @@ class RenderWorker:
             return None if seen is None else seen.request
 
     def forget(self, who: int) -> None:
-        """Stops drawing for a client."""
+        """Stops drawing for a client; a still that it is waiting for is cancelled."""
         with self._wake:
             self._seen.pop(who, None)
+            still = self._stills.pop(who, None)
+        if still is not None:
+            still.result.cancel()
 
-    def still(self, request: Request) -> Future[Tensor]:
+    def still(self, who: int, request: Request) -> Future[Tensor]:
         """Asks for one picture with the present look, as sharp as the run's evaluation has it.
+
+        It is drawn between the pictures of other requests. One that the same client is still waiting for is cancelled.
+
+        Args:
+            who: The client.
+            request: What to draw.
 
         Returns:
             What will be (H, W, 3) uint8 on the CPU.
         """
-        still = _Still(request)
+        still = _Still(request, self._look)
         with self._wake:
-            self._stills.append(still)
+            before, self._stills[who] = self._stills.pop(who, None), still
             self._wake.notify()
+        if before is not None:
+            before.result.cancel()
         return still.result
 
     def close(self, timeout: float = 5.0) -> None:
@@ -206,9 +217,10 @@ class RenderWorker:
         """
         with self._wake:
             self._closed = True
-            while self._stills:
-                self._stills.popleft().result.cancel()
+            stills, self._stills = list(self._stills.values()), {}
             self._wake.notify()
+        for still in stills:
+            still.result.cancel()
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout)
 
@@ -220,16 +232,17 @@ class RenderWorker:
                     self._draw_next()
                 except Exception as error:  # a field of somebody else's may raise anything
                     self._give_up(error)
+                    time.sleep(_IDLE_SECONDS)
 
     def _draw_next(self) -> None:
         with self._wake:
-            still = self._stills.popleft() if self._stills and self._painter is not None else None
+            still = next(iter(self._stills.items()), None) if self._painter is not None else None
             who = None if still is not None else self._next()
             if still is None and who is None:
                 self._wake.wait(self._patience())
                 return
         if still is not None:
-            self._draw_still(still)
+            self._draw_still(*still)
         elif who is not None:
             self._draw(who)
 
@@ -261,6 +274,14 @@ class RenderWorker:
         if seen is None:
             return
         request, look = seen.request, self._look
+        try:
+            self._draw_request(who, seen, request, look)
+        except Exception as error:  # a field of somebody else's may raise anything
+            self._give_up(error)
+            # It is tried again only after a change.
+            self._reach(seen, request, look, _Stage.SHARP)
+
+    def _draw_request(self, who: int, seen: _Seen, request: Request, look: Look) -> None:
         began = time.perf_counter()
         stage, pixels = self._finer(seen, request, look)
         if pixels is None:
@@ -269,9 +290,7 @@ class RenderWorker:
         absence = self._absence(pixels, request, look) if stage == _Stage.SHARP else ""
         self._deliver(who, Frame(pixels, stage == _Stage.SHARP, drawn - began, request, absence))
         took = time.perf_counter() - began
-        with self._wake:
-            if seen.request == request and self._look == look:
-                seen.stage = stage
+        self._reach(seen, request, look, stage)
         if stage == _Stage.COARSE:
             count = pixels.shape[0] * pixels.shape[1]
             seen.control.record(count, took, request.height * request.width)
@@ -279,6 +298,11 @@ class RenderWorker:
         elif stage == _Stage.SHARP:
             pause = max(_MIN_SECONDS_BETWEEN_UPDATES, took * (1 / _SHARE_FOR_UPDATES - 1))
             self._next_news = time.perf_counter() + pause
+
+    def _reach(self, seen: _Seen, request: Request, look: Look, stage: _Stage) -> None:
+        with self._wake:
+            if seen.request == request and self._look == look:
+                seen.stage = stage
 
     def _absence(self, pixels: Tensor, request: Request, look: Look) -> str:
         """Says why a picture of one colour shows nothing of the field, if it does not."""
@@ -299,17 +323,17 @@ class RenderWorker:
         share = _MEDIUM_SECONDS * self._pixels_per_second / whole
         if seen.stage == _Stage.COARSE and share < 0.5:
             scale = math.sqrt(share)
-            height, width = max(1, round(request.height * scale)), max(1, round(request.width * scale))
+            height, width = (max(SMALLEST_SIDE, round(side * scale)) for side in (request.height, request.width))
             smaller = replace(request, height=height, width=width)
-            return _Stage.MEDIUM, self._in_bands(smaller, look, lambda: self._outdated(seen, request, look))
-        return _Stage.SHARP, self._in_bands(request, look, lambda: self._outdated(seen, request, look))
+            return _Stage.MEDIUM, self._in_bands(smaller, look, lambda: self._is_wanted(seen, request, look))
+        return _Stage.SHARP, self._in_bands(request, look, lambda: self._is_wanted(seen, request, look))
 
-    def _in_bands(self, request: Request, look: Look, outdated: Callable[[], bool]) -> Tensor | None:
-        """Returns a picture in full size, or None if it is not wanted any more."""
+    def _in_bands(self, request: Request, look: Look, go_on: Callable[[], bool]) -> Tensor | None:
+        """Returns a picture in full size, or None if ``go_on``, which is called before each band, returns False."""
         assert self._painter is not None
         bands, first = [], 0
         while first < request.height:
-            if outdated():
+            if not go_on():
                 return None
             rows = max(8, round(_BAND_SECONDS * self._pixels_per_second / request.width))
             end = min(first + rows, request.height)
@@ -331,24 +355,37 @@ class RenderWorker:
             first = end
         return torch.cat(bands)
 
-    def _outdated(self, seen: _Seen, request: Request, look: Look) -> bool:
-        """Tells whether to abandon a sharp picture because something else must be drawn first."""
+    def _is_wanted(self, seen: _Seen, request: Request, look: Look) -> bool:
+        """Tells whether to go on with a sharp picture; no longer if something else must be drawn first."""
         with self._wake:
             moving = any(other.stage == _Stage.NOT for other in self._seen.values())
-            return self._closed or moving or seen.request != request or self._look != look
+            left = all(other is not seen for other in self._seen.values())
+            return not (self._closed or moving or left or seen.request != request or self._look != look)
 
-    def _draw_still(self, still: _Still) -> None:
+    def _draw_still(self, who: int, still: _Still) -> None:
+        """Draws a still, and between its bands whatever others wait for."""
+
+        def go_on() -> bool:
+            with self._wake:
+                other = self._next()
+            if other is not None:
+                self._draw(other)
+            return not (still.result.cancelled() or self._closed)
+
+        pixels, error = None, None
+        try:
+            pixels = self._in_bands(still.request, still.look, go_on)
+        except Exception as caught:
+            error = caught
+        with self._wake:
+            if self._stills.get(who) is still:
+                del self._stills[who]
         if not still.result.set_running_or_notify_cancel():
             return
-        try:
-            pixels = self._in_bands(still.request, self._look, lambda: self._closed)
-        except Exception as error:
-            still.result.set_exception(error)
-            return
-        if pixels is None:
-            still.result.set_exception(RuntimeError("the viewer was closed"))
-        else:
+        if pixels is not None:
             still.result.set_result(pixels)
+        else:
+            still.result.set_exception(error or RuntimeError("the viewer was closed"))
 
     def _take_news(self) -> None:
         """Goes over to a newer field, if there is one and it is time."""
@@ -367,14 +404,12 @@ class RenderWorker:
                 seen.stage = min(seen.stage, _Stage.MEDIUM)
 
     def _give_up(self, error: Exception) -> None:
-        """Marks as drawn what could not be, so that it is tried again only after a change."""
+        """Tells an error once, and waits before a newer field is taken."""
         if str(error) != self._last_error:
             logger.error("the viewer cannot draw: %s", error)
         self._last_error = str(error)
         with self._wake:
             self._next_news = time.perf_counter() + _SECONDS_AFTER_ERROR
-            for seen in self._seen.values():
-                seen.stage = _Stage.SHARP
 
     def _on_own_stream(self) -> contextlib.AbstractContextManager[object]:
         """Keeps this thread's work on CUDA apart from training's, so that neither is queued behind the other."""

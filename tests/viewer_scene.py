@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
+
+import torch
+from free_ports import free_port
 
 import voxelfield
 from voxelfield.datasets.scene import Scene
@@ -57,3 +63,31 @@ def trained_run() -> Run:
     done = session()
     done.fit()
     return done.result()
+
+
+@contextlib.contextmanager
+def served_page(host: str = "127.0.0.1", name: str = "RUN", live: Any = None) -> Iterator[Any]:
+    """The page of the trained run, as it is served by ``page.address``."""
+    from voxelfield.viewer.curves import Curves
+    from voxelfield.viewer.drawing.painter import content_boxes
+    from voxelfield.viewer.drawing.photographs import Photographs
+    from voxelfield.viewer.page.address import Address
+    from voxelfield.viewer.page.viewer_page import ViewerPage
+    from voxelfield.viewer.scheduling.source import FinishedRun
+
+    run = trained_run()
+    page = ViewerPage(
+        Address(host, free_port()),
+        "bricks",
+        name,
+        FinishedRun(run),
+        Photographs.of(bricks(), ("train", "test"), None),
+        content_boxes(run),
+        torch.ones(3),
+        Curves(),
+        live,
+    )
+    try:
+        yield page
+    finally:
+        page.close()

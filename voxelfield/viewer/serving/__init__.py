@@ -1,0 +1,1 @@
+"""Who may use the page, and what a browser may ask for."""
