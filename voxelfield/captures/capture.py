@@ -13,10 +13,9 @@ from PIL import Image
 from torch import Tensor
 
 from voxelfield.captures.measures import SHARPNESS_SIZE, fingerprint, sharpness
-from voxelfield.datasets.colmap import is_colmap, read_points
+from voxelfield.datasets import colmap
 from voxelfield.datasets.images import Size, image_size
 from voxelfield.datasets.loading import load_scene
-from voxelfield.datasets.registry import format_of
 from voxelfield.grids.field_frame import FieldFrame
 from voxelfield.messages import printable
 
@@ -43,6 +42,7 @@ class Capture:
         fingerprints: (N, 32, 32) of :func:`voxelfield.captures.measures.fingerprint`.
         thumbnails: N small images, RGB, transparent pixels on white.
         frame: The frame of a field's grid, if the scene extends beyond ``aabb``.
+        without_pose: Names of the photographs that COLMAP found no pose for.
     """
 
     name: str
@@ -59,6 +59,7 @@ class Capture:
     fingerprints: npt.NDArray[np.float32]
     thumbnails: tuple[Image.Image, ...]
     frame: FieldFrame | None = None
+    without_pose: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.names)
@@ -85,19 +86,20 @@ class Capture:
         return (2 * torch.atan2(sizes / 2, self.intrinsics[:, :2].clamp(min=0))).rad2deg()
 
 
-def read_capture(folder: Path, aabb: Sequence[Sequence[float]] | None = None) -> Capture:
+def read_capture(folder: Path, aabb: Sequence[Sequence[float]] | None = None, model: int | None = None) -> Capture:
     """Reads every split of a scene. Views whose images are missing are left out, with a warning in the log.
 
     Args:
         folder: Folder of the scene, in any format that :func:`voxelfield.datasets.loading.load_scene` reads.
         aabb: (2, 3) box in world units; None for that of the format.
+        model: Number of the COLMAP model where a folder has several; None: the one with the most images.
 
     Raises:
         FileNotFoundError: The folder is of no known format, or lacks files.
         MissingPackageError: The format needs a package that is not installed.
         ValueError: A file is not as it must be.
     """
-    scene = load_scene(folder, splits=None, image_size=SHARPNESS_SIZE, missing_images="skip", aabb=aabb)
+    scene = load_scene(folder, splits=None, image_size=SHARPNESS_SIZE, missing_images="skip", aabb=aabb, model=model)
     names: list[str] = []
     splits: list[str] = []
     sizes: list[Size] = []
@@ -112,12 +114,17 @@ def read_capture(folder: Path, aabb: Sequence[Sequence[float]] | None = None) ->
         intrinsics.append(split.cameras.intrinsics.double() * scale.repeat(1, 2))
         sizes += found
         images += [Image.fromarray(split.image(index).numpy()) for index in range(len(split))]
-    points, colors = (
-        read_points(folder) if is_colmap(folder) else (torch.zeros(0, 3).double(), torch.zeros(0, 3).byte())
-    )
+    points, colors, without_pose = torch.zeros(0, 3).double(), torch.zeros(0, 3).byte(), []
+    if scene.format == colmap.FORMAT:
+        reconstruction = colmap.read_reconstruction(folder, model)
+        points, colors = reconstruction.points, reconstruction.colors
+        without_pose = [
+            printable(path.relative_to(reconstruction.location.images).as_posix())
+            for path in reconstruction.without_pose
+        ]
     return Capture(
         name=printable(scene.name),
-        format=format_of(folder).name,
+        format=scene.format,
         names=_distinct(names, splits),
         splits=tuple(splits),
         c2w=torch.cat([split.cameras.c2w for split in scene.splits.values()]).double(),
@@ -130,6 +137,7 @@ def read_capture(folder: Path, aabb: Sequence[Sequence[float]] | None = None) ->
         fingerprints=np.stack([fingerprint(image) for image in images]),
         thumbnails=tuple(_thumbnail(image) for image in images),
         frame=scene.frame,
+        without_pose=tuple(without_pose),
     )
 
 

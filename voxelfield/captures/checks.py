@@ -61,6 +61,18 @@ def few_views(capture: Capture) -> Finding | None:
     )
 
 
+def photographs_without_pose(capture: Capture) -> Finding | None:
+    """Warns of photographs that COLMAP found no pose for, which are left out."""
+    left_out = capture.without_pose
+    if not left_out:
+        return None
+    return Finding(
+        "photographs without a pose",
+        f"{len(capture)} of {len(capture) + len(left_out)} photographs have a pose, without one {_are(left_out)} "
+        f"{_list(left_out)}: take more between them and the others, or look at another model (--model N)",
+    )
+
+
 def box_out_of_sight(capture: Capture) -> Finding | None:
     """Warns of cameras in whose images no part of the box lies."""
     blind = _indices(~_sees_box(capture, capture.c2w))
@@ -216,6 +228,7 @@ def duplicate_poses(capture: Capture) -> Finding | None:
 
 CHECKS: tuple[Check, ...] = (
     few_views,
+    photographs_without_pose,
     box_out_of_sight,
     cameras_look_outward,
     absurd_scale,
@@ -269,7 +282,7 @@ def _list(names: Sequence[str]) -> str:
     return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _are(views: Sequence[int]) -> str:
+def _are(views: Sequence[object]) -> str:
     return "is" if len(views) == 1 else "are"
 
 

@@ -39,13 +39,16 @@ class Inspection:
     findings: tuple[Finding, ...]
 
 
-def inspect_scene(folder: Path, out: Path, aabb: Sequence[Sequence[float]] | None = None) -> Inspection:
+def inspect_scene(
+    folder: Path, out: Path, aabb: Sequence[Sequence[float]] | None = None, model: int | None = None
+) -> Inspection:
     """Reads a scene, checks it, and writes its picture and page.
 
     Args:
         folder: Folder of the scene, in any format that :func:`voxelfield.datasets.loading.load_scene` reads.
         out: Folder for :data:`PICTURE` and :data:`PAGE`; created if missing.
         aabb: (2, 3) box in world units; None for that of the format.
+        model: Number of the COLMAP model where a folder has several; None: the one with the most images.
 
     Returns:
         What was found.
@@ -59,7 +62,7 @@ def inspect_scene(folder: Path, out: Path, aabb: Sequence[Sequence[float]] | Non
         raise MissingPackageError('matplotlib must be installed to draw a scene: pip install "voxelfield[inspect]"')
     from voxelfield.captures.drawing import draw
 
-    capture = read_capture(folder, aabb)
+    capture = read_capture(folder, aabb, model)
     rows, findings = figures(capture), check_capture(capture)
     picture = io.BytesIO()
     draw(capture, findings).save(picture, format="PNG")

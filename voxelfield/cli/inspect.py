@@ -29,6 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--data-root", type=Path, default=Path("data"), help="folder of scenes given by name (default: data)"
     )
+    parser.add_argument(
+        "--model", type=int, metavar="N", help="COLMAP model sparse/N (default: that with the most photographs)"
+    )
     options = parser.parse_args(arguments)
     return in_one_line(lambda: _inspect(options))
 
@@ -37,7 +40,7 @@ def _inspect(options: argparse.Namespace) -> None:
     folder, out = folder_of(options.scene, options.data_root), options.out or Path()
     try:
         with _quiet_loading():
-            found = inspect_scene(folder, out, configured_box(options.scene))
+            found = inspect_scene(folder, out, configured_box(options.scene), options.model)
     except ValueError:
         finding = explain_refusal(folder)
         if finding is not None:

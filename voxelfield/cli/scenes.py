@@ -76,6 +76,7 @@ def load_scene_of(
         boxes=known.boxes,
         near=known.near,
         ndc=False,  # only the photographs and their cameras are needed
+        model=known.model,
     )
 
 

@@ -1,7 +1,7 @@
-"""Loader of COLMAP's layout: a model in ``sparse/0``, ``sparse`` or ``colmap/sparse/0``, and images in ``images``.
+"""Loader of COLMAP's layout: a model, such as ``sparse/0``, and a folder of images.
 
-A folder ``masks``, if there is one, holds ``NAME.png`` for each image NAME, such as ``a.jpg.png``: black where pixels
-must be ignored. COLMAP itself has masks named so.
+A folder ``masks`` beside that of the images, if there is one, holds a mask for each image, such as ``a.jpg.png`` or
+``a.png`` for ``a.jpg``: black where pixels must be ignored. COLMAP itself names them in the first way.
 
 pycolmap reads the model, binary or text, with or without rigs. Poses have OpenCV axes (y down, looking along z).
 """
@@ -9,6 +9,8 @@ pycolmap reads the model, binary or text, with or without rigs. Poses have OpenC
 from __future__ import annotations
 
 import importlib.util
+import logging
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ import torch
 
 from voxelfield.datasets.bounds import box_of_cameras, box_of_points
 from voxelfield.datasets.captures import load_capture
-from voxelfield.datasets.colmap_layout import check_binary_model
+from voxelfield.datasets.colmap_layout import check_binary_model, is_binary, names_in_text
+from voxelfield.datasets.colmap_models import Location, find_model, image_paths, images_without_pose, mask_path
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, photo_lens, scaled, with_shrunk_images
 from voxelfield.datasets.poses import check_poses, turned_about
@@ -26,8 +29,10 @@ from voxelfield.installed import MissingPackageError
 from voxelfield.ops._errors import shown
 from voxelfield.rendering.lens import LensModel
 
-MODELS = ("sparse/0", "sparse", "colmap/sparse/0")
-"""Folders in which a model is looked for."""
+logger = logging.getLogger(__name__)
+
+FORMAT = "COLMAP"
+"""Name of the format."""
 
 # The lens of each camera model, and its terms in the order in which they follow the focal lengths and principal point.
 _LENSES: dict[str, tuple[LensModel, tuple[str, ...]]] = {
@@ -42,9 +47,23 @@ _LENSES: dict[str, tuple[LensModel, tuple[str, ...]]] = {
 }
 
 
-def is_colmap(folder: Path) -> bool:
-    """Tells whether a folder holds a COLMAP model; see :class:`voxelfield.datasets.registry.Format`."""
-    return _model_folder(folder) is not None
+@dataclass(frozen=True, eq=False)
+class Reconstruction:
+    """A COLMAP model with the images that it is of.
+
+    Attributes:
+        location: Where they lie.
+        photos: The images that have a pose, whether their files are there or not.
+        points: (M, 3) float64 sparse points, world frame.
+        colors: (M, 3) uint8, their colours.
+        without_pose: The image files that have no pose in this model.
+    """
+
+    location: Location
+    photos: list[Photo]
+    points: torch.Tensor
+    colors: torch.Tensor
+    without_pose: list[Path]
 
 
 def load_colmap(folder: Path, options: LoadOptions) -> Scene:
@@ -55,57 +74,99 @@ def load_colmap(folder: Path, options: LoadOptions) -> Scene:
     Raises:
         MissingPackageError: pycolmap is not installed.
     """
-    source, model = _read_model(folder)
-    images = [image for image in model.images.values() if image.has_pose]
-    if not images:
-        raise ValueError(f"{source}: the model must have images with poses, got none of {len(model.images)}")
-    photos = [_photo(folder, source, image, model.cameras[image.camera_id]) for image in images]
-
-    points = torch.from_numpy(np.array([point.xyz for point in model.points3D.values()]).reshape(-1, 3))
+    found = read_reconstruction(folder, options.model)
+    source, images, counts = found.location
+    if counts:
+        sizes = ", ".join(f"{name} with {count} images" for name, count in counts.items())
+        logger.warning(
+            "%s has several models, %s: %s is read, and scene.model=N selects another",
+            source.parent,
+            sizes,
+            source.name,
+        )
+    if found.without_pose:
+        there = sum(photo.path.is_file() for photo in found.photos)
+        logger.warning(
+            "%s: %d of %d photographs in %s have a pose; the others are left out, the first is %s",
+            source,
+            there,
+            there + len(found.without_pose),
+            images,
+            found.without_pose[0].name,
+        )
+    points = found.points
 
     def box() -> torch.Tensor:
-        return box_of_points(points) if len(points) else box_of_cameras(torch.stack([photo.c2w for photo in photos]))
+        if len(points):
+            return box_of_points(points)
+        return box_of_cameras(torch.stack([photo.c2w for photo in found.photos]))
 
-    photos = with_shrunk_images(photos, folder / "images", options.downscale)
+    photos = with_shrunk_images(found.photos, images, options.downscale)
     return load_capture(folder, source, photos, options, box, points=points)
 
 
-def read_points(folder: Path) -> tuple[torch.Tensor, torch.Tensor]:
-    """Reads the sparse points of a capture.
+def read_reconstruction(folder: Path, number: int | None = None) -> Reconstruction:
+    """Reads the model of a capture, but not its images.
 
     Args:
-        folder: A folder that :func:`is_colmap` recognises.
-
-    Returns:
-        (M, 3) positions, float64, world frame, and (M, 3) colours, uint8.
+        folder: A folder that :func:`voxelfield.datasets.colmap_models.is_colmap` recognises.
+        number: Which of several models; None: the one with the most images.
 
     Raises:
         MissingPackageError: pycolmap is not installed.
-        ValueError: The model is damaged.
+        ValueError: There is no model of that number, it is damaged, or has no image with a pose.
     """
-    _, model = _read_model(folder)
+    source, images, _ = location = find_model(folder, number)
+    model = _read_model(source)
+    posed = [image for image in model.images.values() if image.has_pose]
+    if not posed:
+        raise ValueError(f"{source}: the model must have images with poses, got none of {len(model.images)}")
+    paths = image_paths(images, [_name(source, image) for image in posed])
+    masks = images.with_name("masks")
+    has_masks = masks.is_dir()
+    photos = []
+    for path, image in zip(paths, posed, strict=True):
+        relative = path.relative_to(images if path.is_relative_to(images) else images.parent)
+        mask = mask_path(masks, relative) if has_masks else None
+        photos.append(_photo(source, path, mask, image, model.cameras[image.camera_id]))
     points = list(model.points3D.values())
-    positions = np.array([point.xyz for point in points], dtype=np.float64).reshape(-1, 3)
-    colors = np.array([point.color for point in points], dtype=np.uint8).reshape(-1, 3)
-    return torch.from_numpy(positions), torch.from_numpy(colors)
+    return Reconstruction(
+        location,
+        photos,
+        torch.from_numpy(np.array([point.xyz for point in points], dtype=np.float64).reshape(-1, 3)),
+        torch.from_numpy(np.array([point.color for point in points], dtype=np.uint8).reshape(-1, 3)),
+        images_without_pose(images, paths),
+    )
 
 
-def _read_model(folder: Path) -> tuple[Path, Any]:
-    """Returns the folder of a model, and the model."""
+def _read_model(source: Path) -> Any:
     if importlib.util.find_spec("pycolmap") is None:
         raise MissingPackageError('pycolmap must be installed to read a COLMAP model: pip install "voxelfield[colmap]"')
     import pycolmap
 
-    source = _model_folder(folder)
-    assert source is not None
     check_binary_model(source)
     try:
-        return source, pycolmap.Reconstruction(source)
+        model: Any = pycolmap.Reconstruction(source)
     except (ValueError, RuntimeError, OSError, IndexError) as error:
         raise ValueError(f"{source}: not a COLMAP model ({' '.join(str(error).split())[:200]})") from error
+    if not is_binary(source):
+        for number, name in names_in_text(source).items():
+            if b" " in name and number in model.images:
+                model.images[number].name = name
+    return model
 
 
-def _photo(folder: Path, source: Path, image: Any, camera: Any) -> Photo:
+def _name(source: Path, image: Any) -> str:
+    try:
+        name = str(image.name)
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{source}: names of images must be UTF-8, got {error.object!r}") from error
+    if Path(name).is_absolute() or ".." in name.replace("\\", "/").split("/"):
+        raise ValueError(f"{source}: names of images must be inside the folder images, got {shown(name)}")
+    return name
+
+
+def _photo(source: Path, path: Path, mask: Path | None, image: Any, camera: Any) -> Photo:
     kind = camera.model.name
     if kind not in _LENSES:
         raise ValueError(
@@ -119,35 +180,14 @@ def _photo(folder: Path, source: Path, image: Any, camera: Any) -> Photo:
         raise ValueError(
             f"{source}: camera {camera.camera_id} must have a size of at least 1x1, got {camera.width}x{camera.height}"
         )
-    try:
-        name = image.name
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{source}: names of images must be UTF-8, got {error.object!r}") from error
-    if Path(name).is_absolute() or ".." in Path(name).parts:
-        raise ValueError(f"{source}: names of images must be inside the folder images, got {shown(name)}")
     w2c = torch.eye(4, dtype=torch.float64)
     w2c[:3] = torch.from_numpy(np.array(image.cam_from_world().matrix()))
     if not bool(w2c.isfinite().all()):
-        raise ValueError(f"{source}: pose of {name} must be finite, got {w2c.tolist()}")
+        raise ValueError(f"{source}: pose of {image.name} must be finite, got {w2c.tolist()}")
     # A quaternion of zeros would become the identity; others that are not of unit length fail the checks below.
     if not np.any(image.cam_from_world().rotation.quat):
-        raise ValueError(f"{source}: pose of {name} must have a unit quaternion, got zeros")
+        raise ValueError(f"{source}: pose of {image.name} must have a unit quaternion, got zeros")
     c2w = turned_about(torch.linalg.inv(w2c))
-    check_poses(lambda _: f"{source}: pose of {name}", c2w[None])
+    check_poses(lambda _: f"{source}: pose of {image.name}", c2w[None])
     intrinsics = (camera.focal_length_x, camera.focal_length_y, camera.principal_point_x, camera.principal_point_y)
-    masks = folder / "masks"
-    return Photo(
-        folder / "images" / name,
-        c2w,
-        scaled(intrinsics, (camera.width, camera.height)),
-        lens,
-        mask=masks / f"{name}.png" if masks.is_dir() else None,
-    )
-
-
-def _model_folder(folder: Path) -> Path | None:
-    """Returns the folder of the model, if there is one."""
-    for name in MODELS:
-        if any((folder / name / f"images.{suffix}").is_file() for suffix in ("bin", "txt")):
-            return folder / name
-    return None
+    return Photo(path, c2w, scaled(intrinsics, (camera.width, camera.height)), lens, mask=mask)

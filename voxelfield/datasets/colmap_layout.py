@@ -1,7 +1,7 @@
-"""The layout of COLMAP's binary files, checked before pycolmap reads them.
+"""The layout of COLMAP's files: what is checked before pycolmap reads them, and what pycolmap does not read.
 
-pycolmap trusts the number of entries that a file states: with a damaged file it reads past the end for hours, or until
-memory is exhausted.
+pycolmap trusts the number of entries that a binary file states: with a damaged file it reads past the end for hours, or
+until memory is exhausted. In text it ends the name of an image at the first space.
 """
 
 from __future__ import annotations
@@ -54,6 +54,40 @@ class _Walk:
         self.skip((end if end >= 0 else len(self._data)) + 1 - self._at, what)
 
 
+def is_binary(folder: Path) -> bool:
+    """Tells whether pycolmap reads the binary files of a model; otherwise it reads the text."""
+    return all((folder / f"{name}.bin").is_file() for name in ("cameras", "images", "points3D"))
+
+
+def count_posed_images(folder: Path) -> int:
+    """Returns how many images a model has, as its file of images says; 0 if it cannot be read."""
+    try:
+        if not is_binary(folder):
+            return len(names_in_text(folder))
+        with (folder / "images.bin").open("rb") as file:
+            return int.from_bytes(file.read(8), "little")
+    except OSError:
+        return 0
+
+
+def names_in_text(folder: Path) -> dict[int, bytes]:
+    """Returns the names of a text model's images by their numbers, with the spaces in them.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    names = {}
+    with (folder / "images.txt").open("rb") as file:
+        for line in file:
+            words = line.strip().split(b" ", 9)
+            if not line.strip() or line.startswith(b"#"):
+                continue
+            next(file, None)  # the points of the image
+            if len(words) == 10 and words[0].isdigit():
+                names[int(words[0])] = words[9]
+    return names
+
+
 def check_binary_model(folder: Path) -> None:
     """Raises if a file of a binary model is shorter than its stated numbers of entries require.
 
@@ -64,8 +98,8 @@ def check_binary_model(folder: Path) -> None:
         ValueError: A file ends too early, or a camera is of no known model.
         OSError: A file cannot be read.
     """
-    if not all((folder / f"{name}.bin").is_file() for name in ("cameras", "images", "points3D")):
-        return  # pycolmap reads the text
+    if not is_binary(folder):
+        return
     for name, walk in _FILES.items():
         path = folder / f"{name}.bin"
         if not path.is_file():

@@ -10,6 +10,7 @@ from typing import Literal
 
 from torch import Tensor
 
+from voxelfield.datasets import colmap
 from voxelfield.datasets.locate import SceneNotFoundError, configured_box, configured_scenes, find_scene, is_path
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.registry import format_of, recognised_format
@@ -34,6 +35,7 @@ def load_scene(
     boxes: int | None = None,
     near: float | None = None,
     ndc: bool | None = None,
+    model: int | None = None,
     root: Path | str = "data",
     download: bool = False,
 ) -> Scene:
@@ -61,6 +63,7 @@ def load_scene(
         ndc: Whether the grid lies in normalised device coordinates (:class:`voxelfield.grids.ndc_box.NdcBox`), for
             photographs that all look the same way; None: where they do and points of the scene are known, unless
             ``aabb`` or ``boxes`` is given.
+        model: Number N of the COLMAP model ``sparse/N``, if a capture has several; None: the one with the most images.
         root: Folder of scenes, where a name is looked for.
         download: Fetch a scene that is not there but public.
 
@@ -76,7 +79,10 @@ def load_scene(
         raise ValueError(f"splits must be a sequence of names or None, got {splits!r}: use [{splits!r}]")
     folder = scene if isinstance(scene, Path) else folder_of(scene, root, download)
     box = configured_box(scene) if aabb is None and isinstance(scene, str) else aabb
-    loaded = format_of(folder).load(
+    known = format_of(folder)
+    if model is not None and known.name != colmap.FORMAT:
+        raise ValueError(f"model must be None for {folder}, which has no COLMAP models, got {model}")
+    loaded = known.load(
         folder,
         LoadOptions(
             splits and tuple(splits),
@@ -89,8 +95,10 @@ def load_scene(
             boxes,
             near,
             ndc,
+            model,
         ),
     )
+    loaded = replace(loaded, format=known.name)
     if ndc and not isinstance(loaded.frame, NdcBox):
         raise ValueError(f"ndc must be False or None for {folder}, whose format gives its scenes a box, got True")
     if boxes is not None and boxes > 1 and loaded.frame is None:

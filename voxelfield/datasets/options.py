@@ -31,6 +31,7 @@ class LoadOptions:
             if no box is given and no image has transparent pixels; otherwise 1.
         near: Distance from a camera before which nothing is sampled, world units, with nested boxes; with ``ndc``, the
             depth of the near plane. None: as the cameras suggest.
+        model: Number N of the COLMAP model ``sparse/N``, if a capture has several; None: the one with the most images.
         ndc: Whether a capture's grid lies in normalised device coordinates (:class:`voxelfield.grids.ndc_box.NdcBox`);
             None: if all cameras face the same way, points are known, and neither a box nor a number of boxes is given.
 
@@ -48,9 +49,10 @@ class LoadOptions:
     boxes: int | None = None
     near: float | None = None
     ndc: bool | None = None
+    model: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("downscale", 1), ("image_size", 1), ("boxes", 1)):
+        for name, least in (("downscale", 1), ("image_size", 1), ("boxes", 1), ("model", 0)):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < least):
                 raise ValueError(f"{name} must be a whole number of at least {least}, got {value}")

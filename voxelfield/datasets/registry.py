@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from voxelfield.datasets import blender, colmap, llff, nerfstudio, nsvf
+from voxelfield.datasets import blender, colmap, colmap_models, llff, nerfstudio, nsvf
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene
 
@@ -61,7 +61,7 @@ FORMATS: tuple[Format, ...] = (
         blender.load_blender,
     ),
     Format("nerfstudio or instant-ngp", nerfstudio.FILE, nerfstudio.is_nerfstudio, nerfstudio.load_nerfstudio, True),
-    Format("COLMAP", "sparse/0/images.bin", colmap.is_colmap, colmap.load_colmap, True),
+    Format(colmap.FORMAT, "sparse/0/images.bin", colmap_models.is_colmap, colmap.load_colmap, True),
     Format("LLFF", llff.FILE, llff.is_llff, llff.load_llff, True),
     Format("NSVF", f"{nsvf.FILE} and pose", nsvf.is_nsvf, nsvf.load_nsvf),
 )

@@ -86,6 +86,7 @@ class Scene:
         frame: The frame for the grid of a field, for photographs that show what is around:
             :class:`voxelfield.grids.nested_boxes.NestedBoxes` or :class:`voxelfield.grids.ndc_box.NdcBox`. None: there
             is nothing outside of ``aabb``.
+        format: Name of the format of :mod:`voxelfield.datasets.registry` that it was read from; empty for none.
 
     Raises:
         TypeError: ``aabb`` is not float32.
@@ -96,6 +97,7 @@ class Scene:
     aabb: Tensor
     splits: dict[str, Split]
     frame: FieldFrame | None = None
+    format: str = ""
 
     def __post_init__(self) -> None:
         check_field("Scene.aabb", self.aabb, (2, 3), torch.float32)

@@ -285,6 +285,7 @@ def load_configured_scene(settings: RunConfig, root: Path, splits: Sequence[str]
         boxes=settings.scene.boxes,
         near=settings.scene.near,
         ndc=False if settings.scene.ndc is None and ratio_is_given else settings.scene.ndc,
+        model=settings.scene.model,
     )
     if not isinstance(scene.frame, NestedBoxes):
         return scene

@@ -42,6 +42,7 @@ class SceneConfig:
             the depth of the near plane. None for the default of the scene's format.
         ndc: Whether the grid lies in normalised device coordinates, for cameras that all look the same way; None to
             decide by the cameras.
+        model: Number N of the COLMAP model ``sparse/N``, if a capture has several; None: the one with the most images.
         ndc_camera: Reference camera of these coordinates, three rows of its camera-to-world matrix. A run records it
             and the following two (:data:`NDC_RECORD`); they are not settings.
         ndc_window: Limits of x / depth and y / depth in the reference camera's frame.
@@ -54,6 +55,7 @@ class SceneConfig:
     box_ratio: Annotated[float, Range(1, low_open=True)] = 2.0
     near: NotNegative | None = None
     ndc: bool | None = None
+    model: Annotated[int, Range(0)] | None = None
     ndc_camera: tuple[Row, Row, Row] | None = None
     ndc_window: tuple[tuple[float, float], tuple[float, float]] | None = None
     ndc_depth: Positive | None = None

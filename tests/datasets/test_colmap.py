@@ -1,0 +1,174 @@
+"""COLMAP's layout: where models, images and masks are found, and which of several models is read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import voxelfield
+from voxelfield.captures.capture import read_capture
+from voxelfield.captures.checks import photographs_without_pose
+from voxelfield.datasets.colmap import read_reconstruction
+from voxelfield.datasets.colmap_models import is_colmap
+
+pycolmap = pytest.importorskip("pycolmap")
+
+NAMES = tuple(f"{index:03d}.png" for index in range(8))
+
+
+def write_images(folder: Path, names: Sequence[str] = NAMES) -> None:
+    """Writes an image for each name, the red of which is ten times its place."""
+    for index, name in enumerate(names):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (24, 18), (10 * index, 90, 200)).save(path)
+
+
+def write_model(folder: Path, names: Sequence[str] = NAMES, binary: bool = False) -> None:
+    """Writes a model whose cameras stand on a circle and look along its tangents."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = []
+    for index, name in enumerate(names):
+        half = math.pi * index / len(names)
+        lines += [f"{index + 1} {math.cos(half)} 0 {math.sin(half)} 0 0.5 0.25 3 1 {name}", ""]
+    (folder / "cameras.txt").write_text("1 PINHOLE 24 18 25 25 12 9\n")
+    (folder / "images.txt").write_text("# Image list\n" + "\n".join(lines) + "\n")
+    (folder / "points3D.txt").write_text("".join(f"{k + 1} {k % 3} {k % 5} {k % 7} 9 8 7 0.5\n" for k in range(30)))
+    if binary:
+        pycolmap.Reconstruction(folder).write_binary(folder)
+        for path in folder.glob("*.txt"):
+            path.unlink()
+
+
+def reds(folder: Path, **options: object) -> list[int]:
+    """Returns the red of each image that is loaded."""
+    return voxelfield.load_scene(folder, holdout=0, splits=None, **options).train.images[:, 0, 0, 0].tolist()
+
+
+@pytest.mark.parametrize("binary", [False, True])
+def test_the_model_with_the_most_images_is_read_unless_another_is_named(tmp_path, caplog, binary):
+    write_images(tmp_path / "images")
+    write_model(tmp_path / "sparse" / "0", NAMES[:2], binary)
+    write_model(tmp_path / "sparse" / "1", NAMES[2:7], binary)
+    write_model(tmp_path / "sparse" / "10", NAMES[7:], binary)
+    assert reds(tmp_path) == [20, 30, 40, 50, 60]
+    assert "sparse has several models, 0 with 2 images, 1 with 5 images, 10 with 1 images: 1 is read" in caplog.text
+    assert "5 of 8 photographs in" in caplog.text
+    assert "have a pose; the others are left out, the first is 000.png" in caplog.text
+    caplog.clear()
+    assert reds(tmp_path, model=10) == [70]
+    assert "several models" not in caplog.text
+    with pytest.raises(ValueError, match=r"model must be one of 0, 1, 10, as .*sparse has no other, got 2"):
+        reds(tmp_path, model=2)
+    with pytest.raises(ValueError, match="model must be a whole number of at least 0, got -1"):
+        reds(tmp_path, model=-1)
+
+
+def test_a_model_whose_images_cannot_be_counted_is_not_chosen(tmp_path):
+    write_images(tmp_path / "images")
+    write_model(tmp_path / "sparse" / "0", NAMES[:1])
+    write_model(tmp_path / "sparse" / "1", binary=True)
+    (tmp_path / "sparse" / "1" / "images.bin").write_bytes(b"")
+    assert reds(tmp_path) == [0]
+
+
+def test_only_colmap_has_models(tmp_path):
+    write_images(tmp_path / "images")
+    write_model(tmp_path / "sparse")
+    with pytest.raises(ValueError, match=r"model must be None, as .*sparse has no other, got 0"):
+        reds(tmp_path, model=0)
+    with pytest.raises(ValueError, match=r"model must be None for .*lego, which has no COLMAP models, got 1"):
+        voxelfield.load_scene(Path(__file__).parents[1] / "fixtures" / "lego", model=1)
+
+
+def test_inspection_names_photographs_without_a_pose(tmp_path):
+    write_images(tmp_path / "images")
+    write_model(tmp_path / "sparse" / "0", NAMES[:3])
+    write_model(tmp_path / "sparse" / "1", NAMES[:2])
+    capture = read_capture(tmp_path)
+    assert (capture.format, len(capture), len(capture.points)) == ("COLMAP", 3, 30)
+    assert capture.without_pose == NAMES[3:]
+    message = photographs_without_pose(capture).message
+    assert message.startswith("3 of 8 photographs have a pose, without one are 003.png, 004.png, 005.png and 2 more:")
+    assert len(read_capture(tmp_path, model=1)) == 2
+    write_model(tmp_path / "sparse" / "0")
+    assert photographs_without_pose(read_capture(tmp_path)) is None
+
+
+@pytest.mark.parametrize(
+    ("place", "images"),
+    [
+        ("sparse/0", "images"),
+        ("sparse", "images"),
+        ("colmap/sparse/0", "images"),
+        ("colmap/sparse", "colmap/images"),
+        ("colmap_sparse/0", "images"),
+        ("colmap_text", "images"),
+        ("undistorted/sparse", "undistorted/images"),
+        ("dense/sparse", "dense/images"),
+        ("dense/0/sparse", "dense/0/images"),
+    ],
+)
+def test_models_are_found_where_programs_leave_them(tmp_path, place, images):
+    assert not is_colmap(tmp_path)
+    write_images(tmp_path / images)
+    write_model(tmp_path / place)
+    assert is_colmap(tmp_path)
+    assert read_reconstruction(tmp_path).location[:2] == (tmp_path / place, tmp_path / images)
+    assert reds(tmp_path) == list(range(0, 80, 10))
+
+
+def test_an_undistorted_model_is_read_where_only_its_images_are_there(tmp_path):
+    write_model(tmp_path / "sparse" / "0")
+    write_images(tmp_path / "dense" / "images")
+    write_model(tmp_path / "dense" / "sparse")
+    assert read_reconstruction(tmp_path).location.model == tmp_path / "dense" / "sparse"
+    write_images(tmp_path / "images")
+    assert read_reconstruction(tmp_path).location.model == tmp_path / "sparse" / "0"
+
+
+def test_names_may_have_spaces_folders_and_backslashes(tmp_path, caplog):
+    names = ["left side/my photo (1).png", "left side/ä b.png", "right/c.png"]
+    write_images(tmp_path / "images", names)
+    write_model(tmp_path / "sparse" / "0", [names[0], names[1], names[2].replace("/", "\\")])
+    assert sorted(reds(tmp_path)) == [0, 10, 20]
+    assert not caplog.records, "nothing is missing or without a pose"
+
+
+def test_names_may_be_relative_to_the_folder_around_the_images(tmp_path, caplog):
+    write_images(tmp_path / "images")
+    write_model(tmp_path / "sparse" / "0", [f"images/{name}" for name in NAMES[:7]])
+    assert reds(tmp_path) == list(range(0, 70, 10))
+    assert "7 of 8 photographs in" in caplog.text
+
+
+def test_names_that_leave_the_folder_are_refused(tmp_path):
+    write_images(tmp_path / "images")
+    for name in ("../a.png", "..\\a.png", "/etc/a.png"):
+        write_model(tmp_path / "sparse" / "0", [name])
+        with pytest.raises(ValueError, match="names of images must be inside the folder images, got"):
+            reds(tmp_path)
+
+
+@pytest.mark.parametrize("naming", ["{name}.png", "{stem}.png"])
+@pytest.mark.parametrize("around", ["", "dense/"])
+def test_masks_are_named_after_their_images(tmp_path, naming, around):
+    names = [f"left/{index}.jpg" for index in range(3)]
+    write_images(tmp_path / f"{around}images", names)
+    write_model(tmp_path / f"{around}sparse", names)
+    for index, name in enumerate(names):
+        mask = np.full((18, 24), 255, dtype=np.uint8)
+        mask[:, :index] = 0
+        path = tmp_path / f"{around}masks" / naming.format(name=name, stem=name.removesuffix(".jpg"))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(mask).save(path)
+    split = voxelfield.load_scene(tmp_path, holdout=0, splits=None).train
+    assert split.masks.sum(dim=(1, 2)).tolist() == [18 * 24, 18 * 23, 18 * 22]
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=r"masks/left/2.jpg.png: no such mask"):
+        voxelfield.load_scene(tmp_path, holdout=0, splits=None)
