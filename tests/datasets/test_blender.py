@@ -94,7 +94,7 @@ def test_pixels_and_poses_are_read_as_they_are(tmp_path):
     truth = write_split(tmp_path, images=3, size=(7, 5))
     pose = np.array([[0.0, -1, 0, 3], [0.6, 0, -0.8, 7], [0.8, 0, 0.6, 11], [0, 0, 0, 1]])
     edit(tmp_path, lambda content: content["frames"][1].update(transform_matrix=pose.tolist()))
-    scene = load_blender(tmp_path, LoadOptions(splits=["train"]))
+    scene = load_blender(tmp_path, LoadOptions(splits=["train"], holdout=0))
     assert torch.equal(scene.train.images, truth)
     assert (scene.train.cameras.width, scene.train.cameras.height) == (7, 5)
     assert torch.equal(scene.train.cameras.c2w[1], torch.from_numpy(pose).float())
@@ -107,7 +107,7 @@ def test_images_without_alpha_are_opaque(tmp_path, mode, suffix):
     write_split(tmp_path, mode=mode, suffix=suffix)
     for index in range(2):
         edit(tmp_path, lambda content, i=index: content["frames"][i].update(file_path=f"train/r_{i}{suffix}"))
-    images = load_blender(tmp_path, LoadOptions(splits=["train"])).train.images
+    images = load_blender(tmp_path, LoadOptions(splits=["train"], holdout=0)).train.images
     assert (images[..., 3] == 255).all()
     with Image.open(tmp_path / "train" / f"r_1{suffix}") as image:
         assert torch.equal(images[1, ..., :3], torch.from_numpy(np.array(image.convert("RGB"))))
@@ -132,19 +132,21 @@ def test_intrinsics_in_pixels(tmp_path):
     write_split(tmp_path, fl_x=9.0, fl_y=8.0, cx=2.5, cy=1.5, w=6, h=4)
     edit(tmp_path, lambda content: content.pop("camera_angle_x"))
     edit(tmp_path, lambda content: content["frames"][1].update(fl_x=10.0))
-    intrinsics = load_blender(tmp_path, LoadOptions(splits=["train"])).train.cameras.intrinsics
+    intrinsics = load_blender(tmp_path, LoadOptions(splits=["train"], holdout=0)).train.cameras.intrinsics
     assert intrinsics.tolist() == [[9.0, 8.0, 2.5, 1.5], [10.0, 8.0, 2.5, 1.5]]
-    halved = load_blender(tmp_path, LoadOptions(splits=["train"], downscale=2)).train.cameras
+    halved = load_blender(tmp_path, LoadOptions(splits=["train"], holdout=0, downscale=2)).train.cameras
     assert halved.intrinsics.tolist() == [[4.5, 4.0, 1.25, 0.75], [5.0, 4.0, 1.25, 0.75]]
     assert (halved.width, halved.height) == (3, 2)
 
 
-def test_only_the_splits_asked_for_are_read(scene):
+def test_only_the_images_of_the_splits_asked_for_are_read(scene):
+    (scene / "test" / "r_0.png").write_text("no image")
+    assert list(load_blender(scene, LoadOptions(splits=["train"])).splits) == ["train"]
+    with pytest.raises(ValueError, match=r"r_0\.png: unreadable image"):
+        load_blender(scene, LoadOptions(splits=["test"]))
     (scene / "transforms_val.json").write_text("not JSON")
-    assert list(load_blender(scene).splits) == ["train", "test"]
-    assert list(load_blender(scene, LoadOptions(splits=["test"])).splits) == ["test"]
     with pytest.raises(ValueError, match=r"transforms_val\.json: not valid JSON"):
-        load_blender(scene, LoadOptions(splits=["val"]))
+        load_blender(scene)
 
 
 def test_available_splits_are_those_with_a_json(scene, tmp_path):
@@ -208,7 +210,7 @@ def test_an_even_image_stays_even_at_any_size(size):
 
 def test_downscale_averages(tmp_path):
     truth = write_split(tmp_path, size=(8, 4))
-    images = load_blender(tmp_path, LoadOptions(splits=["train"], downscale=2)).train.images
+    images = load_blender(tmp_path, LoadOptions(splits=["train"], holdout=0, downscale=2)).train.images
     assert images.shape == (2, 2, 4, 4)
     assert np.abs(images[1].numpy() - reference_average(truth[1].numpy(), 2)).max() <= 0.5 + 1e-9
 
@@ -392,8 +394,8 @@ def test_sizes_that_images_are_resized_to(size, options, expected):
 
 def test_intrinsics_follow_images_of_any_size(tmp_path):
     write_split(tmp_path, size=(7, 5), images=1)
-    whole = load_blender(tmp_path, LoadOptions(splits=["train"])).train.cameras
-    small = load_blender(tmp_path, LoadOptions(splits=["train"], image_size=4)).train.cameras
+    whole = load_blender(tmp_path, LoadOptions(splits=["train"], holdout=0)).train.cameras
+    small = load_blender(tmp_path, LoadOptions(splits=["train"], holdout=0, image_size=4)).train.cameras
     assert (small.width, small.height) == (4, 3)
     scale = torch.tensor([4 / 7, 3 / 5, 4 / 7, 3 / 5])
     torch.testing.assert_close(small.intrinsics, whole.intrinsics * scale)

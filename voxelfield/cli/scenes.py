@@ -39,7 +39,10 @@ def load_run_and_split(
         ValueError: One of them is damaged, or there is no such split.
     """
     run = voxelfield.load(options.run, options.device)
-    return run, load_scene_of(run, options, (split,), downscale=downscale, holdout=holdout).split(split)
+    scene = load_scene_of(run, options, (split,), downscale=downscale, holdout=holdout)
+    if split not in scene.splits:
+        raise ValueError(f"the split must be train for a scene of which no views are held out, got {split}")
+    return run, scene.split(split)
 
 
 def load_scene_of(

@@ -8,17 +8,21 @@ al., "NeRF", ECCV 2020.
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from voxelfield.datasets.options import LoadOptions
-from voxelfield.datasets.photos import present_photos, read_split
-from voxelfield.datasets.scene import Scene, Split
+from voxelfield.datasets.photos import Photo, present_photos, read_split
+from voxelfield.datasets.scene import Scene
+from voxelfield.datasets.splits import SPLITS, choose_splits
 from voxelfield.datasets.transforms import read_transforms
 from voxelfield.grids.boxes import box_tensor, parse_box
 
-SPLITS = ("train", "val", "test")
+logger = logging.getLogger(__name__)
+
 DEFAULT_AABB = ((-1.5, -1.5, -1.5), (1.5, 1.5, 1.5))
 
 
@@ -28,12 +32,13 @@ def is_blender(folder: Path) -> bool:
 
 
 def load_blender(folder: Path | str, options: LoadOptions | None = None) -> Scene:
-    """Loads a scene in the NeRF-synthetic layout. Only the splits asked for are read.
+    """Loads a scene in the NeRF-synthetic layout. Only the images of the splits asked for are read.
 
     Args:
         folder: The scene's folder; its name becomes the scene's.
-        options: What to load, and how. Each split needs its ``transforms_<split>.json``, a missing image is an error
-            unless the options say otherwise, and the box is -1.5 to 1.5 along each axis unless they name one.
+        options: What to load, and how. Each split but the test split needs its ``transforms_<split>.json``
+            (:func:`voxelfield.datasets.splits.choose_splits`), a missing image is an error unless the options say
+            otherwise, and the box is -1.5 to 1.5 along each axis unless they name one.
 
     Returns:
         The scene, on the CPU. Images are RGBA with straight alpha; those without alpha are opaque.
@@ -49,8 +54,16 @@ def load_blender(folder: Path | str, options: LoadOptions | None = None) -> Scen
             f"folder must be a scene with transforms_train.json in it, got {folder}, which does not exist"
         )
     box = box_tensor(parse_box(DEFAULT_AABB if options.aabb is None else options.aabb), torch.device("cpu"))
-    wanted = available_splits(folder) if options.splits is None else options.splits
-    loaded = {name: _load_split(folder, name, options) for name in wanted}
+    available = available_splits(folder)
+    for name in options.splits or ():
+        if name not in available and name != "test":
+            there = ", ".join(available) or "none"
+            raise FileNotFoundError(f"{_split_file(folder, name)}: no such file (splits of this scene: {there})")
+    missing = options.missing_images or "error"
+    splits = choose_splits(folder, {name: _read_photos(folder, name, missing) for name in available}, options)
+    loaded = {
+        name: read_split(present_photos(folder, folder, photos, missing), options) for name, photos in splits.items()
+    }
     return Scene(name=folder.resolve().name, aabb=box, splits=loaded)
 
 
@@ -59,13 +72,15 @@ def available_splits(folder: Path | str) -> tuple[str, ...]:
     return tuple(name for name in SPLITS if _split_file(Path(folder), name).is_file())
 
 
-def _load_split(folder: Path, name: str, options: LoadOptions) -> Split:
+def _read_photos(folder: Path, name: str, missing_images: Literal["error", "skip"]) -> list[Photo]:
+    """Returns the photographs of a split; none if its file lists none, or if all are missing and may be."""
     file = _split_file(folder, name)
-    if not file.is_file():
-        there = ", ".join(available_splits(folder)) or "none"
-        raise FileNotFoundError(f"{file}: no such file (splits of this scene: {there})")
-    photos = read_transforms(file)
-    return read_split(present_photos(folder, file, photos, options.missing_images or "error"), options)
+    photos = read_transforms(file, may_be_empty=name != "train")
+    if missing_images == "skip" and name != "train" and not any(photo.path.is_file() for photo in photos):
+        if photos:
+            logger.warning("%s: all %d images are missing; the split is left out", file, len(photos))
+        return []
+    return photos
 
 
 def _split_file(folder: Path, name: str) -> Path:

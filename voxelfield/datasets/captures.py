@@ -12,8 +12,9 @@ from torch import Tensor
 
 from voxelfield.datasets.frames import choose_frame
 from voxelfield.datasets.options import LoadOptions
-from voxelfield.datasets.photos import Photo, held_out, present_photos, read_split
+from voxelfield.datasets.photos import Photo, present_photos, read_split
 from voxelfield.datasets.scene import Scene
+from voxelfield.datasets.splits import choose_splits, in_order
 from voxelfield.grids.boxes import box_tensor, parse_box
 
 logger = logging.getLogger(__name__)
@@ -41,31 +42,19 @@ def load_capture(
         points: (M, 3) points that structure from motion found, or that fill what is seen, world units.
 
     Returns:
-        The scene, on the CPU. With ``holdout=0`` it has no test split, unless the format lists one.
+        The scene, on the CPU. :func:`voxelfield.datasets.splits.choose_splits` says which splits it has.
 
     Raises:
         FileNotFoundError: Images are missing.
         ValueError: There is no such split, or an image is not as it must be.
     """
-    there = present_photos(folder, source, photos, options.missing_images or "skip")
+    there = in_order(present_photos(folder, source, photos, options.missing_images or "skip"))
     lack = [photo.path for photo in there if photo.shrunk is None]
     if 0 < len(lack) < len(there):
         logger.info("%s: all images are downscaled from full size, as %s has no reduced copy", source, lack[0])
         there = [replace(photo, shrunk=None) for photo in there]
-    if listed is None:
-        splits: Mapping[str, Sequence[Photo]] = held_out(there, options.holdout)
-    else:
-        splits = {name: [photo for photo in there if photo.path in some] for name, some in listed.items()}
-    if options.splits is None:
-        wanted = [name for name, some in splits.items() if some]
-    else:
-        wanted = [name for name in options.splits if name != "test" or options.holdout > 0 or listed is not None]
-    loaded = {}
-    for name in wanted:
-        if not splits.get(name):
-            has = ", ".join(split for split, some in splits.items() if some)
-            raise ValueError(f"splits must be among those of {source} ({has}), got {name}")
-        loaded[name] = read_split(splits[name], options)
+    splits = choose_splits(source, {"train": there} if listed is None else _as_listed(source, there, listed), options)
+    loaded = {name: read_split(chosen, options) for name, chosen in splits.items()}
     name, cpu = folder.resolve().name, torch.device("cpu")
     transparent = any(bool((split.images[..., 3] < 255).any()) for split in loaded.values())
     reaches_further = options.aabb is None and not transparent
@@ -74,3 +63,17 @@ def load_capture(
         frame = choose_frame(there, points, options)
         return Scene(name, box_tensor(frame.aabb, cpu), loaded, frame)
     return Scene(name, box_tensor(parse_box(box() if options.aabb is None else options.aabb), cpu), loaded)
+
+
+def _as_listed(source: Path, photos: Sequence[Photo], listed: Mapping[str, Collection[Path]]) -> dict[str, list[Photo]]:
+    """Divides photographs by the paths that a format lists for each split.
+
+    Those that no list names are for training, if no list for training names any.
+    """
+    splits = {name: [photo for photo in photos if photo.path in paths] for name, paths in listed.items()}
+    rest = [photo for photo in photos if not any(photo.path in paths for paths in listed.values())]
+    if not listed.get("train"):
+        splits["train"] = rest
+    elif rest:
+        logger.info("%s: %d photographs are in no split and are not used", source, len(rest))
+    return splits

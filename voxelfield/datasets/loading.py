@@ -44,12 +44,13 @@ def load_scene(
     Args:
         scene: Its folder, or its name. As text, a name in ``configs/scene`` takes precedence over a folder of that name
             in the working directory.
-        splits: Which of train, val and test to load; None: all that the scene has.
+        splits: Which of train, val and test to load; None: all that the scene has. Without views for the test, those of
+            val stand in; without either, some are held out (``holdout``), or there is no test split.
         image_size: Images with a side longer than this, in pixels, are shrunk until none is; None keeps them.
         downscale: Images are shrunk by this factor N first, or taken from the folder ``images_N`` of a capture if that
             holds the same images.
-        holdout: Every ``holdout``-th view, sorted by path, is a test view where the scene lists no views for that; 0
-            holds none out.
+        holdout: Every ``holdout``-th training view, sorted by path, is held out for the test in a scene without test
+            or validation views; 0 holds none out.
         missing_images: ``error`` refuses a scene that lacks a listed image, ``skip`` leaves such views out and warns;
             None does what is usual for the format.
         lens_distortion: Whether to apply lens distortion; False treats photographs as undistorted, for comparison.

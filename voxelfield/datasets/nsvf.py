@@ -36,8 +36,8 @@ def is_nsvf(folder: Path) -> bool:
 def load_nsvf(folder: Path, options: LoadOptions) -> Scene:
     """Loads a scene; see :class:`voxelfield.datasets.registry.Loader`.
 
-    Where no name begins with 2, as in Tanks & Temples and BlendedMVS, the test split is that of names with 1. Without
-    a box, it is that of ``bbox.txt``.
+    In Tanks & Temples and BlendedMVS no name begins with 2, and names with 1 are the test views. Without a box, it is
+    that of ``bbox.txt``.
     """
     source = folder / "pose"
     intrinsics = _read_intrinsics(folder / FILE)
@@ -53,7 +53,6 @@ def load_nsvf(folder: Path, options: LoadOptions) -> Scene:
         listed[split].add(photo.path)
     if not photos:
         raise FileNotFoundError(f"{source}: must hold a file NAME.txt for each image, got none")
-    listed["test"] = listed["test"] or listed["val"]
     return load_capture(folder, source, photos, options, partial(_read_box, folder / "bbox.txt"), listed)
 
 

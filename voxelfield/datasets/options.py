@@ -20,8 +20,8 @@ class LoadOptions:
         splits: Which of train, val and test; None: all that the scene has.
         image_size: Images with a side longer than this, in pixels, are shrunk until none is; None keeps them.
         downscale: Images are shrunk by this factor N first, or taken from the folder ``images_N`` of a capture.
-        holdout: Every so many views, from the first in the order of their names, are the test split of a capture, whose
-            format lists no splits; 0 holds none out.
+        holdout: Every ``holdout``-th training view, sorted by path, is held out for the test in a scene without test
+            or validation views; 0 holds none out.
         missing_images: ``error`` refuses a scene that lacks a listed image, ``skip`` leaves such views out and warns;
             None does what is usual for the format.
         lens_distortion: Whether rays are bent as the lenses bend them. Without, photographs count as undistorted: those

@@ -108,22 +108,6 @@ def with_shrunk_images(photos: Sequence[Photo], images: Path, downscale: int) ->
     ]
 
 
-def held_out(photos: Sequence[Photo], every: int) -> dict[str, list[Photo]]:
-    """Divides photographs into a training and a test split.
-
-    Args:
-        photos: All of them.
-        every: Every ``every``-th photo in the order of names, beginning with the first, is for the test; 0: none.
-    """
-    ordered = sorted(photos, key=lambda photo: photo.path.name)
-    if every == 0:
-        return {"train": ordered}
-    return {
-        "train": [photo for index, photo in enumerate(ordered) if index % every != 0],
-        "test": ordered[::every],
-    }
-
-
 def cameras_of(photos: Sequence[Photo], options: LoadOptions) -> Cameras:
     """Returns the cameras of photographs at the full size of their files, whatever size they are read at.
 

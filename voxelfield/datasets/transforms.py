@@ -50,11 +50,12 @@ _LENSES: dict[str, LensModel] = {
 }
 
 
-def read_transforms(file: Path) -> list[Photo]:
+def read_transforms(file: Path, *, may_be_empty: bool = False) -> list[Photo]:
     """Reads such a file.
 
     Args:
         file: It lies in the folder that paths of images start from.
+        may_be_empty: Whether a file without frames is valid.
 
     Returns:
         The photographs that it lists, whether their files are there or not.
@@ -64,6 +65,8 @@ def read_transforms(file: Path) -> list[Photo]:
             model.
     """
     meta = read_object(file)
+    if may_be_empty and meta.get("frames") == []:
+        return []
     frames = _frames(file, meta)
     if len(frames) >= _MANY_FRAMES:
         logger.info("%s: checking %d frames", file, len(frames))

@@ -108,7 +108,8 @@ class DataConfig:
         root: Folder with one subfolder per scene.
         download: Download the scene if it is absent and publicly available.
         downscale: Factor N by which images are shrunk, or the ``images_N`` folder of a capture that is used instead.
-        holdout: Every ``holdout``-th view belongs to the test split, for formats that list no splits; 0 holds none out.
+        holdout: Every ``holdout``-th training view, sorted by path, is held out for the test in a scene without test
+            or validation views; 0 holds none out.
         missing_images: ``error`` rejects a scene with missing images, ``skip`` leaves such views out; None selects the
             default of the format.
         lens_distortion: Whether rays follow the lens distortion of a capture.
