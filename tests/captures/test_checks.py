@@ -20,9 +20,10 @@ from voxelfield.captures.checks import (
     blurred_images,
     box_out_of_sight,
     box_unlike_cameras,
-    cameras_look_outward,
+    cameras_astray,
     cameras_rolled,
     check_capture,
+    doubtful_poses,
     duplicate_images,
     duplicate_poses,
     few_views,
@@ -117,7 +118,7 @@ def test_poses_with_the_axes_of_opencv(good):
     flip = torch.diag(torch.tensor([1.0, -1, -1, 1], dtype=torch.float64))
     found = box_out_of_sight(replace(good, c2w=good.c2w @ flip))
     assert len(found.views) == COUNT
-    assert "OpenCV's axes: negate the second and the third column" in found.message
+    assert "OpenCV's axes (y down, looking along z): negate the second and the third column" in found.message
 
 
 def test_a_camera_within_the_box_sees_it(good):
@@ -125,11 +126,26 @@ def test_a_camera_within_the_box_sees_it(good):
 
 
 def test_cameras_that_look_away_from_one_another(good):
-    found = cameras_look_outward(replace(good, c2w=turned(good.c2w, -1, 1, -1)))
-    assert "most look away from one another" in found.message
+    found = doubtful_poses(replace(good, c2w=turned(good.c2w, -1, 1, -1)))
+    assert "most cameras look away from one another" in found.message
     pose = good.c2w[:1].repeat(COUNT, 1, 1)
     pose[:, :3, 3] += torch.linspace(-1, 1, COUNT, dtype=torch.float64)[:, None] * pose[:, :3, 0]
-    assert cameras_look_outward(replace(good, c2w=pose)) is None, "side by side they look neither way"
+    assert doubtful_poses(replace(good, c2w=pose)) is None, "side by side they look neither way"
+
+
+def test_matrices_that_are_world_to_camera(good):
+    found = doubtful_poses(replace(good, c2w=torch.linalg.inv(good.c2w)))
+    assert found.message == "the matrices seem to be world to camera, but must be camera to world: invert each"
+
+
+def test_cameras_far_from_all_others_are_named(good):
+    lost = good.c2w[5].clone()
+    lost[:3, 3] *= 10
+    found = cameras_astray(spoilt(good, "c2w", 5, lost))
+    assert found.views == (5,)
+    assert found.message.startswith("view_5 is up to ")
+    assert "and the 23 others within 3" in found.message
+    assert cameras_astray(good) is None
 
 
 @pytest.mark.parametrize(("scale", "is_absurd"), [(1e-5, True), (1e-4, False), (100.0, False), (1e4, True)])

@@ -9,7 +9,14 @@ import torch
 
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.options import LoadOptions
-from voxelfield.datasets.poses import check_cameras_see, check_poses, look_outward, turned_about
+from voxelfield.datasets.poses import (
+    check_cameras_see,
+    check_poses,
+    inverted,
+    likely_mistake,
+    look_outward,
+    turned_about,
+)
 from voxelfield.rendering.cameras import Cameras
 
 LEGO = Path(__file__).parents[1] / "fixtures" / "lego"
@@ -67,3 +74,26 @@ def test_cameras_around_a_subject_do_not_look_outward_unless_turned_about(camera
     assert not look_outward(cameras.c2w)
     assert look_outward(turned_about(cameras.c2w))
     assert not look_outward(turned_about(cameras.c2w)[:2]), "of two nothing can be told"
+
+
+def test_inverted_matrices_are_suspected(cameras):
+    c2w = load_blender(LEGO, LoadOptions(splits=["train"], downscale=4)).train.cameras.c2w
+    assert likely_mistake(c2w) is None
+    assert "must be camera to world: invert each" in inverted(torch.linalg.inv(c2w))
+    assert "negate the second and the third column" in inverted(torch.linalg.inv(turned_about(c2w)))
+    assert inverted(turned_about(c2w)) is None
+    assert likely_mistake(turned_about(c2w)).startswith("most cameras look away from one another")
+    assert inverted(torch.linalg.inv(c2w)[:2]) is None, "of two nothing can be told"
+
+
+def test_a_place_is_not_taken_for_inverted():
+    generator = torch.Generator().manual_seed(0)
+    angle = torch.linspace(0, 4, 40)
+    zero = torch.zeros(40)
+    back = torch.stack((angle.cos(), angle.sin(), zero), dim=-1)
+    right = torch.stack((-angle.sin(), angle.cos(), zero), dim=-1)
+    c2w = torch.eye(4).repeat(40, 1, 1)
+    c2w[:, :3, :3] = torch.stack((right, torch.linalg.cross(back, right), back), dim=-1)
+    for middle in ([0.0, 0.0, 0.0], [3.0, 0.0, -9.0], [0.0, 20.0, 5.0]):
+        c2w[:, :3, 3] = torch.tensor(middle) + torch.randn(40, 3, generator=generator)
+        assert inverted(c2w) is None

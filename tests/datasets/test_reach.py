@@ -11,12 +11,11 @@ import torch
 from PIL import Image
 
 import voxelfield
-from voxelfield.datasets.bounds import nested_boxes_of_cameras, points_of_frusta
+from voxelfield.datasets.bounds import nested_boxes_of_cameras, points_of_frusta, stray_cameras
 from voxelfield.datasets.options import LoadOptions
+from voxelfield.datasets.poses import turned_about
 from voxelfield.training.config import preset
 from voxelfield.training.configured import load_configured_scene
-
-FIXTURE = Path(__file__).parent.parent / "fixtures" / "lego"
 
 
 def circle(count: int, radius: float, height: float = 0.0) -> torch.Tensor:
@@ -34,13 +33,12 @@ def circle(count: int, radius: float, height: float = 0.0) -> torch.Tensor:
 def capture(tmp_path):
     """Writes a capture of eight cameras around the origin."""
 
-    def write(alpha: int = 255) -> Path:
+    def write() -> Path:
         folder = tmp_path / "capture"
         (folder / "images").mkdir(parents=True)
         frames = []
         for index, pose in enumerate(circle(8, 4.0).tolist()):
             pixels = np.full((6, 8, 4), 255, np.uint8)
-            pixels[0, 0, 3] = alpha
             Image.fromarray(pixels).save(folder / "images" / f"{index}.png")
             frames.append({"file_path": f"images/{index}.png", "transform_matrix": pose})
         meta = {"fl_x": 8, "fl_y": 8, "cx": 4, "cy": 3, "w": 8, "h": 6, "frames": frames}
@@ -59,12 +57,6 @@ def test_photographs_show_what_is_around(capture):
     assert 0.1 < scene.frame.near < 1
 
 
-def test_transparent_pixels_say_that_nothing_is(capture):
-    scene = voxelfield.load_scene(capture(alpha=0))
-    assert scene.frame is None
-    torch.testing.assert_close(scene.aabb, torch.tensor([[-4.0] * 3, [4.0] * 3]), atol=1e-3, rtol=0)
-
-
 def test_a_box_that_is_given_holds_all(capture):
     box = [[-1.0, -2.0, -3.0], [1.0, 2.0, 3.0]]
     scene = voxelfield.load_scene(capture(), aabb=box)
@@ -80,13 +72,6 @@ def test_the_number_of_boxes_can_be_given(capture):
     around = voxelfield.load_scene(folder, aabb=box, boxes=4)
     assert around.frame.count == 4
     assert around.aabb.tolist() == box
-
-
-def test_a_scene_of_another_format_reaches_as_far_as_it_is_told():
-    scene = voxelfield.load_scene(FIXTURE, splits=("train",), boxes=3, near=0.5)
-    assert (scene.frame.count, scene.frame.near) == (3, 0.5)
-    assert scene.aabb.tolist() == [[-1.5] * 3, [1.5] * 3]
-    assert voxelfield.load_scene(FIXTURE, splits=("train",)).frame is None
 
 
 @pytest.mark.parametrize(
@@ -107,7 +92,9 @@ def test_points_say_where_the_subject_is():
     near = torch.tensor([5.0, 0.0, 1.0]) + torch.tensor([1.0, 2.0, 0.5]) * (2 * torch.rand(900, 3) - 1)
     far = torch.tensor([5.0, 0.0, 1.0]) + 15 * (2 * torch.rand(80, 3) - 1)
     lost = torch.full((5, 3), 1e4)
-    boxes = nested_boxes_of_cameras(circle(8, 4.0), torch.cat((near, far, lost)))
+    cameras = circle(8, 4.0)
+    cameras[:, :3, 3] += torch.tensor([5.0, 0.0, 1.0])
+    boxes = nested_boxes_of_cameras(cameras, torch.cat((near, far, lost)))
     low, high = torch.tensor(boxes.aabb)
     assert ((low < torch.tensor([5.0, 0.0, 1.0])) & (torch.tensor([5.0, 0.0, 1.0]) < high)).all()
     assert ((high - low) < torch.tensor([3.0, 5.0, 2.5])).all()
@@ -117,6 +104,59 @@ def test_points_say_where_the_subject_is():
     low, high = torch.tensor(boxes.outermost)
     assert ((far > low) & (far < high)).all(dim=-1).float().mean() > 0.9
     assert high[0] < 1000
+
+
+def background(count: int, low: list[float], high: list[float]) -> torch.Tensor:
+    """Points spread over a box."""
+    share = torch.rand(count, 3, generator=torch.Generator().manual_seed(0))
+    return torch.lerp(torch.tensor(low), torch.tensor(high), share)
+
+
+def test_points_of_the_background_do_not_widen_the_smallest_box():
+    bench = background(400, [-1.0, -0.5, -0.5], [1.0, 0.5, 0.5])
+    everywhere = background(3000, [-14.0, -5.0, -12.0], [14.0, 5.0, 12.0])
+    behind = background(3000, [8.0, -6.0, -2.0], [20.0, 6.0, 9.0])
+    for trees in (everywhere, behind):
+        boxes = nested_boxes_of_cameras(circle(40, 4.0), torch.cat((bench, trees)))
+        low, high = torch.tensor(boxes.aabb)
+        assert (low >= -2.01).all()
+        assert (high <= 2.01).all()
+        assert ((low < 0) & (high > 0)).all()
+        assert torch.tensor(boxes.outermost)[1, 0] > 12, "the largest box still holds the background"
+
+
+def test_cameras_that_face_the_same_way_do_not_limit_the_box_of_points():
+    c2w = torch.eye(4).repeat(30, 1, 1)
+    c2w[:, 0, 3] = torch.linspace(-1, 1, 30)
+    low, high = torch.tensor(nested_boxes_of_cameras(c2w, background(2000, [-8.0, -6.0, -30], [8.0, 6.0, -10])).aabb)
+    assert (high - low > 0.7 * torch.tensor([16.0, 12.0, 20.0])).all()
+
+
+def test_cameras_amid_a_place_do_not_limit_the_box_of_points():
+    around = circle(40, 1.0)
+    around[::2] = turned_about(around[::2])
+    low, high = torch.tensor(nested_boxes_of_cameras(around, background(2000, [-5.0] * 3, [5.0] * 3)).aabb)
+    assert (high - low > 7).all()
+
+
+@pytest.mark.parametrize("outward", [False, True])
+def test_stray_poses_do_not_widen_the_boxes(outward):
+    cameras = circle(40, 1.0, height=0.1)
+    cameras = turned_about(cameras) if outward else cameras
+    stray = cameras.clone()
+    stray[[3, 17, 30], :3, 3] = torch.tensor([[28.0, 3.0, 1.0], [-9.0, 20.0, 7.0], [0.0, -12.0, 30.0]])
+    assert stray_cameras(stray).nonzero()[:, 0].tolist() == [3, 17, 30]
+    others = [index for index in range(40) if index not in (3, 17, 30)]
+    assert nested_boxes_of_cameras(stray) == nested_boxes_of_cameras(cameras[others])
+    points = background(500, [-0.5] * 3, [0.5] * 3)
+    assert nested_boxes_of_cameras(stray, points) == nested_boxes_of_cameras(cameras[others], points)
+
+
+def test_many_distant_cameras_are_not_astray():
+    far = torch.cat((circle(30, 1.0), circle(6, 20.0)))
+    assert not stray_cameras(far).any()
+    assert not stray_cameras(circle(40, 4.0, height=1.0)).any()
+    assert not stray_cameras(torch.eye(4).repeat(5, 1, 1)).any()
 
 
 def boxes_of_a_row(count: int) -> torch.Tensor:

@@ -12,8 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.captures.capture import Capture
+from voxelfield.datasets.bounds import stray_cameras
 from voxelfield.datasets.images import Size
-from voxelfield.datasets.poses import look_outward, sees_box, turned_about
+from voxelfield.datasets.poses import OPENCV_AXES, likely_mistake, sees_box, turned_about
 
 FEW_VIEWS = 20
 SCALES = (1e-4, 1e4)
@@ -83,20 +84,32 @@ def box_out_of_sight(capture: Capture) -> Finding | None:
     if len(blind) <= len(capture) // 2:
         remedy = "choose another scene.aabb, or leave these views out"
     elif int(_sees_box(capture, turned).sum()) > len(capture) - len(blind):
-        remedy = "the poses seem to have OpenCV's axes: negate the second and the third column of each"
+        remedy = OPENCV_AXES
     else:
         remedy = "check that poses are camera to world with OpenGL's axes (y up, looking along -z), and scene.aabb"
     return Finding("box out of sight", f"{lack}: {remedy}", blind)
 
 
-def cameras_look_outward(capture: Capture) -> Finding | None:
-    """Warns of cameras that look away from one another, as those within a room do, or those with a wrong convention."""
-    if not look_outward(capture.c2w):
+def doubtful_poses(capture: Capture) -> Finding | None:
+    """Warns of poses that probably have another convention; see :func:`voxelfield.datasets.poses.likely_mistake`."""
+    mistake = likely_mistake(capture.c2w)
+    return None if mistake is None else Finding("doubtful poses", mistake)
+
+
+def cameras_astray(capture: Capture) -> Finding | None:
+    """Warns of a few cameras far from all others; see :func:`voxelfield.datasets.bounds.stray_cameras`."""
+    astray = _indices(stray_cameras(capture.c2w))
+    if not astray:
         return None
+    others = [index for index in range(len(capture)) if index not in astray]
+    centre = capture.origins[others].mean(dim=0)
+    distances = (capture.origins - centre).norm(dim=-1)
     return Finding(
-        "cameras look outward",
-        "most look away from one another: check that poses are camera to world with OpenGL's axes (looking along -z); "
-        "if they are, as inside a room, scene.aabb must contain everything visible",
+        "stray cameras",
+        f"{_some(capture, astray)} {_are(astray)} up to {float(distances[list(astray)].max()):.3g} units away, and the "
+        f"{len(others)} others within {float(distances[others].max()):.3g} units of their middle: leave them out, "
+        "unless the photographs were taken there",
+        astray,
     )
 
 
@@ -230,7 +243,8 @@ CHECKS: tuple[Check, ...] = (
     few_views,
     photographs_without_pose,
     box_out_of_sight,
-    cameras_look_outward,
+    doubtful_poses,
+    cameras_astray,
     absurd_scale,
     box_unlike_cameras,
     mixed_orientation,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from voxelfield.datasets.bounds import stray_cameras, viewed_point
 from voxelfield.rendering.cameras import Cameras
 
 FARTHEST = 1e6
@@ -16,6 +17,21 @@ FARTHEST = 1e6
 _FROM_ORTHONORMAL = 1e-3
 _LATTICE = 9  # points along each axis of a box
 _OUTWARD = -0.5  # cosine of the angle between a camera's look and the way to the other cameras
+# Of cameras around a subject: the cosine of the angle between a look and the direction of the point that all look at,
+# and the length of the mean up direction, at least; and the length of the mean look, at most. Matrices with one of the
+# first two below _UNLIKE are not those of cameras around a subject.
+_INWARD = 0.9
+_UPRIGHT = 0.5
+_ALIKE = 0.9
+_UNLIKE = 0.5
+
+OPENCV_AXES = (
+    "the poses seem to have OpenCV's axes (y down, looking along z): negate the second and the third column of each"
+)
+"""Remedy for poses with OpenCV's axes."""
+
+INVERTED = "the matrices seem to be world to camera, but must be camera to world: invert each"
+"""Remedy for inverted matrices."""
 
 
 def check_poses(name: Callable[[int], str], c2w: Tensor) -> None:
@@ -97,6 +113,55 @@ def look_outward(c2w: Tensor) -> bool:
     return float((towards * -c2w[:, :3, 2]).sum(dim=-1).median()) <= _OUTWARD
 
 
+def likely_mistake(c2w: Tensor) -> str | None:
+    """Returns what is probably wrong with all poses of a capture, with the remedy; None if they look right.
+
+    Cameras that look away from one another may stand in a room, or have OpenCV's axes.
+
+    Args:
+        c2w: (N, 4, 4) camera to world, OpenGL axes; of fewer than three nothing can be told.
+    """
+    mistake = inverted(c2w)
+    if mistake is None and look_outward(c2w):
+        return f"most cameras look away from one another; unless they stood in a room, {OPENCV_AXES}"
+    return mistake
+
+
+def inverted(c2w: Tensor) -> str | None:
+    """Returns the remedy if matrices are probably world to camera, otherwise None.
+
+    They are if their inverses are poses of cameras that stand upright around a subject, and they themselves are not.
+
+    Args:
+        c2w: (N, 4, 4) camera to world, OpenGL axes; of fewer than three nothing can be told.
+    """
+    if len(c2w) < 3 or _surround(c2w.double(), _UNLIKE):
+        return None
+    inverse = torch.linalg.inv(c2w.double())
+    if _surround(inverse):
+        return INVERTED
+    if _surround(turned_about(inverse)):
+        return f"{INVERTED}, then negate the second and the third column, because they have OpenCV's axes"
+    return None
+
+
+def _surround(c2w: Tensor, least: float | None = None) -> bool:
+    """Tells whether cameras (N, 4, 4) stand upright around a point that they look at.
+
+    Args:
+        c2w: Their poses, float64.
+        least: Bound for both criteria in place of those for a capture that certainly is so.
+    """
+    c2w = c2w[~stray_cameras(c2w)]
+    origins, looks = c2w[:, :3, 3], -c2w[:, :3, 2]
+    inward = (F.normalize(viewed_point(origins, looks) - origins, dim=-1) * looks).sum(dim=-1).median()
+    upright = c2w[:, :3, 1].mean(dim=0).norm()
+    if least is not None:
+        return float(torch.minimum(inward, upright)) >= least
+    # Where all look the same way, an inverse does so, too.
+    return float(inward) >= _INWARD and float(upright) >= _UPRIGHT and float(looks.mean(dim=0).norm()) <= _ALIKE
+
+
 def check_cameras_see(name: str, cameras: Cameras, aabb: Tensor) -> None:
     """Refuses cameras none of which has anything of a box in its image: nothing could be learned from them.
 
@@ -112,10 +177,7 @@ def check_cameras_see(name: str, cameras: Cameras, aabb: Tensor) -> None:
     if bool(sees_box(cameras.c2w, cameras.intrinsics, size, aabb).any()):
         return
     if bool(sees_box(turned_about(cameras.c2w), cameras.intrinsics, size, aabb).any()):
-        remedy = (
-            "the poses seem to have OpenCV's axes (y down, looking along z): negate the second and the third column "
-            "of each"
-        )
+        remedy = OPENCV_AXES
     else:
         remedy = "choose another scene.aabb, or check that the poses are camera to world"
     raise ValueError(f"{name} must see scene.aabb, {aabb.tolist()}, got {len(cameras)} that do not: {remedy}")

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from voxelfield import _library
 from voxelfield.config.parsing import parse
-from voxelfield.datasets.poses import check_cameras_see, look_outward
+from voxelfield.datasets.poses import check_cameras_see, likely_mistake
 from voxelfield.datasets.scene import Scene
 from voxelfield.devices import choose_device
 from voxelfield.fields.recipes.recipe import Recipe
@@ -232,11 +232,9 @@ class Session:
             config.trainer = config.camera.schedule(config.trainer)
         if scene.frame is None:
             check_cameras_see("cameras of the training images", scene.train.cameras, scene.aabb)
-        elif look_outward(scene.train.cameras.c2w):
-            logger.warning(
-                "most cameras look away from one another; unless they stood in a room, the poses have OpenCV's axes "
-                "(y down, looking along z): negate the second and the third column of each"
-            )
+        mistake = likely_mistake(scene.train.cameras.c2w)
+        if mistake is not None:
+            logger.warning("%s", mistake)
         self.scene = scene
         self.config = config
         self.recipe = config.model
