@@ -40,7 +40,8 @@ def test_a_folder_is_loaded_from_where_it_lies(tmp_path, as_text):
     shutil.copytree(FIXTURES / "lego", folder)
     scene = voxelfield.load_scene(str(folder) if as_text else folder, image_size=30)
     assert scene.name == "mine"
-    assert torch.equal(scene.aabb, box(-1.5, 1.5))
+    assert (scene.aabb[0] > -1.5).all()
+    assert (scene.aabb[1] < 1.5).all(), "the box is that of the silhouettes"
     assert tuple(scene.train.images.shape[1:3]) == (30, 30)
     given = voxelfield.load_scene(folder, splits=("test",), aabb=box(-1, 2))
     assert torch.equal(given.aabb, box(-1, 2))

@@ -12,18 +12,14 @@ import logging
 from pathlib import Path
 from typing import Literal
 
-import torch
-
+from voxelfield.datasets.frames import make_scene
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, present_photos, read_split
 from voxelfield.datasets.scene import Scene
 from voxelfield.datasets.splits import SPLITS, choose_splits
 from voxelfield.datasets.transforms import read_transforms
-from voxelfield.grids.boxes import box_tensor, parse_box
 
 logger = logging.getLogger(__name__)
-
-DEFAULT_AABB = ((-1.5, -1.5, -1.5), (1.5, 1.5, 1.5))
 
 
 def is_blender(folder: Path) -> bool:
@@ -37,8 +33,8 @@ def load_blender(folder: Path | str, options: LoadOptions | None = None) -> Scen
     Args:
         folder: The scene's folder; its name becomes the scene's.
         options: What to load, and how. Each split but the test split needs its ``transforms_<split>.json``
-            (:func:`voxelfield.datasets.splits.choose_splits`), a missing image is an error unless the options say
-            otherwise, and the box is -1.5 to 1.5 along each axis unless they name one.
+            (:func:`voxelfield.datasets.splits.choose_splits`), and a missing image is an error unless the options say
+            otherwise. :func:`voxelfield.datasets.frames.make_scene` chooses the box.
 
     Returns:
         The scene, on the CPU. Images are RGBA with straight alpha; those without alpha are opaque.
@@ -53,18 +49,20 @@ def load_blender(folder: Path | str, options: LoadOptions | None = None) -> Scen
         raise FileNotFoundError(
             f"folder must be a scene with transforms_train.json in it, got {folder}, which does not exist"
         )
-    box = box_tensor(parse_box(DEFAULT_AABB if options.aabb is None else options.aabb), torch.device("cpu"))
     available = available_splits(folder)
     for name in options.splits or ():
         if name not in available and name != "test":
             there = ", ".join(available) or "none"
             raise FileNotFoundError(f"{_split_file(folder, name)}: no such file (splits of this scene: {there})")
     missing = options.missing_images or "error"
-    splits = choose_splits(folder, {name: _read_photos(folder, name, missing) for name in available}, options)
+    photos = {name: _read_photos(folder, name, missing) for name in available}
     loaded = {
-        name: read_split(present_photos(folder, folder, photos, missing), options) for name, photos in splits.items()
+        name: read_split(present_photos(folder, folder, chosen, missing), options)
+        for name, chosen in choose_splits(folder, photos, options).items()
     }
-    return Scene(name=folder.resolve().name, aabb=box, splits=loaded)
+    # Of all splits, so that the frame does not depend on those asked for.
+    present = [photo for split in photos.values() for photo in split if photo.path.is_file()]
+    return make_scene(folder, folder, present, loaded, options)
 
 
 def available_splits(folder: Path | str) -> tuple[str, ...]:

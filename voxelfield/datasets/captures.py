@@ -7,15 +7,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
-from voxelfield.datasets.frames import choose_frame
+from voxelfield.datasets.frames import make_scene
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, present_photos, read_split
 from voxelfield.datasets.scene import Scene
 from voxelfield.datasets.splits import choose_splits, in_order
-from voxelfield.grids.boxes import box_tensor, parse_box
 
 logger = logging.getLogger(__name__)
 
@@ -25,9 +23,10 @@ def load_capture(
     source: Path,
     photos: Sequence[Photo],
     options: LoadOptions,
-    box: Callable[[], Tensor],
     listed: Mapping[str, Collection[Path]] | None = None,
     points: Tensor | None = None,
+    stated_box: Callable[[], Tensor] | None = None,
+    visible_box: Callable[[], Tensor] | None = None,
 ) -> Scene:
     """Makes a scene of photographs.
 
@@ -37,16 +36,17 @@ def load_capture(
         photos: All of them. Those whose files are missing are left out, with a warning, unless the options forbid it.
             Shrunk images are used if each has one.
         options: What to load, and how.
-        box: Computes the box (2, 3) of a scene whose photographs are transparent around it, if the options name none.
         listed: The paths of each split's photographs, if the format lists them after all.
-        points: (M, 3) points that structure from motion found, or that fill what is seen, world units.
+        points: As for :func:`voxelfield.datasets.frames.make_scene`.
+        stated_box: As for that function.
+        visible_box: As for that function.
 
     Returns:
         The scene, on the CPU. :func:`voxelfield.datasets.splits.choose_splits` says which splits it has.
 
     Raises:
         FileNotFoundError: Images are missing.
-        ValueError: There is no such split, or an image is not as it must be.
+        ValueError: There is no such split, an image is not as it must be, or as for that function.
     """
     there = in_order(present_photos(folder, source, photos, options.missing_images or "skip"))
     lack = [photo.path for photo in there if photo.shrunk is None]
@@ -55,14 +55,7 @@ def load_capture(
         there = [replace(photo, shrunk=None) for photo in there]
     splits = choose_splits(source, {"train": there} if listed is None else _as_listed(source, there, listed), options)
     loaded = {name: read_split(chosen, options) for name, chosen in splits.items()}
-    name, cpu = folder.resolve().name, torch.device("cpu")
-    transparent = any(bool((split.images[..., 3] < 255).any()) for split in loaded.values())
-    reaches_further = options.aabb is None and not transparent
-    unbounded = reaches_further if options.boxes is None else options.boxes > 1
-    if unbounded or options.ndc:
-        frame = choose_frame(there, points, options)
-        return Scene(name, box_tensor(frame.aabb, cpu), loaded, frame)
-    return Scene(name, box_tensor(parse_box(box() if options.aabb is None else options.aabb), cpu), loaded)
+    return make_scene(folder, source, there, loaded, options, points, stated_box, visible_box)
 
 
 def _as_listed(source: Path, photos: Sequence[Photo], listed: Mapping[str, Collection[Path]]) -> dict[str, list[Photo]]:

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from voxelfield.datasets.bounds import box_of_cameras, box_of_points
 from voxelfield.datasets.captures import load_capture
 from voxelfield.datasets.colmap_layout import check_binary_model, is_binary, names_in_text
 from voxelfield.datasets.colmap_models import Location, find_model, image_paths, images_without_pose, mask_path
@@ -69,8 +68,6 @@ class Reconstruction:
 def load_colmap(folder: Path, options: LoadOptions) -> Scene:
     """Loads a capture; see :class:`voxelfield.datasets.registry.Loader`.
 
-    Without a box, it is that of the model's points, or of the cameras if there are none.
-
     Raises:
         MissingPackageError: pycolmap is not installed.
     """
@@ -94,15 +91,8 @@ def load_colmap(folder: Path, options: LoadOptions) -> Scene:
             images,
             found.without_pose[0].name,
         )
-    points = found.points
-
-    def box() -> torch.Tensor:
-        if len(points):
-            return box_of_points(points)
-        return box_of_cameras(torch.stack([photo.c2w for photo in found.photos]))
-
     photos = with_shrunk_images(found.photos, images, options.downscale)
-    return load_capture(folder, source, photos, options, box, points=points)
+    return load_capture(folder, source, photos, options, points=found.points)
 
 
 def read_reconstruction(folder: Path, number: int | None = None) -> Reconstruction:

@@ -1,20 +1,25 @@
-"""Choice of the frame for the grid of an unbounded capture."""
+"""From the loaded images to a scene: the choice of its box, and of a frame for the grid of one without end."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from voxelfield.datasets.bounds import nested_boxes_of_cameras
+from voxelfield.datasets.bounds import box_of_cameras, box_of_points, nested_boxes_of_cameras
 from voxelfield.datasets.forward import NotForwardError, ndc_box_of_cameras
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, cameras_of
-from voxelfield.grids.boxes import parse_box
+from voxelfield.datasets.poses import OPENCV_AXES, inverted, turned_about
+from voxelfield.datasets.scene import Scene, Split
+from voxelfield.datasets.silhouettes import box_of_silhouettes, show_whole_object
+from voxelfield.datasets.transparency import check_visible, shows_object, without_transparency
+from voxelfield.grids.boxes import box_tensor, parse_box
 from voxelfield.grids.ndc_box import NdcBox
 from voxelfield.grids.nested_boxes import NestedBoxes
 
@@ -24,6 +29,92 @@ logger = logging.getLogger(__name__)
 # be chosen. Where cameras stand farther apart, much of the grid is seen by few of them. At 2.3 times, nested boxes were
 # as good; at 1.4 times, these coordinates were better (docs/experiments.md).
 _WIDEST_WINDOW = 2.0
+
+
+# Number of silhouettes below which they may agree by chance, whatever the poses are.
+_FEWEST_SILHOUETTES = 4
+
+
+def make_scene(
+    folder: Path,
+    source: Path,
+    photos: Sequence[Photo],
+    splits: Mapping[str, Split],
+    options: LoadOptions,
+    points: Tensor | None = None,
+    stated_box: Callable[[], Tensor] | None = None,
+    visible_box: Callable[[], Tensor] | None = None,
+) -> Scene:
+    """Makes a scene of loaded images, and decides where its field lies.
+
+    Images of which at least a tenth is transparent show an object, whose box is that of its silhouettes
+    (:func:`voxelfield.datasets.silhouettes.box_of_silhouettes`). All others are photographs of a place: the grid covers
+    nested boxes, or normalised device coordinates, and single transparent pixels are masked.
+
+    Args:
+        folder: The scene's folder; its name becomes the scene's.
+        source: The file that lists the photographs, for messages.
+        photos: All photographs of the scene, whether their split is loaded or not; the image files are there.
+        splits: The loaded splits by name.
+        options: What the user has set of box and frame.
+        points: (M, 3) points that structure from motion found, or that fill what is seen, world units.
+        stated_box: Computes the box (2, 3) around the subject that the format states; None if it states none.
+        visible_box: Computes the box (2, 3) around everything visible, for photographs with ``boxes=1``; None: it is
+            that of the points, or of the cameras.
+
+    Raises:
+        ValueError: An image is transparent throughout, silhouettes only agree if the poses have another convention, or
+            the options contradict the cameras.
+    """
+    check_visible(splits.values())
+    cut_out = shows_object(source, splits)
+    if not cut_out and (options.aabb is None or (options.boxes or 1) > 1):
+        splits = {name: without_transparency(split) for name, split in splits.items()}
+    ends_at_box = (options.boxes or (1 if cut_out or options.aabb is not None else 2)) == 1
+    aabb = options.aabb
+    if aabb is None and stated_box is not None:
+        aabb = stated_box()
+    elif aabb is None and cut_out and not options.ndc:
+        aabb = _box_of_object(source, splits)
+    name, cpu = folder.resolve().name, torch.device("cpu")
+    if options.ndc or not ends_at_box:
+        frame = choose_frame(photos, points, replace(options, aabb=aabb))
+        return Scene(name, box_tensor(frame.aabb, cpu), dict(splits), frame)
+    if aabb is None:
+        aabb = _box_of_place(photos, points) if visible_box is None else visible_box()
+    return Scene(name, box_tensor(parse_box(aabb), cpu), dict(splits))
+
+
+def _box_of_object(source: Path, splits: Mapping[str, Split]) -> Tensor:
+    """Returns the box (2, 3) of the object that images with a transparent background show.
+
+    Raises:
+        ValueError: The silhouettes agree only if the poses have another convention.
+    """
+    # All runs load the training images, so that the box does not depend on the splits asked for.
+    split = splits["train"] if "train" in splits else next(iter(splits.values()))
+    box = box_of_silhouettes(split)
+    if box is not None:
+        return box
+    if len(split) >= _FEWEST_SILHOUETTES and show_whole_object(split):
+        mistake = inverted(split.cameras.c2w)
+        turned = replace(split.cameras, c2w=turned_about(split.cameras.c2w))
+        if mistake is None and box_of_silhouettes(replace(split, cameras=turned)) is not None:
+            mistake = OPENCV_AXES
+        if mistake is not None:
+            raise ValueError(f"{source}: silhouettes must agree on where the object is, got none that do: {mistake}")
+    logger.warning(
+        "%s: the silhouettes do not tell where the object is, so its box is that of the cameras: check the poses and "
+        "the alpha channels, or set scene.aabb",
+        source,
+    )
+    return box_of_cameras(split.cameras.c2w)
+
+
+def _box_of_place(photos: Sequence[Photo], points: Tensor | None) -> Tensor:
+    if points is not None and len(points) > 0:
+        return box_of_points(points)
+    return box_of_cameras(torch.stack([photo.c2w for photo in photos]))
 
 
 def choose_frame(photos: Sequence[Photo], points: Tensor | None, options: LoadOptions) -> NestedBoxes | NdcBox:

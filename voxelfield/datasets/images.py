@@ -17,6 +17,7 @@ import torch
 from PIL import ExifTags, Image, TiffImagePlugin
 from torch import Tensor
 
+from voxelfield.datasets.transparency import CUT_OUT, mean_transparency
 from voxelfield.files import open_regular
 
 logger = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ def read_images(paths: Sequence[Path], sizes: Sequence[Size] | None = None) -> T
         target.paste(image if image.size == sizes[index] else _area_resized(image, sizes[index]))
 
     _in_threads(fill, len(paths), "read")
-    _check_alpha(paths, headers, images)
+    _check_alpha(paths, [header.has_alpha for header in headers], images, sizes)
     return torch.from_numpy(images)
 
 
@@ -119,17 +120,22 @@ def _header(path: Path) -> _Header:
         return _Header(image.size, _has_alpha(image))
 
 
-def _check_alpha(paths: Sequence[Path], headers: Sequence[_Header], images: npt.NDArray[np.uint8]) -> None:
-    """Refuses images (N, H, W, 4) without alpha among others that are transparent around their subject."""
-    opaque = [index for index, header in enumerate(headers) if not header.has_alpha]
-    if not 0 < len(opaque) < len(paths):
+def _check_alpha(
+    paths: Sequence[Path], has_alpha: Sequence[bool], images: npt.NDArray[np.uint8], sizes: Sequence[Size]
+) -> None:
+    """Refuses images without alpha among others (N, H, W, 4) that are transparent around their subject."""
+    if all(has_alpha) or not any(has_alpha):
         return
-    with_alpha = (index for index, header in enumerate(headers) if header.has_alpha)
-    other = next((index for index in with_alpha if images[index, ..., 3].min() < 255), None)
-    if other is not None:
+    shares = {
+        index: mean_transparency(images[index, :height, :width])
+        for index, (width, height) in enumerate(sizes)
+        if has_alpha[index]
+    }
+    if sum(shares.values()) >= CUT_OUT * len(shares):
         raise ValueError(
-            f"{paths[opaque[0]]}: must have an alpha channel, as {paths[other]} has one with transparent pixels, got "
-            "none: cut its background out too, or leave the image out"
+            f"{paths[has_alpha.index(False)]}: must have an alpha channel, as "
+            f"{paths[max(shares, key=shares.__getitem__)]} has one with transparent pixels, got none: cut its "
+            "background out too, or leave the image out"
         )
 
 

@@ -35,7 +35,8 @@ def load_llff(folder: Path, options: LoadOptions) -> Scene:
 
     Images are those of the folder ``images``, which those in ``images_N`` stand in for if ``downscale`` is N. Without
     ``images``, those in ``images_N`` are the images, or else those of the smallest N, which ``downscale`` then shrinks.
-    Without a box, it holds all that the cameras see between the nearest and the farthest depths.
+    With ``boxes=1``, photographs have a box that holds all that the cameras see between the nearest and the farthest
+    depths.
     """
     file = folder / FILE
     rows = _read_rows(file)
@@ -65,7 +66,9 @@ def load_llff(folder: Path, options: LoadOptions) -> Scene:
         photos = [replace(photo, shrunk=path) for photo, path in zip(photos, shrunk, strict=True)]
     slopes = torch.stack((width, height), dim=-1) / (2 * focal[:, None])
     seen = points_of_frusta(c2w, slopes, near, far)
-    return load_capture(folder, file, photos, options, lambda: box_of_frusta(c2w, slopes, near, far), points=seen)
+    return load_capture(
+        folder, file, photos, options, points=seen, visible_box=lambda: box_of_frusta(c2w, slopes, near, far)
+    )
 
 
 def _read_rows(file: Path) -> Tensor:

@@ -8,9 +8,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from voxelfield.datasets.bounds import box_of_cameras
 from voxelfield.datasets.captures import load_capture
 from voxelfield.datasets.image_paths import ImagePaths
 from voxelfield.datasets.options import LoadOptions
@@ -28,13 +25,11 @@ def is_nerfstudio(folder: Path) -> bool:
 
 
 def load_nerfstudio(folder: Path, options: LoadOptions) -> Scene:
-    """Loads a capture; see :class:`voxelfield.datasets.registry.Loader`. Without a box, it is that of the cameras."""
+    """Loads a capture; see :class:`voxelfield.datasets.registry.Loader`."""
     file = folder / FILE
     photos = with_shrunk_images(read_transforms(file), folder / "images", options.downscale)
     listed = _listed_splits(file, read_object(file), photos)
-    return load_capture(
-        folder, file, photos, options, lambda: box_of_cameras(torch.stack([photo.c2w for photo in photos])), listed
-    )
+    return load_capture(folder, file, photos, options, listed)
 
 
 def _listed_splits(file: Path, meta: dict[str, Any], photos: list[Photo]) -> dict[str, set[Path]] | None:

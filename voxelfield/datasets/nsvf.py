@@ -53,7 +53,9 @@ def load_nsvf(folder: Path, options: LoadOptions) -> Scene:
         listed[split].add(photo.path)
     if not photos:
         raise FileNotFoundError(f"{source}: must hold a file NAME.txt for each image, got none")
-    return load_capture(folder, source, photos, options, partial(_read_box, folder / "bbox.txt"), listed)
+    box = folder / "bbox.txt"
+    stated = partial(_read_box, box) if box.is_file() else None
+    return load_capture(folder, source, photos, options, listed, stated_box=stated)
 
 
 def _read_numbers(file: Path) -> list[float]:

@@ -1,0 +1,218 @@
+"""Images with transparent pixels: which of them show an object, and the box around it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+import voxelfield
+from voxelfield.datasets.poses import turned_about
+from voxelfield.datasets.scene import Split
+from voxelfield.datasets.silhouettes import box_of_silhouettes, show_whole_object
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.lens import Lens
+from voxelfield.rendering.paths import axes_looking
+
+CENTRE, RADIUS = torch.tensor([0.3, -0.2, 0.4]), 0.5
+BALL = torch.stack((CENTRE - RADIUS, CENTRE + RADIUS))
+
+
+def around(count: int, distance: float = 4.0, target: torch.Tensor = CENTRE) -> torch.Tensor:
+    """Poses of cameras at several heights around a point that they look at."""
+    angle = torch.arange(count) * 2.4
+    height = 0.9 * torch.linspace(-0.5, 1, count)
+    level = (1 - height**2).sqrt()
+    position = distance * torch.stack((level * angle.cos(), level * angle.sin(), height), dim=-1) + target
+    c2w = torch.eye(4).repeat(count, 1, 1)
+    for index in range(count):
+        c2w[index, :3, :3] = axes_looking(target - position[index], torch.tensor([0.0, 0.0, 1.0]))
+    c2w[:, :3, 3] = position
+    return c2w
+
+
+def ball_split(
+    c2w: torch.Tensor, width: int = 80, height: int = 60, focal: float = 90.0, lens: Lens | None = None
+) -> Split:
+    """Images of a ball before a transparent background."""
+    intrinsics = torch.tensor([focal, focal, width / 2, height / 2]).repeat(len(c2w), 1)
+    cameras = Cameras(c2w, intrinsics, width, height, lens)
+    images = torch.zeros(len(c2w), height, width, 4, dtype=torch.uint8)
+    for index in range(len(c2w)):
+        rays = cameras.image_rays(index, BALL)
+        towards = CENTRE - rays.origins
+        along = (towards * rays.directions).sum(dim=-1)
+        hit = (along > 0) & (towards.square().sum(dim=-1) - along**2 < RADIUS**2)
+        images[index, ..., 3] = torch.where(hit, 255, 0).view(height, width)
+    return Split(images, cameras, tuple(f"view_{index:02d}" for index in range(len(c2w))))
+
+
+def assert_fits(box: torch.Tensor | None, slack: float = 0.35) -> None:
+    """The box holds the ball, and reaches beyond it by at most a share of its radius."""
+    assert box is not None
+    box = box.float()
+    assert (box[0] <= BALL[0]).all()
+    assert (box[1] >= BALL[1]).all()
+    assert (BALL[0] - box[0]).max() < slack * RADIUS
+    assert (box[1] - BALL[1]).max() < slack * RADIUS
+
+
+@pytest.mark.parametrize("count", [8, 40])
+def test_the_box_is_that_of_the_silhouettes(count):
+    assert_fits(box_of_silhouettes(ball_split(around(count))), slack=0.5)
+
+
+def test_images_that_show_parts_of_the_object_cut_nothing():
+    split = ball_split(around(40), focal=300.0)
+    assert not show_whole_object(split)
+    assert_fits(box_of_silhouettes(split), slack=8)
+
+
+def test_masks_with_holes_and_a_few_wrong_poses_cut_nothing():
+    split = ball_split(around(40))
+    split.images[:4, :, 40:, 3] = 0
+    split.cameras.c2w[7, :3, 3] += torch.tensor([3.0, 0, 0])
+    split.cameras.c2w[20, :3, 3] *= 20
+    split.cameras.c2w[30] = turned_about(split.cameras.c2w[30])
+    assert_fits(box_of_silhouettes(split))
+
+
+def test_stray_pixels_do_not_widen_the_box():
+    split = ball_split(around(40))
+    generator = torch.Generator().manual_seed(0)
+    for image in split.images:
+        image[torch.randint(60, (3,), generator=generator), torch.randint(80, (3,), generator=generator), 3] = 255
+        image[0, 5, 3] = 3  # noise of a matte
+    assert_fits(box_of_silhouettes(split))
+
+
+@pytest.mark.parametrize("model", ["perspective", "fisheye"])
+def test_lenses_are_followed(model):
+    lens = Lens(model, torch.tensor([[-0.1, 0.02, 0, 0, 0, 0]]).repeat(20, 1))
+    assert_fits(box_of_silhouettes(ball_split(around(20), lens=lens)), slack=0.6)
+
+
+def test_silhouettes_that_contradict_one_another_have_no_box():
+    split = ball_split(around(20))
+    split.cameras.c2w[:] = split.cameras.c2w[torch.randperm(20, generator=torch.Generator().manual_seed(0))]
+    split.cameras.c2w[::2, :3, 3] += 3.0
+    assert box_of_silhouettes(split) is None
+
+
+# Files.
+
+
+def write_frames(folder: Path, file: str, split: Split, c2w: torch.Tensor | None = None, suffix: str = ".png") -> Path:
+    """Writes a split as a ``transforms.json`` or a file of the Blender layout."""
+    images = folder / Path(file).stem
+    images.mkdir(parents=True)
+    frames = []
+    for name, image, pose in zip(split.names, split.images, split.cameras.c2w if c2w is None else c2w, strict=True):
+        picture = Image.fromarray(image.numpy())
+        (picture if suffix == ".png" else picture.convert("RGB")).save(images / f"{name}{suffix}")
+        frames.append({"file_path": f"{images.name}/{name}{suffix}", "transform_matrix": pose.tolist()})
+    fx, fy, cx, cy = split.cameras.intrinsics[0].tolist()
+    size = {"w": split.cameras.width, "h": split.cameras.height}
+    (folder / file).write_text(json.dumps({**size, "fl_x": fx, "fl_y": fy, "cx": cx, "cy": cy, "frames": frames}))
+    return folder
+
+
+LAYOUTS = ["transforms.json", "transforms_train.json"]
+
+
+def opaque(split: Split) -> Split:
+    """The same views as photographs of a place, with some detail."""
+    split.images.copy_(torch.randint(0, 256, split.images.shape, generator=torch.Generator().manual_seed(0)).byte())
+    split.images[..., 3] = 255
+    return split
+
+
+def load(folder: Path, **options: object) -> voxelfield.Scene:
+    return voxelfield.load_scene(folder, splits=None, holdout=0, **options)
+
+
+@pytest.mark.parametrize("file", LAYOUTS)
+def test_an_object_ends_at_the_box_of_its_silhouettes(tmp_path, file):
+    scene = load(write_frames(tmp_path, file, ball_split(around(24))))
+    assert scene.frame is None
+    assert_fits(scene.aabb)
+    inside = load(tmp_path, boxes=3)
+    assert inside.frame.count == 3
+    assert_fits(inside.aabb)
+
+
+@pytest.mark.parametrize("file", LAYOUTS)
+def test_photographs_have_nested_boxes_in_any_layout(tmp_path, file):
+    scene = load(write_frames(tmp_path, file, opaque(ball_split(around(24)))))
+    assert scene.frame.count == 6
+    assert (scene.aabb.mean(dim=0) - CENTRE).abs().max() < 0.01
+    assert 1.9 < float((scene.aabb[1] - scene.aabb[0]).max()) < 2.1
+
+
+def test_the_frame_of_the_blender_layout_does_not_depend_on_what_is_loaded(tmp_path):
+    write_frames(tmp_path, "transforms_train.json", opaque(ball_split(around(24))))
+    write_frames(tmp_path, "transforms_test.json", opaque(ball_split(around(5, 6.0))))
+    frames = [voxelfield.load_scene(tmp_path, splits=splits).frame for splits in (("train",), ("test",), (), None)]
+    assert frames[0] is not None
+    assert all(frame == frames[0] for frame in frames)
+
+
+@pytest.mark.parametrize("file", LAYOUTS)
+def test_single_transparent_pixels_make_no_object(tmp_path, file, caplog):
+    split = opaque(ball_split(around(24)))
+    split.images[:6, 0, 0, 3] = 0
+    scene = load(write_frames(tmp_path, file, split))
+    assert scene.frame is not None
+    assert bool((scene.train.images[..., 3] == 255).all())
+    assert (~scene.train.masks).nonzero().tolist() == [[index, 0, 0] for index in range(6)]
+    (record,) = caplog.records
+    assert f"{file}: 0.0052 % of all pixels are transparent, in 6 of 24 images: they count as" in record.getMessage()
+    assert load(tmp_path, aabb=BALL.tolist()).train.masks is None, "a box that is given makes it an object"
+
+
+def test_a_transparent_pixel_does_not_rule_out_images_without_alpha(tmp_path):
+    split = opaque(ball_split(around(24)))
+    split.images[3, 0, 0, 3] = 0
+    folder = write_frames(tmp_path, "transforms.json", split)
+    picture = folder / "transforms" / "view_05.png"
+    Image.open(picture).convert("RGB").save(picture)
+    scene = load(folder)
+    assert (~scene.train.masks).nonzero().tolist() == [[3, 0, 0]]
+
+
+@pytest.mark.parametrize("file", LAYOUTS)
+@pytest.mark.parametrize(("bare", "told"), [(24, ", like 23 others of 24: "), (1, ": save it")])
+def test_images_that_are_transparent_throughout_are_refused(tmp_path, file, bare, told):
+    split = ball_split(around(24))
+    split.images[:bare, ..., 3] = 0
+    with pytest.raises(ValueError, match=f"view_00.png: must have opaque pixels, got .* transparent throughout{told}"):
+        load(write_frames(tmp_path, file, split))
+
+
+@pytest.mark.parametrize("file", LAYOUTS)
+@pytest.mark.parametrize(
+    ("mistake", "told"),
+    [
+        (turned_about, "got none that do: the poses seem to have OpenCV's axes"),
+        (torch.linalg.inv, "got none that do: the matrices seem to be world to camera, but must be camera to world"),
+        (lambda c2w: torch.linalg.inv(turned_about(c2w)), "invert each, then negate the second and the third column"),
+    ],
+)
+def test_silhouettes_show_in_which_convention_poses_are(tmp_path, file, mistake: Callable, told):
+    split = ball_split(around(24))
+    write_frames(tmp_path, file, split, mistake(split.cameras.c2w))
+    with pytest.raises(ValueError, match=rf"{file}: silhouettes must agree on where the object is, .*{told}"):
+        load(tmp_path)
+
+
+def test_silhouettes_that_tell_nothing_leave_the_box_to_the_cameras(tmp_path, caplog):
+    split = ball_split(around(24))
+    poses = split.cameras.c2w[torch.randperm(24, generator=torch.Generator().manual_seed(0))]
+    poses[::2, :3, 3] += 3.0
+    scene = load(write_frames(tmp_path, "transforms.json", split, poses))
+    assert scene.frame is None
+    assert "the silhouettes do not tell where the object is" in caplog.text

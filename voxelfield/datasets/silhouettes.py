@@ -1,0 +1,174 @@
+"""The box around an object, from the silhouettes of images whose background is transparent."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from voxelfield.datasets.bounds import look_from_many_sides, stray_cameras, viewed_point
+from voxelfield.datasets.scene import Split
+from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.projection import pixels_of_rays
+
+# Less opacity, of 255, is the noise of an image that a program has cut out.
+_LEAST_ALPHA = 13
+# Share of the images that may contradict a cell: masks may lack parts of the object, and poses may be wrong.
+_MAY_CONTRADICT = 0.2
+# Images in which a cell must appear: at least this many, and this share of those that show the best seen cell. Cameras
+# aim at the object, also where none shows all of it.
+_FEWEST_VIEWS = 2
+_LEAST_SEEN = 0.05
+# Images and cells along each axis that are looked at; blocks of pixels along the longer side of a silhouette.
+_MAX_VIEWS = 128
+_CELLS = 24
+_BLOCKS = 256
+# The first box reaches as far as the farthest camera, or further if cameras do not surround the object; it is shrunk
+# until no edge loses a twentieth.
+_FURTHER = 2.0
+_ROUNDS = 12
+_SHRINKS = 0.95
+# Lenses may magnify the border of an image this much more than a pinhole.
+_LENS_WINDOW = 1.5
+
+
+@dataclass(frozen=True)
+class _View:
+    """A silhouette and its camera.
+
+    Attributes:
+        number: Index of the camera.
+        counts: (rows + 1, columns + 1) int32, how many blocks above and to the left are opaque.
+        block: Edge of a block in pixels.
+        whole: Whether the silhouette ends within the image, so that it shows all of the object.
+        middle: (2,) column and row of the middle of its bounding rectangle, in pixels.
+    """
+
+    number: int
+    counts: Tensor
+    block: int
+    whole: bool
+    middle: Tensor
+
+
+def show_whole_object(split: Split) -> bool:
+    """Tells whether most silhouettes of a split end within their images."""
+    return 2 * sum(_view(split, number).whole for number in range(len(split))) > len(split)
+
+
+def box_of_silhouettes(split: Split) -> Tensor | None:
+    """Returns a box around the object that images with a transparent background show.
+
+    A lattice of cells is projected into the images. An image contradicts a cell that appears in its transparent part,
+    and one outside of the image if the silhouette does not touch the border. Cells that more than a fifth of the images
+    contradict are dropped, so that neither masks with holes nor a few wrong poses cut the object, and so are cells that
+    hardly any image shows. The box around the others is divided into cells again, until it does not shrink further.
+
+    Args:
+        split: Images that each have an opaque pixel, at least one.
+
+    Returns:
+        (2, 3) world units, float64; None if cameras do not look at a common point, or if the images contradict one
+        another wherever the object may be.
+    """
+    chosen = torch.linspace(0, len(split) - 1, min(len(split), _MAX_VIEWS)).long().tolist()
+    views = [_view(split, number) for number in chosen]
+    cameras = split.cameras
+    middles = torch.stack([view.middle for view in views])
+    rays = cameras.rays(torch.tensor(chosen), middles, torch.tensor([[-1.0] * 3, [1.0] * 3]))
+    usual = ~stray_cameras(cameras.c2w[chosen])
+    origins, looks = rays.origins[usual].double(), rays.directions[usual].double()
+    centre = viewed_point(origins, looks)
+    if not float(((centre - origins) * looks).sum(dim=-1).median()) > 0:
+        return None
+    reach = (1.0 if look_from_many_sides(looks) else _FURTHER) * (origins - centre).norm(dim=-1).max()
+    box = torch.stack((centre - reach, centre + reach))
+    for _ in range(_ROUNDS):
+        possible, size = _possible_cells(box, cameras, views), (box[1] - box[0]) / _CELLS
+        if not bool(possible.any()):
+            return None
+        cells = possible.nonzero()
+        smaller = torch.stack((box[0] + size * cells.amin(dim=0), box[0] + size * (cells.amax(dim=0) + 1)))
+        shrinks = bool((smaller[1] - smaller[0] < _SHRINKS * (box[1] - box[0])).any())
+        box = smaller
+        if not shrinks:
+            break
+    return box
+
+
+def _view(split: Split, number: int) -> _View:
+    opaque = split.image(number)[..., 3] >= _LEAST_ALPHA
+    height, width = opaque.shape
+    rows, columns = opaque.any(dim=1).nonzero()[:, 0], opaque.any(dim=0).nonzero()[:, 0]
+    if len(rows) == 0:
+        # Only faint pixels: the image says nothing.
+        rows, columns, opaque = torch.arange(height), torch.arange(width), torch.ones_like(opaque)
+    ends = torch.stack((columns[[0, -1]], rows[[0, -1]]))
+    whole = bool((ends[:, 0] > 0).all() and (ends[:, 1] < torch.tensor([width, height]) - 1).all())
+    block = math.ceil(max(height, width) / _BLOCKS)
+    blocks = F.max_pool2d(opaque[None].float(), block, ceil_mode=True)[0]
+    counts = F.pad(blocks.int().cumsum(dim=0, dtype=torch.int32).cumsum(dim=1, dtype=torch.int32), (1, 0, 1, 0))
+    return _View(number, counts, block, whole, (ends.float().mean(dim=1) + 0.5))
+
+
+def _possible_cells(box: Tensor, cameras: Cameras, views: list[_View]) -> Tensor:
+    """Returns which cells (X, Y, Z) of a box the object may be in, each judged by the ball around it."""
+    size = (box[1] - box[0]) / _CELLS
+    axes = [(box[0, axis] + (torch.arange(_CELLS) + 0.5) * size[axis]).float() for axis in range(3)]
+    radius = 0.5 * float(size.norm())
+    seen = torch.zeros(3 * (_CELLS,), dtype=torch.int32)
+    contradicted = torch.zeros_like(seen)
+    for view in views:
+        shown, against = _judge(axes, radius, cameras, view)
+        seen += shown
+        contradicted += against
+    possible = contradicted <= _MAY_CONTRADICT * len(views)
+    best = int(torch.where(possible, seen, 0).max())
+    return possible & (seen >= max(min(_FEWEST_VIEWS, len(views)), _LEAST_SEEN * best))
+
+
+def _judge(axes: list[Tensor], radius: float, cameras: Cameras, view: _View) -> tuple[Tensor, Tensor]:
+    """Tells which balls of a lattice may appear in a silhouette, and which the image contradicts, both (X, Y, Z) bool.
+
+    Args:
+        axes: Coordinates of the centres along x, y and z.
+        radius: Radius of the balls.
+        cameras: The cameras.
+        view: The silhouette.
+    """
+    right, up, backward, origin = cameras.c2w[view.number, :3].unbind(dim=-1)
+    intrinsics = cameras.intrinsics[view.number]
+
+    def along(direction: Tensor) -> Tensor:
+        x, y, z = ((axis - o) * d for axis, o, d in zip(axes, origin, direction, strict=True))
+        return (x[:, None] + y)[:, :, None] + z
+
+    place, depth = (along(right), along(-up)), along(-backward)
+    nearest = (depth - radius).clamp_(min=1e-3 * radius)
+    distance = depth.abs().clamp_(min=1e-3 * radius)
+    if cameras.lens is None:
+        window = 1.0
+        pixels = [
+            centre + (focal * side) / distance for focal, centre, side in zip(*intrinsics.chunk(2), place, strict=True)
+        ]
+    else:
+        window = _LENS_WINDOW
+        rays = torch.stack((*place, depth), dim=-1)
+        pixels = [part.float() + 0.5 for part in pixels_of_rays(cameras, view.number, rays).unbind(dim=-1)]
+    ends, beyond = [], torch.zeros_like(depth, dtype=torch.bool)
+    for focal, side, pixel, last in zip(intrinsics[:2], place, pixels, view.counts.shape[::-1], strict=True):
+        reach = (side.abs() / distance + 1) * (window * radius * focal) / nearest
+        low, high = (((pixel + sign * reach) / view.block).floor_() for sign in (-1, 1))
+        high += 1
+        beyond |= (low < 0) | (high > last - 1)
+        ends.append([end.clamp_(0, last - 1).int() for end in (low, high)])
+    (x0, x1), (y0, y1) = ends
+    counts, columns = view.counts.flatten(), view.counts.shape[1]
+    above, below = y0 * columns, y1 * columns
+    inside = counts[below + x1] - counts[above + x1] - counts[below + x0] + counts[above + x0]
+    before, empty = depth > radius, inside == 0
+    against = before & empty
+    return before & ~empty, (against | (depth < -radius)) if view.whole else against & ~beyond

@@ -1,0 +1,101 @@
+"""Transparent pixels: whether they are the empty background of an object, or pixels without a value."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from voxelfield.datasets.scene import Split
+
+logger = logging.getLogger(__name__)
+
+CUT_OUT = 0.1
+"""Least transparency of images that show an object without its background. Undistorting photographs leaves a few
+percent of each without a value, and editing them stray pixels; cutting an object out removes tens of percent."""
+
+# Opacity, of 255, below which a pixel of a photograph has no value.
+_HALF = 128
+
+
+def mean_transparency(images: npt.NDArray[np.uint8]) -> float:
+    """Returns the mean transparency of RGBA images (..., 4), from 0 to 1; 0 for no pixels."""
+    alpha = images[..., 3]
+    return 1 - float(alpha.sum(dtype=np.int64)) / (255 * alpha.size) if alpha.size else 0.0
+
+
+def transparency(split: Split) -> list[float]:
+    """Returns the mean transparency of each image of a split, from 0 to 1."""
+    if split.cameras.sizes is None:
+        alpha = split.images.numpy()[..., 3]
+        return (1 - alpha.sum(axis=(1, 2), dtype=np.int64) / (255 * alpha[0].size)).tolist() if len(split) else []
+    return [mean_transparency(split.image(index).numpy()) for index in range(len(split))]
+
+
+def check_visible(splits: Iterable[Split]) -> None:
+    """Refuses images that are transparent throughout: their programs wrote no alpha, or cut everything out.
+
+    Raises:
+        ValueError: There are some; the message names the first.
+    """
+    for split in splits:
+        bare = [index for index in range(len(split)) if not bool(split.image(index)[..., 3].any())]
+        if bare:
+            file = split.names[bare[0]] if split.paths is None else split.paths[bare[0]]
+            others = f", like {len(bare) - 1} others of {len(split)}" if len(bare) > 1 else ""
+            raise ValueError(
+                f"{file}: must have opaque pixels, got an image that is transparent throughout{others}: save it with "
+                "its alpha channel as it should be, or leave it out"
+            )
+
+
+def shows_object(source: Path, splits: Mapping[str, Split]) -> bool:
+    """Tells whether images show an object whose background is transparent, by the training images if they are loaded.
+
+    Args:
+        source: What the images are of, for the log.
+        splits: The loaded splits.
+    """
+    decisive = [splits["train"]] if "train" in splits else list(splits.values())
+    shares = [share for split in decisive for share in transparency(split)]
+    if not any(shares):
+        return False
+    mean = sum(shares) / len(shares)
+    if mean >= CUT_OUT:
+        logger.info("%.0f %% of all pixels are transparent: the scene is an object that ends at its box", 100 * mean)
+        return True
+    some = sum(share > 0 for share in shares)
+    logger.warning(
+        "%s: %.2g %% of all pixels are transparent, in %d of %d images: they count as pixels without a value, because "
+        "an object without its background would leave at least %.0f %% (scene.aabb makes it an object in that box)",
+        source,
+        100 * mean,
+        some,
+        len(shares),
+        100 * CUT_OUT,
+    )
+    return False
+
+
+def without_transparency(split: Split) -> Split:
+    """Returns a split whose transparent pixels are masked; all others become opaque, in the memory of its images.
+
+    Raises:
+        ValueError: An image has no other pixels.
+    """
+    alpha = split.images[..., 3]
+    opaque = alpha >= _HALF
+    alpha.fill_(255)
+    if bool(opaque.all()):
+        return split
+    masks = opaque if split.masks is None else opaque & split.masks
+    for index, name in enumerate(split.names):
+        width, height = split.cameras.size(index)
+        if not bool(masks[index, :height, :width].any()):
+            file = name if split.paths is None else split.paths[index]
+            raise ValueError(f"{file}: must have opaque pixels that are not masked, got none: leave it out")
+    return replace(split, masks=masks)
