@@ -86,14 +86,11 @@ def test_warnings_are_told_drawn_and_do_not_fail(folder, tmp_path, caplog):
     assert "<b>blurred images</b>: view_05 has" in (tmp_path / PAGE).read_text()
 
 
-def test_images_that_loaders_refuse_are_explained(folder, tmp_path, caplog):
+def test_images_of_another_orientation_are_named(folder, tmp_path, caplog):
     portrait = folder / "images" / "view_05.png"
     Image.open(portrait).transpose(Image.Transpose.ROTATE_90).save(portrait)
-    assert main(["inspect", str(folder), "-o", str(tmp_path / "out")]) == 2
-    warning, error = caplog.records
-    assert warning.getMessage().startswith("warning: mixed orientation: view_05.png is portrait among 23")
-    assert "size must be 96x72" in error.getMessage()
-    assert not (tmp_path / "out").exists()
+    assert main(["inspect", str(folder), "-o", str(tmp_path / "out")]) == 0
+    assert "warning: mixed orientation: view_05 is portrait among 23" in caplog.text
 
 
 def test_names_that_the_locale_cannot_decode_are_drawn(capture_folder, tmp_path):
@@ -137,7 +134,7 @@ def test_figures_are_those_of_the_image_files_however_small_the_copies_are(tmp_p
     rows = dict(figures(capture))
     assert rows["image size"] == "600 x 600 pixels"
     assert rows["field of view, horizontal"] == "39.6 degrees"
-    assert rows["distance to the box's centre"] == "4.031 units"
+    assert rows["distance to the box's centre"] == "3.979 to 4.038, median 3.999 units"
     assert rows["up direction, mean of the images"].endswith("degrees from z")
     assert max(max(thumbnail.size) for thumbnail in capture.thumbnails) == 192
 
