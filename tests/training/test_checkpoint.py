@@ -19,6 +19,7 @@ from voxelfield.training.checkpoint import (
     checkpoint_path,
     load_checkpoint,
     load_newest,
+    load_resolved,
     replace_checkpoints,
     resolve_checkpoint,
     save_checkpoint,
@@ -351,3 +352,27 @@ def test_a_pickle_that_ends_early_is_refused_by_name(tmp_path):
             cut.writestr(entry.filename, content[:-1] if entry.filename.endswith("data.pkl") else content)
     with pytest.raises(CheckpointError, match=r"cut\.pt is not a voxelfield checkpoint: its contents cannot be read"):
         load_checkpoint(tmp_path / "cut.pt")
+
+
+@pytest.mark.parametrize("when", ["archive", "contents"])
+def test_a_checkpoint_that_is_replaced_while_it_is_read_gives_way_to_the_newer_one(tmp_path, monkeypatch, when):
+    older, newer = checkpoint_path(tmp_path, 1), checkpoint_path(tmp_path, 2)
+    save_checkpoint(older, {"step": 1})
+
+    def replace() -> None:
+        if older.exists():
+            save_checkpoint(newer, {"step": 2})
+            older.unlink()
+
+    def replace_first(function):
+        return lambda *arguments, **options: (replace(), function(*arguments, **options))[1]
+
+    if when == "archive":
+        monkeypatch.setattr(checkpoint, "read_seal", replace_first(checkpoint.read_seal))
+    else:
+        monkeypatch.setattr(torch, "load", replace_first(torch.load))
+    assert load_resolved(tmp_path)[0] == newer
+    save_checkpoint(older, {"step": 1})
+    newer.unlink()
+    with pytest.raises(FileNotFoundError, match=r"checkpoint_0000001\.pt"):
+        load_checkpoint(older)  # a file that was asked for by its name

@@ -120,6 +120,11 @@ def test_loading_such_a_checkpoint_to_draw_it_is_one_line_too(tmp_path, saved, c
             r"trainer\.occupancy\.resolution must be that of the checkpoint, 12, got 16",
         ),
         ("model=sh", r"resume must name a checkpoint of the configured model"),
+        ("seed=7", r"seed must be that of the checkpoint, 0, because its random numbers continue, got 7"),
+        (
+            "trainer.stages=[{step: 0, resolution: 16}]",
+            r"trainer\.stages must have reached the resolution of the checkpoint at step 2, 12, got 16",
+        ),
     ],
 )
 def test_settings_that_the_field_does_not_have_are_refused(tmp_path, saved, override, message):
@@ -203,3 +208,21 @@ def test_a_run_that_goes_on_with_other_images_warns(tmp_path, saved, caplog):
     write(checkpoint_path(tmp_path, 2), saved | {"data": saved["data"] | {"images": saved["data"]["images"] + 1}})
     assert train(tmp_path, "resume=auto", "trainer.steps=3")
     assert "scene has different training images from the checkpoint (24 of 24, the first is r_0)" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (
+            ("trainer.rates.grid=0.5",),
+            "settings differ from those of the checkpoint: trainer.rates.grid is 0.5 instead of",
+        ),
+        (("trainer.stages=[{step: 0, resolution: 12}, {step: 2, resolution: 14}]",), "trainer.stages is [{"),
+        (("trainer.evaluation.views=2", "trainer.log_every=1", "data.holdout=4"), None),
+    ],
+)
+def test_other_settings_than_before_are_told(tmp_path, saved, caplog, overrides, told):
+    write(checkpoint_path(tmp_path, 2), saved)
+    assert train(tmp_path, "resume=auto", "trainer.steps=3", *overrides)
+    assert (told or "settings differ") in caplog.text or told is None
+    assert ("settings differ" in caplog.text) == (told is not None)

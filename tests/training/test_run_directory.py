@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from lock_holder import end, holder
+from warm_python import Running
 
 from voxelfield.training import run_directory
 from voxelfield.training.run_directory import (
+    RESULTS,
     DirectoryInUseError,
     check_ended,
+    check_results,
     earlier_run,
     held,
     hold,
@@ -22,26 +26,12 @@ from voxelfield.training.run_directory import (
     release,
 )
 
-ROOT = Path(__file__).resolve().parents[2]
-HOLDER = """
-import sys
-from pathlib import Path
-from voxelfield.training.run_directory import hold
-
-hold(Path(sys.argv[1]))
-print("held", flush=True)
-sys.stdin.read()
-"""
-
 
 @pytest.fixture
-def other(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+def other(tmp_path: Path) -> Iterator[Running]:
     """Another process, which holds the directory ``run``."""
-    arguments = [sys.executable, "-c", HOLDER, str(tmp_path / "run")]
-    with subprocess.Popen(arguments, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "held\n"
+    with holder(tmp_path / "run") as process:
         yield process
-        process.kill()
 
 
 def test_a_directory_is_for_one_process_until_that_ends_however_it_does(tmp_path, other):
@@ -52,8 +42,7 @@ def test_a_directory_is_for_one_process_until_that_ends_however_it_does(tmp_path
         hold(directory)
     with pytest.raises(DirectoryInUseError, match=rf"^resume .* process {other.pid} on .* is using {directory}$"):
         check_ended(directory)
-    other.kill()
-    other.wait()
+    end(other)
     check_ended(directory)
     with held(directory):
         assert (directory / ".lock").is_file()
@@ -134,8 +123,7 @@ def test_a_directory_that_goes_away_stays_the_one_of_its_run(tmp_path, other, ho
     with pytest.raises(DirectoryInUseError, match=rf"but process {other.pid} on .* is using {directory}$"):
         hold(directory)
     assert not directory.exists()
-    other.kill()
-    other.wait()
+    end(other)
     with held(directory):
         pass
 
@@ -159,14 +147,11 @@ def test_files_of_another_run_in_the_place_of_a_moved_directory_stay(tmp_path, m
     directory = tmp_path / "run"
     with held(directory):
         directory.rename(tmp_path / "elsewhere")
-        arguments = [sys.executable, "-c", HOLDER, str(directory)]
-        with subprocess.Popen(arguments, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-            assert process.stdout.readline() == "held\n"
+        with holder(directory) as process:
             with pytest.raises(DirectoryInUseError, match=f"process {process.pid} on .* is using {directory}$"):
                 hold_again(directory)
             release()
             assert (directory / ".lock").is_file()
-            process.kill()
 
 
 def test_a_lock_that_is_a_link_overwrites_nothing(tmp_path):
@@ -179,3 +164,21 @@ def test_a_lock_that_is_a_link_overwrites_nothing(tmp_path):
     (tmp_path / "run" / ".lock").unlink()
     with held(tmp_path / "run"):
         pass
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_results_of_something_else_are_not_replaced(tmp_path, name):
+    check_results(tmp_path / "new")
+    check_results(tmp_path)
+    (tmp_path / "notes.txt").touch()
+    check_results(tmp_path)
+    (tmp_path / name).mkdir() if name in ("train", "val", "test") else (tmp_path / name).touch()
+    with pytest.raises(
+        ValueError, match=rf"must be a new folder or .*, got {tmp_path}, which holds {re.escape(name)} of"
+    ):
+        check_results(tmp_path)
+    (tmp_path / ".hydra").mkdir()
+    check_results(tmp_path)
+    (tmp_path / ".hydra").rmdir()
+    (tmp_path / "checkpoint_0000003.pt").touch()
+    check_results(tmp_path)

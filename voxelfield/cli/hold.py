@@ -7,27 +7,39 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hydra.experimental.callback import Callback
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
-from voxelfield.messages import clipped
-from voxelfield.training.run_directory import DirectoryInUseError, hold
+from voxelfield.messages import LONGEST_MESSAGE, clipped
+from voxelfield.training.run_directory import check_results, hold
 
 
 class HoldRunDirectory(Callback):
-    """Ends the program in one line if another run is at work in ``hydra.run.dir``, or if it cannot be written to.
+    """Ends the program in one line if ``hydra.run.dir`` is in use, holds files of something else, or is read-only.
 
     The runs of a sweep take their directories themselves, once Hydra has made them.
     """
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Holds the directory until the program ends."""
+        directory = Path(config.hydra.run.dir)
         try:
-            hold(Path(config.hydra.run.dir))
-        except DirectoryInUseError as error:
-            _end(str(error))
+            if directory.resolve() == _scene_folder(config).resolve():
+                raise ValueError(f"hydra.run.dir must not be the folder of the scene, got {directory}")
+            check_results(directory)
+            hold(directory)
+        except ValueError as error:
+            _end(clipped(str(error), LONGEST_MESSAGE))
         except OSError as error:
             folder = clipped(config.hydra.run.dir)
             _end(f"hydra.run.dir must be a folder that can be written to, got {folder}: {error.strerror or error}")
+
+
+def _scene_folder(config: DictConfig) -> Path:
+    """Returns the folder that the settings name, whether it exists or not."""
+    # Settings that are missing or cannot be resolved are reported later.
+    return Path(
+        *(str(OmegaConf.select(config, key, throw_on_resolution_failure=False)) for key in ("data.root", "scene.name"))
+    )
 
 
 def _end(message: str) -> NoReturn:

@@ -20,6 +20,7 @@ from voxelfield.export.model_file import MODEL_FILE
 from voxelfield.files import remove_temporaries
 from voxelfield.training.checkpoint import checkpoints
 from voxelfield.training.logging import EVENTS
+from voxelfield.training.refined_cameras import CAMERAS_FILE
 
 try:
     import fcntl
@@ -48,6 +49,9 @@ PER_VIEW = "per_view.csv"
 
 PICTURES = ("train", "val", "test")
 """Names of the folders of rendered views, one for each split."""
+
+RESULTS = (METRICS, PER_VIEW, CAMERAS_FILE, MODEL_FILE, VIDEO, REPORT, *PICTURES)
+"""Names of everything that a finished run writes and replaces, besides its records and checkpoints."""
 
 
 @dataclass
@@ -206,6 +210,26 @@ def check_ended(directory: Path) -> None:
         return
     finally:
         os.close(descriptor)
+
+
+def check_results(directory: Path, name: str = "hydra.run.dir") -> None:
+    """Raises unless the results that a run replaces in a directory are those of an earlier run.
+
+    Args:
+        directory: Run directory, which need not exist.
+        name: As for :func:`hold`.
+
+    Raises:
+        ValueError: The directory has files or folders with the names of results, but nothing tells of a run.
+    """
+    if not directory.is_dir() or (directory / HYDRA_RECORDS[0]).is_dir() or checkpoints(directory):
+        return
+    present = [result for result in RESULTS if (directory / result).exists()]
+    if present:
+        raise ValueError(
+            f"{name} must be a new folder or that of an earlier run, got {directory}, which holds {', '.join(present)} "
+            "of something else: choose another folder"
+        )
 
 
 def earlier_run(directory: Path) -> list[str]:
