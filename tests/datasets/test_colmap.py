@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -84,6 +85,31 @@ def test_only_colmap_has_models(tmp_path):
         reds(tmp_path, model=0)
     with pytest.raises(ValueError, match=r"model must be None for .*lego, which has no COLMAP models, got 1"):
         voxelfield.load_scene(Path(__file__).parents[1] / "fixtures" / "lego", model=1)
+
+
+@pytest.mark.parametrize("transforms", ["{", '{"frames": []}', '{"frames": [{"file_path": "images/000.png"}]}'])
+def test_a_model_beside_an_unusable_file_of_another_format_is_read(tmp_path, caplog, transforms):
+    write_images(tmp_path / "images")
+    write_model(tmp_path / "colmap" / "sparse" / "0")
+    (tmp_path / "transforms.json").write_text(transforms)
+    assert voxelfield.load_scene(tmp_path).format == "COLMAP"
+    assert "transforms.json: " in caplog.text
+    assert "; the folder is read as COLMAP instead" in caplog.text
+    assert len(read_capture(tmp_path).points) == 30
+    (tmp_path / "colmap" / "sparse" / "0" / "cameras.txt").unlink()
+    with pytest.raises(ValueError, match=r"transforms\.json: "):
+        voxelfield.load_scene(tmp_path)
+
+
+def test_a_named_model_is_read_in_spite_of_other_formats(tmp_path):
+    write_images(tmp_path / "images")
+    write_model(tmp_path / "sparse" / "0")
+    frames = [{"file_path": "images/000.png", "transform_matrix": np.eye(4).tolist()}]
+    (tmp_path / "transforms.json").write_text(json.dumps({"camera_angle_x": 0.8, "frames": frames}))
+    scene = voxelfield.load_scene(tmp_path, holdout=0)
+    assert (scene.format, len(scene.train)) == ("nerfstudio or instant-ngp", 1)
+    scene = voxelfield.load_scene(tmp_path, holdout=0, model=0)
+    assert (scene.format, len(scene.train)) == ("COLMAP", 8)
 
 
 def test_inspection_names_photographs_without_a_pose(tmp_path):

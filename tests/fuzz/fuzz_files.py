@@ -22,12 +22,14 @@ import atheris
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 with atheris.instrument_imports(
-    include=["voxelfield.datasets", "voxelfield.export", "voxelfield.training", "voxelfield.viewer.path"]
+    include=["voxelfield.datasets", "voxelfield.export", "voxelfield.training", "voxelfield.viewer.path", "PIL"]
 ):
+    import fuzz_pictures
     import fuzz_scenes
     import fuzz_trained
 
     from voxelfield.datasets.camera_path import read_camera_path
+    from voxelfield.datasets.images import read_images
     from voxelfield.datasets.loading import load_scene
     from voxelfield.loading import load
     from voxelfield.viewer.path.nerfstudio import read_path
@@ -117,6 +119,19 @@ def _colmap(form: str, *names: str) -> _Target:
     return _Target(_files_of(f"colmap_{form}", *(f"sparse/0/{name}" for name in names)))
 
 
+def _picture() -> _Target:
+    """Pictures of the formats that are read; the checksums of PNG files are made right."""
+    path = Path(tempfile.mkdtemp(prefix="voxelfield-fuzz-"), "r_0.png")
+
+    def read(data: bytes) -> None:
+        path.write_bytes(fuzz_pictures.with_right_crcs(data))
+        with fuzz_pictures.only_listed_formats():
+            _refused(lambda: read_images([path]), path)
+
+    sound = fuzz_pictures.sound_pictures()
+    return _Target([(content, read) for name, content in sound.items() if name.split()[0] in fuzz_pictures.READ])
+
+
 TARGETS: dict[str, Callable[[], _Target]] = {
     "transforms": lambda: _Target(
         _files_of("nerfstudio", "transforms.json") + _files_of("blender", "transforms_train.json")
@@ -128,6 +143,7 @@ TARGETS: dict[str, Callable[[], _Target]] = {
     "model": _model,
     "checkpoint": _checkpoint,
     "camera_path": _camera_path,
+    "picture": _picture,
 }
 
 

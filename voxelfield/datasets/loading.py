@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,11 +14,12 @@ from torch import Tensor
 from voxelfield.datasets import colmap
 from voxelfield.datasets.locate import SceneNotFoundError, configured_box, configured_scenes, find_scene, is_path
 from voxelfield.datasets.options import LoadOptions
-from voxelfield.datasets.registry import format_of, recognised_format
+from voxelfield.datasets.registry import formats_of, recognised_format
 from voxelfield.datasets.scene import Scene
 from voxelfield.grids.boxes import parse_box
 from voxelfield.grids.ndc_box import NdcBox
 from voxelfield.grids.nested_boxes import NestedBoxes
+from voxelfield.installed import MissingPackageError
 
 logger = logging.getLogger(__name__)
 
@@ -80,26 +82,20 @@ def load_scene(
         raise ValueError(f"splits must be a sequence of names or None, got {splits!r}: use [{splits!r}]")
     folder = scene if isinstance(scene, Path) else folder_of(scene, root, download)
     box = configured_box(scene) if aabb is None and isinstance(scene, str) else aabb
-    known = format_of(folder)
-    if model is not None and known.name != colmap.FORMAT:
-        raise ValueError(f"model must be None for {folder}, which has no COLMAP models, got {model}")
-    loaded = known.load(
-        folder,
-        LoadOptions(
-            splits and tuple(splits),
-            image_size,
-            downscale,
-            holdout,
-            missing_images,
-            lens_distortion,
-            box,
-            boxes,
-            near,
-            ndc,
-            model,
-        ),
+    options = LoadOptions(
+        splits and tuple(splits),
+        image_size,
+        downscale,
+        holdout,
+        missing_images,
+        lens_distortion,
+        box,
+        boxes,
+        near,
+        ndc,
+        model,
     )
-    loaded = replace(loaded, format=known.name)
+    loaded = _load_in_a_format(folder, options)
     if ndc and not isinstance(loaded.frame, NdcBox):
         raise ValueError(f"ndc must be False or None for {folder}, whose format gives its scenes a box, got True")
     if boxes is not None and boxes > 1 and loaded.frame is None:
@@ -110,6 +106,25 @@ def load_scene(
         size = size if kinds == 1 else f"{kinds} sizes up to {size}"
         logger.info("%s: %d %s views, %s", loaded.name, len(split), name, size)
     return loaded
+
+
+def _load_in_a_format(folder: Path, options: LoadOptions) -> Scene:
+    """Loads a folder in the first of its formats whose files can be used, with a warning about those that cannot.
+
+    Captures often have several: nerfstudio leaves the COLMAP model from which it made the ``transforms.json``.
+    """
+    known = [each for each in formats_of(folder) if options.model is None or each.name == colmap.FORMAT]
+    if not known:
+        raise ValueError(f"model must be None for {folder}, which has no COLMAP models, got {options.model}")
+    try:
+        return replace(known[0].load(folder, options), format=known[0].name)
+    except (ValueError, FileNotFoundError) as error:
+        for other in known[1:]:
+            with contextlib.suppress(ValueError, OSError, MissingPackageError):
+                loaded = replace(other.load(folder, options), format=other.name)
+                logger.warning("%s; the folder is read as %s instead", error, other.name)
+                return loaded
+        raise
 
 
 def folder_of(scene: str, root: Path | str = "data", download: bool = False) -> Path:

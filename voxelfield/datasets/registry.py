@@ -65,12 +65,21 @@ FORMATS: tuple[Format, ...] = (
     Format("LLFF", llff.FILE, llff.is_llff, llff.load_llff, True),
     Format("NSVF", f"{nsvf.FILE} and pose", nsvf.is_nsvf, nsvf.load_nsvf),
 )
-"""All formats; the first that recognises a folder loads it."""
+"""All formats; the first that recognises a folder and can use its files loads it."""
 
 
 def recognised_format(folder: Path) -> Format | None:
     """Returns the first format that recognises a folder, or None."""
     return next((known for known in FORMATS if known.recognises(folder)), None)
+
+
+def formats_of(folder: Path) -> list[Format]:
+    """Returns all formats that recognise a folder, at least one, in the order in which they are tried.
+
+    Raises:
+        FileNotFoundError: None does; see :func:`format_of`.
+    """
+    return [known for known in FORMATS if known.recognises(folder)] or [format_of(folder)]
 
 
 def format_of(folder: Path) -> Format:
