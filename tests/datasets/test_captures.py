@@ -9,6 +9,7 @@ import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pycolmap
@@ -24,6 +25,7 @@ from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.bounds import box_of_cameras, box_of_frusta, box_of_points
 from voxelfield.datasets.registry import format_of
 from voxelfield.datasets.scene import Split
+from voxelfield.grids.nested_boxes import NestedBoxes
 from voxelfield.rendering.cameras import orbit
 
 LEGO = Path(__file__).parents[1] / "fixtures" / "lego"
@@ -117,10 +119,32 @@ def write_nsvf(folder: Path, split: Split, prefixes: str = "2000200020", srn: bo
     (folder / "bbox.txt").write_text("-1 -1.25 -1.5 2 2.25 2.5 0.4\n")
 
 
+def write_neus(folder: Path, split: Split, masks: bool = False, name: str = "cameras_sphere", **changed: Any) -> None:
+    """Writes images with their alpha, or without it and with masks of it; the object's sphere lies somewhere else."""
+    write_images(folder / "image", split)
+    if masks:
+        (folder / "mask").mkdir()
+        for index, path in enumerate(sorted((folder / "image").iterdir())):
+            with Image.open(path) as image:
+                image.getchannel("A").convert("RGB").save(folder / "mask" / f"{index:03d}.png")
+                opaque = image.convert("RGB")
+            opaque.save(path)
+    fx, fy, cx, cy = split.cameras.intrinsics[0].tolist()
+    pixels = np.array([[fx, 0, cx - 0.5, 0], [0, fy, cy - 0.5, 0], [0, 0, 1, 0], [0, 0, 0, 1]])
+    sphere = np.diag([250.0, 250.0, 250.0, 1.0])
+    sphere[:3, 3] = 30, -40, 600
+    matrices: dict[str, Any] = {}
+    for index, c2w in enumerate(split.cameras.c2w.double().numpy()):
+        matrices[f"world_mat_{index}"] = -2 * pixels @ np.linalg.inv(c2w @ FLIP) @ np.linalg.inv(sphere)
+        matrices[f"scale_mat_{index}"] = sphere
+    np.savez(folder / f"{name}.npz", **{key: value for key, value in (matrices | changed).items() if value is not None})
+
+
 FORMATS: dict[str, Callable[[Path, Split], None]] = {
     "nerfstudio or instant-ngp": write_nerfstudio,
     "LLFF": write_llff,
     "COLMAP": write_colmap,
+    "IDR or NeuS": write_neus,
 }
 
 
@@ -161,6 +185,35 @@ def test_nsvf_lists_splits_and_a_box(tmp_path, split, srn):
 def test_nsvf_has_two_splits_at_least(tmp_path, split):
     write_nsvf(tmp_path / "mine", split, prefixes="1000100010")
     assert voxelfield.load_scene(tmp_path / "mine").test.names == ("1_view_00", "1_view_04", "1_view_08")
+
+
+def test_masks_of_an_object_are_the_alpha_of_its_images(tmp_path, split):
+    write_neus(tmp_path / "mine", split, masks=True)
+    for downscale in (1, 2):
+        scene = voxelfield.load_scene(tmp_path / "mine", holdout=4, downscale=downscale)
+        assert scene.frame is None
+        assert scene.aabb.tolist() == [[-1, -1, -1], [1, 1, 1]]
+        expected = np.stack([images.area_resized(image.numpy(), (100 // downscale,) * 2) for image in split.images])
+        found, expected = scene.test.images.numpy(), expected[[0, 4, 8]]
+        assert np.array_equal(found[..., 3], expected[..., 3])
+        assert np.array_equal(found[found[..., 3] == 255], expected[expected[..., 3] == 255])
+
+
+def test_images_without_masks_of_an_object_show_its_surroundings(tmp_path, split):
+    write_neus(tmp_path / "mine", split, masks=True)
+    shutil.rmtree(tmp_path / "mine" / "mask")
+    assert isinstance(voxelfield.load_scene(tmp_path / "mine").frame, NestedBoxes)
+
+
+def test_matrices_belong_to_images_by_the_numbers_in_their_names(tmp_path, split):
+    write_neus(tmp_path / "mine", split, name="cameras")
+    folder = tmp_path / "mine" / "image"
+    for index, path in enumerate(sorted(folder.iterdir())):
+        path.rename(folder / f"{index}.png")
+    (folder / "3.png").unlink()
+    train = voxelfield.load_scene(tmp_path / "mine", holdout=0).train
+    assert train.names == ("0", "1", "2", "4", "5", "6", "7", "8", "9")
+    torch.testing.assert_close(train.cameras.c2w, split.cameras.c2w[[0, 1, 2, *range(4, 10)]], atol=2e-6, rtol=0)
 
 
 def test_a_colmap_model_may_be_text(tmp_path, split):
@@ -269,9 +322,11 @@ def test_llff_finds_images_that_were_shrunk(tmp_path, split):
 
 def write_shrunk(folder: Path, downscale: int, suffix: str = ".png", size: tuple[int, int] = (33, 34)) -> None:
     """Writes images that only the folder can have, as each has one even colour."""
-    (folder / f"images_{downscale}").mkdir()
-    for index, path in enumerate(sorted((folder / "images").iterdir())):
-        Image.new("RGB", size, (10 * index, 0, 200)).save(folder / f"images_{downscale}" / f"{path.stem}{suffix}")
+    (images,) = (path for path in (folder / "images", folder / "image") if path.is_dir())
+    shrunk = images.with_name(f"{images.name}_{downscale}")
+    shrunk.mkdir()
+    for index, path in enumerate(sorted(images.iterdir())):
+        Image.new("RGB", size, (10 * index, 0, 200)).save(shrunk / f"{path.stem}{suffix}")
 
 
 @pytest.mark.parametrize("suffix", [".png", ".JPG"])
@@ -297,7 +352,7 @@ def test_images_are_averaged_where_a_shrunk_one_is_lacking(tmp_path, split, name
     FORMATS[name](tmp_path / "mine", split)
     expected = voxelfield.load_scene(tmp_path / "mine", holdout=4, downscale=3)
     write_shrunk(tmp_path / "mine", 3)
-    (tmp_path / "mine" / "images_3" / "view_05.png").unlink()
+    next((tmp_path / "mine").glob("*_3/view_05.png")).unlink()
     found = voxelfield.load_scene(tmp_path / "mine", holdout=4, downscale=3)
     for part in ("train", "test"):
         assert torch.equal(found.split(part).images, expected.split(part).images)
@@ -324,7 +379,7 @@ def test_shrunk_images_of_llff_may_stand_alone(tmp_path, split):
 def test_shrunk_images_of_another_size_are_named(tmp_path, split, name, size):
     FORMATS[name](tmp_path / "mine", split)
     write_shrunk(tmp_path / "mine", 3, size=size)
-    message = rf"images_3/view_0\d\.png: size must be 33.3333x33.3333, rounded, .*, got {size[0]}x{size[1]}$"
+    message = rf"images?_3/view_0\d\.png: size must be 33.3333x33.3333, rounded, .*, got {size[0]}x{size[1]}$"
     with pytest.raises(ValueError, match=message):
         voxelfield.load_scene(tmp_path / "mine", downscale=3)
 
@@ -727,6 +782,76 @@ BAD = {
             (f / "sparse" / "0" / "images.txt").read_bytes().replace(b"view_03", b"view_\xff3")
         ),
         "names of images must be UTF-8, got b'view_",
+    ),
+    "singular matrix": (
+        lambda f, split: write_neus(f, split, world_mat_3=np.ones((4, 4))),
+        lambda f: None,
+        "world_mat_3 must project space to an image, got a singular matrix",
+    ),
+    "matrix with a skew": (
+        lambda f, split: write_neus(f, split, world_mat_3=np.array([[9, 1, 3, 0], [0, 9, 2, 0], [0, 0, 1, 600.0]])),
+        lambda f: None,
+        "world_mat_3 must be that of a camera without skew, got 1 beside a focal length of 9",
+    ),
+    "matrix that is not finite": (
+        lambda f, split: write_neus(f, split, world_mat_3=np.full((4, 4), np.nan)),
+        lambda f: None,
+        r"cameras_sphere.npz: must be a NumPy archive of matrices world_mat_0, ... \(world_mat_3.npy must be finite\)",
+    ),
+    "matrix of objects": (
+        lambda f, split: write_neus(f, split, world_mat_3=np.array([{}])),
+        lambda f: None,
+        "cameras_sphere.npz: must be a NumPy archive of matrices .*allow_pickle",
+    ),
+    "matrix of another shape": (
+        lambda f, split: write_neus(f, split, world_mat_3=np.ones(12)),
+        lambda f: None,
+        r"world_mat_3.npy must be 3x4 or 4x4 numbers, got \(12,\)",
+    ),
+    "matrix of many bytes": (
+        lambda f, split: write_neus(f, split, world_mat_3=np.ones((400, 400))),
+        lambda f: None,
+        "world_mat_3.npy has 1280128 bytes, more than a matrix needs",
+    ),
+    "no matrices": (
+        write_neus,
+        lambda f: np.savez(f / "cameras_sphere.npz", a=np.eye(4)),
+        "must hold a matrix world_mat_0, ... for each image, got none",
+    ),
+    "no archive": (
+        write_neus,
+        lambda f: (f / "cameras_sphere.npz").write_bytes(b"PK"),
+        "cameras_sphere.npz: must be a NumPy archive of matrices",
+    ),
+    "two spheres": (
+        lambda f, split: write_neus(f, split, scale_mat_3=np.eye(4)),
+        lambda f: None,
+        "scale_mat_3 must be the same as that of the other images",
+    ),
+    "no sphere": (
+        lambda f, split: write_neus(f, split, scale_mat_3=None),
+        lambda f: None,
+        "must have a scale_mat for each world_mat, got none for 3",
+    ),
+    "ellipsoid": (
+        lambda f, split: write_neus(f, split, **{f"scale_mat_{i}": np.diag([1, 2, 1, 1.0]) for i in range(10)}),
+        lambda f: None,
+        "scale_mat must scale all axes alike",
+    ),
+    "fewer images than matrices": (
+        write_neus,
+        lambda f: (f / "image" / "view_03.png").unlink(),
+        "image: must hold an image for each of 10 cameras in cameras_sphere.npz, got 9 images, whose names are not",
+    ),
+    "mask of another size than its image": (
+        lambda f, split: write_neus(f, split, masks=True),
+        lambda f: Image.new("L", (50, 60)).save(f / "mask" / "003.png"),
+        "mask/003.png: size must be 100x100, like that of its image, got 50x60",
+    ),
+    "images of another size than the matrices": (
+        write_neus,
+        lambda f: [Image.new("RGB", (50, 40)).save(path) for path in (f / "image").iterdir()],
+        r"the principal point \(52, 47.5\) belongs to, got 50x40: was the image resized\?",
     ),
     "pose that is no matrix": (
         write_nsvf,

@@ -69,7 +69,8 @@ def test_a_folder_has_no_box_because_of_its_name(tmp_path, name):
     (tmp_path / "mine").rename(folder)
     for scene in (folder, str(folder), f"./{name}"):
         assert torch.equal(voxelfield.load_scene(scene, image_size=10).aabb, expected.aabb)
-    composed = preset("scene=folder", f"scene.name={name}", f"data.root={tmp_path}", "trainer.image_size=10", device="cpu")
+    changes = (f"scene.name={name}", f"data.root={tmp_path}", "trainer.image_size=10")
+    composed = preset("scene=folder", *changes, device="cpu")
     assert torch.equal(load_configured_scene(composed, tmp_path).aabb, expected.aabb)
 
 

@@ -93,6 +93,16 @@ def _nsvf() -> Files:
     return files
 
 
+def _neus() -> Files:
+    pixels = np.array([[8, 0, 2.5, 0], [0, 8.5, 1.5, 0], [0, 0, 1, 0], [0, 0, 0, 1]])
+    sphere = np.diag([2.0, 2.0, 2.0, 1.0])
+    file = io.BytesIO()
+    world = {f"world_mat_{i}": pixels @ np.linalg.inv(_pose(i) @ _FLIP @ sphere) for i in range(VIEWS)}
+    np.savez(file, **world, **{f"scale_mat_{i}": sphere for i in range(VIEWS)})
+    pictures = {f"{folder}/{i:03d}.png": _image(i) for i in range(VIEWS) for folder in ("image", "mask")}
+    return pictures | {"cameras_sphere.npz": file.getvalue()}
+
+
 def _colmap_text() -> Files:
     import pycolmap  # after Pillow: in the other order, PNG files are not written
 
@@ -129,6 +139,7 @@ SCENES: dict[str, tuple[str, Callable[[], Files]]] = {
     "llff": ("LLFF", cache(_llff)),
     "llff_forward": ("LLFF", cache(lambda: _llff(_pose_that_faces_one_way))),
     "nsvf": ("NSVF", cache(_nsvf)),
+    "neus": ("IDR or NeuS", cache(_neus)),
     "colmap_text": ("COLMAP", cache(_colmap_text)),
     "colmap_binary": ("COLMAP", cache(_colmap_binary)),
 }

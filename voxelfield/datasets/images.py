@@ -50,12 +50,15 @@ def count_images(folder: Path) -> int:
     return max(sum(path.suffix.lower() in IMAGE_SUFFIXES for path in files) for files in holders)
 
 
-def read_images(paths: Sequence[Path], sizes: Sequence[Size] | None = None) -> Tensor:
+def read_images(
+    paths: Sequence[Path], sizes: Sequence[Size] | None = None, alphas: Sequence[Path | None] | None = None
+) -> Tensor:
     """Reads the images of a split, several at a time.
 
     Args:
         paths: N files that :func:`open_image` opens, N at least 1.
         sizes: N sizes to which they are shrunk by :func:`area_resized`; None keeps them as they are.
+        alphas: N files of grey images that replace the alpha channels; None for images that keep their own.
 
     Returns:
         (N, H, W, 4) uint8 on the CPU, RGBA with straight alpha; images without alpha become opaque. H and W are the
@@ -67,6 +70,8 @@ def read_images(paths: Sequence[Path], sizes: Sequence[Size] | None = None) -> T
     """
     # All headers come before the first pixels, so that a single huge image is refused before it takes memory.
     headers = _in_threads(lambda index: _header(paths[index]), len(paths), "looked at")
+    for index, alpha in enumerate(alphas or ()):
+        headers[index] = headers[index]._replace(has_alpha=headers[index].has_alpha or alpha is not None)
     sizes = [header.size for header in headers] if sizes is None else sizes
     room = _common_room(paths, sizes)
     images = np.empty((len(paths), room[1], room[0], 4), dtype=np.uint8)
@@ -76,6 +81,9 @@ def read_images(paths: Sequence[Path], sizes: Sequence[Size] | None = None) -> T
         if image.size != expected:  # the file has changed meanwhile
             found = f"{image.size[0]}x{image.size[1]}"
             raise ValueError(f"{paths[index]}: size must be {expected[0]}x{expected[1]}, as it was before, got {found}")
+        alpha = alphas[index] if alphas is not None else None
+        if alpha is not None:
+            image.putalpha(_read_alpha(alpha, expected))
         if sizes[index] != room:
             images[index] = (0, 0, 0, 255)
         # NumPy would have the pixels twice more in new memory, in which all threads wait for the system.
@@ -86,6 +94,16 @@ def read_images(paths: Sequence[Path], sizes: Sequence[Size] | None = None) -> T
     _in_threads(fill, len(paths), "read")
     _check_alpha(paths, [header.has_alpha for header in headers], images, sizes)
     return torch.from_numpy(images)
+
+
+def _read_alpha(path: Path, size: Size) -> Image.Image:
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such mask")
+    alpha = _decode(path, "L")
+    if alpha.size != size:
+        found = f"{alpha.size[0]}x{alpha.size[1]}"
+        raise ValueError(f"{path}: size must be {size[0]}x{size[1]}, like that of its image, got {found}")
+    return alpha
 
 
 def _common_room(paths: Sequence[Path], sizes: Sequence[Size]) -> Size:

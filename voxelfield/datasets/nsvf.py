@@ -91,7 +91,7 @@ def _read_intrinsics(file: Path) -> Callable[[int, int], Intrinsics]:
     if min(fx, fy, *(size or ())) <= 0:
         raise ValueError(f"{file}: focal lengths and sizes must be above 0 pixels, got {numbers}")
     intrinsics = (fx, fy, cx, cy)
-    return scaled(intrinsics, size, str(file)) if size else lambda *image: centred(intrinsics, image)
+    return scaled(intrinsics, size, str(file)) if size else partial(centred, intrinsics)
 
 
 def _read_pose(file: Path) -> Tensor:

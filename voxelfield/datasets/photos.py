@@ -45,6 +45,8 @@ class Photo:
         lens: What distorts the image, for one camera, or None for a pinhole.
         shrunk: A file of the same image, already shrunk by the requested factor; None if there is none.
         mask: An image of the same size that is black where pixels must be ignored; None if all of them count.
+        alpha: An image of the same size that replaces the alpha channel, black where the background of an object is
+            seen; None if the image keeps its own.
     """
 
     path: Path
@@ -53,6 +55,7 @@ class Photo:
     lens: Lens | None = None
     shrunk: Path | None = None
     mask: Path | None = None
+    alpha: Path | None = None
 
 
 def present_photos(
@@ -146,7 +149,7 @@ def read_split(photos: Sequence[Photo], options: LoadOptions) -> Split:
         paths, read = whole, [options.size_of(size) for size in sizes]
     # Before the pixels are read, which takes much longer than to find invalid cameras.
     cameras = _cameras(photos, sizes, read, options)
-    images = read_images(paths, read)
+    images = read_images(paths, read, [photo.alpha for photo in photos])
     files = [photo.mask for photo in photos]
     masks = read_masks(files, sizes, read) if any(files) else None
     return Split(images, cameras, _names(whole), masks, tuple(whole))
@@ -212,21 +215,22 @@ def _cameras(photos: Sequence[Photo], sizes: Sequence[Size], read: Sequence[Size
     return Cameras.of_sizes(c2w.float(), intrinsics.float(), torch.tensor(read), lens)
 
 
-def centred(intrinsics: Intrinsics, size: tuple[int, int]) -> Intrinsics:
+def centred(intrinsics: Intrinsics, width: int, height: int) -> Intrinsics:
     """Returns intrinsics as they are, for an image of which no original size is known.
 
     Args:
         intrinsics: Intrinsics of an image.
-        size: Its width and height in pixels.
+        width: Its width in pixels.
+        height: Its height in pixels.
 
     Raises:
         ValueError: The principal point is outside the image, as it is if the image was resized.
     """
     _, _, cx, cy = intrinsics
-    if not (0 <= cx <= size[0] and 0 <= cy <= size[1]):
+    if not (0 <= cx <= width and 0 <= cy <= height):
         raise ValueError(
             f"size must be that of the image that the principal point ({cx:g}, {cy:g}) belongs to, got "
-            f"{size[0]}x{size[1]}: was the image resized?"
+            f"{width}x{height}: was the image resized?"
         )
     return intrinsics
 

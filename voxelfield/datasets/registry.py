@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from voxelfield.datasets import blender, colmap, colmap_models, llff, nerfstudio, nsvf
+from voxelfield.datasets import blender, colmap, colmap_models, llff, nerfstudio, neus, nsvf
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Scene
 
@@ -63,6 +63,7 @@ FORMATS: tuple[Format, ...] = (
     Format("nerfstudio or instant-ngp", nerfstudio.FILE, nerfstudio.is_nerfstudio, nerfstudio.load_nerfstudio, True),
     Format(colmap.FORMAT, "sparse/0/images.bin", colmap_models.is_colmap, colmap.load_colmap, True),
     Format("LLFF", llff.FILE, llff.is_llff, llff.load_llff, True),
+    Format("IDR or NeuS", f"{' or '.join(neus.FILES)} and image", neus.is_neus, neus.load_neus),
     Format("NSVF", f"{nsvf.FILE} and pose", nsvf.is_nsvf, nsvf.load_nsvf),
 )
 """All formats; the first that recognises a folder and can use its files loads it."""

@@ -183,7 +183,7 @@ def _intrinsics(file: Path, frame: Mapping[str, Any], meta: Mapping[str, Any]) -
 
     def of_image(width: int, height: int) -> Intrinsics:
         if w is None and h is None:
-            return centred(of(width, height), (width, height))
+            return centred(of(width, height), width, height)
         whole = w or (h or 0) * width / height, h or (w or 0) * height / width
         return scaled(of(*whole), whole, f"'w' and 'h' in {file}")(width, height)
 
