@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 from voxelfield.captures.capture import Capture
 from voxelfield.datasets.bounds import stray_cameras
-from voxelfield.datasets.images import Size
 from voxelfield.datasets.poses import OPENCV_AXES, likely_mistake, sees_box, turned_about
 
 FEW_VIEWS = 20
@@ -142,30 +141,20 @@ def box_unlike_cameras(capture: Capture) -> Finding | None:
     )
 
 
-def mixed_sizes(names: Sequence[str], sizes: Sequence[Size]) -> Finding | None:
-    """Warns of portrait images among landscape ones, or the other way round.
-
-    Args:
-        names: N names of images.
-        sizes: Their widths and heights.
-    """
-    portrait = [index for index, (width, height) in enumerate(sizes) if height > width]
-    landscape = [index for index, (width, height) in enumerate(sizes) if width > height]
+def mixed_orientation(capture: Capture) -> Finding | None:
+    """Warns of portrait images among landscape ones, or the other way round, which may be files that were rotated."""
+    portrait = [index for index, (width, height) in enumerate(capture.sizes) if height > width]
+    landscape = [index for index, (width, height) in enumerate(capture.sizes) if width > height]
     fewer, word = min((portrait, "portrait"), (landscape, "landscape"), key=lambda pair: len(pair[0]))
     if not fewer:
         return None
     others = len(portrait) + len(landscape) - len(fewer)
     return Finding(
         "mixed orientation",
-        f"{_list([names[index] for index in fewer])} {_are(fewer)} {word} among {others} that are not: rotate the "
-        "files upright and find the poses again, or leave them out",
+        f"{_list([capture.names[index] for index in fewer])} {_are(fewer)} {word} among {others} that are not: if the "
+        "camera was not turned, rotate the files as the others are, or leave them out",
         tuple(fewer),
     )
-
-
-def mixed_orientation(capture: Capture) -> Finding | None:
-    """Warns of portrait images among landscape ones; see :func:`mixed_sizes`."""
-    return mixed_sizes(capture.names, capture.sizes)
 
 
 def cameras_rolled(capture: Capture) -> Finding | None:

@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from voxelfield.captures.capture import read_capture
-from voxelfield.captures.checks import Finding, check_capture, mixed_sizes
+from voxelfield.captures.checks import Finding, check_capture
 from voxelfield.captures.figures import figures
 from voxelfield.captures.page import make_page
-from voxelfield.captures.photographs import photographs_in
-from voxelfield.datasets.images import image_size
 from voxelfield.files import atomic_write
 from voxelfield.installed import MissingPackageError
 
@@ -71,16 +69,3 @@ def inspect_scene(
     with atomic_write(out / PAGE) as file:
         file.write(make_page(capture.name, rows, findings, picture.getvalue()).encode())
     return Inspection(capture.name, tuple(rows), tuple(findings))
-
-
-def explain_refusal(folder: Path) -> Finding | None:
-    """Looks at the images of a scene that cannot be read for portrait ones among landscape ones.
-
-    Loaders refuse images of several sizes by naming the first that differs, which does not tell the user how to fix it.
-
-    Args:
-        folder: The scene's folder, whose images are in a folder ``images`` or in itself.
-    """
-    images = folder / "images"
-    paths = photographs_in(images if images.is_dir() else folder)
-    return mixed_sizes([path.name for path in paths], [image_size(path) for path in paths])

@@ -8,8 +8,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from voxelfield.captures.checks import Finding
-from voxelfield.captures.inspection import PAGE, PICTURE, explain_refusal, inspect_scene
+from voxelfield.captures.inspection import PAGE, PICTURE, inspect_scene
 from voxelfield.cli.errors import in_one_line
 from voxelfield.datasets.loading import folder_of
 from voxelfield.datasets.locate import configured_box
@@ -38,18 +37,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _inspect(options: argparse.Namespace) -> None:
     folder, out = folder_of(options.scene, options.data_root), options.out or Path()
-    try:
-        with _quiet_loading():
-            found = inspect_scene(folder, out, configured_box(options.scene), options.model)
-    except ValueError:
-        finding = explain_refusal(folder)
-        if finding is not None:
-            _warn(finding)
-        raise
+    with _quiet_loading():
+        found = inspect_scene(folder, out, configured_box(options.scene), options.model)
     for label, text in found.rows:
         logger.info("%-34s %s", label, text)
     for finding in found.findings:
-        _warn(finding)
+        logger.warning("warning: %s: %s", finding.title, finding.message)
     logger.info("wrote %s and %s", out / PICTURE, out / PAGE)
 
 
@@ -63,7 +56,3 @@ def _quiet_loading() -> Iterator[None]:
         yield
     finally:
         loading.setLevel(level)
-
-
-def _warn(finding: Finding) -> None:
-    logger.warning("warning: %s: %s", finding.title, finding.message)
