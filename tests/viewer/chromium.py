@@ -111,6 +111,10 @@ class Browser:
         eventually(lambda: list(self.downloads.glob(pattern)), pattern)
         return next(self.downloads.glob(pattern))
 
+    def complaints(self) -> list[str]:
+        """Returns what the browser has said since the last call about pages that do what they may not."""
+        return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] == "SEVERE"]
+
     def requested(self) -> set[str]:
         """Returns the addresses requested so far, without those of the browser's own pages."""
         messages = [json.loads(entry["message"])["message"] for entry in self.driver.get_log("performance")]
@@ -140,7 +144,7 @@ def chromium(folder: Path, size: tuple[int, int]) -> Iterator[Browser]:
     # 1: a page may give several files without asking.
     several = "profile.default_content_setting_values.automatic_downloads"
     options.add_experimental_option("prefs", {"download.default_directory": str(downloads), several: 1})
-    options.set_capability("goog:loggingPrefs", {"performance": "ALL"})
+    options.set_capability("goog:loggingPrefs", {"performance": "ALL", "browser": "ALL"})
     driver = webdriver.Chrome(options=options, service=Service(driver_path))
     try:
         yield Browser(driver, downloads)

@@ -176,6 +176,37 @@ def test_what_is_disabled_or_gone_is_not_heard(page, client):
     assert not page.path._playing
 
 
+def test_callbacks_run_one_after_another(page, client, monkeypatch):
+    inside, most = [], []
+    original = page.region._draw_outline
+
+    def slow(low, high):
+        inside.append(low)
+        most.append(len(inside))
+        time.sleep(0.05)
+        original(low, high)
+        inside.pop()
+
+    monkeypatch.setattr(page.region, "_draw_outline", slow)
+    for number in range(4):
+        client.set(page.region.crop, number % 2 == 0)
+    eventually(lambda: len(most) == 4 and not inside)
+    assert most == [1] * 4
+
+
+def test_a_callback_that_fails_is_one_line(page, client, monkeypatch, capfd, caplog):
+    def fail(low, high):
+        raise RuntimeError("no such box\nat all")
+
+    monkeypatch.setattr(page.region, "_draw_outline", fail)
+    client.set(page.region.crop, True)
+    client.set(page.region.crop, False)
+    line = "viewer: a browser's request failed: RuntimeError: no such box at all (told once)"
+    eventually(lambda: caplog.messages == [line])
+    captured = capfd.readouterr()
+    assert "Traceback" not in captured.out + captured.err + caplog.text
+
+
 def test_a_screenshot_has_a_largest_size(page, client, monkeypatch):
     asked: list = []
 
