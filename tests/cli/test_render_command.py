@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -115,6 +116,33 @@ def test_frames_are_numbered_continued_and_divided(run, tmp_path, caplog):
         assert image.getpixel((0, 0)) == (0, 255, 0), "nothing is in the corner but the background"
     assert render(run, *common[:-1], 2) == 2
     assert f"{out} holds frames of another run, path or size; see its frames.json" in caplog.messages
+
+
+def test_frames_of_a_run_that_was_trained_again_are_not_kept(run, tmp_path, caplog):
+    out = tmp_path / "frames"
+    common = ("--frames", 2, "--out", out, "--size", "16x12", "--supersampling", 1)
+    shutil.copytree(run, tmp_path / "run")
+    assert render(tmp_path / "run", *common) == 0
+    assert render(tmp_path / "run", *common) == 0
+    before = (out / "0000.png").read_bytes()
+    settings = preset("scene=lego", "model=mlp", *TINY, "seed=1", device="cpu")
+    Session.from_config(scene(), settings, output=tmp_path / "run").fit()
+    assert render(tmp_path / "run", *common) == 2
+    assert caplog.messages[-1] == f"{out} holds frames of another run, path or size; see its frames.json"
+    assert (out / "0000.png").read_bytes() == before
+    assert render(tmp_path / "run", *common, "--overwrite") == 0
+    assert (out / "0000.png").read_bytes() != before
+
+
+def test_a_folder_of_others_is_refused_in_one_line(run, tmp_path, caplog):
+    (tmp_path / "0001.png").write_text("mine")
+    for options in ((), ("--overwrite",)):
+        assert render(run, "--frames", 2, "--out", tmp_path, "--size", "16x12", *options) == 2
+        assert caplog.messages[-1].startswith(
+            f"the folder of frames must be empty or have a frames.json, got {tmp_path}"
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["0001.png"]
+    assert (tmp_path / "0001.png").read_text() == "mine"
 
 
 def test_a_camera_path_is_followed(run, tmp_path, caplog):

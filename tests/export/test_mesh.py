@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 from balls import BOX, CENTRE, RADIUS, VOXELS, ball_field, cameras_around, expected_colors, radius_at
+from file_limits import files_at_most
 from torch.nn import functional as F
 
-from voxelfield.export.geometry.mesh import Mesh, save_mesh
+from voxelfield.export.geometry.mesh import Mesh, Texture, save_mesh
 from voxelfield.export.geometry.repair import fill_holes, largest_component
 from voxelfield.export.geometry.surface import half_absorbing_density
 from voxelfield.export.mesh import FieldSurface, MeshOptions, SurfaceOptions
@@ -227,6 +228,43 @@ def test_a_texture_shows_the_fields_colors(tmp_path, suffix):
     off = (pixels[row, column] - expected_colors(middles)).abs()
     assert off.mean() < 0.02
     assert off.max() < 0.1
+
+
+def textured(shade: int) -> Mesh:
+    """A square whose picture takes more bytes than its description."""
+    corners = torch.tensor([[0.0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 1, 0]])
+    generator = torch.Generator().manual_seed(shade)
+    texture = Texture(corners[:, :2], torch.randint(0, 255, (16, 16, 3), dtype=torch.uint8, generator=generator))
+    normals = torch.tensor([[0.0, 0, 1]]).repeat(4, 1)
+    return Mesh(corners, torch.tensor([[0, 1, 2], [0, 2, 3]]), normals, torch.zeros(4, 3, dtype=torch.uint8), texture)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_full_disk_leaves_no_part_of_an_obj_and_keeps_the_one_before(tmp_path):
+    save_mesh(tmp_path / "whole.obj", textured(1))
+    sizes = sorted({path.stat().st_size for path in tmp_path.iterdir()})
+    assert len(sizes) == 3
+    before = contents(tmp_path)
+    for size in sizes:
+        for name in ("whole", "new"):
+            with files_at_most(size - 1), pytest.raises(OSError, match=rf"File too large: '.*/{name}\.(obj|mtl|png)'"):
+                save_mesh(tmp_path / f"{name}.obj", textured(2))
+            assert contents(tmp_path) == before
+    save_mesh(tmp_path / "whole.obj", textured(2))
+    assert contents(tmp_path).keys() == before.keys()
+    assert contents(tmp_path)["whole.png"] != before["whole.png"]
+
+
+@pytest.mark.parametrize("suffix", [".png", ".mtl"])
+def test_an_obj_does_not_replace_a_picture_of_something_else(tmp_path, suffix):
+    (tmp_path / f"photo{suffix}").write_text("mine")
+    with pytest.raises(FileExistsError, match=rf"photo\.obj must have a name .*, got photo\{suffix} that belong"):
+        save_mesh(tmp_path / "photo.obj", textured(1))
+    assert contents(tmp_path) == {f"photo{suffix}": b"mine"}
+    save_mesh(tmp_path / "photo.glb", textured(1))
 
 
 @pytest.mark.parametrize("kind", ["density", "tsdf"])

@@ -7,7 +7,6 @@ import json
 import logging
 import math
 import re
-import resource
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from file_limits import files_at_most
 from quick_presets import compose, preset
 
 from voxelfield.datasets.blender import load_blender
@@ -77,20 +77,6 @@ def make_session(scene: Scene, tmp_path: Path) -> Callable[..., Session]:
         return Session.from_config(scene, settings, output=tmp_path / "run", **options)
 
     return make
-
-
-@contextlib.contextmanager
-def files_at_most(size: int) -> Iterator[None]:
-    """Sets the largest size of a file, beyond which writing fails as on a full disk.
-
-    It ends before the test does, because pytest then writes to its own output, which may be a longer file.
-    """
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def fail_at(monkeypatch: pytest.MonkeyPatch, *steps: int) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
 import torch
+from file_limits import files_at_most
 from PIL import Image
 
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.images import turbo
+from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.render import View
 from voxelfield.rendering.view_pictures import picture
 from voxelfield.training.frame_folder import DESCRIPTION, FrameFolder, FrameKind, farthest
@@ -88,6 +91,93 @@ def test_frames_of_something_else_are_neither_kept_nor_lost(tmp_path, wanted, pa
     with open_folder(tmp_path, wanted, path, overwrite=True) as folder:
         assert not folder.has(0)
     assert [path.name for path in tmp_path.iterdir()] == [DESCRIPTION]
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+@pytest.mark.parametrize("name", ["0001.png", "notes.txt", "0001/mine.png"])
+def test_a_folder_of_something_else_is_refused(tmp_path, name, overwrite):
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("mine")
+    (tmp_path / ".DS_Store").touch()
+    expected = f"must be empty or have a frames.json, got {tmp_path}, which holds {name.partition('/')[0]}: choose"
+    with pytest.raises(FileExistsError, match=expected):
+        open_folder(tmp_path, overwrite=overwrite)
+    (tmp_path / name).unlink()
+    if "/" not in name:
+        with open_folder(tmp_path, overwrite=overwrite) as folder:
+            folder.save(1, view())
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", "null", "3", "{}", '{"frames": [1]}', '{"frames": "2", "width": 8, "height": 6, "kind": "png"}']
+)
+def test_a_description_of_something_else_is_refused(tmp_path, content):
+    (tmp_path / DESCRIPTION).write_text(content)
+    with pytest.raises(FileExistsError, match="choose another folder"):
+        open_folder(tmp_path, overwrite=True)
+    assert (tmp_path / DESCRIPTION).read_text() == content
+
+
+def test_only_frames_are_deleted(tmp_path):
+    with open_folder(tmp_path, FrameKind(depth=True)) as folder:
+        folder.save(0, view())
+        folder.save(2, view())
+    mine = ["2024.txt", "0000_notes.png", "12.jpg", "7", "0003.png", "00001.png", "0000.exr", "frames.mp4"]
+    for name in mine:
+        (tmp_path / name).write_text("mine")
+    open_folder(tmp_path, overwrite=True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([DESCRIPTION, *mine])
+    with pytest.raises(FileExistsError, match=rf"^{tmp_path}/0003\.png is in the place of a frame"):
+        open_folder(tmp_path, path_of=cameras(4), overwrite=True)
+    for name in mine:
+        assert (tmp_path / name).read_text() == "mine"
+
+
+def test_a_picture_in_the_place_of_a_frame_is_not_taken_for_one(tmp_path):
+    with open_folder(tmp_path) as folder:
+        folder.save(0, view())
+    Image.new("RGB", (8, 6)).save(tmp_path / "0001.png")
+    for overwrite in (False, True):
+        with pytest.raises(FileExistsError, match=r"0001\.png is in the place of a frame"):
+            open_folder(tmp_path, FrameKind(depth=True), overwrite=overwrite)
+        with pytest.raises(FileExistsError, match=r"0001\.png is in the place of a frame"):
+            open_folder(tmp_path)
+    assert (tmp_path / "0000.png").is_file()
+
+
+def test_a_description_of_countless_frames_takes_no_time(tmp_path):
+    with open_folder(tmp_path) as folder:
+        folder.save(0, view())
+    description = json.loads((tmp_path / DESCRIPTION).read_text())
+    (tmp_path / DESCRIPTION).write_text(json.dumps(description | {"frames": 10**18}))
+    open_folder(tmp_path, overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == [DESCRIPTION]
+
+
+def test_lenses_belong_to_a_path(tmp_path):
+    lens = Lens("perspective", torch.full((3, 6), 0.1))
+    with open_folder(tmp_path, path_of=dataclasses.replace(cameras(), lens=lens)):
+        pass
+    with pytest.raises(ValueError, match="holds frames of another run, path or size"):
+        open_folder(tmp_path)
+
+
+@pytest.mark.parametrize("wanted", [FrameKind("exr"), FrameKind(depth=True)])
+def test_a_full_disk_is_told_and_leaves_whole_frames(tmp_path, wanted):
+    pytest.importorskip("OpenEXR")
+
+    def render(index: int) -> None:
+        with open_folder(tmp_path, wanted) as folder:
+            folder.save(index, view())
+
+    render(0)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    size = (tmp_path / f"0000.{wanted.kind}").stat().st_size
+    for limit in (100, size // 2, size - 1):
+        with files_at_most(limit), pytest.raises(OSError, match=r"0001\S*\.(exr|png)"):
+            render(1)
+        assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.name != "0001_depth.png"} == before
+        (tmp_path / "0001_depth.png").unlink(missing_ok=True)  # of which there was room for the whole
 
 
 def test_a_frame_that_cannot_be_made_leaves_no_file(tmp_path):

@@ -15,11 +15,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from voxelfield.files import MARK, atomic_path, atomic_write, is_replaceable
-from voxelfield.installed import MissingPackageError
+from voxelfield.files import atomic_path, atomic_write, is_replaceable
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.linear_light import linear_light
 from voxelfield.rendering.render import View
+from voxelfield.training.exr import import_openexr, write_exr
 from voxelfield.training.png import PngWriter, marked
 
 Kind = Literal["png", "exr"]
@@ -86,7 +85,7 @@ class FrameFolder:
         overwrite: bool = False,
     ) -> None:
         if wanted.kind == "exr":
-            _open_exr()
+            import_openexr()
         self.depth_unit = far / _DEPTHS
         self._folder = folder
         self._wanted = wanted
@@ -158,7 +157,7 @@ class FrameFolder:
         """
         image, *depth = self._paths(index)
         if self._wanted.kind == "exr":
-            self._writer.submit(lambda: _write_exr(image, view))
+            self._writer.submit(lambda: write_exr(image, view))
             return
         self._writer.save(image, view.rgb)
         for path in depth:
@@ -181,7 +180,9 @@ def _frames(folder: Path, description: Mapping[str, Any]) -> Iterator[Path]:
     """Yields the files in a folder that have the name of a frame of a description."""
     for path in sorted(folder.glob("*")):
         match = _FRAME.fullmatch(path.name)
-        if match is None or match[3] != description["kind"] or int(match[1]) >= description["frames"]:
+        if match is None or match[3] != description["kind"] or match[1] != f"{int(match[1]):04d}":
+            continue
+        if int(match[1]) >= description["frames"]:
             continue
         if match[2] is None or description.get("depth_unit") is not None:
             yield path
@@ -207,28 +208,3 @@ def _write_depth(path: Path, view: View, unit: float) -> None:
     known = torch.where(view.opacity > 0.5, steps, 0).to(torch.int32).cpu().numpy().astype(np.uint16)
     with atomic_path(path, sync=False) as temporary:
         Image.fromarray(known).save(temporary, format="PNG", pnginfo=marked())
-
-
-def _write_exr(path: Path, view: View) -> None:
-    exr = _open_exr()
-    light = linear_light(view.rgb.clamp(0, 1)).cpu().numpy()
-    channels = {
-        **{name: np.ascontiguousarray(light[..., index]) for index, name in enumerate("RGB")},
-        "A": view.opacity.cpu().numpy(),
-        "Z": view.depth.cpu().numpy(),
-    }
-    header = {"compression": exr.ZIP_COMPRESSION, "type": exr.scanlineimage, "software": MARK}
-    with atomic_path(path, sync=False) as temporary:
-        try:
-            exr.File(header, channels).write(str(temporary))
-        except RuntimeError as error:  # as on a full disk
-            reason = " ".join(str(error).split()).rpartition(str(temporary))[2].strip('". ')
-            raise OSError(f"{path} could not be written: {reason}") from error
-
-
-def _open_exr() -> Any:
-    try:
-        import OpenEXR
-    except ModuleNotFoundError as error:
-        raise MissingPackageError('OpenEXR must be installed to write EXR: pip install "voxelfield[exr]"') from error
-    return OpenEXR
