@@ -56,6 +56,7 @@ def test_views_stand_in_where_none_are_listed_for_the_test(listed, expected):
 def test_without_a_holdout_training_views_are_evaluated(caplog):
     with caplog.at_level(logging.INFO):
         assert chosen({"train": "ab"}, holdout=0) == {"train": "ab"}
+        assert chosen({"train": "ab"}, ("test",), holdout=0) == {}
     assert caplog.messages == ["list.json: there are no test views, so training views are evaluated"]
     assert chosen({"train": "ab", "val": "c"}, holdout=0) == {"train": "ab", "test": "c"}
 

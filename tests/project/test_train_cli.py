@@ -525,7 +525,10 @@ def test_a_scene_may_be_given_by_itself(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a" / "b=c").mkdir(parents=True)
     assert with_scene_key(["-m", "lego", "seed=1,2"]) == ["-m", "scene=lego", "seed=1,2"]
-    assert with_scene_key(["a/b", "a/b=c"]) == ["scene=a/b", "scene=a/b=c"]
+    assert with_scene_key(["seed=1", "a/b=c"]) == ["seed=1", "scene=a/b=c"]
+    for twice in (["a/b", "a/b=c"], ["a/b", "a/b"], ["scene=lego", "a/b"]):
+        with pytest.raises(ValueError, match=f"scene must be given once, got {' and '.join(twice)}$"):
+            with_scene_key(twice)
     for untouched in (["--cfg", "job"], ["hydra/launcher=joblib"], ["~logger"], ["+x"], [""], ["-cd", "a"]):
         assert with_scene_key(untouched) == untouched
 

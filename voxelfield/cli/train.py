@@ -143,18 +143,30 @@ def with_scene_key(arguments: Sequence[str]) -> list[str]:
 
     Args:
         arguments: Hydra's command line; a value of one of Hydra's own options stays as it is.
+
+    Raises:
+        ValueError: There is another scene beside one that is given by itself.
     """
-    whole: list[str] = []
-    for argument in arguments:
-        key, equals, _ = argument.partition("=")
-        # Hydra's keys may have slashes, and a folder's name an equals sign.
-        by_itself = not equals or ("/" in key and Path(argument).is_dir())
-        is_value = bool(whole) and whole[-1] in _OPTIONS_WITH_VALUES
-        is_scene = by_itself and not is_value and not argument.startswith(("-", "+", "~")) and argument != ""
-        whole.append(f"scene={argument}" if is_scene else argument)
-        if is_scene:
-            print(f"{argument!r} is read as scene={argument}", file=sys.stderr)  # noqa: T201
-    return whole
+    alone = [
+        argument
+        for before, argument in zip(("", *arguments), arguments, strict=False)
+        if _is_scene_alone(argument) and before not in _OPTIONS_WITH_VALUES
+    ]
+    if not alone:
+        return list(arguments)
+    scenes = [text for text in arguments if text in alone or text.startswith("scene=")]
+    if len(scenes) > 1:
+        raise ValueError(f"scene must be given once, got {' and '.join(map(clipped, scenes))}")
+    print(f"{alone[0]!r} is read as scene={alone[0]}", file=sys.stderr)  # noqa: T201
+    return [f"scene={text}" if text == alone[0] else text for text in arguments]
+
+
+def _is_scene_alone(argument: str) -> bool:
+    """Tells whether an argument can only be a scene, because it is neither an override nor an option."""
+    key, equals, _ = argument.partition("=")
+    # Hydra's keys may have slashes, and a folder's name an equals sign.
+    is_override = equals != "" and not ("/" in key and Path(argument).is_dir())
+    return not is_override and argument != "" and not argument.startswith(("-", "+", "~"))
 
 
 def scene_folder(scene: str) -> Path | None:
@@ -178,6 +190,12 @@ def scene_folder(scene: str) -> Path | None:
         raise ValueError(f"{expected}: {getattr(error, 'strerror', None) or error}") from error
     if not is_folder:
         return None
+    whole = str(folder.resolve())
+    if "${" in whole:
+        raise ValueError(
+            f"scene must be a folder without ${{ in its path, which stands for another setting in a configuration, got "
+            f"{clipped(whole)!r}: rename it, or load it with voxelfield.load_scene"
+        )
     format_of(folder)
     return folder
 
@@ -197,11 +215,6 @@ def with_folder(override: str) -> list[str]:
     if folder is None:
         return [override]
     whole = folder.resolve()
-    if "${" in str(whole):
-        raise ValueError(
-            f"scene must be a folder without ${{ in its path, which stands for another setting in a configuration, got "
-            f"{clipped(str(whole))!r}: rename it, or load it with voxelfield.load_scene"
-        )
     return ["scene=folder", f"scene.name={_quoted(whole.name)}", f"data.root={_quoted(str(whole.parent))}"]
 
 

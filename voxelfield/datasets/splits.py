@@ -71,7 +71,8 @@ def choose_splits(
             logger.info("%s: there are no test views; those of val stand in", source)
             chosen[name] = splits["val"]
         elif name == "test" and splits["train"]:
-            logger.info("%s: there are no test views, so training views are evaluated", source)
+            if "train" in options.splits:
+                logger.info("%s: there are no test views, so training views are evaluated", source)
         else:
             raise ValueError(f"splits must be among those of {source} ({', '.join(there)}), got {name}")
     return chosen
