@@ -158,6 +158,20 @@ def test_an_undistorted_model_is_read_where_only_its_images_are_there(tmp_path):
     assert read_reconstruction(tmp_path).location.model == tmp_path / "sparse" / "0"
 
 
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_a_camera_of_the_image_as_exif_rotates_it_is_refused_with_the_cause(tmp_path, orientation):
+    """COLMAP finds poses of the pixels as they are stored, other programs of rotated ones."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    (tmp_path / "images").mkdir()
+    for name in NAMES:
+        Image.new("RGB", (18, 24)).save(tmp_path / "images" / name, exif=exif)
+    write_model(tmp_path / "sparse" / "0")
+    with pytest.raises(ValueError, match=r"images/00\d\.png: size must be .*24x18.*, got 18x24") as error:
+        reds(tmp_path)
+    assert ("EXIF rotates the image, but pixels are read as they are stored" in str(error.value)) == (orientation == 6)
+
+
 def test_names_may_have_spaces_folders_and_backslashes(tmp_path, caplog):
     names = ["left side/my photo (1).png", "left side/ä b.png", "right/c.png"]
     write_images(tmp_path / "images", names)

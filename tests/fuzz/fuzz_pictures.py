@@ -107,7 +107,11 @@ def read_or_refuse(path: Path, copies: Path) -> bool:
         copies: A folder that is not there, for its copy.
     """
     results = []
-    for read in (lambda: read_images([path]), lambda: copy_photographs([path], copies, 1600), lambda: image_size(path)):
+    for read in (
+        lambda: read_images([path]),
+        lambda: copy_photographs([path], copies, 2**31),
+        lambda: image_size(path),
+    ):
         try:
             results.append(read())
         except ValueError as error:

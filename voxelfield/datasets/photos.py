@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from voxelfield.datasets.image_paths import why_missing
-from voxelfield.datasets.images import IMAGE_SUFFIXES, Size, image_sizes, read_images, read_masks
+from voxelfield.datasets.images import IMAGE_SUFFIXES, Size, exif_orientation, image_sizes, read_images, read_masks
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Split
 from voxelfield.rendering.cameras import Cameras
@@ -260,7 +260,18 @@ def _intrinsics_of(photo: Photo, size: Size) -> Intrinsics:
     try:
         return photo.intrinsics(*size)
     except ValueError as error:
-        raise ValueError(f"{photo.path}: {error}") from error
+        raise ValueError(f"{photo.path}: {error}{_exif_hint(photo, size)}") from error
+
+
+def _exif_hint(photo: Photo, size: Size) -> str:
+    """Returns what to add to a refused size if the camera belongs to the image as EXIF rotates it."""
+    try:
+        if exif_orientation(photo.path) < 5:
+            return ""
+        photo.intrinsics(*size[::-1])
+    except ValueError:
+        return ""
+    return "; EXIF rotates the image, but pixels are read as they are stored: rotate the file itself"
 
 
 def _checked_shrunk(path: Path, size: Size, whole: Size, downscale: int) -> Size:
