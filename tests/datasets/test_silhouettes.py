@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 import voxelfield
+from voxelfield.cli.train import for_photographs
 from voxelfield.datasets.poses import turned_about
 from voxelfield.datasets.scene import Split
 from voxelfield.datasets.silhouettes import box_of_silhouettes, show_whole_object
@@ -151,6 +152,13 @@ def test_photographs_have_nested_boxes_in_any_layout(tmp_path, file):
     assert scene.frame.count == 6
     assert (scene.aabb.mean(dim=0) - CENTRE).abs().max() < 0.01
     assert 1.9 < float((scene.aabb[1] - scene.aabb[0]).max()) < 2.1
+
+
+def test_photographs_have_their_trainer_in_the_blender_layout(tmp_path):
+    place = write_frames(tmp_path / "place", "transforms_train.json", opaque(ball_split(around(24))))
+    thing = write_frames(tmp_path / "thing", "transforms_train.json", ball_split(around(24)))
+    assert for_photographs([f"scene={place}"], "train") == ["trainer=few_photographs"]
+    assert for_photographs([f"scene={thing}"], "train") == []
 
 
 def test_the_frame_of_the_blender_layout_does_not_depend_on_what_is_loaded(tmp_path):
