@@ -322,7 +322,7 @@ def test_unreadable_image(scene, which, damage):
 
 
 def test_images_of_several_sizes(scene):
-    Image.new("RGBA", (5, 4), "white").save(scene / "train" / "r_1.png")
+    Image.new("RGBA", (5, 4)).save(scene / "train" / "r_1.png")
     cameras = load_blender(scene).train.cameras
     assert cameras.sizes.tolist() == [[6, 4], [5, 4]]
     # One angle of view means another focal length in pixels for an image of another width.

@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 import voxelfield
+from voxelfield.cli.train import for_photographs
 from voxelfield.datasets.poses import turned_about
 from voxelfield.datasets.scene import Split
 from voxelfield.datasets.silhouettes import box_of_silhouettes, show_whole_object
@@ -153,6 +154,13 @@ def test_photographs_have_nested_boxes_in_any_layout(tmp_path, file):
     assert 1.9 < float((scene.aabb[1] - scene.aabb[0]).max()) < 2.1
 
 
+def test_photographs_have_their_trainer_in_the_blender_layout(tmp_path):
+    place = write_frames(tmp_path / "place", "transforms_train.json", opaque(ball_split(around(24))))
+    thing = write_frames(tmp_path / "thing", "transforms_train.json", ball_split(around(24)))
+    assert for_photographs([f"scene={place}"], "train") == ["trainer=few_photographs"]
+    assert for_photographs([f"scene={thing}"], "train") == []
+
+
 def test_the_frame_of_the_blender_layout_does_not_depend_on_what_is_loaded(tmp_path):
     write_frames(tmp_path, "transforms_train.json", opaque(ball_split(around(24))))
     write_frames(tmp_path, "transforms_test.json", opaque(ball_split(around(5, 6.0))))
@@ -184,13 +192,13 @@ def test_a_transparent_pixel_does_not_rule_out_images_without_alpha(tmp_path):
     assert (~scene.train.masks).nonzero().tolist() == [[3, 0, 0]]
 
 
-@pytest.mark.parametrize("file", LAYOUTS)
-@pytest.mark.parametrize(("bare", "told"), [(24, ", like 23 others of 24: "), (1, ": save it")])
-def test_images_that_are_transparent_throughout_are_refused(tmp_path, file, bare, told):
+@pytest.mark.parametrize(("blank", "told"), [(24, ", like 23 others of 24: "), (1, ": save it")])
+def test_images_that_are_transparent_throughout_are_refused_before_training(tmp_path, blank, told):
     split = ball_split(around(24))
-    split.images[:bare, ..., 3] = 0
+    split.images[:blank, ..., 3] = 0
+    scene = load(write_frames(tmp_path, "transforms.json", split))
     with pytest.raises(ValueError, match=f"view_00.png: must have opaque pixels, got .* transparent throughout{told}"):
-        load(write_frames(tmp_path, file, split))
+        voxelfield.Session(scene, "mlp", trainer="smoke", device="cpu")
 
 
 @pytest.mark.parametrize("file", LAYOUTS)

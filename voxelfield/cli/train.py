@@ -24,7 +24,7 @@ from voxelfield._library import KernelsUnavailableError
 from voxelfield.cli.stopping import INTERRUPTED
 from voxelfield.config.parsing import parse, unknown_key
 from voxelfield.datasets.download import DownloadError
-from voxelfield.datasets.images import count_images
+from voxelfield.datasets.images import count_images, seem_cut_out
 from voxelfield.datasets.locate import configured_scenes, find_scene, is_path
 from voxelfield.datasets.registry import format_of, why_no_folder
 from voxelfield.devices import DEVICES
@@ -232,7 +232,9 @@ def for_photographs(overrides: Sequence[str], configuration: str) -> list[str]:
     one_box = given.get("scene.boxes", "1" if "scene.aabb" in given else "") == "1"
     ends_at_its_box = one_box and given.get("scene.ndc", "false").lower() != "true"
     folder = scene_folder(scene)
-    if folder is None or "trainer" in given or ends_at_its_box or not format_of(folder).photographs:
+    if folder is None or "trainer" in given or ends_at_its_box:
+        return []
+    if not format_of(folder).photographs and seem_cut_out(folder):
         return []
     refines = (given.get("camera", "none"), given.get("camera.name", "none")) != ("none", "none")
     chosen = trainer_for_photographs(

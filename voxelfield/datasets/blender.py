@@ -62,7 +62,7 @@ def load_blender(folder: Path | str, options: LoadOptions | None = None) -> Scen
     }
     # Of all splits, so that the frame does not depend on those asked for.
     present = [photo for split in photos.values() for photo in split if photo.path.is_file()]
-    return make_scene(folder, folder, present, loaded, options)
+    return make_scene(folder, _split_file(folder, available[0]), present, loaded, options)
 
 
 def available_splits(folder: Path | str) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from voxelfield.datasets.photos import Photo, cameras_of
 from voxelfield.datasets.poses import OPENCV_AXES, inverted, turned_about
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.datasets.silhouettes import box_of_silhouettes, show_whole_object
-from voxelfield.datasets.transparency import check_visible, shows_object, without_transparency
+from voxelfield.datasets.transparency import shows_object, without_transparency
 from voxelfield.grids.boxes import box_tensor, parse_box
 from voxelfield.grids.ndc_box import NdcBox
 from voxelfield.grids.nested_boxes import NestedBoxes
@@ -63,10 +63,9 @@ def make_scene(
             that of the points, or of the cameras.
 
     Raises:
-        ValueError: An image is transparent throughout, silhouettes only agree if the poses have another convention, or
-            the options contradict the cameras.
+        ValueError: Silhouettes only agree if the poses have another convention, a photograph has no opaque pixels that
+            count, or the options contradict the cameras.
     """
-    check_visible(splits.values())
     cut_out = shows_object(source, splits)
     if not cut_out and (options.aabb is None or (options.boxes or 1) > 1):
         splits = {name: without_transparency(split) for name, split in splits.items()}

@@ -37,6 +37,9 @@ _FORMAT_NAMES = "PNG, JPEG, WebP, TIFF or BMP"
 # Seconds between two log messages about the progress of reading.
 _NEWS_EVERY = 10.0
 
+# Of a capture, as many images are looked at to tell of which kind it is.
+_FEW_IMAGES = 12
+
 _MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA")
 
 
@@ -46,8 +49,29 @@ def count_images(folder: Path) -> int:
     Args:
         folder: The capture. Copies of other sizes lie in folders of their own, so that with the most images counts.
     """
+    return len(_most_images(folder))
+
+
+def seem_cut_out(folder: Path) -> bool:
+    """Tells whether the images of a capture seem to show an object without its background, judged by a few of them.
+
+    Args:
+        folder: As for :func:`count_images`.
+    """
+    paths = _most_images(folder)
+    shares = []
+    for path in paths[:: max(1, len(paths) // _FEW_IMAGES)]:
+        with contextlib.suppress(ValueError):  # whoever loads the scene reports it
+            image = _decode(path)
+            shares.append(mean_transparency(np.asarray(image)) if image.mode == "RGBA" else 0.0)
+    return len(shares) > 0 and sum(shares) / len(shares) >= CUT_OUT
+
+
+def _most_images(folder: Path) -> list[Path]:
+    """Returns the images, sorted, of that folder within a capture which has the most."""
     holders = [folder.iterdir(), *(entry.rglob("*") for entry in folder.iterdir() if entry.is_dir())]
-    return max(sum(path.suffix.lower() in IMAGE_SUFFIXES for path in files) for files in holders)
+    found = ([path for path in files if path.suffix.lower() in IMAGE_SUFFIXES] for files in holders)
+    return sorted(max(found, key=len))
 
 
 def read_images(

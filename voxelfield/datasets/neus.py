@@ -21,7 +21,6 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from voxelfield.datasets.bounds import box_of_cameras
 from voxelfield.datasets.captures import load_capture
 from voxelfield.datasets.images import IMAGE_SUFFIXES
 from voxelfield.datasets.options import LoadOptions
@@ -52,7 +51,7 @@ def is_neus(folder: Path) -> bool:
 def load_neus(folder: Path, options: LoadOptions) -> Scene:
     """Loads a scene; see :class:`voxelfield.datasets.registry.Loader`.
 
-    The box of images with masks holds the unit sphere.
+    The box, or the smallest of nested boxes, holds the unit sphere.
     """
     file = next(folder / name for name in FILES if (folder / name).is_file())
     world, scale = _read_matrices(file)
@@ -67,12 +66,11 @@ def load_neus(folder: Path, options: LoadOptions) -> Scene:
     if not masks:
         photos = with_shrunk_images(photos, folder / "image", options.downscale)
 
-    def box() -> Tensor:
-        if scale:
-            return torch.tensor([[-1.0] * 3, [1.0] * 3], dtype=torch.float64)
-        return box_of_cameras(torch.stack([photo.c2w for photo in photos]))
+    return load_capture(folder, file, photos, options, stated_box=_box_of_sphere if scale else None)
 
-    return load_capture(folder, file, photos, options, box)
+
+def _box_of_sphere() -> Tensor:
+    return torch.tensor([[-1.0] * 3, [1.0] * 3], dtype=torch.float64)
 
 
 def _read_matrices(file: Path) -> tuple[Matrices, Matrices]:

@@ -68,7 +68,7 @@ def box_of_silhouettes(split: Split) -> Tensor | None:
     hardly any image shows. The box around the others is divided into cells again, until it does not shrink further.
 
     Args:
-        split: Images that each have an opaque pixel, at least one.
+        split: At least one image. Those without opaque pixels say nothing.
 
     Returns:
         (2, 3) world units, float64; None if cameras do not look at a common point, or if the images contradict one
@@ -104,7 +104,7 @@ def _view(split: Split, number: int) -> _View:
     height, width = opaque.shape
     rows, columns = opaque.any(dim=1).nonzero()[:, 0], opaque.any(dim=0).nonzero()[:, 0]
     if len(rows) == 0:
-        # Only faint pixels: the image says nothing.
+        # An image without opaque pixels says nothing.
         rows, columns, opaque = torch.arange(height), torch.arange(width), torch.ones_like(opaque)
     ends = torch.stack((columns[[0, -1]], rows[[0, -1]]))
     whole = bool((ends[:, 0] > 0).all() and (ends[:, 1] < torch.tensor([width, height]) - 1).all())

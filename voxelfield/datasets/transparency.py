@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,21 +36,25 @@ def transparency(split: Split) -> list[float]:
     return [mean_transparency(split.image(index).numpy()) for index in range(len(split))]
 
 
-def check_visible(splits: Iterable[Split]) -> None:
-    """Refuses images that are transparent throughout: their programs wrote no alpha, or cut everything out.
+def blank_views(split: Split) -> list[int]:
+    """Returns the indices of the images of a split that are transparent throughout."""
+    return [index for index in range(len(split)) if not bool(split.image(index)[..., 3].any())]
+
+
+def check_visible(split: Split) -> None:
+    """Refuses images that are transparent throughout, from which nothing can be learned.
 
     Raises:
         ValueError: There are some; the message names the first.
     """
-    for split in splits:
-        bare = [index for index in range(len(split)) if not bool(split.image(index)[..., 3].any())]
-        if bare:
-            file = split.names[bare[0]] if split.paths is None else split.paths[bare[0]]
-            others = f", like {len(bare) - 1} others of {len(split)}" if len(bare) > 1 else ""
-            raise ValueError(
-                f"{file}: must have opaque pixels, got an image that is transparent throughout{others}: save it with "
-                "its alpha channel as it should be, or leave it out"
-            )
+    blank = blank_views(split)
+    if blank:
+        file = split.names[blank[0]] if split.paths is None else split.paths[blank[0]]
+        others = f", like {len(blank) - 1} others of {len(split)}" if len(blank) > 1 else ""
+        raise ValueError(
+            f"{file}: must have opaque pixels, got an image that is transparent throughout{others}: save it with its "
+            "alpha channel as it should be, or leave it out"
+        )
 
 
 def shows_object(source: Path, splits: Mapping[str, Split]) -> bool:

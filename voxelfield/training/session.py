@@ -20,6 +20,7 @@ from voxelfield import _library
 from voxelfield.config.parsing import parse
 from voxelfield.datasets.poses import check_cameras_see, likely_mistake
 from voxelfield.datasets.scene import Scene
+from voxelfield.datasets.transparency import check_visible
 from voxelfield.devices import choose_device
 from voxelfield.fields.recipes.recipe import Recipe
 from voxelfield.grids.field_frame import FieldFrame
@@ -230,6 +231,7 @@ class Session:
         config.scene = _describe(scene)
         if config.camera.refines:
             config.trainer = config.camera.schedule(config.trainer)
+        check_visible(scene.train)
         if scene.frame is None:
             check_cameras_see("cameras of the training images", scene.train.cameras, scene.aabb)
         mistake = likely_mistake(scene.train.cameras.c2w)
