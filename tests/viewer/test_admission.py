@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 
 import pytest
 from viewer_scene import served_page, session
 
+from voxelfield.installed import MissingPackageError
 from voxelfield.viewer.page.address import Address
 from voxelfield.viewer.scheduling.live import LiveField
+from voxelfield.viewer.serving import viser_server
 from voxelfield.viewer.serving.admission import Admission
 
 pytest.importorskip("viser")
@@ -143,6 +146,12 @@ def test_the_page_may_connect_to_its_own_server_alone():
     assert "ws://localhost:9 " in policy
     assert "frame-ancestors 'self'" in policy
     assert "Set-Cookie" not in answer.headers
+
+
+def test_a_page_is_not_served_without_its_checks(monkeypatch):
+    monkeypatch.setattr(viser_server, "_replaced", lambda *_: contextlib.nullcontext())
+    with pytest.raises(MissingPackageError, match=r"^viser must be version 1\.1, got"), served_page():
+        pass
 
 
 def test_tokens_differ():

@@ -39,7 +39,9 @@ def parser() -> argparse.ArgumentParser:
     add_run_arguments(parser)
     parser.add_argument("--port", type=int, default=8080, help="port to listen on (default: 8080)")
     parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 admits other machines (default: 127.0.0.1)"
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on; 0.0.0.0 admits whoever has the printed address with its token (default: 127.0.0.1)",
     )
     return parser
 

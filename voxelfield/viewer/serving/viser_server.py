@@ -18,6 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
+from voxelfield.installed import MissingPackageError
 from voxelfield.viewer.serving.admission import Admission
 from voxelfield.viewer.serving.connections import Complaints, guarded
 
@@ -34,7 +35,7 @@ def start_guarded_server(host: str, port: int, label: str, admission: Admission)
         admission: Decides which requests are answered.
 
     Raises:
-        RuntimeError: The installed viser cannot be given the checks.
+        MissingPackageError: The installed viser cannot be given the checks.
     """
     import viser
 
@@ -59,7 +60,10 @@ def start_guarded_server(host: str, port: int, label: str, admission: Admission)
         server = viser.ViserServer(host, port, label=label, verbose=False)
     if guards == 0:
         server.stop()
-        raise RuntimeError(f"viser must be version 1.1, got {viser.__version__}, which takes no checks of requests")
+        raise MissingPackageError(
+            f"viser must be version 1.1, got {viser.__version__}, which takes no checks of requests: "
+            'pip install "viser==1.1.*"'
+        )
     server.get_event_loop().set_exception_handler(
         lambda _, context: complaints.fail(context.get("exception") or context["message"])
     )
