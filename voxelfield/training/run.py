@@ -293,8 +293,8 @@ def load_run(path: Path | str, device: torch.device | str) -> Run:
     path = resolve_checkpoint(Path(path))
     checkpoint = load_checkpoint(path, device, ("config", "field", "occupancy", "step", "cameras"))
     with contents_of(path):
-        parts = (checkpoint[name] for name in ("config", "field", "occupancy", "step"))
-        run = restore_run(*parts, device)
+        config, field, occupancy, step = (checkpoint[name] for name in ("config", "field", "occupancy", "step"))
+        run = restore_run(config, field, occupancy, step, device)
         if "cameras" not in checkpoint:
             return run
         return replace(run, cameras=RefinedCameras.from_state(checkpoint["cameras"]))
