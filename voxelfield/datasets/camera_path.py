@@ -130,7 +130,7 @@ def number(where: str, content: Mapping[str, Any], key: str, low: float, high: f
     Raises:
         ValueError: It is missing or not such a number.
     """
-    value = content.get(key)
+    value: Any = content.get(key)
     if not _is_number(value) or not low <= value <= high or (whole and value != int(value)):
         kind = "a whole number" if whole else "a number"
         raise ValueError(f"{where}: '{key}' must be {kind} from {low:g} to {high:g}, got {shown(value)}")

@@ -56,6 +56,12 @@ class NestedBoxes:
             raise ValueError(f"ratio must be finite and above 1, got {self.ratio}")
         if not (math.isfinite(self.near) and self.near >= 0):
             raise ValueError(f"near must be finite and not negative, got {self.near}")
+        try:
+            _ = self.outermost
+        except (OverflowError, ValueError) as error:
+            raise ValueError(
+                f"ratio must leave the largest of {self.count} boxes within the range of float32, got {self.ratio}"
+            ) from error
 
     @property
     def unit(self) -> float:

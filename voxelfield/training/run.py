@@ -293,8 +293,8 @@ def load_run(path: Path | str, device: torch.device | str) -> Run:
     """
     path, checkpoint = load_resolved(Path(path), device, ("config", "field", "occupancy", "step", "cameras"))
     with contents_of(path):
-        field, occupancy = checkpoint["field"], checkpoint["occupancy"]
-        run = restore_run(checkpoint["config"], field, occupancy, checkpoint["step"], device)
+        config, field, occupancy, step = (checkpoint[name] for name in ("config", "field", "occupancy", "step"))
+        run = restore_run(config, field, occupancy, step, device)
         if "cameras" not in checkpoint:
             return run
         return replace(run, cameras=RefinedCameras.from_state(checkpoint["cameras"]))
