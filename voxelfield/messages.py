@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 LONGEST_MESSAGE = 1000
 """Largest number of characters of a message, so that a very long path or number leaves the rest readable."""
 
@@ -31,3 +33,19 @@ def printable(name: str) -> str:
         name: A part of a path.
     """
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+
+
+def one_line(text: str) -> str:
+    r"""Returns a text as one line without control characters, so that it can neither forge lines nor move a cursor.
+
+    Args:
+        text: The text, such as a message with a file's name.
+
+    Returns:
+        The text with all characters that are not printable written as escapes, such as ``\n`` and ``\x1b``.
+    """
+    with contextlib.suppress(UnicodeEncodeError):  # half of a pair that JSON may contain, and no file system
+        text = printable(text)
+    return "".join(
+        character if character.isprintable() else character.encode("unicode_escape").decode() for character in text
+    )

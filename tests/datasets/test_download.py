@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import http.server
 import io
@@ -240,6 +241,46 @@ def test_an_interruption_leaves_only_whole_verified_files(server, tmp_path, monk
     assert files_below(tmp_path) == {f"toy/{path}": FILES[path] for path in whole}
     monkeypatch.undo()
     download("toy", tmp_path, manifest=manifest(server.url("toy.zip")))
+    assert files_below(tmp_path / "toy") == FILES
+
+
+def test_an_endless_archive_ends(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_MAX_ARCHIVE", 5000)
+    server.pages["endless.zip"] = bytes(2_000_000)
+    with pytest.raises(DownloadError, match=r"the archive must have at most 5000 bytes, but the server sends more"):
+        download("toy", tmp_path, manifest=manifest(server.url("endless.zip")))
+    assert files_below(tmp_path) == {}
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_files_that_unpack_to_more_than_the_scene_are_not_unpacked(server, tmp_path, monkeypatch, known):
+    monkeypatch.setattr(module, "_MAX_SCENE", 30_000)
+    monkeypatch.setattr(module, "_sha256", lambda *_: pytest.fail("unpacked"))
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in FILES:
+            archive.writestr(path, bytes(6_000_000))
+    server.pages["bomb.zip"] = buffer.getvalue()
+    size = sum(map(len, FILES.values())) if known else None
+    plan = dataclasses.replace(manifest(server.url("bomb.zip")), size=size)
+    expected = f"the scene's files must have at most {size or 30_000} bytes in total, got 36000000 in the archive"
+    with pytest.raises(DownloadError, match=expected):
+        download("toy", tmp_path, manifest=plan)
+    assert files_below(tmp_path) == {}
+
+
+def test_a_size_that_is_that_of_the_files_is_enough(server, tmp_path):
+    server.pages["toy.zip"] = zipped({**FILES, "unwanted.bin": bytes(10_000_000)})
+    plan = dataclasses.replace(manifest(server.url("toy.zip")), size=sum(map(len, FILES.values())))
+    download("toy", tmp_path, manifest=plan)
+    assert files_below(tmp_path / "toy") == FILES
+    assert load_manifest("lego").size == 127_443_100
+
+
+def test_names_of_countless_folders_take_no_time(server, tmp_path):
+    deep = {f"{'a/' * 30_000}{number}": b"" for number in range(20)}
+    server.pages["deep.zip"] = zipped({**deep, **{f"x/{path}": content for path, content in FILES.items()}})
+    download("toy", tmp_path, manifest=manifest(server.url("deep.zip")))
     assert files_below(tmp_path / "toy") == FILES
 
 

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from voxelfield.cli.log_lines import one_line_records
 from voxelfield.datasets.catalogue import downloadable_scenes
 from voxelfield.datasets.download import DownloadError, download
 
@@ -21,9 +22,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--url", action="append", help="zip archive to try instead of the public ones; may be repeated")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(message)s")
-    try:
-        download(options.scene, options.root, options.url)
-    except (DownloadError, ModuleNotFoundError, OSError, ValueError) as error:
-        logger.error("%s", error)
-        return 1
+    with one_line_records():
+        try:
+            download(options.scene, options.root, options.url)
+        except (DownloadError, ModuleNotFoundError, OSError, ValueError) as error:
+            logger.error("%s", error)
+            return 1
     return 0

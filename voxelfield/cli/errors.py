@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 
 from voxelfield._library import KernelsUnavailableError
+from voxelfield.cli.log_lines import one_line_records
 from voxelfield.installed import MissingPackageError
 from voxelfield.messages import LONGEST_MESSAGE, clipped
 from voxelfield.ops._errors import is_out_of_memory
@@ -21,6 +22,11 @@ def in_one_line(action: Callable[[], None]) -> int:
             FloatingPointError for a field that is not finite. Running out of memory is reported in the same way.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
+    with one_line_records():
+        return _run(action)
+
+
+def _run(action: Callable[[], None]) -> int:
     try:
         action()
     except (ValueError, OSError, KernelsUnavailableError, MissingPackageError) as error:

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf
 
-from voxelfield.messages import LONGEST_MESSAGE, clipped
+from voxelfield.messages import LONGEST_MESSAGE, clipped, one_line
 from voxelfield.training.run_directory import check_results, hold
 
 
@@ -43,5 +43,5 @@ def _scene_folder(config: DictConfig) -> Path:
 
 
 def _end(message: str) -> NoReturn:
-    print(message, file=sys.stderr)  # noqa: T201
+    print(one_line(message), file=sys.stderr)  # noqa: T201
     sys.exit(2)

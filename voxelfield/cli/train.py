@@ -21,6 +21,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from voxelfield._library import KernelsUnavailableError
+from voxelfield.cli.log_lines import one_line_records
 from voxelfield.cli.stopping import INTERRUPTED
 from voxelfield.config.parsing import parse, unknown_key
 from voxelfield.datasets.download import DownloadError
@@ -30,7 +31,7 @@ from voxelfield.datasets.registry import format_of, why_no_folder
 from voxelfield.devices import DEVICES
 from voxelfield.grids.ndc_box import NdcBox
 from voxelfield.installed import MissingPackageError, config_folder
-from voxelfield.messages import LONGEST_MESSAGE, clipped
+from voxelfield.messages import LONGEST_MESSAGE, clipped, one_line
 from voxelfield.ops._errors import is_out_of_memory
 from voxelfield.training.config import LoggerConfig, complete_overrides, config_name, preset, trainer_for_photographs
 from voxelfield.training.config.announced import offer_announced_recipes
@@ -83,18 +84,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen = for_photographs(given, configuration)
         sys.argv = [program, *whole_command_line(given, chosen)]
     except (ValueError, FileNotFoundError) as error:
-        print(error, file=sys.stderr)  # noqa: T201
+        print(one_line(str(error)), file=sys.stderr)  # noqa: T201
         return 2
     reason = _REASONS.get(chosen[0]) if chosen else None
     try:
-        with without_tracebacks(), Interrupt(last=True) as interrupt, interrupt.at_once():
+        with one_line_records(), without_tracebacks(), Interrupt(last=True) as interrupt, interrupt.at_once():
             start = hydra.main(version_base="1.3", config_path=str(config_folder()), config_name=configuration)
             start(lambda config: train(config, reason))()
     except CompactHydraException as error:
-        print(composition_error(error), file=sys.stderr)  # noqa: T201
+        print(one_line(composition_error(error)), file=sys.stderr)  # noqa: T201
         return 2
     except OSError as error:  # Hydra's, without the name of a file where the disk is full
-        print(clipped(f"the run directory cannot be written to: {error}", LONGEST_MESSAGE), file=sys.stderr)  # noqa: T201
+        message = clipped(f"the run directory cannot be written to: {error}", LONGEST_MESSAGE)
+        print(one_line(message), file=sys.stderr)  # noqa: T201
         return 1
     except KeyboardInterrupt:
         print("stopped at once", file=sys.stderr)  # noqa: T201

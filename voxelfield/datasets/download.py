@@ -1,7 +1,8 @@
 """Fetches public scenes: ``voxelfield download lego [--root data] [--url URL ...]``.
 
 Every file is checked against a SHA-256 from the scene's manifest. Files that are already there and right are kept, and
-when all are, nothing is fetched. The files that make a folder count as a scene are put in place last.
+when all are, nothing is fetched. The files that make a folder count as a scene are put in place last. Archives are not
+trusted: their size, and the size of what is taken from them, is limited.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ from voxelfield.datasets.catalogue import downloadable_scenes, manifest_path
 _CHUNK = 1 << 20
 _SHOWN = 3
 
+# Largest number of bytes of an archive, and of a scene whose manifest states no size.
+_MAX_ARCHIVE = 4 << 30
+_MAX_SCENE = 4 << 30
+
 logger = logging.getLogger(__name__)
 
 
@@ -40,6 +45,7 @@ class Manifest:
         credit: Whom to credit.
         archives: URLs of zip archives, in the order to try.
         files: Path inside the scene's folder -> SHA-256 in hexadecimal.
+        size: Number of bytes of all files; None if it is not known.
     """
 
     name: str
@@ -47,6 +53,7 @@ class Manifest:
     credit: str
     archives: tuple[str, ...]
     files: Mapping[str, str]
+    size: int | None = None
 
 
 def load_manifest(name: str) -> Manifest:
@@ -122,7 +129,7 @@ def _complete_from(url: str, scratch: Path, folder: Path, manifest: Manifest, wa
             problems = _extract(opened, folder, manifest, wanted)
     except zipfile.BadZipFile as error:
         return f"not a zip archive ({error})"
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, NotImplementedError) as error:
         return " ".join(str(error).split()) or type(error).__name__
     if not problems:
         return ""
@@ -137,7 +144,29 @@ def _fetch(url: str, scratch: Path) -> Path:
         raise ModuleNotFoundError('downloads need pooch: pip install "voxelfield[train]"') from error
     # Its info line advises to paste a hash of the archive into the code; here every file has one.
     pooch.get_logger().setLevel(logging.WARNING)
-    return Path(pooch.retrieve(url, known_hash=None, fname="archive.zip", path=scratch, progressbar=True))
+
+    path = scratch / "archive.zip"
+    with path.open("wb") as file:
+        # Its downloader alone, because the hash of the archive is of no use.
+        limited = _LimitedFile(file, _MAX_ARCHIVE)
+        pooch.downloaders.choose_downloader(url, progressbar=True)(url, limited, None)
+    return path
+
+
+class _LimitedFile:
+    """A file that refuses to grow beyond a size, however much a server sends."""
+
+    def __init__(self, file: IO[bytes], limit: int) -> None:
+        self._file, self._limit, self._size = file, limit, 0
+
+    def write(self, data: bytes) -> int:
+        self._size += len(data)
+        if self._size > self._limit:
+            raise ValueError(f"the archive must have at most {self._limit} bytes, but the server sends more")
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
 
 
 def _extract(archive: zipfile.ZipFile, folder: Path, manifest: Manifest, wanted: Sequence[str]) -> list[str]:
@@ -147,6 +176,7 @@ def _extract(archive: zipfile.ZipFile, folder: Path, manifest: Manifest, wanted:
     images = [path for path in wanted if not path.endswith(".json")]
     index = [path for path in wanted if path.endswith(".json")]
     problems: list[str] = []
+    _check_size(archive, [prefix + path for path in wanted if prefix + path in members], manifest)
     # Image by image, but the json files, which make the folder count as a scene, together and after all else.
     for group in [*([path] for path in images), index]:
         if group is index and problems:
@@ -169,6 +199,14 @@ def _extract(archive: zipfile.ZipFile, folder: Path, manifest: Manifest, wanted:
     return problems
 
 
+def _check_size(archive: zipfile.ZipFile, members: Sequence[str], manifest: Manifest) -> None:
+    """Raises ValueError if members are larger than the scene; no more than their stated size is ever read."""
+    allowed = _MAX_SCENE if manifest.size is None else manifest.size
+    total = sum(archive.getinfo(member).file_size for member in members)
+    if total > allowed:
+        raise ValueError(f"the scene's files must have at most {allowed} bytes in total, got {total} in the archive")
+
+
 def _stage(archive: zipfile.ZipFile, member: str, members: set[str], part: Path, expected: str) -> str:
     """Writes one member to ``part`` if its hash is right; returns what is wrong, or an empty string."""
     if member not in members:
@@ -188,11 +226,14 @@ def _stage(archive: zipfile.ZipFile, member: str, members: set[str], part: Path,
 def _prefix(members: set[str], manifest: Manifest) -> str:
     """Finds the folder inside the archive that holds most of the scene, preferring one of the scene's name."""
     counts: dict[str, int] = {}
+    deepest = max((path.count("/") for path in manifest.files), default=0)
     for member in members:
-        for depth in range(member.count("/") + 1):
-            parts = member.split("/", depth)
-            if parts[-1] in manifest.files:
-                prefix = member[: len(member) - len(parts[-1])]
+        # From the end, because a name may have tens of thousands of folders.
+        parts = member.rsplit("/", deepest + 1)
+        for index in range(len(parts)):
+            path = "/".join(parts[index:])
+            if path in manifest.files:
+                prefix = member[: len(member) - len(path)]
                 counts[prefix] = counts.get(prefix, 0) + 1
     named = f"/{manifest.name}/"
     return max(counts, key=lambda prefix: (f"/{prefix}".endswith(named), counts[prefix], prefix), default="")

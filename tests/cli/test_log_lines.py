@@ -1,0 +1,62 @@
+"""Names and values with line breaks and escapes stay within one line, in records and in messages."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from short_runs import run
+
+from voxelfield.cli.errors import in_one_line
+from voxelfield.cli.log_lines import one_line_records
+from voxelfield.messages import one_line
+
+FORGED = "lego\n[2026-01-01 00:00:00,000][train][ERROR] - all is lost\x1b[2J"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("plain, Größe, 東京, C:\\new", "plain, Größe, 東京, C:\\new"),
+        ("a\nb\r\tc", "a\\nb\\r\\tc"),
+        ("\x1b[31mred\x07\x9b2J", "\\x1b[31mred\\x07\\x9b2J"),
+        ("\N{RIGHT-TO-LEFT OVERRIDE}gnp\N{LINE SEPARATOR}", "\\u202egnp\\u2028"),
+        ("\udcff of a name, \ud800 of JSON", "\\udcff of a name, \\ud800 of JSON"),
+        ("\udcff of a name", "\\xff of a name"),
+    ],
+)
+def test_what_is_not_printable_is_escaped(text, expected):
+    assert one_line(text) == expected
+    assert one_line(text).isprintable()
+
+
+def test_a_record_is_one_line_whatever_it_names(caplog):
+    caplog.set_level("INFO")
+    with one_line_records():
+        logging.getLogger("voxelfield.training").info("read %s of %d", FORGED, 3)
+        logging.getLogger("other").info("read %s", "a\nb")
+    logging.getLogger("voxelfield.training").info("read %s", "a\nb")
+    assert caplog.messages == [
+        "read lego\\n[2026-01-01 00:00:00,000][train][ERROR] - all is lost\\x1b[2J of 3",
+        "read a\nb",
+        "read a\nb",
+    ]
+
+
+def test_an_error_of_a_verb_is_one_line(caplog):
+    def fail() -> None:
+        raise ValueError(f"scene must exist, got {FORGED}")
+
+    assert in_one_line(fail) == 2
+    (message,) = caplog.messages
+    assert message.isprintable()
+
+
+def test_a_run_whose_scene_has_such_a_name_logs_no_forged_record(tmp_path):
+    folder = tmp_path / FORGED
+    folder.mkdir()
+    for arguments in ((f"scene={folder}",), ("scene=lego", f"scene.name='{FORGED}'")):
+        status, text = run(*arguments, f"hydra.run.dir={tmp_path / 'run'}", "logger=none", "device=cpu")
+        assert status == 2, text
+        assert "\x1b" not in text
+        assert not [line for line in text.splitlines() if line.startswith("[2026-01-01")]
