@@ -415,6 +415,7 @@ def some_masks() -> dict[str, np.ndarray]:
 MASKED = {
     "nerfstudio": (write_nerfstudio, mask_nerfstudio),
     "COLMAP": (write_colmap, mask_colmap),
+    "LLFF": (write_llff, mask_colmap),
 }
 
 
@@ -433,6 +434,21 @@ def test_black_pixels_of_a_mask_do_not_count(tmp_path, split, name):
     half = voxelfield.load_scene(tmp_path / "mine", holdout=4, downscale=2)
     expected = (masks["view_04"] > 0).reshape(50, 2, 50, 2).all(axis=(1, 3))
     assert np.array_equal(half.test.masks[1].numpy(), expected), "a pixel counts if all that it is averaged from do"
+
+
+def test_masks_of_shrunk_images_that_stand_alone_have_their_size(tmp_path, split):
+    write_llff(tmp_path / "mine", split, images="images_4")
+    write_masks(tmp_path / "mine" / "masks_4", {f"{name}.png": some_masks()["view_04"] for name in split.names})
+    scene = voxelfield.load_scene(tmp_path / "mine", downscale=4)
+    assert np.array_equal(scene.train.mask(0).numpy(), some_masks()["view_04"] > 0)
+
+
+@pytest.mark.parametrize("write", [write_nerfstudio, write_nsvf])
+def test_masks_that_nothing_names_are_named(tmp_path, split, caplog, write):
+    write(tmp_path / "mine", split)
+    write_masks(tmp_path / "mine" / "masks", {"a.png": some_masks()["view_04"]})
+    assert voxelfield.load_scene(tmp_path / "mine").train.masks is None
+    assert "masks: masks in this folder are not used, because " in caplog.text
 
 
 def test_masks_have_the_size_of_the_whole_images(tmp_path, split):

@@ -19,7 +19,8 @@ import torch
 
 from voxelfield.datasets.captures import load_capture
 from voxelfield.datasets.colmap_layout import check_binary_model, is_binary, names_in_text
-from voxelfield.datasets.colmap_models import Location, find_model, image_paths, images_without_pose, mask_path
+from voxelfield.datasets.colmap_models import Location, find_model, image_paths, images_without_pose
+from voxelfield.datasets.image_paths import mask_path
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, photo_lens, scaled, with_shrunk_images
 from voxelfield.datasets.poses import check_poses, turned_about

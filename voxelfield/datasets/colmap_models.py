@@ -95,18 +95,6 @@ def images_without_pose(images: Path, posed: Sequence[Path]) -> list[Path]:
     return sorted(path for path in every if path not in known)
 
 
-def mask_path(masks: Path, image: Path) -> Path:
-    """Returns the file of an image's mask, which need not exist.
-
-    Args:
-        masks: The folder of masks.
-        image: The image, relative to the folder of images.
-    """
-    as_colmap_names_it = masks / image.with_name(f"{image.name}.png")
-    by_stem = masks / image.with_suffix(".png")
-    return by_stem if by_stem.is_file() and not as_colmap_names_it.is_file() else as_colmap_names_it
-
-
 def _models_in(place: Path) -> list[Path]:
     """Returns the models in numbered folders, in the order of their numbers; else the place itself if it is a model."""
     numbered = [folder for folder in place.glob("*") if folder.name.isdecimal() and _is_model(folder)]

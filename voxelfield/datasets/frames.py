@@ -66,6 +66,7 @@ def make_scene(
         ValueError: Silhouettes only agree if the poses have another convention, a photograph has no opaque pixels that
             count, or the options contradict the cameras.
     """
+    _name_unused_masks(folder, source, photos)
     cut_out = shows_object(source, splits)
     if not cut_out and (options.aabb is None or (options.boxes or 1) > 1):
         splits = {name: without_transparency(split) for name, split in splits.items()}
@@ -82,6 +83,15 @@ def make_scene(
     if aabb is None:
         aabb = _box_of_place(photos, points) if visible_box is None else visible_box()
     return Scene(name, box_tensor(parse_box(aabb), cpu), dict(splits))
+
+
+def _name_unused_masks(folder: Path, source: Path, photos: Sequence[Photo]) -> None:
+    """Warns of a folder of masks that no photograph has."""
+    if any(photo.mask is not None or photo.alpha is not None for photo in photos):
+        return
+    for masks in (folder / "masks", folder / "mask"):
+        if masks.is_dir():
+            logger.warning("%s: masks in this folder are not used, because %s names none of them", masks, source)
 
 
 def _box_of_object(source: Path, splits: Mapping[str, Split]) -> Tensor:

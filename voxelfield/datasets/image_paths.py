@@ -189,3 +189,15 @@ def _bare(path: str) -> str:
     """Returns a path in lower case and without the suffix of a file."""
     stem, suffix = posixpath.splitext(path.casefold())
     return stem if _SUFFIX.fullmatch(suffix) else stem + suffix
+
+
+def mask_path(masks: Path, image: Path) -> Path:
+    """Returns the file of an image's mask, which need not exist.
+
+    Args:
+        masks: The folder of masks.
+        image: The image, relative to the folder of images.
+    """
+    as_colmap_names_it = masks / image.with_name(f"{image.name}.png")
+    by_stem = masks / image.with_suffix(".png")
+    return by_stem if by_stem.is_file() and not as_colmap_names_it.is_file() else as_colmap_names_it

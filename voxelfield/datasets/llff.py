@@ -3,6 +3,9 @@
 A row is a (3, 5) matrix, the rotation, the position and height, width and focal length in pixels, with the camera's
 axes down, right and backwards, followed by the nearest and the farthest depth. Format: Mildenhall et al., "Local Light
 Field Fusion", 2019. Rows belong to the images in the order of their names.
+
+A folder ``masks`` beside ``images``, or ``masks_N`` beside ``images_N`` where there are no ``images``, holds a mask for
+each image, such as ``a.jpg.png`` or ``a.png`` for ``a.jpg``: black where pixels must be ignored.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from torch import Tensor
 
 from voxelfield.datasets.bounds import box_of_frusta, points_of_frusta
 from voxelfield.datasets.captures import load_capture
+from voxelfield.datasets.image_paths import mask_path
 from voxelfield.datasets.images import IMAGE_SUFFIXES
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, scaled, shrunk_folder
@@ -58,9 +62,11 @@ def load_llff(folder: Path, options: LoadOptions) -> Scene:
             f"{file}: sizes, focal lengths and depths must be positive, and the farthest beyond the nearest"
         )
     check_poses(lambda index: f"{file}: pose of {paths[index].name}", c2w)
+    masks = paths[0].parent.with_name(paths[0].parent.name.replace("images", "masks", 1))
     photos = []
     for path, pose, w, h, f in zip(paths, c2w, width.tolist(), height.tolist(), focal.tolist(), strict=True):
-        photos.append(Photo(path, pose, scaled((f, f, w / 2, h / 2), (w, h), str(file))))
+        mask = mask_path(masks, Path(path.name)) if masks.is_dir() else None
+        photos.append(Photo(path, pose, scaled((f, f, w / 2, h / 2), (w, h), str(file)), mask=mask))
     # By order, as the rows are: the shrunk images of LLFF's own scenes have other names.
     if len(shrunk) == len(photos):
         photos = [replace(photo, shrunk=path) for photo, path in zip(photos, shrunk, strict=True)]
