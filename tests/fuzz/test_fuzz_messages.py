@@ -29,6 +29,9 @@ from voxelfield.viewer.path.nerfstudio import PathSettings, read_path, write_pat
 from voxelfield.viewer.serving.controls import RefusedMessageError
 from voxelfield.viewer.serving.inbox import LARGEST_CANVAS, Inbox
 
+# The page ignores it, and pytest restores the filters of warnings before each test.
+pytestmark = pytest.mark.filterwarnings("ignore:Queued a")
+
 
 class _Records(logging.Handler):
     """Keeps what is logged."""

@@ -284,7 +284,7 @@ def upload(client, control, name: str, content: bytes, size: int | None = None) 
 
 
 def test_a_path_is_loaded_or_refused_by_name(page, client):
-    upload(client, page.path.upload, "bad.json", b'{"keyframes": [{"matrix": [NaN]}]}')
+    upload(client, page.path.upload, "bad.json", b'{"keyframes": [{"matrix": [NaN], "fov": 50}]}')
     told = client.receive("NotificationShowMessage")["props"]
     assert told["body"].startswith("bad.json: keyframes[0]: 'matrix' must be 16 finite numbers")
     matrix = [1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1]
