@@ -909,6 +909,21 @@ BAD = {
         lambda f: (f / "bbox.txt").write_text("0 0 1 1"),
         "bbox.txt: must hold the two corners of a box, and optionally a voxel size, got 4",
     ),
+    "box without a height": (
+        write_nsvf,
+        lambda f: (f / "bbox.txt").write_text("0 0 0 1 1 0"),
+        r"bbox\.txt: must hold the low and the high corner of a box, at least 1e-06 apart .*, got \[\[0",
+    ),
+    "box whose corners are swapped": (
+        write_nsvf,
+        lambda f: (f / "bbox.txt").write_text("1 1 1 -1 -1 -1"),
+        r"bbox\.txt: must hold the low and the high corner of a box",
+    ),
+    "box beyond float32": (
+        write_nsvf,
+        lambda f: (f / "bbox.txt").write_text("0 0 0 1e300 1 1"),
+        r"bbox\.txt: must hold .* within 1e\+06 world units of the origin, got",
+    ),
     "camera of another model": (
         lambda f, split: write_colmap(f, split, model="FULL_OPENCV"),
         lambda f: None,

@@ -195,6 +195,31 @@ def test_names_that_leave_the_folder_are_refused(tmp_path):
             reds(tmp_path)
 
 
+@pytest.mark.parametrize("name", [b"", b"."])
+def test_names_that_name_no_file_are_refused(tmp_path, name):
+    write_images(tmp_path / "images")
+    write_model(tmp_path / "sparse" / "0", binary=True)
+    path = tmp_path / "sparse" / "0" / "images.bin"
+    path.write_bytes(path.read_bytes().replace(NAMES[0].encode() + b"\0", name + b"\0"))
+    with pytest.raises(ValueError, match=rf"^{tmp_path}/sparse/0: names of images must be names of files, got '\.?'$"):
+        voxelfield.load_scene(tmp_path)
+
+
+def test_points_that_cannot_lie_in_a_scene_are_left_out(tmp_path, caplog):
+    write_images(tmp_path / "images")
+    write_model(tmp_path / "sparse" / "0", binary=True)
+    model = pycolmap.Reconstruction(tmp_path / "sparse" / "0")
+    for place in ((0.1, 0.2, 0.3), (math.nan, 0, 0), (0, -math.inf, 0), (0, 0, 1e30), (0.4, 0.5, 0.6)):
+        model.add_point3D(np.array(place), pycolmap.Track(), np.array([1, 2, 3], dtype=np.uint8))
+    model.write_binary(tmp_path / "sparse" / "0")
+    before = len(read_reconstruction(tmp_path).points)
+    assert before == len(model.points3D) - 3
+    expected = f"{tmp_path}/sparse/0: 3 of {before + 3} points are left out, because they are not within 1e+06 world"
+    assert expected in caplog.text
+    assert len(read_reconstruction(tmp_path).colors) == before
+    assert bool(voxelfield.load_scene(tmp_path, holdout=0).aabb.isfinite().all())
+
+
 @pytest.mark.parametrize("naming", ["{name}.png", "{stem}.png"])
 @pytest.mark.parametrize("around", ["", "dense/"])
 def test_masks_are_named_after_their_images(tmp_path, naming, around):

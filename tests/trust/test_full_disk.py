@@ -18,6 +18,7 @@ from PIL import Image
 from safetensors.numpy import load_file
 from short_runs import finish, run, start
 from test_kills import tensors
+from warm_python import warm_python
 
 from voxelfield.training.checkpoint import checkpoints, load_checkpoint
 
@@ -96,7 +97,7 @@ def fill_up(folder: Path, sizes: list[int], whole: Path) -> Counter[str]:
             status, text = run(*COMMAND, f"hydra.run.dir={directory}")
             assert status == 0, text
             assert check_what_is_there(directory) == RESULTS
-            if not last and found == RESULTS:  # all results were there, so that nothing was trained again
+            if not last and complete:  # all results were there, so that nothing was trained again
                 assert "there is no checkpoint of its last step" in text
                 continue
             again = tensors({part: load_checkpoint(directory)[part] for part in ("field", "optimizer", "rng")})
@@ -123,6 +124,78 @@ def pages(directory: Path) -> int:
 def test_a_full_disk_breaks_nothing(tmp_path, whole):
     size = pages(whole)
     assert fill_up(tmp_path, [size // 2], whole)["runs"] == 1
+
+
+def command(verb: str, run_directory: Path, *options: object) -> tuple[int, list[str]]:
+    """Runs a verb on a run; returns the exit status and the lines that it printed."""
+    given = (str(run_directory), "--device", "cpu", *map(str, options))
+    done = warm_python.run("-m", "voxelfield", verb, *given)
+    assert "Traceback" not in done.stderr, done.stderr
+    return done.returncode, (done.stdout + done.stderr).splitlines()
+
+
+def test_frames_continue_once_a_full_disk_has_room_again(tmp_path, whole):
+    exr = pytest.importorskip("OpenEXR")
+    with disk(tmp_path / "disk", 64 * PAGE) as there:
+        frames = there / "frames"
+        options = ("--format", "exr", "--frames", 6, "--size", "64x64", "--supersampling", 1, "--out", frames)
+        status, lines = command("render", whole, *options)
+        assert status == 2, lines
+        assert "could not be written" in lines[-1]
+        assert str(frames) in lines[-1]
+        written = sorted(frames.glob("*.exr"))
+        assert 0 < len(written) < 6
+        for path in written:
+            assert exr.File(str(path)).channels()["Z"].pixels.shape == (64, 64)
+        assert not [path.name for path in frames.iterdir() if ".tmp" in path.name]
+        enlarge(there, 16 << 20)
+        status, lines = command("render", whole, *options)
+        assert status == 0, lines
+        assert any(f"which already had {len(written)}" in line for line in lines)
+        assert len(list(frames.glob("*.exr"))) == 6
+
+
+def test_a_mesh_on_a_full_disk_appears_with_its_material_or_not_at_all(tmp_path, whole):
+    pytest.importorskip("xatlas")
+    options = ("--texture", 64, "--max-faces", 400, "--resolution", 16, "--level", 0.1, "--mesh")
+    status, lines = command("export", whole, *options, tmp_path / "mesh.obj")
+    assert status == 0, lines
+    needed = [-(-(tmp_path / f"mesh{suffix}").stat().st_size // PAGE) for suffix in (".obj", ".mtl", ".png")]
+    # Besides the files, the file system's root takes a page.
+    for size in (needed[0], sum(needed) - 1):
+        with disk(tmp_path / "disk", size * PAGE) as there:
+            status, lines = command("export", whole, *options, there / "mesh.obj")
+            assert status == 2, lines
+            assert "No space left on device" in lines[-1]
+            assert f"{there}/mesh." in lines[-1]
+            assert list(there.iterdir()) == []
+
+
+WITHOUT_FLUSHING = """
+import errno, os, stat
+from voxelfield.cli.train import main
+
+flush = os.fsync
+
+def fail_for_folders(descriptor):
+    if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+    flush(descriptor)
+
+os.fsync = fail_for_folders
+main()
+"""
+
+
+def test_a_file_system_that_cannot_flush_folders_takes_a_whole_run(tmp_path):
+    directory = tmp_path / "run"
+    for expected in ("training starts from scratch", "is finished: PSNR"):
+        program = ("-c", WITHOUT_FLUSHING)
+        status, text, _ = finish(start(*COMMAND, f"hydra.run.dir={directory}", program=program, merged=True))
+        assert status == 0, text
+        assert expected in text
+        assert "could not be written" not in text
+    assert check_what_is_there(directory) == RESULTS
 
 
 @pytest.mark.long

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import shutil
 import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -138,6 +140,58 @@ def survive(
 @pytest.mark.slow
 def test_a_run_that_is_killed_ends_as_if_it_never_was(tmp_path):
     assert survive(tmp_path, kills=2, seed=0)["kills"] == 2
+
+
+AT_THE_REPORT = """
+import os, signal
+from voxelfield.cli.train import main
+from voxelfield.training import configured
+
+configured._report = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+main()
+"""
+
+
+def test_a_run_that_is_killed_before_its_report_gets_one(tmp_path):
+    directory = tmp_path / "run"
+    command = ("resume=auto", "trainer.evaluation.video_frames=2", "trainer.evaluation.report=true")
+    running = start(*command, directory_of(directory), program=("-c", AT_THE_REPORT), merged=True)
+    status, text, _ = finish(running)
+    assert status == -signal.SIGKILL, text
+    before = {path.name for path in directory.iterdir()}
+    assert {"metrics.json", "model.safetensors", "orbit.mp4", "test", "checkpoint_0000020.pt"} <= before
+    assert "report.html" not in before
+    for expected in ("resumed at step 20", "is finished: PSNR"):
+        status, text, _ = finish(start(*command, directory_of(directory), merged=True))
+        assert status == 0, text
+        assert expected in text
+        assert (directory / "report.html").is_file()
+
+
+@pytest.mark.parametrize("how", ["moved", "deleted"])
+def test_a_run_whose_directory_goes_away_keeps_its_place(tmp_path, how):
+    directory = tmp_path / "run"
+    command = ("trainer.steps=1000000", "trainer.checkpoint_every=10", directory_of(directory))
+    running = start(*command, merged=True)
+    while not list(directory.glob("checkpoint_*.pt")):
+        assert running.poll() is None
+    if how == "moved":
+        directory.rename(tmp_path / "elsewhere")
+    else:
+        shutil.rmtree(directory)
+    status, text, _ = finish(start("resume=auto", *command, merged=True))
+    if sys.platform == "linux":
+        assert status == 2, text
+        assert f"but process {running.pid} on" in text.splitlines()[-1]
+    while not list(directory.glob("checkpoint_*.pt")):
+        assert running.poll() is None
+    running.send_signal(signal.SIGTERM)
+    status, text, _ = finish(running)
+    assert status == 130, text
+    assert f"{directory} was deleted, with everything that this run had written there, or moved away" in text
+    (kept,) = directory.glob("checkpoint_*.pt")
+    assert text.splitlines()[-1].endswith(f"continue with resume={kept}")
+    load_checkpoint(kept)
 
 
 @pytest.mark.long

@@ -142,8 +142,9 @@ def _files_in(folder: Path, names: Iterable[str]) -> Iterator[Path]:
 
 def _listed(folder: Path) -> set[str]:
     """Returns the files that an earlier call has written to a folder; none if there is no list of them."""
+    path = folder / REPORT
     try:
-        return {REPORT, *json.loads((folder / REPORT).read_text(encoding="utf-8"))["files"]}
+        return {REPORT, *json.loads(path.read_text(encoding="utf-8"))["files"]} if path.is_file() else set()
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return set()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from voxelfield.datasets.colmap_models import Location, find_model, image_paths,
 from voxelfield.datasets.image_paths import mask_path
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, photo_lens, scaled, with_shrunk_images
-from voxelfield.datasets.poses import check_poses, turned_about
+from voxelfield.datasets.poses import FARTHEST, check_poses, turned_about
 from voxelfield.datasets.scene import Scene
 from voxelfield.installed import MissingPackageError
 from voxelfield.ops._errors import shown
@@ -120,14 +121,23 @@ def read_reconstruction(folder: Path, number: int | None = None) -> Reconstructi
         relative = path.relative_to(images if path.is_relative_to(images) else images.parent)
         mask = mask_path(masks, relative) if has_masks else None
         photos.append(_photo(source, path, mask, image, model.cameras[image.camera_id]))
-    points = list(model.points3D.values())
-    return Reconstruction(
-        location,
-        photos,
-        torch.from_numpy(np.array([point.xyz for point in points], dtype=np.float64).reshape(-1, 3)),
-        torch.from_numpy(np.array([point.color for point in points], dtype=np.uint8).reshape(-1, 3)),
-        images_without_pose(images, paths),
-    )
+    points, colors = _points(source, list(model.points3D.values()))
+    return Reconstruction(location, photos, points, colors, images_without_pose(images, paths))
+
+
+def _points(source: Path, points: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns positions and colours of those points that can lie in a scene, with a warning about the others."""
+    positions = np.array([point.xyz for point in points], dtype=np.float64).reshape(-1, 3)
+    colors = np.array([point.color for point in points], dtype=np.uint8).reshape(-1, 3)
+    usable = (np.abs(positions) <= FARTHEST).all(axis=1)  # False for NaN
+    if not usable.all():
+        first = int(np.flatnonzero(~usable)[0])
+        logger.warning(
+            "%s: %d of %d points are left out, because they are not within %g world units of the origin, the first at "
+            "%s",
+            *(source, int((~usable).sum()), len(points), FARTHEST, positions[first].tolist()),
+        )
+    return torch.from_numpy(positions[usable]), torch.from_numpy(colors[usable])
 
 
 def _read_model(source: Path) -> Any:
@@ -154,6 +164,8 @@ def _name(source: Path, image: Any) -> str:
         raise ValueError(f"{source}: names of images must be UTF-8, got {error.object!r}") from error
     if Path(name).is_absolute() or ".." in name.replace("\\", "/").split("/"):
         raise ValueError(f"{source}: names of images must be inside the folder images, got {shown(name)}")
+    if not Path(name).name:
+        raise ValueError(f"{source}: names of images must be names of files, got {shown(name)}")
     return name
 
 

@@ -19,7 +19,7 @@ from voxelfield.datasets.captures import load_capture
 from voxelfield.datasets.images import IMAGE_SUFFIXES
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Intrinsics, Photo, centred, scaled
-from voxelfield.datasets.poses import check_poses, turned_about
+from voxelfield.datasets.poses import FARTHEST, check_poses, turned_about
 from voxelfield.datasets.scene import Scene
 from voxelfield.datasets.text import read_text
 
@@ -108,4 +108,12 @@ def _read_box(file: Path) -> Tensor:
     # A seventh is the size of NSVF's voxels.
     if len(numbers) not in (6, 7):
         raise ValueError(f"{file}: must hold the two corners of a box, and optionally a voxel size, got {len(numbers)}")
-    return torch.tensor(numbers[:6], dtype=torch.float64).view(2, 3)
+    box = torch.tensor(numbers[:6], dtype=torch.float64).view(2, 3)
+    # As float32, in which boxes are kept.
+    low, high = box.float()
+    if float((high - low).min()) < 1 / FARTHEST or float(box.abs().max()) > FARTHEST:
+        raise ValueError(
+            f"{file}: must hold the low and the high corner of a box, at least {1 / FARTHEST:g} apart along every axis "
+            f"and within {FARTHEST:g} world units of the origin, got {box.tolist()}"
+        )
+    return box

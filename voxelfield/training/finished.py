@@ -92,10 +92,10 @@ def finished_metrics(directory: Path, settings: RunConfig) -> dict[str, Any] | N
 def _read_metrics(path: Path) -> dict[str, Any] | None:
     """Returns the content of a ``metrics.json``; None if there is none, or one that no run has written."""
     try:
-        metrics = json.loads(path.read_text(encoding="utf-8"))
+        metrics = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
     except (OSError, ValueError, RecursionError):
         return None
-    kinds = {"psnr": (int, float), "steps": int, "settings": dict, "psnr_per_view": dict, "split": str}
+    kinds: dict[str, Any] = {"psnr": (int, float), "steps": int, "settings": dict, "psnr_per_view": dict, "split": str}
     if not isinstance(metrics, dict) or not all(isinstance(metrics.get(key), kind) for key, kind in kinds.items()):
         return None
     return metrics if math.isfinite(metrics["psnr"]) else None
