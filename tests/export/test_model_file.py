@@ -463,10 +463,10 @@ def test_tensors_that_no_run_saves_are_refused_by_name(run, tmp_path, name, chan
     path = tmp_path / "model.safetensors"
     save_model(path, run, quality="exact")
     stored = load_file(path)
-    key = next((key for key in stored if key.endswith(name) and (name[0] == "o" or key.startswith("field."))), None)
-    if key is None:
+    keys = [key for key in sorted(stored) if key.endswith(name) and (name[0] == "o" or key.startswith("field."))]
+    if not keys:
         pytest.skip("a field without a network")
-    spoil(path, {key: change(stored[key]).contiguous()})
+    spoil(path, {keys[0]: change(stored[keys[0]]).contiguous()})
     with pytest.raises(ModelFileError, match=message) as raised:
         load_model(path, "cpu")
     assert "\n" not in str(raised.value)

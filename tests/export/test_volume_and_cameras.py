@@ -58,6 +58,16 @@ def test_wrong_volumes_are_named(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_a_volume_of_a_field_that_is_not_finite_is_not_written(tmp_path):
+    field, occupancy = ball_field()
+    with torch.no_grad():
+        for level in field.grid.levels:
+            level.fill_(torch.nan)
+    with pytest.raises(FloatingPointError, match="densities of the field must be finite, got NaN or infinity"):
+        save_volume(tmp_path / "ball.npz", field, occupancy, resolution=10)
+    assert not list(tmp_path.iterdir())
+
+
 def write_images(folder: Path, names: tuple[str, ...], size: tuple[int, int]) -> tuple[Path, ...]:
     paths = tuple(folder / "images" / name for name in names)
     for path in paths:

@@ -286,7 +286,7 @@ def read_model(path: Path, device: torch.device) -> ModelParts:
         raise FileNotFoundError(f"no model file {path}") from error
     try:
         # Unlike safetensors.safe_open, which maps the file: its tensors would follow every later change of the file.
-        tensors = load(content)
+        tensors = dict(sorted(load(content).items()))  # safetensors returns them in any order
         text = _metadata(content)
         # Files of format 2 and before have no checksum here.
         begin = 0 if text.startswith("{") else _CHECKSUM_DIGITS

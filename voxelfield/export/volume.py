@@ -45,6 +45,7 @@ def save_volume(
 
     Raises:
         ValueError: The path has another ending, a number is below 1, or there is no such box.
+        FloatingPointError: A density or colour is not finite; no file is written.
         OSError: The file cannot be written.
     """
     check_volume_path("path", path)
@@ -57,16 +58,28 @@ def save_volume(
     views = torch.eye(3, device=field.aabb.device)
     views = torch.cat((views, -views))
 
+    def density(points: Tensor) -> Tensor:
+        return _finite("densities", field.density(points))
+
     def rgb(points: Tensor) -> Tensor:
         _, found = field(points.repeat_interleave(len(views), dim=0), views.repeat(len(points), 1))
-        mean = found.view(-1, len(views), 3).mean(dim=1).clamp(0, 1)
+        mean = _finite("colours", found).view(-1, len(views), 3).mean(dim=1).clamp(0, 1)
         return (255 * mean).round().to(torch.uint8)
 
     with atomic_path(path) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as file:
-        _write_layers(file, "density", field.density, torch.zeros(()), lattice, reached, chunk)
+        _write_layers(file, "density", density, torch.zeros(()), lattice, reached, chunk)
         _write_layers(file, "rgb", rgb, torch.zeros(3, dtype=torch.uint8), lattice, reached, chunk // len(views) + 1)
         with file.open("aabb.npy", "w") as array:
             np.lib.format.write_array(array, np.array(region.box, np.float32))
+
+
+def _finite(name: str, values: Tensor) -> Tensor:
+    if not bool(values.isfinite().all()):
+        raise FloatingPointError(
+            f"{name} of the field must be finite, got NaN or infinity: the weights of the run are damaged, or its "
+            "training diverged"
+        )
+    return values
 
 
 def _write_layers(
