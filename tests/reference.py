@@ -6,8 +6,10 @@ order come from autograd.
 
 from __future__ import annotations
 
+import collections
 import itertools
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -183,34 +185,53 @@ def march(
     )
 
 
-def lens_points(ideal: Tensor, terms: Tensor) -> Tensor:
-    """Where a lens with k1, k2, k3, k4, p1, p2 (6,) shows ideal points (N, 2), by OpenCV's formulas."""
-    x, y = ideal.unbind(-1)
-    k1, k2, k3, k4, p1, p2 = terms
+def lens_points(rays: Tensor, model: str, terms: Mapping[str, float]) -> Tensor:
+    """Where a lens images rays (N, 3) right, down and forward, by the formulas of OpenCV and COLMAP."""
+    k = collections.defaultdict(float, terms)
+    x, y, z = rays.unbind(-1)
+    across = (x**2 + y**2 + 1e-60).sqrt()
+    if model == "field_of_view":
+        radius = torch.atan2(2 * across * math.tan(k["omega"] / 2), z) / k["omega"]
+        return rays[:, :2] * (radius / across)[:, None]
+    if model == "division":
+        return rays[:, :2] * (2 / (z + (z**2 - 4 * k["k"] * across**2).sqrt()))[:, None]
+    if model == "extended_unified":
+        return rays[:, :2] / (k["alpha"] * (k["beta"] * across**2 + z**2).sqrt() + (1 - k["alpha"]) * z)[:, None]
+    scale = torch.atan2(across, z) / across if "fisheye" in model else 1 / z
+    x, y = x * scale, y * scale
     r2 = x**2 + y**2
-    radial = 1 + k1 * r2 + k2 * r2**2 + k3 * r2**3 + k4 * r2**4
+    powers = {number: r2**number for number in range(1, 7)}
+    if model == "rational":
+        above, below = (1 + sum(k[f"k{low + i}"] * powers[i] for i in (1, 2, 3)) for low in (0, 3))
+        radial = above / below
+    else:
+        radial = 1 + sum(k[f"k{i}"] * power for i, power in powers.items())
+    u, v = (x * radial, y * radial) if model == "fisheye624" else (x, y)
+    s = u**2 + v**2
     return torch.stack(
         (
-            x * radial + 2 * p1 * x * y + p2 * (r2 + 2 * x**2),
-            y * radial + p1 * (r2 + 2 * y**2) + 2 * p2 * x * y,
+            x * radial + 2 * k["p1"] * u * v + k["p2"] * (s + 2 * u**2) + k["s1"] * s + k["s2"] * s**2,
+            y * radial + k["p1"] * (s + 2 * v**2) + 2 * k["p2"] * u * v + k["s3"] * s + k["s4"] * s**2,
         ),
         dim=-1,
     )
 
 
-def ideal_points(points: Tensor, terms: Tensor) -> Tensor:
-    """The other way: Newton's method along the way from the centre, so that no step is large."""
-    derivative = torch.func.vmap(torch.func.jacrev(lambda one: lens_points(one, terms)))
-    ideal = torch.zeros_like(points)
-    for share in torch.linspace(0, 1, 21, dtype=points.dtype)[1:]:
-        for _ in range(10):
-            error = share * points - lens_points(ideal, terms)
-            ideal = ideal + torch.linalg.solve(derivative(ideal), error)
-    return ideal
+def lens_rays(points: Tensor, model: str, terms: Mapping[str, float]) -> Tensor:
+    """The other way: Newton's method along the way from the centre, so that no step is large. Unit vectors (N, 3)."""
+
+    def point(angles: Tensor) -> Tensor:
+        return lens_points(ray_at_angle(angles), model, terms)
+
+    derivative = torch.func.vmap(torch.func.jacrev(lambda one: point(one[None])[0]))
+    angles = torch.zeros_like(points)
+    for share in torch.linspace(0, 1, 11, dtype=points.dtype)[1:]:
+        for _ in range(6):
+            angles = angles + torch.linalg.solve(derivative(angles), share * points - point(angles))
+    return ray_at_angle(angles)
 
 
-def rays_of_ideal_points(ideal: Tensor, fisheye: bool) -> Tensor:
-    """Unit vectors (N, 3) right, down and forward: an ideal point is a tangent, or an angle, with its direction."""
-    radius = ideal.norm(dim=-1, keepdim=True)
-    angle = radius if fisheye else radius.atan()
-    return torch.cat((angle.sin() * ideal / radius.clamp(min=1e-30), angle.cos()), dim=-1)
+def ray_at_angle(angles: Tensor) -> Tensor:
+    """Unit vectors (N, 3) right, down and forward, at angles (N, 2) from the axis, with their directions."""
+    angle = (angles.square().sum(dim=-1, keepdim=True) + 1e-60).sqrt()
+    return torch.cat((angle.sin() / angle * angles, angle.cos()), dim=-1)

@@ -245,14 +245,13 @@ bool pyramid_image_fits(const Tensor& like, int64_t width) {
 }
 
 TensorTuple<3> render_pyramid_image(const Tensor& c2w, const Tensor& intrinsics, const OptionalTensor& lens,
-                                    bool fisheye, int64_t width, int64_t height, const Tensor& background,
-                                    const Tensor& occupied, std::vector<int64_t> resolution,
-                                    const Tensor& aabb_occupancy, std::vector<Tensor> levels,
-                                    std::vector<OptionalTensor> blocks, const Tensor& aabb,
+                                    int64_t width, int64_t height, const Tensor& background, const Tensor& occupied,
+                                    std::vector<int64_t> resolution, const Tensor& aabb_occupancy,
+                                    std::vector<Tensor> levels, std::vector<OptionalTensor> blocks, const Tensor& aabb,
                                     std::vector<Tensor> density_weights, std::vector<Tensor> color_weights, double step,
                                     double density_initial, int64_t degree, double min_transmittance, double min_weight,
                                     std::vector<double> boxes) {
-  const CameraInputs camera{c2w, intrinsics, lens, fisheye, width, height, background};
+  const CameraInputs camera{c2w, intrinsics, lens, width, height, background};
   STD_TORCH_CHECK(double(width + kTile) * double(height + kTile) <= kMostMarchedRays,
                   "an image must have 1 to 2^30 pixels, got ", width, " x ", height);
   STD_TORCH_CHECK(degree >= 0 && degree <= kMaxShDegree, "degree must lie in 0..3, got ", degree);

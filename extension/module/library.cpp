@@ -3,6 +3,7 @@
 // returns the shared constants to Python, is implemented here.
 #include "common/constants.h"
 #include "common/tensors.h"
+#include "rays/lens.h"
 
 namespace voxelfield {
 namespace {
@@ -13,12 +14,19 @@ std::vector<int64_t> constants() {
   constexpr int64_t kTiles = 1 << kTileBits;
   constexpr auto kAutomatic = static_cast<int64_t>(SplatMethod::kAutomatic);
   constexpr auto kDeterministic = static_cast<int64_t>(SplatMethod::kDeterministic);
-  return {kMaxLevels,     kMaxLayers,       kMaxWidth,     kMaxPyramidLevels,
-          kLevelChannels, kMaxFieldLayers,  kFieldOutputs, kHighestRawDensity,
-          kMaxShDegree,   kBrick,           kPartRays,     kPartSegments,
-          kMaxParts,      kStoredRanges,    kTileXY,       kTileXY,
-          kTileZ,         kTiles,           kAutomatic,    kDeterministic,
-          kBlockVertices, kMaxAtlasVertices};
+  constexpr auto kLensModels = static_cast<int64_t>(LensModel::kCount);
+  return {kMaxLevels,     kMaxLayers,
+          kMaxWidth,      kMaxPyramidLevels,
+          kLevelChannels, kMaxFieldLayers,
+          kFieldOutputs,  kHighestRawDensity,
+          kMaxShDegree,   kBrick,
+          kPartRays,      kPartSegments,
+          kMaxParts,      kStoredRanges,
+          kTileXY,        kTileXY,
+          kTileZ,         kTiles,
+          kAutomatic,     kDeterministic,
+          kBlockVertices, kMaxAtlasVertices,
+          kLensNumbers,   kLensModels};
 }
 
 }  // namespace
@@ -67,14 +75,14 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   // Packs a grid of bools into words of 4 x 4 x 4 bits.
   m.def("pack_occupancy(Tensor occupied) -> Tensor");
 
-  // Lenses with coefficients k1, k2, k3, k4, p1, p2, either (1, 6) for all rows or (N, 6) for each row. The axes of
-  // rays (N, 3) point right, down and forward; points (N, 2) are offsets from the principal point in focal lengths.
-  m.def("lens_rays(Tensor points, Tensor lens, bool fisheye) -> Tensor");
-  m.def("lens_points(Tensor rays, Tensor lens, bool fisheye) -> Tensor");
+  // Lenses as rows of numbers (rays/lens.h), either (1, 14) for all points or (N, 14) for each. The axes of rays (N, 3)
+  // point right, down and forward; points (N, 2) are offsets from the principal point in focal lengths.
+  m.def("lens_rays(Tensor points, Tensor lens) -> Tensor");
+  m.def("lens_points(Tensor rays, Tensor lens) -> Tensor");
   // Rays through pixels of images (N, H, W, 4), whose indices run over all images, `supersampling` squared per pixel:
   // origins, directions, near, far, and the pixels' colours. Without `lens`, cameras are pinhole cameras.
   m.def(
-      "pixel_rays(Tensor images, Tensor index, Tensor c2w, Tensor intrinsics, Tensor? lens, bool fisheye, Tensor aabb, "
+      "pixel_rays(Tensor images, Tensor index, Tensor c2w, Tensor intrinsics, Tensor? lens, Tensor aabb, "
       "int supersampling) -> "
       "(Tensor, Tensor, Tensor, Tensor, Tensor)");
 
@@ -189,7 +197,7 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "float density_scale, float density_shift, float min_transmittance, float min_weight) -> Tensor");
   // Renders every pixel of a camera over a background: image, opacity and mean depth.
   m.def(
-      "render_grid_image(Tensor c2w, Tensor intrinsics, Tensor? lens, bool fisheye, int width, int height, Tensor "
+      "render_grid_image(Tensor c2w, Tensor intrinsics, Tensor? lens, int width, int height, Tensor "
       "background, Tensor occupied, "
       "int[] resolution, Tensor aabb_occupancy, Tensor grid, Tensor? density, Tensor aabb_grid, float step, "
       "int degree, float density_scale, float density_shift, float min_transmittance, float min_weight) -> "
@@ -213,7 +221,7 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
   // Renders every pixel of a camera for such a field over a background: image, opacity and mean depth. A second network
   // computes the colour from the first one's outputs and the viewing direction.
   m.def(
-      "render_pyramid_image(Tensor c2w, Tensor intrinsics, Tensor? lens, bool fisheye, int width, int height, Tensor "
+      "render_pyramid_image(Tensor c2w, Tensor intrinsics, Tensor? lens, int width, int height, Tensor "
       "background, Tensor occupied, "
       "int[] resolution, Tensor aabb_occupancy, Tensor[] levels, Tensor?[] blocks, Tensor aabb, "
       "Tensor[] density_weights, Tensor[] color_weights, float step, float density_initial, int degree, float "

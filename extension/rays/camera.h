@@ -82,8 +82,7 @@ struct CameraView {
   // Returns the ray through a point of the image, in pixels from the corner of the image. The ray is sampled at the
   // middle of each step.
   VOXELFIELD_HOST_DEVICE Ray through(float x, float y) const {
-    CameraRay at{(x - intrinsics[2]) / intrinsics[0], (y - intrinsics[3]) / intrinsics[1], 1.0f};
-    if (lens.coefficients != nullptr) at = lens.ray_through(at.right, at.down);
+    const CameraRay at = lens.ray_through((x - intrinsics[2]) / intrinsics[0], (y - intrinsics[3]) / intrinsics[1]);
     Ray ray;
     float squares = 0.0f;
     VOXELFIELD_UNROLL

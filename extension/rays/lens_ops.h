@@ -9,13 +9,12 @@ namespace voxelfield {
 
 struct LensRays {
   Lens lens;
-  int64_t next_lens;  // stride from the coefficients of a row to those of the next row
+  bool shared;  // whether all rows have the first lens
   const float* points;
   float* rays;
 
   VOXELFIELD_HOST_DEVICE void operator()(int64_t row) const {
-    const Lens own{lens.coefficients + next_lens * row, lens.fisheye};
-    const CameraRay ray = own.ray_through(points[2 * row], points[2 * row + 1]);
+    const CameraRay ray = lens.at(shared ? 0 : row).ray_through(points[2 * row], points[2 * row + 1]);
     rays[3 * row] = ray.right;
     rays[3 * row + 1] = ray.down;
     rays[3 * row + 2] = ray.forward;
@@ -24,15 +23,14 @@ struct LensRays {
 
 struct LensPoints {
   Lens lens;
-  int64_t next_lens;
+  bool shared;
   const float* rays;
   float* points;
 
   VOXELFIELD_HOST_DEVICE void operator()(int64_t row) const {
-    const Lens own{lens.coefficients + next_lens * row, lens.fisheye};
     const float* ray = rays + 3 * row;
     float point[2];
-    own.point_of({ray[0], ray[1], ray[2]}, point);
+    lens.at(shared ? 0 : row).point_of({ray[0], ray[1], ray[2]}, point);
     points[2 * row] = point[0];
     points[2 * row + 1] = point[1];
   }
@@ -40,12 +38,12 @@ struct LensPoints {
 
 template <typename Backend>
 struct LensOps {
-  static Tensor lens_rays(const Tensor& points, const Tensor& lens, bool fisheye) {
-    return convert<LensRays>("points", points, 2, lens, fisheye, 3);
+  static Tensor lens_rays(const Tensor& points, const Tensor& lens) {
+    return convert<LensRays>("points", points, 2, lens, 3);
   }
 
-  static Tensor lens_points(const Tensor& rays, const Tensor& lens, bool fisheye) {
-    return convert<LensPoints>("rays", rays, 3, lens, fisheye, 2);
+  static Tensor lens_points(const Tensor& rays, const Tensor& lens) {
+    return convert<LensPoints>("rays", rays, 3, lens, 2);
   }
 
   static void implement(Library& m) {
@@ -55,16 +53,15 @@ struct LensOps {
 
  private:
   template <typename Convert>
-  static Tensor convert(const char* name, const Tensor& from, int64_t columns, const Tensor& lens, bool fisheye,
+  static Tensor convert(const char* name, const Tensor& from, int64_t columns, const Tensor& lens,
                         int64_t out_columns) {
     const Tensor rows = checked(name, from, {kAny, columns}, ScalarType::Float, from);
     const int64_t count = rows.size(0);
     const bool shared = lens.dim() == 2 && lens.size(0) == 1;
-    const Tensor lenses = checked("lens", lens, {shared ? 1 : count, kLensCoefficients}, ScalarType::Float, from);
+    const Tensor lenses = checked("lens", lens, {shared ? 1 : count, kLensNumbers}, ScalarType::Float, from);
     const typename Backend::Guard guard(from);
     Tensor out = new_like(rows, {count, out_columns});
-    const int64_t next_lens = shared ? 0 : kLensCoefficients;
-    Backend::for_each(count, Convert{{data_of(lenses), fisheye}, next_lens, data_of(rows), data_of(out)});
+    Backend::for_each(count, Convert{{data_of(lenses)}, shared, data_of(rows), data_of(out)});
     return out;
   }
 };

@@ -57,9 +57,7 @@ struct PixelRays {
   VOXELFIELD_HOST_DEVICE Ray ray(int64_t pixel, int64_t square) const {
     const int64_t size = width * height, camera = pixel / size, at = pixel - camera * size;
     const int64_t y = at / width, x = at - y * width, down = square / side, right = square - down * side;
-    Lens lens = lenses;
-    if (lens.coefficients != nullptr) lens.coefficients += kLensCoefficients * camera;
-    const CameraView view{c2w + 16 * camera, intrinsics + 4 * camera, lens, width, height, aabb};
+    const CameraView view{c2w + 16 * camera, intrinsics + 4 * camera, lenses.at(camera), width, height, aabb};
     return view.through(middle(x, right), middle(y, down));
   }
 
@@ -71,13 +69,13 @@ struct PixelRays {
 template <typename Backend>
 struct PixelRaysOps {
   static TensorTuple<5> pixel_rays(const Tensor& images, const Tensor& index, const Tensor& c2w,
-                                   const Tensor& intrinsics, const OptionalTensor& lens, bool fisheye,
-                                   const Tensor& aabb, int64_t supersampling) {
+                                   const Tensor& intrinsics, const OptionalTensor& lens, const Tensor& aabb,
+                                   int64_t supersampling) {
     check_contiguous("images", images, {kAny, kAny, kAny, 4}, ScalarType::Byte, images);
     const Tensor chosen = checked("index", index, {kAny}, ScalarType::Long, images);
     const Tensor poses = checked("c2w", c2w, {images.size(0), 4, 4}, ScalarType::Float, images);
     const Tensor pinholes = checked("intrinsics", intrinsics, {images.size(0), 4}, ScalarType::Float, images);
-    const OptionalTensor lenses = checked("lens", lens, {images.size(0), kLensCoefficients}, ScalarType::Float, images);
+    const OptionalTensor lenses = checked("lens", lens, {images.size(0), kLensNumbers}, ScalarType::Float, images);
     const Tensor box = checked("aabb", aabb, {2, 3}, ScalarType::Float, images);
     STD_TORCH_CHECK(images.numel() > 0 || index.size(0) == 0, "images must have at least one pixel, got none");
     const int64_t pixels = index.size(0);
@@ -88,10 +86,10 @@ struct PixelRaysOps {
     const int64_t rays = pixels * supersampling * supersampling;
     Tensor origins = new_like(poses, {rays, 3}), directions = new_like(poses, {rays, 3});
     Tensor near = new_like(poses, {rays}), far = new_like(poses, {rays}), rgba = new_like(poses, {pixels, 4});
-    Backend::for_each(rays, PixelRays{data_of(images), data_of(poses), data_of(pinholes),
-                                      Lens{data_of(lenses), fisheye}, data_of(box), images.size(2), images.size(1),
-                                      images.numel() / 4, supersampling, data_of(chosen), data_of(origins),
-                                      data_of(directions), data_of(near), data_of(far), data_of(rgba)});
+    Backend::for_each(rays,
+                      PixelRays{data_of(images), data_of(poses), data_of(pinholes), Lens{data_of(lenses)}, data_of(box),
+                                images.size(2), images.size(1), images.numel() / 4, supersampling, data_of(chosen),
+                                data_of(origins), data_of(directions), data_of(near), data_of(far), data_of(rgba)});
     return {origins, directions, near, far, rgba};
   }
 

@@ -84,23 +84,21 @@ struct CellInputs {
 struct CameraInputs {
   Tensor c2w, intrinsics, background;
   OptionalTensor lens;
-  bool fisheye;
   int64_t width, height;
 
-  CameraInputs(const Tensor& c2w, const Tensor& intrinsics, const OptionalTensor& lens, bool fisheye, int64_t width,
-               int64_t height, const Tensor& background)
+  CameraInputs(const Tensor& c2w, const Tensor& intrinsics, const OptionalTensor& lens, int64_t width, int64_t height,
+               const Tensor& background)
       : c2w(checked("c2w", c2w, {4, 4}, ScalarType::Float, c2w)),
         intrinsics(checked("intrinsics", intrinsics, {4}, ScalarType::Float, c2w)),
         background(checked("background", background, {3}, ScalarType::Float, c2w)),
-        lens(checked("lens", lens, {kLensCoefficients}, ScalarType::Float, c2w)),
-        fisheye(fisheye),
+        lens(checked("lens", lens, {kLensNumbers}, ScalarType::Float, c2w)),
         width(width),
         height(height) {
     STD_TORCH_CHECK(width > 0 && height > 0, "width and height must be positive, got ", width, " and ", height);
   }
 
   CameraView view(const float* aabb) const {
-    return {data_of(c2w), data_of(intrinsics), {data_of(lens), fisheye}, width, height, aabb};
+    return {data_of(c2w), data_of(intrinsics), {data_of(lens)}, width, height, aabb};
   }
 };
 

@@ -8,6 +8,7 @@ import logging
 import math
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,21 @@ COLMAP_TERMS = {
     "SIMPLE_RADIAL_FISHEYE": {"k1": -0.1},
     "RADIAL_FISHEYE": {"k1": 0.1, "k2": -0.05},
     "OPENCV_FISHEYE": {"k1": 0.1, "k2": -0.05, "k3": 0.02, "k4": -0.01},
-    "FULL_OPENCV": dict.fromkeys(("k1", "k2", "p1", "p2", "k3", "k4", "k5", "k6"), 0.01),
+    "FULL_OPENCV": {"k1": 0.3, "k2": -0.1, "p1": 0.01, "p2": -0.02, "k3": 0.05, "k4": 0.4, "k5": 0.1, "k6": 0.02},
+    "SIMPLE_FISHEYE": {},
+    "FISHEYE": {},
+    "THIN_PRISM_FISHEYE": {
+        **{"k1": 0.05, "k2": -0.02, "p1": 0.01, "p2": -0.02, "k3": 0.01, "k4": -0.003},
+        **{"sx1": 0.02, "sy1": -0.01},
+    },
+    "RAD_TAN_THIN_PRISM_FISHEYE": {
+        **{"k0": 0.05, "k1": -0.02, "k2": 0.01, "k3": -0.004, "k4": 0.002, "k5": -0.001},
+        **{"p0": 0.01, "p1": -0.02, "s0": 0.02, "s1": -0.01, "s2": 0.015, "s3": 0.005},
+    },
+    "FOV": {"omega": 0.9},
+    "SIMPLE_DIVISION": {"k": -0.2},
+    "DIVISION": {"k": 0.15},
+    "EUCM": {"alpha": 0.6, "beta": 1.1},
 }
 
 
@@ -240,7 +255,7 @@ def test_points_of_a_model_are_seen_where_its_cameras_say(tmp_path, split):
         assert closest.norm(dim=-1).max() < 1e-4
 
 
-@pytest.mark.parametrize("model", [model for model in COLMAP_TERMS if model != "FULL_OPENCV"])
+@pytest.mark.parametrize("model", COLMAP_TERMS)
 def test_colmap_sees_the_rays_of_its_lenses_at_their_pixels(tmp_path, split, model):
     write_colmap(tmp_path / "mine", split, model=model)
     scene = voxelfield.load_scene(tmp_path / "mine", holdout=0)
@@ -257,22 +272,43 @@ def test_colmap_sees_the_rays_of_its_lenses_at_their_pixels(tmp_path, split, mod
 @pytest.mark.parametrize(
     ("meta", "model", "expected"),
     [
-        ({"k1": 0.1, "p2": 0.02}, "perspective", [0.1, 0, 0, 0, 0, 0.02]),
-        ({"camera_model": "OPENCV", "k1": 0.1, "k4": 0.2, "p1": -0.3}, "perspective", [0.1, 0, 0, 0.2, -0.3, 0]),
-        ({"camera_model": "OPENCV_FISHEYE", "k2": 0.1, "k3": 0.2}, "fisheye", [0, 0.1, 0.2, 0, 0, 0]),
-        ({"camera_model": "OPENCV_FISHEYE"}, "fisheye", [0.0] * 6),
-        ({"is_fisheye": True, "k1": 0.1}, "fisheye", [0.1, 0, 0, 0, 0, 0]),
-        ({"camera_model": "PINHOLE"}, None, None),
+        ({"k1": 0.1, "p2": 0.02}, "perspective", {"k1": 0.1, "p2": 0.02}),
+        (
+            {"camera_model": "OPENCV", "k1": 0.1, "k4": 0.2, "p1": -0.3},
+            "perspective",
+            {"k1": 0.1, "k4": 0.2, "p1": -0.3},
+        ),
+        ({"camera_model": "OPENCV_FISHEYE", "k2": 0.1, "k3": 0.2}, "fisheye", {"k2": 0.1, "k3": 0.2}),
+        ({"camera_model": "OPENCV_FISHEYE"}, "fisheye", {}),
+        ({"is_fisheye": True, "k1": 0.1}, "fisheye", {"k1": 0.1}),
+        ({"camera_model": "PINHOLE", "distortion_params": [0.0] * 6}, None, None),
         ({"camera_model": "SIMPLE_PINHOLE", "is_fisheye": False}, None, None),
         ({"camera_model": "OPENCV"}, None, None),
+        ({"camera_model": "OPENCV", "s2": 0.1, "latlong": False}, "perspective", {"s2": 0.1}),
+        ({"camera_model": "FULL_OPENCV", "k1": 0.1, "k6": 0.2}, "rational", {"k1": 0.1, "k6": 0.2}),
+        ({"camera_model": "THIN_PRISM_FISHEYE", "sx1": 0.1, "sy1": 0.2}, "fisheye", {"s1": 0.1, "s3": 0.2}),
+        ({"camera_model": "FOV", "omega": 0.5}, "field_of_view", {"omega": 0.5}),
+        ({"camera_model": "EUCM", "alpha": 0.5, "beta": 1.5}, "extended_unified", {"alpha": 0.5, "beta": 1.5}),
+        (
+            {"camera_model": "OPENCV_FISHEYE", "distortion_params": [0.1, 0, 0, 0, 0, 0.2]},
+            "fisheye",
+            {"k1": 0.1, "p2": 0.2},
+        ),
+        (
+            {"camera_model": "FISHEYE624", "distortion_params": [0.1, 0, 0, 0, 0, 0.2, 0.3, 0, 0, 0, 0, 0.4]},
+            "fisheye624",
+            {"k1": 0.1, "k6": 0.2, "p2": 0.3, "s4": 0.4},
+        ),
     ],
 )
 def test_lenses_of_nerfstudio_and_instant_ngp(tmp_path, split, meta, model, expected):
     write_nerfstudio(tmp_path / "mine", split, **meta)
     lens = voxelfield.load_scene(tmp_path / "mine", downscale=2).train.cameras.lens
-    assert (lens and lens.model) == model
-    if lens is not None:
-        torch.testing.assert_close(lens.coefficients, torch.tensor([expected]).expand(8, 6))
+    if model is None:
+        assert lens is None
+    else:
+        assert lens.models == (model,) * 8
+        assert lens.described(7) == (model, pytest.approx(expected))
 
 
 def test_each_frame_may_have_a_lens_of_its_own(tmp_path, split):
@@ -283,23 +319,41 @@ def test_each_frame_may_have_a_lens_of_its_own(tmp_path, split):
     )
     train = voxelfield.load_scene(tmp_path / "mine", holdout=0).train
     assert train.names[3] == "view_03"
-    torch.testing.assert_close(train.cameras.lens.coefficients[3], torch.tensor([0.3, 0.01, 0, 0, 0, 0]))
-    torch.testing.assert_close(train.cameras.lens.coefficients[0], torch.tensor([0.5, 0, 0, 0, 0, 0]))
+    assert train.cameras.lens.described(3) == ("perspective", pytest.approx({"k1": 0.3, "k2": 0.01}))
+    assert train.cameras.lens.described(0) == ("perspective", {"k1": 0.5})
 
 
-def test_pinholes_among_distorting_lenses_distort_nothing(tmp_path, split):
+def test_a_capture_may_mix_lenses(tmp_path, split):
     write_nerfstudio(tmp_path / "mine", split, k1=0.5)
-    spoil_json(tmp_path / "mine", lambda c: c["frames"][-1].update(k1=0))
-    lens = voxelfield.load_scene(tmp_path / "mine", holdout=0).train.cameras.lens
-    assert lens.coefficients[:2, 0].tolist() == [0, 0.5]
+    others = ({"k1": 0}, {"camera_model": "OPENCV_FISHEYE", "k1": 0.1}, {"camera_model": "PINHOLE", "k1": 0})
+    spoil_json(
+        tmp_path / "mine", lambda c: [frame.update(own) for frame, own in zip(c["frames"], others, strict=False)]
+    )
+    mixed, plain = (
+        voxelfield.load_scene(tmp_path / "mine", holdout=0, lens_distortion=distortion).train.cameras
+        for distortion in (True, False)
+    )
+    assert mixed.lens.models == (*("perspective",) * 7, "pinhole", "fisheye", "pinhole")
+    assert plain.lens.models == (*("pinhole",) * 8, "fisheye", "pinhole")
+    aabb = torch.tensor([[-1.0] * 3, [1.0] * 3])
+    for index in range(len(mixed)):
+        alone = replace(mixed[[index]], lens=mixed.lens[index : index + 1])
+        assert torch.equal(mixed.image_rays(index, aabb).directions, alone.image_rays(0, aabb).directions)
+    pinhole = replace(mixed, lens=None)
+    assert torch.equal(mixed.image_rays(9, aabb).directions, pinhole.image_rays(9, aabb).directions)
+    assert not torch.equal(mixed.image_rays(0, aabb).directions, pinhole.image_rays(0, aabb).directions)
 
 
-@pytest.mark.parametrize(("camera_model", "model"), [("OPENCV", None), ("OPENCV_FISHEYE", "fisheye")])
+@pytest.mark.parametrize(("camera_model", "model"), [("OPENCV", None), ("OPENCV_FISHEYE", "fisheye"), ("FOV", None)])
 def test_lens_distortion_can_be_ignored(tmp_path, split, camera_model, model):
-    write_nerfstudio(tmp_path / "mine", split, camera_model=camera_model, k1=0.1)
+    write_nerfstudio(
+        tmp_path / "mine", split, camera_model=camera_model, **{"omega" if camera_model == "FOV" else "k1": 0.1}
+    )
     lens = voxelfield.load_scene(tmp_path / "mine", lens_distortion=False).train.cameras.lens
-    assert (lens and lens.model) == model
-    assert lens is None or not lens.coefficients.any()
+    if model is None:
+        assert lens is None
+    else:
+        assert lens.described(0) == (model, {})
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -570,7 +624,7 @@ BAD = {
     "unknown camera model": (
         write_nerfstudio,
         lambda f: spoil_json(f, lambda c: c.update(camera_model="EQUIRECTANGULAR")),
-        "'camera_model' must be one of PINHOLE, .*, got 'EQUIRECTANGULAR': undistort the images first",
+        "'camera_model' must be one of SIMPLE_PINHOLE, .*, got 'EQUIRECTANGULAR': undistort the images first",
     ),
     "term of a lens that is no number": (
         write_nerfstudio,
@@ -580,17 +634,57 @@ BAD = {
     "term of a lens too large for float32": (
         write_nerfstudio,
         lambda f: spoil_json(f, lambda c: c.update(k2=1e300)),
-        "terms of a lens must be finite numbers, got .*1e[+]300",
+        "Lens.coefficients must be finite, got .*1e[+]300",
     ),
     "pinhole that distorts": (
         write_nerfstudio,
         lambda f: spoil_json(f, lambda c: c.update(camera_model="PINHOLE", k1=0.1, p2=0.1)),
-        "'camera_model' must be OPENCV for a lens with k1, p2, got 'PINHOLE'",
+        "'camera_model' must be OPENCV or FULL_OPENCV or OPENCV_FISHEYE for a lens with k1, p2, got 'PINHOLE'",
     ),
-    "lenses of two models": (
+    "a term of another lens": (
         write_nerfstudio,
-        lambda f: spoil_json(f, lambda c: c["frames"][3].update(camera_model="OPENCV_FISHEYE")),
-        "view_06.png: lens must be perspective, like others of the split, got a fisheye",
+        lambda f: spoil_json(f, lambda c: c["frames"][3].update(k5=0.1)),
+        "'camera_model' must be FULL_OPENCV for a lens with k5, got 'OPENCV'",
+    ),
+    "terms of no lens": (
+        write_nerfstudio,
+        lambda f: spoil_json(f, lambda c: c.update(omega=0.1, k7=0.1)),
+        "'camera_model' must be that of one lens for a lens with k7, omega, got 'OPENCV'",
+    ),
+    "a lens of instant-ngp that is not modelled": (
+        write_nerfstudio,
+        lambda f: spoil_json(f, lambda c: c.update(ftheta_p0=0.0)),
+        "'ftheta_p0' must be absent, got 0.0: undistort the images first",
+    ),
+    "a fisheye of instant-ngp with another model": (
+        write_nerfstudio,
+        lambda f: spoil_json(f, lambda c: c.update(is_fisheye=True, camera_model="OPENCV")),
+        "'is_fisheye' must be False for 'camera_model' 'OPENCV', got True",
+    ),
+    "a fisheye that is no truth value": (
+        write_nerfstudio,
+        lambda f: spoil_json(f, lambda c: c.update(is_fisheye=1)),
+        "'is_fisheye' must be true or false, got 1",
+    ),
+    "too few listed terms": (
+        write_nerfstudio,
+        lambda f: spoil_json(f, lambda c: c.update(distortion_params=[0.1, 0.2])),
+        "'distortion_params' must be a list of 6 numbers, got ",
+    ),
+    "listed terms of a lens that has none": (
+        write_nerfstudio,
+        lambda f: spoil_json(f, lambda c: c.update(camera_model="FOV", distortion_params=[0.1] * 6)),
+        "'distortion_params' must be absent or zeros for a field_of_view lens, got ",
+    ),
+    "terms listed and named": (
+        write_nerfstudio,
+        lambda f: spoil_json(f, lambda c: c.update(k1=0.1, distortion_params=[0.1] * 6)),
+        "'distortion_params' must be absent beside k1, got ",
+    ),
+    "angle of a lens that is too large": (
+        write_nerfstudio,
+        lambda f: spoil_json(f, lambda c: c.update(camera_model="FOV", omega=3.5)),
+        "transforms.json: Lens.coefficients: omega must be between -pi and pi, got 3.5",
     ),
     "zero focal length": (
         write_nerfstudio,
@@ -925,14 +1019,14 @@ BAD = {
         r"bbox\.txt: must hold .* within 1e\+06 world units of the origin, got",
     ),
     "camera of another model": (
-        lambda f, split: write_colmap(f, split, model="FULL_OPENCV"),
-        lambda f: None,
-        "camera 1 must be one of SIMPLE_PINHOLE, .*, got FULL_OPENCV: undistort the images first",
+        lambda f, split: write_colmap(f, split, binary=False),
+        lambda f: (f / "sparse" / "0" / "cameras.txt").write_text("1 EQUIRECTANGULAR 100 100 100 100\n"),
+        "camera 1 must be one of SIMPLE_PINHOLE, .*, got EQUIRECTANGULAR: undistort the images first",
     ),
     "camera with a term too large for float32": (
         lambda f, split: write_colmap(f, split, model="RADIAL", k2=1e300),
         lambda f: None,
-        "camera 1: terms of a lens must be finite numbers, got .*1e[+]300",
+        "camera 1: Lens.coefficients must be finite, got .*1e[+]300",
     ),
 }
 

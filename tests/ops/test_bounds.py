@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from voxelfield import _library, ops
+from voxelfield import Lens, _library, ops
 from voxelfield.fields.decoders import spherical_harmonics
 from voxelfield.grids.nested_boxes import NestedBoxes
 from voxelfield.ops import _internal
@@ -267,7 +267,7 @@ def make_images(device, count=2, height=3, width=4):
 
 def through_lenses(c2w, intrinsics, aabb):
     """Cameras as the raw op takes them."""
-    return c2w, intrinsics, torch.zeros(len(c2w), 6, device=c2w.device), False, aabb
+    return c2w, intrinsics, torch.zeros(len(c2w), 14, device=c2w.device), aabb
 
 
 def test_a_pixel_beyond_the_images_is_the_nearest(device, kernels):
@@ -335,8 +335,8 @@ def calls(device):
     composited = kernels.composite(density, rgb, t, dt, offsets, 1e-4, True)
     grid, box = torch.randn(4, 5, 6, 13, device=device), walk[-1]
     rendered = kernels.render_grid(*walk, grid, None, box, *numbers)
-    lens = torch.full((6,), 0.01, device=device)
-    view = torch.eye(4, device=device), torch.full((4,), 5.0, device=device), lens, False
+    lens = Lens("perspective", torch.full((1, 6), 0.01, device=device)).rows
+    view = torch.eye(4, device=device), torch.full((4,), 5.0, device=device), lens[0]
     camera = *view, 4, 3, torch.ones(3, device=device)
     images, *cameras = make_images(device)
     counted = kernels.count_visible_samples(density, dt, offsets, 1e-4, 1e-4)
@@ -344,8 +344,8 @@ def calls(device):
     geometry, directions = torch.randn(rows, 16, device=device), torch.randn(rays, 3, device=device)
     arguments = {
         "pack_occupancy": (torch.ones(3, 4, 5, dtype=torch.bool, device=device),),
-        "lens_rays": (rgb[:, :2].contiguous(), torch.rand(rows, 6, device=device), False),
-        "lens_points": (rgb, torch.rand(rows, 6, device=device), True),
+        "lens_rays": (rgb[:, :2].contiguous(), lens.repeat(rows, 1)),
+        "lens_points": (rgb, lens.repeat(rows, 1)),
         "pixel_rays": (images, torch.zeros(5, dtype=torch.int64, device=device), *through_lenses(*cameras), 2),
         "count_ray_samples": (*walk, 0.1, 1),
         "place_ray_samples": (*walk, 0.1, 1, *kernels.count_ray_samples(*walk, 0.1, 1), 40),

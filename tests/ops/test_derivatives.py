@@ -43,7 +43,7 @@ def box():
 
 
 def camera():
-    return {"c2w": torch.eye(4), "intrinsics": torch.tensor([4.0, 4.0, 2.0, 2.0]), "lens": torch.zeros(6)}
+    return {"c2w": torch.eye(4), "intrinsics": torch.tensor([4.0, 4.0, 2.0, 2.0]), "lens": torch.zeros(14)}
 
 
 def sh_grid():
@@ -161,11 +161,11 @@ CALLS = {
         ),
     ),
     "lens_rays": (
-        lambda: {"points": singles(5, 2), "lens": torch.zeros(1, 6)},
+        lambda: {"points": singles(5, 2), "lens": torch.zeros(1, 14)},
         lambda **x: _internal.lens_rays(**x),
     ),
     "lens_points": (
-        lambda: {"rays": singles(5, 3), "lens": torch.zeros(1, 6)},
+        lambda: {"rays": singles(5, 3), "lens": torch.zeros(1, 14)},
         lambda **x: _internal.lens_points(**x),
     ),
     "pixel_rays": (

@@ -9,34 +9,65 @@ import reference
 import torch
 from torch.nn import functional as F
 
+from voxelfield import Lens
+from voxelfield.ops import _constants
 from voxelfield.ops._internal import lens_points, lens_rays
+from voxelfield.ops._internal.lens import LENS_NUMBERS
+from voxelfield.rendering.lens import LENS_TERMS
 
-FOX = [0.0578421, -0.0805099, 0.0, 0.0, -0.000980296, 0.00015575]
 RADIUS = 1100.0  # pixels from the principal point to the outermost points
-# Terms, whether a fisheye, and how far out the ideal points lie.
+FOX = {"k1": 0.0578421, "k2": -0.0805099, "p1": -0.000980296, "p2": 0.00015575}
+PRISM = {"s1": 0.01, "s2": -0.004, "s3": -0.008, "s4": 0.003}
+RATIONAL = {"k1": 0.4, "k2": 0.1, "k3": 0.01, "k4": 0.5, "k5": 0.12, "k6": 0.012, "p1": 0.003, "p2": -0.002}
+AROUND = {"k1": 0.05, "k2": -0.02, "k3": 0.01, "k4": -0.004, "k5": 0.002, "k6": -0.0003, "p1": 0.01, "p2": -0.02}
+# Model, terms, and the largest angle from the axis.
 LENSES = {
-    "none": ([0.0] * 6, False, 1.5),
-    "fox": (FOX, False, 0.85),
-    "barrel": ([-0.35, 0.15, -0.03, 0.0, 0.001, -0.002], False, 1.2),
-    "barrel, near its fold": ([-0.3, 0.0, 0.0, 0.0, 0.0, 0.0], False, 1.04),
-    "pincushion": ([0.5, 0.2, 0.1, 0.05, 0.01, -0.01], False, 0.9),
-    "pincushion, whose image reaches beyond its fold": ([0.5, -0.2, 0.0, 0.0, 0.0, 0.0], False, 1.38),
-    "decentred": ([-0.1, 0.0, 0.0, 0.0, 0.05, -0.04], False, 0.8),
-    "equidistant": ([0.0] * 6, True, math.radians(170)),
-    "fisheye": ([-0.04, 0.01, -0.005, 0.001, 0.0, 0.0], True, math.radians(80)),
-    "strong fisheye": ([0.1, 0.05, 0.02, 0.01, 0.001, 0.001], True, math.radians(80)),
+    "none": ("pinhole", {}, math.atan(1.5)),
+    "fox": ("perspective", FOX, math.atan(0.85)),
+    "barrel": ("perspective", {"k1": -0.35, "k2": 0.15, "k3": -0.03, "p1": 0.001, "p2": -0.002}, math.atan(1.2)),
+    "barrel, near its fold": ("perspective", {"k1": -0.3}, math.atan(1.04)),
+    "pincushion": (
+        "perspective",
+        {"k1": 0.5, "k2": 0.2, "k3": 0.1, "k4": 0.05, "p1": 0.01, "p2": -0.01},
+        math.atan(0.9),
+    ),
+    "pincushion, whose image reaches beyond its fold": ("perspective", {"k1": 0.5, "k2": -0.2}, math.atan(1.38)),
+    "decentred": ("perspective", {"k1": -0.1, "p1": 0.05, "p2": -0.04}, math.atan(0.8)),
+    "perspective, with a prism": ("perspective", FOX | PRISM, math.atan(0.85)),
+    "rational": ("rational", RATIONAL, math.radians(70)),
+    "rational, with a prism": ("rational", RATIONAL | PRISM, math.radians(60)),
+    "rational, with a pole": ("rational", {"k1": -0.2, "k4": -0.5}, math.atan(1.2)),
+    "equidistant": ("fisheye", {}, math.radians(170)),
+    "fisheye": ("fisheye", {"k1": -0.04, "k2": 0.01, "k3": -0.005, "k4": 0.001}, math.radians(80)),
+    "strong fisheye": (
+        "fisheye",
+        {"k1": 0.1, "k2": 0.05, "k3": 0.02, "k4": 0.01, "p1": 0.001, "p2": 0.001},
+        math.radians(80),
+    ),
+    "fisheye, with a prism": ("fisheye", {"k1": -0.04, "k2": 0.01, "p1": 0.01, "p2": -0.02} | PRISM, math.radians(80)),
+    "fisheye of 6 + 2 + 4 terms": ("fisheye624", AROUND | PRISM, math.radians(75)),
+    "field of view": ("field_of_view", {"omega": 1.2}, math.radians(89)),
+    "field of view, the other way": ("field_of_view", {"omega": -0.3}, math.radians(80)),
+    "division": ("division", {"k": -0.4}, math.radians(120)),
+    "division, near its fold": ("division", {"k": 0.25}, math.atan(0.99)),
+    "extended unified": ("extended_unified", {"alpha": 0.6, "beta": 1.1}, math.radians(100)),
+    "half a sphere": ("extended_unified", {"alpha": 1.0, "beta": 1.0}, math.radians(80)),
 }
 every_lens = pytest.mark.parametrize("lens", LENSES)
 
 
+def make_rows(model, terms):
+    return Lens(model, torch.tensor([[terms.get(term, 0.0) for term in LENS_TERMS[model]]])).rows
+
+
 def make(lens, count=2000):
-    """Ideal points all over the image, the centre included, and where a lens shows them; float64."""
-    terms, fisheye, reach = LENSES[lens]
-    terms = torch.tensor(terms).double()
-    turn, radius = 2 * math.pi * torch.rand(count, dtype=torch.float64), reach * torch.rand(count).double().sqrt()
-    ideal = radius[:, None] * torch.stack((turn.cos(), turn.sin()), dim=-1)
-    ideal[0] = 0
-    return ideal, reference.lens_points(ideal, terms), terms, fisheye
+    """Rays in all directions within a lens, the axis included, where it images them, and its row; float64."""
+    model, terms, reach = LENSES[lens]
+    turn, angle = 2 * math.pi * torch.rand(count, dtype=torch.float64), reach * torch.rand(count).double().sqrt()
+    angles = angle[:, None] * torch.stack((turn.cos(), turn.sin()), dim=-1)
+    angles[0] = 0
+    rays = reference.ray_at_angle(angles)
+    return rays, reference.lens_points(rays, model, terms), make_rows(model, terms)
 
 
 def in_pixels(errors, points):
@@ -45,90 +76,112 @@ def in_pixels(errors, points):
 
 @every_lens
 def test_a_ray_is_the_one_that_the_reference_finds(device, lens):
-    ideal, points, terms, fisheye = make(lens, 300)
+    model, terms, _ = LENSES[lens]
+    _, points, row = make(lens, 300)
     points = points.float()
     # Rounded points are other points: near a fold, their rays lie farther apart.
-    ideal = reference.ideal_points(points.double(), terms)
-    rays = lens_rays(points.to(device), terms[None].float().to(device), fisheye=fisheye).cpu().double()
-    off = (F.normalize(rays, dim=-1) - reference.rays_of_ideal_points(ideal, fisheye)).norm(dim=-1)
+    expected = reference.lens_rays(points.double(), model, terms)
+    rays = lens_rays(points.to(device), row.to(device)).cpu().double()
+    off = (F.normalize(rays, dim=-1) - expected).norm(dim=-1)
     assert off.max() < (1e-5 if "fold" in lens else 1e-6)
 
 
 @every_lens
 def test_a_point_is_where_the_reference_puts_it(device, lens):
-    ideal, points, terms, fisheye = make(lens)
-    rays = 3 * reference.rays_of_ideal_points(ideal, fisheye)
-    found = lens_points(rays.float().to(device), terms[None].float().to(device), fisheye=fisheye)
+    rays, points, row = make(lens)
+    found = lens_points((3 * rays).float().to(device), row.to(device))
     assert in_pixels(found.cpu().double() - points, points) < 1e-3
 
 
 @every_lens
 def test_there_and_back_is_the_same_pixel(device, lens):
-    _, points, terms, fisheye = make(lens)
-    points, terms = points.float().to(device), terms[None].float().to(device)
-    again = lens_points(lens_rays(points, terms, fisheye=fisheye), terms, fisheye=fisheye)
+    _, points, row = make(lens)
+    points, row = points.float().to(device), row.to(device)
+    again = lens_points(lens_rays(points, row), row)
     assert in_pixels(again - points, points) < 1e-3
 
 
-@pytest.mark.parametrize("fisheye", [False, True])
-def test_each_point_has_its_own_lens(device, fisheye):
-    points, terms = torch.rand(50, 2, device=device) - 0.5, 0.05 * torch.randn(50, 6, device=device)
-    rays = lens_rays(points, terms, fisheye=fisheye)
-    alone = [lens_rays(p[None], k[None], fisheye=fisheye) for p, k in zip(points, terms, strict=True)]
+def test_each_point_has_its_own_lens(device):
+    rows = torch.cat([make_rows(model, terms) for model, terms, _ in LENSES.values()]).to(device)
+    points = torch.rand(len(rows), 2, device=device) - 0.5
+    rays = lens_rays(points, rows)
+    alone = [lens_rays(p[None], k[None]) for p, k in zip(points, rows, strict=True)]
     assert torch.equal(rays, torch.cat(alone))
-    back = [lens_points(r[None], k[None], fisheye=fisheye) for r, k in zip(rays, terms, strict=True)]
-    assert torch.equal(lens_points(rays, terms, fisheye=fisheye), torch.cat(back))
+    back = [lens_points(r[None], k[None]) for r, k in zip(rays, rows, strict=True)]
+    assert torch.equal(lens_points(rays, rows), torch.cat(back))
 
 
 @pytest.mark.parametrize(
-    ("terms", "fisheye", "fold"),
+    ("model", "terms", "nearest", "fold"),
     [
-        ([-0.3, 0.0, 0.0, 0.0, 0.0, 0.0], False, math.atan(1 / math.sqrt(0.9))),
-        ([0.5, -0.2, 0.0, 0.0, 0.0, 0.0], False, math.atan(math.sqrt(1.5 / 2 + math.sqrt(1.5**2 / 4 + 1)))),
-        ([-0.1, 0.0, 0.0, 0.0, 0.0, 0.0], True, 1 / math.sqrt(0.3)),
-        ([0.0] * 6, True, math.pi),
+        ("perspective", {"k1": -0.3}, 3.5, math.atan(1 / math.sqrt(0.9))),
+        ("perspective", {"k1": 0.5, "k2": -0.2}, 3.5, math.atan(math.sqrt(1.5 / 2 + math.sqrt(1.5**2 / 4 + 1)))),
+        # These grow again beyond their fold, but no image is formed there.
+        ("perspective", {"k1": -0.5, "k2": 0.1}, 0.61, math.atan(1.0)),
+        ("fisheye", {"k1": -0.5, "k2": 0.1}, 0.61, 1.0),
+        ("fisheye624", {"k1": -0.5, "k2": 0.1}, 0.61, 1.0),
+        ("rational", {"k1": -0.5, "k2": 0.1}, 0.61, math.atan(1.0)),
+        ("rational", {"k4": 0.25}, 1.01, math.atan(2.0)),
+        ("fisheye", {"k1": -0.1}, 3.5, 1 / math.sqrt(0.3)),
+        ("fisheye", {}, 3.5, math.pi),
+        ("field_of_view", {"omega": 1.2}, 1.4, math.pi / 2),
+        ("division", {"k": 0.25}, 2.01, math.atan(1.0)),
+        ("extended_unified", {"alpha": 0.75, "beta": 1.0}, 1.5, math.pi / 2 + math.asin(1 / 3)),
+        ("extended_unified", {"alpha": 1.0, "beta": 1.0}, 1.1, math.pi / 2),
     ],
 )
-def test_points_beyond_the_fold_have_rays_at_the_fold(device, terms, fisheye, fold):
+def test_points_beyond_the_fold_have_rays_at_the_fold(device, model, terms, nearest, fold):
     outwards = F.normalize(torch.randn(200, 2, device=device), dim=-1)
-    points = outwards * torch.linspace(3.5, 80, 200, device=device)[:, None]
-    right, down, forward = lens_rays(points, torch.tensor([terms], device=device), fisheye=fisheye).unbind(-1)
+    points = outwards * torch.linspace(nearest, 80, 200, device=device)[:, None]
+    right, down, forward = lens_rays(points, make_rows(model, terms).to(device)).unbind(-1)
     angle = torch.atan2(torch.hypot(right, down), forward)
     torch.testing.assert_close(angle, torch.full_like(angle, fold), atol=2e-3, rtol=0)
     if fold < math.pi:
         assert (outwards[:, 0] * down - outwards[:, 1] * right).abs().max() < 1e-5, "another direction off the axis"
 
 
-@pytest.mark.parametrize("fisheye", [False, True])
-def test_any_lens_and_any_point_have_a_ray(device, fisheye):
-    points = torch.randn(20000, 2, device=device) * torch.logspace(-6, 6, 20000, device=device)[:, None]
-    rays = lens_rays(points, torch.randn(20000, 6, device=device), fisheye=fisheye)
+@pytest.mark.parametrize("model", LENS_TERMS)
+def test_any_lens_and_any_point_have_a_ray(device, model):
+    count = 300
+    points = torch.randn(count, 2, device=device) * torch.logspace(-6, 6, count, device=device)[:, None]
+    coefficients = torch.randn(count, len(LENS_TERMS[model]))
+    if model in ("field_of_view", "extended_unified"):
+        coefficients = coefficients.abs().clamp(1e-3, 1)
+    rays = lens_rays(points, Lens(model, coefficients).rows.to(device))
     assert rays.isfinite().all()
-    assert (rays.norm(dim=-1) > 0.99).all()
+    assert (rays.norm(dim=-1) > 1e-4).all()
 
 
 @pytest.mark.parametrize("op", ["lens_rays", "lens_points"])
 def test_opcheck(device, op):
     call = {"lens_rays": lens_rays, "lens_points": lens_points}[op]
     given = torch.rand(7, 2 if op == "lens_rays" else 3, device=device)
-    for lens in (torch.rand(7, 6, device=device), torch.rand(1, 6, device=device)):
+    terms = torch.tensor([[0.0], [0.1], [0.2], [0.3]], device=device)
+    mixed = Lens(["pinhole", "perspective", "fisheye", "field_of_view"], terms).rows
+    for lens in (mixed[[0, 1, 2, 3, 0, 1, 2]], mixed[:1]):
         call(given, lens)  # loads the extension
-        torch.library.opcheck(getattr(torch.ops.voxelfield, op).default, (given, lens, True))
+        torch.library.opcheck(getattr(torch.ops.voxelfield, op).default, (given, lens))
 
 
 def test_no_points(device):
-    lens = torch.zeros(1, 6, device=device)
+    lens = torch.zeros(1, LENS_NUMBERS, device=device)
     assert lens_rays(torch.zeros(0, 2, device=device), lens).shape == (0, 3)
     assert lens_points(torch.zeros(0, 3, device=device), lens[:0]).shape == (0, 2)
 
 
+def test_the_kernels_have_the_same_models():
+    assert LENS_NUMBERS == _constants.LENS_NUMBERS == 2 + max(map(len, LENS_TERMS.values()))
+    assert len(LENS_TERMS) == _constants.LENS_MODELS
+
+
 def test_bad_input_is_named():
+    row = torch.zeros(1, LENS_NUMBERS)
     with pytest.raises(ValueError, match=r"points must have shape \(N, 2\), got \(4, 3\)"):
-        lens_rays(torch.zeros(4, 3), torch.zeros(1, 6))
+        lens_rays(torch.zeros(4, 3), row)
     with pytest.raises(ValueError, match=r"rays must have shape \(N, 3\), got \(4, 2\)"):
-        lens_points(torch.zeros(4, 2), torch.zeros(1, 6))
-    for shape in ((4, 4), (3, 6), (6,)):
-        with pytest.raises(ValueError, match=r"lens must have shape \(4, 6\), got"):
+        lens_points(torch.zeros(4, 2), row)
+    for shape in ((4, 4), (3, LENS_NUMBERS), (LENS_NUMBERS,)):
+        with pytest.raises(ValueError, match=r"lens must have shape \(4, 14\), got"):
             lens_rays(torch.zeros(4, 2), torch.zeros(shape))
     with pytest.raises(TypeError, match="lens must be float32, got float64"):
-        lens_rays(torch.zeros(4, 2), torch.zeros(1, 6).double())
+        lens_rays(torch.zeros(4, 2), row.double())

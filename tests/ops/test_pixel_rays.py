@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from voxelfield.ops._internal import pixel_rays
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.lens import Lens, lens_arguments
+from voxelfield.rendering.lens import Lens, lens_rows
 
 BOX = [[-1.0, -0.5, -2.0], [1.0, 1.5, 0.5]]
 
@@ -25,17 +25,21 @@ def make(device, count=5, height=7, width=11):
     return images.to(device), Cameras(c2w, intrinsics, width, height).to(device), torch.tensor(BOX, device=device)
 
 
-@pytest.mark.parametrize("model", [None, "perspective", "fisheye"])
+@pytest.mark.parametrize(
+    "model", [None, "perspective", "fisheye", ("pinhole", "perspective", "fisheye", "rational", "division")]
+)
 @pytest.mark.parametrize("side", [1, 2, 3, 5])
 def test_rays_are_the_cameras_and_colours_the_images(device, side, model):
     images, cameras, aabb = make(device)
     if model is not None:
-        lens = Lens(model, torch.randn(len(cameras), 6, device=device) * 0.03)
-        cameras = dataclasses.replace(cameras, lens=lens)
+        terms = torch.randn(len(cameras), 1 if isinstance(model, tuple) else 10, device=device) * 0.03
+        terms[0] = 0
+        cameras = dataclasses.replace(cameras, lens=Lens(model, terms))
     count, height, width, _ = images.shape
     index = torch.randperm(count * height * width, device=device)[:300]
-    through = lens_arguments(cameras.lens)
-    result = pixel_rays(images, index, cameras.c2w, cameras.intrinsics, aabb, supersampling=side, **through)
+    result = pixel_rays(
+        images, index, cameras.c2w, cameras.intrinsics, aabb, lens=lens_rows(cameras.lens), supersampling=side
+    )
     camera, at = index // (height * width), index % (height * width)
     within = (torch.arange(side, device=device) + 0.5) / side
     down, right = torch.meshgrid(within, within, indexing="ij")
@@ -88,8 +92,8 @@ def test_opcheck(device, side):
     index = torch.randint(images[..., 0].numel(), (9,), device=device)
     camera = images, index, cameras.c2w, cameras.intrinsics
     pixel_rays(*camera, aabb)  # loads the extension
-    for lens in (None, torch.zeros(len(cameras), 6, device=device)):
-        torch.library.opcheck(torch.ops.voxelfield.pixel_rays.default, (*camera, lens, False, aabb, side))
+    for lens in (None, torch.zeros(len(cameras), 14, device=device)):
+        torch.library.opcheck(torch.ops.voxelfield.pixel_rays.default, (*camera, lens, aabb, side))
 
 
 def test_no_rays(device):
@@ -110,8 +114,8 @@ def test_bad_input_is_named():
         pixel_rays(images, index.int(), cameras.c2w, cameras.intrinsics, aabb)
     with pytest.raises(ValueError, match=r"c2w must have shape \(5, 4, 4\)"):
         pixel_rays(images, index, cameras.c2w[:2], cameras.intrinsics, aabb)
-    with pytest.raises(ValueError, match=r"lens must have shape \(5, 6\), got \(1, 6\)"):
-        pixel_rays(images, index, cameras.c2w, cameras.intrinsics, aabb, lens=torch.zeros(1, 6))
+    with pytest.raises(ValueError, match=r"lens must have shape \(5, 14\), got \(1, 14\)"):
+        pixel_rays(images, index, cameras.c2w, cameras.intrinsics, aabb, lens=torch.zeros(1, 14))
     for side in (0, 1.5):
         with pytest.raises(ValueError, match=rf"supersampling must be an int of at least 1, got {side}"):
             pixel_rays(images, index, cameras.c2w, cameras.intrinsics, aabb, supersampling=side)
@@ -131,4 +135,4 @@ def test_the_raw_op_bounds_the_number_of_rays(device, side):
     camera = images, torch.zeros(3, dtype=torch.int64, device=device), cameras.c2w, cameras.intrinsics
     pixel_rays(*camera, aabb)  # loads the extension
     with pytest.raises(RuntimeError, match=rf"supersampling must be at least 1 .* got {side}"):
-        torch.ops.voxelfield.pixel_rays(*camera, None, False, aabb, side)
+        torch.ops.voxelfield.pixel_rays(*camera, None, aabb, side)

@@ -11,7 +11,7 @@ import reference
 import torch
 
 from voxelfield.rendering.cameras import Cameras, orbit
-from voxelfield.rendering.lens import Lens
+from voxelfield.rendering.lens import LENS_TERMS, Lens
 
 AABB = torch.tensor([[-1.5, -1.5, -1.5], [1.5, 1.5, 1.5]])
 
@@ -68,11 +68,17 @@ def test_points_on_rays_project_back_to_their_pixels(device):
 
 def with_lens(cameras, model):
     """A lens of its own for each camera."""
-    terms = 0.03 * torch.randn(len(cameras), 6)
-    return dataclasses.replace(cameras, lens=Lens(model, terms.to(cameras.c2w.device)))
+    models = [model] * len(cameras) if isinstance(model, str) else model
+    columns = min(len(LENS_TERMS[each]) for each in models)
+    return dataclasses.replace(
+        cameras, lens=Lens(models, 0.03 * torch.randn(len(cameras), columns).to(cameras.c2w.device))
+    )
 
 
-@pytest.mark.parametrize("model", ["perspective", "fisheye"])
+MIXED = ("perspective", "fisheye", "rational", "fisheye624", "fisheye", "perspective")
+
+
+@pytest.mark.parametrize("model", ["perspective", "fisheye", MIXED], ids=str)
 def test_rays_through_a_lens_are_seen_at_their_pixels(device, model):
     cameras = with_lens(make_cameras(device=device), model)
     camera_index = torch.randint(len(cameras), (200,), device=device)
@@ -81,10 +87,7 @@ def test_rays_through_a_lens_are_seen_at_their_pixels(device, model):
     torch.testing.assert_close(rays.directions.norm(dim=-1), torch.ones(200, device=device))
     for camera, direction, pixel in zip(camera_index.tolist(), rays.directions, pixels, strict=True):
         x, y, z = (cameras.c2w[camera, :3, :3].mT.double() @ direction.double()).cpu()
-        across = torch.hypot(x, y)
-        scale = torch.atan2(across, -z) / across if model == "fisheye" else -1 / z
-        ideal = torch.stack((x, -y)) * scale
-        at = reference.lens_points(ideal[None], cameras.lens.coefficients[camera].cpu().double())[0]
+        at = reference.lens_points(torch.stack((x, -y, -z))[None], *cameras.lens.described(camera))[0]
         fx, fy, cx, cy = cameras.intrinsics[camera].cpu().double()
         found = torch.stack((cx + fx * at[0], cy + fy * at[1]))
         torch.testing.assert_close(found, pixel.cpu().double(), rtol=0, atol=1e-3)
@@ -92,17 +95,20 @@ def test_rays_through_a_lens_are_seen_at_their_pixels(device, model):
 
 def test_a_lens_without_terms_is_a_pinhole(device):
     cameras = make_cameras(device=device)
-    bare = dataclasses.replace(cameras, lens=Lens("perspective", torch.zeros(6, 6, device=device)))
+    models = ("perspective", "rational", "field_of_view", "division", "extended_unified", "pinhole")
+    nothing = torch.tensor([0.0, 1.0], device=device) * torch.eye(6, device=device)[4][:, None]
+    bare = dataclasses.replace(cameras, lens=Lens(models, nothing))
+    assert bare.lens.models == ("pinhole",) * 6
     plain, bent = (each.image_rays(1, AABB.to(device)) for each in (cameras, bare))
     torch.testing.assert_close(plain.directions, bent.directions)
 
 
 def test_a_lens_belongs_to_its_camera(device):
-    cameras = with_lens(make_cameras(device=device), "fisheye")
+    cameras = with_lens(make_cameras(device=device), MIXED)
     chosen = cameras[[4, 0]]
-    assert torch.equal(chosen.lens.coefficients, cameras.lens.coefficients[[4, 0]])
-    assert chosen.lens.model == "fisheye"
-    assert cameras.to("cpu").lens.coefficients.device.type == "cpu"
+    assert torch.equal(chosen.lens.rows, cameras.lens.rows[[4, 0]])
+    assert chosen.lens.models == ("fisheye", "perspective")
+    assert cameras.to("cpu").lens.rows.device.type == "cpu"
     pixel, aabb = torch.tensor([[50.0, 10.0]], device=device), AABB.to(device)
     whole = cameras.rays(torch.tensor([4], device=device), pixel, aabb)
     first = torch.zeros(1, dtype=torch.int64, device=device)
@@ -137,8 +143,17 @@ def test_angles_of_pixels_bound_those_between_their_rays(device, model, spread):
 @pytest.mark.parametrize(
     ("model", "terms", "error", "message"),
     [
-        ("pinhole", torch.zeros(1, 6), ValueError, "model must be one of .*, got 'pinhole'"),
-        ("fisheye", torch.zeros(1, 4), ValueError, r"coefficients must have shape \(N, 6\), got \(1, 4\)"),
+        ("lomo", torch.zeros(1, 6), ValueError, "model must be one of .*, got 'lomo'"),
+        (None, torch.zeros(1, 6), ValueError, "model must be one of .*, got None"),
+        (["fisheye", 3], torch.zeros(2, 6), ValueError, "model must be one of .*, got 3"),
+        (["fisheye"], torch.zeros(2, 6), ValueError, "model must be .* one for each of 2 rows of coefficients, got 1"),
+        ("fisheye", torch.zeros(4), ValueError, r"coefficients must have shape \(N, C\), got \(4,\)"),
+        ("rational", torch.zeros(1, 13), ValueError, "coefficients must have at most 12 columns, got 13"),
+        ("pinhole", torch.ones(1, 1), ValueError, "coefficients of a pinhole must be zero but for none, got"),
+        ("division", torch.ones(1, 2), ValueError, "coefficients of a division must be zero but for k, got"),
+        ("field_of_view", torch.full((1, 1), 3.2), ValueError, "omega must be between -pi and pi, got 3.2"),
+        ("extended_unified", torch.tensor([[1.1, 1.0]]), ValueError, r"alpha must be in \[0, 1\] and beta above 0"),
+        ("extended_unified", torch.tensor([[0.5]]), ValueError, r"alpha must be in \[0, 1\] and beta above 0"),
         ("fisheye", torch.zeros(1, 6).double(), TypeError, "coefficients must be float32, got float64"),
         ("perspective", torch.full((1, 6), torch.nan), ValueError, "coefficients must be finite, got"),
     ],
@@ -306,7 +321,7 @@ def test_cameras_refuse_an_int_index():
         (
             {"lens": Lens("fisheye", torch.zeros(2, 6))},
             ValueError,
-            r"lens.coefficients must have shape \(1, 6\), got \(2, 6\)",
+            "lens must be a Lens of 1 cameras, got one of 2",
         ),
     ],
 )

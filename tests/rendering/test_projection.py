@@ -16,6 +16,10 @@ LENSES = {
     "pinhole": None,
     "perspective": Lens("perspective", torch.tensor([[0.05, -0.01, 0.001, 0.002, 0.0, 0.0]]).repeat(COUNT, 1)),
     "fisheye": Lens("fisheye", torch.tensor([[0.03, -0.02, 0.0, 0.0, 0.0, 0.0]]).repeat(COUNT, 1)),
+    "one of each": Lens(
+        ["fisheye", "pinhole", "perspective", "field_of_view", "extended_unified"],
+        torch.tensor([[0.03, -0.02], [0.0, 0.0], [0.05, -0.01], [0.5, 0.0], [0.5, 1.0]]),
+    ),
 }
 
 

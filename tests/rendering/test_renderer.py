@@ -237,7 +237,7 @@ def test_draws_what_render_view_draws(device, make, backend):
 
 
 @each_way
-@pytest.mark.parametrize("model", ["perspective", "fisheye"])
+@pytest.mark.parametrize("model", ["perspective", "fisheye", ("rational", "fisheye624", "pinhole")])
 def test_lenses_bend_rays_alike_in_every_way(device, make, model):
     field, occupancy, cameras = make().to(device), make_occupancy(device), make_cameras(device)
     terms = torch.tensor([[-0.3, 0.1, 0.02, 0.01, 0.01, -0.02], [0.2, 0.0, 0.0, 0.0, 0.0, 0.0], [0.0] * 6])

@@ -22,30 +22,18 @@ from voxelfield.datasets.captures import load_capture
 from voxelfield.datasets.colmap_layout import check_binary_model, is_binary, names_in_text
 from voxelfield.datasets.colmap_models import Location, find_model, image_paths, images_without_pose
 from voxelfield.datasets.image_paths import mask_path
+from voxelfield.datasets.lenses import CAMERA_MODELS, photo_lens
 from voxelfield.datasets.options import LoadOptions
-from voxelfield.datasets.photos import Photo, photo_lens, scaled, with_shrunk_images
+from voxelfield.datasets.photos import Photo, scaled, with_shrunk_images
 from voxelfield.datasets.poses import FARTHEST, check_poses, turned_about
 from voxelfield.datasets.scene import Scene
 from voxelfield.installed import MissingPackageError
 from voxelfield.ops._errors import shown
-from voxelfield.rendering.lens import LensModel
 
 logger = logging.getLogger(__name__)
 
 FORMAT = "COLMAP"
 """Name of the format."""
-
-# The lens of each camera model, and its terms in the order in which they follow the focal lengths and principal point.
-_LENSES: dict[str, tuple[LensModel, tuple[str, ...]]] = {
-    "SIMPLE_PINHOLE": ("perspective", ()),
-    "PINHOLE": ("perspective", ()),
-    "SIMPLE_RADIAL": ("perspective", ("k1",)),
-    "RADIAL": ("perspective", ("k1", "k2")),
-    "OPENCV": ("perspective", ("k1", "k2", "p1", "p2")),
-    "SIMPLE_RADIAL_FISHEYE": ("fisheye", ("k1",)),
-    "RADIAL_FISHEYE": ("fisheye", ("k1", "k2")),
-    "OPENCV_FISHEYE": ("fisheye", ("k1", "k2", "k3", "k4")),
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,12 +159,12 @@ def _name(source: Path, image: Any) -> str:
 
 def _photo(source: Path, path: Path, mask: Path | None, image: Any, camera: Any) -> Photo:
     kind = camera.model.name
-    if kind not in _LENSES:
+    if kind not in CAMERA_MODELS:
         raise ValueError(
-            f"{source}: camera {camera.camera_id} must be one of {', '.join(_LENSES)}, got {kind}: undistort the "
+            f"{source}: camera {camera.camera_id} must be one of {', '.join(CAMERA_MODELS)}, got {kind}: undistort the "
             "images first (colmap image_undistorter)"
         )
-    model, terms = _LENSES[kind]
+    model, terms = CAMERA_MODELS[kind]
     numbers = camera.params[-len(terms) :].tolist() if terms else []
     lens = photo_lens(f"{source}: camera {camera.camera_id}", model, dict(zip(terms, numbers, strict=True)))
     if min(camera.width, camera.height) < 1:

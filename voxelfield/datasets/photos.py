@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -13,10 +13,11 @@ from torch import Tensor
 
 from voxelfield.datasets.image_paths import why_missing
 from voxelfield.datasets.images import IMAGE_SUFFIXES, Size, exif_orientation, image_sizes, read_images, read_masks
+from voxelfield.datasets.lenses import lens_of_photos
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.scene import Split
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.lens import Lens, LensModel
+from voxelfield.rendering.lens import Lens
 
 logger = logging.getLogger(__name__)
 
@@ -28,9 +29,6 @@ SHORTEST_FOCAL_LENGTH = 1e-3
 
 FARTHEST_CENTER = 1e6
 """Largest distance, in pixels, of a principal point from the corner of its image."""
-
-LENS_TERMS = ("k1", "k2", "k3", "k4", "p1", "p2")
-"""In the order of the coefficients of a :class:`voxelfield.rendering.lens.Lens`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +117,7 @@ def cameras_of(photos: Sequence[Photo], options: LoadOptions) -> Cameras:
         options: Whether lenses distort.
 
     Raises:
-        ValueError: An image is unreadable, intrinsics are invalid, or some lenses are fisheyes and others are not.
+        ValueError: An image is unreadable, or intrinsics are invalid.
     """
     sizes = image_sizes([photo.path for photo in photos])
     return _cameras(photos, sizes, sizes, options)
@@ -135,8 +133,7 @@ def read_split(photos: Sequence[Photo], options: LoadOptions) -> Split:
     Raises:
         FileNotFoundError: A mask is missing.
         ValueError: An image is unreadable, not of the size that its camera takes, or alone in having no alpha channel;
-            intrinsics are invalid; some lenses are fisheyes and others are not; or a mask is unreadable, of another
-            size than its image, or black throughout.
+            intrinsics are invalid; or a mask is unreadable, of another size than its image, or black throughout.
     """
     whole = [photo.path for photo in photos]
     shrunk = [photo.shrunk for photo in photos if photo.shrunk is not None]
@@ -153,26 +150,6 @@ def read_split(photos: Sequence[Photo], options: LoadOptions) -> Split:
     files = [photo.mask for photo in photos]
     masks = read_masks(files, sizes, read) if any(files) else None
     return Split(images, cameras, _names(whole), masks, tuple(whole))
-
-
-def photo_lens(name: str, model: LensModel, terms: Mapping[str, float]) -> Lens | None:
-    """Returns the lens of one photograph, or None where it distorts nothing.
-
-    Args:
-        name: What the terms belong to, for messages.
-        model: Model of the lens.
-        terms: Those of k1, k2, k3, k4, p1 and p2 that are not zero, by name.
-
-    Raises:
-        ValueError: A term is not a finite number in float32.
-    """
-    # Most photographs have no lens, and a tensor for each of many thousands takes long.
-    if model == "perspective" and not any(terms.values()):
-        return None
-    coefficients = torch.tensor([[terms.get(term, 0.0) for term in LENS_TERMS]], dtype=torch.float32)
-    if not bool(coefficients.isfinite().all()):
-        raise ValueError(f"{name}: terms of a lens must be finite numbers, got {dict(terms)}")
-    return Lens(model, coefficients) if model == "fisheye" or bool(coefficients.any()) else None
 
 
 def scaled(
@@ -211,7 +188,7 @@ def _cameras(photos: Sequence[Photo], sizes: Sequence[Size], read: Sequence[Size
     scale = torch.tensor(read, dtype=torch.float64) / torch.tensor(sizes)
     intrinsics = _intrinsics(photos, sizes) * scale.repeat(1, 2)
     c2w = torch.stack([photo.c2w for photo in photos])
-    lens = _lens(photos, options.lens_distortion)
+    lens = lens_of_photos([photo.lens for photo in photos], options.lens_distortion)
     return Cameras.of_sizes(c2w.float(), intrinsics.float(), torch.tensor(read), lens)
 
 
@@ -295,15 +272,3 @@ def _names(paths: list[Path]) -> tuple[str, ...]:
     if len(set(stems)) < len(stems):
         stems = [f"{index}_{stem}" for index, stem in enumerate(stems)]
     return tuple(stems)
-
-
-def _lens(photos: Sequence[Photo], distortion: bool) -> Lens | None:
-    """Returns the lenses of photographs as one, without their terms unless ``distortion``; None for pinholes."""
-    fisheyes = [photo.path for photo in photos if photo.lens is not None and photo.lens.is_fisheye]
-    if 0 < len(fisheyes) < len(photos):
-        raise ValueError(f"{fisheyes[0]}: lens must be perspective, like others of the split, got a fisheye")
-    if not fisheyes and (not distortion or all(photo.lens is None for photo in photos)):
-        return None
-    pinhole = torch.zeros(1, len(LENS_TERMS))
-    terms = [photo.lens.coefficients if distortion and photo.lens is not None else pinhole for photo in photos]
-    return Lens("fisheye" if fisheyes else "perspective", torch.cat(terms))

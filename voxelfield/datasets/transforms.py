@@ -4,7 +4,7 @@ A file lists ``frames`` (``file_path``, ``transform_matrix``) and, for the whole
 (``fl_x``, ``fl_y`` in pixels) or fields of view (``camera_angle_x``, ``camera_angle_y`` in radians, or ``x_fov``,
 ``y_fov`` in degrees). Pixels are square if one axis has neither, and the principal point (``cx``, ``cy``) is in the
 middle by default. Lengths in pixels belong to images of the size ``w``, ``h``; for images of other sizes they are
-scaled. A lens that distorts has ``k1``, ``k2``, ``k3``, ``k4``, ``p1``, ``p2`` and a ``camera_model`` (nerfstudio), or
+scaled. A lens that distorts has its coefficients, such as ``k1`` or ``p2``, and a ``camera_model`` (nerfstudio), or
 ``is_fisheye`` (instant-ngp). A frame may have a ``mask_path``, an image that is black where pixels must be ignored.
 """
 
@@ -22,13 +22,14 @@ import torch
 from torch import Tensor
 
 from voxelfield.datasets.image_paths import ImagePaths
-from voxelfield.datasets.photos import LENS_TERMS, Intrinsics, Photo, centred, photo_lens, scaled
+from voxelfield.datasets.lenses import CAMERA_MODELS, TRANSFORMS_MODELS, photo_lens
+from voxelfield.datasets.photos import Intrinsics, Photo, centred, scaled
 from voxelfield.datasets.poses import check_poses
 from voxelfield.datasets.text import read_text
-from voxelfield.datasets.transforms_keys import check_keys
+from voxelfield.datasets.transforms_keys import LENS_KEY, check_keys
 from voxelfield.messages import clipped
 from voxelfield.ops._errors import shown
-from voxelfield.rendering.lens import Lens, LensModel
+from voxelfield.rendering.lens import LENS_TERMS, Lens, LensModel
 
 logger = logging.getLogger(__name__)
 
@@ -39,15 +40,10 @@ _FOCAL_KEYS = {"x": ("fl_x", "camera_angle_x", "x_fov"), "y": ("fl_y", "camera_a
 _INTRINSICS = {*_FOCAL_KEYS["x"], *_FOCAL_KEYS["y"], "cx", "cy", "w", "h"}
 # Ratio of two values of one focal length that are taken to be the same.
 _SAME = 1.01
-_PINHOLES = ("PINHOLE", "SIMPLE_PINHOLE")
-_LENSES: dict[str, LensModel] = {
-    "OPENCV": "perspective",
-    "SIMPLE_RADIAL": "perspective",
-    "RADIAL": "perspective",
-    "OPENCV_FISHEYE": "fisheye",
-    "SIMPLE_RADIAL_FISHEYE": "fisheye",
-    "RADIAL_FISHEYE": "fisheye",
-}
+# COLMAP's names of two coefficients differ from OpenCV's.
+_ALIASES = {"sx1": "s1", "sy1": "s3"}
+# The coefficients that have keys of their own. nerfstudio lists those of fisheye624, whose names differ elsewhere.
+_KEYS: dict[LensModel, tuple[str, ...]] = LENS_TERMS | {"fisheye624": ()}
 
 
 def read_transforms(file: Path, *, may_be_empty: bool = False) -> list[Photo]:
@@ -232,18 +228,46 @@ def _warn_of_two_focal_lengths(file: Path, meta: Mapping[str, Any], frames: Iter
 
 
 def _lens(file: Path, meta: Mapping[str, Any]) -> Lens | None:
-    name = meta.get("camera_model", "OPENCV_FISHEYE" if meta.get("is_fisheye") is True else "OPENCV")
-    terms = {term: _number(file, meta, term, 0.0) for term in LENS_TERMS}
-    if name in _PINHOLES:
-        distorting = [term for term, value in terms.items() if value != 0]
-        if distorting:
-            raise ValueError(
-                f"{file}: 'camera_model' must be OPENCV for a lens with {', '.join(distorting)}, got {name!r}"
-            )
-        return None
-    if not isinstance(name, str) or name not in _LENSES:
+    keys = [key for key in meta if LENS_KEY.fullmatch(key) and meta[key] is not None]
+    for key in (*(key for key in keys if key.startswith("ftheta")), "latlong", "equirectangular", "orthographic"):
+        if meta.get(key) not in (None, False) or key in keys:
+            raise ValueError(f"{file}: '{key}' must be absent, got {shown(meta[key])}: undistort the images first")
+    fisheye = meta.get("is_fisheye")
+    if not (fisheye is None or isinstance(fisheye, bool)):
+        raise ValueError(f"{file}: 'is_fisheye' must be true or false, got {shown(fisheye)}")
+    name = meta.get("camera_model", "OPENCV_FISHEYE" if fisheye else "OPENCV")
+    models = CAMERA_MODELS | {"FISHEYE624": CAMERA_MODELS["RAD_TAN_THIN_PRISM_FISHEYE"]}
+    if not isinstance(name, str) or name not in models:
         raise ValueError(
-            f"{file}: 'camera_model' must be one of {', '.join((*_PINHOLES, *_LENSES))}, got {shown(name)}: "
-            "undistort the images first"
+            f"{file}: 'camera_model' must be one of {', '.join(models)}, got {shown(name)}: undistort the images first"
         )
-    return photo_lens(str(file), _LENSES[name], terms)
+    model, order = models[name]
+    if fisheye is not None and fisheye != ("fisheye" in model):
+        raise ValueError(f"{file}: 'is_fisheye' must be {not fisheye} for 'camera_model' {name!r}, got {fisheye}")
+    terms = {_ALIASES.get(key, key): value for key in keys if (value := _number(file, meta, key)) != 0}
+    listed = meta.get("distortion_params")
+    if listed is not None:
+        if terms:
+            raise ValueError(
+                f"{file}: 'distortion_params' must be absent beside {', '.join(terms)}, got {shown(listed)}"
+            )
+        return photo_lens(str(file), model, _listed_terms(file, listed, model, order))
+    if not terms.keys() <= set(_KEYS[model]):
+        fitting = [TRANSFORMS_MODELS[each] for each, names in _KEYS.items() if terms.keys() <= set(names)]
+        raise ValueError(
+            f"{file}: 'camera_model' must be {' or '.join(fitting) or 'that of one lens'} for a lens with "
+            f"{', '.join(sorted(terms))}, got {name!r}"
+        )
+    return photo_lens(str(file), model, terms)
+
+
+def _listed_terms(file: Path, numbers: Any, model: LensModel, order: Sequence[str]) -> dict[str, float]:
+    """Returns the terms that nerfstudio lists under ``distortion_params``."""
+    key = "distortion_params"
+    names = order if model == "fisheye624" else ("k1", "k2", "k3", "k4", "p1", "p2")
+    if not isinstance(numbers, list) or len(numbers) != len(names):
+        raise ValueError(f"{file}: '{key}' must be a list of {len(names)} numbers, got {shown(numbers)}")
+    terms = {name: _number(file, {key: number}, key) for name, number in zip(names, numbers, strict=True)}
+    if not {name for name in terms if terms[name] != 0} <= set(LENS_TERMS[model]):
+        raise ValueError(f"{file}: '{key}' must be absent or zeros for a {model} lens, got {shown(numbers)}")
+    return terms

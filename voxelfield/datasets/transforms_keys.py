@@ -20,7 +20,8 @@ _READ = {
     *("camera_angle_x", "camera_angle_y", "fl_x", "fl_y", "x_fov", "y_fov", "cx", "cy", "w", "h"),
     *("camera_model", "is_fisheye", "distortion_params", "latlong", "equirectangular", "orthographic"),
 }
-_LENS = re.compile(r"[kps]\d|s[xy]1|omega|ftheta_p\d")
+LENS_KEY = re.compile(r"[kps]\d|s[xy]1|omega|k|alpha|beta|ftheta_p\d")
+"""Matches the keys of coefficients of lenses."""
 
 # They place or shape the rays in ways that are not modelled. Zeros mean that there is nothing to model.
 _REFUSED = {
@@ -79,7 +80,7 @@ def check_keys(file: Path, meta: Mapping[str, Any], frames: Sequence[Mapping[str
     named: dict[str, object] = {}  # the first value of each key that no loader reads
     for holder in (meta, *frames):
         for key, value in holder.items():
-            if key in _READ or key in _HARMLESS or _is_nothing(value) or _LENS.fullmatch(key):
+            if key in _READ or key in _HARMLESS or _is_nothing(value) or LENS_KEY.fullmatch(key):
                 continue
             if key in _REFUSED and not (key.startswith("pixel_aspect") and value == 1):
                 raise ValueError(f"{file}: {key!r} must be absent, got {shown(value)}: {_REFUSED[key]}")

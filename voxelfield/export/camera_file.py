@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from voxelfield.datasets.images import image_size
-from voxelfield.datasets.photos import LENS_TERMS
+from voxelfield.datasets.lenses import share_camera_model, transforms_lens
 from voxelfield.datasets.scene import Scene, Split
 from voxelfield.files import atomic_write
 
@@ -31,14 +31,9 @@ def save_cameras(path: Path, scene: Scene, folder: Path) -> None:
         OSError: An image or the file cannot be read or written.
     """
     check_camera_path("path", path)
-    models = {_model(split) for split in scene.splits.values()}
-    if len(models) > 1:
-        raise ValueError(f"scene must have splits of one camera model, got {' and '.join(sorted(models))}")
-    content: dict[str, Any] = {"camera_model": models.pop(), "frames": []}
-    for name, split in scene.splits.items():
-        frames = _frames(split, folder)
-        content["frames"] += frames
-        content[f"{name}_filenames"] = [frame["file_path"] for frame in frames]
+    frames = {name: _frames(split, folder) for name, split in scene.splits.items()}
+    content = share_camera_model([frame for each in frames.values() for frame in each])
+    content |= {f"{name}_filenames": [frame["file_path"] for frame in each] for name, each in frames.items()}
     with atomic_write(path) as file:
         file.write((json.dumps(content, indent=1) + "\n").encode())
 
@@ -55,13 +50,6 @@ def check_camera_path(name: str, path: Path) -> None:
     """
     if path.suffix.lower() != ".json":
         raise ValueError(f"{name} must be a file *.json, got {path}")
-
-
-def _model(split: Split) -> str:
-    lens = split.cameras.lens
-    if lens is None:
-        return "PINHOLE"
-    return "OPENCV_FISHEYE" if lens.is_fisheye else "OPENCV"
 
 
 def _frames(split: Split, folder: Path) -> list[dict[str, Any]]:
@@ -84,7 +72,5 @@ def _frames(split: Split, folder: Path) -> list[dict[str, Any]]:
             "cy": cy,
             "transform_matrix": cameras.c2w[index].tolist(),
         }
-        if cameras.lens is not None:
-            frame |= dict(zip(LENS_TERMS, cameras.lens.coefficients[index].tolist(), strict=True))
-        frames.append(frame)
+        frames.append(frame | transforms_lens(cameras.lens, index))
     return frames

@@ -11,7 +11,7 @@ import torch
 
 from voxelfield import _library
 
-# In the order of extension/module/library.cpp; extension/common/constants.h documents each constant.
+# In the order of extension/module/library.cpp; extension/common/constants.h and extension/rays/lens.h document them.
 _NAMES = (
     "MAX_LEVELS",
     "MAX_LAYERS",
@@ -35,6 +35,8 @@ _NAMES = (
     "DETERMINISTIC",
     "BLOCK_VERTICES",
     "MAX_ATLAS_VERTICES",
+    "LENS_NUMBERS",
+    "LENS_MODELS",
 )
 
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.grids.ndc_box import NdcBox
-from voxelfield.ops._checks import check_at_least_one, check_field, check_float32, check_index
+from voxelfield.ops._checks import check_at_least_one, check_field, check_float32, check_index, check_same_device
 from voxelfield.ops._errors import shown
-from voxelfield.ops._internal.lens import COEFFICIENTS, lens_rays
+from voxelfield.ops._internal.lens import lens_rays
 from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.rays import Rays, intersect_aabb
 
@@ -33,7 +33,7 @@ class Cameras:
         intrinsics: (N, 4) float32, ``fx, fy, cx, cy`` in pixels, same device.
         width: Image width in pixels; if images differ in size, the largest width.
         height: Image height in pixels; if images differ in size, the largest height.
-        lens: Lens distortion of the N images, same device; None for pinhole cameras.
+        lens: Lenses of the N images, same device; None for pinhole cameras.
         sizes: (N, 2) int64, each image's width and height in pixels, on the CPU whatever the cameras' device, so that
             reading a size does not synchronise. None: all images have the size ``width`` x ``height``.
 
@@ -71,8 +71,9 @@ class Cameras:
             return
         if not isinstance(self.lens, Lens):
             raise TypeError(f"Cameras.lens must be a Lens or None, got {type(self.lens).__name__}")
-        shape = (len(self), COEFFICIENTS)
-        check_float32("Cameras.lens.coefficients", self.lens.coefficients, shape, "Cameras.c2w", self.c2w)
+        if len(self.lens) != len(self):
+            raise ValueError(f"Cameras.lens must be a Lens of {len(self)} cameras, got one of {len(self.lens)}")
+        check_same_device("Cameras.lens", self.lens.rows, "Cameras.c2w", self.c2w)
 
     def __len__(self) -> int:
         return self.c2w.shape[0]
@@ -100,7 +101,7 @@ class Cameras:
             c2w: (N, 4, 4) float32, N at least 1.
             intrinsics: (N, 4) float32.
             sizes: (N, 2) int64, widths and heights in pixels, on the CPU.
-            lens: Lens distortion of the N images.
+            lens: Lenses of the N images.
         """
         width, height = sizes.amax(dim=0).tolist()
         return cls(c2w, intrinsics, width, height, lens, None if bool((sizes == sizes[0]).all()) else sizes)
@@ -186,8 +187,7 @@ class Cameras:
         right, up, backward, _ = pose[:, :3].unbind(-1)
         forward = -backward
         if self.lens is not None:
-            coefficients = self.lens.coefficients.index_select(0, camera_index)
-            offset = lens_rays(offset, coefficients, fisheye=self.lens.is_fisheye)
+            offset = lens_rays(offset, self.lens.rows.index_select(0, camera_index))
             forward = forward * offset[:, 2:]
         # Sums of products instead of a matmul: with TF32 enabled, a matmul would deflect rays by a tenth of a pixel.
         directions = torch.addcmul(forward, right, offset[:, :1]).addcmul_(up, offset[:, 1:2], value=-1.0)

@@ -28,9 +28,9 @@ def pixels_of_rays(cameras: Cameras, index: int, rays: Tensor) -> Tensor:
     if cameras.lens is None:
         points, shown = rays[..., :2] / rays[..., 2:], rays[..., 2] > 0
     else:
-        flat, coefficients = rays.reshape(-1, 3), cameras.lens.coefficients[index : index + 1]
-        points = lens_points(flat, coefficients, fisheye=cameras.lens.is_fisheye)
-        back = lens_rays(points, coefficients, fisheye=cameras.lens.is_fisheye)
+        flat, lens = rays.reshape(-1, 3), cameras.lens.rows[index : index + 1]
+        points = lens_points(flat, lens)
+        back = lens_rays(points, lens)
         error = (F.normalize(back, dim=-1) - F.normalize(flat, dim=-1)).norm(dim=-1)
         # The comparison is written so that it is False for NaN, i.e. points that overflowed are not shown.
         points, shown = points.view(*rays.shape[:-1], 2), (error <= _SAME_RAY).view(rays.shape[:-1])

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from voxelfield.datasets.scene import Split
 from voxelfield.ops._internal.pixel_rays import pixel_rays
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.lens import lens_arguments
+from voxelfield.rendering.lens import lens_rows
 from voxelfield.rendering.rays import Rays
 from voxelfield.training.structure import structure_weights
 from voxelfield.training.transfers import read_from_host
@@ -104,7 +104,7 @@ class PixelSampler:
             self.cameras.intrinsics,
             aabb,
             supersampling=self._supersampling,
-            **lens_arguments(self.cameras.lens),
+            lens=lens_rows(self.cameras.lens),
         )
         return Rays(*rays), rgba, index
 

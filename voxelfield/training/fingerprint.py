@@ -29,7 +29,7 @@ def fingerprint(split: Split) -> dict[str, Tensor]:
     if split.cameras.sizes is not None:
         cameras = torch.cat((cameras, split.cameras.sizes), dim=1)
     if split.cameras.lens is not None:
-        cameras = torch.cat((cameras, split.cameras.lens.coefficients), dim=1)
+        cameras = torch.cat((cameras, split.cameras.lens.rows), dim=1)
     # zlib releases Python's interpreter lock.
     with ThreadPoolExecutor(max_workers=min(16, os.cpu_count() or 1)) as pool:
         images = list(pool.map(lambda index: _image(split, index), range(len(split))))

@@ -196,7 +196,7 @@ def farthest(cameras: Cameras, aabb: Tensor) -> float:
 
 def _digest(cameras: Cameras) -> str:
     digest = hashlib.sha256()
-    lens = () if cameras.lens is None else (cameras.lens.coefficients,)
+    lens = () if cameras.lens is None else (cameras.lens.rows,)
     for tensor in (cameras.c2w, cameras.intrinsics, *lens):
         digest.update(tensor.cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()

@@ -9,9 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from voxelfield.datasets.photos import LENS_TERMS
+from voxelfield.datasets.lenses import share_camera_model, transforms_lens
 from voxelfield.datasets.scene import Split
 from voxelfield.files import atomic_write
 from voxelfield.rendering.alignment import Similarity, align_cameras, pose_errors
@@ -97,18 +95,13 @@ def write_cameras(path: Path, split: Split, cameras: Cameras) -> None:
         cameras: Their cameras.
     """
     names: Sequence[str] = split.names if split.paths is None else [str(path) for path in split.paths]
-    lens: Tensor | None = None if cameras.lens is None else cameras.lens.coefficients.cpu()
+    cameras = cameras.to("cpu")
     frames = []
-    for index, (name, pose) in enumerate(zip(names, cameras.c2w.cpu().tolist(), strict=True)):
+    for index, (name, pose) in enumerate(zip(names, cameras.c2w.tolist(), strict=True)):
         focal_x, focal_y, middle_x, middle_y = cameras.intrinsics[index].tolist()
         width, height = cameras.size(index)
         frame = {"file_path": name, "w": width, "h": height}
         frame |= {"fl_x": focal_x, "fl_y": focal_y, "cx": middle_x, "cy": middle_y}
-        if lens is not None:
-            frame |= dict(zip(LENS_TERMS, lens[index].tolist(), strict=True))
-        frames.append(frame | {"transform_matrix": pose})
-    content: dict[str, Any] = {"frames": frames}
-    if cameras.lens is not None:
-        content["camera_model"] = "OPENCV_FISHEYE" if cameras.lens.is_fisheye else "OPENCV"
+        frames.append(frame | transforms_lens(cameras.lens, index) | {"transform_matrix": pose})
     with atomic_write(path) as file:
-        file.write((json.dumps(content, indent=1) + "\n").encode())
+        file.write((json.dumps(share_camera_model(frames), indent=1) + "\n").encode())

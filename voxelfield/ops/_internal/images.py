@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from voxelfield.ops._checks import check_at_least_one, check_float32
-from voxelfield.ops._internal.lens import COEFFICIENTS
+from voxelfield.ops._internal.lens import LENS_NUMBERS
 
 
 def check_camera(
@@ -19,7 +19,7 @@ def check_camera(
     ):
         check_float32(name, value, shape, "c2w", c2w)
     if lens is not None:
-        check_float32("lens", lens, (COEFFICIENTS,), "c2w", c2w)
+        check_float32("lens", lens, (LENS_NUMBERS,), "c2w", c2w)
     check_at_least_one("width", width)
     check_at_least_one("height", height)
 

@@ -9,20 +9,20 @@ from voxelfield import _library
 from voxelfield.ops._checks import check_field, check_float32
 from voxelfield.ops._no_derivative import hold_constant
 
-COEFFICIENTS = 6
-"""Number of coefficients of a lens: k1, k2, k3, k4, p1, p2."""
+LENS_NUMBERS = 14
+"""Length of the row of numbers by which ops know a lens (:attr:`voxelfield.rendering.lens.Lens.rows`)."""
 
 
-def lens_rays(points: Tensor, lens: Tensor, *, fisheye: bool = False) -> Tensor:
+def lens_rays(points: Tensor, lens: Tensor) -> Tensor:
     """Computes the rays through points of an image. The formulas are in extension/rays/lens.h.
 
-    Newton's iteration makes the rays exact up to rounding. A point beyond the largest radius that the lens can image
-    gets a ray near the outermost one. Does not synchronise with the device. Not differentiable.
+    Rays are exact up to rounding: Newton's iteration computes those of models without a closed formula. A point beyond
+    the largest radius that the lens can image gets a ray near the outermost one. Does not synchronise with the device.
+    Not differentiable.
 
     Args:
         points: (N, 2) float32, in focal lengths from the principal point, x to the right and y down.
-        lens: (N, 6) float32, the coefficients k1, k2, k3, k4, p1, p2 for each point, or (1, 6) for all.
-        fisheye: Whether the terms apply to the angle off the optical axis instead of its tangent.
+        lens: (N, 14) float32, a row of :attr:`voxelfield.rendering.lens.Lens.rows` for each point, or (1, 14) for all.
 
     Returns:
         (N, 3) float32: right, down and forward, of any length.
@@ -36,21 +36,20 @@ def lens_rays(points: Tensor, lens: Tensor, *, fisheye: bool = False) -> Tensor:
     _check_lens(lens, "points", points)
     points, lens = hold_constant("lens_rays", points=points, lens=lens)
     _library.ensure_loaded(points.device.type)
-    rays: Tensor = torch.ops.voxelfield.lens_rays(points, lens, fisheye)
+    rays: Tensor = torch.ops.voxelfield.lens_rays(points, lens)
     return rays
 
 
-def lens_points(rays: Tensor, lens: Tensor, *, fisheye: bool = False) -> Tensor:
+def lens_points(rays: Tensor, lens: Tensor) -> Tensor:
     """Projects rays to image points: the inverse of :func:`lens_rays`, for rays that the lens can image.
 
-    The result is meaningless for rays that lie behind a camera without ``fisheye``, or so far off the axis that the
+    The result is meaningless for rays that lie behind a camera that is no fisheye, or so far off the axis that the
     distortion folds back. Such rays can be detected by applying :func:`lens_rays` to the result, which then gives a
     different ray. Does not synchronise with the device. Not differentiable.
 
     Args:
         rays: (N, 3) float32: right, down and forward, of any length but zero.
         lens: As for :func:`lens_rays`.
-        fisheye: As for :func:`lens_rays`.
 
     Returns:
         (N, 2) float32, in focal lengths from the principal point.
@@ -64,21 +63,21 @@ def lens_points(rays: Tensor, lens: Tensor, *, fisheye: bool = False) -> Tensor:
     _check_lens(lens, "rays", rays)
     rays, lens = hold_constant("lens_points", rays=rays, lens=lens)
     _library.ensure_loaded(rays.device.type)
-    points: Tensor = torch.ops.voxelfield.lens_points(rays, lens, fisheye)
+    points: Tensor = torch.ops.voxelfield.lens_points(rays, lens)
     return points
 
 
 def _check_lens(lens: object, name: str, rows: Tensor) -> None:
     shared = isinstance(lens, Tensor) and lens.shape[:1] == (1,)
-    check_float32("lens", lens, (1 if shared else rows.shape[0], COEFFICIENTS), name, rows)
+    check_float32("lens", lens, (1 if shared else rows.shape[0], LENS_NUMBERS), name, rows)
 
 
 @_library.when_loaded
 def _register() -> None:
     @torch.library.register_fake("voxelfield::lens_rays")
-    def _(points: Tensor, lens: Tensor, fisheye: bool) -> Tensor:
+    def _(points: Tensor, lens: Tensor) -> Tensor:
         return points.new_empty(points.shape[0], 3)
 
     @torch.library.register_fake("voxelfield::lens_points")
-    def _(rays: Tensor, lens: Tensor, fisheye: bool) -> Tensor:
+    def _(rays: Tensor, lens: Tensor) -> Tensor:
         return rays.new_empty(rays.shape[0], 2)

@@ -16,7 +16,7 @@ from voxelfield.ops._checks import (
     check_same_device,
     check_tensor,
 )
-from voxelfield.ops._internal.lens import COEFFICIENTS
+from voxelfield.ops._internal.lens import LENS_NUMBERS
 from voxelfield.ops._no_derivative import hold_constant
 
 
@@ -46,7 +46,6 @@ def pixel_rays(
     aabb: Tensor,
     *,
     lens: Tensor | None = None,
-    fisheye: bool = False,
     supersampling: int = 1,
 ) -> PixelBatch:
     """Casts the rays of some pixels and reads the pixels' colours, in one pass.
@@ -61,8 +60,7 @@ def pixel_rays(
         c2w: (N, 4, 4) float32, camera to world, OpenGL axes.
         intrinsics: (N, 4) float32: fx, fy, cx, cy in pixels.
         aabb: (2, 3) float32, the box that bounds the rays, world units.
-        lens: (N, 6) float32, the coefficients of :class:`voxelfield.rendering.lens.Lens`, or None for pinholes.
-        fisheye: Whether these are of the fisheye model.
+        lens: (N, 14) float32, :attr:`voxelfield.rendering.lens.Lens.rows`, or None for pinholes.
         supersampling: Number of squares along each side of a pixel, at least 1. With 1 the only ray goes through the
             pixel's centre.
 
@@ -89,7 +87,7 @@ def pixel_rays(
         "aabb": (aabb, (2, 3)),
     }
     if lens is not None:
-        shapes["lens"] = (lens, (count, COEFFICIENTS))
+        shapes["lens"] = (lens, (count, LENS_NUMBERS))
     for name, (value, shape) in shapes.items():
         check_float32(name, value, shape, "images", images)
     pixels = images.numel() // 4
@@ -101,9 +99,7 @@ def pixel_rays(
     if lens is not None:
         (lens,) = hold_constant("pixel_rays", lens=lens)
     _library.ensure_loaded(images.device.type)
-    return PixelBatch(
-        *torch.ops.voxelfield.pixel_rays(images, index, c2w, intrinsics, lens, fisheye, aabb, supersampling)
-    )
+    return PixelBatch(*torch.ops.voxelfield.pixel_rays(images, index, c2w, intrinsics, lens, aabb, supersampling))
 
 
 @_library.when_loaded
@@ -115,7 +111,6 @@ def _register() -> None:
         c2w: Tensor,
         intrinsics: Tensor,
         lens: Tensor | None,
-        fisheye: bool,
         aabb: Tensor,
         supersampling: int,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:

@@ -82,7 +82,6 @@ def render_grid_image(
     field: PackedSHGrid,
     *,
     lens: Tensor | None = None,
-    fisheye: bool = False,
     step: float,
     density_scale: float,
     density_shift: float,
@@ -103,8 +102,7 @@ def render_grid_image(
         occupied: As for :func:`render_grid`; empty distances are fastest.
         aabb_occupancy: (2, 3) float32, lower and upper corner.
         field: The field, see :meth:`PackedSHGrid.pack`. All tensors are on one device.
-        lens: (6,) float32, the coefficients of :class:`voxelfield.rendering.lens.Lens`, or None for a pinhole.
-        fisheye: Whether these are of the fisheye model.
+        lens: (14,) float32, a row of :attr:`voxelfield.rendering.lens.Lens.rows`, or None for a pinhole.
         step: Distance between samples, world units.
         density_scale: As for :func:`render_grid`.
         density_shift: As for :func:`render_grid`.
@@ -135,7 +133,6 @@ def render_grid_image(
         c2w,
         intrinsics,
         lens,
-        fisheye,
         width,
         height,
         background,
@@ -158,6 +155,6 @@ def render_grid_image(
 def _register() -> None:
     @torch.library.register_fake("voxelfield::render_grid_image")
     def _(
-        c2w: Tensor, intrinsics: Tensor, lens: Tensor | None, fisheye: bool, width: int, height: int, *rest: Any
+        c2w: Tensor, intrinsics: Tensor, lens: Tensor | None, width: int, height: int, *rest: Any
     ) -> tuple[Tensor, Tensor, Tensor]:
         return empty_image(c2w, width, height)

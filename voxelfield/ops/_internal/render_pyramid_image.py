@@ -48,7 +48,6 @@ def render_pyramid_image(
     color_weights: Sequence[Tensor],
     *,
     lens: Tensor | None = None,
-    fisheye: bool = False,
     step: float,
     density_initial: float,
     view_degree: int,
@@ -84,8 +83,7 @@ def render_pyramid_image(
         density_weights: As for :func:`march_visible`, with 16 outputs.
         color_weights: Two to four matrices, from 16 + (view_degree + 1)^2 inputs to 3 outputs, hidden layers of at
             most 128; float32 or float16.
-        lens: (6,) float32, the coefficients of :class:`voxelfield.rendering.lens.Lens`, or None for a pinhole.
-        fisheye: Whether these are of the fisheye model.
+        lens: (14,) float32, a row of :attr:`voxelfield.rendering.lens.Lens.rows`, or None for a pinhole.
         step: Distance between samples, world units.
         density_initial: As for :func:`march_visible`.
         view_degree: Degree of the spherical harmonics, 0 to 3.
@@ -130,7 +128,6 @@ def render_pyramid_image(
         c2w,
         intrinsics,
         lens,
-        fisheye,
         width,
         height,
         background,
@@ -162,7 +159,7 @@ def pyramid_image_fits(like: Tensor, width: int) -> bool:
 def _register() -> None:
     @torch.library.register_fake("voxelfield::render_pyramid_image")
     def _(
-        c2w: Tensor, intrinsics: Tensor, lens: Tensor | None, fisheye: bool, width: int, height: int, *rest: Any
+        c2w: Tensor, intrinsics: Tensor, lens: Tensor | None, width: int, height: int, *rest: Any
     ) -> tuple[Tensor, Tensor, Tensor]:
         return empty_image(c2w, width, height)
 
@@ -176,7 +173,6 @@ def _register() -> None:
         c2w: Tensor,
         intrinsics: Tensor,
         lens: Tensor | None,
-        fisheye: bool,
         width: int,
         height: int,
         background: Tensor,
@@ -207,7 +203,6 @@ def _register() -> None:
                 intrinsics[None],
                 reach,
                 lens=None if lens is None else lens[None],
-                fisheye=fisheye,
             )
             candidates = march_through(boxes, *rays[:4], bits, aabb_occupancy, step)
             density = density_of(

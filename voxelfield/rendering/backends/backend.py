@@ -13,7 +13,7 @@ from torch import Tensor
 
 from voxelfield.fields.field import Field
 from voxelfield.rendering.cameras import Cameras
-from voxelfield.rendering.lens import lens_arguments
+from voxelfield.rendering.lens import lens_rows
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.render import View
@@ -85,7 +85,7 @@ def one_kernel(render: Callable[..., tuple[Tensor, Tensor, Tensor]], source: Ima
 
     def draw(cameras: Cameras, index: int) -> View:
         camera = cameras.c2w[index], cameras.intrinsics[index], *cameras.size(index)
-        return View(*prepared(*camera, **lens_arguments(cameras.lens, index)))
+        return View(*prepared(*camera, lens=lens_rows(cameras.lens, index)))
 
     return draw
 

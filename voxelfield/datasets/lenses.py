@@ -1,0 +1,107 @@
+"""Lenses of photographs: the camera models of COLMAP, nerfstudio and instant-ngp, by name, and their coefficients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from voxelfield.rendering.lens import LENS_TERMS, Lens, LensModel, join_lenses
+
+CAMERA_MODELS: dict[str, tuple[LensModel, tuple[str, ...]]] = {
+    "SIMPLE_PINHOLE": ("pinhole", ()),
+    "PINHOLE": ("pinhole", ()),
+    "SIMPLE_RADIAL": ("perspective", ("k1",)),
+    "RADIAL": ("perspective", ("k1", "k2")),
+    "OPENCV": ("perspective", ("k1", "k2", "p1", "p2")),
+    "FULL_OPENCV": ("rational", ("k1", "k2", "p1", "p2", "k3", "k4", "k5", "k6")),
+    "SIMPLE_FISHEYE": ("fisheye", ()),
+    "FISHEYE": ("fisheye", ()),
+    "SIMPLE_RADIAL_FISHEYE": ("fisheye", ("k1",)),
+    "RADIAL_FISHEYE": ("fisheye", ("k1", "k2")),
+    "OPENCV_FISHEYE": ("fisheye", ("k1", "k2", "k3", "k4")),
+    "THIN_PRISM_FISHEYE": ("fisheye", ("k1", "k2", "p1", "p2", "k3", "k4", "s1", "s3")),
+    "RAD_TAN_THIN_PRISM_FISHEYE": (
+        "fisheye624",
+        ("k1", "k2", "k3", "k4", "k5", "k6", "p2", "p1", "s1", "s2", "s3", "s4"),
+    ),
+    "FOV": ("field_of_view", ("omega",)),
+    "SIMPLE_DIVISION": ("division", ("k",)),
+    "DIVISION": ("division", ("k",)),
+    "EUCM": ("extended_unified", ("alpha", "beta")),
+}
+"""COLMAP's camera models: the lens, and the order of its coefficients after the focal lengths and principal point."""
+
+TRANSFORMS_MODELS: dict[LensModel, str] = {
+    "pinhole": "PINHOLE",
+    "perspective": "OPENCV",
+    "rational": "FULL_OPENCV",
+    "fisheye": "OPENCV_FISHEYE",
+    "fisheye624": "FISHEYE624",
+    "field_of_view": "FOV",
+    "division": "DIVISION",
+    "extended_unified": "EUCM",
+}
+"""The ``camera_model`` under which a ``transforms.json`` has each lens: nerfstudio's name, or else COLMAP's."""
+
+
+def photo_lens(name: str, model: LensModel, terms: Mapping[str, float]) -> Lens | None:
+    """Returns the lens of one photograph, or None where it distorts nothing.
+
+    Args:
+        name: What the terms belong to, for messages.
+        model: Model of the lens.
+        terms: Coefficients of the model, by name; others are zero.
+
+    Raises:
+        ValueError: A term is not a finite number in float32, or out of the model's range.
+    """
+    return _lens(name, model, tuple(terms.get(term, 0.0) for term in LENS_TERMS[model]))
+
+
+# Photographs mostly share a lens, and a tensor for each of many thousands takes long.
+@lru_cache(maxsize=1024)
+def _lens(name: str, model: LensModel, values: tuple[float, ...]) -> Lens | None:
+    try:
+        return join_lenses([Lens(model, torch.tensor([values], dtype=torch.float32))])
+    except ValueError as error:
+        terms = {term: value for term, value in zip(LENS_TERMS[model], values, strict=True) if value != 0}
+        raise ValueError(f"{name}: {error} from terms {terms}") from error
+
+
+def lens_of_photos(lenses: Sequence[Lens | None], distortion: bool) -> Lens | None:
+    """Returns the lenses of photographs as one; None if all are pinholes.
+
+    Args:
+        lenses: The lens of each photograph; None stands for a pinhole.
+        distortion: Whether to keep the distortion; without it, fisheyes are equidistant and all others pinholes.
+    """
+    lens = join_lenses(lenses)
+    return lens if lens is None or distortion else join_lenses([lens.without_distortion()])
+
+
+def transforms_lens(lens: Lens | None, camera: int) -> dict[str, Any]:
+    """Returns the entries of a frame in a ``transforms.json`` that describe the lens of one camera."""
+    if lens is None:
+        return {"camera_model": "PINHOLE"}
+    model, terms = lens.described(camera)
+    if model == "fisheye624":
+        order = CAMERA_MODELS["RAD_TAN_THIN_PRISM_FISHEYE"][1]
+        return {"camera_model": "FISHEYE624", "distortion_params": [terms.get(term, 0.0) for term in order]}
+    # Readers that know no prism refuse this name instead of dropping the terms.
+    prism = model == "fisheye" and any(term in terms for term in ("s1", "s2", "s3", "s4"))
+    return {"camera_model": "THIN_PRISM_FISHEYE" if prism else TRANSFORMS_MODELS[model], **terms}
+
+
+def share_camera_model(frames: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the content of a ``transforms.json``.
+
+    The ``camera_model`` of all frames is at the top, where nerfstudio looks for it. Frames that differ keep their own.
+    """
+    models = {frame["camera_model"] for frame in frames}
+    if len(models) > 1:
+        return {"frames": frames}
+    shared = [{key: value for key, value in frame.items() if key != "camera_model"} for frame in frames]
+    return {"camera_model": models.pop(), "frames": shared}
