@@ -288,6 +288,11 @@ BAD = {
     "a file that is no video": (no_video, (), "must be a video that ffmpeg can read"),
     "a damaged photograph": (damaged_photograph, (), "b.jpg: unreadable image"),
     "an unknown camera": (spoil_nothing, ("--camera-model", "LOMO"), "OPENCV_FISHEYE, PINHOLE"),
+    "a camera that cannot be loaded": (
+        spoil_nothing,
+        ("--camera-model", "EQUIRECTANGULAR"),
+        "camera_model must be one of DIVISION, EUCM, ",
+    ),
     "too few frames": (no_video, ("--frames", "1"), "frames must be at least 2, got 1"),
     "a size of nothing": (spoil_nothing, ("--max-size", "0"), "max_size must be at least 64, got 0"),
 }

@@ -24,6 +24,7 @@ from voxelfield.cli.errors import in_one_line
 from voxelfield.datasets import images, transforms
 from voxelfield.datasets.blender import load_blender
 from voxelfield.datasets.bounds import box_of_cameras, box_of_frusta, box_of_points
+from voxelfield.datasets.lenses import CAMERA_MODELS
 from voxelfield.datasets.registry import format_of
 from voxelfield.datasets.scene import Split
 from voxelfield.grids.nested_boxes import NestedBoxes
@@ -253,6 +254,10 @@ def test_points_of_a_model_are_seen_where_its_cameras_say(tmp_path, split):
         towards = points[seen] - rays.origins
         closest = towards - (towards * rays.directions).sum(dim=-1, keepdim=True) * rays.directions
         assert closest.norm(dim=-1).max() < 1e-4
+
+
+def test_every_camera_model_is_compared_with_colmap():
+    assert COLMAP_TERMS.keys() == CAMERA_MODELS.keys()
 
 
 @pytest.mark.parametrize("model", COLMAP_TERMS)

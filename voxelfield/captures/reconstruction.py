@@ -15,6 +15,7 @@ import numpy as np
 
 from voxelfield.captures.photographs import photographs_in
 from voxelfield.datasets.images import Size, image_size
+from voxelfield.datasets.lenses import CAMERA_MODELS
 from voxelfield.installed import MissingPackageError
 
 logger = logging.getLogger(__name__)
@@ -54,14 +55,14 @@ class Report:
 
 
 def check_camera_model(name: str) -> None:
-    """Raises unless pycolmap is installed, recent enough, and knows a camera model.
+    """Raises unless pycolmap is installed and recent enough, and a camera model is one that can be loaded afterwards.
 
     Args:
         name: As COLMAP has it, such as OPENCV.
 
     Raises:
         MissingPackageError: pycolmap is not installed, or too old.
-        ValueError: There is no such camera model.
+        ValueError: There is no such camera model, or its lens is not modelled.
     """
     if importlib.util.find_spec("pycolmap") is None:
         raise MissingPackageError('pycolmap must be installed to find poses: pip install "voxelfield[colmap]"')
@@ -73,7 +74,7 @@ def check_camera_model(name: str) -> None:
             f"pycolmap must be {_OLDEST_MAJOR}.0 or later to find poses, got {pycolmap.__version__}: "
             'pip install -U "voxelfield[colmap]"'
         )
-    known = sorted(set(pycolmap.CameraModelId.__members__) - {"INVALID"})
+    known = sorted(CAMERA_MODELS.keys() & pycolmap.CameraModelId.__members__.keys())
     if name not in known:
         raise ValueError(f"camera_model must be one of {', '.join(known)}, got {name!r}")
 

@@ -25,7 +25,7 @@ class LoadOptions:
         missing_images: ``error`` refuses a scene that lacks a listed image, ``skip`` leaves such views out and warns;
             None does what is usual for the format.
         lens_distortion: Whether rays are bent as the lenses bend them. Without, photographs count as undistorted: those
-            of a perspective lens as a pinhole's, those of a fisheye lens as equidistant.
+            of a fisheye as equidistant, all others as those of a pinhole.
         aabb: (2, 3) box that holds what matters, world units; None: the format's own box, or its default.
         boxes: Number of nested boxes, the smallest of which is ``aabb``; 1: nothing is outside of it; None: several
             if no box is given and no image has transparent pixels; otherwise 1.
