@@ -222,9 +222,9 @@ def test_a_report_appears_whole_or_the_one_before_stays(tmp_path, monkeypatch):
     path = tmp_path / "report.html"
     before = path.read_bytes()
     assert len(before) > 10_000
-    thumbnails = Thumbnails(1)
+    settings = preset(*TINY, "trainer.steps=4", device="cpu", name="train_cpu")
     with files_at_most(5000), pytest.raises(OSError, match="File too large"):
-        writing.write_report(tmp_path, metrics, config, thumbnails)
+        writing.write_report(tmp_path, metrics, settings, Thumbnails(1))
     assert path.read_bytes() == before
     assert [file.name for file in tmp_path.iterdir() if ".tmp" in file.name] == []
 
