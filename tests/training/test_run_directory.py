@@ -166,7 +166,7 @@ def test_a_lock_that_is_a_link_overwrites_nothing(tmp_path):
         pass
 
 
-@pytest.mark.parametrize("name", RESULTS)
+@pytest.mark.parametrize("name", [*RESULTS, "IMG_0815.JPG"])
 def test_results_of_something_else_are_not_replaced(tmp_path, name):
     check_results(tmp_path / "new")
     check_results(tmp_path)

@@ -51,3 +51,22 @@ def test_poses_with_opencv_axes_end_before_training(tmp_path):
     status, text = run(f"hydra.run.dir={tmp_path / 'run'}", f"data.root={tmp_path}")
     assert status == 2
     assert "the poses seem to have OpenCV's axes (y down, looking along z)" in text.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("place", "message"),
+    [
+        ("lego", "hydra.run.dir must not be the folder of the scene, got"),
+        ("lego/test", "which holds r_0.png of something else: choose another folder"),
+        ("another", "which holds report.html of something else: choose another folder"),
+    ],
+)
+def test_a_run_directory_of_something_else_is_refused_and_left_alone(tmp_path, place, message):
+    shutil.copytree(ROOT / "tests" / "fixtures" / "lego", tmp_path / "lego")
+    (tmp_path / "another").mkdir()
+    (tmp_path / "another" / "report.html").write_text("mine")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    status, text = run(f"scene={tmp_path / 'lego'}", f"hydra.run.dir={tmp_path / place}")
+    assert status == 2
+    assert message in text.splitlines()[-1]
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from voxelfield.datasets.images import IMAGE_SUFFIXES
 from voxelfield.export.model_file import MODEL_FILE
 from voxelfield.files import remove_temporaries
 from voxelfield.training.checkpoint import checkpoints
@@ -213,18 +214,21 @@ def check_ended(directory: Path) -> None:
 
 
 def check_results(directory: Path, name: str = "hydra.run.dir") -> None:
-    """Raises unless the results that a run replaces in a directory are those of an earlier run.
+    """Raises unless a directory can be that of a run: nothing in it belongs to something else.
 
     Args:
         directory: Run directory, which need not exist.
         name: As for :func:`hold`.
 
     Raises:
-        ValueError: The directory has files or folders with the names of results, but nothing tells of a run.
+        ValueError: The directory has images, or files or folders with the names of results, but nothing tells of a run.
     """
     if not directory.is_dir() or (directory / HYDRA_RECORDS[0]).is_dir() or checkpoints(directory):
         return
     present = [result for result in RESULTS if (directory / result).exists()]
+    # A run keeps its own images in subfolders.
+    images = (path.name for path in sorted(directory.iterdir()) if path.suffix.lower() in IMAGE_SUFFIXES)
+    present += [image for image in (next(images, None),) if image is not None]
     if present:
         raise ValueError(
             f"{name} must be a new folder or that of an earlier run, got {directory}, which holds {', '.join(present)} "
