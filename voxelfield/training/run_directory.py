@@ -255,7 +255,10 @@ def _reserve(directory: Path, name: str) -> socket.socket | None:
     """
     if sys.platform != "linux":
         return None
-    address = b"\0voxelfield " + hashlib.sha256(os.fsencode(directory)).hexdigest().encode()
+    # Containers may share names of sockets, but have root folders of their own.
+    root = Path("/").stat()
+    place = f"{root.st_dev} {root.st_ino} ".encode() + os.fsencode(directory)
+    address = b"\0voxelfield " + hashlib.sha256(place).hexdigest().encode()
     reserved = socket.socket(socket.AF_UNIX)
     try:
         reserved.bind(address)
