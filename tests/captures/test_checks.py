@@ -18,6 +18,7 @@ from voxelfield.captures.checks import (
     CHECKS,
     absurd_scale,
     blurred_images,
+    box_cuts_images,
     box_out_of_sight,
     box_unlike_cameras,
     cameras_astray,
@@ -29,6 +30,7 @@ from voxelfield.captures.checks import (
     few_views,
     mixed_orientation,
     odd_field_of_view,
+    transparent_images,
 )
 from voxelfield.rendering.cameras import Cameras, orbit
 
@@ -238,3 +240,17 @@ def test_a_warning_is_one_line_that_names_three_images_at_most(good):
     for finding, more in zip(findings, (2, 3), strict=True):
         assert f"view_0, view_1, view_2 and {more} more" in finding.message
         assert "\n" not in finding.message
+
+
+def test_images_that_look_past_the_box(good):
+    assert box_cuts_images(replace(good, beyond_box=(0.0,) * 23 + (0.1,))) is None, "a few pixels do no harm"
+    found = box_cuts_images(replace(good, beyond_box=(0.0,) * 12 + (0.3,) * 11 + (0.9,)))
+    assert found.views == tuple(range(12, COUNT))
+    assert found.message.startswith("18 % of the opaque pixels look past the box, most of them in view_23, view_12, ")
+
+
+def test_images_that_are_transparent_throughout(good):
+    found = transparent_images(replace(good, transparency=(0.7,) * 23 + (1.0,)))
+    assert found.views == (23,)
+    assert found.message.startswith("view_23 is transparent throughout, which training refuses")
+    assert transparent_images(replace(good, transparency=(0.9999,) * COUNT)) is None

@@ -86,6 +86,25 @@ def test_warnings_are_told_drawn_and_do_not_fail(folder, tmp_path, caplog):
     assert "<b>blurred images</b>: view_05 has" in (tmp_path / PAGE).read_text()
 
 
+def test_warnings_of_the_loader_are_on_the_page(folder, tmp_path, caplog):
+    picture = folder / "images" / "view_05.png"
+    image = Image.open(picture).convert("RGBA")
+    image.putpixel((3, 4), (0, 0, 0, 0))
+    image.save(picture)
+    assert main(["inspect", str(folder), "-o", str(tmp_path)]) == 0
+    assert caplog.text.count("of all pixels are transparent, in 1 of") == 1
+    assert "<b>loading</b>: " in (page := (tmp_path / PAGE).read_text())
+    assert "of all pixels are transparent, in 1 of" in page
+
+
+def test_what_a_box_cuts_off_is_told(tmp_path):
+    capture = read_capture(LEGO, aabb=[[-0.5] * 3, [0.5] * 3])
+    assert 0.1 < np.mean(capture.beyond_box) < 0.6
+    assert "box cuts images" in [finding.title for finding in check_capture(capture)]
+    assert max(read_capture(LEGO).beyond_box) == 0
+    assert dict(figures(capture))["transparent pixels"].endswith("% of all, in 28 of 28 images")
+
+
 def test_images_of_another_orientation_are_named(folder, tmp_path, caplog):
     portrait = folder / "images" / "view_05.png"
     Image.open(portrait).transpose(Image.Transpose.ROTATE_90).save(portrait)

@@ -125,6 +125,14 @@ def test_points_of_the_background_do_not_widen_the_smallest_box():
         assert torch.tensor(boxes.outermost)[1, 0] > 12, "the largest box still holds the background"
 
 
+def test_the_largest_box_holds_the_cameras():
+    boxes = nested_boxes_of_cameras(circle(40, 4.0, height=1.0), background(2000, [-0.4] * 3, [0.4] * 3))
+    low, high = torch.tensor(boxes.outermost)
+    assert (low < -4).all(), "photographs show more than what structure from motion found points on"
+    assert (high > 4).all()
+    assert torch.tensor(boxes.aabb)[1, 0] < 0.5
+
+
 def test_cameras_that_face_the_same_way_do_not_limit_the_box_of_points():
     c2w = torch.eye(4).repeat(30, 1, 1)
     c2w[:, 0, 3] = torch.linspace(-1, 1, 30)

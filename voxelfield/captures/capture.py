@@ -16,8 +16,13 @@ from voxelfield.captures.measures import SHARPNESS_SIZE, fingerprint, sharpness
 from voxelfield.datasets import colmap
 from voxelfield.datasets.images import Size, image_size
 from voxelfield.datasets.loading import load_scene
+from voxelfield.datasets.scene import Split
+from voxelfield.datasets.transparency import transparency
 from voxelfield.grids.field_frame import FieldFrame
 from voxelfield.messages import printable
+
+# Of the pixels whose rays are compared with the box: the least alpha, and their number along the longer side.
+_OPAQUE, _LATTICE = 128, 40
 
 THUMBNAIL_SIZE = 192
 """Longest side of a thumbnail in pixels."""
@@ -43,6 +48,9 @@ class Capture:
         thumbnails: N small images, RGB, transparent pixels on white.
         frame: The frame of a field's grid, if the scene extends beyond ``aabb``.
         without_pose: Names of the photographs that COLMAP found no pose for.
+        transparency: N shares of each image that are transparent, from 0 to 1; none if that is unknown.
+        beyond_box: N shares of each image's opaque pixels whose rays miss the box, 0 if the scene extends beyond it;
+            none if that is unknown.
     """
 
     name: str
@@ -60,6 +68,8 @@ class Capture:
     thumbnails: tuple[Image.Image, ...]
     frame: FieldFrame | None = None
     without_pose: tuple[str, ...] = ()
+    transparency: tuple[float, ...] = ()
+    beyond_box: tuple[float, ...] = ()
 
     def __len__(self) -> int:
         return len(self.names)
@@ -138,7 +148,26 @@ def read_capture(folder: Path, aabb: Sequence[Sequence[float]] | None = None, mo
         thumbnails=tuple(_thumbnail(image) for image in images),
         frame=scene.frame,
         without_pose=tuple(without_pose),
+        transparency=tuple(share for split in scene.splits.values() for share in transparency(split)),
+        beyond_box=tuple(
+            0.0 if scene.frame is not None else _share_beyond(split, index, scene.aabb)
+            for split in scene.splits.values()
+            for index in range(len(split))
+        ),
     )
+
+
+def _share_beyond(split: Split, index: int, aabb: Tensor) -> float:
+    """Returns the share of an image's opaque pixels whose rays miss a box, judged by pixels on a lattice."""
+    opaque = split.image(index)[..., 3] >= _OPAQUE
+    height, width = opaque.shape
+    every = max(1, max(height, width) // _LATTICE)
+    rows, columns = opaque[::every, ::every].nonzero().unbind(dim=-1)
+    if len(rows) == 0:
+        return 0.0
+    pixels = every * torch.stack((columns, rows), dim=-1) + 0.5
+    rays = split.cameras.rays(torch.full((len(rows),), index), pixels, aabb)
+    return float((rays.near >= rays.far).double().mean())
 
 
 def _distinct(names: list[str], splits: list[str]) -> tuple[str, ...]:

@@ -22,6 +22,8 @@ BOX_RATIOS = (0.05, 20.0)
 """Half the diagonal of a box over the median distance of the cameras from its centre, beyond which one is wrong."""
 FIELDS_OF_VIEW = (2.0, 150.0)
 """Degrees, beyond which a focal length is hardly that of a camera."""
+BEYOND_BOX = 0.01
+"""Share of the opaque pixels that may show something outside of the box at which a scene ends."""
 BLURRED = 0.2
 """Share of the median sharpness below which an image counts as blurred."""
 SAME_GREY = 3.0
@@ -141,6 +143,33 @@ def box_unlike_cameras(capture: Capture) -> Finding | None:
     )
 
 
+def box_cuts_images(capture: Capture) -> Finding | None:
+    """Warns of a box at which the scene ends although images show something beside it."""
+    if not capture.beyond_box or float(np.mean(capture.beyond_box)) < BEYOND_BOX:
+        return None
+    beyond = [index for index, share in enumerate(capture.beyond_box) if share >= BEYOND_BOX]
+    beyond.sort(key=lambda index: -capture.beyond_box[index])
+    return Finding(
+        "box cuts images",
+        f"{100 * float(np.mean(capture.beyond_box)):.0f} % of the opaque pixels look past the box, most of them in "
+        f"{_some(capture, beyond)}: enlarge scene.aabb, or make what lies beside the subject transparent",
+        tuple(sorted(beyond)),
+    )
+
+
+def transparent_images(capture: Capture) -> Finding | None:
+    """Warns of images that are transparent throughout, which training refuses."""
+    blank = tuple(index for index, share in enumerate(capture.transparency) if share == 1)
+    if not blank:
+        return None
+    return Finding(
+        "transparent images",
+        f"{_some(capture, blank)} {_are(blank)} transparent throughout, which training refuses: save every image with "
+        "its alpha channel as it should be, or leave it out",
+        blank,
+    )
+
+
 def mixed_orientation(capture: Capture) -> Finding | None:
     """Warns of portrait images among landscape ones, or the other way round, which may be files that were rotated."""
     portrait = [index for index, (width, height) in enumerate(capture.sizes) if height > width]
@@ -236,6 +265,8 @@ CHECKS: tuple[Check, ...] = (
     cameras_astray,
     absurd_scale,
     box_unlike_cameras,
+    box_cuts_images,
+    transparent_images,
     mixed_orientation,
     cameras_rolled,
     odd_field_of_view,

@@ -54,6 +54,10 @@ def figures(capture: Capture) -> list[tuple[str, str]]:
         rows.append(("sparse points", f"{len(capture.points)}, of which {100 * float(inside):.0f} % in the box"))
     else:
         rows.append(("sparse points", "none"))
+    if any(capture.transparency):
+        share = 100 * sum(capture.transparency) / len(capture)
+        some = sum(share > 0 for share in capture.transparency)
+        rows.append(("transparent pixels", f"{share:.2g} % of all, in {some} of {len(capture)} images"))
     rows.append(("coordinates", "right-handed world as in the files; cameras look along -z, with y up"))
     return rows
 

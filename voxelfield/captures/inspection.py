@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import io
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +16,9 @@ from voxelfield.captures.figures import figures
 from voxelfield.captures.page import make_page
 from voxelfield.files import atomic_write
 from voxelfield.installed import MissingPackageError
+from voxelfield.messages import one_line, printable
+
+_LOADERS = "voxelfield.datasets"
 
 PICTURE = "inspect.png"
 """Name of the picture."""
@@ -30,11 +35,13 @@ class Inspection:
         name: The scene's name.
         rows: Figures, as labels and texts.
         findings: What is likely wrong.
+        notes: The warnings of the loader, which the log has already, and which page and picture have as well.
     """
 
     name: str
     rows: tuple[tuple[str, str], ...]
     findings: tuple[Finding, ...]
+    notes: tuple[str, ...] = ()
 
 
 def inspect_scene(
@@ -60,12 +67,31 @@ def inspect_scene(
         raise MissingPackageError('matplotlib must be installed to draw a scene: pip install "voxelfield[inspect]"')
     from voxelfield.captures.drawing import draw
 
-    capture = read_capture(folder, aabb, model)
+    with _warnings_of(_LOADERS) as notes:
+        capture = read_capture(folder, aabb, model)
     rows, findings = figures(capture), check_capture(capture)
+    shown = [*(Finding("loading", note) for note in notes), *findings]
     picture = io.BytesIO()
-    draw(capture, findings).save(picture, format="PNG")
+    draw(capture, shown).save(picture, format="PNG")
     with atomic_write(out / PICTURE) as file:
         file.write(picture.getvalue())
     with atomic_write(out / PAGE) as file:
-        file.write(make_page(capture.name, rows, findings, picture.getvalue()).encode())
-    return Inspection(capture.name, tuple(rows), tuple(findings))
+        file.write(make_page(capture.name, rows, shown, picture.getvalue()).encode())
+    return Inspection(capture.name, tuple(rows), tuple(findings), tuple(notes))
+
+
+@contextlib.contextmanager
+def _warnings_of(name: str) -> Iterator[list[str]]:
+    """Yields a list to which the warnings that a logger and those below it give meanwhile are added."""
+    found: list[str] = []
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(one_line(printable(record.getMessage())))
+
+    logger, collector = logging.getLogger(name), Collector(logging.WARNING)
+    logger.addHandler(collector)
+    try:
+        yield found
+    finally:
+        logger.removeHandler(collector)
