@@ -156,6 +156,13 @@ def test_pixels_stay_where_they_are_stored_whatever_exif_says(tmp_path, file_for
     assert exif_orientation(path) == (orientation if 1 <= orientation <= 8 else 1)
 
 
+def test_damaged_exif_matters_only_where_it_is_read(tmp_path):
+    Image.new("RGB", (8, 6)).save(tmp_path / "a.jpg", exif=b"Exif\0\0" + bytes(8))
+    assert read_images([tmp_path / "a.jpg"]).shape == (1, 6, 8, 4)
+    with pytest.raises(ValueError, match=r"a\.jpg: unreadable image \(its EXIF data are damaged: remove them"):
+        exif_orientation(tmp_path / "a.jpg")
+
+
 def test_colours_of_transparent_pixels_are_kept_unless_the_image_is_shrunk(tmp_path):
     image = np.full((4, 6, 4), (200, 100, 50, 0), dtype=np.uint8)
     Image.fromarray(image).save(tmp_path / "a.png")

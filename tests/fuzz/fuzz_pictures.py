@@ -100,7 +100,7 @@ def only_listed_formats() -> Iterator[None]:
 
 
 def read_or_refuse(path: Path, copies: Path) -> bool:
-    """Returns whether a file is read as a picture; fails unless that, or all ways to read it refuse it in one line.
+    """Returns whether a file is read as a picture, in all ways; fails unless it is, or is refused in one line.
 
     Args:
         path: The file.
@@ -119,10 +119,10 @@ def read_or_refuse(path: Path, copies: Path) -> bool:
             assert text.startswith(f"{path}: unreadable image ("), text
             assert "\n" not in text
             assert len(text) < 1000
-            results.append(None)
-    images, _, size = results
-    if images is None:
-        return False
+            results.append(text)
+    images, copied, size = results
+    if isinstance(images, str) or (isinstance(copied, str) and "EXIF data are damaged" in copied):
+        return False  # all that reads the EXIF data refuses them, and nothing else does
     assert isinstance(images, torch.Tensor)
     assert images.dtype == torch.uint8
     assert images.shape == (1, size[1], size[0], 4)

@@ -232,8 +232,8 @@ def open_image(path: Path, upright: bool = False) -> Iterator[Image.Image]:
 
     Args:
         path: The file.
-        upright: Whether the caller turns the pixels as EXIF says, by Pillow's ``exif_transpose``. Without, they are
-            read as they are stored: poses and intrinsics refer to those.
+        upright: Whether the caller turns the pixels as EXIF says, by Pillow's ``exif_transpose``, and damaged EXIF is
+            therefore refused. Without, pixels are read as they are stored: poses and intrinsics refer to those.
 
     Yields:
         The image. Its pixels are read when they are first used.
@@ -245,11 +245,13 @@ def open_image(path: Path, upright: bool = False) -> Iterator[Image.Image]:
     """
     try:
         with open_regular(path) as file, Image.open(file, formats=_FORMATS) as image:
-            if isinstance(image, TiffImagePlugin.TiffImageFile) and not upright:
+            _check_kind(image)
+            if upright:
+                _check_exif(image)
+            elif isinstance(image, TiffImagePlugin.TiffImageFile):
                 # Pillow turns TIFF files by itself, unlike all others.
                 image.getexif().pop(ExifTags.Base.Orientation, None)
                 image._size = image.tag_v2[TiffImagePlugin.IMAGEWIDTH], image.tag_v2[TiffImagePlugin.IMAGELENGTH]
-            _check_kind(image)
             yield image
     # Damaged files end in exceptions of any type.
     except Exception as error:
@@ -367,6 +369,18 @@ def _decode(path: Path, mode: Literal["L"] | None = None) -> Image.Image:
 
 def _has_alpha(image: Image.Image) -> bool:
     return "A" in image.getbands() or "transparency" in image.info
+
+
+def _check_exif(image: Image.Image) -> None:
+    """Raises ValueError for EXIF data that cannot be read, which Pillow would say in words about TIFF files."""
+    if image.format == "PNG":
+        image.load()  # its EXIF data may come after the pixels
+    try:
+        image.getexif()
+        # Opening a JPEG file has tried already, and a second failure is not reported.
+        Image.Exif().load(image.info.get("exif", b""))
+    except Exception as error:
+        raise ValueError("its EXIF data are damaged: remove them from the file") from error
 
 
 def _check_kind(image: Image.Image) -> None:
