@@ -78,8 +78,10 @@ def read_transforms(file: Path, *, may_be_empty: bool = False) -> list[Photo]:
             intrinsics = _intrinsics(file, frame, meta)
         else:
             intrinsics = common = common or _intrinsics(file, {}, meta)
-        lens = _lens(file, ChainMap(frame, meta))
-        photos.append(Photo(images[frame["file_path"]], pose, intrinsics, lens, mask=masks.get(frame.get("mask_path"))))
+        lens, mask = _lens(file, ChainMap(frame, meta)), frame.get("mask_path")
+        photos.append(
+            Photo(images[frame["file_path"]], pose, intrinsics, lens, mask=None if mask is None else masks[mask])
+        )
     return photos
 
 
