@@ -28,6 +28,8 @@ _FROM_MANY_SIDES = 0.12
 # most this share of the cameras can be astray: more are a part of the capture.
 _ASTRAY = 6.0
 _MOST_ASTRAY = 0.1
+# How far the largest box reaches, at least, in distances of the farthest camera from its centre.
+_BEYOND_CAMERAS = 2.0
 # Where rays begin: in depths of the nearest points, or in distances of the centre.
 _NEAR_OF_NEAREST = 0.3
 _NEAR_OF_CENTRE = 0.2
@@ -168,10 +170,10 @@ def nested_boxes_of_cameras(c2w: Tensor, points: Tensor | None = None) -> Nested
     """Returns nested boxes for photographs that show what is around, too.
 
     With points, the smallest box holds the middle four fifths of them along each axis, and the largest holds nearly
-    all of them, and all cameras. Outdoors, most points may belong to the background. So if cameras look at a subject
-    from many sides, and the points reach more than halfway to the cameras along an axis, the smallest box reaches
-    halfway. Without points, it is a quarter of the cube of :func:`box_of_cameras`, around the point that the cameras
-    look at. Cameras astray do not count.
+    all of them, and reaches twice as far as the cameras. Outdoors, most points may belong to the background. So if
+    cameras look at a subject from many sides, and the points reach more than halfway to the cameras along an axis, the
+    smallest box reaches halfway. Without points, it is a quarter of the cube of :func:`box_of_cameras`, around the
+    point that the cameras look at. Cameras astray do not count.
 
     Args:
         c2w: (N, 4, 4) camera to world, OpenGL axes, N at least 1.
@@ -197,8 +199,9 @@ def nested_boxes_of_cameras(c2w: Tensor, points: Tensor | None = None) -> Nested
         centre = (low + high) / 2
         low, high = centre - half, centre + half
         reach = torch.quantile(((points - centre).abs() / half).amax(dim=-1), 1 - _OUTLIERS)
-        # Every ray must begin in a box, because it shows something even where structure from motion found no points.
-        reach = torch.maximum(reach, ((c2w[:, :3, 3] - centre).abs() / half).max())
+        # Every ray shows something, even where structure from motion found no points, as on a dark or blank background.
+        # A box that ended at the cameras would hold the background of some of them right in front of others.
+        reach = torch.maximum(reach, _BEYOND_CAMERAS * ((c2w[:, :3, 3] - centre).abs() / half).max())
         count = min(max(math.ceil(math.log2(max(float(reach), 1.0))) + 1, 2), MAX_BOXES)
         cameras = c2w[:: -(-len(c2w) // _MAX_CAMERAS)]
         offset = points[:, None] - cameras[:, :3, 3]
