@@ -17,6 +17,7 @@ from voxelfield.fields.decoders import SHDecoder, spherical_harmonics
 from voxelfield.fields.density import DensityActivation
 from voxelfield.ops import _internal
 from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.lens import Lens
 
 SCALE, SHIFT = 20.0, -1.5
 DEGREES = [0, 1, 2, 3]
@@ -480,7 +481,11 @@ def test_opcheck(device, count):
     )
     way_back = (*(torch.randn_like(x) for x in rendered), *rendered, *rays, *occupancy, grid, aabb, *numbers)
     torch.library.opcheck(torch.ops.voxelfield.render_grid_backward.default, way_back, atol=1e-5, rtol=1e-4)
-    view = torch.eye(4, device=device), torch.ones(4, device=device), torch.zeros(6, device=device), True
+    view = (
+        torch.eye(4, device=device),
+        torch.ones(4, device=device),
+        Lens("fisheye", torch.zeros(1, 0)).rows[0].to(device),
+    )
     camera = *view, 3, 5, torch.ones(3, device=device)
     torch.library.opcheck(
         torch.ops.voxelfield.render_grid_image.default,

@@ -27,6 +27,7 @@ from voxelfield.grids.nested_boxes import NestedBoxes
 from voxelfield.grids.pyramid import VoxelPyramid
 from voxelfield.ops import _internal
 from voxelfield.rendering.cameras import Cameras
+from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.march import RenderSettings
 from voxelfield.rendering.occupancy import OccupancyGrid
 from voxelfield.rendering.render import render_view
@@ -256,7 +257,7 @@ def test_opcheck(device, boxes):
     scene, camera = on(device, make_scene()), make_camera(device)
     bits = ops.pack_occupancy(scene.pop("occupied"))
     background = scene.pop("background")
-    view = camera.c2w[0], camera.intrinsics[0], torch.zeros(6, device=device), True, 9, 5, background
+    view = camera.c2w[0], camera.intrinsics[0], Lens("fisheye", torch.zeros(1, 0)).rows[0].to(device), 9, 5, background
     torch.library.opcheck(
         torch.ops.voxelfield.render_pyramid_image.default,
         (*view, *bits, *of_dense_levels(scene), STEP, INITIAL, 3, 1e-4, 1e-3, boxes),
