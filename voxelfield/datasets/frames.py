@@ -68,7 +68,7 @@ def make_scene(
     """
     _name_unused_masks(folder, source, photos)
     cut_out = shows_object(source, splits)
-    if not cut_out and (options.aabb is None or (options.boxes or 1) > 1):
+    if not cut_out:
         splits = {name: without_transparency(split) for name, split in splits.items()}
     ends_at_box = (options.boxes or (1 if cut_out or options.aabb is not None else 2)) == 1
     aabb = options.aabb

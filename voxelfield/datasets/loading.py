@@ -57,10 +57,10 @@ def load_scene(
             None does what is usual for the format.
         lens_distortion: Whether to apply lens distortion; False treats photographs as undistorted, for comparison.
         aabb: (2, 3) box that holds what matters, world units. None: that of ``configs/scene`` if ``scene`` is a name in
-            it, never for a path; otherwise that of the format.
+            it, never for a path; otherwise as :func:`voxelfield.datasets.frames.make_scene` chooses.
         boxes: Number of nested boxes, the smallest of which is ``aabb``, for a scene that reaches beyond it
             (:class:`voxelfield.grids.nested_boxes.NestedBoxes`); 1: nothing is outside. None: several for photographs
-            without transparent pixels, where no box is given; else 1.
+            of a place, of which less than a tenth is transparent, where no box is given; else 1.
         near: Distance from a camera before which nothing is sampled, world units, with nested boxes; with ``ndc``, the
             depth of the near plane. None: as the cameras suggest, or 0.
         ndc: Whether the grid lies in normalised device coordinates (:class:`voxelfield.grids.ndc_box.NdcBox`), for

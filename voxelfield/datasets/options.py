@@ -26,9 +26,10 @@ class LoadOptions:
             None does what is usual for the format.
         lens_distortion: Whether rays are bent as the lenses bend them. Without, photographs count as undistorted: those
             of a fisheye as equidistant, all others as those of a pinhole.
-        aabb: (2, 3) box that holds what matters, world units; None: the format's own box, or its default.
+        aabb: (2, 3) box that holds what matters, world units; None: as
+            :func:`voxelfield.datasets.frames.make_scene` chooses.
         boxes: Number of nested boxes, the smallest of which is ``aabb``; 1: nothing is outside of it; None: several
-            if no box is given and no image has transparent pixels; otherwise 1.
+            if no box is given and less than a tenth of the images is transparent; otherwise 1.
         near: Distance from a camera before which nothing is sampled, world units, with nested boxes; with ``ndc``, the
             depth of the near plane. None: as the cameras suggest.
         model: Number N of the COLMAP model ``sparse/N``, if a capture has several; None: the one with the most images.

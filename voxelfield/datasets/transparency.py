@@ -75,7 +75,7 @@ def shows_object(source: Path, splits: Mapping[str, Split]) -> bool:
     some = sum(share > 0 for share in shares)
     logger.warning(
         "%s: %.2g %% of all pixels are transparent, in %d of %d images: they count as pixels without a value, because "
-        "an object without its background would leave at least %.0f %% (scene.aabb makes it an object in that box)",
+        "images of an object without its background have at least %.0f %%",
         source,
         100 * mean,
         some,
