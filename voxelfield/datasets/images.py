@@ -70,8 +70,11 @@ def seem_cut_out(folder: Path) -> bool:
 def _most_images(folder: Path) -> list[Path]:
     """Returns the images, sorted, of that folder within a capture which has the most."""
     holders = [folder.iterdir(), *(entry.rglob("*") for entry in folder.iterdir() if entry.is_dir())]
-    found = ([path for path in files if path.suffix.lower() in IMAGE_SUFFIXES] for files in holders)
-    return sorted(max(found, key=len))
+    most: list[Path] = []
+    for files in holders:
+        images = [path for path in files if path.suffix.lower() in IMAGE_SUFFIXES]
+        most = max(most, images, key=len)
+    return sorted(most)
 
 
 def read_images(
