@@ -153,7 +153,7 @@ def test_figures_are_those_of_the_image_files_however_small_the_copies_are(tmp_p
     rows = dict(figures(capture))
     assert rows["image size"] == "600 x 600 pixels"
     assert rows["field of view, horizontal"] == "39.6 degrees"
-    assert rows["distance to the box's centre"] == "3.979 to 4.038, median 3.999 units"
+    assert rows["distance to the box's centre"] == "3.984 to 4.043, median 4.005 units"
     assert rows["up direction, mean of the images"].endswith("degrees from z")
     assert max(max(thumbnail.size) for thumbnail in capture.thumbnails) == 192
 

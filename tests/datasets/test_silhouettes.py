@@ -14,7 +14,7 @@ import voxelfield
 from voxelfield.cli.train import for_photographs
 from voxelfield.datasets.poses import turned_about
 from voxelfield.datasets.scene import Split
-from voxelfield.datasets.silhouettes import box_of_silhouettes, show_whole_object
+from voxelfield.datasets.silhouettes import Silhouette, box_of_silhouettes
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.lens import Lens
 from voxelfield.rendering.paths import axes_looking
@@ -52,6 +52,10 @@ def ball_split(
     return Split(images, cameras, tuple(f"view_{index:02d}" for index in range(len(c2w))))
 
 
+def box_of(split: Split) -> torch.Tensor | None:
+    return box_of_silhouettes([Silhouette.of(image[..., 3]) for image in split.images], split.cameras)
+
+
 def assert_fits(box: torch.Tensor | None, slack: float = 0.35) -> None:
     """The box holds the ball, and reaches beyond it by at most a share of its radius."""
     assert box is not None
@@ -64,13 +68,13 @@ def assert_fits(box: torch.Tensor | None, slack: float = 0.35) -> None:
 
 @pytest.mark.parametrize("count", [8, 40])
 def test_the_box_is_that_of_the_silhouettes(count):
-    assert_fits(box_of_silhouettes(ball_split(around(count))), slack=0.5)
+    assert_fits(box_of(ball_split(around(count))), slack=0.5)
 
 
 def test_images_that_show_parts_of_the_object_cut_nothing():
     split = ball_split(around(40), focal=300.0)
-    assert not show_whole_object(split)
-    assert_fits(box_of_silhouettes(split), slack=8)
+    assert not any(Silhouette.of(image[..., 3]).whole for image in split.images)
+    assert_fits(box_of(split), slack=8)
 
 
 def test_masks_with_holes_and_a_few_wrong_poses_cut_nothing():
@@ -79,7 +83,7 @@ def test_masks_with_holes_and_a_few_wrong_poses_cut_nothing():
     split.cameras.c2w[7, :3, 3] += torch.tensor([3.0, 0, 0])
     split.cameras.c2w[20, :3, 3] *= 20
     split.cameras.c2w[30] = turned_about(split.cameras.c2w[30])
-    assert_fits(box_of_silhouettes(split))
+    assert_fits(box_of(split))
 
 
 def test_stray_pixels_do_not_widen_the_box():
@@ -88,20 +92,20 @@ def test_stray_pixels_do_not_widen_the_box():
     for image in split.images:
         image[torch.randint(60, (3,), generator=generator), torch.randint(80, (3,), generator=generator), 3] = 255
         image[0, 5, 3] = 3  # noise of a matte
-    assert_fits(box_of_silhouettes(split))
+    assert_fits(box_of(split))
 
 
 @pytest.mark.parametrize("model", ["perspective", "fisheye"])
 def test_lenses_are_followed(model):
     lens = Lens(model, torch.tensor([[-0.1, 0.02, 0, 0, 0, 0]]).repeat(20, 1))
-    assert_fits(box_of_silhouettes(ball_split(around(20), lens=lens)), slack=0.6)
+    assert_fits(box_of(ball_split(around(20), lens=lens)), slack=0.6)
 
 
 def test_silhouettes_that_contradict_one_another_have_no_box():
     split = ball_split(around(20))
     split.cameras.c2w[:] = split.cameras.c2w[torch.randperm(20, generator=torch.Generator().manual_seed(0))]
     split.cameras.c2w[::2, :3, 3] += 3.0
-    assert box_of_silhouettes(split) is None
+    assert box_of(split) is None
 
 
 # Files.
@@ -144,6 +148,14 @@ def test_an_object_ends_at_the_box_of_its_silhouettes(tmp_path, file):
     inside = load(tmp_path, boxes=3)
     assert inside.frame.count == 3
     assert_fits(inside.aabb)
+
+
+@pytest.mark.parametrize("file", LAYOUTS)
+def test_the_box_of_an_object_does_not_depend_on_what_is_loaded(tmp_path, file):
+    write_frames(tmp_path, file, ball_split(around(24)))
+    whole = voxelfield.load_scene(tmp_path)
+    for options in ({"image_size": 7}, {"downscale": 3}, {"splits": ("train",)}, {"splits": None}):
+        assert torch.equal(voxelfield.load_scene(tmp_path, **options).aabb, whole.aabb), options
 
 
 @pytest.mark.parametrize("file", LAYOUTS)

@@ -25,7 +25,7 @@ from voxelfield.cli.log_lines import one_line_records
 from voxelfield.cli.stopping import INTERRUPTED
 from voxelfield.config.parsing import parse, unknown_key
 from voxelfield.datasets.download import DownloadError
-from voxelfield.datasets.images import count_images, seem_cut_out
+from voxelfield.datasets.images import count_images, seem_opaque
 from voxelfield.datasets.locate import configured_scenes, find_scene, is_path
 from voxelfield.datasets.registry import format_of, why_no_folder
 from voxelfield.devices import DEVICES
@@ -236,7 +236,7 @@ def for_photographs(overrides: Sequence[str], configuration: str) -> list[str]:
     folder = scene_folder(scene)
     if folder is None or "trainer" in given or ends_at_its_box:
         return []
-    if not format_of(folder).photographs and seem_cut_out(folder):
+    if not (format_of(folder).photographs or seem_opaque(folder)):
         return []
     refines = (given.get("camera", "none"), given.get("camera.name", "none")) != ("none", "none")
     chosen = trainer_for_photographs(

@@ -13,15 +13,17 @@ from torch import Tensor
 
 from voxelfield.datasets.bounds import box_of_cameras, box_of_points, nested_boxes_of_cameras
 from voxelfield.datasets.forward import NotForwardError, ndc_box_of_cameras
+from voxelfield.datasets.images import from_opacity
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, cameras_of
 from voxelfield.datasets.poses import OPENCV_AXES, inverted, turned_about
 from voxelfield.datasets.scene import Scene, Split
-from voxelfield.datasets.silhouettes import box_of_silhouettes, show_whole_object
+from voxelfield.datasets.silhouettes import Silhouette, box_of_silhouettes
 from voxelfield.datasets.transparency import shows_object, without_transparency
 from voxelfield.grids.boxes import box_tensor, parse_box
 from voxelfield.grids.ndc_box import NdcBox
 from voxelfield.grids.nested_boxes import NestedBoxes
+from voxelfield.rendering.cameras import Cameras
 
 logger = logging.getLogger(__name__)
 
@@ -31,7 +33,8 @@ logger = logging.getLogger(__name__)
 _WIDEST_WINDOW = 2.0
 
 
-# Number of silhouettes below which they may agree by chance, whatever the poses are.
+# Number of silhouettes that are looked at, and below which they may agree by chance, whatever the poses are.
+_SILHOUETTES = 128
 _FEWEST_SILHOUETTES = 4
 
 
@@ -75,7 +78,7 @@ def make_scene(
     if aabb is None and stated_box is not None:
         aabb = stated_box()
     elif aabb is None and cut_out and not options.ndc:
-        aabb = _box_of_object(source, splits)
+        aabb = _box_of_object(source, photos, splits, options)
     name, cpu = folder.resolve().name, torch.device("cpu")
     if options.ndc or not ends_at_box:
         frame = choose_frame(photos, points, replace(options, aabb=aabb))
@@ -94,21 +97,27 @@ def _name_unused_masks(folder: Path, source: Path, photos: Sequence[Photo]) -> N
             logger.warning("%s: masks in this folder are not used, because %s names none of them", masks, source)
 
 
-def _box_of_object(source: Path, splits: Mapping[str, Split]) -> Tensor:
+def _box_of_object(source: Path, photos: Sequence[Photo], splits: Mapping[str, Split], options: LoadOptions) -> Tensor:
     """Returns the box (2, 3) of the object that images with a transparent background show.
 
     Raises:
         ValueError: The silhouettes agree only if the poses have another convention.
     """
-    # All runs load the training images, so that the box does not depend on the splits asked for.
+    # All runs load the training images. They count at the size of their files, whatever size is asked for.
     split = splits["train"] if "train" in splits else next(iter(splits.values()))
-    box = box_of_silhouettes(split)
+    by_path = {photo.path: photo for photo in photos}
+    numbers = torch.linspace(0, len(split) - 1, min(len(split), _SILHOUETTES)).long().tolist()
+    chosen = [by_path[(split.paths or ())[number]] for number in numbers]
+    cameras = cameras_of(chosen, options)
+    silhouettes = _silhouettes(split, numbers, chosen, cameras)
+    box = box_of_silhouettes(silhouettes, cameras)
     if box is not None:
         return box
-    if len(split) >= _FEWEST_SILHOUETTES and show_whole_object(split):
-        mistake = inverted(split.cameras.c2w)
-        turned = replace(split.cameras, c2w=turned_about(split.cameras.c2w))
-        if mistake is None and box_of_silhouettes(replace(split, cameras=turned)) is not None:
+    whole = sum(silhouette.whole for silhouette in silhouettes)
+    if len(silhouettes) >= _FEWEST_SILHOUETTES and 2 * whole > len(silhouettes):
+        mistake = inverted(cameras.c2w)
+        turned = replace(cameras, c2w=turned_about(cameras.c2w))
+        if mistake is None and box_of_silhouettes(silhouettes, turned) is not None:
             mistake = OPENCV_AXES
         if mistake is not None:
             raise ValueError(f"{source}: silhouettes must agree on where the object is, got none that do: {mistake}")
@@ -117,7 +126,25 @@ def _box_of_object(source: Path, splits: Mapping[str, Split]) -> Tensor:
         "the alpha channels, or set scene.aabb",
         source,
     )
-    return box_of_cameras(split.cameras.c2w)
+    return box_of_cameras(cameras.c2w)
+
+
+def _silhouettes(split: Split, numbers: Sequence[int], photos: Sequence[Photo], cameras: Cameras) -> list[Silhouette]:
+    """Returns the silhouettes of some images of a split at the size of their files.
+
+    Args:
+        split: The split.
+        numbers: N indices of images.
+        photos: Their N photographs.
+        cameras: Their N cameras at the size of the files.
+    """
+    if all(split.cameras.size(number) == cameras.size(index) for index, number in enumerate(numbers)):
+        return [Silhouette.of(split.image(number)[..., 3]) for number in numbers]
+    return from_opacity(
+        [photo.path for photo in photos],
+        [photo.alpha for photo in photos],
+        lambda alpha: Silhouette.of(torch.from_numpy(alpha)),
+    )
 
 
 def _box_of_place(photos: Sequence[Photo], points: Tensor | None) -> Tensor:

@@ -52,11 +52,11 @@ def count_images(folder: Path) -> int:
     return len(_most_images(folder))
 
 
-def seem_cut_out(folder: Path) -> bool:
-    """Tells whether the images of a capture seem to show an object without its background, judged by a few of them.
+def seem_opaque(folder: Path) -> bool:
+    """Tells whether the images of a capture seem to show a place, not an object without its background.
 
     Args:
-        folder: As for :func:`count_images`.
+        folder: As for :func:`count_images`. A few of the images are read; False if all of these are unreadable.
     """
     paths = _most_images(folder)
     shares = []
@@ -64,7 +64,7 @@ def seem_cut_out(folder: Path) -> bool:
         with contextlib.suppress(ValueError):  # whoever loads the scene reports it
             image = _decode(path)
             shares.append(mean_transparency(np.asarray(image)) if image.mode == "RGBA" else 0.0)
-    return len(shares) > 0 and sum(shares) / len(shares) >= CUT_OUT
+    return len(shares) > 0 and sum(shares) / len(shares) < CUT_OUT
 
 
 def _most_images(folder: Path) -> list[Path]:
@@ -121,6 +121,34 @@ def read_images(
     _in_threads(fill, len(paths), "read")
     _check_alpha(paths, [header.has_alpha for header in headers], images, sizes)
     return torch.from_numpy(images)
+
+
+def from_opacity(
+    paths: Sequence[Path], alphas: Sequence[Path | None], action: Callable[[npt.NDArray[np.uint8]], _T]
+) -> list[_T]:
+    """Calls a function with the opacity of images at the size of their files, several at a time.
+
+    Args:
+        paths: N files that :func:`open_image` opens.
+        alphas: N files of grey images that replace the alpha channels; None for images that keep their own.
+        action: Is given the opacity (H, W) of an image; may run in several threads at once.
+
+    Returns:
+        What it returned, in the order of the images.
+
+    Raises:
+        ValueError: An image is unreadable, or its alpha has another size.
+    """
+
+    def read(index: int) -> _T:
+        image, alpha = _decode(paths[index]), alphas[index]
+        if alpha is not None:
+            return action(np.array(_read_alpha(alpha, image.size)))
+        if image.mode == "RGBA":
+            return action(np.array(image.getchannel("A")))
+        return action(np.full(image.size[::-1], 255, dtype=np.uint8))
+
+    return _in_threads(read, len(paths), "looked at")
 
 
 def _read_alpha(path: Path, size: Size) -> Image.Image:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield.datasets.bounds import look_from_many_sides, stray_cameras, viewed_point
-from voxelfield.datasets.scene import Split
 from voxelfield.rendering.cameras import Cameras
 from voxelfield.rendering.projection import pixels_of_rays
 
@@ -22,8 +22,7 @@ _MAY_CONTRADICT = 0.2
 # aim at the object, also where none shows all of it.
 _FEWEST_VIEWS = 2
 _LEAST_SEEN = 0.05
-# Images and cells along each axis that are looked at; blocks of pixels along the longer side of a silhouette.
-_MAX_VIEWS = 128
+# Cells along each axis that are looked at; blocks of pixels along the longer side of a silhouette.
 _CELLS = 24
 _BLOCKS = 256
 # The first box reaches as far as the farthest camera, or further if cameras do not surround the object; it is shrunk
@@ -36,30 +35,38 @@ _LENS_WINDOW = 1.5
 
 
 @dataclass(frozen=True)
-class _View:
-    """A silhouette and its camera.
+class Silhouette:
+    """What an image shows of an object.
 
     Attributes:
-        number: Index of the camera.
         counts: (rows + 1, columns + 1) int32, how many blocks above and to the left are opaque.
         block: Edge of a block in pixels.
         whole: Whether the silhouette ends within the image, so that it shows all of the object.
         middle: (2,) column and row of the middle of its bounding rectangle, in pixels.
     """
 
-    number: int
     counts: Tensor
     block: int
     whole: bool
     middle: Tensor
 
+    @classmethod
+    def of(cls, alpha: Tensor) -> Silhouette:
+        """Returns the silhouette of an image's opacity (H, W), uint8. An image without opaque pixels says nothing."""
+        opaque = alpha >= _LEAST_ALPHA
+        if not bool(opaque.any()):
+            opaque = torch.ones_like(opaque)
+        height, width = opaque.shape
+        rows, columns = opaque.any(dim=1).nonzero()[:, 0], opaque.any(dim=0).nonzero()[:, 0]
+        ends = torch.stack((columns[[0, -1]], rows[[0, -1]]))
+        whole = bool((ends[:, 0] > 0).all() and (ends[:, 1] < torch.tensor([width, height]) - 1).all())
+        block = math.ceil(max(height, width) / _BLOCKS)
+        blocks = F.max_pool2d(opaque[None].float(), block, ceil_mode=True)[0]
+        counts = F.pad(blocks.int().cumsum(dim=0, dtype=torch.int32).cumsum(dim=1, dtype=torch.int32), (1, 0, 1, 0))
+        return cls(counts, block, whole, ends.float().mean(dim=1) + 0.5)
 
-def show_whole_object(split: Split) -> bool:
-    """Tells whether most silhouettes of a split end within their images."""
-    return 2 * sum(_view(split, number).whole for number in range(len(split))) > len(split)
 
-
-def box_of_silhouettes(split: Split) -> Tensor | None:
+def box_of_silhouettes(silhouettes: Sequence[Silhouette], cameras: Cameras) -> Tensor | None:
     """Returns a box around the object that images with a transparent background show.
 
     A lattice of cells is projected into the images. An image contradicts a cell that appears in its transparent part,
@@ -68,18 +75,16 @@ def box_of_silhouettes(split: Split) -> Tensor | None:
     hardly any image shows. The box around the others is divided into cells again, until it does not shrink further.
 
     Args:
-        split: At least one image. Those without opaque pixels say nothing.
+        silhouettes: N silhouettes, N at least 1.
+        cameras: The N cameras at the size of the images that the silhouettes are of, on the CPU.
 
     Returns:
         (2, 3) world units, float64; None if cameras do not look at a common point, or if the images contradict one
         another wherever the object may be.
     """
-    chosen = torch.linspace(0, len(split) - 1, min(len(split), _MAX_VIEWS)).long().tolist()
-    views = [_view(split, number) for number in chosen]
-    cameras = split.cameras
-    middles = torch.stack([view.middle for view in views])
-    rays = cameras.rays(torch.tensor(chosen), middles, torch.tensor([[-1.0] * 3, [1.0] * 3]))
-    usual = ~stray_cameras(cameras.c2w[chosen])
+    middles = torch.stack([silhouette.middle for silhouette in silhouettes])
+    rays = cameras.rays(torch.arange(len(cameras)), middles, torch.tensor([[-1.0] * 3, [1.0] * 3]))
+    usual = ~stray_cameras(cameras.c2w)
     origins, looks = rays.origins[usual].double(), rays.directions[usual].double()
     centre = viewed_point(origins, looks)
     if not float(((centre - origins) * looks).sum(dim=-1).median()) > 0:
@@ -87,7 +92,7 @@ def box_of_silhouettes(split: Split) -> Tensor | None:
     reach = (1.0 if look_from_many_sides(looks) else _FURTHER) * (origins - centre).norm(dim=-1).max()
     box = torch.stack((centre - reach, centre + reach))
     for _ in range(_ROUNDS):
-        possible, size = _possible_cells(box, cameras, views), (box[1] - box[0]) / _CELLS
+        possible, size = _possible_cells(box, silhouettes, cameras), (box[1] - box[0]) / _CELLS
         if not bool(possible.any()):
             return None
         cells = possible.nonzero()
@@ -99,48 +104,36 @@ def box_of_silhouettes(split: Split) -> Tensor | None:
     return box
 
 
-def _view(split: Split, number: int) -> _View:
-    opaque = split.image(number)[..., 3] >= _LEAST_ALPHA
-    height, width = opaque.shape
-    rows, columns = opaque.any(dim=1).nonzero()[:, 0], opaque.any(dim=0).nonzero()[:, 0]
-    if len(rows) == 0:
-        # An image without opaque pixels says nothing.
-        rows, columns, opaque = torch.arange(height), torch.arange(width), torch.ones_like(opaque)
-    ends = torch.stack((columns[[0, -1]], rows[[0, -1]]))
-    whole = bool((ends[:, 0] > 0).all() and (ends[:, 1] < torch.tensor([width, height]) - 1).all())
-    block = math.ceil(max(height, width) / _BLOCKS)
-    blocks = F.max_pool2d(opaque[None].float(), block, ceil_mode=True)[0]
-    counts = F.pad(blocks.int().cumsum(dim=0, dtype=torch.int32).cumsum(dim=1, dtype=torch.int32), (1, 0, 1, 0))
-    return _View(number, counts, block, whole, (ends.float().mean(dim=1) + 0.5))
-
-
-def _possible_cells(box: Tensor, cameras: Cameras, views: list[_View]) -> Tensor:
+def _possible_cells(box: Tensor, silhouettes: Sequence[Silhouette], cameras: Cameras) -> Tensor:
     """Returns which cells (X, Y, Z) of a box the object may be in, each judged by the ball around it."""
     size = (box[1] - box[0]) / _CELLS
     axes = [(box[0, axis] + (torch.arange(_CELLS) + 0.5) * size[axis]).float() for axis in range(3)]
     radius = 0.5 * float(size.norm())
     seen = torch.zeros(3 * (_CELLS,), dtype=torch.int32)
     contradicted = torch.zeros_like(seen)
-    for view in views:
-        shown, against = _judge(axes, radius, cameras, view)
+    for index, silhouette in enumerate(silhouettes):
+        shown, against = _judge(axes, radius, silhouette, cameras, index)
         seen += shown
         contradicted += against
-    possible = contradicted <= _MAY_CONTRADICT * len(views)
+    possible = contradicted <= _MAY_CONTRADICT * len(silhouettes)
     best = int(torch.where(possible, seen, 0).max())
-    return possible & (seen >= max(min(_FEWEST_VIEWS, len(views)), _LEAST_SEEN * best))
+    return possible & (seen >= max(min(_FEWEST_VIEWS, len(silhouettes)), _LEAST_SEEN * best))
 
 
-def _judge(axes: list[Tensor], radius: float, cameras: Cameras, view: _View) -> tuple[Tensor, Tensor]:
+def _judge(
+    axes: list[Tensor], radius: float, silhouette: Silhouette, cameras: Cameras, index: int
+) -> tuple[Tensor, Tensor]:
     """Tells which balls of a lattice may appear in a silhouette, and which the image contradicts, both (X, Y, Z) bool.
 
     Args:
         axes: Coordinates of the centres along x, y and z.
         radius: Radius of the balls.
-        cameras: The cameras.
-        view: The silhouette.
+        silhouette: The silhouette.
+        cameras: All cameras.
+        index: Index of the silhouette's camera.
     """
-    right, up, backward, origin = cameras.c2w[view.number, :3].unbind(dim=-1)
-    intrinsics = cameras.intrinsics[view.number]
+    right, up, backward, origin = cameras.c2w[index, :3].unbind(dim=-1)
+    intrinsics = cameras.intrinsics[index]
 
     def along(direction: Tensor) -> Tensor:
         x, y, z = ((axis - o) * d for axis, o, d in zip(axes, origin, direction, strict=True))
@@ -157,18 +150,18 @@ def _judge(axes: list[Tensor], radius: float, cameras: Cameras, view: _View) -> 
     else:
         window = _LENS_WINDOW
         rays = torch.stack((*place, depth), dim=-1)
-        pixels = [part.float() + 0.5 for part in pixels_of_rays(cameras, view.number, rays).unbind(dim=-1)]
+        pixels = [part.float() + 0.5 for part in pixels_of_rays(cameras, index, rays).unbind(dim=-1)]
     ends, beyond = [], torch.zeros_like(depth, dtype=torch.bool)
-    for focal, side, pixel, last in zip(intrinsics[:2], place, pixels, view.counts.shape[::-1], strict=True):
+    for focal, side, pixel, last in zip(intrinsics[:2], place, pixels, silhouette.counts.shape[::-1], strict=True):
         reach = (side.abs() / distance + 1) * (window * radius * focal) / nearest
-        low, high = (((pixel + sign * reach) / view.block).floor_() for sign in (-1, 1))
+        low, high = (((pixel + sign * reach) / silhouette.block).floor_() for sign in (-1, 1))
         high += 1
         beyond |= (low < 0) | (high > last - 1)
         ends.append([end.clamp_(0, last - 1).int() for end in (low, high)])
     (x0, x1), (y0, y1) = ends
-    counts, columns = view.counts.flatten(), view.counts.shape[1]
+    counts, columns = silhouette.counts.flatten(), silhouette.counts.shape[1]
     above, below = y0 * columns, y1 * columns
     inside = counts[below + x1] - counts[above + x1] - counts[below + x0] + counts[above + x0]
     before, empty = depth > radius, inside == 0
     against = before & empty
-    return before & ~empty, (against | (depth < -radius)) if view.whole else against & ~beyond
+    return before & ~empty, (against | (depth < -radius)) if silhouette.whole else against & ~beyond
