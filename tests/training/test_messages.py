@@ -25,9 +25,9 @@ from voxelfield.training.records import rates_of_steps
     ],
 )
 def test_a_checkpoint_of_another_run_is_refused(monkeypatch, saved_model, scene, message):
-    saved = {"config": {"model": asdict(preset(saved_model).model), "scene": {"name": scene}}}
+    saved = {"config": {"model": asdict(preset(saved_model).model), "scene": {"name": scene}, "seed": 0}}
     monkeypatch.setattr(configured, "resolve_checkpoint", Path)
-    monkeypatch.setattr(configured, "load_checkpoint", lambda path: saved)
+    monkeypatch.setattr(configured, "load_resolved", lambda path: (path, saved))
     monkeypatch.setattr(configured, "load_newest", lambda directory: (directory / "checkpoint_0000003.pt", saved))
     for resume in ("run", "auto"):
         with pytest.raises(ValueError, match=rf"\A{message}\Z"):

@@ -14,7 +14,7 @@ LONG, DIGITS = 10_000 * "x", 400 * "9"
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        (f"scene=/tmp/{LONG}", "scene must be a folder, or one of those in configs/scene, got '/tmp/xxx"),
+        (f"scene=/tmp/{LONG}", "scene must be a folder, or one of bricks, folder, lego, got '/tmp/xxx"),
         (f"scene.name={LONG}", "File name too long"),
         (f"data.root=/tmp/{LONG}", "File name too long"),
         (f"resume=/tmp/{LONG}", "File name too long"),

@@ -63,5 +63,4 @@ def evaluate(options: argparse.Namespace) -> None:
         }
         with atomic_write(options.json) as file:
             file.write((json.dumps(figures, indent=1) + "\n").encode())
-    height, width = split.images.shape[1:3]
-    logger.info("%s over %d %s views of at most %d x %d", found, len(found.names), options.split, width, height)
+    logger.info("%s over %d %s views of %s", found, len(found.names), options.split, split.size_in_words)

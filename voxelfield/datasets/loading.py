@@ -101,10 +101,7 @@ def load_scene(
     if boxes is not None and boxes > 1 and loaded.frame is None:
         loaded = replace(loaded, frame=NestedBoxes(parse_box(loaded.aabb), boxes, near=near or 0.0))
     for name, split in loaded.splits.items():
-        kinds = len(split.cameras.all_sizes().unique(dim=0))
-        size = f"{split.cameras.width} x {split.cameras.height}"
-        size = size if kinds == 1 else f"{kinds} sizes up to {size}"
-        logger.info("%s: %d %s views, %s", loaded.name, len(split), name, size)
+        logger.info("%s: %d %s views, %s", loaded.name, len(split), name, split.size_in_words)
     return loaded
 
 

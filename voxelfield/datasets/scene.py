@@ -61,6 +61,13 @@ class Split:
     def __len__(self) -> int:
         return len(self.names)
 
+    @property
+    def size_in_words(self) -> str:
+        """Width and height of the images in pixels, for messages."""
+        kinds = len(self.cameras.all_sizes().unique(dim=0))
+        size = f"{self.cameras.width} x {self.cameras.height}"
+        return size if kinds <= 1 else f"{kinds} sizes up to {size}"
+
     def image(self, index: int) -> Tensor:
         """Returns one image, (height, width, 4) uint8."""
         return self._cut(self.images, index)
