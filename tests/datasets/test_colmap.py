@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -170,6 +172,18 @@ def test_a_camera_of_the_image_as_exif_rotates_it_is_refused_with_the_cause(tmp_
     with pytest.raises(ValueError, match=r"images/00\d\.png: size must be .*24x18.*, got 18x24") as error:
         reds(tmp_path)
     assert ("EXIF rotates the image, but pixels are read as they are stored" in str(error.value)) == (orientation == 6)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no named pipes in folders")
+@pytest.mark.parametrize("place", ["images", "masks"])
+def test_a_named_pipe_in_place_of_an_image_is_neither_waited_for_nor_called_missing(tmp_path, place):
+    write_model(tmp_path / "sparse" / "0")
+    for folder in ("images", "masks"):
+        write_images(tmp_path / folder)
+    (tmp_path / place / NAMES[3]).unlink()
+    os.mkfifo(tmp_path / place / NAMES[3])
+    with pytest.raises(ValueError, match=rf"{place}/003\.png: unreadable image .* must be a file, got a named pipe"):
+        reds(tmp_path)
 
 
 def test_names_may_have_spaces_folders_and_backslashes(tmp_path, caplog):

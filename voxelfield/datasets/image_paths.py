@@ -200,4 +200,4 @@ def mask_path(masks: Path, image: Path) -> Path:
     """
     as_colmap_names_it = masks / image.with_name(f"{image.name}.png")
     by_stem = masks / image.with_suffix(".png")
-    return by_stem if by_stem.is_file() and not as_colmap_names_it.is_file() else as_colmap_names_it
+    return by_stem if by_stem.exists() and not as_colmap_names_it.exists() else as_colmap_names_it

@@ -152,7 +152,7 @@ def from_opacity(
 
 
 def _read_alpha(path: Path, size: Size) -> Image.Image:
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(f"{path}: no such mask")
     alpha = _decode(path, "L")
     if alpha.size != size:
@@ -235,7 +235,7 @@ def read_masks(paths: Sequence[Path | None], sizes: Sequence[Size], shown: Seque
         path = paths[index]
         if path is None:
             return
-        if not path.is_file():
+        if not path.exists():
             raise FileNotFoundError(f"{path}: no such mask")
         ignored = np.asarray(_decode(path, "L")) == 0
         size = sizes[index]

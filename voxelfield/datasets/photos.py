@@ -70,7 +70,7 @@ def present_photos(
     Raises:
         FileNotFoundError: A file is missing and that is refused, or all are.
     """
-    missing = [photo.path for photo in photos if not photo.path.is_file()]
+    missing = [photo.path for photo in photos if not photo.path.exists()]
     if missing:
         lack = f"{len(missing)} of {len(photos)} images are missing, the first is {missing[0]}"
         if len(missing) == len(photos):
