@@ -233,7 +233,7 @@ def test_split_json_missing(scene):
     ("text", "message"),
     [
         ('{"frames": [', r"not valid JSON \(Expecting value: line 1 column 13"),
-        ("[]", r"must hold an object with 'frames', got a list"),
+        ("[]", "must hold a JSON object, got a list"),
         ("{}", r"key 'frames' is missing"),
         ('{"frames": []}', r"'frames' must be a list with entries, got none"),
         ('{"frames": 3}', r"'frames' must be a list with entries, got int"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Mapping
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor
 
 from voxelfield.datasets.poses import check_poses
+from voxelfield.datasets.text import json_object
 from voxelfield.files import read_regular
 from voxelfield.ops._errors import shown
 from voxelfield.rendering.cameras import Cameras
@@ -58,7 +58,7 @@ def read_camera_path(path: Path) -> CameraPath:
         ValueError: The file is not a camera path; the message names file, frame and key.
     """
     name = str(path)
-    content = path_object(name, read_regular(path))
+    content = json_object(name, read_regular(path))
     kind = content.get("camera_type", "perspective")
     if kind != "perspective":
         raise ValueError(f"{name}: 'camera_type' must be perspective, got {shown(kind)}")
@@ -75,25 +75,6 @@ def read_camera_path(path: Path) -> CameraPath:
         focals.append(0.5 * height / math.tan(0.5 * fov))
     intrinsics = torch.tensor([[focal, focal, 0.5 * width, 0.5 * height] for focal in focals])
     return CameraPath(Cameras(torch.stack(poses), intrinsics, width, height), fps)
-
-
-def path_object(name: str, content: bytes) -> dict[str, Any]:
-    """Returns the JSON object that a camera path consists of.
-
-    Args:
-        name: Name of the file, for messages.
-        content: Content of the file.
-
-    Raises:
-        ValueError: It is not a JSON object.
-    """
-    try:
-        found = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{name}: not valid JSON ({error})") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"{name}: must hold a JSON object, got a {type(found).__name__}")
-    return found
 
 
 def path_frames(name: str, content: Mapping[str, Any], key: str) -> list[tuple[str, dict[str, Any]]]:

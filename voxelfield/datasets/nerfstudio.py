@@ -13,7 +13,8 @@ from voxelfield.datasets.image_paths import ImagePaths
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, with_shrunk_images
 from voxelfield.datasets.scene import Scene
-from voxelfield.datasets.transforms import read_object, read_transforms
+from voxelfield.datasets.text import json_object, read_text
+from voxelfield.datasets.transforms import read_transforms
 from voxelfield.ops._errors import shown
 
 FILE = "transforms.json"
@@ -28,7 +29,7 @@ def load_nerfstudio(folder: Path, options: LoadOptions) -> Scene:
     """Loads a capture; see :class:`voxelfield.datasets.registry.Loader`."""
     file = folder / FILE
     photos = with_shrunk_images(read_transforms(file), folder / "images", options.downscale)
-    listed = _listed_splits(file, read_object(file), photos)
+    listed = _listed_splits(file, json_object(str(file), read_text(file)), photos)
     return load_capture(folder, file, photos, options, listed)
 
 

@@ -1,9 +1,11 @@
-"""Text files of scenes."""
+"""Text and JSON files of scenes."""
 
 from __future__ import annotations
 
 import codecs
+import json
 from pathlib import Path
+from typing import Any
 
 from voxelfield.files import read_regular
 
@@ -29,3 +31,22 @@ def read_text(file: Path) -> str:
         return content.decode(encoding)
     except UnicodeDecodeError as error:
         raise ValueError(f"{file}: must be UTF-8 text, or UTF-16 with a byte order mark ({error})") from error
+
+
+def json_object(name: str, content: str | bytes) -> dict[str, Any]:
+    """Returns the JSON object that a file consists of.
+
+    Args:
+        name: Name of the file, for messages.
+        content: Content of the file.
+
+    Raises:
+        ValueError: It is not a JSON object.
+    """
+    try:
+        found = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{name}: not valid JSON ({error})") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{name}: must hold a JSON object, got a {type(found).__name__}")
+    return found

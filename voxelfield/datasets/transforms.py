@@ -10,7 +10,6 @@ scaled. A lens that distorts has its coefficients, such as ``k1`` or ``p2``, and
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections import ChainMap
@@ -25,7 +24,7 @@ from voxelfield.datasets.image_paths import ImagePaths
 from voxelfield.datasets.lenses import CAMERA_MODELS, TRANSFORMS_MODELS, photo_lens
 from voxelfield.datasets.photos import Intrinsics, Photo, centred, scaled
 from voxelfield.datasets.poses import check_poses
-from voxelfield.datasets.text import read_text
+from voxelfield.datasets.text import json_object, read_text
 from voxelfield.datasets.transforms_keys import LENS_KEY, check_keys
 from voxelfield.messages import clipped
 from voxelfield.ops._errors import shown
@@ -60,7 +59,7 @@ def read_transforms(file: Path, *, may_be_empty: bool = False) -> list[Photo]:
         ValueError: It is not as described above, an image's path leaves the folder, or a lens is of another
             model.
     """
-    meta = read_object(file)
+    meta = json_object(str(file), read_text(file))
     if may_be_empty and meta.get("frames") == []:
         return []
     frames = _frames(file, meta)
@@ -83,22 +82,6 @@ def read_transforms(file: Path, *, may_be_empty: bool = False) -> list[Photo]:
             Photo(images[frame["file_path"]], pose, intrinsics, lens, mask=None if mask is None else masks[mask])
         )
     return photos
-
-
-def read_object(file: Path) -> dict[str, Any]:
-    """Reads a JSON object.
-
-    Raises:
-        ValueError: The file holds none.
-    """
-    text = read_text(file)
-    try:
-        meta = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file}: not valid JSON ({error})") from error
-    if not isinstance(meta, dict):
-        raise ValueError(f"{file}: must hold an object with 'frames', got a {type(meta).__name__}")
-    return meta
 
 
 def _frames(file: Path, meta: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from voxelfield.datasets.camera_path import FIELDS_OF_VIEW, number, path_frames, path_object, pose
+from voxelfield.datasets.camera_path import FIELDS_OF_VIEW, number, path_frames, pose
+from voxelfield.datasets.text import json_object
 from voxelfield.messages import clipped
 from voxelfield.ops._errors import shown
 from voxelfield.viewer.drawing.viewpoint import Viewpoint
@@ -112,7 +113,7 @@ def read_path(content: bytes, name: str) -> tuple[list[Viewpoint], PathSettings]
         ValueError: The file is not such a path; the message names file, key frame and key.
     """
     name = clipped(name)
-    found = path_object(name, content)
+    found = json_object(name, content)
     keys: list[Viewpoint] = []
     for where, frame in path_frames(name, found, "keyframes"):
         fov = math.radians(number(where, frame, "fov", *FIELDS_OF_VIEW))
