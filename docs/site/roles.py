@@ -15,6 +15,7 @@ _ROLE = re.compile(r":(?:attr|class|data|func|meth|mod):`(~?)([\w.]+)(?:\(\))?`"
 _MATH = re.compile(r":math:`([^`]+)`")
 _SIGNS = {
     r"\alpha": "α",
+    r"\arctan": "arctan ",
     r"\beta": "β",
     r"\cdot": "·",
     r"\cos": "cos ",
@@ -36,6 +37,7 @@ _SIGNS = {
     r"\sin": "sin ",
     r"\sqrt": "√",
     r"\sum": "Σ",
+    r"\tan": "tan ",
     r"\theta": "θ",
     r"\times": "×",
     r"\xi": "ξ",
