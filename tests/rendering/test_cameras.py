@@ -163,6 +163,11 @@ def test_a_lens_refuses_wrong_fields(model, terms, error, message):
         Lens(model, terms)
 
 
+def test_a_lens_needs_coefficients_with_values():
+    with pytest.raises(ValueError, match=r"Lens\.coefficients must have values"):
+        Lens("perspective", torch.zeros(1, 6, device="meta"))
+
+
 def test_rays_are_unit_and_start_at_the_camera(device):
     cameras = make_cameras(device=device)
     camera_index = torch.randint(len(cameras), (50,), device=device)

@@ -6,7 +6,7 @@ TRAINING_PACKAGES = {
     "numpy": "numpy",
     "hydra": "hydra-core",
     "omegaconf": "hydra-core",
-    "yaml": "hydra-core",
+    "yaml": "pyyaml",
     "tensorboard": "tensorboard",
     "PIL": "pillow",
     "jinja2": "jinja2",

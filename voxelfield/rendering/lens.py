@@ -101,6 +101,8 @@ class Lens:
 
     def __init__(self, model: LensModel | Sequence[LensModel], coefficients: Tensor) -> None:
         check_field("Lens.coefficients", coefficients, ("N", "C"), torch.float32)
+        if coefficients.is_meta:
+            raise ValueError("Lens.coefficients must have values, which the constructor reads, got a tensor on meta")
         count, columns = coefficients.shape
         several = isinstance(model, Sequence) and not isinstance(model, str)
         models = list(model) if several else [model] * count
