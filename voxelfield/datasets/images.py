@@ -110,7 +110,7 @@ def read_images(
             raise ValueError(f"{paths[index]}: size must be {expected[0]}x{expected[1]}, as it was before, got {found}")
         alpha = alphas[index] if alphas is not None else None
         if alpha is not None:
-            image.putalpha(_read_alpha(alpha, expected))
+            image.putalpha(_read_grey(alpha, expected))
         if sizes[index] != room:
             images[index] = (0, 0, 0, 255)
         # NumPy would have the pixels twice more in new memory, in which all threads wait for the system.
@@ -143,7 +143,7 @@ def from_opacity(
     def read(index: int) -> _T:
         image, alpha = _decode(paths[index]), alphas[index]
         if alpha is not None:
-            return action(np.array(_read_alpha(alpha, image.size)))
+            return action(np.array(_read_grey(alpha, image.size)))
         if image.mode == "RGBA":
             return action(np.array(image.getchannel("A")))
         return action(np.full(image.size[::-1], 255, dtype=np.uint8))
@@ -151,14 +151,15 @@ def from_opacity(
     return _in_threads(read, len(paths), "looked at")
 
 
-def _read_alpha(path: Path, size: Size) -> Image.Image:
+def _read_grey(path: Path, size: Size) -> Image.Image:
+    """Returns the grey image that masks an image of a size, or is its alpha channel."""
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such mask")
-    alpha = _decode(path, "L")
-    if alpha.size != size:
-        found = f"{alpha.size[0]}x{alpha.size[1]}"
+    grey = _decode(path, "L")
+    if grey.size != size:
+        found = f"{grey.size[0]}x{grey.size[1]}"
         raise ValueError(f"{path}: size must be {size[0]}x{size[1]}, like that of its image, got {found}")
-    return alpha
+    return grey
 
 
 def _common_room(paths: Sequence[Path], sizes: Sequence[Size]) -> Size:
@@ -232,16 +233,10 @@ def read_masks(paths: Sequence[Path | None], sizes: Sequence[Size], shown: Seque
     masks = np.ones((len(paths), height, width), dtype=np.bool_)
 
     def fill(index: int) -> None:
-        path = paths[index]
+        path, size = paths[index], sizes[index]
         if path is None:
             return
-        if not path.exists():
-            raise FileNotFoundError(f"{path}: no such mask")
-        ignored = np.asarray(_decode(path, "L")) == 0
-        size = sizes[index]
-        if ignored.shape != size[::-1]:
-            found = f"{ignored.shape[1]}x{ignored.shape[0]}"
-            raise ValueError(f"{path}: size must be {size[0]}x{size[1]}, like that of its image, got {found}")
+        ignored = np.asarray(_read_grey(path, size)) == 0
         if shown[index] != size:
             share = Image.fromarray(ignored.astype(np.float32)).resize(shown[index], Image.Resampling.BOX)
             ignored = np.asarray(share) > 0

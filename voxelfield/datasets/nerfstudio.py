@@ -13,6 +13,7 @@ from voxelfield.datasets.image_paths import ImagePaths
 from voxelfield.datasets.options import LoadOptions
 from voxelfield.datasets.photos import Photo, with_shrunk_images
 from voxelfield.datasets.scene import Scene
+from voxelfield.datasets.splits import SPLITS
 from voxelfield.datasets.text import json_object, read_text
 from voxelfield.datasets.transforms import read_transforms
 from voxelfield.ops._errors import shown
@@ -37,7 +38,7 @@ def _listed_splits(file: Path, meta: dict[str, Any], photos: list[Photo]) -> dic
     """Returns the paths of the images of each split, if a file lists them."""
     known, images = {photo.path for photo in photos}, ImagePaths(file)
     splits = {}
-    for name in ("train", "val", "test"):
+    for name in SPLITS:
         key = f"{name}_filenames"
         if key not in meta:
             continue

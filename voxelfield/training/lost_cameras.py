@@ -218,13 +218,11 @@ def shrunk(split: Split, factor: int) -> Split:
         factor: Side of the squares.
     """
     images = torch.stack([_shrunk_image(image, factor) for image in split.images])
-    masks = None if split.masks is None else torch.zeros(images.shape[:3], dtype=torch.bool)
-    for index in range(0 if masks is None else len(split)):
-        mask = split.mask(index)
-        assert masks is not None
-        assert mask is not None
-        small = _shrunk_mask(mask, factor)
-        masks[index, : small.shape[0], : small.shape[1]] = small
+    masks = None
+    if split.masks is not None:
+        masks = torch.zeros(images.shape[:3], dtype=torch.bool)
+        for small, mask, (width, height) in zip(masks, split.masks, split.cameras.all_sizes().tolist(), strict=True):
+            small[: height // factor, : width // factor] = _shrunk_mask(mask[:height, :width], factor)
     return replace(split, images=images, cameras=split.cameras.shrunk(factor), masks=masks, paths=None)
 
 
