@@ -242,10 +242,14 @@ struct GridLocator {
   int64_t grids(int64_t n) const { return points_per_grid > 0 ? n / points_per_grid : 1; }
   int64_t vertices(int64_t n) const { return grids(n) * resolution[0] * resolution[1] * resolution[2]; }
 
+  // Whether 32-bit offsets address all elements of one grid.
+  VOXELFIELD_HOST_DEVICE bool fits_32_bits() const {
+    return double(resolution[0]) * resolution[1] * resolution[2] * double(channels) < 0x7fffffff;
+  }
+
   bool is_plain() const {
-    const double elements = double(resolution[0]) * resolution[1] * resolution[2] * double(channels);
     return align_corners && !nearest && (padding == Padding::kBorder || padding == Padding::kZeros) &&
-           points_per_grid == 0 && elements < 0x7fffffff;
+           points_per_grid == 0 && fits_32_bits();
   }
 
   GridLocator<T, true> plain() const {
