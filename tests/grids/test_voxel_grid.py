@@ -108,7 +108,7 @@ def test_the_box_is_copied():
         (
             {"padding": "reflect"},
             ValueError,
-            r"padding must be one of \['border', 'zeros', 'reflection'\], got 'reflect'",
+            r"padding must be one of \['border', 'zeros', 'reflection', 'periodic'\], got 'reflect'",
         ),
         ({"init_std": -1.0}, ValueError, "init_std"),
         ({"aabb": ((0, 0, 0), (1, 0, 1))}, ValueError, "low < high"),
