@@ -183,13 +183,12 @@ VOXELFIELD_HOST_DEVICE Reflected<T> reflect(T u, T low, T high) {
   return {back ? high - (phase - span) : low + phase, back != (u < low)};
 }
 
-// Returns the coordinate within the first period, [0, period).
+// Returns the coordinate within the first period, [0, period). Rounding can lead to the end of the period, which is the
+// start of the next one; so far outside that it can lead further, float precision does not determine the coordinate.
 template <typename T>
 VOXELFIELD_HOST_DEVICE T wrap(T u, T period) {
-  const T rest = std::fmod(u, period);
-  const T wrapped = rest < T(0) ? rest + period : rest;
-  // The sum can round to the period, which is the start of the next one.
-  return wrapped < period ? wrapped : T(0);
+  const T rest = multiply_add(-std::floor(u / period), period, u);
+  return rest >= T(0) && rest < period ? rest : T(0);
 }
 
 // Finds the cell and the position within it along one axis if align_corners is set, padding is border or zeros, and the

@@ -228,6 +228,20 @@ def test_an_infinite_gradient_stays_at_the_vertices_of_its_cell(device, channels
     assert_matches(sums.sum(), torch.tensor(float(channels), dtype=torch.float64, device=device))
 
 
+@pytest.mark.parametrize("align_corners", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_points_far_from_a_periodic_grid_read_values_of_the_grid(device, dtype, align_corners):
+    grid = torch.rand(5, 6, 7, 2, device=device, dtype=dtype, requires_grad=True)
+    points = torch.cat([torch.randn(50, 3, dtype=torch.float64) * 10.0**k for k in range(-30, 39, 4)])
+    value = sample_trilinear(
+        grid, points.to(device, dtype).requires_grad_(), padding="periodic", align_corners=align_corners
+    )
+    assert value.min() >= 0
+    assert value.max() <= 1 + 1e-5
+    (sums,) = torch.autograd.grad(value.sum(), grid)
+    torch.testing.assert_close(sums.sum().item(), float(value.numel()), rtol=1e-4, atol=0)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_vertices_are_reproduced_exactly(device, dtype):
     resolution = (5, 3, 9)  # spacings that are powers of two: no coordinate is rounded
