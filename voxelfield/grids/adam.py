@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from voxelfield.grids.sharding import is_divided
+from voxelfield.grids.working_copies import is_current, mark_current, mark_managed
 from voxelfield.ops._checks import check_dtype, check_not_negative, check_same_device, check_tensor
 from voxelfield.ops._errors import ArgumentValueError
 from voxelfield.ops._internal.active_tiles import active_tiles
@@ -66,8 +68,8 @@ class GridAdam(torch.optim.Optimizer):
 
     Raises:
         TypeError: A parameter, ``channel_rates`` or a tensor ``lr`` is not float32.
-        ValueError: A parameter is not (X, Y, Z, C) and contiguous, ``channel_rates`` or ``lr`` has another shape or
-            device, or an option is out of range.
+        ValueError: A parameter is sharded or not (X, Y, Z, C) and contiguous, ``channel_rates`` or ``lr`` has another
+            shape or device, or an option is out of range.
     """
 
     def __init__(
@@ -114,6 +116,11 @@ class GridAdam(torch.optim.Optimizer):
         check_rule(group["betas"], group["eps"], group["decay"], group["l2"])
         _check_rate(group)
         for param in group["params"]:
+            if is_divided(param):
+                raise ArgumentValueError(
+                    f"params must be whole, got a DTensor of shape {tuple(param.shape)}: for a grid that fully_shard "
+                    "manages, use torch.optim.Adam, or name its features in ignored_params"
+                )
             check_tensor("params", param, ("X", "Y", "Z", "C"))
             check_dtype("params", param, (torch.float32,), " (16-bit grids are working copies: see set_working)")
             if not param.is_contiguous():
@@ -172,15 +179,19 @@ class GridAdam(torch.optim.Optimizer):
         """
         self._check_held(param)
         if working is None:
-            self._working.pop(param, None)
+            previous = self._working.pop(param, None)
+            if previous is not None:
+                mark_managed(previous, False)
             return
         check_tensor("working", working, tuple(param.shape), " as param has")
         check_dtype("working", working, (torch.float16, torch.bfloat16))
         check_same_device("working", working, "param", param)
         if not working.is_contiguous():
             raise ValueError(f"working must be contiguous, got strides {working.stride()}")
-        working.copy_(param)
-        self._working[param] = working
+        self.set_working(param, None)
+        self._working[param] = working.copy_(param)
+        mark_current(working, param)
+        mark_managed(working, True)
 
     def add_total_variation(
         self, param: Tensor, weights: Tensor | float | Sequence[float], *, delta: float | None = None
@@ -253,6 +264,9 @@ class GridAdam(torch.optim.Optimizer):
         steps = [state["step"] for state in states]
         tiles = [self._tiles(param) for param in params]
         working = [self._working_copy(param) for param in params]
+        followed = [(copy, param) for copy, param in zip(working, params, strict=True) if copy is not None]
+        # A step writes the copies only of the vertices that it updates, so others stay stale.
+        followed = [pair for pair in followed if is_current(*pair)]
         torch._foreach_add_(steps, 1)
         grid_adam_(
             params,
@@ -272,6 +286,8 @@ class GridAdam(torch.optim.Optimizer):
             skip_untouched=skip_untouched,
             clear_grad=clear_grad,
         )
+        for copy, param in followed:
+            mark_current(copy, param)
 
     def _state(self, param: Tensor) -> dict[str, Any]:
         state: dict[str, Any] = self.state[param]

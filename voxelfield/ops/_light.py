@@ -28,7 +28,7 @@ from voxelfield.ops._checks import (
     check_tensor,
     offsets_fit,
 )
-from voxelfield.ops._errors import ArgumentValueError
+from voxelfield.ops._errors import EXPLAINED_LATER, ArgumentValueError
 from voxelfield.ops._no_derivative import refuse_vmap
 from voxelfield.ops.ray_sums import spread, total, total_ahead
 
@@ -89,7 +89,7 @@ def run_eagerly(
                 if x.requires_grad:
                     return function.record(*inputs)
         return function.forward(*inputs)
-    except Exception:  # the slow path raises it again, with a better message
+    except EXPLAINED_LATER:  # the slow path raises it again, with a better message
         return None
 
 

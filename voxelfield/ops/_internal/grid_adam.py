@@ -123,6 +123,8 @@ def grid_adam_(
         skip_untouched,
         clear_grad,
     )
+    # Torch does so only for single tensors that an op writes, not for lists.
+    torch.autograd.graph.increment_version([*params, *(copy for copy in copies if copy is not None)])
 
 
 def check_rule(betas: tuple[float, float], eps: float, decay: float, l2: float) -> None:
