@@ -48,6 +48,9 @@ class GridAdam(torch.optim.Optimizer):
     where few views tell these apart (3D Gaussian Splatting, Kerbl et al. 2023, trains all but the constant harmonic at
     1/20 of its rate).
 
+    Under :class:`torch.amp.GradScaler` a step divides the scale out of the gradients. After an overflow it only clears
+    them, outside of active tiles too. Neither synchronises with the device.
+
     The state of a parameter is that of :class:`torch.optim.Adam` (``step``, ``exp_avg``, ``exp_avg_sq``).
     :meth:`voxelfield.VoxelGrid.upsample` and ``crop`` resample it with the grid. Working copies and active tiles are
     not part of the state: set them again after resizing a grid and after loading a state.
@@ -71,6 +74,9 @@ class GridAdam(torch.optim.Optimizer):
         ValueError: A parameter is sharded or not (X, Y, Z, C) and contiguous, ``channel_rates`` or ``lr`` has another
             shape or device, or an option is out of range.
     """
+
+    # GradScaler then sets `grad_scale` and `found_inf` during `step`, instead of skipping the step on the host.
+    _step_supports_amp_scaling = True
 
     def __init__(
         self,
@@ -267,7 +273,8 @@ class GridAdam(torch.optim.Optimizer):
         followed = [(copy, param) for copy, param in zip(working, params, strict=True) if copy is not None]
         # A step writes the copies only of the vertices that it updates, so others stay stale.
         followed = [pair for pair in followed if is_current(*pair)]
-        torch._foreach_add_(steps, 1)
+        grad_scale, found_inf = (self._from_scaler(name, params[0].device) for name in ("grad_scale", "found_inf"))
+        torch._foreach_add_(steps, 1 if found_inf is None else (found_inf == 0).to(torch.float32))
         grid_adam_(
             params,
             [state["exp_avg"] for state in states],
@@ -285,9 +292,15 @@ class GridAdam(torch.optim.Optimizer):
             l2=l2,
             skip_untouched=skip_untouched,
             clear_grad=clear_grad,
+            grad_scale=grad_scale,
+            found_inf=found_inf,
         )
         for copy, param in followed:
             mark_current(copy, param)
+
+    def _from_scaler(self, name: str, device: torch.device) -> Tensor | None:
+        value: Tensor | None = getattr(self, name, None)
+        return None if value is None else value.to(device, torch.float32).reshape(())
 
     def _state(self, param: Tensor) -> dict[str, Any]:
         state: dict[str, Any] = self.state[param]
