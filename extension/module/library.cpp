@@ -112,25 +112,28 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
 
   // Emission and absorption along packed rays (ray_offsets is CSR). Without `dt`, `density` holds alphas, the fraction
   // of the arriving light that each sample absorbs. ray_light returns the transmittance in front of each sample, or its
-  // weight.
+  // weight. Gradients are (M,) of the density, or, if they are wanted, (2, M) of density and dt, and (3, M) of density,
+  // t and dt ((2, M) without dt).
   m.def(
       "ray_light(Tensor density, Tensor? dt, Tensor ray_offsets, float min_transmittance, bool transmittance) -> "
       "Tensor");
   m.def(
       "ray_light_backward(Tensor grad, Tensor density, Tensor? dt, Tensor ray_offsets, float min_transmittance, "
-      "bool transmittance) -> Tensor");
+      "bool transmittance, bool of_lengths) -> Tensor");
   m.def(
       "composite(Tensor density, Tensor rgb, Tensor t, Tensor? dt, Tensor ray_offsets, float min_transmittance, "
       "bool distortion) -> (Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def(
       "composite_backward(Tensor? grad_rgb, Tensor? grad_opacity, Tensor? grad_depth_sum, Tensor? grad_weights, "
       "Tensor? grad_distortion, Tensor density, Tensor rgb, Tensor t, Tensor? dt, Tensor ray_offsets, Tensor ray_rgb, "
-      "Tensor opacity, Tensor depth_sum, Tensor distortion, float min_transmittance) -> (Tensor, Tensor)");
+      "Tensor opacity, Tensor depth_sum, Tensor distortion, float min_transmittance, bool of_distances) -> "
+      "(Tensor, Tensor)");
 
-  // The sum of each ray's rows, (M, C) to (R, C); the sum of the rows in front of each sample, (M, C) to (M, C);
-  // and the adjoint of the first, which copies its ray's row to each of the M samples.
+  // The sum of each ray's rows, (M, C) to (R, C), and its adjoint, which copies its ray's row to each of the M samples;
+  // and the recurrence y_i = values_i + factors_i y_{i-1} along each ray, (M, C) to (M, C), from y = 0, or without
+  // values from y = 1. Its forms: 0 y_{i-1}, 1 y_i, 2 the adjoint of form 1 if the direction is reversed.
   m.def("sum_along_rays(Tensor values, Tensor ray_offsets) -> Tensor");
-  m.def("exclusive_sum_along_rays(Tensor values, Tensor ray_offsets) -> Tensor");
+  m.def("scan_along_rays(Tensor? values, Tensor? factors, Tensor ray_offsets, int form, bool reverse) -> Tensor");
   m.def("spread_along_rays(Tensor values, Tensor ray_offsets, int samples) -> Tensor");
 
   // Colours of pixels over a background (pixels, 3) or (3,), each from `rays_per_pixel` consecutive
