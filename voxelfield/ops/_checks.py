@@ -13,6 +13,7 @@ from voxelfield.ops._autograd import functorch_active
 from voxelfield.ops._errors import ArgumentTypeError, ArgumentValueError, shown
 
 FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
 
 
 def check_tensor(name: str, value: object, shape: tuple[int | str, ...], why: str = "") -> None:
