@@ -161,12 +161,13 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
 
   // One step of Adam for grids (X, Y, Z, C) float32, in place: every vertex, or those of the first `tile_counts` of
   // such `tiles`. `working` are 16-bit copies to keep up to date; `lrs`, `steps` and `channel_rates` (C,), factors on
-  // `lrs`, lie on the device, so that a captured graph uses their current values.
+  // `lrs`, lie on the device, so that a captured graph uses their current values. `grad_scale` is divided out of the
+  // gradients; if `found_inf` is not 0, gradients are only cleared, those of all vertices.
   m.def(
       "grid_adam_(Tensor(a!)[] params, Tensor(b!)[] exp_avgs, Tensor(c!)[] exp_avg_sqs, Tensor(d!)[] grads, "
       "Tensor(e!)?[] working, Tensor[] lrs, Tensor[] steps, Tensor?[] tiles, Tensor?[] tile_counts, "
-      "Tensor?[] channel_rates, float beta1, float beta2, float eps, float decay, float l2, bool skip_untouched, "
-      "bool clear_grad) -> ()");
+      "Tensor?[] channel_rates, Tensor? grad_scale, Tensor? found_inf, float beta1, float beta2, float eps, "
+      "float decay, float l2, bool skip_untouched, bool clear_grad) -> ()");
 
   // Adds the gradient of a grid's total variation to `grad`, at the same vertices; `weights` (3,) of the axes.
   m.def(
