@@ -138,10 +138,11 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "Tensor? grad_distortion, Tensor density, Tensor rgb, Tensor t, Tensor? dt, Tensor ray_offsets, Tensor ray_rgb, "
       "Tensor opacity, Tensor depth_sum, Tensor distortion, float min_transmittance) -> (Tensor, Tensor)");
 
-  // The sum of each ray's rows, (M, C) to (R, C); the sum of the rows in front of each sample, (M, C) to (M, C);
-  // and the adjoint of the first, which copies its ray's row to each of the M samples.
+  // The sum of each ray's rows, (M, C) to (R, C), and its adjoint, which copies its ray's row to each of the M samples;
+  // and the recurrence y_i = values_i + factors_i y_{i-1} along each ray, (M, C) to (M, C), from y = 0, or without
+  // values from y = 1. Its forms: 0 y_{i-1}, 1 y_i, 2 the adjoint of form 1 if the direction is reversed.
   m.def("sum_along_rays(Tensor values, Tensor ray_offsets) -> Tensor");
-  m.def("exclusive_sum_along_rays(Tensor values, Tensor ray_offsets) -> Tensor");
+  m.def("scan_along_rays(Tensor? values, Tensor? factors, Tensor ray_offsets, int form, bool reverse) -> Tensor");
   m.def("spread_along_rays(Tensor values, Tensor ray_offsets, int samples) -> Tensor");
 
   // Colours of pixels over a background (pixels, 3) or (3,), each from `rays_per_pixel` consecutive

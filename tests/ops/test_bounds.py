@@ -354,7 +354,7 @@ def calls(device):
         "ray_light": (density, dt, offsets, 1e-4, False),
         "ray_light_backward": (dt, density, dt, offsets, 1e-4, True),
         "sum_along_rays": (rgb, offsets),
-        "exclusive_sum_along_rays": (rgb, offsets),
+        "scan_along_rays": (rgb, rgb, offsets, 1, False),
         "spread_along_rays": (rgb[:rays], offsets, rows),
         "composite": (density, rgb, t, dt, offsets, 1e-4, True),
         "composite_backward": (
@@ -397,7 +397,7 @@ OPS = [
     *("pack_occupancy", "lens_rays", "lens_points", "pixel_rays", "count_ray_samples", "place_ray_samples"),
     *("count_visible_samples", "pack_visible_samples", "ray_light", "ray_light_backward"),
     *("composite", "composite_backward"),
-    *("sum_along_rays", "exclusive_sum_along_rays", "spread_along_rays", "append_view", "append_view_backward"),
+    *("sum_along_rays", "scan_along_rays", "spread_along_rays", "append_view", "append_view_backward"),
     *("render_grid", "render_grid_backward", "render_grid_image", "pack_slots", "cut_rays"),
     *("places_in_atlas", "share_copies"),
     *("pixel_colors", "pixel_colors_backward", "color_error", "color_error_backward"),
@@ -408,7 +408,7 @@ ON_CUDA = ["march_to_slots", "render_pyramid_image"]
 # Another length of these is another valid call, or one whose contents alone are in doubt; or they are single numbers.
 FREE = {("append_view", "directions"), ("pixel_rays", "index"), ("pack_occupancy", "occupied")}
 FREE |= {(op, "ray_offsets") for op in ("count_visible_samples", "ray_light", "ray_light_backward", "composite")}
-FREE |= {(op, name) for op in ("sum_along_rays", "exclusive_sum_along_rays") for name in ("values", "ray_offsets")}
+FREE |= {("sum_along_rays", "values"), ("sum_along_rays", "ray_offsets"), ("scan_along_rays", "ray_offsets")}
 FREE |= {("color_error", "truth"), ("color_error_backward", "truth")}
 FREE |= {("color_error", "rays_kept"), ("color_error_backward", "rays_kept"), ("color_error_backward", "grad")}
 FREE |= {("places_in_atlas", "points"), ("places_in_atlas", "blocks")}
@@ -417,7 +417,7 @@ FREE |= {("render_grid_image", "grid"), ("render_grid_backward", "grid")}
 
 # Ops of which no argument has to be as long as another.
 WITHOUT_LENGTHS = {
-    *("pack_occupancy", "sum_along_rays", "exclusive_sum_along_rays"),
+    *("pack_occupancy", "sum_along_rays"),
     *("places_in_atlas", "share_copies"),
 }
 

@@ -30,14 +30,18 @@ from voxelfield.ops._checks import (
 )
 from voxelfield.ops._errors import ArgumentValueError
 from voxelfield.ops._no_derivative import refuse_vmap
-from voxelfield.ops.ray_sums import spread, total, total_ahead
+from voxelfield.ops.ray_sums import EXCLUSIVE, scan, spread, total
 
 _SINGLE = (torch.float32, torch.float16, torch.bfloat16)
 _PACK_THEM = "pack the rays of all calls end to end, with one ray_offsets"
 
 
-def check_samples(name: str, values: Tensor, ray_offsets: Tensor, min_transmittance: float, **others: Tensor) -> None:
-    """Checks the samples passed to a public function, and loads the kernels for their device."""
+def check_samples(name: str, values: Tensor, ray_offsets: Tensor, min_transmittance: float, **others: Tensor) -> Tensor:
+    """Checks the samples passed to a public function, and loads the kernels for their device.
+
+    Returns:
+        The offsets as int64.
+    """
     check_tensor(name, values, ("M",))
     check_dtype(name, values, FLOATING)
     wide = values.dtype == torch.float64
@@ -46,9 +50,10 @@ def check_samples(name: str, values: Tensor, ray_offsets: Tensor, min_transmitta
         check_tensor(other, x, (values.shape[0], 3) if other == "rgb" else (values.shape[0],))
         check_dtype(other, x, allowed, why)
         check_same_device(other, x, name, values)
-    check_ray_offsets(ray_offsets, values.shape[0], name, values)
+    ray_offsets = check_ray_offsets(ray_offsets, values.shape[0], name, values)
     check_fraction("min_transmittance", min_transmittance)
     _library.ensure_loaded(values.device.type)
+    return ray_offsets
 
 
 def _check_widened(density: Tensor, ray_offsets: Tensor, min_transmittance: float, **others: MaybeTensor) -> None:
@@ -160,7 +165,7 @@ class _Tangents:
             of_opacity = (transmittance - self.weights) * thickness
         # Samples that the ray does not reach contribute nothing, not even to the sums of the samples behind them.
         reached = transmittance != 0
-        ahead = total_ahead(torch.where(reached, thickness, 0)[:, None], ray_offsets)[:, 0]
+        ahead = scan(torch.where(reached, thickness, 0)[:, None], None, ray_offsets, EXCLUSIVE)[:, 0]
         self.of_transmittance = -transmittance * ahead
         self.of_weights = torch.where(reached, of_opacity - self.weights * ahead, 0)
 
@@ -218,7 +223,7 @@ _CompositeBackward = last_derivative(
 def _distortion_slope(weights: Tensor, t: Tensor, dt: Tensor, ray_offsets: Tensor) -> Tensor:
     """Returns the derivative of a ray's distortion in each of its weights (M,)."""
     moments = torch.stack((weights, weights * t), dim=1)
-    ahead = total_ahead(moments, ray_offsets)
+    ahead = scan(moments, None, ray_offsets, EXCLUSIVE)
     apart = 2 * ahead + moments - spread(total(moments, ray_offsets), ray_offsets, weights.shape[0])
     return 2 * (t * apart[:, 0] - apart[:, 1] + weights * dt / 3)
 

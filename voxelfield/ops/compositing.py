@@ -65,7 +65,8 @@ def composite(
         t: (M,) distance of each sample; not differentiable.
         dt: (M,) length of each sample's interval; not differentiable. ``rgb``, ``t`` and ``dt`` are float64 if
             ``density`` is; otherwise each is float32, float16 or bfloat16.
-        ray_offsets: (R + 1,) int64: the samples of ray r are ``ray_offsets[r]:ray_offsets[r + 1]``, near to far. They
+        ray_offsets: (R + 1,) int64, or int32, which is converted: the samples of ray r are
+            ``ray_offsets[r]:ray_offsets[r + 1]``, near to far. They
             lie in 0..M and never fall. Not checked on CUDA, because that would synchronise: offsets outside are clamped
             to 0..M, a ray that would end before it begins has no samples, and a sample of several rays has the weight
             and gradient of any of them.
@@ -88,7 +89,7 @@ def composite(
     )
     if results is not None:
         return _named(results, distortion)
-    check_samples("density", density, ray_offsets, min_transmittance, rgb=rgb, t=t, dt=dt)
+    ray_offsets = check_samples("density", density, ray_offsets, min_transmittance, rgb=rgb, t=t, dt=dt)
     t, dt = hold_constant("composite", t=t, dt=dt)
     inputs = (widen(density), widen(rgb), widen(t), widen(dt), ray_offsets, min_transmittance, distortion)
     return _named(run("composite", CompositeSamples, *inputs), distortion)
@@ -124,7 +125,7 @@ def composite_alphas(
     )
     if results is not None:
         return _named(results, False)
-    check_samples("alpha", alpha, ray_offsets, min_transmittance, rgb=rgb, t=t)
+    ray_offsets = check_samples("alpha", alpha, ray_offsets, min_transmittance, rgb=rgb, t=t)
     (t,) = hold_constant("composite_alphas", t=t)
     inputs = (widen(alpha), widen(rgb), widen(t), None, ray_offsets, min_transmittance, False)
     return _named(run("composite", CompositeSamples, *inputs), False)
@@ -230,9 +231,9 @@ def _light(
     if light is not None:
         return light
     if dt is None:
-        check_samples("alpha", values, ray_offsets, min_transmittance)
+        ray_offsets = check_samples("alpha", values, ray_offsets, min_transmittance)
     else:
-        check_samples("density", values, ray_offsets, min_transmittance, dt=dt)
+        ray_offsets = check_samples("density", values, ray_offsets, min_transmittance, dt=dt)
         (dt,) = hold_constant(op, dt=dt)
         dt = widen(dt)
     light = run("ray_light", RayLight, widen(values), dt, ray_offsets, min_transmittance, transmittance)
