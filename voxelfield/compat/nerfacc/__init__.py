@@ -10,12 +10,12 @@ rounding; :doc:`docs/nerfacc.md` lists the differences.
 
 from __future__ import annotations
 
-from typing import Any
-
 from voxelfield.compat.nerfacc.data_specs import RayIntervals, RaySamples
 from voxelfield.compat.nerfacc.estimators.occ_grid import OccGridEstimator
+from voxelfield.compat.nerfacc.estimators.prop_net import PropNetEstimator
 from voxelfield.compat.nerfacc.grid import ray_aabb_intersect, traverse_grids
 from voxelfield.compat.nerfacc.pack import pack_info
+from voxelfield.compat.nerfacc.pdf import importance_sampling, searchsorted
 from voxelfield.compat.nerfacc.scan import exclusive_prod, exclusive_sum, inclusive_prod, inclusive_sum
 from voxelfield.compat.nerfacc.volrend import (
     accumulate_along_rays,
@@ -32,12 +32,14 @@ __version__ = "0.5.3"
 
 __all__ = [
     "OccGridEstimator",
+    "PropNetEstimator",
     "RayIntervals",
     "RaySamples",
     "__version__",
     "accumulate_along_rays",
     "exclusive_prod",
     "exclusive_sum",
+    "importance_sampling",
     "inclusive_prod",
     "inclusive_sum",
     "pack_info",
@@ -49,5 +51,6 @@ __all__ = [
     "render_weight_from_alpha",
     "render_weight_from_density",
     "rendering",
+    "searchsorted",
     "traverse_grids",
 ]

@@ -82,10 +82,10 @@ def rendering(
         extras["alphas"] = values
     extras["weights"], extras["trans"] = pixels.weights.view_as(t_starts), trans.view_as(t_starts)
 
-    rays = t_starts.shape[:-1] if ray_indices is None else offsets.shape[:1] - 1
-    opacities = pixels.opacity.unflatten(0, rays)[..., None]
-    depths = pixels.depth_sum[:, None] / opacities.clamp_min(torch.finfo(rgbs.dtype).eps)
-    colors = pixels.rgb
+    rays = t_starts.shape[:-1] if ray_indices is None else (n_rays,)
+    opacities = pixels.opacity.view(*rays, 1)
+    depths = pixels.depth_sum.view(*rays, 1) / opacities.clamp_min(torch.finfo(rgbs.dtype).eps)
+    colors = pixels.rgb.view(*rays, 3)
     if render_bkgd is not None:
         colors = colors + render_bkgd * (1.0 - opacities)
     return colors, opacities, depths, extras
