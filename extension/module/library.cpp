@@ -104,6 +104,17 @@ STABLE_TORCH_LIBRARY(voxelfield, m) {
       "Tensor occupied, int[] resolution, Tensor aabb_occupancy, float step, int segments_per_ray, Tensor counts, "
       "Tensor step_ranges, Tensor sums, int capacity) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
 
+  // Intervals along rays through the first box (count, X, Y, Z) of several that contains their midpoint, where its cell
+  // is occupied (rays/march_levels_ops.h): first the number for each ray and where it stops, then where they begin and
+  // end, and their rays. aabbs: (count, 6).
+  m.def(
+      "count_level_intervals(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor occupied, "
+      "Tensor aabbs, float step, float cone_angle, int max_count) -> (Tensor, Tensor)");
+  m.def(
+      "place_level_intervals(Tensor origins, Tensor directions, Tensor near, Tensor far, Tensor occupied, "
+      "Tensor aabbs, float step, float cone_angle, int max_count, Tensor ray_offsets, int samples) -> "
+      "(Tensor, Tensor, Tensor)");
+
   // The visible samples: first their indices and number for each ray, then copies of them, in `capacity` rows.
   m.def(
       "count_visible_samples(Tensor density, Tensor dt, Tensor ray_offsets, float min_transmittance, "
