@@ -22,7 +22,7 @@
 #define VOXELFIELD_CUDA_MAJOR 0
 #endif
 
+// Not const: a constant would also need a declaration, which compilers want with the attribute (MSVC) or without it.
 extern "C" {
-extern const char voxelfield_stamp[];
-VOXELFIELD_KEEP const char voxelfield_stamp[] = VOXELFIELD_STAMP "cuda:" VOXELFIELD_STRING(VOXELFIELD_CUDA_MAJOR) ";";
+VOXELFIELD_KEEP char voxelfield_stamp[] = VOXELFIELD_STAMP "cuda:" VOXELFIELD_STRING(VOXELFIELD_CUDA_MAJOR) ";";
 }
