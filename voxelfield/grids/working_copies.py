@@ -104,9 +104,15 @@ class WorkingCopies:
             grids: The grids as the caller's module holds them now.
 
         Raises:
+            NotImplementedError: A compiler traces this or ``torch.func`` transforms it.
             ValueError: A grid is another tensor than the one that was copied.
             RuntimeError: A graph is being captured, and the copies would be refreshed in each replay.
         """
+        if traces_ops() or functorch_active():
+            raise NotImplementedError(
+                "copies of features (keep_copies) can be neither compiled nor transformed by torch.func (grad, vmap, "
+                "...): do not call keep_copies, and the features themselves are read"
+            )
         if len(grids) != len(self._grids) or any(map(operator.is_not, grids, self._grids)):
             raise ArgumentValueError(
                 "features must be the parameters that keep_copies copied, got others (fully_shard, functional_call, "
@@ -138,15 +144,9 @@ class WorkingCopies:
             (N, sum of C_l), or (N, C) for ``reduce="sum"``, in the copies' dtype.
 
         Raises:
-            NotImplementedError: A compiler traces this or ``torch.func`` transforms it, or ``points`` need a gradient
-                from sparse levels.
+            NotImplementedError: As for :meth:`current`, or ``points`` need a gradient from sparse levels.
             ValueError, RuntimeError: As for :meth:`current`.
         """
-        if traces_ops() or functorch_active():
-            raise NotImplementedError(
-                "copies of features (keep_copies) can be neither compiled nor transformed by torch.func (grad, vmap, "
-                "...): do not call keep_copies, and the features themselves are read"
-            )
         copies = self.current(grids)
         if not torch.is_grad_enabled():
             return sample_levels(copies, self._sparse, points, self._reduce, padding)
