@@ -76,7 +76,7 @@ def test_composite_within_bounds(device, kernels, case):
     rays = len(spans)
     results = kernels.composite(*samples.values(), offsets, 1e-4, True)
     grads = [torch.randn_like(x) for x in results]
-    gradients = kernels.composite_backward(*grads, *samples.values(), offsets, *results[:3], results[4], 1e-4)
+    gradients = kernels.composite_backward(*grads, *samples.values(), offsets, *results[:3], results[4], 1e-4, True)
 
     # The same of each ray alone. A sample of several rays may have what it is in any, and one of none has nothing.
     alone = [kernels.composite(*samples.values(), offsets.new_tensor(span), 1e-4, True) for span in spans]
@@ -86,12 +86,14 @@ def test_composite_within_bounds(device, kernels, case):
     ray_grads = [[g[ray : ray + 1] for g in (*grads[:3], grads[4])] for ray in range(rays)]
     of_alone = [
         kernels.composite_backward(
-            *of[:3], grads[3], of[3], *samples.values(), offsets.new_tensor(span), *one[:3], one[4], 1e-4
+            *of[:3], grads[3], of[3], *samples.values(), offsets.new_tensor(span), *one[:3], one[4], 1e-4, True
         )
         for of, one, span in zip(ray_grads, alone, spans, strict=True)
     ]
     for which, gradient in enumerate(gradients):
-        assert_any_of(gradient, torch.stack([x[which] for x in of_alone] + [torch.zeros_like(gradient)]))
+        of_one = [x[which] for x in (*of_alone, (torch.zeros_like(gradients[0]), torch.zeros_like(gradients[1])))]
+        candidates = torch.stack(of_one)
+        assert_any_of(*((gradient, candidates) if which else (gradient.T, candidates.mT)))  # one row per sample
         if shares_no_sample(offsets, spans):
             expected = sum(x[which] for x in of_alone)
             torch.testing.assert_close(gradient, expected + torch.zeros_like(gradient), rtol=1e-9, atol=1e-12)
@@ -352,14 +354,14 @@ def calls(device):
         "count_visible_samples": (density, dt, offsets, 1e-4, 1e-4),
         "pack_visible_samples": (rgb, t, dt, offsets, *counted, 40),
         "ray_light": (density, dt, offsets, 1e-4, False),
-        "ray_light_backward": (dt, density, dt, offsets, 1e-4, True),
+        "ray_light_backward": (dt, density, dt, offsets, 1e-4, True, True),
         "sum_along_rays": (rgb, offsets),
         "scan_along_rays": (rgb, rgb, offsets, 1, False),
         "spread_along_rays": (rgb[:rays], offsets, rows),
         "composite": (density, rgb, t, dt, offsets, 1e-4, True),
         "composite_backward": (
             *(torch.randn_like(x) for x in composited),
-            *(density, rgb, t, dt, offsets, *composited[:3], composited[4], 1e-4),
+            *(density, rgb, t, dt, offsets, *composited[:3], composited[4], 1e-4, True),
         ),
         "pixel_colors": (rgb[:rays], density[:rays], rgb[:3], 2, True),
         "pixel_colors_backward": (rgb[:3], rgb[:rays], density[:rays], rgb[:3], 2, True),

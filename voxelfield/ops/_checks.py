@@ -9,9 +9,11 @@ from collections.abc import Collection
 import torch
 from torch import Tensor
 
+from voxelfield.ops._autograd import functorch_active
 from voxelfield.ops._errors import ArgumentTypeError, ArgumentValueError, shown
 
 FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool)
 
 
 def check_tensor(name: str, value: object, shape: tuple[int | str, ...], why: str = "") -> None:
@@ -226,8 +228,10 @@ def check_at_least_one(name: str, value: object) -> None:
 
 def is_readable(x: Tensor) -> bool:
     """Tells whether values can be read without waiting for a device."""
-    # Tracers use tensor subclasses that have no values.
-    return not torch.compiler.is_compiling() and type(x) is Tensor and x.is_cpu
+    # Tracers use tensor subclasses that have no values, and torch.func has wrappers without any.
+    if torch.compiler.is_compiling() or type(x) is not Tensor or not x.is_cpu:
+        return False
+    return not (functorch_active() and torch._C._functorch.is_batchedtensor(x))
 
 
 def coordinate_dtype(dtype: torch.dtype) -> torch.dtype:
