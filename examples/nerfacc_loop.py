@@ -35,9 +35,11 @@ class Field(nn.Module):
         )
 
     def density(self, points: Tensor) -> Tensor:
+        """Returns densities (M,) at positions (M, 3), per world unit."""
         return F.softplus(10 * self.grid(points)[:, 0] - 2)
 
     def forward(self, points: Tensor, directions: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns colours (M, 3) and densities (M,) at positions seen along directions (M, 3)."""
         features = self.grid(points)
         colors = torch.sigmoid(self.color(torch.cat((features[:, 1:], directions), dim=-1)))
         return colors, F.softplus(10 * features[:, 0] - 2)
