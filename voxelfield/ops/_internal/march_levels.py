@@ -9,8 +9,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from voxelfield import _library
-from voxelfield.ops._checks import check_at_least_one, check_field, check_finite, check_float32, check_not_negative
-from voxelfield.ops._checks import check_rays
+from voxelfield.ops._checks import (
+    check_at_least_one,
+    check_field,
+    check_float32,
+    check_not_negative,
+    check_rays,
+)
 from voxelfield.ops._no_derivative import hold_constant
 
 

@@ -151,7 +151,7 @@ class PropNetEstimator(nn.Module):
                 raise RuntimeError("update_every_n_steps must follow sampling(..., requires_grad=True)")
             of_networks = self.compute_loss(trans, loss_scaler)
             self.optimizer.zero_grad()
-            of_networks.backward()  # type: ignore[no-untyped-call]
+            of_networks.backward()
             self.optimizer.step()
             loss = of_networks.item()
         if self.scheduler is not None:
