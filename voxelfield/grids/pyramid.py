@@ -45,7 +45,8 @@ class VoxelPyramid(nn.Module):
         channels: Features per vertex of each level. At least 1.
         aabb: Box in world units, as for :class:`VoxelGrid`.
         reduce: ``"concat"`` concatenates the levels' features, ``"sum"`` adds them.
-        padding: The value read at a position outside the box, as for :class:`VoxelGrid`.
+        padding: The value read at a position outside the box, as for :class:`VoxelGrid`, but not ``"periodic"``:
+            levels would have different periods.
         init_range: Features are initialised uniformly in [-init_range, init_range]; one number for all levels, or one
             per level.
         sparse_resolutions: Resolutions of additional, finer levels that store only some blocks of vertices
@@ -103,6 +104,8 @@ class VoxelPyramid(nn.Module):
                 f"sparse_resolutions must rise from above {resolutions[-1]}, the finest of resolutions, got "
                 f"{list(sparse_resolutions)}"
             )
+        if padding == "periodic":
+            raise ArgumentValueError("padding must not be 'periodic', because levels would have different periods")
         if sparse_resolutions and (reduce, padding) != ("concat", "border"):
             raise ArgumentValueError(
                 'reduce and padding must be "concat" and "border" with sparse_resolutions, got '
