@@ -202,8 +202,9 @@ class OccupancyGrid(nn.Module):
         occupied = self.occupied & self.possible
         ranks = torch.where(occupied.any(), occupied, self.possible).view(-1).cumsum(0, dtype=torch.int32)
         drawn = torch.randint(1 << 62, (count // 2,), device=ranks.device) % ranks[-1]
-        occupied = torch.searchsorted(ranks, drawn.int(), right=True)
-        return torch.cat((uniform, torch.stack(torch.unravel_index(occupied, self.occupied.shape), dim=-1)))
+        index = torch.searchsorted(ranks, drawn.int(), right=True)
+        _, y, z = occupied.shape  # torch.unravel_index would synchronise
+        return torch.cat((uniform, torch.stack((index // (y * z), index // z % y, index % z), dim=-1)))
 
     def holds(self, points: Tensor) -> Tensor:
         """Returns which positions lie in an occupied cell.
